@@ -89,7 +89,7 @@ class DocumentReader:
             )
             raise RequestError(text, code="document_too_large")
         head = _decoded(data[start : start + _HEAD_BYTES * 4 // 3 // 4 * 4 + 4])
-        if b"%PDF-" not in head:
+        if not _is_pdf(head):
             read = await self._in_thread(lambda: _plain_text(_decoded(data, start)))
             self.counts["ok"] += 1
             return read
@@ -125,6 +125,16 @@ def paged_text(pages: list[str]) -> str:
     return "\n\n".join(
         f"Page {number}:\n{text or _BLANK_PAGE}" for number, text in enumerate(pages, start=1)
     )
+
+
+def _is_pdf(head: bytes) -> bool:
+    """Return whether a PDF begins in a line of `head`, or amid bytes that are no text.
+
+    A text that speaks of the mark is none.
+    """
+    before, mark, _ = head.partition(b"%PDF-")
+    before = before.removeprefix(b"\xef\xbb\xbf").rstrip(b" \t")
+    return bool(mark) and (before[-1:] in (b"", b"\r", b"\n") or b"\0" in before)
 
 
 def _start_of(data: str) -> int:

@@ -73,9 +73,11 @@ def _pages(data: bytes) -> list[str]:
     for page in reader.pages:
         try:
             text = _text_of(page)
-        except (MemoryError, *_LOCKED):
+        except MemoryError:
             raise
-        except Exception:  # one page that is broken leaves the others
+        except Exception as error:  # one page that is broken leaves the others
+            if reader.is_encrypted and isinstance(error, _LOCKED):
+                raise
             broken += 1
             text = ""
         texts.append(text)

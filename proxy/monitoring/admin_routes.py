@@ -130,7 +130,9 @@ class AdminRoutes:
             group = loose_names(self.groups).get(loose_name(name))
         if group is None:
             name = self.names.check(name, self.groups)
-            group = ListedGroup("hearth", self.names.target(name))
+            target = self.names.target(name)
+            name = self.names.adapter_of(target) or name
+            group = ListedGroup("hearth", target)
         facts = group.facts(self._facts_of)
         row = self.names.row(name, facts, is_anthropic=is_anthropic, owner=group.owner)
         await exchange.send_json(200, row)

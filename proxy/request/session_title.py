@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 TITLE_CHARS_MAX: Final = 72
-TEXT_CHARS_MAX: Final = 65_536  # of a message, in which the words are sought
+TEXT_CHARS_MAX: Final = 131_072  # of all messages together, in which the words are sought
 MESSAGES_MAX: Final = 8  # of a person's, in which they are sought
 
 # Tags around what the person said, and Claude Code's around a command of its own, as "/init";
@@ -22,32 +22,34 @@ _FENCES: Final = (
     ("<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>", "<<<END_OPENCLAW_INTERNAL_CONTEXT>>>"),
     ("# AGENTS.md instructions", "</INSTRUCTIONS>"),
 )
-_STAMP: Final = re.compile(r"\[[^\]\n]{0,40}\d{4}-\d\d-\d\d[^\]\n]{0,40}\]")
+_STAMP: Final = re.compile(r"\[[^\[\]\n]{0,40}\d{4}-\d\d-\d\d[^\[\]\n]{0,40}\]")
 _QUOTES: Final = "\"'`“”"
 
 
 def title_of(messages: Iterable[Mapping[str, Any]]) -> str:
     """Return the first words that a person wrote in `messages`; "" where there are none."""
     asked = (row for row in messages if row.get("role") == "user")
+    left = TEXT_CHARS_MAX
     for _, message in zip(range(MESSAGES_MAX), asked, strict=False):
-        if title := _title(_text(message.get("content"))):
+        text = _text(message.get("content"))[:left]
+        if title := _title(text):
             return title
+        left -= len(text)
     return ""
 
 
 def _text(content: Any) -> str:
     if isinstance(content, str):
-        return content[:TEXT_CHARS_MAX]
-    parts = (part.get("text", "") for part in content or () if part.get("type") == "text")
-    return "\n".join(parts)[:TEXT_CHARS_MAX]
+        return content
+    return "\n".join(part.get("text", "") for part in content or () if part.get("type") == "text")
 
 
 def _title(text: str) -> str:
     """Return the first line of words in `text`, as far as it fits."""
-    for line in _own_words(text).splitlines():
-        words = " ".join(_STAMP.sub(" ", line).split()).strip(_QUOTES)
-        words = "".join(each for each in words if each.isprintable())
-        if any(map(str.isalnum, words)):
+    for line in _STAMP.sub(" ", _own_words(text)).splitlines():
+        if any(map(str.isalnum, line)):
+            words = " ".join(line.split()).strip(_QUOTES)
+            words = "".join(each for each in words if each.isprintable())
             return words if len(words) <= TITLE_CHARS_MAX else _cut(words)
     return ""
 

@@ -89,7 +89,7 @@ class RequestBuilder:
             prompt_name=prompt_name,
             suspicions=suspicions,
             owner=message.owner,
-            asker=asker_of(message.prompt),
+            asker=asker_of(message.prompt, goes_on=visit is not None and visit.goes_on),
             new_id=new_id,
             signature=SIGNATURE_BEGIN + new_id(),
             guide=guide,
@@ -185,19 +185,19 @@ def root_of(
 def family_of(prompt: Prompt) -> str:
     """Return what all lines of one session have in common, its sub-agents' sessions included."""
     speaker = prompt.speaker
-    return asker_of(prompt) if speaker.parent or speaker.session else ""
+    return asker_of(prompt, goes_on=True) if speaker.parent or speaker.session else ""
 
 
-def asker_of(prompt: Prompt) -> str:
+def asker_of(prompt: Prompt, *, goes_on: bool) -> str:
     """Return whose turn for a slot a request uses: its session's, its sub-agents included.
 
-    A conversation that no client names has a turn of its own once it goes on. First questions
-    share one turn of their client: a program that asks a hundred at once is one asker.
+    A conversation that no client names has a turn of its own once it `goes_on` from what was
+    answered here. All others of a client share one: a program that asks a hundred things at once is
+    one asker, also where it puts examples of answers, or the beginning of one, into its questions.
     """
     speaker = prompt.speaker
     if named := speaker.parent or speaker.session:
         return f"{speaker.key}/{named}"
-    goes_on = any(row["role"] == "assistant" for row in prompt.messages)
     return f"{speaker.key}//{speaker.conversation if goes_on else speaker.client}"
 
 

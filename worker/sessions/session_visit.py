@@ -49,6 +49,12 @@ class SessionVisit:
     turn: Turn | None = None  # the same as tokens, where all that was sampled was delivered
     arrived_at: float = field(default_factory=time.time)
 
+    @property
+    def goes_on(self) -> bool:
+        """Whether its conversation was answered here before: examples of answers are no sign."""
+        before = self.place.before
+        return before is not None and before.is_own and "assistant" in self.place.shape.roles
+
     def set_prompt(self, tokens: Tokens, header: int, kept: frozenset[int]) -> None:
         """Take the prompt's tokens, and which turns stand in it as they were sampled."""
         assert len(self.turns) == len(self.messages), (len(self.turns), len(self.messages))

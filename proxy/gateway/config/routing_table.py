@@ -321,16 +321,19 @@ def read_table(
 
 
 def local_names(settings: Settings) -> dict[str, str]:
-    """Return the public name of the local model that each name stands for, patterns left out."""
+    """Return the public name of the local model that each name stands for, patterns left out.
+
+    Their order is that of `ModelNames`: public names, adapters, aliases, then paths.
+    """
     default, *others = models_of(settings)
-    found: dict[str, str] = {}
-    for model in (ServedModel(default.name, settings.model_path), *others):
-        for name in model.names:
-            found.setdefault(name, model.name)
-    for name, _ in settings.adapters:
-        found.setdefault(name, name)
+    models = (ServedModel(default.name, settings.model_path), *others)
+    found = {model.name: model.name for model in models}
+    found |= {name: name for name, _ in settings.adapters}
     for alias in settings.model_aliases:
         found.setdefault(alias, default.name)
+    for model in models:
+        for name in model.names:
+            found.setdefault(name, model.name)
     return found
 
 

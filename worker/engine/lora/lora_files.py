@@ -30,6 +30,11 @@ _REFUSED: Final[Mapping[str, str]] = {
     "lora_bias": "it trains biases",
     "trainable_token_indices": "it trains single tokens",
     "target_parameters": "it trains parameters that are no layers",
+    "alora_invocation_tokens": "it begins amid a prompt",
+    "layer_replication": "it repeats layers of the model",
+    "use_qalora": "its layers take the means of groups",
+    "use_bdlora": "its weights are blocks",
+    "arrow_config": "it chooses among other adapters",
 }
 _PEFT_NAME: Final = re.compile(
     r"(?P<layer>.+)\.lora_(?P<part>A|B|magnitude_vector)(\.default)?(\.weight)?"
@@ -50,6 +55,7 @@ class LoraConfig:
     scale: float
     keys: tuple[str, ...] | None = None  # the layers that it was trained on; None = it does not say
     blocks: int = 0  # of mlx-lm, the last ones that have them; 0 = all
+    rank: int = 0  # of PEFT, whose scale was made of it; 0 = whatever the weights have
 
 
 def find_directory(source: str) -> Path:
@@ -110,6 +116,10 @@ def read_arrays(path: Path, config: LoraConfig) -> dict[str, dict[str, mx.array]
     if lacking or not found:
         parts = ", ".join(sorted(wanted))
         raise AdapterMisfit(f"these layers have not just {parts}: {listed(lacking) or 'all'}")
+    rank = config.rank
+    other = [name for name, parts in found.items() if rank not in (0, parts["lora_a"].shape[-1])]
+    if other:
+        raise AdapterMisfit(f"its {CONFIG} says r={rank}, of which these are not: {listed(other)}")
     return found
 
 
@@ -160,8 +170,10 @@ def _peft_config(config: Mapping[str, Any]) -> LoraConfig:
     scale = alpha / (rank**0.5 if config.get("use_rslora") else rank)
     keys = config.get("target_modules")
     names = tuple(map(str, keys)) if isinstance(keys, list) else None
-    is_all = bool(config.get("layers_to_transform"))
-    return LoraConfig(True, bool(config.get("use_dora")), scale, None if is_all else names)
+    is_some = bool(config.get("layers_to_transform") or config.get("exclude_modules"))
+    return LoraConfig(
+        True, bool(config.get("use_dora")), scale, None if is_some else names, rank=rank
+    )
 
 
 _FUSE: Final = (

@@ -49,6 +49,8 @@ def make_adapter(
     layers = _adapted_layers(network, config, {at: arrays[each] for at, each in places.items()})
     parts = tuple(array for each in arrays.values() for array in each.values())
     mx.eval(parts)
+    if not all(mx.all(mx.isfinite(array)).item() for array in parts):
+        raise AdapterMisfit("its weights hold what are no numbers (NaN or infinity)")
     sizes = [_sizes(each) for each in arrays.values()]
     widest = max(taken * given for taken, given in sizes) if config.is_dora else 0
     return LoraAdapter(

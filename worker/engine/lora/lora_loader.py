@@ -10,13 +10,13 @@ from hearth.shared.settings_from_env import Settings
 from hearth.worker.engine.lora.lora_adapter import LoraAdapter, LoraAdapters
 from hearth.worker.engine.lora.lora_files import (
     FILES,
-    LoraConfig,
     find_directory,
     read_arrays,
     read_config,
     weights_file,
 )
 from hearth.worker.engine.lora.lora_layers import make_adapter, why_not_computed
+from hearth.worker.engine.mlx_memory import GB
 from hearth.worker.engine.model_loader import LoadedModel
 from hearth.worker.engine.prefill_lengths import network_of
 from hearth.worker.engine.weights_identity import WeightsIdentity
@@ -28,12 +28,11 @@ Identify = Callable[..., WeightsIdentity]  # takes a directory and the patterns 
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """An adapter's files, before its weights are read."""
+    """An adapter's files, as they are before the model is loaded: they may change until then."""
 
     name: str
     source: str
     directory: Path
-    config: LoraConfig
     weights: Path
 
 
@@ -53,8 +52,18 @@ class LoraLoader:
         self._found = [_find(name, source) for name, source in settings.adapters]
 
     def admit(self, nbytes: int) -> None:
-        """Make ready for a model's weights of `nbytes`, and for those of the adapters."""
-        self._admit(nbytes + sum(found.weights.stat().st_size for found in self._found))
+        """Make ready for a model's weights of `nbytes`, and for those of the adapters.
+
+        Raises:
+            StartError: they do not fit together.
+        """
+        own = sum(found.weights.stat().st_size for found in self._found)
+        try:
+            self._admit(nbytes + own)
+        except StartError as error:
+            if not own:
+                raise
+            raise StartError(f"{error} {own / GB:.1f} GB of them are those of ADAPTERS.") from error
 
     def load(self, loaded: LoadedModel, identify: Identify) -> LoadedModel:
         """Return the model with its adapters, as it is where ADAPTERS is empty.
@@ -70,11 +79,10 @@ class LoraLoader:
     def _load(self, found: _Found, loaded: LoadedModel, identify: Identify) -> LoraAdapter:
         try:
             identity = identify(found.directory, FILES)  # before they are read
-            arrays = read_arrays(found.weights, found.config)
+            config = read_config(found.directory)
+            arrays = read_arrays(weights_file(found.directory, config), config)
             network, sees_images = network_of(loaded), loaded.vision is not None
-            adapter = make_adapter(
-                found.name, network, found.config, arrays, sees_images=sees_images
-            )
+            adapter = make_adapter(found.name, network, config, arrays, sees_images=sees_images)
             adapter = replace(adapter, identity="\n".join(identity.parts()))
             if reason := why_not_computed(adapter, loaded.model):
                 raise ValueError(reason)
@@ -89,8 +97,7 @@ class LoraLoader:
 def _find(name: str, source: str) -> _Found:
     try:
         directory = find_directory(source)
-        config = read_config(directory)
-        return _Found(name, source, directory, config, weights_file(directory, config))
+        return _Found(name, source, directory, weights_file(directory, read_config(directory)))
     except Exception as error:  # whatever a hub or a file can raise
         raise _refusal(name, source, error) from error
 

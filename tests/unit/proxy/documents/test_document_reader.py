@@ -37,7 +37,7 @@ class Pages:
         self.running -= 1
         if self._fails is not None:
             raise self._fails
-        return [data.decode(), ""]
+        return [data.decode("latin-1"), ""]
 
 
 def texts(reader: DocumentReader, *asked: tuple[bytes, str]) -> list[Any]:
@@ -121,6 +121,7 @@ def read(data: str, work: Callable[[bytes], Awaitable[list[str]]] | None = None)
         ("größer".encode("cp1252"), "größer"),
         (b'{"json": true}', '{"json": true}'),
         (b"see %PDX-1.7", "see %PDX-1.7"),
+        (b"A PDF begins with `%PDF-1.7`.\n", "A PDF begins with `%PDF-1.7`.\n"),
     ],
 )
 def test_a_file_of_text_is_read_as_it_is(data: bytes, text: str) -> None:
@@ -132,6 +133,11 @@ def test_any_text_comes_as_it_was(text: str) -> None:
     data = text.encode("utf-8", "surrogatepass")
     if data and not data.startswith((b"\xff\xfe", b"\xfe\xff")):
         assert "%PDF-" in text or read(code(data)) == text
+
+
+@pytest.mark.parametrize("before", [b"", b"\n ", b"\xef\xbb\xbf", b"HTTP/1.1 200\r\n", b"\0\1x"])
+def test_a_pdf_may_begin_behind_what_others_put_before_it(before: bytes) -> None:
+    assert read(code(before + PDF)).startswith("Page 1:")
 
 
 @given(st.binary(min_size=1, max_size=99))

@@ -20,7 +20,17 @@ from hearth.proxy.documents.pdf_protocol import (
     TEXT_CHARS_MAX,
 )
 from hearth.shared.errors import RequestError
-from tests.helpers.pdf_files import FONT, encrypted, packed, page, pages_pdf, pdf, stream, text_pdf
+from tests.helpers.pdf_files import (
+    FONT,
+    encrypted,
+    packed,
+    page,
+    pages_pdf,
+    pdf,
+    shown,
+    stream,
+    text_pdf,
+)
 
 pytestmark = pytest.mark.process
 MB = 1_000_000
@@ -61,6 +71,22 @@ def test_one_that_anybody_may_read_is_read_and_one_with_a_password_is_not() -> N
     error = refused(encrypted(text_pdf("for few"), "secret"))
     assert error.code == "pdf_encrypted"
     assert "The PDF specified is password protected" in str(error), "Claude Code looks for it"
+
+
+@pytest.mark.parametrize("filter_name", ["JBIG2Decode", "BrotliDecode"])
+def test_a_page_that_needs_a_program_which_is_not_here_is_broken_not_locked(
+    filter_name: str,
+) -> None:
+    contents = {4: page(5), 5: stream(b"x" * 50, f"/Filter /{filter_name}")}
+    tree = {1: b"<< /Type /Catalog /Pages 2 0 R >>", 3: FONT}
+    one = {2: b"<< /Type /Pages /Kids [4 0 R] /Count 1 >>"}
+    assert refused(pdf(tree | one | contents)).code == "pdf_invalid"
+    two = {
+        2: b"<< /Type /Pages /Kids [4 0 R 6 0 R] /Count 2 >>",
+        6: page(7),
+        7: packed(shown(["two"])),
+    }
+    assert pages(pdf(tree | two | contents)) == ["", "two"]
 
 
 @pytest.mark.parametrize("share", [0.02, 0.3, 0.6])

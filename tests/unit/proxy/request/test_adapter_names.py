@@ -54,6 +54,24 @@ def test_the_list_of_models_tells_an_adapters_context(tmp_path: Path) -> None:
     assert asked == ["pocket"]
 
 
+@pytest.mark.parametrize("name", ["LAW", "law:latest", "openai/law"])
+def test_an_adapter_is_told_by_its_own_name_however_it_is_asked_for(
+    tmp_path: Path, name: str
+) -> None:
+    row = ask(app_of(tmp_path, **ONE), "GET", f"/v1/models/{name}").json
+    assert (row["id"], row["parent"]) == ("law", "pocket")
+
+
+def test_a_config_of_litellm_finds_an_adapter_before_a_path_that_ends_alike() -> None:
+    more = {"MODEL_PATH": "owner/law", "PROXY_MODEL_ID": "base", "MODELS": "big=owner/code"}
+    more["MODEL_ALIASES"] = "mine"
+    settings = load_settings(ONE | more, None)
+    found, known = local_names(settings), ModelNames.of(settings)
+    for name in (*known.listed, "owner/code"):
+        assert found[name] == known.find(name), name
+    assert (found["law"], found["code"], found["owner/law"]) == ("law", "code", "base")
+
+
 @pytest.mark.parametrize("name", ["pocket", "mine", "big"])
 def test_an_adapter_cannot_have_the_name_of_a_model(name: str) -> None:
     environ = {"MODELS": "big=owner/Big", "MODEL_ALIASES": "mine", "ADAPTERS": f"{name}=a/b"}

@@ -82,8 +82,12 @@ def test_whatever_is_asked_gives_a_short_line_that_can_be_sent_and_printed(
     assert title.encode() is not None, "no lone surrogate"
 
 
-@pytest.mark.parametrize("hostile", ["<a>", "<a ", "<", "</a>", "<a></a>", "[2026-11-21", "<task>"])
+HOSTILE = ["<a>", "<a ", "<", "</a>", "<a></a>", "[2026-11-21", "<task>", "[", "[1", "\n", "-\n"]
+
+
+@pytest.mark.parametrize("hostile", HOSTILE)
 def test_no_question_takes_long(hostile: str) -> None:
+    """A body of 256 KB is read on the event loop, where nobody else is served meanwhile."""
     began = time.process_time()
-    title_of(asked(*[hostile * (1_000_000 // len(hostile))] * 8))
-    assert time.process_time() - began < 2.0
+    title_of(asked(*[hostile * (60_000 // len(hostile))] * 8))
+    assert time.process_time() - began < 0.15

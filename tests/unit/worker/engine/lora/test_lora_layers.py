@@ -1,6 +1,7 @@
 """Adapters compute what upstream computes with them, fit the model or refuse the start."""
 
 import json
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,14 +13,18 @@ import pytest
 from mlx.utils import tree_flatten
 
 from hearth.shared.errors import StartError
+from hearth.shared.settings_from_env import load_settings
 from hearth.worker.engine.forward_memory import forward_of
 from hearth.worker.engine.lora import lora_files
 from hearth.worker.engine.lora.lora_adapter import LoraAdapter, applied
-from hearth.worker.engine.lora.lora_files import CONFIG, MLX_LM_WEIGHTS, PEFT_WEIGHTS
+from hearth.worker.engine.lora.lora_files import CONFIG, FILES, MLX_LM_WEIGHTS, PEFT_WEIGHTS
 from hearth.worker.engine.lora.lora_layers import why_not_computed
+from hearth.worker.engine.mlx_memory import GB, refuse_heavy
 from hearth.worker.engine.model_loader import LoadedModel, weights_of
 from hearth.worker.engine.prefill_lengths import network_of
+from hearth.worker.engine.weights_identity import WeightsIdentity
 from hearth.worker.prompt.prefill_cuts import CutRule
+from hearth.worker.setup.lora_setup import LoraSetup
 from scripts.harness.lora_files import (
     ADAPTERS,
     adapted,
@@ -210,6 +215,9 @@ def test_a_kind_that_is_not_taken_is_refused_with_the_reason(
         ({"rank_pattern": {"q_proj": 8}}, "differ in rank"),
         ({"init_lora_weights": "pissa"}, "changes the model too"),
         ({"r": None}, "no r and lora_alpha"),
+        ({"r": 8}, "says r=8"),
+        ({"alora_invocation_tokens": [7]}, "begins amid a prompt"),
+        ({"layer_replication": [[0, 2]]}, "repeats layers"),
         ({"target_modules": ["q_proj", "embed"], "layers_to_transform": None}, ""),
     ],
 )
@@ -221,6 +229,39 @@ def test_what_of_peft_does_not_map_is_refused_with_what_to_do(
         assert said in refusal(loaded("qwen3"), theirs)
     else:
         assert with_adapters(loaded("qwen3"), theirs=theirs).adapters.by_name
+
+
+def test_what_peft_left_out_is_not_missed(tmp_path: Path) -> None:
+    mine = write_adapter(tmp_path / "mine", loaded("qwen3"), 9, keys=["self_attn.v_proj"])
+    fields: dict[str, Any] = {"target_modules": ["q_proj", "v_proj"]}
+    assert "lack layers" in refusal(loaded("qwen3"), as_peft(mine, tmp_path / "some", **fields))
+    fields["exclude_modules"] = ["q_proj"]
+    theirs = as_peft(mine, tmp_path / "theirs", **fields)
+    assert with_adapters(loaded("qwen3"), theirs=theirs).adapters.by_name
+
+
+def test_a_model_that_does_not_fit_with_its_adapters_says_how_much_these_are(mine: Path) -> None:
+    def admit(nbytes: int) -> None:
+        refuse_heavy(nbytes, "owner/model", 64 * GB)
+
+    os.truncate(mine / MLX_LM_WEIGHTS, 90 * GB)
+    setup = LoraSetup(load_settings({"ADAPTERS": f"mine={mine}"}, None), admit)
+    with pytest.raises(
+        StartError, match=r"weights are 91\.0 GB.* 90\.0 GB of them are those of AD"
+    ):
+        setup.admit(GB)
+    with pytest.raises(StartError, match=r"MEMORY_LIMIT_MB\.$"):
+        LoraSetup(load_settings({}, None), admit).admit(91 * GB)
+
+
+def test_an_adapter_that_changes_while_the_model_loads_is_read_as_it_is_hashed(mine: Path) -> None:
+    setup = LoraSetup(load_settings({"ADAPTERS": f"mine={mine}"}, None), lambda _nbytes: None)
+    configured(mine, lora_parameters={"scale": 3.5})
+    identity = WeightsIdentity(mine, patterns=FILES).parts()
+    made = setup.load(loaded("qwen3"), lambda at, names: WeightsIdentity(at, patterns=names))
+    adapter = made.adapters.by_name["mine"]
+    assert adapter.identity == "\n".join(identity)
+    assert {layer.adapted.scale for layer in adapter.layers} == {3.5}
 
 
 def test_pefts_weights_of_other_things_are_refused(mine: Path, tmp_path: Path) -> None:
@@ -242,6 +283,17 @@ def test_numbers_that_are_none_are_refused(mine: Path) -> None:
         lambda weights: {name: each * float("nan") for name, each in weights.items()},
     )
     assert "no numbers" in refusal(loaded("qwen3"), mine)
+
+
+def test_one_number_that_is_none_is_found_where_no_trial_reads_it(mine: Path) -> None:
+    def rare(weights: dict[str, mx.array]) -> dict[str, mx.array]:
+        rows, width = network_of(loaded("qwen3")).model.embed_tokens.weight.shape
+        given = mx.zeros((rows, 4)).at[rows - 1].add(float("nan"))
+        embedding = {"lora_a": given, "lora_b": mx.ones((4, width))}
+        return weights | {f"model.embed_tokens.{name}": each for name, each in embedding.items()}
+
+    changed(mine / MLX_LM_WEIGHTS, rare)
+    assert "NaN" in refusal(loaded("qwen3"), mine)
 
 
 def test_a_source_that_is_nowhere_is_refused_without_asking_a_hub(tmp_path: Path) -> None:
