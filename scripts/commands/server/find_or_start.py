@@ -7,6 +7,7 @@ Everything that it says goes to stderr: what a command prints is its answer.
 """
 
 import contextlib
+import http.client
 import json
 import time
 import urllib.error
@@ -33,6 +34,17 @@ ANSWER_S_MAX: Final = 10.0  # for /health, which asks no worker
 START_S_MAX: Final = 1800.0  # until a model is loaded; hundreds of GB from a slow disk
 RESTARTS_MAX: Final = 3  # of a worker that has not been ready: more would fail the same way
 _ERROR_BYTES_MAX: Final = 2_000
+_ANSWER_BYTES_MAX: Final = 16 << 20  # of whoever has the port
+# What an answer of a program that is no Hearth comes to.
+_NO_HEARTH: Final = (
+    OSError,
+    http.client.HTTPException,
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    RecursionError,
+)
 _SERVES: Final = {"ready", "unloaded"}  # states of a worker that the next request is answered by
 
 Row = dict[str, Any]
@@ -73,7 +85,7 @@ class _Asker:
 
         Raises:
             _Refused: it is none.
-            OSError, ValueError: nobody answers, or something that is no Hearth does.
+            _NO_HEARTH: nobody answers, or something that is no Hearth does.
         """
         headers = {"content-type": "application/json"}
         if self.key:
@@ -83,7 +95,7 @@ class _Asker:
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         try:
             with opener.open(request, timeout=wait_s) as answer:
-                told = json.load(answer)
+                told = json.loads(answer.read(_ANSWER_BYTES_MAX))
         except urllib.error.HTTPError as error:
             with error:
                 text = error.read(_ERROR_BYTES_MAX).decode(errors="replace")
@@ -98,9 +110,9 @@ class _Asker:
         Sends no key: it may be anybody who answers.
         """
         try:
-            rows: list[Row] = _Asker(self.base_url, "").get("/health")["workers"]
-            return rows
-        except (OSError, ValueError, LookupError, _Refused):
+            rows = _Asker(self.base_url, "").get("/health")["workers"]
+            return [{"state": row["state"], "restarts": int(row["restarts"])} for row in rows]
+        except (*_NO_HEARTH, _Refused):
             return None
 
 
@@ -299,7 +311,7 @@ def _told_as_start_errors(base_url: str) -> Iterator[None]:
                 f"Set PROXY_API_KEY in {env_file()}, or in the environment, to one that it takes."
             )
         raise StartError(text) from None
-    except (OSError, ValueError, LookupError, TypeError) as error:
+    except _NO_HEARTH as error:
         raise StartError(
             f"{base_url} does not answer as a Hearth does: {type(error).__name__} {error}"
         ) from None
