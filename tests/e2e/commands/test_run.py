@@ -1,6 +1,7 @@
 """hearth run as a command: a chat in a real terminal, and answers in pipes, by real servers."""
 
 import json
+import shlex
 import signal
 import socket
 import subprocess
@@ -128,6 +129,27 @@ def test_a_pipe_is_answered_once_in_plain_text(scripted: ScriptedServer) -> None
     assert (asked.returncode, asked.stdout) == (0, "Piped alone.\n")
     asked = once(environ)
     assert (asked.returncode, asked.stdout) == (2, "") and "Nothing is asked." in asked.stderr
+
+
+def test_a_scheduler_may_close_its_streams_and_a_disk_may_be_full(
+    scripted: ScriptedServer,
+) -> None:
+    def run(streams: str) -> tuple[int, str, str]:
+        command = shlex.join(python_module(*COMMAND, "", dictated("Yes.")))
+        done = subprocess.run(
+            ["sh", "-c", f"{command} {streams}"],
+            cwd=PROJECT_DIR,
+            env=scripted.environment,
+            capture_output=True,
+            text=True,
+            timeout=WAIT_S,
+        )
+        return done.returncode, done.stdout, done.stderr
+
+    assert run("<&-") == (0, "Yes.\n", "")
+    assert run("</dev/null >&-") == (0, "", "")
+    full = "The answer cannot be written: No space left on device.\n"
+    assert run("</dev/null >/dev/full") == (1, "", full)
 
 
 def test_a_model_that_is_not_served_is_refused_with_the_remedies(
