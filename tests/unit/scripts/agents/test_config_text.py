@@ -173,6 +173,7 @@ def test_an_edit_of_toml_says_what_was_wanted_and_is_taken_out_again(text: str) 
     before = tomllib.loads(text.removeprefix("\ufeff"))
     after, entries = edited(FILE, "toml", text, entries_of(TOML_WANTED, before))
     assert parsed(FILE, "toml", after) == merged(before, TOML_WANTED)
+    assert re.findall("^#.*", text, re.M) == re.findall("^#.*", after, re.M)
     assert "\r\n" not in text or "\n" not in after.replace("\r\n", "")
     reverse, kept = reverted(FILE, "toml", after + "\n[later]\nx = 1\n", entries)
     assert not kept
