@@ -98,9 +98,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _open_closed_streams() -> None:
     """A scheduler may start a command without them: nothing is read, and what is said is lost."""
-    sys.stdin = sys.stdin or open(os.devnull)
-    sys.stdout = sys.stdout or open(os.devnull, "w")
-    sys.stderr = sys.stderr or open(os.devnull, "w")
+    for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), "w" if descriptor else "r"))
 
 
 def _end(number: int, frame: FrameType | None) -> NoReturn:
