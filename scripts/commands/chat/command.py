@@ -98,9 +98,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _open_closed_streams() -> None:
     """A scheduler may start a command without them: nothing is read, and what is said is lost."""
-    for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
-            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), "w" if descriptor else "r"))
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))
 
 
 def _end(number: int, frame: FrameType | None) -> NoReturn:

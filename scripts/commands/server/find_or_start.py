@@ -134,7 +134,7 @@ def find_or_start(
     console = console or Console(stderr=True)
     key = next(iter(settings.api_keys), "")
     found = _Asker(url_of(settings.proxy_host, settings.proxy_port), key)
-    if found.workers() is not None or _begins(settings, found):
+    if found.workers() is not None or _begins(found, settings.instance_dir):
         _wait_until_ready(found, None, console)
         yield _server_for(found, _names_of(model, settings), is_ours=False)
         return
@@ -144,7 +144,9 @@ def find_or_start(
     asker = _Asker(url_of(settings.proxy_host, child.port), key)
     try:
         began = time.monotonic()
-        _wait_until_ready(asker, child, console)
+        if not _wait_until_ready(asker, child, console):
+            yield _server_for(asker, _names_of(model, settings), is_ours=False)
+            return
         server = _server_for(asker, (), is_ours=True)
         ready_s = time.monotonic() - began
         _say(console, f"The server is ready after {ready_s:.0f} s and ends with this command.")
@@ -158,9 +160,9 @@ def _say(console: Console, text: str) -> None:
     console.print(text, style="dim", highlight=False, markup=False)
 
 
-def _begins(settings: Settings, asker: _Asker) -> bool:
-    """Wait for a Hearth that has the port and does not answer yet; whether it then does."""
-    supervisor, _ = read_pid_file(settings.instance_dir / PID_FILE)
+def _begins(asker: _Asker, directory: Path) -> bool:
+    """Wait for a Hearth that has its pid file in `directory`; whether it answers then."""
+    supervisor, _ = read_pid_file(directory / PID_FILE)
     deadline = time.monotonic() + ANSWER_S_MAX
     while supervisor and supervisor.is_running and time.monotonic() < deadline:
         if asker.workers() is not None:
@@ -193,25 +195,36 @@ def _free_port(settings: Settings) -> int:
 # ---------------------------------------------------------------- waiting
 
 
-def _wait_until_ready(asker: _Asker, child: ChildServer | None, console: Console) -> None:
-    """Wait until a worker serves, and show how far its load has come.
+def _wait_until_ready(asker: _Asker, child: ChildServer | None, console: Console) -> bool:
+    """Wait until a worker serves, and show how far its load has come; whether it is the child's.
 
     Raises:
         StartError: it ended, or will never be ready.
     """
     deadline = time.monotonic() + START_S_MAX
-    if _serves(asker.workers() or []):
-        return
+    if child is None and _serves(asker.workers() or []):
+        return False
     with _load_bar(console) as show:
-        while not _serves(workers := asker.workers() or []):
+        while not _serves(workers := asker.workers() or []) or not _is_known(child):
             if child is not None and child.exit_status is not None:
-                raise child.failure()
+                if not _begins(asker, child.directory):
+                    raise child.failure()
+                child = None  # another command was faster, and its server is waited for
             restarts = max((row["restarts"] for row in workers), default=0)
             if restarts >= RESTARTS_MAX or time.monotonic() > deadline:
                 raise _never_ready(asker, child, restarts)
             step, held_mb, of_mb = ("", 0, 0) if child is None else child.loading()
             show(step, held_mb, of_mb)
             time.sleep(POLL_S)
+    return child is not None
+
+
+def _is_known(child: ChildServer | None) -> bool:
+    """Whether it is known who answers: the child, or, where it has ended, another server."""
+    if child is None:
+        return True
+    supervisor, _ = read_pid_file(child.directory / PID_FILE)
+    return supervisor is not None and supervisor.pid == child.pid
 
 
 def _serves(workers: list[Row]) -> bool:

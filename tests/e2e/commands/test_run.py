@@ -202,6 +202,29 @@ def test_a_server_is_started_where_none_runs_and_ends_with_the_chat(
     assert all(process_started(pid) is None for pid in pids)
 
 
+def test_of_two_that_start_at_once_one_starts_the_server_and_both_ask_it(
+    settings: dict[str, str],
+) -> None:
+    with (
+        in_terminal(*COMMAND, environ=settings) as first,
+        in_terminal(*COMMAND, environ=settings) as second,
+    ):
+        for chat in (first, second):
+            chat.until(READY)
+        ours = [chat for chat in (first, second) if b"ends with this command" in chat.read]
+        (other,) = [chat for chat in (first, second) if chat not in ours]
+        other.type("Who are you?\r")
+        other.until(PROMPT, other.until(FIGURES))
+        assert b"I am Pocket" in other.read
+        pids = children(settings)
+        other.type("\x04")
+        assert other.wait() == 0
+        assert all(process_started(pid) is not None for pid in pids)
+        ours[0].type("\x04")
+        assert ours[0].wait() == 0
+    until_gone(pids)
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
 def test_the_server_ends_however_the_chat_does(settings: dict[str, str], number: int) -> None:
     with in_terminal(*COMMAND, environ=settings) as chat:
