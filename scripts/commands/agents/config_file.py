@@ -50,6 +50,8 @@ def text_of(path: Path, content: Content) -> str:
 def read(path: Path) -> Content:
     """Return what the file holds that `path` is, or links to. Raises: ConfigError."""
     try:
+        if path.is_fifo():
+            raise ConfigError(f"{path} is a pipe, no file")
         with path.open("rb") as file:
             about = os.fstat(file.fileno())
             data = file.read(BYTES_MAX + 1)
@@ -94,6 +96,8 @@ def write(path: Path, content: Content) -> None:
                 file.flush()
                 os.fsync(file.fileno())
                 os.fchmod(file.fileno(), content.mode)
+                with contextlib.suppress(OSError):  # with sudo it stays its owner's
+                    os.fchown(file.fileno(), target.stat().st_uid, target.stat().st_gid)
             os.replace(name, target)
         finally:
             with contextlib.suppress(FileNotFoundError):
@@ -171,7 +175,11 @@ def _without_entry(path: Path, syntax: str, text: str, entry: Entry) -> str:
 
 
 def _check(path: Path, syntax: str, text: str, expected: Values) -> None:
-    if parsed(path, syntax, text) != expected:
+    try:
+        is_right = parsed(path, syntax, text) == expected
+    except ConfigError:  # what was edited is right, so the edit is not
+        is_right = False
+    if not is_right:
         raise ConfigError(
             f"{path} is written in a way that cannot be edited without changing more. "
             "docs/clients.md shows what to write by hand."

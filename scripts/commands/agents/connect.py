@@ -14,7 +14,6 @@ import contextlib
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -98,8 +97,11 @@ def _found_endpoint(options: argparse.Namespace) -> tuple[Endpoint, bool]:
     settings = load_settings(os.environ, env_file())
     with find_or_start(settings, options.model) as server:
         endpoint = endpoint_of(server)
-    if server.is_ours:
-        endpoint = replace(endpoint, base_url=url_of(settings.proxy_host, settings.proxy_port))
+    if endpoint.base_url != url_of(settings.proxy_host, settings.proxy_port):
+        raise StartError(
+            f"Nothing is written: another program has port {settings.proxy_port}, and would be "
+            "sent all that the agent sends. Set PROXY_PORT to a port that is free, or end it."
+        )
     return endpoint, server.is_ours
 
 

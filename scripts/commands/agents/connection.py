@@ -31,6 +31,7 @@ class ConnectedFile:
     syntax: str
     before: Content
     after_sha256: str  # of what `connect` wrote
+    found_sha256: str  # of what it found, and leaves where it is killed before it writes
     entries: list[Entry]
     directories: list[str]  # made for it, the outermost first
 
@@ -62,7 +63,8 @@ def plan_connect(files: Sequence[ConfigFile], before: Sequence[ConnectedFile]) -
 def _connecting(file: ConfigFile, known: ConnectedFile | None) -> Change:
     now = base = config_file.read(file.path)
     config_file.check_writable(file.path)
-    directories = [str(each) for each in reversed(file.path.parents) if not each.exists()]
+    parents = reversed(file.path.resolve().parents)
+    directories = [str(each) for each in parents if not each.exists()]
     if known is not None:
         base, directories = _undone(known, now).then, known.directories
     text = config_file.text_of(file.path, base)
@@ -71,7 +73,9 @@ def _connecting(file: ConfigFile, known: ConnectedFile | None) -> Change:
     text, entries = config_file.edited(file.path, file.syntax, text, entries)
     data = text.encode() if entries else base.data
     then = Content(data, SECRET_MODE if file.holds_key else base.mode)
-    connected = ConnectedFile(file.path, file.syntax, base, _sha256(then), entries, directories)
+    connected = ConnectedFile(
+        file.path, file.syntax, base, _sha256(then), _sha256(now), entries, directories
+    )
     return Change(file.path, now, then, connected)
 
 
@@ -89,7 +93,7 @@ def _undone(file: ConnectedFile, now: Content) -> Change:
     """Return the change that takes out what is ours; to the byte, where that is all."""
     if now.data is None or now.data == file.before.data:
         return Change(file.path, now, now)
-    if _sha256(now) == file.after_sha256:
+    if _sha256(now) in (file.after_sha256, file.found_sha256):
         return Change(file.path, now, file.before)
     text = config_file.text_of(file.path, now)
     text, kept = config_file.reverted(file.path, file.syntax, text, file.entries)
@@ -163,7 +167,7 @@ def read_record(directory: Path) -> list[ConnectedFile]:
         return []
     try:
         return [_file(row) for row in json.loads(content.data)["files"]]
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ConfigError(
             f"{directory / RECORD} cannot be read ({type(error).__name__}). It holds what your "
             "files were before (base64); remove it once they are as you want them."
@@ -179,12 +183,24 @@ def _row(file: ConnectedFile) -> dict[str, Any]:
         "before": before,
         "mode": file.before.mode,
         "after_sha256": file.after_sha256,
+        "found_sha256": file.found_sha256,
         "entries": [asdict(entry) for entry in file.entries],
         "directories": file.directories,
     }
 
 
 def _file(row: dict[str, Any]) -> ConnectedFile:
+    """Raises: ValueError, KeyError, TypeError, AttributeError: it is damaged."""
+    keys = [key for entry in row["entries"] for key in entry["keys"]]
+    texts = [row["path"], row["after_sha256"], row["found_sha256"], *row["directories"]]
+    numbers = [row["mode"], *(entry["depth"] for entry in row["entries"])]
+    if (
+        row["syntax"] not in config_file.SYNTAXES
+        or not all(isinstance(text, str) for text in texts)
+        or not all(type(number) is int for number in numbers)
+        or not all(isinstance(key, str) or key == 0 for key in keys)
+    ):
+        raise ValueError(row)
     data = None if row["before"] is None else base64.b64decode(row["before"])
     entries = [Entry(**{**entry, "keys": tuple(entry["keys"])}) for entry in row["entries"]]
     return ConnectedFile(
@@ -192,6 +208,7 @@ def _file(row: dict[str, Any]) -> ConnectedFile:
         row["syntax"],
         Content(data, row["mode"]),
         row["after_sha256"],
+        row["found_sha256"],
         entries,
         row["directories"],
     )

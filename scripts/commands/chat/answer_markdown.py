@@ -10,6 +10,8 @@ from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.markdown import Heading, Markdown
 from rich.segment import Segment
 
+from hearth.commands.chat.terminal_text import shown
+
 LIVE_CHARS_MAX: Final = 20_000  # of one block that is drawn anew; of a longer one the end is shown
 # Tags are text here: an answer about HTML must not lose it.
 _PARSER: Final = MarkdownIt("commonmark", {"html": False}).enable(["table", "strikethrough"])
@@ -31,6 +33,11 @@ class AnswerMarkdown(Markdown):
     def __init__(self, text: str) -> None:
         super().__init__("", hyperlinks=False, code_theme="ansi_dark")
         self.parsed = list(_with_line_breaks(_PARSER.parse(text)))
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        for part in super().__rich_console__(console, options):
+            # An entity (&#8238;) may be what a terminal obeys.
+            yield part._replace(text=shown(part.text)) if isinstance(part, Segment) else part
 
 
 def _with_line_breaks(tokens: Iterable[Token]) -> Iterable[Token]:

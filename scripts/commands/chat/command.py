@@ -68,7 +68,10 @@ def answer_to_stdout(options: argparse.Namespace, question: str) -> int:
     with find_or_start(load_settings(os.environ, env_file()), options.model) as server:
         try:
             return asyncio.run(answer_once(server, question, sys.stdout))
-        except BrokenPipeError:  # who reads has enough; nothing may be flushed at the end
+        except OSError as error:  # who reads has enough, or the disk is full
+            if not isinstance(error, BrokenPipeError):
+                print(f"The answer cannot be written: {error.strerror}.", file=sys.stderr)
+            # Nothing may be flushed at the end.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return BROKEN
 
@@ -77,6 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = options_of(arguments)
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _end)
+    _open_closed_streams()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")  # what a terminal cannot show is shown as "?"
@@ -90,6 +94,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except StartError as error:
         print(shown(str(error)), file=sys.stderr)
         return NO_SERVER
+
+
+def _open_closed_streams() -> None:
+    """A scheduler may start a command without them: nothing is read, and what is said is lost."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))
 
 
 def _end(number: int, frame: FrameType | None) -> NoReturn:

@@ -1,6 +1,7 @@
 """Holds what was said, as each request sends it whole; reads the images that go with it."""
 
 import base64
+import stat
 import uuid
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,7 +10,6 @@ from typing import Any, Final
 from hearth.commands.chat.answer_stream import Turn
 
 IMAGE_BYTES_MAX: Final = 20 * 1024 * 1024  # as the server has it
-IMAGES_MAX: Final = 100  # of a request, as the server has it
 _MARKS: Final = {b"\x89PNG\r\n\x1a\n": "png", b"\xff\xd8\xff": "jpeg", b"GIF8": "gif"}
 _SUFFIXES: Final = (".png", ".jpg", ".jpeg", ".gif", ".webp")
 _SENTENCE_ENDS: Final = ".,;:!?)"  # behind a path they are not of it
@@ -34,7 +34,10 @@ class ImageFile:
 def read_image(path: Path) -> ImageFile:
     """Raises: ImageError: it cannot be read, is too large, or is no image of a known format."""
     try:
-        if (size := path.stat().st_size) > IMAGE_BYTES_MAX:
+        about = path.stat()
+        if stat.S_ISFIFO(about.st_mode) or stat.S_ISCHR(about.st_mode):  # they need not end
+            raise ImageError(f"{path} is no file.")
+        if (size := about.st_size) > IMAGE_BYTES_MAX:
             text = f"{path} has {size:,} bytes; an image has {IMAGE_BYTES_MAX:,} at most."
             raise ImageError(text)
         data = path.read_bytes()
@@ -58,7 +61,7 @@ def image_paths(text: str) -> dict[str, Path]:
     found = {}
     for word, plain in word_places(text):
         name = plain.rstrip(_SENTENCE_ENDS)
-        if name.lower().endswith(_SUFFIXES) and (path := _home_expanded(name)).is_file():
+        if name.lower().endswith(_SUFFIXES) and _is_file(path := _home_expanded(name)):
             found[word.rstrip(_SENTENCE_ENDS)] = path
     return found
 
@@ -68,6 +71,13 @@ def _home_expanded(name: str) -> Path:
         return Path(name).expanduser()
     except RuntimeError:  # ~ of a user who is none
         return Path(name)
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # the name is too long, or its directory is not the user's to read
+        return False
 
 
 def word_places(text: str) -> list[tuple[str, str]]:

@@ -35,6 +35,7 @@ class ChildServer:
             StartError: the directory is of no use.
         """
         self.port = port
+        self.directory = directory
         self.log = private_directory(directory) / "serve.log"
         self._stop_s = stop_seconds(flush_s)
         options = ["--port", str(port), *(["--model", model] if model else [])]
@@ -48,6 +49,10 @@ class ChildServer:
                 stderr=log,
                 start_new_session=True,
             )
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
 
     @property
     def exit_status(self) -> int | None:

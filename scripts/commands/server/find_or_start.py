@@ -7,6 +7,7 @@ Everything that it says goes to stderr: what a command prints is its answer.
 """
 
 import contextlib
+import http.client
 import json
 import time
 import urllib.error
@@ -33,6 +34,17 @@ ANSWER_S_MAX: Final = 10.0  # for /health, which asks no worker
 START_S_MAX: Final = 1800.0  # until a model is loaded; hundreds of GB from a slow disk
 RESTARTS_MAX: Final = 3  # of a worker that has not been ready: more would fail the same way
 _ERROR_BYTES_MAX: Final = 2_000
+_ANSWER_BYTES_MAX: Final = 16 << 20  # of whoever has the port
+# What an answer of a program that is no Hearth comes to.
+_NO_HEARTH: Final = (
+    OSError,
+    http.client.HTTPException,
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    RecursionError,
+)
 _SERVES: Final = {"ready", "unloaded"}  # states of a worker that the next request is answered by
 
 Row = dict[str, Any]
@@ -73,7 +85,7 @@ class _Asker:
 
         Raises:
             _Refused: it is none.
-            OSError, ValueError: nobody answers, or something that is no Hearth does.
+            _NO_HEARTH: nobody answers, or something that is no Hearth does.
         """
         headers = {"content-type": "application/json"}
         if self.key:
@@ -83,7 +95,7 @@ class _Asker:
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         try:
             with opener.open(request, timeout=wait_s) as answer:
-                told = json.load(answer)
+                told = json.loads(answer.read(_ANSWER_BYTES_MAX))
         except urllib.error.HTTPError as error:
             with error:
                 text = error.read(_ERROR_BYTES_MAX).decode(errors="replace")
@@ -98,9 +110,9 @@ class _Asker:
         Sends no key: it may be anybody who answers.
         """
         try:
-            rows: list[Row] = _Asker(self.base_url, "").get("/health")["workers"]
-            return rows
-        except (OSError, ValueError, LookupError, _Refused):
+            rows = _Asker(self.base_url, "").get("/health")["workers"]
+            return [{"state": row["state"], "restarts": int(row["restarts"])} for row in rows]
+        except (*_NO_HEARTH, _Refused):
             return None
 
 
@@ -122,7 +134,7 @@ def find_or_start(
     console = console or Console(stderr=True)
     key = next(iter(settings.api_keys), "")
     found = _Asker(url_of(settings.proxy_host, settings.proxy_port), key)
-    if found.workers() is not None or _begins(settings, found):
+    if found.workers() is not None or _begins(found, settings.instance_dir):
         _wait_until_ready(found, None, console)
         yield _server_for(found, _names_of(model, settings), is_ours=False)
         return
@@ -132,7 +144,9 @@ def find_or_start(
     asker = _Asker(url_of(settings.proxy_host, child.port), key)
     try:
         began = time.monotonic()
-        _wait_until_ready(asker, child, console)
+        if not _wait_until_ready(asker, child, console):
+            yield _server_for(asker, _names_of(model, settings), is_ours=False)
+            return
         server = _server_for(asker, (), is_ours=True)
         ready_s = time.monotonic() - began
         _say(console, f"The server is ready after {ready_s:.0f} s and ends with this command.")
@@ -146,9 +160,9 @@ def _say(console: Console, text: str) -> None:
     console.print(text, style="dim", highlight=False, markup=False)
 
 
-def _begins(settings: Settings, asker: _Asker) -> bool:
-    """Wait for a Hearth that has the port and does not answer yet; whether it then does."""
-    supervisor, _ = read_pid_file(settings.instance_dir / PID_FILE)
+def _begins(asker: _Asker, directory: Path) -> bool:
+    """Wait for a Hearth that has its pid file in `directory`; whether it answers then."""
+    supervisor, _ = read_pid_file(directory / PID_FILE)
     deadline = time.monotonic() + ANSWER_S_MAX
     while supervisor and supervisor.is_running and time.monotonic() < deadline:
         if asker.workers() is not None:
@@ -181,25 +195,36 @@ def _free_port(settings: Settings) -> int:
 # ---------------------------------------------------------------- waiting
 
 
-def _wait_until_ready(asker: _Asker, child: ChildServer | None, console: Console) -> None:
-    """Wait until a worker serves, and show how far its load has come.
+def _wait_until_ready(asker: _Asker, child: ChildServer | None, console: Console) -> bool:
+    """Wait until a worker serves, and show how far its load has come; whether it is the child's.
 
     Raises:
         StartError: it ended, or will never be ready.
     """
     deadline = time.monotonic() + START_S_MAX
-    if _serves(asker.workers() or []):
-        return
+    if child is None and _serves(asker.workers() or []):
+        return False
     with _load_bar(console) as show:
-        while not _serves(workers := asker.workers() or []):
+        while not _serves(workers := asker.workers() or []) or not _is_known(child):
             if child is not None and child.exit_status is not None:
-                raise child.failure()
+                if not _begins(asker, child.directory):
+                    raise child.failure()
+                child = None  # another command was faster, and its server is waited for
             restarts = max((row["restarts"] for row in workers), default=0)
             if restarts >= RESTARTS_MAX or time.monotonic() > deadline:
                 raise _never_ready(asker, child, restarts)
             step, held_mb, of_mb = ("", 0, 0) if child is None else child.loading()
             show(step, held_mb, of_mb)
             time.sleep(POLL_S)
+    return child is not None
+
+
+def _is_known(child: ChildServer | None) -> bool:
+    """Whether it is known who answers: the child, or, where it has ended, another server."""
+    if child is None:
+        return True
+    supervisor, _ = read_pid_file(child.directory / PID_FILE)
+    return supervisor is not None and supervisor.pid == child.pid
 
 
 def _serves(workers: list[Row]) -> bool:
@@ -299,7 +324,7 @@ def _told_as_start_errors(base_url: str) -> Iterator[None]:
                 f"Set PROXY_API_KEY in {env_file()}, or in the environment, to one that it takes."
             )
         raise StartError(text) from None
-    except (OSError, ValueError, LookupError, TypeError) as error:
+    except _NO_HEARTH as error:
         raise StartError(
             f"{base_url} does not answer as a Hearth does: {type(error).__name__} {error}"
         ) from None

@@ -1,6 +1,7 @@
 """hearth run as a command: a chat in a real terminal, and answers in pipes, by real servers."""
 
 import json
+import shlex
 import signal
 import socket
 import subprocess
@@ -130,6 +131,27 @@ def test_a_pipe_is_answered_once_in_plain_text(scripted: ScriptedServer) -> None
     assert (asked.returncode, asked.stdout) == (2, "") and "Nothing is asked." in asked.stderr
 
 
+def test_a_scheduler_may_close_its_streams_and_a_disk_may_be_full(
+    scripted: ScriptedServer,
+) -> None:
+    def run(streams: str) -> tuple[int, str, str]:
+        command = shlex.join(python_module(*COMMAND, "", dictated("Yes.")))
+        done = subprocess.run(
+            ["sh", "-c", f"{command} {streams}"],
+            cwd=PROJECT_DIR,
+            env=scripted.environment,
+            capture_output=True,
+            text=True,
+            timeout=WAIT_S,
+        )
+        return done.returncode, done.stdout, done.stderr
+
+    assert run("<&-") == (0, "Yes.\n", "")
+    assert run("</dev/null >&-") == (0, "", "")
+    full = "The answer cannot be written: No space left on device.\n"
+    assert run("</dev/null >/dev/full") == (1, "", full)
+
+
 def test_a_model_that_is_not_served_is_refused_with_the_remedies(
     scripted: ScriptedServer,
 ) -> None:
@@ -178,6 +200,29 @@ def test_a_server_is_started_where_none_runs_and_ends_with_the_chat(
         chat.type("\x04")
         assert chat.wait() == 0
     assert all(process_started(pid) is None for pid in pids)
+
+
+def test_of_two_that_start_at_once_one_starts_the_server_and_both_ask_it(
+    settings: dict[str, str],
+) -> None:
+    with (
+        in_terminal(*COMMAND, environ=settings) as first,
+        in_terminal(*COMMAND, environ=settings) as second,
+    ):
+        for chat in (first, second):
+            chat.until(READY)
+        ours = [chat for chat in (first, second) if b"ends with this command" in chat.read]
+        (other,) = [chat for chat in (first, second) if chat not in ours]
+        other.type("Who are you?\r")
+        other.until(PROMPT, other.until(FIGURES))
+        assert b"I am Pocket" in other.read
+        pids = children(settings)
+        other.type("\x04")
+        assert other.wait() == 0
+        assert all(process_started(pid) is not None for pid in pids)
+        ours[0].type("\x04")
+        assert ours[0].wait() == 0
+    until_gone(pids)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])

@@ -68,6 +68,18 @@ def test_no_letter_of_an_answer_is_lost_in_drawing(text: str) -> None:
     assert sorted(c for c in drawn if c in "abdiv<") == sorted(c for c in text if c in "abdiv<")
 
 
+@given(
+    st.sampled_from(["{}", "`{}`", "# {}", "|a{}|\n|-|\n|{}|", "[{}]({})"]), st.integers(0, 0x2FFF)
+)
+@example("{}", 0x202E)
+def test_an_entity_is_no_way_around_it(form: str, code: int) -> None:
+    console = Console(width=200, color_system=None)
+    with console.capture() as capture:
+        console.print(AnswerMarkdown(form.replace("{}", f"x&#{code};&#x{code:x};")))
+    drawn = capture.get()
+    assert shown(drawn) == drawn
+
+
 @given(st.text(alphabet="ab \\'\"\n", max_size=30))
 def test_words_stand_in_the_text_where_they_are_said_to(text: str) -> None:
     at = 0

@@ -1,5 +1,6 @@
 """`hearth connect` shows and writes its changes, and its undo gives every file back."""
 
+import contextlib
 import json
 import os
 import stat
@@ -55,6 +56,7 @@ class Home:
         self.path = path
         self.key = ""
         self.context = 65_536
+        self.port = 4_000
         (path / ".hearth").mkdir()
         for name in ("HOME", "XDG_CONFIG_HOME", "CODEX_HOME", "CLAUDE_CONFIG_DIR", "QWEN_HOME"):
             patcher.delenv(name, raising=False)
@@ -64,7 +66,8 @@ class Home:
 
     @contextmanager
     def find(self, *_: Any) -> Iterator[RunningServer]:
-        yield RunningServer("http://127.0.0.1:4000", self.key, "m/x", self.context, False, False)
+        url = f"http://127.0.0.1:{self.port}"
+        yield RunningServer(url, self.key, "m/x", self.context, False, False)
 
     def files(self) -> dict[str, tuple[int, bytes]]:
         return {
@@ -143,6 +146,82 @@ def test_what_the_user_writes_later_is_kept_by_an_undo(
     assert "stays as it is" not in capsys.readouterr().out
 
 
+class Killed(BaseException):
+    """As kill -9 ends a process: nothing of it goes on."""
+
+
+@pytest.mark.parametrize("is_written", [False, True])
+@pytest.mark.parametrize("number", [1, 2, 3])
+@pytest.mark.parametrize("name", AGENTS)
+def test_a_connect_that_is_killed_at_any_write_is_undone(
+    name: str, number: int, is_written: bool, home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for path in PATHS[name]:
+        home.write(path, TOML if name == "codex" else JSON)
+    before = home.files()
+    assert connect.main([name, "--yes"]) == 0
+    write, written = config_file.write, []
+
+    def killed(path: Path, content: Content) -> None:
+        written.append(path)
+        if len(written) < number or is_written:
+            write(path, content)
+        if len(written) == number:
+            raise Killed
+
+    home.context, home.key = 8_192, KEY
+    with monkeypatch.context() as patcher, contextlib.suppress(Killed):
+        patcher.setattr(config_file, "write", killed)
+        connect.main([name, "--yes"])
+    assert len(written) == number or (name == "qwen" and number == 3)
+    assert connect.main([name, "--undo", "--yes"]) == 0
+    assert home.files() == before
+
+
+def test_another_programs_port_is_written_nowhere(
+    home: Home, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home.port = 4_001  # where a server was started, as 4000 is taken
+    assert connect.main(["claude", "--yes"]) == 2
+    assert "another program has port 4000" in capsys.readouterr().err
+    assert home.files() == {}
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ('"mode": 384', '"mode": null'),
+        ('"syntax": "toml"', '"syntax": "yaml"'),
+        ('"before": null', '"before": 7'),
+        ('"depth": 0', '"depth": "0"'),
+        ('"entries": [', '"entries": [0,'),
+        ('"directories": [', '"directories": [0,'),
+        ('{\n "format"', "[" * 100_000),
+        ('{\n "format"', "\xff"),
+    ],
+)
+def test_a_damaged_record_is_named_and_nothing_is_written(
+    old: str, new: str, home: Home, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert connect.main(["codex", "--yes"]) == 0
+    record = home.path / ".hearth/connect/codex/record.json"
+    assert old in record.read_text()
+    record.write_bytes(record.read_text().replace(old, new).encode("latin-1"))
+    during = home.files()
+    for arguments in (["codex", "--yes"], ["codex", "--undo", "--yes"]):
+        assert connect.main(arguments) == 2
+        assert f"{record} cannot be read" in capsys.readouterr().err
+    assert home.files() == during
+
+
+def test_a_file_that_cannot_be_edited_rightly_is_not_called_wrong(
+    home: Home, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home.write(".codex/config.toml", b"model_providers = {hearth = {name = 'x'}}\n")
+    assert connect.main(["codex", "--yes"]) == 2
+    assert "is written in a way that cannot be edited" in capsys.readouterr().err
+
+
 def test_a_value_of_ours_that_the_user_changed_stays_and_is_named(
     home: Home, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -175,6 +254,7 @@ def test_a_link_stays_a_link_to_the_file_that_is_edited(home: Home) -> None:
         (lambda file: file.write_bytes(b"\xff{}"), "no UTF-8"),
         (lambda file: file.write_bytes(b"[]"), "cannot be edited"),
         (lambda file: (file.unlink(), file.mkdir()), "cannot be read"),
+        (lambda file: (file.unlink(), os.mkfifo(file)), "is a pipe"),
         (lambda file: file.write_bytes(b" " * 4_000_001), "larger than 4,000,000"),
     ],
 )

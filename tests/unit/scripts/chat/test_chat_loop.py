@@ -1,6 +1,7 @@
 """The chat of hearth run is checked here without a server: lines, commands, what is sent."""
 
 import io
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -173,6 +174,7 @@ def test_only_files_that_are_there_and_end_like_an_image_are_taken(tmp_path: Pat
     text = f'{tmp_path}/a\\ b.png {tmp_path}/c.txt {tmp_path}/none.png "{tmp_path}/d.jpg", it\'s'
     assert list(image_paths(text).values()) == [tmp_path / "a b.png", tmp_path / "d.jpg"]
     assert image_paths("~nobody-of-that-name/x.png x\0.png") == {}
+    assert image_paths(f"{'a' * 300}.png {'d/' * 3_000}e.gif") == {}  # no system has such names
 
 
 def test_a_file_that_is_no_image_says_why(tmp_path: Path) -> None:
@@ -188,6 +190,10 @@ def test_a_file_that_is_no_image_says_why(tmp_path: Path) -> None:
     assert read_image(path).url.startswith("data:image/webp;")
     with pytest.raises(ImageError, match="cannot be read: Is a directory"):
         read_image(tmp_path)
+    os.mkfifo(tmp_path / "pipe")
+    for endless in (tmp_path / "pipe", Path("/dev/zero")):
+        with pytest.raises(ImageError, match="is no file"):
+            read_image(endless)
 
 
 # ---------------------------------------------------------------- figures

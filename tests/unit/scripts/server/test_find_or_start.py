@@ -3,6 +3,7 @@
 import dataclasses
 import io
 import json
+import socket
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -13,6 +14,7 @@ from rich.console import Console
 
 from hearth.commands.server.find_or_start import (
     RunningServer,
+    _Asker,
     find_or_start,
     names_served,
     with_model,
@@ -162,3 +164,36 @@ def test_what_answers_with_something_else_is_told(told: tuple[ToldServer, Settin
     server.rows = {}
     with pytest.raises(StartError, match="does not answer as a Hearth does: IndexError"):
         found(settings)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"SSH-2.0-OpenSSH_9.9\r\n",
+        b"",
+        b"HTTP/1.1 200 " + b"a" * 70_000,
+        b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\n{",
+        b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n",
+        *(
+            b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body)
+            for body in (
+                b'{"workers": "abc"}',
+                b'{"workers": [1]}',
+                b'{"workers": [{}]}',
+                b'{"workers": [{"state": "ready", "restarts": "x"}]}',
+                b"[" * 100_000,
+            )
+        ),
+    ],
+    ids=lambda answer: answer[-30:].decode(),
+)
+def test_a_program_that_is_no_hearth_is_taken_for_none(answer: bytes) -> None:
+    def serve() -> None:
+        connection, _ = listening.accept()
+        with connection:
+            connection.recv(65_536)
+            connection.sendall(answer)
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        threading.Thread(target=serve, daemon=True).start()
+        assert _Asker(f"http://127.0.0.1:{listening.getsockname()[1]}", "").workers() is None
