@@ -26,7 +26,7 @@ from hearth.proxy.monitoring.admin_routes import AdminRoutes
 from hearth.proxy.monitoring.terminal_progress import TerminalProgress
 from hearth.proxy.pool.cache_affinity import LOAD_GAP_MAX, CacheAffinity
 from hearth.proxy.pool.worker_pool import WorkerPool
-from hearth.proxy.request.model_names import models_of
+from hearth.proxy.request.model_names import models_of, sources_of
 from hearth.proxy.startup_banner import moved_traces_line, ready_lines, starting_line
 from hearth.proxy.workers.death_suspects import DeathSuspects
 from hearth.proxy.workers.model_swap import ModelSwapper
@@ -127,14 +127,19 @@ class Hearth:
         self._gateway: GatewaySetup | None = None
         if table is not None:
             self._gateway = GatewaySetup(table, settings, self._routes)
+<<<<<<< HEAD
         self._progress = TerminalProgress(
             sys.stderr,
             lambda: self._routes.health()["workers"],
             self._pool.prefills,
         )
         self._pid_file = PidFile(self._directory, settings.proxy_host, settings.proxy_port)
+=======
+        host, port, sources = settings.proxy_host, settings.proxy_port, sources_of(settings)
+        self._pid_file = PidFile(self._directory, host, port, sources)
+>>>>>>> w-att1
         self._supervisor.on_change = self._write_pid_file
-        self._sockets = bind_all(settings.proxy_host, settings.proxy_port)
+        self._sockets = bind_all(host, port)
         self._server: _Server | None = None
         self._stop = asyncio.Event()
         self._signals = StopSignals(self._stop.set, self._end_now)

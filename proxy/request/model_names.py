@@ -71,6 +71,13 @@ def models_of(settings: Settings) -> tuple[ServedModel, ...]:
     return tuple(models.values())
 
 
+def sources_of(settings: Settings) -> list[str]:
+    """Return each directory or hub id that this server loads: models, draft model, adapters."""
+    models = [settings.model_path, settings.draft_model]
+    models += [model.path for model in models_of(settings)]
+    return [*filter(None, models), *(path for _, path in settings.adapters)]
+
+
 def _model(entry: str) -> ServedModel:
     """Return the model of one entry of MODELS: a path, a hub id, or name=path."""
     name, is_named, path = (part.strip() for part in entry.partition("="))

@@ -1,11 +1,14 @@
-"""Writes `<instance_dir>/hearth.json`, which names our processes for a later start."""
+"""Writes `<instance_dir>/hearth.json`, which names our processes for a later start.
+
+It names our models too, so that `hearth rm` removes none that is served.
+"""
 
 import json
 import logging
 import os
 import subprocess
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
@@ -25,10 +28,12 @@ class PidFile:
     its pid, and once removed the file stays so.
     """
 
-    def __init__(self, directory: Path, host: str, port: int) -> None:
+    def __init__(self, directory: Path, host: str, port: int, models: Sequence[str] = ()) -> None:
+        """`models` are directories and hub ids: what MODEL_PATH and its like name."""
         self.path = directory / PID_FILE_NAME
         self._host = host
         self._port = port
+        self._models = [_absolute(each) for each in models]
         self._started: dict[int, float] = {}  # pid -> when it started. Owner: the thread
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="pid file")
         self._lock = threading.Lock()  # held for a file's change alone
@@ -82,9 +87,19 @@ class PidFile:
             "children": [each | {"role": "worker"} for each in rows[1:]],
             "host": self._host,
             "port": self._port,
+            "models": self._models,
         }
         self._fresh.unlink(missing_ok=True)
         descriptor = os.open(self._fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(descriptor, "w") as file:
             json.dump(row, file)
         self._fresh.replace(self.path)
+
+
+def _absolute(source: str) -> str:
+    """Return a directory as others find it, a hub id or an alias as it is."""
+    try:
+        path = Path(source).expanduser()
+        return str(path.resolve()) if path.exists() else source
+    except (OSError, RuntimeError):
+        return source

@@ -9,25 +9,23 @@ first column can be MODEL_PATH, or `hearth serve --model`.
 
 import argparse
 import os
-import re
 import sys
 from collections.abc import Sequence
 from typing import Final
 
 from hearth.commands.models.memory_lines import memory_lines
 from hearth.commands.models.model_capabilities import capabilities
-from hearth.commands.models.running_server import served_names
+from hearth.commands.models.models_in_use import is_in_use, sources_in_use
+from hearth.commands.models.plain_text import plain, plain_lines
 from hearth.commands.server_client import table
 from hearth.shared.errors import StartError
-from hearth.shared.models.catalogue import LOOKED_UP, SOURCE, CatalogueModel, catalogued, fitting
+from hearth.shared.models.catalogue import LOOKED_UP, SOURCE, CatalogueModel, fitting
 from hearth.shared.models.local_models import HUB, FoundModel, local_models
-from hearth.shared.models.model_path import named_model
 from hearth.shared.paths import env_file
-from hearth.shared.settings_from_env import POCKET, Settings, load_settings, public_name
+from hearth.shared.settings_from_env import POCKET, load_settings
 from hearth.worker.engine.mlx_memory import machine_bytes
 from hearth.worker.verdict.memory_verdict import MemoryVerdict, memory_verdict
 
-_CONTROLS: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _HEAD: Final = ("model", "where", "GB", "context here", "takes", "")
 _CATALOGUE_HEAD: Final = ("alias", "hub id", "GB", "for", "takes")
 
@@ -48,16 +46,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         settings = load_settings(os.environ, env_file())
     except StartError as error:
-        print(error, file=sys.stderr)
+        print(plain_lines(error), file=sys.stderr)
         return 1
     models = local_models()
-    served = served_names(settings)
-    rows = [_pocket_row(served)]
+    in_use = sources_in_use(settings.run_dir)
+    rows = [_pocket_row(in_use)]
     told = []
     for model in models:
         verdict = memory_verdict(model.directory, settings, model.weight_bytes)
-        rows.append(_row(model, verdict, "served" if _is_served(model, settings, served) else ""))
-        told += [f"\n{_shown(model.name)}", *memory_lines(verdict)] if options.memory else []
+        hub_id = model.name if model.place == HUB else ""
+        is_served = is_in_use(in_use, model.directory, hub_id)
+        rows.append(_row(model, verdict, "served" if is_served else ""))
+        told += [f"\n{plain(model.name)}", *memory_lines(verdict)] if options.memory else []
     print(table(_HEAD, rows))
     print(*told, sep="\n", end="\n" if told else "")
     print(f"\n{_recommended(models)}")
@@ -65,13 +65,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _row(model: FoundModel, verdict: MemoryVerdict, state: str) -> tuple[str, ...]:
-    is_whole = model.is_whole
+    name, is_whole = plain(model.name), model.is_whole
     if not is_whole:
-        more = f"not whole: hearth pull {_shown(model.name)}" if model.place == HUB else "not whole"
-        state = more
+        state = f"not whole: hearth pull {name}" if model.place == HUB else "not whole"
     size = f"{model.weight_bytes / 1e9:.1f}"
     takes = ", ".join(capabilities(model.directory)) if is_whole else ""
-    return (_shown(model.name), model.place, size, _context(verdict), takes, state)
+    return (name, model.place, size, _context(verdict), takes, state)
 
 
 def _context(verdict: MemoryVerdict) -> str:
@@ -80,22 +79,8 @@ def _context(verdict: MemoryVerdict) -> str:
     return f"{verdict.context_tokens:,}" if verdict.fits else "does not fit"
 
 
-def _is_served(model: FoundModel, settings: Settings, served: Sequence[str]) -> bool:
-    """Whether one of the names that the server lists is this model's."""
-    names = {model.name.lower(), model.directory.name.lower()}
-    if (known := catalogued(model.name)) is not None:
-        names.add(known.alias)
-    try:
-        named = named_model(settings.model_path)
-    except StartError:
-        named = ""
-    if named in (model.directory, model.name):
-        names.add(settings.model_name.lower())
-    return not names.isdisjoint(name.lower() for name in served)
-
-
-def _pocket_row(served: Sequence[str]) -> tuple[str, ...]:
-    state = "served" if public_name(POCKET) in served else ""
+def _pocket_row(in_use: Sequence[str]) -> tuple[str, ...]:
+    state = "served" if POCKET in in_use else ""
     return (POCKET, "with the code", "0.0", "", "", state)
 
 
@@ -115,11 +100,6 @@ def _recommended(models: Sequence[FoundModel]) -> str:
 
 def _takes(model: CatalogueModel) -> str:
     return ", ".join(model.takes)
-
-
-def _shown(name: str) -> str:
-    """Return a name without what would move a terminal's cursor."""
-    return _CONTROLS.sub("?", name)
 
 
 if __name__ == "__main__":

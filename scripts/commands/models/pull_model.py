@@ -37,6 +37,7 @@ from hearth.commands.models.hub_repository import (
     remedies,
 )
 from hearth.commands.models.memory_lines import memory_lines
+from hearth.commands.models.plain_text import plain_lines
 from hearth.commands.models.resumable_download import ResumableDownload, remove_leftovers
 from hearth.shared.errors import StartError
 from hearth.shared.models.catalogue import catalogued
@@ -74,7 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         settings = load_settings(os.environ, env_file())
         return pull(options, settings, console)
     except (ModelError, StartError) as error:
-        print(error, file=sys.stderr)
+        print(plain_lines(error), file=sys.stderr)
         return 1
 
 

@@ -41,7 +41,7 @@ def test_the_context_that_is_foretold_is_the_one_that_is_served(
     settings = {"MODEL_PATH": HUB_ID, "MEMORY_LIMIT_MB": str(limit_mb), **offline}
     with Server(**settings) as server:
         row = served_model(server)
-        user.environment["PROXY_PORT"] = str(server.port)
+        user.environment["RUN_DIR"] = str(server.run_dir / "run")
         _, listed = user.run("models")
         refused, why = user.run("rm", HUB_ID, "--yes")
     assert row["id"] == HUB_ID

@@ -1,0 +1,128 @@
+"""Checks by what a server's model is known: its source, whatever clients call it."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from huggingface_hub import constants
+
+from hearth.commands.models.hub_repository import ModelError
+from hearth.commands.models.models_in_use import is_in_use, sources_in_use
+from hearth.commands.models.remove_model import remove
+from hearth.proxy.request.model_names import sources_of
+from hearth.proxy.workers.pid_file import PidFile
+from hearth.shared.settings_from_env import load_settings
+
+WAIT_S_MAX = 60.0
+HUB_ID = "mlx-community/Qwen3.5-9B-MLX-4bit"  # an alias of the catalogue stands for it
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the snapshot of a whole model in a hub's cache."""
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    folder = tmp_path / "hub" / f"models--{HUB_ID.replace('/', '--')}"
+    snapshot = folder / "snapshots/abc"
+    snapshot.mkdir(parents=True)
+    (snapshot / "config.json").write_text("{}")
+    (snapshot / "model.safetensors").write_bytes(bytes(8))
+    (folder / "refs").mkdir()
+    (folder / "refs/main").write_text("abc")
+    return snapshot
+
+
+def serving(run_dir: Path, **environ: str) -> PidFile:
+    """Have a server's pid file there, of a server that runs: this process."""
+    settings = load_settings({"RUN_DIR": str(run_dir), "PROXY_PORT": "4007", **environ}, None)
+    settings.instance_dir.mkdir(parents=True)
+    file = PidFile(settings.instance_dir, "127.0.0.1", 4007, sources_of(settings))
+    file.write([]).result(WAIT_S_MAX)
+    return file
+
+
+SNAPSHOT = "the snapshot's path"
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {"MODEL_PATH": HUB_ID, "PROXY_MODEL_ID": "house-model"},
+        {"MODEL_PATH": HUB_ID.upper()},
+        {"MODEL_PATH": "qwen3.5-9b"},
+        {"MODEL_PATH": "Qwen3.5-9B-MLX-4bit"},
+        {"MODEL_PATH": SNAPSHOT},
+        {"MODELS": f"fast={HUB_ID}"},
+        {"DRAFT_MODEL": HUB_ID},
+        {"ADAPTERS": f"mine={HUB_ID}"},
+    ],
+)
+def test_a_model_that_a_server_has_by_any_name_is_in_use_and_not_removed(
+    cache: Path, tmp_path: Path, environ: dict[str, str]
+) -> None:
+    environ = {name: str(cache) if text == SNAPSHOT else text for name, text in environ.items()}
+    pid_file = serving(tmp_path / "run", **environ)
+    settings = load_settings({"RUN_DIR": str(tmp_path / "run")}, None)  # of another port
+    assert is_in_use(sources_in_use(settings.run_dir), cache, HUB_ID)
+    with pytest.raises(ModelError, match="is being served"):
+        remove(HUB_ID, settings, is_sure=True)
+    pid_file.remove()
+    assert sources_in_use(settings.run_dir) == []
+    assert remove(HUB_ID, settings, is_sure=True) == 0
+    assert not cache.exists()
+
+
+def test_another_model_is_not_in_use(cache: Path, tmp_path: Path) -> None:
+    serving(tmp_path / "run", MODEL_PATH=f"{HUB_ID}-of-somebody-else")
+    assert not is_in_use(sources_in_use(tmp_path / "run"), cache, HUB_ID)
+
+
+@pytest.mark.parametrize("told", [{}, {"models": None}, {"models": [1, {}]}, [], "text"])
+def test_a_pid_file_that_names_no_models_names_none(tmp_path: Path, told: object) -> None:
+    pid_file = serving(tmp_path)
+    row = json.loads(pid_file.path.read_text())
+    assert sources_in_use(tmp_path) == ["builtin:pocket"]
+    del row["models"]
+    text = json.dumps(row | told if isinstance(told, dict) else told)
+    pid_file.path.write_text(text)
+    assert sources_in_use(tmp_path) == []
+    row["supervisor"]["started"] += 1  # that server has ended, and another has its pid
+    pid_file.path.write_text(json.dumps(row | {"models": ["builtin:pocket"]}))
+    assert sources_in_use(tmp_path) == []
+
+
+@pytest.mark.parametrize("left", ["blobs", "snapshots/abc/model.safetensors", "refs/main"])
+def test_what_a_killed_pull_or_removal_left_is_removed(
+    cache: Path, tmp_path: Path, left: str
+) -> None:
+    folder = cache.parents[1]
+    for part in ("refs/main", "snapshots/abc/config.json", "snapshots/abc/model.safetensors"):
+        if part != left:
+            (folder / part).unlink()
+    (folder / "blobs").mkdir()
+    (folder / "blobs/abc.incomplete").write_bytes(bytes(100))
+    assert (
+        remove(HUB_ID.lower(), load_settings({"RUN_DIR": str(tmp_path)}, None), is_sure=True) == 0
+    )
+    assert not folder.exists()
+
+
+def test_what_cannot_be_removed_is_told_and_is_not_called_removed(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refused(path: str, *, dir_fd: int | None = None) -> None:
+        raise PermissionError(1, "Operation not permitted", path)
+
+    settings = load_settings({"RUN_DIR": str(tmp_path)}, None)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "unlink", refused)
+        with pytest.raises(ModelError, match="not wholly removed"):
+            remove(HUB_ID, settings, is_sure=True)
+    folder = cache.parents[1]
+    elsewhere = folder.rename(tmp_path / "elsewhere")
+    folder.symlink_to(elsewhere)
+    with pytest.raises(ModelError, match="is a link to "):
+        remove(HUB_ID, settings, is_sure=True)
+    assert "is removed" not in capsys.readouterr().out
+    assert (elsewhere / "snapshots").exists()
