@@ -127,17 +127,13 @@ class Hearth:
         self._gateway: GatewaySetup | None = None
         if table is not None:
             self._gateway = GatewaySetup(table, settings, self._routes)
-<<<<<<< HEAD
         self._progress = TerminalProgress(
             sys.stderr,
             lambda: self._routes.health()["workers"],
             self._pool.prefills,
         )
-        self._pid_file = PidFile(self._directory, settings.proxy_host, settings.proxy_port)
-=======
         host, port, sources = settings.proxy_host, settings.proxy_port, sources_of(settings)
         self._pid_file = PidFile(self._directory, host, port, sources)
->>>>>>> w-att1
         self._supervisor.on_change = self._write_pid_file
         self._sockets = bind_all(host, port)
         self._server: _Server | None = None
