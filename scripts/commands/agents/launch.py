@@ -22,6 +22,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Final
+from urllib.parse import urlsplit
 
 from hearth.commands.agents.agent_setup import Agent, Endpoint, Launch, Surroundings
 from hearth.commands.agents.agent_setups import AGENTS
@@ -57,10 +58,17 @@ def about(agent: Agent, endpoint: Endpoint) -> list[str]:
     return lines
 
 
-def environment_of(launch: Launch, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of the agent: its user's, with what `launch` sets and removes."""
+def environment_of(launch: Launch, environ: Mapping[str, str], base_url: str) -> dict[str, str]:
+    """Return the environment of the agent: its user's, with what `launch` sets and removes.
+
+    An HTTP proxy of the user does not stand before the server at `base_url`.
+    """
     kept = {name: text for name, text in environ.items() if name not in launch.removed}
-    return {**kept, **launch.environment}
+    direct = {}
+    if any(name.lower() in ("http_proxy", "https_proxy", "all_proxy") for name in kept):
+        names = [kept.get("NO_PROXY") or kept.get("no_proxy"), urlsplit(base_url).hostname]
+        direct = dict.fromkeys(("NO_PROXY", "no_proxy"), ",".join(filter(None, names)))
+    return {**kept, **direct, **launch.environment}
 
 
 def write_files(launch: Launch, directory: Path) -> None:
@@ -81,7 +89,7 @@ def temporary_directory() -> Iterator[Path]:
         yield Path(directory)
 
 
-def run_agent(binary: str, launch: Launch, given: Sequence[str]) -> int:
+def run_agent(binary: str, launch: Launch, given: Sequence[str], base_url: str) -> int:
     """Run the agent in this terminal; return its exit status, as a shell tells it.
 
     Raises:
@@ -90,7 +98,8 @@ def run_agent(binary: str, launch: Launch, given: Sequence[str]) -> int:
     command = [binary, *launch.arguments, *(given or launch.default_arguments)]
     with _signals_for_child() as forward_to:
         try:
-            process = subprocess.Popen(command, env=environment_of(launch, os.environ))
+            environment = environment_of(launch, os.environ, base_url)
+            process = subprocess.Popen(command, env=environment)
         except OSError as error:
             raise StartError(f"{binary} cannot be started: {error.strerror}.") from None
         forward_to.append(process)
@@ -141,7 +150,7 @@ def launch(options: argparse.Namespace) -> int:
         if agent.apart:
             lines.append(f"Your own settings apply beside this; {agent.apart}.")
         print(*lines, sep="\n", file=sys.stderr, flush=True)
-        return run_agent(binary, setup, options.arguments)
+        return run_agent(binary, setup, options.arguments, endpoint.base_url)
 
 
 def options_of(arguments: Sequence[str] | None = None) -> argparse.Namespace:

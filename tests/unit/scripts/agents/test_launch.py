@@ -89,6 +89,21 @@ def test_an_agent_gets_its_users_arguments_and_the_key_in_no_argument(
     assert not any(Path(path).exists() for path in row["files"])
 
 
+def test_an_http_proxy_of_the_user_is_not_asked_for_this_machine(
+    told: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("NO_PROXY", "no_proxy", "https_proxy", "HTTP_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    assert launch.main(["pi"]) == 0
+    assert "NO_PROXY" not in json.loads(told.read_text())["environment"]
+    monkeypatch.setenv("https_proxy", "http://proxy.example:3128")
+    monkeypatch.setenv("no_proxy", ".corp")
+    assert launch.main(["pi"]) == 0
+    environment = json.loads(told.read_text())["environment"]
+    assert environment["NO_PROXY"] == environment["no_proxy"] == ".corp,127.0.0.1"
+    assert environment["https_proxy"] == "http://proxy.example:3128"
+
+
 def test_no_other_provider_of_claude_code_is_left_on(
     told: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
