@@ -13,6 +13,7 @@ import json
 import os
 import platform
 import re
+import runpy
 import shutil
 import signal
 import subprocess
@@ -528,6 +529,12 @@ def parse(arguments: "list[str]") -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
+def check_command(arguments: "list[str]") -> None:
+    """Exit with the usage where `arguments` begin with no command, before anything is installed."""
+    main = runpy.run_path(str(PROJECT / "scripts/commands/main.py"))
+    main["parser_of_all"]().parse_args(arguments)
+
+
 def wanted_extras(options: argparse.Namespace, is_test: bool) -> "list[str]":
     """Return the extras that the command line asks for; the tests take images too."""
     if is_test:
@@ -560,7 +567,10 @@ def run(arguments: "list[str]") -> None:
     change_interpreter(arguments)
     import_from_checkout()
     from hearth.shared.errors import StartError
+    from hearth.shared.paths import working_directory
 
+    if is_command:
+        check_command(arguments)
     try:
         version = prepare(VENV, wanted_extras(options, is_test))
         if is_test:
@@ -569,7 +579,7 @@ def run(arguments: "list[str]") -> None:
         if is_command:
             # -P: what lies in the user's directory is imported by nothing of ours.
             main = [str(VENV / "bin/python"), "-P", "-m", "hearth.commands.main"]
-            become([*main, *arguments], clean_environment(), Path.cwd())
+            become([*main, *arguments], clean_environment(), working_directory())
         start(version, options)
     except StartError as error:
         raise Stop(str(error)) from None

@@ -21,6 +21,9 @@ PROJECT_DIR: Final = CODE_DIR if IS_CHECKOUT else working_directory()
 
 
 def env_file() -> Path:
-    """Return the settings file: the checkout's; in an install `./.env`, else `~/.hearth/.env`."""
-    found = PROJECT_DIR / ".env"
-    return found if IS_CHECKOUT or found.is_file() else HOME_DIR / ".env"
+    """Return the settings file: the checkout's; in an install `~/.hearth/.env`.
+
+    Never the working directory's: agents are launched in projects that others wrote, and a file
+    there could name the server that is sent the key and every question.
+    """
+    return (CODE_DIR if IS_CHECKOUT else HOME_DIR) / ".env"

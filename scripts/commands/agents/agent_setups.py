@@ -5,7 +5,7 @@ import shlex
 from pathlib import Path
 from typing import Any, Final
 
-from hearth.commands.agents import json_text
+from hearth.commands.agents import config_file
 from hearth.commands.agents.agent_setup import (
     KEY_VARIABLE,
     Agent,
@@ -29,7 +29,15 @@ def _told(**values: Any) -> Values:
 # ---------------------------------------------------------------- Claude Code
 
 # Any of these, set, has it ask another provider.
-CLAUDE_PROVIDERS: Final = ("BEDROCK", "VERTEX", "FOUNDRY")
+CLAUDE_PROVIDERS: Final = (
+    "BEDROCK",
+    "VERTEX",
+    "FOUNDRY",
+    "MANTLE",
+    "GATEWAY",
+    "ANTHROPIC_AWS",
+    "ANTHROPIC_GOOGLE_CLOUD",
+)
 
 
 def _claude_environment(endpoint: Endpoint) -> dict[str, str]:
@@ -127,12 +135,9 @@ def _launch_opencode(endpoint: Endpoint, surroundings: Surroundings) -> Launch:
     settings = _opencode_settings(endpoint, f"{{env:{KEY_VARIABLE}}}")
     settings |= {"small_model": settings["model"], "enabled_providers": [OURS]}
     variable = "OPENCODE_CONFIG_CONTENT"  # comes before all its files
-    own = json_text.values_of(surroundings.environ.get(variable, ""))
-    content = own | settings
-    content["provider"] = own.get("provider", {}) | settings["provider"]
-    return Launch(
-        environment={variable: json.dumps(content), KEY_VARIABLE: endpoint.sent_key},
-    )
+    own = config_file.parsed(Path(f"${variable}"), "json5", surroundings.environ.get(variable, ""))
+    content = json.dumps(_merged(own, settings))
+    return Launch(environment={variable: content, KEY_VARIABLE: endpoint.sent_key})
 
 
 def _opencode_files(endpoint: Endpoint, surroundings: Surroundings) -> list[ConfigFile]:
@@ -223,7 +228,8 @@ def _launch_qwen(endpoint: Endpoint, surroundings: Surroundings) -> Launch:
     if named := surroundings.environ.get(QWEN_SYSTEM):
         paths = [Path(named)]
     system = next((path for path in paths if path.is_file()), paths[0])
-    settings = json_text.values_of(system.read_text()) if system.is_file() else {}
+    text = config_file.text_of(system, config_file.read(system))
+    settings = config_file.parsed(system, "json5", text)
     file = surroundings.directory / "settings.json"
     defaults = surroundings.environ.get(QWEN_DEFAULTS) or str(
         system.parent / "system-defaults.json"

@@ -18,11 +18,17 @@ from pathlib import Path
 from typing import Final
 
 from hearth.commands.agents import config_file, connection
-from hearth.commands.agents.agent_setup import Endpoint, Surroundings, key_file
+from hearth.commands.agents.agent_setup import (
+    KEY_VARIABLE,
+    NO_KEY,
+    Endpoint,
+    Surroundings,
+    key_file,
+)
 from hearth.commands.agents.agent_setups import AGENTS
 from hearth.commands.agents.config_file import Content
 from hearth.commands.agents.config_values import ConfigError
-from hearth.commands.agents.connection import Change
+from hearth.commands.agents.connection import Change, ConnectedFile
 from hearth.commands.agents.launch import CANNOT, about, endpoint_of
 from hearth.commands.server.find_or_start import find_or_start
 from hearth.shared.errors import StartError
@@ -46,7 +52,7 @@ def connect(name: str, options: argparse.Namespace) -> int:
         _write_key(endpoint, surroundings, changes)
         print(f"{agent.title} is set up for this server already.")
         return 0
-    _show(changes, endpoint.key)
+    _show(changes, [endpoint.key, *_written_keys(surroundings, before)])
     if endpoint.key:
         where = next((file.path for file in files if file.holds_key), key_file(surroundings))
         print(f"The server's key will be in {where}, which only you can read then (mode 0600).")
@@ -69,8 +75,7 @@ def undo(name: str, options: argparse.Namespace) -> int:
         print(f"{agent.title} is not connected: there is nothing to undo.")
         return 0
     changes = connection.plan_undo(files)
-    held = config_file.read(key_file(surroundings))
-    _show(changes, (held.data or b"").decode())
+    _show(changes, _written_keys(surroundings, files))
     if any(change.now != change.then for change in changes) and not _agrees(options):
         return DISAGREED
     connection.apply(changes)
@@ -105,9 +110,17 @@ def _found_endpoint(options: argparse.Namespace) -> tuple[Endpoint, bool]:
     return endpoint, server.is_ours
 
 
-def _show(changes: Sequence[Change], secret: str) -> None:
+def _written_keys(surroundings: Surroundings, files: Sequence[ConnectedFile]) -> list[str]:
+    """Return the server's keys that a former connect has written."""
+    held = (config_file.read(key_file(surroundings)).data or b"").decode(errors="replace")
+    entries = [entry for file in files for entry in file.entries]
+    named = [str(entry.value) for entry in entries if entry.keys[-1] == KEY_VARIABLE]
+    return [held, *(key for key in named if key != NO_KEY)]
+
+
+def _show(changes: Sequence[Change], secrets: Sequence[str]) -> None:
     for change in changes:
-        if diff := connection.diff_of(change, secret):
+        if diff := connection.diff_of(change, secrets):
             print(diff)
 
 
@@ -124,7 +137,11 @@ def _agrees(options: argparse.Namespace) -> bool:
         return True
     if not sys.stdin.isatty():
         raise StartError("Nothing is written: there is no terminal to ask in. Add --yes.")
-    return input("Write this? [y/N] ").strip().lower() in ("y", "yes")
+    try:
+        return input("Write this? [y/N] ").strip().lower() in ("y", "yes")
+    except EOFError:
+        print()
+        return False
 
 
 def options_of(arguments: Sequence[str] | None = None) -> argparse.Namespace:

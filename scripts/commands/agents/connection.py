@@ -107,15 +107,17 @@ def _sha256(content: Content) -> str:
     return hashlib.sha256(content.data or b"").hexdigest()
 
 
-def diff_of(change: Change, secret: str) -> str:
-    """Return the unified diff of `change`, without the key `secret`."""
+def diff_of(change: Change, secrets: Sequence[str]) -> str:
+    """Return the unified diff of `change`, without the keys `secrets`."""
     sides = (change.now, change.then)
     old, new = ("/dev/null" if each.data is None else str(change.path) for each in sides)
     was, then = (config_file.text_of(change.path, each).splitlines(True) for each in sides)
     shown = []
     for line in difflib.unified_diff(was, then, old, new):
         line = line.rstrip("\r\n")
-        shown.append(line.replace(secret, "<the server's key>") if secret else line)
+        for secret in filter(None, secrets):
+            line = line.replace(secret, "<the server's key>")
+        shown.append(line)
     return "\n".join(shown)
 
 

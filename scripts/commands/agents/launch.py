@@ -11,6 +11,7 @@ Exit status: the agent's; 2: it is not installed, or there is no server for it.
 
 import argparse
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -21,6 +22,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Final
+from urllib.parse import urlsplit
 
 from hearth.commands.agents.agent_setup import Agent, Endpoint, Launch, Surroundings
 from hearth.commands.agents.agent_setups import AGENTS
@@ -28,10 +30,12 @@ from hearth.commands.agents.config_values import ConfigError
 from hearth.commands.server.find_or_start import RunningServer, find_or_start
 from hearth.shared.errors import StartError
 from hearth.shared.paths import env_file
+from hearth.shared.processes import process_started
 from hearth.shared.settings_from_env import load_settings
 
 CANNOT: Final = 2
 FORWARDED: Final = (signal.SIGTERM, signal.SIGHUP)
+DIRECTORY: Final = "hearth-launch-"  # of the temporary files; the pid of their command follows
 
 
 def endpoint_of(server: RunningServer) -> Endpoint:
@@ -54,10 +58,17 @@ def about(agent: Agent, endpoint: Endpoint) -> list[str]:
     return lines
 
 
-def environment_of(launch: Launch, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of the agent: its user's, with what `launch` sets and removes."""
+def environment_of(launch: Launch, environ: Mapping[str, str], base_url: str) -> dict[str, str]:
+    """Return the environment of the agent: its user's, with what `launch` sets and removes.
+
+    An HTTP proxy of the user does not stand before the server at `base_url`.
+    """
     kept = {name: text for name, text in environ.items() if name not in launch.removed}
-    return {**kept, **launch.environment}
+    direct = {}
+    if any(name.lower() in ("http_proxy", "https_proxy", "all_proxy") for name in kept):
+        names = [kept.get("NO_PROXY") or kept.get("no_proxy"), urlsplit(base_url).hostname]
+        direct = dict.fromkeys(("NO_PROXY", "no_proxy"), ",".join(filter(None, names)))
+    return {**kept, **direct, **launch.environment}
 
 
 def write_files(launch: Launch, directory: Path) -> None:
@@ -67,11 +78,30 @@ def write_files(launch: Launch, directory: Path) -> None:
             file.write(text)
 
 
-def run_agent(binary: str, launch: Launch, given: Sequence[str]) -> int:
-    """Run the agent in this terminal; return its exit status, as a shell tells it."""
+@contextmanager
+def temporary_directory() -> Iterator[Path]:
+    """Give a directory that only this user reads; those of commands that were killed go first."""
+    for left in Path(tempfile.gettempdir()).glob(f"{DIRECTORY}*-*"):
+        pid = left.name.removeprefix(DIRECTORY).partition("-")[0]
+        if pid.isdecimal() and process_started(int(pid)) is None:
+            shutil.rmtree(left, ignore_errors=True)  # they may hold a key
+    with tempfile.TemporaryDirectory(prefix=f"{DIRECTORY}{os.getpid()}-") as directory:
+        yield Path(directory)
+
+
+def run_agent(binary: str, launch: Launch, given: Sequence[str], base_url: str) -> int:
+    """Run the agent in this terminal; return its exit status, as a shell tells it.
+
+    Raises:
+        StartError: the system does not start it.
+    """
     command = [binary, *launch.arguments, *(given or launch.default_arguments)]
     with _signals_for_child() as forward_to:
-        process = subprocess.Popen(command, env=environment_of(launch, os.environ))
+        try:
+            environment = environment_of(launch, os.environ, base_url)
+            process = subprocess.Popen(command, env=environment)
+        except OSError as error:
+            raise StartError(f"{binary} cannot be started: {error.strerror}.") from None
         forward_to.append(process)
         status = process.wait()
     return status if status >= 0 else 128 - status
@@ -110,17 +140,17 @@ def launch(options: argparse.Namespace) -> int:
     settings = load_settings(os.environ, env_file())
     with (
         find_or_start(settings, options.model) as server,
-        tempfile.TemporaryDirectory(prefix="hearth-launch-") as directory,
+        temporary_directory() as directory,
     ):
         endpoint = endpoint_of(server)
-        surroundings = Surroundings(Path.home(), os.environ, Path(directory))
+        surroundings = Surroundings(Path.home(), os.environ, directory)
         setup = agent.launch(endpoint, surroundings)
         write_files(setup, surroundings.directory)
         lines = about(agent, endpoint)
         if agent.apart:
             lines.append(f"Your own settings apply beside this; {agent.apart}.")
         print(*lines, sep="\n", file=sys.stderr, flush=True)
-        return run_agent(binary, setup, options.arguments)
+        return run_agent(binary, setup, options.arguments, endpoint.base_url)
 
 
 def options_of(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -138,7 +168,10 @@ def options_of(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("agent", metavar="AGENT", choices=AGENTS, help=", ".join(AGENTS))
     parser.add_argument("--model", default="", help="default the first that the server lists")
-    options = parser.parse_args(ours)
+    options, unknown = parser.parse_known_args(ours)
+    if unknown:
+        start = f"hearth launch {options.agent} -- {shlex.join(unknown)}"
+        parser.error(f"what is for the agent stands behind --, as in: {start}")
     options.arguments = theirs
     return options
 

@@ -151,6 +151,8 @@ class Chat:
                 return
             for row in names_served(self.server):
                 self.say(f"{'*' if row == self.server.model else ' '} {shown_name(row)}")
+        except KeyboardInterrupt:
+            self.say(f"{self.server.model} goes on", "dim")
         except StartError as error:
             self.say(str(error), "red")
 

@@ -28,7 +28,6 @@ from hearth.commands.service.service_plan import ServiceHost, ServicePlan, plan_
 from hearth.commands.service.systemd import Systemd
 from hearth.shared.errors import StartError
 from hearth.shared.make_private_directory import make_private
-from hearth.shared.paths import env_file
 from hearth.shared.processes import PID_FILE, read_pid_file, take_port, url_of
 from hearth.shared.settings_from_env import Settings, load_settings
 
@@ -195,12 +194,10 @@ class Service:
         return ""
 
     def about_shell(self) -> str:
-        """Return a hint where settings are out of the service's sight: in this shell, in ./.env."""
+        """Return a hint where settings are out of the service's sight: in this shell."""
         host = self.host
         names = [row.metadata["name"] for row in dataclasses.fields(Settings)]
         unseen = [name for name in names if name in host.environ]
-        if env_file() != host.settings_file and env_file().is_file():
-            unseen.append(str(env_file()))
         return (
             f"The service does not see {', '.join(unseen)}. Set what it is to have in "
             f"{host.settings_file}."

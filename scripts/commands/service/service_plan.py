@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from hearth.shared.errors import StartError
-from hearth.shared.paths import CODE_DIR, HOME_DIR, IS_CHECKOUT
+from hearth.shared.paths import env_file
 from hearth.shared.stop_times import CHUNK_WAIT_S, END_WAIT_S
 
 STOP_S_MIN: Final = 30
@@ -50,7 +50,7 @@ class ServiceHost:
 
 def this_host() -> ServiceHost:
     """An install's service reads ~/.hearth/.env, wherever a command was started."""
-    settings_file = (CODE_DIR if IS_CHECKOUT else HOME_DIR) / ".env"
+    settings_file = env_file()
     return ServiceHost(sys.platform, Path.home(), os.getuid(), os.environ, settings_file)
 
 

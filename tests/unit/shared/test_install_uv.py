@@ -105,3 +105,15 @@ def test_commands_install_what_is_missing_and_go_on_as_hearth_where_the_user_is(
     assert install_and_run.main(words) == 0
     hearth = [str(tmp_path / "bin/python"), "-P", "-m", "hearth.commands.main"]
     assert (prepared, became) == ([[]], [([*hearth, *words], tmp_path)])
+
+
+def test_a_word_that_is_no_command_installs_nothing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prepared: list[list[str]] = []
+    monkeypatch.setattr(install_and_run, "prepare", lambda _, extras: prepared.append(extras))
+    monkeypatch.setattr(install_and_run, "is_usable_here", lambda: True)
+    monkeypatch.setattr(install_and_run.signal, "getsignal", lambda number: signal.SIG_IGN)
+    with pytest.raises(SystemExit, match="2"):
+        install_and_run.main(["rnu", "qwen3.5-9b"])
+    assert "invalid choice: 'rnu'" in capsys.readouterr().err and prepared == []

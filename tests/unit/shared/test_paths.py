@@ -45,7 +45,7 @@ def report(site: Path, home: Path, here: Path, **given: str) -> dict[str, Any]:
     return found
 
 
-def test_an_install_reads_env_here_then_in_the_home_directory(
+def test_an_install_reads_env_in_the_home_directory_and_none_of_a_project(
     install: Path, tmp_path: Path
 ) -> None:
     home, here = tmp_path / "home", tmp_path / "here"
@@ -55,8 +55,8 @@ def test_an_install_reads_env_here_then_in_the_home_directory(
     (home / ".hearth").mkdir()
     (home / ".hearth" / ".env").write_text("PROXY_PORT=4444\n")
     assert report(install, home, here)["port"] == 4444
-    (here / ".env").write_text("WORKERS=1\n")
-    assert report(install, home, here)["port"] == 4000, "the file here stands alone"
+    (here / ".env").write_text("PROXY_HOST=evil.example\nPROXY_PORT=80\n")
+    assert report(install, home, here)["port"] == 4444
     assert report(install, home, here, PROXY_PORT="4555")["port"] == 4555
 
 

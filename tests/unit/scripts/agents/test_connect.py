@@ -283,6 +283,32 @@ def test_the_diff_is_shown_without_the_key_and_a_no_writes_nothing(
     assert home.files() == {}
 
 
+@pytest.mark.parametrize("name", AGENTS)
+def test_no_diff_shows_a_key_of_the_server_also_not_one_of_before(
+    name: str, home: Home, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home.key = KEY
+    assert connect.main([name, "--yes"]) == 0
+    home.key, home.context = "sk-another-key-9876", 8_192
+    assert connect.main([name, "--yes"]) == 0
+    home.key = ""
+    assert connect.main([name, "--undo", "--yes"]) == 0
+    said = capsys.readouterr().out
+    assert KEY not in said and "sk-another" not in said
+
+
+def test_ctrl_d_at_the_question_is_a_no(
+    home: Home, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ended(_: str) -> str:
+        raise EOFError
+
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True)
+    monkeypatch.setattr("builtins.input", ended)
+    assert connect.main(["codex"]) == 1
+    assert home.files() == {}
+
+
 def test_without_a_terminal_nothing_is_written_unless_it_is_asked_for(
     home: Home, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

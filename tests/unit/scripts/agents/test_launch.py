@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -86,6 +87,84 @@ def test_an_agent_gets_its_users_arguments_and_the_key_in_no_argument(
     assert "127.0.0.1:4000" in everything and "m/x" in everything and "65536" in everything
     assert all(mode == "0o600" for _, mode in row["files"].values())
     assert not any(Path(path).exists() for path in row["files"])
+
+
+def test_an_http_proxy_of_the_user_is_not_asked_for_this_machine(
+    told: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("NO_PROXY", "no_proxy", "https_proxy", "HTTP_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    assert launch.main(["pi"]) == 0
+    assert "NO_PROXY" not in json.loads(told.read_text())["environment"]
+    monkeypatch.setenv("https_proxy", "http://proxy.example:3128")
+    monkeypatch.setenv("no_proxy", ".corp")
+    assert launch.main(["pi"]) == 0
+    environment = json.loads(told.read_text())["environment"]
+    assert environment["NO_PROXY"] == environment["no_proxy"] == ".corp,127.0.0.1"
+    assert environment["https_proxy"] == "http://proxy.example:3128"
+
+
+def test_no_other_provider_of_claude_code_is_left_on(
+    told: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for provider in ("BEDROCK", "VERTEX", "FOUNDRY", "MANTLE", "GATEWAY", "ANTHROPIC_AWS"):
+        monkeypatch.setenv(f"CLAUDE_CODE_USE_{provider}", "1")
+    assert launch.main(["claude"]) == 0
+    row = json.loads(told.read_text())
+    ((settings, _),) = row["files"].values()
+    assert not [name for name in row["environment"] if name.startswith("CLAUDE_CODE_USE_")]
+    assert json.loads(settings)["env"]["CLAUDE_CODE_USE_ANTHROPIC_AWS"] == ""
+
+
+def test_what_the_agent_is_given_without_the_dashes_is_told_where_it_stands(
+    told: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        launch.main(["codex", "exec", "two words"])
+    assert "as in: hearth launch codex -- exec 'two words'" in capsys.readouterr().err
+    assert not told.exists()
+
+
+def test_what_a_killed_command_left_is_removed_by_the_next(
+    told: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(told.parent))
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    left, held = (told.parent / f"hearth-launch-{pid}-x" for pid in (ended.pid, os.getpid()))
+    for directory in (left, held):
+        directory.mkdir()
+        (directory / "settings.json").write_text(KEY)
+    assert launch.main(["claude"]) == 0
+    assert not left.exists() and held.exists()
+    assert [path for path in told.parent.glob("hearth-launch-*")] == [held]
+
+
+def test_an_agent_that_the_system_does_not_start_is_told(
+    told: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_agent(told.parent, "pi", "#!/no/such/interpreter\n")
+    assert launch.main(["pi"]) == 2
+    assert f"{told.parent}/pi cannot be started: No such file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["[]", "{", '{"a":'])
+def test_settings_in_a_variable_that_are_none_are_named(
+    text: str, told: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("OPENCODE_CONFIG_CONTENT", text)
+    assert launch.main(["opencode"]) == 2
+    assert "$OPENCODE_CONFIG_CONTENT cannot be edited: line 1" in capsys.readouterr().err
+
+
+def test_settings_of_the_system_that_cannot_be_read_are_named(
+    told: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    system = told.parent / "system.json"
+    system.write_bytes(b"\xff{}")
+    monkeypatch.setenv("QWEN_CODE_SYSTEM_SETTINGS_PATH", str(system))
+    assert launch.main(["qwen"]) == 2
+    assert f"{system} is no UTF-8" in capsys.readouterr().err
 
 
 def test_openclaw_opens_its_chat_where_nothing_else_is_said(told: Path) -> None:

@@ -144,6 +144,18 @@ def test_models_are_listed_and_changed(talk: Talk, monkeypatch: pytest.MonkeyPat
     assert shown.endswith("other\nother takes no images.\n\n")
 
 
+def test_ctrl_c_while_a_model_loads_stays_with_the_one_before(
+    talk: Talk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(server: RunningServer, name: str) -> RunningServer:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(chat_loop, "with_model", interrupted)
+    shown = talk("/model other", "still there?")
+    assert "pocket goes on\n" in shown
+    assert [body[0]["content"] for body in talk.bodies] == ["still there?"]  # type: ignore[attr-defined]
+
+
 # ---------------------------------------------------------------- images
 
 
