@@ -15,7 +15,6 @@ from hearth.commands.models.memory_lines import memory_lines, sentence
 from hearth.commands.models.model_capabilities import capabilities
 from hearth.commands.models.pull_model import git_digest, hub_id_of
 from hearth.shared.models.local_models import OMLX, FoundModel
-from hearth.shared.settings_from_env import load_settings
 from hearth.worker.verdict.memory_verdict import MemoryVerdict
 from scripts.fixtures.fixture_cache import fixture_dir
 
