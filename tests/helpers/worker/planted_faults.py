@@ -49,10 +49,12 @@ def forward_one_short(patch: pytest.MonkeyPatch) -> None:
     """The engine reads a chunk in two forwards, of which the last reads one token."""
     prefill = Engine.prefill
 
-    def shifted(self: Engine, cache: list[Any], ids: list[int], images: Any = ()) -> None:
+    def shifted(
+        self: Engine, cache: list[Any], ids: list[int], images: Any = (), adapter: str = ""
+    ) -> None:
         if len(ids) > 1:
-            prefill(self, cache, ids[:-1], images)
-        prefill(self, cache, ids[-1:], images)
+            prefill(self, cache, ids[:-1], images, adapter)
+        prefill(self, cache, ids[-1:], images, adapter)
 
     patch.setattr(Engine, "prefill", shifted)
 

@@ -98,7 +98,7 @@ def test_a_prompt_is_read_to_the_same_bits_whether_a_draft_model_is_shown_it_or_
     for start in range(0, 90, 45):
         chunk = ids[start : start + 45]
         engine.prefill(alone, chunk)
-        hidden = engine.prefill_with_hidden(shown, chunk, (), 20)
+        hidden = engine.prefill_with_hidden(shown, chunk, (), tokens_max=20)
         _, expected = engine_hidden(name, ids[: start + 45])
         assert mx.allclose(hidden, expected[:, -20:], atol=1e-2).item()
     states = [tree_flatten([layer.state for layer in cache]) for cache in (alone, shown)]

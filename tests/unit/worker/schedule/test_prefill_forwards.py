@@ -45,7 +45,7 @@ def timed(step_s: float, streams: int = 3, **parts: Any) -> tuple[Scheduler, Scr
         **{name: [1] * 5_000 for name in names},
     )
     engine.prefill = clock.slow(  # type: ignore[method-assign]
-        engine.prefill, lambda _cache, ids, _images: TOKEN_S * len(ids)
+        engine.prefill, lambda _cache, ids, *_: TOKEN_S * len(ids)
     )
     decoder: Any = engine.decoder
     decoder.step = clock.slow(decoder.step, lambda: step_s)

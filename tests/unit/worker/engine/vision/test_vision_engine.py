@@ -252,6 +252,6 @@ def test_hidden_states_for_a_draft_model_change_no_bit_of_what_a_prompt_with_an_
     engine.encode(runs[0].picture)
     plain = feed(engine, engine.new_cache(), ids, [0, len(ids) - 1], runs)
     shown = engine.new_cache()
-    hidden = engine.prefill_with_hidden(shown, ids[:-1], runs, 16)
+    hidden = engine.prefill_with_hidden(shown, ids[:-1], runs, tokens_max=16)
     assert same(held(plain), held(shown)) and hidden.shape[:2] == (1, 16)
     assert mx.all(mx.isfinite(hidden)).item()
