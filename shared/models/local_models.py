@@ -67,7 +67,7 @@ def hub_models(cache: Path) -> Iterator[FoundModel]:
         if folder.name.startswith(_HUB_FOLDER):
             name = folder.name.removeprefix(_HUB_FOLDER).replace("--", "/", 1)
             snapshot = _snapshot(folder)
-            if snapshot is not None and (snapshot / "config.json").is_file():
+            if snapshot is not None and _has_config(snapshot):
                 yield FoundModel(name, snapshot, HUB)
 
 
@@ -124,7 +124,7 @@ def indexed_files(directory: Path) -> set[str]:
 def _below(folder: Path, place: str, prefix: str = "", depth: int = 1) -> Iterator[FoundModel]:
     for each in _folders(folder):
         name = f"{prefix}{each.name}"
-        if (each / "config.json").is_file():
+        if _has_config(each):
             if weight_files(each):
                 yield FoundModel(name, each, place)
         elif depth < _DEPTH_MAX:
@@ -134,8 +134,15 @@ def _below(folder: Path, place: str, prefix: str = "", depth: int = 1) -> Iterat
 def _folders(folder: Path) -> list[Path]:
     try:
         return sorted(path for path in folder.iterdir() if path.is_dir() and path.name[:1] != ".")
-    except OSError:  # not there, or closed to this user
+    except (OSError, ValueError):  # not there, closed to this user, or no path at all
         return []
+
+
+def _has_config(directory: Path) -> bool:
+    try:
+        return (directory / "config.json").is_file()
+    except OSError:  # closed to this user
+        return False
 
 
 def _snapshot(folder: Path) -> Path | None:

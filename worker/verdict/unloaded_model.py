@@ -24,6 +24,10 @@ from hearth.worker.engine.weights_identity import WeightsIdentity
 # How mlx-lm finds an architecture; it has no public name of its own.
 _known_classes: Final = inspect.signature(load_model).parameters["get_model_classes"].default
 PROBE_TOKENS: Final = 3
+LAYERS_MAX: Final = (
+    4096  # a layer is Python objects: a config that told 10**9 would fill all memory
+)
+_LAYER_COUNTS: Final = ("num_hidden_layers", "num_layers", "n_layers", "n_layer")
 _DTYPES: Final = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
 
 
@@ -35,6 +39,7 @@ def unloaded_model(directory: Path, context_max: int, weight_bytes: int) -> Load
     Raises:
         Exception: mlx-lm knows no such architecture, or its config is not whole.
     """
+    _check_layer_count(read_json(directory / "config.json"))
     has_weights = next(directory.glob("model*.safetensors"), None) is not None
     classes = _known_classes if has_weights else _classes_without_weights
     model, config = load_model(directory, lazy=True, strict=False, get_model_classes=classes)
@@ -65,6 +70,16 @@ def unloaded_probe(model: nn.Module) -> list[Any]:
     cache: list[Any] = make_prompt_cache(model)
     model(mx.zeros((1, PROBE_TOKENS), mx.int32), cache=cache)
     return cache
+
+
+def _check_layer_count(config: dict[str, Any]) -> None:
+    """Raises: ValueError: it tells more layers than any model has."""
+    text = config.get("text_config")
+    for part in (config, text if isinstance(text, dict) else {}):
+        for name in _LAYER_COUNTS:
+            count = part.get(name)
+            if isinstance(count, int) and count > LAYERS_MAX:
+                raise ValueError(f"its config tells {count:,} layers, and {LAYERS_MAX:,} are built")
 
 
 def _classes_without_weights(config: dict[str, Any]) -> tuple[type[nn.Module], type]:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Final
 
+from hearth.commands.models.plain_text import plain
 from hearth.worker.verdict.memory_verdict import LONG_TOKENS, SHORT_TOKENS, MemoryVerdict
 
 GB: Final = 1024**3
@@ -26,7 +27,7 @@ def sentence(verdict: MemoryVerdict) -> str:
     if verdict.unknown:
         return (
             f"Its weights fit ({weights:.1f} of {limit:.1f} GB). What its context takes is not "
-            f"known before it is loaded: {verdict.unknown[:200]}"
+            f"known before it is loaded: {plain(verdict.unknown[:200])}"
         )
     tokens = verdict.context_tokens
     if verdict.context_by == "memory":

@@ -80,7 +80,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """Return what a file says; a missing or broken one says nothing, as for mlx-lm."""
     try:
         content = json.loads(path.read_bytes())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return content if isinstance(content, dict) else {}
 

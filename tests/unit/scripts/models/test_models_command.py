@@ -15,7 +15,8 @@ from hearth.commands.models.memory_lines import memory_lines, sentence
 from hearth.commands.models.model_capabilities import capabilities
 from hearth.commands.models.pull_model import git_digest, hub_id_of
 from hearth.shared.models.local_models import OMLX, FoundModel
-from hearth.worker.verdict.memory_verdict import MemoryVerdict
+from hearth.shared.settings_from_env import load_settings
+from hearth.worker.verdict.memory_verdict import MemoryVerdict, memory_verdict
 from scripts.fixtures.fixture_cache import fixture_dir
 
 GB = 1024**3
@@ -116,6 +117,20 @@ def test_a_verdict_tells_what_fits_and_the_sums_behind_it() -> None:
 )
 def test_a_sentence_says_whether_a_model_fits(more: dict[str, object], told: str) -> None:
     assert told in sentence(verdict(**more))
+
+
+def test_what_a_config_says_cannot_move_the_cursor() -> None:
+    assert "\x1b" not in sentence(verdict(unknown="Model type \x1b[2J not supported."))
+
+
+def test_files_that_nobody_can_read_tell_nothing_and_are_told_as_that(tmp_path: Path) -> None:
+    for name in ("config.json", "tokenizer_config.json", "model.safetensors.index.json"):
+        (tmp_path / name).write_text('{"a":' * 100_000)
+    (tmp_path / "model.safetensors").write_bytes(bytes(10))
+    assert capabilities(tmp_path) == ()
+    settings = load_settings({}, None)
+    assert "recursion" in memory_verdict(tmp_path, settings, 10).unknown
+    assert FoundModel("owner/name", tmp_path, OMLX).is_whole
 
 
 @pytest.mark.parametrize("name", ["no-such-alias", "/a/b", "~/a", "./a", "a/b/c", "", "https://x"])

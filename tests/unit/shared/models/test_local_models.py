@@ -87,6 +87,26 @@ def test_what_is_no_model_for_mlx_is_not_listed(home: Path) -> None:
     assert names(home) == []
 
 
+def test_a_folder_that_is_closed_to_this_user_hides_no_other(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint(home / ".lmstudio/models/owner/closed")
+    checkpoint(home / ".lmstudio/models/owner/open")
+    cached(home, "owner/closed")
+    cached(home, "owner/open")
+    (home / ".lmstudio-home-pointer").write_text("/no/pa\0th")
+    is_file = Path.is_file
+
+    def is_file_for_this_user(path: Path) -> bool:
+        if "closed" in str(path.parent).removeprefix(str(home)):
+            raise PermissionError(13, "Permission denied", str(path))
+        return is_file(path)
+
+    monkeypatch.setattr(Path, "is_file", is_file_for_this_user)
+    assert names(home) == [("owner/open", HUB), ("owner/open", LM_STUDIO)]
+    assert model_path.named_model("qwen3.5-9b") == "mlx-community/Qwen3.5-9B-MLX-4bit"
+
+
 def test_of_several_revisions_the_main_one_counts(home: Path) -> None:
     cached(home, "owner/model", "old", is_main=False)
     new = cached(home, "owner/model", "new")

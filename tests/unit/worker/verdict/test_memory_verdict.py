@@ -3,6 +3,7 @@
 import functools
 import json
 import shutil
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -30,6 +31,7 @@ from scripts.harness.socketless_worker import loaded
 
 DEPTHS = (1, 300, 5000, 100_000)
 BESIDE = 300 * MB
+BUILT_S_MAX = 2.0  # a million layers take a minute, and all memory
 
 
 def settings_of(directory: Path, **more: str) -> Settings:
@@ -130,6 +132,20 @@ def test_what_nobody_knows_is_told_and_its_weights_still_count(tmp_path: Path) -
     assert "no_such_architecture" in verdict.unknown and verdict.fits
     assert verdict.kv_bytes is None and verdict.context_tokens == 0
     assert not memory_verdict(tmp_path, settings_of(tmp_path), 10**15).fits
+
+
+@pytest.mark.parametrize("is_nested", [False, True])
+def test_a_config_that_tells_more_layers_than_memory_holds_is_not_built(
+    is_nested: bool, tmp_path: Path
+) -> None:
+    source = fixture_dir("qwen3_5_vl" if is_nested else "qwen3")
+    config = json.loads((source / "config.json").read_text())
+    (config["text_config"] if is_nested else config)["num_hidden_layers"] = 10**6
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    began = time.monotonic()
+    verdict = memory_verdict(tmp_path, settings_of(tmp_path), 10**6)
+    assert "1,000,000 layers" in verdict.unknown and verdict.fits
+    assert time.monotonic() - began < BUILT_S_MAX
 
 
 # What makes a fixture's config one of real size, by the fixture: as scripts/harness/mac has them.
