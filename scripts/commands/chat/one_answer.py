@@ -8,7 +8,7 @@ from rich.text import Text
 
 from hearth.commands.chat.answer_stream import CUT_SHORT, Turn, ask
 from hearth.commands.chat.conversation import Conversation, ImageError, image_paths, read_image
-from hearth.commands.chat.terminal_text import shown
+from hearth.commands.chat.terminal_text import shown, shown_name
 from hearth.commands.server.find_or_start import RunningServer
 
 ANSWERED: Final = 0
@@ -59,12 +59,18 @@ class PlainWriter:
 async def answer_once(server: RunningServer, question: str, out: TextIO) -> int:
     """Write the answer to `out`; return the exit status. Images are sent by their paths in it."""
     conversation, turn = Conversation(), Turn()
+    paths = list(image_paths(question).values())
+    if paths and not server.takes_images:
+        print(
+            f"{shown_name(server.model)} takes no images: only the words are sent.", file=sys.stderr
+        )
+        paths = []
     try:
-        images = [read_image(path) for path in image_paths(question).values()]
+        images = [read_image(path) for path in paths]
     except ImageError as error:
         print(error, file=sys.stderr)
         return BROKEN
-    conversation.question(question, images if server.takes_images else [])
+    conversation.question(question, images)
     body = {"model": server.model, "messages": conversation.messages}
     with PlainWriter(turn, out) as writer:
         await ask(server, body, conversation.session, turn, writer.write_news)

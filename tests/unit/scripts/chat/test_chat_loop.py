@@ -1,5 +1,6 @@
 """The chat of hearth run is checked here without a server: lines, commands, what is sent."""
 
+import asyncio
 import io
 import os
 from collections.abc import Callable, Iterator
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from hearth.commands.chat import chat_loop
+from hearth.commands.chat import chat_loop, one_answer
 from hearth.commands.chat.answer_stream import Turn, error_text
 from hearth.commands.chat.chat_loop import Chat, command_of
 from hearth.commands.chat.conversation import (
@@ -178,6 +179,25 @@ def test_a_model_that_takes_no_images_is_asked_with_the_words(talk: Talk, tmp_pa
     shown = talk(f"rename {path}", server=blind)
     assert "pocket takes no images." in shown
     assert talk.bodies[0][0]["content"] == f"rename {path}"  # type: ignore[attr-defined]
+
+
+def test_a_question_once_with_an_image_that_cannot_be_sent_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "x.png").write_bytes(b"no image")
+    sent: list[Any] = []
+
+    async def ask(server: RunningServer, body: Any, session: str, turn: Turn, _: Any) -> None:
+        sent.append(body["messages"][0]["content"])
+
+    monkeypatch.setattr(one_answer, "ask", ask)
+    blind = RunningServer("http://127.0.0.1:4000", "", "pocket", None, False, False)
+    question = f"what is {tmp_path}/x.png?"
+    assert asyncio.run(one_answer.answer_once(blind, question, io.StringIO())) == 0
+    assert "pocket takes no images: only the words are sent." in capsys.readouterr().err
+    assert sent == [question]
+    assert asyncio.run(one_answer.answer_once(SERVER, question, io.StringIO())) == 1
+    assert "x.png is no PNG" in capsys.readouterr().err
 
 
 def test_only_files_that_are_there_and_end_like_an_image_are_taken(tmp_path: Path) -> None:
