@@ -67,7 +67,7 @@ async def pdf_pages(data: bytes) -> list[str]:
         RequestError: 503; the process was ended by the system, or stands still.
     """
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", _MODULE),
+        *(sys.executable, "-P", "-m", _MODULE),  # -P: a project may have an orjson.py
         stdin=PIPE,
         stdout=PIPE,
         stderr=DEVNULL,  # it may quote the file

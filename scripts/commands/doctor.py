@@ -115,7 +115,7 @@ def _become_fast(arguments: Sequence[str]) -> None:
     """Start anew with a fast BLAS in front, where one is to be had (Linux only)."""
     more = openblas_environment(os.environ)
     if more:
-        command = [sys.executable, "-m", "hearth.commands.main", "doctor", *arguments]
+        command = [sys.executable, "-P", "-m", "hearth.commands.main", "doctor", *arguments]
         os.execve(sys.executable, command, {**os.environ, **more})
 
 

@@ -362,7 +362,7 @@ class _Base:
         bound_waits(ours)
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", _MODULE],
+                [sys.executable, "-P", "-m", _MODULE],
                 env=environment | {"RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"},
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,

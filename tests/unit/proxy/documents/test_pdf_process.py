@@ -55,6 +55,14 @@ def test_pages_come_with_their_text_and_without_it() -> None:
     ]
 
 
+def test_no_module_that_lies_in_the_servers_directory_is_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "orjson.py").write_text("raise SystemExit(9)\n")
+    monkeypatch.chdir(tmp_path)
+    assert pages(text_pdf("mine")) == ["mine"]
+
+
 def test_the_same_pdf_gives_the_same_text_in_each_process() -> None:
     data = text_pdf(*(f"page {index}\nline" for index in range(7)))
     assert pages(data) == pages(data) == pdf_process.answer_of(data)["pages"]

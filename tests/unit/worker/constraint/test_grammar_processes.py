@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import send_handle
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -385,6 +386,14 @@ def test_no_process_outlives_a_worker_that_is_killed(how: signal.Signals) -> Non
         max(theirs, key=lambda each: each.pid).suspend()  # it would not see that its worker is gone
         worker.send_signal(how)
     wait_until_gone(theirs)
+
+
+def test_no_module_that_lies_in_the_workers_directory_is_imported(tmp_path: Path) -> None:
+    (tmp_path / "llguidance.py").write_text("raise SystemExit(9)\n")
+    program = WORKER.replace("time.sleep(600)", "line[0].fork()")
+    command = [sys.executable, "-P", "-c", program]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (0, "begun\n"), done.stderr
 
 
 # ---------------------------------------------------------------- whose words
