@@ -19,12 +19,12 @@ from hearth.worker.engine.lora import lora_files
 from hearth.worker.engine.lora.lora_adapter import LoraAdapter, applied
 from hearth.worker.engine.lora.lora_files import CONFIG, FILES, MLX_LM_WEIGHTS, PEFT_WEIGHTS
 from hearth.worker.engine.lora.lora_layers import why_not_computed
+from hearth.worker.engine.lora.lora_setup import LoraSetup
 from hearth.worker.engine.mlx_memory import GB, refuse_heavy
 from hearth.worker.engine.model_loader import LoadedModel, weights_of
 from hearth.worker.engine.prefill_lengths import network_of
 from hearth.worker.engine.weights_identity import WeightsIdentity
 from hearth.worker.prompt.prefill_cuts import CutRule
-from hearth.worker.setup.lora_setup import LoraSetup
 from scripts.harness.lora_files import (
     ADAPTERS,
     adapted,
