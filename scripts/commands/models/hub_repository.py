@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+from urllib.parse import urlsplit
 
 import httpx
 from huggingface_hub import HfApi, ResolvedRevision, constants, get_token, resolve_revision
@@ -190,7 +191,9 @@ def remedies(hub_id: str) -> Iterator[None]:
 
 
 def _endpoint() -> str:
-    return constants.ENDPOINT
+    """Return the hub's address without the password that a mirror's may hold."""
+    parts = urlsplit(constants.ENDPOINT)
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
 
 
 def _offline(hub_id: str) -> str:
