@@ -98,6 +98,15 @@ def import_from_checkout() -> None:
         sys.modules["hearth"] = package
 
 
+def check_command(name: str) -> None:
+    """Raise Stop where `hearth` has no such command: a slip is told before a long install."""
+    from scripts.commands.main import COMMANDS
+
+    if name not in COMMANDS:
+        known = ", ".join(COMMANDS)
+        raise Stop(f"{name!r} is no command. Commands: {known}, test. --help tells the options.", 2)
+
+
 class Stop(Exception):
     """Ends the command: the text is for the user, `code` is the exit status."""
 
@@ -561,6 +570,8 @@ def run(arguments: "list[str]") -> None:
     import_from_checkout()
     from hearth.shared.errors import StartError
 
+    if is_command:
+        check_command(arguments[0])
     try:
         version = prepare(VENV, wanted_extras(options, is_test))
         if is_test:

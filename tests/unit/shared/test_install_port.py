@@ -489,8 +489,27 @@ def test_the_options_say_which_extras_are_installed(
 def test_an_unknown_option_is_refused_by_the_usage(
     started: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for wrong in ("--modell", "--mod=x", "serve"):
+    for wrong in ("--modell", "--mod=x"):
         with pytest.raises(SystemExit) as refusal:
             install_and_run.main([wrong])
         assert refusal.value.code == 2
         assert wrong in capsys.readouterr().err
+
+
+def test_a_command_of_hearth_is_run_in_the_directory_of_the_user(started: Path) -> None:
+    with pytest.raises(Became) as became:
+        install_and_run.main(["run", "qwen3.5-9b", "--port", "4001"])
+    command, environ, directory = became.value.args
+    assert command == ["-P", "-m", "hearth.commands.main", "run", "qwen3.5-9b", "--port", "4001"]
+    assert directory == str(started) and "PYTHONPATH" not in environ
+
+
+def test_a_mistyped_command_is_told_before_anything_is_installed(
+    started: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    installed: list[Path] = []
+    monkeypatch.setattr(install_and_run, "prepare", lambda venv, extras: installed.append(venv))
+    assert install_and_run.main(["lauch", "claude"]) == 2
+    told = capsys.readouterr().err
+    assert "'lauch' is no command" in told and "launch" in told
+    assert installed == []
