@@ -54,7 +54,7 @@ def named_model(source: str, setting: str = "MODEL_PATH") -> Path | str:
 def _known(name: str, setting: str) -> Path | str:
     """Return what an alias, a hub id or the name of a model on this disk stands for."""
     model = catalogued(name)
-    wanted = name if model is None else model.hub_id
+    wanted = name.removesuffix(":latest") if model is None else model.hub_id
     found = [each for each in matching(wanted, local_models()) if each.is_whole]
     if len(found) > 1:
         raise StartError(

@@ -198,8 +198,8 @@ def _endpoint() -> str:
 
 def _offline(hub_id: str) -> str:
     return (
-        f"HF_HUB_OFFLINE is set, and the hub's cache has no whole {hub_id}. Unset it to fetch "
-        "this model; `hearth models` lists those that are here."
+        f"HF_HUB_OFFLINE is set, so that {_endpoint()} is not asked for {hub_id}. Unset it to "
+        "fetch this model; `hearth models` lists those that are here."
     )
 
 
