@@ -141,7 +141,8 @@ def _origin_pattern(text: str) -> re.Pattern[str]:
     match = _ORIGIN.fullmatch(text.rstrip("/").lower())
     scheme, host, port = match.groups() if match else ("", "", "")
     rest = host.removeprefix("*.") if host != "*" else ""
-    if match is None or "*" in rest or (host == "*" and scheme in _WEB):
+    is_name = is_host_name(rest) or is_address(rest.strip("[]"))
+    if match is None or "*" in rest or (scheme in _WEB and not is_name):
         raise StartError(
             f"CORS_ORIGINS holds {text!r}; allowed are origins such as http://localhost:3000, and "
             "patterns such as http://localhost:*, https://*.example.com and, of schemes that no "

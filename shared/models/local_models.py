@@ -15,6 +15,7 @@ HUB: Final = "Hugging Face"
 LM_STUDIO: Final = "LM Studio"
 OMLX: Final = "oMLX"
 _HUB_FOLDER: Final = "models--"
+_WEIGHTS: Final = "*.safetensors"
 _INDEX: Final = "model.safetensors.index.json"
 _INDEX_BYTES_MAX: Final = 64 * 1024**2
 _POINTER_BYTES_MAX: Final = 4096
@@ -40,9 +41,10 @@ class FoundModel:
 
     @property
     def is_whole(self) -> bool:
-        """Whether every file of weights that its index names is there."""
+        """Whether every file of weights is there that its index or a link of the cache names."""
         there = {name for name, _ in weight_files(self.directory)}
-        return bool(there) and indexed_files(self.directory) <= there
+        linked = {path.name for path in self.directory.glob(_WEIGHTS) if path.is_symlink()}
+        return bool(there) and linked | indexed_files(self.directory) <= there
 
 
 def local_models(home: Path | None = None) -> list[FoundModel]:
@@ -88,21 +90,30 @@ def matching(name: str, models: list[FoundModel]) -> list[FoundModel]:
 
     One that lies in several places is returned once, the hub's before others'.
     """
+    by_name: dict[str, FoundModel] = {}
+    for model in sorted(_called(name, models), key=lambda model: model.place != HUB):
+        by_name.setdefault(model.name.lower(), model)
+    return list(by_name.values())
+
+
+def matching_whole(name: str, models: list[FoundModel]) -> list[FoundModel]:
+    """Return those of `matching` that could be served: of one in several places a whole one."""
+    return matching(name, [model for model in _called(name, models) if model.is_whole])
+
+
+def _called(name: str, models: list[FoundModel]) -> list[FoundModel]:
     wanted = name.lower().removesuffix(":latest")
     whole = [model for model in models if model.name.lower() == wanted]
     if "/" not in wanted and not whole:
         whole = [model for model in models if model.name.lower().rpartition("/")[2] == wanted]
-    by_name: dict[str, FoundModel] = {}
-    for model in sorted(whole, key=lambda model: model.place != HUB):
-        by_name.setdefault(model.name.lower(), model)
-    return list(by_name.values())
+    return whole
 
 
 def weight_files(directory: Path) -> list[tuple[str, int]]:
     """Return the files of weights that are there, each with its bytes."""
     found = []
     try:
-        for path in sorted(directory.glob("*.safetensors")):
+        for path in sorted(directory.glob(_WEIGHTS)):
             if path.is_file():  # no link whose file is gone
                 found.append((path.name, path.stat().st_size))
     except OSError:

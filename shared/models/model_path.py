@@ -9,7 +9,7 @@ from typing import Final
 
 from hearth.shared.errors import StartError
 from hearth.shared.models.catalogue import catalogued
-from hearth.shared.models.local_models import HUB, local_models, matching
+from hearth.shared.models.local_models import HUB, local_models, matching_whole
 from hearth.shared.settings import POCKET
 
 _BUILTIN: Final = "builtin:"
@@ -54,8 +54,8 @@ def named_model(source: str, setting: str = "MODEL_PATH") -> Path | str:
 def _known(name: str, setting: str) -> Path | str:
     """Return what an alias, a hub id or the name of a model on this disk stands for."""
     model = catalogued(name)
-    wanted = name if model is None else model.hub_id
-    found = [each for each in matching(wanted, local_models()) if each.is_whole]
+    wanted = name.removesuffix(":latest") if model is None else model.hub_id
+    found = matching_whole(wanted, local_models())
     if len(found) > 1:
         raise StartError(
             f"{setting} is {name!r}, which {len(found)} models on this disk are called: "
@@ -82,6 +82,6 @@ def check_model(source: str, setting: str = "MODEL_PATH") -> str:
             raise StartError(f"{setting} is {source!r}, a directory without *.safetensors files.")
         return f"{source}, a directory"
     told = source if source == named else f"{source}, which is {named}"
-    if any(each.is_whole for each in matching(named, local_models())):
+    if matching_whole(named, local_models()):
         return f"{told}, which the hub's cache has"
     return f"{told}, which the first start fetches, as `hearth pull {source}` does"

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+from urllib.parse import urlsplit
 
 import httpx
 from huggingface_hub import HfApi, ResolvedRevision, constants, get_token, resolve_revision
@@ -190,13 +191,15 @@ def remedies(hub_id: str) -> Iterator[None]:
 
 
 def _endpoint() -> str:
-    return constants.ENDPOINT
+    """Return the hub's address without the password that a mirror's may hold."""
+    parts = urlsplit(constants.ENDPOINT)
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
 
 
 def _offline(hub_id: str) -> str:
     return (
-        f"HF_HUB_OFFLINE is set, and the hub's cache has no whole {hub_id}. Unset it to fetch "
-        "this model; `hearth models` lists those that are here."
+        f"HF_HUB_OFFLINE is set, so that {_endpoint()} is not asked for {hub_id}. Unset it to "
+        "fetch this model; `hearth models` lists those that are here."
     )
 
 

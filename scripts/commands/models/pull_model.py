@@ -126,6 +126,7 @@ def hub_id_of(name: str) -> str:
     known = catalogued(name)
     if known is not None:
         return known.hub_id
+    name = name.removesuffix(":latest")
     if name.count("/") != 1 or name.startswith(("/", ".", "~")):
         raise ModelError(
             f"{name!r} is neither an alias nor a hub id (owner/name). `hearth models` lists the "

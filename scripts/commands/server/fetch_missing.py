@@ -5,7 +5,7 @@ from pathlib import Path
 from rich.console import Console
 
 from hearth.shared.errors import StartError
-from hearth.shared.models.local_models import local_models, matching
+from hearth.shared.models.local_models import local_models, matching_whole
 from hearth.shared.models.model_path import named_model
 from hearth.shared.settings import POCKET
 from hearth.shared.settings_from_env import Settings
@@ -20,7 +20,7 @@ def is_missing(source: str) -> bool:
     named = named_model(source, "MODEL")
     if named == POCKET or isinstance(named, Path):
         return False
-    return not any(model.is_whole for model in matching(named, local_models()))
+    return not matching_whole(named, local_models())
 
 
 def fetch_missing(source: str, settings: Settings, console: Console) -> None:

@@ -83,6 +83,21 @@ def test_a_file_that_is_listed_and_not_given_is_told(user: PullHome) -> None:
     assert status == 1 and f"lists extra.json of {HUB_ID}, and does not give it" in said
 
 
+def test_the_password_of_a_mirror_is_not_shown(user: PullHome) -> None:
+    user.environment["HF_ENDPOINT"] = "http://me:secret@127.0.0.1:9/mirror"
+    status, said = user.pull()
+    assert status == 1 and "http://127.0.0.1:9/mirror cannot be reached" in said
+    assert "secret" not in said
+
+
+def test_offline_it_is_not_said_that_a_whole_model_is_not_here(user: PullHome) -> None:
+    assert user.pull()[0] == 0
+    user.environment["HF_HUB_OFFLINE"] = "1"
+    status, said = user.pull()
+    assert status == 1 and f"is not asked for {HUB_ID}" in said
+    assert "no whole" not in said
+
+
 def test_control_c_ends_a_pull_whose_hub_hangs_and_one_that_waits_for_another(
     user: PullHome,
 ) -> None:

@@ -15,6 +15,7 @@ from hearth.commands.models.memory_lines import memory_lines, sentence
 from hearth.commands.models.model_capabilities import capabilities
 from hearth.commands.models.pull_model import git_digest, hub_id_of
 from hearth.shared.models.local_models import OMLX, FoundModel
+from hearth.shared.models.model_path import named_model
 from hearth.shared.settings_from_env import load_settings
 from hearth.worker.verdict.memory_verdict import MemoryVerdict, memory_verdict
 from scripts.fixtures.fixture_cache import fixture_dir
@@ -137,6 +138,10 @@ def test_files_that_nobody_can_read_tell_nothing_and_are_told_as_that(tmp_path: 
 def test_what_is_no_hub_id_is_not_asked_for(name: str) -> None:
     with pytest.raises(ModelError, match="neither an alias nor a hub id"):
         hub_id_of(name)
+
+
+def test_a_hub_id_may_end_as_ollama_ends_names() -> None:
+    assert hub_id_of("owner/Name:latest") == named_model("owner/Name:latest") == "owner/Name"
 
 
 def test_a_name_cannot_move_the_cursor(

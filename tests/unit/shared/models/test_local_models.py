@@ -174,6 +174,16 @@ def test_a_model_that_is_not_whole_is_not_what_a_name_means(home: Path) -> None:
     with pytest.raises(StartError, match="neither a directory nor a hub id"):
         model_path.named_model("model")
     assert "which the first start fetches" in model_path.check_model("owner/model")
+    whole = checkpoint(home / ".lmstudio/models/owner/model")
+    assert model_path.named_model("owner/model") == whole, "a pull that was killed hides no other"
+    assert [model.place for model in matching("owner/model", local_models())] == [HUB]
+
+
+def test_a_model_whose_shard_is_gone_is_not_whole_where_no_index_names_it(home: Path) -> None:
+    directory = cached(home, "owner/model")
+    assert next(hub_models(home / "hub")).is_whole
+    (directory / "model-00002-of-00002.safetensors").symlink_to("../../blobs/gone")
+    assert not next(hub_models(home / "hub")).is_whole
 
 
 def test_the_catalogue_is_sorted_unique_and_fits_where_it_says() -> None:

@@ -19,7 +19,7 @@ from hearth.worker.engine.lora import lora_files
 from hearth.worker.engine.lora.lora_adapter import LoraAdapter, applied
 from hearth.worker.engine.lora.lora_files import CONFIG, FILES, MLX_LM_WEIGHTS, PEFT_WEIGHTS
 from hearth.worker.engine.lora.lora_layers import why_not_computed
-from hearth.worker.engine.lora.lora_setup import LoraSetup
+from hearth.worker.engine.lora.lora_loader import LoraLoader
 from hearth.worker.engine.mlx_memory import GB, refuse_heavy
 from hearth.worker.engine.model_loader import LoadedModel, weights_of
 from hearth.worker.engine.prefill_lengths import network_of
@@ -245,17 +245,17 @@ def test_a_model_that_does_not_fit_with_its_adapters_says_how_much_these_are(min
         refuse_heavy(nbytes, "owner/model", 64 * GB)
 
     os.truncate(mine / MLX_LM_WEIGHTS, 90 * GB)
-    setup = LoraSetup(load_settings({"ADAPTERS": f"mine={mine}"}, None), admit)
+    setup = LoraLoader(load_settings({"ADAPTERS": f"mine={mine}"}, None), admit)
     with pytest.raises(
         StartError, match=r"weights are 91\.0 GB.* 90\.0 GB of them are those of AD"
     ):
         setup.admit(GB)
     with pytest.raises(StartError, match=r"MEMORY_LIMIT_MB\.$"):
-        LoraSetup(load_settings({}, None), admit).admit(91 * GB)
+        LoraLoader(load_settings({}, None), admit).admit(91 * GB)
 
 
 def test_an_adapter_that_changes_while_the_model_loads_is_read_as_it_is_hashed(mine: Path) -> None:
-    setup = LoraSetup(load_settings({"ADAPTERS": f"mine={mine}"}, None), lambda _nbytes: None)
+    setup = LoraLoader(load_settings({"ADAPTERS": f"mine={mine}"}, None), lambda _nbytes: None)
     configured(mine, lora_parameters={"scale": 3.5})
     identity = WeightsIdentity(mine, patterns=FILES).parts()
     made = setup.load(loaded("qwen3"), lambda at, names: WeightsIdentity(at, patterns=names))
