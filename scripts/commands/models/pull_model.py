@@ -13,7 +13,6 @@ into this machine's memory (--anyway fetches it all the same).
 
 import argparse
 import functools
-import glob
 import hashlib
 import os
 import queue
@@ -22,9 +21,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Final
 
-from huggingface_hub import snapshot_download
+from huggingface_hub import hf_hub_download
+from huggingface_hub.errors import RemoteEntryNotFoundError
 from huggingface_hub.utils import disable_progress_bars
 from rich.console import Console
 
@@ -111,7 +112,8 @@ def pull(options: argparse.Namespace, settings: Settings, console: Console) -> i
         if options.dry_run:
             return 0
         fetch_large(model, console)
-        snapshot_download(hub_id, revision=model.revision, allow_patterns=_patterns(model.files))
+        for file in model.files:
+            cached_by_library(model, file)
         remove_leftovers(model)
     say(f"{hub_id} is whole and checked. Serve it: hearth serve --model {options.model}")
     return 0
@@ -141,17 +143,10 @@ def fetch_small(model: HubModel) -> None:
     Raises:
         ModelError: a file is not what the hub told.
     """
-    small = [file for file in model.files if not file.is_large]
-    if not small:
-        return
-    snapshot_download(model.hub_id, revision=model.revision, allow_patterns=_patterns(small))
-    for file in small:
-        path = model.snapshot / file.path
-        if not path.exists():
-            raise ModelError(
-                f"The hub lists {file.path} of {model.hub_id}, and does not give it. Pull again "
-                "later, or use another mirror (HF_ENDPOINT)."
-            )
+    for file in model.files:
+        if file.is_large:
+            continue
+        path = cached_by_library(model, file)
         found = git_digest(path.read_bytes())
         if found != file.digest:
             path.resolve().unlink()
@@ -161,6 +156,23 @@ def fetch_small(model: HubModel) -> None:
                 f"told {file.digest}. It is not kept. Pull again; if it comes so again, use "
                 "another mirror (HF_ENDPOINT)."
             )
+
+
+def cached_by_library(model: HubModel, file: HubFile) -> Path:
+    """Return where the hub's library has a file, fetched or linked by it.
+
+    It is asked for one file at a time, in this thread: its own threads keep Ctrl-C waiting.
+
+    Raises:
+        ModelError: the hub lists it alone.
+    """
+    try:
+        return Path(hf_hub_download(model.hub_id, file.path, revision=model.revision))
+    except RemoteEntryNotFoundError as error:
+        raise ModelError(
+            f"The hub lists {file.path} of {model.hub_id}, and does not give it. Pull again "
+            "later, or use another mirror (HF_ENDPOINT)."
+        ) from error
 
 
 def check_index(model: HubModel) -> None:
@@ -242,10 +254,6 @@ def check_disk(model: HubModel, missing: int) -> None:
 def git_digest(content: bytes) -> str:
     """Return the name that git gives a file with this content."""
     return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
-
-
-def _patterns(files: Sequence[HubFile]) -> list[str]:
-    return [glob.escape(file.path) for file in files]
 
 
 def _brings_code(hub_id: str, found: list[str]) -> str:

@@ -90,6 +90,20 @@ def test_the_password_of_a_mirror_is_not_shown(user: PullHome) -> None:
     assert "secret" not in said
 
 
+@pytest.mark.parametrize("held", [("GET", "config.json"), ("HEAD", SHARDS[1])])
+def test_control_c_ends_a_pull_whose_hub_hangs_beside_the_weights(
+    user: PullHome, held: tuple[str, str]
+) -> None:
+    user.repository.hold = held
+    pull = user.start("pull", HUB_ID)
+    assert user.hub.reached.wait(PULL_S_MAX)
+    began = time.monotonic()
+    pull.send_signal(signal.SIGINT)
+    said = "".join(pull.communicate(timeout=PULL_S_MAX))
+    assert time.monotonic() - began < INTERRUPTED_S_MAX
+    assert pull.returncode == 130 and "Traceback" not in said, said
+
+
 def test_offline_it_is_not_said_that_a_whole_model_is_not_here(user: PullHome) -> None:
     assert user.pull()[0] == 0
     user.environment["HF_HUB_OFFLINE"] = "1"
