@@ -67,7 +67,7 @@ async def pdf_pages(data: bytes) -> list[str]:
         RequestError: 503; the process was ended by the system, or stands still.
     """
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-P", "-m", _MODULE),  # -P: a project may have an orjson.py
+        *(sys.executable, "-P", "-m", _MODULE),  # -P: the directory may be anybody's
         stdin=PIPE,
         stdout=PIPE,
         stderr=DEVNULL,  # it may quote the file

@@ -18,6 +18,7 @@ from urllib.parse import quote
 import aiohttp
 
 from hearth.commands.stream_client import READERS, Event, Reading, SseReader, Tokens, tokens_of
+from hearth.shared.terminal_text import plain
 
 COUNTERS: Final = (
     "exact_key_rejected_by_model_lcp",
@@ -297,15 +298,16 @@ def _log_rows(path: Path) -> list[Row]:
 # ---------------------------------------------------------------- telling
 
 
-def plain(text: str) -> str:
+def plain_name(text: str) -> str:
     """Return `text` on one line, with nothing in it that a terminal would obey."""
-    return "".join(c if c.isprintable() else "?" for c in text[:NAME_CHARS_MAX])
+    return plain(text[:NAME_CHARS_MAX])
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     """Return `rows` in columns, numbers to the right."""
     shown = [
-        [f"{cell:,}" if type(cell) is int else plain(str(cell)) for cell in row] for row in rows
+        [f"{cell:,}" if type(cell) is int else plain_name(str(cell)) for cell in row]
+        for row in rows
     ]
     columns = list(zip(head, *shown, strict=True))
     widths = [max(map(len, column)) for column in columns]

@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hearth.commands.inspect_cache import MUST_BE_ZERO
-from hearth.commands.server_client import Row, counts_of, plain
+from hearth.commands.server_client import Row, counts_of, plain_name
 
 FULL_SHARE: Final = 0.8  # of the budget: from here on something is about to go
 FIGURE_MAX: Final = 2**63  # what is more, or is no number, would overflow or mean nothing
@@ -99,13 +99,13 @@ def title(snapshot: Snapshot) -> Text:
     queue = len(rows_of(snapshot.health, "queue"))
     line = Text.assemble(
         ("hearth ", "bold"),
-        f"{word(snapshot.health, 'version')}  {plain(snapshot.url)}  ",
+        f"{word(snapshot.health, 'version')}  {plain_name(snapshot.url)}  ",
         (status, tone(status)),
         f"  {queue} in the queue",
     )
     if snapshot.problem:
         old = f" These figures are {seconds(snapshot.age_s)} old." if snapshot.health else ""
-        line.append(f"\n{plain(snapshot.problem)}{old}", "bold red")
+        line.append(f"\n{plain_name(snapshot.problem)}{old}", "bold red")
     return line
 
 
@@ -251,7 +251,7 @@ def draft_rows(workers: Iterable[Row]) -> list[tuple[str, str, int, int]]:
         for source in sources:
             counts = inner(sources, source)
             if drafted := figure(counts, "drafted"):
-                names = (word(row, "worker"), plain(source))
+                names = (word(row, "worker"), plain_name(source))
                 rows.append((*names, drafted, figure(counts, "accepted")))
     return rows
 
@@ -389,7 +389,7 @@ def tone(state: str) -> str:
 
 def word(row: Row, name: str) -> str:
     value = row.get(name)
-    return "-" if value is None else plain(str(value))
+    return "-" if value is None else plain_name(str(value))
 
 
 def cell(row: Row, name: str) -> Text:

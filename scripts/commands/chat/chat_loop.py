@@ -20,10 +20,10 @@ from hearth.commands.chat.conversation import (
     image_paths,
     read_image,
 )
-from hearth.commands.chat.terminal_text import shown, shown_name
 from hearth.commands.chat.turn_figures import footer, why_lines
 from hearth.commands.server.find_or_start import RunningServer, names_served, with_model
 from hearth.shared.errors import StartError
+from hearth.shared.terminal_text import shown, shown_name
 
 PROMPT: Final = "> "
 MORE: Final = ". "

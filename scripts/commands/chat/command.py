@@ -25,11 +25,11 @@ from rich.console import Console
 
 from hearth.commands.chat.chat_loop import Chat
 from hearth.commands.chat.one_answer import BROKEN, answer_once
-from hearth.commands.chat.terminal_text import shown
 from hearth.commands.server.find_or_start import find_or_start
 from hearth.shared.errors import StartError
 from hearth.shared.paths import env_file
 from hearth.shared.settings_from_env import load_settings
+from hearth.shared.terminal_text import shown
 
 NO_SERVER = 2
 

@@ -16,13 +16,13 @@ from typing import Final
 from hearth.commands.models.memory_lines import memory_lines
 from hearth.commands.models.model_capabilities import capabilities
 from hearth.commands.models.models_in_use import is_in_use, sources_in_use
-from hearth.commands.models.plain_text import plain, plain_lines
 from hearth.commands.server_client import table
 from hearth.shared.errors import StartError
 from hearth.shared.models.catalogue import LOOKED_UP, SOURCE, CatalogueModel, fitting
 from hearth.shared.models.local_models import HUB, FoundModel, local_models
 from hearth.shared.paths import env_file
 from hearth.shared.settings_from_env import POCKET, load_settings
+from hearth.shared.terminal_text import plain, plain_lines
 from hearth.worker.engine.mlx_memory import machine_bytes
 from hearth.worker.verdict.memory_verdict import MemoryVerdict, memory_verdict
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Final
 
-from hearth.commands.models.plain_text import plain
+from hearth.shared.terminal_text import plain
 from hearth.worker.verdict.memory_verdict import LONG_TOKENS, SHORT_TOKENS, MemoryVerdict
 
 GB: Final = 1024**3

@@ -38,13 +38,13 @@ from hearth.commands.models.hub_repository import (
     remedies,
 )
 from hearth.commands.models.memory_lines import memory_lines
-from hearth.commands.models.plain_text import plain_lines
 from hearth.commands.models.resumable_download import ResumableDownload, remove_leftovers
 from hearth.shared.errors import StartError
 from hearth.shared.models.catalogue import catalogued
 from hearth.shared.models.local_models import indexed_files
 from hearth.shared.paths import env_file
 from hearth.shared.settings_from_env import Settings, load_settings
+from hearth.shared.terminal_text import plain_lines
 from hearth.worker.engine.model_loader import may_run_code
 from hearth.worker.engine.remote_code_check import remote_code
 from hearth.worker.verdict.memory_verdict import memory_verdict

@@ -494,11 +494,3 @@ def test_an_unknown_option_is_refused_by_the_usage(
             install_and_run.main([wrong])
         assert refusal.value.code == 2
         assert wrong in capsys.readouterr().err
-
-
-def test_a_command_of_hearth_is_run_in_the_directory_of_the_user(started: Path) -> None:
-    with pytest.raises(Became) as became:
-        install_and_run.main(["run", "qwen3.5-9b", "--port", "4001"])
-    command, environ, directory = became.value.args
-    assert command == ["-P", "-m", "hearth.commands.main", "run", "qwen3.5-9b", "--port", "4001"]
-    assert directory == str(started) and "PYTHONPATH" not in environ

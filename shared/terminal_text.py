@@ -1,4 +1,4 @@
-"""Makes text that came from a model or a server safe to show: a terminal obeys none of it."""
+"""Makes text from a model, a hub or a client safe to show: a terminal obeys none of it."""
 
 import unicodedata
 from typing import Final
@@ -19,6 +19,15 @@ def shown(text: str) -> str:
 def shown_name(text: str, chars_max: int = 200) -> str:
     """Return a name in one line."""
     return shown(text[:chars_max]).replace("\n", " ").replace("\t", " ")
+
+
+def plain(name: str) -> str:
+    """Return a name on one line, with ? for what a terminal would obey."""
+    return "".join(c if c.isprintable() else "?" for c in name)
+
+
+def plain_lines(text: object) -> str:
+    return "\n".join(map(plain, str(text).split("\n")))
 
 
 def _is_obeyed(character: str) -> bool:
