@@ -172,7 +172,7 @@ class Chat:
 
     async def answer(self, turn: Turn) -> None:
         """Ask, and draw what comes until the answer ends or is cancelled."""
-        body = {"model": self.server.model, "messages": self.conversation.messages}
+        body = self.conversation.body(self.server.model, self.server.context_tokens)
         async with AnswerView(self.console, turn).drawn():
             await ask(self.server, body, self.conversation.session, turn)
 

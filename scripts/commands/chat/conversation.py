@@ -109,6 +109,11 @@ class Conversation:
     messages: list[Row] = field(default_factory=list)
     session: str = field(default_factory=lambda: f"chat-{uuid.uuid4().hex[:12]}")
 
+    def body(self, model: str, context_tokens: int | None) -> Row:
+        """Return the request; its answer may be as long as the context has room for."""
+        body: Row = {"model": model, "messages": self.messages}
+        return body if context_tokens is None else body | {"max_tokens": context_tokens}
+
     def question(self, text: str, images: list[ImageFile]) -> None:
         text = text.encode(errors="replace").decode()  # a terminal may give bytes of no UTF-8
         content: str | list[Row] = text

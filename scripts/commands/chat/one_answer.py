@@ -71,7 +71,7 @@ async def answer_once(server: RunningServer, question: str, out: TextIO) -> int:
         print(error, file=sys.stderr)
         return BROKEN
     conversation.question(question, images)
-    body = {"model": server.model, "messages": conversation.messages}
+    body = conversation.body(server.model, server.context_tokens)
     with PlainWriter(turn, out) as writer:
         await ask(server, body, conversation.session, turn, writer.write_news)
         writer.end_line()

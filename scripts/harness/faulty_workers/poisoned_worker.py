@@ -150,10 +150,10 @@ def poison(directory: Path) -> None:
         chunk(self, request, *rest)
         reading.clear()
 
-    def new_prefill(self: Engine, cache: Any, ids: list[int], images: Any = ()) -> None:
+    def new_prefill(self: Engine, cache: Any, ids: list[int], *rest: Any) -> None:
         for request in reading:
             forwards.read(request.ids, request.position, request.position + len(ids))
-        prefill(self, cache, ids, images)
+        prefill(self, cache, ids, *rest)
 
     def new_decode(self: Scheduler) -> Any:
         for request in self._decoding.values():

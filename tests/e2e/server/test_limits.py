@@ -110,7 +110,7 @@ def test_an_answer_past_what_is_left_ends_there_as_one_that_was_cut_off(
 
 
 @every_dialect
-@pytest.mark.parametrize("limit", [0, -1, 2**31, 2**63, 1.5, "9", True, [4]])
+@pytest.mark.parametrize("limit", [0, -3, 2**63, 1.5, "9", True, [4]])
 def test_a_limit_that_is_none_is_refused_by_its_name(
     small: Server, path: str, limit: object
 ) -> None:
