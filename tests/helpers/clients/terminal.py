@@ -4,6 +4,7 @@ import fcntl
 import os
 import pty
 import select
+import signal
 import struct
 import subprocess
 import sys
@@ -70,7 +71,11 @@ class Terminal:
 
 
 def _take_terminal() -> None:
-    """Make stdin the terminal that the process is ruled from, so that Ctrl-C is a signal to it."""
+    """Make stdin the terminal that the process is ruled from, so that Ctrl-C is a signal to it.
+
+    Tests that run in the background of a shell have been told to ignore it.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     os.setsid()
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
