@@ -97,6 +97,7 @@ def test_ctrl_c_stops_the_answer_at_the_server_too_and_the_chat_goes_on(
     time.sleep(0.5)
     chat.type("\x03")
     at = chat.until(b"stopped")
+    at = chat.until(PROMPT, at)  # until then another Ctrl-C still stops the answer
     scripted.wait_until_idle()
     chat.type("\x03")
     at = chat.until(b"Ctrl-D ends.", at)
