@@ -90,6 +90,7 @@ class Home:
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
+    monkeypatch.setenv("PROXY_PORT", "4000")  # whatever whoever runs this has set
     return Home(tmp_path, monkeypatch)
 
 
