@@ -10,10 +10,8 @@ from typing import Any, Final
 
 import orjson
 
-from hearth.proxy.api import chat_completions_events, legacy_completions, prefill_endpoint
+from hearth.proxy.api import prefill_endpoint, tokenize_endpoints
 from hearth.proxy.api.error_bodies import error_body, error_headers
-from hearth.proxy.api.messages import messages_events
-from hearth.proxy.api.responses import responses_events
 from hearth.proxy.gateway.cloud.cloud_bodies import CloudDialect
 from hearth.proxy.gateway.config.routing_table import Deployment
 from hearth.proxy.gateway.gateway import FALLBACK_HEADER, Gateway, GatewayCall
@@ -64,15 +62,10 @@ _COUNT_CALLS: Final[dict[str, CloudDialect]] = {
     "/v1/messages/count_tokens": "messages_count",
     "/v1/responses/input_tokens": "responses_count",
 }
+_OWN: Final = (prefill_endpoint.PATH, *tokenize_endpoints.PATHS)  # for local models, in any dialect
 _EMBEDDINGS: Final = ("/v1/embeddings", "/embeddings")  # of other servers: no model here makes any
 _OPEN_PATH: Final = "/health"  # the only one that needs no key
 HEADERS_MAX: Final = 100
-_ANSWERS: Final = {  # by dialect: the module that makes its answer, whole or as events
-    "chat": chat_completions_events,
-    "completions": legacy_completions,
-    "messages": messages_events,
-    "responses": responses_events,
-}
 _ID_HEADERS: Final = (b"x-request-id", b"request-id")  # OpenAI's SDK reads one, Anthropic's other
 _EXPOSED: Final = b", ".join(
     (b"x-request-id", b"retry-after", CACHE_HEADER, SERVED_BY_HEADER, FALLBACK_HEADER)
@@ -225,13 +218,13 @@ class ProxyApp:
         path = exchange.path
         dialect = _GENERATE.get(path) or _COUNT.get(path)
         is_embedding = self._gateway is not None and path in _EMBEDDINGS
-        if dialect is None and path != prefill_endpoint.PATH and not is_embedding:
+        if dialect is None and path not in _OWN and not is_embedding:
             await self.routes.serve(exchange)
             return
         if exchange.method != "POST":
             raise wrong_method(exchange, "POST")
         body = await self.local.read(exchange)
-        if path == prefill_endpoint.PATH:
+        if path in _OWN:
             dialect = prefill_endpoint.dialect_of(body.fields, exchange.headers, exchange.query)
             exchange.is_anthropic |= dialect == "messages"
         if self._gateway is not None:
@@ -251,6 +244,9 @@ class ProxyApp:
         """
         if exchange.path in _COUNT:
             await self.local.count(exchange, dialect, body, target)
+            return
+        if exchange.path in tokenize_endpoints.PATHS:
+            await self.local.tokens(exchange, dialect, body, target)
             return
         with self.keep_awake.request():
             if exchange.path == prefill_endpoint.PATH:
@@ -300,7 +296,7 @@ class ProxyApp:
                 await gateway.accounts.check(exchange, deployment.group)
                 await self._answer_here(exchange, dialect, body, target)
 
-        if exchange.path == prefill_endpoint.PATH:
+        if exchange.path in _OWN:
             await answer_here(gateway.local_deployment(group))
             return
         asked = _COUNT_CALLS.get(exchange.path) or dialect or "embeddings"

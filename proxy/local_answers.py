@@ -6,7 +6,12 @@ import logging
 from collections.abc import Awaitable, Iterable, Sequence
 from typing import Final, TypeVar
 
-from hearth.proxy.api import chat_completions_events, legacy_completions, prefill_endpoint
+from hearth.proxy.api import (
+    chat_completions_events,
+    legacy_completions,
+    prefill_endpoint,
+    tokenize_endpoints,
+)
 from hearth.proxy.api.messages import messages_events
 from hearth.proxy.api.multi_choice_stream import merged
 from hearth.proxy.api.parse_any_dialect import BodyParser, has_files
@@ -102,9 +107,30 @@ class LocalAnswers:
             RequestError: nothing was sent, here and below.
         """
         request = await self._parse(exchange, dialect, body, target)
-        count = await exchange.while_connected(self._pool.count(request))
+        counted = await exchange.while_connected(self._pool.count(request))
         kind = {"object": "response.input_tokens"} if dialect == "responses" else {}
-        await exchange.send_json(200, kind | {"input_tokens": count})
+        await exchange.send_json(200, kind | {"input_tokens": counted.tokens})
+
+    async def tokens(
+        self, exchange: HttpExchange, dialect: Dialect, body: ClientBody, target: str
+    ) -> None:
+        """Answer which tokens a text or a prompt is, or which text tokens or a prompt are."""
+        path, asked = exchange.path, body.fields
+        reading = functools.partial(tokenize_endpoints.raw_prompt, path, asked)
+        if raw := await self._work(exchange, body.size, work_on_body(body.size, reading)):
+            prompt, query = raw
+            request = self.body_parser.raw(prompt, asked, exchange.headers)
+            request = dataclasses.replace(request, target=self._names.model_of(target))
+        else:
+            query = tokenize_endpoints.template_query(path, asked)
+            request = await self._parse(exchange, dialect, body, target)
+        counted = await exchange.while_connected(self._pool.count(request, query))
+        facts = self._pool.facts_of(request.target)
+        context_tokens = facts.context_tokens if facts is not None else None
+        size = tokenize_endpoints.answer_size(counted)
+        write = functools.partial(tokenize_endpoints.answer, path, asked, counted, context_tokens)
+        content = await self._work(exchange, size, work_on_body(size, write))
+        await exchange.send_whole(200, content, b"application/json")
 
     async def prefill(
         self, exchange: HttpExchange, dialect: Dialect, body: ClientBody, target: str
