@@ -131,11 +131,7 @@ class ProxyApp:
             exchange.end()
 
     async def _refuse(self, exchange: HttpExchange, error: RequestError) -> None:
-        exchange.count()
-        if not exchange.is_counted:
-            self.metrics.refused(_counted_as(exchange.path), error)
-            if exchange.is_trusted:  # the sums are of keys that were checked
-                self.routes.requests.refused(error, key_digest(exchange.headers))
+        self._count_refused(exchange, error)
         if exchange.has_started or isinstance(error, ClientGone):
             return
         log.info(
@@ -149,6 +145,14 @@ class ProxyApp:
         body = error_body(error, dialect, exchange.request_id)
         await exchange.drain()
         await exchange.send_json(error.status, body, error_headers(error))
+
+    def _count_refused(self, exchange: HttpExchange, error: RequestError) -> None:
+        """Count a request that ends with `error`, unless its end is counted."""
+        exchange.count()
+        if not exchange.is_counted:
+            self.metrics.refused(_counted_as(exchange.path), error)
+            if exchange.is_trusted:  # the sums are of keys that were checked
+                self.routes.requests.refused(error, key_digest(exchange.headers))
 
     def refuse_unread(self, error: RequestError, is_anthropic: bool) -> tuple[RawHeaders, bytes]:
         """Return headers and body that tell a client why its connection is read no further."""
@@ -227,9 +231,31 @@ class ProxyApp:
         if path in _OWN:
             dialect = prefill_endpoint.dialect_of(body.fields, exchange.headers, exchange.query)
             exchange.is_anthropic |= dialect == "messages"
+        if _GENERATE.get(path) == "responses" and body.fields.get("background") is True:
+            await self._answer_in_background(exchange, body)
+        else:
+            await self._answer(exchange, dialect, body)
+
+    async def _answer_in_background(self, exchange: HttpExchange, body: ClientBody) -> None:
+        streamed = ClientBody(body.fields | {"stream": True}, body.size)
+
+        async def answer(detached: HttpExchange) -> None:
+            try:
+                await self._answer(detached, "responses", streamed)
+            except RequestError as error:
+                self._count_refused(detached, error)
+                raise
+
+        wants_events = body.fields.get("stream") is True
+        await self.routes.running.serve(exchange, answer, wants_events=wants_events)
+
+    async def _answer(
+        self, exchange: HttpExchange, dialect: Dialect | None, body: ClientBody
+    ) -> None:
         if self._gateway is not None:
             await self._serve_by_config(self._gateway, exchange, dialect, body)
         else:
+            path = exchange.path
             assert dialect is not None, path
             name = self._names.check(body.fields.get("model"))
             await self._answer_here(exchange, dialect, body, self._names.target(name))
@@ -296,7 +322,7 @@ class ProxyApp:
                 await gateway.accounts.check(exchange, deployment.group)
                 await self._answer_here(exchange, dialect, body, target)
 
-        if exchange.path in _OWN:
+        if exchange.path in _OWN or body.fields.get("background") is True:
             await answer_here(gateway.local_deployment(group))
             return
         asked = _COUNT_CALLS.get(exchange.path) or dialect or "embeddings"

@@ -1,5 +1,6 @@
 """Answers requests with the models of this server's workers: parses, submits, writes and counts."""
 
+import contextlib
 import dataclasses
 import functools
 import logging
@@ -58,7 +59,7 @@ class LocalAnswers:
     ) -> None:
         """`is_apart` as of BodyParser."""
         self._names = routes.names
-        self._stored = routes.stored
+        self._running = routes.running
         self._metrics = routes.metrics
         self._requests = routes.requests
         self.body_parser = BodyParser(settings, routes.stored, is_apart=is_apart)
@@ -164,15 +165,15 @@ class LocalAnswers:
             RequestError: nothing was sent. What breaks a stream off is its last event instead.
         """
         request = await self._parse(exchange, dialect, body, target)
+        name = request.served_as or self._names.public
+        begun = None
+        if request.is_background:
+            begun = await self._running.accept(exchange, request, name, body.size)
         started = awake_s()
         opening = self._open(request, exchange.request_id, started)
         answer, *others = await exchange.while_connected(opening)
-        name = request.served_as or self._names.public
         read = answer if account is None else account.admitted(request, [answer, *others])
-        admitted = AdmittedRequest(request, name, read, tuple(others))
-        if request.dialect == "responses" and request.is_stored:
-            key = request.prompt.speaker.key
-            admitted.keep = functools.partial(self._stored.keep, key, request.body)
+        admitted = AdmittedRequest(request, name, read, tuple(others), begun)
         exchange.on_disconnect(lambda: _close(admitted.answers))
         exchange.reply_headers.append((SERVED_BY_HEADER, served_here(name).encode("latin-1")))
         if not request.stream:
@@ -180,7 +181,8 @@ class LocalAnswers:
         try:
             if dialect == "messages" and request.stream:
                 await answer.planned()  # the first event tells what is kept
-            await _write(exchange, admitted)
+            with self._findable(admitted):
+                await _write(exchange, admitted)
         finally:
             _close(admitted.answers)
             exchange.count_later = functools.partial(
@@ -188,6 +190,19 @@ class LocalAnswers:
             )
             if exchange.has_started:
                 exchange.count()
+
+    def _findable(self, admitted: AdmittedRequest) -> contextlib.AbstractContextManager[None]:
+        """Have a response be kept at its end, and be found by its id until then if it streams."""
+        request = admitted.request
+        if request.dialect != "responses":
+            return contextlib.nullcontext()
+        admitted.note_end = functools.partial(self._running.note_end, request)
+        if request.is_background or not request.stream:
+            return contextlib.nullcontext()
+        request_id = admitted.answer.request_id
+        admitted.opened = responses_events.opened(request, admitted.model, request_id)
+        cancel = functools.partial(_close, admitted.answers)
+        return self._running.streaming(request, admitted.opened, cancel)
 
     async def _open(
         self, request: ParsedRequest, request_id: str, came_at: float

@@ -7,6 +7,7 @@ import numpy as np
 
 from hearth.shared.errors import RequestError
 from hearth.shared.wire_messages import Count, Counted
+from hearth.worker.cache.block_hash import pack
 from hearth.worker.cache.image_keys import PromptImages
 from hearth.worker.requests.prompt_facts import PromptFacts
 from hearth.worker.requests.session_prompt_builder import SessionPromptBuilder, is_raw
@@ -27,7 +28,7 @@ def counted(
     query = message.query
     if is_raw(message.prompt):
         ids = prompts.raw_ids(message.prompt, query, message.owner)
-        keys = np.array(ids, dtype=np.int64)
+        keys = pack(ids)
     else:
         _, built = prompts.build(
             message.prompt, images, message.owner, adds_header=query.adds_header
