@@ -10,10 +10,8 @@ from typing import Any, Final
 
 import orjson
 
-from hearth.proxy.api import chat_completions_events, legacy_completions, prefill_endpoint
+from hearth.proxy.api import prefill_endpoint, tokenize_endpoints
 from hearth.proxy.api.error_bodies import error_body, error_headers
-from hearth.proxy.api.messages import messages_events
-from hearth.proxy.api.responses import responses_events
 from hearth.proxy.chat_page.chat_page_routes import ChatPage
 from hearth.proxy.gateway.cloud.cloud_bodies import CloudDialect
 from hearth.proxy.gateway.config.routing_table import Deployment
@@ -66,15 +64,10 @@ _COUNT_CALLS: Final[dict[str, CloudDialect]] = {
     "/v1/messages/count_tokens": "messages_count",
     "/v1/responses/input_tokens": "responses_count",
 }
+_OWN: Final = (prefill_endpoint.PATH, *tokenize_endpoints.PATHS)  # for local models, in any dialect
 _EMBEDDINGS: Final = ("/v1/embeddings", "/embeddings")  # of other servers: no model here makes any
 _OPEN_PATH: Final = "/health"  # the only one that needs no key
 HEADERS_MAX: Final = 100
-_ANSWERS: Final = {  # by dialect: the module that makes its answer, whole or as events
-    "chat": chat_completions_events,
-    "completions": legacy_completions,
-    "messages": messages_events,
-    "responses": responses_events,
-}
 _ID_HEADERS: Final = (b"x-request-id", b"request-id")  # OpenAI's SDK reads one, Anthropic's other
 _EXPOSED: Final = b", ".join(
     (b"x-request-id", b"retry-after", CACHE_HEADER, SERVED_BY_HEADER, FALLBACK_HEADER)
@@ -142,11 +135,7 @@ class ProxyApp:
             exchange.end()
 
     async def _refuse(self, exchange: HttpExchange, error: RequestError) -> None:
-        exchange.count()
-        if not exchange.is_counted:
-            self.metrics.refused(_counted_as(exchange.path), error)
-            if exchange.is_trusted:  # the sums are of keys that were checked
-                self.routes.requests.refused(error, key_digest(exchange.headers))
+        self._count_refused(exchange, error)
         if exchange.has_started or isinstance(error, ClientGone):
             return
         log.info(
@@ -160,6 +149,14 @@ class ProxyApp:
         body = error_body(error, dialect, exchange.request_id)
         await exchange.drain()
         await exchange.send_json(error.status, body, error_headers(error))
+
+    def _count_refused(self, exchange: HttpExchange, error: RequestError) -> None:
+        """Count a request that ends with `error`, unless its end is counted."""
+        exchange.count()
+        if not exchange.is_counted:
+            self.metrics.refused(_counted_as(exchange.path), error)
+            if exchange.is_trusted:  # the sums are of keys that were checked
+                self.routes.requests.refused(error, key_digest(exchange.headers))
 
     def refuse_unread(self, error: RequestError, is_anthropic: bool) -> tuple[RawHeaders, bytes]:
         """Return headers and body that tell a client why its connection is read no further."""
@@ -234,18 +231,40 @@ class ProxyApp:
         path = exchange.path
         dialect = _GENERATE.get(path) or _COUNT.get(path)
         is_embedding = self._gateway is not None and path in _EMBEDDINGS
-        if dialect is None and path != prefill_endpoint.PATH and not is_embedding:
+        if dialect is None and path not in _OWN and not is_embedding:
             await self.routes.serve(exchange)
             return
         if exchange.method != "POST":
             raise wrong_method(exchange, "POST")
         body = await self.local.read(exchange)
-        if path == prefill_endpoint.PATH:
+        if path in _OWN:
             dialect = prefill_endpoint.dialect_of(body.fields, exchange.headers, exchange.query)
             exchange.is_anthropic |= dialect == "messages"
+        if _GENERATE.get(path) == "responses" and body.fields.get("background") is True:
+            await self._answer_in_background(exchange, body)
+        else:
+            await self._answer(exchange, dialect, body)
+
+    async def _answer_in_background(self, exchange: HttpExchange, body: ClientBody) -> None:
+        streamed = ClientBody(body.fields | {"stream": True}, body.size)
+
+        async def answer(detached: HttpExchange) -> None:
+            try:
+                await self._answer(detached, "responses", streamed)
+            except RequestError as error:
+                self._count_refused(detached, error)
+                raise
+
+        wants_events = body.fields.get("stream") is True
+        await self.routes.running.serve(exchange, answer, wants_events=wants_events)
+
+    async def _answer(
+        self, exchange: HttpExchange, dialect: Dialect | None, body: ClientBody
+    ) -> None:
         if self._gateway is not None:
             await self._serve_by_config(self._gateway, exchange, dialect, body)
         else:
+            path = exchange.path
             assert dialect is not None, path
             name = self._names.check(body.fields.get("model"))
             await self._answer_here(exchange, dialect, body, self._names.target(name))
@@ -260,6 +279,9 @@ class ProxyApp:
         """
         if exchange.path in _COUNT:
             await self.local.count(exchange, dialect, body, target)
+            return
+        if exchange.path in tokenize_endpoints.PATHS:
+            await self.local.tokens(exchange, dialect, body, target)
             return
         with self.keep_awake.request():
             if exchange.path == prefill_endpoint.PATH:
@@ -309,7 +331,7 @@ class ProxyApp:
                 await gateway.accounts.check(exchange, deployment.group)
                 await self._answer_here(exchange, dialect, body, target)
 
-        if exchange.path == prefill_endpoint.PATH:
+        if exchange.path in _OWN or body.fields.get("background") is True:
             await answer_here(gateway.local_deployment(group))
             return
         asked = _COUNT_CALLS.get(exchange.path) or dialect or "embeddings"

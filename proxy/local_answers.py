@@ -1,12 +1,18 @@
 """Answers requests with the models of this server's workers: parses, submits, writes and counts."""
 
+import contextlib
 import dataclasses
 import functools
 import logging
 from collections.abc import Awaitable, Iterable, Sequence
 from typing import Final, TypeVar
 
-from hearth.proxy.api import chat_completions_events, legacy_completions, prefill_endpoint
+from hearth.proxy.api import (
+    chat_completions_events,
+    legacy_completions,
+    prefill_endpoint,
+    tokenize_endpoints,
+)
 from hearth.proxy.api.messages import messages_events
 from hearth.proxy.api.multi_choice_stream import merged
 from hearth.proxy.api.parse_any_dialect import BodyParser, has_files
@@ -53,7 +59,7 @@ class LocalAnswers:
     ) -> None:
         """`is_apart` as of BodyParser."""
         self._names = routes.names
-        self._stored = routes.stored
+        self._running = routes.running
         self._metrics = routes.metrics
         self._requests = routes.requests
         self.body_parser = BodyParser(settings, routes.stored, is_apart=is_apart)
@@ -102,9 +108,30 @@ class LocalAnswers:
             RequestError: nothing was sent, here and below.
         """
         request = await self._parse(exchange, dialect, body, target)
-        count = await exchange.while_connected(self._pool.count(request))
+        counted = await exchange.while_connected(self._pool.count(request))
         kind = {"object": "response.input_tokens"} if dialect == "responses" else {}
-        await exchange.send_json(200, kind | {"input_tokens": count})
+        await exchange.send_json(200, kind | {"input_tokens": counted.tokens})
+
+    async def tokens(
+        self, exchange: HttpExchange, dialect: Dialect, body: ClientBody, target: str
+    ) -> None:
+        """Answer which tokens a text or a prompt is, or which text tokens or a prompt are."""
+        path, asked = exchange.path, body.fields
+        reading = functools.partial(tokenize_endpoints.raw_prompt, path, asked)
+        if raw := await self._work(exchange, body.size, work_on_body(body.size, reading)):
+            prompt, query = raw
+            request = self.body_parser.raw(prompt, asked, exchange.headers)
+            request = dataclasses.replace(request, target=self._names.model_of(target))
+        else:
+            query = tokenize_endpoints.template_query(path, asked)
+            request = await self._parse(exchange, dialect, body, target)
+        counted = await exchange.while_connected(self._pool.count(request, query))
+        facts = self._pool.facts_of(request.target)
+        context_tokens = facts.context_tokens if facts is not None else None
+        size = tokenize_endpoints.answer_size(counted)
+        write = functools.partial(tokenize_endpoints.answer, path, asked, counted, context_tokens)
+        content = await self._work(exchange, size, work_on_body(size, write))
+        await exchange.send_whole(200, content, b"application/json")
 
     async def prefill(
         self, exchange: HttpExchange, dialect: Dialect, body: ClientBody, target: str
@@ -138,15 +165,15 @@ class LocalAnswers:
             RequestError: nothing was sent. What breaks a stream off is its last event instead.
         """
         request = await self._parse(exchange, dialect, body, target)
+        name = request.served_as or self._names.public
+        begun = None
+        if request.is_background:
+            begun = await self._running.accept(exchange, request, name, body.size)
         started = awake_s()
         opening = self._open(request, exchange.request_id, started)
         answer, *others = await exchange.while_connected(opening)
-        name = request.served_as or self._names.public
         read = answer if account is None else account.admitted(request, [answer, *others])
-        admitted = AdmittedRequest(request, name, read, tuple(others))
-        if request.dialect == "responses" and request.is_stored:
-            key = request.prompt.speaker.key
-            admitted.keep = functools.partial(self._stored.keep, key, request.body)
+        admitted = AdmittedRequest(request, name, read, tuple(others), begun)
         exchange.on_disconnect(lambda: _close(admitted.answers))
         exchange.reply_headers.append((SERVED_BY_HEADER, served_here(name).encode("latin-1")))
         if not request.stream:
@@ -154,7 +181,8 @@ class LocalAnswers:
         try:
             if dialect == "messages" and request.stream:
                 await answer.planned()  # the first event tells what is kept
-            await _write(exchange, admitted)
+            with self._findable(admitted):
+                await _write(exchange, admitted)
         finally:
             _close(admitted.answers)
             exchange.count_later = functools.partial(
@@ -162,6 +190,19 @@ class LocalAnswers:
             )
             if exchange.has_started:
                 exchange.count()
+
+    def _findable(self, admitted: AdmittedRequest) -> contextlib.AbstractContextManager[None]:
+        """Have a response be kept at its end, and be found by its id until then if it streams."""
+        request = admitted.request
+        if request.dialect != "responses":
+            return contextlib.nullcontext()
+        admitted.note_end = functools.partial(self._running.note_end, request)
+        if request.is_background or not request.stream:
+            return contextlib.nullcontext()
+        request_id = admitted.answer.request_id
+        admitted.opened = responses_events.opened(request, admitted.model, request_id)
+        cancel = functools.partial(_close, admitted.answers)
+        return self._running.streaming(request, admitted.opened, cancel)
 
     async def _open(
         self, request: ParsedRequest, request_id: str, came_at: float

@@ -16,7 +16,7 @@ import msgpack
 
 from hearth.shared.errors import WireError
 
-PROTOCOL_VERSION: Final = 11
+PROTOCOL_VERSION: Final = 12
 FRAME_BYTES_MAX: Final = 80 * 1024 * 1024  # a 64 MB request body, and room for its envelope
 
 
@@ -199,12 +199,26 @@ class Renew:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenQuery:
+    """What is asked about the tokens of a prompt, and how one that is raw is read."""
+
+    tells: str = "count"  # and besides the count: "ids" | "pieces" | "text"
+    adds_header: bool = True  # messages: the generation prompt is part of the prompt
+    adds_beginning: bool = True  # raw text: so is what the tokenizer has any text begin with
+    reads_controls: bool = True  # raw text: control tokens that it spells out are control tokens
+
+
+@dataclass(frozen=True, slots=True)
 class Count:
-    """Asks how many tokens a prompt is. Answered by Counted or Failed."""
+    """Asks how many tokens a prompt is, and which. Answered by Counted or Failed.
+
+    A raw prompt may be longer than the context, and empty: nothing computes it.
+    """
 
     request_id: str
     prompt: Prompt
     is_apart: bool = False  # as in Submit
+    query: TokenQuery = field(default_factory=TokenQuery)
 
     @property
     def owner(self) -> str:
@@ -343,10 +357,14 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """Answers Count."""
+    """Answers Count; of a large prompt no field is a list, which the event loop would build."""
 
     request_id: str
     tokens: int
+    ids: bytes = b""  # of "ids" and "pieces": uint32, little-endian
+    pieces: bytes = b""  # of "pieces": the bytes of each token, one behind the other
+    piece_ends: bytes = b""  # where each of them ends: uint32, little-endian
+    text: str = ""  # of "text": that of all tokens; an image is "[image]"
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ from hearth.proxy.request.session_id import conversation_of, key_digest, session
 from hearth.proxy.request.session_title import title_of
 from hearth.shared.settings import KV_BITS
 from hearth.shared.settings_from_env import Settings
+from hearth.shared.wire_messages import Prompt, Sampling
 
 _PARSERS: Final = {
     "chat": chat_completions.parse,
@@ -97,6 +98,14 @@ class BodyParser:
             use_kv_cache=use_kv_cache,
             kv_bits=fields.one_of(body, "kv_bits", KV_BITS),
         )
+
+    def raw(
+        self, prompt: Prompt, body: dict[str, Any], headers: Mapping[str, str]
+    ) -> ParsedRequest:
+        """Return the request about a raw `prompt` that is not to be answered."""
+        speaker = session_of(headers, body, key_digest(headers))
+        prompt = dataclasses.replace(prompt, speaker=speaker)
+        return ParsedRequest("completions", "", prompt, Sampling(), stream=False, body=body)
 
     async def complete(
         self,

@@ -33,6 +33,7 @@ from hearth.shared.wire_messages import (
     Renew,
     Status,
     Submit,
+    TokenQuery,
     Told,
     Usage,
     Welcome,
@@ -243,10 +244,10 @@ class WorkerLink:
             if (answer := self.answers.get(request_id)) is not None and key in ("", answer.key)
         ]
 
-    async def count(self, prompt: Prompt) -> int:
+    async def count(self, prompt: Prompt, query: TokenQuery) -> Counted:
         self.used_at = awake_s()
-        message = Count(uuid.uuid4().hex, prompt, self._is_apart)
-        return (await self._reply(message, Counted, COUNT_WAIT_S_MAX)).tokens
+        message = Count(uuid.uuid4().hex, prompt, self._is_apart, query)
+        return await self._reply(message, Counted, COUNT_WAIT_S_MAX)
 
     async def ask(self, what: ReportKind, about: str = "", key: str = "") -> dict[str, Any]:
         """Return what the worker tells about its cache or its sessions.

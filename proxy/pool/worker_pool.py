@@ -7,7 +7,7 @@ now waits; one whose worker dies or is full before it admitted goes to another o
 import asyncio
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from hearth.proxy.pool.answer_stream import AnswerStream
 from hearth.proxy.pool.cache_affinity import CacheAffinity, marks_of
@@ -16,11 +16,12 @@ from hearth.proxy.pool.worker_link import CountUnread, ReportKind, WorkerLink
 from hearth.proxy.request.parsed_request import ParsedRequest
 from hearth.shared.errors import Overloaded, RequestError, WorkerLost
 from hearth.shared.suspending_clock import awake_s
-from hearth.shared.wire_messages import ModelFacts
+from hearth.shared.wire_messages import Counted, ModelFacts, TokenQuery
 from hearth.shared.zmq_transport import LEASE_RENEW_S, CurveKeys
 
 WorkerReports = dict[int, dict[str, Any] | RequestError]  # by worker id: its report, or why not
 
+JUST_COUNT: Final = TokenQuery()
 ATTEMPTS_MAX = 2  # a request that kills a worker must not kill them all
 
 
@@ -177,12 +178,12 @@ class WorkerPool:
         known = ((row, answers.get((row["worker"], row["request_id"]))) for row in rows)
         return [row | answer.asked_by() for row, answer in known if answer is not None]
 
-    async def count(self, request: ParsedRequest) -> int:
-        """Return how many tokens `request`'s prompt is."""
+    async def count(self, request: ParsedRequest, query: TokenQuery = JUST_COUNT) -> Counted:
+        """Return how many tokens `request`'s prompt is, and what else `query` asks."""
         waiting = ModelRequest(request.target, awake_s())
         marks = marks_of(request.prompt, request.served_as)
         link = await self._ready_link(waiting, marks, set())
-        return await link.count(request.prompt)
+        return await link.count(request.prompt, query)
 
     async def ask(self, what: ReportKind, about: str = "", key: str = "") -> WorkerReports:
         """Return, by worker, what each ready one tells, or why it does not.

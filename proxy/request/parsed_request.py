@@ -51,6 +51,11 @@ class ParsedRequest:
         store = self.body.get("store")
         return store is not False and (self.use_kv_cache or store is True)
 
+    @property
+    def is_background(self) -> bool:
+        """Return whether its response is made for nobody who waits."""
+        return self.dialect == "responses" and self.body.get("background") is True
+
     def submissions(self) -> "list[ParsedRequest]":
         """Return the request of each choice: all of the first prompt, then of the next.
 
@@ -110,7 +115,8 @@ class AdmittedRequest:
     model: str  # the public name of what answers
     answer: AnswerEvents
     others: tuple[AnswerEvents, ...] = ()  # the choices after the first
-    keep: Callable[[dict[str, Any]], None] | None = None  # is given a response that ended well
+    opened: dict[str, Any] | None = None  # a response as it was told when it began
+    note_end: Callable[[dict[str, Any]], None] = lambda _: None  # is given it in its last state
 
     @property
     def answers(self) -> tuple[AnswerEvents, ...]:

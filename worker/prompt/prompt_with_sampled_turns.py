@@ -146,18 +146,25 @@ class PromptBuilder:
         """
         if text is not None:
             self._refuse_long(text, "prompt")
-            ids = self.tokeniser.ids(text, owner=owner)
-            beginning = self.tokeniser.beginning
-            if ids[: len(beginning)] != beginning:
-                ids = [*beginning, *ids]
-        elif wrong := [each for each in ids if not 0 <= each < self.tokeniser.vocab_size]:
+            ids = self.with_beginning(self.tokeniser.ids(text, owner=owner))
+        else:
+            self.check_ids(ids)
+        self._check(ids, "The prompt is empty.", "prompt")
+        return BuiltPrompt(ids, pack(ids), (), len(ids), frozenset(), 0)
+
+    def with_beginning(self, ids: list[int]) -> list[int]:
+        """Return the tokens of a text as the tokenizer has any text begin."""
+        beginning = self.tokeniser.beginning
+        return ids if ids[: len(beginning)] == beginning else [*beginning, *ids]
+
+    def check_ids(self, ids: list[int]) -> None:
+        """Raise RequestError where one of `ids` is none of the tokenizer's."""
+        if wrong := [each for each in ids if not 0 <= each < self.tokeniser.vocab_size]:
             raise RequestError(
                 f"The prompt has {len(wrong):,} ids that are no token of this model, such as "
                 f"{wrong[0]}. Send ids from 0 to {self.tokeniser.vocab_size - 1:,}.",
                 param="prompt",
             )
-        self._check(ids, "The prompt is empty.", "prompt")
-        return BuiltPrompt(ids, pack(ids), (), len(ids), frozenset(), 0)
 
     def last_header(self, ids: Sequence[int]) -> int:
         """Return where the last message's header begins; 0 where none is seen."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from hearth.shared.errors import RequestError
-from hearth.shared.wire_messages import Prompt
+from hearth.shared.wire_messages import Prompt, TokenQuery
 from hearth.worker.cache.block_hash import common_length
 from hearth.worker.cache.image_keys import PromptImages
 from hearth.worker.prompt.awaited_work import NobodyWaits
@@ -42,7 +42,12 @@ class SessionPromptBuilder:
         self._facts = facts
 
     def build(
-        self, prompt: Prompt, images: PromptImages, owner: str, uses_cache: bool = True
+        self,
+        prompt: Prompt,
+        images: PromptImages,
+        owner: str,
+        uses_cache: bool = True,
+        adds_header: bool = True,
     ) -> tuple[SessionVisit | None, BuiltPrompt]:
         """Return what is known of the request, and its tokens. Raises RequestError.
 
@@ -55,7 +60,19 @@ class SessionPromptBuilder:
             messages = without_images(prompt, self._facts.model_name)
             prompt = dataclasses.replace(prompt, messages=messages, images={})
         visit = self.sessions.arrive(prompt, uses_cache)
-        return visit, self._builder.build(self.content(prompt, visit, images, owner))
+        return visit, self._builder.build(self.content(prompt, visit, images, owner), adds_header)
+
+    def raw_ids(self, prompt: Prompt, query: TokenQuery, owner: str) -> list[int]:
+        """Return the tokens of a raw prompt of any length. Raises: RequestError."""
+        if prompt.text is None:
+            self._builder.check_ids(prompt.ids)
+            return prompt.ids
+        text, mark, tokeniser = prompt.text, "", self._builder.tokeniser
+        if not query.reads_controls:
+            mark = tokeniser.mark_for([text])
+            text = tokeniser.shielded(text, mark)
+        ids = tokeniser.ids(text, mark, owner)
+        return self._builder.with_beginning(ids) if query.adds_beginning else ids
 
     def build_history(self, content: PromptContent) -> BuiltPrompt:
         """Return the prompt of `content` without a generation prompt. Raises RequestError."""

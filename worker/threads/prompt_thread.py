@@ -5,11 +5,12 @@ from collections.abc import Callable
 
 from hearth.shared.errors import RequestError
 from hearth.shared.settings_from_env import Settings
-from hearth.shared.wire_messages import Admitted, Count, Counted, Failed, Status, Submit, Told, Up
+from hearth.shared.wire_messages import Admitted, Count, Failed, Status, Submit, Told, Up
 from hearth.worker.cache.image_keys import PromptImages
 from hearth.worker.cache.prefix_search import PrefixQuery
 from hearth.worker.prompt.awaited_work import stop_unless_awaited, while_awaited
 from hearth.worker.requests.answer_status_queries import session_report
+from hearth.worker.requests.answer_token_queries import counted
 from hearth.worker.requests.debug_prompt_log import RecentPrompts
 from hearth.worker.requests.predict_next_prompt import predict_next_prompt
 from hearth.worker.requests.prompt_facts import PromptFacts
@@ -104,8 +105,7 @@ class PromptThread:
                 report = session_report(message, self._prompts.sessions, self._recent)
                 send(Told(message.request_id, report))
             case Count():
-                _, built = self._prompts.build(message.prompt, images, message.owner)
-                send(Counted(message.request_id, len(built.ids)))
+                send(counted(message, images, self._prompts, self._facts))
             case Submit():
                 request = self._builder.build(lease, message, images)
                 send(Admitted(request.request_id, request.prompt_tokens, request.signature))

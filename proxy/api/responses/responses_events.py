@@ -10,10 +10,12 @@ from hearth.proxy.api.responses import output_items
 from hearth.proxy.api.responses.output_items import OutputItem
 from hearth.proxy.api.responses.responses_tools import responses_tools_of
 from hearth.proxy.api.usage_extras import extra_fields, image_fields
-from hearth.proxy.request.parsed_request import AdmittedRequest
+from hearth.proxy.http.http_exchange import ClientGone
+from hearth.proxy.request.parsed_request import AdmittedRequest, ParsedRequest
 from hearth.shared.errors import RequestError
 from hearth.shared.wire_messages import Delta, Finished, Usage
 
+QUEUED: Final = ("response.created", "response.queued")  # events that begin one in background
 _ECHOED: Final = (  # as the client sent them, or null
     "max_output_tokens",
     "max_tool_calls",
@@ -37,21 +39,21 @@ def usage_fields(usage: Usage) -> dict[str, Any]:
     }
 
 
-def _shell(admitted: AdmittedRequest) -> dict[str, Any]:
+def opened(request: ParsedRequest, model: str, request_id: str) -> dict[str, Any]:
     """Return the response object before anything of it is there."""
-    request, body = admitted.request, admitted.request.body
+    body = request.body
     text = body.get("text") or {}
     return {
-        "id": f"resp_{admitted.answer.request_id}",
+        "id": f"resp_{request_id}",
         "object": "response",
         "created_at": int(time.time()),
         "completed_at": None,
-        "status": "in_progress",
-        "background": False,
+        "status": "queued" if request.is_background else "in_progress",
+        "background": request.is_background,
         "error": None,
         "incomplete_details": None,
         "instructions": body.get("instructions"),
-        "model": admitted.model,
+        "model": model,
         "output": [],
         "parallel_tool_calls": request.constraints.parallel_calls,
         "reasoning": {"effort": None, "summary": None} | (body.get("reasoning") or {}),
@@ -70,6 +72,24 @@ def _shell(admitted: AdmittedRequest) -> dict[str, Any]:
     }
 
 
+def state(kind: str, number: int, response: dict[str, Any]) -> bytes:
+    """Return the event of that number that carries the whole response."""
+    return sse.event(kind, {"sequence_number": number, "response": response})
+
+
+def broken_off(
+    response: dict[str, Any], error: RequestError, number: int
+) -> tuple[dict[str, Any], bytes]:
+    """Return `response` as it ends with `error`, and the event, of that number, that tells it."""
+    if isinstance(error, ClientGone):
+        ended = response | {"status": "cancelled"}
+        return ended, state("response.incomplete", number, ended)
+    told = openai_error(error)
+    failure = {"code": told["code"], "message": told["message"]}
+    ended = response | {"status": "failed", "error": failure}
+    return ended, state("response.failed", number, ended)
+
+
 class _ResponseWriter:
     """The response object of one answer as it grows, and the numbering of its events."""
 
@@ -79,11 +99,14 @@ class _ResponseWriter:
         self._tools = responses_tools_of(body)
         asked = body.get("reasoning") or {}
         self._summarises = bool(asked.get("summary") or asked.get("generate_summary"))
-        self._sequence = -1
+        self._sequence = len(QUEUED) - 1 if admitted.request.is_background else -1
         self._output: list[dict[str, Any]] = []
         self._item: OutputItem | None = None  # the open one
         self._channel = ""  # of that
-        self._response = _shell(admitted)
+        begun = admitted.opened or opened(
+            admitted.request, admitted.model, admitted.answer.request_id
+        )
+        self._response = begun | {"status": "in_progress"}
 
     def event(self, kind: str, **data: Any) -> bytes:
         self._sequence += 1
@@ -116,16 +139,16 @@ class _ResponseWriter:
         }
         return self._response
 
-    def fail(self, error: RequestError) -> None:
-        """Close the response with `error`; what there was of the open item stays in it."""
+    def break_off(self, error: RequestError) -> tuple[dict[str, Any], bytes]:
+        """Close the response with `error`; what there was of the open item stays in it.
+
+        Return it, and the event that tells so.
+        """
         if self._item is not None:
             self._item.cut()
             self._item = None
-        fields = openai_error(error)
-        self._response |= {
-            "status": "failed",
-            "error": {"code": fields["code"], "message": fields["message"]},
-        }
+        self._sequence += 1
+        return broken_off(self._response | {"output": self._output}, error, self._sequence)
 
     # -------------------------------------------------- items: each opened, grown, closed
 
@@ -191,15 +214,18 @@ async def whole(admitted: AdmittedRequest) -> dict[str, Any]:
     writer.ensure_message()
     writer.close_item()
     response = writer.finish(row)
-    if admitted.keep is not None:
-        admitted.keep(response)
+    admitted.note_end(response)
     return response
 
 
 async def events(admitted: AdmittedRequest) -> AsyncGenerator[bytes, None]:
-    """Yield the stream of `admitted`; where it breaks off, response.failed is its end."""
+    """Yield the stream of `admitted`; where it breaks off, response.failed is its end.
+
+    Of one that is called back it is response.incomplete, as a state "cancelled" has no event.
+    """
     writer = _ResponseWriter(admitted)
-    yield writer.state("response.created")
+    if not admitted.request.is_background:  # which was told when it was queued
+        yield writer.state("response.created")
     yield writer.state("response.in_progress")
     sent_at = time.monotonic()
     try:
@@ -214,11 +240,11 @@ async def events(admitted: AdmittedRequest) -> AsyncGenerator[bytes, None]:
         for frame in (*writer.ensure_message(), *writer.close_item()):
             yield frame
         response = writer.finish(row)
-        if admitted.keep is not None:
-            admitted.keep(response)  # first: who has read the end may ask for it
+        admitted.note_end(response)  # first: who has read the end may ask for it
         yield writer.state(f"response.{response['status']}")
     except RequestError as error:
-        writer.fail(error)
-        yield writer.state("response.failed")
+        response, frame = writer.break_off(error)
+        admitted.note_end(response)
+        yield frame
     finally:
         admitted.answer.close()

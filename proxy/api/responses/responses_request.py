@@ -49,8 +49,7 @@ def _refuse_unsupported(body: dict[str, Any]) -> None:
             code="unsupported_parameter",
             param="conversation",
         )
-    if fields.boolean(body, "background"):
-        fields.refuse("background", True, "false")
+    fields.boolean(body, "background")
     for name in ("reasoning", "metadata"):  # the answer repeats them
         fields.optional_record(body, name)
 

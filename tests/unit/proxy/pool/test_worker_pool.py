@@ -16,7 +16,7 @@ from hearth.proxy.pool import worker_pool as pool_module
 from hearth.proxy.pool.answer_stream import AnswerStream
 from hearth.proxy.workers import supervisor as supervisor_module
 from hearth.shared.errors import RequestError, WorkerLost
-from hearth.shared.wire_messages import Admitted, Delta, Finished, Progress, Usage
+from hearth.shared.wire_messages import Admitted, Counted, Delta, Finished, Progress, Usage
 from hearth.shared.zmq_transport import LEASE_S, SILENCE_S_MAX
 from tests.helpers.proxy.fake_worker_pool import bench, read, request, run, start, stop
 from tests.helpers.proxy.virtual_time import run_in_virtual_time
@@ -39,7 +39,7 @@ def test_an_answer_arrives_whole(directory: Path) -> None:
             text, finished = await read(answer)
             assert text == "tok0 tok1 tok2 "
             assert finished.usage.completion_tokens == 3
-            assert await made.pool.count(request("a b c")) == 6
+            assert (await made.pool.count(request("a b c"))).tokens == 6
             assert made.pool.facts is not None
 
     run(body)
@@ -134,7 +134,9 @@ def test_what_waits_for_one_reply_keeps_its_lease_too(
             ]
             await asyncio.sleep(0.3)
             os.kill(made.supervisor.pids[0], signal.SIGCONT)
-            assert await asyncio.gather(*asking) == [6, {0: {"bytes": 0, "entries": []}}]
+            counted, told = await asyncio.gather(*asking)
+            assert isinstance(counted, Counted) and counted.tokens == 6
+            assert told == {0: {"bytes": 0, "entries": []}}
             ids = [made.events(kind)[0]["request_id"] for kind in ("Count", "Status")]
             await made.until(lambda: made.events("Renew"))
             assert made.events("Renew")[-1]["request_ids"] == ids

@@ -72,7 +72,7 @@ class LongPrompts:
     def __init__(self) -> None:
         self.begun, self.ends = threading.Event(), threading.Event()
 
-    def build(self, prompt: Prompt, *_: Any) -> tuple[None, BuiltPrompt]:
+    def build(self, prompt: Prompt, *_: Any, **_options: Any) -> tuple[None, BuiltPrompt]:
         while prompt is not HI and not self.ends.wait(0.001):
             self.begun.set()
             stop_unless_awaited()

@@ -17,6 +17,7 @@ from hearth.shared.wire_messages import (
     Speaker,
     Status,
     Submit,
+    TokenQuery,
     Told,
     Up,
 )
@@ -60,8 +61,17 @@ class ScriptedPrompts:
         self.images: list[Any] = []
         self.owners: list[str] = []
 
+    def raw_ids(self, prompt: Prompt, _query: TokenQuery, owner: str) -> list[int]:
+        self.owners.append(owner)
+        return prompt.ids
+
     def build(
-        self, prompt: Prompt, images: Any, owner: str, uses_cache: bool = True
+        self,
+        prompt: Prompt,
+        images: Any,
+        owner: str,
+        uses_cache: bool = True,
+        adds_header: bool = True,
     ) -> tuple[None, Any]:
         self.images.append(images)
         self.owners.append(owner)
