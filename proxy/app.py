@@ -10,10 +10,9 @@ from typing import Any, Final
 
 import orjson
 
-from hearth.proxy.api import chat_completions_events, legacy_completions, prefill_endpoint
+from hearth.proxy.api import prefill_endpoint
 from hearth.proxy.api.error_bodies import error_body, error_headers
-from hearth.proxy.api.messages import messages_events
-from hearth.proxy.api.responses import responses_events
+from hearth.proxy.api.ollama.ollama_routes import PREFIX as OLLAMA_PREFIX
 from hearth.proxy.gateway.cloud.cloud_bodies import CloudDialect
 from hearth.proxy.gateway.config.routing_table import Deployment
 from hearth.proxy.gateway.gateway import FALLBACK_HEADER, Gateway, GatewayCall
@@ -37,9 +36,7 @@ from hearth.proxy.monitoring.admin_routes import AdminRoutes
 from hearth.proxy.monitoring.dashboard_routes import Dashboard
 from hearth.proxy.monitoring.request_metrics import PREFILL
 from hearth.proxy.pool.worker_pool import WorkerPool
-from hearth.proxy.request.parsed_request import (
-    Dialect,
-)
+from hearth.proxy.request.parsed_request import OLLAMA_DIALECTS, Dialect
 from hearth.proxy.request.session_id import key_digest
 from hearth.proxy.workers.keep_awake import KeepAwake
 from hearth.shared.errors import RequestError
@@ -55,6 +52,8 @@ _GENERATE: Final[dict[str, Dialect]] = {
     "/v1/messages": "messages",
     "/v1/responses": "responses",
     "/responses": "responses",
+    "/api/chat": "ollama_chat",
+    "/api/generate": "ollama_generate",
 }
 _COUNT: Final[dict[str, Dialect]] = {
     "/v1/messages/count_tokens": "messages",
@@ -67,12 +66,6 @@ _COUNT_CALLS: Final[dict[str, CloudDialect]] = {
 _EMBEDDINGS: Final = ("/v1/embeddings", "/embeddings")  # of other servers: no model here makes any
 _OPEN_PATH: Final = "/health"  # the only one that needs no key
 HEADERS_MAX: Final = 100
-_ANSWERS: Final = {  # by dialect: the module that makes its answer, whole or as events
-    "chat": chat_completions_events,
-    "completions": legacy_completions,
-    "messages": messages_events,
-    "responses": responses_events,
-}
 _ID_HEADERS: Final = (b"x-request-id", b"request-id")  # OpenAI's SDK reads one, Anthropic's other
 _EXPOSED: Final = b", ".join(
     (b"x-request-id", b"retry-after", CACHE_HEADER, SERVED_BY_HEADER, FALLBACK_HEADER)
@@ -153,6 +146,8 @@ class ProxyApp:
             error.code,
         )
         dialect: Dialect = "messages" if exchange.is_anthropic else "chat"
+        if exchange.path.startswith(OLLAMA_PREFIX):
+            dialect = "ollama_chat"
         body = error_body(error, dialect, exchange.request_id)
         await exchange.drain()
         await exchange.send_json(error.status, body, error_headers(error))
@@ -268,7 +263,8 @@ class ProxyApp:
     ) -> None:
         """Answer with a local model, and have LiteLLM's callbacks know what came of it."""
         target = self._names.target(deployment.local)
-        account = await gateway.accounts.open(exchange, dialect, deployment, body)
+        booked: Dialect = "chat" if dialect in OLLAMA_DIALECTS else dialect
+        account = await gateway.accounts.open(exchange, booked, deployment, body)
         error: RequestError | None = RequestError("It ended by a bug.", status=500)
         try:
             with self.keep_awake.request():
@@ -300,7 +296,7 @@ class ProxyApp:
                 await gateway.accounts.check(exchange, deployment.group)
                 await self._answer_here(exchange, dialect, body, target)
 
-        if exchange.path == prefill_endpoint.PATH:
+        if exchange.path == prefill_endpoint.PATH or dialect in OLLAMA_DIALECTS:
             await answer_here(gateway.local_deployment(group))
             return
         asked = _COUNT_CALLS.get(exchange.path) or dialect or "embeddings"

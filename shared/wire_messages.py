@@ -16,7 +16,7 @@ import msgpack
 
 from hearth.shared.errors import WireError
 
-PROTOCOL_VERSION: Final = 11
+PROTOCOL_VERSION: Final = 12
 FRAME_BYTES_MAX: Final = 80 * 1024 * 1024  # a 64 MB request body, and room for its envelope
 
 
@@ -120,6 +120,7 @@ class ModelFacts:
     takes_images: bool = False
     model_tokens: int = 0  # the context that the model was made for
     context_by: str = "model"  # the smallest of "model" | "setting" | "memory"
+    thinks: bool = False  # its answers may hold thinking
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,11 +6,13 @@ A body is parsed once and submitted; the admitted request then goes to its diale
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Final, Literal, Protocol
 
+from hearth.shared.suspending_clock import awake_s
 from hearth.shared.wire_messages import Constraints, Delta, Finished, Prompt, Sampling
 
-Dialect = Literal["chat", "completions", "messages", "responses"]
+Dialect = Literal["chat", "completions", "messages", "responses", "ollama_chat", "ollama_generate"]
+OLLAMA_DIALECTS: Final[tuple[Dialect, ...]] = ("ollama_chat", "ollama_generate")
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +113,7 @@ class AdmittedRequest:
     answer: AnswerEvents
     others: tuple[AnswerEvents, ...] = ()  # the choices after the first
     keep: Callable[[dict[str, Any]], None] | None = None  # is given a response that ended well
+    came_at: float = field(default_factory=awake_s)  # when it was asked
 
     @property
     def answers(self) -> tuple[AnswerEvents, ...]:
