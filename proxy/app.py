@@ -12,6 +12,7 @@ import orjson
 
 from hearth.proxy.api import prefill_endpoint, tokenize_endpoints
 from hearth.proxy.api.error_bodies import error_body, error_headers
+from hearth.proxy.api.ollama.ollama_routes import PREFIX as OLLAMA_PREFIX
 from hearth.proxy.chat_page.chat_page_routes import ChatPage
 from hearth.proxy.gateway.cloud.cloud_bodies import CloudDialect
 from hearth.proxy.gateway.config.routing_table import Deployment
@@ -37,9 +38,7 @@ from hearth.proxy.monitoring.admin_routes import AdminRoutes
 from hearth.proxy.monitoring.dashboard_routes import Dashboard
 from hearth.proxy.monitoring.request_metrics import PREFILL
 from hearth.proxy.pool.worker_pool import WorkerPool
-from hearth.proxy.request.parsed_request import (
-    Dialect,
-)
+from hearth.proxy.request.parsed_request import OLLAMA_DIALECTS, Dialect
 from hearth.proxy.request.session_id import key_digest
 from hearth.proxy.workers.keep_awake import KeepAwake
 from hearth.shared.errors import RequestError
@@ -55,6 +54,8 @@ _GENERATE: Final[dict[str, Dialect]] = {
     "/v1/messages": "messages",
     "/v1/responses": "responses",
     "/responses": "responses",
+    "/api/chat": "ollama_chat",
+    "/api/generate": "ollama_generate",
 }
 _COUNT: Final[dict[str, Dialect]] = {
     "/v1/messages/count_tokens": "messages",
@@ -146,6 +147,8 @@ class ProxyApp:
             error.code,
         )
         dialect: Dialect = "messages" if exchange.is_anthropic else "chat"
+        if exchange.path.startswith(OLLAMA_PREFIX):
+            dialect = "ollama_chat"
         body = error_body(error, dialect, exchange.request_id)
         await exchange.drain()
         await exchange.send_json(error.status, body, error_headers(error))
@@ -299,7 +302,8 @@ class ProxyApp:
     ) -> None:
         """Answer with a local model, and have LiteLLM's callbacks know what came of it."""
         target = self._names.target(deployment.local)
-        account = await gateway.accounts.open(exchange, dialect, deployment, body)
+        booked: Dialect = "chat" if dialect in OLLAMA_DIALECTS else dialect
+        account = await gateway.accounts.open(exchange, booked, deployment, body)
         error: RequestError | None = RequestError("It ended by a bug.", status=500)
         try:
             with self.keep_awake.request():
@@ -331,7 +335,8 @@ class ProxyApp:
                 await gateway.accounts.check(exchange, deployment.group)
                 await self._answer_here(exchange, dialect, body, target)
 
-        if exchange.path in _OWN or body.fields.get("background") is True:
+        is_background = dialect == "responses" and body.fields.get("background") is True
+        if exchange.path in _OWN or is_background or dialect in OLLAMA_DIALECTS:
             await answer_here(gateway.local_deployment(group))
             return
         asked = _COUNT_CALLS.get(exchange.path) or dialect or "embeddings"

@@ -28,8 +28,8 @@ BODY_BYTES_MAX: Final = 64 * 1024 * 1024
 BODY_WAIT_S_MAX: Final = 120.0
 DRAIN_BYTES_MAX: Final = 4 * BODY_BYTES_MAX  # read past the limit so that the 413 can be read
 DRAIN_WAIT_S_MAX: Final = 10.0
-_SSE: Final = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
+EVENT_STREAM: Final = b"text/event-stream; charset=utf-8"
+_STREAMED: Final = [
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 ]
@@ -307,14 +307,17 @@ class HttpExchange:
         await self.body(content, more=False)
 
     async def send_events(
-        self, frames: AsyncGenerator[bytes, None], wait_s: float | None = None
+        self,
+        frames: AsyncGenerator[bytes, None],
+        wait_s: float | None = None,
+        kind: bytes = EVENT_STREAM,
     ) -> None:
-        """Send a stream of events; it is closed on every way out.
+        """Send a stream of events, of the media type `kind`; it is closed on every way out.
 
         Raises:
             TimeoutError: the client has not taken one of them for `wait_s`.
         """
-        await self.start(200, list(_SSE))
+        await self.start(200, [(b"content-type", kind), *_STREAMED])
         send = self._part_sender()
         async with contextlib.aclosing(frames):
             async for frame in frames:

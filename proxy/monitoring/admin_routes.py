@@ -4,6 +4,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final
 
 from hearth.proxy.api.body import field_readers as fields
+from hearth.proxy.api.ollama.ollama_routes import OllamaRoutes
 from hearth.proxy.api.responses.response_store import ResponseStore
 from hearth.proxy.api.responses.running_responses import RunningResponses
 from hearth.proxy.http.http_exchange import HttpExchange, wrong_method
@@ -76,6 +77,8 @@ class AdminRoutes:
             "/v1/sessions": {"GET": self._sessions},
             request_metrics.PATH: {"GET": self._metrics},
         }
+        unload_s = settings.model_idle_unload_seconds
+        self._ollama = OllamaRoutes(self.names, pool, unload_s, lambda: self.groups)
         self._shows_prompts = settings.cache_debug
         self.requests = RecentRequests(separates_keys=is_apart or len(settings.api_keys) > 1)
         self.feed = DashboardFeed(pool, self.health, self.requests)
@@ -114,7 +117,7 @@ class AdminRoutes:
             if "/" not in rest and rest != "compact":
                 return {"GET": self._response, "DELETE": self._delete_response}
             return {}
-        return self._table.get(path, {})
+        return self._table.get(path) or self._ollama.methods(path)
 
     async def _root(self, exchange: HttpExchange) -> None:
         await exchange.send_json(200, {"name": "hearth", "version": self._version})

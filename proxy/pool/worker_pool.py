@@ -149,6 +149,14 @@ class WorkerPool:
             else:
                 return answer
 
+    async def load(self, model: str) -> None:
+        """Wait until a worker has `model`, "" = the only one. Raises: RequestError."""
+        await self._ready_link(ModelRequest(model, awake_s()), [], set())
+
+    def unload(self, model: str) -> None:
+        """Have `model` unloaded once nobody uses it; who asks for it then has it loaded again."""
+        self.waiting.host.unload(model)
+
     def queue(self, key: str = "") -> list[dict[str, Any]]:
         """Return who waits for a slot, each worker's next one first: ids, positions and ages.
 

@@ -33,6 +33,10 @@ _ROUTES: Final = (
 )
 
 
+# Of ours, those by which a prompt is read or answered.
+_PROMPTS: Final = (prefill_endpoint.PATH, "/api/chat", "/api/generate")
+
+
 def route_of(path: str) -> str:
     """Return the route that a key is checked for at `path`.
 
@@ -41,7 +45,7 @@ def route_of(path: str) -> str:
     """
     if any(path == route or path.startswith(f"{route}/") for route in _ROUTES):
         return path
-    return "/v1/chat/completions" if path == prefill_endpoint.PATH else "/v1/models"
+    return "/v1/chat/completions" if path in _PROMPTS else "/v1/models"
 
 
 @dataclass(frozen=True, slots=True)
