@@ -1,8 +1,8 @@
 """Defines what the proxy and the process that embeds tell each other, and carries it over a pipe.
 
-The proxy sends Embed, Rerank, CancelJob and ShortTurns; the process answers each Embed and Rerank with
-exactly one Embedded, Reranked or Refused, unless it was cancelled or the process ends. A frame is
-its length in four bytes, then msgpack.
+The proxy sends Embed, Rerank, CancelJob and ShortTurns. The process answers each of the first two
+with exactly one Embedded, Reranked or Refused, unless it was cancelled or the process ends. A
+frame is its length in four bytes, then msgpack.
 """
 
 import dataclasses

@@ -144,8 +144,9 @@ class EmbeddingProcess:
             RequestError: 400: a text is too long, or empty of tokens, or `dimensions` is more than
                 the model has. 503: the process cannot be started, or died of this request.
         """
+        assert self._settings.embedding_model, "the route tells that there is none"
         asked = Embed(next(self._ids), list(texts), dimensions, truncate)
-        answer = await self._ask(asked, len(asked.texts))
+        answer = await self._ask(asked)
         assert isinstance(answer, Embedded), answer
         self._count(len(asked.texts), sum(answer.tokens))
         return Embeddings(answer.vectors, answer.dimensions, answer.tokens)
@@ -154,8 +155,9 @@ class EmbeddingProcess:
         self, query: str, documents: Sequence[str], truncate: bool = False
     ) -> Reranking:
         """Return how much each document answers `query`. Cancelled, and raises, as `embed`."""
+        assert self._settings.rerank_model, "the route tells that there is none"
         asked = Rerank(next(self._ids), query, list(documents), truncate)
-        answer = await self._ask(asked, len(asked.documents))
+        answer = await self._ask(asked)
         assert isinstance(answer, Reranked), answer
         self._count(len(asked.documents), answer.tokens)
         return Reranking(answer.scores, answer.tokens)
@@ -191,7 +193,7 @@ class EmbeddingProcess:
 
     # ------------------------------------------------------------ a request
 
-    async def _ask(self, asked: Embed | Rerank, count: int) -> Embedded | Reranked:
+    async def _ask(self, asked: Embed | Rerank) -> Embedded | Reranked:
         self._refuse_now()
         try:
             frame = encode(asked)

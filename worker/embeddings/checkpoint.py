@@ -23,6 +23,7 @@ DENSE_FILES: Final = "*_Dense/*.safetensors"  # which a language model has none 
 _KNOWN_MODULES: Final = ("Transformer", "Pooling", "Normalize", "Dense")
 _KNOWN_PACKAGE: Final = "sentence_transformers."
 _HAS_DENSE: Final = ("gemma3_text",)  # kinds whose Dense layers mlx-vlm computes
+_GELU_ALONE: Final = ("bert", "xlm-roberta")  # kinds that mlx-vlm computes so in any case
 _POOLING_FLAGS: Final = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_mean_tokens": "mean",
@@ -58,6 +59,9 @@ def cannot_load(setting: str, source: str, error: object) -> StartError:
 
 def check_modules(directory: Path, config: dict[str, Any]) -> None:
     """Raise ValueError where the model computes something that mlx-vlm would leave out."""
+    activation = config.get("hidden_act", "gelu")
+    if activation != "gelu" and config.get("model_type") in _GELU_ALONE:
+        raise ValueError(f"its hidden_act is {activation!r}, which is computed as gelu here")
     for module in _modules(directory):
         kind = str(module.get("type", ""))
         name = kind.rpartition(".")[2]

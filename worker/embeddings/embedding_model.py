@@ -26,6 +26,7 @@ from hearth.worker.embeddings.checkpoint import (
     tokens_max,
     weights_nbytes,
 )
+from hearth.worker.embeddings.layer_rests import LayerRests
 from hearth.worker.embeddings.token_rows import TokenRow, check_row, pad
 from hearth.worker.engine.vision.vlm_loader import read_json
 
@@ -50,7 +51,7 @@ class RowModel(Protocol):
 class EmbeddingModel:
     """A model that gives a vector for a text."""
 
-    def __init__(self, source: str) -> None:
+    def __init__(self, source: str, rests: LayerRests) -> None:
         """Load what EMBEDDING_MODEL names. Raises StartError: it cannot be."""
         directory = checkpoint_directory(source, SETTING)
         config = read_json(directory / "config.json")
@@ -73,6 +74,7 @@ class EmbeddingModel:
             dimensions=dimensions,
             pooling=pooling_name(pooling),
         )
+        rests.pace(self._model.layers)
         if pooling is None:
             log.warning("the checkpoint does not tell its pooling (1_Pooling); mlx-vlm's is taken")
 
@@ -100,19 +102,22 @@ class EmbeddingModel:
         return np.array(self._model(batch.ids, attention_mask=batch.mask).text_embeds)
 
 
-def cut_vectors(vectors: NDArray[np.float32], dimensions: int | None) -> NDArray[np.float32]:
-    """Return the first dimensions of vectors, made length 1 again.
+def check_dimensions(dimensions: int | None, dimensions_max: int) -> None:
+    """Raise RequestError where the model has not so many dimensions."""
+    if dimensions is not None and not 1 <= dimensions <= dimensions_max:
+        raise RequestError(
+            f"dimensions is {dimensions:,} and the model's vectors have {dimensions_max:,}. "
+            f"Ask for a number from 1 to {dimensions_max:,}, or leave it out.",
+            param="dimensions",
+        )
 
-    Raises RequestError: there are not so many, or the model computed no number.
+
+def cut_vectors(vectors: NDArray[np.float32], dimensions: int | None) -> NDArray[np.float32]:
+    """Return the first dimensions of vectors, made length 1 again; None = all.
+
+    Raises RequestError: the model computed no number.
     """
-    if dimensions is not None:
-        if not 1 <= dimensions <= vectors.shape[1]:
-            raise RequestError(
-                f"dimensions is {dimensions:,} and the model's vectors have {vectors.shape[1]:,}. "
-                f"Ask for a number from 1 to {vectors.shape[1]:,}, or leave it out.",
-                param="dimensions",
-            )
-        vectors = vectors[:, :dimensions]
+    vectors = vectors[:, :dimensions]
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
     if not np.isfinite(lengths).all():
         raise RequestError("The model computed no number.", status=500, code="not_a_number")

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from hearth.shared.embedding_messages import EmbeddingMessage
 from hearth.worker.embeddings.embedding_model import RowModel
 from hearth.worker.embeddings.forward_pace import ForwardPace
+from hearth.worker.embeddings.layer_rests import LayerRests
 from hearth.worker.embeddings.length_batches import LengthBatches
 from hearth.worker.embeddings.token_rows import TokenRow
 
@@ -68,19 +69,19 @@ class Job:
         if self.is_tokenised:
             self._batches = LengthBatches([len(row.ids) for row in self._rows])
 
-    def compute(self, pace: ForwardPace) -> float:
-        """Compute the next batch; return how long it took."""
+    def compute(self, pace: ForwardPace, rests: LayerRests) -> float:
+        """Compute the next batch; return how long that took without the rests in it."""
         assert self._batches is not None, "tokenise first"
         batch = self._batches.take(pace.tokens)
         rows = [self._rows[index] for index in batch]
-        began = time.perf_counter()
+        began, rested_s = time.perf_counter(), rests.rested_s
         values = self._model.values(rows)
-        took_s = time.perf_counter() - began
-        pace.note(max(len(row.ids) for row in rows) * len(rows), took_s)
+        computed_s = time.perf_counter() - began - (rests.rested_s - rested_s)
+        pace.note(max(len(row.ids) for row in rows) * len(rows), computed_s)
         if self._values is None:
             self._values = np.zeros((len(self._rows), values.shape[1]), np.float32)
         self._values[batch] = values
-        return took_s
+        return computed_s
 
     @property
     def is_computed(self) -> bool:

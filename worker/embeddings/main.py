@@ -16,6 +16,7 @@ import resource
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from typing import BinaryIO, Final, TypeAlias
 
 import mlx.core as mx
@@ -44,9 +45,10 @@ from hearth.shared.logging_setup import configure
 from hearth.shared.paths import env_file
 from hearth.shared.private_temp_directory import temp_environment
 from hearth.shared.settings_from_env import load_settings
-from hearth.worker.embeddings.embedding_model import EmbeddingModel, cut_vectors
+from hearth.worker.embeddings.embedding_model import EmbeddingModel, check_dimensions, cut_vectors
 from hearth.worker.embeddings.forward_pace import ForwardPace
 from hearth.worker.embeddings.job_queue import Job, JobQueue
+from hearth.worker.embeddings.layer_rests import LayerRests
 from hearth.worker.embeddings.rerank_model import RankedPairs, RerankModel
 from hearth.worker.engine.mlx_memory import MB
 
@@ -56,7 +58,6 @@ FREE_S: Final = 0.25  # of a forward beside which no answer streams: others wait
 BUSY_S: Final = 0.025  # of one beside which answers stream
 FREE_TOKENS: Final = 2_048  # first guesses
 BUSY_TOKENS: Final = 128
-REST_S_MAX: Final = 1.0
 MLX_CACHE_BYTES: Final = 256 * MB  # of freed arrays that the next forward takes again
 END_S_MAX: Final = 5.0  # for a forward whose process is to end
 
@@ -71,14 +72,14 @@ class EmbeddingServer:
         self._embedding: EmbeddingModel | None = None
         self._rerank: RerankModel | None = None
         self._jobs = JobQueue()
-        self._is_busy = False
+        self._rests = LayerRests()  # wanted = answers stream
         self._paces = {False: ForwardPace(FREE_S, FREE_TOKENS)}
         self._paces[True] = ForwardPace(BUSY_S, BUSY_TOKENS)
 
     def load(self, embedding: str, rerank: str) -> None:
         """Load the models that are named, and tell the proxy. Raises StartError."""
-        self._embedding = EmbeddingModel(embedding) if embedding else None
-        self._rerank = RerankModel(rerank) if rerank else None
+        self._embedding = EmbeddingModel(embedding, self._rests) if embedding else None
+        self._rerank = RerankModel(rerank, self._rests) if rerank else None
         models = (self._embedding, self._rerank)
         self.send(Loaded(*(model and dataclasses.asdict(model.facts) for model in models)))
 
@@ -90,14 +91,20 @@ class EmbeddingServer:
         """Answer until the proxy has nothing more to ask."""
         while self._take_messages():
             job = self._jobs.next()
-            try:
+            with self._refusing(job.request_id):
                 self._step(job)
-            except RequestError as error:
-                self._jobs.remove(job.request_id)
-                told = (str(error), error.status, error.code, error.param)
-                self.send(Refused(job.request_id, *told))
             if not self._jobs:
                 mx.clear_cache()
+
+    @contextlib.contextmanager
+    def _refusing(self, request_id: int) -> Iterator[None]:
+        """Have a request that cannot be computed end, and the proxy told why."""
+        try:
+            yield
+        except RequestError as error:
+            self._jobs.remove(request_id)
+            told = (str(error), error.status, error.code, error.param)
+            self.send(Refused(request_id, *told))
 
     def _take_messages(self) -> bool:
         """Take what has come, and wait where there is nothing to do; False = the proxy is gone."""
@@ -110,15 +117,18 @@ class EmbeddingServer:
 
     def _take(self, message: EmbeddingMessage) -> None:
         if isinstance(message, ShortTurns):
-            self._is_busy = message.are_wanted
+            self._rests.are_wanted = message.are_wanted
         elif isinstance(message, CancelJob):
             self._jobs.remove(message.request_id)
         elif isinstance(message, Embed | Rerank):
-            job = self._embedding_job if isinstance(message, Embed) else self._rerank_job
-            self._jobs.add(job(message))
+            with self._refusing(message.request_id):
+                is_embed = isinstance(message, Embed)
+                job = self._embedding_job(message) if is_embed else self._rerank_job(message)
+                self._jobs.add(job)
 
     def _embedding_job(self, asked: Embed) -> Job:
         assert self._embedding is not None, "the proxy asks for what it named"
+        check_dimensions(asked.dimensions, self._embedding.facts.dimensions)
 
         def finish(values: NDArray[np.float32], tokens: list[int]) -> Embedded:
             vectors = cut_vectors(values, asked.dimensions)
@@ -141,12 +151,12 @@ class EmbeddingServer:
             job.tokenise()
             return
         self.send(Computing(job.request_id))
-        took_s = job.compute(self._paces[self._is_busy])
+        rested_s = self._rests.rested_s
+        computed_s = job.compute(self._paces[self._rests.are_wanted], self._rests)
         if job.is_computed:
             self._jobs.remove(job.request_id)
             self.send(job.answer())
-        if self._is_busy:
-            time.sleep(min(took_s, REST_S_MAX))  # answers decode meanwhile
+        self._rests.rest(computed_s - (self._rests.rested_s - rested_s))
 
 
 def read_frames(pipe: BinaryIO, inbox: Inbox) -> None:

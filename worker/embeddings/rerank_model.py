@@ -24,6 +24,7 @@ from hearth.worker.embeddings.checkpoint import (
     tokens_max,
     weights_nbytes,
 )
+from hearth.worker.embeddings.layer_rests import LayerRests
 from hearth.worker.embeddings.token_rows import TokenRow, check_row, pad
 from hearth.worker.engine.vision.vlm_loader import read_json
 
@@ -39,7 +40,7 @@ ANSWER_BEGIN: Final = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\
 class RerankModel:
     """A model that gives a score from 0 to 1 for a document."""
 
-    def __init__(self, source: str) -> None:
+    def __init__(self, source: str, rests: LayerRests) -> None:
         """Load what RERANK_MODEL names. Raises StartError: it cannot be."""
         directory = checkpoint_directory(source, SETTING)
         config = read_json(directory / "config.json")
@@ -64,6 +65,8 @@ class RerankModel:
             tokens_max=tokens_max(directory, config, self._tokenizer),
             weight_bytes=weights_nbytes(self._model),
         )
+        model = self._model if self._is_classifier else self._model.language_model.model
+        rests.pace(model.layers)
 
     def _tokens(self, text: str) -> list[int]:
         return list(self._tokenizer.encode(text, add_special_tokens=False))
