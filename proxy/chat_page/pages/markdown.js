@@ -20,7 +20,7 @@ const SAFE = {
   ALLOW_ARIA_ATTR: false,
   RETURN_DOM_FRAGMENT: true,
 };
-const CLASS = /^(?:language-\S+|hljs-[\w-]+(?: [a-z]+_)*)$/; // as markdown-it and highlight.js write them
+const CLASS = /^(?:left|center|right|language-\S+|hljs-[\w-]+(?: [a-z]+_)*)$/; // as markdown-it and highlight.js write them
 const REFERENCE = /^ {0,3}\[[^\]\n]+\]:/m; // what a link far above may refer to
 
 const purifier = window.DOMPurify;
@@ -38,6 +38,15 @@ markdown.renderer.rules.image = (tokens, index) => {
   const name = escape(token.content || "without a name");
   return `<a href="${escape(token.attrGet("src") ?? "")}">image: ${name}</a>`;
 };
+
+// A cell's side as a class: the policy of this page lets no style attribute be.
+for (const rule of ["th_open", "td_open"]) {
+  markdown.renderer.rules[rule] = (tokens, index, options, _, renderer) => {
+    const side = /text-align:(\w+)/.exec(tokens[index].attrGet("style") ?? "")?.[1];
+    tokens[index].attrs = side ? [["class", side]] : null;
+    return renderer.renderToken(tokens, index, options);
+  };
+}
 
 function fragmentOf(text) {
   const fragment = purifier.sanitize(markdown.render(text), SAFE);
