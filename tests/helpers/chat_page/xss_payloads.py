@@ -92,7 +92,7 @@ FRAMES: Final = (
     "<meta http-equiv=Set-Cookie content='canary=1'>",
     "<base href=https://canary.invalid/>",
     "<form action=javascript:hurt()><button autofocus>x</button></form>",
-    "<form action=https://canary.invalid/form method=post><input name=a value=b><button>x</button></form>",
+    "<form action=https://canary.invalid/form method=post><input name=a><button>x</button></form>",
     "<button form=composer formaction=https://canary.invalid/formaction>Continue</button>",
     "<input type=image src=https://canary.invalid/input formaction=javascript:hurt()>",
     "<dialog open><form method=dialog><button>OK</button></form></dialog>",
@@ -248,7 +248,7 @@ LINKS: Final = (
     "<https://canary.invalid/onclick=hurt()>",
     "https://canary.invalid/<img/src=x/onerror=hurt()>",
     "javascript://canary.invalid/%0Ahurt()",
-    "www.canary.invalid/\"onmouseover=\"hurt()",
+    'www.canary.invalid/"onmouseover="hurt()',
     "<a href=javascript:hurt()>x</a>",
     "<a href=' javascript:hurt()'>x</a>",
     "<a href='java\nscript:hurt()'>x</a>",
@@ -263,7 +263,7 @@ LINKS: Final = (
 MARKDOWN: Final = (
     "```html\n<script>hurt()</script>\n```",
     "```\n</code></pre><script>hurt()</script>\n```",
-    "```\"><img src=x onerror=hurt()>\nx\n```",
+    '```"><img src=x onerror=hurt()>\nx\n```',
     "```js onclick=hurt()\nhurt()\n```",
     "``````\n```\n<img src=x onerror=hurt()>\n```\n``````",
     "~~~<script>hurt()</script>\nx\n~~~",
@@ -285,9 +285,9 @@ MARKDOWN: Final = (
     "\\<script>hurt()\\</script>",
     "<details><summary>x</summary>\n\n<img src=x onerror=hurt()>\n\n</details>",
     "$\\href{javascript:hurt()}{x}$ $$\\unicode{<img src=x onerror=hurt()>}$$",
-    "```mermaid\ngraph TD; A[<img src=x onerror=hurt()>] --> B; click A href 'javascript:hurt()'\n```",
+    "```mermaid\ngraph TD; A[<img src=x onerror=hurt()>]; click A 'javascript:hurt()'\n```",
     "<think><img src=x onerror=hurt()></think>",
-    "<tool_call>{\"name\": \"<img src=x onerror=hurt()>\"}</tool_call>",
+    '<tool_call>{"name": "<img src=x onerror=hurt()>"}</tool_call>',
 )
 CHARACTERS: Final = (
     "\u202e>()truh=rorreno x=crs gmi<",
@@ -305,7 +305,7 @@ CHARACTERS: Final = (
     "[x](java\u200bscript:hurt())",
     "a" + "\u0301" * 300 + "<img src=x onerror=hurt()>",
     "\r\n\r\n<script>hurt()</script>",
-    "data: {\"x\": 1}\n\nevent: x\ndata: <img src=x onerror=hurt()>\n\n",
+    'data: {"x": 1}\n\nevent: x\ndata: <img src=x onerror=hurt()>\n\n',
 )
 
 PAYLOADS: Final[tuple[str, ...]] = (

@@ -183,9 +183,7 @@ class Page:
             "Runtime.evaluate", expression=f"document.querySelector({json.dumps(selector)})"
         )
         names = [str(file) for file in files]
-        await self.call(
-            "DOM.setFileInputFiles", files=names, objectId=found["result"]["objectId"]
-        )
+        await self.call("DOM.setFileInputFiles", files=names, objectId=found["result"]["objectId"])
 
     async def before_load(self, script: str) -> None:
         """Have every page and frame that is opened from now on run `script` first."""
@@ -193,9 +191,7 @@ class Page:
 
     async def shoot(self, path: Path, *, whole: bool = True) -> None:
         """Write a picture of the whole page, or of what the window shows of it."""
-        shot = await self.call(
-            "Page.captureScreenshot", format="png", captureBeyondViewport=whole
-        )
+        shot = await self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
         path.write_bytes(base64.b64decode(shot["data"]))
 
     async def names(self) -> list[tuple[str, str]]:
