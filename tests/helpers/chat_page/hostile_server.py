@@ -14,7 +14,9 @@ from typing import Any, Final
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-PAGES: Final = Path(__file__).parents[3] / "proxy" / "chat_page" / "pages"
+PROXY: Final = Path(__file__).parents[3] / "proxy"
+PAGES: Final = PROXY / "chat_page" / "pages"
+DASHBOARD: Final = PROXY / "monitoring" / "pages"  # the pages share a module
 USAGE: Final = {
     **{"prompt_tokens": 3_412, "completion_tokens": 76, "total_tokens": 3_488},
     "prompt_tokens_details": {"cached_tokens": 3_398},
@@ -68,12 +70,17 @@ class HostileServer:
         async def signed_in(_: web.Request) -> web.Response:
             return web.json_response({"needs_key": False, "is_signed_in": False})
 
+        async def healthy(_: web.Request) -> web.Response:
+            return web.json_response({"status": "ok"})
+
         app = web.Application()
         app.router.add_get("/", index)
         app.router.add_get("/chat/sign-in", signed_in)
         app.router.add_get("/chat/api/v1/models", self._models)
         app.router.add_post("/chat/api/v1/chat/completions", self._chat)
+        app.router.add_get("/chat/api/health", healthy)
         app.router.add_static("/chat", PAGES)
+        app.router.add_static("/dashboard", DASHBOARD)
         return app
 
     @asynccontextmanager
