@@ -62,7 +62,7 @@ class Site(http.server.BaseHTTPRequestHandler):
 
 @contextlib.contextmanager
 def site() -> Iterator[str]:
-    """The origin of a page on another port, which to a browser is of the same site as the server."""
+    """The origin of a page on another port, which a browser takes for the server's own site."""
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Site) as running:
         threading.Thread(target=running.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{running.server_address[1]}"
