@@ -14,6 +14,7 @@ from hearth.proxy.api import chat_completions_events, legacy_completions, prefil
 from hearth.proxy.api.error_bodies import error_body, error_headers
 from hearth.proxy.api.messages import messages_events
 from hearth.proxy.api.responses import responses_events
+from hearth.proxy.chat_page.chat_page_routes import ChatPage
 from hearth.proxy.gateway.cloud.cloud_bodies import CloudDialect
 from hearth.proxy.gateway.config.routing_table import Deployment
 from hearth.proxy.gateway.gateway import FALLBACK_HEADER, Gateway, GatewayCall
@@ -32,6 +33,7 @@ from hearth.proxy.http.http_exchange import (
     wrong_method,
 )
 from hearth.proxy.http.origin_rules import OriginRules
+from hearth.proxy.http.sign_ins import BrowserSignIns
 from hearth.proxy.local_answers import CACHE_HEADER, LocalAnswers
 from hearth.proxy.monitoring.admin_routes import AdminRoutes
 from hearth.proxy.monitoring.dashboard_routes import Dashboard
@@ -110,7 +112,9 @@ class ProxyApp:
         self.pool = pool
         self.routes = routes
         self.body_budget = BodyBudget()
-        self.dashboard = Dashboard(settings, routes.feed, self._keys)
+        sign_ins = BrowserSignIns(settings.proxy_port, self._keys)
+        self.dashboard = Dashboard(routes.feed, sign_ins)
+        self.chat_page = ChatPage(sign_ins)
         self.keep_awake = KeepAwake(settings.keep_awake)
         self.metrics.watch(self.keep_awake)
         self.places = ConnectionPlaces() if places is None else places
@@ -190,14 +194,18 @@ class ProxyApp:
         origin = self._origins.check_origin(
             exchange.headers, exchange.scope.get("scheme", "http"), exchange.method
         )
+        exchange.listed_origin = origin
         if origin is not None:
             exchange.reply_headers += _cors(origin)
             if exchange.method == "OPTIONS":
                 await _preflight(exchange)
                 return
-        if Dashboard.serves(exchange):
-            await self.dashboard.serve(exchange)  # which knows keys, and cookies too
-            return
+        for pages in (self.dashboard, self.chat_page):
+            if pages.serves(exchange):
+                await pages.serve(exchange)  # which knows keys, and cookies too
+                return
+        if self.chat_page.calls(exchange):
+            self.chat_page.take_call(exchange)
         try:
             await self._trust(exchange)
         except RequestError:
@@ -208,9 +216,10 @@ class ProxyApp:
     def _needs_key(self, exchange: HttpExchange) -> bool:
         """Return whether nothing is answered to the request without a key in its headers.
 
-        The dashboard is not of these: a browser sends its cookie along by itself.
+        The pages and their calls are not of these: a browser sends their cookie along by itself.
         """
-        is_open = exchange.path == _OPEN_PATH or Dashboard.serves(exchange)
+        is_page = self.dashboard.serves(exchange) or self.chat_page.serves(exchange)
+        is_open = exchange.path == _OPEN_PATH or is_page or self.chat_page.calls(exchange)
         return self._has_keys and not is_open
 
     async def _trust(self, exchange: HttpExchange) -> None:

@@ -87,6 +87,7 @@ class HttpExchange:
         self.reply_headers: RawHeaders = []  # added to whatever is replied
         self.late_headers: Callable[[], RawHeaders] = list  # the same, as known when it begins
         self.is_trusted = False  # it came with a key, or needs none
+        self.listed_origin: str | None = None  # of another site's page, which CORS_ORIGINS lists
         self._connection: ClientConnection | None = scope.get("state", {}).get(CONNECTION)
         self.is_anthropic = (  # what a refusal looks like
             self.path.startswith("/v1/messages") or "anthropic-version" in self.headers
