@@ -29,7 +29,7 @@ ERRORS: Final = PAYLOADS[::24]
 MESSAGES: Final = "document.querySelectorAll('.message').length"
 # One of the two walls is taken away before the page's own modules run.
 NO_MARKDOWN: Final = """import("/chat/vendor/markdown-it.esm.min.js").then((found) => {
-  found.default.prototype.render = (text) => "<p>" + text;
+  found.default.prototype.render = (text) => "<p>.</p>" + text;
 })"""
 NO_SANITISER: Final = """Object.defineProperty(window, "DOMPurify", {
   configurable: true, get: () => undefined,
