@@ -140,7 +140,7 @@ async def imported(devtools: str, *wall: str) -> Seen:
         await tab.value("document.getElementById('search').value = 'whole'")
         await tab.value("document.getElementById('search').dispatchEvent(new Event('input'))")
         await tab.until("document.querySelector('#conversations .open').title === 'whole'")
-        await tab.click("#conversations .open")
+        await tab.value("document.querySelector('#conversations .open').click()")
         await tab.until(f"{MESSAGES} === {3 * len(PAYLOADS)}")
         await tab.value(
             "document.querySelectorAll('details').forEach((each) => (each.open = true))"

@@ -8,6 +8,7 @@ import json
 import shutil
 import subprocess
 import tempfile
+import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -146,12 +147,13 @@ class Page:
 
     async def until(self, script: str) -> Any:
         """Wait until the expression is true, and return it."""
-        async with asyncio.timeout(WAIT_S_MAX):
-            while True:
-                with contextlib.suppress(PageLeaving):  # the next one may have it
-                    if value := await self.value(script):
-                        return value
-                await asyncio.sleep(0.05)
+        deadline = time.monotonic() + WAIT_S_MAX
+        while time.monotonic() < deadline:
+            with contextlib.suppress(PageLeaving):  # the next one may have it
+                if value := await self.value(script):
+                    return value
+            await asyncio.sleep(0.05)
+        raise AssertionError(f"not so after {WAIT_S_MAX} s: {script}; the console: {self.errors}")
 
     async def press(self, key: str, text: str = "", held: int = 0) -> None:
         number = KEYS.get(key, 0)
