@@ -30,7 +30,7 @@ WAIT_S_MAX = 60.0
 PAGE_IS_LEAVING = -32000  # "Inspected target navigated or closed"
 MESSAGE_BYTES_MAX = 64 * 1024 * 1024  # a screenshot of a long page
 KEYS = {
-    **{"Tab": 9, "Enter": 13, "Escape": 27, "End": 35, "Home": 36, "k": 75},
+    **{"Tab": 9, "Enter": 13, "Escape": 27, "End": 35, "Home": 36, "k": 75, "F2": 113},
     **{"ArrowLeft": 37, "ArrowUp": 38, "ArrowRight": 39, "ArrowDown": 40},
 }
 CONTROL, SHIFT = 2, 8  # what is held while a key is pressed
