@@ -9,7 +9,7 @@ from typing import Final
 
 from hearth.proxy.http.http_exchange import HttpExchange, wrong_method
 from hearth.proxy.http.page_files import POLICY, PageFiles, page_headers
-from hearth.proxy.http.sign_ins import BrowserSignIns
+from hearth.proxy.http.sign_ins import BrowserSignIns, key_header
 from hearth.proxy.request.client_name import PAGE_HEADER
 from hearth.shared.errors import RequestError
 
@@ -114,7 +114,7 @@ class ChatPage:
         key = self._sign_ins.key_of(exchange)
         if key is not None:
             others = [row for row in exchange.raw_headers if row[0] != b"cookie"]
-            exchange.raw_headers = [*others, (b"x-api-key", key.encode("latin-1"))]
+            exchange.raw_headers = others + key_header(key)
 
 
 def _may_act_by_cookie(exchange: HttpExchange) -> bool:

@@ -5,7 +5,7 @@ import { counted } from "/dashboard/format.js";
 import { models } from "./api.js";
 import { Answering } from "./answering.js";
 import { Attachments } from "./attachments.js";
-import { addNode, chooseBranch, newConversation, removeNode, ROOT } from "./conversation.js";
+import { addNode, chooseBranch, newConversation, removeNode, ROOT, shownPath } from "./conversation.js";
 import { drawIcons } from "./icons.js";
 import { MessageList } from "./message_list.js";
 import { plainName } from "./plain_text.js";
@@ -44,11 +44,11 @@ const signIn = new SignInDialog(loadModels);
 async function send() {
   const text = prompt.value.trim();
   if ((!text && !attachments.files.length) || answering.isRunning(conversation)) return;
-  const parent = list.show(conversation).at(-1);
-  const node = addNode(conversation, parent?.id, { role: "user", content: text, attachments: attachments.take() });
   prompt.value = "";
   keepDraft();
   fitPrompt();
+  const parent = shownPath(conversation).at(-1);
+  const node = addNode(conversation, parent?.id, { role: "user", content: text, attachments: attachments.take() });
   await ask(node);
 }
 
@@ -273,7 +273,7 @@ function showState() {
   const title = plainName(conversation.title, 60);
   document.title = title ? `${title} · Hearth` : "Hearth";
   const reason = chooser.imageReason();
-  byId("image-note").textContent = reason ? `Text and PDF files. ${reason}` : "Images, text and PDF files.";
+  byId("image-note").textContent = reason ? `Text and PDF files can be attached. ${reason}` : "Images, text and PDF files can be attached.";
   const { hasTools, toolText, system } = conversation.settings;
   const marks = [system.trim() && "system prompt", hasTools && "tools", toolText.trim() && "your tools"].filter(Boolean);
   byId("settings-note").textContent = marks.join(", ");
