@@ -38,6 +38,12 @@ class ChatTab:
         await self.tab.look(width, height, scheme)
         has_scheme = f"matchMedia('(prefers-color-scheme: {scheme})').matches"
         await self.tab.until(f"innerWidth === {width} && {has_scheme}")
+        await self.rest()
+
+    async def rest(self) -> None:
+        """Wait until nothing moves: what slides away still takes clicks."""
+        await self.tab.until("document.getAnimations().every((each) => each.playState !== 'running'"
+                             " || each.effect.getTiming().iterations === Infinity)")  # fmt: skip
 
     async def write(self, text: str) -> None:
         await self.tab.value("document.getElementById('prompt').focus()")

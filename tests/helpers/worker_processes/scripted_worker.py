@@ -128,10 +128,10 @@ def _text(message: dict[str, Any]) -> str:
 
 
 def _written(message: dict[str, Any]) -> str:
-    """Return what a user wrote, without what it shows."""
+    """Return what a user wrote, without what it shows: the last text."""
     content = message["content"]
     parts = [{"text": content}] if isinstance(content, str) else content
-    return "".join(part.get("text", "") for part in parts).strip()
+    return next((part["text"] for part in reversed(parts) if "text" in part), "").strip()
 
 
 def _listed(words: dict[str, str]) -> str:
