@@ -33,7 +33,7 @@ def tool_call(name: str, arguments: str) -> Delta:
 class HostileServer:
     """Answers each chat with the next of `answers`: deltas, or the text of an error.
 
-    `bodies` are the requests that it got.
+    Of deltas the empty one cuts the connection. `bodies` are the requests that it got.
     """
 
     def __init__(self) -> None:
@@ -53,6 +53,10 @@ class HostileServer:
         response = web.StreamResponse(headers={"content-type": "text/event-stream"})
         await response.prepare(asked)
         for delta in answer:
+            if not delta and asked.transport is not None:
+                await asyncio.sleep(0.2)  # what was written comes first
+                asked.transport.abort()
+                return response
             await response.write(_chunk([{"index": 0, "delta": delta, "finish_reason": None}]))
         await self.hold.wait()
         reason = "tool_calls" if any("tool_calls" in delta for delta in answer) else "stop"
