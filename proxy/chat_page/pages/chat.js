@@ -309,6 +309,7 @@ function openDrawer() {
 }
 
 function closeDrawer() {
+  if (byId("sidebar").contains(document.activeElement)) byId("open-sidebar").focus();
   document.body.classList.remove("drawer");
 }
 
@@ -377,6 +378,10 @@ function listen() {
   listenToComposer();
   listenToDrops();
   document.addEventListener("keydown", onKey);
+  document.querySelector(".skip").addEventListener("click", (event) => {
+    event.preventDefault(); // the address names the conversation
+    prompt.focus();
+  });
   byId("new-chat").addEventListener("click", startNew);
   byId("new-chat-top").addEventListener("click", startNew);
   byId("open-sidebar").addEventListener("click", openDrawer);

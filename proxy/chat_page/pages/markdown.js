@@ -65,7 +65,7 @@ function fragmentOf(tokens) {
 
 // Where a link leads stands beside it, unless its text says so.
 function finishLink(link) {
-  if (!link.hasAttribute("href")) {
+  if (!LINKED.test(link.getAttribute("href") ?? "")) { // an empty one would be this page
     link.replaceWith(...link.childNodes);
     return;
   }
