@@ -5,7 +5,6 @@ it. So it carries a cookie: a random token that stands for a key. The cookie is 
 paths of this server's own pages only: a browser gives it to every server on this host.
 """
 
-import contextlib
 import secrets
 import time
 from collections import OrderedDict
@@ -14,10 +13,10 @@ from typing import Final
 from urllib.parse import parse_qs
 
 from hearth.proxy.http.api_keys import ClientKeys
-from hearth.proxy.http.http_exchange import HttpExchange
+from hearth.proxy.http.http_exchange import HttpExchange, RawHeaders
 from hearth.shared.errors import RequestError
 
-PATHS: Final = ("/dashboard", "/chat")  # below which the cookie is sent
+PATHS: Final = ("/chat", "/dashboard")  # below which the cookie is sent
 SIGN_IN_S: Final = 12 * 3600.0  # a sign-in is good for so long
 SIGN_INS_MAX: Final = 64  # of a key; of one more its oldest ends, and nobody else's
 FORM_BYTES_MAX: Final = 4096
@@ -30,9 +29,9 @@ class SignIns:
     """
 
     def __init__(self) -> None:
-        self._sign_ins: OrderedDict[bytes, tuple[str, float]] = OrderedDict()
+        self._sign_ins: OrderedDict[bytes, tuple[bytes, float]] = OrderedDict()
 
-    def issue(self, key: str) -> str:
+    def issue(self, key: bytes) -> str:
         """Return a new token that stands for `key`."""
         token = secrets.token_urlsafe(32)
         self._sign_ins[_digest(token)] = (key, time.time() + SIGN_IN_S)
@@ -41,9 +40,9 @@ class SignIns:
             del self._sign_ins[own[0]]
         return token
 
-    def key_of(self, token: str) -> str | None:
+    def key_of(self, token: str) -> bytes | None:
         """Return the key that `token` stands for; None of one that does not hold."""
-        key, until = self._sign_ins.get(_digest(token), ("", 0.0))
+        key, until = self._sign_ins.get(_digest(token), (b"", 0.0))
         return key if time.time() < until else None
 
     def end(self, token: str) -> None:
@@ -71,9 +70,13 @@ class BrowserSignIns:
         Raises:
             RequestError: 401, neither is accepted.
         """
-        with contextlib.suppress(RequestError):
+        key = self.key_of(exchange)
+        try:
             return await self._keys.identity(exchange.raw_headers)
-        return await self._keys.identity(_key_header(self.key_of(exchange) or ""))
+        except RequestError:
+            if key is None:
+                raise
+        return await self._keys.identity(key_header(key))
 
     async def needs_key(self) -> bool:
         """Return whether nothing is told without a key."""
@@ -83,7 +86,7 @@ class BrowserSignIns:
             return True
         return False
 
-    def key_of(self, exchange: HttpExchange) -> str | None:
+    def key_of(self, exchange: HttpExchange) -> bytes | None:
         """Return the key that the cookie stands for; None where there is none that holds."""
         token = self._token(exchange)
         return None if token is None else self._sign_ins.key_of(token)
@@ -96,24 +99,17 @@ class BrowserSignIns:
                 return token
         return None
 
-    async def sign_in(self, exchange: HttpExchange) -> bool:
-        """Return whether the form's key is accepted; the reply will give the cookies then.
+    async def sign_in(self, exchange: HttpExchange, key: bytes) -> None:
+        """Accept `key`: the reply will give the cookies.
 
         Raises:
-            RequestError: 413, the request is no such form; 403, another site's page sends it.
+            RequestError: 401, or why the key cannot be used now.
         """
-        _check_own_page(exchange)
-        _check_size(exchange)
-        key = _form_key(await exchange.read_body())
-        try:
-            await self._keys.identity(_key_header(key))
-        except RequestError:
-            return False
+        await self._keys.identity(key_header(key))
         self._give_cookies(exchange, self._sign_ins.issue(key), SIGN_IN_S)
-        return True
 
     def sign_out(self, exchange: HttpExchange) -> None:
-        """End the sign-in of the request's cookie. Raises: RequestError: 403, as `sign_in`."""
+        """End the sign-in of the request's cookie. Raises: RequestError: 403, as `form_key`."""
         _check_own_page(exchange)
         token = self._token(exchange)
         if token is not None:
@@ -129,8 +125,8 @@ class BrowserSignIns:
             exchange.reply_headers.append((b"set-cookie", cookie.encode()))
 
 
-def _key_header(key: str) -> list[tuple[bytes, bytes]]:
-    return [(b"x-api-key", key.encode("latin-1"))]
+def key_header(key: bytes) -> RawHeaders:
+    return [(b"x-api-key", key)]
 
 
 def _check_own_page(exchange: HttpExchange) -> None:
@@ -161,7 +157,14 @@ def _check_size(exchange: HttpExchange) -> None:
     )
 
 
-def _form_key(body: bytes) -> str:
-    """Return the field `key` of a posted form; nothing where it has none."""
+async def form_key(exchange: HttpExchange) -> bytes:
+    """Return the field `key` of the posted form; nothing where it has none.
+
+    Raises:
+        RequestError: 403, another site's page sends it; 413, the request is no such form.
+    """
+    _check_own_page(exchange)
+    _check_size(exchange)
+    body = await exchange.read_body()
     fields = parse_qs(body.decode("latin-1"), encoding="latin-1")
-    return fields.get("key", [""])[0].strip()  # its letters may be any bytes
+    return fields.get("key", [""])[0].encode("latin-1").strip()  # its letters may be any bytes

@@ -5,7 +5,7 @@ import { counted } from "/dashboard/format.js";
 import { models } from "./api.js";
 import { Answering } from "./answering.js";
 import { Attachments } from "./attachments.js";
-import { addNode, chooseBranch, newConversation, removeNode, ROOT } from "./conversation.js";
+import { addNode, chooseBranch, newConversation, removeNode, ROOT, shownPath } from "./conversation.js";
 import { drawIcons } from "./icons.js";
 import { MessageList } from "./message_list.js";
 import { plainName } from "./plain_text.js";
@@ -24,6 +24,7 @@ const prompt = byId("prompt");
 let conversation = null; // the one that is shown
 const loaded = new Map(); // id -> conversation: those that are being answered stay themselves
 const keeping = new Map(); // id -> the timer after which it is kept
+const removed = new Set(); // ids: an answer that was stopped for it ends afterwards
 
 const toast = new Toast(byId("toast"));
 const answering = new Answering({ changed: answerChanged, ended: answerEnded });
@@ -37,18 +38,18 @@ const list = new MessageList(byId("messages"), byId("scroller"), {
   edit, again, branch, results, tell: (text) => toast.tell(text),
 });
 const sidebar = new Sidebar({ open, renamed, remove });
-const signIn = new SignInDialog(loadModels);
+const signIn = new SignInDialog(signedIn);
 
 // ---------------------------------------------------------------- what is asked and answered
 
 async function send() {
   const text = prompt.value.trim();
   if ((!text && !attachments.files.length) || answering.isRunning(conversation)) return;
-  const parent = list.show(conversation).at(-1);
-  const node = addNode(conversation, parent?.id, { role: "user", content: text, attachments: attachments.take() });
   prompt.value = "";
   keepDraft();
   fitPrompt();
+  const parent = shownPath(conversation).at(-1);
+  const node = addNode(conversation, parent?.id, { role: "user", content: text, attachments: attachments.take() });
   await ask(node);
 }
 
@@ -66,7 +67,6 @@ function again(node) {
 }
 
 async function ask(parent) {
-  byId("welcome").hidden = true;
   list.isFollowing = true;
   conversation.settings.model = chooser.value;
   loaded.set(conversation.id, conversation);
@@ -105,7 +105,7 @@ function answerEnded(whose, node) {
   list.show(conversation);
   showState();
   speak(node);
-  if (!chooser.rows.find((row) => row.id === chooser.value)?.architecture) loadModels(); // it is loaded now
+  if (chooser.isUnknown) loadModels(); // it is loaded now
 }
 
 function speak(node) {
@@ -130,7 +130,7 @@ function keep(whose, afterMs) {
 async function keepNow(whose) {
   clearTimeout(keeping.get(whose.id));
   keeping.delete(whose.id);
-  if (!Object.keys(whose.nodes).length) return;
+  if (!Object.keys(whose.nodes).length || removed.has(whose.id)) return;
   try {
     await store.put(whose);
     await sidebar.refresh();
@@ -161,10 +161,6 @@ function show(found) {
   if (conversation && !answering.isRunning(conversation)) loaded.delete(conversation.id);
   conversation = found;
   loaded.set(found.id, found);
-  const isNew = !Object.keys(found.nodes).length;
-  const place = isNew ? "" : `#${found.id}`;
-  if (location.hash !== place) history.replaceState(null, "", place || location.pathname);
-  byId("welcome").hidden = !isNew;
   prompt.value = localStorage.getItem(draftName()) ?? "";
   fitPrompt();
   chooser.choose(found.settings.model);
@@ -183,13 +179,14 @@ async function renamed(id, title) {
 
 async function remove(id) {
   const found = loaded.get(id) ?? (await store.get(id));
+  removed.add(id);
   answering.stop(found);
-  clearTimeout(keeping.get(id));
   await store.remove(id);
   loaded.delete(id);
   if (conversation.id === id) startNew();
   await sidebar.refresh();
   toast.tell(`“${plainName(found.title, 40)}” is deleted.`, "Undo", async () => {
+    removed.delete(id);
     await store.put(found);
     await sidebar.refresh();
     open(id);
@@ -206,8 +203,10 @@ async function removeAll(event) {
     button.textContent = `Delete ${counted(heads.length, "conversation", "conversations")} for good?`;
     return;
   } else {
-    for (const each of loaded.values()) answering.stop(each);
-    for (const timer of keeping.values()) clearTimeout(timer);
+    for (const each of loaded.values()) {
+      removed.add(each.id);
+      answering.stop(each);
+    }
     localStorage.removeItem(draftName());
     await store.removeAll();
     loaded.clear();
@@ -240,6 +239,13 @@ async function importFile(file) {
 
 // ---------------------------------------------------------------- settings
 
+// What was refused for want of a key is asked again.
+async function signedIn() {
+  await loadModels();
+  const last = shownPath(conversation).at(-1);
+  if (last?.error?.status === 401) again(last);
+}
+
 async function loadModels() {
   try {
     chooser.show(await models(), conversation.settings.model);
@@ -270,17 +276,24 @@ function showState() {
   const isRunning = answering.isRunning(conversation);
   byId("stop").hidden = !isRunning;
   byId("send").hidden = isRunning;
+  const place = isNew() ? "" : `#${conversation.id}`; // so that loading the page again shows the same
+  if (location.hash !== place) history.replaceState(null, "", place || location.pathname);
+  byId("welcome").hidden = !isNew();
   const title = plainName(conversation.title, 60);
   document.title = title ? `${title} · Hearth` : "Hearth";
   const reason = chooser.imageReason();
-  byId("image-note").textContent = reason ? `Text and PDF files. ${reason}` : "Images, text and PDF files.";
+  byId("image-note").textContent = reason ? `Text and PDF files can be attached. ${reason}` : "Images, text and PDF files can be attached.";
   const { hasTools, toolText, system } = conversation.settings;
   const marks = [system.trim() && "system prompt", hasTools && "tools", toolText.trim() && "your tools"].filter(Boolean);
   byId("settings-note").textContent = marks.join(", ");
 }
 
+function isNew() {
+  return !Object.keys(conversation.nodes).length;
+}
+
 function draftName() {
-  return `hearth-chat-draft-${Object.keys(conversation.nodes).length ? conversation.id : ROOT}`;
+  return `hearth-chat-draft-${isNew() ? ROOT : conversation.id}`;
 }
 
 function keepDraft() {
@@ -300,6 +313,7 @@ function openDrawer() {
 }
 
 function closeDrawer() {
+  if (byId("sidebar").contains(document.activeElement)) byId("open-sidebar").focus();
   document.body.classList.remove("drawer");
 }
 
@@ -368,6 +382,10 @@ function listen() {
   listenToComposer();
   listenToDrops();
   document.addEventListener("keydown", onKey);
+  document.querySelector(".skip").addEventListener("click", (event) => {
+    event.preventDefault(); // the address names the conversation
+    prompt.focus();
+  });
   byId("new-chat").addEventListener("click", startNew);
   byId("new-chat-top").addEventListener("click", startNew);
   byId("open-sidebar").addEventListener("click", openDrawer);
@@ -390,8 +408,9 @@ function listen() {
 async function begin() {
   drawIcons();
   listen();
+  const id = location.hash.slice(1);
   startNew();
-  if (location.hash.length > 1) await open(location.hash.slice(1));
+  if (id) await open(id);
   await sidebar.refresh();
   try {
     if (await signIn.check()) await loadModels();

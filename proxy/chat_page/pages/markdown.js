@@ -20,7 +20,7 @@ const SAFE = {
   ALLOW_ARIA_ATTR: false,
   RETURN_DOM_FRAGMENT: true,
 };
-const CLASS = /^(?:language-\S+|hljs-[\w-]+(?: [a-z]+_)*)$/; // as markdown-it and highlight.js write them
+const CLASS = /^(?:left|center|right|language-\S+|hljs-[\w-]+(?: [a-z]+_)*)$/; // as markdown-it and highlight.js write them
 const REFERENCE = /^ {0,3}\[[^\]\n]+\]:/m; // what a link far above may refer to
 
 const purifier = window.DOMPurify;
@@ -39,8 +39,17 @@ markdown.renderer.rules.image = (tokens, index) => {
   return `<a href="${escape(token.attrGet("src") ?? "")}">image: ${name}</a>`;
 };
 
-function fragmentOf(text) {
-  const fragment = purifier.sanitize(markdown.render(text), SAFE);
+// A cell's side as a class: the policy of this page lets no style attribute be.
+for (const rule of ["th_open", "td_open"]) {
+  markdown.renderer.rules[rule] = (tokens, index, options, _, renderer) => {
+    const side = /text-align:(\w+)/.exec(tokens[index].attrGet("style") ?? "")?.[1];
+    tokens[index].attrs = side ? [["class", side]] : null;
+    return renderer.renderToken(tokens, index, options);
+  };
+}
+
+function fragmentOf(tokens) {
+  const fragment = purifier.sanitize(markdown.renderer.render(tokens, markdown.options, {}), SAFE);
   for (const link of fragment.querySelectorAll("a")) finishLink(link);
   for (const table of fragment.querySelectorAll("table")) {
     const scroll = element("div", { className: "table-scroll", tabIndex: 0 });
@@ -56,7 +65,7 @@ function fragmentOf(text) {
 
 // Where a link leads stands beside it, unless its text says so.
 function finishLink(link) {
-  if (!link.hasAttribute("href")) {
+  if (!LINKED.test(link.getAttribute("href") ?? "")) { // an empty one would be this page
     link.replaceWith(...link.childNodes);
     return;
   }
@@ -118,18 +127,19 @@ export class MarkdownView {
   update(written) {
     const text = withLineFeeds(written);
     const rest = text.slice(this.settled);
-    const start = lastBlockStart(rest);
+    const tokens = markdown.parse(rest, {});
+    const start = lastBlockStart(rest, tokens);
     if (start > 0) {
-      this.#put(rest.slice(0, start), true);
+      this.#put(markdown.parse(rest.slice(0, start), {}), true);
       this.settled += start;
     }
-    this.#put(rest.slice(start), false);
+    this.#put(start > 0 ? markdown.parse(rest.slice(start), {}) : tokens, false);
   }
 
   finish(written) {
     const text = withLineFeeds(written);
     if (REFERENCE.test(text)) this.reset(); // rare: what they name may be anywhere above
-    this.#put(text.slice(this.settled), true);
+    this.#put(markdown.parse(text.slice(this.settled), {}), true);
     this.settled = text.length;
   }
 
@@ -139,8 +149,8 @@ export class MarkdownView {
     this.settled = 0;
   }
 
-  #put(text, isWhole) {
-    const fragment = fragmentOf(text);
+  #put(tokens, isWhole) {
+    const fragment = fragmentOf(tokens);
     const nodes = [...fragment.childNodes];
     for (const node of this.tail) node.remove();
     this.root.append(fragment);
@@ -154,9 +164,9 @@ function withLineFeeds(text) {
   return text.includes("\r") ? text.replace(/\r\n?/g, "\n") : text;
 }
 
-// The place in `text` where its last block begins.
-function lastBlockStart(text) {
-  const tops = markdown.parse(text, {}).filter((token) => token.level === 0 && token.nesting >= 0 && token.map);
+// The place in `text` where the last block of its `tokens` begins.
+function lastBlockStart(text, tokens) {
+  const tops = tokens.filter((token) => token.level === 0 && token.nesting >= 0 && token.map);
   let line = tops.length > 1 ? tops.at(-1).map[0] : 0;
   let at = 0;
   for (; line > 0; line -= 1) at = text.indexOf("\n", at) + 1;

@@ -14,6 +14,8 @@ export class MessageList {
     this.conversation = null;
     this.isFollowing = true;
     scroller.addEventListener("scroll", () => this.#look(), { passive: true });
+    const resized = new ResizeObserver(() => this.#follow());
+    for (const each of [root, scroller]) resized.observe(each);
     this.toEnd = document.getElementById("to-end");
     this.toEnd.addEventListener("click", () => this.showEnd());
   }
@@ -53,7 +55,7 @@ export class MessageList {
 
   #follow() {
     if (this.isFollowing) this.scroller.scrollTop = this.scroller.scrollHeight;
-    this.#look();
+    else this.#look();
   }
 
   #look() {

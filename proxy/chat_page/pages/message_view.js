@@ -206,7 +206,7 @@ export class MessageView {
     }
     if (this.node.role === "user") buttons.push(this.#button("edit", "edit", "Edit", () => this.edit()));
     else buttons.push(this.#button("again", "regenerate", "Answer again", () => this.actions.again(this.node)));
-    const model = plainName(this.node.servedBy || this.node.model || "", 60);
+    const model = plainName((this.node.servedBy || this.node.model || "").replace(/^hearth\//, ""), 60);
     if (this.node.role === "assistant") buttons.push(element("span", { className: "note by", dir: "auto" }, model));
     this.foot.replaceChildren(...buttons.filter(Boolean));
   }
