@@ -1,4 +1,4 @@
-"""What /tokenize, /detokenize and /apply-template take, and what both kinds of clients read."""
+"""Bodies of /tokenize, /detokenize and /apply-template, and answers that both clients read."""
 
 import struct
 from typing import Any

@@ -64,6 +64,13 @@ class Client:
                     return told
                 await asyncio.sleep(0.01)
 
+    async def said(self, response_id: str) -> None:
+        """Wait until some of its text has come."""
+        running = self.front.app.routes.running.running(key_digest({"x-api-key": "k"}), response_id)
+        assert running is not None and running.events is not None, response_id
+        events = running.events
+        await self.front.made.until(lambda: events.next_number > 6)
+
     async def idle(self, left: int = 0) -> None:
         """Wait until the worker has `left` requests; with none, nothing is held for one."""
         (link,) = self.front.made.pool.links.values()
@@ -128,7 +135,7 @@ def test_a_response_is_cancelled_once_by_its_own_key() -> None:
     async def body() -> None:
         async with opened() as client:
             slow = await client.begun(SLOW)
-            await client.until(slow, "in_progress")
+            await client.said(slow)
             for reply in (
                 await client.post_cancel(slow, OTHER),
                 await client.get(slow, b"", OTHER),
@@ -140,7 +147,7 @@ def test_a_response_is_cancelled_once_by_its_own_key() -> None:
             again = await client.post_cancel(slow)
             assert again.json == first == (await client.get(slow)).json
             await client.idle()
-            assert client.front.made.events("Cancel")
+            await client.front.made.until(lambda: client.front.made.events("Cancel"))
             unread = await client.begun(f"prefill=60 {SLOW}")
             assert (await client.post_cancel(unread)).json["status"] == "cancelled"
             ended = await client.until(await client.begun("n=1"), "completed")
