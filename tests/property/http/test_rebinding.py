@@ -31,6 +31,7 @@ PATHS: Final = sorted(
     | {"/", "/chat/completions", "/completions", "/responses", "/models", "/embeddings"}
     | {"/v1/models/x", "/v1/sessions/x", "/v1/cache/pins/x", "/v1/cache/prompts/x"}
     | {"/v1/responses/resp_x", "/v1/responses/resp_x/input_items", "/dashboard/login"}
+    | {"/v1/responses/resp_x/cancel", "/tokenize", "/detokenize", "/apply-template"}
     | {"/dashboard/events", "/dashboard/", "/dashboard/start.html", "/nothing", "/health/", "//"}
 )
 
