@@ -20,7 +20,7 @@ TOKENIZE: Final = "/tokenize"
 DETOKENIZE: Final = "/detokenize"
 APPLY_TEMPLATE: Final = "/apply-template"
 PATHS: Final = (TOKENIZE, DETOKENIZE, APPLY_TEMPLATE)
-TEXT_BYTES_MAX: Final = 4 * 1024 * 1024  # a million tokens, and a second of a prompt thread
+TEXT_BYTES_MAX: Final = 1024 * 1024  # with pieces: 17 MB of JSON, of which one call is 0.1 s
 _PIECE_WEIGHT: Final = 8  # of a token that is told with its text, beside one that is not
 
 

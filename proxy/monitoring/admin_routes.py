@@ -15,7 +15,7 @@ from hearth.proxy.monitoring.recent_requests import RecentRequests
 from hearth.proxy.pool.answer_stream import AnswerStream
 from hearth.proxy.pool.worker_link import ReportKind
 from hearth.proxy.pool.worker_pool import WorkerPool, WorkerReports
-from hearth.proxy.request.model_names import ListedGroup, ModelNames, loose_name, loose_names
+from hearth.proxy.request.model_names import ListedGroup, ModelNames, listed_as
 from hearth.proxy.request.session_id import key_digest
 from hearth.proxy.request.volatile_fields import telemetry_dropped
 from hearth.proxy.workers.remote_workers import RemoteWorker
@@ -134,9 +134,9 @@ class AdminRoutes:
     async def _model(self, exchange: HttpExchange) -> None:
         name = _rest(exchange.path, *_MODELS)
         is_anthropic = _is_anthropic(exchange)
+        if name not in self.groups and self.names.find_exact(name) is None:
+            name = listed_as(name, (*self.groups, *self.names.listed))
         group = self.groups.get(name)
-        if group is None and self.names.find_exact(name) is None:
-            group = loose_names(self.groups).get(loose_name(name))
         if group is None:
             name = self.names.check(name, self.groups)
             target = self.names.target(name)

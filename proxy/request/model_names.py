@@ -120,6 +120,11 @@ def loose_names(known: Mapping[str, V]) -> dict[str, V]:
     return found
 
 
+def listed_as(name: str, listed: Iterable[str]) -> str:
+    """Return which of `listed` is `name` in another case, or with `:latest`; else `name`."""
+    return loose_names({row: row for row in listed}).get(loose_name(name), name)
+
+
 def _found(name: str, known: Mapping[str, str]) -> str | None:
     """Return what `name` means, or the longest end of it behind a provider's."""
     if name not in known:

@@ -264,7 +264,7 @@ class ResponseStore:
         (owner, response_id), entry = item
         if entry is None:
             return [owner, response_id]
-        more = [entry.maker, entry.is_open] if entry.maker or entry.is_open else []
+        more = [entry.maker, True] if entry.is_open else [entry.maker] if entry.maker else []
         return [owner, response_id, entry.kept_at, entry.items, entry.response, *more]
 
     def lost(self) -> None:

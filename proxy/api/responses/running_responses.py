@@ -91,7 +91,8 @@ class _Background:
     async def _send(self, message: AsgiMessage) -> None:
         if message["type"] == "http.response.body" and message["body"]:
             assert self.running is not None, "nothing is answered before it is accepted"
-            self.running.response["status"] = "in_progress"
+            if self.running.is_running:
+                self.running.response["status"] = "in_progress"
             self.events.add(message["body"])
 
 

@@ -98,6 +98,9 @@ def test_the_models_are_listed_in_the_shape_of_the_api_that_is_asked(tmp_path: A
     assert (one["type"], one["display_name"]) == ("model", "org/model")
     assert ask(edge, "GET", "/v1/models/gpt-5").json["id"] == "gpt-5"
     assert ask(edge, "GET", "/v1/models/none", version).json["type"] == "error"
+    for name in ("ORG/Model", "org/model:latest"):
+        assert ask(edge, "GET", f"/v1/models/{name}").json == openai["data"][0]
+    assert "Served: org/model, mine" in ask(edge, "GET", "/v1/models/none").json["error"]["message"]
 
 
 def test_health_needs_no_key_and_everything_else_does(tmp_path: Any) -> None:
