@@ -21,23 +21,7 @@ from scripts.fixtures.embedding_checkpoints import embedding_checkpoint
 
 ABOUT: Final = "gaps between a chat's tokens beside one request of many texts, over those alone"
 ALONE_S: Final = 6.0
-WORDS: Final = [
-    "a",
-    "text",
-    "about",
-    "imports,",
-    "classes",
-    "and",
-    "what",
-    "they",
-    "return",
-    "in",
-    "a",
-    "module",
-    "of",
-    "its",
-    "own",
-]
+WORDS: Final = ("imports,", "classes", "and", "what", "they", "return", "in", "a", "module")
 CHAT: Final = [{"role": "user", "content": "Tell me a long story about a lighthouse."}]
 
 Figures = dict[str, float]
@@ -101,7 +85,7 @@ def _p95(gaps: list[float]) -> float:
 async def _embed(side: Http, texts: list[str]) -> float:
     """Have texts embedded in one request; return the seconds that took."""
     began = time.perf_counter()
-    body = {"model": "embedding", "input": texts, "encoding_format": "base64"}
+    body = {"model": "text-embedding-3-small", "input": texts, "encoding_format": "base64"}
     async with side.session.post("/v1/embeddings", json=body) as response:
         told = await response.read()
         if response.status != 200:
