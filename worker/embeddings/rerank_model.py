@@ -2,7 +2,7 @@
 
 Two kinds: classifiers, which are given a query and a document as a pair, and Qwen3-Reranker, which
 is asked whether the document answers the query, and its "yes" weighed against its "no".
-Source of the second's prompt: mlx_vlm/server/reranking.py, and Qwen's model card.
+Source of the second's prompt: mlx_vlm.server.reranking, and Qwen's model card.
 Owner: the main thread of the process that embeds.
 """
 
@@ -25,7 +25,8 @@ from hearth.worker.embeddings.checkpoint import (
     weights_nbytes,
 )
 from hearth.worker.embeddings.layer_rests import LayerRests
-from hearth.worker.embeddings.token_rows import TokenRow, check_row, pad
+from hearth.worker.embeddings.padded_batch import pad
+from hearth.worker.embeddings.token_rows import TokenRow, check_row
 from hearth.worker.engine.vision.vlm_loader import read_json
 
 SETTING: Final = "RERANK_MODEL"
