@@ -36,7 +36,7 @@ from hearth.proxy.monitoring.admin_routes import AdminRoutes
 from hearth.proxy.monitoring.dashboard_routes import Dashboard
 from hearth.proxy.monitoring.request_metrics import PREFILL
 from hearth.proxy.pool.worker_pool import WorkerPool
-from hearth.proxy.request.parsed_request import OLLAMA_DIALECTS, Dialect
+from hearth.proxy.request.parsed_request import OLLAMA_DIALECTS, Dialect, crossed_dialect
 from hearth.proxy.request.session_id import key_digest
 from hearth.proxy.workers.keep_awake import KeepAwake
 from hearth.shared.errors import RequestError
@@ -263,8 +263,7 @@ class ProxyApp:
     ) -> None:
         """Answer with a local model, and have LiteLLM's callbacks know what came of it."""
         target = self._names.target(deployment.local)
-        booked: Dialect = "chat" if dialect in OLLAMA_DIALECTS else dialect
-        account = await gateway.accounts.open(exchange, booked, deployment, body)
+        account = await gateway.accounts.open(exchange, crossed_dialect(dialect), deployment, body)
         error: RequestError | None = RequestError("It ended by a bug.", status=500)
         try:
             with self.keep_awake.request():
@@ -299,7 +298,9 @@ class ProxyApp:
         if exchange.path == prefill_endpoint.PATH or dialect in OLLAMA_DIALECTS:
             await answer_here(gateway.local_deployment(group))
             return
-        asked = _COUNT_CALLS.get(exchange.path) or dialect or "embeddings"
+        asked = _COUNT_CALLS.get(exchange.path) or "embeddings"
+        if dialect is not None and exchange.path in _GENERATE:
+            asked = crossed_dialect(dialect)
         await gateway.serve(
             exchange, group, GatewayCall(asked, body.fields, body.size, answer_here)
         )

@@ -21,7 +21,7 @@ from hearth.proxy.gateway.accounts.local_account import LocalAccount
 from hearth.proxy.gateway.config.routing_table import Deployment
 from hearth.proxy.gateway.litellm_paths import PATHS
 from hearth.proxy.http.http_exchange import ClientBody, HttpExchange
-from hearth.proxy.request.parsed_request import Dialect
+from hearth.proxy.request.parsed_request import CrossedDialect
 
 # These import LiteLLM, so they are imported on its loop, where it is there already.
 _EVENTS: Final = "hearth.proxy.gateway.accounts.litellm_events"
@@ -57,7 +57,11 @@ class Accounts:
         return cls(logs, keys, wants_texts(config), loop)
 
     async def open(
-        self, exchange: HttpExchange, dialect: Dialect, deployment: Deployment, body: ClientBody
+        self,
+        exchange: HttpExchange,
+        dialect: CrossedDialect,
+        deployment: Deployment,
+        body: ClientBody,
     ) -> LocalAccount | None:
         """Return what is told of a local answer to `body`; None where nobody wants to know.
 
@@ -104,7 +108,7 @@ class _Checks:
         return found
 
     async def begin(
-        self, caller: KeyCaller, group: str, dialect: Dialect, request_id: str
+        self, caller: KeyCaller, group: str, dialect: CrossedDialect, request_id: str
     ) -> tuple[KeyOwner, KeyedCall]:
         begin: Any = importlib.import_module(_AUTH).begin
         found: tuple[KeyOwner, KeyedCall] = await begin(caller, group, dialect, request_id)

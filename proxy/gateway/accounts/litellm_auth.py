@@ -24,13 +24,13 @@ from hearth.proxy.gateway.accounts.litellm_keys import (
     route_of,
 )
 from hearth.proxy.gateway.accounts.litellm_usage import KeyedCall
-from hearth.proxy.request.parsed_request import Dialect
+from hearth.proxy.request.parsed_request import CrossedDialect
 from hearth.shared.errors import RequestError
 
 log = logging.getLogger(__name__)
 
 TEXT_CHARS_MAX: Final = 600  # of LiteLLM's reason
-_CALL_TYPES: Final[dict[Dialect, str]] = {
+_CALL_TYPES: Final[dict[CrossedDialect, str]] = {
     "chat": "acompletion",
     "completions": "atext_completion",
     "messages": "anthropic_messages",
@@ -52,7 +52,7 @@ async def owner(caller: KeyCaller, group: str) -> KeyOwner:
 
 
 async def begin(
-    caller: KeyCaller, group: str, dialect: Dialect, request_id: str
+    caller: KeyCaller, group: str, dialect: CrossedDialect, request_id: str
 ) -> tuple[KeyOwner, KeyedCall]:
     """Return what a local answer is booked on, once the key's limits have let it in.
 

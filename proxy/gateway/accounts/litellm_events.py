@@ -23,20 +23,20 @@ from hearth.proxy.gateway.accounts.litellm_usage import (
     KeyedCall,
     LocalAnswerLog,
 )
-from hearth.proxy.request.parsed_request import Dialect
+from hearth.proxy.request.parsed_request import CrossedDialect
 from hearth.shared.errors import RequestError
 from hearth.shared.wire_messages import Usage
 
 log = logging.getLogger(__name__)
 
 PROVIDER: Final = "hearth"
-_CALL_TYPES: Final[dict[Dialect, str]] = {
+_CALL_TYPES: Final[dict[CrossedDialect, str]] = {
     "chat": "acompletion",
     "completions": "atext_completion",
     "messages": "anthropic_messages",
     "responses": "aresponses",
 }
-_PROMPT_FIELDS: Final[dict[Dialect, str]] = {
+_PROMPT_FIELDS: Final[dict[CrossedDialect, str]] = {
     "chat": "messages",
     "completions": "prompt",
     "messages": "messages",

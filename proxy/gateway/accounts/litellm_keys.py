@@ -13,7 +13,7 @@ from hearth.proxy.api import prefill_endpoint
 from hearth.proxy.gateway.accounts.litellm_usage import KeyedCall, LiteLLMLoop
 from hearth.proxy.http.api_keys import Headers
 from hearth.proxy.http.http_exchange import RawHeaders
-from hearth.proxy.request.parsed_request import Dialect
+from hearth.proxy.request.parsed_request import CrossedDialect
 from hearth.proxy.request.session_id import key_digest
 from hearth.shared.errors import RequestError
 
@@ -82,7 +82,7 @@ class KeyChecks(Protocol):
     def owner(self, caller: KeyCaller, group: str) -> Coroutine[Any, Any, KeyOwner]: ...
 
     def begin(
-        self, caller: KeyCaller, group: str, dialect: Dialect, request_id: str
+        self, caller: KeyCaller, group: str, dialect: CrossedDialect, request_id: str
     ) -> Coroutine[Any, Any, tuple[KeyOwner, KeyedCall]]: ...
 
 
@@ -125,7 +125,7 @@ class LiteLLMKeys:
         return await self._ask(lambda: self._checks.owner(caller, group))
 
     async def begin(
-        self, caller: KeyCaller, group: str, dialect: Dialect, request_id: str
+        self, caller: KeyCaller, group: str, dialect: CrossedDialect, request_id: str
     ) -> tuple[KeyOwner, KeyedCall]:
         """Return what a local answer for `group` is booked on: the key may ask for it now.
 

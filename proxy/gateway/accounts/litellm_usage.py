@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, S
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Protocol, TypeVar
 
-from hearth.proxy.request.parsed_request import AnswerEvents, Dialect
+from hearth.proxy.request.parsed_request import AnswerEvents, CrossedDialect
 from hearth.shared.errors import RequestError
 from hearth.shared.wire_messages import Delta, Finished, Usage
 
@@ -58,7 +58,7 @@ class LocalAnswerLog:
     deployment_id: str  # LiteLLM's model_info.id
     group: str  # the model_name that the request meant
     model: str  # the public name of the local model, as in hearth/NAME
-    dialect: Dialect
+    dialect: CrossedDialect
     body: Mapping[str, Any]
     stream: bool
     asked_at: float

@@ -14,7 +14,7 @@ from hearth.proxy.gateway.accounts.litellm_usage import (
 from hearth.proxy.gateway.config.routing_table import Deployment
 from hearth.proxy.http.http_exchange import ClientBody
 from hearth.proxy.pool.answer_stream import AnswerStream
-from hearth.proxy.request.parsed_request import AnswerEvents, Dialect, ParsedRequest
+from hearth.proxy.request.parsed_request import AnswerEvents, CrossedDialect, ParsedRequest
 from hearth.shared.errors import RequestError
 from hearth.shared.suspending_clock import awake_s
 
@@ -29,7 +29,7 @@ class LocalAccount:
     logs: LocalAnswerLogs
     deployment: Deployment
     request_id: str
-    dialect: Dialect
+    dialect: CrossedDialect
     body: ClientBody
     keeps_texts: bool
     call: KeyedCall | None = None  # what a key of LiteLLM's has reserved for it
