@@ -21,6 +21,7 @@ HEADERS = {"Authorization": f"Bearer {KEY}"}
 GREEDY: dict[str, Any] = {"temperature": 0}
 HELLO = [{"role": "user", "content": "Hello"}]
 WEATHER: list[Any] = [{"role": "user", "content": "Check the weather with city Lisbon."}]
+PORTO: list[Any] = [{"role": "user", "content": "Check the weather with city Porto."}]
 RESULT = {"role": "tool", "tool_name": "check_weather", "content": "The temperature is 17."}
 TOOL: dict[str, Any] = {
     "type": "function",
@@ -195,7 +196,7 @@ def test_both_apis_find_what_the_other_has_read(server: Server) -> None:
 
 def test_a_tool_loop_reads_nothing_twice_and_says_what_a_cold_one_says(server: Server) -> None:
     common: dict[str, Any] = {"tools": [TOOL], "options": GREEDY}
-    talk = [*WEATHER]
+    talk = [*PORTO]
     ends = []
     for _ in range(3):
         called = asked(server, "/api/chat", messages=talk, **common)
@@ -213,7 +214,7 @@ def test_a_tool_loop_reads_nothing_twice_and_says_what_a_cold_one_says(server: S
         assert end["kv_cache"]["prefix_length"] >= called["prompt_eval_count"]
         assert end["kv_cache"]["divergence"] is None
         ends.append(end["message"]["content"])
-        talk += [end["message"], *WEATHER]
+        talk += [end["message"], *PORTO]
     cold = asked(server, "/api/chat", messages=talk[:-2], use_kv_cache=False, **common)
     assert cold["kv_cache"]["prefix_length"] == 0
     assert cold["message"]["content"] == ends[-1]

@@ -123,19 +123,13 @@ def test_empty_workers_help_a_model_with_more_requests_than_workers() -> None:
     assert wanted_models(empty, wants, NOW) == {1: "a"}
 
 
-def test_a_model_that_nobody_wants_any_more_is_unloaded_unless_it_was_used_since() -> None:
-    def given(**fields: Any) -> dict[int, str]:
-        return wanted_models([ready(0, "a", used_at=500.0, ready_at=400.0, **fields)], [], NOW)
-
-    assert given(unwanted_at=500.0) == given(unwanted_at=600.0) == {0: UNLOADED}
-    assert given() == given(unwanted_at=499.0) == given(unwanted_at=600.0, load=1) == {}
-
-
-def test_a_model_that_was_loaded_since_somebody_did_not_want_it_stays() -> None:
-    row = ready(0, "a", used_at=0.0, ready_at=700.0, unwanted_at=600.0)
-    assert wanted_models([row], [], NOW) == {}
+def test_a_model_that_nobody_wants_any_more_is_unloaded_once_it_is_idle() -> None:
+    row = ready(0, "a", used_at=NOW, is_unwanted=True)
+    assert wanted_models([row], [], NOW) == {0: UNLOADED}
+    assert wanted_models([ready(0, "a", used_at=NOW)], [], NOW) == {}
+    assert wanted_models([ready(0, "a", load=1, is_unwanted=True)], [], NOW) == {}
 
 
-def test_a_model_that_is_asked_for_elsewhere_goes_before_the_wish_to_unload() -> None:
-    row = ready(0, "a", used_at=500.0, unwanted_at=600.0)
+def test_a_model_that_is_asked_for_goes_before_the_wish_to_unload() -> None:
+    row = ready(0, "a", used_at=500.0, is_unwanted=True)
     assert wanted_models([row], [want("b")], NOW) == {0: "b"}
