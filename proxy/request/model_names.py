@@ -72,8 +72,9 @@ def models_of(settings: Settings) -> tuple[ServedModel, ...]:
 
 
 def sources_of(settings: Settings) -> list[str]:
-    """Return each directory or hub id that this server loads: models, draft model, adapters."""
+    """Return each directory or hub id that this server loads: models, those beside, adapters."""
     models = [settings.model_path, settings.draft_model]
+    models += [settings.embedding_model, settings.rerank_model]
     models += [model.path for model in models_of(settings)]
     return [*filter(None, models), *(path for _, path in settings.adapters)]
 
