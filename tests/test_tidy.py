@@ -41,7 +41,7 @@ ORDER: Final = (
     (
         *("proxy/http", "proxy/images", "proxy/request", "proxy/documents"),
         *("proxy/pool", "proxy/api"),
-        *("proxy/workers", "proxy/gateway", "proxy/monitoring", "proxy"),
+        *("proxy/workers", "proxy/gateway", "proxy/monitoring", "proxy/embeddings", "proxy"),
     ),
     (
         *("worker/cache", "worker/disk", "worker/kv", "worker/draft", "worker/stream"),
