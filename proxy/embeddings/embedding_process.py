@@ -185,7 +185,7 @@ class EmbeddingProcess:
     async def close(self) -> None:
         """End the process once its forward ends. Who waits is told that the server stops."""
         self._is_closed = True
-        self._fail_all(RequestError("The server is shutting down.", status=503, code="stopping"))
+        self._fail_all(_stopping)
         self._stop_idling()
         if self._life is not None:
             self._tell_to_end()
@@ -233,7 +233,7 @@ class EmbeddingProcess:
     def _refuse_now(self) -> None:
         """Raise RequestError where a request would get nothing else."""
         if self._is_closed:
-            raise RequestError("The server is shutting down.", status=503, code="stopping")
+            raise _stopping()
         if len(self._asked) >= QUEUE_MAX:
             raise Overloaded(
                 f"{len(self._asked)} requests wait for embeddings or rankings, and the limit is "
@@ -247,10 +247,9 @@ class EmbeddingProcess:
         self.counts.texts += texts
         self.counts.tokens += tokens
 
-    def _fail_all(self, error: RequestError) -> None:
-        for row in self._asked.values():
-            if not row.answer.done():
-                row.answer.set_exception(error)
+    def _fail_all(self, error: Callable[[], RequestError]) -> None:
+        for row in self._open_requests().values():
+            row.answer.set_exception(error())  # one each: what is raised keeps its traceback
 
     # ------------------------------------------------------------ idleness
 
@@ -267,10 +266,12 @@ class EmbeddingProcess:
             self._idle = loop.call_later(self._settings.idle_s, self._tell_to_end)
 
     def _tell_to_end(self) -> None:
-        """Close the pipe of the process, at whose end it ends."""
+        """Close the pipe of the process, at whose end it ends; it is killed if it does not."""
         self._is_told_to_end = True
-        if self._process is not None and self._process.stdin is not None:
-            self._process.stdin.close()
+        process = self._process
+        if process is not None and process.stdin is not None:
+            process.stdin.close()
+            asyncio.get_running_loop().call_later(END_S_MAX, _kill, process)
 
     # ------------------------------------------------------------ the process
 
@@ -281,7 +282,7 @@ class EmbeddingProcess:
                 await self._live_once()
         except Exception as error:  # a bug of ours: nobody waits for what never comes
             log.error("embeddings failed", exc_info=error)
-            self._fail_all(_unavailable("The proxy lost its line to the process that embeds."))
+            self._fail_all(lambda: _unavailable("the proxy lost its line to the process"))
         finally:
             self._life, self._state = None, "unloaded"
 
@@ -290,7 +291,7 @@ class EmbeddingProcess:
 
     async def _live_once(self) -> None:
         self._is_told_to_end, self._told_busy, self._why_killed = False, False, ""
-        self._computing, self._state = 0, "loading"
+        self._computing, self._state, self._why_failed = 0, "loading", ""
         self._heard_at = asyncio.get_running_loop().time()
         try:
             process = self._process = await self._start()
@@ -337,9 +338,9 @@ class EmbeddingProcess:
         if isinstance(message, Computing):
             self._computing = message.request_id
         elif isinstance(message, Loaded):
-            self._loaded, self._state, self._why_failed = message, "ready", ""
+            self._loaded, self._state = message, "ready"
         elif isinstance(message, CannotLoad):
-            self._note_failure(message.text)
+            self._why_failed = message.text  # told once the process has ended
         elif isinstance(message, Embedded | Reranked | Refused):
             row = self._asked.get(message.request_id)  # None: its client has left
             if row is not None and not row.answer.done():
@@ -362,25 +363,23 @@ class EmbeddingProcess:
         Ends when nobody waits any more.
         """
         while self._open_requests():
-            if (is_busy := self._is_busy()) != self._told_busy:
-                self._write(encode(ShortTurns(is_busy)))
+            is_busy = self._is_busy()
+            if is_busy != self._told_busy and self._write(encode(ShortTurns(is_busy))):
                 self._told_busy = is_busy
             silent_s = asyncio.get_running_loop().time() - self._heard_at
             if silent_s > (STALL_S_MAX if self._state == "ready" else LOAD_S_MAX):
                 self._why_killed = f"it said nothing for {silent_s:.0f} s"
-                self._kill()
+                if self._process is not None:
+                    _kill(self._process)
             await asyncio.sleep(PACE_S)
 
-    def _kill(self) -> None:
-        if self._process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                self._process.kill()
-
-    def _write(self, frame: bytes) -> None:
-        """Send a frame to the process, if there is one that hears."""
+    def _write(self, frame: bytes) -> bool:
+        """Send a frame to the process, and say whether there is one that hears."""
         process = self._process
-        if process is not None and process.stdin is not None and not self._is_told_to_end:
-            process.stdin.write(frame)
+        if process is None or process.stdin is None or self._is_told_to_end:
+            return False
+        process.stdin.write(frame)
+        return True
 
     async def _end(self, process: Process) -> int:
         """Have the process end, and kill it where it does not; return its exit code."""
@@ -390,8 +389,7 @@ class EmbeddingProcess:
             async with asyncio.timeout(END_S_MAX):
                 return await process.wait()
         except (TimeoutError, asyncio.CancelledError):
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
+            _kill(process)
             return await process.wait()
 
     # ------------------------------------------------------------ its end
@@ -403,10 +401,10 @@ class EmbeddingProcess:
             log.info("embedding process ended")
             return
         self.counts.deaths += 1
-        log.error("embedding process died how=%s requests=%d", how, len(self._open_requests()))
         if not was_ready:
             self._note_failure(self._why_failed or f"its process died while it loaded ({how})")
             return
+        log.error("embedding process died how=%s requests=%d", how, len(self._open_requests()))
         for name, row in self._open_requests().items():
             row.replays += 1
             if name == self._computing or row.replays > REPLAYS_MAX:
@@ -416,7 +414,16 @@ class EmbeddingProcess:
         """Tell all who wait that the models cannot be loaded, and those of the next seconds."""
         log.error("embedding models cannot be loaded: %s", why)
         self._why_failed, self._failed_at = why, time.monotonic()
-        self._fail_all(_unavailable(why))
+        self._fail_all(lambda: _unavailable(why))
+
+
+def _kill(process: Process) -> None:
+    with contextlib.suppress(ProcessLookupError):  # it has ended
+        process.kill()
+
+
+def _stopping() -> RequestError:
+    return RequestError("The server is shutting down.", status=503, code="stopping")
 
 
 def _unavailable(why: str) -> RequestError:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import mlx.core as mx
+import mlx.nn as nn
 from huggingface_hub import snapshot_download
 from mlx.utils import tree_flatten, tree_unflatten
 
@@ -131,8 +132,14 @@ def compute_in_float32(model: Any) -> None:
     """Have `model` compute in float32, in whatever its matrices are kept.
 
     In 16 bits the shape of a batch would move a text's vector by more than 1e-6. Only what is small
-    is cast, norms and biases: MLX computes in the widest type of what it is given.
+    is cast, norms, biases and what is looked up: MLX computes in the widest type that it is given.
     """
+    lookups = [
+        (name, _Float32Lookup(module))
+        for name, module in tree_flatten(model.leaf_modules(), is_leaf=nn.Module.is_module)
+        if isinstance(module, nn.Embedding | nn.QuantizedEmbedding)
+    ]
+    model.update_modules(tree_unflatten(lookups))
     small = [
         (name, weight.astype(mx.float32))
         for name, weight in tree_flatten(model.parameters())
@@ -140,6 +147,20 @@ def compute_in_float32(model: Any) -> None:
     ]
     model.update(tree_unflatten(small))
     mx.eval(model.parameters())
+
+
+class _Float32Lookup(nn.Module):
+    """A table of vectors, of which those that are looked up are float32."""
+
+    def __init__(self, table: Any) -> None:
+        super().__init__()
+        self.table = table
+
+    def __call__(self, ids: mx.array) -> mx.array:
+        return self.table(ids).astype(mx.float32)
+
+    def as_linear(self, hidden: mx.array) -> mx.array:
+        return self.table.as_linear(hidden)
 
 
 def weights_nbytes(model: Any) -> int:

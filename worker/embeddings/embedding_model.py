@@ -5,7 +5,7 @@ Owner: the main thread of the process that embeds.
 
 import logging
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -27,25 +27,13 @@ from hearth.worker.embeddings.checkpoint import (
     weights_nbytes,
 )
 from hearth.worker.embeddings.layer_rests import LayerRests
-from hearth.worker.embeddings.token_rows import TokenRow, check_row, pad
+from hearth.worker.embeddings.padded_batch import pad
+from hearth.worker.embeddings.token_rows import TokenRow, check_row
 from hearth.worker.engine.vision.vlm_loader import read_json
 
 log = logging.getLogger(__name__)
 
 SETTING = "EMBEDDING_MODEL"
-
-
-class RowModel(Protocol):
-    """Turns items of a request into rows of tokens, and these into numbers."""
-
-    def rows(self, items: Sequence[Any], first: int, truncate: bool) -> list[TokenRow]:
-        """Return the tokens of items, the first of which is number `first` of the request.
-
-        Raises RequestError: the model cannot be given one of them.
-        """
-
-    def values(self, rows: Sequence[TokenRow]) -> NDArray[np.float32]:
-        """Return what is computed of each row, (rows, values of one)."""
 
 
 class EmbeddingModel:

@@ -4,7 +4,6 @@ Owner: the main thread of the process that embeds. No step takes longer than its
 for one long row.
 """
 
-import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -12,11 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hearth.shared.embedding_messages import EmbeddingMessage
-from hearth.worker.embeddings.embedding_model import RowModel
 from hearth.worker.embeddings.forward_pace import ForwardPace
-from hearth.worker.embeddings.layer_rests import LayerRests
 from hearth.worker.embeddings.length_batches import LengthBatches
-from hearth.worker.embeddings.token_rows import TokenRow
+from hearth.worker.embeddings.token_rows import RowModel, TokenRow
 
 TOKENISED_CHARS: Final = 32_768  # in one step, and one item at least
 CHARS_A_TOKEN: Final = 4  # guessed, of what has not been tokenised
@@ -69,14 +66,14 @@ class Job:
         if self.is_tokenised:
             self._batches = LengthBatches([len(row.ids) for row in self._rows])
 
-    def compute(self, pace: ForwardPace, rests: LayerRests) -> float:
-        """Compute the next batch; return how long that took without the rests in it."""
+    def compute(self, pace: ForwardPace, clock: Callable[[], float]) -> float:
+        """Compute the next batch; return how long that took by `clock`, in seconds."""
         assert self._batches is not None, "tokenise first"
         batch = self._batches.take(pace.tokens)
         rows = [self._rows[index] for index in batch]
-        began, rested_s = time.perf_counter(), rests.rested_s
+        began = clock()
         values = self._model.values(rows)
-        computed_s = time.perf_counter() - began - (rests.rested_s - rested_s)
+        computed_s = clock() - began
         pace.note(max(len(row.ids) for row in rows) * len(rows), computed_s)
         if self._values is None:
             self._values = np.zeros((len(self._rows), values.shape[1]), np.float32)

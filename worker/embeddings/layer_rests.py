@@ -19,14 +19,19 @@ class LayerRests:
         self.are_wanted = False
         self.rested_s = 0.0  # since the start
 
+    def clock(self) -> float:
+        """Return a time in seconds that stands still while it rests."""
+        return time.perf_counter() - self.rested_s
+
     def pace(self, layers: list[Any]) -> None:
         """Have each layer of a model's list of layers followed by a rest, where it is wanted."""
         layers[:] = [_PacedLayer(layer, self) for layer in layers]
 
     def rest(self, computed_s: float) -> None:
         if self.are_wanted and computed_s > 0:
+            began = time.perf_counter()
             time.sleep(min(computed_s, REST_S_MAX))
-            self.rested_s += computed_s
+            self.rested_s += time.perf_counter() - began
 
 
 class _PacedLayer:

@@ -152,7 +152,7 @@ class EmbeddingServer:
             return
         self.send(Computing(job.request_id))
         rested_s = self._rests.rested_s
-        computed_s = job.compute(self._paces[self._rests.are_wanted], self._rests)
+        computed_s = job.compute(self._paces[self._rests.are_wanted], self._rests.clock)
         if job.is_computed:
             self._jobs.remove(job.request_id)
             self.send(job.answer())

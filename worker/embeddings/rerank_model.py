@@ -25,7 +25,8 @@ from hearth.worker.embeddings.checkpoint import (
     weights_nbytes,
 )
 from hearth.worker.embeddings.layer_rests import LayerRests
-from hearth.worker.embeddings.token_rows import TokenRow, check_row, pad
+from hearth.worker.embeddings.padded_batch import pad
+from hearth.worker.embeddings.token_rows import TokenRow, check_row
 from hearth.worker.engine.vision.vlm_loader import read_json
 
 SETTING: Final = "RERANK_MODEL"

@@ -1,9 +1,11 @@
-"""Holds texts as rows of tokens, checks them against a model's limits, and pads a batch of them."""
+"""Holds texts as rows of tokens, and checks them against a model's limits."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol
 
-import mlx.core as mx
+import numpy as np
+from numpy.typing import NDArray
 
 from hearth.shared.errors import RequestError
 
@@ -16,24 +18,17 @@ class TokenRow:
     types: Sequence[int] | None = None  # which of the two each token is of; None = one text
 
 
-@dataclass(frozen=True, slots=True)
-class PaddedBatch:
-    """Rows of one length, the shorter ones padded at their end. All arrays are (rows, tokens)."""
+class RowModel(Protocol):
+    """Turns items of a request into rows of tokens, and these into numbers."""
 
-    ids: mx.array
-    mask: mx.array  # 1 = a token, 0 = padding
-    types: mx.array | None
+    def rows(self, items: Sequence[Any], first: int, truncate: bool) -> list[TokenRow]:
+        """Return the tokens of items, the first of which is number `first` of the request.
 
+        Raises RequestError: the model cannot be given one of them.
+        """
 
-def pad(rows: Sequence[TokenRow], pad_id: int) -> PaddedBatch:
-    """Return the batch of some rows."""
-    length = max(len(row.ids) for row in rows)
-    ids = [[*row.ids, *[pad_id] * (length - len(row.ids))] for row in rows]
-    mask = [[1] * len(row.ids) + [0] * (length - len(row.ids)) for row in rows]
-    types = None
-    if all(row.types is not None for row in rows):
-        types = mx.array([[*(row.types or ()), *[0] * (length - len(row.ids))] for row in rows])
-    return PaddedBatch(mx.array(ids), mx.array(mask), types)
+    def values(self, rows: Sequence[TokenRow]) -> NDArray[np.float32]:
+        """Return what is computed of each row, (rows, values of one)."""
 
 
 def check_row(row: TokenRow, name: str, tokens_max: int, vocabulary: int) -> None:
