@@ -291,14 +291,15 @@ class ProxyApp:
     async def _encode(self, exchange: HttpExchange, kind: EncoderKind) -> None:
         """Answer with vectors or scores. Raises: RequestError: nothing was sent."""
         gateway = self._gateway
-        if gateway is None or kind == "rerank":  # which no other server is asked for
+        is_local = kind == "rerank" or exchange.path.startswith(OLLAMA_PREFIX)
+        if gateway is None or is_local:  # no other server is asked so
             self.encoders.model(kind)  # refuses before the body is read
         body = await self.local.read(exchange)
         if gateway is None:
             self.encoders.model(kind).check(body.fields.get("model"))
             with self.keep_awake.request():
                 await self.encoders.answer(exchange, kind, body)
-        elif kind == "rerank":
+        elif is_local:
             model = self.encoders.model(kind)
             model.check(body.fields.get("model"))
             deployment = gateway.local_deployment(model.public)

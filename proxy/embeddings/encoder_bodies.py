@@ -44,7 +44,7 @@ def read_embedding(body: Body) -> EmbeddingRequest:
     if encoding not in ("float", "base64"):
         refuse("encoding_format", encoding, "float or base64")
     return EmbeddingRequest(
-        texts=_texts(body.get("input")),
+        texts=read_texts(body.get("input"), "input"),
         dimensions=integer(body, "dimensions", 1, DIMENSIONS_MAX),
         encoding="base64" if encoding == "base64" else "float",
         truncate=boolean(body, "truncate"),
@@ -68,12 +68,12 @@ def read_rerank(body: Body) -> RerankRequest:
     )
 
 
-def _texts(given: Any) -> list[EmbeddingInput]:
+def read_texts(given: Any, param: str) -> list[EmbeddingInput]:
     """Return the inputs: of one text, of the token ids of one, or of a list of either."""
     if type(given) is str or (type(given) is list and given and type(given[0]) is int):
-        return [_text(given, "input")]
-    _check_count(rows(given, "input"), "input")
-    return [_text(row, f"input[{index}]") for index, row in enumerate(given)]
+        return [_text(given, param)]
+    _check_count(rows(given, param), param)
+    return [_text(row, f"{param}[{index}]") for index, row in enumerate(given)]
 
 
 def _text(value: Any, param: str) -> EmbeddingInput:

@@ -8,6 +8,7 @@ import functools
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Protocol
 
+from hearth.proxy.embeddings import ollama_embeddings
 from hearth.proxy.embeddings.embedding_process import Embeddings, Reranking
 from hearth.proxy.embeddings.encoder_answers import embeddings_json, json_bytes_max, rerank_answer
 from hearth.proxy.embeddings.encoder_bodies import EmbeddingRequest, read_embedding, read_rerank
@@ -26,6 +27,7 @@ from hearth.shared.suspending_clock import awake_s
 ENCODER_PATHS: Final[dict[str, EncoderKind]] = {
     "/v1/embeddings": "embeddings",
     "/embeddings": "embeddings",
+    **dict.fromkeys(ollama_embeddings.PATHS, "embeddings"),
     "/v1/rerank": "rerank",
     "/v2/rerank": "rerank",
     "/rerank": "rerank",
@@ -144,18 +146,24 @@ class EncoderRoutes:
     async def embed(self, exchange: HttpExchange, request: EmbeddingRequest) -> Embeddings:
         """Return the vectors, while the client is there. Raises: RequestError."""
         assert self._process is not None
+        if not request.texts:
+            return Embeddings(b"", 0, [])
         work = self._process.embed(request.texts, request.dimensions, request.truncate)
         return await exchange.while_connected(work)
 
     async def _embed(self, exchange: HttpExchange, model: EncoderNames, body: ClientBody) -> int:
         began = awake_s()
-        reading = work_on_body(body.size, functools.partial(read_embedding, body.fields))
+        reader = functools.partial(_read, exchange.path, body.fields)
+        reading = work_on_body(body.size, reader)
         request = await exchange.while_connected(reading)
         _check_ids(request, model, body.fields.get("model"))
         found = await self.embed(exchange, request)
         size = json_bytes_max(found, request.encoding)
         exchange.hold(size)
+        name, seconds = body.fields.get("model") or model.public, awake_s() - began
         write = functools.partial(embeddings_json, found, request.encoding, model.public)
+        if exchange.path in ollama_embeddings.PATHS:
+            write = functools.partial(ollama_embeddings.answer, exchange.path, found, name, seconds)
         content = await exchange.while_connected(work_on_body(size, write))
         tokens = sum(found.tokens)
         reply = EncoderReply("embeddings", model.public, len(request.texts), tokens, began)
@@ -180,6 +188,12 @@ class EncoderRoutes:
         finally:
             self.records.ended(exchange, reply)
         return found.tokens
+
+
+def _read(path: str, body: dict[str, Any]) -> EmbeddingRequest:
+    """Return what a body at `path` asks for. Raises: RequestError."""
+    is_ollamas = path in ollama_embeddings.PATHS
+    return ollama_embeddings.read(path, body) if is_ollamas else read_embedding(body)
 
 
 def _check_ids(request: EmbeddingRequest, model: EncoderNames, name: Any) -> None:

@@ -75,7 +75,7 @@ class AdminRoutes:
             request_metrics.PATH: {"GET": self._metrics},
         }
         unload_s = settings.model_idle_unload_seconds
-        self._ollama = OllamaRoutes(self.names, pool, unload_s, lambda: self.groups)
+        self._ollama = OllamaRoutes(self.names, pool, unload_s, self._groups)
         self._shows_prompts = settings.cache_debug
         self.requests = RecentRequests(separates_keys=is_apart or len(settings.api_keys) > 1)
         self.feed = DashboardFeed(pool, self.health, self.requests)

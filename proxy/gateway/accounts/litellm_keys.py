@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeVar
 
 from hearth.proxy.api import prefill_endpoint
+from hearth.proxy.embeddings import ollama_embeddings
 from hearth.proxy.gateway.accounts.litellm_usage import AccountDialect, KeyedCall, LiteLLMLoop
 from hearth.proxy.http.api_keys import Headers
 from hearth.proxy.http.http_exchange import RawHeaders
@@ -44,6 +45,8 @@ def route_of(path: str) -> str:
     """
     if any(path == route or path.startswith(f"{route}/") for route in _ROUTES):
         return path
+    if path in ollama_embeddings.PATHS:
+        return "/v1/embeddings"
     return "/v1/chat/completions" if path in _PROMPTS else "/v1/models"
 
 

@@ -9,6 +9,7 @@ import orjson
 import pytest
 
 from hearth.proxy.api.ollama.ollama_models import tagged
+from hearth.proxy.request.model_names import ListedGroup
 from tests.helpers.proxy.app_over_workers import front
 from tests.helpers.proxy.metric_values import value
 from tests.helpers.proxy.proxy_app import Reply, app_of, ask
@@ -74,6 +75,25 @@ def test_before_a_model_is_loaded_its_name_is_listed_without_figures(tmp_path: A
     for path in ("/", "/api/tags", "/api/version"):
         head = ask(app, "HEAD", path)
         assert (head.status, head.content) == (200, b""), "clients look so whether it is there"
+
+
+def test_a_model_that_embeds_is_listed_as_one_and_one_that_ranks_is_not(tmp_path: Any) -> None:
+    app = app_of(tmp_path)
+    meta = {"architecture": "bert", "size": 90, "n_embd": 384}
+
+    def told(kind: str) -> ListedGroup:
+        shape = {"output_modalities": [kind]}
+        about = {"architecture": shape, "context_length": 512, "meta": meta}
+        return ListedGroup("hearth", None, about)
+
+    app.routes.encoders = lambda: {"minilm": told("embeddings"), "ranker": told("rerank")}
+    _, row = ask(app, "GET", "/api/tags").json["models"]
+    assert (row["name"], row["capabilities"], row["size"]) == ("minilm:latest", ["embedding"], 90)
+    for name in ("minilm", "minilm:latest"):
+        info = ask(app, "POST", "/api/show", body=body(model=name)).json["model_info"]
+        assert info["general.architecture"] == "bert"
+        assert (info["bert.context_length"], info["bert.embedding_length"]) == (512, 384)
+    assert ask(app, "POST", "/api/show", body=body(model="ranker")).status == 404
 
 
 @pytest.mark.parametrize(
