@@ -1,6 +1,7 @@
 """Writes the answers of /v1/embeddings and /v1/rerank as JSON.
 
 A large answer is written row by row, in a thread: between two rows the event loop gets its turn.
+It is sent in parts, since to copy all of it at once would hold the loop up.
 """
 
 import base64
@@ -14,6 +15,7 @@ from hearth.proxy.embeddings.embedding_process import Embeddings, Reranking
 from hearth.proxy.embeddings.encoder_bodies import Encoding, RerankRequest
 
 FLOAT_BYTES: Final = 4
+PART_BYTES: Final = 256 * 1024
 # About what JSON takes for each byte of a vector: a float32 is some 20 characters, base64 is 4 / 3.
 _JSON_BYTES: Final[dict[Encoding, int]] = {"float": 6, "base64": 2}
 
@@ -23,13 +25,18 @@ def json_bytes_max(found: Embeddings, encoding: Encoding) -> int:
     return len(found.vectors) * _JSON_BYTES[encoding] + 64 * len(found.tokens) + 1_024
 
 
-def embeddings_json(found: Embeddings, encoding: Encoding, model: str) -> bytes:
-    """Return OpenAI's answer."""
+def embeddings_json(found: Embeddings, encoding: Encoding, model: str) -> list[bytes]:
+    """Return OpenAI's answer, in parts of PART_BYTES and a row more at most."""
     tokens = sum(found.tokens)
     usage = {"prompt_tokens": tokens, "total_tokens": tokens}
     head = orjson.dumps({"object": "list", "model": model, "usage": usage})
-    rows = b",".join(_rows(found, encoding))
-    return b'%b,"data":[%b]}' % (head[:-1], rows)
+    parts, part = [], bytearray(b'%b,"data":[' % head[:-1])
+    for index, row in enumerate(_rows(found, encoding)):
+        part += b"," + row if index else row
+        if len(part) >= PART_BYTES:
+            parts.append(bytes(part))
+            part.clear()
+    return [*parts, b"%b]}" % part]
 
 
 def _rows(found: Embeddings, encoding: Encoding) -> Iterator[bytes]:

@@ -323,7 +323,7 @@ def test_a_large_answer_is_written_in_a_thread_and_held_within_the_budget(
     threads, held = [], []
     write = encoder_routes.embeddings_json
 
-    def noted(*given: Any) -> bytes:
+    def noted(*given: Any) -> list[bytes]:
         threads.append(threading.current_thread().name)
         held.append(edge.body_budget.bytes_held)
         return write(*given)
