@@ -1,6 +1,7 @@
 """Writes the answers of /v1/embeddings and /v1/rerank as JSON.
 
 A large answer is written row by row, in a thread: between two rows the event loop gets its turn.
+It is sent in parts, since to copy all of it at once would hold the loop up.
 """
 
 import base64
@@ -14,6 +15,7 @@ from hearth.proxy.embeddings.embedding_process import Embeddings, Reranking
 from hearth.proxy.embeddings.encoder_bodies import Encoding, RerankRequest
 
 FLOAT_BYTES: Final = 4
+PART_BYTES: Final = 256 * 1024
 # About what JSON takes for each byte of a vector: a float32 is some 20 characters, base64 is 4 / 3.
 _JSON_BYTES: Final[dict[Encoding, int]] = {"float": 6, "base64": 2}
 
@@ -23,16 +25,31 @@ def json_bytes_max(found: Embeddings, encoding: Encoding) -> int:
     return len(found.vectors) * _JSON_BYTES[encoding] + 64 * len(found.tokens) + 1_024
 
 
-def embeddings_json(found: Embeddings, encoding: Encoding, model: str) -> bytes:
-    """Return OpenAI's answer."""
+def embeddings_json(found: Embeddings, encoding: Encoding, model: str) -> list[bytes]:
+    """Return OpenAI's answer in parts."""
     tokens = sum(found.tokens)
     usage = {"prompt_tokens": tokens, "total_tokens": tokens}
     head = orjson.dumps({"object": "list", "model": model, "usage": usage})
-    rows = b",".join(_rows(found, encoding))
-    return b'%b,"data":[%b]}' % (head[:-1], rows)
+    rows = (
+        b'{"object":"embedding","index":%d,"embedding":%b}' % (index, vector)
+        for index, vector in enumerate(vectors_json(found, encoding))
+    )
+    return in_parts(b'%b,"data":[' % head[:-1], rows)
 
 
-def _rows(found: Embeddings, encoding: Encoding) -> Iterator[bytes]:
+def in_parts(head: bytes, rows: Iterator[bytes]) -> list[bytes]:
+    """Return `head`, the rows of its list and its end, each part PART_BYTES and a row at most."""
+    parts, part = [], bytearray(head)
+    for index, row in enumerate(rows):
+        part += b"," + row if index else row
+        if len(part) >= PART_BYTES:
+            parts.append(bytes(part))
+            part.clear()
+    return [*parts, b"%b]}" % part]
+
+
+def vectors_json(found: Embeddings, encoding: Encoding) -> Iterator[bytes]:
+    """Yield each vector as JSON."""
     length = found.dimensions * FLOAT_BYTES
     assert len(found.vectors) == length * len(found.tokens), (len(found.vectors), length)
     floats = struct.Struct(f"<{found.dimensions}f")
@@ -40,10 +57,9 @@ def _rows(found: Embeddings, encoding: Encoding) -> Iterator[bytes]:
     for index in range(len(found.tokens)):
         row = vectors[index * length : (index + 1) * length]
         if encoding == "base64":
-            value = b'"%b"' % base64.b64encode(row)
+            yield b'"%b"' % base64.b64encode(row)
         else:
-            value = orjson.dumps(floats.unpack(row))
-        yield b'{"object":"embedding","index":%d,"embedding":%b}' % (index, value)
+            yield orjson.dumps(floats.unpack(row))
 
 
 def rerank_answer(

@@ -164,11 +164,11 @@ class EncoderRoutes:
         write = functools.partial(embeddings_json, found, request.encoding, model.public)
         if exchange.path in ollama_embeddings.PATHS:
             write = functools.partial(ollama_embeddings.answer, exchange.path, found, name, seconds)
-        content = await exchange.while_connected(work_on_body(size, write))
+        parts = await exchange.while_connected(work_on_body(size, write))
         tokens = sum(found.tokens)
         reply = EncoderReply("embeddings", model.public, len(request.texts), tokens, began)
         try:
-            await exchange.send_whole(200, content, b"application/json")
+            await exchange.send_parts(200, parts, b"application/json")
         finally:
             self.records.ended(exchange, reply)
         return tokens

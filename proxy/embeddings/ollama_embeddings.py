@@ -1,6 +1,5 @@
 """Reads the bodies of Ollama's /api/embed and its older /api/embeddings, and writes the answers."""
 
-import struct
 from typing import Any, Final
 
 import orjson
@@ -8,7 +7,7 @@ import orjson
 from hearth.proxy.api.body import field_readers as fields
 from hearth.proxy.api.body.field_readers import Body
 from hearth.proxy.embeddings.embedding_process import Embeddings
-from hearth.proxy.embeddings.encoder_answers import FLOAT_BYTES
+from hearth.proxy.embeddings.encoder_answers import in_parts, vectors_json
 from hearth.proxy.embeddings.encoder_bodies import DIMENSIONS_MAX, EmbeddingRequest, read_texts
 
 EMBED: Final = "/api/embed"
@@ -36,18 +35,14 @@ def read(path: str, body: Body) -> EmbeddingRequest:
     )
 
 
-def answer(path: str, found: Embeddings, model: str, seconds: float) -> bytes:
-    """Return the answer in JSON; `model` is as the client named it. Any thread."""
-    length = found.dimensions * FLOAT_BYTES
-    floats = struct.Struct(f"<{found.dimensions}f")
-    vectors = memoryview(found.vectors)
-    starts = range(0, length * len(found.tokens), length or 1)
-    rows = [orjson.dumps(floats.unpack(vectors[at : at + length])) for at in starts]
+def answer(path: str, found: Embeddings, model: str, seconds: float) -> list[bytes]:
+    """Return the answer in parts; `model` is as the client named it. Any thread."""
+    vectors = vectors_json(found, "float")
     if path == EMBED_ONE:
-        return b'{"embedding":%b}' % (rows[0] if rows else b"[]")
+        return [b'{"embedding":%b}' % next(vectors, b"[]")]
     told: dict[str, Any] = {
         "model": model,
         "total_duration": round(seconds * 1e9),
         "prompt_eval_count": sum(found.tokens),
     }
-    return b'%b,"embeddings":[%b]}' % (orjson.dumps(told)[:-1], b",".join(rows))
+    return in_parts(b'%b,"embeddings":[' % orjson.dumps(told)[:-1], vectors)

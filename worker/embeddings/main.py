@@ -54,7 +54,7 @@ from hearth.worker.engine.mlx_memory import MB
 
 log = logging.getLogger("hearth.worker.embeddings.main")  # run with -m, its name is __main__
 
-FREE_S: Final = 0.25  # of a forward beside which no answer streams: others wait for its end
+FREE_S: Final = 0.1  # of a forward beside which no answer streams: others wait for its end
 BUSY_S: Final = 0.025  # of one beside which answers stream
 FREE_TOKENS: Final = 2_048  # first guesses
 BUSY_TOKENS: Final = 128

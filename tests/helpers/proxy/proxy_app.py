@@ -116,6 +116,8 @@ async def serving(
     task = asyncio.create_task(server.serve())
     while not server.started:
         await asyncio.sleep(0.01)
+        if task.done():
+            await task  # raises why it did not start
     try:
         yield server.servers[0].sockets[0].getsockname()[1]
     finally:

@@ -273,6 +273,7 @@ def test_replies_are_in_the_metrics_and_among_the_requests(edge: ProxyApp) -> No
     assert (totals["requests"], totals["prompt_tokens"]) == (2, 0)
 
 
+@pytest.mark.process
 def test_a_client_that_leaves_has_its_request_cancelled(
     edge: ProxyApp, encoders: FakeEncoders
 ) -> None:
@@ -295,6 +296,7 @@ def test_a_client_that_leaves_has_its_request_cancelled(
     assert left in ask(edge, path="/metrics").content.decode()
 
 
+@pytest.mark.process
 def test_openais_client_reads_floats_and_base64(edge: ProxyApp) -> None:
     texts = ["one", "two words"]
 
@@ -321,7 +323,7 @@ def test_a_large_answer_is_written_in_a_thread_and_held_within_the_budget(
     threads, held = [], []
     write = encoder_routes.embeddings_json
 
-    def noted(*given: Any) -> bytes:
+    def noted(*given: Any) -> list[bytes]:
         threads.append(threading.current_thread().name)
         held.append(edge.body_budget.bytes_held)
         return write(*given)
