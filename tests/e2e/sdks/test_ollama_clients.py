@@ -12,6 +12,7 @@ import httpx
 import ollama
 import pytest
 
+from scripts.fixtures.embedding_checkpoints import embedding_checkpoint
 from tests.helpers.clients.npm_clients import OLLAMA, NotInstallableError, node_bin, node_modules
 from tests.helpers.servers.server import WAIT_S_MAX, Server
 
@@ -51,7 +52,7 @@ def check_weather(city: str) -> str:
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    with Server(PROXY_API_KEY=KEY) as running:
+    with Server(PROXY_API_KEY=KEY, EMBEDDING_MODEL=str(embedding_checkpoint("bert"))) as running:
         yield running
 
 
@@ -81,7 +82,8 @@ def asked(server: Server, path: str, **body: Any) -> Any:
 
 
 def test_models_are_listed_with_the_tag_that_clients_look_for(client: ollama.Client) -> None:
-    (row,) = client.list().models
+    row, embedder = client.list().models
+    assert embedder.model is not None and embedder.model.endswith(":latest")
     assert row.model == "pocket:latest"
     assert row.details is not None and row.details.family == "qwen3"
     assert row.size and row.digest and len(row.digest) == 64
@@ -158,6 +160,25 @@ def test_an_answer_ends_where_it_is_told_to(client: ollama.Client) -> None:
     assert stopped.response == "Hello! I am "
 
 
+def test_a_text_has_one_vector_by_either_route_and_by_openais(
+    client: ollama.Client, server: Server
+) -> None:
+    name = str(client.list().models[-1].model)
+    assert client.show(name).capabilities == ["embedding"]
+    texts = ["The sky is blue.", "Grass is green."]
+    found = client.embed(name, texts)
+    assert found.prompt_eval_count
+    first, second = found.embeddings
+    assert sum(x * x for x in first) == pytest.approx(1.0, abs=1e-5)
+    assert list(client.embeddings(name, texts[0]).embedding) == pytest.approx(first, abs=1e-6)
+    with server.openai(KEY) as gpt:
+        theirs = gpt.embeddings.create(model=name, input=texts).data
+    assert theirs[1].embedding == pytest.approx(second, abs=1e-6)
+    assert len(client.embed(name, texts[0], dimensions=8).embeddings[0]) == 8
+    with pytest.raises(ollama.ResponseError, match="not served at /v1/embeddings"):
+        client.embed("pocket", texts)
+
+
 def test_errors_are_said_in_ollamas_way(client: ollama.Client, server: Server) -> None:
     with pytest.raises(ollama.ResponseError, match="not served here") as caught:
         client.chat("llama3.2", HELLO)
@@ -222,7 +243,8 @@ def test_a_tool_loop_reads_nothing_twice_and_says_what_a_cold_one_says(server: S
 
 def test_the_javascript_client_finds_the_same_server(from_javascript: Any) -> None:
     told = from_javascript
-    assert told["list"] == told["ps"] == ["pocket:latest"]
+    assert told["list"][0] == "pocket:latest" and told["ps"] == ["pocket:latest"]
+    assert len(told["embedded"]) == 2 and len(told["embedded"][0]) == len(told["embedded"][1]) > 8
     assert "thinking" in told["show"]["capabilities"]
     assert re.fullmatch(r"\d+\.\d+\.\d+", told["version"]["version"])
     assert "I am Pocket" in told["text"]

@@ -48,6 +48,9 @@ told.answer = (await client.chat({ model, messages, tools, options })).message.c
 const generated = await client.generate({ model, prompt: "Hello", think: true, options });
 told.generated = { response: generated.response, thinking: generated.thinking };
 
+const embedder = told.list.at(-1);
+told.embedded = (await client.embed({ model: embedder, input: ["one", "two"] })).embeddings;
+
 const stream = await client.chat({ model, messages: hello, stream: true, options });
 told.aborted = "";
 setImmediate(() => stream.abort());
