@@ -176,7 +176,7 @@ class LocalAnswers:
         """
         unloads = ollama_request.unloads(dialect, body.fields)
         if not ollama_request.is_question(dialect, body.fields):
-            await self._load(exchange, dialect, target, unloads=unloads)
+            await self._load(exchange, dialect, body, target)
             return
         request = await self._parse(exchange, dialect, body, target)
         name = request.served_as or self._names.public
@@ -208,16 +208,16 @@ class LocalAnswers:
                 self._pool.unload(request.target)
 
     async def _load(
-        self, exchange: HttpExchange, dialect: Dialect, target: str, *, unloads: bool
+        self, exchange: HttpExchange, dialect: Dialect, body: ClientBody, target: str
     ) -> None:
         """Answer a request of Ollama's that asks nothing: load the model, or have it unloaded."""
-        model = self._names.model_of(target)
-        if unloads:
+        model, reason = self._names.model_of(target), "load"
+        if ollama_request.unloads(dialect, body.fields):
             self._pool.unload(model)
+            reason = "unload"
         else:
             await exchange.while_connected(self._pool.load(model))
-        name = target or self._names.public
-        reason = "unload" if unloads else "load"
+        name = self._names.named(body.fields.get("model"))
         await exchange.send_json(200, ollama_events.empty_answer(dialect, name, reason))
 
     def _findable(self, admitted: AdmittedRequest) -> contextlib.AbstractContextManager[None]:

@@ -40,8 +40,8 @@ ORDER: Final = (
     ("shared", "shared/models", "shared/suspects"),
     (
         *("proxy/http", "proxy/images", "proxy/request", "proxy/documents"),
-        *("proxy/pool", "proxy/embeddings", "proxy/api"),
-        *("proxy/workers", "proxy/gateway", "proxy/monitoring", "proxy/chat_page", "proxy"),
+        *("proxy/pool", "proxy/api", "proxy/workers", "proxy/gateway", "proxy/monitoring"),
+        *("proxy/embeddings", "proxy/chat_page", "proxy"),
     ),
     (
         *("worker/cache", "worker/disk", "worker/kv", "worker/draft", "worker/stream"),

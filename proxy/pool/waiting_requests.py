@@ -43,7 +43,7 @@ class ModelHost(Protocol):
         ...
 
     def unload(self, model: str) -> None:
-        """Somebody wishes `model`, "" = the only one, unloaded, unless others use it."""
+        """Have `model`, "" = the default one, unloaded once it is idle, unless it is asked for."""
         ...
 
 

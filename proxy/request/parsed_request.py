@@ -11,8 +11,16 @@ from typing import Any, Final, Literal, Protocol
 from hearth.shared.suspending_clock import awake_s
 from hearth.shared.wire_messages import Constraints, Delta, Finished, Prompt, Sampling
 
-Dialect = Literal["chat", "completions", "messages", "responses", "ollama_chat", "ollama_generate"]
+CrossedDialect = Literal["chat", "completions", "messages", "responses"]  # LiteLLM has them too
+Dialect = Literal[CrossedDialect, "ollama_chat", "ollama_generate"]
 OLLAMA_DIALECTS: Final[tuple[Dialect, ...]] = ("ollama_chat", "ollama_generate")
+
+
+def crossed_dialect(dialect: Dialect) -> CrossedDialect:
+    """Return the dialect in which another server, and LiteLLM, is told of a request."""
+    if dialect == "ollama_chat" or dialect == "ollama_generate":
+        return "chat"
+    return dialect
 
 
 @dataclass(frozen=True, slots=True)

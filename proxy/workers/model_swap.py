@@ -60,7 +60,6 @@ class ModelSwapper:
         self._default = models[0]
         self._unload_s = unload_s
         self._failures: dict[str, LoadFailure] = {}
-        self._unwanted: dict[str, float] = {}  # model -> when somebody wished it unloaded
         self._nudge = asyncio.Event()
         pool.waiting.host = self
         supervisor.on_early_death = self._load_failed
@@ -98,7 +97,8 @@ class ModelSwapper:
             if self._failure(request.model) is None
         ]
 
-    def _worker_model(self, worker: WorkerProcess) -> WorkerModel:
+    @staticmethod
+    def _worker_model(worker: WorkerProcess) -> WorkerModel:
         link = worker.link if worker.state == "ready" else None
         return WorkerModel(
             worker.worker_id,
@@ -109,7 +109,7 @@ class ModelSwapper:
             load=link.load if link else 0,
             ready_at=link.ready_at if link else 0.0,
             used_at=link.used_at if link else 0.0,
-            unwanted_at=self._unwanted.get(worker.model.name),
+            is_unwanted=link is not None and link.is_unwanted,
         )
 
     def _close_or_open(self, worker: WorkerProcess, goal: str | None, now: float) -> None:
@@ -142,7 +142,9 @@ class ModelSwapper:
 
     def unload(self, model: str) -> None:
         """See `ModelHost`."""
-        self._unwanted[model or self._default.name] = awake_s()
+        for worker in self._workers:
+            if worker.link is not None and worker.model.name == (model or self._default.name):
+                worker.link.is_unwanted = True
         self._nudge.set()
 
     def wait_s(self, model: str) -> float:

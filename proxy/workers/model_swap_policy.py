@@ -27,7 +27,7 @@ class WorkerModel:
     load: int = 0  # requests that it holds
     ready_at: float = 0.0
     used_at: float = 0.0  # when it last took or ended a request
-    unwanted_at: float | None = None  # when somebody last wished its model unloaded
+    is_unwanted: bool = False  # somebody wished its model unloaded, and nobody asked for it since
 
 
 def wanted_models(
@@ -106,12 +106,9 @@ def _is_idle(worker: WorkerModel, now: float, since_s: float) -> bool:
 
 def _is_unused(worker: WorkerModel, now: float, unload_s: float) -> bool:
     """Return whether a worker is to be emptied: nobody uses it for long, or by somebody's wish."""
-    unwanted_at, last = worker.unwanted_at, max(worker.used_at, worker.ready_at)
-    if unwanted_at is not None and unwanted_at >= last:
-        unload_s = 0.0
-    elif not unload_s:
-        return False
-    return _is_idle(worker, now, unload_s)
+    if worker.is_unwanted:
+        return _is_idle(worker, now, 0.0)
+    return unload_s > 0 and _is_idle(worker, now, unload_s)
 
 
 def _spread(

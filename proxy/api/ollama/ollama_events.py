@@ -181,7 +181,7 @@ async def events(admitted: AdmittedRequest) -> AsyncGenerator[bytes, None]:
         while not isinstance(row := await answer.next_event(sse.PING_S), Finished):
             said = _Said() if row is None else reader.said(row)
             contents.append(said.content)
-            if said or time.monotonic() - sent_at >= sse.PING_S:
+            if said or row is None or time.monotonic() - sent_at >= sse.PING_S:
                 sent_at = time.monotonic()
                 yield part(said)
         if said := reader.rest():

@@ -1,6 +1,8 @@
 """Tells of models as Ollama's /api/tags, /api/show and /api/ps do."""
 
 import time
+from collections.abc import Mapping
+from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any, Final
 
@@ -12,6 +14,48 @@ from hearth.shared.wire_messages import ModelFacts
 
 FOR_EVER_S: Final = 100 * 365 * 86_400.0  # a model that nothing unloads expires so late
 _BITS_RAW: Final = 15  # a parameter; fewer are quantised
+_TEXT: Final = ("completion", "tools")  # of every model: where a template has no tools, in text
+
+
+@dataclass(frozen=True, slots=True)
+class TagModel:
+    """A model as Ollama's clients see it. Figures are 0 and texts empty until it was loaded."""
+
+    name: str
+    capabilities: tuple[str, ...]
+    architecture: str = ""
+    parameters: int = 0
+    size_bytes: int = 0
+    context_tokens: int = 0
+    dimensions: int = 0  # of an embedding
+
+    @classmethod
+    def of_text(cls, name: str, facts: ModelFacts | None) -> "TagModel":
+        if facts is None:
+            return cls(name, _TEXT)
+        thinks = ("thinking",) if facts.thinks else ()
+        sees = ("vision",) if facts.takes_images else ()
+        return cls(
+            name,
+            (*_TEXT, *thinks, *sees),
+            facts.architecture,
+            facts.parameter_count,
+            facts.weight_bytes,
+            facts.context_tokens,
+        )
+
+    @classmethod
+    def of_embeddings(cls, name: str, told: Mapping[str, Any]) -> "TagModel":
+        """Return the model of which the list of models has `told`."""
+        meta = told.get("meta", {})
+        return cls(
+            name,
+            ("embedding",),
+            meta.get("architecture", ""),
+            size_bytes=meta.get("size", 0),
+            context_tokens=told.get("context_length", 0),
+            dimensions=meta.get("n_embd", 0),
+        )
 
 
 def tagged(name: str) -> str:
@@ -19,29 +63,29 @@ def tagged(name: str) -> str:
     return name if ":" in name.rpartition("/")[2] else name + LATEST
 
 
-def tags_row(name: str, facts: ModelFacts | None, since_s: float) -> dict[str, Any]:
-    """Return the entry of one name in the list of models."""
+def tags_row(model: TagModel, since_s: float) -> dict[str, Any]:
+    """Return the entry of a model in the list of them."""
     return {
-        "name": tagged(name),
-        "model": tagged(name),
+        "name": tagged(model.name),
+        "model": tagged(model.name),
         "modified_at": timestamp(since_s),
-        "size": facts.weight_bytes if facts is not None else 0,
-        "digest": _digest(name),
-        "details": _details(facts),
-        "capabilities": _capabilities(facts),
+        "size": model.size_bytes,
+        "digest": _digest(model.name),
+        "details": _details(model),
+        "capabilities": model.capabilities,
     }
 
 
-def shown(name: str, facts: ModelFacts | None, since_s: float) -> dict[str, Any]:
-    """Return what is told of one model; its sizes are known once a worker has loaded it."""
+def shown(model: TagModel, since_s: float) -> dict[str, Any]:
+    """Return what is told of one model."""
     return {
         "license": "",
-        "modelfile": f"# Hearth serves this model; MODEL_PATH and MODELS name it.\nFROM {name}\n",
+        "modelfile": f"# Hearth's settings name this model.\nFROM {model.name}\n",
         "parameters": "",
         "template": "",
-        "details": _details(facts),
-        "model_info": _model_info(name, facts),
-        "capabilities": _capabilities(facts),
+        "details": _details(model),
+        "model_info": _model_info(model),
+        "capabilities": model.capabilities,
         "modified_at": timestamp(since_s),
     }
 
@@ -59,7 +103,7 @@ def running_row(links: list[WorkerLink], unload_s: float) -> dict[str, Any]:
         "model": tagged(facts.name),
         "size": taken,
         "digest": _digest(facts.name),
-        "details": _details(facts),
+        "details": _details(TagModel.of_text(facts.name, facts)),
         "expires_at": timestamp(time.time() + left_s),
         "size_vram": 0 if facts.backend == "cpu" else taken,
         "context_length": facts.context_tokens,
@@ -71,15 +115,14 @@ def _digest(name: str) -> str:
     return sha256(name.encode()).hexdigest()
 
 
-def _details(facts: ModelFacts | None) -> dict[str, Any]:
-    family = facts.architecture if facts is not None else ""
+def _details(model: TagModel) -> dict[str, Any]:
     return {
         "parent_model": "",
         "format": "mlx",
-        "family": family,
-        "families": [family] if family else [],
-        "parameter_size": _count(facts.parameter_count) if facts is not None else "",
-        "quantization_level": _quantisation(facts) if facts is not None else "",
+        "family": model.architecture,
+        "families": [model.architecture] if model.architecture else [],
+        "parameter_size": _count(model.parameters) if model.parameters else "",
+        "quantization_level": _quantisation(model),
     }
 
 
@@ -90,32 +133,25 @@ def _count(parameters: int) -> str:
     return str(parameters)
 
 
-def _quantisation(facts: ModelFacts) -> str:
+def _quantisation(model: TagModel) -> str:
     """Return how many bits a parameter has, in words that look like Ollama's."""
-    bits = 8 * facts.weight_bytes / max(1, facts.parameter_count)
+    if not model.parameters:
+        return ""
+    bits = 8 * model.size_bytes / model.parameters
     if bits >= _BITS_RAW:
         return "F32" if bits > 2 * _BITS_RAW else "BF16"
     return f"Q{max(1, int(bits))}"
 
 
-def _capabilities(facts: ModelFacts | None) -> list[str]:
-    """Return what a model can do. Every one calls tools: where its template has none, in text."""
-    found = ["completion", "tools"]
-    if facts is not None and facts.thinks:
-        found.append("thinking")
-    if facts is not None and facts.takes_images:
-        found.append("vision")
-    return found
-
-
-def _model_info(name: str, facts: ModelFacts | None) -> dict[str, Any]:
-    if facts is None:
-        return {"general.basename": name}
-    architecture = facts.architecture
-    return {
-        "general.architecture": architecture,
-        "general.basename": name,
-        "general.parameter_count": facts.parameter_count,
-        f"{architecture}.context_length": facts.context_tokens,
-        f"{architecture}.vocab_size": facts.vocab_size,
+def _model_info(model: TagModel) -> dict[str, Any]:
+    """Return what is known, by the names that a GGUF file has."""
+    found: dict[str, Any] = {"general.basename": model.name}
+    if not model.architecture:
+        return found
+    found["general.architecture"] = model.architecture
+    figures = {
+        "general.parameter_count": model.parameters,
+        f"{model.architecture}.context_length": model.context_tokens,
+        f"{model.architecture}.embedding_length": model.dimensions,
     }
+    return found | {name: figure for name, figure in figures.items() if figure}

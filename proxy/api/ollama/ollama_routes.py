@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 
-from hearth.proxy.api.ollama.ollama_models import running_row, shown, tags_row
+from hearth.proxy.api.ollama.ollama_models import TagModel, running_row, shown, tags_row
 from hearth.proxy.http.http_exchange import HttpExchange
 from hearth.proxy.http.strict_json import read_object
 from hearth.proxy.pool.worker_link import WorkerLink
@@ -38,7 +38,7 @@ class OllamaRoutes:
         unload_s: float,
         groups: Callable[[], Mapping[str, ListedGroup]],
     ) -> None:
-        """`unload_s` as of ModelSwapper; `groups` gives the names of a LiteLLM config."""
+        """`unload_s` as of ModelSwapper; `groups` gives who answers to names beside `names`."""
         self._names = names
         self._pool = pool
         self._unload_s = unload_s
@@ -60,11 +60,10 @@ class OllamaRoutes:
         await exchange.send_json(200, {"version": OLLAMA_VERSION, "hearth": VERSION})
 
     async def _tags(self, exchange: HttpExchange) -> None:
+        groups = {name: ListedGroup("", self._names.target(name)) for name in self._names.listed}
+        models = [self._model(name, row) for name, row in {**groups, **self._groups()}.items()]
         since_s = self._names.since
-        local = {name: group.local for name, group in self._groups().items()}
-        targets = {name: self._names.target(name) for name in self._names.listed}
-        targets |= {name: target for name, target in local.items() if target is not None}
-        rows = [tags_row(name, self._facts_of(target), since_s) for name, target in targets.items()]
+        rows = [tags_row(model, since_s) for model in models if model is not None]
         await exchange.send_json(200, {"models": rows})
 
     async def _running(self, exchange: HttpExchange) -> None:
@@ -79,17 +78,24 @@ class OllamaRoutes:
         """Tell of one model. Raises: RequestError: it is not served here."""
         body = await read_object(await exchange.read_body())
         name = self._names.named(body.get("model") or body.get("name"))
-        facts = self._facts_of(self._target(name))
-        await exchange.send_json(200, shown(name, facts, self._names.since))
-
-    def _target(self, name: str) -> str:
         groups = self._groups()
         group = groups.get(name)
         if group is None and self._names.find_exact(name) is None:
             group = loose_names(groups).get(loose_name(name))
-        if group is not None and group.local is not None:
-            return group.local
-        return self._names.target(self._names.check(name, groups))
+        model = None if group is None else self._model(name, group)
+        if model is None:
+            target = self._names.target(self._names.check(name, groups))
+            model = TagModel.of_text(name, self._facts_of(target))
+        await exchange.send_json(200, shown(model, self._names.since))
+
+    def _model(self, name: str, group: ListedGroup) -> TagModel | None:
+        """Return the local model behind a name of the list; None where Ollama has none such."""
+        if group.told:
+            kinds = group.told["architecture"]["output_modalities"]
+            return TagModel.of_embeddings(name, group.told) if "embeddings" in kinds else None
+        if group.local is None:
+            return None
+        return TagModel.of_text(name, self._facts_of(group.local))
 
     def _facts_of(self, target: str) -> ModelFacts | None:
         return self._pool.facts_of(self._names.model_of(target))

@@ -22,6 +22,7 @@ PI: Final = "@earendil-works/pi-coding-agent@0.87.1"
 OPENCLAW: Final = "openclaw@2026.9.6"
 QWEN_CODE: Final = "@qwen-code/qwen-code@0.24.4"
 AXE: Final = "axe-core@4.14.1"  # no agent: it says what of a page is not accessible
+OLLAMA: Final = "ollama@0.6.4"  # no agent: Ollama's own client, for JavaScript
 INSTALL_WAIT_S_MAX: Final = 300
 UNREACHABLE: Final = re.compile(
     r"ENOTFOUND|EAI_AGAIN|ECONNREFUSED|ECONNRESET|ETIMEDOUT|ENETUNREACH"
@@ -80,7 +81,8 @@ def _install(package: str, target: Path) -> None:
 
 def main() -> int:
     """Install every client that can be installed here."""
-    for package in (NODE, CLAUDE_CODE, CODEX, OPENCODE, PI, OPENCLAW, QWEN_CODE, AXE):
+    others = (AXE, OLLAMA)
+    for package in (NODE, CLAUDE_CODE, CODEX, OPENCODE, PI, OPENCLAW, QWEN_CODE, *others):
         try:
             node_modules(package)
         except NotInstallableError as error:
