@@ -9,7 +9,7 @@ from typing import Final
 
 from hearth.proxy.http.http_exchange import HttpExchange, wrong_method
 from hearth.proxy.http.page_files import POLICY, PageFiles, page_headers
-from hearth.proxy.http.sign_ins import BrowserSignIns, key_header
+from hearth.proxy.http.sign_ins import BrowserSignIns, form_key, key_header
 from hearth.proxy.request.client_name import PAGE_HEADER
 from hearth.shared.errors import RequestError
 
@@ -70,9 +70,7 @@ class ChatPage:
     async def _sign_in(self, exchange: HttpExchange) -> None:
         """Tell whether the browser is signed in, sign it in with a key, or out."""
         if exchange.method == "POST":
-            if not await self._sign_ins.sign_in(exchange):
-                text = "This key is not accepted."
-                raise RequestError(text, status=401, code="invalid_api_key")
+            await self._sign_ins.sign_in(exchange, await form_key(exchange))
         elif exchange.method == "DELETE":
             self._sign_ins.sign_out(exchange)
         elif exchange.method not in ("GET", "HEAD"):

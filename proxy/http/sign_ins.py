@@ -99,24 +99,17 @@ class BrowserSignIns:
                 return token
         return None
 
-    async def sign_in(self, exchange: HttpExchange) -> bool:
-        """Return whether the form's key is accepted; the reply will give the cookies then.
+    async def sign_in(self, exchange: HttpExchange, key: bytes) -> None:
+        """Accept `key`: the reply will give the cookies.
 
         Raises:
-            RequestError: 413, the request is no such form; 403, another site's page sends it.
+            RequestError: 401, or why the key cannot be used now.
         """
-        _check_own_page(exchange)
-        _check_size(exchange)
-        key = _form_key(await exchange.read_body())
-        try:
-            await self._keys.identity(key_header(key))
-        except RequestError:
-            return False
+        await self._keys.identity(key_header(key))
         self._give_cookies(exchange, self._sign_ins.issue(key), SIGN_IN_S)
-        return True
 
     def sign_out(self, exchange: HttpExchange) -> None:
-        """End the sign-in of the request's cookie. Raises: RequestError: 403, as `sign_in`."""
+        """End the sign-in of the request's cookie. Raises: RequestError: 403, as `form_key`."""
         _check_own_page(exchange)
         token = self._token(exchange)
         if token is not None:
@@ -164,7 +157,14 @@ def _check_size(exchange: HttpExchange) -> None:
     )
 
 
-def _form_key(body: bytes) -> bytes:
-    """Return the field `key` of a posted form; nothing where it has none."""
+async def form_key(exchange: HttpExchange) -> bytes:
+    """Return the field `key` of the posted form; nothing where it has none.
+
+    Raises:
+        RequestError: 403, another site's page sends it; 413, the request is no such form.
+    """
+    _check_own_page(exchange)
+    _check_size(exchange)
+    body = await exchange.read_body()
     fields = parse_qs(body.decode("latin-1"), encoding="latin-1")
     return fields.get("key", [""])[0].encode("latin-1").strip()  # its letters may be any bytes

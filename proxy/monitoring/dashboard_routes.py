@@ -6,7 +6,7 @@ from typing import Final
 
 from hearth.proxy.http.http_exchange import ClientGone, HttpExchange, wrong_method
 from hearth.proxy.http.page_files import HTML, PageFiles, page_headers
-from hearth.proxy.http.sign_ins import BrowserSignIns
+from hearth.proxy.http.sign_ins import BrowserSignIns, form_key
 from hearth.proxy.monitoring.dashboard_feed import DashboardFeed
 from hearth.proxy.request.session_id import key_digest
 from hearth.shared.errors import RequestError
@@ -69,12 +69,15 @@ class Dashboard:
         """Give a cookie for a key, and go on to the page."""
         if exchange.method != "POST":
             raise wrong_method(exchange, "POST")
-        if await self._sign_ins.sign_in(exchange):
-            exchange.reply_headers.append((b"location", PATH.encode()))
-            await exchange.send_whole(303, b"", HTML)
-        else:
+        key = await form_key(exchange)
+        try:
+            await self._sign_ins.sign_in(exchange, key)
+        except RequestError:
             page = self._files.page("login").replace(_WRONG, _WRONG_TEXT)
             await exchange.send_whole(401, page, HTML)
+            return
+        exchange.reply_headers.append((b"location", PATH.encode()))
+        await exchange.send_whole(303, b"", HTML)
 
     async def _events(self, exchange: HttpExchange) -> None:
         """Send what happens until the page goes away, or does not read."""

@@ -37,7 +37,7 @@ const list = new MessageList(byId("messages"), byId("scroller"), {
   edit, again, branch, results, tell: (text) => toast.tell(text),
 });
 const sidebar = new Sidebar({ open, renamed, remove });
-const signIn = new SignInDialog(loadModels);
+const signIn = new SignInDialog(signedIn);
 
 // ---------------------------------------------------------------- what is asked and answered
 
@@ -66,7 +66,6 @@ function again(node) {
 }
 
 async function ask(parent) {
-  byId("welcome").hidden = true;
   list.isFollowing = true;
   conversation.settings.model = chooser.value;
   loaded.set(conversation.id, conversation);
@@ -161,10 +160,6 @@ function show(found) {
   if (conversation && !answering.isRunning(conversation)) loaded.delete(conversation.id);
   conversation = found;
   loaded.set(found.id, found);
-  const isNew = !Object.keys(found.nodes).length;
-  const place = isNew ? "" : `#${found.id}`;
-  if (location.hash !== place) history.replaceState(null, "", place || location.pathname);
-  byId("welcome").hidden = !isNew;
   prompt.value = localStorage.getItem(draftName()) ?? "";
   fitPrompt();
   chooser.choose(found.settings.model);
@@ -240,6 +235,13 @@ async function importFile(file) {
 
 // ---------------------------------------------------------------- settings
 
+// What was refused for want of a key is asked again.
+async function signedIn() {
+  await loadModels();
+  const last = shownPath(conversation).at(-1);
+  if (last?.error?.status === 401) again(last);
+}
+
 async function loadModels() {
   try {
     chooser.show(await models(), conversation.settings.model);
@@ -270,6 +272,9 @@ function showState() {
   const isRunning = answering.isRunning(conversation);
   byId("stop").hidden = !isRunning;
   byId("send").hidden = isRunning;
+  const place = isNew() ? "" : `#${conversation.id}`; // so that loading the page again shows the same
+  if (location.hash !== place) history.replaceState(null, "", place || location.pathname);
+  byId("welcome").hidden = !isNew();
   const title = plainName(conversation.title, 60);
   document.title = title ? `${title} · Hearth` : "Hearth";
   const reason = chooser.imageReason();
@@ -279,8 +284,12 @@ function showState() {
   byId("settings-note").textContent = marks.join(", ");
 }
 
+function isNew() {
+  return !Object.keys(conversation.nodes).length;
+}
+
 function draftName() {
-  return `hearth-chat-draft-${Object.keys(conversation.nodes).length ? conversation.id : ROOT}`;
+  return `hearth-chat-draft-${isNew() ? ROOT : conversation.id}`;
 }
 
 function keepDraft() {
@@ -395,8 +404,9 @@ function listen() {
 async function begin() {
   drawIcons();
   listen();
+  const id = location.hash.slice(1);
   startNew();
-  if (location.hash.length > 1) await open(location.hash.slice(1));
+  if (id) await open(id);
   await sidebar.refresh();
   try {
     if (await signIn.check()) await loadModels();

@@ -15,7 +15,7 @@ export class SignInDialog {
       try {
         await signIn(byId("key").value);
       } catch (error) {
-        byId("wrong").textContent = error.message;
+        byId("wrong").textContent = error.status === 401 ? "This key is not accepted." : error.message;
         byId("key").select();
         return;
       }

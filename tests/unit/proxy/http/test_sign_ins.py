@@ -11,7 +11,7 @@ from hearth.proxy.http import sign_ins as sign_ins_module
 from hearth.proxy.http.api_keys import Headers, sent_keys
 from hearth.proxy.http.body_memory_budget import BodyBudget
 from hearth.proxy.http.http_exchange import HttpExchange
-from hearth.proxy.http.sign_ins import SIGN_IN_S, SIGN_INS_MAX, BrowserSignIns, SignIns
+from hearth.proxy.http.sign_ins import SIGN_IN_S, SIGN_INS_MAX, BrowserSignIns, SignIns, form_key
 from hearth.shared.errors import RequestError
 
 
@@ -77,7 +77,7 @@ def test_a_key_that_was_taken_back_opens_nothing_though_its_sign_in_holds() -> N
 
     async def body() -> None:
         form = exchange_of("POST", urlencode({"key": "sk-one"}).encode())
-        assert await sign_ins.sign_in(form)
+        await sign_ins.sign_in(form, await form_key(form))
         cookie = form.reply_headers[0][1].partition(b";")[0]
         known = exchange_of("GET", cookie=cookie)
         assert await sign_ins.identity(known) == "owner"
