@@ -35,7 +35,7 @@ GIVE: Final = """((kind, at, data) => {
     ? new ClipboardEvent("paste", {clipboardData: given, ...more})
     : new DragEvent("drop", {dataTransfer: given, ...more}));
 })(%s)"""
-PARAGRAPHS: Final = 1_000  # of a long answer, some 100 KB
+PARAGRAPHS: Final = 300  # of a long answer
 PARAGRAPH: Final = (
     "A paragraph of a long answer with `code` and **weight**, number {}, of some length.\n\n"
 )
