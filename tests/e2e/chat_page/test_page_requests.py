@@ -1,4 +1,4 @@
-"""What the page to talk sends for what its user does, and what it makes of answers that fail.
+"""The page to talk sends what its user shows and picks, and makes something of each failure."""
 
 The server is a small one of the test's own, so that each answer is of the test's choice.
 """
