@@ -11,7 +11,7 @@ from typing import Any, Final
 import httpx
 import pytest
 
-from tests.helpers.clients.browser import NEEDS_CHROMIUM, chromium, page
+from tests.helpers.clients.browser import NEEDS_CHROMIUM, page
 from tests.helpers.servers.fake_server import FakeServer
 
 KEY: Final = "the-key"
@@ -292,10 +292,10 @@ async def attacked(server: FakeServer, sites: list[str], devtools: str) -> dict[
 
 @NEEDS_CHROMIUM
 def test_in_a_real_browser_pages_of_other_ports_neither_ask_nor_sign_out(
-    server: FakeServer, listed: str
+    server: FakeServer, listed: str, devtools: str
 ) -> None:
     before = len(server.events("Submit"))
-    with site() as other, chromium() as devtools:
+    with site() as other:
         told = asyncio.run(attacked(server, [listed, other], devtools))
     seen = [told[name] for name in ("before", "sign in", "after", "api", "in the end")]
     assert seen == [401, 200, 200, 401, 200]
