@@ -47,12 +47,11 @@ export class Answering {
     try {
       const answer = await openChat(body(conversation, parent), `page-${conversation.id}`, signal);
       node.servedBy = answer.servedBy ?? "";
-      const watching = this.#watchPrefill(conversation, node, answer.requestId, signal);
+      this.#watchPrefill(conversation, node, answer.requestId, signal); // beside it, and no longer
       for await (const chunk of answer.chunks) {
         if (take(node, chunk) && node.firstAfter === null) node.firstAfter = (performance.now() - began) / 1000;
         this.changed(conversation, node);
       }
-      await watching;
     } catch (error) {
       if (error.name !== "AbortError") node.error = { message: error.message, status: error.status ?? 0, code: error.code ?? "" };
       else node.isStopped = true;

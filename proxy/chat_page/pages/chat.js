@@ -24,6 +24,7 @@ const prompt = byId("prompt");
 let conversation = null; // the one that is shown
 const loaded = new Map(); // id -> conversation: those that are being answered stay themselves
 const keeping = new Map(); // id -> the timer after which it is kept
+const removed = new Set(); // ids: an answer that was stopped for it ends afterwards
 
 const toast = new Toast(byId("toast"));
 const answering = new Answering({ changed: answerChanged, ended: answerEnded });
@@ -104,7 +105,7 @@ function answerEnded(whose, node) {
   list.show(conversation);
   showState();
   speak(node);
-  if (!chooser.rows.find((row) => row.id === chooser.value)?.architecture) loadModels(); // it is loaded now
+  if (chooser.isUnknown) loadModels(); // it is loaded now
 }
 
 function speak(node) {
@@ -129,7 +130,7 @@ function keep(whose, afterMs) {
 async function keepNow(whose) {
   clearTimeout(keeping.get(whose.id));
   keeping.delete(whose.id);
-  if (!Object.keys(whose.nodes).length) return;
+  if (!Object.keys(whose.nodes).length || removed.has(whose.id)) return;
   try {
     await store.put(whose);
     await sidebar.refresh();
@@ -178,13 +179,14 @@ async function renamed(id, title) {
 
 async function remove(id) {
   const found = loaded.get(id) ?? (await store.get(id));
+  removed.add(id);
   answering.stop(found);
-  clearTimeout(keeping.get(id));
   await store.remove(id);
   loaded.delete(id);
   if (conversation.id === id) startNew();
   await sidebar.refresh();
   toast.tell(`“${plainName(found.title, 40)}” is deleted.`, "Undo", async () => {
+    removed.delete(id);
     await store.put(found);
     await sidebar.refresh();
     open(id);
@@ -201,8 +203,10 @@ async function removeAll(event) {
     button.textContent = `Delete ${counted(heads.length, "conversation", "conversations")} for good?`;
     return;
   } else {
-    for (const each of loaded.values()) answering.stop(each);
-    for (const timer of keeping.values()) clearTimeout(timer);
+    for (const each of loaded.values()) {
+      removed.add(each.id);
+      answering.stop(each);
+    }
     localStorage.removeItem(draftName());
     await store.removeAll();
     loaded.clear();

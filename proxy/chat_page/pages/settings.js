@@ -117,9 +117,19 @@ export class ModelChooser {
     return this.select.value;
   }
 
+  // Whether more will be known of the model once it has been loaded here.
+  get isUnknown() {
+    const row = this.#row();
+    return row?.owned_by === HERE && !row.architecture;
+  }
+
+  #row() {
+    return this.rows.find((each) => each.id === this.value);
+  }
+
   // Why the model takes no images; "" where it does, or where nobody knows.
   imageReason() {
-    const row = this.rows.find((each) => each.id === this.value);
+    const row = this.#row();
     const name = plainName(this.value, 60);
     if (!row || (row.owned_by !== HERE && !row.architecture)) return "";
     if (!row.architecture) return `${name} is not loaded yet, so it is not known whether it takes images. Send a message first.`;
