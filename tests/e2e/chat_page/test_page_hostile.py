@@ -6,7 +6,6 @@ the two things that care, the markdown library and the sanitiser, is tested with
 
 import asyncio
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -16,7 +15,7 @@ import pytest
 from tests.helpers.chat_page.chat_tab import ChatTab
 from tests.helpers.chat_page.hostile_server import Delta, HostileServer, tool_call
 from tests.helpers.chat_page.xss_payloads import PAYLOADS
-from tests.helpers.clients.browser import NEEDS_CHROMIUM, chromium, page
+from tests.helpers.clients.browser import NEEDS_CHROMIUM, page
 
 pytestmark = NEEDS_CHROMIUM
 SURVEY: Final = Path(__file__).parents[2] / "helpers" / "chat_page" / "page_survey.js"
@@ -24,7 +23,7 @@ IDS: Final = "[...document.querySelectorAll('[id]')].map((each) => each.id)"
 # The canary: every document and frame has it, and tells it in the console, which `errors` keep.
 CANARY: Final = "globalThis.hurt = () => console.error('hurt', location.href); 0"
 STREAMED: Final = 30  # payloads of one streamed answer
-PIECE_CHARS: Final = 9  # that come at once
+PIECE_CHARS: Final = 23  # that come at once
 ERRORS: Final = PAYLOADS[::24]
 MESSAGES: Final = "document.querySelectorAll('.message').length"
 # One of the two walls is taken away before the page's own modules run.
@@ -122,20 +121,19 @@ def turn(payload: str) -> list[dict[str, Any]]:
     ]
 
 
-def exported() -> str:
+def exported(conversations: list[dict[str, Any]]) -> str:
+    return json.dumps({"format": "hearth-chat", "version": 1, "conversations": conversations})
+
+
+async def imported(devtools: str) -> Seen:
+    """Import the payloads as a file that somebody sent, and open what is in it."""
     whole = conversation([node for payload in PAYLOADS for node in turn(payload)], "whole")
     titled = [conversation(turn("x")[:1], payload) for payload in PAYLOADS]
-    file = {"format": "hearth-chat", "version": 1, "conversations": [*titled, whole]}
-    return json.dumps(file)
-
-
-async def imported(devtools: str, *wall: str) -> Seen:
-    """Import the payloads as a file that somebody sent, and open what is in it."""
     async with HostileServer().running() as server, page(devtools) as tab:
         chat = ChatTab(tab, server.url)
         watch = Watch(chat)
-        await watch.begin(*wall)
-        await chat.import_text(exported())
+        await watch.begin()
+        await chat.import_text(exported([*titled, whole]))
         await tab.until("document.querySelectorAll('#conversations li').length >= 200")
         await tab.value("document.getElementById('search').value = 'whole'")
         await tab.value("document.getElementById('search').dispatchEvent(new Event('input'))")
@@ -149,6 +147,20 @@ async def imported(devtools: str, *wall: str) -> Seen:
         await tab.value("document.getElementById('search').dispatchEvent(new Event('input'))")
         await tab.until("document.querySelectorAll('#conversations li').length >= 200")
         return await watch.seen(await chat.texts(".message[data-role=user] .body"))
+
+
+async def answered(devtools: str, wall: str) -> Seen:
+    """Open answers of the payloads, with one of the two walls away."""
+    answers = [{"role": "assistant", "content": payload} for payload in PAYLOADS]
+    async with HostileServer().running() as server, page(devtools) as tab:
+        chat = ChatTab(tab, server.url)
+        watch = Watch(chat)
+        await watch.begin(wall)
+        await chat.import_text(exported([conversation(answers, "answers")]))
+        await tab.until("document.querySelector('#conversations .open') !== null")
+        await tab.value("document.querySelector('#conversations .open').click()")
+        await tab.until(f"{MESSAGES} === {len(PAYLOADS)}")
+        return await watch.seen([])
 
 
 def deltas(payloads: tuple[str, ...]) -> list[Delta]:
@@ -189,12 +201,6 @@ async def streamed(devtools: str) -> Seen:
         return await watch.seen(names)
 
 
-@pytest.fixture(scope="module")
-def devtools() -> Iterator[str]:
-    with chromium() as address:
-        yield address
-
-
 def assert_harmless(seen: Seen) -> None:
     assert seen.strangers == []
     assert seen.requests == []
@@ -223,6 +229,6 @@ def test_a_hostile_model_fails_to_run_or_load_anything_while_it_streams(devtools
 
 @pytest.mark.parametrize("wall", [NO_MARKDOWN, NO_SANITISER], ids=["sanitiser", "markdown"])
 def test_each_of_the_two_walls_holds_alone(devtools: str, wall: str) -> None:
-    seen = asyncio.run(imported(devtools, wall))
-    assert seen.shown == 3 * len(PAYLOADS)
+    seen = asyncio.run(answered(devtools, wall))
+    assert seen.shown == len(PAYLOADS)
     assert_harmless(seen)

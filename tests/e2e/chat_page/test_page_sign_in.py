@@ -11,7 +11,9 @@ from typing import Any, Final
 import httpx
 import pytest
 
-from tests.helpers.clients.browser import NEEDS_CHROMIUM, chromium, page
+from tests.helpers.chat_page.chat_tab import ChatTab
+from tests.helpers.clients.axe import serious_findings
+from tests.helpers.clients.browser import NEEDS_CHROMIUM, page
 from tests.helpers.servers.fake_server import FakeServer
 
 KEY: Final = "the-key"
@@ -83,28 +85,45 @@ def server(listed: str) -> Iterator[FakeServer]:
         yield running
 
 
+@pytest.fixture(scope="module")
+def client(server: FakeServer) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=server.url, timeout=60) as made:
+        yield made
+
+
 @pytest.fixture
-def browser(server: FakeServer) -> Iterator[httpx.Client]:
+def stranger(client: httpx.Client) -> httpx.Client:
+    """What sends the headers of a test and no others."""
+    client.cookies.clear()
+    return client
+
+
+@pytest.fixture(scope="module")
+def signed_in(server: FakeServer) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=server.url, timeout=60) as made:
+        yield made
+
+
+@pytest.fixture
+def browser(server: FakeServer, signed_in: httpx.Client) -> httpx.Client:
     """What a browser is after its user has signed in, but for the headers that it adds."""
-    with httpx.Client(base_url=server.url, timeout=60) as client:
-        told = client.post("/chat/sign-in", data={"key": KEY}, headers={"origin": server.url})
+    if not signed_in.cookies:
+        own = {"origin": server.url}
+        told = signed_in.post("/chat/sign-in", data={"key": KEY}, headers=own)
         assert told.status_code == 200, told.text
-        yield client
+    return signed_in
 
 
 def cookie(browser: httpx.Client) -> str:
     """Return the header that sends the sign-in's cookie to any path, as only an attacker does."""
-    (value,) = {each.value for each in browser.cookies.jar}
-    (name,) = {each.name for each in browser.cookies.jar}
+    ((name, value),) = {(each.name, each.value) for each in browser.cookies.jar}
     return f"{name}={value}"
 
 
 def test_the_cookie_goes_to_both_pages_and_neither_scripts_nor_other_sites_have_it(
-    server: FakeServer,
+    server: FakeServer, stranger: httpx.Client
 ) -> None:
-    told = httpx.post(
-        f"{server.url}/chat/sign-in", data={"key": KEY}, headers={"origin": server.url}
-    )
+    told = stranger.post("/chat/sign-in", data={"key": KEY}, headers={"origin": server.url})
     cookies = [value for name, value in told.headers.multi_items() if name == "set-cookie"]
     paths = sorted(part for each in cookies for part in each.split("; ") if "Path" in part)
     assert paths == ["Path=/chat", "Path=/dashboard"]
@@ -165,12 +184,17 @@ def test_no_other_page_acts_by_the_cookie(
     ],
 )
 def test_the_api_itself_knows_no_cookie(
-    server: FakeServer, browser: httpx.Client, method: str, path: str, own: Headers
+    server: FakeServer,
+    browser: httpx.Client,
+    stranger: httpx.Client,
+    method: str,
+    path: str,
+    own: Headers,
 ) -> None:
     own = {name: server.url if value == "own" else value for name, value in own.items()}
     body = BODY if method == "POST" else None
     headers = own | {"cookie": cookie(browser), "x-hearth-page": "1"}
-    told = httpx.request(method, server.url + path, json=body, headers=headers)
+    told = stranger.request(method, path, json=body, headers=headers)
     assert told.status_code == 401, told.text
 
 
@@ -211,14 +235,14 @@ def test_a_wrong_key_beside_the_cookie_is_a_wrong_key(
 
 
 def test_a_browser_that_signed_out_is_out_whoever_kept_its_cookie(
-    server: FakeServer, browser: httpx.Client
+    server: FakeServer, browser: httpx.Client, stranger: httpx.Client
 ) -> None:
     kept = {"cookie": cookie(browser), "origin": server.url}
-    assert httpx.post(server.url + CHAT, json=BODY, headers=kept).status_code == 200
+    assert stranger.post(CHAT, json=BODY, headers=kept).status_code == 200
     told = browser.delete("/chat/sign-in", headers={"origin": server.url})
     assert told.status_code == 200
     assert not list(browser.cookies.jar), "the browser is told to forget it"
-    assert httpx.post(server.url + CHAT, json=BODY, headers=kept).status_code == 401
+    assert stranger.post(CHAT, json=BODY, headers=kept).status_code == 401
 
 
 @pytest.mark.parametrize("origin", ["listed", OTHER, "null"])
@@ -235,11 +259,11 @@ def test_no_other_page_signs_a_browser_in_or_out(
     assert browser.post(CHAT, json=BODY, headers={"origin": server.url}).status_code == 200
 
 
-def test_a_wrong_key_gives_no_cookie_and_is_told_nowhere(server: FakeServer) -> None:
+def test_a_wrong_key_gives_no_cookie_and_is_told_nowhere(
+    server: FakeServer, stranger: httpx.Client
+) -> None:
     wrong = "a-key-that-is-wrong"
-    told = httpx.post(
-        f"{server.url}/chat/sign-in", data={"key": wrong}, headers={"origin": server.url}
-    )
+    told = stranger.post("/chat/sign-in", data={"key": wrong}, headers={"origin": server.url})
     assert told.status_code == 401
     assert "set-cookie" not in told.headers
     assert wrong not in told.text + server.log.read_text()
@@ -270,10 +294,10 @@ async def attacked(server: FakeServer, sites: list[str], devtools: str) -> dict[
 
 @NEEDS_CHROMIUM
 def test_in_a_real_browser_pages_of_other_ports_neither_ask_nor_sign_out(
-    server: FakeServer, listed: str
+    server: FakeServer, listed: str, devtools: str
 ) -> None:
     before = len(server.events("Submit"))
-    with site() as other, chromium() as devtools:
+    with site() as other:
         told = asyncio.run(attacked(server, [listed, other], devtools))
     seen = [told[name] for name in ("before", "sign in", "after", "api", "in the end")]
     assert seen == [401, 200, 200, 401, 200]
@@ -286,8 +310,51 @@ def test_in_a_real_browser_pages_of_other_ports_neither_ask_nor_sign_out(
     assert len(server.events("Submit")) == before, "a page made the worker compute"
 
 
-def test_the_page_loads_from_nowhere_else_and_stands_in_no_frame(server: FakeServer) -> None:
-    told = httpx.get(server.url, headers={"accept": "text/html"})
+async def asked_for_the_key(server: FakeServer, devtools: str) -> dict[str, Any]:
+    """Write a message, sign in by the page's dialog at the second try, send, sign out."""
+    told: dict[str, Any] = {}
+    open_dialog = "document.querySelector('dialog[open]')?.id === 'sign-in'"
+    async with page(devtools) as tab:
+        chat = ChatTab(tab, server.url)
+        await chat.look("phone")
+        await tab.open(server.url)
+        await tab.until(open_dialog)
+        told["findings"] = await serious_findings(tab)
+        await tab.value("document.getElementById('prompt').value = 'n=2 delay=0.01'")
+        for key in ("wrong", KEY):
+            await tab.value("document.getElementById('key').select()")
+            await tab.write(key)
+            await tab.press("Enter", "\r")
+            if key == "wrong":
+                told["wrong"] = await tab.until("document.getElementById('wrong').textContent")
+        await tab.until("document.querySelectorAll('#model option').length > 0")
+        told["kept"] = await tab.value("document.getElementById('prompt').value")
+        told["key left"] = await tab.value("document.getElementById('key').value")
+        told["answer"] = await chat.say("")
+        await tab.value("document.getElementById('sign-out').click()")
+        await tab.until(open_dialog)
+        told["out"] = await tab.value(f"fetch('{MODELS}').then((told) => told.status)")
+        told["stored"] = await tab.value("JSON.stringify([localStorage, sessionStorage])")
+        told["errors"] = [each for each in tab.errors if "401" not in each]
+    return told
+
+
+@NEEDS_CHROMIUM
+def test_the_page_asks_for_the_key_and_loses_nothing_that_was_written(
+    server: FakeServer, devtools: str
+) -> None:
+    told = asyncio.run(asked_for_the_key(server, devtools))
+    assert not told["findings"]
+    assert told["wrong"] and KEY not in told["wrong"]
+    assert (told["kept"], told["key left"]) == ("n=2 delay=0.01", "")
+    assert told["answer"] == "tok0 tok1"
+    assert told["out"] == 401
+    assert KEY not in told["stored"]
+    assert told["errors"] == []
+
+
+def test_the_page_loads_from_nowhere_else_and_stands_in_no_frame(stranger: httpx.Client) -> None:
+    told = stranger.get("/", headers={"accept": "text/html"})
     assert told.status_code == 200
     policy = [each.strip() for each in told.headers["content-security-policy"].split(";")]
     rules = dict(each.partition(" ")[::2] for each in policy)
