@@ -100,13 +100,14 @@ class BrowserSignIns:
         return None
 
     async def sign_in(self, exchange: HttpExchange, key: bytes) -> None:
-        """Accept `key`: the reply will give the cookies.
+        """Accept `key`: the reply will give the cookies, if any key is needed.
 
         Raises:
             RequestError: 401, or why the key cannot be used now.
         """
         await self._keys.identity(key_header(key))
-        self._give_cookies(exchange, self._sign_ins.issue(key), SIGN_IN_S)
+        if await self.needs_key():  # else each of any number of keys would have its sign-ins
+            self._give_cookies(exchange, self._sign_ins.issue(key), SIGN_IN_S)
 
     def sign_out(self, exchange: HttpExchange) -> None:
         """End the sign-in of the request's cookie. Raises: RequestError: 403, as `form_key`."""

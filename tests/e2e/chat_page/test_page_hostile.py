@@ -6,7 +6,6 @@ the two things that care, the markdown library and the sanitiser, is tested with
 
 import asyncio
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -16,7 +15,7 @@ import pytest
 from tests.helpers.chat_page.chat_tab import ChatTab
 from tests.helpers.chat_page.hostile_server import Delta, HostileServer, tool_call
 from tests.helpers.chat_page.xss_payloads import PAYLOADS
-from tests.helpers.clients.browser import NEEDS_CHROMIUM, chromium, page
+from tests.helpers.clients.browser import NEEDS_CHROMIUM, page
 
 pytestmark = NEEDS_CHROMIUM
 SURVEY: Final = Path(__file__).parents[2] / "helpers" / "chat_page" / "page_survey.js"
@@ -24,7 +23,7 @@ IDS: Final = "[...document.querySelectorAll('[id]')].map((each) => each.id)"
 # The canary: every document and frame has it, and tells it in the console, which `errors` keep.
 CANARY: Final = "globalThis.hurt = () => console.error('hurt', location.href); 0"
 STREAMED: Final = 30  # payloads of one streamed answer
-PIECE_CHARS: Final = 9  # that come at once
+PIECE_CHARS: Final = 23  # that come at once
 ERRORS: Final = PAYLOADS[::24]
 MESSAGES: Final = "document.querySelectorAll('.message').length"
 # One of the two walls is taken away before the page's own modules run.
@@ -200,12 +199,6 @@ async def streamed(devtools: str) -> Seen:
         await chat.say("See these.")
         names = await chat.texts("#model option")
         return await watch.seen(names)
-
-
-@pytest.fixture(scope="module")
-def devtools() -> Iterator[str]:
-    with chromium() as address:
-        yield address
 
 
 def assert_harmless(seen: Seen) -> None:

@@ -1,4 +1,4 @@
-"""What the page to talk sends for what its user does, and what it makes of answers that fail.
+"""Uses the page to talk in ways that show what it sends, and has its answers fail or wait.
 
 The server is a small one of the test's own, so that each answer is of the test's choice.
 """
@@ -6,18 +6,15 @@ The server is a small one of the test's own, so that each answer is of the test'
 import asyncio
 import base64
 import json
-import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
 
-import pytest
-
 from scripts.harness.image_files import painted
-from tests.helpers.chat_page.chat_tab import ChatTab
+from tests.helpers.chat_page.chat_tab import STATE, ChatTab
 from tests.helpers.chat_page.hostile_server import HostileServer, tool_call
-from tests.helpers.clients.browser import NEEDS_CHROMIUM, chromium, page
+from tests.helpers.clients.browser import NEEDS_CHROMIUM, page
 
 pytestmark = NEEDS_CHROMIUM
 TOOL: Final = {
@@ -44,19 +41,6 @@ PARAGRAPH: Final = (
 def model(name: str, *inputs: str) -> dict[str, Any]:
     architecture = {"input_modalities": list(inputs), "output_modalities": ["text"]}
     return {"id": name, "object": "model", "owned_by": "hearth", "architecture": architecture}
-
-
-@pytest.fixture(scope="module")
-def devtools() -> Iterator[str]:
-    with chromium() as address:
-        yield address
-
-
-@pytest.fixture(scope="module")
-def artefacts(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = Path(os.environ.get("HEARTH_ARTEFACTS") or tmp_path_factory.mktemp("chat"))
-    directory.mkdir(parents=True, exist_ok=True)
-    return directory
 
 
 @asynccontextmanager
@@ -201,6 +185,34 @@ def test_a_developers_own_tool_is_offered_and_answered_by_hand(devtools: str) ->
         "content": "fox: an animal",
     }
     assert shown[-1] == ("assistant", "An animal.")
+
+
+def test_thinking_is_open_while_it_comes_and_only_a_whole_answer_is_told_to_screen_readers(
+    devtools: str,
+) -> None:
+    look = f"[document.querySelector('.thinking').open, {STATE}]"
+
+    async def test(chat: ChatTab, server: HostileServer) -> list[Any]:
+        told = []
+        for channel in ("reasoning_content", "content"):
+            server.hold.clear()
+            server.answers.append([{"reasoning_content": "First: "}, {channel: "Half of it"}])
+            await chat.new()
+            await chat.send("A question")
+            # The text of what is folded is no inner text.
+            await chat.tab.until(
+                "document.getElementById('messages').innerText.includes('Half of it')"
+                " || document.querySelector('.thinking:not([hidden]):not([open])') !== null"
+            )
+            told.append(await chat.tab.value(look))
+            server.hold.set()
+            await chat.answered()
+            told.append(await chat.tab.value(look))
+        return told
+
+    thinks, thought, says, said = run(devtools, test)
+    assert (thinks[0], thought[0], says[0], said[0]) == (True, False, False, False)
+    assert "Half" not in says[1] and said[1] == "Answer: Half of it"
 
 
 def test_of_a_long_answer_only_what_comes_is_drawn_anew(devtools: str) -> None:

@@ -11,7 +11,9 @@ from typing import Any, Final
 import httpx
 import pytest
 
-from tests.helpers.clients.browser import NEEDS_CHROMIUM, chromium, page
+from tests.helpers.chat_page.chat_tab import ChatTab
+from tests.helpers.clients.axe import serious_findings
+from tests.helpers.clients.browser import NEEDS_CHROMIUM, page
 from tests.helpers.servers.fake_server import FakeServer
 
 KEY: Final = "the-key"
@@ -292,10 +294,10 @@ async def attacked(server: FakeServer, sites: list[str], devtools: str) -> dict[
 
 @NEEDS_CHROMIUM
 def test_in_a_real_browser_pages_of_other_ports_neither_ask_nor_sign_out(
-    server: FakeServer, listed: str
+    server: FakeServer, listed: str, devtools: str
 ) -> None:
     before = len(server.events("Submit"))
-    with site() as other, chromium() as devtools:
+    with site() as other:
         told = asyncio.run(attacked(server, [listed, other], devtools))
     seen = [told[name] for name in ("before", "sign in", "after", "api", "in the end")]
     assert seen == [401, 200, 200, 401, 200]
@@ -306,6 +308,49 @@ def test_in_a_real_browser_pages_of_other_ports_neither_ask_nor_sign_out(
     by_other = {name: (kind, status) for name, kind, status in told[other]}
     assert {status for _, status in by_other.values()} == {0}, by_other
     assert len(server.events("Submit")) == before, "a page made the worker compute"
+
+
+async def asked_for_the_key(server: FakeServer, devtools: str) -> dict[str, Any]:
+    """Write a message, sign in by the page's dialog at the second try, send, sign out."""
+    told: dict[str, Any] = {}
+    open_dialog = "document.querySelector('dialog[open]')?.id === 'sign-in'"
+    async with page(devtools) as tab:
+        chat = ChatTab(tab, server.url)
+        await chat.look("phone")
+        await tab.open(server.url)
+        await tab.until(open_dialog)
+        told["findings"] = await serious_findings(tab)
+        await tab.value("document.getElementById('prompt').value = 'n=2 delay=0.01'")
+        for key in ("wrong", KEY):
+            await tab.value("document.getElementById('key').select()")
+            await tab.write(key)
+            await tab.press("Enter", "\r")
+            if key == "wrong":
+                told["wrong"] = await tab.until("document.getElementById('wrong').textContent")
+        await tab.until("document.querySelectorAll('#model option').length > 0")
+        told["kept"] = await tab.value("document.getElementById('prompt').value")
+        told["key left"] = await tab.value("document.getElementById('key').value")
+        told["answer"] = await chat.say("")
+        await tab.value("document.getElementById('sign-out').click()")
+        await tab.until(open_dialog)
+        told["out"] = await tab.value(f"fetch('{MODELS}').then((told) => told.status)")
+        told["stored"] = await tab.value("JSON.stringify([localStorage, sessionStorage])")
+        told["errors"] = [each for each in tab.errors if "401" not in each]
+    return told
+
+
+@NEEDS_CHROMIUM
+def test_the_page_asks_for_the_key_and_loses_nothing_that_was_written(
+    server: FakeServer, devtools: str
+) -> None:
+    told = asyncio.run(asked_for_the_key(server, devtools))
+    assert not told["findings"]
+    assert told["wrong"] and KEY not in told["wrong"]
+    assert (told["kept"], told["key left"]) == ("n=2 delay=0.01", "")
+    assert told["answer"] == "tok0 tok1"
+    assert told["out"] == 401
+    assert KEY not in told["stored"]
+    assert told["errors"] == []
 
 
 def test_the_page_loads_from_nowhere_else_and_stands_in_no_frame(stranger: httpx.Client) -> None:

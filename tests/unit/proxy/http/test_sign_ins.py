@@ -8,7 +8,7 @@ from urllib.parse import urlencode
 import pytest
 
 from hearth.proxy.http import sign_ins as sign_ins_module
-from hearth.proxy.http.api_keys import Headers, sent_keys
+from hearth.proxy.http.api_keys import ApiKeyCheck, Headers, sent_keys
 from hearth.proxy.http.body_memory_budget import BodyBudget
 from hearth.proxy.http.http_exchange import HttpExchange
 from hearth.proxy.http.sign_ins import SIGN_IN_S, SIGN_INS_MAX, BrowserSignIns, SignIns, form_key
@@ -95,3 +95,14 @@ def test_who_has_no_key_and_no_sign_in_is_asked_after_once_and_without_a_key() -
     with pytest.raises(RequestError):
         asyncio.run(BrowserSignIns(4000, keys).identity(exchange_of("GET")))
     assert keys.asked == []
+
+
+def test_where_no_key_is_needed_none_is_kept_however_many_are_sent() -> None:
+    form = exchange_of("POST", urlencode({"key": "whatever"}).encode())
+
+    async def body() -> None:
+        sign_ins = BrowserSignIns(4000, ApiKeyCheck(()))
+        await sign_ins.sign_in(form, await form_key(form))
+
+    asyncio.run(body())
+    assert form.reply_headers == []
