@@ -12,6 +12,9 @@ import orjson
 
 from hearth.proxy.api import prefill_endpoint, tokenize_endpoints
 from hearth.proxy.api.error_bodies import error_body, error_headers
+from hearth.proxy.api.ollama.ollama_routes import PREFIX as OLLAMA_PREFIX
+from hearth.proxy.chat_page.chat_page_routes import ChatPage
+from hearth.proxy.embeddings.encoder_routes import ENCODER_PATHS, EncoderRoutes, Encoders
 from hearth.proxy.gateway.cloud.cloud_bodies import CloudDialect
 from hearth.proxy.gateway.config.routing_table import Deployment
 from hearth.proxy.gateway.gateway import FALLBACK_HEADER, Gateway, GatewayCall
@@ -30,14 +33,14 @@ from hearth.proxy.http.http_exchange import (
     wrong_method,
 )
 from hearth.proxy.http.origin_rules import OriginRules
+from hearth.proxy.http.sign_ins import BrowserSignIns
 from hearth.proxy.local_answers import CACHE_HEADER, LocalAnswers
 from hearth.proxy.monitoring.admin_routes import AdminRoutes
 from hearth.proxy.monitoring.dashboard_routes import Dashboard
 from hearth.proxy.monitoring.request_metrics import PREFILL
 from hearth.proxy.pool.worker_pool import WorkerPool
-from hearth.proxy.request.parsed_request import (
-    Dialect,
-)
+from hearth.proxy.request.encoder_names import EncoderKind
+from hearth.proxy.request.parsed_request import OLLAMA_DIALECTS, Dialect, crossed_dialect
 from hearth.proxy.request.session_id import key_digest
 from hearth.proxy.workers.keep_awake import KeepAwake
 from hearth.shared.errors import RequestError
@@ -53,6 +56,8 @@ _GENERATE: Final[dict[str, Dialect]] = {
     "/v1/messages": "messages",
     "/v1/responses": "responses",
     "/responses": "responses",
+    "/api/chat": "ollama_chat",
+    "/api/generate": "ollama_generate",
 }
 _COUNT: Final[dict[str, Dialect]] = {
     "/v1/messages/count_tokens": "messages",
@@ -63,7 +68,6 @@ _COUNT_CALLS: Final[dict[str, CloudDialect]] = {
     "/v1/responses/input_tokens": "responses_count",
 }
 _OWN: Final = (prefill_endpoint.PATH, *tokenize_endpoints.PATHS)  # for local models, in any dialect
-_EMBEDDINGS: Final = ("/v1/embeddings", "/embeddings")  # of other servers: no model here makes any
 _OPEN_PATH: Final = "/health"  # the only one that needs no key
 HEADERS_MAX: Final = 100
 _ID_HEADERS: Final = (b"x-request-id", b"request-id")  # OpenAI's SDK reads one, Anthropic's other
@@ -87,8 +91,12 @@ class ProxyApp:
         routes: AdminRoutes,
         places: ConnectionPlaces | None = None,
         gateway: Gateway | None = None,
+        encoders: Encoders | None = None,
     ) -> None:
-        """`places` are the listener's; without a `gateway` only local models answer."""
+        """`places` are the listener's; without a `gateway` only local models answer.
+
+        `encoders` is the process of EMBEDDING_MODEL and RERANK_MODEL; None = neither is set.
+        """
         self._gateway = gateway
         self._origins = OriginRules(
             settings.proxy_host, settings.cors_origins, settings.allowed_hosts
@@ -102,8 +110,11 @@ class ProxyApp:
         self.local = LocalAnswers(settings, pool, routes, is_apart=own is not None)
         self.pool = pool
         self.routes = routes
+        self.encoders = EncoderRoutes.of(settings, routes, encoders)
         self.body_budget = BodyBudget()
-        self.dashboard = Dashboard(settings, routes.feed, self._keys)
+        sign_ins = BrowserSignIns(settings.proxy_port, self._keys)
+        self.dashboard = Dashboard(routes.feed, sign_ins)
+        self.chat_page = ChatPage(sign_ins)
         self.keep_awake = KeepAwake(settings.keep_awake)
         self.metrics.watch(self.keep_awake)
         self.places = ConnectionPlaces() if places is None else places
@@ -142,6 +153,8 @@ class ProxyApp:
             error.code,
         )
         dialect: Dialect = "messages" if exchange.is_anthropic else "chat"
+        if exchange.path.startswith(OLLAMA_PREFIX):
+            dialect = "ollama_chat"
         body = error_body(error, dialect, exchange.request_id)
         await exchange.drain()
         await exchange.send_json(error.status, body, error_headers(error))
@@ -187,14 +200,18 @@ class ProxyApp:
         origin = self._origins.check_origin(
             exchange.headers, exchange.scope.get("scheme", "http"), exchange.method
         )
+        exchange.listed_origin = origin
         if origin is not None:
             exchange.reply_headers += _cors(origin)
             if exchange.method == "OPTIONS":
                 await _preflight(exchange)
                 return
-        if Dashboard.serves(exchange):
-            await self.dashboard.serve(exchange)  # which knows keys, and cookies too
-            return
+        for pages in (self.dashboard, self.chat_page):
+            if pages.serves(exchange):
+                await pages.serve(exchange)  # which knows keys, and cookies too
+                return
+        if self.chat_page.calls(exchange):
+            self.chat_page.take_call(exchange)
         try:
             await self._trust(exchange)
         except RequestError:
@@ -205,9 +222,10 @@ class ProxyApp:
     def _needs_key(self, exchange: HttpExchange) -> bool:
         """Return whether nothing is answered to the request without a key in its headers.
 
-        The dashboard is not of these: a browser sends its cookie along by itself.
+        The pages and their calls are not of these: a browser sends their cookie along by itself.
         """
-        is_open = exchange.path == _OPEN_PATH or Dashboard.serves(exchange)
+        is_page = self.dashboard.serves(exchange) or self.chat_page.serves(exchange)
+        is_open = exchange.path == _OPEN_PATH or is_page or self.chat_page.calls(exchange)
         return self._has_keys and not is_open
 
     async def _trust(self, exchange: HttpExchange) -> None:
@@ -221,12 +239,15 @@ class ProxyApp:
     async def _dispatch(self, exchange: HttpExchange) -> None:
         path = exchange.path
         dialect = _GENERATE.get(path) or _COUNT.get(path)
-        is_embedding = self._gateway is not None and path in _EMBEDDINGS
-        if dialect is None and path not in _OWN and not is_embedding:
+        kind = ENCODER_PATHS.get(path)
+        if dialect is None and path not in _OWN and kind is None:
             await self.routes.serve(exchange)
             return
         if exchange.method != "POST":
             raise wrong_method(exchange, "POST")
+        if kind is not None:
+            await self._encode(exchange, kind)
+            return
         body = await self.local.read(exchange)
         if path in _OWN:
             dialect = prefill_endpoint.dialect_of(body.fields, exchange.headers, exchange.query)
@@ -257,7 +278,10 @@ class ProxyApp:
         else:
             path = exchange.path
             assert dialect is not None, path
-            name = self._names.check(body.fields.get("model"))
+            name = self._names.named(body.fields.get("model"))
+            if self._names.find(name) is None:
+                self.encoders.refuse_text(name)
+            self._names.check(name)
             await self._answer_here(exchange, dialect, body, self._names.target(name))
 
     async def _answer_here(
@@ -290,7 +314,7 @@ class ProxyApp:
     ) -> None:
         """Answer with a local model, and have LiteLLM's callbacks know what came of it."""
         target = self._names.target(deployment.local)
-        account = await gateway.accounts.open(exchange, dialect, deployment, body)
+        account = await gateway.accounts.open(exchange, crossed_dialect(dialect), deployment, body)
         error: RequestError | None = RequestError("It ended by a bug.", status=500)
         try:
             with self.keep_awake.request():
@@ -303,18 +327,64 @@ class ProxyApp:
             if account is not None:
                 account.end(error)
 
+    async def _encode(self, exchange: HttpExchange, kind: EncoderKind) -> None:
+        """Answer with vectors or scores. Raises: RequestError: nothing was sent."""
+        gateway = self._gateway
+        is_local = kind == "rerank" or exchange.path.startswith(OLLAMA_PREFIX)
+        if gateway is None or is_local:  # no other server is asked so
+            self.encoders.model(kind)  # refuses before the body is read
+        body = await self.local.read(exchange)
+        if gateway is None:
+            self.encoders.model(kind).check(body.fields.get("model"))
+            with self.keep_awake.request():
+                await self.encoders.answer(exchange, kind, body)
+        elif is_local:
+            model = self.encoders.model(kind)
+            model.check(body.fields.get("model"))
+            deployment = gateway.local_deployment(model.public)
+            await self._encode_on_account(gateway, exchange, kind, body, deployment)
+        else:
+            await self._serve_by_config(gateway, exchange, None, body)
+
+    async def _encode_on_account(
+        self,
+        gateway: Gateway,
+        exchange: HttpExchange,
+        kind: EncoderKind,
+        body: ClientBody,
+        deployment: Deployment,
+    ) -> None:
+        """Answer with vectors or scores, and have LiteLLM's callbacks know what came of it."""
+        self.encoders.check_local(kind, deployment.local)
+        account = await gateway.accounts.open(exchange, kind, deployment, body)
+        error: RequestError | None = RequestError("It ended by a bug.", status=500)
+        tokens: int | None = None
+        try:
+            with self.keep_awake.request():
+                tokens = await self.encoders.answer(exchange, kind, body)
+            error = exchange.broken_by
+        except RequestError as raised:
+            error = raised
+            raise
+        finally:
+            if account is not None:
+                account.end(error, tokens)
+
     async def _serve_by_config(
         self, gateway: Gateway, exchange: HttpExchange, dialect: Dialect | None, body: ClientBody
     ) -> None:
         """Answer with whichever deployment the config means; no dialect = an embedding."""
-        name = self._names.named(body.fields.get("model"))
-        group = gateway.group_of(name)
+        names = self._names if dialect is not None else self.encoders.names or self._names
+        name = names.named(body.fields.get("model"))
+        group = gateway.group_of(name, names)
         if group is None:
             raise self._names.unknown(name, gateway.table.listed)
 
         async def answer_here(deployment: Deployment) -> None:
             if dialect is None:
-                raise _no_embeddings(deployment.local)
+                await self._encode_on_account(gateway, exchange, "embeddings", body, deployment)
+                return
+            self.encoders.refuse_text(deployment.local)
             target = self._names.target(deployment.local)
             if exchange.path in _GENERATE:
                 await self._answer_on_account(gateway, exchange, dialect, body, deployment)
@@ -322,27 +392,23 @@ class ProxyApp:
                 await gateway.accounts.check(exchange, deployment.group)
                 await self._answer_here(exchange, dialect, body, target)
 
-        if exchange.path in _OWN or body.fields.get("background") is True:
+        is_background = dialect == "responses" and body.fields.get("background") is True
+        if exchange.path in _OWN or is_background or dialect in OLLAMA_DIALECTS:
             await answer_here(gateway.local_deployment(group))
             return
-        asked = _COUNT_CALLS.get(exchange.path) or dialect or "embeddings"
+        asked = _COUNT_CALLS.get(exchange.path) or "embeddings"
+        if dialect is not None and exchange.path in _GENERATE:
+            asked = crossed_dialect(dialect)
         await gateway.serve(
             exchange, group, GatewayCall(asked, body.fields, body.size, answer_here)
         )
 
 
-def _no_embeddings(model: str) -> RequestError:
-    return RequestError(
-        f"The model {model!r:.200} is a local one and makes no embeddings. Name one of another "
-        "server that LITELLM_CONFIG lists.",
-        code="unsupported_parameter",
-        param="model",
-    )
-
-
 def _counted_as(path: str) -> str | None:
     """Return the dialect that a request for `path` counts under; None where it asks for no text."""
-    return PREFILL if path == prefill_endpoint.PATH else _GENERATE.get(path)
+    if path == prefill_endpoint.PATH:
+        return PREFILL
+    return _GENERATE.get(path) or ENCODER_PATHS.get(path)
 
 
 def _cors(origin: str) -> list[tuple[bytes, bytes]]:

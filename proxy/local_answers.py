@@ -15,17 +15,25 @@ from hearth.proxy.api import (
 )
 from hearth.proxy.api.messages import messages_events
 from hearth.proxy.api.multi_choice_stream import merged
+from hearth.proxy.api.ollama import ollama_events, ollama_request
 from hearth.proxy.api.parse_any_dialect import BodyParser, has_files
 from hearth.proxy.api.responses import responses_events
 from hearth.proxy.gateway.accounts.local_account import LocalAccount
 from hearth.proxy.http.body_threads import SMALL_BYTES_MAX, work_on_body
-from hearth.proxy.http.http_exchange import SERVED_BY_HEADER, ClientBody, HttpExchange, RawHeaders
+from hearth.proxy.http.http_exchange import (
+    EVENT_STREAM,
+    SERVED_BY_HEADER,
+    ClientBody,
+    HttpExchange,
+    RawHeaders,
+)
 from hearth.proxy.http.strict_json import read_object
 from hearth.proxy.monitoring.admin_routes import AdminRoutes
 from hearth.proxy.monitoring.gateway_metrics import served_here
 from hearth.proxy.pool.answer_stream import AnswerStream
 from hearth.proxy.pool.worker_pool import WorkerPool
 from hearth.proxy.request.parsed_request import (
+    OLLAMA_DIALECTS,
     AdmittedRequest,
     AnswerEvents,
     Dialect,
@@ -44,6 +52,8 @@ _ANSWERS: Final = {  # by dialect: the module that makes its answer, whole or as
     "completions": legacy_completions,
     "messages": messages_events,
     "responses": responses_events,
+    "ollama_chat": ollama_events,
+    "ollama_generate": ollama_events,
 }
 
 
@@ -164,6 +174,10 @@ class LocalAnswers:
         Raises:
             RequestError: nothing was sent. What breaks a stream off is its last event instead.
         """
+        unloads = ollama_request.unloads(dialect, body.fields)
+        if not ollama_request.is_question(dialect, body.fields):
+            await self._load(exchange, dialect, body, target)
+            return
         request = await self._parse(exchange, dialect, body, target)
         name = request.served_as or self._names.public
         begun = None
@@ -173,7 +187,7 @@ class LocalAnswers:
         opening = self._open(request, exchange.request_id, started)
         answer, *others = await exchange.while_connected(opening)
         read = answer if account is None else account.admitted(request, [answer, *others])
-        admitted = AdmittedRequest(request, name, read, tuple(others), begun)
+        admitted = AdmittedRequest(request, name, read, tuple(others), begun, came_at=started)
         exchange.on_disconnect(lambda: _close(admitted.answers))
         exchange.reply_headers.append((SERVED_BY_HEADER, served_here(name).encode("latin-1")))
         if not request.stream:
@@ -190,6 +204,21 @@ class LocalAnswers:
             )
             if exchange.has_started:
                 exchange.count()
+            if unloads:
+                self._pool.unload(request.target)
+
+    async def _load(
+        self, exchange: HttpExchange, dialect: Dialect, body: ClientBody, target: str
+    ) -> None:
+        """Answer a request of Ollama's that asks nothing: load the model, or have it unloaded."""
+        model, reason = self._names.model_of(target), "load"
+        if ollama_request.unloads(dialect, body.fields):
+            self._pool.unload(model)
+            reason = "unload"
+        else:
+            await exchange.while_connected(self._pool.load(model))
+        name = self._names.named(body.fields.get("model"))
+        await exchange.send_json(200, ollama_events.empty_answer(dialect, name, reason))
 
     def _findable(self, admitted: AdmittedRequest) -> contextlib.AbstractContextManager[None]:
         """Have a response be kept at its end, and be found by its id until then if it streams."""
@@ -256,9 +285,14 @@ class LocalAnswers:
 async def _write(exchange: HttpExchange, admitted: AdmittedRequest) -> None:
     module = _ANSWERS[admitted.request.dialect]
     if admitted.request.stream:
-        await exchange.send_events(module.events(admitted))
+        await exchange.send_events(module.events(admitted), kind=_kind(admitted.request.dialect))
     else:
         await exchange.send_json(200, await module.whole(admitted))
+
+
+def _kind(dialect: Dialect) -> bytes:
+    """Return the media type of a dialect's stream."""
+    return ollama_events.MEDIA_TYPE if dialect in OLLAMA_DIALECTS else EVENT_STREAM
 
 
 def _close(answers: Iterable[AnswerEvents]) -> None:

@@ -120,6 +120,7 @@ class ModelFacts:
     takes_images: bool = False
     model_tokens: int = 0  # the context that the model was made for
     context_by: str = "model"  # the smallest of "model" | "setting" | "memory"
+    thinks: bool = False  # its answers may hold thinking
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,14 +40,14 @@ ORDER: Final = (
     ("shared", "shared/models", "shared/suspects"),
     (
         *("proxy/http", "proxy/images", "proxy/request", "proxy/documents"),
-        *("proxy/pool", "proxy/api"),
-        *("proxy/workers", "proxy/gateway", "proxy/monitoring", "proxy"),
+        *("proxy/pool", "proxy/api", "proxy/workers", "proxy/gateway", "proxy/monitoring"),
+        *("proxy/embeddings", "proxy/chat_page", "proxy"),
     ),
     (
         *("worker/cache", "worker/disk", "worker/kv", "worker/draft", "worker/stream"),
         *("worker/constraint", "worker/engine", "worker/prompt", "worker/sessions"),
         *("worker/schedule", "worker/doctor", "worker/requests", "worker/threads"),
-        *("worker/setup", "worker/verdict", "worker"),
+        *("worker/embeddings", "worker/setup", "worker/verdict", "worker"),
     ),
 )
 # Rooms that stand side by side, or a library that a room does without: place -> what it must not
@@ -78,11 +78,12 @@ ONLY_IN: Final = {
         *("worker/engine/", "worker/kv/", "worker/doctor/", "worker/setup/kv_setup.py"),
         "worker/verdict/unloaded_model.py",
         *("worker/constraint/token_mask.py", "worker/stream/logprobs.py"),
-        "worker/threads/inference_thread.py",
+        *("worker/threads/inference_thread.py", "worker/embeddings/"),
     ),
     "mlx_vlm": (
         *("worker/engine/vision/vlm_loader.py", "worker/prompt/images/image_processor.py"),
         *("worker/kv/turboquant.py", "worker/engine/decode/draft_model_loader.py"),
+        "worker/embeddings/",
     ),
     "pypdf": ("proxy/documents/pdf_process.py",),
     "dotenv": ("shared/settings_from_env.py",),

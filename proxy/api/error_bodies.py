@@ -3,7 +3,7 @@
 from typing import Any, Final
 
 from hearth.proxy.api import server_sent_events as sse
-from hearth.proxy.request.parsed_request import Dialect
+from hearth.proxy.request.parsed_request import OLLAMA_DIALECTS, Dialect
 from hearth.shared.errors import Overloaded, RequestError
 
 THREAD_UNSUPPORTED: Final = "thread_unsupported_request"  # Anthropic's word, which SDKs act on
@@ -54,6 +54,8 @@ def error_body(error: RequestError, dialect: Dialect, request_id: str) -> dict[s
     """Return the body of an answer that failed before it began."""
     if dialect == "messages":
         return {"type": "error", "error": anthropic_error(error), "request_id": request_id}
+    if dialect in OLLAMA_DIALECTS:
+        return {"error": str(error)}
     return {"error": openai_error(error)}
 
 

@@ -12,6 +12,7 @@ from hearth.proxy.api.body import (
     unknown_blocks_to_text as unknown_blocks,
 )
 from hearth.proxy.api.messages import messages_request
+from hearth.proxy.api.ollama import ollama_request
 from hearth.proxy.api.responses import responses_request
 from hearth.proxy.api.responses.response_store import ResponseStore
 from hearth.proxy.documents.document_reader import DocumentReader
@@ -32,6 +33,8 @@ _PARSERS: Final = {
     "completions": legacy_completions.parse,
     "messages": messages_request.parse,
     "responses": responses_request.parse,
+    ollama_request.CHAT: ollama_request.parse_chat,
+    ollama_request.GENERATE: ollama_request.parse_generate,
 }
 
 

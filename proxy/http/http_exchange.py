@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import functools
 import uuid
-from collections.abc import AsyncGenerator, Awaitable, Callable, MutableMapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeVar
 from urllib.parse import parse_qsl
@@ -28,8 +28,8 @@ BODY_BYTES_MAX: Final = 64 * 1024 * 1024
 BODY_WAIT_S_MAX: Final = 120.0
 DRAIN_BYTES_MAX: Final = 4 * BODY_BYTES_MAX  # read past the limit so that the 413 can be read
 DRAIN_WAIT_S_MAX: Final = 10.0
-_SSE: Final = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
+EVENT_STREAM: Final = b"text/event-stream; charset=utf-8"
+_STREAMED: Final = [
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 ]
@@ -87,6 +87,7 @@ class HttpExchange:
         self.reply_headers: RawHeaders = []  # added to whatever is replied
         self.late_headers: Callable[[], RawHeaders] = list  # the same, as known when it begins
         self.is_trusted = False  # it came with a key, or needs none
+        self.listed_origin: str | None = None  # of another site's page, which CORS_ORIGINS lists
         self._connection: ClientConnection | None = scope.get("state", {}).get(CONNECTION)
         self.is_anthropic = (  # what a refusal looks like
             self.path.startswith("/v1/messages") or "anthropic-version" in self.headers
@@ -301,19 +302,30 @@ class HttpExchange:
         self, status: int, content: bytes, kind: bytes, headers: RawHeaders | None = None
     ) -> None:
         """Send `content`, of the media type `kind`."""
-        fixed = [(b"content-type", kind), (b"content-length", b"%d" % len(content))]
+        await self.send_parts(status, [content], kind, headers)
+
+    async def send_parts(
+        self, status: int, parts: Sequence[bytes], kind: bytes, headers: RawHeaders | None = None
+    ) -> None:
+        """Send `parts`, which are one content, each when the client has taken those before."""
+        length = sum(map(len, parts))
+        fixed = [(b"content-type", kind), (b"content-length", b"%d" % length)]
         await self.start(status, fixed + (headers or []))
-        await self.body(content, more=False)
+        for index, part in enumerate(parts, 1):
+            await self.body(part, more=index < len(parts))
 
     async def send_events(
-        self, frames: AsyncGenerator[bytes, None], wait_s: float | None = None
+        self,
+        frames: AsyncGenerator[bytes, None],
+        wait_s: float | None = None,
+        kind: bytes = EVENT_STREAM,
     ) -> None:
-        """Send a stream of events; it is closed on every way out.
+        """Send a stream of events, of the media type `kind`; it is closed on every way out.
 
         Raises:
             TimeoutError: the client has not taken one of them for `wait_s`.
         """
-        await self.start(200, list(_SSE))
+        await self.start(200, [(b"content-type", kind), *_STREAMED])
         send = self._part_sender()
         async with contextlib.aclosing(frames):
             async for frame in frames:

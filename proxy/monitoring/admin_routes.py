@@ -4,6 +4,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final
 
 from hearth.proxy.api.body import field_readers as fields
+from hearth.proxy.api.ollama.ollama_routes import OllamaRoutes
 from hearth.proxy.api.responses.response_store import ResponseStore
 from hearth.proxy.api.responses.running_responses import RunningResponses
 from hearth.proxy.http.http_exchange import HttpExchange, wrong_method
@@ -61,6 +62,7 @@ class AdminRoutes:
         self._pool = pool
         self.names = ModelNames.of(settings)
         self.groups: Mapping[str, ListedGroup] = {}  # of a LiteLLM config
+        self.encoders: Callable[[], Mapping[str, ListedGroup]] = dict  # EMBEDDING_MODEL and its kin
         self.metrics = request_metrics.RequestMetrics(version, self.names.public)
         self.metrics.gateway.know(map(served_here, self.names.adapters), is_cloud=False)
         directory = settings.kv_cache_dir / "responses" if settings.max_kv_size_gb != 0 else None
@@ -76,6 +78,8 @@ class AdminRoutes:
             "/v1/sessions": {"GET": self._sessions},
             request_metrics.PATH: {"GET": self._metrics},
         }
+        unload_s = settings.model_idle_unload_seconds
+        self._ollama = OllamaRoutes(self.names, pool, unload_s, self._groups)
         self._shows_prompts = settings.cache_debug
         self.requests = RecentRequests(separates_keys=is_apart or len(settings.api_keys) > 1)
         self.feed = DashboardFeed(pool, self.health, self.requests)
@@ -114,15 +118,21 @@ class AdminRoutes:
             if "/" not in rest and rest != "compact":
                 return {"GET": self._response, "DELETE": self._delete_response}
             return {}
-        return self._table.get(path, {})
+        return self._table.get(path) or self._ollama.methods(path)
 
     async def _root(self, exchange: HttpExchange) -> None:
         await exchange.send_json(200, {"name": "hearth", "version": self._version})
 
     async def _models(self, exchange: HttpExchange) -> None:
         is_anthropic = _is_anthropic(exchange)
-        listing = self.names.listing(self._facts_of, self.groups, is_anthropic=is_anthropic)
+        listing = self.names.listing(self._facts_of, self._groups(), is_anthropic=is_anthropic)
         await exchange.send_json(200, listing)
+
+    def _groups(self) -> dict[str, ListedGroup]:
+        """Return who answers to names that no model of text here has."""
+        encoders = self.encoders()
+        groups = {name: encoders.get(row.local or "", row) for name, row in self.groups.items()}
+        return {**groups, **encoders}
 
     def _facts_of(self, target: str) -> ModelFacts | None:
         """Return what is known of a target: of an adapter, what is known of its model."""
@@ -131,11 +141,15 @@ class AdminRoutes:
     async def _model(self, exchange: HttpExchange) -> None:
         name = _rest(exchange.path, *_MODELS)
         is_anthropic = _is_anthropic(exchange)
-        if name not in self.groups and self.names.find_exact(name) is None:
-            name = listed_as(name, (*self.groups, *self.names.listed))
-        group = self.groups.get(name)
+        groups = self._groups()
+        if name not in groups and self.names.find_exact(name) is None:
+            name = listed_as(name, (*groups, *self.names.listed))
+        group = groups.get(name)
+        if group is not None and group.told:
+            await exchange.send_json(200, self.names.encoder_row(name, group))
+            return
         if group is None:
-            name = self.names.check(name, self.groups)
+            name = self.names.check(name, groups)
             target = self.names.target(name)
             name = self.names.adapter_of(target) or name
             group = ListedGroup("hearth", target)

@@ -42,6 +42,10 @@ class ModelHost(Protocol):
         """Return what is told to a request that has waited that long."""
         ...
 
+    def unload(self, model: str) -> None:
+        """Have `model`, "" = the default one, unloaded once it is idle, unless it is asked for."""
+        ...
+
 
 class NullModelHost:
     """Workers keep the model that they start with."""
@@ -54,6 +58,9 @@ class NullModelHost:
 
     def why_nobody(self, model: str) -> RequestError:
         return Overloaded(LOADING)
+
+    def unload(self, model: str) -> None:
+        pass
 
 
 class WaitingRequests:

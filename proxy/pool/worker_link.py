@@ -81,6 +81,7 @@ class WorkerLink:
         self.heard_at = awake_s()
         self.ready_at = 0.0
         self.used_at = 0.0  # when it last took or ended a request; what it is asked does not count
+        self.is_unwanted = False  # somebody wished its model unloaded, and none was submitted since
         self.closed_at: float | None = None  # requests that came later are not for it
         self.answers: dict[str, AnswerStream] = {}
         self._asked: dict[str, asyncio.Future[Counted | Told]] = {}  # request id -> its one reply
@@ -198,6 +199,7 @@ class WorkerLink:
         """Send `request` and return its answer, which nothing has arrived for yet."""
         assert request_id not in self.answers, request_id
         assert request_id not in self._cancelled, request_id
+        self.is_unwanted = False
 
         def release(cancel: bool) -> None:
             self.used_at = awake_s()

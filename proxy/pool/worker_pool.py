@@ -108,6 +108,11 @@ class WorkerPool:
     def has_ready(self) -> bool:
         return any(link.is_ready for link in self.links.values())
 
+    @property
+    def is_answering(self) -> bool:
+        """Whether a worker computes, or is about to, for anybody."""
+        return any(link.answers for link in self.links.values())
+
     async def open(
         self, request: ParsedRequest, request_id: str, came_at: float | None = None
     ) -> AnswerStream:
@@ -148,6 +153,14 @@ class WorkerPool:
                 raise
             else:
                 return answer
+
+    async def load(self, model: str) -> None:
+        """Wait until a worker has `model`, "" = the only one. Raises: RequestError."""
+        await self._ready_link(ModelRequest(model, awake_s()), [], set())
+
+    def unload(self, model: str) -> None:
+        """Have `model` unloaded once nobody uses it; who asks for it then has it loaded again."""
+        self.waiting.host.unload(model)
 
     def queue(self, key: str = "") -> list[dict[str, Any]]:
         """Return who waits for a slot, each worker's next one first: ids, positions and ages.

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 CLAUDE_CODE_HEADER: Final = "x-claude-code-session-id"
+PAGE_HEADER: Final = "x-hearth-page"  # of this server's own page, whose browser has its own name
 AGENT_CHARS_MAX: Final = 512  # of a User-Agent, which are looked at
 NAME_CHARS_MAX: Final = 32
 
@@ -29,6 +30,9 @@ _NAMES: Final = {
     "anthropic/python": "python anthropic",
     "asyncanthropic/python": "python anthropic",
     "anthropic/js": "js anthropic",
+    "ollama-python": "python ollama",
+    "ollama-js": "js ollama",
+    "ollama": "Ollama",
     "python-requests": "python requests",
     "python-httpx": "python httpx",
     "python-urllib": "python urllib",
@@ -57,6 +61,8 @@ class ClientName:
 
 def client_of(headers: Mapping[str, str]) -> ClientName:
     """Return which program sends; the names of `headers` are in lower case. Never raises."""
+    if PAGE_HEADER in headers:
+        return ClientName("hearth-page", "Hearth's page")
     products = _products(headers.get("user-agent", "")[:AGENT_CHARS_MAX])
     name, version = _chosen(products)
     if CLAUDE_CODE_HEADER in headers and name.lower() != "claude-cli":

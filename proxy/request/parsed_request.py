@@ -6,11 +6,21 @@ A body is parsed once and submitted; the admitted request then goes to its diale
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Final, Literal, Protocol
 
+from hearth.shared.suspending_clock import awake_s
 from hearth.shared.wire_messages import Constraints, Delta, Finished, Prompt, Sampling
 
-Dialect = Literal["chat", "completions", "messages", "responses"]
+CrossedDialect = Literal["chat", "completions", "messages", "responses"]  # LiteLLM has them too
+Dialect = Literal[CrossedDialect, "ollama_chat", "ollama_generate"]
+OLLAMA_DIALECTS: Final[tuple[Dialect, ...]] = ("ollama_chat", "ollama_generate")
+
+
+def crossed_dialect(dialect: Dialect) -> CrossedDialect:
+    """Return the dialect in which another server, and LiteLLM, is told of a request."""
+    if dialect == "ollama_chat" or dialect == "ollama_generate":
+        return "chat"
+    return dialect
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +127,7 @@ class AdmittedRequest:
     others: tuple[AnswerEvents, ...] = ()  # the choices after the first
     opened: dict[str, Any] | None = None  # a response as it was told when it began
     note_end: Callable[[dict[str, Any]], None] = lambda _: None  # is given it in its last state
+    came_at: float = field(default_factory=awake_s)  # when it was asked
 
     @property
     def answers(self) -> tuple[AnswerEvents, ...]:

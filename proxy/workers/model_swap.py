@@ -109,6 +109,7 @@ class ModelSwapper:
             load=link.load if link else 0,
             ready_at=link.ready_at if link else 0.0,
             used_at=link.used_at if link else 0.0,
+            is_unwanted=link is not None and link.is_unwanted,
         )
 
     def _close_or_open(self, worker: WorkerProcess, goal: str | None, now: float) -> None:
@@ -137,6 +138,13 @@ class ModelSwapper:
 
     def wanted(self) -> None:
         """See `ModelHost`."""
+        self._nudge.set()
+
+    def unload(self, model: str) -> None:
+        """See `ModelHost`."""
+        for worker in self._workers:
+            if worker.link is not None and worker.model.name == (model or self._default.name):
+                worker.link.is_unwanted = True
         self._nudge.set()
 
     def wait_s(self, model: str) -> float:

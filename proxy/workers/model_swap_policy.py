@@ -27,6 +27,7 @@ class WorkerModel:
     load: int = 0  # requests that it holds
     ready_at: float = 0.0
     used_at: float = 0.0  # when it last took or ended a request
+    is_unwanted: bool = False  # somebody wished its model unloaded, and nobody asked for it since
 
 
 def wanted_models(
@@ -54,7 +55,7 @@ def wanted_models(
                 given[worker.worker_id] = request.model
     _spread(workers, waiting, given)
     for worker in workers:
-        if worker.worker_id not in given and unload_s and _is_idle(worker, now, unload_s):
+        if worker.worker_id not in given and _is_unused(worker, now, unload_s):
             given[worker.worker_id] = UNLOADED
     return given
 
@@ -101,6 +102,13 @@ def _is_due(worker: WorkerModel, request: ModelRequest, now: float) -> bool:
 def _is_idle(worker: WorkerModel, now: float, since_s: float) -> bool:
     last = max(worker.used_at, worker.ready_at)
     return worker.is_ready and not worker.load and now - last >= since_s
+
+
+def _is_unused(worker: WorkerModel, now: float, unload_s: float) -> bool:
+    """Return whether a worker is to be emptied: nobody uses it for long, or by somebody's wish."""
+    if worker.is_unwanted:
+        return _is_idle(worker, now, 0.0)
+    return unload_s > 0 and _is_idle(worker, now, unload_s)
 
 
 def _spread(

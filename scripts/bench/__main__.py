@@ -12,6 +12,7 @@
     python -m scripts.bench beside [--fixture qwen3] [--tokens 16000] [--goal SECONDS]
     python -m scripts.bench drafts [--sets NAME,...] [--states] [--others] [--out FILE]
     python -m scripts.bench trunk [--trunks 4096,16384] [--branches 8] [--bits 4] [--out FILE]
+    python -m scripts.bench embeddings [--texts 1000] [--embedding DIR] [--rounds 5]
     python -m scripts.bench peers [--quick] [--sides hearth,mlx_lm,...] [--peer NAME=URL]
 
 Each subcommand is a module of this directory with ABOUT, add_arguments(parser) and run(options).
@@ -24,6 +25,7 @@ from scripts.bench import (
     cache,
     dashboard_cost,
     drafts,
+    embeddings,
     front,
     mac_memory,
     peers,
@@ -47,6 +49,7 @@ COMMANDS = {
     "drafts": drafts,
     "peers": peers,
     "trunk": trunk,
+    "embeddings": embeddings,
 }
 
 

@@ -171,6 +171,7 @@ class Http:
     ) -> None:
         self.session = session
         self._extra = dict(extra)
+        self.model = str(extra["model"])
         self.process = processes[0]
         self.processes = processes
 

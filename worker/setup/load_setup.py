@@ -1,5 +1,6 @@
 """Loads all that a worker computes with: a model, what drafts for it, adapters, images."""
 
+import dataclasses
 import functools
 from collections.abc import Callable
 
@@ -11,7 +12,8 @@ from hearth.worker.setup.doctor_setup import is_float16_good
 from hearth.worker.setup.draft_model_setup import DraftModelSetup
 from hearth.worker.setup.kv_setup import identify
 from hearth.worker.setup.memory_setup import WorkerMemory
-from hearth.worker.setup.vision_setup import VisionParts, make_vision, with_image_support
+from hearth.worker.setup.vision_setup import VisionParts, make_vision
+from hearth.worker.stream.model_output_format import OutputFormat
 
 
 def load_all(
@@ -34,4 +36,9 @@ def load_all(
     steps.begin("images")
     vision = make_vision(loaded, settings)
     memory.loaded(weight.nbytes for weight in weights_of(loaded))
-    return with_image_support(loaded, vision), vision
+    facts = dataclasses.replace(
+        loaded.facts,
+        takes_images=vision is not None,
+        thinks=OutputFormat(loaded.tokenizer).thinks,
+    )
+    return dataclasses.replace(loaded, facts=facts), vision

@@ -68,12 +68,6 @@ def image_grid(grid: PrefillGrid, vision: VisionParts | None) -> PrefillGrid:
     return grid if splits else WHOLE
 
 
-def with_image_support(loaded: LoadedModel, vision: VisionParts | None) -> LoadedModel:
-    """Return the model whose facts say whether it takes images."""
-    facts = dataclasses.replace(loaded.facts, takes_images=vision is not None)
-    return dataclasses.replace(loaded, facts=facts)
-
-
 def _probe_file() -> bytes:
     """Return the file of a small image that has something to see."""
     file = io.BytesIO()

@@ -53,6 +53,11 @@ class OutputFormat:
         """The marks around a think block; ("", "") where the model writes none."""
         return self._marks.think_start, self._marks.think_end
 
+    @property
+    def thinks(self) -> bool:
+        """Whether answers may hold thinking."""
+        return self._has_channels or bool(self._marks.think_start)
+
     def is_thinking_open(self, prompt_tail: str) -> bool:
         """Return whether a generation prompt leaves a think block open.
 

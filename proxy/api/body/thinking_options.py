@@ -169,6 +169,7 @@ _READERS: Final[tuple[tuple[str, _Reader], ...]] = (
     ("chat_template_kwargs", _options),
     ("enable_thinking", _word),
     ("thinking", _control),
+    ("think", _word),  # Ollama's
     ("reasoning_effort", _level),
     ("reasoning", _control),
     ("output_config", _output_config),

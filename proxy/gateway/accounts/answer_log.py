@@ -11,7 +11,7 @@ from hearth.proxy.gateway.accounts.litellm_usage import (
     RecordedAnswer,
 )
 from hearth.proxy.pool.answer_stream import AnswerStream
-from hearth.proxy.request.parsed_request import ParsedRequest
+from hearth.proxy.request.parsed_request import ParsedRequest, crossed_dialect
 from hearth.shared.errors import RequestError
 from hearth.shared.suspending_clock import awake_s
 
@@ -61,7 +61,7 @@ def answer_log(
         deployment_id=deployment.id,
         group=deployment.group,
         model=deployment.local,
-        dialect=request.dialect,
+        dialect=crossed_dialect(request.dialect),
         body=request.body if first is not None else {},
         stream=request.stream,
         asked_at=asked_at,

@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterator
 from typing import Any, Final
 
+import httpx
 import pytest
 
 from tests.helpers.cloud.cloud_answers import SERVER_ERROR, CloudAnswer
@@ -126,6 +127,20 @@ def test_another_keys_response_is_neither_read_nor_gone_on_from(
             assert len(server.cloud.generations()) == asked
     assert ask(server, "GET", f"{path}/{name}", key=THEIRS)[0] == 404
     assert ask(server, "DELETE", f"{path}/{name}", key=THEIRS)[0] == 404
+
+
+def test_a_page_that_signed_in_may_what_its_key_may(server: VirtualKeyServer) -> None:
+    path = "/v1/chat/completions"
+    for key, statuses in ((MINE, [200, 200]), (CLOUD_ONLY, [403, 200])):
+        with httpx.Client(base_url=server.url, headers={"origin": server.url}) as page:
+            assert page.post("/chat/sign-in", data={"key": key}).status_code == 200
+            bodies = [body_of(path, "Hi", model=model) for model in ("local", "cloud")]
+            told = [page.post(f"/chat/api{path}", json=body, timeout=60) for body in bodies]
+            assert [answer.status_code for answer in told] == statuses, told[0].text
+            (cookie,) = {f"{each.name}={each.value}" for each in page.cookies.jar}
+        assert ask(server, "POST", path, bodies[0], key=None, Cookie=cookie)[0] == 401
+    refused = httpx.post(f"{server.url}/chat/sign-in", data={"key": SPENT})
+    assert refused.status_code == 422 and "Budget has been exceeded" in refused.text
 
 
 def test_no_key_leaves_the_machine(server: VirtualKeyServer) -> None:

@@ -13,6 +13,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from tests.helpers.clients.axe import serious_findings
 from tests.helpers.clients.browser import NEEDS_CHROMIUM, Page, chromium, page
 
 pytestmark = NEEDS_CHROMIUM
@@ -171,6 +172,7 @@ class Seen:
     forwards: list[str] = field(default_factory=list)  # a token, and what is said of drafts
     hurt: Any = None
     looks: list[Any] = field(default_factory=list)
+    findings: list[list[str] | None] = field(default_factory=list)  # axe-core's, of two looks
     changed: dict[str, list[str]] = field(default_factory=dict)
     after_end: list[str] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
@@ -280,6 +282,8 @@ async def watched(artefacts: Path, devtools: str) -> Seen:
             await tab.until(f"innerWidth === {width}")
             await tab.shoot(artefacts / f"page-{width}-{scheme}.png")
             seen.looks.append(await tab.value(CHECKED))
+            if width in (1180, 360):
+                seen.findings.append(await serious_findings(tab))
         told.changed.set()
         await tab.until("document.querySelectorAll('.tree').length === 2")
         seen.changed = await lines_shown(tab)
@@ -409,6 +413,12 @@ def test_it_is_readable_and_fits_whatever_is_told(seen: Seen) -> None:
         assert look["text"]["short"] == []
         assert look["overflow"] == 0
     assert seen.errors == []
+
+
+def test_axe_core_finds_nothing_serious_in_light_or_dark(seen: Seen) -> None:
+    if None in seen.findings:
+        pytest.skip("axe-core is not installed, and npm does not reach its registry")
+    assert seen.findings == [[], []]
 
 
 def test_a_page_whose_stream_has_ended_offers_to_be_loaded_again(seen: Seen) -> None:

@@ -8,6 +8,7 @@ import json
 import shutil
 import subprocess
 import tempfile
+import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,11 @@ LISTENING = "DevTools listening on "
 WAIT_S_MAX = 60.0
 PAGE_IS_LEAVING = -32000  # "Inspected target navigated or closed"
 MESSAGE_BYTES_MAX = 64 * 1024 * 1024  # a screenshot of a long page
-KEYS = {"Tab": 9, "Escape": 27, "End": 35, "Home": 36, "ArrowLeft": 37, "ArrowRight": 39}
+KEYS = {
+    **{"Tab": 9, "Enter": 13, "Escape": 27, "End": 35, "Home": 36, "k": 75, "F2": 113},
+    **{"ArrowLeft": 37, "ArrowUp": 38, "ArrowRight": 39, "ArrowDown": 40},
+}
+CONTROL, SHIFT = 2, 8  # what is held while a key is pressed
 
 
 @contextlib.contextmanager
@@ -52,7 +57,10 @@ class PageLeaving(Exception):
 
 
 class Page:
-    """One tab. `errors` are what its console has of errors and warnings, exceptions included."""
+    """One tab. `errors` are what its console has of errors and warnings, exceptions included.
+
+    `requests` are the URLs of all that it asked for, and `dialogs` what it put before its user.
+    """
 
     def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         self._socket = socket
@@ -60,6 +68,8 @@ class Page:
         self._waiting: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._session: dict[str, str] = {}
         self.errors: list[str] = []
+        self.requests: list[str] = []
+        self.dialogs: list[str] = []
 
     async def read(self) -> None:
         """Take what Chromium sends, until the connection ends."""
@@ -77,6 +87,10 @@ class Page:
             self.errors.append(json.dumps(told["args"]))
         elif method == "Log.entryAdded" and told["entry"]["level"] in ("error", "warning"):
             self.errors.append(json.dumps(told["entry"]))
+        elif method == "Network.requestWillBeSent":
+            self.requests.append(told["request"]["url"])
+        elif method == "Page.javascriptDialogOpening":
+            self.dialogs.append(told["message"])
 
     async def call(self, method: str, **parameters: Any) -> dict[str, Any]:
         number = next(self._numbers)
@@ -101,7 +115,7 @@ class Page:
             "Target.attachToTarget", targetId=target["targetId"], flatten=True
         )
         self._session = {"sessionId": attached["sessionId"]}
-        for domain in ("Page", "Runtime", "Log", "Accessibility"):
+        for domain in ("Page", "Runtime", "Log", "Network", "Accessibility"):
             await self.call(f"{domain}.enable")
         # A Tab past the last element hands the focus to Chromium itself, some time later; what a
         # script focuses meanwhile tells nobody. A page that always has the focus tells.
@@ -133,15 +147,17 @@ class Page:
 
     async def until(self, script: str) -> Any:
         """Wait until the expression is true, and return it."""
-        async with asyncio.timeout(WAIT_S_MAX):
-            while True:
-                with contextlib.suppress(PageLeaving):  # the next one may have it
-                    if value := await self.value(script):
-                        return value
-                await asyncio.sleep(0.05)
+        deadline = time.monotonic() + WAIT_S_MAX
+        while time.monotonic() < deadline:
+            with contextlib.suppress(PageLeaving):  # the next one may have it
+                if value := await self.value(script):
+                    return value
+            await asyncio.sleep(0.05)
+        raise AssertionError(f"not so after {WAIT_S_MAX} s: {script}; the console: {self.errors}")
 
-    async def press(self, key: str, text: str = "") -> None:
-        code = {"key": key, "code": key, "windowsVirtualKeyCode": KEYS.get(key, 0)}
+    async def press(self, key: str, text: str = "", held: int = 0) -> None:
+        number = KEYS.get(key, 0)
+        code = {"key": key, "code": key, "windowsVirtualKeyCode": number, "modifiers": held}
         kind = "keyDown" if text else "rawKeyDown"
         await self.call("Input.dispatchKeyEvent", type=kind, text=text, **code)
         await self.call("Input.dispatchKeyEvent", type="keyUp", **code)
@@ -149,9 +165,35 @@ class Page:
     async def write(self, text: str) -> None:
         await self.call("Input.insertText", text=text)
 
-    async def shoot(self, path: Path) -> None:
-        """Write a picture of the whole page."""
-        shot = await self.call("Page.captureScreenshot", format="png", captureBeyondViewport=True)
+    async def click(self, selector: str) -> None:
+        """Click on the middle of an element, with the mouse: whatever lies there is clicked."""
+        middle = (
+            f"(() => {{ const at = document.querySelector({json.dumps(selector)});"
+            " at.scrollIntoView({block: 'nearest', behavior: 'instant'});"
+            " const box = at.getBoundingClientRect();"
+            " return [box.x + box.width / 2, box.y + box.height / 2]; })()"
+        )
+        x, y = await self.value(middle)
+        for kind in ("mousePressed", "mouseReleased"):
+            await self.call(
+                "Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1
+            )
+
+    async def choose(self, selector: str, *files: Path) -> None:
+        """Choose files in a file input, as its dialog does."""
+        found = await self.call(
+            "Runtime.evaluate", expression=f"document.querySelector({json.dumps(selector)})"
+        )
+        names = [str(file) for file in files]
+        await self.call("DOM.setFileInputFiles", files=names, objectId=found["result"]["objectId"])
+
+    async def before_load(self, script: str) -> None:
+        """Have every page and frame that is opened from now on run `script` first."""
+        await self.call("Page.addScriptToEvaluateOnNewDocument", source=script)
+
+    async def shoot(self, path: Path, *, whole: bool = True) -> None:
+        """Write a picture of the whole page, or of what the window shows of it."""
+        shot = await self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
         path.write_bytes(base64.b64decode(shot["data"]))
 
     async def names(self) -> list[tuple[str, str]]:

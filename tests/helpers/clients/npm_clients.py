@@ -21,6 +21,8 @@ OPENCODE: Final = "opencode-ai@1.18.33"
 PI: Final = "@earendil-works/pi-coding-agent@0.87.1"
 OPENCLAW: Final = "openclaw@2026.9.6"
 QWEN_CODE: Final = "@qwen-code/qwen-code@0.24.4"
+AXE: Final = "axe-core@4.14.1"  # no agent: it says what of a page is not accessible
+OLLAMA: Final = "ollama@0.6.4"  # no agent: Ollama's own client, for JavaScript
 INSTALL_WAIT_S_MAX: Final = 300
 UNREACHABLE: Final = re.compile(
     r"ENOTFOUND|EAI_AGAIN|ECONNREFUSED|ECONNRESET|ETIMEDOUT|ENETUNREACH"
@@ -39,7 +41,7 @@ def node_modules(package: str) -> Path:
     """
     clients = Path(os.environ.get("HEARTH_CLIENTS", "~/.cache/hearth/clients")).expanduser()
     target = clients / re.sub("[/@]", "_", package)
-    if not (target / "node_modules" / ".bin").is_dir():
+    if not (target / "node_modules").is_dir():  # it comes there whole
         _install(package, target)
     return target / "node_modules"
 
@@ -79,7 +81,8 @@ def _install(package: str, target: Path) -> None:
 
 def main() -> int:
     """Install every client that can be installed here."""
-    for package in (NODE, CLAUDE_CODE, CODEX, OPENCODE, PI, OPENCLAW, QWEN_CODE):
+    others = (AXE, OLLAMA)
+    for package in (NODE, CLAUDE_CODE, CODEX, OPENCODE, PI, OPENCLAW, QWEN_CODE, *others):
         try:
             node_modules(package)
         except NotInstallableError as error:

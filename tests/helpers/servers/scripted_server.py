@@ -1,8 +1,10 @@
 """Runs all of Hearth for real clients, with a worker whose model's output is scripted."""
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from scripts.fixtures.fixture_cache import fixture_dir
 from scripts.harness.model_families import family
@@ -53,6 +55,14 @@ class ScriptedServer(Server):
     def pause(self, chunk_s: float) -> None:
         """Have each chunk of a prefill take so much longer from now on."""
         (self.directory / "pause_s").write_text(str(chunk_s))
+
+    def answer(self, answers: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
+        """Have the model answer these texts of users with these turns from now on.
+
+        A turn has what the model thinks in `reasoning`, what it says in `content`, and in `calls`
+        pairs of a tool's name and its arguments.
+        """
+        (self.directory / "answers").write_text(json.dumps(answers))
 
     def asked(self) -> list[Asked]:
         """Return all requests that the model has answered or is about to."""

@@ -3,7 +3,8 @@
 Only the sampled tokens are scripted: sockets, prompts, cache, forwards and all that is made of
 the tokens are the worker's own. The model is asked for secret words that stand in files, and
 finds them with whichever tool the client offers for reading; all else it answers with small talk,
-unless it is dictated what to write, or left to write what it likes.
+unless it is dictated what to write, or left to write what it likes. What it says to a user's text
+may be written down in `answers`: a list of turns, each with what it thinks, says and calls.
 In the directory SCRIPTED_DIR it notes each request as a line of `requests`, and in the time of
 `drawn` when it drew the last token; it reads from `pause_s`, where that is, how many seconds longer
 each chunk of a prefill takes.
@@ -95,6 +96,26 @@ def dictated(prompt: Prompt) -> str | None:
     return None
 
 
+def written_down(prompt: Prompt) -> AnswerParts | None:
+    """Return the answer that `answers` has for this turn; None where it has none."""
+    file = _directory() / "answers"
+    if not file.exists():
+        return None
+    answers = json.loads(file.read_text())
+    for number, message in reversed(list(enumerate(prompt.messages))):
+        if message["role"] == "user":
+            turns = answers.get(_written(message))
+            since = prompt.messages[number:]
+            steps = sum(each["role"] == "assistant" for each in since)
+            return None if turns is None else _parts(turns[min(steps, len(turns) - 1)])
+    return None
+
+
+def _parts(turn: dict[str, Any]) -> AnswerParts:
+    calls = tuple(ToolCall(name, arguments) for name, arguments in turn.get("calls", ()))
+    return AnswerParts(turn.get("reasoning", ""), turn.get("content", ""), calls)
+
+
 def _is_free(prompt: Prompt) -> bool:
     return any(
         message["role"] == "user" and FREEDOM in _text(message) for message in prompt.messages
@@ -104,6 +125,13 @@ def _is_free(prompt: Prompt) -> bool:
 def _text(message: dict[str, Any]) -> str:
     content = message.get("content")
     return content if isinstance(content, str) else json.dumps(content)
+
+
+def _written(message: dict[str, Any]) -> str:
+    """Return what a user wrote, without what it shows: the last text."""
+    content = message["content"]
+    parts = [{"text": content}] if isinstance(content, str) else content
+    return next((part["text"] for part in reversed(parts) if "text" in part), "").strip()
 
 
 def _listed(words: dict[str, str]) -> str:
@@ -145,7 +173,7 @@ class ScriptedWorker(real.Worker):
         visit = request.visit
         parts = AnswerParts(content=SMALL_TALK)
         if visit is not None:
-            parts = answer(visit.prompt)
+            parts = written_down(visit.prompt) or answer(visit.prompt)
             if visit.prompt.template_kwargs.get("enable_thinking") is False:
                 parts = replace(parts, reasoning="")
         encode = self.family.tokenizer.encode

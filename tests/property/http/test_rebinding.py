@@ -1,7 +1,7 @@
 """Attacks every path by rebinding: a page under its own name reads nothing and does nothing.
 
 By DNS such a page is sent to this server under its own name, so that for its browser both are one
-origin. What it lacks is the key, and what stands for it: the dashboard's cookie.
+origin. What it lacks is the key, and what stands for it: the cookie of a sign-in.
 """
 
 import re
@@ -31,8 +31,9 @@ PATHS: Final = sorted(
     | {"/", "/chat/completions", "/completions", "/responses", "/models", "/embeddings"}
     | {"/v1/models/x", "/v1/sessions/x", "/v1/cache/pins/x", "/v1/cache/prompts/x"}
     | {"/v1/responses/resp_x", "/v1/responses/resp_x/input_items", "/dashboard/login"}
+    | {"/dashboard/events", "/dashboard/", "/chat", "/nothing", "/health/", "//"}
+    | {"/chat/sign-in", "/chat/chat.js", "/chat/api/v1/models", "/chat/api/v1/chat/completions"}
     | {"/v1/responses/resp_x/cancel", "/tokenize", "/detokenize", "/apply-template"}
-    | {"/dashboard/events", "/dashboard/", "/dashboard/start.html", "/nothing", "/health/", "//"}
 )
 
 labels = st.from_regex(r"[a-z0-9]([a-z0-9-]{0,8}[a-z0-9])?", fullmatch=True)
@@ -77,7 +78,9 @@ def sent(app: ProxyApp, host: str, method: str, path: str, *headers: tuple[bytes
 
 def is_keyless(path: str, accept: bytes, method: str = "GET") -> bool:
     is_page = path == "/" and b"text/html" in accept and method in ("GET", "HEAD")
-    return path == "/health" or path == "/dashboard" or path.startswith("/dashboard/") or is_page
+    is_chat = path in ("/chat/sign-in", "/chat/chat.js") or path.startswith("/chat/api/")
+    is_dashboard = path == "/dashboard" or path.startswith("/dashboard/")
+    return path == "/health" or is_dashboard or is_chat or is_page
 
 
 @given(

@@ -2,7 +2,6 @@
 
 import asyncio
 import re
-import time
 from collections import deque
 from pathlib import Path
 from typing import Any
@@ -11,8 +10,8 @@ from urllib.parse import urlencode
 import pytest
 
 from hearth.proxy.app import ProxyApp
+from hearth.proxy.http.sign_ins import FORM_BYTES_MAX
 from hearth.proxy.monitoring import dashboard_routes as dashboard_module
-from hearth.proxy.monitoring.dashboard_routes import FORM_BYTES_MAX, SIGN_INS_MAX, SignIns
 from hearth.proxy.request.session_id import key_digest
 from hearth.shared.suspending_clock import awake_s
 from tests.helpers.proxy.feed_events import ended, request_of
@@ -82,7 +81,7 @@ def test_all_that_a_page_names_is_served_from_here_and_none_of_it_is_inline(
     text = (Path(dashboard_module.__file__).parent / "pages" / page).read_text()
     named = re.findall(r'(?:src|href|action)="([^"#]+)"', text)
     assert named
-    assert all(name.startswith("/dashboard/") for name in named)
+    assert all(name.startswith("/dashboard/") or name == "/" for name in named)
     for name in named:
         if name != LOGIN:
             assert ask(edge, "GET", name).status == 200
@@ -212,27 +211,6 @@ def test_another_sites_page_can_neither_sign_in_nor_listen(tmp_path: Any) -> Non
     assert ask(edge, "GET", EVENTS, cookie, host=(b"host", b"evil.example")).status == 403
 
 
-def test_sign_ins_are_bounded_for_each_key_and_run_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    passes = SignIns()
-    others = passes.issue("other")
-    tokens = [passes.issue("one") for _ in range(SIGN_INS_MAX + 1)]
-    assert len(set(tokens)) == SIGN_INS_MAX + 1
-    assert passes.key_of(tokens[0]) is None
-    assert passes.key_of(tokens[1]) == passes.key_of(tokens[-1]) == "one"
-    assert passes.key_of(others) == "other", "who signs in often ends nobody else's"
-    monkeypatch.setattr(dashboard_module, "SIGN_IN_S", 0.0)
-    assert passes.key_of(passes.issue("late")) is None
-    assert not any(token in repr(vars(passes)) for token in tokens)
-
-
-def test_a_sign_in_runs_out_while_the_machine_sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
-    passes, now = SignIns(), time.time()
-    token = passes.issue("one")
-    assert passes.key_of(token) == "one"
-    monkeypatch.setattr(time, "time", lambda: now + dashboard_module.SIGN_IN_S + 1)
-    assert passes.key_of(token) is None
-
-
 # ---------------------------------------------------------------- keys
 
 
@@ -326,37 +304,3 @@ def test_a_page_that_reads_nothing_of_a_real_connection_loses_it_and_others_go_o
 
     asyncio.run(body())
     assert (feed.dropped, feed.listeners) == (1, 0)
-
-
-# ---------------------------------------------------------------- the start page
-
-BROWSER = (b"accept", b"text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8")
-
-
-def test_a_browser_at_the_servers_address_gets_a_page_with_links_to_what_is_served(
-    tmp_path: Any,
-) -> None:
-    edge = app_of(tmp_path)
-    reply = ask(edge, "GET", "/", BROWSER)
-    assert reply.status == 200 and reply.headers["content-type"].startswith("text/html")
-    assert reply.headers["content-security-policy"].startswith("default-src 'self'")
-    links = re.findall(r'<a href="([^"]+)"', reply.content.decode())
-    assert links[0] == "/dashboard" and len(links) == 6
-    assert {ask(edge, "GET", link).status for link in links} <= {200, 503}  # no worker is ready
-
-
-def test_a_program_at_the_servers_address_gets_json(tmp_path: Any) -> None:
-    edge = app_of(tmp_path)
-    for accept in ([], [(b"accept", b"*/*")], [(b"accept", b"application/json")]):
-        assert ask(edge, "GET", "/", *accept).json["name"] == "hearth"
-    assert ask(edge, "POST", "/", BROWSER).status == 405
-
-
-def test_the_start_page_tells_a_stranger_nothing_of_the_server(tmp_path: Any) -> None:
-    closed = app_of(tmp_path, **KEYED)
-    shown = ask(closed, "GET", "/", BROWSER)
-    assert (shown.status, shown.content) == (
-        200,
-        ask(app_of(tmp_path), "GET", "/", BROWSER).content,
-    )
-    assert ask(closed, "GET", "/").status == 401

@@ -119,6 +119,27 @@ def test_a_request_for_another_model_waits_for_it_and_the_default_comes_back(
     run(body)
 
 
+def test_a_model_is_unloaded_by_wish_unless_it_is_asked_for_before_it_is_idle(
+    directory: Path,
+) -> None:
+    async def body() -> None:
+        async with host(directory) as made:
+            running = await made.open("pocket", "n=9 delay=0.05", "long")
+            made.pool.unload("pocket")
+            later = await made.open("pocket", name="later")
+            assert [(await read(answer))[0][:5] for answer in (running, later)] == ["tok0 "] * 2
+            await asyncio.sleep(0.3)
+            assert made.rows("state") == [("ready",)]
+            running = await made.open("", "n=9 delay=0.05", "long")
+            made.pool.unload("")
+            assert (await read(running))[0].startswith("tok0 ")
+            await made.until(lambda: made.rows("state") == [("unloaded",)])
+            await made.pool.load("")
+            assert made.rows("state") == [("ready",)]
+
+    run(body)
+
+
 def test_who_waits_is_seen_at_once(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hosting_module, "LOOK_S", 3_600.0)
 

@@ -121,3 +121,15 @@ def test_empty_workers_help_a_model_with_more_requests_than_workers() -> None:
     assert wanted_models([ready(0, "a", load=9), *empty], [], NOW) == {1: "a", 2: "a"}
     wants = [want("a")] * 2
     assert wanted_models(empty, wants, NOW) == {1: "a"}
+
+
+def test_a_model_that_nobody_wants_any_more_is_unloaded_once_it_is_idle() -> None:
+    row = ready(0, "a", used_at=NOW, is_unwanted=True)
+    assert wanted_models([row], [], NOW) == {0: UNLOADED}
+    assert wanted_models([ready(0, "a", used_at=NOW)], [], NOW) == {}
+    assert wanted_models([ready(0, "a", load=1, is_unwanted=True)], [], NOW) == {}
+
+
+def test_a_model_that_is_asked_for_goes_before_the_wish_to_unload() -> None:
+    row = ready(0, "a", used_at=500.0, is_unwanted=True)
+    assert wanted_models([row], [want("b")], NOW) == {0: "b"}

@@ -1,0 +1,68 @@
+"""Encodes the conversation of /api/generate as the numbers that its clients send back.
+
+Ollama's `context` is token ids, which only the worker knows. Clients take it for what it is called,
+an encoding of the conversation: here it is the JSON of the messages, three bytes a number.
+"""
+
+from typing import Any, Final
+
+import orjson
+
+from hearth.proxy.api.body import field_readers as fields
+from hearth.shared.errors import RequestError
+
+BYTES_MAX: Final = 256 * 1024  # of JSON: encoding it takes the event loop some ms
+_BYTES: Final = 3  # in one number, which every client can hold
+_ROLES: Final = ("system", "user", "assistant")
+
+
+def context_of(messages: list[Any], answer: str) -> list[int]:
+    """Return the encoding of `messages` and the answer to them; [] where they are too long.
+
+    Images are left out.
+    """
+    rows = [[row["role"], _text(row["content"])] for row in messages]
+    octets = orjson.dumps([*rows, ["assistant", answer]])
+    if len(octets) > BYTES_MAX:
+        return []
+    octets += b" " * (-len(octets) % _BYTES)
+    starts = range(0, len(octets), _BYTES)
+    return [int.from_bytes(octets[start : start + _BYTES], "big") for start in starts]
+
+
+def messages_of(context: Any) -> list[dict[str, Any]]:
+    """Return the messages in a `context` of ours; none where there is none.
+
+    Raises:
+        RequestError: it is another server's.
+    """
+    if not context:
+        return []
+    numbers = fields.rows(context, "context")
+    if len(numbers) * _BYTES > BYTES_MAX + _BYTES:
+        raise _foreign()
+    try:
+        octets = b"".join(number.to_bytes(_BYTES, "big") for number in numbers)
+        rows = orjson.loads(octets)
+        messages = [{"role": role, "content": text} for role, text in rows]
+    except (AttributeError, OverflowError, TypeError, ValueError):
+        raise _foreign() from None
+    for message in messages:
+        if message["role"] not in _ROLES or type(message["content"]) is not str:
+            raise _foreign()
+    return messages
+
+
+def _text(content: str | list[Any]) -> str:
+    if isinstance(content, str):
+        return content
+    return "\n".join(part["text"] for part in content if part["type"] == "text")
+
+
+def _foreign() -> RequestError:
+    return RequestError(
+        "context is not what this server has answered: it holds a conversation, not the tokens of "
+        "a model. Leave it out, or send the messages to /api/chat.",
+        code="invalid_context",
+        param="context",
+    )

@@ -1,0 +1,233 @@
+"""Turns the body of Ollama's /api/chat or /api/generate into our request.
+
+Each becomes the body of a chat completion, which is then read as any other: so a conversation is
+the same prompt, and finds the same KV, whichever of the two APIs it comes by.
+"""
+
+import dataclasses
+import re
+from typing import Any, Final
+
+from hearth.proxy.api import chat_completions
+from hearth.proxy.api.body import field_readers as fields, sampling_params
+from hearth.proxy.api.body.field_readers import Body
+from hearth.proxy.api.ollama import generate_context
+from hearth.proxy.request.parsed_request import OLLAMA_DIALECTS, Dialect, ParsedRequest
+from hearth.shared.errors import RequestError
+from hearth.shared.wire_messages import Prompt
+
+CHAT: Final[Dialect] = "ollama_chat"
+GENERATE: Final[Dialect] = "ollama_generate"
+
+# Options that mean here what they mean there. Others (num_ctx, num_gpu, mirostat ...) are about
+# loading a model or samplers that are not here, and are passed over as Ollama passes over them.
+_SAMPLING: Final = (
+    *("temperature", "top_p", "top_k", "min_p", "seed", "stop", "repeat_penalty"),
+    *("presence_penalty", "frequency_penalty"),
+)
+_DURATION: Final = re.compile(r"[+-]?(?:(?:\d+\.?\d*|\.\d+)(?:ns|us|µs|μs|ms|s|m|h)?)+")
+_DATA: Final = "data:"
+_IMAGE: Final = "data:image/png;base64,"  # its first bytes tell what kind it is
+
+
+def parse_chat(body: dict[str, Any]) -> ParsedRequest:
+    """Return the request in a body of /api/chat.
+
+    Raises:
+        RequestError: a field is not what the API allows, or needs what this server lacks.
+    """
+    given = fields.rows(body.get("messages"), "messages")
+    rows = [_message(value, f"messages[{index}]", index) for index, value in enumerate(given)]
+    _name_results(rows)
+    parsed = _parsed(CHAT, body, rows)
+    for index, row in enumerate(parsed.prompt.messages):
+        _name_images(row, f"messages[{index}].images")
+    return parsed
+
+
+def parse_generate(body: dict[str, Any]) -> ParsedRequest:
+    """Return the request in a body of /api/generate. Raises: RequestError."""
+    for name, remedy in _UNSUPPORTED.items():
+        if body.get(name):
+            text = f"{name} is not supported: {remedy}"
+            raise RequestError(text, code="unsupported_parameter", param=name)
+    prompt = fields.text(body, "prompt") or ""
+    if fields.boolean(body, "raw"):
+        return _raw(body, prompt)
+    rows = generate_context.messages_of(body.get("context"))
+    if system := fields.text(body, "system"):
+        rows = [{"role": "system", "content": system}, *_without_system(rows)]
+    asked = {"role": "user", "content": _content(body, prompt, "images")}
+    parsed = _parsed(GENERATE, body, [*rows, asked])
+    _name_images(parsed.prompt.messages[-1], "images")
+    return parsed
+
+
+def is_question(dialect: Dialect, body: Body) -> bool:
+    """Return whether `body` asks for an answer; one that does not loads the model, or unloads it.
+
+    Of other dialects every body does.
+    """
+    if dialect == CHAT:
+        return bool(body.get("messages"))
+    if dialect == GENERATE:
+        return any(body.get(name) for name in ("prompt", "images"))
+    return True
+
+
+def unloads(dialect: Dialect, body: Body) -> bool:
+    """Return whether the model is to be unloaded once the request is answered: keep_alive is 0.
+
+    Raises:
+        RequestError: it is no duration.
+    """
+    value = body.get("keep_alive")
+    if dialect not in OLLAMA_DIALECTS or value is None:
+        return False
+    if type(value) in (int, float):
+        return bool(value == 0)
+    if type(value) is not str or not _DURATION.fullmatch(value):
+        fields.refuse("keep_alive", value, "seconds, or a duration such as '5m', '0' or '-1'")
+    return re.search("[1-9]", value) is None
+
+
+_UNSUPPORTED: Final = {
+    "suffix": "text is only continued here. Leave it out, or ask by /api/chat for what stands "
+    "between two texts.",
+    "template": "the model's own template is always used. Send the text as it is with raw: true.",
+}
+
+
+def _parsed(dialect: Dialect, body: dict[str, Any], messages: list[Any]) -> ParsedRequest:
+    logprobs = fields.boolean(body, "logprobs")
+    chat = {
+        **_options(body),
+        "model": body.get("model"),
+        "messages": messages,
+        "tools": body.get("tools") if dialect == CHAT else None,
+        "response_format": _format(body.get("format")),
+        "think": body.get("think"),
+        "stream": _streams(body),
+        "logprobs": logprobs,
+        "top_logprobs": body.get("top_logprobs") if logprobs else None,
+    }
+    return dataclasses.replace(chat_completions.parse(chat), dialect=dialect, body=body)
+
+
+def _raw(body: dict[str, Any], prompt: str) -> ParsedRequest:
+    """Return the request whose prompt goes to the model as it is."""
+    for name in ("images", "format", "context"):
+        if body.get(name):
+            fields.refuse(name, body[name], "nothing together with raw: true")
+    top = fields.integer(body, "top_logprobs", 0, sampling_params.TOP_LOGPROBS_MAX) or 0
+    options = _options(body)
+    return ParsedRequest(
+        dialect=GENERATE,
+        model=str(body.get("model") or ""),
+        prompt=Prompt([], text=prompt),
+        sampling=sampling_params.read_sampling(
+            options,
+            max_tokens=sampling_params.read_max_tokens(options, "max_tokens"),
+            stop="stop",
+            top_logprobs=top if fields.boolean(body, "logprobs") else None,
+        ),
+        stream=_streams(body),
+        body=body,
+    )
+
+
+def _streams(body: Body) -> bool:
+    return fields.boolean(body, "stream", default=True)
+
+
+def _options(body: Body) -> dict[str, Any]:
+    """Return the options as the sampling fields of the other dialects."""
+    given = fields.optional_record(body, "options")
+    found = {name: given[name] for name in _SAMPLING if given.get(name) is not None}
+    limit = fields.integer(given, "num_predict", -sampling_params.TOKENS_MAX, 2**63 - 1)
+    return found if limit is None or limit <= 0 else {**found, "max_tokens": limit}
+
+
+def _format(value: Any) -> dict[str, Any] | None:
+    if value is None or value == "":
+        return None
+    if value == "json":
+        return {"type": "json_object"}
+    if type(value) is not dict:
+        fields.refuse("format", value, "'json' or a JSON schema")
+    return {"type": "json_schema", "json_schema": {"schema": value}}
+
+
+# ---------------------------------------------------------------- messages
+
+
+def _message(value: Any, param: str, number: int) -> dict[str, Any]:
+    row = fields.record(value, param)
+    role = row.get("role")
+    return {
+        "role": role.lower() if type(role) is str else role,
+        "content": _content(row, row.get("content"), f"{param}.images"),
+        "reasoning_content": fields.text(row, "thinking", f"{param}.thinking"),
+        "tool_calls": _calls(row.get("tool_calls"), f"{param}.tool_calls", number),
+        "tool_call_id": fields.text(row, "tool_call_id", f"{param}.tool_call_id"),
+        "name": fields.text(row, "tool_name", f"{param}.tool_name"),
+    }
+
+
+def _content(row: Body, content: Any, param: str) -> Any:
+    """Return `content` behind the images of its message, where Ollama has them."""
+    images = fields.rows(row["images"], param) if row.get("images") else []
+    if not images:
+        return content
+    shown = [_image(image, f"{param}[{index}]") for index, image in enumerate(images)]
+    return [*shown, {"type": "text", "text": content}] if content else shown
+
+
+def _image(value: Any, param: str) -> dict[str, Any]:
+    if type(value) is not str or not value:
+        fields.refuse(param, value, "the image in base64")
+    url = value if value.startswith(_DATA) else _IMAGE + value
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+def _name_images(message: dict[str, Any], param: str) -> None:
+    """Have refusals name the images of a parsed message by their places in Ollama's body."""
+    parts = message["content"] if type(message["content"]) is list else []
+    images = [part for part in parts if part["type"] == "image"]
+    for index, part in enumerate(images):
+        part["param"] = f"{param}[{index}]"
+
+
+def _calls(given: Any, param: str, number: int) -> list[dict[str, Any]]:
+    """Return the calls of message `number`; one without an id gets that of its place."""
+    calls = []
+    for index, value in enumerate(fields.rows(given, param) if given else []):
+        where = f"{param}[{index}]"
+        call = fields.record(value, where)
+        call_id = fields.text(call, "id", f"{where}.id") or f"call{number}n{index}"
+        calls.append({"id": call_id, "type": "function", "function": call.get("function")})
+    return calls
+
+
+def _name_results(rows: list[dict[str, Any]]) -> None:
+    """Give each result that names its tool the id of the first call of that which waits for one."""
+    waiting: list[dict[str, Any]] = []
+    for row in rows:
+        name = row.pop("name")
+        if row["role"] == "assistant":
+            waiting = list(row["tool_calls"])
+        elif row["role"] == "tool":
+            ids = (row["tool_call_id"], next(_ids_of(name, waiting), None))
+            row["tool_call_id"] = call_id = next(filter(None, ids), None)
+            waiting = [call for call in waiting if call["id"] != call_id]
+
+
+def _ids_of(name: str | None, calls: list[dict[str, Any]]) -> Any:
+    for call in calls:
+        function = call["function"]
+        if name is None or (type(function) is dict and function.get("name") == name):
+            yield call["id"]
+
+
+def _without_system(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [row for row in rows if row["role"] != "system"]

@@ -1,0 +1,138 @@
+"""Serves the page to talk at `/`, its files and its sign-in, and takes its calls of the API.
+
+The page calls the API below API, by the cookie of its sign-in where keys are set. Such a call is
+then the API's own request, with the key that the cookie stands for.
+"""
+
+from pathlib import Path
+from typing import Final
+
+from hearth.proxy.http.http_exchange import HttpExchange, wrong_method
+from hearth.proxy.http.page_files import POLICY, PageFiles, page_headers
+from hearth.proxy.http.sign_ins import BrowserSignIns, form_key, key_header
+from hearth.proxy.request.client_name import PAGE_HEADER
+from hearth.shared.errors import RequestError
+
+FILES: Final = "/chat"
+SIGN_IN: Final = "/chat/sign-in"
+API: Final = "/chat/api"
+# Pictures are those that a user shows, out of the page's own memory: none is ever loaded. Markup
+# passes the sanitiser, which alone may make elements of text.
+CHAT_POLICY: Final = (
+    f"{POLICY}; img-src 'self' blob: data:; "
+    "require-trusted-types-for 'script'; trusted-types dompurify"
+)
+_CALLS: Final = {  # what the page needs of the API: its path and the only method
+    "/v1/chat/completions": "POST",
+    "/v1/models": "GET",
+    "/health": "GET",
+}
+_API_HEADERS: Final = [
+    (b"x-content-type-options", b"nosniff"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+]
+
+
+class ChatPage:
+    """Serves the page, and lets in its calls. Owner: the event loop."""
+
+    def __init__(self, sign_ins: BrowserSignIns) -> None:
+        self._sign_ins = sign_ins
+        self._files = PageFiles(Path(__file__).parent / "pages", FILES)
+        self.files = self._files.by_path
+
+    def serves(self, exchange: HttpExchange) -> bool:
+        """Whether the request is for the page by a browser, for a file of it or its sign-in."""
+        path = exchange.path
+        return path == SIGN_IN or self._files.holds(path) or _is_start(exchange)
+
+    @staticmethod
+    def calls(exchange: HttpExchange) -> bool:
+        """Whether the request is a call of the API that the page makes."""
+        return exchange.path.startswith(API + "/")
+
+    async def serve(self, exchange: HttpExchange) -> None:
+        """Answer what `serves` says, whose Host and Origin were checked; none of it needs a key.
+
+        Raises:
+            RequestError: 401, a wrong key; 403, 405, 413.
+        """
+        exchange.reply_headers += page_headers(CHAT_POLICY)
+        if exchange.path == SIGN_IN:
+            await self._sign_in(exchange)
+        elif exchange.method not in ("GET", "HEAD"):
+            raise wrong_method(exchange, "GET, HEAD")
+        elif exchange.path == "/":
+            await self._files.send_page(exchange, "index")
+        else:
+            await self._files.send(exchange, exchange.path)
+
+    async def _sign_in(self, exchange: HttpExchange) -> None:
+        """Tell whether the browser is signed in, sign it in with a key, or out."""
+        if exchange.method == "POST":
+            await self._sign_ins.sign_in(exchange, await form_key(exchange))
+        elif exchange.method == "DELETE":
+            self._sign_ins.sign_out(exchange)
+        elif exchange.method not in ("GET", "HEAD"):
+            raise wrong_method(exchange, "GET, HEAD, POST, DELETE")
+        if exchange.method in ("POST", "DELETE"):
+            is_in, needs_key = exchange.method == "POST", True
+        else:
+            needs_key = await self._sign_ins.needs_key()
+            is_in = needs_key and await self._is_signed_in(exchange)
+        await exchange.send_json(200, {"needs_key": needs_key, "is_signed_in": is_in})
+
+    async def _is_signed_in(self, exchange: HttpExchange) -> bool:
+        if not _may_act_by_cookie(exchange):
+            return False
+        try:
+            await self._sign_ins.identity(exchange)
+        except RequestError:
+            return False
+        return True
+
+    def take_call(self, exchange: HttpExchange) -> None:
+        """Make a call of the page's the API's own request, by the key that its cookie stands for.
+
+        Raises:
+            RequestError: 404 or 405, the page needs no such call.
+        """
+        path = exchange.path.removeprefix(API)
+        allowed = _CALLS.get(path)
+        if allowed is None:
+            text = f"{exchange.path!r:.120} is not served here."
+            raise RequestError(text, status=404, code="not_found")
+        if exchange.method != allowed:
+            raise wrong_method(exchange, allowed)
+        exchange.path = path
+        exchange.reply_headers += _API_HEADERS
+        has_own = "x-api-key" in exchange.headers or "authorization" in exchange.headers
+        if has_own or not _may_act_by_cookie(exchange):
+            return
+        key = self._sign_ins.key_of(exchange)
+        if key is not None:
+            others = [row for row in exchange.raw_headers if row[0] != b"cookie"]
+            exchange.raw_headers = others + key_header(key)
+
+
+def _may_act_by_cookie(exchange: HttpExchange) -> bool:
+    """Return whether this server's own page asks, as far as only a browser can have said so.
+
+    A browser sends the cookie for pages of other ports too. It says Origin with all that changes
+    something; of what only reads it says Sec-Fetch-Site, but to http addresses beyond this
+    machine neither. There PAGE_HEADER tells: no other origin's page may send it unasked.
+    """
+    if exchange.listed_origin is not None:
+        return False
+    if "origin" in exchange.headers:
+        return True  # this server's own: OriginRules refuses all others
+    if exchange.method not in ("GET", "HEAD"):
+        return False
+    site = exchange.headers.get("sec-fetch-site")
+    return PAGE_HEADER in exchange.headers if site is None else site in ("same-origin", "none")
+
+
+def _is_start(exchange: HttpExchange) -> bool:
+    """Whether a person looks at the server's address: programs ask for no page."""
+    wants_page = "text/html" in exchange.headers.get("accept", "")
+    return exchange.path == "/" and exchange.method in ("GET", "HEAD") and wants_page

@@ -1,0 +1,77 @@
+// Takes pictures and files by paste, drop and choice, and shows those that go with the next message.
+
+import { bytes, element } from "/dashboard/format.js";
+
+import { icon } from "./icons.js";
+import { plainName } from "./plain_text.js";
+
+const IMAGES = ["image/png", "image/jpeg", "image/gif", "image/webp"];
+const FILE_BYTES_MAX = 20 * 1024 * 1024; // of one
+const SUM_BYTES_MAX = 40 * 1024 * 1024; // of a message: a request has 64 MB, in base64
+
+export class Attachments {
+  // `refused` is told why a file is not taken; `imageReason` gives why no image is, or "".
+  constructor(list, { refused, imageReason }) {
+    this.list = list;
+    this.refused = refused;
+    this.imageReason = imageReason;
+    this.files = [];
+  }
+
+  async add(files) {
+    for (const file of files) {
+      const reason = this.#reasonAgainst(file);
+      if (reason) this.refused(reason);
+      else this.files.push(await attached(file));
+    }
+    this.#show();
+  }
+
+  #reasonAgainst(file) {
+    const name = plainName(file.name || "The picture", 80);
+    const sum = this.files.reduce((size, each) => size + each.size, file.size);
+    if (IMAGES.includes(file.type) && this.imageReason()) return `${name} is not taken: ${this.imageReason()}`;
+    if (file.type.startsWith("image/") && !IMAGES.includes(file.type)) return `${name} is ${file.type}; PNG, JPEG, GIF and WebP are taken.`;
+    if (file.size > FILE_BYTES_MAX) return `${name} has ${bytes(file.size)}; ${bytes(FILE_BYTES_MAX)} are taken.`;
+    if (sum > SUM_BYTES_MAX) return `With ${name} the message has ${bytes(sum)}; ${bytes(SUM_BYTES_MAX)} are taken.`;
+    return "";
+  }
+
+  take() {
+    const files = this.files;
+    this.files = [];
+    this.#show();
+    return files;
+  }
+
+  #show() {
+    this.list.hidden = !this.files.length;
+    this.list.replaceChildren(...this.files.map((file) => {
+      const remove = element("button", { type: "button", className: "remove" }, icon("close"));
+      remove.setAttribute("aria-label", `Remove ${file.name}`);
+      remove.addEventListener("click", () => {
+        this.files = this.files.filter((each) => each !== file);
+        this.#show();
+      });
+      return element("li", {}, shown(file), remove);
+    }));
+  }
+}
+
+async function attached(file) {
+  const kind = IMAGES.includes(file.type) ? "image" : "file";
+  const data = await new Promise((resolve, reject) => {
+    const reader = new FileReader();
+    reader.onload = () => resolve(reader.result);
+    reader.onerror = () => reject(reader.error);
+    reader.readAsDataURL(file);
+  });
+  return { kind, name: plainName(file.name || kind, 120), size: file.size, data };
+}
+
+// An element that shows the file: a picture, or its name.
+export function shown(file) {
+  if (file.kind === "image") return element("img", { src: file.data, alt: file.name, className: "picture" });
+  const name = element("span", { dir: "auto", className: "file-name" }, file.name);
+  return element("span", { className: "file" }, name, element("span", { className: "note" }, bytes(file.size)));
+}

@@ -1,0 +1,422 @@
+// The page: one conversation, the list of all, and what the user does with them.
+
+import { counted } from "/dashboard/format.js";
+
+import { models } from "./api.js";
+import { Answering } from "./answering.js";
+import { Attachments } from "./attachments.js";
+import { addNode, chooseBranch, newConversation, removeNode, ROOT, shownPath } from "./conversation.js";
+import { drawIcons } from "./icons.js";
+import { MessageList } from "./message_list.js";
+import { plainName } from "./plain_text.js";
+import { keepSettings, lastSettings, ModelChooser, SettingsForm } from "./settings.js";
+import { Sidebar } from "./sidebar.js";
+import { SignInDialog } from "./sign_in.js";
+import * as store from "./store.js";
+import { Toast } from "./toast.js";
+import { exported, imported } from "./transfer.js";
+
+const KEEP_MS = 1000; // between two times that a growing answer is kept
+const SPOKEN_CHARS_MAX = 600; // of an answer, for screen readers; the rest is in the page
+const byId = (id) => document.getElementById(id);
+const prompt = byId("prompt");
+
+let conversation = null; // the one that is shown
+const loaded = new Map(); // id -> conversation: those that are being answered stay themselves
+const keeping = new Map(); // id -> the timer after which it is kept
+const removed = new Set(); // ids: an answer that was stopped for it ends afterwards
+
+const toast = new Toast(byId("toast"));
+const answering = new Answering({ changed: answerChanged, ended: answerEnded });
+const chooser = new ModelChooser(chooseModel);
+const settingsForm = new SettingsForm(changeSettings);
+const attachments = new Attachments(byId("attachments"), {
+  refused: (reason) => toast.tell(reason),
+  imageReason: () => chooser.imageReason(),
+});
+const list = new MessageList(byId("messages"), byId("scroller"), {
+  edit, again, branch, results, tell: (text) => toast.tell(text),
+});
+const sidebar = new Sidebar({ open, renamed, remove });
+const signIn = new SignInDialog(signedIn);
+
+// ---------------------------------------------------------------- what is asked and answered
+
+async function send() {
+  const text = prompt.value.trim();
+  if ((!text && !attachments.files.length) || answering.isRunning(conversation)) return;
+  prompt.value = "";
+  keepDraft();
+  fitPrompt();
+  const parent = shownPath(conversation).at(-1);
+  const node = addNode(conversation, parent?.id, { role: "user", content: text, attachments: attachments.take() });
+  await ask(node);
+}
+
+function edit(node, text) {
+  if (answering.isRunning(conversation)) return undefined;
+  return ask(addNode(conversation, node.parent, { role: "user", content: text, attachments: node.attachments ?? [] }));
+}
+
+// Answers once more, beside what there is; a failure without a word makes way.
+function again(node) {
+  if (answering.isRunning(conversation)) return undefined;
+  const parent = conversation.nodes[node.parent];
+  if (!node.content && !node.thinking && !node.calls.length) removeNode(conversation, node);
+  return ask(parent);
+}
+
+async function ask(parent) {
+  list.isFollowing = true;
+  conversation.settings.model = chooser.value;
+  loaded.set(conversation.id, conversation);
+  const answer = answering.answer(conversation, parent);
+  list.show(conversation);
+  list.showEnd();
+  showState();
+  keep(conversation, 0);
+  await answer;
+}
+
+function results(node, texts) {
+  const answer = answering.giveResults(conversation, node, texts);
+  list.show(conversation);
+  showState();
+  return answer;
+}
+
+function branch(node, step) {
+  const other = chooseBranch(conversation, node, step);
+  if (!other || answering.isRunning(conversation)) return;
+  list.show(conversation);
+  list.views.get(other.id)?.root.querySelector(step > 0 ? ".branch-next" : ".branch-previous")?.focus();
+  keep(conversation, 0);
+}
+
+function answerChanged(whose, node) {
+  if (whose === conversation) list.changed(node);
+  keep(whose, KEEP_MS);
+}
+
+function answerEnded(whose, node) {
+  keep(whose, 0);
+  if (node?.error?.status === 401) signIn.check();
+  if (whose !== conversation) return;
+  list.show(conversation);
+  showState();
+  speak(node);
+  if (chooser.isUnknown) loadModels(); // it is loaded now
+}
+
+function speak(node) {
+  if (!node) return;
+  if (node.error) say(`The answer failed: ${node.error.message}`);
+  else if (node.isStopped) say("Stopped.");
+  else say(`Answer: ${node.content.slice(0, SPOKEN_CHARS_MAX)}${node.content.length > SPOKEN_CHARS_MAX ? " …" : ""}`);
+}
+
+function say(text) {
+  byId("status").textContent = text;
+}
+
+// ---------------------------------------------------------------- conversations
+
+function keep(whose, afterMs) {
+  if (afterMs && keeping.has(whose.id)) return;
+  clearTimeout(keeping.get(whose.id));
+  keeping.set(whose.id, setTimeout(() => keepNow(whose), afterMs));
+}
+
+async function keepNow(whose) {
+  clearTimeout(keeping.get(whose.id));
+  keeping.delete(whose.id);
+  if (!Object.keys(whose.nodes).length || removed.has(whose.id)) return;
+  try {
+    await store.put(whose);
+    await sidebar.refresh();
+  } catch (error) {
+    toast.tell(`The conversation could not be kept: ${error.message}`);
+  }
+}
+
+async function open(id) {
+  const found = loaded.get(id) ?? (await store.get(id));
+  if (!found) return startNew();
+  for (const node of Object.values(found.nodes)) {
+    if (node.isRunning && !answering.isRunning(found)) Object.assign(node, { isRunning: false, isStopped: true }); // the page was left
+  }
+  show(found);
+  closeDrawer();
+  prompt.focus();
+  return undefined;
+}
+
+function startNew() {
+  show(newConversation({ ...lastSettings(), model: chooser.value || lastSettings().model }));
+  closeDrawer();
+  prompt.focus();
+}
+
+function show(found) {
+  if (conversation && !answering.isRunning(conversation)) loaded.delete(conversation.id);
+  conversation = found;
+  loaded.set(found.id, found);
+  prompt.value = localStorage.getItem(draftName()) ?? "";
+  fitPrompt();
+  chooser.choose(found.settings.model);
+  sidebar.select(found.id);
+  list.show(found);
+  list.showEnd();
+  showState();
+}
+
+async function renamed(id, title) {
+  const found = loaded.get(id) ?? (await store.get(id));
+  Object.assign(found, { title, isNamed: true });
+  await keepNow(found);
+  showState();
+}
+
+async function remove(id) {
+  const found = loaded.get(id) ?? (await store.get(id));
+  removed.add(id);
+  answering.stop(found);
+  await store.remove(id);
+  loaded.delete(id);
+  if (conversation.id === id) startNew();
+  await sidebar.refresh();
+  toast.tell(`“${plainName(found.title, 40)}” is deleted.`, "Undo", async () => {
+    removed.delete(id);
+    await store.put(found);
+    await sidebar.refresh();
+    open(id);
+  });
+}
+
+async function removeAll(event) {
+  const button = event.currentTarget;
+  const heads = await store.heads();
+  if (!heads.length) {
+    toast.tell("There are no conversations.");
+  } else if (button.dataset.isAsked !== "yes") {
+    button.dataset.isAsked = "yes";
+    button.textContent = `Delete ${counted(heads.length, "conversation", "conversations")} for good?`;
+    return;
+  } else {
+    for (const each of loaded.values()) {
+      removed.add(each.id);
+      answering.stop(each);
+    }
+    localStorage.removeItem(draftName());
+    await store.removeAll();
+    loaded.clear();
+    startNew();
+    await sidebar.refresh();
+    toast.tell("All conversations are deleted.");
+  }
+  button.dataset.isAsked = "";
+  button.textContent = "Delete all";
+}
+
+async function exportAll() {
+  const link = document.createElement("a");
+  link.href = URL.createObjectURL(new Blob([exported(await store.all())], { type: "application/json" }));
+  link.download = `hearth-chat-${new Date().toISOString().slice(0, 10)}.json`;
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 60_000);
+}
+
+async function importFile(file) {
+  try {
+    const found = imported(await file.text());
+    for (const each of found) await store.put(each);
+    await sidebar.refresh();
+    toast.tell(`${counted(found.length, "conversation is", "conversations are")} imported.`);
+  } catch (error) {
+    toast.tell(error.message);
+  }
+}
+
+// ---------------------------------------------------------------- settings
+
+// What was refused for want of a key is asked again.
+async function signedIn() {
+  await loadModels();
+  const last = shownPath(conversation).at(-1);
+  if (last?.error?.status === 401) again(last);
+}
+
+async function loadModels() {
+  try {
+    chooser.show(await models(), conversation.settings.model);
+  } catch (error) {
+    if (error.status === 401) signIn.ask();
+    else toast.tell(error.message);
+  }
+  showState();
+}
+
+function chooseModel(name) {
+  conversation.settings.model = name;
+  keepSettings({ ...lastSettings(), model: name });
+  keep(conversation, 0);
+  showState();
+}
+
+function changeSettings(settings) {
+  Object.assign(conversation.settings, settings);
+  keepSettings(conversation.settings);
+  keep(conversation, 0);
+  showState();
+}
+
+// ---------------------------------------------------------------- the composer
+
+function showState() {
+  const isRunning = answering.isRunning(conversation);
+  byId("stop").hidden = !isRunning;
+  byId("send").hidden = isRunning;
+  const place = isNew() ? "" : `#${conversation.id}`; // so that loading the page again shows the same
+  if (location.hash !== place) history.replaceState(null, "", place || location.pathname);
+  byId("welcome").hidden = !isNew();
+  const title = plainName(conversation.title, 60);
+  document.title = title ? `${title} · Hearth` : "Hearth";
+  const reason = chooser.imageReason();
+  byId("image-note").textContent = reason ? `Text and PDF files can be attached. ${reason}` : "Images, text and PDF files can be attached.";
+  const { hasTools, toolText, system } = conversation.settings;
+  const marks = [system.trim() && "system prompt", hasTools && "tools", toolText.trim() && "your tools"].filter(Boolean);
+  byId("settings-note").textContent = marks.join(", ");
+}
+
+function isNew() {
+  return !Object.keys(conversation.nodes).length;
+}
+
+function draftName() {
+  return `hearth-chat-draft-${isNew() ? ROOT : conversation.id}`;
+}
+
+function keepDraft() {
+  if (prompt.value) localStorage.setItem(draftName(), prompt.value);
+  else localStorage.removeItem(draftName());
+}
+
+function fitPrompt() {
+  prompt.rows = Math.min(12, Math.max(1, prompt.value.split("\n").length));
+  prompt.style.height = "auto";
+  prompt.style.height = `${prompt.scrollHeight + 2}px`;
+}
+
+function openDrawer() {
+  document.body.classList.add("drawer");
+  byId("close-sidebar").focus();
+}
+
+function closeDrawer() {
+  if (byId("sidebar").contains(document.activeElement)) byId("open-sidebar").focus();
+  document.body.classList.remove("drawer");
+}
+
+// ---------------------------------------------------------------- what the user does
+
+function onKey(event) {
+  if (document.querySelector("dialog[open]")) return;
+  if ((event.metaKey || event.ctrlKey) && event.key.toLowerCase() === "k") {
+    event.preventDefault();
+    startNew();
+  } else if (event.key === "Escape") {
+    if (document.body.classList.contains("drawer")) closeDrawer();
+    else if (answering.isRunning(conversation)) answering.stop(conversation);
+  } else if (event.key === "ArrowUp" && event.target === prompt && !prompt.value) {
+    list.last("user")?.edit();
+    event.preventDefault();
+  }
+}
+
+function listenToComposer() {
+  byId("composer").addEventListener("submit", (event) => {
+    event.preventDefault();
+    send();
+  });
+  prompt.addEventListener("keydown", (event) => {
+    if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+    event.preventDefault();
+    send();
+  });
+  prompt.addEventListener("input", () => {
+    keepDraft();
+    fitPrompt();
+  });
+  prompt.addEventListener("paste", (event) => {
+    if (!event.clipboardData.files.length) return;
+    event.preventDefault();
+    attachments.add([...event.clipboardData.files]);
+  });
+  byId("attach").addEventListener("click", () => byId("file").click());
+  byId("file").addEventListener("change", async (event) => {
+    await attachments.add([...event.target.files]);
+    event.target.value = "";
+  });
+  byId("stop").addEventListener("click", () => answering.stop(conversation));
+}
+
+function listenToDrops() {
+  const main = byId("main");
+  main.addEventListener("dragover", (event) => {
+    if (!event.dataTransfer.types.includes("Files")) return;
+    event.preventDefault();
+    main.classList.add("dropping");
+  });
+  main.addEventListener("dragleave", (event) => {
+    if (!main.contains(event.relatedTarget)) main.classList.remove("dropping");
+  });
+  main.addEventListener("drop", (event) => {
+    main.classList.remove("dropping");
+    if (!event.dataTransfer.files.length) return;
+    event.preventDefault();
+    attachments.add([...event.dataTransfer.files]);
+  });
+}
+
+function listen() {
+  listenToComposer();
+  listenToDrops();
+  document.addEventListener("keydown", onKey);
+  document.querySelector(".skip").addEventListener("click", (event) => {
+    event.preventDefault(); // the address names the conversation
+    prompt.focus();
+  });
+  byId("new-chat").addEventListener("click", startNew);
+  byId("new-chat-top").addEventListener("click", startNew);
+  byId("open-sidebar").addEventListener("click", openDrawer);
+  byId("close-sidebar").addEventListener("click", closeDrawer);
+  byId("scrim").addEventListener("click", closeDrawer);
+  byId("open-settings").addEventListener("click", () => settingsForm.open(conversation.settings));
+  byId("export").addEventListener("click", exportAll);
+  byId("import").addEventListener("click", () => byId("import-file").click());
+  byId("import-file").addEventListener("change", async (event) => {
+    await importFile(event.target.files[0]);
+    event.target.value = "";
+  });
+  byId("delete-all").addEventListener("click", removeAll);
+  window.addEventListener("pagehide", () => {
+    for (const each of loaded.values()) if (answering.isRunning(each)) keepNow(each);
+  });
+  window.addEventListener("hashchange", () => location.hash && open(location.hash.slice(1)));
+}
+
+async function begin() {
+  drawIcons();
+  listen();
+  const id = location.hash.slice(1);
+  startNew();
+  if (id) await open(id);
+  await sidebar.refresh();
+  try {
+    if (await signIn.check()) await loadModels();
+  } catch (error) {
+    toast.tell(error.message);
+  }
+}
+
+begin();

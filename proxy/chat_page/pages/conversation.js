@@ -1,0 +1,107 @@
+// A conversation is a tree of messages: an edit or another answer is a branch beside the first.
+// `chosen` says for each message, by its id, which of those behind it is shown.
+
+export const ROOT = "root";
+const TITLE_CHARS = 60;
+
+// crypto.randomUUID is there for https and localhost only.
+export function newId() {
+  const bytes = crypto.getRandomValues(new Uint8Array(16));
+  return Array.from(bytes, (byte) => byte.toString(16).padStart(2, "0")).join("");
+}
+
+export function newConversation(settings) {
+  const now = Date.now();
+  return { id: newId(), title: "", isNamed: false, created: now, updated: now, nodes: {}, chosen: {}, settings };
+}
+
+export function addNode(conversation, parent, fields) {
+  const node = { id: newId(), parent: parent ?? ROOT, created: Date.now(), ...fields };
+  conversation.nodes[node.id] = node;
+  conversation.chosen[node.parent] = node.id;
+  touch(conversation);
+  return node;
+}
+
+export function removeNode(conversation, node) {
+  delete conversation.nodes[node.id];
+  const others = children(conversation, node.parent);
+  if (others.length) conversation.chosen[node.parent] = others.at(-1).id;
+  else delete conversation.chosen[node.parent];
+}
+
+export function touch(conversation) {
+  conversation.updated = Date.now();
+  if (!conversation.isNamed) conversation.title = firstWords(conversation);
+}
+
+export function children(conversation, parent) {
+  return Object.values(conversation.nodes).filter((node) => node.parent === parent);
+}
+
+// The messages that are shown, the first one first.
+export function shownPath(conversation) {
+  const path = [];
+  let at = ROOT;
+  while (conversation.nodes[conversation.chosen[at]]) {
+    const node = conversation.nodes[conversation.chosen[at]];
+    path.push(node);
+    at = node.id;
+  }
+  return path;
+}
+
+// The messages from the first one to `node`.
+export function pathTo(conversation, node) {
+  const path = [];
+  for (let at = node; at; at = conversation.nodes[at.parent]) path.unshift(at);
+  return path;
+}
+
+export function branches(conversation, node) {
+  const all = children(conversation, node.parent).filter((other) => other.role === node.role);
+  return { all, index: all.indexOf(node) };
+}
+
+export function chooseBranch(conversation, node, step) {
+  const { all, index } = branches(conversation, node);
+  const other = all[index + step];
+  if (other) conversation.chosen[node.parent] = other.id;
+  return other;
+}
+
+function firstWords(conversation) {
+  const first = shownPath(conversation).find((node) => node.role === "user");
+  const words = (first?.content || first?.attachments?.[0]?.name || "").trim().split(/\s+/).join(" ");
+  return words.length <= TITLE_CHARS ? words : `${words.slice(0, TITLE_CHARS).replace(/\s\S*$/, "")} …`;
+}
+
+// The messages of a request: what leads to `node`, which is the last of them.
+export function requestMessages(conversation, node) {
+  const system = conversation.settings.system.trim();
+  const messages = pathTo(conversation, node).flatMap(requestMessage);
+  return system ? [{ role: "system", content: system }, ...messages] : messages;
+}
+
+function requestMessage(node) {
+  if (node.role === "user") return [{ role: "user", content: userContent(node) }];
+  if (node.role === "tool") return [{ role: "tool", tool_call_id: node.callId, content: node.content }];
+  if (!node.content && !node.calls?.length) return []; // it failed, or was stopped, before it said anything
+  const message = { role: "assistant", content: node.content };
+  if (node.thinking) message.reasoning_content = node.thinking;
+  if (node.calls?.length) {
+    message.tool_calls = node.calls.map(({ id, name, text }) => ({
+      id, type: "function", function: { name, arguments: text },
+    }));
+  }
+  return [message];
+}
+
+function userContent(node) {
+  if (!node.attachments?.length) return node.content;
+  const parts = node.attachments.map((file) =>
+    file.kind === "image"
+      ? { type: "image_url", image_url: { url: file.data } }
+      : { type: "file", file: { filename: file.name, file_data: file.data } });
+  return node.content ? [...parts, { type: "text", text: node.content }] : parts;
+}

@@ -1,0 +1,45 @@
+// Asks for the key where the server wants one, over the page as it is: nothing that was typed is lost.
+
+import { signIn, signInState, signOut } from "./api.js";
+
+const byId = (id) => document.getElementById(id);
+
+export class SignInDialog {
+  // `signedIn` is called each time that the page may call the API again.
+  constructor(signedIn) {
+    this.dialog = byId("sign-in");
+    this.dialog.addEventListener("cancel", (event) => event.preventDefault()); // nothing works without it
+    byId("sign-in-form").addEventListener("submit", async (event) => {
+      event.preventDefault();
+      byId("wrong").textContent = "";
+      try {
+        await signIn(byId("key").value);
+      } catch (error) {
+        byId("wrong").textContent = error.status === 401 ? "This key is not accepted." : error.message;
+        byId("key").select();
+        return;
+      }
+      byId("key").value = "";
+      this.dialog.close();
+      byId("sign-out").hidden = false;
+      signedIn();
+    });
+    byId("sign-out").addEventListener("click", async () => {
+      await signOut();
+      byId("sign-out").hidden = true;
+      this.ask();
+    });
+  }
+
+  ask() {
+    if (!this.dialog.open) this.dialog.showModal();
+  }
+
+  // Returns whether the API may be called; asks for the key where it may not.
+  async check() {
+    const state = await signInState();
+    byId("sign-out").hidden = !state.is_signed_in;
+    if (state.needs_key && !state.is_signed_in) this.ask();
+    return !state.needs_key || state.is_signed_in;
+  }
+}

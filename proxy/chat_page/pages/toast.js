@@ -1,0 +1,29 @@
+// Tells in a line at the foot what just happened, perhaps with a button that takes it back.
+
+import { element } from "/dashboard/format.js";
+
+const SHOWN_MS = 8000;
+
+export class Toast {
+  constructor(root) {
+    this.root = root;
+    this.timer = 0;
+  }
+
+  tell(text, label = "", action = null) {
+    const close = () => (this.root.hidden = true);
+    const parts = [element("span", { dir: "auto" }, text)];
+    if (action) {
+      const button = element("button", { type: "button" }, label);
+      button.addEventListener("click", () => {
+        close();
+        action();
+      });
+      parts.push(button);
+    }
+    this.root.replaceChildren(...parts);
+    this.root.hidden = false;
+    clearTimeout(this.timer);
+    this.timer = setTimeout(close, SHOWN_MS);
+  }
+}

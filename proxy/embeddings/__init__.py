@@ -1,0 +1,1 @@
+"""Embeddings and reranking: routes, and the process that computes them."""

@@ -1,0 +1,97 @@
+"""A sign-in stands for its key, for a while, and as long as the key is accepted."""
+
+import asyncio
+import time
+from typing import Any
+from urllib.parse import urlencode
+
+import pytest
+
+from hearth.proxy.http import sign_ins as sign_ins_module
+from hearth.proxy.http.api_keys import Headers, sent_keys
+from hearth.proxy.http.body_memory_budget import BodyBudget
+from hearth.proxy.http.http_exchange import HttpExchange
+from hearth.proxy.http.sign_ins import SIGN_IN_S, SIGN_INS_MAX, BrowserSignIns, SignIns, form_key
+from hearth.shared.errors import RequestError
+
+
+def test_sign_ins_are_bounded_for_each_key_and_run_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    passes = SignIns()
+    others = passes.issue(b"other")
+    tokens = [passes.issue(b"one") for _ in range(SIGN_INS_MAX + 1)]
+    assert len(set(tokens)) == SIGN_INS_MAX + 1
+    assert passes.key_of(tokens[0]) is None
+    assert passes.key_of(tokens[1]) == passes.key_of(tokens[-1]) == b"one"
+    assert passes.key_of(others) == b"other", "who signs in often ends nobody else's"
+    monkeypatch.setattr(sign_ins_module, "SIGN_IN_S", 0.0)
+    assert passes.key_of(passes.issue(b"late")) is None
+    assert not any(token in repr(vars(passes)) for token in tokens)
+
+
+def test_a_sign_in_runs_out_while_the_machine_sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    passes, now = SignIns(), time.time()
+    token = passes.issue(b"one")
+    assert passes.key_of(token) == b"one"
+    monkeypatch.setattr(time, "time", lambda: now + SIGN_IN_S + 1)
+    assert passes.key_of(token) is None
+
+
+def test_a_sign_in_that_was_ended_holds_no_more_and_others_do() -> None:
+    passes = SignIns()
+    first, second = passes.issue(b"one"), passes.issue(b"one")
+    passes.end(first)
+    passes.end("never issued")
+    assert (passes.key_of(first), passes.key_of(second)) == (None, b"one")
+
+
+class ChangingKeys:
+    """Accepts whatever is in `accepted` at the moment, as LiteLLM's database does."""
+
+    def __init__(self, *accepted: bytes) -> None:
+        self.accepted = set(accepted)
+        self.asked: list[bytes] = []
+
+    async def identity(self, headers: Headers, path: str = "") -> str | None:
+        keys = list(sent_keys(headers))
+        self.asked += keys
+        if not self.accepted.intersection(keys):
+            raise RequestError("no", status=401, code="invalid_api_key")
+        return "owner"
+
+
+def exchange_of(method: str, body: bytes = b"", cookie: bytes = b"") -> HttpExchange:
+    async def receive() -> Any:
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    async def send(message: Any) -> None:
+        raise AssertionError(message)
+
+    headers = [(b"content-length", b"%d" % len(body)), (b"cookie", cookie)]
+    scope = {"type": "http", "method": method, "path": "/chat/sign-in", "headers": headers}
+    return HttpExchange(scope, receive, send, BodyBudget())
+
+
+def test_a_key_that_was_taken_back_opens_nothing_though_its_sign_in_holds() -> None:
+    keys = ChangingKeys(b"sk-one")
+    sign_ins = BrowserSignIns(4000, keys)
+
+    async def body() -> None:
+        form = exchange_of("POST", urlencode({"key": "sk-one"}).encode())
+        await sign_ins.sign_in(form, await form_key(form))
+        cookie = form.reply_headers[0][1].partition(b";")[0]
+        known = exchange_of("GET", cookie=cookie)
+        assert await sign_ins.identity(known) == "owner"
+        assert sign_ins.key_of(known) == b"sk-one"
+        keys.accepted.clear()
+        with pytest.raises(RequestError, match="no"):
+            await sign_ins.identity(known)
+
+    asyncio.run(body())
+    assert keys.asked == [b"sk-one"] * 3, "it is asked after each time"
+
+
+def test_who_has_no_key_and_no_sign_in_is_asked_after_once_and_without_a_key() -> None:
+    keys = ChangingKeys(b"sk-one")
+    with pytest.raises(RequestError):
+        asyncio.run(BrowserSignIns(4000, keys).identity(exchange_of("GET")))
+    assert keys.asked == []

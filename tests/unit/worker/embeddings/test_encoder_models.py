@@ -1,0 +1,319 @@
+"""Vectors and scores are those of mlx-vlm called directly, and no neighbour moves them."""
+
+import json
+import shutil
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+import pytest
+from hypothesis import given, settings as hypothesis_settings, strategies as st
+from mlx.utils import tree_flatten
+from mlx_vlm.embedding_loader import load_embedding_model
+from mlx_vlm.models.pooling import read_pooling_config
+from mlx_vlm.reranker_loader import load_reranker
+from mlx_vlm.server.reranking import RerankItem, score_documents
+from mlx_vlm.utils import load_processor
+from numpy.typing import NDArray
+
+from hearth.shared.errors import RequestError, StartError
+from hearth.worker.embeddings.embedding_model import (
+    EmbeddingModel,
+    check_dimensions,
+    cut_vectors,
+)
+from hearth.worker.embeddings.forward_pace import ForwardPace
+from hearth.worker.embeddings.job_queue import Job
+from hearth.worker.embeddings.layer_rests import LayerRests
+from hearth.worker.embeddings.rerank_model import RankedPairs, RerankModel
+from scripts.fixtures.embedding_checkpoints import embedding_checkpoint
+
+EMBEDDERS: Final = ("bert", "xlm_roberta", "modernbert", "qwen3", "gemma3")
+RANKERS: Final = ("bert_ranker", "xlm_roberta_ranker", "modernbert_ranker", "qwen3_ranker")
+COSINE_MIN: Final = 1 - 1e-6
+WORDS: Final = [
+    "import",
+    "abc",
+    "class",
+    "self",
+    "return",
+    "12",
+    "é",
+    "语",
+    "🙂",
+    "def",
+    "value",
+    "None",
+    "test",
+    "of",
+    "the",
+]
+LENGTHS: Final = st.lists(st.integers(1, 60), min_size=1, max_size=12)
+
+
+@cache
+def embedder(name: str, dtype: str = "float32") -> tuple[EmbeddingModel, LayerRests]:
+    rests = LayerRests()
+    return EmbeddingModel(str(embedding_checkpoint(name, dtype)), rests), rests
+
+
+@cache
+def ranker(name: str) -> RerankModel:
+    return RerankModel(str(embedding_checkpoint(name)), LayerRests())
+
+
+@cache
+def library(name: str, dtype: str = "float32") -> tuple[Any, Any]:
+    """Return model and tokenizer as mlx-vlm's server loads them, in float32."""
+    directory = embedding_checkpoint(name, dtype)
+    model = load_embedding_model(directory)
+    model.pooling_config = read_pooling_config(directory)
+    model.set_dtype(mx.float32)
+    return model, load_processor(directory, add_detokenizer=False)
+
+
+def alone(name: str, text: str, dtype: str = "float32") -> NDArray[np.float32]:
+    """Return the vector of one text as mlx-vlm gives it, with nothing beside it."""
+    model, tokenizer = library(name, dtype)
+    told = tokenizer([text], return_tensors="np")
+    ids, mask = mx.array(told["input_ids"]), mx.array(told["attention_mask"])
+    return np.array(model(ids, attention_mask=mask).text_embeds)[0]
+
+
+def text_of(count: int, seed: int = 0) -> str:
+    return " ".join(WORDS[(seed + 7 * number) % len(WORDS)] for number in range(count))
+
+
+def computed(
+    model: Any, items: list[Any], rests: LayerRests, tokens: int = 128
+) -> NDArray[np.float32]:
+    """Return the values of items as the process computes them: by length, in batches."""
+    found: list[NDArray[np.float32]] = []
+    job = Job(1, model, items, False, lambda values, _: found.append(values))  # type: ignore
+    while not job.is_tokenised:
+        job.tokenise()
+    while not job.is_computed:
+        job.compute(ForwardPace(10, tokens), rests.clock)
+    job.answer()
+    return found[0]
+
+
+@pytest.mark.parametrize("name", EMBEDDERS)
+@given(lengths=LENGTHS, tokens=st.integers(16, 512))
+@hypothesis_settings(max_examples=8)
+def test_vectors_of_a_mixed_batch_are_mlx_vlms_of_each_text_alone(
+    name: str, lengths: list[int], tokens: int
+) -> None:
+    model, rests = embedder(name)
+    texts = [text_of(count, seed) for seed, count in enumerate(lengths)]
+    vectors = cut_vectors(computed(model, list(texts), rests, tokens), None)
+    for text, vector in zip(texts, vectors, strict=True):
+        assert float(vector @ alone(name, text)) >= COSINE_MIN, text
+
+
+@pytest.mark.parametrize("name", RANKERS)
+def test_scores_are_mlx_vlms(name: str) -> None:
+    documents = [text_of(count, count) for count in (1, 3, 12, 4, 1, 7)]
+    query = "what is abc"
+    scores = computed(RankedPairs(ranker(name), query), list(documents), LayerRests())[:, 0]
+    model, processor = load_reranker(embedding_checkpoint(name))
+    asked = RerankItem(text=query)
+    for document, score in zip(documents, scores, strict=True):
+        told, _ = score_documents(
+            model, processor, model.config, asked, [RerankItem(text=document)], None
+        )
+        assert abs(told[0] - float(score)) < 1e-5, (document, told, score)
+    assert np.ptp(scores) > 1e-3, "equal scores would say nothing"
+
+
+@pytest.mark.parametrize("name", EMBEDDERS)
+def test_a_model_of_16_bits_is_computed_in_float32_and_no_neighbour_moves_a_vector(
+    name: str,
+) -> None:
+    model, rests = embedder(name, "bfloat16")
+    texts = [text_of(count, count) for count in (30, 2, 11, 25, 1)]
+    together = cut_vectors(computed(model, list(texts), rests, 512), None)
+    for text, vector in zip(texts, together, strict=True):
+        own = cut_vectors(computed(model, [text], rests), None)[0]
+        assert float(vector @ own) >= COSINE_MIN
+        assert float(vector @ alone(name, text, "bfloat16")) >= COSINE_MIN
+    assert model.facts.weight_bytes < embedder(name)[0].facts.weight_bytes * 0.6
+
+
+def test_a_quantised_model_is_computed_in_float32(tmp_path: Path) -> None:
+    directory = tmp_path / "quantised"
+    shutil.copytree(embedding_checkpoint("qwen3", "bfloat16"), directory)
+    weights = load_embedding_model(directory)
+    nn.quantize(weights, group_size=32, bits=8)
+    parameters = dict(tree_flatten(weights.parameters()))
+    mx.save_safetensors(str(directory / "model.safetensors"), parameters)
+    write_json(directory / "config.json", {"quantization": {"group_size": 32, "bits": 8}})
+    model = EmbeddingModel(str(directory), LayerRests())
+    texts = [text_of(count, count) for count in (30, 2, 11)]
+    for text, vector in zip(texts, computed(model, list(texts), LayerRests(), 512), strict=True):
+        own = computed(model, [text], LayerRests())[0]
+        assert float(vector @ own) >= COSINE_MIN
+        assert float(vector @ alone("qwen3", text)) > 0.99
+
+
+def test_rests_between_layers_change_no_vector_and_are_as_long_as_the_layers_took() -> None:
+    model, rests = embedder("bert")
+    plain = computed(model, [text_of(40)], rests)
+    before = rests.rested_s
+    rests.are_wanted = True
+    try:
+        assert np.array_equal(computed(model, [text_of(40)], rests), plain)
+    finally:
+        rests.are_wanted = False
+    assert rests.rested_s > before
+    rested = rests.rested_s
+    computed(model, [text_of(40)], rests)
+    assert rests.rested_s == rested, "nobody streams"
+
+
+def test_token_ids_give_the_vector_of_their_text() -> None:
+    model, rests = embedder("bert")
+    text = text_of(9)
+    ids = list(model.rows([text], 0, False)[0].ids)
+    by_ids, by_text = computed(model, [ids, text], rests)
+    assert float(by_ids @ by_text) >= COSINE_MIN
+
+
+@pytest.mark.parametrize("item", [[-1], [800], [2**40], [], "", text_of(400)])
+def test_what_a_model_cannot_be_given_is_refused_with_its_number(item: Any) -> None:
+    model, _ = embedder("qwen3")
+    with pytest.raises(RequestError, match="Input 4 ") as refused:
+        model.rows(["good", item] if item != "" else ["good", []], 3, False)
+    assert (refused.value.status, refused.value.param) == (400, "input")
+
+
+def test_a_text_that_is_too_long_is_told_its_length_or_cut_where_that_is_asked() -> None:
+    model, _ = embedder("xlm_roberta")
+    assert model.facts.tokens_max == 254, "256 positions, of which two are never used"
+    with pytest.raises(RequestError, match=r"and the model takes 254\. .*remove at least [1-9]"):
+        model.rows([text_of(400)], 0, False)
+    row = model.rows([text_of(400)], 0, True)[0]
+    assert len(row.ids) == 254 and row.ids[-1] == 2, "its end token stays"
+    assert len(model.rows([[5] * 400], 0, True)[0].ids) == 254
+
+
+def test_a_long_document_is_cut_behind_the_query_and_before_the_answer() -> None:
+    model = ranker("qwen3_ranker")
+    with pytest.raises(RequestError, match=r"Document 2 with the query is [0-9,]+ tokens") as told:
+        model.pair_rows("what", [text_of(400)], 2, False)
+    assert told.value.param == "documents"
+    row = model.pair_rows("what", [text_of(400)], 0, True)[0]
+    short = model.pair_rows("what", ["x"], 0, True)[0]
+    assert len(row.ids) == model.facts.tokens_max and list(row.ids[-8:]) == list(short.ids[-8:])
+
+
+@given(st.integers(1, 32), st.integers(0, 2**32 - 1))
+def test_cut_vectors_have_length_1_and_the_first_values_in_proportion(
+    dimensions: int, seed: int
+) -> None:
+    values = np.random.default_rng(seed).normal(size=(3, 32)).astype(np.float32)
+    cut = cut_vectors(values, dimensions)
+    assert cut.shape == (3, dimensions) and cut.dtype == np.dtype("<f4")
+    assert np.allclose(np.linalg.norm(cut, axis=1), 1, atol=1e-6)
+    scale = np.linalg.norm(values[:, :dimensions], axis=1, keepdims=True)
+    assert np.allclose(cut * scale, values[:, :dimensions], atol=1e-5)
+
+
+@pytest.mark.parametrize("dimensions", [0, -1, 33])
+def test_dimensions_that_a_model_has_not_are_refused(dimensions: int) -> None:
+    with pytest.raises(RequestError, match="from 1 to 32") as refused:
+        check_dimensions(dimensions, 32)
+    assert refused.value.param == "dimensions"
+
+
+def test_what_is_no_number_is_never_answered() -> None:
+    with pytest.raises(RequestError, match="no number") as refused:
+        cut_vectors(np.array([[np.nan, 1]], np.float32), None)
+    assert refused.value.status == 500
+
+
+# ---------------------------------------------------------------- checkpoints
+
+
+def write_json(path: Path, more: Any) -> None:
+    """Write a file, or add to the object that it holds."""
+    told = json.loads(path.read_text()) if path.exists() and isinstance(more, dict) else None
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps(more if told is None else told | more))
+
+
+def changed(tmp_path: Path, name: str, files: dict[str, Any]) -> str:
+    directory = tmp_path / "model"
+    shutil.copytree(embedding_checkpoint(name), directory)
+    for file, content in files.items():
+        if isinstance(content, str):
+            (directory / file).write_text(content)
+        else:
+            write_json(directory / file, content)
+    return str(directory)
+
+
+def module(kind: str, path: str = "") -> dict[str, str]:
+    return {"type": kind, "path": path}
+
+
+ST: Final = "sentence_transformers.models."
+
+
+@pytest.mark.parametrize(
+    ("files", "why"),
+    [
+        ({"run.py": "print()"}, "code of its own"),
+        ({"config.json": {"auto_map": {"AutoModel": "x.Y"}}}, "code of its own"),
+        ({"config.json": {"hidden_act": "relu"}}, "hidden_act"),
+        ({"config.json": {"model_type": "nomic_bert"}}, "nomic_bert not supported"),
+        ({"modules.json": [module(ST + "Transformer"), module(ST + "Dense", "2_Dense")]}, "Dense"),
+        ({"modules.json": [module("custom_st.Transformer")]}, "custom_st"),
+        ({"1_Pooling/config.json": {"pooling_mode": "weightedmean"}}, "weightedmean"),
+        ({"1_Pooling/config.json": {"include_prompt": False}}, "INSTRUCTOR"),
+        ({"model.safetensors": "torn"}, "cannot be loaded"),
+    ],
+)
+def test_a_checkpoint_that_would_be_computed_wrongly_is_refused(
+    tmp_path: Path, files: dict[str, Any], why: str
+) -> None:
+    with pytest.raises(StartError, match=why) as refused:
+        EmbeddingModel(changed(tmp_path, "bert", files), LayerRests())
+    assert str(refused.value).startswith("EMBEDDING_MODEL is ")
+
+
+def test_a_chat_model_is_no_embedding_model_and_an_embedding_model_ranks_nothing() -> None:
+    with pytest.raises(StartError, match=r"RERANK_MODEL is .* cannot be loaded"):
+        RerankModel(str(embedding_checkpoint("bert")), LayerRests())
+    with pytest.raises(StartError, match="EMBEDDING_MODEL is "):
+        EmbeddingModel("builtin:pocket", LayerRests())
+
+
+def test_pooling_limit_and_prompt_are_those_that_the_checkpoint_names(tmp_path: Path) -> None:
+    files = {
+        "modules.json": [module(ST + "Transformer"), module(ST + "Pooling", "pool")],
+        "pool/config.json": {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False},
+        "sentence_bert_config.json": {"max_seq_length": 20},
+        "config_sentence_transformers.json": {
+            "prompts": {"query": "test of ", "document": ""},
+            "default_prompt_name": "query",
+        },
+    }
+    model = EmbeddingModel(changed(tmp_path, "bert", files), LayerRests())
+    assert (model.facts.pooling, model.facts.tokens_max) == ("cls", 20)
+    plain, _ = embedder("bert")
+    assert list(model.rows(["abc"], 0, False)[0].ids) == list(
+        plain.rows(["test of abc"], 0, False)[0].ids
+    )
+    first = np.array(library("bert")[0](mx.array([[2, 9, 3]])).last_hidden_state)[0, 0]
+    vector = computed(model, [[2, 9, 3]], LayerRests())[0]
+    assert float(vector @ (first / np.linalg.norm(first))) >= COSINE_MIN
+
+
+def test_a_checkpoint_without_a_pooling_is_said_to_have_mlx_vlms(tmp_path: Path) -> None:
+    source = Path(changed(tmp_path, "bert", {}))
+    shutil.rmtree(source / "1_Pooling")
+    assert EmbeddingModel(str(source), LayerRests()).facts.pooling == "default"

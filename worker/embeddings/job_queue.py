@@ -1,0 +1,121 @@
+"""Holds the requests that are computed, in small steps, and says whose step is next.
+
+Owner: the main thread of the process that embeds. No step takes longer than its pace allows, but
+for one long row.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hearth.shared.embedding_messages import EmbeddingMessage
+from hearth.worker.embeddings.forward_pace import ForwardPace
+from hearth.worker.embeddings.length_batches import LengthBatches
+from hearth.worker.embeddings.token_rows import RowModel, TokenRow
+
+TOKENISED_CHARS: Final = 32_768  # in one step, and one item at least
+CHARS_A_TOKEN: Final = 4  # guessed, of what has not been tokenised
+
+# Makes the answer, of the values of all rows in order, and how many tokens each has.
+Finish = Callable[[NDArray[np.float32], list[int]], EmbeddingMessage]
+
+
+class Job:
+    """One request: first its items become rows of tokens, then these are computed in batches.
+
+    Invariant: a step does one of the two, and each row is computed once.
+    """
+
+    def __init__(
+        self,
+        request_id: int,
+        model: RowModel,
+        items: Sequence[Any],
+        truncate: bool,
+        finish: Finish,
+    ) -> None:
+        self.request_id = request_id
+        self._model, self._items, self._truncate, self._finish = model, items, truncate, finish
+        self._rows: list[TokenRow] = []
+        self._batches: LengthBatches | None = None
+        self._values: NDArray[np.float32] | None = None
+        self._chars_left = sum(map(len, items))
+
+    @property
+    def tokens_left(self) -> int:
+        """Return about how much of it there is to compute."""
+        counted = sum(len(row.ids) for row in self._rows) if self._batches is None else 0
+        left = self._batches.tokens_left if self._batches is not None else 0
+        return counted + left + self._chars_left // CHARS_A_TOKEN
+
+    @property
+    def is_tokenised(self) -> bool:
+        return len(self._rows) == len(self._items)
+
+    def tokenise(self) -> None:
+        """Turn the next items into rows. Raises RequestError: the model cannot be given one."""
+        first = stop = len(self._rows)
+        chars = 0
+        while stop < len(self._items) and (stop == first or chars < TOKENISED_CHARS):
+            chars += len(self._items[stop])
+            stop += 1
+        self._rows += self._model.rows(self._items[first:stop], first, self._truncate)
+        self._chars_left -= chars
+        if self.is_tokenised:
+            self._batches = LengthBatches([len(row.ids) for row in self._rows])
+
+    def compute(self, pace: ForwardPace, clock: Callable[[], float]) -> float:
+        """Compute the next batch; return how long that took by `clock`, in seconds."""
+        assert self._batches is not None, "tokenise first"
+        batch = self._batches.take(pace.tokens)
+        rows = [self._rows[index] for index in batch]
+        began = clock()
+        values = self._model.values(rows)
+        computed_s = clock() - began
+        pace.note(max(len(row.ids) for row in rows) * len(rows), computed_s)
+        if self._values is None:
+            self._values = np.zeros((len(self._rows), values.shape[1]), np.float32)
+        self._values[batch] = values
+        return computed_s
+
+    @property
+    def is_computed(self) -> bool:
+        return self._batches is not None and self._batches.is_empty
+
+    def answer(self) -> EmbeddingMessage:
+        """Return what is answered, once all is computed. Raises RequestError: it cannot be."""
+        assert self.is_computed and self._values is not None, self.request_id
+        return self._finish(self._values, [len(row.ids) for row in self._rows])
+
+
+class JobQueue:
+    """The jobs that have no answer yet, in the order in which they came.
+
+    The turn goes by turns to the one that came first and to the one that has least to do: a short
+    request waits for no long one, and a long one gets at least every second step.
+    """
+
+    def __init__(self) -> None:
+        self._jobs: dict[int, Job] = {}
+        self._is_shortest_next = True
+
+    def __len__(self) -> int:
+        return len(self._jobs)
+
+    def add(self, job: Job) -> None:
+        assert job.request_id not in self._jobs, job.request_id
+        self._jobs[job.request_id] = job
+
+    def remove(self, request_id: int) -> None:
+        """Forget a job; one that is not there has its answer."""
+        self._jobs.pop(request_id, None)
+
+    def next(self) -> Job:
+        """Return the job whose step is next."""
+        jobs = list(self._jobs.values())
+        assert jobs, "nothing is asked"
+        shortest = min(jobs, key=lambda job: job.tokens_left)
+        is_shortest, self._is_shortest_next = self._is_shortest_next, not self._is_shortest_next
+        return shortest if is_shortest else jobs[0]

@@ -1,0 +1,159 @@
+"""Scores documents by a query, with a model of RERANK_MODEL as mlx-vlm loads it.
+
+Two kinds: classifiers, which are given a query and a document as a pair, and Qwen3-Reranker, which
+is asked whether the document answers the query, and its "yes" weighed against its "no".
+Source of the second's prompt: mlx_vlm.server.reranking, and Qwen's model card.
+Owner: the main thread of the process that embeds.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import mlx.core as mx
+import numpy as np
+from mlx_vlm.reranker import RerankerKind, reranker_kind
+from mlx_vlm.reranker_loader import load_reranker
+from numpy.typing import NDArray
+from transformers import AutoTokenizer
+
+from hearth.shared.embedding_messages import EncoderFacts
+from hearth.worker.embeddings.checkpoint import (
+    cannot_load,
+    checkpoint_directory,
+    compute_in_float32,
+    tokens_max,
+    weights_nbytes,
+)
+from hearth.worker.embeddings.layer_rests import LayerRests
+from hearth.worker.embeddings.padded_batch import pad
+from hearth.worker.embeddings.token_rows import TokenRow, check_row
+from hearth.worker.engine.vision.vlm_loader import read_json
+
+SETTING: Final = "RERANK_MODEL"
+INSTRUCTION: Final = "Given a search query, retrieve relevant candidates that answer the query."
+SYSTEM_PROMPT: Final = (
+    "Judge whether the Document meets the requirements based on the Query and the "
+    'Instruct provided. Note that the answer can only be "yes" or "no".'
+)
+ANSWER_BEGIN: Final = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+
+
+class RerankModel:
+    """A model that gives a score from 0 to 1 for a document."""
+
+    def __init__(self, source: str, rests: LayerRests) -> None:
+        """Load what RERANK_MODEL names. Raises StartError: it cannot be."""
+        directory = checkpoint_directory(source, SETTING)
+        config = read_json(directory / "config.json")
+        try:
+            kind = reranker_kind(config)
+            if kind == RerankerKind.GENERATIVE_VL:
+                raise ValueError("it ranks images too, and only texts are ranked here")
+            self._is_classifier = kind == RerankerKind.SEQUENCE_CLASSIFIER
+            self._model: Any = load_reranker(directory)[0]
+            self._tokenizer: Any = AutoTokenizer.from_pretrained(str(directory))
+            compute_in_float32(self._model)
+            self._pad_id = int(config.get("pad_token_id") or self._tokenizer.pad_token_id or 0)
+            self._vocabulary = int(config["vocab_size"])
+            if not self._is_classifier:
+                self._yes, self._no = (self._only_token(word) for word in ("yes", "no"))
+                self._answer_begin = self._tokens(ANSWER_BEGIN)
+            self.values([TokenRow([0])])
+        except Exception as error:  # whatever files, an architecture or the device can raise
+            raise cannot_load(SETTING, source, error) from error
+        self.facts = EncoderFacts(
+            architecture=str(config.get("model_type", "unknown")),
+            tokens_max=tokens_max(directory, config, self._tokenizer),
+            weight_bytes=weights_nbytes(self._model),
+        )
+        model = self._model if self._is_classifier else self._model.language_model.model
+        rests.pace(model.layers)
+
+    def _tokens(self, text: str) -> list[int]:
+        return list(self._tokenizer.encode(text, add_special_tokens=False))
+
+    def _only_token(self, word: str) -> int:
+        found = self._tokens(word)
+        if len(found) != 1:
+            raise ValueError(f"its tokenizer has no token {word!r}")
+        return found[0]
+
+    def pair_rows(
+        self, query: str, documents: Sequence[str], first: int, truncate: bool
+    ) -> list[TokenRow]:
+        """Return the tokens of the query with each document.
+
+        Raises RequestError: one of them is too long for the model, and is not to be cut.
+        """
+        make = self._classifier_rows if self._is_classifier else self._chat_rows
+        rows = make(query, documents, self.facts.tokens_max if truncate else None)
+        for index, row in enumerate(rows, first):
+            check_row(
+                row, f"Document {index} with the query", self.facts.tokens_max, self._vocabulary
+            )
+        return rows
+
+    def _classifier_rows(
+        self, query: str, documents: Sequence[str], cut: int | None
+    ) -> list[TokenRow]:
+        limits = {} if cut is None else {"truncation": True, "max_length": cut}
+        told = self._tokenizer([query] * len(documents), list(documents), **limits)
+        types = told.get("token_type_ids") or [None] * len(documents)
+        return [TokenRow(*row) for row in zip(told["input_ids"], types, strict=True)]
+
+    def _chat_rows(self, query: str, documents: Sequence[str], cut: int | None) -> list[TokenRow]:
+        rows = []
+        for document in documents:
+            asked = f"<Instruct>: {INSTRUCTION}\n\n<Query>: {query}\n\n<Document>: {document}"
+            ids = self._tokenizer.apply_chat_template(
+                [
+                    {"role": "system", "content": SYSTEM_PROMPT},
+                    {"role": "user", "content": asked},
+                ],
+                add_generation_prompt=False,
+                enable_thinking=False,
+                return_dict=False,
+            )
+            kept = None if cut is None else cut - len(self._answer_begin)
+            rows.append(TokenRow([*ids[:kept], *self._answer_begin]))
+        return rows
+
+    def values(self, rows: Sequence[TokenRow]) -> NDArray[np.float32]:
+        """Return the score of each row, (rows, 1)."""
+        batch = pad(rows, self._pad_id)
+        if self._is_classifier:
+            told = {} if batch.types is None else {"token_type_ids": batch.types}
+            logits = self._model(batch.ids, attention_mask=batch.mask, **told).logits[:, 0]
+        else:
+            logits = self._yes_over_no(batch.ids, batch.mask.sum(axis=1) - 1)
+        return np.array(mx.sigmoid(logits).astype(mx.float32))[:, None]
+
+    def _yes_over_no(self, ids: mx.array, last: mx.array) -> mx.array:
+        """Return how much likelier "yes" is than "no" behind the tokens at `last`.
+
+        What is padded stands behind them, where nothing that is read looks.
+        """
+        language = self._model.language_model
+        inner = language.model
+        hidden = inner.embed_tokens(ids)
+        for layer in inner.layers:
+            hidden = layer(hidden, "causal", None)
+        hidden = inner.norm(hidden)[mx.arange(ids.shape[0]), last]
+        if hasattr(language, "lm_head"):
+            logits = language.lm_head(hidden)
+        else:
+            logits = inner.embed_tokens.as_linear(hidden)
+        return logits[:, self._yes] - logits[:, self._no]
+
+
+class RankedPairs:
+    """One query's documents, as rows of tokens. Is a RowModel."""
+
+    def __init__(self, model: RerankModel, query: str) -> None:
+        self._model, self._query = model, query
+
+    def rows(self, items: Sequence[str], first: int, truncate: bool) -> list[TokenRow]:
+        return self._model.pair_rows(self._query, items, first, truncate)
+
+    def values(self, rows: Sequence[TokenRow]) -> NDArray[np.float32]:
+        return self._model.values(rows)
