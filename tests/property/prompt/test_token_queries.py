@@ -73,11 +73,13 @@ def test_a_text_whose_controls_are_not_read_has_no_control_token(name: str, text
     assert family(name).tokenizer.decode(ids) == text
 
 
-def test_a_beginning_is_put_where_the_tokenizer_has_one() -> None:
-    for name in FAMILIES:
-        beginning = builder(name).tokeniser.beginning
-        found = ids_of(ask(name, Prompt([], text="Hi"), tells="ids"))
-        assert found == [*beginning, *encoded(name, "Hi")]
+def test_a_beginning_is_put_where_the_tokenizer_has_one_and_it_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    text = Prompt([], text="Hi")
+    monkeypatch.setattr(builder("qwen3", context_tokens=8).tokeniser, "beginning", [3])
+    assert ids_of(ask("qwen3", text, tells="ids")) == [3, *encoded("qwen3", "Hi")]
+    assert bare("qwen3", "Hi") == encoded("qwen3", "Hi")
 
 
 def test_a_text_may_be_longer_than_the_context_and_a_token_must_be_one() -> None:

@@ -9,11 +9,15 @@ import orjson
 import pytest
 
 from hearth.proxy.api.responses import event_log, running_responses
+from hearth.proxy.api.responses.response_store import ResponseStore
+from hearth.proxy.api.responses.running_responses import RunningResponses
+from hearth.proxy.http.body_memory_budget import BodyBudget
+from hearth.proxy.http.http_exchange import ClientGone, HttpExchange
 from hearth.proxy.request.session_id import key_digest
 from hearth.shared.errors import RequestError
 from tests.helpers.proxy.app_over_workers import Front, front
 from tests.helpers.proxy.fake_worker_pool import run
-from tests.helpers.proxy.proxy_app import HOST, Reply, asked
+from tests.helpers.proxy.proxy_app import Reply, asked
 
 pytestmark = pytest.mark.process
 
@@ -232,22 +236,32 @@ def test_only_so_many_are_in_background_and_a_stop_ends_all(monkeypatch: Any) ->
 
 
 def test_a_client_that_leaves_before_it_knows_an_id_leaves_nothing_running() -> None:
+    budget, incoming = BodyBudget(), asyncio.Queue[Any]()
+    incoming.put_nowait({"type": "http.request", "body": b"12345", "more_body": False})
+    held = []
+
+    async def send(_: Any) -> None:
+        raise AssertionError("nobody is there")
+
+    async def answer(detached: HttpExchange) -> None:
+        """Go on with a request that is not accepted yet, and has no end of its own."""
+        incoming.put_nowait({"type": "http.disconnect"})
+        try:
+            await detached.while_connected(asyncio.Event().wait())
+        finally:
+            held.append(budget.bytes_held)
+
     async def body() -> None:
-        async with opened() as client:
-            incoming = asyncio.Queue[Any]()
-            octets = orjson.dumps({"input": "x" * 300_000, "background": True})
-            incoming.put_nowait({"type": "http.request", "body": octets, "more_body": False})
-            incoming.put_nowait({"type": "http.disconnect"})
-
-            async def send(_: Any) -> None:
-                raise AssertionError("nobody is there")
-
-            scope = {"type": "http", "method": "POST", "path": "/v1/responses", "scheme": "http"}
-            scope |= {"headers": [HOST, MINE], "query_string": b""}
-            await client.front.app(scope, incoming.get, send)
-            await client.front.app.routes.running.close()
-            await client.idle()
-            assert not client.front.made.events("Submit")
+        scope = {"type": "http", "method": "POST", "path": "/v1/responses", "headers": [MINE]}
+        exchange = HttpExchange(scope, incoming.get, send, budget)
+        await exchange.read_body()
+        running = RunningResponses(ResponseStore())
+        with pytest.raises(ClientGone):
+            await running.serve(exchange, answer, wants_events=False)
+        exchange.end()
+        await running.close()
+        assert held == [5], "the body is held as long as its request goes on"
+        assert budget.bytes_held == 0
 
     run(body)
 
