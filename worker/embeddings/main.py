@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from typing import BinaryIO, Final, TypeAlias
+from typing import Any, BinaryIO, Final, TypeAlias
 
 import mlx.core as mx
 import numpy as np
@@ -80,8 +80,7 @@ class EmbeddingServer:
         """Load the models that are named, and tell the proxy. Raises StartError."""
         self._embedding = EmbeddingModel(embedding, self._rests) if embedding else None
         self._rerank = RerankModel(rerank, self._rests) if rerank else None
-        models = (self._embedding, self._rerank)
-        self.send(Loaded(*(model and dataclasses.asdict(model.facts) for model in models)))
+        self.send(Loaded(_facts_of(self._embedding), _facts_of(self._rerank)))
 
     def send(self, message: EmbeddingMessage) -> None:
         self._answers.write(encode(message))
@@ -120,11 +119,11 @@ class EmbeddingServer:
             self._rests.are_wanted = message.are_wanted
         elif isinstance(message, CancelJob):
             self._jobs.remove(message.request_id)
-        elif isinstance(message, Embed | Rerank):
+        elif isinstance(message, Rerank):
+            self._jobs.add(self._rerank_job(message))
+        elif isinstance(message, Embed):
             with self._refusing(message.request_id):
-                is_embed = isinstance(message, Embed)
-                job = self._embedding_job(message) if is_embed else self._rerank_job(message)
-                self._jobs.add(job)
+                self._jobs.add(self._embedding_job(message))
 
     def _embedding_job(self, asked: Embed) -> Job:
         assert self._embedding is not None, "the proxy asks for what it named"
@@ -157,6 +156,10 @@ class EmbeddingServer:
             self._jobs.remove(job.request_id)
             self.send(job.answer())
         self._rests.rest(computed_s - (self._rests.rested_s - rested_s))
+
+
+def _facts_of(model: EmbeddingModel | RerankModel | None) -> dict[str, Any] | None:
+    return None if model is None else dataclasses.asdict(model.facts)
 
 
 def read_frames(pipe: BinaryIO, inbox: Inbox) -> None:
