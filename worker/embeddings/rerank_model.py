@@ -2,7 +2,7 @@
 
 Two kinds: classifiers, which are given a query and a document as a pair, and Qwen3-Reranker, which
 is asked whether the document answers the query, and its "yes" weighed against its "no".
-Source of the second's prompt: mlx_vlm/server/reranking.py, and Qwen's model card.
+Source of the second's prompt: mlx_vlm.server.reranking, and Qwen's model card.
 Owner: the main thread of the process that embeds.
 """
 

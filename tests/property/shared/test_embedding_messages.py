@@ -1,4 +1,4 @@
-"""What one side of the pipe sends is what the other side reads, and nothing else is read."""
+"""One side of the pipe reads what the other sent, and nothing else."""
 
 import dataclasses
 from typing import Any
