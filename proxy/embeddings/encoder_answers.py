@@ -45,7 +45,7 @@ def in_parts(head: bytes, rows: Iterator[bytes]) -> list[bytes]:
         if len(part) >= PART_BYTES:
             parts.append(bytes(part))
             part.clear()
-    return [*parts, b"%b]}" % part]
+    return [*parts, bytes(part) + b"]}"]
 
 
 def vectors_json(found: Embeddings, encoding: Encoding) -> Iterator[bytes]:

@@ -101,7 +101,7 @@ class _AnswerReader:
         left out.
         """
         call, text = self._call, "".join(self._arguments)
-        self._call, self._arguments = None, []
+        self._arguments = []
         arguments = None if call is None else tools.whole_object(text or "{}")
         if call is None or arguments is None:
             return _Said()

@@ -82,10 +82,10 @@ class OllamaRoutes:
         group = groups.get(name)
         if group is None and self._names.find_exact(name) is None:
             group = loose_names(groups).get(loose_name(name))
-        model = None if group is None else self._model(name, group)
+        group = group or ListedGroup("", self._names.target(self._names.check(name, groups)))
+        model = self._model(name, group)
         if model is None:
-            target = self._names.target(self._names.check(name, groups))
-            model = TagModel.of_text(name, self._facts_of(target))
+            raise _elsewhere(name)
         await exchange.send_json(200, shown(model, self._names.since))
 
     def _model(self, name: str, group: ListedGroup) -> TagModel | None:
@@ -99,6 +99,16 @@ class OllamaRoutes:
 
     def _facts_of(self, target: str) -> ModelFacts | None:
         return self._pool.facts_of(self._names.model_of(target))
+
+
+def _elsewhere(name: str) -> RequestError:
+    return RequestError(
+        f"The model {name!r:.200} answers by the other APIs only: it is another server's, or ranks "
+        "documents. GET /api/tags lists those that answer here.",
+        status=404,
+        code="model_not_found",
+        param="model",
+    )
 
 
 async def _refused(exchange: HttpExchange) -> Any:

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeVar
 
 from hearth.proxy.api import prefill_endpoint
-from hearth.proxy.embeddings import ollama_embeddings
 from hearth.proxy.gateway.accounts.litellm_usage import AccountDialect, KeyedCall, LiteLLMLoop
 from hearth.proxy.http.api_keys import Headers
 from hearth.proxy.http.http_exchange import RawHeaders
@@ -33,8 +32,12 @@ _ROUTES: Final = (
 )
 
 
-# Of ours, those by which a prompt is read or answered.
-_PROMPTS: Final = (prefill_endpoint.PATH, "/api/chat", "/api/generate")
+_CHAT, _EMBEDDINGS = "/v1/chat/completions", "/v1/embeddings"
+_LIKE: Final = {  # of ours, those that read or answer a text, as those of LiteLLM's do
+    prefill_endpoint.PATH: _CHAT,
+    **dict.fromkeys(("/api/chat", "/api/generate"), _CHAT),
+    **dict.fromkeys(("/api/embed", "/api/embeddings"), _EMBEDDINGS),
+}
 
 
 def route_of(path: str) -> str:
@@ -45,9 +48,7 @@ def route_of(path: str) -> str:
     """
     if any(path == route or path.startswith(f"{route}/") for route in _ROUTES):
         return path
-    if path in ollama_embeddings.PATHS:
-        return "/v1/embeddings"
-    return "/v1/chat/completions" if path in _PROMPTS else "/v1/models"
+    return _LIKE.get(path, "/v1/models")
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import orjson
 import pytest
 
 from hearth.proxy.api import chat_completions
@@ -157,6 +158,14 @@ def test_what_is_not_done_here_is_refused_with_a_remedy(field: str, value: Any) 
     error = refused(generate, **{field: value})
     assert error.param == field
     assert "Leave it out" in str(error) or "raw: true" in str(error)
+
+
+@pytest.mark.parametrize("rows", [[["robot", "x"]], [["user", {}]], [["user"]], {"user": "x"}, 7])
+def test_a_context_that_holds_no_conversation_is_refused(rows: Any) -> None:
+    text = orjson.dumps(rows)
+    text += b" " * (-len(text) % 3)
+    numbers = [int.from_bytes(text[at : at + 3], "big") for at in range(0, len(text), 3)]
+    assert refused(generate, context=numbers).param == "context"
 
 
 def test_only_a_body_without_a_question_loads_the_model() -> None:

@@ -93,7 +93,8 @@ def test_a_model_that_embeds_is_listed_as_one_and_one_that_ranks_is_not(tmp_path
         info = ask(app, "POST", "/api/show", body=body(model=name)).json["model_info"]
         assert info["general.architecture"] == "bert"
         assert (info["bert.context_length"], info["bert.embedding_length"]) == (512, 384)
-    assert ask(app, "POST", "/api/show", body=body(model="ranker")).status == 404
+    refused = ask(app, "POST", "/api/show", body=body(model="ranker"))
+    assert refused.status == 404 and "by the other APIs only" in refused.json["error"]
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import yaml
 
 from hearth.proxy.gateway.accounts import litellm_keys
 from hearth.proxy.gateway.accounts.accounts import Accounts
-from hearth.proxy.gateway.accounts.litellm_keys import KeyCaller, KeyOwner, LiteLLMKeys
+from hearth.proxy.gateway.accounts.litellm_keys import KeyCaller, KeyOwner, LiteLLMKeys, route_of
 from hearth.proxy.gateway.accounts.litellm_usage import KeyedCall
 from hearth.proxy.request.parsed_request import Dialect
 from hearth.proxy.request.session_id import key_digest
@@ -135,3 +135,9 @@ def test_nothing_is_made_that_the_config_has_no_use_for(
         await made.close(0.01)
 
     run(body)
+
+
+def test_a_key_may_use_ollamas_routes_as_far_as_those_of_openai_that_are_like_them() -> None:
+    assert route_of("/api/chat") == route_of("/api/generate") == "/v1/chat/completions"
+    assert route_of("/api/embed") == route_of("/api/embeddings") == "/v1/embeddings"
+    assert route_of("/api/tags") == "/v1/models"
