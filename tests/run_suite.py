@@ -32,12 +32,15 @@ def cores() -> int:
 
 @dataclass(frozen=True)
 class Part:
-    """Some of the suite's tests, run by one pytest; `is_patient` takes only what is left over."""
+    """Some of the suite's tests, run by one pytest.
+
+    One that computes mostly waits for nobody; a patient one takes only what others leave over.
+    """
 
     name: str
     arguments: tuple[str, ...]
+    computes: bool = False
     is_patient: bool = False
-    is_clocked: bool = False
 
 
 def stages() -> list[list[Part]]:
@@ -50,10 +53,11 @@ def stages() -> list[list[Part]]:
     busy = f"-n{min(cores() + 1, PROCESSES_MAX)}"
     alone = f"-n{min(cores(), PROCESSES_MAX)}"
     others = ("--ignore=tests/e2e", "--ignore=tests/property")
+    units = Part("unit", (busy, *others, "tests"), computes=True)
     servers = Part("e2e", (busy, *LOADFILE, "-m", "not clock", "tests/e2e"))
-    properties = Part("property", (alone, "tests/property"), is_patient=True)
-    clocked = Part("e2e, clocked", (alone, *LOADFILE, "-m", "clock", "tests/e2e"), is_clocked=True)
-    return [[Part("unit", (busy, *others, "tests"))], [servers, properties], [clocked]]
+    properties = Part("property", (alone, "tests/property"), computes=True, is_patient=True)
+    clocked = Part("e2e, clocked", (alone, *LOADFILE, "-m", "clock", "tests/e2e"))
+    return [[units], [servers, properties], [clocked]]
 
 
 @contextlib.contextmanager
@@ -66,10 +70,10 @@ def started(part: Part, output: IO[bytes] | None = None) -> Iterator[subprocess.
     command = [sys.executable, "-m", "pytest", "-q", *part.arguments]
 
     def take_place() -> None:
+        if part.computes:
+            compute_in_turns()
         if part.is_patient:
             os.nice(NICE_MAX)
-        if not part.is_clocked:
-            compute_in_turns()
 
     with subprocess.Popen(command, env=environ, stdout=output, preexec_fn=take_place) as child:
         try:
@@ -125,7 +129,8 @@ def run_fast() -> int:
     """Run the pure tests, one process for each core, with few examples of each property."""
     os.environ.setdefault("HEARTH_HYPOTHESIS_PROFILE", "few")
     processes = min(cores(), PROCESSES_MAX)
-    ((_, code, _),) = run_stage([Part("fast", (f"-n{processes}", "-m", "pure", *pure_files()))])
+    pure = (f"-n{processes}", "-m", "pure", *pure_files())
+    ((_, code, _),) = run_stage([Part("fast", pure, computes=True)])
     return code
 
 
