@@ -14,6 +14,7 @@ from hearth.proxy.api import chat_completions_events, legacy_completions, prefil
 from hearth.proxy.api.error_bodies import error_body, error_headers
 from hearth.proxy.api.messages import messages_events
 from hearth.proxy.api.responses import responses_events
+from hearth.proxy.embeddings.encoder_routes import ENCODER_PATHS, EncoderRoutes, Encoders
 from hearth.proxy.gateway.cloud.cloud_bodies import CloudDialect
 from hearth.proxy.gateway.config.routing_table import Deployment
 from hearth.proxy.gateway.gateway import FALLBACK_HEADER, Gateway, GatewayCall
@@ -37,6 +38,7 @@ from hearth.proxy.monitoring.admin_routes import AdminRoutes
 from hearth.proxy.monitoring.dashboard_routes import Dashboard
 from hearth.proxy.monitoring.request_metrics import PREFILL
 from hearth.proxy.pool.worker_pool import WorkerPool
+from hearth.proxy.request.encoder_names import EncoderKind
 from hearth.proxy.request.parsed_request import (
     Dialect,
 )
@@ -64,7 +66,6 @@ _COUNT_CALLS: Final[dict[str, CloudDialect]] = {
     "/v1/messages/count_tokens": "messages_count",
     "/v1/responses/input_tokens": "responses_count",
 }
-_EMBEDDINGS: Final = ("/v1/embeddings", "/embeddings")  # of other servers: no model here makes any
 _OPEN_PATH: Final = "/health"  # the only one that needs no key
 HEADERS_MAX: Final = 100
 _ANSWERS: Final = {  # by dialect: the module that makes its answer, whole or as events
@@ -94,8 +95,12 @@ class ProxyApp:
         routes: AdminRoutes,
         places: ConnectionPlaces | None = None,
         gateway: Gateway | None = None,
+        encoders: Encoders | None = None,
     ) -> None:
-        """`places` are the listener's; without a `gateway` only local models answer."""
+        """`places` are the listener's; without a `gateway` only local models answer.
+
+        `encoders` is the process of EMBEDDING_MODEL and RERANK_MODEL; None = neither is set.
+        """
         self._gateway = gateway
         self._origins = OriginRules(
             settings.proxy_host, settings.cors_origins, settings.allowed_hosts
@@ -109,6 +114,7 @@ class ProxyApp:
         self.local = LocalAnswers(settings, pool, routes, is_apart=own is not None)
         self.pool = pool
         self.routes = routes
+        self.encoders = EncoderRoutes.of(settings, routes, encoders)
         self.body_budget = BodyBudget()
         self.dashboard = Dashboard(settings, routes.feed, self._keys)
         self.keep_awake = KeepAwake(settings.keep_awake)
@@ -224,12 +230,15 @@ class ProxyApp:
     async def _dispatch(self, exchange: HttpExchange) -> None:
         path = exchange.path
         dialect = _GENERATE.get(path) or _COUNT.get(path)
-        is_embedding = self._gateway is not None and path in _EMBEDDINGS
-        if dialect is None and path != prefill_endpoint.PATH and not is_embedding:
+        kind = ENCODER_PATHS.get(path)
+        if dialect is None and path != prefill_endpoint.PATH and kind is None:
             await self.routes.serve(exchange)
             return
         if exchange.method != "POST":
             raise wrong_method(exchange, "POST")
+        if kind is not None:
+            await self._encode(exchange, kind)
+            return
         body = await self.local.read(exchange)
         if path == prefill_endpoint.PATH:
             dialect = prefill_endpoint.dialect_of(body.fields, exchange.headers, exchange.query)
@@ -238,7 +247,10 @@ class ProxyApp:
             await self._serve_by_config(self._gateway, exchange, dialect, body)
         else:
             assert dialect is not None, path
-            name = self._names.check(body.fields.get("model"))
+            name = self._names.named(body.fields.get("model"))
+            if self._names.find(name) is None:
+                self.encoders.refuse_text(name)
+            self._names.check(name)
             await self._answer_here(exchange, dialect, body, self._names.target(name))
 
     async def _answer_here(
@@ -281,18 +293,63 @@ class ProxyApp:
             if account is not None:
                 account.end(error)
 
+    async def _encode(self, exchange: HttpExchange, kind: EncoderKind) -> None:
+        """Answer with vectors or scores. Raises: RequestError: nothing was sent."""
+        gateway = self._gateway
+        if gateway is None or kind == "rerank":  # which no other server is asked for
+            self.encoders.model(kind)  # refuses before the body is read
+        body = await self.local.read(exchange)
+        if gateway is None:
+            self.encoders.model(kind).check(body.fields.get("model"))
+            with self.keep_awake.request():
+                await self.encoders.answer(exchange, kind, body)
+        elif kind == "rerank":
+            model = self.encoders.model(kind)
+            model.check(body.fields.get("model"))
+            deployment = gateway.local_deployment(model.public)
+            await self._encode_on_account(gateway, exchange, kind, body, deployment)
+        else:
+            await self._serve_by_config(gateway, exchange, None, body)
+
+    async def _encode_on_account(
+        self,
+        gateway: Gateway,
+        exchange: HttpExchange,
+        kind: EncoderKind,
+        body: ClientBody,
+        deployment: Deployment,
+    ) -> None:
+        """Answer with vectors or scores, and have LiteLLM's callbacks know what came of it."""
+        self.encoders.check_local(kind, deployment.local)
+        account = await gateway.accounts.open(exchange, kind, deployment, body)
+        error: RequestError | None = RequestError("It ended by a bug.", status=500)
+        tokens: int | None = None
+        try:
+            with self.keep_awake.request():
+                tokens = await self.encoders.answer(exchange, kind, body)
+            error = exchange.broken_by
+        except RequestError as raised:
+            error = raised
+            raise
+        finally:
+            if account is not None:
+                account.end(error, tokens)
+
     async def _serve_by_config(
         self, gateway: Gateway, exchange: HttpExchange, dialect: Dialect | None, body: ClientBody
     ) -> None:
         """Answer with whichever deployment the config means; no dialect = an embedding."""
-        name = self._names.named(body.fields.get("model"))
-        group = gateway.group_of(name)
+        names = self._names if dialect is not None else self.encoders.names or self._names
+        name = names.named(body.fields.get("model"))
+        group = gateway.group_of(name, names)
         if group is None:
             raise self._names.unknown(name, gateway.table.listed)
 
         async def answer_here(deployment: Deployment) -> None:
             if dialect is None:
-                raise _no_embeddings(deployment.local)
+                await self._encode_on_account(gateway, exchange, "embeddings", body, deployment)
+                return
+            self.encoders.refuse_text(deployment.local)
             target = self._names.target(deployment.local)
             if exchange.path in _GENERATE:
                 await self._answer_on_account(gateway, exchange, dialect, body, deployment)
@@ -309,18 +366,11 @@ class ProxyApp:
         )
 
 
-def _no_embeddings(model: str) -> RequestError:
-    return RequestError(
-        f"The model {model!r:.200} is a local one and makes no embeddings. Name one of another "
-        "server that LITELLM_CONFIG lists.",
-        code="unsupported_parameter",
-        param="model",
-    )
-
-
 def _counted_as(path: str) -> str | None:
     """Return the dialect that a request for `path` counts under; None where it asks for no text."""
-    return PREFILL if path == prefill_endpoint.PATH else _GENERATE.get(path)
+    if path == prefill_endpoint.PATH:
+        return PREFILL
+    return _GENERATE.get(path) or ENCODER_PATHS.get(path)
 
 
 def _cors(origin: str) -> list[tuple[bytes, bytes]]:

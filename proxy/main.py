@@ -15,6 +15,8 @@ import uvicorn
 
 from hearth.proxy.api.parse_any_dialect import BodyParser
 from hearth.proxy.app import ProxyApp
+from hearth.proxy.embeddings.embedding_process import EmbeddingProcess
+from hearth.proxy.embeddings.process_setup import embedding_process
 from hearth.proxy.event_loop import SuspendingEventLoop
 from hearth.proxy.gateway.config.routing_table import read_table
 from hearth.proxy.gateway_setup import GatewaySetup
@@ -107,6 +109,9 @@ class Hearth:
             environment,
             RestartRules(models[0], settings.shutdown_flush_seconds, settings.stall_seconds),
         )
+        self._encoders: EmbeddingProcess | None = embedding_process(
+            settings, environment, self._pool
+        )
         self._supervisor.suspects = DeathSuspects(open_store(settings.kv_cache_dir))
         unload_s = settings.model_idle_unload_seconds
         self._model_swapper = ModelSwapper(self._supervisor, self._pool, models, unload_s)
@@ -190,7 +195,7 @@ class Hearth:
         if self._gateway is not None:
             self._gateway.start()
             gateway = self._gateway.gateway
-        app = ProxyApp(self._settings, self._pool, self._routes, places, gateway)
+        app = ProxyApp(self._settings, self._pool, self._routes, places, gateway, self._encoders)
         self._server = _Server(
             uvicorn.Config(
                 app,
@@ -232,17 +237,22 @@ class Hearth:
         if self._gateway is not None:
             self._gateway.end_calls()
         ending = asyncio.create_task(self._supervisor.stop())
+        encoders_ending = asyncio.create_task(self._end_encoders())
         if self._server is not None and self._server.started:
             self._server.should_exit = True
         else:
             serving.cancel()
-        await asyncio.gather(serving, ending, return_exceptions=True)
+        await asyncio.gather(serving, ending, encoders_ending, return_exceptions=True)
         if self._gateway is not None:
             await self._gateway.close()
         self._routes.stored.close()
         for each in self._sockets:
             each.close()
         self._remove_files()
+
+    async def _end_encoders(self) -> None:
+        if self._encoders is not None:
+            await self._encoders.close()
 
     def _remove_files(self) -> None:
         self._supervisor.remove_sockets()

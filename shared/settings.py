@@ -579,6 +579,26 @@ class Settings:
         "LoRA adapters of the model, name=directory or hub id, with commas between; a request that "
         "names one as its model has it; empty = none",
     )
+    embedding_model: str = _setting(
+        "EMBEDDING_MODEL",
+        "",
+        any_text,
+        "Hub id, directory or name of the model that /v1/embeddings is answered by, in a process "
+        "of its own; empty = none",
+    )
+    rerank_model: str = _setting(
+        "RERANK_MODEL",
+        "",
+        any_text,
+        "Hub id, directory or name of the model that /v1/rerank is answered by, in the same "
+        "process; empty = none",
+    )
+    embedding_idle_seconds: int = _setting(
+        "EMBEDDING_IDLE_SECONDS",
+        "300",
+        integer(0, 31_536_000),
+        "The process of both ends when it is unused for so long, until the next request; 0 = never",
+    )
     default_temperature: float = _setting(
         "DEFAULT_TEMPERATURE", "0.1", number(0, 2), "Sampling temperature; 0 = greedy"
     )
@@ -623,6 +643,16 @@ class Settings:
     def model_name(self) -> str:
         """The name clients see first in /v1/models."""
         return self.proxy_model_id or public_name(self.model_path)
+
+    @property
+    def embedding_name(self) -> str:
+        """The public name of EMBEDDING_MODEL; "" = there is none."""
+        return public_name(self.embedding_model) if self.embedding_model else ""
+
+    @property
+    def rerank_name(self) -> str:
+        """The public name of RERANK_MODEL; "" = there is none."""
+        return public_name(self.rerank_model) if self.rerank_model else ""
 
     @property
     def api_keys(self) -> tuple[str, ...]:

@@ -40,14 +40,14 @@ ORDER: Final = (
     ("shared", "shared/models", "shared/suspects"),
     (
         *("proxy/http", "proxy/images", "proxy/request", "proxy/documents"),
-        *("proxy/pool", "proxy/embeddings", "proxy/api"),
-        *("proxy/workers", "proxy/gateway", "proxy/monitoring", "proxy"),
+        *("proxy/pool", "proxy/api", "proxy/workers", "proxy/gateway", "proxy/monitoring"),
+        *("proxy/embeddings", "proxy"),
     ),
     (
         *("worker/cache", "worker/disk", "worker/kv", "worker/draft", "worker/stream"),
         *("worker/constraint", "worker/engine", "worker/prompt", "worker/sessions"),
         *("worker/schedule", "worker/doctor", "worker/requests", "worker/threads"),
-        *("worker/setup", "worker/verdict", "worker/embeddings", "worker"),
+        *("worker/embeddings", "worker/setup", "worker/verdict", "worker"),
     ),
 )
 # Rooms that stand side by side, or a library that a room does without: place -> what it must not

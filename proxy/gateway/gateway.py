@@ -179,19 +179,21 @@ class Gateway:
         self._records = records
         self._sessions = SessionDeployments()
 
-    def group_of(self, name: str) -> str | None:
+    def group_of(self, name: str, names: ModelNames | None = None) -> str | None:
         """Return the group that `name` stands for; None where nothing here has that name.
 
         A name in the config goes before our own names and aliases; then both without case; then
         a pattern in the config, and CATCH_ALL_MODELS. Each local model is a group of its own.
+        Our own `names` are those of models of text, or of the one that embeds.
         """
+        names = names or self._names
         return (
             self.table.exact_group(name)
-            or self._names.find_exact(name)
+            or names.find_exact(name)
             or self.table.loose_group(name)
-            or self._names.find_loose(name)
+            or names.find_loose(name)
             or self.table.pattern_group(name)
-            or self._names.find_pattern(name)
+            or names.find_pattern(name)
         )
 
     def local_deployment(self, group: str) -> Deployment:

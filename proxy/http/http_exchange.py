@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import functools
 import uuid
-from collections.abc import AsyncGenerator, Awaitable, Callable, MutableMapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeVar
 from urllib.parse import parse_qsl
@@ -288,9 +288,17 @@ class HttpExchange:
         self, status: int, content: bytes, kind: bytes, headers: RawHeaders | None = None
     ) -> None:
         """Send `content`, of the media type `kind`."""
-        fixed = [(b"content-type", kind), (b"content-length", b"%d" % len(content))]
+        await self.send_parts(status, [content], kind, headers)
+
+    async def send_parts(
+        self, status: int, parts: Sequence[bytes], kind: bytes, headers: RawHeaders | None = None
+    ) -> None:
+        """Send `parts`, which are one content, each when the client has taken those before."""
+        length = sum(map(len, parts))
+        fixed = [(b"content-type", kind), (b"content-length", b"%d" % length)]
         await self.start(status, fixed + (headers or []))
-        await self.body(content, more=False)
+        for index, part in enumerate(parts, 1):
+            await self.body(part, more=index < len(parts))
 
     async def send_events(
         self, frames: AsyncGenerator[bytes, None], wait_s: float | None = None

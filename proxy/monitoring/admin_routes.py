@@ -58,6 +58,7 @@ class AdminRoutes:
         self._pool = pool
         self.names = ModelNames.of(settings)
         self.groups: Mapping[str, ListedGroup] = {}  # of a LiteLLM config
+        self.encoders: Callable[[], Mapping[str, ListedGroup]] = dict  # EMBEDDING_MODEL and its kin
         self.metrics = request_metrics.RequestMetrics(version, self.names.public)
         self.metrics.gateway.know(map(served_here, self.names.adapters), is_cloud=False)
         directory = settings.kv_cache_dir / "responses" if settings.max_kv_size_gb != 0 else None
@@ -115,8 +116,14 @@ class AdminRoutes:
 
     async def _models(self, exchange: HttpExchange) -> None:
         is_anthropic = _is_anthropic(exchange)
-        listing = self.names.listing(self._facts_of, self.groups, is_anthropic=is_anthropic)
+        listing = self.names.listing(self._facts_of, self._groups(), is_anthropic=is_anthropic)
         await exchange.send_json(200, listing)
+
+    def _groups(self) -> dict[str, ListedGroup]:
+        """Return who answers to names that no model of text here has."""
+        encoders = self.encoders()
+        groups = {name: encoders.get(row.local or "", row) for name, row in self.groups.items()}
+        return {**groups, **encoders}
 
     def _facts_of(self, target: str) -> ModelFacts | None:
         """Return what is known of a target: of an adapter, what is known of its model."""
@@ -125,11 +132,15 @@ class AdminRoutes:
     async def _model(self, exchange: HttpExchange) -> None:
         name = _rest(exchange.path, *_MODELS)
         is_anthropic = _is_anthropic(exchange)
-        group = self.groups.get(name)
+        groups = self._groups()
+        group = groups.get(name)
         if group is None and self.names.find_exact(name) is None:
-            group = loose_names(self.groups).get(loose_name(name))
+            group = loose_names(groups).get(loose_name(name))
+        if group is not None and group.told:
+            await exchange.send_json(200, self.names.encoder_row(name, group))
+            return
         if group is None:
-            name = self.names.check(name, self.groups)
+            name = self.names.check(name, groups)
             target = self.names.target(name)
             name = self.names.adapter_of(target) or name
             group = ListedGroup("hearth", target)

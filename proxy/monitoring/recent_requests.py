@@ -54,6 +54,21 @@ class CloudRow:
     ttft_ms: int | None = None  # until the first byte of its answer
 
 
+@dataclass(frozen=True, slots=True)
+class EncoderRow:
+    """A request that was embedded or ranked here, at the end of its reply."""
+
+    request_id: str
+    dialect: str  # "embeddings" or "rerank"
+    key: str  # digest of whose it is
+    session: str
+    client: str  # the program that asked, for people
+    served_by: str
+    ended: str  # as of CloudRow
+    tokens: int
+    wall_ms: int
+
+
 @dataclass(slots=True)
 class CloudTotals:
     """What a key's requests cost elsewhere; nothing of it is in the figures of local answers."""
@@ -227,6 +242,14 @@ class RecentRequests:
             totals.left()
         self.on_change()
 
+    def note_encoded(self, row: EncoderRow) -> None:
+        """Remember a request for vectors or scores; nothing of it is in the sums of prompts."""
+        totals = self.of(self.whose(row.key))
+        totals.add(_encoder_row(row))
+        if row.ended == CANCELLED:
+            totals.left()
+        self.on_change()
+
     def refused(self, error: RequestError, key: str) -> None:
         """Count the client of `key` where it left before a worker had taken its request."""
         if outcome_untaken(error) == CANCELLED:
@@ -318,6 +341,25 @@ def _cloud_row(row: CloudRow, usage: CloudUsage | None) -> RequestRow:
         "wall_ms": row.wall_ms,
         "served_by": row.served_by,
         "fallback": row.fallback,
+    }
+
+
+def _encoder_row(row: EncoderRow) -> RequestRow:
+    """Return what is told of a request that was embedded or ranked; no text of it."""
+    return _UNTOLD | {
+        "id": row.request_id,
+        "at": round(time.time(), 3),
+        "dialect": row.dialect,
+        "session": row.session,
+        "client": row.client,
+        "cloud": False,
+        "ended": row.ended,
+        "prompt": row.tokens,
+        "cached": 0,
+        "prefilled": 0,  # by the model of text, whose work the figures are of
+        "wall_ms": row.wall_ms,
+        "served_by": row.served_by,
+        "fallback": "",
     }
 
 

@@ -24,6 +24,7 @@ from hearth.proxy.monitoring.gateway_metrics import ANSWERED, GatewayMetrics, se
 from hearth.proxy.monitoring.worker_metrics import WorkerMetrics
 from hearth.proxy.pool.answer_stream import AnswerStream
 from hearth.proxy.pool.worker_pool import WorkerReports
+from hearth.proxy.request.encoder_names import KINDS as ENCODER_KINDS
 from hearth.proxy.request.parsed_request import Dialect, ParsedRequest
 from hearth.proxy.workers.keep_awake import KeepAwake
 from hearth.shared.errors import RequestError
@@ -32,8 +33,7 @@ from hearth.shared.wire_messages import Usage
 PATH: Final = "/metrics"
 CONTENT_TYPE: Final = CONTENT_TYPE_PLAIN_0_0_4.encode()  # the text that every tool reads
 PREFILL: Final = "prefill"  # among the dialects: a prompt that is read and not answered
-EMBEDDINGS: Final = "embeddings"  # too, which only other servers make
-_DIALECTS: Final = (*get_args(Dialect), PREFILL, EMBEDDINGS)
+_DIALECTS: Final = (*get_args(Dialect), PREFILL, *ENCODER_KINDS)
 _FINISHES: Final = ("stop", "length", "tool_calls", "prefilled")
 CANCELLED, _REFUSED, _FAILED = "cancelled", "refused_4xx", "failed"
 _OUTCOMES: Final = (*_FINISHES, ANSWERED, CANCELLED, _REFUSED, "refused_5xx", _FAILED)
@@ -206,7 +206,10 @@ class RequestMetrics:
                 self.spent(answer.usage, request.served_as, is_read=index % request.choices == 0)
 
     def answered_elsewhere(self, dialect: str, outcome: str, served_by: str) -> None:
-        """Count a request at its end whose answer another server gave, or was asked for last."""
+        """Count a request at its end that no worker of this server answered.
+
+        Another server did, or was asked for it last, or the process that embeds.
+        """
         self._requests.labels(dialect, outcome).inc()
         self._disconnects.inc(outcome == CANCELLED)
         self.gateway.served(served_by, outcome)

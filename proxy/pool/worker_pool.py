@@ -107,6 +107,11 @@ class WorkerPool:
     def has_ready(self) -> bool:
         return any(link.is_ready for link in self.links.values())
 
+    @property
+    def is_answering(self) -> bool:
+        """Whether a worker computes, or is about to, for anybody."""
+        return any(link.answers for link in self.links.values())
+
     async def open(
         self, request: ParsedRequest, request_id: str, came_at: float | None = None
     ) -> AnswerStream:

@@ -72,8 +72,9 @@ def models_of(settings: Settings) -> tuple[ServedModel, ...]:
 
 
 def sources_of(settings: Settings) -> list[str]:
-    """Return each directory or hub id that this server loads: models, draft model, adapters."""
+    """Return each directory or hub id that this server loads: models, those beside, adapters."""
     models = [settings.model_path, settings.draft_model]
+    models += [settings.embedding_model, settings.rerank_model]
     models += [model.path for model in models_of(settings)]
     return [*filter(None, models), *(path for _, path in settings.adapters)]
 
@@ -134,6 +135,7 @@ class ListedGroup:
 
     owner: str  # "hearth", or the provider
     local: str | None  # the local model, as a `target`; None = none
+    told: Mapping[str, Any] = field(default_factory=dict)  # of one that answers with no text
 
     def facts(self, facts_of: Callable[[str], ModelFacts | None]) -> ModelFacts | None:
         return None if self.local is None else facts_of(self.local)
@@ -285,14 +287,23 @@ class ModelNames:
         """
         own = {name: ListedGroup("hearth", self.target(name)) for name in self.listed}
         groups = {**own, **more}
+        texts = {name: group for name, group in groups.items() if not group.told}
         rows = [
             self.row(name, group.facts(facts_of), is_anthropic=is_anthropic, owner=group.owner)
-            for name, group in groups.items()
+            for name, group in texts.items()
         ]
+        if not is_anthropic:  # last: programs take the first, and ask it for text
+            others = (name for name in groups if name not in texts)
+            rows += [self.encoder_row(name, groups[name]) for name in others]
         if not is_anthropic:
             return {"object": "list", "data": rows}
         first, last = rows[0]["id"], rows[-1]["id"]
         return {"data": rows, "has_more": False, "first_id": first, "last_id": last}
+
+    def encoder_row(self, name: str, group: ListedGroup) -> dict[str, Any]:
+        """Return the entry of a model that embeds or ranks."""
+        row = self.row(name, None, is_anthropic=False, owner=group.owner)
+        return row | dict(group.told)
 
     def row(
         self, name: str, facts: ModelFacts | None, *, is_anthropic: bool, owner: str = "hearth"

@@ -7,21 +7,38 @@ worker's own parts decide.
 import argparse
 import logging
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
 from unittest import mock
 
 from hearth.shared.errors import StartError
+from hearth.worker.engine.memory_reserve import working_bytes
 from hearth.worker.setup import memory_setup
 from scripts.fixtures.fixture_cache import fixture_dir
 from scripts.harness.mac.fake_mac import FakeMac
 from scripts.harness.mac.imagined_worker import ImaginedWorker
 from scripts.harness.mac.mac_hardware import GB, MACS, Mac
+from scripts.harness.mac.real_encoder_sizes import (
+    EMBEDDER,
+    LARGE_EMBEDDER,
+    RANKER,
+    XLM_EMBEDDER,
+    RealEncoder,
+)
 from scripts.harness.mac.real_model_sizes import MODELS, RealModel
 from scripts.harness.mac.worker_life import lead_through
 
 ABOUT: Final = "what MLX is told of memory on Macs of 8 to 512 GB, contexts that fit, kept KV"
+LARGE: Final = replace(MODELS[-1], name="70B, 48 * 10^9 bytes", weight_bytes=48 * 10**9)
+ENCODERS: Final = (
+    (),
+    (EMBEDDER,),
+    (EMBEDDER, RANKER),
+    (XLM_EMBEDDER,),
+    (LARGE_EMBEDDER,),
+)
 WORKERS_MAX: Final = 4
 CHUNKS: Final = 20  # that each worker reads
 LIFE_HEAD: Final = (
@@ -31,7 +48,7 @@ LIFE_HEAD: Final = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--only", choices=("lives", "contexts", "rooms", "calls"))
+    parser.add_argument("--only", choices=("lives", "contexts", "rooms", "calls", "encoders"))
     parser.add_argument("--workers", type=int, default=WORKERS_MAX, help="of one server, at most")
 
 
@@ -39,12 +56,55 @@ def run(options: argparse.Namespace) -> None:
     logging.getLogger("hearth").setLevel(logging.ERROR)
     if options.only in (None, "calls"):
         print_calls()
+    if options.only in (None, "encoders"):
+        print_encoders()
     if options.only in (None, "lives"):
         print_lives(options.workers)
     if options.only in (None, "contexts"):
         print_contexts()
     if options.only in (None, "rooms"):
         print_rooms()
+
+
+def print_encoders() -> None:
+    """Print what large models have on a Mac of 64, beside models that embed and rank."""
+    print("\nA large model on a Mac of 64 GB, beside EMBEDDING_MODEL and RERANK_MODEL (GB):\n")
+    print(encoder_table())
+
+
+def encoder_table() -> str:
+    """Return the arithmetic of the budget, row by row, as docs/hardware.md has it."""
+    head = ("model", "EMBEDDING_MODEL", "RERANK_MODEL", "both take", "workers' limit", "weights")
+    rows = [[*head, "reserve", "context, tokens", "kept KV"], ["---"] * (len(head) + 3)]
+    with TemporaryDirectory() as directory:
+        rows += [
+            _beside(Path(directory), model, *encoders)
+            for model in (LARGE, MODELS[-1])
+            for encoders in ENCODERS
+        ]
+    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+
+
+def _beside(
+    folder: Path,
+    model: RealModel,
+    embedder: RealEncoder | None = None,
+    ranker: RealEncoder | None = None,
+) -> list[str]:
+    """Return the row of one pair of encoders; "-" where the model does not fit beside them."""
+    sources = {"EMBEDDING_MODEL": embedder, "RERANK_MODEL": ranker}
+    settings = {name: str(one.written(folder)) for name, one in sources.items() if one is not None}
+    names = [model.name, *(one.name if one is not None else "none" for one in sources.values())]
+    worker = ImaginedWorker(Mac("M4 Max", 64), model, Path("worker-0.sock"), **settings)
+    limit = worker.memory.share.total
+    sums = (worker.memory.encoders_bytes, limit, model.weight_bytes, working_bytes(limit))
+    cells = [*names, *(f"{nbytes / GB:.1f}" for nbytes in sums)]
+    try:
+        worker.start()
+        tokens = worker.context()
+    except StartError:
+        return [*cells, "-", "-"]
+    return [*cells, f"{tokens:,}", f"{worker.room(tokens).kept_bytes / GB:.1f}"]
 
 
 def print_calls() -> None:

@@ -129,10 +129,11 @@ def _checked(settings: Settings) -> Row:
     from hearth.worker.schedule.memory_guard import MemoryGuard
     from hearth.worker.setup.cut_rule_setup import cut_rule_of
     from hearth.worker.setup.doctor_setup import ModelDoctor
+    from hearth.worker.setup.encoder_memory import workers_limit
     from hearth.worker.setup.kv_setup import identify
 
     os.environ |= temp_environment(os.environ, settings.instance_dir)
-    limit = mlx_memory.memory_limit(settings)
+    limit = workers_limit(settings)
     mlx_memory.hold_memory(limit)
 
     def admit(nbytes: int) -> None:

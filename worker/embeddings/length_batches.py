@@ -6,9 +6,12 @@ A batch is padded to its longest row, and what is padding is computed in vain.
 from collections.abc import Sequence
 from typing import Final
 
-TOKENS_MAX: Final = 16_384  # of a padded batch: what one forward takes in memory
+# Of a padded batch: what one forward takes in memory. A worker leaves so much free all the time
+# (worker/setup/encoder_memory.py), and a single text may have as many.
+TOKENS_MAX: Final = 8_192
 # Of the masks that some models make, tokens by tokens for each row; a single row may take more.
 SQUARE_MAX: Final = 16 << 20
+MLX_CACHE_BYTES: Final = 256 << 20  # of freed arrays that the next forward takes again
 WASTE_DIVISOR: Final = 4  # of a padded batch this part may be padding, and so much more:
 WASTE_TOKENS: Final = 64
 

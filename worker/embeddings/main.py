@@ -49,8 +49,8 @@ from hearth.worker.embeddings.embedding_model import EmbeddingModel, check_dimen
 from hearth.worker.embeddings.forward_pace import ForwardPace
 from hearth.worker.embeddings.job_queue import Job, JobQueue
 from hearth.worker.embeddings.layer_rests import LayerRests
+from hearth.worker.embeddings.length_batches import MLX_CACHE_BYTES
 from hearth.worker.embeddings.rerank_model import RankedPairs, RerankModel
-from hearth.worker.engine.mlx_memory import MB
 from hearth.worker.engine.model_loader import may_run_code
 
 log = logging.getLogger("hearth.worker.embeddings.main")  # run with -m, its name is __main__
@@ -59,7 +59,6 @@ FREE_S: Final = 0.1  # of a forward beside which no answer streams: others wait 
 BUSY_S: Final = 0.025  # of one beside which answers stream
 FREE_TOKENS: Final = 2_048  # first guesses
 BUSY_TOKENS: Final = 128
-MLX_CACHE_BYTES: Final = 256 * MB  # of freed arrays that the next forward takes again
 END_S_MAX: Final = 5.0  # for a forward whose process is to end
 
 Inbox: TypeAlias = "queue.SimpleQueue[EmbeddingMessage | None]"  # None: the proxy is gone

@@ -126,15 +126,18 @@ def weight_bytes(directory: Path) -> int:
     return sum(path.stat().st_size for path in directory.glob("*.safetensors"))
 
 
-def refuse_heavy(nbytes: int, source: str, limit: int, others: int = 0) -> None:
+def refuse_heavy(nbytes: int, source: str, limit: int, others: int = 0, encoders: int = 0) -> None:
     """Raise StartError where a checkpoint's weights alone, of `nbytes`, would not fit.
 
-    `others` is what the other workers' weights take of `limit`.
+    `others` is what the other workers' weights take of `limit`, `encoders` what is left free
+    beside it.
     """
     room = limit - others
     if nbytes <= room - working_bytes(room):
         return
     beside = f" beside the {others / GB:.1f} GB of other workers' models" if others else ""
+    if encoders:
+        beside += f" beside the {encoders / GB:.1f} GB of EMBEDDING_MODEL and RERANK_MODEL"
     raise StartError(
         f"MODEL_PATH is {source!r}, whose weights are {nbytes / GB:.1f} GB, and the model may "
         f"take {(room - working_bytes(room)) / GB:.1f} GB on this machine{beside}. Use a smaller "

@@ -21,6 +21,7 @@ from hearth.worker.kv.kv_manager import KVManager
 from hearth.worker.kv.null_kv_manager import NullKVManager
 from hearth.worker.schedule.memory_guard import MemoryGuard
 from hearth.worker.schedule.pressure_relief import PressureRelief
+from hearth.worker.setup.encoder_memory import encoders_bytes
 from hearth.worker.setup.kv_room import KVRoom, divide_room
 
 MEASURE_S: Final = 0.5  # between two looks at the process and at the other workers
@@ -35,7 +36,14 @@ class WorkerMemory:
 
     def __init__(self, settings: Settings, endpoint: str) -> None:
         self._settings = settings
-        total = mlx_memory.memory_limit(settings)
+        self.encoders_bytes = encoders_bytes(settings)
+        total = max(0, mlx_memory.memory_limit(settings) - self.encoders_bytes)
+        if self.encoders_bytes:
+            log.info(
+                "%.1f GB are left free for EMBEDDING_MODEL and RERANK_MODEL, %.1f GB are the "
+                "workers'",
+                *(self.encoders_bytes / GB, total / GB),
+            )
         self.share = MemoryShare(endpoint, total, settings.workers, mlx_memory.hold_memory)
         self.use = MemoryUse()
         self._measured_at = time.monotonic()
@@ -50,7 +58,10 @@ class WorkerMemory:
         share, settings = self.share, self._settings
         share.claim(nbytes)
         try:
-            mlx_memory.refuse_heavy(nbytes, settings.model_path, share.total, share.others_bytes)
+            mlx_memory.refuse_heavy(
+                *(nbytes, settings.model_path, share.total, share.others_bytes),
+                encoders=self.encoders_bytes,
+            )
         except Exception:
             share.give_up()
             raise
@@ -154,9 +165,16 @@ class WorkerMemory:
             self._share_out_again()
 
     def report(self) -> dict[str, int]:
-        """Return for /v1/cache what the process takes, and what of it is not MLX's."""
+        """Return for /v1/cache what the process takes, and what of it is not MLX's.
+
+        And what is left free for the models that embed and rank, in a process of their own.
+        """
         use = self.use
-        return {"process_bytes": use.process_bytes, "beside_arrays_bytes": use.beside_bytes}
+        return {
+            "process_bytes": use.process_bytes,
+            "beside_arrays_bytes": use.beside_bytes,
+            "encoders_bytes": self.encoders_bytes,
+        }
 
     def end(self) -> None:
         """Let other workers have this one's share. The device was left before."""

@@ -7,7 +7,6 @@ process takes beside its arrays is assumed, since no process is there to be meas
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
 from hearth.shared.settings_from_env import Settings
 from hearth.worker.cache.prefill_grid import PrefillGrid
@@ -16,18 +15,13 @@ from hearth.worker.engine.footprint import OVERHEAD_MAX
 from hearth.worker.engine.forward_memory import forward_of
 from hearth.worker.engine.memory_reserve import working_bytes
 from hearth.worker.engine.memory_shares import fair_limit
-from hearth.worker.engine.model_loader import backend
 from hearth.worker.engine.prefill_lengths import prefill_lengths
 from hearth.worker.kv.layer_adapters import LayerMap, UnknownCache
 from hearth.worker.kv.quantise_kv import QuantFormat
+from hearth.worker.setup.encoder_memory import beside_bytes, encoders_bytes
 from hearth.worker.setup.memory_setup import CONTEXT_TOKENS_MIN, fitting_tokens
 from hearth.worker.verdict.unloaded_model import unloaded_model, unloaded_probe
 
-# What a worker takes beside its arrays once its model is loaded: Python, libraries, a tokenizer.
-# On Linux measured with three tiny models (99 MB: /v1/cache, beside_arrays_bytes); on a Mac, whose
-# driver holds more, assumed.
-BESIDE_BYTES: Final = 100 * mlx_memory.MB
-BESIDE_MAC_BYTES: Final = 900 * mlx_memory.MB
 SHORT_TOKENS, LONG_TOKENS = 32_768, 131_072  # contexts that a verdict names
 
 
@@ -40,6 +34,7 @@ class MemoryVerdict:
     weight_bytes: int
     beside_bytes: int
     reserve_bytes: int
+    encoders_bytes: int = 0  # left free for EMBEDDING_MODEL and RERANK_MODEL, of no worker
     model_tokens: int = 0  # the context that the model was made for; 0 = not known
     context_tokens: int = 0  # that fits; 0 = not known, or hardly anything fits
     context_by: str = ""  # "model" | "setting" | "memory"
@@ -60,21 +55,21 @@ class MemoryVerdict:
 
 
 def memory_verdict(
-    directory: Path, settings: Settings, weight_bytes: int, beside_bytes: int | None = None
+    directory: Path, settings: Settings, weight_bytes: int, beside: int | None = None
 ) -> MemoryVerdict:
     """Return the verdict on the checkpoint in `directory`, of which only the config must be there.
 
-    `weight_bytes` is what its files of weights take or will take, `beside_bytes` what the process
-    takes beside them; by default what is assumed on this machine.
+    `weight_bytes` is what its files of weights take or will take, `beside` what the process takes
+    beside them; by default what is assumed on this machine.
     """
-    if beside_bytes is None:
-        beside_bytes = BESIDE_MAC_BYTES if backend() == "metal" else BESIDE_BYTES
-    total = mlx_memory.memory_limit(settings)
+    beside = beside_bytes() if beside is None else beside
+    encoders = encoders_bytes(settings)
+    total = max(0, mlx_memory.memory_limit(settings) - encoders)
     workers = max(1, settings.workers)
     others = (workers - 1) * weight_bytes
     limit = fair_limit(total, weight_bytes, others, workers)
     limit = limit if weight_bytes + others <= total else total // workers
-    sums = (mlx_memory.machine_bytes(), limit, weight_bytes, beside_bytes, working_bytes(limit))
+    sums = (mlx_memory.machine_bytes(), limit, weight_bytes, beside, working_bytes(limit), encoders)
     try:
         loaded = unloaded_model(directory, settings.max_kv_size, weight_bytes)
         layers = LayerMap(unloaded_probe(loaded.model))
@@ -85,10 +80,10 @@ def memory_verdict(
         return MemoryVerdict(*sums, unknown=" ".join(str(error).split()) or type(error).__name__)
     chunk = settings.prefill_chunk or lengths.chunk
     forward = forward_of(loaded, PrefillGrid(chunk, lengths.step_min, lengths.full_to))
-    overhead = min(OVERHEAD_MAX, beside_bytes / max(1, weight_bytes))
+    overhead = min(OVERHEAD_MAX, beside / max(1, weight_bytes))
     kv_bytes = _kv_bytes(layers, settings, overhead)
     facts = loaded.facts
-    room = limit - weight_bytes - beside_bytes - working_bytes(limit)
+    room = limit - weight_bytes - beside - working_bytes(limit)
     tokens = fitting_tokens(facts.context_tokens, room, kv_bytes, forward)
     return MemoryVerdict(
         *sums,

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from hearth.proxy.gateway.accounts.litellm_keys import KeyCaller, KeyOwner, LiteLLMKeys
 from hearth.proxy.gateway.accounts.litellm_usage import (
+    AccountDialect,
     CloudUsage,
     KeyedCall,
     LiteLLMLoop,
@@ -21,7 +22,6 @@ from hearth.proxy.gateway.accounts.local_account import LocalAccount
 from hearth.proxy.gateway.config.routing_table import Deployment
 from hearth.proxy.gateway.litellm_paths import PATHS
 from hearth.proxy.http.http_exchange import ClientBody, HttpExchange
-from hearth.proxy.request.parsed_request import Dialect
 
 # These import LiteLLM, so they are imported on its loop, where it is there already.
 _EVENTS: Final = "hearth.proxy.gateway.accounts.litellm_events"
@@ -57,7 +57,11 @@ class Accounts:
         return cls(logs, keys, wants_texts(config), loop)
 
     async def open(
-        self, exchange: HttpExchange, dialect: Dialect, deployment: Deployment, body: ClientBody
+        self,
+        exchange: HttpExchange,
+        dialect: AccountDialect,
+        deployment: Deployment,
+        body: ClientBody,
     ) -> LocalAccount | None:
         """Return what is told of a local answer to `body`; None where nobody wants to know.
 
@@ -68,7 +72,8 @@ class Accounts:
             return None
         keyed = None
         if self.keys is not None:
-            caller = KeyCaller(exchange.method, PATHS[dialect], exchange.raw_headers)
+            path = exchange.path if dialect == "rerank" else PATHS[dialect]
+            caller = KeyCaller(exchange.method, path, exchange.raw_headers)
             asking = self.keys.begin(caller, deployment.group, dialect, exchange.request_id)
             _, keyed = await exchange.while_connected(asking)
         return LocalAccount(
@@ -104,7 +109,7 @@ class _Checks:
         return found
 
     async def begin(
-        self, caller: KeyCaller, group: str, dialect: Dialect, request_id: str
+        self, caller: KeyCaller, group: str, dialect: AccountDialect, request_id: str
     ) -> tuple[KeyOwner, KeyedCall]:
         begin: Any = importlib.import_module(_AUTH).begin
         found: tuple[KeyOwner, KeyedCall] = await begin(caller, group, dialect, request_id)

@@ -23,18 +23,19 @@ from hearth.proxy.gateway.accounts.litellm_keys import (
     KeyOwner,
     route_of,
 )
-from hearth.proxy.gateway.accounts.litellm_usage import KeyedCall
-from hearth.proxy.request.parsed_request import Dialect
+from hearth.proxy.gateway.accounts.litellm_usage import AccountDialect, KeyedCall
 from hearth.shared.errors import RequestError
 
 log = logging.getLogger(__name__)
 
 TEXT_CHARS_MAX: Final = 600  # of LiteLLM's reason
-_CALL_TYPES: Final[dict[Dialect, str]] = {
+_CALL_TYPES: Final[dict[AccountDialect, str]] = {
     "chat": "acompletion",
     "completions": "atext_completion",
     "messages": "anthropic_messages",
     "responses": "aresponses",
+    "embeddings": "aembedding",
+    "rerank": "arerank",
 }
 _LIMITED: Final = (429, 503)
 _NO_TEXT: Final = [{"role": "user", "content": ""}]  # without messages no price is reserved
@@ -52,7 +53,7 @@ async def owner(caller: KeyCaller, group: str) -> KeyOwner:
 
 
 async def begin(
-    caller: KeyCaller, group: str, dialect: Dialect, request_id: str
+    caller: KeyCaller, group: str, dialect: AccountDialect, request_id: str
 ) -> tuple[KeyOwner, KeyedCall]:
     """Return what a local answer is booked on, once the key's limits have let it in.
 

@@ -19,28 +19,32 @@ from litellm.utils import Rules, function_setup
 
 from hearth.proxy.gateway.accounts.litellm_usage import (
     REQUEST_HEADER,
+    AccountDialect,
     CloudUsage,
     KeyedCall,
     LocalAnswerLog,
 )
-from hearth.proxy.request.parsed_request import Dialect
 from hearth.shared.errors import RequestError
 from hearth.shared.wire_messages import Usage
 
 log = logging.getLogger(__name__)
 
 PROVIDER: Final = "hearth"
-_CALL_TYPES: Final[dict[Dialect, str]] = {
+_CALL_TYPES: Final[dict[AccountDialect, str]] = {
     "chat": "acompletion",
     "completions": "atext_completion",
     "messages": "anthropic_messages",
     "responses": "aresponses",
+    "embeddings": "aembedding",
+    "rerank": "arerank",
 }
-_PROMPT_FIELDS: Final[dict[Dialect, str]] = {
+_PROMPT_FIELDS: Final[dict[AccountDialect, str]] = {
     "chat": "messages",
     "completions": "prompt",
     "messages": "messages",
     "responses": "input",
+    "embeddings": "input",
+    "rerank": "query",
 }
 # Of a client's body, what LiteLLM's logs have as a model's parameters; `system` and `instructions`
 # are the rest of what was asked.

@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeVar
 
 from hearth.proxy.api import prefill_endpoint
-from hearth.proxy.gateway.accounts.litellm_usage import KeyedCall, LiteLLMLoop
+from hearth.proxy.gateway.accounts.litellm_usage import AccountDialect, KeyedCall, LiteLLMLoop
 from hearth.proxy.http.api_keys import Headers
 from hearth.proxy.http.http_exchange import RawHeaders
-from hearth.proxy.request.parsed_request import Dialect
 from hearth.proxy.request.session_id import key_digest
 from hearth.shared.errors import RequestError
 
@@ -29,7 +28,7 @@ CHECK_S_MAX: Final = 10.0  # for LiteLLM, and its database, to say whose a key i
 _ROUTES: Final = (
     *("/v1/chat/completions", "/chat/completions", "/v1/completions", "/completions"),
     *("/v1/messages", "/v1/responses", "/responses", "/v1/embeddings", "/embeddings"),
-    *("/v1/models", "/models"),
+    *("/v1/rerank", "/v2/rerank", "/rerank", "/v1/models", "/models"),
 )
 
 
@@ -78,7 +77,7 @@ class KeyChecks(Protocol):
     def owner(self, caller: KeyCaller, group: str) -> Coroutine[Any, Any, KeyOwner]: ...
 
     def begin(
-        self, caller: KeyCaller, group: str, dialect: Dialect, request_id: str
+        self, caller: KeyCaller, group: str, dialect: AccountDialect, request_id: str
     ) -> Coroutine[Any, Any, tuple[KeyOwner, KeyedCall]]: ...
 
 
@@ -121,7 +120,7 @@ class LiteLLMKeys:
         return await self._ask(lambda: self._checks.owner(caller, group))
 
     async def begin(
-        self, caller: KeyCaller, group: str, dialect: Dialect, request_id: str
+        self, caller: KeyCaller, group: str, dialect: AccountDialect, request_id: str
     ) -> tuple[KeyOwner, KeyedCall]:
         """Return what a local answer for `group` is booked on: the key may ask for it now.
 

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, S
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Protocol, TypeVar
 
+from hearth.proxy.request.encoder_names import EncoderKind
 from hearth.proxy.request.parsed_request import AnswerEvents, Dialect
 from hearth.shared.errors import RequestError
 from hearth.shared.wire_messages import Delta, Finished, Usage
@@ -16,6 +17,8 @@ from hearth.shared.wire_messages import Delta, Finished, Usage
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+AccountDialect = Dialect | EncoderKind  # what a local answer is an answer to
 
 REQUEST_HEADER: Final = "x-hearth-request"  # of a cloud call, to LiteLLM's app only: our request id
 LOGS_MAX: Final = 1_024  # answers that wait to be told or are being told
@@ -58,7 +61,7 @@ class LocalAnswerLog:
     deployment_id: str  # LiteLLM's model_info.id
     group: str  # the model_name that the request meant
     model: str  # the public name of the local model, as in hearth/NAME
-    dialect: Dialect
+    dialect: AccountDialect
     body: Mapping[str, Any]
     stream: bool
     asked_at: float

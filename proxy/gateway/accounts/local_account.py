@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from hearth.proxy.gateway.accounts.answer_log import answer_log
 from hearth.proxy.gateway.accounts.litellm_usage import (
+    AccountDialect,
     KeyedCall,
     LocalAnswerLog,
     LocalAnswerLogs,
@@ -14,9 +15,10 @@ from hearth.proxy.gateway.accounts.litellm_usage import (
 from hearth.proxy.gateway.config.routing_table import Deployment
 from hearth.proxy.http.http_exchange import ClientBody
 from hearth.proxy.pool.answer_stream import AnswerStream
-from hearth.proxy.request.parsed_request import AnswerEvents, Dialect, ParsedRequest
+from hearth.proxy.request.parsed_request import AnswerEvents, ParsedRequest
 from hearth.shared.errors import RequestError
 from hearth.shared.suspending_clock import awake_s
+from hearth.shared.wire_messages import Usage
 
 
 @dataclass(slots=True)
@@ -29,7 +31,7 @@ class LocalAccount:
     logs: LocalAnswerLogs
     deployment: Deployment
     request_id: str
-    dialect: Dialect
+    dialect: AccountDialect
     body: ClientBody
     keeps_texts: bool
     call: KeyedCall | None = None  # what a key of LiteLLM's has reserved for it
@@ -46,8 +48,11 @@ class LocalAccount:
         self._first = RecordedAnswer(answers[0])
         return self._first
 
-    def end(self, error: RequestError | None) -> None:
-        """Tell of the answer; `error` is why its client got none, or not all of it."""
+    def end(self, error: RequestError | None, tokens: int | None = None) -> None:
+        """Tell of the answer; `error` is why its client got none, or not all of it.
+
+        `tokens` are those that were embedded or ranked, where that was asked.
+        """
         if self._request is not None:
             answers = [self._first or self._answers[0], *self._answers[1:]]
             entry = answer_log(
@@ -61,10 +66,13 @@ class LocalAccount:
             )
             held = self.body.size if self.keeps_texts else 0
             self.logs.tell(dataclasses.replace(entry, body_bytes=held))
+        elif tokens is not None:
+            self.logs.tell(self._untexted(error, Usage(tokens, 0, tokens, 0)))
         elif self.call is not None:  # it was refused, and what its key has reserved is given back
-            self.logs.tell(self._refused(error))
+            self.logs.tell(self._untexted(error, None))
 
-    def _refused(self, error: RequestError | None) -> LocalAnswerLog:
+    def _untexted(self, error: RequestError | None, usage: Usage | None) -> LocalAnswerLog:
+        """Return what is told of an answer without a text, or of none."""
         now = time.time()
         return LocalAnswerLog(
             request_id=self.request_id,
@@ -77,7 +85,7 @@ class LocalAccount:
             asked_at=now - (awake_s() - self._began_at),
             first_token_at=None,
             ended_at=now,
-            usage=None,
+            usage=usage,
             error=error,
             call=self.call,
         )

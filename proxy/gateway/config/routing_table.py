@@ -20,6 +20,7 @@ from typing import Any, Final, NoReturn
 from hearth.proxy.gateway.config import config_secrets
 from hearth.proxy.gateway.config.config_file import ConfigFile, readable_by_others
 from hearth.proxy.gateway.config.fallback_lists import Cause, FallbackLists
+from hearth.proxy.request.encoder_names import EncoderKind, encoders_of
 from hearth.proxy.request.model_names import (
     ListedGroup,
     ServedModel,
@@ -32,6 +33,7 @@ from hearth.shared.settings_from_env import Settings
 __all__ = ["Cause", "Deployment", "RoutingTable", "read_table"]
 
 PROVIDER: Final = "hearth"  # of local models, as litellm_params.model names them
+_MODES: Final[dict[EncoderKind, str]] = {"embeddings": "embedding", "rerank": "rerank"}
 _UNASKED: Final = {"disable_background_health_check": True}  # it would ask LiteLLM, not a worker
 HEADER_CHARS: Final = re.compile(r"[^\x20-\x7e]")
 # What a client may fill a star with: LiteLLM makes URLs of it, and several models of a list.
@@ -221,7 +223,10 @@ class RoutingTable:
         adapters = (ServedModel(name) for name, _ in settings.adapters)
         for model in (*models_of(settings), *adapters):
             if model.name not in named:
-                entries.append(_local_entry(model))
+                entries.append(_local_entry(model.name, "chat"))
+        for kind, encoder in encoders_of(settings).items():
+            if encoder.public not in named:
+                entries.append(_local_entry(encoder.public, _MODES[kind]))
         return entries
 
     def _deployment(self, entry: dict[str, Any]) -> Deployment:
@@ -334,14 +339,17 @@ def local_names(settings: Settings) -> dict[str, str]:
     for model in models:
         for name in model.names:
             found.setdefault(name, model.name)
+    for encoder in encoders_of(settings).values():
+        for name in (encoder.public, *encoder.names.aliases):
+            found.setdefault(name, encoder.public)
     return found
 
 
-def _local_entry(model: ServedModel) -> dict[str, Any]:
+def _local_entry(name: str, mode: str) -> dict[str, Any]:
     return {
-        "model_name": model.name,
-        "litellm_params": {"model": f"{PROVIDER}/{model.name}"},
-        "model_info": {"id": f"{PROVIDER}-{model.name}", "mode": "chat", **_UNASKED},
+        "model_name": name,
+        "litellm_params": {"model": f"{PROVIDER}/{name}"},
+        "model_info": {"id": f"{PROVIDER}-{name}", "mode": mode, **_UNASKED},
     }
 
 

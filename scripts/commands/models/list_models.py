@@ -13,10 +13,11 @@ import sys
 from collections.abc import Sequence
 from typing import Final
 
-from hearth.commands.models.memory_lines import memory_lines
-from hearth.commands.models.model_capabilities import capabilities
+from hearth.commands.models.memory_lines import encoder_sentence, memory_lines
+from hearth.commands.models.model_capabilities import capabilities, encoder_kind
 from hearth.commands.models.models_in_use import is_in_use, sources_in_use
 from hearth.commands.server_client import table
+from hearth.proxy.request.encoder_names import SETTINGS, EncoderKind
 from hearth.shared.errors import StartError
 from hearth.shared.models.catalogue import LOOKED_UP, SOURCE, CatalogueModel, fitting
 from hearth.shared.models.local_models import HUB, FoundModel, local_models
@@ -24,6 +25,7 @@ from hearth.shared.paths import env_file
 from hearth.shared.settings_from_env import POCKET, load_settings
 from hearth.shared.terminal_text import plain, plain_lines
 from hearth.worker.engine.mlx_memory import machine_bytes
+from hearth.worker.setup.encoder_memory import process_bytes
 from hearth.worker.verdict.memory_verdict import MemoryVerdict, memory_verdict
 
 _HEAD: Final = ("model", "where", "GB", "context here", "takes", "")
@@ -53,24 +55,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rows = [_pocket_row(in_use)]
     told = []
     for model in models:
+        kind = encoder_kind(model.directory, model.name)
         verdict = memory_verdict(model.directory, settings, model.weight_bytes)
+        lines = memory_lines(verdict) if kind is None else [_encoder_line(kind, model)]
         hub_id = model.name if model.place == HUB else ""
         is_served = is_in_use(in_use, model.directory, hub_id)
-        rows.append(_row(model, verdict, "served" if is_served else ""))
-        told += [f"\n{plain(model.name)}", *memory_lines(verdict)] if options.memory else []
+        context = _context(verdict) if kind is None else "none"
+        takes = capabilities(model.directory) if kind is None else (f"{kind}, {SETTINGS[kind]}",)
+        rows.append(_row(model, context, takes, "served" if is_served else ""))
+        told += [f"\n{plain(model.name)}", *lines] if options.memory else []
     print(table(_HEAD, rows))
     print(*told, sep="\n", end="\n" if told else "")
     print(f"\n{_recommended(models)}")
     return 0
 
 
-def _row(model: FoundModel, verdict: MemoryVerdict, state: str) -> tuple[str, ...]:
+def _row(model: FoundModel, context: str, takes: Sequence[str], state: str) -> tuple[str, ...]:
     name, is_whole = plain(model.name), model.is_whole
     if not is_whole:
         state = f"not whole: hearth pull {name}" if model.place == HUB else "not whole"
     size = f"{model.weight_bytes / 1e9:.1f}"
-    takes = ", ".join(capabilities(model.directory)) if is_whole else ""
-    return (name, model.place, size, _context(verdict), takes, state)
+    return (name, model.place, size, context, ", ".join(takes) if is_whole else "", state)
+
+
+def _encoder_line(kind: EncoderKind, model: FoundModel) -> str:
+    nbytes = process_bytes([model.directory], model.weight_bytes)
+    return encoder_sentence(kind, model.source, nbytes)
 
 
 def _context(verdict: MemoryVerdict) -> str:

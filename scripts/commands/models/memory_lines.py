@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Final
 
+from hearth.proxy.request.encoder_names import SETTINGS, EncoderKind
 from hearth.shared.terminal_text import plain
 from hearth.worker.verdict.memory_verdict import LONG_TOKENS, SHORT_TOKENS, MemoryVerdict
 
@@ -12,6 +13,18 @@ GB: Final = 1024**3
 def memory_lines(verdict: MemoryVerdict) -> list[str]:
     """Return the verdict, then the sums that it comes from."""
     return [sentence(verdict), *(f"  {line}" for line in _sums(verdict))]
+
+
+def encoder_sentence(kind: EncoderKind, source: str, nbytes: int) -> str:
+    """Return in one sentence what a model is for that answers with no text.
+
+    `nbytes` is what its process takes at most.
+    """
+    what = {"embeddings": "embeds texts", "rerank": "ranks documents"}[kind]
+    return (
+        f"It {what} and writes none: set {SETTINGS[kind]}={plain(source)}. Its process takes "
+        f"{nbytes / GB:.1f} GB at most, which the model of MODEL_PATH has less."
+    )
 
 
 def sentence(verdict: MemoryVerdict) -> str:
@@ -38,6 +51,8 @@ def sentence(verdict: MemoryVerdict) -> str:
 
 def _sums(verdict: MemoryVerdict) -> Iterator[str]:
     yield f"this machine        {verdict.machine_bytes / GB:8.2f} GB of 2**30 bytes"
+    if verdict.encoders_bytes:
+        yield f"embeds and ranks    {verdict.encoders_bytes / GB:8.2f} at most"
     yield f"a worker may take   {verdict.limit / GB:8.2f}"
     yield f"weights             {verdict.weight_bytes / GB:8.2f}"
     yield f"reserve             {verdict.reserve_bytes / GB:8.2f}"

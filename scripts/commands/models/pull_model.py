@@ -37,7 +37,8 @@ from hearth.commands.models.hub_repository import (
     look_up,
     remedies,
 )
-from hearth.commands.models.memory_lines import memory_lines
+from hearth.commands.models.memory_lines import encoder_sentence, memory_lines
+from hearth.commands.models.model_capabilities import encoder_kind
 from hearth.commands.models.resumable_download import ResumableDownload, remove_leftovers
 from hearth.shared.errors import StartError
 from hearth.shared.models.catalogue import catalogued
@@ -45,8 +46,10 @@ from hearth.shared.models.local_models import indexed_files
 from hearth.shared.paths import env_file
 from hearth.shared.settings_from_env import Settings, load_settings
 from hearth.shared.terminal_text import plain_lines
+from hearth.worker.engine.mlx_memory import memory_limit
 from hearth.worker.engine.model_loader import may_run_code
 from hearth.worker.engine.remote_code_check import remote_code
+from hearth.worker.setup.encoder_memory import process_bytes
 from hearth.worker.verdict.memory_verdict import memory_verdict
 
 FILES_AT_ONCE: Final = 4  # a hub gives one connection less than many a line can take
@@ -100,9 +103,7 @@ def pull(options: argparse.Namespace, settings: Settings, console: Console) -> i
         if not runs_code and (found := remote_code(model.snapshot)):
             raise ModelError(_brings_code(hub_id, found))
         check_index(model)
-        verdict = memory_verdict(model.snapshot, settings, model.weight_bytes)
-        say("\n".join(memory_lines(verdict)))
-        if not verdict.fits and not options.anyway:
+        if not _fits(model, settings, say) and not options.anyway:
             say("Nothing of the weights was fetched. To fetch them all the same: --anyway")
             return DOES_NOT_FIT
         nothing = DownloadProgress(Console(quiet=True), "", 0)
@@ -115,8 +116,22 @@ def pull(options: argparse.Namespace, settings: Settings, console: Console) -> i
         for file in model.files:
             cached_by_library(model, file)
         remove_leftovers(model)
-    say(f"{hub_id} is whole and checked. Serve it: hearth serve --model {options.model}")
+    serve = f" Serve it: hearth serve --model {options.model}"
+    is_text = encoder_kind(model.snapshot, hub_id) is None
+    say(f"{hub_id} is whole and checked.{serve if is_text else ''}")
     return 0
+
+
+def _fits(model: HubModel, settings: Settings, say: Callable[[str], None]) -> bool:
+    """Tell what a model takes of this machine's memory; return whether it fits."""
+    kind = encoder_kind(model.snapshot, model.hub_id)
+    if kind is not None:
+        nbytes = process_bytes([model.snapshot], model.weight_bytes)
+        say(encoder_sentence(kind, model.hub_id, nbytes))
+        return nbytes <= memory_limit(settings)
+    verdict = memory_verdict(model.snapshot, settings, model.weight_bytes)
+    say("\n".join(memory_lines(verdict)))
+    return verdict.fits
 
 
 def hub_id_of(name: str) -> str:

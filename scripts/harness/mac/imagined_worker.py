@@ -7,6 +7,7 @@ imagined.
 import random
 from pathlib import Path
 from typing import Final
+from unittest import mock
 
 from hearth.shared.settings_from_env import load_settings
 from hearth.shared.wire_messages import ModelFacts
@@ -17,9 +18,10 @@ from hearth.worker.engine.mlx_memory import unwire
 from hearth.worker.engine.model_loader import LoadedModel
 from hearth.worker.engine.prefill_lengths import lengths_for
 from hearth.worker.engine.weights_identity import WeightsIdentity
+from hearth.worker.setup import encoder_memory
+from hearth.worker.setup.encoder_memory import BESIDE_MAC_BYTES
 from hearth.worker.setup.kv_room import KVRoom, divide_room
 from hearth.worker.setup.memory_setup import WorkerMemory
-from hearth.worker.verdict.memory_verdict import BESIDE_MAC_BYTES
 from scripts.harness.mac.fake_mac import FakeMac
 from scripts.harness.mac.kv_churn import KVChurn
 from scripts.harness.mac.mac_hardware import MB, Mac
@@ -37,7 +39,7 @@ class ImaginedWorker:
         self.model = model
         self._chance = random.Random(2)
         environ = {"MODEL_PATH": model.name} | settings
-        with self.fake.installed():
+        with self.fake.installed(), mock.patch.object(encoder_memory, "backend", lambda: "metal"):
             self.memory = WorkerMemory(load_settings(environ, None), f"ipc://{socket}")
             self.memory.use = MemoryUse(self._process, self._arrays, self._freed)
         self._churn = KVChurn(self.fake.memory, model, self._chance)

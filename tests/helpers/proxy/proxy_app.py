@@ -10,6 +10,7 @@ import orjson
 import uvicorn
 
 from hearth.proxy.app import ProxyApp
+from hearth.proxy.embeddings.encoder_routes import Encoders
 from hearth.proxy.http.connection_places import ConnectionPlaces
 from hearth.proxy.http.http1_protocol import protocol_of
 from hearth.proxy.monitoring.admin_routes import AdminRoutes
@@ -31,14 +32,19 @@ class Reply:
         return orjson.loads(self.content)
 
 
-def app_of(tmp_path: Any, places: ConnectionPlaces | None = None, **environ: str) -> ProxyApp:
+def app_of(
+    tmp_path: Any,
+    places: ConnectionPlaces | None = None,
+    encoders: Encoders | None = None,
+    **environ: str,
+) -> ProxyApp:
     settings: Settings = load_settings(
         {"RUN_DIR": str(tmp_path), "MAX_KV_SIZE_GB": "0", **environ}, None
     )
     pool = WorkerPool()
     supervisor = Supervisor(["true"], 1, tmp_path, pool, {})
     routes = AdminRoutes(settings, "0", supervisor, pool)
-    return ProxyApp(settings, pool, routes, places)
+    return ProxyApp(settings, pool, routes, places, encoders=encoders)
 
 
 def ask(edge: ProxyApp, *request: Any, **more: Any) -> Reply:
@@ -110,6 +116,8 @@ async def serving(
     task = asyncio.create_task(server.serve())
     while not server.started:
         await asyncio.sleep(0.01)
+        if task.done():
+            await task  # raises why it did not start
     try:
         yield server.servers[0].sockets[0].getsockname()[1]
     finally:

@@ -55,6 +55,8 @@ SNAPSHOT = "the snapshot's path"
         {"MODEL_PATH": SNAPSHOT},
         {"MODELS": f"fast={HUB_ID}"},
         {"DRAFT_MODEL": HUB_ID},
+        {"EMBEDDING_MODEL": HUB_ID},
+        {"RERANK_MODEL": HUB_ID},
         {"ADAPTERS": f"mine={HUB_ID}"},
     ],
 )

@@ -1,0 +1,214 @@
+"""Answers /v1/embeddings and /v1/rerank with EMBEDDING_MODEL and RERANK_MODEL.
+
+The models are in a process of their own (`embedding_process`). What is asked and answered is read
+and written in the threads of large bodies, where it is large.
+"""
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Protocol
+
+from hearth.proxy.embeddings.embedding_process import Embeddings, Reranking
+from hearth.proxy.embeddings.encoder_answers import embeddings_json, json_bytes_max, rerank_answer
+from hearth.proxy.embeddings.encoder_bodies import EmbeddingRequest, read_embedding, read_rerank
+from hearth.proxy.http.body_threads import work_on_body
+from hearth.proxy.http.http_exchange import SERVED_BY_HEADER, ClientBody, HttpExchange
+from hearth.proxy.monitoring.admin_routes import AdminRoutes
+from hearth.proxy.monitoring.encoder_records import EncoderRecords, EncoderReply
+from hearth.proxy.monitoring.gateway_metrics import served_here
+from hearth.proxy.request.encoder_names import SETTINGS, EncoderKind, EncoderNames, encoders_of
+from hearth.proxy.request.model_names import ListedGroup, ModelNames
+from hearth.shared.embedding_messages import EmbeddingInput
+from hearth.shared.errors import RequestError
+from hearth.shared.settings_from_env import Settings
+from hearth.shared.suspending_clock import awake_s
+
+ENCODER_PATHS: Final[dict[str, EncoderKind]] = {
+    "/v1/embeddings": "embeddings",
+    "/embeddings": "embeddings",
+    "/v1/rerank": "rerank",
+    "/v2/rerank": "rerank",
+    "/rerank": "rerank",
+}
+
+
+class Encoders(Protocol):
+    """The process that embeds and ranks."""
+
+    async def embed(
+        self, texts: Sequence[EmbeddingInput], dimensions: int | None = None, truncate: bool = False
+    ) -> Embeddings: ...
+
+    async def rerank(
+        self, query: str, documents: Sequence[str], truncate: bool = False
+    ) -> Reranking: ...
+
+    def facts(self) -> dict[str, Any]: ...
+
+
+class EncoderRoutes:
+    """Answers with vectors and scores. Owner: the event loop.
+
+    Invariant: each request that was computed is counted and logged once, at its reply's end.
+    """
+
+    def __init__(
+        self,
+        models: Mapping[EncoderKind, EncoderNames],
+        process: Encoders | None,
+        records: EncoderRecords,
+    ) -> None:
+        """Without a `process` there are no `models`."""
+        assert process is not None or not models, models
+        self.models = models
+        self._process = process
+        self.records = records
+
+    @classmethod
+    def of(
+        cls, settings: Settings, routes: AdminRoutes, process: Encoders | None
+    ) -> "EncoderRoutes":
+        """Return the routes that `settings` give, and have their models listed."""
+        models = encoders_of(settings) if process is not None else {}
+        public = [model.public for model in models.values()]
+        records = EncoderRecords(routes.metrics, routes.requests, public, process)
+        made = cls(models, process, records)
+        routes.encoders = made.listed
+        return made
+
+    # ------------------------------------------------------------ names
+
+    @property
+    def names(self) -> ModelNames | None:
+        """The names of EMBEDDING_MODEL; None = there is none."""
+        found = self.models.get("embeddings")
+        return None if found is None else found.names
+
+    def model(self, kind: EncoderKind) -> EncoderNames:
+        """Return the names of what answers. Raises: RequestError: a 404, as none is set."""
+        found = self.models.get(kind)
+        if found is None:
+            setting = SETTINGS[kind]
+            raise RequestError(
+                f"/v1/{kind} is not served here: {setting} is empty. Set it to a model, as "
+                "docs/embeddings.md tells, and start Hearth again.",
+                status=404,
+                code="model_not_found",
+            )
+        return found
+
+    def refuse_text(self, name: str) -> None:
+        """Raise RequestError where `name` is a model's that answers with no text."""
+        for kind, model in self.models.items():
+            if model.is_own(name):
+                raise RequestError(
+                    f"The model {name!r:.200} answers at /v1/{kind} only. Name one that answers "
+                    "with text; GET /v1/models lists those first.",
+                    code="unsupported_parameter",
+                    param="model",
+                )
+
+    def check_local(self, kind: EncoderKind, local: str) -> None:
+        """Raise RequestError where the local model of a LiteLLM config is not the one for it."""
+        if kind not in self.models or self.models[kind].public != local:
+            remedy = "Name one of another server that LITELLM_CONFIG lists"
+            raise RequestError(
+                f"The model {local!r:.200} is a local one that /v1/{kind} is not answered by. "
+                f"{remedy}, or set {SETTINGS[kind]} to one that does it here.",
+                code="unsupported_parameter",
+                param="model",
+            )
+
+    def listed(self) -> dict[str, ListedGroup]:
+        """Return what the list of models has of them."""
+        facts = {} if self._process is None else self._process.facts()
+        told = {"embeddings": facts.get("embedding"), "rerank": facts.get("rerank")}
+        return {
+            model.public: ListedGroup("hearth", None, _told(kind, told[kind]))
+            for kind, model in self.models.items()
+        }
+
+    # ------------------------------------------------------------ answers
+
+    async def answer(self, exchange: HttpExchange, kind: EncoderKind, body: ClientBody) -> int:
+        """Answer a request whose model's name was checked; return how many tokens it was.
+
+        Raises:
+            RequestError: nothing was sent.
+        """
+        model = self.model(kind)
+        answer = self._embed if kind == "embeddings" else self._rerank
+        exchange.reply_headers.append((SERVED_BY_HEADER, served_here(model.public).encode()))
+        return await answer(exchange, model, body)
+
+    async def embed(self, exchange: HttpExchange, request: EmbeddingRequest) -> Embeddings:
+        """Return the vectors, while the client is there. Raises: RequestError."""
+        assert self._process is not None
+        work = self._process.embed(request.texts, request.dimensions, request.truncate)
+        return await exchange.while_connected(work)
+
+    async def _embed(self, exchange: HttpExchange, model: EncoderNames, body: ClientBody) -> int:
+        began = awake_s()
+        reading = work_on_body(body.size, functools.partial(read_embedding, body.fields))
+        request = await exchange.while_connected(reading)
+        _check_ids(request, model, body.fields.get("model"))
+        found = await self.embed(exchange, request)
+        size = json_bytes_max(found, request.encoding)
+        exchange.hold(size)
+        write = functools.partial(embeddings_json, found, request.encoding, model.public)
+        parts = await exchange.while_connected(work_on_body(size, write))
+        tokens = sum(found.tokens)
+        reply = EncoderReply("embeddings", model.public, len(request.texts), tokens, began)
+        try:
+            await exchange.send_parts(200, parts, b"application/json")
+        finally:
+            self.records.ended(exchange, reply)
+        return tokens
+
+    async def _rerank(self, exchange: HttpExchange, model: EncoderNames, body: ClientBody) -> int:
+        assert self._process is not None
+        began = awake_s()
+        reading = work_on_body(body.size, functools.partial(read_rerank, body.fields))
+        request = await exchange.while_connected(reading)
+        work = self._process.rerank(request.query, request.documents, truncate=True)
+        found = await exchange.while_connected(work)
+        answer = rerank_answer(found, request, model.public, exchange.request_id)
+        count = len(request.documents)
+        reply = EncoderReply("rerank", model.public, count, found.tokens, began)
+        try:
+            await exchange.send_json(200, answer)
+        finally:
+            self.records.ended(exchange, reply)
+        return found.tokens
+
+
+def _check_ids(request: EmbeddingRequest, model: EncoderNames, name: Any) -> None:
+    """Refuse the token ids of another model's tokenizer, whose vectors would mean nothing.
+
+    A client that gives ids under a name of OpenAI's has made them with OpenAI's tokenizer.
+
+    Raises:
+        RequestError: a 400.
+    """
+    if name and request.has_token_ids and not model.is_own(name):
+        raise RequestError(
+            f"input has token ids, and under the name {name!r:.200} they are of that model's "
+            f"tokenizer, while {model.public!r} answers. Send texts (in LangChain "
+            "check_embedding_ctx_length=False), or ids of its own tokenizer under its own name.",
+            code="unsupported_parameter",
+            param="input",
+        )
+
+
+def _told(kind: EncoderKind, facts: Any) -> dict[str, Any]:
+    """Return what the list of models says of one; its sizes are known once it was loaded."""
+    told: dict[str, Any] = {
+        "architecture": {"input_modalities": ["text"], "output_modalities": [kind]}
+    }
+    if facts is None:
+        return told
+    length = {"context_length": facts.tokens_max, "max_model_len": facts.tokens_max}
+    meta = {"size": facts.weight_bytes, "architecture": facts.architecture}
+    if facts.dimensions:
+        meta |= {"n_embd": facts.dimensions, "pooling": facts.pooling}
+    return told | length | {"meta": meta}

@@ -1,0 +1,90 @@
+"""Finds whether a name in a request stands for EMBEDDING_MODEL or RERANK_MODEL."""
+
+from dataclasses import dataclass
+from typing import Any, Final, Literal, get_args
+
+from hearth.proxy.request.model_names import ModelNames, ServedModel
+from hearth.shared.errors import RequestError, StartError
+from hearth.shared.settings_from_env import Settings
+
+EncoderKind = Literal["embeddings", "rerank"]
+
+KINDS: Final[tuple[EncoderKind, ...]] = get_args(EncoderKind)
+SETTINGS: Final[dict[EncoderKind, str]] = {
+    "embeddings": "EMBEDDING_MODEL",
+    "rerank": "RERANK_MODEL",
+}
+# What programs call such a model that were written for OpenAI's or Cohere's, beside
+# CATCH_ALL_MODELS.
+USUAL_NAMES: Final[dict[EncoderKind, str]] = {
+    "embeddings": "text-embedding-*",
+    "rerank": "rerank-*",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderNames:
+    """The names of one model that embeds or ranks. A value that nobody changes."""
+
+    kind: EncoderKind
+    path: str  # as in the setting
+    names: ModelNames
+
+    @property
+    def public(self) -> str:
+        return self.names.public
+
+    def is_own(self, name: str) -> bool:
+        """Whether `name` is a name of the model itself, and no pattern that it answers to."""
+        return bool(self.names.find_exact(name) or self.names.find_loose(name))
+
+    def check(self, name: Any) -> str:
+        """Return `name`, or the model's own where a request has none.
+
+        Raises:
+            RequestError: it is no text (400), or no name of this model (404).
+        """
+        name = self.names.named(name)
+        if self.names.find(name) is None:
+            raise RequestError(
+                f"The model {name!r:.200} is not served at /v1/{self.kind}, which "
+                f"{SETTINGS[self.kind]} answers: {self.public!r}. Name that, or leave model out; "
+                "CATCH_ALL_MODELS may have a pattern of further names.",
+                status=404,
+                code="model_not_found",
+                param="model",
+            )
+        return name
+
+
+def encoders_of(settings: Settings) -> dict[EncoderKind, EncoderNames]:
+    """Return the names of the models that are set, by what they do.
+
+    Raises:
+        StartError: one has a name that no header can carry, or that a model of text has.
+    """
+    paths: dict[EncoderKind, str] = {
+        "embeddings": settings.embedding_model,
+        "rerank": settings.rerank_model,
+    }
+    public = {"embeddings": settings.embedding_name, "rerank": settings.rerank_name}
+    texts = ModelNames.of(settings)
+    found = {}
+    for kind in KINDS:
+        if not (path := paths[kind]):
+            continue
+        name = public[kind]
+        if not (name.isascii() and name.isprintable()):
+            raise StartError(
+                f"{SETTINGS[kind]} is {path!r}, whose name {name!r} is not plain ASCII. Rename "
+                "the directory."
+            )
+        if name in texts.listed:
+            raise StartError(
+                f"{SETTINGS[kind]} is {path!r}, and {name!r} is the name of a model that answers "
+                "with text. Give that one another, as PROXY_MODEL_ID does."
+            )
+        patterns = (*settings.catch_all_models, USUAL_NAMES[kind])
+        names = ModelNames(name, ServedModel(name, path).names[1:], patterns)
+        found[kind] = EncoderNames(kind, path, names)
+    return found
