@@ -12,7 +12,7 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any, Final
 
@@ -109,7 +109,7 @@ async def _gaps_until(side: Http, task: "asyncio.Task[Any]") -> list[float]:
     return gaps
 
 
-async def _tokens(side: Http) -> AsyncIterator[float]:
+async def _tokens(side: Http) -> AsyncGenerator[float, None]:
     """Yield when each piece of one chat's answer came."""
     body = {"model": side.model, "messages": CHAT, "max_tokens": 2_000, "stream": True}
     async with side.session.post("/v1/chat/completions", json=body) as response:

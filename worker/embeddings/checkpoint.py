@@ -35,15 +35,15 @@ _POOLING_FLAGS: Final = {
 }
 
 
-def checkpoint_directory(source: str, setting: str) -> Path:
+def checkpoint_directory(source: str, setting: str, runs_code: bool) -> Path:
     """Return the directory of what `setting` names, fetched where it is a hub id.
 
     Raises:
-        StartError: it is nothing that can be had, or brings code of its own.
+        StartError: it is nothing that can be had, or brings code of its own and not `runs_code`.
     """
     named = named_model(source, setting)
     try:
-        directory = present(str(named), False, setting)
+        directory = present(str(named), runs_code, setting)
         if not isinstance(named, Path):
             snapshot_download(str(named), allow_patterns=[DENSE_FILES])
     except StartError:

@@ -39,9 +39,9 @@ SETTING = "EMBEDDING_MODEL"
 class EmbeddingModel:
     """A model that gives a vector for a text."""
 
-    def __init__(self, source: str, rests: LayerRests) -> None:
+    def __init__(self, source: str, rests: LayerRests, runs_code: bool = False) -> None:
         """Load what EMBEDDING_MODEL names. Raises StartError: it cannot be."""
-        directory = checkpoint_directory(source, SETTING)
+        directory = checkpoint_directory(source, SETTING, runs_code)
         config = read_json(directory / "config.json")
         try:
             check_modules(directory, config)

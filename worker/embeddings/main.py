@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from typing import BinaryIO, Final, TypeAlias
+from typing import Any, BinaryIO, Final, TypeAlias
 
 import mlx.core as mx
 import numpy as np
@@ -44,13 +44,14 @@ from hearth.shared.errors import EXIT_CANNOT_START, RequestError, StartError
 from hearth.shared.logging_setup import configure
 from hearth.shared.paths import env_file
 from hearth.shared.private_temp_directory import temp_environment
-from hearth.shared.settings_from_env import load_settings
+from hearth.shared.settings_from_env import Settings, load_settings
 from hearth.worker.embeddings.embedding_model import EmbeddingModel, check_dimensions, cut_vectors
 from hearth.worker.embeddings.forward_pace import ForwardPace
 from hearth.worker.embeddings.job_queue import Job, JobQueue
 from hearth.worker.embeddings.layer_rests import LayerRests
 from hearth.worker.embeddings.length_batches import MLX_CACHE_BYTES
 from hearth.worker.embeddings.rerank_model import RankedPairs, RerankModel
+from hearth.worker.engine.model_loader import may_run_code
 
 log = logging.getLogger("hearth.worker.embeddings.main")  # run with -m, its name is __main__
 
@@ -75,12 +76,15 @@ class EmbeddingServer:
         self._paces = {False: ForwardPace(FREE_S, FREE_TOKENS)}
         self._paces[True] = ForwardPace(BUSY_S, BUSY_TOKENS)
 
-    def load(self, embedding: str, rerank: str) -> None:
+    def load(self, settings: Settings, embedding: str, rerank: str) -> None:
         """Load the models that are named, and tell the proxy. Raises StartError."""
-        self._embedding = EmbeddingModel(embedding, self._rests) if embedding else None
-        self._rerank = RerankModel(rerank, self._rests) if rerank else None
-        models = (self._embedding, self._rerank)
-        self.send(Loaded(*(model and dataclasses.asdict(model.facts) for model in models)))
+        if embedding:
+            runs_code = may_run_code(settings, embedding)
+            self._embedding = EmbeddingModel(embedding, self._rests, runs_code)
+        if rerank:
+            runs_code = may_run_code(settings, rerank)
+            self._rerank = RerankModel(rerank, self._rests, runs_code)
+        self.send(Loaded(_facts_of(self._embedding), _facts_of(self._rerank)))
 
     def send(self, message: EmbeddingMessage) -> None:
         self._answers.write(encode(message))
@@ -119,11 +123,11 @@ class EmbeddingServer:
             self._rests.are_wanted = message.are_wanted
         elif isinstance(message, CancelJob):
             self._jobs.remove(message.request_id)
-        elif isinstance(message, Embed | Rerank):
+        elif isinstance(message, Rerank):
+            self._jobs.add(self._rerank_job(message))
+        elif isinstance(message, Embed):
             with self._refusing(message.request_id):
-                is_embed = isinstance(message, Embed)
-                job = self._embedding_job(message) if is_embed else self._rerank_job(message)
-                self._jobs.add(job)
+                self._jobs.add(self._embedding_job(message))
 
     def _embedding_job(self, asked: Embed) -> Job:
         assert self._embedding is not None, "the proxy asks for what it named"
@@ -158,6 +162,10 @@ class EmbeddingServer:
         self._rests.rest(computed_s - (self._rests.rested_s - rested_s))
 
 
+def _facts_of(model: EmbeddingModel | RerankModel | None) -> dict[str, Any] | None:
+    return None if model is None else dataclasses.asdict(model.facts)
+
+
 def read_frames(pipe: BinaryIO, inbox: Inbox) -> None:
     """Put what the proxy says into `inbox`; end this process where the proxy is gone."""
     try:
@@ -186,7 +194,7 @@ def main() -> int:
         configure(settings.log_level.upper(), "embed", settings.log_prompts)
         os.environ |= temp_environment(os.environ, settings.instance_dir)
         mx.set_cache_limit(MLX_CACHE_BYTES)
-        server.load(options.embedding_model, options.rerank_model)
+        server.load(settings, options.embedding_model, options.rerank_model)
     except StartError as error:
         server.send(CannotLoad(str(error)))
         return EXIT_CANNOT_START

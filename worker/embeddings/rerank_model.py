@@ -41,9 +41,9 @@ ANSWER_BEGIN: Final = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\
 class RerankModel:
     """A model that gives a score from 0 to 1 for a document."""
 
-    def __init__(self, source: str, rests: LayerRests) -> None:
+    def __init__(self, source: str, rests: LayerRests, runs_code: bool = False) -> None:
         """Load what RERANK_MODEL names. Raises StartError: it cannot be."""
-        directory = checkpoint_directory(source, SETTING)
+        directory = checkpoint_directory(source, SETTING, runs_code)
         config = read_json(directory / "config.json")
         try:
             kind = reranker_kind(config)

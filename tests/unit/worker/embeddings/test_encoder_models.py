@@ -20,6 +20,7 @@ from mlx_vlm.utils import load_processor
 from numpy.typing import NDArray
 
 from hearth.shared.errors import RequestError, StartError
+from hearth.worker.embeddings import layer_rests
 from hearth.worker.embeddings.embedding_model import (
     EmbeddingModel,
     check_dimensions,
@@ -174,6 +175,19 @@ def test_rests_between_layers_change_no_vector_and_are_as_long_as_the_layers_too
     assert rests.rested_s == rested, "nobody streams"
 
 
+def test_a_rest_is_as_long_as_what_was_computed_and_bounded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr(layer_rests.time, "sleep", slept.append)
+    rests = LayerRests()
+    rests.rest(0.3)
+    rests.are_wanted = True
+    for computed_s in (0.3, 5.0, 0.0, -0.1):
+        rests.rest(computed_s)
+    assert slept == [0.3, layer_rests.REST_S_MAX]
+
+
 def test_token_ids_give_the_vector_of_their_text() -> None:
     model, rests = embedder("bert")
     text = text_of(9)
@@ -283,6 +297,11 @@ def test_a_checkpoint_that_would_be_computed_wrongly_is_refused(
     with pytest.raises(StartError, match=why) as refused:
         EmbeddingModel(changed(tmp_path, "bert", files), LayerRests())
     assert str(refused.value).startswith("EMBEDDING_MODEL is ")
+
+
+def test_a_checkpoint_with_code_is_loaded_where_the_user_allowed_its_code(tmp_path: Path) -> None:
+    source = changed(tmp_path, "bert", {"run.py": "raise SystemExit"})
+    assert EmbeddingModel(source, LayerRests(), runs_code=True).facts.dimensions == 32
 
 
 def test_a_chat_model_is_no_embedding_model_and_an_embedding_model_ranks_nothing() -> None:
