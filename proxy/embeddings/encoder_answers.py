@@ -36,7 +36,7 @@ def embeddings_json(found: Embeddings, encoding: Encoding, model: str) -> list[b
         if len(part) >= PART_BYTES:
             parts.append(bytes(part))
             part.clear()
-    return [*parts, b"%b]}" % part]
+    return [*parts, bytes(part) + b"]}"]
 
 
 def _rows(found: Embeddings, encoding: Encoding) -> Iterator[bytes]:
