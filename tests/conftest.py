@@ -1,11 +1,16 @@
 """Marks every test by what it needs, and chooses how hypothesis draws its examples."""
 
+import gc
 import os
 import sys
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+# What is imported and collected lives as long as the process: Python's collector, which walks
+# through it over and over, waits until all of it is there, and then leaves it alone.
+gc.disable()
 
 pytest.register_assert_rewrite("tests.helpers")  # before any of them is imported
 os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # else its import asks the network
@@ -32,6 +37,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(name)
         if not IMPURE & {mark.name for mark in item.iter_markers()}:
             item.add_marker("pure")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop() -> None:  # of xdist's processes the one that collects nothing has it too
+    gc.freeze()
+    gc.enable()
 
 
 class PureGuard:

@@ -3,14 +3,15 @@
 import { count, counted, seconds, speed } from "/dashboard/format.js";
 
 const SOURCES = { slot: "in place", ram: "in memory", ssd: "on disk" };
-const PACE_TOKENS = 8; // an answer of fewer has no speed worth telling
+const PACE_TOKENS = 8; // an answer of fewer has no speed worth telling,
+const PACE_S = 0.1; // nor has one that came at once
 
 export function cacheLine({ usage, elapsed, firstAfter, servedBy }) {
   if (!usage) return "";
   const cache = usage.kv_cache;
   const parts = cache ? localParts(usage, cache) : cloudParts(usage, servedBy, firstAfter);
   const written = usage.completion_tokens ?? 0;
-  const pace = written >= PACE_TOKENS && elapsed > firstAfter ? (written - 1) / (elapsed - firstAfter) : null;
+  const pace = written >= PACE_TOKENS && elapsed - firstAfter >= PACE_S ? (written - 1) / (elapsed - firstAfter) : null;
   parts.push(pace ? `${speed(pace)} tokens/s` : counted(written, "token", "tokens"));
   parts.push(draftPart(usage.speculation));
   return parts.filter(Boolean).join(" · ");

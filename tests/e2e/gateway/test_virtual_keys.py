@@ -8,6 +8,7 @@ from typing import Any, Final
 import httpx
 import pytest
 
+from scripts.fixtures.embedding_checkpoints import embedding_checkpoint
 from tests.helpers.cloud.cloud_answers import SERVER_ERROR, CloudAnswer
 from tests.helpers.servers.audited_server import GENERATE, ask, body_of
 from tests.helpers.servers.mock_cloud import MockCloud
@@ -29,7 +30,11 @@ OWN_PAGES: Final = (
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[VirtualKeyServer]:
-    with MockCloud() as cloud, VirtualKeyServer(cloud) as server:
+    encoders = {
+        "EMBEDDING_MODEL": str(embedding_checkpoint("bert")),
+        "RERANK_MODEL": str(embedding_checkpoint("bert_ranker")),
+    }
+    with MockCloud() as cloud, VirtualKeyServer(cloud, **encoders) as server:
         deadline = time.monotonic() + 60
         while ask(server, "GET", "/v1/models", key=MINE)[0] != 200:
             assert time.monotonic() < deadline, server.log.read_text()
@@ -52,6 +57,36 @@ def test_a_key_of_one_model_has_no_other_answer_count_or_read_a_prompt(
         assert status == 403 and b"is not available for this API key" in answer
     if model != "other":
         assert ask(server, "POST", path, body, key=MINE)[0] == 200
+
+
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/embeddings", "/v1/rerank", "/v2/rerank"])
+def test_a_key_of_one_model_has_nothing_embedded_or_ranked_by_another(
+    server: VirtualKeyServer, path: str
+) -> None:
+    body = {"input": "Hi", "query": "Hi", "documents": ["Hi"]}
+    for key, status in ((CLOUD_ONLY, 403), (SPENT, 422), (MINE, 200)):
+        told, answer = ask(server, "POST", path, body, key=key)
+        assert told == status, (key, answer)
+
+
+def test_embeddings_of_other_servers_and_of_ours_stand_beside_each_other(
+    server: VirtualKeyServer,
+) -> None:
+    server.cloud.forget()
+    for model, count in (("text-embedding-3-small", 0), ("other", 1), ("bert-float32", 1)):
+        body = {"model": model, "input": "Hi"}
+        status, answer = ask(server, "POST", "/v1/embeddings", body, key=MINE)
+        assert status == 200, answer
+        assert len(server.cloud.generations()) == count, model
+    status, answer = ask(server, "POST", "/v1/embeddings", {"model": "local", "input": "x"}, MINE)
+    assert (status, b"is a local one that /v1/embeddings" in answer) == (400, True), answer
+    said = {"model": "bert-float32", "messages": [{"role": "user", "content": "Hi"}]}
+    status, answer = ask(server, "POST", "/v1/chat/completions", said, key=MINE)
+    assert (status, b"answers at /v1/embeddings only" in answer) == (400, True), answer
+    listed = json.loads(ask(server, "GET", "/v1/models", key=MINE)[1])["data"]
+    kinds = [row.get("architecture", {}).get("output_modalities") for row in listed]
+    assert kinds[-2:] == [["embeddings"], ["rerank"]]
+    assert kinds.count(["embeddings"]) == 1
 
 
 def test_a_key_of_one_model_falls_back_to_no_other(server: VirtualKeyServer) -> None:

@@ -18,8 +18,9 @@ PROXY: Final = Path(__file__).parents[3] / "proxy"
 PAGES: Final = PROXY / "chat_page" / "pages"
 DASHBOARD: Final = PROXY / "monitoring" / "pages"  # the pages share a module
 USAGE: Final = {
-    **{"prompt_tokens": 3_412, "completion_tokens": 76, "total_tokens": 3_488},
+    **{"prompt_tokens": 3_412, "completion_tokens": 6, "total_tokens": 3_418},
     "prompt_tokens_details": {"cached_tokens": 3_398},
+    "kv_cache": {"prefix_length": 3_398, "prefilled": 14, "ttft_ms": 200, "source": "slot"},
 }
 Delta = Mapping[str, Any]  # of a chat completion's chunk
 

@@ -190,6 +190,20 @@ def test_what_was_asked_is_told_as_the_client_sent_it(
     assert ("be brief" in json.dumps(log["messages"])) == ("system" in body)
 
 
+@pytest.mark.parametrize(("dialect", "cost"), [("embeddings", 0.04), ("rerank", 0)])
+def test_what_was_embedded_or_ranked_is_told_in_tokens(
+    told: Told, dialect: str, cost: float
+) -> None:
+    """LiteLLM has prices of rankings by the search only, and none of a deployment's tokens."""
+    usage = {"prompt_tokens": 40, "cached_tokens": 0, "prefilled_tokens": 40}
+    fields = {"deployment_id": "dep-priced", "group": "priced", "model": "priced", "text": ""}
+    fields |= {"dialect": dialect, "body": {"input": ["the words"], "query": "the words"}}
+    usage |= {"completion_tokens": 0}
+    log = told.log_of(f"{dialect}-1", **fields, usage=usage, first_token_at=None)
+    assert (log["kind"], log["prompt_tokens"], log["completion_tokens"]) == ("success", 40, 0)
+    assert log["response_cost"] == pytest.approx(cost)
+
+
 def test_thinking_and_tool_calls_are_told(told: Told) -> None:
     calls = [{"id": "c1", "name": "read", "arguments": '{"path": "a"}'}]
     log = told.log_of("calls", text="", thinking="hm", calls=calls, finish_reason="tool_calls")
