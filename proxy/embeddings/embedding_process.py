@@ -300,6 +300,8 @@ class EmbeddingProcess:
             return
         self.counts.starts += 1
         log.info("embedding process started pid=%d", process.pid)
+        if self._is_told_to_end:  # as it was started, when there was no pipe to close
+            self._tell_to_end()
         try:
             self._write(b"".join(row.frame for row in self._open_requests().values()))
             how = await self._hear(process)

@@ -28,7 +28,12 @@ from hearth.worker.embeddings.checkpoint import (
 )
 from hearth.worker.embeddings.layer_rests import LayerRests
 from hearth.worker.embeddings.padded_batch import pad
-from hearth.worker.embeddings.token_rows import TokenRow, check_row
+from hearth.worker.embeddings.token_rows import (
+    TokenRow,
+    check_numbers,
+    check_row,
+    checked_text,
+)
 from hearth.worker.engine.vision.vlm_loader import read_json
 
 log = logging.getLogger(__name__)
@@ -75,8 +80,15 @@ class EmbeddingModel:
             raise ValueError(f"it computes in {found.dtype}, and vectors are float32")
         return int(found.shape[1])
 
+    def chars(self, item: EmbeddingInput) -> int:
+        return len(item)
+
     def rows(self, items: Sequence[EmbeddingInput], first: int, truncate: bool) -> list[TokenRow]:
-        texts = [self._prompt + item for item in items if isinstance(item, str)]
+        texts = [
+            self._prompt + checked_text(item, f"Input {index}", truncate)
+            for index, item in enumerate(items, first)
+            if isinstance(item, str)
+        ]
         limits = {"truncation": True, "max_length": self.facts.tokens_max} if truncate else {}
         told = iter(self._tokenizer(texts, **limits)["input_ids"] if texts else ())
         cut = self.facts.tokens_max if truncate else None
@@ -107,6 +119,5 @@ def cut_vectors(vectors: NDArray[np.float32], dimensions: int | None) -> NDArray
     """
     vectors = vectors[:, :dimensions]
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
-    if not np.isfinite(lengths).all():
-        raise RequestError("The model computed no number.", status=500, code="not_a_number")
+    check_numbers(lengths)
     return (vectors / np.maximum(lengths, 1e-12)).astype("<f4")

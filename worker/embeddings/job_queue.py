@@ -41,7 +41,7 @@ class Job:
         self._rows: list[TokenRow] = []
         self._batches: LengthBatches | None = None
         self._values: NDArray[np.float32] | None = None
-        self._chars_left = sum(map(len, items))
+        self._chars_left = sum(map(model.chars, items))
 
     @property
     def tokens_left(self) -> int:
@@ -59,9 +59,10 @@ class Job:
         first = stop = len(self._rows)
         chars = 0
         while stop < len(self._items) and (stop == first or chars < TOKENISED_CHARS):
-            chars += len(self._items[stop])
+            chars += self._model.chars(self._items[stop])
             stop += 1
-        self._rows += self._model.rows(self._items[first:stop], first, self._truncate)
+        rows = self._model.rows(self._items[first:stop], first, self._truncate)
+        self._rows += [row.packed() for row in rows]
         self._chars_left -= chars
         if self.is_tokenised:
             self._batches = LengthBatches([len(row.ids) for row in self._rows])

@@ -51,6 +51,7 @@ from hearth.worker.embeddings.job_queue import Job, JobQueue
 from hearth.worker.embeddings.layer_rests import LayerRests
 from hearth.worker.embeddings.length_batches import MLX_CACHE_BYTES
 from hearth.worker.embeddings.rerank_model import RankedPairs, RerankModel
+from hearth.worker.embeddings.token_rows import check_numbers
 from hearth.worker.engine.model_loader import may_run_code
 
 log = logging.getLogger("hearth.worker.embeddings.main")  # run with -m, its name is __main__
@@ -124,7 +125,8 @@ class EmbeddingServer:
         elif isinstance(message, CancelJob):
             self._jobs.remove(message.request_id)
         elif isinstance(message, Rerank):
-            self._jobs.add(self._rerank_job(message))
+            with self._refusing(message.request_id):
+                self._jobs.add(self._rerank_job(message))
         elif isinstance(message, Embed):
             with self._refusing(message.request_id):
                 self._jobs.add(self._embedding_job(message))
@@ -141,8 +143,10 @@ class EmbeddingServer:
 
     def _rerank_job(self, asked: Rerank) -> Job:
         assert self._rerank is not None, "the proxy asks for what it named"
+        self.send(Computing(asked.request_id))  # the query is tokenised
 
         def finish(values: NDArray[np.float32], tokens: list[int]) -> Reranked:
+            check_numbers(values)
             return Reranked(asked.request_id, [float(value) for value in values[:, 0]], sum(tokens))
 
         pairs = RankedPairs(self._rerank, asked.query)
@@ -150,10 +154,10 @@ class EmbeddingServer:
 
     def _step(self, job: Job) -> None:
         """Do a part of a job, and answer it once it is whole."""
+        self.send(Computing(job.request_id))
         if not job.is_tokenised:
             job.tokenise()
             return
-        self.send(Computing(job.request_id))
         rested_s = self._rests.rested_s
         computed_s = job.compute(self._paces[self._rests.are_wanted], self._rests.clock)
         if job.is_computed:

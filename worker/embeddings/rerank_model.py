@@ -26,10 +26,11 @@ from hearth.worker.embeddings.checkpoint import (
 )
 from hearth.worker.embeddings.layer_rests import LayerRests
 from hearth.worker.embeddings.padded_batch import pad
-from hearth.worker.embeddings.token_rows import TokenRow, check_row
+from hearth.worker.embeddings.token_rows import TokenRow, check_row, checked_text, refused
 from hearth.worker.engine.vision.vlm_loader import read_json
 
 SETTING: Final = "RERANK_MODEL"
+QUERY: Final = "The query"
 INSTRUCTION: Final = "Given a search query, retrieve relevant candidates that answer the query."
 SYSTEM_PROMPT: Final = (
     "Judge whether the Document meets the requirements based on the Query and the "
@@ -78,6 +79,16 @@ class RerankModel:
             raise ValueError(f"its tokenizer has no token {word!r}")
         return found[0]
 
+    def check_query(self, query: str) -> None:
+        """Raise RequestError where a query leaves no room for a document, which none could cut."""
+        count = len(self._tokens(checked_text(query, QUERY, truncate=False)))
+        if count >= self.facts.tokens_max:
+            raise refused(
+                f"{QUERY} is {count:,} tokens and the model takes {self.facts.tokens_max:,} with "
+                "a document. Shorten it.",
+                code="context_length_exceeded",
+            )
+
     def pair_rows(
         self, query: str, documents: Sequence[str], first: int, truncate: bool
     ) -> list[TokenRow]:
@@ -86,7 +97,11 @@ class RerankModel:
         Raises RequestError: one of them is too long for the model, and is not to be cut.
         """
         make = self._classifier_rows if self._is_classifier else self._chat_rows
-        rows = make(query, documents, self.facts.tokens_max if truncate else None)
+        texts = [
+            checked_text(document, f"Document {index}", truncate)
+            for index, document in enumerate(documents, first)
+        ]
+        rows = make(query, texts, self.facts.tokens_max if truncate else None)
         for index, row in enumerate(rows, first):
             check_row(
                 row, f"Document {index} with the query", self.facts.tokens_max, self._vocabulary
@@ -150,7 +165,12 @@ class RankedPairs:
     """One query's documents, as rows of tokens. Is a RowModel."""
 
     def __init__(self, model: RerankModel, query: str) -> None:
+        """Raise RequestError where no document could be ranked by this query."""
+        model.check_query(query)
         self._model, self._query = model, query
+
+    def chars(self, item: str) -> int:
+        return len(self._query) + len(item)  # the query is tokenised with each
 
     def rows(self, items: Sequence[str], first: int, truncate: bool) -> list[TokenRow]:
         return self._model.pair_rows(self._query, items, first, truncate)

@@ -1,13 +1,18 @@
 """Holds texts as rows of tokens, and checks them against a model's limits."""
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hearth.shared.errors import RequestError
+
+# Of one text: tokenised whole, a longer one takes gigabytes and holds up all others for minutes.
+# At the most tokens that a model is given these are 64 characters a token.
+CHARS_MAX: Final = 1 << 19
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,9 +22,17 @@ class TokenRow:
     ids: Sequence[int]
     types: Sequence[int] | None = None  # which of the two each token is of; None = one text
 
+    def packed(self) -> "TokenRow":
+        """Return the same in four bytes a token, where a list takes some forty."""
+        types = None if self.types is None else array("i", self.types)
+        return TokenRow(array("i", self.ids), types)
+
 
 class RowModel(Protocol):
     """Turns items of a request into rows of tokens, and these into numbers."""
+
+    def chars(self, item: Any) -> int:
+        """Return how much there is to tokenise for an item: characters, or token ids."""
 
     def rows(self, items: Sequence[Any], first: int, truncate: bool) -> list[TokenRow]:
         """Return the tokens of items, the first of which is number `first` of the request.
@@ -31,6 +44,25 @@ class RowModel(Protocol):
         """Return what is computed of each row, (rows, values of one)."""
 
 
+def checked_text(text: str, name: str, truncate: bool) -> str:
+    """Return a text that can be tokenised, cut where that is asked.
+
+    Raises RequestError: it is longer than CHARS_MAX, and is not to be cut.
+    """
+    if len(text) > CHARS_MAX and not truncate:
+        raise refused(
+            f"{name} is {len(text):,} characters and this server takes {CHARS_MAX:,}. Split it.",
+            code="context_length_exceeded",
+        )
+    return text[:CHARS_MAX]
+
+
+def check_numbers(values: NDArray[np.float32]) -> None:
+    """Raise RequestError where the model computed no number."""
+    if not np.isfinite(values).all():
+        raise RequestError("The model computed no number.", status=500, code="not_a_number")
+
+
 def check_row(row: TokenRow, name: str, tokens_max: int, vocabulary: int) -> None:
     """Raise RequestError where the model cannot be given this row, which `name` calls.
 
@@ -38,19 +70,21 @@ def check_row(row: TokenRow, name: str, tokens_max: int, vocabulary: int) -> Non
     """
     count = len(row.ids)
     if not count:
-        raise _refused(f"{name} is empty: there is nothing to embed. Leave it out.")
+        raise refused(f"{name} is empty: there is nothing to embed. Leave it out.")
     if count > tokens_max:
-        raise _refused(
+        raise refused(
             f"{name} is {count:,} tokens and the model takes {tokens_max:,}. Split it, or "
             f"remove at least {count - tokens_max:,} tokens.",
             code="context_length_exceeded",
         )
     if min(row.ids) < 0 or max(row.ids) >= vocabulary:
-        raise _refused(
+        raise refused(
             f"{name} has a token id that is not one of this model's, from 0 to "
             f"{vocabulary - 1:,}. Send texts, or the ids of this model's own tokenizer."
         )
 
 
-def _refused(text: str, code: str = "invalid_request") -> RequestError:
-    return RequestError(text, code=code, param="input" if text.startswith("Input") else "documents")
+def refused(text: str, code: str = "invalid_request") -> RequestError:
+    """Return a 400 whose first word says what it is about."""
+    params = {"Input": "input", "The": "query", "Document": "documents"}
+    return RequestError(text, code=code, param=params[text.split(maxsplit=1)[0]])

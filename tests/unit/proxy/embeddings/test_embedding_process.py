@@ -125,6 +125,30 @@ def test_a_request_that_kills_the_process_is_told_and_the_others_are_computed(
     run(notes, talk)
 
 
+def test_a_process_that_is_told_to_end_while_it_is_started_ends(notes: Notes) -> None:
+    async def close_at_once(process: EmbeddingProcess) -> None:
+        asking = asyncio.create_task(process.embed(["a"]))
+        await begin_to_start(process)
+        await process.close()
+        with refused("stopping"):
+            await asking
+
+    async def leave_at_once(process: EmbeddingProcess) -> None:
+        asking = asyncio.create_task(process.embed(["a"]))
+        await begin_to_start(process)
+        asking.cancel()
+        assert (await process.embed(["b"], truncate=True)).tokens == [1]
+
+    async def begin_to_start(process: EmbeddingProcess) -> None:
+        while process.facts()["state"] != "loading":
+            await asyncio.sleep(0)
+        assert process.pid is None, "the system is still starting it"
+
+    run(notes, close_at_once)
+    run(notes, leave_at_once, idle_s=1e-6)
+    assert notes.lines.count("b True") >= 1
+
+
 def test_a_request_is_not_asked_for_ever_of_processes_that_others_kill(notes: Notes) -> None:
     async def talk(process: EmbeddingProcess) -> None:
         innocent = asyncio.create_task(process.embed(["wait"]))

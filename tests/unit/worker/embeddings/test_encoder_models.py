@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from array import array
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
@@ -30,6 +31,7 @@ from hearth.worker.embeddings.forward_pace import ForwardPace
 from hearth.worker.embeddings.job_queue import Job
 from hearth.worker.embeddings.layer_rests import LayerRests
 from hearth.worker.embeddings.rerank_model import RankedPairs, RerankModel
+from hearth.worker.embeddings.token_rows import CHARS_MAX, TokenRow, check_numbers
 from scripts.fixtures.embedding_checkpoints import embedding_checkpoint
 
 EMBEDDERS: Final = ("bert", "xlm_roberta", "modernbert", "qwen3", "gemma3")
@@ -224,6 +226,40 @@ def test_a_long_document_is_cut_behind_the_query_and_before_the_answer() -> None
     assert len(row.ids) == model.facts.tokens_max and list(row.ids[-8:]) == list(short.ids[-8:])
 
 
+def test_a_text_of_megabytes_is_refused_or_cut_before_it_is_tokenised() -> None:
+    model, _ = embedder("bert")
+    text = "word " * (CHARS_MAX // 5 + 1)
+    with pytest.raises(RequestError, match=r"Input 1 is 524,290 characters and .* 524,288") as told:
+        model.rows(["good", text], 0, False)
+    assert (told.value.status, told.value.param) == (400, "input")
+    cut = [list(model.rows([given], 0, True)[0].ids) for given in (text, text[:9_000])]
+    assert cut[0] == cut[1]
+    with pytest.raises(RequestError, match="Document 3 is 524,290 characters") as told:
+        ranker("bert_ranker").pair_rows("what", [text], 3, False)
+    assert told.value.param == "documents"
+
+
+@pytest.mark.parametrize("name", ["bert_ranker", "qwen3_ranker"])
+def test_a_query_that_leaves_no_document_room_is_refused_before_it_stands_by_each(
+    name: str,
+) -> None:
+    for query, why in (
+        ("abc " * 300, "The query is [0-9,]+ tokens and the model takes 256 with a document"),
+        ("x" * (CHARS_MAX + 1), "The query is 524,289 characters"),
+    ):
+        with pytest.raises(RequestError, match=why) as told:
+            RankedPairs(ranker(name), query)
+        assert (told.value.status, told.value.param) == (400, "query")
+    assert RankedPairs(ranker(name), "abc").chars("12") == 5
+
+
+def test_packed_rows_hold_the_same_tokens_in_four_bytes_each() -> None:
+    row = TokenRow([1, 2**31 - 1], [0, 1]).packed()
+    assert ([*row.ids], [*(row.types or ())]) == ([1, 2**31 - 1], [0, 1])
+    assert isinstance(row.ids, array) and row.ids.itemsize == 4
+    assert TokenRow([7]).packed().types is None
+
+
 @given(st.integers(1, 32), st.integers(0, 2**32 - 1))
 def test_cut_vectors_have_length_1_and_the_first_values_in_proportion(
     dimensions: int, seed: int
@@ -247,6 +283,8 @@ def test_what_is_no_number_is_never_answered() -> None:
     with pytest.raises(RequestError, match="no number") as refused:
         cut_vectors(np.array([[np.nan, 1]], np.float32), None)
     assert refused.value.status == 500
+    with pytest.raises(RequestError, match="no number"):
+        check_numbers(np.array([[0.5], [np.nan]], np.float32))
 
 
 # ---------------------------------------------------------------- checkpoints

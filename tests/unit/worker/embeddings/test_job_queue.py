@@ -32,6 +32,9 @@ class CountingModel:
         self.batches: list[list[int]] = []
         self.tokenised: list[int] = []
 
+    def chars(self, item: Any) -> int:
+        return len(item)
+
     def rows(self, items: Sequence[Any], first: int, truncate: bool) -> list[TokenRow]:
         self.tokenised.append(len(items))
         if "bad" in items:
