@@ -34,7 +34,11 @@ class RealEncoder:
 
 def _qwen3(name: str, weight_bytes: float, hidden: int, inner: int, heads: int) -> RealEncoder:
     sizes = {"hidden_size": hidden, "intermediate_size": inner, "num_attention_heads": heads}
-    more = {"model_type": "qwen3", "head_dim": 128, "max_position_embeddings": 32_768}
+    more: dict[str, int | str] = {
+        "model_type": "qwen3",
+        "head_dim": 128,
+        "max_position_embeddings": 32_768,
+    }
     return RealEncoder(name, int(weight_bytes), {**sizes, **more})
 
 

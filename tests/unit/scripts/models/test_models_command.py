@@ -12,12 +12,13 @@ from hearth.commands.models import list_models
 from hearth.commands.models.download_progress import LINE_EVERY_S, DownloadProgress
 from hearth.commands.models.hub_repository import ModelError
 from hearth.commands.models.memory_lines import memory_lines, sentence
-from hearth.commands.models.model_capabilities import capabilities
+from hearth.commands.models.model_capabilities import capabilities, encoder_kind
 from hearth.commands.models.pull_model import git_digest, hub_id_of
-from hearth.shared.models.local_models import OMLX, FoundModel
+from hearth.shared.models.local_models import HUB, OMLX, FoundModel
 from hearth.shared.models.model_path import named_model
 from hearth.shared.settings_from_env import load_settings
 from hearth.worker.verdict.memory_verdict import MemoryVerdict, memory_verdict
+from scripts.fixtures.embedding_checkpoints import embedding_checkpoint
 from scripts.fixtures.fixture_cache import fixture_dir
 
 GB = 1024**3
@@ -85,6 +86,38 @@ def test_a_models_files_tell_what_it_takes(tmp_path: Path) -> None:
         (tmp_path / "chat_template.json").unlink()
     (tmp_path / "chat_template.jinja").write_text("{{ tools }} <think>")
     assert capabilities(tmp_path) == ("tools", "thinking")
+
+
+def test_a_models_files_or_else_its_name_tell_that_it_embeds_or_ranks(tmp_path: Path) -> None:
+    for name in ("bert", "xlm_roberta", "modernbert", "qwen3", "gemma3"):
+        assert encoder_kind(embedding_checkpoint(name), "org/it") == "embeddings", name
+    for name in ("bert_ranker", "xlm_roberta_ranker", "modernbert_ranker"):
+        assert encoder_kind(embedding_checkpoint(name), "org/it") == "rerank", name
+    talks = fixture_dir("qwen3", tiny=True)
+    assert encoder_kind(talks, "Qwen/Qwen3-8B") is None
+    assert encoder_kind(talks, "mlx-community/Qwen3-Embedding-0.6B-8bit") == "embeddings"
+    assert encoder_kind(talks, "mlx-community/Qwen3-Reranker-0.6B-mxfp8") == "rerank"
+    assert encoder_kind(tmp_path, "nothing") is None
+
+
+def test_a_model_that_embeds_is_listed_with_its_setting_and_no_context(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    found = FoundModel("org/it", embedding_checkpoint("bert"), HUB)
+    monkeypatch.setattr(list_models, "local_models", lambda: [found])
+    monkeypatch.setenv("RUN_DIR", str(tmp_path))
+    assert list_models.main(["--memory"]) == 0
+    told = capsys.readouterr().out
+    (row,) = (line for line in told.splitlines() if line.startswith("org/it "))
+    assert row.split()[-3:] == ["none", "embeddings,", "EMBEDDING_MODEL"]
+    assert "It embeds texts and writes none: set EMBEDDING_MODEL=org/it." in told
+    assert "context of" not in told
+
+
+def test_the_sums_of_a_model_of_text_tell_what_is_left_for_those_that_embed() -> None:
+    told = "\n".join(memory_lines(verdict(context_tokens=9000, encoders_bytes=3 * GB)))
+    assert "embeds and ranks        3.00 at most" in told
+    assert "embeds and ranks" not in "\n".join(memory_lines(verdict(context_tokens=9000)))
 
 
 def verdict(**more: object) -> MemoryVerdict:
