@@ -25,6 +25,8 @@ _KNOWN_MODULES: Final = ("Transformer", "Pooling", "Normalize", "Dense")
 _KNOWN_PACKAGE: Final = "sentence_transformers."
 _HAS_DENSE: Final = ("gemma3_text",)  # kinds whose Dense layers mlx-vlm computes
 _GELU_ALONE: Final = ("bert", "xlm-roberta")  # kinds that mlx-vlm computes so in any case
+# Kinds that mlx-vlm pools so in any case.
+_MEAN_ALONE: Final = ("llama_bidirec", "llama_nemotron_vl_embedding", "embedding_gemma2")
 _POOLING_FLAGS: Final = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_mean_tokens": "mean",
@@ -105,6 +107,13 @@ def pooling_name(pooling: dict[str, Any] | None) -> str:
     if isinstance(mode := pooling.get("pooling_mode"), str):
         return mode
     return "+".join(name for flag, name in _POOLING_FLAGS.items() if pooling.get(flag)) or "mean"
+
+
+def check_pooling(pooling: dict[str, Any] | None, model_type: Any) -> None:
+    """Raise ValueError where mlx-vlm would pool otherwise than the checkpoint says."""
+    name = pooling_name(pooling)
+    if model_type in _MEAN_ALONE and name not in ("default", "mean"):
+        raise ValueError(f"its pooling is {name}, and {model_type} models are pooled by mean here")
 
 
 def default_prompt(directory: Path) -> str:

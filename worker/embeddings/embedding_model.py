@@ -18,6 +18,7 @@ from hearth.shared.errors import RequestError
 from hearth.worker.embeddings.checkpoint import (
     cannot_load,
     check_modules,
+    check_pooling,
     checkpoint_directory,
     compute_in_float32,
     default_prompt,
@@ -28,6 +29,7 @@ from hearth.worker.embeddings.checkpoint import (
 )
 from hearth.worker.embeddings.layer_rests import LayerRests
 from hearth.worker.embeddings.padded_batch import pad
+from hearth.worker.embeddings.sliding_windows import hold_windows
 from hearth.worker.embeddings.token_rows import (
     TokenRow,
     check_numbers,
@@ -53,7 +55,9 @@ class EmbeddingModel:
             self._model: Any = load_embedding_model(directory)
             self._tokenizer: Any = AutoTokenizer.from_pretrained(str(directory))
             self._model.pooling_config = pooling = pooling_of(directory)
+            check_pooling(pooling, config.get("model_type"))
             compute_in_float32(self._model)
+            hold_windows(self._model, config.get("model_type"))
             self._prompt = default_prompt(directory)
             self._pad_id = int(config.get("pad_token_id") or self._tokenizer.pad_token_id or 0)
             self._vocabulary = int(config["vocab_size"])

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from hearth.shared.errors import RequestError, StartError
 from hearth.worker.embeddings import layer_rests
+from hearth.worker.embeddings.checkpoint import check_pooling
 from hearth.worker.embeddings.embedding_model import (
     EmbeddingModel,
     check_dimensions,
@@ -347,6 +348,39 @@ def test_a_chat_model_is_no_embedding_model_and_an_embedding_model_ranks_nothing
         RerankModel(str(embedding_checkpoint("bert")), LayerRests())
     with pytest.raises(StartError, match="EMBEDDING_MODEL is "):
         EmbeddingModel("builtin:pocket", LayerRests())
+
+
+def test_embedding_gemmas_sliding_layers_look_as_far_as_their_window(tmp_path: Path) -> None:
+    source = changed(tmp_path, "gemma3", {"config.json": {"sliding_window": 16}})
+    model, (plain, rests) = EmbeddingModel(source, LayerRests()), embedder("gemma3")
+    ids = [[3 + number % 700 for number in range(count)] for count in (9, 10, 60)]
+    together, unbound = computed(model, list(ids), rests, 512), computed(plain, list(ids), rests)
+    near = (together * unbound).sum(axis=1)
+    assert near[0] >= COSINE_MIN > near[1], "9 tokens are within the window of 16 // 2 + 1"
+    for row, vector in zip(ids, together, strict=True):
+        assert float(vector @ windowed(source, row)) >= COSINE_MIN, "and none hears its padding"
+
+
+def windowed(source: str, ids: list[int]) -> NDArray[np.float32]:
+    """Return the vector of tokens, each layer given its own mask, with mlx-vlm's parts."""
+    model: Any = load_embedding_model(Path(source))
+    inner, at = model.model, mx.arange(len(ids))
+    far = mx.where(mx.abs(at[:, None] - at[None, :]) > 8, -mx.inf, 0.0)[None, None]
+    hidden = inner.embed_tokens(mx.array([ids])) * inner.config.hidden_size**0.5
+    for number, layer in enumerate(inner.layers):
+        hidden = layer(hidden, far if number % 2 == 0 else mx.zeros_like(far), None)
+    pooled = inner.norm(hidden).mean(axis=1)
+    for dense in model.dense:
+        pooled = dense(pooled)
+    return np.array(pooled / mx.linalg.norm(pooled))[0]
+
+
+@pytest.mark.parametrize("kind", ["llama_bidirec", "embedding_gemma2"])
+def test_a_pooling_that_mlx_vlm_would_not_heed_is_refused(kind: str) -> None:
+    with pytest.raises(ValueError, match="its pooling is cls"):
+        check_pooling({"pooling_mode": "cls"}, kind)
+    check_pooling({"pooling_mode": "cls"}, "bert")
+    check_pooling(None, kind)
 
 
 def test_pooling_limit_and_prompt_are_those_that_the_checkpoint_names(tmp_path: Path) -> None:
