@@ -5,7 +5,7 @@ import { counted } from "/dashboard/format.js";
 import { models } from "./api.js";
 import { Answering } from "./answering.js";
 import { Attachments } from "./attachments.js";
-import { addNode, chooseBranch, newConversation, removeNode, ROOT, shownPath } from "./conversation.js";
+import { addNode, atRest, chooseBranch, newConversation, removeNode, ROOT, shownPath, takeUp } from "./conversation.js";
 import { drawIcons } from "./icons.js";
 import { MessageList } from "./message_list.js";
 import { plainName } from "./plain_text.js";
@@ -35,7 +35,7 @@ const attachments = new Attachments(byId("attachments"), {
   imageReason: () => chooser.imageReason(),
 });
 const list = new MessageList(byId("messages"), byId("scroller"), {
-  edit, again, branch, results, tell: (text) => toast.tell(text),
+  edit, again, branch, results, isBusy, tell: (text) => toast.tell(text),
 });
 const sidebar = new Sidebar({ open, renamed, remove });
 const signIn = new SignInDialog(signedIn);
@@ -54,13 +54,12 @@ async function send() {
 }
 
 function edit(node, text) {
-  if (answering.isRunning(conversation)) return undefined;
   return ask(addNode(conversation, node.parent, { role: "user", content: text, attachments: node.attachments ?? [] }));
 }
 
 // Answers once more, beside what there is; a failure without a word makes way.
 function again(node) {
-  if (answering.isRunning(conversation)) return undefined;
+  if (isBusy()) return undefined;
   const parent = conversation.nodes[node.parent];
   if (!node.content && !node.thinking && !node.calls.length) removeNode(conversation, node);
   return ask(parent);
@@ -86,11 +85,18 @@ function results(node, texts) {
 }
 
 function branch(node, step) {
+  if (isBusy()) return;
   const other = chooseBranch(conversation, node, step);
-  if (!other || answering.isRunning(conversation)) return;
+  if (!other) return;
   list.show(conversation);
   list.views.get(other.id)?.root.querySelector(step > 0 ? ".branch-next" : ".branch-previous")?.focus();
   keep(conversation, 0);
+}
+
+function isBusy() {
+  const isRunning = answering.isRunning(conversation);
+  if (isRunning) toast.tell("An answer is being written. Stop it first, or wait for its end.");
+  return isRunning;
 }
 
 function answerChanged(whose, node) {
@@ -105,7 +111,7 @@ function answerEnded(whose, node) {
   list.show(conversation);
   showState();
   speak(node);
-  if (chooser.isUnknown) loadModels(); // it is loaded now
+  if (chooser.isUnknown) loadModels(); // it is loaded now, or the server is there again
 }
 
 function speak(node) {
@@ -140,11 +146,9 @@ async function keepNow(whose) {
 }
 
 async function open(id) {
-  const found = loaded.get(id) ?? (await store.get(id));
+  const kept = loaded.has(id) ? null : await store.get(id);
+  const found = loaded.get(id) ?? (kept && atRest(kept));
   if (!found) return startNew();
-  for (const node of Object.values(found.nodes)) {
-    if (node.isRunning && !answering.isRunning(found)) Object.assign(node, { isRunning: false, isStopped: true }); // the page was left
-  }
   show(found);
   closeDrawer();
   prompt.focus();
@@ -191,6 +195,23 @@ async function remove(id) {
     await sidebar.refresh();
     open(id);
   });
+}
+
+// Another tab kept or deleted something.
+async function changedElsewhere({ kept, removed: gone }) {
+  sidebar.refresh();
+  removed.delete(kept); // its deletion was taken back
+  for (const each of [...loaded.values()].filter(({ id }) => gone === "all" || gone === id)) {
+    removed.add(each.id);
+    answering.stop(each);
+    loaded.delete(each.id);
+    if (each === conversation && !isNew()) startNew();
+  }
+  const found = kept === conversation.id && (await store.get(kept));
+  if (!found || found.id !== conversation.id) return;
+  takeUp(conversation, found);
+  list.show(conversation);
+  showState();
 }
 
 async function removeAll(event) {
@@ -274,6 +295,8 @@ function changeSettings(settings) {
 
 function showState() {
   const isRunning = answering.isRunning(conversation);
+  const held = document.activeElement;
+  if (held === byId(isRunning ? "send" : "stop")) prompt.focus(); // it goes now
   byId("stop").hidden = !isRunning;
   byId("send").hidden = isRunning;
   const place = isNew() ? "" : `#${conversation.id}`; // so that loading the page again shows the same
@@ -402,6 +425,7 @@ function listen() {
   window.addEventListener("pagehide", () => {
     for (const each of loaded.values()) if (answering.isRunning(each)) keepNow(each);
   });
+  store.onChangeElsewhere(changedElsewhere);
   window.addEventListener("hashchange", () => location.hash && open(location.hash.slice(1)));
 }
 

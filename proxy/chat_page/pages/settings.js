@@ -117,10 +117,10 @@ export class ModelChooser {
     return this.select.value;
   }
 
-  // Whether more will be known of the model once it has been loaded here.
+  // Whether more may be known of the models once an answer has come.
   get isUnknown() {
     const row = this.#row();
-    return row?.owned_by === HERE && !row.architecture;
+    return !row || (row.owned_by === HERE && !row.architecture);
   }
 
   #row() {
