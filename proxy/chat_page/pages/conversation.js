@@ -3,6 +3,7 @@
 
 export const ROOT = "root";
 const TITLE_CHARS = 60;
+const families = new WeakMap(); // a conversation -> its messages by their parent, until a message comes or goes
 const written = new Set(); // ids of messages that this tab wrote, whether or not they are still there
 
 // crypto.randomUUID is there for https and localhost only.
@@ -19,6 +20,7 @@ export function newConversation(settings) {
 export function addNode(conversation, parent, fields) {
   const node = { id: newId(), parent: parent ?? ROOT, created: Date.now(), ...fields };
   conversation.nodes[node.id] = node;
+  families.delete(conversation);
   written.add(node.id);
   conversation.chosen[node.parent] = node.id;
   touch(conversation);
@@ -27,6 +29,7 @@ export function addNode(conversation, parent, fields) {
 
 export function removeNode(conversation, node) {
   delete conversation.nodes[node.id];
+  families.delete(conversation);
   written.add(node.id);
   const others = children(conversation, node.parent);
   if (others.length) conversation.chosen[node.parent] = others.at(-1).id;
@@ -39,6 +42,7 @@ export function takeUp(conversation, kept) {
     const ours = conversation.nodes[theirs.id];
     if (!written.has(theirs.id) && (!ours || !theirs.isRunning)) conversation.nodes[theirs.id] = stopped(theirs);
   }
+  families.delete(conversation);
   conversation.chosen = { ...kept.chosen, ...conversation.chosen };
   if (kept.isNamed && !conversation.isNamed) Object.assign(conversation, { title: kept.title, isNamed: true });
 }
@@ -60,7 +64,18 @@ export function touch(conversation) {
 }
 
 export function children(conversation, parent) {
-  return Object.values(conversation.nodes).filter((node) => node.parent === parent);
+  if (!families.has(conversation)) families.set(conversation, byParent(conversation));
+  return families.get(conversation).get(parent) ?? [];
+}
+
+// A parent's id -> the messages behind it, the first one first.
+function byParent({ nodes }) {
+  const found = new Map();
+  for (const node of Object.values(nodes)) {
+    if (found.has(node.parent)) found.get(node.parent).push(node);
+    else found.set(node.parent, [node]);
+  }
+  return found;
 }
 
 // The messages that are shown, the first one first.

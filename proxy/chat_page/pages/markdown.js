@@ -24,7 +24,7 @@ const SAFE = {
   RETURN_DOM_FRAGMENT: true,
 };
 const CLASS = /^(?:left|center|right|language-\S+|hljs-[\w-]+(?: [a-z]+_)*)$/; // as markdown-it and highlight.js write them
-const REFERENCE = /^ {0,3}\[[^\]\n]+\]:/m; // what a link far above may refer to
+const REFERENCE = /^[ \t>*+\d.)-]*\[[^\]\n]+\]:/m; // what a link far above may refer to
 
 const purifier = window.DOMPurify;
 purifier.addHook("uponSanitizeAttribute", (_, data) => {
@@ -175,11 +175,12 @@ function withLineFeeds(text) {
   return text.includes("\r") ? text.replace(/\r\n?/g, "\n") : text;
 }
 
-// The place in `text` where the last block of its `tokens` begins.
+// The place in `text` where the last block of its `tokens` begins. What its first line is shows at
+// the line's end, where no empty line is before it: after "- a" a "---" may go on as words of the list.
 function lastBlockStart(text, tokens) {
   const tops = tokens.filter((token) => token.level === 0 && token.nesting >= 0 && token.map);
   let line = tops.length > 1 ? tops.at(-1).map[0] : 0;
   let at = 0;
   for (; line > 0; line -= 1) at = text.indexOf("\n", at) + 1;
-  return at;
+  return text.endsWith("\n\n", at) || text.includes("\n", at) ? at : 0;
 }

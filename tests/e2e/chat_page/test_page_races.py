@@ -1,4 +1,4 @@
-"""Does several things with the page at once, and looks for words that are lost by it."""
+"""Has several things happen to the page at once, and looks for words that are lost by it."""
 
 import asyncio
 import json
@@ -23,6 +23,8 @@ TWO_CALLS: Final = [
 # What highlight.js needs 12 s for, and what it colours at once.
 ENDLESS: Final = "```csharp\n" + ("function " * 30 + "\n") * 180 + "```"
 USUAL: Final = "```csharp\npublic class Fox {}\n```"
+# Blocks whose kind, or whose links, only what comes later tells.
+LATE: Final = "- a\n---b\n\n> [a]: http://a.example/\n\n[a]\n\na | b\n--|--\n1 | 2\n\nc\n===\r\n"
 
 
 @asynccontextmanager
@@ -219,3 +221,24 @@ def test_a_block_of_code_that_is_long_enough_to_stop_the_page_has_no_colours(dev
         )
 
     assert run(devtools, test) == [False, True]
+
+
+def test_an_answer_that_came_letter_by_letter_looks_as_it_does_once_it_is_opened_again(
+    devtools: str,
+) -> None:
+    drawn = f"""import("/chat/markdown.js").then(({{ MarkdownView }}) => {{
+      const text = {json.dumps(LATE)};
+      const [grown, whole] = [document.createElement("div"), document.createElement("div")];
+      const view = new MarkdownView(grown);
+      for (let end = 1; end <= text.length; end += 1) view.update(text.slice(0, end));
+      view.finish(text);
+      new MarkdownView(whole).finish(text);
+      return [grown.innerHTML, whole.innerHTML];
+    }})"""
+
+    async def test(chat: ChatTab, _: HostileServer) -> Any:
+        return await chat.tab.value(drawn)
+
+    grown, whole = run(devtools, test)
+    assert "a.example" in whole and "<h1" in whole
+    assert grown == whole
