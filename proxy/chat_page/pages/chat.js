@@ -43,6 +43,7 @@ const signIn = new SignInDialog(signedIn);
 // ---------------------------------------------------------------- what is asked and answered
 
 async function send() {
+  await attachments.reading;
   const text = prompt.value.trim();
   if ((!text && !attachments.files.length) || answering.isRunning(conversation)) return;
   prompt.value = "";
@@ -299,6 +300,7 @@ function showState() {
   if (held === byId(isRunning ? "send" : "stop")) prompt.focus(); // it goes now
   byId("stop").hidden = !isRunning;
   byId("send").hidden = isRunning;
+  attachments.choose(draftName());
   const place = isNew() ? "" : `#${conversation.id}`; // so that loading the page again shows the same
   if (location.hash !== place) history.replaceState(null, "", place || location.pathname);
   byId("welcome").hidden = !isNew();
@@ -320,8 +322,12 @@ function draftName() {
 }
 
 function keepDraft() {
-  if (prompt.value) localStorage.setItem(draftName(), prompt.value);
-  else localStorage.removeItem(draftName());
+  localStorage.removeItem(draftName());
+  try {
+    if (prompt.value) localStorage.setItem(draftName(), prompt.value);
+  } catch {
+    // It is longer than browsers keep: it stays in the page, as long as that is open.
+  }
 }
 
 function fitPrompt() {
@@ -434,8 +440,12 @@ async function begin() {
   listen();
   const id = location.hash.slice(1);
   startNew();
-  if (id) await open(id);
-  await sidebar.refresh();
+  try {
+    if (id) await open(id);
+    await sidebar.refresh();
+  } catch (error) {
+    toast.tell(`Conversations cannot be kept in this browser: ${error.message}`);
+  }
   try {
     if (await signIn.check()) await loadModels();
   } catch (error) {

@@ -35,7 +35,11 @@ export function lastSettings() {
 }
 
 export function keepSettings(settings) {
-  localStorage.setItem(KEPT, JSON.stringify(settings));
+  try {
+    localStorage.setItem(KEPT, JSON.stringify(settings));
+  } catch {
+    // They are longer than browsers keep: they are this conversation's alone.
+  }
 }
 
 export class SettingsForm {

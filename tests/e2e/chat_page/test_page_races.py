@@ -242,3 +242,48 @@ def test_an_answer_that_came_letter_by_letter_looks_as_it_does_once_it_is_opened
     grown, whole = run(devtools, test)
     assert "a.example" in whole and "<h1" in whole
     assert grown == whole
+
+
+def test_a_file_goes_with_the_message_that_it_was_given_to_and_waits_with_its_draft(
+    devtools: str,
+) -> None:
+    files = "#attachments .file-name"
+
+    async def test(chat: ChatTab, server: HostileServer) -> list[Any]:
+        await chat.write("Read it.")
+        await chat.attach(("a.txt", "text/plain", "Words."))
+        await chat.tab.value("document.getElementById('composer').requestSubmit()")  # at once
+        await chat.tab.until(f"{MESSAGES} === 2 && {ROWS} === 1")
+        await chat.answered()
+        await chat.attach(("b.txt", "text/plain", "More."))
+        await chat.tab.until("document.querySelectorAll('#attachments li').length === 1")
+        await chat.new()
+        elsewhere = await chat.texts(files)
+        await press(chat, "#conversations .open")
+        await chat.tab.until(f"{MESSAGES} === 2")
+        return [server.bodies[0]["messages"][0]["content"], elsewhere, await chat.texts(files)]
+
+    content, elsewhere, back = run(devtools, test)
+    assert [part["type"] for part in content] == ["file", "text"]
+    assert (elsewhere, back) == ([], ["b.txt"])
+
+
+def test_where_a_browser_keeps_nothing_the_page_talks_all_the_same(devtools: str) -> None:
+    blocked = """
+      indexedDB.open = () => { throw new DOMException("Blocked.", "SecurityError"); };
+      Storage.prototype.setItem = () => { throw new DOMException("Full.", "QuotaExceededError"); };
+    """
+
+    async def whole() -> list[Any]:
+        async with HostileServer().running() as server, page(devtools) as tab:
+            chat = ChatTab(tab, server.url)
+            await tab.before_load(blocked)
+            await chat.open()
+            await press(chat, "#open-settings")
+            await press(chat, "#settings-save")
+            await tab.until("document.querySelector('dialog[open]') === null")
+            return [await chat.say("A question"), await chat.texts("#toast"), tab.errors]
+
+    answer, told, errors = asyncio.run(whole())
+    assert (answer, errors) == ("Yes.", [])
+    assert "could not be kept: Blocked." in told[0]
