@@ -20,6 +20,7 @@ def page_headers(policy: str = POLICY) -> RawHeaders:
     return [
         (b"content-security-policy", policy.encode()),
         (b"x-content-type-options", b"nosniff"),
+        (b"x-dns-prefetch-control", b"off"),  # a link's host may hold what a model was told
         (b"referrer-policy", b"same-origin"),  # not no-referrer: a form's Origin would be null
         (b"cache-control", b"no-store"),
     ]

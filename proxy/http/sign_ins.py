@@ -9,6 +9,7 @@ import secrets
 import time
 from collections import OrderedDict
 from hashlib import sha256
+from itertools import takewhile
 from typing import Final
 from urllib.parse import parse_qs
 
@@ -33,12 +34,20 @@ class SignIns:
 
     def issue(self, key: bytes) -> str:
         """Return a new token that stands for `key`."""
+        self._drop_ended()
         token = secrets.token_urlsafe(32)
         self._sign_ins[_digest(token)] = (key, time.time() + SIGN_IN_S)
         own = [digest for digest, (whose, _) in self._sign_ins.items() if whose == key]
         if len(own) > SIGN_INS_MAX:
             del self._sign_ins[own[0]]
         return token
+
+    def _drop_ended(self) -> None:
+        """Forget the keys whose sign-ins have ended: each is good for the same time."""
+        now = time.time()
+        ended = takewhile(lambda row: row[1][1] <= now, self._sign_ins.items())
+        for digest in [digest for digest, _ in ended]:
+            del self._sign_ins[digest]
 
     def key_of(self, token: str) -> bytes | None:
         """Return the key that `token` stands for; None of one that does not hold."""

@@ -142,8 +142,13 @@ function take(node, chunk) {
   return Boolean(thought || delta.content || delta.tool_calls?.length);
 }
 
-function takeCall(calls, { index, id, function: told }) {
-  const call = (calls[index ?? 0] ??= { id: id ?? `call-${index ?? 0}`, name: "", text: "" });
+// Other servers number their calls as they like: the place among `calls` is this page's own.
+function takeCall(calls, { index = 0, id, function: told }) {
+  let call = calls.find((each) => each.index === index);
+  if (!call) {
+    call = { index, id: id ?? `call-${calls.length}`, name: "", text: "" };
+    calls.push(call);
+  }
   call.name ||= told?.name ?? "";
   call.text += told?.arguments ?? "";
 }

@@ -16,13 +16,31 @@ export class Attachments {
     this.refused = refused;
     this.imageReason = imageReason;
     this.files = [];
+    this.drafts = new Map(); // name -> the files of a message that is not sent yet
+    this.name = "";
+    this.reading = Promise.resolve(); // done once all files that were given are read
   }
 
-  async add(files) {
+  // Shows the files of the draft with this name.
+  choose(name) {
+    if (name === this.name) return;
+    this.drafts.set(this.name, this.files);
+    this.name = name;
+    this.files = this.drafts.get(name) ?? [];
+    this.#show();
+  }
+
+  add(files) {
+    this.reading = this.reading.then(() => this.#read(files));
+    return this.reading;
+  }
+
+  async #read(files) {
+    const draft = this.files;
     for (const file of files) {
       const reason = this.#reasonAgainst(file);
       if (reason) this.refused(reason);
-      else this.files.push(await attached(file));
+      else await attached(file).then((made) => draft.push(made), (error) => this.refused(error.message));
     }
     this.#show();
   }
@@ -50,7 +68,7 @@ export class Attachments {
       const remove = element("button", { type: "button", className: "remove" }, icon("close"));
       remove.setAttribute("aria-label", `Remove ${file.name}`);
       remove.addEventListener("click", () => {
-        this.files = this.files.filter((each) => each !== file);
+        this.files.splice(this.files.indexOf(file), 1);
         this.#show();
       });
       return element("li", {}, shown(file), remove);

@@ -5,7 +5,7 @@ import { counted } from "/dashboard/format.js";
 import { models } from "./api.js";
 import { Answering } from "./answering.js";
 import { Attachments } from "./attachments.js";
-import { addNode, chooseBranch, newConversation, removeNode, ROOT, shownPath } from "./conversation.js";
+import { addNode, atRest, chooseBranch, newConversation, removeNode, ROOT, shownPath, takeUp } from "./conversation.js";
 import { drawIcons } from "./icons.js";
 import { MessageList } from "./message_list.js";
 import { plainName } from "./plain_text.js";
@@ -36,7 +36,7 @@ const attachments = new Attachments(byId("attachments"), {
   imageReason: () => chooser.imageReason(),
 });
 const list = new MessageList(byId("messages"), byId("scroller"), {
-  edit, again, branch, results, tell: (text) => toast.tell(text),
+  edit, again, branch, results, isBusy, tell: (text) => toast.tell(text),
 });
 const sidebar = new Sidebar({ open, renamed, remove });
 const signIn = new SignInDialog(signedIn);
@@ -44,6 +44,7 @@ const signIn = new SignInDialog(signedIn);
 // ---------------------------------------------------------------- what is asked and answered
 
 async function send() {
+  await attachments.reading;
   const text = prompt.value.trim();
   if ((!text && !attachments.files.length) || answering.isRunning(conversation)) return;
   prompt.value = "";
@@ -55,13 +56,12 @@ async function send() {
 }
 
 function edit(node, text) {
-  if (answering.isRunning(conversation)) return undefined;
   return ask(addNode(conversation, node.parent, { role: "user", content: text, attachments: node.attachments ?? [] }));
 }
 
 // Answers once more, beside what there is; a failure without a word makes way.
 function again(node) {
-  if (answering.isRunning(conversation)) return undefined;
+  if (isBusy()) return undefined;
   const parent = conversation.nodes[node.parent];
   if (!node.content && !node.thinking && !node.calls.length) removeNode(conversation, node);
   return ask(parent);
@@ -87,11 +87,18 @@ function results(node, texts) {
 }
 
 function branch(node, step) {
+  if (isBusy()) return;
   const other = chooseBranch(conversation, node, step);
-  if (!other || answering.isRunning(conversation)) return;
+  if (!other) return;
   list.show(conversation);
   list.views.get(other.id)?.root.querySelector(step > 0 ? ".branch-next" : ".branch-previous")?.focus();
   keep(conversation, 0);
+}
+
+function isBusy() {
+  const isRunning = answering.isRunning(conversation);
+  if (isRunning) toast.tell("An answer is being written. Stop it first, or wait for its end.");
+  return isRunning;
 }
 
 function answerChanged(whose, node) {
@@ -106,7 +113,7 @@ function answerEnded(whose, node) {
   list.show(conversation);
   showState();
   speak(node);
-  if (chooser.isUnknown) loadModels(); // it is loaded now
+  if (chooser.isUnknown) loadModels(); // it is loaded now, or the server is there again
 }
 
 function speak(node) {
@@ -141,11 +148,9 @@ async function keepNow(whose) {
 }
 
 async function open(id) {
-  const found = loaded.get(id) ?? (await store.get(id));
+  const kept = loaded.has(id) ? null : await store.get(id);
+  const found = loaded.get(id) ?? (kept && atRest(kept));
   if (!found) return startNew();
-  for (const node of Object.values(found.nodes)) {
-    if (node.isRunning && !answering.isRunning(found)) Object.assign(node, { isRunning: false, isStopped: true }); // the page was left
-  }
   show(found);
   closeDrawer();
   prompt.focus();
@@ -193,6 +198,23 @@ async function remove(id) {
     await sidebar.refresh();
     open(id);
   });
+}
+
+// Another tab kept or deleted something.
+async function changedElsewhere({ kept, removed: gone }) {
+  sidebar.refresh();
+  removed.delete(kept); // its deletion was taken back
+  for (const each of [...loaded.values()].filter(({ id }) => gone === "all" || gone === id)) {
+    removed.add(each.id);
+    answering.stop(each);
+    loaded.delete(each.id);
+    if (each === conversation && !isNew()) startNew();
+  }
+  const found = kept === conversation.id && (await store.get(kept));
+  if (!found || found.id !== conversation.id) return;
+  takeUp(conversation, found);
+  list.show(conversation);
+  showState();
 }
 
 async function removeAll(event) {
@@ -276,8 +298,11 @@ function changeSettings(settings) {
 
 function showState() {
   const isRunning = answering.isRunning(conversation);
+  const held = document.activeElement;
+  if (held === byId(isRunning ? "send" : "stop")) prompt.focus(); // it goes now
   byId("stop").hidden = !isRunning;
   byId("send").hidden = isRunning;
+  attachments.choose(draftName());
   const place = isNew() ? "" : `#${conversation.id}`; // so that loading the page again shows the same
   if (location.hash !== place) history.replaceState(null, "", place || location.pathname);
   byId("welcome").hidden = !isNew();
@@ -299,8 +324,12 @@ function draftName() {
 }
 
 function keepDraft() {
-  if (prompt.value) localStorage.setItem(draftName(), prompt.value);
-  else localStorage.removeItem(draftName());
+  localStorage.removeItem(draftName());
+  try {
+    if (prompt.value) localStorage.setItem(draftName(), prompt.value);
+  } catch {
+    // It is longer than browsers keep: it stays in the page, as long as that is open.
+  }
 }
 
 function fitPrompt() {
@@ -404,6 +433,7 @@ function listen() {
   window.addEventListener("pagehide", () => {
     for (const each of loaded.values()) if (answering.isRunning(each)) keepNow(each);
   });
+  store.onChangeElsewhere(changedElsewhere);
   window.addEventListener("hashchange", () => location.hash && open(location.hash.slice(1)));
 }
 
@@ -412,8 +442,12 @@ async function begin() {
   listen();
   const id = location.hash.slice(1);
   startNew();
-  if (id) await open(id);
-  await sidebar.refresh();
+  try {
+    if (id) await open(id);
+    await sidebar.refresh();
+  } catch (error) {
+    toast.tell(`Conversations cannot be kept in this browser: ${error.message}`);
+  }
   try {
     if (await signIn.check()) await loadModels();
   } catch (error) {

@@ -3,6 +3,8 @@
 
 export const ROOT = "root";
 const TITLE_CHARS = 60;
+const families = new WeakMap(); // a conversation -> its messages by their parent, until a message comes or goes
+const written = new Set(); // ids of messages that this tab wrote, whether or not they are still there
 
 // crypto.randomUUID is there for https and localhost only.
 export function newId() {
@@ -18,6 +20,8 @@ export function newConversation(settings) {
 export function addNode(conversation, parent, fields) {
   const node = { id: newId(), parent: parent ?? ROOT, created: Date.now(), ...fields };
   conversation.nodes[node.id] = node;
+  families.delete(conversation);
+  written.add(node.id);
   conversation.chosen[node.parent] = node.id;
   touch(conversation);
   return node;
@@ -25,9 +29,33 @@ export function addNode(conversation, parent, fields) {
 
 export function removeNode(conversation, node) {
   delete conversation.nodes[node.id];
+  families.delete(conversation);
+  written.add(node.id);
   const others = children(conversation, node.parent);
   if (others.length) conversation.chosen[node.parent] = others.at(-1).id;
   else delete conversation.chosen[node.parent];
+}
+
+// Takes up what another tab wrote into the same conversation, which was `kept` since.
+export function takeUp(conversation, kept) {
+  for (const theirs of Object.values(kept.nodes)) {
+    const ours = conversation.nodes[theirs.id];
+    if (!written.has(theirs.id) && (!ours || !theirs.isRunning)) conversation.nodes[theirs.id] = stopped(theirs);
+  }
+  families.delete(conversation);
+  conversation.chosen = { ...kept.chosen, ...conversation.chosen };
+  if (kept.isNamed && !conversation.isNamed) Object.assign(conversation, { title: kept.title, isNamed: true });
+}
+
+// The message as far as it is known here, where nobody writes on at it.
+function stopped(node) {
+  return node.isRunning ? { ...node, isRunning: false, isStopped: true } : node;
+}
+
+// The same conversation, of whose messages none is being answered: the page was left amid it.
+export function atRest(conversation) {
+  const nodes = Object.entries(conversation.nodes).map(([id, node]) => [id, stopped(node)]);
+  return { ...conversation, nodes: Object.fromEntries(nodes) };
 }
 
 export function touch(conversation) {
@@ -36,7 +64,18 @@ export function touch(conversation) {
 }
 
 export function children(conversation, parent) {
-  return Object.values(conversation.nodes).filter((node) => node.parent === parent);
+  if (!families.has(conversation)) families.set(conversation, byParent(conversation));
+  return families.get(conversation).get(parent) ?? [];
+}
+
+// A parent's id -> the messages behind it, the first one first.
+function byParent({ nodes }) {
+  const found = new Map();
+  for (const node of Object.values(nodes)) {
+    if (found.has(node.parent)) found.get(node.parent).push(node);
+    else found.set(node.parent, [node]);
+  }
+  return found;
 }
 
 // The messages that are shown, the first one first.
@@ -79,19 +118,23 @@ function firstWords(conversation) {
 // The messages of a request: what leads to `node`, which is the last of them.
 export function requestMessages(conversation, node) {
   const system = conversation.settings.system.trim();
-  const messages = pathTo(conversation, node).flatMap(requestMessage);
+  const path = pathTo(conversation, node);
+  const messages = path.flatMap((each, index) => requestMessage(each, path[index + 1]?.role === "tool"));
   return system ? [{ role: "system", content: system }, ...messages] : messages;
 }
 
-function requestMessage(node) {
+// Calls that nobody answered are left out: they were stopped, perhaps amid their arguments, or the
+// user went on without their results, and no server takes a conversation with such.
+function requestMessage(node, isAnswered) {
   if (node.role === "user") return [{ role: "user", content: userContent(node) }];
   if (node.role === "tool") return [{ role: "tool", tool_call_id: node.callId, content: node.content }];
-  if (!node.content && !node.calls?.length) return []; // it failed, or was stopped, before it said anything
+  const calls = isAnswered ? node.calls : [];
+  if (!node.content && !calls.length) return []; // it failed, or was stopped, before it said anything
   const message = { role: "assistant", content: node.content };
   if (node.thinking) message.reasoning_content = node.thinking;
-  if (node.calls?.length) {
-    message.tool_calls = node.calls.map(({ id, name, text }) => ({
-      id, type: "function", function: { name, arguments: text },
+  if (calls.length) {
+    message.tool_calls = calls.map(({ id, name, text }) => ({
+      id, type: "function", function: { name, arguments: text || "{}" },
     }));
   }
   return [message];

@@ -7,7 +7,10 @@ import { element } from "/dashboard/format.js";
 import { copyText } from "./clipboard.js";
 
 const LINKED = /^(?:https?:\/\/|mailto:)/i;
-const CODE_CHARS_MAX = 60_000; // of a block whose words get colours
+// Of a block whose words get colours: for some texts that takes the square of their length.
+const CODE_CHARS_MAX = 16_000;
+const CODE_LINE_MAX = 1_000;
+const COLOURED_CHARS_MAX = 60_000; // of a message
 const TAGS = [
   ...["p", "br", "hr", "h1", "h2", "h3", "h4", "h5", "h6", "strong", "em", "s", "code", "pre"],
   ...["blockquote", "ul", "ol", "li", "a", "table", "thead", "tbody", "tr", "th", "td", "span"],
@@ -21,7 +24,7 @@ const SAFE = {
   RETURN_DOM_FRAGMENT: true,
 };
 const CLASS = /^(?:left|center|right|language-\S+|hljs-[\w-]+(?: [a-z]+_)*)$/; // as markdown-it and highlight.js write them
-const REFERENCE = /^ {0,3}\[[^\]\n]+\]:/m; // what a link far above may refer to
+const REFERENCE = /^[ \t>*+\d.)-]*\[[^\]\n]+\]:/m; // what a link far above may refer to
 
 const purifier = window.DOMPurify;
 purifier.addHook("uponSanitizeAttribute", (_, data) => {
@@ -101,7 +104,7 @@ let highlighter = null;
 // Gives the words of a block of code their colours, once that has been loaded and there is time.
 async function colour(code) {
   const { language } = code.dataset;
-  if (!language || code.textContent.length > CODE_CHARS_MAX) return;
+  if (!language) return;
   highlighter ??= import("/chat/vendor/highlight.min.js");
   const { default: hljs } = await highlighter;
   if (!hljs.getLanguage(language)) return;
@@ -109,17 +112,15 @@ async function colour(code) {
   code.replaceChildren(purifier.sanitize(value, { ...SAFE, ALLOWED_TAGS: ["span"], ALLOWED_ATTR: ["class"] }));
 }
 
-function colourAll(nodes) {
-  const idle = window.requestIdleCallback ?? ((action) => setTimeout(action, 50));
-  for (const node of nodes) {
-    for (const code of node.querySelectorAll?.("pre > code") ?? []) idle(() => colour(code));
-  }
+function isShort(text) {
+  return text.length <= CODE_CHARS_MAX && text.split("\n").every((line) => line.length <= CODE_LINE_MAX);
 }
 
 // Shows a text that grows: blocks that are whole stay as they are, the last one is made anew.
 export class MarkdownView {
   constructor(root) {
     this.root = root;
+    this.coloured = 0; // characters of code
     this.settled = 0; // characters of the text that are shown for good
     this.tail = [];
   }
@@ -146,7 +147,7 @@ export class MarkdownView {
   reset() {
     this.root.replaceChildren();
     this.tail = [];
-    this.settled = 0;
+    [this.settled, this.coloured] = [0, 0];
   }
 
   #put(tokens, isWhole) {
@@ -155,7 +156,17 @@ export class MarkdownView {
     for (const node of this.tail) node.remove();
     this.root.append(fragment);
     this.tail = isWhole ? [] : nodes;
-    if (isWhole) colourAll(nodes);
+    if (isWhole) this.#colour(nodes);
+  }
+
+  #colour(nodes) {
+    const idle = window.requestIdleCallback ?? ((action) => setTimeout(action, 50));
+    for (const code of nodes.flatMap((node) => [...(node.querySelectorAll?.("pre > code") ?? [])])) {
+      const { length } = code.textContent;
+      if (!isShort(code.textContent) || this.coloured + length > COLOURED_CHARS_MAX) continue;
+      this.coloured += length;
+      idle(() => colour(code));
+    }
   }
 }
 
@@ -164,11 +175,12 @@ function withLineFeeds(text) {
   return text.includes("\r") ? text.replace(/\r\n?/g, "\n") : text;
 }
 
-// The place in `text` where the last block of its `tokens` begins.
+// The place in `text` where the last block of its `tokens` begins. What its first line is shows at
+// the line's end, where no empty line is before it: after "- a" a "---" may go on as words of the list.
 function lastBlockStart(text, tokens) {
   const tops = tokens.filter((token) => token.level === 0 && token.nesting >= 0 && token.map);
   let line = tops.length > 1 ? tops.at(-1).map[0] : 0;
   let at = 0;
   for (; line > 0; line -= 1) at = text.indexOf("\n", at) + 1;
-  return at;
+  return text.endsWith("\n\n", at) || text.includes("\n", at) ? at : 0;
 }

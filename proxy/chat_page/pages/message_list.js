@@ -27,14 +27,18 @@ export class MessageList {
     const views = path.map((node) => this.#view(node));
     this.views = new Map(views.map((view) => [view.node.id, view]));
     const roots = views.map((view) => view.root);
+    const hadFocus = this.root.contains(document.activeElement);
     if (!sameNodes(roots, [...this.root.children])) this.root.replaceChildren(...roots);
     for (const view of views) view.draw();
+    // The button that asked for an answer may be gone with what it stood below.
+    if (hadFocus && !this.root.contains(document.activeElement)) roots.at(-1)?.focus({ preventScroll: true });
     this.#follow();
     return path;
   }
 
   #view(node) {
-    return this.views.get(node.id) ?? new MessageView(this.conversation, node, this.actions);
+    const view = this.views.get(node.id);
+    return view?.node === node ? view : new MessageView(this.conversation, node, this.actions);
   }
 
   changed(node) {

@@ -16,7 +16,8 @@ const REST = 4; // times as long as drawing took, until it is drawn again
 const SLOW_MS = 8;
 
 export class MessageView {
-  // `actions`: edit(node, text), again(node), branch(node, step), results(node, texts).
+  // `actions`: edit(node, text), again(node), branch(node, step), results(node, texts), isBusy(), which
+  // tells the user why nothing is asked now.
   constructor(conversation, node, actions) {
     this.conversation = conversation;
     this.node = node;
@@ -97,7 +98,7 @@ export class MessageView {
   draw() {
     if (this.node.role === "assistant") this.#drawAnswer();
     if (this.node.role === "user" && !this.editing) this.#drawQuestion();
-    if (!this.node.isRunning) this.#drawFoot();
+    if (!this.node.isRunning && !this.editing) this.#drawFoot();
   }
 
   #drawQuestion() {
@@ -162,6 +163,7 @@ export class MessageView {
 
   #drawEnd() {
     const { node } = this;
+    if (this.form?.isConnected && needsResults(this.conversation, node)) return; // one writes in it
     this.end.replaceChildren();
     if (node.error) this.end.append(this.#failure(node.error.message));
     if (node.isStopped) this.end.append(element("p", { className: "note stopped" }, "Stopped."));
@@ -181,7 +183,7 @@ export class MessageView {
 
   // The results of calls that nobody but the user can answer.
   #resultForm() {
-    const form = element("form", { className: "results" });
+    const form = (this.form = element("form", { className: "results" }));
     const areas = this.node.calls.map((call, index) => {
       const area = element("textarea", { id: `result-${this.node.id}-${index}`, className: "result-text", rows: 3, required: true });
       form.append(element("label", { htmlFor: area.id }, "Result of ", element("code", { dir: "auto" }, plainName(call.name, 80))), area);
@@ -208,7 +210,9 @@ export class MessageView {
     else buttons.push(this.#button("again", "regenerate", "Answer again", () => this.actions.again(this.node)));
     const model = plainName((this.node.servedBy || this.node.model || "").replace(/^hearth\//, ""), 60);
     if (this.node.role === "assistant") buttons.push(element("span", { className: "note by", dir: "auto" }, model));
+    const held = this.foot.contains(document.activeElement) ? document.activeElement.className : "";
     this.foot.replaceChildren(...buttons.filter(Boolean));
+    if (held) this.foot.getElementsByClassName(held)[0]?.focus();
   }
 
   #branchNav() {
@@ -249,6 +253,7 @@ export class MessageView {
     form.addEventListener("submit", (event) => {
       event.preventDefault();
       const text = area.value.trim();
+      if (text && this.actions.isBusy()) return; // what was typed stays
       end();
       if (text) this.actions.edit(this.node, text);
     });

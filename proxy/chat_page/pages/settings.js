@@ -35,7 +35,11 @@ export function lastSettings() {
 }
 
 export function keepSettings(settings) {
-  localStorage.setItem(KEPT, JSON.stringify(settings));
+  try {
+    localStorage.setItem(KEPT, JSON.stringify(settings));
+  } catch {
+    // They are longer than browsers keep: they are this conversation's alone.
+  }
 }
 
 export class SettingsForm {
@@ -117,10 +121,10 @@ export class ModelChooser {
     return this.select.value;
   }
 
-  // Whether more will be known of the model once it has been loaded here.
+  // Whether more may be known of the models once an answer has come.
   get isUnknown() {
     const row = this.#row();
-    return row?.owned_by === HERE && !row.architecture;
+    return !row || (row.owned_by === HERE && !row.architecture);
   }
 
   #row() {

@@ -20,7 +20,6 @@ export class Sidebar {
       if (event.key === "ArrowDown") this.#focus(0, event);
     });
     this.list.addEventListener("keydown", (event) => this.#key(event));
-    store.onChangeElsewhere(() => this.refresh());
   }
 
   select(id) {
@@ -39,11 +38,24 @@ export class Sidebar {
     const heads = await store.heads();
     if (this.list.querySelector("input")) return; // a name is being written
     const found = heads.filter((head) => words.every((word) => head.words.includes(word)));
-    const focused = document.activeElement?.closest?.("#conversations li")?.dataset.id;
-    this.list.replaceChildren(...found.slice(0, SHOWN_MAX).map((head) => this.#row(head)));
-    if (focused) this.list.querySelector(`[data-id="${CSS.escape(focused)}"] .open`)?.focus();
+    this.#draw(found.slice(0, SHOWN_MAX));
     byId("no-conversations").hidden = found.length > 0;
     byId("no-conversations").textContent = words.length ? "Nothing found." : "Conversations stay in this browser.";
+  }
+
+  // Leaves rows alone that stay as they are: they may be amid a click. The focus stays in its place.
+  #draw(heads) {
+    const drawn = JSON.stringify(heads.map(({ id, title }) => [id, title]));
+    if (drawn === this.drawn && this.list.childElementCount === heads.length) return;
+    this.drawn = drawn;
+    const held = document.activeElement;
+    const row = held?.closest?.("#conversations li");
+    const at = [...this.list.children].indexOf(row);
+    this.list.replaceChildren(...heads.map((head) => this.#row(head)));
+    if (!row) return;
+    const same = this.list.querySelector(`[data-id="${CSS.escape(row.dataset.id)}"]`);
+    if (same) same.getElementsByClassName(held.className)[0]?.focus();
+    else this.#focus(Math.min(at, heads.length - 1));
   }
 
   #row({ id, title }) {
@@ -86,6 +98,7 @@ export class Sidebar {
       if (event.key === "Escape") end(false);
     });
     input.addEventListener("blur", () => end(true));
+    this.drawn = ""; // so that it is drawn again
     row.replaceChildren(input);
     input.select();
   }
@@ -101,8 +114,8 @@ export class Sidebar {
     else if (event.key === "Delete") this.actions.remove(id);
   }
 
-  #focus(index, event) {
-    event.preventDefault();
+  #focus(index, event = null) {
+    event?.preventDefault();
     if (index < 0) byId("search").focus();
     else this.list.querySelectorAll(".open")[index]?.focus();
   }

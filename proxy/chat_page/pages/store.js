@@ -1,6 +1,8 @@
 // Keeps conversations in this browser's IndexedDB, and nowhere else.
 // `heads` hold what the list shows and searches; `conversations` hold all of each.
 
+import { takeUp } from "./conversation.js";
+
 const NAME = "hearth-chat";
 const SEARCHED_CHARS = 20_000; // of a conversation's words
 const changes = "BroadcastChannel" in self ? new BroadcastChannel(NAME) : null;
@@ -19,29 +21,35 @@ function database() {
   return opened;
 }
 
-// Runs `work` on both stores, and gives what its request found once all of it is kept.
-async function transact(mode, work) {
+// Runs `work` on both stores, and gives what its request found once all of it is kept. Other tabs
+// get what is `told`.
+async function transact(mode, work, told = null) {
   const transaction = (await database()).transaction(["heads", "conversations"], mode);
   const [heads, conversations] = ["heads", "conversations"].map((name) => transaction.objectStore(name));
   const request = work(heads, conversations);
   return new Promise((resolve, reject) => {
     transaction.oncomplete = () => {
-      if (mode === "readwrite") changes?.postMessage("changed");
+      if (told) changes?.postMessage(told);
       resolve(request?.result);
     };
     transaction.onabort = () => reject(transaction.error);
   });
 }
 
+// Calls `action` with {kept: id}, {removed: id} or {removed: "all"} for what another tab did.
 export function onChangeElsewhere(action) {
-  changes?.addEventListener("message", action);
+  changes?.addEventListener("message", ({ data }) => action(data));
 }
 
+// Keeps the conversation with what other tabs wrote into it since it was read.
 export function put(conversation) {
   return transact("readwrite", (heads, conversations) => {
-    heads.put(headOf(conversation));
-    conversations.put(structuredClone(conversation));
-  });
+    conversations.get(conversation.id).onsuccess = ({ target }) => {
+      if (target.result) takeUp(conversation, target.result);
+      heads.put(headOf(conversation));
+      conversations.put(conversation);
+    };
+  }, { kept: conversation.id });
 }
 
 function headOf({ id, title, updated, nodes }) {
@@ -67,12 +75,12 @@ export function remove(id) {
   return transact("readwrite", (heads_, conversations) => {
     heads_.delete(id);
     conversations.delete(id);
-  });
+  }, { removed: id });
 }
 
 export function removeAll() {
   return transact("readwrite", (heads_, conversations) => {
     heads_.clear();
     conversations.clear();
-  });
+  }, { removed: "all" });
 }

@@ -12,6 +12,10 @@ export class Toast {
 
   tell(text, label = "", action = null) {
     const close = () => (this.root.hidden = true);
+    const closeUnused = () => {
+      if (this.root.matches(":hover, :focus-within")) this.timer = setTimeout(closeUnused, SHOWN_MS);
+      else close();
+    };
     const parts = [element("span", { dir: "auto" }, text)];
     if (action) {
       const button = element("button", { type: "button" }, label);
@@ -24,6 +28,6 @@ export class Toast {
     this.root.replaceChildren(...parts);
     this.root.hidden = false;
     clearTimeout(this.timer);
-    this.timer = setTimeout(close, SHOWN_MS);
+    this.timer = setTimeout(closeUnused, SHOWN_MS);
   }
 }

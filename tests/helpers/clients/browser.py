@@ -67,6 +67,7 @@ class Page:
         self._numbers = itertools.count(1)
         self._waiting: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._session: dict[str, str] = {}
+        self.profile = ""  # what cookies and kept data are of
         self.errors: list[str] = []
         self.requests: list[str] = []
         self.dialogs: list[str] = []
@@ -105,12 +106,12 @@ class Page:
         result: dict[str, Any] = answer["result"]
         return result
 
-    async def attach(self) -> None:
-        """Open the tab that all calls are about from now on, in a profile of its own."""
-        context = await self.call("Target.createBrowserContext")
-        target = await self.call(
-            "Target.createTarget", url="about:blank", browserContextId=context["browserContextId"]
-        )
+    async def attach(self, profile: str = "") -> None:
+        """Open the tab that all calls are about from now on; by default in a new profile."""
+        if not profile:
+            profile = (await self.call("Target.createBrowserContext"))["browserContextId"]
+        self.profile = profile
+        target = await self.call("Target.createTarget", url="about:blank", browserContextId=profile)
         attached = await self.call(
             "Target.attachToTarget", targetId=target["targetId"], flatten=True
         )
@@ -207,8 +208,8 @@ class Page:
 
 
 @contextlib.asynccontextmanager
-async def page(devtools: str) -> AsyncIterator[Page]:
-    """Give a new tab of the Chromium at `devtools`."""
+async def page(devtools: str, profile: str = "") -> AsyncIterator[Page]:
+    """Give a new tab of the Chromium at `devtools`, in another tab's `profile` or in its own."""
     async with (
         aiohttp.ClientSession() as session,
         session.ws_connect(devtools, max_msg_size=MESSAGE_BYTES_MAX) as socket,
@@ -216,7 +217,7 @@ async def page(devtools: str) -> AsyncIterator[Page]:
         opened = Page(socket)
         reader = asyncio.create_task(opened.read())
         try:
-            await opened.attach()
+            await opened.attach(profile)
             yield opened
         finally:
             reader.cancel()

@@ -105,6 +105,7 @@ def test_every_reply_says_what_a_browser_may_do_with_it(tmp_path: Any) -> None:
         assert policy["require-trusted-types-for"] == "'script'"
         assert "unsafe" not in headers["content-security-policy"]
         assert headers["x-content-type-options"] == "nosniff"
+        assert headers["x-dns-prefetch-control"] == "off", "no link's host is asked after unclicked"
 
 
 @pytest.mark.parametrize(

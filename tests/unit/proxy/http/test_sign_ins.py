@@ -34,6 +34,9 @@ def test_a_sign_in_runs_out_while_the_machine_sleeps(monkeypatch: pytest.MonkeyP
     assert passes.key_of(token) == b"one"
     monkeypatch.setattr(time, "time", lambda: now + SIGN_IN_S + 1)
     assert passes.key_of(token) is None
+    other = passes.issue(b"other")
+    assert b"one" not in str(vars(passes)).encode(), "its key is forgotten at the next sign-in"
+    assert passes.key_of(other) == b"other"
 
 
 def test_a_sign_in_that_was_ended_holds_no_more_and_others_do() -> None:
