@@ -188,7 +188,7 @@ class ResponseStore:
         return entry if entry.nbytes <= BYTES_MAX else None
 
     def add(self, key: str, response: dict[str, Any], entry: _StoredResponse | None) -> None:
-        """Keep the `entry` made of `response`; of None nothing is kept, nor what was there before."""
+        """Keep the `entry` made of `response`; None ends what is kept of its beginning too."""
         entry_key = self._entry_key(key, response["id"])
         if entry is None:  # it grew too large: what is kept of its beginning has no end
             if entry_key in self._entries:
