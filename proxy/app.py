@@ -11,6 +11,7 @@ from typing import Any, Final
 import orjson
 
 from hearth.proxy.api import prefill_endpoint, tokenize_endpoints
+from hearth.proxy.api.body import field_readers as fields
 from hearth.proxy.api.error_bodies import error_body, error_headers
 from hearth.proxy.api.ollama.ollama_routes import PREFIX as OLLAMA_PREFIX
 from hearth.proxy.chat_page.chat_page_routes import ChatPage
@@ -267,7 +268,7 @@ class ProxyApp:
                 self._count_refused(detached, error)
                 raise
 
-        wants_events = body.fields.get("stream") is True
+        wants_events = fields.boolean(body.fields, "stream")
         await self.routes.running.serve(exchange, answer, wants_events=wants_events)
 
     async def _answer(

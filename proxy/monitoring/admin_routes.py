@@ -265,7 +265,7 @@ class AdminRoutes:
         after = exchange.query.get("starting_after", "-1")
         if not (after.removeprefix("-").isdecimal() and after.isascii() and len(after) < 10):
             fields.refuse("starting_after", after, "the sequence_number of an event")
-        await exchange.send_events(self.running.follow(key, response_id, int(after)))
+        await exchange.send_events(self.running.follow(key, response_id, max(-1, int(after))))
 
     async def _delete_response(self, exchange: HttpExchange) -> None:
         response_id = _rest(exchange.path, *_RESPONSES)

@@ -188,10 +188,12 @@ class ResponseStore:
         return entry if entry.nbytes <= BYTES_MAX else None
 
     def add(self, key: str, response: dict[str, Any], entry: _StoredResponse | None) -> None:
-        """Keep the `entry` that was made of `response`; nothing where it is None."""
-        if entry is None:
-            return
+        """Keep the `entry` made of `response`; None ends what is kept of its beginning too."""
         entry_key = self._entry_key(key, response["id"])
+        if entry is None:  # it grew too large: what is kept of its beginning has no end
+            if entry_key in self._entries:
+                self._forget(entry_key)
+            return
         self._add(entry_key, entry)
         self._journal.put((entry_key, entry), entry.nbytes)
 
@@ -206,9 +208,7 @@ class ResponseStore:
         Raises: RequestError: 404.
         """
         self._find(key, response_id)
-        entry_key = self._entry_key(key, response_id)
-        self._drop(entry_key)
-        self._journal.put((entry_key, None), 0, renews=True)
+        self._forget(self._entry_key(key, response_id))
         return {"id": response_id, "object": "response", "deleted": True}
 
     def items(self, key: str, response_id: str, query: dict[str, str]) -> dict[str, Any]:
@@ -312,6 +312,10 @@ class ResponseStore:
         self._cloud_items |= {(owner, item_id): response_id for item_id in entry.cloud_ids}
         while len(self._entries) > COUNT_MAX or self.nbytes > BYTES_MAX:
             self._drop(next(iter(self._entries)))
+
+    def _forget(self, entry_key: _EntryKey) -> None:
+        self._drop(entry_key)
+        self._journal.put((entry_key, None), 0, renews=True)
 
     def _find(self, key: str, response_id: str, param: str | None = None) -> _StoredResponse:
         entry = self._kept(self._entry_key(key, response_id))

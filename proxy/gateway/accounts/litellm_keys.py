@@ -28,8 +28,9 @@ CHECK_S_MAX: Final = 10.0  # for LiteLLM, and its database, to say whose a key i
 _ROUTES: Final = (
     *("/v1/chat/completions", "/chat/completions", "/v1/completions", "/completions"),
     *("/v1/messages", "/v1/responses", "/responses", "/v1/embeddings", "/embeddings"),
-    *("/v1/rerank", "/v2/rerank", "/rerank", "/v1/models", "/models"),
+    *("/v1/rerank", "/v2/rerank", "/rerank"),
 )
+_MODELS: Final = ("/v1/models", "/models")  # LiteLLM has those below for keys of users alone
 
 
 _CHAT, _EMBEDDINGS = "/v1/chat/completions", "/v1/embeddings"
@@ -46,9 +47,9 @@ def route_of(path: str) -> str:
     Our own routes are none of LiteLLM's: who may list models may ask what is kept for their key,
     and a prompt is read for whoever may have it answered.
     """
-    if any(path == route or path.startswith(f"{route}/") for route in _ROUTES):
+    if path in _MODELS or any(path == route or path.startswith(f"{route}/") for route in _ROUTES):
         return path
-    return _LIKE.get(path, "/v1/models")
+    return _LIKE.get(path, _MODELS[0])
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,8 @@ from tests.helpers.servers.virtual_key_server import (
 COUNTS: Final = {"/v1/messages/count_tokens": "messages", "/v1/responses/input_tokens": "input"}
 PREFILL: Final = "/v1/cache/prefill"
 OWN_PAGES: Final = (
-    *("/v1/models", "/v1/cache", "/v1/sessions", "/metrics", "/dashboard/events", "/v1/doctor"),
+    *("/v1/models", "/v1/models/local", "/v1/cache", "/v1/sessions", "/metrics"),
+    *("/dashboard/events", "/v1/doctor"),
 )
 
 
@@ -84,6 +85,7 @@ def test_embeddings_of_other_servers_and_of_ours_stand_beside_each_other(
     status, answer = ask(server, "POST", "/v1/chat/completions", said, key=MINE)
     assert (status, b"answers at /v1/embeddings only" in answer) == (400, True), answer
     listed = json.loads(ask(server, "GET", "/v1/models", key=MINE)[1])["data"]
+    assert ask(server, "GET", f"/v1/models/{listed[0]['id']}", key=MINE)[0] == 200
     kinds = [row.get("architecture", {}).get("output_modalities") for row in listed]
     assert kinds[-2:] == [["embeddings"], ["rerank"]]
     assert kinds.count(["embeddings"]) == 1

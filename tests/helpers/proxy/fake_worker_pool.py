@@ -21,14 +21,23 @@ COMMAND = (sys.executable, "-m", "tests.helpers.worker_processes.fake_worker")
 ROOT = Path(__file__).parents[3]
 
 
+def worker_environment() -> dict[str, str]:
+    """Return what a fake worker is started with, so that it is of this checkout.
+
+    One of another checkout, such as that which is installed, may speak another protocol: a test
+    then waits for it in vain.
+    """
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]).strip(os.pathsep)
+    return {**os.environ, "PYTHONPATH": path}
+
+
 class Bench:
     """A pool, its supervisor, and what the workers wrote down."""
 
     def __init__(self, directory: Path, count: int, **environ: str) -> None:
         self.log = directory / "log"
         self.pool = WorkerPool()
-        path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]).strip(os.pathsep)
-        environment = {**os.environ, "FAKE_WORKER_LOG": str(self.log), "PYTHONPATH": path}
+        environment = worker_environment() | {"FAKE_WORKER_LOG": str(self.log)}
         self.supervisor = Supervisor(COMMAND, count, directory, self.pool, environment | environ)
 
     def events(self, kind: str) -> list[dict[str, Any]]:

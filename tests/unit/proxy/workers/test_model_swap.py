@@ -27,7 +27,7 @@ from hearth.proxy.workers.model_swap import ModelSwapper
 from hearth.proxy.workers.supervisor import RestartRules, Supervisor, WorkerProcess
 from hearth.shared.errors import RequestError, WorkerLost
 from hearth.shared.suspending_clock import awake_s
-from tests.helpers.proxy.fake_worker_pool import COMMAND, ROOT, read, request, stop
+from tests.helpers.proxy.fake_worker_pool import COMMAND, read, request, stop, worker_environment
 from tests.helpers.worker_processes.fake_worker import MISSING
 
 pytestmark = pytest.mark.process
@@ -55,9 +55,10 @@ class Host:
     def __init__(self, directory: Path, count: int, unload_s: float, stall_s: float) -> None:
         self.directory = directory
         self.pool = WorkerPool()
-        environ = {**os.environ, "PYTHONPATH": str(ROOT)}
         rules = RestartRules(MODELS[0], stall_s=stall_s, chunk_wait_s=0.5)
-        self.supervisor = Supervisor(COMMAND, count, directory, self.pool, environ, rules)
+        self.supervisor = Supervisor(
+            COMMAND, count, directory, self.pool, worker_environment(), rules
+        )
         self.hosting = ModelSwapper(self.supervisor, self.pool, MODELS, unload_s)
 
     async def open(self, model: str, script: str = "n=1", name: str = "r") -> AnswerStream:

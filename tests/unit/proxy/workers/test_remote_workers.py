@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import errno
-import os
 import signal
 import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -33,7 +32,7 @@ from hearth.proxy.workers.remote_workers import (
 from hearth.proxy.workers.supervisor import Supervisor
 from hearth.shared.errors import Overloaded, StartError, WorkerLost
 from hearth.shared.settings_from_env import Settings, load_settings
-from tests.helpers.proxy.fake_worker_pool import COMMAND, ROOT, read, request
+from tests.helpers.proxy.fake_worker_pool import COMMAND, read, request, worker_environment
 from tests.helpers.servers.server import free_port
 
 pytestmark = pytest.mark.process
@@ -65,10 +64,10 @@ class Machine:
 
     def start(self, **environ: str) -> None:
         endpoint = f"tcp://127.0.0.1:{self.port}"
-        more = {"CURVE_KEYS_DIR": str(self.keys_dir), "PYTHONPATH": str(ROOT)}
+        more = {"CURVE_KEYS_DIR": str(self.keys_dir)}
         self.process = subprocess.Popen(
             [*COMMAND, "--worker-id", "7", "--endpoint", endpoint],
-            env=os.environ | more | environ,
+            env=worker_environment() | more | environ,
             stdin=subprocess.DEVNULL,
         )
 

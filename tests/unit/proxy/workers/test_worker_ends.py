@@ -16,7 +16,7 @@ from hearth.proxy.request.model_names import ServedModel
 from hearth.proxy.workers import supervisor as module
 from hearth.proxy.workers.supervisor import RestartRules, Supervisor
 from hearth.shared.errors import EXIT_STUCK
-from tests.helpers.proxy.fake_worker_pool import COMMAND, ROOT, run, stop
+from tests.helpers.proxy.fake_worker_pool import COMMAND, run, stop, worker_environment
 
 pytestmark = pytest.mark.process
 
@@ -44,7 +44,7 @@ async def running(
 ) -> AsyncIterator[Supervisor]:
     """One worker that is ready; whoever has it ends it."""
     pool = WorkerPool()
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), **environ}
+    environment = worker_environment() | environ
     supervisor = Supervisor(COMMAND, 1, directory, pool, environment, rules)
     await supervisor.start()
     try:

@@ -280,3 +280,18 @@ def test_what_was_being_made_when_the_server_ended_is_told_as_failed(tmp_path: P
         assert "started anew" in told[0]["error"]["message"]
         assert again.nbytes == sum(entry.nbytes for _, entry in again.everything() if entry)
         again.close()
+
+
+def test_what_grew_too_large_to_be_kept_is_not_there_without_its_end(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(response_store, "BYTES_MAX", 500)
+    store = ResponseStore(directory=tmp_path)
+    store.keep("k", {"input": "hi"}, answer(1) | {"status": "queued"})
+    assert store.response("k", "resp_1")["status"] == "queued"
+    store.keep("k", {"input": "hi"}, answer(1, said(1, "yo" * 500)) | {"status": "completed"})
+    store.close()
+    for each in (store, ResponseStore(directory=tmp_path)):
+        with pytest.raises(RequestError, match="is not kept"):
+            each.response("k", "resp_1")
+        each.close()

@@ -120,6 +120,7 @@ def test_what_is_wrong_with_a_request_is_said_at_once() -> None:
                 ({"store": False}, 400),
                 ({"input": 5}, 400),
                 ({"background": "yes"}, 400),
+                ({"stream": "yes"}, 400),
                 ({"model": "none"}, 404),
                 ({"previous_response_id": "resp_0"}, 404),
             ):

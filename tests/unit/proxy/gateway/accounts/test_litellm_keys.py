@@ -141,3 +141,8 @@ def test_a_key_may_use_ollamas_routes_as_far_as_those_of_openai_that_are_like_th
     assert route_of("/api/chat") == route_of("/api/generate") == "/v1/chat/completions"
     assert route_of("/api/embed") == route_of("/api/embeddings") == "/v1/embeddings"
     assert route_of("/api/tags") == "/v1/models"
+
+
+def test_a_key_that_may_list_the_models_may_ask_for_one_of_them() -> None:
+    assert route_of("/v1/models/org/name") == route_of("/models/name") == "/v1/models"
+    assert (route_of("/models"), route_of("/responses/resp_1")) == ("/models", "/responses/resp_1")
