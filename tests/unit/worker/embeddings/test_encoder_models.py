@@ -133,6 +133,20 @@ def test_scores_are_mlx_vlms(name: str) -> None:
     assert np.ptp(scores) > 1e-3, "equal scores would say nothing"
 
 
+def test_scores_of_a_quantised_judge_are_mlx_vlms(tmp_path: Path) -> None:
+    directory = Path(changed(tmp_path, "qwen3_ranker", {}))
+    model, processor = load_reranker(directory)
+    nn.quantize(model, group_size=32, bits=8)
+    parameters = dict(tree_flatten(model.parameters()))
+    mx.save_safetensors(str(directory / "model.safetensors"), parameters)
+    write_json(directory / "config.json", {"quantization": {"group_size": 32, "bits": 8}})
+    documents = [text_of(count, count) for count in (1, 12, 4)]
+    judge = RankedPairs(RerankModel(str(directory), LayerRests()), "abc")
+    asked, items = RerankItem(text="abc"), [RerankItem(text=document) for document in documents]
+    told, _ = score_documents(model, processor, model.config, asked, items, None)
+    assert np.allclose(computed(judge, list(documents), LayerRests())[:, 0], told, atol=1e-4)
+
+
 @pytest.mark.parametrize("name", EMBEDDERS)
 def test_a_model_of_16_bits_is_computed_in_float32_and_no_neighbour_moves_a_vector(
     name: str,
