@@ -19,8 +19,10 @@ from transformers import AutoTokenizer
 from hearth.shared.embedding_messages import EncoderFacts
 from hearth.worker.embeddings.checkpoint import (
     cannot_load,
+    check_activation,
     checkpoint_directory,
     compute_in_float32,
+    padding_id,
     tokens_max,
     weights_nbytes,
 )
@@ -50,6 +52,7 @@ class RerankModel:
             kind = reranker_kind(config)
             if kind == RerankerKind.GENERATIVE_VL:
                 raise ValueError("it ranks images too, and only texts are ranked here")
+            check_activation(config)
             self._is_classifier = kind == RerankerKind.SEQUENCE_CLASSIFIER
             self._model: Any = load_reranker(directory)[0]
             self._tokenizer: Any = AutoTokenizer.from_pretrained(str(directory))
@@ -60,18 +63,19 @@ class RerankModel:
                 self._yes, self._no = _rows_of(table, words)
                 self._answer_begin = self._tokens(ANSWER_BEGIN)
             compute_in_float32(self._model)
-            self._pad_id = int(config.get("pad_token_id") or self._tokenizer.pad_token_id or 0)
+            self._pad_id = padding_id(config, self._tokenizer)
             self._vocabulary = int(config["vocab_size"])
             self.values([TokenRow([0])])
+            self.facts = EncoderFacts(
+                architecture=str(config.get("model_type", "unknown")),
+                tokens_max=tokens_max(directory, config, self._tokenizer),
+                weight_bytes=weights_nbytes(self._model),
+            )
+            self.pair_rows("query", ["document"], 0, truncate=True)  # the template is one
+            model = self._model if self._is_classifier else self._model.language_model.model
+            rests.pace(model.layers)
         except Exception as error:  # whatever files, an architecture or the device can raise
             raise cannot_load(SETTING, source, error) from error
-        self.facts = EncoderFacts(
-            architecture=str(config.get("model_type", "unknown")),
-            tokens_max=tokens_max(directory, config, self._tokenizer),
-            weight_bytes=weights_nbytes(self._model),
-        )
-        model = self._model if self._is_classifier else self._model.language_model.model
-        rests.pace(model.layers)
 
     def _tokens(self, text: str) -> list[int]:
         return list(self._tokenizer.encode(text, add_special_tokens=False))
