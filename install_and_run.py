@@ -497,7 +497,7 @@ def start_tests(arguments: "list[str]") -> None:
 
     environ = clean_environment()
     environ.update(openblas_environment(environ))
-    module = "tests.run_suite" if arguments in ([], ["fast"]) else "pytest"
+    module = "tests.helpers.run_suite" if arguments in ([], ["fast"]) else "pytest"
     become([str(VENV / "bin/python"), "-m", module, *arguments], environ)
 
 

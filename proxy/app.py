@@ -304,29 +304,6 @@ class ProxyApp:
             else:
                 await self.local.generate(exchange, dialect, body, target)
 
-    async def _answer_on_account(
-        self,
-        gateway: Gateway,
-        exchange: HttpExchange,
-        dialect: Dialect,
-        body: ClientBody,
-        deployment: Deployment,
-    ) -> None:
-        """Answer with a local model, and have LiteLLM's callbacks know what came of it."""
-        target = self._names.target(deployment.local)
-        account = await gateway.accounts.open(exchange, crossed_dialect(dialect), deployment, body)
-        error: RequestError | None = RequestError("It ended by a bug.", status=500)
-        try:
-            with self.keep_awake.request():
-                await self.local.generate(exchange, dialect, body, target, account)
-            error = exchange.broken_by
-        except RequestError as raised:
-            error = raised
-            raise
-        finally:
-            if account is not None:
-                account.end(error)
-
     async def _encode(self, exchange: HttpExchange, kind: EncoderKind) -> None:
         """Answer with vectors or scores. Raises: RequestError: nothing was sent."""
         gateway = self._gateway
@@ -356,19 +333,11 @@ class ProxyApp:
     ) -> None:
         """Answer with vectors or scores, and have LiteLLM's callbacks know what came of it."""
         self.encoders.check_local(kind, deployment.local)
-        account = await gateway.accounts.open(exchange, kind, deployment, body)
-        error: RequestError | None = RequestError("It ended by a bug.", status=500)
-        tokens: int | None = None
-        try:
+        async with gateway.accounts.telling(exchange, kind, deployment, body) as account:
             with self.keep_awake.request():
                 tokens = await self.encoders.answer(exchange, kind, body)
-            error = exchange.broken_by
-        except RequestError as raised:
-            error = raised
-            raise
-        finally:
             if account is not None:
-                account.end(error, tokens)
+                account.tokens = tokens
 
     async def _serve_by_config(
         self, gateway: Gateway, exchange: HttpExchange, dialect: Dialect | None, body: ClientBody
@@ -387,7 +356,11 @@ class ProxyApp:
             self.encoders.refuse_text(deployment.local)
             target = self._names.target(deployment.local)
             if exchange.path in _GENERATE:
-                await self._answer_on_account(gateway, exchange, dialect, body, deployment)
+                asked = crossed_dialect(dialect)
+                telling = gateway.accounts.telling(exchange, asked, deployment, body)
+                async with telling as account:
+                    with self.keep_awake.request():
+                        await self.local.generate(exchange, dialect, body, target, account)
             else:
                 await gateway.accounts.check(exchange, deployment.group)
                 await self._answer_here(exchange, dialect, body, target)

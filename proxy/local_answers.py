@@ -39,6 +39,7 @@ from hearth.proxy.request.parsed_request import (
     Dialect,
     ParsedRequest,
 )
+from hearth.proxy.request.session_id import key_digest
 from hearth.shared.settings_from_env import Settings
 from hearth.shared.suspending_clock import awake_s
 
@@ -205,7 +206,7 @@ class LocalAnswers:
             if exchange.has_started:
                 exchange.count()
             if unloads:
-                self._pool.unload(request.target)
+                self._pool.unload(request.target, request.prompt.speaker.key)
 
     async def _load(
         self, exchange: HttpExchange, dialect: Dialect, body: ClientBody, target: str
@@ -213,7 +214,7 @@ class LocalAnswers:
         """Answer a request of Ollama's that asks nothing: load the model, or have it unloaded."""
         model, reason = self._names.model_of(target), "load"
         if ollama_request.unloads(dialect, body.fields):
-            self._pool.unload(model)
+            self._pool.unload(model, key_digest(exchange.headers))
             reason = "unload"
         else:
             await exchange.while_connected(self._pool.load(model))

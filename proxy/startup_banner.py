@@ -46,6 +46,7 @@ def ready_lines(settings: Settings, facts: ModelFacts) -> list[str]:
     size = f"{_scaled(facts.parameter_count)} parameters, {_scaled(facts.weight_bytes)}B"
     return [
         f"ready: {url}",
+        f"  talk     {url}/ in a browser",
         f"  see      {url}/dashboard",
         f"  model    {facts.name} ({facts.architecture}, {size})",
         *(["  images   yes"] if facts.takes_images else []),

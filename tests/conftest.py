@@ -68,5 +68,30 @@ class PureGuard:
             self.is_pure = False
 
 
+class MemoryLimitGuard:
+    """Fails a test that leaves MLX another memory limit than it found.
+
+    Above its limit MLX waits for each operation by itself, and all later tests take several times
+    as long.
+    """
+
+    def __init__(self) -> None:
+        self.limit: int | None = None
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_setup(self) -> None:
+        mx = sys.modules.get("mlx.core")  # most tests need none
+        self.limit = mx.get_memory_limit() if mx else None
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_teardown(self) -> Any:
+        done = yield
+        if self.limit is not None:
+            left = sys.modules["mlx.core"].set_memory_limit(self.limit)
+            assert left == self.limit, f"MLX's memory limit is {left} and was {self.limit}"
+        return done
+
+
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(PureGuard(), "pure-guard")
+    config.pluginmanager.register(MemoryLimitGuard(), "memory-limit-guard")

@@ -40,7 +40,7 @@ from hearth.shared.paths import PROJECT_DIR
 
 log = logging.getLogger(__name__)
 
-QUEUE_MAX: Final = 64  # requests that wait or are computed
+QUEUE_MAX: Final = 1_000  # requests that wait or are computed: as many as there are connections
 REPLAYS_MAX: Final = 2  # of a request whose process died while it computed another one
 LOAD_S_MAX: Final = 1_800.0  # a hub id is downloaded
 STALL_S_MAX: Final = 300.0  # without a word while something is computed

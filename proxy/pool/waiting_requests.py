@@ -42,8 +42,11 @@ class ModelHost(Protocol):
         """Return what is told to a request that has waited that long."""
         ...
 
-    def unload(self, model: str) -> None:
-        """Have `model`, "" = the default one, unloaded once it is idle, unless it is asked for."""
+    def unload(self, model: str, key: str) -> None:
+        """Have `model`, "" = the default one, unloaded once it is idle, unless it is asked for.
+
+        `key` is the digest of who wishes so; what another has used of late stays.
+        """
         ...
 
 
@@ -59,7 +62,7 @@ class NullModelHost:
     def why_nobody(self, model: str) -> RequestError:
         return Overloaded(LOADING)
 
-    def unload(self, model: str) -> None:
+    def unload(self, model: str, key: str) -> None:
         pass
 
 

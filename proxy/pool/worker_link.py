@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any, Literal, TypeVar
 
 from hearth.proxy.pool.answer_stream import AnswerStream, refused
+from hearth.proxy.pool.last_uses import LastUses
 from hearth.proxy.request.parsed_request import ParsedRequest
 from hearth.shared.errors import Overloaded, RequestError, WireError, WorkerLost
 from hearth.shared.suspending_clock import awake_s
@@ -80,7 +81,7 @@ class WorkerLink:
         self.welcome: Welcome | None = None
         self.heard_at = awake_s()
         self.ready_at = 0.0
-        self.used_at = 0.0  # when it last took or ended a request; what it is asked does not count
+        self.uses = LastUses()  # the requests that it took or ended; reports do not count
         self.is_unwanted = False  # somebody wished its model unloaded, and none was submitted since
         self.closed_at: float | None = None  # requests that came later are not for it
         self.answers: dict[str, AnswerStream] = {}
@@ -113,6 +114,15 @@ class WorkerLink:
     @property
     def is_closed(self) -> bool:
         return self._closed
+
+    @property
+    def used_at(self) -> float:
+        return self.uses.at
+
+    def is_kept_for_others(self, key: str) -> bool:
+        """Return whether another key than `key` uses the model, or has a short while ago."""
+        is_used = any(answer.key != key for answer in self.answers.values())
+        return is_used or self.uses.is_kept_for_others(key)
 
     @property
     def load(self) -> int:
@@ -200,9 +210,10 @@ class WorkerLink:
         assert request_id not in self.answers, request_id
         assert request_id not in self._cancelled, request_id
         self.is_unwanted = False
+        self.uses.note(request.prompt.speaker.key)
 
         def release(cancel: bool) -> None:
-            self.used_at = awake_s()
+            self.uses.note(request.prompt.speaker.key)
             ended = self.answers.pop(request_id, None)
             assert ended is not None, (self.worker_id, request_id)
             if cancel:
@@ -247,7 +258,7 @@ class WorkerLink:
         ]
 
     async def count(self, prompt: Prompt, query: TokenQuery) -> Counted:
-        self.used_at = awake_s()
+        self.uses.note(prompt.speaker.key)
         message = Count(uuid.uuid4().hex, prompt, self._is_apart, query)
         return await self._reply(message, Counted, COUNT_WAIT_S_MAX)
 

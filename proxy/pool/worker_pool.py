@@ -158,9 +158,12 @@ class WorkerPool:
         """Wait until a worker has `model`, "" = the only one. Raises: RequestError."""
         await self._ready_link(ModelRequest(model, awake_s()), [], set())
 
-    def unload(self, model: str) -> None:
-        """Have `model` unloaded once nobody uses it; who asks for it then has it loaded again."""
-        self.waiting.host.unload(model)
+    def unload(self, model: str, key: str) -> None:
+        """Have `model` unloaded once nobody uses it; who asks for it then has it loaded again.
+
+        `key` is the digest of who wishes so: what others use stays.
+        """
+        self.waiting.host.unload(model, key)
 
     def queue(self, key: str = "") -> list[dict[str, Any]]:
         """Return who waits for a slot, each worker's next one first: ids, positions and ages.

@@ -140,11 +140,13 @@ class ModelSwapper:
         """See `ModelHost`."""
         self._nudge.set()
 
-    def unload(self, model: str) -> None:
+    def unload(self, model: str, key: str) -> None:
         """See `ModelHost`."""
-        for worker in self._workers:
-            if worker.link is not None and worker.model.name == (model or self._default.name):
-                worker.link.is_unwanted = True
+        name = model or self._default.name
+        links = [worker.link for worker in self._workers if worker.model.name == name]
+        for link in links:
+            if link is not None and not link.is_kept_for_others(key):
+                link.is_unwanted = True
         self._nudge.set()
 
     def wait_s(self, model: str) -> float:

@@ -55,7 +55,8 @@ def wanted_models(
                 given[worker.worker_id] = request.model
     _spread(workers, waiting, given)
     for worker in workers:
-        if worker.worker_id not in given and _is_unused(worker, now, unload_s):
+        is_wanted = worker.model in first  # it has just come: who waits for it has not seen it yet
+        if worker.worker_id not in given and not is_wanted and _is_unused(worker, now, unload_s):
             given[worker.worker_id] = UNLOADED
     return given
 

@@ -20,6 +20,7 @@ const KEEP_MS = 1000; // between two times that a growing answer is kept
 const SPOKEN_CHARS_MAX = 600; // of an answer, for screen readers; the rest is in the page
 const byId = (id) => document.getElementById(id);
 const prompt = byId("prompt");
+const DRAFT = "hearth-chat-draft-"; // an id follows
 
 let conversation = null; // the one that is shown
 const loaded = new Map(); // id -> conversation: those that are being answered stay themselves
@@ -182,6 +183,7 @@ async function remove(id) {
   removed.add(id);
   answering.stop(found);
   await store.remove(id);
+  localStorage.removeItem(DRAFT + id);
   loaded.delete(id);
   if (conversation.id === id) startNew();
   await sidebar.refresh();
@@ -207,7 +209,7 @@ async function removeAll(event) {
       removed.add(each.id);
       answering.stop(each);
     }
-    localStorage.removeItem(draftName());
+    for (const name of Object.keys(localStorage)) if (name.startsWith(DRAFT)) localStorage.removeItem(name);
     await store.removeAll();
     loaded.clear();
     startNew();
@@ -293,7 +295,7 @@ function isNew() {
 }
 
 function draftName() {
-  return `hearth-chat-draft-${isNew() ? ROOT : conversation.id}`;
+  return DRAFT + (isNew() ? ROOT : conversation.id);
 }
 
 function keepDraft() {

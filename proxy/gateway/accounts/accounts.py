@@ -1,8 +1,9 @@
 """Joins the parts of this folder: what of LiteLLM's accounts a config has a use for."""
 
 import asyncio
+import contextlib
 import importlib
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -22,6 +23,7 @@ from hearth.proxy.gateway.accounts.local_account import LocalAccount
 from hearth.proxy.gateway.config.routing_table import Deployment
 from hearth.proxy.gateway.litellm_paths import PATHS
 from hearth.proxy.http.http_exchange import ClientBody, HttpExchange
+from hearth.shared.errors import RequestError
 
 # These import LiteLLM, so they are imported on its loop, where it is there already.
 _EVENTS: Final = "hearth.proxy.gateway.accounts.litellm_events"
@@ -56,18 +58,38 @@ class Accounts:
         keys = LiteLLMKeys(loop, ready, _Checks(), own_header) if checks_keys else None
         return cls(logs, keys, wants_texts(config), loop)
 
-    async def open(
+    @contextlib.asynccontextmanager
+    async def telling(
+        self,
+        exchange: HttpExchange,
+        dialect: AccountDialect,
+        deployment: Deployment,
+        body: ClientBody,
+    ) -> AsyncIterator[LocalAccount | None]:
+        """Have a local answer to `body` be told of when it ends; None where nobody wants to know.
+
+        Raises:
+            RequestError: the client's key of LiteLLM's may not ask for it now.
+        """
+        account = await self._open(exchange, dialect, deployment, body)
+        error: RequestError | None = RequestError("It ended by a bug.", status=500)
+        try:
+            yield account
+            error = exchange.broken_by
+        except RequestError as raised:
+            error = raised
+            raise
+        finally:
+            if account is not None:
+                account.end(error)
+
+    async def _open(
         self,
         exchange: HttpExchange,
         dialect: AccountDialect,
         deployment: Deployment,
         body: ClientBody,
     ) -> LocalAccount | None:
-        """Return what is told of a local answer to `body`; None where nobody wants to know.
-
-        Raises:
-            RequestError: the client's key of LiteLLM's may not ask for it now.
-        """
         if self.logs is None:
             return None
         keyed = None

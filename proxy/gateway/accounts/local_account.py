@@ -35,6 +35,7 @@ class LocalAccount:
     body: ClientBody
     keeps_texts: bool
     call: KeyedCall | None = None  # what a key of LiteLLM's has reserved for it
+    tokens: int | None = None  # that were embedded or ranked, where that was asked
     _began_at: float = field(default_factory=awake_s)
     _request: ParsedRequest | None = None
     _answers: list[AnswerStream] = field(default_factory=list)
@@ -48,11 +49,8 @@ class LocalAccount:
         self._first = RecordedAnswer(answers[0])
         return self._first
 
-    def end(self, error: RequestError | None, tokens: int | None = None) -> None:
-        """Tell of the answer; `error` is why its client got none, or not all of it.
-
-        `tokens` are those that were embedded or ranked, where that was asked.
-        """
+    def end(self, error: RequestError | None) -> None:
+        """Tell of the answer; `error` is why its client got none, or not all of it."""
         if self._request is not None:
             answers = [self._first or self._answers[0], *self._answers[1:]]
             entry = answer_log(
@@ -66,8 +64,8 @@ class LocalAccount:
             )
             held = self.body.size if self.keeps_texts else 0
             self.logs.tell(dataclasses.replace(entry, body_bytes=held))
-        elif tokens is not None:
-            self.logs.tell(self._untexted(error, Usage(tokens, 0, tokens, 0)))
+        elif self.tokens is not None:
+            self.logs.tell(self._untexted(error, Usage(self.tokens, 0, self.tokens, 0)))
         elif self.call is not None:  # it was refused, and what its key has reserved is given back
             self.logs.tell(self._untexted(error, None))
 

@@ -1,7 +1,6 @@
 """The page to talk in a real browser, before a model whose words are written down beforehand.
 
-One visit is watched, and looked at from all sides; its pictures go to HEARTH_ARTEFACTS, or to the
-test's own directory.
+One visit is watched, and looked at from all sides; pictures are taken where HEARTH_ARTEFACTS says.
 """
 
 import asyncio
@@ -103,14 +102,13 @@ class Seen:
 class Visit:
     """One visit of the page at a server. Owner: the test's event loop."""
 
-    def __init__(self, chat: ChatTab, server: ScriptedServer, artefacts: Path) -> None:
+    def __init__(self, chat: ChatTab, server: ScriptedServer, artefacts: Path | None) -> None:
         self.chat, self.tab, self.server = chat, chat.tab, server
         self.artefacts = artefacts
         self.seen = Seen()
 
     async def shoot(self, name: str) -> None:
-        await self.tab.value("new Promise((done) => setTimeout(done, 250))")  # colours of code
-        await self.tab.shoot(self.artefacts / f"chat-{name}.png", whole=False)
+        await self.chat.shoot(self.artefacts, name)
 
     async def look_around(self, state: str, looks: tuple[str, ...] = tuple(LOOKS)) -> None:
         """Look at what is shown in each way, and have axe-core do so."""
@@ -262,6 +260,11 @@ class Visit:
         text = await tab.until("window.saved")
         seen.exported = json.loads(text)
         before = await chat.texts("#conversations .open")
+        await tab.value("document.querySelector('#conversations li:last-child .open').click()")
+        await tab.until("document.querySelectorAll('.message').length === 4")
+        await chat.write("Another thought")
+        await tab.value("document.querySelector('#conversations .open').click()")
+        await tab.until("document.querySelectorAll('.message').length === 2")
         await tab.value("document.getElementById('delete-all').click()")
         await tab.until("document.getElementById('delete-all').textContent.includes('for good')")
         await tab.value("document.getElementById('delete-all').click()")
@@ -320,7 +323,7 @@ class Visit:
         ]
 
 
-async def watched(server: ScriptedServer, devtools: str, artefacts: Path) -> Seen:
+async def watched(server: ScriptedServer, devtools: str, artefacts: Path | None) -> Seen:
     server.answer(ANSWERS)
     server.forget()
     async with page(devtools) as tab:
@@ -336,7 +339,7 @@ async def watched(server: ScriptedServer, devtools: str, artefacts: Path) -> See
 
 
 @pytest.fixture(scope="module")
-def seen(scripted: ScriptedServer, devtools: str, artefacts: Path) -> Seen:
+def seen(scripted: ScriptedServer, devtools: str, artefacts: Path | None) -> Seen:
     return asyncio.run(watched(scripted, devtools, artefacts))
 
 

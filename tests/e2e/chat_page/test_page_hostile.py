@@ -137,7 +137,7 @@ async def imported(devtools: str) -> Seen:
         await tab.until("document.querySelectorAll('#conversations li').length >= 200")
         await tab.value("document.getElementById('search').value = 'whole'")
         await tab.value("document.getElementById('search').dispatchEvent(new Event('input'))")
-        await tab.until("document.querySelector('#conversations .open').title === 'whole'")
+        await tab.until("document.querySelector('#conversations .open')?.title === 'whole'")
         await tab.value("document.querySelector('#conversations .open').click()")
         await tab.until(f"{MESSAGES} === {3 * len(PAYLOADS)}")
         await tab.value(

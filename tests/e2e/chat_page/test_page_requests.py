@@ -74,7 +74,7 @@ async def choose_model(chat: ChatTab, name: str) -> None:
 
 
 def test_a_picture_comes_by_choice_paste_and_drop_and_goes_as_openai_has_it(
-    devtools: str, artefacts: Path, tmp_path: Path
+    devtools: str, artefacts: Path | None, tmp_path: Path
 ) -> None:
     file = tmp_path / "dunes.png"
     painted(3, (320, 200)).save(file)
@@ -91,7 +91,7 @@ def test_a_picture_comes_by_choice_paste_and_drop_and_goes_as_openai_has_it(
         await chat.tab.until("document.querySelectorAll('#attachments img').length === 1")
         server.answers.append([{"content": "It shows a pattern of colours."}])
         await chat.say("What is this?")
-        await chat.tab.shoot(artefacts / "chat-image.png", whole=False)
+        await chat.shoot(artefacts, "image")
         seen = await chat.tab.value(
             "[...document.querySelectorAll('.message img')].map((each) =>"
             " [each.naturalWidth, each.alt])"

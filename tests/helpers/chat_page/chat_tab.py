@@ -1,6 +1,7 @@
 """Uses the page to talk as a person does, in a tab of a real browser."""
 
 import json
+from pathlib import Path
 from typing import Any, Final
 
 from tests.helpers.clients.browser import Page
@@ -77,6 +78,12 @@ class ChatTab:
     async def reload(self) -> None:
         await self.tab.call("Page.reload")
         await self.tab.until("document.querySelectorAll('#model option').length > 0")
+
+    async def shoot(self, directory: Path | None, name: str) -> None:
+        """Write a picture of what the window shows, where one is wanted."""
+        if directory is not None:
+            await self.tab.value("new Promise((done) => setTimeout(done, 250))")  # code's colours
+            await self.tab.shoot(directory / f"chat-{name}.png", whole=False)
 
     async def import_text(self, text: str) -> None:
         """Import a file with this text, as its dialog does."""

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.run_suite import DONT_COMPILE, NICE_MAX, Part, run_stage
+from tests.helpers.run_suite import DONT_COMPILE, NICE_MAX, Part, run_stage
 
 pytestmark = pytest.mark.process
 

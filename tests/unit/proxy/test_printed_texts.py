@@ -18,6 +18,7 @@ FACTS = ModelFacts("pocket", "p", "qwen3", 32_768, 10, 27_400_000, 5_480, "4 x K
 def test_ready_says_what_is_served_and_how_to_ask_for_it() -> None:
     text = "\n".join(ready_lines(load_settings({}, None), FACTS))
     assert text.startswith("ready: http://127.0.0.1:4000\n")
+    assert "\n  talk     http://127.0.0.1:4000/ in a browser\n" in text
     assert "\n  see      http://127.0.0.1:4000/dashboard\n" in text
     for part in ("pocket", "qwen3", "27.4 M parameters", "5.48 kB", "32,768", "4 x KVCache", "cpu"):
         assert part in text

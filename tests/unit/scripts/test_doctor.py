@@ -1,8 +1,10 @@
 """The command `hearth doctor` without a server: it loads the model, checks it and tells."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
 import pytest
 
 from hearth.commands import doctor
@@ -18,13 +20,18 @@ Verdicts = dict[str, Any]
 
 
 @pytest.fixture
-def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return the cache's directory of a machine without a server, whose settings are defaults."""
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Give the cache's directory of a machine without a server, whose settings are defaults.
+
+    The command limits MLX for its own process, which is the tests' here.
+    """
+    limit = mx.get_memory_limit()
     settings = {"KV_CACHE_DIR": str(tmp_path / "kv"), "PROXY_PORT": str(free_port())}
     for name, value in {**settings, "MODEL_PATH": POCKET, "LD_PRELOAD": "none"}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr("hearth.commands.doctor.openblas_environment", lambda _: {})
-    return tmp_path / "kv"
+    yield tmp_path / "kv"
+    mx.set_memory_limit(limit)
 
 
 def only(monkeypatch: pytest.MonkeyPatch, verdict: Any) -> None:

@@ -425,8 +425,8 @@ def test_a_hub_id_is_passed_on_as_it_is(started: Path, free_port: int) -> None:
     ("arguments", "module"),
     [
         (["-q", "--help", "tests/unit", "--port"], "pytest"),
-        ([], "tests.run_suite"),
-        (["fast"], "tests.run_suite"),
+        ([], "tests.helpers.run_suite"),
+        (["fast"], "tests.helpers.run_suite"),
     ],
 )
 def test_the_test_command_becomes_the_suite_or_pytest_with_every_argument(

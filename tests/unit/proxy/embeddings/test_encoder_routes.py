@@ -189,10 +189,7 @@ def test_models_that_embed_and_rank_are_listed_last_and_say_what_they_do(edge: P
     assert rows[1]["architecture"]["output_modalities"] == ["embeddings"]
     assert (rows[1]["context_length"], rows[1]["meta"]["n_embd"]) == (512, 8)
     assert rows[2]["architecture"]["output_modalities"] == ["rerank"]
-    assert ask(edge, "GET", "/v1/models/org/house-embed:latest").json == {
-        **rows[1],
-        "id": "org/house-embed:latest",
-    }
+    assert ask(edge, "GET", "/v1/models/org/house-embed:latest").json == rows[1]
 
 
 def test_anthropics_list_has_models_of_text_only(edge: ProxyApp) -> None:

@@ -125,13 +125,14 @@ def test_a_model_is_unloaded_by_wish_unless_it_is_asked_for_before_it_is_idle(
     async def body() -> None:
         async with host(directory) as made:
             running = await made.open("pocket", "n=9 delay=0.05", "long")
-            made.pool.unload("pocket")
+            made.pool.unload("pocket", "")
             later = await made.open("pocket", name="later")
             assert [(await read(answer))[0][:5] for answer in (running, later)] == ["tok0 "] * 2
+            made.pool.unload("pocket", "another key, which has not used it")
             await asyncio.sleep(0.3)
             assert made.rows("state") == [("ready",)]
             running = await made.open("", "n=9 delay=0.05", "long")
-            made.pool.unload("")
+            made.pool.unload("", "")
             assert (await read(running))[0].startswith("tok0 ")
             await made.until(lambda: made.rows("state") == [("unloaded",)])
             await made.pool.load("")
@@ -314,7 +315,7 @@ def test_an_unused_model_is_unloaded_and_comes_back_when_it_is_asked_for(
             assert await made.ask("pocket") == "tok0 "
             assert sorted(made.rows("state")) == [("ready",), ("unloaded",)]
             await made.until(lambda: made.rows("state") == [("unloaded",)] * 2)
-            assert await made.pool.count(request("a b c")) == 6
+            assert (await made.pool.count(request("a b c"))).tokens == 6
             assert made.rows("restarts") == [(0,), (0,)]
 
     run(body)

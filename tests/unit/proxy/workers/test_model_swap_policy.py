@@ -130,6 +130,11 @@ def test_a_model_that_nobody_wants_any_more_is_unloaded_once_it_is_idle() -> Non
     assert wanted_models([ready(0, "a", load=1, is_unwanted=True)], [], NOW) == {}
 
 
+def test_a_model_that_is_waited_for_is_unloaded_by_no_wish_before_it_is_used() -> None:
+    row = ready(0, "a", used_at=500.0, is_unwanted=True)
+    assert wanted_models([row], [want("a")], NOW, unload_s=1.0) == {}
+
+
 def test_a_model_that_is_asked_for_goes_before_the_wish_to_unload() -> None:
     row = ready(0, "a", used_at=500.0, is_unwanted=True)
     assert wanted_models([row], [want("b")], NOW) == {0: "b"}

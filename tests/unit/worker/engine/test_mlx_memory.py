@@ -97,7 +97,10 @@ def test_workers_share_what_their_models_leave(
 @pytest.mark.parametrize(
     "content", [b"", b"12", b"12 x", b"-5 7", b"\xff\xfe", "٣ ٣".encode(), b"1 2 3"]
 )
-def test_a_file_that_says_nothing_counts_as_nothing(content: bytes, tmp_path: Path) -> None:
+def test_a_file_that_says_nothing_counts_as_nothing(
+    content: bytes, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    Device(24, 17.8, monkeypatch)
     (tmp_path / "worker-1.weights").write_bytes(content)
     settings = load_settings({"WORKERS": "2", "MEMORY_LIMIT_MB": "1000"}, None)
     share = WorkerMemory(settings, ENDPOINT.format(tmp_path, 0)).share
