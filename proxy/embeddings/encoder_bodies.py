@@ -72,7 +72,9 @@ def read_texts(given: Any, param: str) -> list[EmbeddingInput]:
     """Return the inputs: of one text, of the token ids of one, or of a list of either."""
     if type(given) is str or (type(given) is list and given and type(given[0]) is int):
         return [_text(given, param)]
-    _check_count(rows(given, param), param)
+    if type(given) is not list:
+        refuse(param, given, "a string, or a list of strings or of token ids")
+    _check_count(given, param)
     return [_text(row, f"{param}[{index}]") for index, row in enumerate(given)]
 
 

@@ -157,6 +157,7 @@ class EncoderRoutes:
         reading = work_on_body(body.size, reader)
         request = await exchange.while_connected(reading)
         _check_ids(request, model, body.fields.get("model"))
+        exchange.hold(body.size)  # what the process is sent is kept until it has answered
         found = await self.embed(exchange, request)
         size = json_bytes_max(found, request.encoding)
         exchange.hold(size)
@@ -178,6 +179,7 @@ class EncoderRoutes:
         began = awake_s()
         reading = work_on_body(body.size, functools.partial(read_rerank, body.fields))
         request = await exchange.while_connected(reading)
+        exchange.hold(body.size)  # as in _embed
         work = self._process.rerank(request.query, request.documents, truncate=True)
         found = await exchange.while_connected(work)
         answer = rerank_answer(found, request, model.public, exchange.request_id)

@@ -5,6 +5,7 @@ model needs and mlx-vlm would leave out is refused, since its vectors would look
 """
 
 import json
+import math
 from pathlib import Path
 from typing import Any, Final
 
@@ -60,11 +61,16 @@ def cannot_load(setting: str, source: str, error: object) -> StartError:
     return StartError(f"{setting} is {source!r}, which cannot be loaded: {reason}")
 
 
-def check_modules(directory: Path, config: dict[str, Any]) -> None:
-    """Raise ValueError where the model computes something that mlx-vlm would leave out."""
+def check_activation(config: dict[str, Any]) -> None:
+    """Raise ValueError where mlx-vlm would compute another activation."""
     activation = config.get("hidden_act", "gelu")
     if activation != "gelu" and config.get("model_type") in _GELU_ALONE:
         raise ValueError(f"its hidden_act is {activation!r}, which is computed as gelu here")
+
+
+def check_modules(directory: Path, config: dict[str, Any]) -> None:
+    """Raise ValueError where the model computes something that mlx-vlm would leave out."""
+    check_activation(config)
     for module in _modules(directory):
         kind = str(module.get("type", ""))
         name = kind.rpartition(".")[2]
@@ -82,22 +88,36 @@ def check_modules(directory: Path, config: dict[str, Any]) -> None:
 
 
 def _modules(directory: Path) -> list[dict[str, Any]]:
-    """Return the rows of modules.json; none where there is no such file."""
+    """Return the rows of modules.json; none where there is no such file.
+
+    Raises ValueError: it is no list of objects.
+    """
     try:
         rows = json.loads((directory / "modules.json").read_bytes())
-    except (OSError, ValueError):
+    except FileNotFoundError:
         return []
-    return [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
+    except (OSError, ValueError) as error:
+        raise ValueError(f"modules.json cannot be read: {error}") from error
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise ValueError("modules.json is no list of objects")
+    return rows
 
 
 def pooling_of(directory: Path) -> dict[str, Any] | None:
-    """Return the configuration of the Pooling module; None where the checkpoint has none."""
+    """Return the configuration of the Pooling module; None where the checkpoint has none.
+
+    Raises ValueError: it names one that says nothing.
+    """
     paths = [
         str(row.get("path", "1_Pooling"))
         for row in _modules(directory)
         if str(row.get("type", "")).endswith("Pooling")
     ]
-    return read_json(directory / (paths or ["1_Pooling"])[0] / "config.json") or None
+    path = directory / (paths or ["1_Pooling"])[0]
+    told = read_json(path / "config.json")
+    if not told and (paths or path.exists()):
+        raise ValueError(f"its pooling, {path.name}/config.json, cannot be read")
+    return told or None
 
 
 def pooling_name(pooling: dict[str, Any] | None) -> str:
@@ -124,6 +144,22 @@ def default_prompt(directory: Path) -> str:
     return prompt if isinstance(prompt, str) else ""
 
 
+def lowers_case(directory: Path) -> bool:
+    """Whether texts are lowered before the tokenizer has them."""
+    return read_json(directory / "sentence_bert_config.json").get("do_lower_case") is True
+
+
+def padding_id(config: dict[str, Any], tokenizer: Any) -> int:
+    """Return the token that fills a batch's shorter rows.
+
+    Raises ValueError: the vocabulary has no such token. MLX would read beyond the table.
+    """
+    told = int(config.get("pad_token_id") or tokenizer.pad_token_id or 0)
+    if not 0 <= told < int(config["vocab_size"]):
+        raise ValueError(f"its pad_token_id {told:,} is none of {config['vocab_size']:,} tokens")
+    return told
+
+
 def tokens_max(directory: Path, config: dict[str, Any], tokenizer: Any) -> int:
     """Return how many tokens a text may have, by everything that the checkpoint says."""
     positions = config.get("max_position_embeddings")
@@ -134,7 +170,8 @@ def tokens_max(directory: Path, config: dict[str, Any], tokenizer: Any) -> int:
         getattr(tokenizer, "model_max_length", None),
         read_json(directory / "sentence_bert_config.json").get("max_seq_length"),
     )
-    return min([TOKENS_MAX, *(int(n) for n in told if isinstance(n, int | float) and n > 0)])
+    numbers = (n for n in told if isinstance(n, int | float) and not isinstance(n, bool))
+    return min([TOKENS_MAX, *(int(n) for n in numbers if 0 < n < math.inf)])
 
 
 def compute_in_float32(model: Any) -> None:

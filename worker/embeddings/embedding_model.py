@@ -22,6 +22,8 @@ from hearth.worker.embeddings.checkpoint import (
     checkpoint_directory,
     compute_in_float32,
     default_prompt,
+    lowers_case,
+    padding_id,
     pooling_name,
     pooling_of,
     tokens_max,
@@ -59,19 +61,20 @@ class EmbeddingModel:
             compute_in_float32(self._model)
             hold_windows(self._model, config.get("model_type"))
             self._prompt = default_prompt(directory)
-            self._pad_id = int(config.get("pad_token_id") or self._tokenizer.pad_token_id or 0)
+            self._pad_id = padding_id(config, self._tokenizer)
             self._vocabulary = int(config["vocab_size"])
-            dimensions = self._try()
+            self._lowers_case = lowers_case(directory)
+            self.facts = EncoderFacts(
+                architecture=str(config.get("model_type", "unknown")),
+                tokens_max=tokens_max(directory, config, self._tokenizer),
+                weight_bytes=weights_nbytes(self._model),
+                dimensions=self._try(),
+                pooling=pooling_name(pooling),
+            )
+            self.rows(["text"], 0, truncate=True)
+            rests.pace(self._model.layers)
         except Exception as error:  # whatever files, an architecture or the device can raise
             raise cannot_load(SETTING, source, error) from error
-        self.facts = EncoderFacts(
-            architecture=str(config.get("model_type", "unknown")),
-            tokens_max=tokens_max(directory, config, self._tokenizer),
-            weight_bytes=weights_nbytes(self._model),
-            dimensions=dimensions,
-            pooling=pooling_name(pooling),
-        )
-        rests.pace(self._model.layers)
         if pooling is None:
             log.warning("the checkpoint does not tell its pooling (1_Pooling); mlx-vlm's is taken")
 
@@ -93,6 +96,8 @@ class EmbeddingModel:
             for index, item in enumerate(items, first)
             if isinstance(item, str)
         ]
+        if self._lowers_case:
+            texts = [text.lower() for text in texts]
         limits = {"truncation": True, "max_length": self.facts.tokens_max} if truncate else {}
         told = iter(self._tokenizer(texts, **limits)["input_ids"] if texts else ())
         cut = self.facts.tokens_max if truncate else None

@@ -19,8 +19,10 @@ from transformers import AutoTokenizer
 from hearth.shared.embedding_messages import EncoderFacts
 from hearth.worker.embeddings.checkpoint import (
     cannot_load,
+    check_activation,
     checkpoint_directory,
     compute_in_float32,
+    padding_id,
     tokens_max,
     weights_nbytes,
 )
@@ -50,25 +52,30 @@ class RerankModel:
             kind = reranker_kind(config)
             if kind == RerankerKind.GENERATIVE_VL:
                 raise ValueError("it ranks images too, and only texts are ranked here")
+            check_activation(config)
             self._is_classifier = kind == RerankerKind.SEQUENCE_CLASSIFIER
             self._model: Any = load_reranker(directory)[0]
             self._tokenizer: Any = AutoTokenizer.from_pretrained(str(directory))
-            compute_in_float32(self._model)
-            self._pad_id = int(config.get("pad_token_id") or self._tokenizer.pad_token_id or 0)
-            self._vocabulary = int(config["vocab_size"])
             if not self._is_classifier:
-                self._yes, self._no = (self._only_token(word) for word in ("yes", "no"))
+                language = self._model.language_model
+                table = getattr(language, "lm_head", None) or language.model.embed_tokens
+                words = [self._only_token(word) for word in ("yes", "no")]
+                self._yes, self._no = _rows_of(table, words)
                 self._answer_begin = self._tokens(ANSWER_BEGIN)
+            compute_in_float32(self._model)
+            self._pad_id = padding_id(config, self._tokenizer)
+            self._vocabulary = int(config["vocab_size"])
             self.values([TokenRow([0])])
+            self.facts = EncoderFacts(
+                architecture=str(config.get("model_type", "unknown")),
+                tokens_max=tokens_max(directory, config, self._tokenizer),
+                weight_bytes=weights_nbytes(self._model),
+            )
+            self.pair_rows("query", ["document"], 0, truncate=True)  # the template is one
+            model = self._model if self._is_classifier else self._model.language_model.model
+            rests.pace(model.layers)
         except Exception as error:  # whatever files, an architecture or the device can raise
             raise cannot_load(SETTING, source, error) from error
-        self.facts = EncoderFacts(
-            architecture=str(config.get("model_type", "unknown")),
-            tokens_max=tokens_max(directory, config, self._tokenizer),
-            weight_bytes=weights_nbytes(self._model),
-        )
-        model = self._model if self._is_classifier else self._model.language_model.model
-        rests.pace(model.layers)
 
     def _tokens(self, text: str) -> list[int]:
         return list(self._tokenizer.encode(text, add_special_tokens=False))
@@ -146,19 +153,26 @@ class RerankModel:
     def _yes_over_no(self, ids: mx.array, last: mx.array) -> mx.array:
         """Return how much likelier "yes" is than "no" behind the tokens at `last`.
 
-        What is padded stands behind them, where nothing that is read looks.
+        What is padded stands behind them, where nothing that is read looks. No other word of the
+        vocabulary is computed: in float32 all of it can take gigabytes.
         """
-        language = self._model.language_model
-        inner = language.model
+        inner = self._model.language_model.model
         hidden = inner.embed_tokens(ids)
         for layer in inner.layers:
             hidden = layer(hidden, "causal", None)
         hidden = inner.norm(hidden)[mx.arange(ids.shape[0]), last]
-        if hasattr(language, "lm_head"):
-            logits = language.lm_head(hidden)
-        else:
-            logits = inner.embed_tokens.as_linear(hidden)
-        return logits[:, self._yes] - logits[:, self._no]
+        return hidden @ (self._yes - self._no)
+
+
+def _rows_of(table: Any, rows: list[int]) -> mx.array:
+    """Return some rows of a matrix as it is kept, in float32."""
+    at = mx.array(rows)
+    found = table.weight[at]
+    if hasattr(table, "scales"):
+        biases = table.biases[at] if "biases" in table else None
+        kept = (table.group_size, table.bits, table.mode)
+        found = mx.dequantize(found, table.scales[at], biases, *kept)
+    return found.astype(mx.float32)
 
 
 class RankedPairs:

@@ -8,7 +8,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +17,7 @@ class RealEncoder:
 
     name: str
     weight_bytes: int
-    config: Mapping[str, int | str]
+    config: Mapping[str, Any]
 
     def written(self, folder: Path) -> Path:
         """Return a directory in `folder` that has its config, and a file as long as its weights.
@@ -33,13 +33,16 @@ class RealEncoder:
 
 
 def _qwen3(name: str, weight_bytes: float, hidden: int, inner: int, heads: int) -> RealEncoder:
-    sizes = {"hidden_size": hidden, "intermediate_size": inner, "num_attention_heads": heads}
-    more: dict[str, int | str] = {
+    config = {
         "model_type": "qwen3",
+        "hidden_size": hidden,
+        "intermediate_size": inner,
+        "num_attention_heads": heads,
         "head_dim": 128,
         "max_position_embeddings": 32_768,
+        "quantization": {"bits": 8, "group_size": 64},
     }
-    return RealEncoder(name, int(weight_bytes), {**sizes, **more})
+    return RealEncoder(name, int(weight_bytes), config)
 
 
 EMBEDDER: Final = _qwen3("Qwen3-Embedding-0.6B", 0.63e9, 1_024, 3_072, 16)

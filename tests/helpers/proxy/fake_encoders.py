@@ -3,7 +3,7 @@
 import asyncio
 import hashlib
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from hearth.proxy.embeddings.embedding_process import Embeddings, Reranking
@@ -20,6 +20,7 @@ class FakeEncoders:
         self.error: RequestError | None = None
         self.hangs = False
         self.cancelled = 0
+        self.watch: Callable[[], None] = lambda: None  # called as something is asked
 
     async def embed(
         self, texts: Sequence[EmbeddingInput], dimensions: int | None = None, truncate: bool = False
@@ -44,6 +45,7 @@ class FakeEncoders:
 
     async def _asked(self, *request: Any) -> None:
         self.asked.append(request)
+        self.watch()
         try:
             if self.hangs:
                 await asyncio.Event().wait()

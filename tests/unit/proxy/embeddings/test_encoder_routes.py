@@ -63,6 +63,19 @@ def test_texts_and_token_ids_are_embedded_in_their_order_and_counted(
     assert (told["object"], told["model"]) == ("list", "org/House-Embed")
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [("/v1/embeddings", {"input": "a" * 9_000}), ("/v1/rerank", {"documents": ["a" * 9_000]})],
+)
+def test_what_the_process_is_sent_counts_beside_the_body_until_it_has_answered(
+    edge: ProxyApp, encoders: FakeEncoders, path: str, body: dict[str, Any]
+) -> None:
+    held: list[int] = []
+    encoders.watch = lambda: held.append(edge.body_budget.bytes_held)
+    assert post(edge, path, query="q", **body).status == 200
+    assert held and held[0] > 2 * 9_000 and edge.body_budget.bytes_held == 0
+
+
 def test_base64_holds_the_very_floats(edge: ProxyApp) -> None:
     (row,) = embed(edge, "one", encoding_format="base64", dimensions=5).json["data"]
     assert list(struct.unpack("<5f", base64.b64decode(row["embedding"]))) == vector("one", 5)
@@ -71,7 +84,7 @@ def test_base64_holds_the_very_floats(edge: ProxyApp) -> None:
 @pytest.mark.parametrize(
     ("body", "param", "said"),
     [
-        ({}, "input", "allowed is a list"),
+        ({}, "input", "allowed is a string, or a list of strings"),
         ({"input": []}, "input", "input has 0 texts and this server accepts 1 to 2,048"),
         ({"input": ["x"] * 2_049}, "input", "input has 2,049 texts"),
         ({"input": ""}, "input", "a string that is not empty"),
@@ -80,7 +93,7 @@ def test_base64_holds_the_very_floats(edge: ProxyApp) -> None:
         ({"input": [1, True]}, "input", "list of token ids"),
         ({"input": [[-1]]}, "input[0]", "list of token ids"),
         ({"input": [[2**31]]}, "input[0]", "list of token ids"),
-        ({"input": {"text": "x"}}, "input", "allowed is a list"),
+        ({"input": {"text": "x"}}, "input", "allowed is a string, or"),
         ({"input": "x", "encoding_format": "ubinary"}, "encoding_format", "float or base64"),
         ({"input": "x", "dimensions": 0}, "dimensions", "a whole number from 1 to 65536"),
         ({"input": "x", "truncate": "END"}, "truncate", "true or false"),

@@ -133,6 +133,20 @@ def test_scores_are_mlx_vlms(name: str) -> None:
     assert np.ptp(scores) > 1e-3, "equal scores would say nothing"
 
 
+def test_scores_of_a_quantised_judge_are_mlx_vlms(tmp_path: Path) -> None:
+    directory = Path(changed(tmp_path, "qwen3_ranker", {}))
+    model, processor = load_reranker(directory)
+    nn.quantize(model, group_size=32, bits=8)
+    parameters = dict(tree_flatten(model.parameters()))
+    mx.save_safetensors(str(directory / "model.safetensors"), parameters)
+    write_json(directory / "config.json", {"quantization": {"group_size": 32, "bits": 8}})
+    documents = [text_of(count, count) for count in (1, 12, 4)]
+    judge = RankedPairs(RerankModel(str(directory), LayerRests()), "abc")
+    asked, items = RerankItem(text="abc"), [RerankItem(text=document) for document in documents]
+    told, _ = score_documents(model, processor, model.config, asked, items, None)
+    assert np.allclose(computed(judge, list(documents), LayerRests())[:, 0], told, atol=1e-4)
+
+
 @pytest.mark.parametrize("name", EMBEDDERS)
 def test_a_model_of_16_bits_is_computed_in_float32_and_no_neighbour_moves_a_vector(
     name: str,
@@ -327,6 +341,11 @@ ST: Final = "sentence_transformers.models."
         ({"modules.json": [module("custom_st.Transformer")]}, "custom_st"),
         ({"1_Pooling/config.json": {"pooling_mode": "weightedmean"}}, "weightedmean"),
         ({"1_Pooling/config.json": {"include_prompt": False}}, "INSTRUCTOR"),
+        ({"1_Pooling/config.json": "{"}, "its pooling, 1_Pooling/config.json"),
+        ({"modules.json": [module(ST + "Pooling", "gone")]}, "its pooling, gone/config.json"),
+        ({"modules.json": "{"}, "modules.json cannot be read"),
+        ({"modules.json": ["Dense"]}, "no list of objects"),
+        ({"config.json": {"pad_token_id": 10**9}}, "pad_token_id 1,000,000,000 is none of 800"),
         ({"model.safetensors": "torn"}, "cannot be loaded"),
     ],
 )
@@ -336,6 +355,36 @@ def test_a_checkpoint_that_would_be_computed_wrongly_is_refused(
     with pytest.raises(StartError, match=why) as refused:
         EmbeddingModel(changed(tmp_path, "bert", files), LayerRests())
     assert str(refused.value).startswith("EMBEDDING_MODEL is ")
+
+
+@pytest.mark.parametrize(
+    ("name", "files", "why"),
+    [
+        ("bert_ranker", {"config.json": {"hidden_act": "relu"}}, "hidden_act"),
+        ("qwen3_ranker", {"tokenizer_config.json": {"chat_template": None}}, "chat_template"),
+        ("qwen3_ranker", {"tokenizer_config.json": {"chat_template": "{{ 1 / 0 }}"}}, "zero"),
+    ],
+)
+def test_a_judge_that_no_request_could_be_asked_of_is_refused_at_its_start(
+    tmp_path: Path, name: str, files: dict[str, Any], why: str
+) -> None:
+    with pytest.raises(StartError, match=why) as refused:
+        RerankModel(changed(tmp_path, name, files), LayerRests())
+    assert str(refused.value).startswith("RERANK_MODEL is ")
+
+
+def test_texts_are_lowered_where_the_checkpoint_says_so(tmp_path: Path) -> None:
+    files = {"sentence_bert_config.json": {"do_lower_case": True}}
+    lowering = EmbeddingModel(changed(tmp_path, "xlm_roberta", files), LayerRests())
+    plain, _ = embedder("xlm_roberta")
+    lower = plain.rows(["import abc"], 0, False)
+    assert lowering.rows(["IMPORT Abc"], 0, False) == lower
+    assert plain.rows(["IMPORT Abc"], 0, False) != lower
+
+
+def test_a_length_that_is_no_number_is_no_limit(tmp_path: Path) -> None:
+    files = {"sentence_bert_config.json": '{"max_seq_length": Infinity}'}
+    assert EmbeddingModel(changed(tmp_path, "bert", files), LayerRests()).facts.tokens_max == 256
 
 
 def test_a_checkpoint_with_code_is_loaded_where_the_user_allowed_its_code(tmp_path: Path) -> None:

@@ -91,6 +91,12 @@ def test_a_larger_model_never_counts_less(
     assert 0 < told <= forward_bytes(wider)
 
 
+def test_matrices_of_16_bits_count_as_they_are_multiplied_and_quantised_ones_do_not() -> None:
+    kept = dict(EMBEDDER.config)
+    copies = forward_bytes(kept | {"quantization": None}) - forward_bytes(kept)
+    assert copies == 5 * 1_024 * 3_072 * 4
+
+
 def test_fused_attention_takes_no_scores(monkeypatch: pytest.MonkeyPatch) -> None:
     on_cpu = forward_bytes(dict(EMBEDDER.config))
     monkeypatch.setattr(encoder_memory, "backend", lambda: "metal")
