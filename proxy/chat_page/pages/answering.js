@@ -4,7 +4,7 @@ import { openChat, prefill } from "./api.js";
 import { addNode, children, requestMessages } from "./conversation.js";
 import { isOwn, offered, run } from "./tools.js";
 
-const ROUNDS_MAX = 8; // of tools that are run without the user
+export const ROUNDS_MAX = 8; // of tools that are run without the user
 const PREFILL_POLL_MS = 700;
 
 export class Answering {
@@ -35,6 +35,7 @@ export class Answering {
         await this.#stream(conversation, parent, node, controller.signal);
         parent = this.#runTools(conversation, node);
       }
+      node.isAtRoundsMax = parent !== null;
     } finally {
       this.running.delete(conversation.id);
       this.ended(conversation, node);

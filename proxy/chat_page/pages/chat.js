@@ -18,6 +18,7 @@ import { exported, imported } from "./transfer.js";
 
 const KEEP_MS = 1000; // between two times that a growing answer is kept
 const SPOKEN_CHARS_MAX = 600; // of an answer, for screen readers; the rest is in the page
+const NARROW = matchMedia("(max-width: 760px)"); // as in chat.css
 const byId = (id) => document.getElementById(id);
 const prompt = byId("prompt");
 const DRAFT = "hearth-chat-draft-"; // an id follows
@@ -341,9 +342,11 @@ function fitPrompt() {
 function openDrawer() {
   document.body.classList.add("drawer");
   byId("close-sidebar").focus();
+  byId("main").inert = true; // what lies behind it is not to be reached
 }
 
 function closeDrawer() {
+  byId("main").inert = false;
   if (byId("sidebar").contains(document.activeElement)) byId("open-sidebar").focus();
   document.body.classList.remove("drawer");
 }
@@ -422,6 +425,7 @@ function listen() {
   byId("open-sidebar").addEventListener("click", openDrawer);
   byId("close-sidebar").addEventListener("click", closeDrawer);
   byId("scrim").addEventListener("click", closeDrawer);
+  NARROW.addEventListener("change", closeDrawer);
   byId("open-settings").addEventListener("click", () => settingsForm.open(conversation.settings));
   byId("export").addEventListener("click", exportAll);
   byId("import").addEventListener("click", () => byId("import-file").click());

@@ -3,7 +3,7 @@
 import { count, element } from "/dashboard/format.js";
 
 import { shown } from "./attachments.js";
-import { needsResults } from "./answering.js";
+import { needsResults, ROUNDS_MAX } from "./answering.js";
 import { cacheLine, lossLine } from "./cache_line.js";
 import { copyText } from "./clipboard.js";
 import { branches } from "./conversation.js";
@@ -12,6 +12,7 @@ import { MarkdownView } from "./markdown.js";
 import { plainName } from "./plain_text.js";
 
 const NAMES = { user: "You", assistant: "Answer", tool: "Tool result" };
+const ROUNDS_NOTE = `The page runs ${ROUNDS_MAX} rounds of its tools without you. Send a message to go on.`;
 const REST = 4; // times as long as drawing took, until it is drawn again
 const SLOW_MS = 8;
 
@@ -167,6 +168,7 @@ export class MessageView {
     this.end.replaceChildren();
     if (node.error) this.end.append(this.#failure(node.error.message));
     if (node.isStopped) this.end.append(element("p", { className: "note stopped" }, "Stopped."));
+    if (node.isAtRoundsMax) this.end.append(element("p", { className: "note" }, ROUNDS_NOTE));
     if (node.finish === "length") this.end.append(element("p", { className: "note" }, "It ended at the most tokens that an answer may have."));
     if (needsResults(this.conversation, node)) this.end.append(this.#resultForm());
     const line = cacheLine(node);
