@@ -108,14 +108,19 @@ def test_a_lease_is_renewed_while_the_client_is_there_and_not_after(
 
     async def body() -> None:
         async with bench(directory) as made:
-            kept = await start(made, "n=1 prefill=1", "kept")
-            left = await start(made, "n=1 prefill=1", "left")
+            kept = await start(made, "n=1 prefill=30", "kept")
+            left = await start(made, "n=1 prefill=30", "left")
             left.close()
-            await read(kept)
-            await asyncio.sleep(0.3)
-            renewed = [row["request_ids"] for row in made.events("Renew")]
-            assert len(renewed) >= 4
+            await made.until(lambda: len(made.events("Cancel")) == 1)
+            before = len(made.events("Renew"))
+            await made.until(lambda: len(made.events("Renew")) >= before + 4)
+            renewed = [row["request_ids"] for row in made.events("Renew")[before:]]
             assert all(ids == ["kept"] for ids in renewed)
+            kept.close()
+            await made.until(lambda: len(made.events("Cancel")) == 2)
+            ended = len(made.events("Renew"))
+            await asyncio.sleep(0.3)
+            assert len(made.events("Renew")) == ended
 
     run(body)
 
