@@ -255,7 +255,7 @@ def test_a_model_that_is_not_on_this_disk_is_fetched_first_if_it_fits(
     files = {path.name: path.read_bytes() for path in fixture_dir("qwen3").iterdir()}
     with LocalHub({HUB_ID: HubRepository(files)}).running() as hub:
         user = PullHome(hub, tmp_path / "home")
-        environ = settings | user.environment | {"MAX_KV_SIZE": "256"}
+        environ = settings | user.environment | {"MAX_KV_SIZE": "256", "DEFAULT_TEMPERATURE": "0"}
         for name in ("RUN_DIR", "PROXY_PORT", "KV_CACHE_DIR"):
             environ[name] = settings[name]
         asked = once(environ | {"MEMORY_LIMIT_MB": "1"}, HUB_ID, "Who?")
@@ -264,7 +264,7 @@ def test_a_model_that_is_not_on_this_disk_is_fetched_first_if_it_fits(
         assert not (user.snapshot / "model.safetensors").exists()
         asked = once(environ, HUB_ID, "Who?")
     assert user.is_whole() and f"{HUB_ID} is whole and checked" in asked.stderr
-    # Random weights know no end; so it is told that this one is none.
+    # These weights come to no end where nothing is drawn, so it is told that this one is none.
     assert asked.returncode == 1
     assert asked.stderr.endswith("The answer ended where the context does.\n")
 
