@@ -80,20 +80,6 @@ class Reranking:
 
 
 @dataclass(slots=True)
-class EmbeddingCounts:
-    """What was asked and computed since the start, for metrics."""
-
-    requests: int = 0  # that were answered with vectors or scores
-    texts: int = 0
-    tokens: int = 0
-    seconds: float = 0.0  # from a request to its answer, of all answered
-    refused: int = 0
-    cancelled: int = 0
-    starts: int = 0
-    deaths: int = 0  # of the process, unasked
-
-
-@dataclass(slots=True)
 class _Asked:
     """A request that has no answer yet."""
 
@@ -131,7 +117,7 @@ class EmbeddingProcess:
         self._heard_at = 0.0  # when the process said something, or the first of who waits came
         self._why_killed = ""
         self._why_failed, self._failed_at = "", 0.0
-        self.counts = EmbeddingCounts()
+        self.starts = self.deaths = 0  # of the process; deaths unasked
 
     # ------------------------------------------------------------ what is asked
 
@@ -148,7 +134,6 @@ class EmbeddingProcess:
         asked = Embed(next(self._ids), list(texts), dimensions, truncate)
         answer = await self._ask(asked)
         assert isinstance(answer, Embedded), answer
-        self._count(len(asked.texts), sum(answer.tokens))
         return Embeddings(answer.vectors, answer.dimensions, answer.tokens)
 
     async def rerank(
@@ -159,7 +144,6 @@ class EmbeddingProcess:
         asked = Rerank(next(self._ids), query, list(documents), truncate)
         answer = await self._ask(asked)
         assert isinstance(answer, Reranked), answer
-        self._count(len(asked.documents), answer.tokens)
         return Reranking(answer.scores, answer.tokens)
 
     def facts(self) -> dict[str, Any]:
@@ -174,6 +158,8 @@ class EmbeddingProcess:
             "embedding": loaded.embedding and EncoderFacts(**loaded.embedding),
             "rerank": loaded.rerank and EncoderFacts(**loaded.rerank),
             "waiting": len(self._asked),
+            "starts": self.starts,
+            "deaths": self.deaths,
             "why_failed": self._why_failed,
         }
 
@@ -201,21 +187,14 @@ class EmbeddingProcess:
             raise RequestError(str(error), param="input") from error
         row = _Asked(frame, asyncio.get_running_loop().create_future())
         self._enter(asked.request_id, row)
-        began = time.monotonic()
         try:
-            answer = await row.answer
+            return await row.answer
         except asyncio.CancelledError:
-            self.counts.cancelled += 1
             self._write(encode(CancelJob(asked.request_id)))
-            raise
-        except RequestError:
-            self.counts.refused += 1
             raise
         finally:
             del self._asked[asked.request_id]
             self._begin_idling()
-        self.counts.seconds += time.monotonic() - began
-        return answer
 
     def _enter(self, request_id: int, row: _Asked) -> None:
         """Send a request to the process, or have one started for it."""
@@ -241,11 +220,6 @@ class EmbeddingProcess:
             )
         if self._why_failed and time.monotonic() - self._failed_at < FAILED_REST_S:
             raise _unavailable(self._why_failed)
-
-    def _count(self, texts: int, tokens: int) -> None:
-        self.counts.requests += 1
-        self.counts.texts += texts
-        self.counts.tokens += tokens
 
     def _fail_all(self, error: Callable[[], RequestError]) -> None:
         for row in self._open_requests().values():
@@ -298,7 +272,7 @@ class EmbeddingProcess:
         except OSError as error:
             self._note_failure(f"the system starts no process ({error.strerror})")
             return
-        self.counts.starts += 1
+        self.starts += 1
         log.info("embedding process started pid=%d", process.pid)
         if self._is_told_to_end:  # as it was started, when there was no pipe to close
             self._tell_to_end()
@@ -402,7 +376,7 @@ class EmbeddingProcess:
         if self._is_told_to_end:
             log.info("embedding process ended")
             return
-        self.counts.deaths += 1
+        self.deaths += 1
         if not was_ready:
             self._note_failure(self._why_failed or f"its process died while it loaded ({how})")
             return

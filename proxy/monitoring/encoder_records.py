@@ -110,9 +110,17 @@ class EncoderRecords:
         )
         waiting.add_metric([], told["waiting"])
         yield waiting
+        for name, about in _LIVES.items():
+            lives = CounterMetricFamily(f"hearth_encoder_process_{name}", about)
+            lives.add_metric([], told[name])
+            yield lives
 
 
 _STATES: Final = ("unloaded", "loading", "ready")
+_LIVES: Final = {
+    "starts": "Starts of the process.",
+    "deaths": "Ends of the process that nobody asked for.",
+}
 _SUMS: Final = {
     "texts": "Texts that were embedded, or documents that were ranked.",
     "tokens": "Tokens of them.",

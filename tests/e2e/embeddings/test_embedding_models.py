@@ -52,7 +52,7 @@ def process(runner: asyncio.Runner) -> Iterator[EmbeddingProcess]:
     process = runner.run(make())
     yield process
     runner.run(process.close())
-    assert process.pid is None and process.counts.deaths == 1, "the one that a test killed"
+    assert process.pid is None and process.deaths == 1, "the one that a test killed"
 
 
 async def until(is_true: Callable[[], Any]) -> None:
@@ -103,7 +103,7 @@ def test_what_cannot_be_computed_is_refused_and_the_process_goes_on(
                 await process.embed(texts, dimensions)
             assert refused.value.status == 400
         cut = await process.embed(["word " * 400], truncate=True)
-        assert cut.tokens == [256] and process.counts.starts == 1
+        assert cut.tokens == [256] and process.starts == 1
 
     runner.run(talk())
 
@@ -135,7 +135,7 @@ def test_kill_9_amid_a_request_leaves_it_one_answer_and_the_next_finds_a_process
         except RequestError as died:
             assert (died.status, died.code) == (503, "embedding_process_died")
         assert len((await process.embed(["short"])).tokens) == 1
-        assert process.counts.starts == 2
+        assert process.starts == 2
 
     runner.run(talk())
 

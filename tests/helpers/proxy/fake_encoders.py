@@ -41,7 +41,8 @@ class FakeEncoders:
 
     def facts(self) -> dict[str, Any]:
         embedding = EncoderFacts("bert", 512, 1_000, self.dimensions, "mean")
-        return {"state": "ready", "embedding": embedding, "rerank": None, "waiting": 0}
+        told = {"state": "ready", "embedding": embedding, "rerank": None}
+        return told | {"waiting": 0, "starts": 3, "deaths": 2}
 
     async def _asked(self, *request: Any) -> None:
         self.asked.append(request)

@@ -98,8 +98,7 @@ def test_the_first_request_starts_the_process_and_others_find_it(notes: Notes) -
         assert found[0].dimensions == 2 and len({pid_of(each) for each in found}) == 1
         assert process.facts()["state"] == "ready"
         assert process.facts()["embedding"].architecture == "scripted"
-        counts = process.counts
-        assert (counts.requests, counts.texts, counts.tokens, counts.starts) == (9, 18, 36, 1)
+        assert process.starts == 1
 
     run(notes, talk)
     assert notes.lines[0].endswith("--embedding-model x --rerank-model ")
@@ -120,7 +119,7 @@ def test_a_request_that_kills_the_process_is_told_and_the_others_are_computed(
         for task in waiting:
             task.cancel()
         await asyncio.gather(*waiting, return_exceptions=True)
-        assert (process.counts.deaths, process.counts.starts) == (1, 2)
+        assert (process.deaths, process.starts) == (1, 2)
 
     run(notes, talk)
 
@@ -193,7 +192,7 @@ def test_a_client_that_leaves_has_its_request_cancelled(notes: Notes) -> None:
         await notes.wait_for("wait True")
         leaving.cancel()
         await notes.wait_for("CancelJob(request_id=1)")
-        assert process.facts()["waiting"] == 0 and process.counts.cancelled == 1
+        assert process.facts()["waiting"] == 0
 
     run(notes, talk)
 
@@ -205,7 +204,7 @@ def test_an_idle_process_ends_and_the_next_request_starts_another(notes: Notes) 
         await until(lambda: process.facts()["state"] == "unloaded")
         assert process.pid is None and notes.lines[-1] == "end"
         assert pid_of(await process.embed(["a"])) != first
-        assert process.counts.deaths == 0
+        assert process.deaths == 0
 
     run(notes, talk, idle_s=0.2)
 
@@ -213,9 +212,8 @@ def test_an_idle_process_ends_and_the_next_request_starts_another(notes: Notes) 
 def test_a_request_that_comes_as_the_idle_process_ends_is_answered(notes: Notes) -> None:
     async def talk(process: EmbeddingProcess) -> None:
         for _ in range(12):
-            await process.embed(["a"])
+            assert (await process.embed(["a"])).tokens == [1]
             await asyncio.sleep(0.02)
-        assert process.counts.requests == 12 and process.counts.refused == 0
 
     run(notes, talk, idle_s=0.019)
 

@@ -274,6 +274,8 @@ def test_replies_are_in_the_metrics_and_among_the_requests(edge: ProxyApp) -> No
         'hearth_encoder_tokens_total{dialect="embeddings"} 3.0',
         'hearth_encoder_tokens_total{dialect="rerank"} 2.0',
         'hearth_encoder_process{state="ready"} 1.0',
+        "hearth_encoder_process_starts_total 3.0",
+        "hearth_encoder_process_deaths_total 2.0",
     ):
         assert line in text.splitlines(), line
     last, first = ask(edge, path="/v1/sessions").json["recent"]
