@@ -396,7 +396,9 @@ class Gateway:
         async def keep(response: dict[str, Any]) -> None:
             if whole is not None:
                 make = functools.partial(self._stored.made, whole, response, deployment.id)
-                self._stored.add(key, response, await work_on_body(size, make))
+                entry = await work_on_body(size, make)
+                if entry is not None:
+                    self._stored.add(key, response, entry)
 
         calling = self.litellm.call(deployment, PATHS[call.dialect], content, headers)
         async with await exchange.while_connected(calling) as cloud:

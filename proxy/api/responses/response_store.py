@@ -174,7 +174,13 @@ class ResponseStore:
 
         `maker` is the id of the cloud deployment that made it, which may have made anything.
         """
-        self.add(key, response, self.made(body, response, maker))
+        entry = self.made(body, response, maker)
+        if entry is not None:
+            self.add(key, response, entry)
+        elif not maker:  # it grew too large: what is kept of its beginning has no end
+            entry_key = self._entry_key(key, response["id"])
+            if entry_key in self._entries:
+                self._forget(entry_key)
 
     def made(
         self, body: dict[str, Any], response: dict[str, Any], maker: str
@@ -187,13 +193,9 @@ class ResponseStore:
         entry = _StoredResponse(self._clock(), items, made, maker, is_open)
         return entry if entry.nbytes <= BYTES_MAX else None
 
-    def add(self, key: str, response: dict[str, Any], entry: _StoredResponse | None) -> None:
-        """Keep the `entry` made of `response`; None ends what is kept of its beginning too."""
+    def add(self, key: str, response: dict[str, Any], entry: _StoredResponse) -> None:
+        """Keep the `entry` made of `response`."""
         entry_key = self._entry_key(key, response["id"])
-        if entry is None:  # it grew too large: what is kept of its beginning has no end
-            if entry_key in self._entries:
-                self._forget(entry_key)
-            return
         self._add(entry_key, entry)
         self._journal.put((entry_key, entry), entry.nbytes)
 
