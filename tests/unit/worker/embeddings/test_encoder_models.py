@@ -1,11 +1,14 @@
 """Vectors and scores are those of mlx-vlm called directly, and no neighbour moves them."""
 
+import importlib
 import json
+import os
 import shutil
 from array import array
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
+from unittest import mock
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -16,7 +19,6 @@ from mlx.utils import tree_flatten
 from mlx_vlm.embedding_loader import load_embedding_model
 from mlx_vlm.models.pooling import read_pooling_config
 from mlx_vlm.reranker_loader import load_reranker
-from mlx_vlm.server.reranking import RerankItem, score_documents
 from mlx_vlm.utils import load_processor
 from numpy.typing import NDArray
 
@@ -79,6 +81,14 @@ def library(name: str, dtype: str = "float32") -> tuple[Any, Any]:
     return model, load_processor(directory, add_detokenizer=False)
 
 
+@cache
+def library_ranking() -> Any:
+    """Return mlx-vlm's module, whose import reads settings of its own by names that ours have."""
+    kept = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
+    with mock.patch.dict(os.environ, kept, clear=True):
+        return importlib.import_module("mlx_vlm.server.reranking")
+
+
 def alone(name: str, text: str, dtype: str = "float32") -> NDArray[np.float32]:
     """Return the vector of one text as mlx-vlm gives it, with nothing beside it."""
     model, tokenizer = library(name, dtype)
@@ -124,10 +134,16 @@ def test_scores_are_mlx_vlms(name: str) -> None:
     query = "what is abc"
     scores = computed(RankedPairs(ranker(name), query), list(documents), LayerRests())[:, 0]
     model, processor = load_reranker(embedding_checkpoint(name))
-    asked = RerankItem(text=query)
+    ranking = library_ranking()
+    asked = ranking.RerankItem(text=query)
     for document, score in zip(documents, scores, strict=True):
-        told, _ = score_documents(
-            model, processor, model.config, asked, [RerankItem(text=document)], None
+        told, _ = ranking.score_documents(
+            model,
+            processor,
+            model.config,
+            asked,
+            [ranking.RerankItem(text=document)],
+            None,
         )
         assert abs(told[0] - float(score)) < 1e-5, (document, told, score)
     assert np.ptp(scores) > 1e-3, "equal scores would say nothing"
@@ -142,8 +158,10 @@ def test_scores_of_a_quantised_judge_are_mlx_vlms(tmp_path: Path) -> None:
     write_json(directory / "config.json", {"quantization": {"group_size": 32, "bits": 8}})
     documents = [text_of(count, count) for count in (1, 12, 4)]
     judge = RankedPairs(RerankModel(str(directory), LayerRests()), "abc")
-    asked, items = RerankItem(text="abc"), [RerankItem(text=document) for document in documents]
-    told, _ = score_documents(model, processor, model.config, asked, items, None)
+    ranking = library_ranking()
+    asked = ranking.RerankItem(text="abc")
+    items = [ranking.RerankItem(text=document) for document in documents]
+    told, _ = ranking.score_documents(model, processor, model.config, asked, items, None)
     assert np.allclose(computed(judge, list(documents), LayerRests())[:, 0], told, atol=1e-4)
 
 
