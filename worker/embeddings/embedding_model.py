@@ -92,7 +92,7 @@ class EmbeddingModel:
 
     def rows(self, items: Sequence[EmbeddingInput], first: int, truncate: bool) -> list[TokenRow]:
         texts = [
-            self._prompt + checked_text(item, f"Input {index}", truncate)
+            self._prompt + checked_text(item, f"Input {index}", "input", truncate)
             for index, item in enumerate(items, first)
             if isinstance(item, str)
         ]
@@ -103,7 +103,8 @@ class EmbeddingModel:
         cut = self.facts.tokens_max if truncate else None
         rows = [TokenRow(next(told) if isinstance(item, str) else item[:cut]) for item in items]
         for index, row in enumerate(rows, first):
-            check_row(row, f"Input {index}", self.facts.tokens_max, self._vocabulary)
+            name = f"Input {index}"
+            check_row(row, name, "input", self.facts.tokens_max, self._vocabulary)
         return rows
 
     def values(self, rows: Sequence[TokenRow]) -> NDArray[np.float32]:

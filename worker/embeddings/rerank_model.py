@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from transformers import AutoTokenizer
 
 from hearth.shared.embedding_messages import EncoderFacts
+from hearth.shared.errors import RequestError
 from hearth.worker.embeddings.checkpoint import (
     cannot_load,
     check_activation,
@@ -28,11 +29,10 @@ from hearth.worker.embeddings.checkpoint import (
 )
 from hearth.worker.embeddings.layer_rests import LayerRests
 from hearth.worker.embeddings.padded_batch import pad
-from hearth.worker.embeddings.token_rows import TokenRow, check_row, checked_text, refused
+from hearth.worker.embeddings.token_rows import TokenRow, check_row, checked_text
 from hearth.worker.engine.vision.vlm_loader import read_json
 
 SETTING: Final = "RERANK_MODEL"
-QUERY: Final = "The query"
 INSTRUCTION: Final = "Given a search query, retrieve relevant candidates that answer the query."
 SYSTEM_PROMPT: Final = (
     "Judge whether the Document meets the requirements based on the Query and the "
@@ -88,12 +88,13 @@ class RerankModel:
 
     def check_query(self, query: str) -> None:
         """Raise RequestError where a query leaves no room for a document, which none could cut."""
-        count = len(self._tokens(checked_text(query, QUERY, truncate=False)))
+        count = len(self._tokens(checked_text(query, "The query", "query", truncate=False)))
         if count >= self.facts.tokens_max:
-            raise refused(
-                f"{QUERY} is {count:,} tokens and the model takes {self.facts.tokens_max:,} with "
+            raise RequestError(
+                f"The query is {count:,} tokens and the model takes {self.facts.tokens_max:,} with "
                 "a document. Shorten it.",
                 code="context_length_exceeded",
+                param="query",
             )
 
     def pair_rows(
@@ -105,14 +106,13 @@ class RerankModel:
         """
         make = self._classifier_rows if self._is_classifier else self._chat_rows
         texts = [
-            checked_text(document, f"Document {index}", truncate)
+            checked_text(document, f"Document {index}", "documents", truncate)
             for index, document in enumerate(documents, first)
         ]
         rows = make(query, texts, self.facts.tokens_max if truncate else None)
         for index, row in enumerate(rows, first):
-            check_row(
-                row, f"Document {index} with the query", self.facts.tokens_max, self._vocabulary
-            )
+            name = f"Document {index} with the query"
+            check_row(row, name, "documents", self.facts.tokens_max, self._vocabulary)
         return rows
 
     def _classifier_rows(

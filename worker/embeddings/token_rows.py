@@ -44,15 +44,16 @@ class RowModel(Protocol):
         """Return what is computed of each row, (rows, values of one)."""
 
 
-def checked_text(text: str, name: str, truncate: bool) -> str:
+def checked_text(text: str, name: str, param: str, truncate: bool) -> str:
     """Return a text that can be tokenised, cut where that is asked.
 
     Raises RequestError: it is longer than CHARS_MAX, and is not to be cut.
     """
     if len(text) > CHARS_MAX and not truncate:
-        raise refused(
+        raise RequestError(
             f"{name} is {len(text):,} characters and this server takes {CHARS_MAX:,}. Split it.",
             code="context_length_exceeded",
+            param=param,
         )
     return text[:CHARS_MAX]
 
@@ -63,28 +64,25 @@ def check_numbers(values: NDArray[np.float32]) -> None:
         raise RequestError("The model computed no number.", status=500, code="not_a_number")
 
 
-def check_row(row: TokenRow, name: str, tokens_max: int, vocabulary: int) -> None:
+def check_row(row: TokenRow, name: str, param: str, tokens_max: int, vocabulary: int) -> None:
     """Raise RequestError where the model cannot be given this row, which `name` calls.
 
     MLX checks no index: a token beyond the vocabulary would end the process.
     """
     count = len(row.ids)
     if not count:
-        raise refused(f"{name} is empty: there is nothing to embed. Leave it out.")
+        text = f"{name} is empty: there is nothing to embed. Leave it out."
+        raise RequestError(text, param=param)
     if count > tokens_max:
-        raise refused(
+        raise RequestError(
             f"{name} is {count:,} tokens and the model takes {tokens_max:,}. Split it, or "
             f"remove at least {count - tokens_max:,} tokens.",
             code="context_length_exceeded",
+            param=param,
         )
     if min(row.ids) < 0 or max(row.ids) >= vocabulary:
-        raise refused(
+        raise RequestError(
             f"{name} has a token id that is not one of this model's, from 0 to "
-            f"{vocabulary - 1:,}. Send texts, or the ids of this model's own tokenizer."
+            f"{vocabulary - 1:,}. Send texts, or the ids of this model's own tokenizer.",
+            param=param,
         )
-
-
-def refused(text: str, code: str = "invalid_request") -> RequestError:
-    """Return a 400 whose first word says what it is about."""
-    params = {"Input": "input", "The": "query", "Document": "documents"}
-    return RequestError(text, code=code, param=params[text.split(maxsplit=1)[0]])
