@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from tests.helpers.chat_page.chat_tab import ChatTab
 from tests.helpers.chat_page.hostile_server import HostileServer, tool_call
-from tests.helpers.clients.browser import NEEDS_CHROMIUM, page
+from tests.helpers.clients.browser import NEEDS_CHROMIUM, WAIT_S_MAX, page
 
 pytestmark = NEEDS_CHROMIUM
 ROWS: Final = "document.querySelectorAll('#conversations li').length"
@@ -78,7 +78,7 @@ def test_two_tabs_write_into_one_conversation_and_neither_loses_a_word(devtools:
             await ends(one, server)
             await two.answered()
             await two.say("once more")
-            await asyncio.sleep(0.3)  # until both have kept it
+            await keeps(two, 4)
             await one.reload()
             await one.tab.until(f"{MESSAGES} > 2")
             export = await kept(one)
@@ -96,6 +96,13 @@ def test_two_tabs_write_into_one_conversation_and_neither_loses_a_word(devtools:
     answers = [node for node in nodes if node["role"] == "assistant"]
     assert [(node["content"], node["isStopped"]) for node in answers] == 4 * [("Yes.", False)]
     assert left == 0, "what another tab deleted stays so"
+
+
+async def keeps(chat: ChatTab, answers: int) -> None:
+    """Wait until both tabs have kept what was answered."""
+    async with asyncio.timeout(WAIT_S_MAX):
+        while [node.get("isRunning") for node in await kept(chat)].count(False) < answers:
+            await asyncio.sleep(0.05)
 
 
 async def kept(chat: ChatTab) -> list[dict[str, Any]]:
