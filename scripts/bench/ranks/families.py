@@ -50,9 +50,12 @@ def family_row(name: str, lone: dict[str, Any], ranks: Sequence[dict[str, Any]])
         return row | {"error": refused}
     row["weights_whole"] = lone["weight_bytes"]
     row["weights_of_rank"] = max(rank["weight_bytes"] for rank in ranks)
+    row["layers_whole"] = lone["layer_bytes"]
+    row["layers_of_rank"] = max(rank["layer_bytes"] for rank in ranks)
     if failed := next((rank["error"] for rank in ranks if "error" in rank), None):
         return row | {"error": failed}
     same = [rank["logits"] == ranks[0]["logits"] for rank in ranks]
+    tokens = zip(lone["tokens"], ranks[0]["tokens"], strict=True)
     gaps = zip(lone["logits"], ranks[0]["logits"], strict=True)
     return row | {
         "kv_whole": lone["kv_bytes"],
@@ -60,9 +63,7 @@ def family_row(name: str, lone: dict[str, Any], ranks: Sequence[dict[str, Any]])
         "logits_differ_by": max(abs(one - other) for one, other in gaps),
         "is_warm_cold": all(rank["is_warm_cold"] for rank in ranks),
         "are_ranks_equal": all(same),
-        "tokens_equal": sum(
-            a == b for a, b in zip(lone["tokens"], ranks[0]["tokens"], strict=True)
-        ),
+        "tokens_equal": sum(one == other for one, other in tokens),
         "tokens": len(lone["tokens"]),
     }
 

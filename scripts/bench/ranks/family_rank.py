@@ -1,6 +1,6 @@
-"""Runs one rank of each family in turn and writes what it held and computed; a program of its own.
+"""Runs one rank of each family in turn and writes what it held and computed.
 
-python -m scripts.bench.ranks.family_rank OUT NAME...     (MLX_RANK and MLX_HOSTFILE, or one rank)
+python -m scripts.bench.ranks.family_rank OUT NAME...   (of a ring where MLX_RANK is set)
 """
 
 import copy
@@ -57,11 +57,12 @@ def sampled(model: Any, cache: list[Any], logits: mx.array) -> list[int]:
 def row_of(name: str, group: mx.distributed.Group | None) -> dict[str, Any]:
     """Return what this rank holds of a family, and what it computes or why it cannot."""
     model = made(name)
-    row: dict[str, Any] = {"weight_bytes_whole": array_bytes(model.parameters())}
     if group is not None:
         model.shard(group)
         mx.eval(model.parameters())
-    row["weight_bytes"] = array_bytes(model.parameters())
+    weights = model.parameters()
+    row: dict[str, Any] = {"weight_bytes": array_bytes(weights)}
+    row["layer_bytes"] = array_bytes([a for path, a in tree_flatten(weights) if "layers." in path])
     try:
         return row | computed(model)
     except RuntimeError as error:  # muse_spark's kernels are Metal's alone

@@ -1,4 +1,4 @@
-"""Measures one model over several ranks on loopback: what each holds, and that answers are equal."""
+"""Measures one model over ranks on loopback: what each holds, and what differs from one rank."""
 
 import argparse
 import json
