@@ -7,7 +7,8 @@ Each time two requests run, one that is read and one that is answered, and a ran
 stopped: SIGSTOP) amid the prefill, amid the decoding or while the disk is written. Each request
 must end in one error at once (or within STALL_SECONDS), all ranks must be back within the time
 that a start took and RECOVERY_S, a known prompt must be answered as a cold cache answered it, and
-none of the old processes may be left. Exit status: 0 all of it held; 1 not so; 2 the server does not start.
+none of the old processes may be left.
+Exit status: 0 all of it held; 1 not so; 2 the server does not start.
 """
 
 import argparse
@@ -15,6 +16,7 @@ import asyncio
 import contextlib
 import json
 import random
+import re
 import signal
 import statistics
 import sys
@@ -43,6 +45,7 @@ LEFT_S_MAX: Final = 2.0  # until the processes of before are gone
 ANSWER_TOKENS: Final = 300
 READ_RULES: Final = 600  # sentences of a prompt whose prefill is interrupted: some 10,000 tokens
 WAIT_S_MAX: Final = 120.0
+WORDS: Final = re.compile(rb'"(content|reasoning_content)": ?"[^"]')  # a delta that says something
 
 
 @dataclass(slots=True)
@@ -85,7 +88,7 @@ async def ask(port: int, body: dict[str, Any], asked: Asked) -> Asked:
             writer.write(head.encode() + content)
             while chunk := await reader.read(65_536):
                 asked.raw += chunk
-                if b'"content"' in chunk or b'"reasoning' in chunk:
+                if WORDS.search(chunk):
                     asked.first_at = asked.first_at or time.monotonic()
             writer.close()
         asked.end = judge("chat", True, bytes(asked.raw))
@@ -229,22 +232,15 @@ def _judged(blow: Blow, scene: Scene, ended: Sequence[Asked]) -> Blow:
     return Blow(**(asdict(blow) | {"misses": misses}))
 
 
+def _row(blow: Blow) -> list[Any]:
+    moment = blow.moment if blow.is_amid else f"{blow.moment} (missed)"
+    figures = [blow.error_s, blow.back_s, blow.left, blow.is_answer_cold, blow.cached]
+    return [blow.signal, blow.rank, moment, "+".join(blow.kinds), *figures]
+
+
 def lines(blows: Sequence[Blow], start_s: float) -> list[str]:
     head = ["signal", "rank", "moment", "ends", "error s", "back s", "left", "cold", "cached"]
-    rows = [
-        [
-            b.signal,
-            b.rank,
-            f"{b.moment}{'' if b.is_amid else ' (missed it)'}",
-            "+".join(b.kinds),
-            b.error_s,
-            b.back_s,
-            b.left,
-            b.is_answer_cold,
-            b.cached,
-        ]
-        for b in blows
-    ]
+    rows = [_row(blow) for blow in blows]
     told = [table(head, rows), f"a start took {start_s:.1f} s"]
     for name in sorted({blow.signal for blow in blows}):
         mine = [blow for blow in blows if blow.signal == name]
