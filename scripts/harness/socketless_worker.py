@@ -121,12 +121,14 @@ class Machine:
             vision = ImageEncoder(
                 model.vision.model, model.model, int(rules.pop("features_mb", 64) * MB)
             )
-        self.engine = Engine(model, not rules["is_exact"], vision, packed)
+        engine: Engine | None = rules.pop("engine", None)
+        self.engine = engine or Engine(model, not rules["is_exact"], vision, packed)
+        map_layers: Callable[[list[Any]], LayerMap] = rules.pop("map_layers", LayerMap)
         self._words = words
         self._number = 0
         self.answers: dict[str, Answer] = {}
         with mx.stream(generation_stream):
-            self.layers = LayerMap(self.engine.probe())
+            self.layers = map_layers(self.engine.probe())
         if keeps:
             budget = Budget(int(budget_mb * MB))
             keep_rules = KeepRules(chunk=chunk, cut_label=self.rule.label, **rules)
