@@ -75,9 +75,7 @@ class FollowedKV:
     def _copy_window(self, handle: Handle, cache: Handle, tokens: int, behind: int) -> None:
         self.rows[handle] = self.layers.copy_window(self.caches[cache], tokens, behind)
 
-    def _put_window(
-        self, cache: Handle, sources: Sequence[Sequence[int]], position: int
-    ) -> None:
+    def _put_window(self, cache: Handle, sources: Sequence[Sequence[int]], position: int) -> None:
         self.layers.put_window(self.caches[cache], self._runs(sources), position)
 
     def _take_state(self, handle: Handle, cache: Handle) -> None:

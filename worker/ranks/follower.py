@@ -69,6 +69,7 @@ class Follower:
             "remove": self._remove,
             "given": self._take_given,
             "release_memory": release_memory,
+            "flush": lambda _seconds: None,
             **self.kv.operations,
         }
 
@@ -124,9 +125,7 @@ class Follower:
     def _set_cost(self, fields: list[Any]) -> None:
         self._engine.decoder.cost = ReadCost(*fields)
 
-    def _add(
-        self, key: str, handle: Handle, count: int, tail: list[int], tokens_max: int
-    ) -> None:
+    def _add(self, key: str, handle: Handle, count: int, tail: list[int], tokens_max: int) -> None:
         """Take in a sequence. Of its `count` tokens before the tail nobody here needs the ids."""
         sequence = Sequence(
             key=key,

@@ -65,5 +65,11 @@ class SingleRank:
     def tidy(self) -> None:
         """Have the other ranks give up what is gone here, where there is nothing else to do."""
 
-    def stop(self, flush_s: float) -> None:
-        """End the other ranks, each once it has written what waits, for so long at most."""
+    def flush(self, flush_s: float) -> None:
+        """Have the other ranks write what waits, for so long at most; nothing more is told."""
+
+    def end(self) -> None:
+        """End the other ranks, once they have written. The inference thread is over."""
+
+    def note_broken(self) -> None:
+        """Something broke here: where a rank's end is why, the process ends and says so."""
