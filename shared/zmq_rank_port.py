@@ -93,9 +93,7 @@ class RankRouter:
         if len(parts) != 2:
             return None
         peer, frame = parts
-        address = ""
-        with contextlib.suppress(zmq.ZMQError):  # ipc:// has none
-            address = str(frame.get("Peer-Address"))
+        address = str(frame.get("Peer-Address")) if self._path is None else ""
         return peer.bytes, address, frame.bytes
 
     def close(self) -> None:
@@ -165,6 +163,8 @@ class RankDealer:
         return bytes(self._socket.recv())
 
     def close(self) -> None:
+        if self._socket.closed:
+            return
         self._socket.disable_monitor()
         self._monitor.close()
         self._socket.close()

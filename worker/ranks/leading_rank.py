@@ -26,6 +26,7 @@ from hearth.worker.ranks.leading_engine import LeadingEngine
 from hearth.worker.ranks.leading_layer_map import LeadingLayerMap
 from hearth.worker.ranks.named_kv import Telling
 from hearth.worker.ranks.rank_link import LeaderLink, RankRoom
+from hearth.worker.ranks.same_model import check_same_model, model_facts
 from hearth.worker.ranks.sharded_model import Sharded
 from hearth.worker.ranks.start_ranks import start_ranks
 from hearth.worker.setup.rank_setup import SingleRank
@@ -100,16 +101,18 @@ class LeadingRank(SingleRank):
 
     def joined(self, loaded: LoadedModel) -> LoadedModel:
         nbytes = loaded.facts.weight_bytes
-        for rank, (failure, theirs, limit, used) in enumerate(self._telling.ask("loaded"), 1):
+        hosts, others = self._telling.link.hosts, []
+        for rank, (failure, facts, theirs, *room) in enumerate(self._telling.ask("loaded"), 1):
             if failure:
-                host = self._telling.link.hosts[rank]
-                raise StartError(f"Rank {rank} ({host}) cannot load its part: {failure}")
+                raise StartError(f"Rank {rank} ({hosts[rank]}) cannot load its part: {failure}")
             nbytes += theirs
-            self._rooms[rank] = RankRoom(limit, used)
-        facts = dataclasses.replace(
+            self._rooms[rank] = RankRoom(*room)
+            others.append(facts)
+        check_same_model(model_facts(loaded), others, hosts)
+        whole = dataclasses.replace(
             loaded.facts, weight_bytes=nbytes, parameter_count=self._part.parameter_count
         )
-        return dataclasses.replace(loaded, facts=facts)
+        return dataclasses.replace(loaded, facts=whole)
 
     def engine(
         self,

@@ -192,11 +192,13 @@ def identify(
 ) -> WeightsIdentity:
     """Begin to tell the weights in `directory` from others; what was found out is remembered.
 
-    Where nothing is written to disk no KV outlives this process, and no file is hashed.
+    Where nothing is written to disk no KV outlives this process, and no file is hashed; but ranks
+    compare what they have.
     """
     is_kept = settings.max_kv_size_gb != 0
     memory = HashMemory(settings.kv_cache_dir) if is_kept else None
-    return WeightsIdentity(directory, memory, is_kept, is_over, patterns)
+    is_hashed = is_kept or settings.ranks > 1
+    return WeightsIdentity(directory, memory, is_hashed, is_over, patterns)
 
 
 def _store_format(

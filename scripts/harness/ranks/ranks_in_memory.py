@@ -50,12 +50,15 @@ class LeaderInMemory:
             raise RankLost(f"no answer to {name} in {ANSWER_WAIT_S:g} s") from None
         return [unpack(answer) for answer in answers]
 
-    def wait_for_failure(self) -> None:
-        """Whatever fails, fails on this thread."""
-
     def witness(self, *facts: Value) -> None:
         self.comparison.note_own(pack(facts))
         self.check()
+
+    def let_go(self) -> None:
+        """Do nothing: threads of this process are not lost."""
+
+    def wait_for_failure(self) -> None:
+        """Do nothing: what failed is raised."""
 
     def check(self) -> None:
         """Compare what was witnessed by now. Raises: RankMismatch."""
