@@ -14,7 +14,7 @@ from unittest import mock
 from hearth.shared.settings_from_env import Settings, load_settings
 from hearth.shared.wire_messages import Failed, Finished, ModelFacts, Sampling, Up, Usage
 from hearth.worker.cache.block_hash import Tokens, pack
-from hearth.worker.disk import file_store
+from hearth.worker.disk import file_store, open_file_store
 from hearth.worker.engine import prefill_lengths as lengths_module
 from hearth.worker.engine.footprint import MemoryUse
 from hearth.worker.engine.forward_memory import forward_memory
@@ -366,7 +366,7 @@ def loaded_layout(layout: ModelLayout, settings: Settings) -> LoadedModel:
 def settings_of(directory: Path, more: Mapping[str, str]) -> Settings:
     """Return the default settings of a server whose files are in `directory`."""
     environ = {"MODEL_PATH": "counted", "KV_CACHE_DIR": str(directory / "kv")}
-    environ["MAX_KV_SIZE_GB"] = str(DISK_GB // kv_setup.DISK_SHARE)
+    environ["MAX_KV_SIZE_GB"] = str(DISK_GB // open_file_store.DISK_SHARE)
     return load_settings(environ | {"LOG_ROOT": str(directory / "logs")} | dict(more), None)
 
 
@@ -391,7 +391,7 @@ def counted(
         return made
 
     replaced: list[tuple[Any, str, Any]] = [
-        (kv_setup, "FileStore", store),
+        (open_file_store, "FileStore", store),
         (kv_setup, "DiskThread", thread),
         (kv_setup, "cache_root", lambda *_, **__: ROOT),
         (lengths_module, "backend", lambda: "metal"),
