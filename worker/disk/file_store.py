@@ -68,7 +68,7 @@ class FileStore:
         self._directory = directory
         self._home = directory / root.hex()
         self.root = root
-        self._rule = rule
+        self.rule = rule
         self.bytes_max = bytes_max
         self._write_bytes_per_day = write_bytes_per_day
         self._now = now
@@ -190,7 +190,7 @@ class FileStore:
         for gone in self._listed.keys() - listing.keys():
             self._index.discard(self._listed.pop(gone))
         for file_name in listing.keys() - self._listed.keys():
-            name = parse(file_name, self._rule)
+            name = parse(file_name, self.rule)
             if name is not None:
                 self._list(name, listing[file_name])
         # A change within the clock's last tick looks like none.
@@ -424,7 +424,7 @@ class FileStore:
             entries = list(os.scandir(home.path))
             is_read = home.path == str(self._home) or is_of_today(home.name)
             for entry in entries:
-                name = parse(entry.name, self._rule)
+                name = parse(entry.name, self.rule)
                 if name is not None:
                     status = entry.stat(follow_symlinks=False)
                     size, used_at = _counted_bytes(status.st_size), status.st_mtime

@@ -20,6 +20,7 @@ from hearth.worker.engine.model_loader import LoadedModel
 from hearth.worker.engine.vision.image_encoding_and_positions import ImageEncoder
 from hearth.worker.kv.layer_adapters import LayerMap
 from hearth.worker.ranks.agreed_tokens import Sum, sum_over
+from hearth.worker.ranks.disk.leading_disk_thread import lead_disk
 from hearth.worker.ranks.follower import STOP
 from hearth.worker.ranks.leading_engine import LeadingEngine
 from hearth.worker.ranks.leading_layer_map import LeadingLayerMap
@@ -84,7 +85,7 @@ class LeadingRank(SingleRank):
         return layers
 
     def disk_thread(self, file_store: FileStore, queue_bytes: int) -> DiskThread:
-        return DiskThread(file_store, queue_bytes)
+        return lead_disk(self._telling, file_store, queue_bytes)
 
     def forward(self, forward: ForwardMemory) -> ForwardMemory:
         """A rank with a part of the heads computes scores of those alone."""

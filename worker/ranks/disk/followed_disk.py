@@ -1,52 +1,33 @@
 """Does with one rank's own KV files what rank 0 does with its own."""
 
 import threading
-from collections.abc import Callable, MutableMapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Final
 
 from hearth.shared.errors import StartError
 from hearth.worker.cache.block_hash import PrefixHash
 from hearth.worker.disk.disk_thread import DiskThread
-from hearth.worker.disk.file_format import Array, Record
+from hearth.worker.disk.file_format import Record
 from hearth.worker.disk.file_names import FileKind
 from hearth.worker.disk.file_store import FileStore
-from hearth.worker.kv.layer_adapters import LayerMap
-from hearth.worker.kv.quantise_kv import KVRows, LayerStates
 from hearth.worker.kv.serialise_kv import UnreadableRecord, arrays_of_rows, arrays_of_state
-from hearth.worker.ranks.leading_disk_thread import FOUND_EVENT, LOST_EVENT, QUEUE_EVENT
-from hearth.worker.ranks.named_kv import EMPTY_HANDLE
+from hearth.worker.ranks.disk.leading_disk_thread import FOUND_EVENT, LOST_EVENT, QUEUE_EVENT
+from hearth.worker.ranks.disk.told_records import kind_from, name_from, record_from, told_name
+from hearth.worker.ranks.followed_kv import FollowedKV, FollowedRead
 from hearth.worker.ranks.rank_link import FollowerLink, Handle
-from hearth.worker.ranks.told_records import name_from, record_from, told_name
 
-UNLIMITED = 1 << 62  # rank 0 asks how long the queue is
+UNLIMITED: Final = 1 << 62  # rank 0 asks how long the queue is
 
 # Opens this rank's files: of a root, by the label of rank 0's cut rule, on the ranks' hosts.
 OpenStore = Callable[[PrefixHash, str, Sequence[str]], FileStore | None]
 
 
-class FollowedRead:
-    """What this rank has read of a read of all ranks, until rank 0 lets go of it."""
-
-    def __init__(self) -> None:
-        self.records: Sequence[Record | None] = ()
-
-
 class FollowedDisk:
-    """One rank's files. Owner: the thread that does operations, but for what the I/O thread says.
+    """One rank's files. Owner: the thread that does operations, but for what tells of writing."""
 
-    `kept` has what all ranks know by numbers: rows, states, and what was read.
-    """
-
-    def __init__(
-        self,
-        link: FollowerLink,
-        kept: MutableMapping[Handle, Any],
-        layers: Callable[[], LayerMap],
-        open_store: OpenStore,
-    ) -> None:
+    def __init__(self, link: FollowerLink, kv: FollowedKV, open_store: OpenStore) -> None:
         self._link = link
-        self._kept = kept
-        self._layers = layers
+        self._kv = kv
         self._open_store = open_store
         self._thread: DiskThread | None = None
         self._root = PrefixHash(b"")
@@ -68,9 +49,10 @@ class FollowedDisk:
         assert self._thread is not None, "rank 0 opens the disk first"
         return self._thread
 
-    def close(self) -> None:
-        """End the I/O thread, if there is one."""
+    def shut(self, flush_s: float) -> None:
+        """Write what is queued, for so long, and end the I/O thread, if there is one."""
         if self._thread is not None:
+            self._thread.flush(flush_s)
             self._thread.close()
 
     # ------------------------------------------------------------ what is told
@@ -88,23 +70,18 @@ class FollowedDisk:
         return [store.bytes_max, ""]
 
     def _write(self, handle: Handle, told: list[Any], bits: int, is_needed: bool) -> None:
-        record = record_from(told, self._root, self._arrays(handle, bits))
+        """Write rows or states; of the latter what has 32 bits in `bits`."""
+        if kind_from(told) is FileKind.STATE:
+            arrays = arrays_of_state(self._kv.states[handle], bits)
+        else:
+            arrays = arrays_of_rows(self._kv.rows[handle].layers)
         with self._queue_said:
             self._writes += 1
-            self.thread.write(record, is_needed)
+            self.thread.write(record_from(told, self._root, arrays), is_needed)
             self._say_queue()
 
-    def _arrays(self, handle: Handle, bits: int) -> tuple[Array, ...]:
-        if handle == EMPTY_HANDLE:
-            return ()
-        kept = self._kept[handle]
-        if isinstance(kept, LayerStates):
-            return arrays_of_state(kept, bits)
-        assert isinstance(kept, KVRows), type(kept)
-        return arrays_of_rows(kept.layers)
-
     def _read(self, handle: Handle, names: list[Any]) -> None:
-        read = self._kept[handle] = FollowedRead()
+        read = self._kv.reads[handle] = FollowedRead()
 
         def found(records: Sequence[Record | None]) -> None:
             read.records = records
@@ -115,22 +92,20 @@ class FollowedDisk:
 
     def _take(self, read: Handle, index: int, handle: Handle) -> str:
         """Keep what was read of a record by a number; return why that cannot be, if so."""
-        record = self._kept[read].records[index]
+        record = self._kv.reads[read].records[index]
         assert record is not None, "rank 0 was told that it is here"
+        layers = self._kv.layers
         try:
-            self._kept[handle] = self._taken(record)
+            if record.kind is FileKind.STATE:
+                self._kv.states[handle] = layers.state_from(record)
+                return ""
+            rows = layers.rows_from(record)
         except UnreadableRecord as reason:
             return str(reason)
-        return ""
-
-    def _taken(self, record: Record) -> KVRows | LayerStates:
-        layers = self._layers()
-        if record.kind is FileKind.STATE:
-            return layers.state_from(record)
-        rows = layers.rows_from(record)
         if record.kind is FileKind.ROWS and not layers.are_rows(rows, len(record.tokens)):
-            raise UnreadableRecord("rows of other shapes than this rank's")
-        return rows
+            return "rows of other shapes than the model's"
+        self._kv.rows[handle] = rows
+        return ""
 
     def _clear(self) -> None:
         with self._queue_said:

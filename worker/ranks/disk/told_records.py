@@ -29,6 +29,11 @@ def told_record(record: Record) -> list[Value]:
     return [told_name(record.name), record.position, tokens]
 
 
+def kind_from(told: list[Any]) -> FileKind:
+    """Return the kind of a record by what was told of it."""
+    return name_from(told[0]).kind
+
+
 def record_from(told: list[Any], root: PrefixHash, arrays: tuple[Array, ...]) -> Record:
     """Return a rank's own record by what was told."""
     name, position, tokens = name_from(told[0]), told[1], told[2]

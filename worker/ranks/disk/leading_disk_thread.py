@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any, Final
 
+from hearth.shared.errors import StartError
 from hearth.shared.suspending_clock import awake_s
 from hearth.worker.disk.disk_thread import DiskThread, OnRead
 from hearth.worker.disk.file_format import Record
@@ -19,13 +20,30 @@ from hearth.worker.disk.file_names import FileName
 from hearth.worker.disk.file_store import FileStore
 from hearth.worker.kv.disk_tier import RECALL_S_MAX
 from hearth.worker.kv.serialise_kv import UnreadableRecord, stored_bits
+from hearth.worker.ranks.disk.told_records import name_from, told_name, told_record
 from hearth.worker.ranks.named_kv import Telling, handle_of
 from hearth.worker.ranks.rank_link import Handle
-from hearth.worker.ranks.told_records import name_from, told_name, told_record
 
 QUEUE_EVENT: Final = "disk_queue"  # (writes taken so far, bytes that wait to be written)
 LOST_EVENT: Final = "disk_lost"  # (name,): a record could not be written
 FOUND_EVENT: Final = "disk_found"  # (handle of the read, whether each record is there)
+
+
+def lead_disk(telling: Telling, file_store: FileStore, queue_bytes: int) -> "LeadingDiskThread":
+    """Have the followers open their files of this root; return the I/O thread of rank 0.
+
+    The smallest rank's files decide how many bytes all of them may take.
+
+    Raises:
+        StartError: some rank has none, or may not have any; the text is its own.
+    """
+    hosts = telling.link.hosts
+    opened = telling.ask("disk_open", bytes(file_store.root), file_store.rule, list(hosts))
+    for rank, (bytes_max, refusal) in enumerate(opened, 1):
+        if refusal:
+            raise StartError(f"Rank {rank} ({hosts[rank]}) cannot keep KV on disk: {refusal}")
+        file_store.bytes_max = min(file_store.bytes_max, bytes_max)
+    return LeadingDiskThread(file_store, queue_bytes, telling)
 
 
 def have_taken(telling: Telling, record: Record, handle: Handle) -> None:
@@ -198,7 +216,7 @@ class LeadingDiskThread(DiskThread):
             with self._changed:
                 self._lost_by_followers += 1
                 self.counts["writes_lost_by_rank"] += 1
-            super().discard(name_from(told))  # of no use without that rank's part
+            super().drop([name_from(told)])  # of no use alone; it may be about to be written here
 
     def _note_own(self, handle: Handle, records: Sequence[Record | None]) -> None:
         with self._changed:
