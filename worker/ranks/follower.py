@@ -77,12 +77,11 @@ class Follower:
         }
 
     def run(self) -> None:
-        """Do as told until `stop`, on the stream that rank 0 computes on too; write what waits."""
+        """Do as told until `stop`, on the stream that rank 0 computes on too."""
         with mx.stream(generation_stream):
             while (operation := self._link.next()).name != STOP:
                 self._do(operation)
-        (flush_s,) = operation.arguments
-        self.disk.shut(flush_s)
+        self.disk.close()
 
     def _do(self, operation: Operation) -> None:
         self.kv.drop(operation.drops)

@@ -66,7 +66,7 @@ class FollowerMemory:
         return self._limit, self._use.bytes_used()
 
 
-def make_follower(link: FollowerLink, settings: Settings, group: mx.distributed.Group) -> Follower:
+def make_follower(link: FollowerLink, group: mx.distributed.Group, settings: Settings) -> Follower:
     """Return what does as rank 0 tells by `link`, with this rank's part of the model."""
     memory = FollowerMemory(settings, link)
 
@@ -84,7 +84,9 @@ def make_follower(link: FollowerLink, settings: Settings, group: mx.distributed.
     return Follower(link, load, sum_over(group), memory, open_store)
 
 
-def follow(link: FollowerLink, settings: Settings, group: mx.distributed.Group) -> None:
-    """Do as rank 0 tells until it says stop; leave the device then."""
-    make_follower(link, settings, group).run()
+def follow(link: FollowerLink, group: mx.distributed.Group, settings: Settings) -> None:
+    """Do as rank 0 tells until it says stop; leave the device, and wait for rank 0's end."""
+    make_follower(link, group, settings).run()
     leave_device()
+    link.answer(None)
+    link.next()  # nothing comes: this process ends with rank 0's

@@ -11,6 +11,7 @@ from typing import Any
 import mlx.core as mx
 
 from hearth.shared.errors import StartError
+from hearth.shared.settings_from_env import Settings
 from hearth.worker.disk.disk_thread import DiskThread
 from hearth.worker.disk.file_store import FileStore
 from hearth.worker.engine.compute_dtype import ComputeDtype
@@ -27,22 +28,65 @@ from hearth.worker.ranks.leading_layer_map import LeadingLayerMap
 from hearth.worker.ranks.named_kv import Telling
 from hearth.worker.ranks.rank_link import LeaderLink, RankRoom
 from hearth.worker.ranks.sharded_model import Sharded
+from hearth.worker.ranks.start_ranks import start_ranks
 from hearth.worker.setup.rank_setup import SingleRank
 
 log = logging.getLogger(__name__)
 
 
+def lead(
+    settings: Settings, worker_id: int, endpoint: str, is_over: Callable[[], bool]
+) -> SingleRank:
+    """Start the other ranks of a model, and return this one's parts. Inference thread.
+
+    Raises:
+        StartError: a setting asks for what several ranks cannot do, or they cannot be started.
+        SystemExit: the process ends.
+    """
+    refuse_settings(settings)
+    started = start_ranks(settings, worker_id, endpoint, is_over)
+
+    def close() -> None:
+        started.link.close()
+        started.processes.close()
+
+    return LeadingRank(started.link, started.group, settings.rank_split, close)
+
+
+def refuse_settings(settings: Settings) -> None:
+    """Raise StartError where a setting asks for what several ranks cannot do."""
+    asked = {
+        "KV_BITS": str(settings.kv_bits or ""),
+        "DRAFT_MODEL": settings.draft_model,
+        "ADAPTERS": ",".join(name for name, _ in settings.adapters),
+    }
+    for name, value in asked.items():
+        if value:
+            raise StartError(
+                f"RANKS is {settings.ranks} and {name} is {value!r}, which a model over several "
+                f"ranks cannot have (docs/ranks.md). Leave {name} empty, or set RANKS=1."
+            )
+
+
 class LeadingRank(SingleRank):
     """Rank 0 of several, with the link to the others. See `SingleRank`."""
 
-    def __init__(self, link: LeaderLink, group: mx.distributed.Group, split: str) -> None:
-        """`split` is RANK_SPLIT."""
+    def __init__(
+        self,
+        link: LeaderLink,
+        group: mx.distributed.Group,
+        split: str,
+        close: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`split` is RANK_SPLIT; `close` ends the link and the processes."""
+        self._close = close
         self._telling = Telling(link)
         self._group = group
         self._split = split
         self._total: Sum = sum_over(group)
         self._rooms: dict[int, RankRoom] = {}  # at the start, of ranks whose heartbeat says none
         self._byte_share = 1.0
+        self._is_serving = False
         self.ranks_here = _alike(link.hosts, 0)
 
     def part(self, admit: Callable[[int], None]) -> Sharded:
@@ -77,6 +121,7 @@ class LeadingRank(SingleRank):
         trees: bool = False,
     ) -> Engine:
         assert vision is None and packed is None, "neither comes to several ranks"
+        self._is_serving = True
         return LeadingEngine(loaded, batches, self._telling, self._total)
 
     def layer_map(self, probe: list[Any]) -> LayerMap:
@@ -94,7 +139,8 @@ class LeadingRank(SingleRank):
         return dataclasses.replace(forward, pair_bytes=forward.pair_bytes // self._group.size())
 
     def limit(self, used: int) -> int:
-        rooms = self._rooms | dict(self._telling.link.rooms)
+        told = dict(self._telling.link.rooms)  # of no bytes, until a rank has looked
+        rooms = self._rooms | {rank: room for rank, room in told.items() if room.limit_bytes}
         left = min(room.limit_bytes - room.used_bytes for room in rooms.values())
         return used + int(left / self._byte_share)
 
@@ -102,8 +148,13 @@ class LeadingRank(SingleRank):
         if self._telling.is_quiet():
             self._telling.tell("release_memory")
 
-    def stop(self, flush_s: float) -> None:
-        self._telling.tell(STOP, flush_s)
+    def end(self) -> None:
+        if self._is_serving:  # else some may load for minutes yet
+            self._telling.ask(STOP)  # they have written by then
+        self._close()
+
+    def note_broken(self) -> None:
+        self._telling.link.wait_for_failure()
 
 
 def _alike(hosts: Any, rank: int) -> int:

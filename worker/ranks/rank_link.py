@@ -74,6 +74,9 @@ class LeaderLink(Protocol):
     def witness(self, *facts: Value) -> None:
         """Note what is about to be computed, or was; every follower must note the same next."""
 
+    def wait_for_failure(self) -> None:
+        """Wait until it is found which rank is lost, which may end the process."""
+
 
 class FollowerLink(Protocol):
     """The end of one of ranks 1 to size - 1. Owner: its main thread, but for `send_event`."""

@@ -12,7 +12,7 @@ from hearth.shared.optional_packages import VISION_REMEDY, has_vision
 from hearth.shared.settings_from_env import Settings
 from hearth.worker.cache.block_hash import ROOT_SCHEMA, PrefixHash, schema_root
 from hearth.worker.cache.cache_budget import Budget
-from hearth.worker.disk.disk_thread import QUEUE_BYTES_MIN, DiskThread
+from hearth.worker.disk.disk_thread import QUEUE_BYTES_MIN
 from hearth.worker.disk.open_file_store import open_file_store
 from hearth.worker.doctor.checked_machine import chip
 from hearth.worker.engine.decode.batch_split import read_cost
@@ -29,6 +29,7 @@ from hearth.worker.kv.quantise_kv import PackedFormat, QuantFormat
 from hearth.worker.kv.turboquant import WIDTH_MAX, WIDTH_STEP, TurboFormat
 from hearth.worker.prompt.prefill_cuts import CutRule
 from hearth.worker.setup.concurrency import live_slots_max
+from hearth.worker.setup.rank_setup import SingleRank
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +38,11 @@ ROOT_GROUP_SIZE, ROOT_STORE_BITS = 64, "0"
 
 
 def make_kv_manager(
-    engine: Engine, loaded: LoadedModel, settings: Settings, cut_rule: CutRule
+    engine: Engine,
+    loaded: LoadedModel,
+    settings: Settings,
+    cut_rule: CutRule,
+    rank: SingleRank | None = None,
 ) -> KVManager | NullKVManager:
     """Return a KVManager; a NullKVManager, with one warning, where the caches are unknown.
 
@@ -45,11 +50,12 @@ def make_kv_manager(
 
     Raises:
         StartError: KV_BITS or KV_QUANT_SCHEME asks for what upstream cannot do with this model's
-            caches, or KV_CACHE_DIR is another user's.
+            caches, KV_CACHE_DIR is another user's, or the ranks' layers do not fit together.
     """
+    rank = rank or SingleRank()
     running = _running_format(engine, settings)
     try:
-        layers = LayerMap(engine.probe())
+        layers = rank.layer_map(engine.probe())
     except UnknownCache as unknown:
         log.warning("no KV is reused: the model keeps %s, which cannot be restored", unknown)
         return NullKVManager(engine.new_cache)
@@ -82,8 +88,8 @@ def make_kv_manager(
     )
     root = cache_root(loaded, settings)
     queue_bytes = disk_queue_bytes(layers, cut_rule.chunk)
-    file_store = open_file_store(root, settings, cut_rule.label)
-    disk_thread = DiskThread(file_store, queue_bytes) if file_store is not None else None
+    file_store = open_file_store(root, settings, cut_rule.label, rank.ranks_here)
+    disk_thread = rank.disk_thread(file_store, queue_bytes) if file_store is not None else None
     return KVManager(root, layers, engine.new_cache, Budget(0), rules, disk_thread)
 
 
@@ -125,7 +131,7 @@ def cache_root(loaded: LoadedModel, settings: Settings) -> PrefixHash:
         *(version("mlx"), version("mlx-lm")),
         *([version("mlx-vlm")] if loaded.vision is not None else []),
         f"dtype {loaded.dtype.name}",
-        *([f"ranks {settings.ranks} {settings.rank_split}"] if settings.ranks > 1 else []),
+        *([f"{settings.ranks} ranks, {settings.rank_split}"] if settings.ranks > 1 else []),
     ]
     return schema_root(parts)
 

@@ -29,7 +29,7 @@ from hearth.worker.schedule.memory_guard import MemoryGuard
 from hearth.worker.schedule.request_state import ClientLease, Request
 from hearth.worker.schedule.scheduler import Scheduler
 from hearth.worker.schedule.scheduler_config import SchedulerConfig
-from hearth.worker.setup import cut_rule_setup, kv_setup
+from hearth.worker.setup import cut_rule_setup, kv_setup, rank_setup
 from hearth.worker.setup.concurrency import running_max
 from hearth.worker.setup.memory_setup import WorkerMemory, relief_of
 from hearth.worker.stream.output_processor import OutputProcessor
@@ -392,7 +392,7 @@ def counted(
 
     replaced: list[tuple[Any, str, Any]] = [
         (open_file_store, "FileStore", store),
-        (kv_setup, "DiskThread", thread),
+        (rank_setup, "DiskThread", thread),
         (kv_setup, "cache_root", lambda *_, **__: ROOT),
         (lengths_module, "backend", lambda: "metal"),
         (cut_rule_setup, "backend", lambda: "metal"),
@@ -400,7 +400,7 @@ def counted(
     ]
     if not has_arrays:
         replaced += [
-            (kv_setup, "LayerMap", CountedLayerMap),
+            (rank_setup, "LayerMap", CountedLayerMap),
             (file_store, "encode", counted_disk.encode),
             (file_store, "read", counted_disk.reader(disk)),
             (serialise_kv, "_array", counted_disk.array_of),

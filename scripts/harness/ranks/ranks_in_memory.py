@@ -50,6 +50,9 @@ class LeaderInMemory:
             raise RankLost(f"no answer to {name} in {ANSWER_WAIT_S:g} s") from None
         return [unpack(answer) for answer in answers]
 
+    def wait_for_failure(self) -> None:
+        """Whatever fails, fails on this thread."""
+
     def witness(self, *facts: Value) -> None:
         self.comparison.note_own(pack(facts))
         self.check()

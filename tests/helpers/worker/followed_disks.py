@@ -129,7 +129,7 @@ class DisksOfRanks:
         self.settle()
         self.leading.close()
         for follower in self.followers:
-            follower.disk.shut(0)
+            follower.disk.close()
             follower.link.end()
             follower.thread.join(10)
 

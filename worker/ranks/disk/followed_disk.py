@@ -49,10 +49,9 @@ class FollowedDisk:
         assert self._thread is not None, "rank 0 opens the disk first"
         return self._thread
 
-    def shut(self, flush_s: float) -> None:
-        """Write what is queued, for so long, and end the I/O thread, if there is one."""
+    def close(self) -> None:
+        """End the I/O thread, if there is one; rank 0 has waited for what is written."""
         if self._thread is not None:
-            self._thread.flush(flush_s)
             self._thread.close()
 
     # ------------------------------------------------------------ what is told

@@ -130,11 +130,9 @@ def test_every_rank_writes_its_own_part_and_has_it_back_by_the_number_that_is_to
 def test_a_snapshot_is_stored_in_as_few_bits_on_every_rank(two: Disks, bits: int) -> None:
     snapshot = two.snapshot(3, bits)
     two.write(snapshot)
-    names = [
-        two.stores[rank].get(two.followers[0].disk.thread and snapshot.name) for rank in (0, 1)
-    ]
-    kinds = {array.dtype for record in names if record is not None for array in record.arrays}
-    assert kinds == {"F16" if bits == 16 else "F32"}
+    stored = [store.get(snapshot.name) for store in two.stores.values()]
+    kinds = [array.dtype for record in stored if record is not None for array in record.arrays]
+    assert kinds == ["F16" if bits == 16 else "F32"] * 2
     (found,) = two.read(snapshot.name)
     assert found is not None
     states = two.telling.states(states_of(0, 3))
@@ -277,10 +275,9 @@ def test_the_report_has_the_files_and_bytes_of_each_rank(disks: Disks) -> None:
     disks.write(disks.record(1), disks.record(2))
     report = disks.leading.report()
     assert report["files"] == 2
-    others = [
-        (row["rank"], row["host"], row["files"], row["queue_bytes"]) for row in report["ranks"]
-    ]
-    assert others == [(rank, "127.0.0.1", 2, 0) for rank in sorted(disks.stores)[1:]]
+    keys = ("rank", "host", "files", "queue_bytes")
+    told = [[row[key] for key in keys] for row in report["ranks"]]
+    assert told == [[rank, "127.0.0.1", 2, 0] for rank in sorted(disks.stores)[1:]]
 
 
 def test_a_rank_that_may_not_keep_files_is_an_error_at_the_start(tmp_path: Path) -> None:
