@@ -32,6 +32,7 @@ from hearth.worker.kv.quantise_kv import PackedFormat, QuantFormat
 from hearth.worker.kv.turboquant import WIDTH_MAX, WIDTH_STEP, TurboFormat
 from hearth.worker.prompt.prefill_cuts import CutRule
 from hearth.worker.setup.concurrency import live_slots_max
+from hearth.worker.setup.rank_setup import SingleRank
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +45,11 @@ ROOT_GROUP_SIZE, ROOT_STORE_BITS = 64, "0"
 
 
 def make_kv_manager(
-    engine: Engine, loaded: LoadedModel, settings: Settings, cut_rule: CutRule
+    engine: Engine,
+    loaded: LoadedModel,
+    settings: Settings,
+    cut_rule: CutRule,
+    rank: SingleRank | None = None,
 ) -> KVManager | NullKVManager:
     """Return a KVManager; a NullKVManager, with one warning, where the caches are unknown.
 
@@ -52,11 +57,12 @@ def make_kv_manager(
 
     Raises:
         StartError: KV_BITS or KV_QUANT_SCHEME asks for what upstream cannot do with this model's
-            caches, or KV_CACHE_DIR is another user's.
+            caches, KV_CACHE_DIR is another user's, or the ranks' layers do not fit together.
     """
+    rank = rank or SingleRank()
     running = _running_format(engine, settings)
     try:
-        layers = LayerMap(engine.probe())
+        layers = rank.layer_map(engine.probe())
     except UnknownCache as unknown:
         log.warning("no KV is reused: the model keeps %s, which cannot be restored", unknown)
         return NullKVManager(engine.new_cache)
@@ -89,7 +95,8 @@ def make_kv_manager(
     )
     root = cache_root(loaded, settings)
     queue_bytes = disk_queue_bytes(layers, cut_rule.chunk)
-    disk_thread = make_disk_thread(root, settings, cut_rule.label, queue_bytes)
+    make = rank.disk_thread
+    disk_thread = make_disk_thread(root, settings, cut_rule.label, queue_bytes, make)
     return KVManager(root, layers, engine.new_cache, Budget(0), rules, disk_thread)
 
 
@@ -101,7 +108,11 @@ def disk_queue_bytes(layers: LayerMap, chunk: int) -> int:
 
 
 def make_disk_thread(
-    root: PrefixHash, settings: Settings, cut_label: str, queue_bytes: int
+    root: PrefixHash,
+    settings: Settings,
+    cut_label: str,
+    queue_bytes: int,
+    make: Callable[[FileStore, int], DiskThread] = DiskThread,
 ) -> DiskThread | None:
     """Return the thread that writes KV to disk and reads it back; None where nothing is written.
 
@@ -120,7 +131,7 @@ def make_disk_thread(
         settings.kv_disk_write_gb_per_day * GB,
         rule=cut_label,
     )
-    return DiskThread(file_store, queue_bytes)
+    return make(file_store, queue_bytes)
 
 
 def disk_bytes_max(settings: Settings) -> int:
@@ -168,6 +179,7 @@ def cache_root(loaded: LoadedModel, settings: Settings) -> PrefixHash:
         *(version("mlx"), version("mlx-lm")),
         *([version("mlx-vlm")] if loaded.vision is not None else []),
         f"dtype {loaded.dtype.name}",
+        *([f"{settings.ranks} ranks, {settings.rank_split}"] if settings.ranks > 1 else []),
     ]
     return schema_root(parts)
 
