@@ -12,7 +12,8 @@ from typing import Final
 
 import zmq
 
-from hearth.shared.zmq_transport import CurveKeys, StartError, check_endpoint, curve_guard
+from hearth.shared.errors import StartError
+from hearth.shared.zmq_transport import CurveKeys, check_endpoint, curve_guard
 
 FRAME_BYTES_MAX: Final = 32 << 20
 QUEUE_FRAMES_MAX: Final = 20_000  # for one rank, before it counts as one that does not read

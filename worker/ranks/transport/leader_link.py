@@ -255,7 +255,7 @@ class TransportLeaderLink:
     def _greet(self, peer: bytes, address: str, rank: int | None, versions: Any) -> None:
         """Let a follower in, or say why not."""
         found = self._free_rank(address) if rank is None else rank
-        if found not in range(1, self.size) or found in self._ranks.values():
+        if found is None or not 0 < found < self.size or found in self._ranks.values():
             text = f"rank 0 waits for no rank at {address or 'this machine'}: its host file has "
             self._refuse(peer, text + ", ".join(self.hosts))
         elif wrong := difference(self._versions, versions):
