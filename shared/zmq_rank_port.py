@@ -12,7 +12,8 @@ from typing import Final
 
 import zmq
 
-from hearth.shared.zmq_transport import CurveKeys, StartError, check_endpoint, curve_guard
+from hearth.shared.errors import StartError
+from hearth.shared.zmq_transport import CurveKeys, check_endpoint, curve_guard
 
 FRAME_BYTES_MAX: Final = 32 << 20
 QUEUE_FRAMES_MAX: Final = 20_000  # for one rank, before it counts as one that does not read
@@ -93,9 +94,7 @@ class RankRouter:
         if len(parts) != 2:
             return None
         peer, frame = parts
-        address = ""
-        with contextlib.suppress(zmq.ZMQError):  # ipc:// has none
-            address = str(frame.get("Peer-Address"))
+        address = str(frame.get("Peer-Address")) if self._path is None else ""
         return peer.bytes, address, frame.bytes
 
     def close(self) -> None:
@@ -165,6 +164,8 @@ class RankDealer:
         return bytes(self._socket.recv())
 
     def close(self) -> None:
+        if self._socket.closed:
+            return
         self._socket.disable_monitor()
         self._monitor.close()
         self._socket.close()

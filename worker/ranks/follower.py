@@ -1,4 +1,4 @@
-"""Does what rank 0 tells, on this rank's part of the model and its KV.
+"""Carries out what rank 0 tells, on this rank's part of the model and its KV.
 
 A follower has no scheduler, no index and no clock: it decides nothing. Amid an operation of the
 decoder it comes to a question that rank 0 has to answer; then it does what it is told until
@@ -18,9 +18,11 @@ from hearth.worker.engine.decode.sampler import TokenChoice
 from hearth.worker.engine.model_loader import LoadedModel
 from hearth.worker.kv.return_freed_memory import release_memory
 from hearth.worker.ranks.agreed_tokens import FollowingTokens, Sum
+from hearth.worker.ranks.disk.followed_disk import FollowedDisk, OpenStore
 from hearth.worker.ranks.followed_kv import FollowedKV
 from hearth.worker.ranks.following_engine import FollowingEngine, no_tokens
 from hearth.worker.ranks.rank_link import FollowerLink, Handle, Operation
+from hearth.worker.ranks.same_model import model_facts
 
 STOP: Final = "stop"
 RETURNED: Final = "returned"
@@ -47,8 +49,9 @@ class Follower:
         load: Callable[..., LoadedModel],
         total: Sum,
         memory: RankMemory,
+        open_store: OpenStore,
     ) -> None:
-        """`load` is called with what `load` is told with, and raises StartError."""
+        """`load` is called with what `load` is told with; it and `open_store` raise StartError."""
         self._link = link
         self._memory = memory
         self._load_part = load
@@ -57,6 +60,7 @@ class Follower:
         self._total = total
         self._given: list[Any] = []  # the cache that the decoder gives back, amid its operation
         self.kv = FollowedKV()
+        self.disk = FollowedDisk(link, self.kv, open_store)
         self.operations: dict[str, Do] = {
             "load": self._load,
             "loaded": self._tell_loaded,
@@ -70,6 +74,7 @@ class Follower:
             "given": self._take_given,
             "release_memory": release_memory,
             **self.kv.operations,
+            **self.disk.operations,
         }
 
     def run(self) -> None:
@@ -77,6 +82,7 @@ class Follower:
         with mx.stream(generation_stream):
             while (operation := self._link.next()).name != STOP:
                 self._do(operation)
+        self.disk.close()
 
     def _do(self, operation: Operation) -> None:
         self.kv.drop(operation.drops)
@@ -102,9 +108,14 @@ class Follower:
             self._failure = str(error)  # rank 0 asks for it, and tells the user
 
     def _tell_loaded(self) -> list[Any]:
-        """Return why the part could not be loaded; its bytes, those allowed, those taken."""
-        nbytes = self._loaded.facts.weight_bytes if self._loaded is not None else 0
-        return [self._failure, nbytes, *self._memory.room()]
+        """Return why the part could not be loaded; else what it is, and three numbers of bytes.
+
+        Those of the part, those that this rank may take, and those that it takes.
+        """
+        loaded = self._loaded
+        if loaded is None:
+            return [self._failure, {}, 0, 0, 0]
+        return ["", model_facts(loaded), loaded.facts.weight_bytes, *self._memory.room()]
 
     def _make_engine(self, batches: bool) -> bool:
         tokens = FollowingTokens(self._link, self._total)
@@ -124,9 +135,7 @@ class Follower:
     def _set_cost(self, fields: list[Any]) -> None:
         self._engine.decoder.cost = ReadCost(*fields)
 
-    def _add(
-        self, key: str, handle: Handle, count: int, tail: list[int], tokens_max: int
-    ) -> None:
+    def _add(self, key: str, handle: Handle, count: int, tail: list[int], tokens_max: int) -> None:
         """Take in a sequence. Of its `count` tokens before the tail nobody here needs the ids."""
         sequence = Sequence(
             key=key,

@@ -98,9 +98,7 @@ def _end_with_stdin() -> None:
 
 
 def main() -> int:
-    from hearth.worker.ranks.follower import (
-        follow,
-    )  # it imports MLX, which a refused rank needs not
+    from hearth.worker.ranks.follower_setup import follow  # with MLX: a refused rank needs none
 
     return run_follower(follow)
 

@@ -4,6 +4,7 @@ Owner: the thread that computes.
 """
 
 import dataclasses
+import functools
 import logging
 import time
 from collections.abc import Sequence
@@ -12,14 +13,18 @@ from typing import Final
 import mlx.core as mx
 
 from hearth.shared.settings_from_env import Settings
+from hearth.worker.cache.block_hash import PrefixHash
+from hearth.worker.disk.file_store import FileStore
 from hearth.worker.engine import mlx_memory
 from hearth.worker.engine.engine import leave_device
 from hearth.worker.engine.footprint import MemoryUse
 from hearth.worker.engine.model_loader import LoadedModel, load_model, weights_of
 from hearth.worker.ranks.agreed_tokens import sum_over
+from hearth.worker.ranks.disk.open_followed_store import open_followed_store
 from hearth.worker.ranks.follower import Follower
 from hearth.worker.ranks.rank_link import FollowerLink
 from hearth.worker.ranks.sharded_model import Sharded
+from hearth.worker.setup.kv_setup import identify
 
 MEASURE_S: Final = 0.5
 
@@ -63,9 +68,7 @@ class FollowerMemory:
         return self._limit, self._use.bytes_used()
 
 
-def make_follower(
-    link: FollowerLink, settings: Settings, group: mx.distributed.Group
-) -> Follower:
+def make_follower(link: FollowerLink, group: mx.distributed.Group, settings: Settings) -> Follower:
     """Return what does as rank 0 tells by `link`, with this rank's part of the model."""
     memory = FollowerMemory(settings, link)
 
@@ -73,14 +76,21 @@ def make_follower(
         """Load this rank's part, to be computed in `dtype`, whatever is found of it here."""
         memory.share(ranks_here[link.rank])
         part = Sharded(group, settings.rank_split, memory.admit)
-        loaded = load_model(dataclasses.replace(settings, dtype=dtype), part=part)
+        name = functools.partial(identify, settings, lambda: False)
+        meant = dataclasses.replace(settings, dtype=dtype)
+        loaded = load_model(meant, identify=name, part=part)
         memory.loaded(loaded)
         return loaded
 
-    return Follower(link, load, sum_over(group), memory)
+    def open_store(root: PrefixHash, label: str, hosts: Sequence[str]) -> FileStore | None:
+        return open_followed_store(settings, link.rank, root, label, hosts)
+
+    return Follower(link, load, sum_over(group), memory, open_store)
 
 
-def follow(link: FollowerLink, settings: Settings, group: mx.distributed.Group) -> None:
-    """Do as rank 0 tells until it says stop; leave the device then."""
-    make_follower(link, settings, group).run()
+def follow(link: FollowerLink, group: mx.distributed.Group, settings: Settings) -> None:
+    """Do as rank 0 tells until it says stop; leave the device, and wait for rank 0's end."""
+    make_follower(link, group, settings).run()
     leave_device()
+    link.answer(None)
+    link.next()  # nothing comes: this process ends with rank 0's

@@ -60,11 +60,12 @@ def start_ranks(
     tensors = plan_tensors(settings.rank_backend, hosts, local)
     terms = LinkTerms(hosts, settings.stall_seconds, tensors, told_settings(settings))
     keys = rank_keys(settings) if settings.rank_hosts else None
-    end = functools.partial(end_worker, endpoint)
+    processes = RankProcesses()
+    end = functools.partial(end_worker, endpoint, processes)
     context = RankContext(keys, is_leader=True)
     link = TransportLeaderLink(terms, context, _endpoints(settings, worker_id, hosts[0].name), end)
     ranks = [rank for rank in range(1, settings.ranks) if local[rank]]
-    processes = RankProcesses(ranks, link.endpoint, link.lose, command)
+    processes.start(ranks, link.endpoint, link.lose, command)
     elsewhere = [host.name for host, is_here in zip(hosts, local, strict=True) if not is_here]
     if elsewhere:
         log.info("waiting for ranks on %s: run there %s", ", ".join(elsewhere), _join_hint(link))
@@ -105,7 +106,7 @@ def _endpoints(settings: Settings, worker_id: int, host: str) -> tuple[str, str]
     return ipc_endpoint(directory / names[0]), ipc_endpoint(directory / names[1])
 
 
-def end_worker(endpoint: str, code: int, why: str) -> None:
+def end_worker(endpoint: str, processes: RankProcesses, code: int, why: str) -> None:
     """Leave the reason for the supervisor and end this process, whatever its threads do.
 
     One of them may hang in a collective for ever, and none has anything that could still be told.
@@ -114,4 +115,5 @@ def end_worker(endpoint: str, code: int, why: str) -> None:
         leave_reason(endpoint, why)
     except OSError as error:
         log.warning("the supervisor is not told why: %s", error)
+    processes.kill()
     os._exit(code)

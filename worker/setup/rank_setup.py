@@ -65,5 +65,8 @@ class SingleRank:
     def tidy(self) -> None:
         """Have the other ranks give up what is gone here, where there is nothing else to do."""
 
-    def stop(self, flush_s: float) -> None:
-        """End the other ranks, each once it has written what waits, for so long at most."""
+    def end(self) -> None:
+        """End the other ranks, once they have written. The inference thread is over."""
+
+    def note_broken(self) -> None:
+        """Something broke here: where a rank's end is why, the process ends and says so."""

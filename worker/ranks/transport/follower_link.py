@@ -1,4 +1,4 @@
-"""Is a follower's end of the connection to rank 0: takes operations, says what it does of them."""
+"""Takes what rank 0 tells a follower, and says what it does of it."""
 
 import logging
 import threading
@@ -26,7 +26,7 @@ from hearth.worker.ranks.transport.link_messages import (
     REFUSED,
     WELCOME,
     WITNESS,
-    Welcome,
+    RankWelcome,
     message,
     own_versions,
 )
@@ -61,7 +61,7 @@ class TransportFollowerLink:
         self._is_closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="rank 0", daemon=True)
 
-    def join(self, rank: int | None, is_over: Callable[[], bool]) -> Welcome:
+    def join(self, rank: int | None, is_over: Callable[[], bool]) -> RankWelcome:
         """Say hello and wait to be let in; `rank` is None where the address says which it is.
 
         Raises:
@@ -76,7 +76,7 @@ class TransportFollowerLink:
         if kind == REFUSED:
             raise StartError(f"Rank 0 refuses this one: {items[0]}")
         assert kind == WELCOME, kind
-        welcome = Welcome(**items[0])
+        welcome = RankWelcome(**items[0])
         self.rank, self.size = welcome.rank, len(welcome.hosts)
         self._operations = RankDealer(self._context, welcome.operations, self._address)
         self._operations.send(pack([HERE, welcome.rank, welcome.secret]))
@@ -157,6 +157,8 @@ class TransportFollowerLink:
 
     def close(self) -> None:
         """Leave; rank 0 finds that this rank is gone. Main thread."""
+        if self._is_closed.is_set():
+            return
         self._is_closed.set()
         if self._thread.is_alive():
             self._thread.join()

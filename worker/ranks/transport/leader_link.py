@@ -1,4 +1,4 @@
-"""Is rank 0's end of the connections to the other ranks: tells, asks, compares and watches."""
+"""Tells the other ranks what to do from rank 0; asks, compares and watches them."""
 
 import logging
 import secrets
@@ -29,7 +29,7 @@ from hearth.worker.ranks.transport.link_messages import (
     REFUSED,
     WELCOME,
     WITNESS,
-    Welcome,
+    RankWelcome,
     difference,
     message,
     own_versions,
@@ -89,6 +89,7 @@ class TransportLeaderLink:
         self._peers: dict[int, bytes] = {}  # of the operations' connections; inference thread
         self._are_all_in = threading.Event()
         self._is_closed = threading.Event()
+        self._is_ending = False
         self._failing = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="ranks", daemon=True)
 
@@ -125,6 +126,10 @@ class TransportLeaderLink:
 
     def witness(self, *facts: Value) -> None:
         self._comparison.note_own(pack(facts))
+
+    def let_go(self) -> None:
+        """Take no rank for lost from now on: this process ends, and the others with it."""
+        self._is_ending = True
 
     def wait_for_failure(self) -> None:
         """Wait until this link finds which rank is lost, which may end the process.
@@ -166,10 +171,10 @@ class TransportLeaderLink:
 
     def _fail(self, why: str, code: int = EXIT_RANK_LOST) -> None:
         with self._failing:
-            if self.failure or self._is_closed.is_set():
+            if self.failure or self._is_ending:
                 return
             self.failure = why
-        log.error("a rank is lost: %s", why)
+        log.error("all ranks end: %s", why)
         self._end(code, why)
 
     # ------------------------------------------------------------ the link's thread
@@ -250,7 +255,7 @@ class TransportLeaderLink:
     def _greet(self, peer: bytes, address: str, rank: int | None, versions: Any) -> None:
         """Let a follower in, or say why not."""
         found = self._free_rank(address) if rank is None else rank
-        if found not in range(1, self.size) or found in self._ranks.values():
+        if found is None or not 0 < found < self.size or found in self._ranks.values():
             text = f"rank 0 waits for no rank at {address or 'this machine'}: its host file has "
             self._refuse(peer, text + ", ".join(self.hosts))
         elif wrong := difference(self._versions, versions):
@@ -274,7 +279,9 @@ class TransportLeaderLink:
     def _welcome(self, peer: bytes, rank: int) -> None:
         terms = self._terms
         endpoint = self._operations.endpoint
-        welcome = Welcome(rank, self._secret, endpoint, self.hosts, terms.tensors, terms.settings)
+        welcome = RankWelcome(
+            rank, self._secret, endpoint, self.hosts, terms.tensors, terms.settings
+        )
         self._answer(peer, [WELCOME, asdict(welcome)])
         self._ranks[peer] = rank
         self._watch.note_heard(rank, awake_s())
@@ -291,6 +298,7 @@ class TransportLeaderLink:
 
     def close(self) -> None:
         """Stop watching; followers find that rank 0 is gone. Not for the link's thread."""
+        self.let_go()
         self._is_closed.set()
         if self._thread.is_alive():
             self._thread.join()

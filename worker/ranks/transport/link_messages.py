@@ -16,7 +16,7 @@ from hearth.shared.version import VERSION
 from hearth.worker.ranks.rank_link import unpack
 
 HELLO: Final = "hello"  # its rank, or None where its address says it; what it is made of
-WELCOME: Final = "welcome"  # see Welcome
+WELCOME: Final = "welcome"  # see RankWelcome
 REFUSED: Final = "refused"  # why
 HERE: Final = "here"  # its rank; the secret of the welcome
 BEAT: Final = "beat"  # done, is waiting, said; limit and used bytes
@@ -28,7 +28,7 @@ Kind = Literal["hello", "welcome", "refused", "here", "beat", "witness", "event"
 
 
 @dataclass(frozen=True, slots=True)
-class Welcome:
+class RankWelcome:
     """What a follower is told once rank 0 knows it."""
 
     rank: int

@@ -3,7 +3,7 @@
 A follower ends itself when its standard input reaches its end, which it does however rank 0 dies.
 """
 
-import logging
+import functools
 import os
 import signal
 import subprocess
@@ -12,15 +12,17 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
-log = logging.getLogger(__name__)
-
 FOLLOWER: Final = (sys.executable, "-m", "hearth.worker.ranks.follower_main")
 
 
 class RankProcesses:
-    """Holds the processes of local followers. Any thread."""
+    """Holds the processes of local followers. Owner: the inference thread; any may call `kill`."""
 
-    def __init__(
+    def __init__(self) -> None:
+        self._processes: dict[int, subprocess.Popen[bytes]] = {}
+        self._watchers: list[threading.Thread] = []
+
+    def start(
         self,
         ranks: Iterable[int],
         endpoint: str,
@@ -31,28 +33,25 @@ class RankProcesses:
 
         `on_end` is told a rank and how it ended, on a thread of its own.
         """
-        self._on_end = on_end
-        self._processes = {
-            rank: subprocess.Popen(
+        for rank in ranks:
+            process = self._processes[rank] = subprocess.Popen(
                 [*command, "--leader", endpoint, "--rank", str(rank)],
                 stdin=subprocess.PIPE,  # held open for as long as this process lives
                 env=os.environ,
             )
-            for rank in ranks
-        }
-        self._watchers = [
-            threading.Thread(target=self._watch, args=pair, name="rank process", daemon=True)
-            for pair in self._processes.items()
-        ]
-        for watcher in self._watchers:
+            watch = functools.partial(_watch, process, functools.partial(on_end, rank))
+            watcher = threading.Thread(target=watch, name="rank process", daemon=True)
+            self._watchers.append(watcher)
             watcher.start()
 
     @property
     def pids(self) -> dict[int, int]:
         return {rank: process.pid for rank, process in self._processes.items()}
 
-    def _watch(self, rank: int, process: "subprocess.Popen[bytes]") -> None:
-        self._on_end(rank, how_ended(process.wait()))
+    def kill(self) -> None:
+        """End them now; one that was stopped would not see that its standard input ends."""
+        for process in self._processes.values():
+            process.kill()
 
     def close(self) -> None:
         """Have all of them end, and wait for it."""
@@ -61,6 +60,10 @@ class RankProcesses:
             process.stdin.close()
         for watcher in self._watchers:
             watcher.join()
+
+
+def _watch(process: "subprocess.Popen[bytes]", on_end: Callable[[str], None]) -> None:
+    on_end(how_ended(process.wait()))
 
 
 def how_ended(code: int) -> str:

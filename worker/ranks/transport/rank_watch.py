@@ -14,7 +14,7 @@ WAIT_BEATS: Final = 2  # in which a follower waits while rank 0 computes, before
 class RankBeat:
     """What a follower says of itself each BEAT_S."""
 
-    done_count: int  # operations; -1 while it loads
+    done_count: int  # operations; -1 until it is ready for the first one
     is_waiting: bool  # for the next operation
     said_count: int  # facts that it has witnessed
 
@@ -74,7 +74,8 @@ class RankWatch:
             silent_s, stuck_s = now_s - state.heard_at, now_s - state.moved_at
             if silent_s >= self.silence_s_max:
                 return f"{self.name(rank)} is silent for {silent_s:.0f} s"
-            if state.beat.done_count >= 0 and self._stall_s and stuck_s >= self._stall_s:
+            # The first operation loads the model, which may take minutes.
+            if state.beat.done_count > 0 and self._stall_s and stuck_s >= self._stall_s:
                 text = f"is in operation {state.beat.done_count + 1:,} for {stuck_s:.0f} s"
                 return f"{self.name(rank)} {text} (STALL_SECONDS)"
         return None

@@ -38,9 +38,13 @@ def plan_tensors(
     if backend == "ring":
         return {"backend": backend, "addresses": _ring_addresses(hosts, are_local)}
     if backend == "jaccl":
+        devices = _devices(hosts)
         port = _free_port(hosts[0].name, is_local=True)
-        coordinator = f"{hosts[0].name}:{port}"
-        return {"backend": backend, "coordinator": coordinator, "devices": _devices(hosts)}
+        return {
+            "backend": backend,
+            "coordinator": f"{hosts[0].name}:{port}",
+            "devices": devices,
+        }
     return {"backend": backend}
 
 

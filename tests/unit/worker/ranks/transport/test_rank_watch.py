@@ -34,7 +34,7 @@ def test_a_rank_that_ends_no_operation_is_stuck_after_stall_seconds() -> None:
 def test_a_rank_that_loads_or_has_nothing_to_do_is_not_stuck() -> None:
     loading, idle = RankWatch(HOSTS, 30, 0), RankWatch(HOSTS, 30, 0)
     for second in range(100):
-        loading.note_beat(1, RankBeat(-1, False, 0), 0, 0, second)
+        loading.note_beat(1, RankBeat(second // 50 - 1, False, 0), 1, 0, second)
         idle.note_beat(1, RankBeat(7, True, 9), 7, 9, second)
         assert loading.check(second) is None
         assert idle.check(second) is None
