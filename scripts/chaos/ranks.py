@@ -72,6 +72,7 @@ class Blow:
     left: int  # processes of before that outlived it
     is_answer_cold: bool  # whether the known prompt was answered as it was of a cold cache
     cached: int  # tokens of the known prompt that came from disk
+    said: str  # of the first error
     misses: list[str]
 
 
@@ -149,6 +150,7 @@ async def play(scene: Scene, sent: signal.Signals, moment: Moment) -> Blow:
         left,
         known.end is not None and known.end.said == scene.cold,
         _cached(bytes(known.raw)),
+        next((asked.end.detail for asked in ended if asked.end and asked.end.detail), ""),
         [],
     )
     return _judged(blow, scene, ended)
