@@ -1,4 +1,4 @@
-"""Does what rank 0 tells, on this rank's part of the model and its KV.
+"""Carries out what rank 0 tells, on this rank's part of the model and its KV.
 
 A follower has no scheduler, no index and no clock: it decides nothing. Amid an operation of the
 decoder it comes to a question that rank 0 has to answer; then it does what it is told until
@@ -18,6 +18,7 @@ from hearth.worker.engine.decode.sampler import TokenChoice
 from hearth.worker.engine.model_loader import LoadedModel
 from hearth.worker.kv.return_freed_memory import release_memory
 from hearth.worker.ranks.agreed_tokens import FollowingTokens, Sum
+from hearth.worker.ranks.disk.followed_disk import FollowedDisk, OpenStore
 from hearth.worker.ranks.followed_kv import FollowedKV
 from hearth.worker.ranks.following_engine import FollowingEngine, no_tokens
 from hearth.worker.ranks.rank_link import FollowerLink, Handle, Operation
@@ -48,20 +49,22 @@ class Follower:
         load: Callable[..., LoadedModel],
         total: Sum,
         memory: RankMemory,
+        open_store: OpenStore,
     ) -> None:
-        """`load` is called with what `load` is told with, and raises StartError."""
+        """`load` is called with what `load` is told with; it and `open_store` raise StartError."""
         self._link = link
         self._memory = memory
         self._load_part = load
         self._loaded: LoadedModel | None = None
+        self._engine: FollowingEngine | None = None
         self._failure = ""  # to load
         self._total = total
         self._given: list[Any] = []  # the cache that the decoder gives back, amid its operation
         self.kv = FollowedKV()
+        self.disk = FollowedDisk(link, self.kv, open_store)
         self.operations: dict[str, Do] = {
             "load": self._load,
             "loaded": self._tell_loaded,
-            "facts": lambda: model_facts(self._loaded),
             "engine": self._make_engine,
             "new_cache": self._new_cache,
             "prefill": self._prefill,
@@ -71,8 +74,8 @@ class Follower:
             "remove": self._remove,
             "given": self._take_given,
             "release_memory": release_memory,
-            "flush": lambda _seconds: None,
             **self.kv.operations,
+            **self.disk.operations,
         }
 
     def run(self) -> None:
@@ -80,6 +83,7 @@ class Follower:
         with mx.stream(generation_stream):
             while (operation := self._link.next()).name != STOP:
                 self._do(operation)
+        self.disk.close()
 
     def _do(self, operation: Operation) -> None:
         self.kv.drop(operation.drops)
@@ -96,6 +100,11 @@ class Follower:
         (value,) = operation.arguments
         return value
 
+    @property
+    def engine(self) -> FollowingEngine:
+        assert self._engine is not None, "rank 0 makes its engine before it uses it"
+        return self._engine
+
     # ------------------------------------------------------------ start
 
     def _load(self, *how: Any) -> None:
@@ -105,27 +114,32 @@ class Follower:
             self._failure = str(error)  # rank 0 asks for it, and tells the user
 
     def _tell_loaded(self) -> list[Any]:
-        """Return why the part could not be loaded; its bytes, those allowed, those taken."""
-        nbytes = self._loaded.facts.weight_bytes if self._loaded is not None else 0
-        return [self._failure, nbytes, *self._memory.room()]
+        """Return why the part could not be loaded; else what it is, and three numbers of bytes.
+
+        Those of the part, those that this rank may take, and those that it takes.
+        """
+        loaded = self._loaded
+        if loaded is None:
+            return [self._failure, {}, 0, 0, 0]
+        return ["", model_facts(loaded), loaded.facts.weight_bytes, *self._memory.room()]
 
     def _make_engine(self, batches: bool) -> bool:
         tokens = FollowingTokens(self._link, self._total)
         assert self._loaded is not None, "rank 0 has asked for that"
         self._engine = FollowingEngine(self._loaded, batches, tokens, self._until_returned)
-        return self._engine.decoder.is_mergeable
+        return self.engine.decoder.is_mergeable
 
     def _new_cache(self, handle: Handle) -> None:
-        self.kv.caches[handle] = self._engine.new_cache()
+        self.kv.caches[handle] = self.engine.new_cache()
 
     def _prefill(self, handle: Handle, ids: list[int]) -> None:
         self._link.witness("prefill", handle, len(ids))
-        self._engine.prefill(self.kv.caches[handle], ids)
+        self.engine.prefill(self.kv.caches[handle], ids)
 
     # ------------------------------------------------------------ answers
 
     def _set_cost(self, fields: list[Any]) -> None:
-        self._engine.decoder.cost = ReadCost(*fields)
+        self.engine.decoder.cost = ReadCost(*fields)
 
     def _add(self, key: str, handle: Handle, count: int, tail: list[int], tokens_max: int) -> None:
         """Take in a sequence. Of its `count` tokens before the tail nobody here needs the ids."""
@@ -141,7 +155,7 @@ class Follower:
             join_bytes=self._until_returned,
             take_back=self._take_back,
         )
-        self._engine.decoder.add(sequence)
+        self.engine.decoder.add(sequence)
 
     def _take_back(self, cache: list[Any]) -> None:
         self._given = cache
@@ -151,10 +165,10 @@ class Follower:
         self.kv.caches[handle], self._given = self._given, []
 
     def _step(self) -> None:
-        sampled = self._engine.decoder.step()
+        sampled = self.engine.decoder.step()
         self._link.witness("said", [one.token_id for one in sampled])
 
     def _remove(self, key: str, said: int | None, handle: Handle) -> None:
-        left = self._engine.decoder.remove(key, said)
+        left = self.engine.decoder.remove(key, said)
         if left is not None:
             self.kv.caches[handle] = left.cache
