@@ -197,9 +197,10 @@ def planted(options: argparse.Namespace) -> int:
             )
         except Exception as wrong:  # whatever a spoiled operation leads to
             error = f"{type(wrong).__name__}: {wrong}"
-        seconds = ranks.failed_at - links[0].planted_at if links[0].planted_at else 0.0
-        told = {"plant": options.plant, "found_s": round(seconds, 2), "failure": ranks.failure}
-    told |= {"error": error, "is_found": bool(error) and seconds <= FOUND_S_MAX}
+        by_link = ranks.failed_at - links[0].planted_at if ranks.failed_at else 0.0
+        told = {"plant": options.plant, "failure": ranks.failure, "error": error}
+    is_found = error.startswith("RankMismatch") or (bool(told["failure"]) and by_link > 0)
+    told |= {"found_s": round(by_link, 2), "is_found": is_found and by_link <= FOUND_S_MAX}
     print(json.dumps(told))
     return 0 if told["is_found"] else 1
 
