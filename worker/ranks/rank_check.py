@@ -20,7 +20,7 @@ from hearth.shared.errors import StartError
 from hearth.shared.models.local_models import local_models, matching_whole
 from hearth.shared.models.model_path import named_model
 from hearth.shared.settings_from_env import POCKET, Settings
-from hearth.worker.engine.model_loader import POCKET_DIR
+from hearth.shared.version import VERSION
 from hearth.worker.engine.weights_identity import HashMemory, WeightsIdentity
 from hearth.worker.ranks.rank_link import FollowerLink, LeaderLink
 from hearth.worker.ranks.transport.link_messages import difference
@@ -137,8 +137,9 @@ def _files(settings: Settings) -> dict[str, str]:
     try:
         named = named_model(settings.model_path)
         found = matching_whole(str(named), local_models()) if isinstance(named, str) else []
-        directory = POCKET_DIR if named == POCKET else Path(named)
-        directory = found[0].directory if found else directory
+        if named == POCKET:
+            return {POCKET: VERSION}  # its files come with the program
+        directory = found[0].directory if found else Path(named)
         parts = WeightsIdentity(directory, HashMemory(settings.kv_cache_dir)).parts()
     except (StartError, OSError) as error:
         return {"model": str(error)}
