@@ -127,7 +127,7 @@ async def play(scene: Scene, sent: signal.Signals, moment: Moment) -> Blow:
     worker, followers = worker_of(server), followers_of(server)
     ranks = [worker, *followers]
     old = [*ranks, *worker.children(recursive=True)]
-    rank = rng.randrange(1, len(ranks)) if sent == signal.SIGSTOP else rng.randrange(len(ranks))
+    rank = rng.randrange(len(ranks))
     waiting, tasks = await _under_way(scene, moment)
     is_amid = _is_amid(moment, waiting)
     began = time.monotonic()
