@@ -27,10 +27,9 @@ from hearth.worker.ranks.leading_engine import LeadingEngine
 from hearth.worker.ranks.leading_layer_map import LeadingLayerMap
 from hearth.worker.ranks.named_kv import Telling
 from hearth.worker.ranks.rank_link import LeaderLink, RankRoom
-from hearth.worker.ranks.rank_settings import OFF, refuse_settings
 from hearth.worker.ranks.same_model import check_same_model, model_facts
 from hearth.worker.ranks.sharded_model import Sharded
-from hearth.worker.ranks.start_ranks import start_ranks
+from hearth.worker.ranks.start_ranks import OFF, start_ranks
 from hearth.worker.setup.rank_setup import SingleRank
 
 log = logging.getLogger(__name__)
@@ -45,7 +44,6 @@ def lead(
         StartError: a setting asks for what several ranks cannot do, or they cannot be started.
         SystemExit: the process ends.
     """
-    refuse_settings(settings)
     log.info("RANKS is %d, without %s (docs/ranks.md)", settings.ranks, ", ".join(OFF))
     started = start_ranks(settings, worker_id, endpoint, is_over)
 
@@ -72,8 +70,8 @@ class LeadingRank(SingleRank):
         self._group = group
         self._split = split
         self._total: Sum = sum_over(group)
-        self._rooms: dict[int, RankRoom] = {}  # at the start, of ranks whose heartbeat says none
-        self._byte_share = 1.0
+        self.rooms: dict[int, RankRoom] = {}  # at the start, of ranks whose heartbeat says none
+        self.byte_share = 1.0
         self._is_serving = False
         self.ranks_here = _alike(link.hosts, 0)
 
@@ -94,7 +92,7 @@ class LeadingRank(SingleRank):
             if failure:
                 raise StartError(f"Rank {rank} ({hosts[rank]}) cannot load its part: {failure}")
             nbytes += theirs
-            self._rooms[rank] = RankRoom(*room)
+            self.rooms[rank] = RankRoom(*room)
             others.append(facts)
         check_same_model(model_facts(loaded), others, hosts)
         whole = dataclasses.replace(
@@ -116,7 +114,7 @@ class LeadingRank(SingleRank):
 
     def layer_map(self, probe: list[Any]) -> LayerMap:
         layers = LeadingLayerMap(probe, self.telling)
-        self._byte_share = layers.byte_share
+        self.byte_share = layers.byte_share
         return layers
 
     def disk_thread(self, file_store: FileStore, queue_bytes: int) -> DiskThread:
@@ -130,9 +128,9 @@ class LeadingRank(SingleRank):
 
     def limit(self, used: int) -> int:
         told = dict(self.telling.link.rooms)  # of no bytes, until a rank has looked
-        rooms = self._rooms | {rank: room for rank, room in told.items() if room.limit_bytes}
+        rooms = self.rooms | {rank: room for rank, room in told.items() if room.limit_bytes}
         left = min(room.limit_bytes - room.used_bytes for room in rooms.values())
-        return used + int(left / self._byte_share)
+        return used + int(left / self.byte_share)
 
     def tidy(self) -> None:
         if self.telling.is_quiet():
