@@ -55,7 +55,9 @@ def talk(worker: Machine) -> Said:
     for fork in range(2):
         answer = worker.ask(words(1, 150) + words(50 + fork, 60), 4)
         said.append((answer.cached, answer.tokens))
-    together = [worker.submit(words(1, 120) + words(9 + n, 20 + 9 * n), 8 + 3 * n) for n in range(4)]
+    together = [
+        worker.submit(words(1, 120) + words(9 + n, 20 + 9 * n), 8 + 3 * n) for n in range(4)
+    ]
     worker.run(lambda: len(worker.engine.decoder) == 4)
     worker.step()
     together.pop().request.lease.is_cancelled = True
