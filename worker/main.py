@@ -75,7 +75,7 @@ from hearth.worker.setup.prompt_and_session_setup import (
     prompt_facts,
     turns_directory,
 )
-from hearth.worker.setup.rank_setup import SingleRank
+from hearth.worker.setup.rank_setup import SingleRank, start_by_mpi
 from hearth.worker.setup.requested_bits_setup import make_requested_bits
 from hearth.worker.setup.suspect_setup import SuspectParts, make_suspect_parts
 from hearth.worker.setup.upkeep_setup import evictions_of, expire_of, sweep_of
@@ -486,6 +486,7 @@ def main() -> int:
             if hint := listening_hint(host, os.path.realpath(sys.executable)):
                 log.info("%s", hint)
         os.environ |= temp_environment(os.environ, settings.instance_dir)
+        start_by_mpi(settings)
         worker = Worker(settings, options.worker_id, options.endpoint)
     except StartError as error:
         _refuse(options.endpoint, error)
