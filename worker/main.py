@@ -75,7 +75,7 @@ from hearth.worker.setup.prompt_and_session_setup import (
     prompt_facts,
     turns_directory,
 )
-from hearth.worker.setup.rank_setup import SingleRank
+from hearth.worker.setup.rank_setup import SingleRank, start_by_mpi
 from hearth.worker.setup.requested_bits_setup import make_requested_bits
 from hearth.worker.setup.suspect_setup import SuspectParts, make_suspect_parts
 from hearth.worker.setup.upkeep_setup import evictions_of, expire_of, sweep_of
@@ -176,7 +176,8 @@ class Worker:
                     self._sessions.close()  # turns are small, and worth more than KV
                 if self._kv_manager is not None:
                     self._kv_manager.shut(self._settings.shutdown_flush_seconds)
-                self._rank.end()
+                if not inference.is_alive():
+                    self._rank.end()
             self._shutdown.note_end(inference)
         finally:
             is_over.set()
@@ -381,6 +382,7 @@ class Worker:
         report["adapters"] = parts.loaded.adapters.report()
         report["quantisation"] = quantisation_report(kv_manager)
         report["dtype"] = parts.loaded.dtype.row()
+        report["ranks"] = self._rank.report(parts.loop.active_bytes)
         report["trunks"] = scheduler.trunks_report()
         report["sessions"] = parts.sessions.counters()
         report["vision"] = vision_report(parts.vision)
@@ -484,6 +486,7 @@ def main() -> int:
             if hint := listening_hint(host, os.path.realpath(sys.executable)):
                 log.info("%s", hint)
         os.environ |= temp_environment(os.environ, settings.instance_dir)
+        start_by_mpi(settings)
         worker = Worker(settings, options.worker_id, options.endpoint)
     except StartError as error:
         _refuse(options.endpoint, error)

@@ -22,8 +22,8 @@ from hearth.worker.engine.model_loader import LoadedModel, load_model, weights_o
 from hearth.worker.ranks.agreed_tokens import Sum, sum_over
 from hearth.worker.ranks.disk.open_followed_store import open_followed_store
 from hearth.worker.ranks.follower import Follower
+from hearth.worker.ranks.loading.sharded_model import Sharded
 from hearth.worker.ranks.rank_link import FollowerLink
-from hearth.worker.ranks.sharded_model import Sharded
 from hearth.worker.setup.kv_setup import identify
 
 MEASURE_S: Final = 0.5
@@ -42,8 +42,9 @@ class FollowerMemory:
         self._limit = mlx_memory.memory_limit(settings)
 
     def share(self, ranks_here: int) -> None:
-        """So many ranks of the model are on this machine, and have equal parts of its memory."""
-        self._limit = mlx_memory.memory_limit(self._settings) // ranks_here
+        """So many ranks of each worker are on this machine, and have equal parts of its memory."""
+        parts = ranks_here * max(1, self._settings.workers)
+        self._limit = mlx_memory.memory_limit(self._settings) // parts
         mlx_memory.hold_memory(self._limit)
 
     def admit(self, nbytes: int) -> None:
