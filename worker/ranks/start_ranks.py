@@ -72,6 +72,7 @@ def lead_ranks(
 
     Raises: as `start_ranks`.
     """
+    refuse_settings(settings)
     hosts = read_hosts(settings.rank_hosts, settings.ranks)
     local = are_local(hosts)
     tensors = plan_tensors(settings.rank_backend, hosts, local)
@@ -92,6 +93,21 @@ def lead_ranks(
         log.info("waiting for ranks on %s: run there %s", ", ".join(elsewhere), _join_hint(link))
     link.wait_for_all(is_over)
     return StartedRanks(link, join_group(tensors, 0, settings.ranks), processes)
+
+
+def refuse_settings(settings: Settings) -> None:
+    """Raise StartError where a setting asks for what several ranks cannot do."""
+    asked = {
+        "KV_BITS": str(settings.kv_bits or ""),
+        "DRAFT_MODEL": settings.draft_model,
+        "ADAPTERS": ",".join(name for name, _ in settings.adapters),
+    }
+    for name, value in asked.items():
+        if value:
+            raise StartError(
+                f"RANKS is {settings.ranks} and {name} is {value!r}, which a model over several "
+                f"ranks cannot have (docs/ranks.md). Leave {name} empty, or set RANKS=1."
+            )
 
 
 def _join_hint(link: TransportLeaderLink) -> str:
