@@ -478,8 +478,7 @@ def main() -> int:
     try:
         raise_open_file_limit(OPEN_FILES, OPEN_FILES_MIN)
         settings = load_settings(os.environ, env_file())
-        name = f"worker-{options.worker_id}"
-        configure(settings.log_level.upper(), name, settings.log_prompts)
+        configure(settings.log_level.upper(), f"worker-{options.worker_id}", settings.log_prompts)
         if options.endpoint.startswith("tcp://"):  # else the proxy, with the same file, says it
             for text in setting_warnings(os.environ, env_file()):
                 log.warning("%s", text)
