@@ -21,9 +21,12 @@ class Watched(nn.Module):
         self._margins = margins
 
     def __call__(self, x: mx.array) -> Any:
-        scores = x @ self.router.weight.T
-        if "bias" in self.router:
-            scores = scores + self.router.bias
+        if isinstance(self.router, nn.QuantizedLinear):
+            scores = self.router(x)
+        else:
+            scores = x @ self.router.weight.T
+            if "bias" in self.router:
+                scores = scores + self.router.bias
         if "e_score_correction_bias" in self.router:
             scores = mx.sigmoid(scores) + self.router.e_score_correction_bias
         ordered = np.sort(np.array(scores.astype(mx.float32)), axis=-1)

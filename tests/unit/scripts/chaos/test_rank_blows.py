@@ -16,32 +16,32 @@ from scripts.chaos.ranks import (
 )
 
 START_S = 3.0
-GOOD = Blow("SIGKILL", 1, "decode", True, ["failed"], 0.2, 4.0, 0, True, 2_000, "502", [])
+GOOD = Blow("SIGKILL", 1, "decode", True, ["failed"], 0.2, 1.0, 4.0, 0, True, 2_000, "502", [])
 FAILED = [Asked(End("failed"))]
 
 
 def test_a_blow_with_one_error_each_and_a_quick_return_misses_nothing() -> None:
-    assert judged(GOOD, START_S, FAILED).misses == []
+    assert judged(GOOD, FAILED).misses == []
 
 
 def test_late_errors_late_returns_processes_left_and_other_answers_are_missed() -> None:
     late = replace(GOOD, error_s=ERROR_S_MAX + 0.1)
-    assert "an error came after 2.1 s" in judged(late, START_S, FAILED).misses[0]
-    slow = replace(GOOD, back_s=START_S + RECOVERY_S + 0.1)
-    assert "back after 8.1 s" in judged(slow, START_S, FAILED).misses[0]
-    assert judged(replace(GOOD, left=1), START_S, FAILED).misses
-    assert judged(replace(GOOD, is_answer_cold=False), START_S, FAILED).misses
+    assert "an error came after 2.1 s" in judged(late, FAILED).misses[0]
+    slow = replace(GOOD, spawned_s=RECOVERY_S + 0.1)
+    assert "started anew after 5.1 s" in judged(slow, FAILED).misses[0]
+    assert judged(replace(GOOD, left=1), FAILED).misses
+    assert judged(replace(GOOD, is_answer_cold=False), FAILED).misses
 
 
 def test_a_request_that_hangs_or_is_cut_is_missed() -> None:
     for kind in ("hung", "cut", "malformed", "bug"):
-        assert judged(GOOD, START_S, [Asked(End(kind))]).misses  # type: ignore[arg-type]
+        assert judged(GOOD, [Asked(End(kind))]).misses  # type: ignore[arg-type]
 
 
 def test_a_stopped_rank_may_take_as_long_as_a_stall() -> None:
     stopped = replace(GOOD, signal="SIGSTOP", error_s=STALL_SECONDS + STALL_MARGIN_S - 0.1)
-    assert judged(stopped, START_S, FAILED).misses == []
-    assert judged(replace(stopped, error_s=stopped.error_s + 0.2), START_S, FAILED).misses
+    assert judged(stopped, FAILED).misses == []
+    assert judged(replace(stopped, error_s=stopped.error_s + 0.2), FAILED).misses
 
 
 def test_cached_tokens_are_those_of_the_last_usage() -> None:
