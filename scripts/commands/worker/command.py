@@ -14,7 +14,7 @@ import argparse
 import ipaddress
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -77,13 +77,6 @@ def variables_of(endpoint: ListenEndpoint, model: str | None) -> dict[str, str]:
     return {"WORKERS": "1", "WORKER_ENDPOINTS": "", "PROXY_PORT": str(endpoint.port), **given}
 
 
-def settings_for(
-    endpoint: ListenEndpoint, model: str | None, environ: Mapping[str, str]
-) -> Settings:
-    """Return the settings of the worker there. Raises: StartError: one is not allowed."""
-    return load_settings({**environ, **variables_of(endpoint, model)}, env_file())
-
-
 def port_of(endpoint: ListenEndpoint, settings: Settings, *, is_check: bool = False) -> str:
     """Return a sentence about the port, as `take_port` does. Raises: StartError."""
     supervisor, _ = read_pid_file(settings.instance_dir / PID_FILE)
@@ -93,6 +86,11 @@ def port_of(endpoint: ListenEndpoint, settings: Settings, *, is_check: bool = Fa
             f"kill {supervisor.pid}"
         )
     return take_port(endpoint.host, endpoint.port, settings.instance_dir, is_check=is_check)
+
+
+def check_keys(settings: Settings) -> None:
+    """Raises: StartError: the worker has no keys, or ones that others may have read."""
+    curve_keys(settings.curve_keys_dir, WORKER_NAME, PROXY_NAME)
 
 
 def main(
@@ -106,9 +104,9 @@ def main(
     status = EXIT_CANNOT_START
     try:
         endpoint = listen_endpoint(options.endpoint)
-        settings = settings_for(endpoint, options.model, os.environ)
         os.environ.update(variables_of(endpoint, options.model))
-        curve_keys(settings.curve_keys_dir, WORKER_NAME, PROXY_NAME)
+        settings = load_settings(os.environ, env_file())
+        check_keys(settings)
         status = 1
         about_port = port_of(endpoint, settings)
     except StartError as error:
