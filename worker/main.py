@@ -1,6 +1,7 @@
-"""Runs one worker process: `python -m hearth.worker.main`, started by the proxy's supervisor.
+"""Runs one worker process: `python -m hearth.worker.main`, started by a supervisor.
 
-With an endpoint on tcp:// it is started by hand, for a proxy on another machine.
+That is the server's, or that of `hearth worker`, whose worker also listens on tcp://, for proxies
+on other machines.
 
 Threads: this one is the wire thread (socket, heartbeats); `inference` loads the model and is the
 only one that touches MLX; `prompt-0` to `prompt-2` render and tokenise; `image`, where the model
@@ -20,15 +21,14 @@ from dataclasses import dataclass, replace
 
 from hearth.shared.errors import EXIT_CANNOT_START, StartError
 from hearth.shared.logging_setup import configure
-from hearth.shared.macos_network_hints import listening_hint
 from hearth.shared.open_files import raise_open_file_limit
 from hearth.shared.paths import env_file
 from hearth.shared.private_temp_directory import temp_environment
-from hearth.shared.settings_from_env import Settings, load_settings, setting_warnings
+from hearth.shared.settings_from_env import Settings, load_settings
 from hearth.shared.start_failure_file import leave_reason
 from hearth.shared.thread_turns import take_short_turns
 from hearth.shared.wire_messages import Failed, Heartbeat, Status, Told
-from hearth.shared.zmq_transport import PROXY_NAME, WORKER_NAME, CurveKeys, RouterPort, curve_keys
+from hearth.shared.zmq_transport import PROXY_NAME, WORKER_NAME, RouterPort, curve_keys
 from hearth.worker.engine import mlx_lm_open_files  # noqa: F401  before all that imports mlx_lm
 
 # isort: split
@@ -118,7 +118,14 @@ class Worker:
     Invariant: `_parts` is None until the model can be served; heartbeats say "loading" meanwhile.
     """
 
-    def __init__(self, settings: Settings, worker_id: int, endpoint: str) -> None:
+    def __init__(
+        self, settings: Settings, worker_id: int, endpoint: str, listens_on: str = ""
+    ) -> None:
+        """Bind `endpoint`, its supervisor's, and the one on tcp:// that it `listens_on`, if any.
+
+        Raises:
+            StartError: one of them cannot be bound, or there are no keys.
+        """
         self._settings = settings
         self._worker_id = worker_id
         self._endpoint = endpoint
@@ -133,23 +140,21 @@ class Worker:
         self._draft_policy = DraftPolicy()
         self._requested_bits = RequestedBits()  # until the model is known
         self._running_max = running_max(settings, is_batched=True)  # until the model is known
-        self._is_on_network = endpoint.startswith("tcp://")  # started by hand, for another machine
-        self._port = RouterPort(endpoint, _keys(settings, endpoint))
-        self._shutdown = Shutdown(self._port.wake, is_alone=self._is_on_network)
+        self._port = RouterPort(endpoint)
+        if listens_on:
+            keys = curve_keys(settings.curve_keys_dir, WORKER_NAME, PROXY_NAME)
+            self._port.listen(listens_on, keys)
+        self._shutdown = Shutdown(self._port.wake)
         self._wire = WireThread(
             self._port,
             WorkerIdentity(worker_id, secrets.token_hex(8)),
             self._jobs,
             self._heartbeat,
             open_max=self._running_max + settings.queue_max,
-            is_supervised=not self._is_on_network,
         )
 
     def run(self) -> int:
-        """Work until SIGTERM or the supervisor's end; return the exit code.
-
-        A worker on tcp:// has no supervisor: SIGTERM, Ctrl-C or its terminal's end ends it.
-        """
+        """Work until SIGTERM or the supervisor's end; return the exit code."""
         shutdown = self._shutdown
         shutdown.listen()
         inference = shutdown.start_thread("inference", self._inference)
@@ -205,7 +210,7 @@ class Worker:
         rank = self._rank = self._lead() if self._settings.ranks > 1 else self._rank
         memory = self._memory = WorkerMemory(self._settings, self._endpoint, rank)
         loaded, vision = load_all(self._settings, steps, memory, self._shutdown.is_begun, rank)
-        doctor = ModelDoctor(self._settings, loaded, self._worker_id == 0 or self._is_on_network)
+        doctor = ModelDoctor(self._settings, loaded, self._worker_id == 0)
         self._settings = doctor.settings
         engine = self._make_engine(loaded, vision, doctor.found)
         with engine.stream():
@@ -460,17 +465,11 @@ def _refuse(endpoint: str, error: StartError) -> None:
         log.warning("the supervisor is not told why: %s", lost)
 
 
-def _keys(settings: Settings, endpoint: str) -> CurveKeys | None:
-    """Return what a worker on the network needs; one on a socket of this machine needs nothing."""
-    if endpoint.startswith("ipc://"):
-        return None
-    return curve_keys(settings.curve_keys_dir, WORKER_NAME, PROXY_NAME)
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(prog="hearth.worker.main", description=__doc__)
     parser.add_argument("--worker-id", type=int, required=True)
-    parser.add_argument("--endpoint", required=True)
+    parser.add_argument("--endpoint", required=True, help="ipc://PATH, the supervisor's")
+    parser.add_argument("--listen", default="", help="tcp://ADDRESS:PORT, for other machines")
     options = parser.parse_args()
     take_short_turns()
     try:
@@ -478,14 +477,8 @@ def main() -> int:
         settings = load_settings(os.environ, env_file())
         name = f"worker-{options.worker_id}"
         configure(settings.log_level.upper(), name, settings.log_prompts)
-        if options.endpoint.startswith("tcp://"):  # else the proxy, with the same file, says it
-            for text in setting_warnings(os.environ, env_file()):
-                log.warning("%s", text)
-            host = options.endpoint.removeprefix("tcp://").rpartition(":")[0]
-            if hint := listening_hint(host, os.path.realpath(sys.executable)):
-                log.info("%s", hint)
         os.environ |= temp_environment(os.environ, settings.instance_dir)
-        worker = Worker(settings, options.worker_id, options.endpoint)
+        worker = Worker(settings, options.worker_id, options.endpoint, options.listen)
     except StartError as error:
         _refuse(options.endpoint, error)
         return EXIT_CANNOT_START

@@ -92,6 +92,7 @@ class WorkerLink:
         self._cancelled: dict[str, AnswerStream] = {}  # until the worker tells their end
         self._models = models
         self._is_apart = is_apart
+        self.refusal = ""  # what the worker does, for which this proxy cannot work with it
         self._closed = False
         self._socket = DealerLink(endpoint, self._take_frame, keys)
         self._socket.send(Hello(PROTOCOL_VERSION))
@@ -181,25 +182,27 @@ class WorkerLink:
         if version == PROTOCOL_VERSION:
             self.welcome = welcome
             return
-        log.error(
-            "worker=%d speaks protocol %d, this proxy %d: start both from one checkout",
-            self.worker_id,
-            version,
-            PROTOCOL_VERSION,
+        self._refuse(
+            f"speaks protocol {version}, this server {PROTOCOL_VERSION}: install one version of "
+            "Hearth on both machines",
+            "The worker speaks another version of the protocol.",
         )
-        self.close("The worker speaks another version of the protocol.")
 
     def _take_heartbeat(self, heartbeat: Heartbeat) -> None:
         self.heartbeat = heartbeat
         model = heartbeat.model
         if model is not None and self._models and model.name not in self._models:
-            log.error(
-                "worker=%d serves %r, this proxy %s: set MODEL_PATH and PROXY_MODEL_ID alike",
-                self.worker_id,
-                model.name,
-                ", ".join(map(repr, self._models)),
+            self._refuse(
+                f"serves {model.name!r}, this server {', '.join(map(repr, self._models))}: set "
+                "MODEL_PATH and PROXY_MODEL_ID alike",
+                "The worker serves another model.",
             )
-            self.close("The worker serves another model.")
+
+    def _refuse(self, what: str, text: str) -> None:
+        """Close the link for `what` the worker does; `text` tells its clients."""
+        self.refusal = what
+        log.error("worker=%d %s", self.worker_id, what)
+        self.close(text)
 
     async def broken(self) -> None:
         """Return once the connection to the worker broke off. Once."""

@@ -29,6 +29,7 @@ COMMANDS: Final = {
     "pull": Command("models.pull_model", "fetches a model, checked, if it fits this machine"),
     "rm": Command("models.remove_model", "removes a fetched model"),
     "run": Command("chat.command", "talks with a model in the terminal"),
+    "worker": Command("worker.command", "runs a worker for proxies on other machines"),
     "service": Command("service.command", "runs the server from login on (launchd, systemd)"),
     "check": Command("check", "says whether a start would succeed: packages, settings, port"),
     "launch": Command("agents.launch", "starts an agent set up for this server"),

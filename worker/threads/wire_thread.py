@@ -64,18 +64,13 @@ class WireThread:
         jobs: PromptJobs | PromptLanes,
         heartbeat: Callable[[Sequence[str]], Heartbeat],
         open_max: int,
-        is_supervised: bool = True,
     ) -> None:
-        """`heartbeat` takes the ids of the requests that the scheduler has not seen yet.
-
-        `is_supervised`: the process that started this worker holds the other end of its stdin.
-        """
+        """`heartbeat` takes the ids of the requests that the scheduler has not seen yet."""
         self._port = port
         self._identity = identity
         self._jobs = jobs
         self._heartbeat = heartbeat
         self.open_max = open_max
-        self._is_supervised = is_supervised
         self._is_ending = False
         self._open: dict[str, ClientLease] = {}
         self._arriving: dict[str, None] = {}  # the Submits of those that are being rendered
@@ -96,7 +91,7 @@ class WireThread:
             if self._port.gone:
                 self.forget_gone_peers()
             if awake_s() >= self._next_beat:
-                if self._is_supervised and not self._is_ending and _supervisor_is_gone():
+                if not self._is_ending and _supervisor_is_gone():
                     return
                 self._beat()
 

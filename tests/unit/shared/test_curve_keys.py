@@ -165,7 +165,7 @@ def test_a_line_over_the_network_without_keys_is_refused_at_both_ends(where: str
 def test_a_worker_process_on_tcp_without_keys_does_not_start(tmp_path: Path, endpoint: str) -> None:
     environment = {**os.environ, "CURVE_KEYS_DIR": str(tmp_path / "none")}
     done = subprocess.run(
-        [sys.executable, "-m", "hearth.worker.main", "--worker-id", "0", "--endpoint", endpoint],
+        [sys.executable, "-m", "hearth.commands.main", "worker", endpoint],
         cwd=PROJECT_DIR,
         env=environment,
         stdin=subprocess.DEVNULL,
