@@ -231,7 +231,6 @@ class Worker:
             parts.scheduler.leave_forwards()
             if not self._shutdown.exit_code:
                 parts.kv_manager.hand_over()
-                rank.flush(self._settings.shutdown_flush_seconds)
 
     def _lead(self) -> SingleRank:
         from hearth.worker.ranks.leading_rank import lead  # which one rank alone does not need

@@ -6,11 +6,19 @@ Owner: the thread that loaded the model.
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from hearth.worker.disk.file_format import Record
 from hearth.worker.kv.layer_adapters import LayerMap, UnknownCache, rounded
 from hearth.worker.kv.quantise_kv import KVRows, LayerRows, LayerStates
 from hearth.worker.ranks.leading_layer_map import kinds_of
 from hearth.worker.ranks.named_kv import EMPTY_HANDLE, format_from
 from hearth.worker.ranks.rank_link import Handle
+
+
+class FollowedRead:
+    """What this rank has of a read that all ranks do, until rank 0 lets go of it."""
+
+    def __init__(self) -> None:
+        self.records: Sequence[Record | None] = ()
 
 
 class FollowedKV:
@@ -23,6 +31,7 @@ class FollowedKV:
         self.caches: dict[Handle, list[Any]] = {}
         self.rows: dict[Handle, KVRows] = {EMPTY_HANDLE: KVRows(())}
         self.states: dict[Handle, LayerStates] = {EMPTY_HANDLE: LayerStates(())}
+        self.reads: dict[Handle, FollowedRead] = {}
         self._layers: LayerMap | None = None  # rank 0 has none of a model whose KV is not kept
         self.operations: dict[str, Callable[..., Any]] = {
             "layer_map": self._map,
@@ -47,6 +56,7 @@ class FollowedKV:
             self.caches.pop(handle, None)
             self.rows.pop(handle, None)
             self.states.pop(handle, None)
+            self.reads.pop(handle, None)
 
     def _map(self, probe: Handle, rows: int) -> list[Any]:
         """Return why no KV of this rank can be kept, its kinds, and a live cache's bytes."""

@@ -18,6 +18,7 @@ from hearth.worker.engine.decode.sampler import TokenChoice
 from hearth.worker.engine.model_loader import LoadedModel
 from hearth.worker.kv.return_freed_memory import release_memory
 from hearth.worker.ranks.agreed_tokens import FollowingTokens, Sum
+from hearth.worker.ranks.disk.followed_disk import FollowedDisk, OpenStore
 from hearth.worker.ranks.followed_kv import FollowedKV
 from hearth.worker.ranks.following_engine import FollowingEngine, no_tokens
 from hearth.worker.ranks.rank_link import FollowerLink, Handle, Operation
@@ -47,8 +48,9 @@ class Follower:
         load: Callable[..., LoadedModel],
         total: Sum,
         memory: RankMemory,
+        open_store: OpenStore,
     ) -> None:
-        """`load` is called with what `load` is told with, and raises StartError."""
+        """`load` is called with what `load` is told with; it and `open_store` raise StartError."""
         self._link = link
         self._memory = memory
         self._load_part = load
@@ -57,6 +59,7 @@ class Follower:
         self._total = total
         self._given: list[Any] = []  # the cache that the decoder gives back, amid its operation
         self.kv = FollowedKV()
+        self.disk = FollowedDisk(link, self.kv, open_store)
         self.operations: dict[str, Do] = {
             "load": self._load,
             "loaded": self._tell_loaded,
@@ -69,8 +72,8 @@ class Follower:
             "remove": self._remove,
             "given": self._take_given,
             "release_memory": release_memory,
-            "flush": lambda _seconds: None,
             **self.kv.operations,
+            **self.disk.operations,
         }
 
     def run(self) -> None:
@@ -78,6 +81,7 @@ class Follower:
         with mx.stream(generation_stream):
             while (operation := self._link.next()).name != STOP:
                 self._do(operation)
+        self.disk.close()
 
     def _do(self, operation: Operation) -> None:
         self.kv.drop(operation.drops)

@@ -12,11 +12,14 @@ from typing import Final
 import mlx.core as mx
 
 from hearth.shared.settings_from_env import Settings
+from hearth.worker.cache.block_hash import PrefixHash
+from hearth.worker.disk.file_store import FileStore
 from hearth.worker.engine import mlx_memory
 from hearth.worker.engine.engine import leave_device
 from hearth.worker.engine.footprint import MemoryUse
 from hearth.worker.engine.model_loader import LoadedModel, load_model, weights_of
 from hearth.worker.ranks.agreed_tokens import sum_over
+from hearth.worker.ranks.disk.open_followed_store import open_followed_store
 from hearth.worker.ranks.follower import Follower
 from hearth.worker.ranks.rank_link import FollowerLink
 from hearth.worker.ranks.sharded_model import Sharded
@@ -75,7 +78,10 @@ def make_follower(link: FollowerLink, group: mx.distributed.Group, settings: Set
         memory.loaded(loaded)
         return loaded
 
-    return Follower(link, load, sum_over(group), memory)
+    def open_store(root: PrefixHash, label: str, hosts: Sequence[str]) -> FileStore | None:
+        return open_followed_store(settings, link.rank, root, label, hosts)
+
+    return Follower(link, load, sum_over(group), memory, open_store)
 
 
 def follow(link: FollowerLink, group: mx.distributed.Group, settings: Settings) -> None:

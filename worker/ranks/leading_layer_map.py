@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from hearth.shared.errors import StartError
+from hearth.worker.disk.file_format import Record
 from hearth.worker.kv.layer_adapters import LayerMap, UnknownCache
 from hearth.worker.kv.quantise_kv import (
     KVRows,
@@ -18,6 +19,7 @@ from hearth.worker.kv.quantise_kv import (
     PackedFormat,
     QuantFormat,
 )
+from hearth.worker.ranks.disk.leading_disk_thread import have_taken
 from hearth.worker.ranks.named_kv import NamedRun, Telling, handle_of, told_format
 
 SAMPLE_ROWS: Final = 1 << 15  # of a live cache, by which the ranks' bytes are compared
@@ -108,6 +110,18 @@ class LeadingLayerMap(LayerMap):
     def put_state(self, cache: list[Any], state: LayerStates) -> None:
         self._telling.tell("put_state", handle_of(cache), handle_of(state))
         super().put_state(cache, state)
+
+    # ------------------------------------------------------------ what was read from disk
+
+    def rows_from(self, record: Record) -> KVRows:
+        kept = self._telling.rows(super().rows_from(record))
+        have_taken(self._telling, record, kept.handle)
+        return kept
+
+    def state_from(self, record: Record) -> LayerStates:
+        kept = self._telling.states(super().state_from(record))
+        have_taken(self._telling, record, kept.handle)
+        return kept
 
 
 def kinds_of(layers: LayerMap) -> list[int]:

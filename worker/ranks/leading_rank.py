@@ -21,6 +21,7 @@ from hearth.worker.engine.model_loader import LoadedModel
 from hearth.worker.engine.vision.image_encoding_and_positions import ImageEncoder
 from hearth.worker.kv.layer_adapters import LayerMap
 from hearth.worker.ranks.agreed_tokens import Sum, sum_over
+from hearth.worker.ranks.disk.leading_disk_thread import lead_disk
 from hearth.worker.ranks.follower import STOP
 from hearth.worker.ranks.leading_engine import LeadingEngine
 from hearth.worker.ranks.leading_layer_map import LeadingLayerMap
@@ -129,7 +130,7 @@ class LeadingRank(SingleRank):
         return layers
 
     def disk_thread(self, file_store: FileStore, queue_bytes: int) -> DiskThread:
-        return DiskThread(file_store, queue_bytes)
+        return lead_disk(self._telling, file_store, queue_bytes)
 
     def forward(self, forward: ForwardMemory) -> ForwardMemory:
         """A rank with a part of the heads computes scores of those alone."""
@@ -146,9 +147,6 @@ class LeadingRank(SingleRank):
     def tidy(self) -> None:
         if self._telling.is_quiet():
             self._telling.tell("release_memory")
-
-    def flush(self, flush_s: float) -> None:
-        self._telling.tell("flush", flush_s)
 
     def end(self) -> None:
         if self._is_serving:  # else some may load for minutes yet

@@ -105,6 +105,10 @@ class Telling:
         weakref.finalize(thing, self._gone.append, thing.handle).atexit = False
         return thing
 
+    def let_go(self, handle: Handle) -> None:
+        """Have the number dropped with the next operation. Any thread."""
+        self._gone.append(handle)
+
     def _drops(self) -> list[int]:
         return [self._gone.popleft() for _ in range(len(self._gone))]
 

@@ -1,7 +1,6 @@
 """Makes the KV manager of a loaded model from the settings and the model's own caches."""
 
 import logging
-import shutil
 from collections.abc import Callable, Iterable
 from importlib.metadata import version
 from pathlib import Path
@@ -11,12 +10,10 @@ from mlx_lm.models.cache import ArraysCache
 from hearth.shared.errors import StartError
 from hearth.shared.optional_packages import VISION_REMEDY, has_vision
 from hearth.shared.settings_from_env import Settings
-from hearth.shared.zmq_transport import private_directory
 from hearth.worker.cache.block_hash import ROOT_SCHEMA, PrefixHash, schema_root
-from hearth.worker.cache.cache_budget import MB, Budget
-from hearth.worker.disk.backup_exclusion import exclude_from_backup
-from hearth.worker.disk.disk_thread import QUEUE_BYTES_MIN, DiskThread
-from hearth.worker.disk.file_store import FileStore
+from hearth.worker.cache.cache_budget import Budget
+from hearth.worker.disk.disk_thread import QUEUE_BYTES_MIN
+from hearth.worker.disk.open_file_store import open_file_store
 from hearth.worker.doctor.checked_machine import chip
 from hearth.worker.engine.decode.batch_split import read_cost
 from hearth.worker.engine.engine import Engine
@@ -36,10 +33,6 @@ from hearth.worker.setup.rank_setup import SingleRank
 
 log = logging.getLogger(__name__)
 
-GB = 1024 * MB
-DISK_SHARE = 10  # kept KV takes 1 / 10 of its volume by default ...
-FREE_DISK_SHARE = 2  # ... 1 / 2 of what is free at most ...
-DISK_BYTES_MIN = 10 * GB  # ... and never less
 # What stands in a root's parts for the settings of storing, which files tell for themselves.
 ROOT_GROUP_SIZE, ROOT_STORE_BITS = 64, "0"
 
@@ -95,8 +88,8 @@ def make_kv_manager(
     )
     root = cache_root(loaded, settings)
     queue_bytes = disk_queue_bytes(layers, cut_rule.chunk)
-    make = rank.disk_thread
-    disk_thread = make_disk_thread(root, settings, cut_rule.label, queue_bytes, make)
+    file_store = open_file_store(root, settings, cut_rule.label, rank.ranks_here)
+    disk_thread = rank.disk_thread(file_store, queue_bytes) if file_store is not None else None
     return KVManager(root, layers, engine.new_cache, Budget(0), rules, disk_thread)
 
 
@@ -105,48 +98,6 @@ def disk_queue_bytes(layers: LayerMap, chunk: int) -> int:
     window = layers.window_bytes(min(chunk, layers.layout.window))
     largest = max(chunk * layers.row_bytes, layers.state_bytes, window)
     return max(QUEUE_BYTES_MIN, 2 * largest)
-
-
-def make_disk_thread(
-    root: PrefixHash,
-    settings: Settings,
-    cut_label: str,
-    queue_bytes: int,
-    make: Callable[[FileStore, int], DiskThread] = DiskThread,
-) -> DiskThread | None:
-    """Return the thread that writes KV to disk and reads it back; None where nothing is written.
-
-    Raises:
-        StartError: the directory is another user's, who could put anything there.
-    """
-    if settings.max_kv_size_gb == 0:
-        return None
-    if settings.kv_cache_dir.exists():  # else the file store makes it, where the disk lets it
-        private_directory(settings.kv_cache_dir.resolve(), "KV_CACHE_DIR")
-    exclude_from_backup(settings.kv_cache_dir)
-    file_store = FileStore(
-        settings.kv_cache_dir,
-        root,
-        disk_bytes_max(settings),
-        settings.kv_disk_write_gb_per_day * GB,
-        rule=cut_label,
-    )
-    return make(file_store, queue_bytes)
-
-
-def disk_bytes_max(settings: Settings) -> int:
-    """Return how many bytes kept KV may take on disk: as set, or by the size of the volume.
-
-    A conversation of 60,000 tokens takes 4 GB on a model of 27 billion parameters.
-    """
-    if settings.max_kv_size_gb is not None:
-        return settings.max_kv_size_gb * GB
-    directory = settings.kv_cache_dir.resolve()
-    while not directory.exists():
-        directory = directory.parent
-    volume = shutil.disk_usage(directory)
-    nbytes = min(volume.total // DISK_SHARE, volume.free // FREE_DISK_SHARE)
-    return max(DISK_BYTES_MIN, nbytes)
 
 
 def is_exact(loaded: LoadedModel, settings: Settings) -> bool:
@@ -165,7 +116,8 @@ def cache_root(loaded: LoadedModel, settings: Settings) -> PrefixHash:
     """Return the hash of the empty prefix: of all that decides what KV some tokens give.
 
     How KV is packed for storing is not part of it, nor where a prefill is cut, which changes the
-    last bits only: each file names its own format and its cut rule.
+    last bits only: each file names its own format and its cut rule. How many ranks compute the
+    model decides the last bits, too, and what of it each rank has.
     Rope, quantisation and the like stand in config.json, which the identity has whole; the dtype
     that is computed in and the device decide the last bits.
     """

@@ -65,9 +65,6 @@ class SingleRank:
     def tidy(self) -> None:
         """Have the other ranks give up what is gone here, where there is nothing else to do."""
 
-    def flush(self, flush_s: float) -> None:
-        """Have the other ranks write what waits, for so long at most; nothing more is told."""
-
     def end(self) -> None:
         """End the other ranks, once they have written. The inference thread is over."""
 
