@@ -122,7 +122,8 @@ class Machine:
             vision = ImageEncoder(
                 model.vision.model, model.model, int(rules.pop("features_mb", 64) * MB)
             )
-        self.engine = rank.engine(model, not rules["is_exact"], vision, packed)
+        engine: Engine | None = rules.pop("engine", None)
+        self.engine = engine or rank.engine(model, not rules["is_exact"], vision, packed)
         self._words = words
         self._number = 0
         self.answers: dict[str, Answer] = {}

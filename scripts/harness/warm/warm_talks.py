@@ -9,8 +9,9 @@ from hypothesis import HealthCheck, Phase, settings, strategies as st
 
 from hearth.worker.cache.block_hash import common_length, pack
 from hearth.worker.cache_report import cache_report
+from hearth.worker.engine.model_loader import LoadedModel
 from scripts.harness.socketless_worker import Answer, loaded
-from tests.helpers.models.router_margins import narrowest_margin
+from scripts.harness.warm.router_margins import narrowest_margin
 
 GAP_MIN = 1e-3  # a cold run's two best log probabilities closer than this are a tie
 ROUTER_TIE = 1e-5  # in fp32, cuts move a router's scores by some 1e-6
@@ -58,8 +59,10 @@ def slow(examples: int) -> settings:
 class Talk:
     """Conversations on one warm machine, each prompt checked against a cold one."""
 
-    def __init__(self, name: str, warm: Any, cold: Any, dtype: str = "float32") -> None:
-        tokenizer = loaded(name).tokenizer
+    def __init__(self, name: str | LoadedModel, warm: Any, cold: Any) -> None:
+        """`name` is a fixture's, or the model itself."""
+        model = loaded(name) if isinstance(name, str) else name
+        tokenizer = model.tokenizer
         special = {t: self._ids(tokenizer, t) for t in ("<|im_start|>", "<|im_end|>\n")}
         self.turn_end = special["<|im_end|>\n"]
         self.header = {
@@ -70,7 +73,7 @@ class Talk:
         self.prompts: list[list[int]] = []  # conversations, each ready to be answered
         self.prefilled: list[list[int]] = []  # prompts whose prefill came to its end
         self._answers: dict[tuple[int, ...], Answer] = {}
-        self._name = name
+        self._directory = model.directory
 
     @staticmethod
     def _ids(tokenizer: Any, text: str) -> list[int]:
@@ -122,7 +125,7 @@ class Talk:
 
     def is_on_edge(self, ids: list[int], cold: Answer) -> bool:
         """Whether some router chose its experts by less than what another cut changes."""
-        return narrowest_margin(self._name, ids + cold.tokens) < ROUTER_TIE
+        return narrowest_margin(self._directory, ids + cold.tokens) < ROUTER_TIE
 
     def best_cut(self, ids: list[int]) -> int:
         """Return up to where some earlier prompt was prefilled by the very same forwards."""
