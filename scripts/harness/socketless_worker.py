@@ -18,6 +18,7 @@ from hearth.worker.cache.image_keys import ImageRun, keys_of
 from hearth.worker.cache.prefix_search import PrefixQuery
 from hearth.worker.disk.disk_thread import DiskThread
 from hearth.worker.engine.decode.sampler import TokenChoice
+from hearth.worker.engine.engine import Engine
 from hearth.worker.engine.model_loader import LoadedModel, load_model
 from hearth.worker.engine.power_source import PowerSource
 from hearth.worker.engine.vision.image_encoding_and_positions import ImageEncoder

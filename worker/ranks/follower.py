@@ -22,6 +22,7 @@ from hearth.worker.ranks.disk.followed_disk import FollowedDisk, OpenStore
 from hearth.worker.ranks.followed_kv import FollowedKV
 from hearth.worker.ranks.following_engine import FollowingEngine, no_tokens
 from hearth.worker.ranks.rank_link import FollowerLink, Handle, Operation
+from hearth.worker.ranks.same_model import model_facts
 
 STOP: Final = "stop"
 RETURNED: Final = "returned"
@@ -63,6 +64,7 @@ class Follower:
         self.operations: dict[str, Do] = {
             "load": self._load,
             "loaded": self._tell_loaded,
+            "facts": lambda: model_facts(self._loaded),
             "engine": self._make_engine,
             "new_cache": self._new_cache,
             "prefill": self._prefill,

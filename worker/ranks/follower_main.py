@@ -98,9 +98,14 @@ def _end_with_stdin() -> None:
 
 
 def main() -> int:
-    from hearth.worker.ranks.follower_setup import follow  # with MLX: a refused rank needs none
+    return run_follower(_follow)
 
-    return run_follower(follow)
+
+def _follow(link: TransportFollowerLink, group: Any, settings: Settings) -> None:
+    """Import what computes, once rank 0 knows that this rank is there."""
+    from hearth.worker.ranks.follower_setup import follow
+
+    follow(link, group, settings)
 
 
 if __name__ == "__main__":

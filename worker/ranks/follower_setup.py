@@ -4,6 +4,7 @@ Owner: the thread that computes.
 """
 
 import dataclasses
+import functools
 import logging
 import time
 from collections.abc import Sequence
@@ -23,6 +24,7 @@ from hearth.worker.ranks.disk.open_followed_store import open_followed_store
 from hearth.worker.ranks.follower import Follower
 from hearth.worker.ranks.rank_link import FollowerLink
 from hearth.worker.ranks.sharded_model import Sharded
+from hearth.worker.setup.kv_setup import identify
 
 MEASURE_S: Final = 0.5
 
@@ -74,7 +76,9 @@ def make_follower(link: FollowerLink, group: mx.distributed.Group, settings: Set
         """Load this rank's part, to be computed in `dtype`, whatever is found of it here."""
         memory.share(ranks_here[link.rank])
         part = Sharded(group, settings.rank_split, memory.admit)
-        loaded = load_model(dataclasses.replace(settings, dtype=dtype), part=part)
+        told = dataclasses.replace(settings, dtype=dtype)
+        name = functools.partial(identify, settings, lambda: False)
+        loaded = load_model(told, identify=name, part=part)
         memory.loaded(loaded)
         return loaded
 

@@ -27,6 +27,7 @@ from hearth.worker.ranks.leading_engine import LeadingEngine
 from hearth.worker.ranks.leading_layer_map import LeadingLayerMap
 from hearth.worker.ranks.named_kv import Telling
 from hearth.worker.ranks.rank_link import LeaderLink, RankRoom
+from hearth.worker.ranks.same_model import check_same_model, model_facts
 from hearth.worker.ranks.sharded_model import Sharded
 from hearth.worker.ranks.start_ranks import start_ranks
 from hearth.worker.setup.rank_setup import SingleRank
@@ -107,6 +108,8 @@ class LeadingRank(SingleRank):
                 raise StartError(f"Rank {rank} ({host}) cannot load its part: {failure}")
             nbytes += theirs
             self._rooms[rank] = RankRoom(limit, used)
+        facts_of_others = self._telling.ask("facts")
+        check_same_model(model_facts(loaded), facts_of_others, self._telling.link.hosts)
         facts = dataclasses.replace(
             loaded.facts, weight_bytes=nbytes, parameter_count=self._part.parameter_count
         )
