@@ -207,7 +207,7 @@ class Worker:
     def _load_and_serve(self) -> None:
         """Load the model, make all that serves it, and compute until the worker ends."""
         steps = self._steps = StartSteps(held_bytes, on_step=self._shutdown.note_step)
-        rank = self._rank = self._lead() if self._settings.ranks > 1 else self._rank
+        rank = self._rank = self._start_ranks() if self._settings.ranks > 1 else self._rank
         memory = self._memory = WorkerMemory(self._settings, self._endpoint, rank)
         loaded, vision = load_all(self._settings, steps, memory, self._shutdown.is_begun, rank)
         doctor = ModelDoctor(self._settings, loaded, self._worker_id == 0)
@@ -232,7 +232,7 @@ class Worker:
             if not self._shutdown.exit_code:
                 parts.kv_manager.hand_over()
 
-    def _lead(self) -> SingleRank:
+    def _start_ranks(self) -> SingleRank:
         from hearth.worker.ranks.leading_rank import lead  # which one rank alone does not need
 
         return lead(self._settings, self._worker_id, self._endpoint, self._shutdown.is_begun)

@@ -97,10 +97,9 @@ class Machine:
         keeps: bool = True,
         budget_mb: float = 512,
         disk_thread: DiskThread | None = None,
-        rank: SingleRank | None = None,
         **rules: Any,
     ) -> None:
-        rank = rank or SingleRank()
+        rank: SingleRank = rules.pop("rank", SingleRank())
         rules = {"slots_max": 4, "is_exact": False} | rules
         running_max: int = rules.pop("running_max", rules["slots_max"])
         chunk = rules.pop("chunk", CHUNK)

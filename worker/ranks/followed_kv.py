@@ -50,9 +50,9 @@ class FollowedKV:
         assert self._layers is not None, "rank 0 has mapped the layers before it uses them"
         return self._layers
 
-    def drop(self, handles: Iterable[Handle]) -> None:
+    def drop(self, numbers: Iterable[int]) -> None:
         """Let go of what rank 0 has let go of."""
-        for handle in handles:
+        for handle in map(Handle, numbers):
             self.caches.pop(handle, None)
             self.rows.pop(handle, None)
             self.states.pop(handle, None)

@@ -1,4 +1,4 @@
-"""Does what rank 0 tells, on this rank's part of the model and its KV.
+"""Carries out what rank 0 tells, on this rank's part of the model and its KV.
 
 A follower has no scheduler, no index and no clock: it decides nothing. Amid an operation of the
 decoder it comes to a question that rank 0 has to answer; then it does what it is told until
@@ -64,7 +64,6 @@ class Follower:
         self.operations: dict[str, Do] = {
             "load": self._load,
             "loaded": self._tell_loaded,
-            "facts": lambda: model_facts(self._loaded),
             "engine": self._make_engine,
             "new_cache": self._new_cache,
             "prefill": self._prefill,
@@ -109,9 +108,14 @@ class Follower:
             self._failure = str(error)  # rank 0 asks for it, and tells the user
 
     def _tell_loaded(self) -> list[Any]:
-        """Return why the part could not be loaded; its bytes, those allowed, those taken."""
-        nbytes = self._loaded.facts.weight_bytes if self._loaded is not None else 0
-        return [self._failure, nbytes, *self._memory.room()]
+        """Return why the part could not be loaded; else what it is, and three numbers of bytes.
+
+        Those of the part, those that this rank may take, and those that it takes.
+        """
+        loaded = self._loaded
+        if loaded is None:
+            return [self._failure, {}, 0, 0, 0]
+        return ["", model_facts(loaded), loaded.facts.weight_bytes, *self._memory.room()]
 
     def _make_engine(self, batches: bool) -> bool:
         tokens = FollowingTokens(self._link, self._total)

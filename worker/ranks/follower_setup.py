@@ -76,9 +76,9 @@ def make_follower(link: FollowerLink, group: mx.distributed.Group, settings: Set
         """Load this rank's part, to be computed in `dtype`, whatever is found of it here."""
         memory.share(ranks_here[link.rank])
         part = Sharded(group, settings.rank_split, memory.admit)
-        told = dataclasses.replace(settings, dtype=dtype)
         name = functools.partial(identify, settings, lambda: False)
-        loaded = load_model(told, identify=name, part=part)
+        meant = dataclasses.replace(settings, dtype=dtype)
+        loaded = load_model(meant, identify=name, part=part)
         memory.loaded(loaded)
         return loaded
 

@@ -102,18 +102,18 @@ class LeadingRank(SingleRank):
 
     def joined(self, loaded: LoadedModel) -> LoadedModel:
         nbytes = loaded.facts.weight_bytes
-        for rank, (failure, theirs, limit, used) in enumerate(self._telling.ask("loaded"), 1):
+        hosts, others = self._telling.link.hosts, []
+        for rank, (failure, facts, theirs, *room) in enumerate(self._telling.ask("loaded"), 1):
             if failure:
-                host = self._telling.link.hosts[rank]
-                raise StartError(f"Rank {rank} ({host}) cannot load its part: {failure}")
+                raise StartError(f"Rank {rank} ({hosts[rank]}) cannot load its part: {failure}")
             nbytes += theirs
-            self._rooms[rank] = RankRoom(limit, used)
-        facts_of_others = self._telling.ask("facts")
-        check_same_model(model_facts(loaded), facts_of_others, self._telling.link.hosts)
-        facts = dataclasses.replace(
+            self._rooms[rank] = RankRoom(*room)
+            others.append(facts)
+        check_same_model(model_facts(loaded), others, hosts)
+        whole = dataclasses.replace(
             loaded.facts, weight_bytes=nbytes, parameter_count=self._part.parameter_count
         )
-        return dataclasses.replace(loaded, facts=facts)
+        return dataclasses.replace(loaded, facts=whole)
 
     def engine(
         self,

@@ -72,7 +72,7 @@ class Sharded:
         model.shard(self._group)
 
     def _take_layers(self, model: Any, kind: str) -> None:
-        network = getattr(model, "model", None)
+        network: Any = getattr(model, "model", None)
         if not hasattr(network, "pipeline"):
             raise StartError(
                 f"RANK_SPLIT is pipeline, and mlx-lm has no pipeline for models of type {kind!r} "
