@@ -9,8 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.helpers.clients.agent_turns import AGENTS, TURNS
-from tests.helpers.servers.fleet import CONTEXT_TOKENS, COOLDOWN_S, Fleet, full, served_by
+from tests.helpers.fleet.agent_turns import AGENTS, TURNS
+from tests.helpers.fleet.fleet_servers import CONTEXT_TOKENS, COOLDOWN_S, Fleet, full, served_by
 
 PATHS = ("/v1/chat/completions", "/v1/messages", "/v1/responses")
 LONG = "word " * CONTEXT_TOKENS
