@@ -192,7 +192,7 @@ async def hint_of(endpoint: str, platform: str = sys.platform) -> str:
 
 def _failed_connection(error: OSError) -> str:
     if isinstance(error, ConnectionRefusedError):
-        return "Nothing listens there: start `hearth worker` on that machine."
+        return "Nothing listens there: `hearth worker` does not run there, or just begins."
     if isinstance(error, TimeoutError):
         return "Connecting gets no answer: look at its address, its firewall and the cable."
     return f"Connecting gives {error.strerror or str(error)!r}."

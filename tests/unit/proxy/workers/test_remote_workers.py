@@ -186,7 +186,7 @@ def test_an_answer_comes_from_a_worker_on_another_machine_and_health_shows_it(
             assert (row["state"], row["problem"]) == ("unreachable", "has not answered yet")
             await made.until(lambda: made.worker.hint)
             (row,) = routes.health()["workers"]
-            assert "start `hearth worker` on that machine" in row["problem"]
+            assert "Nothing listens there: `hearth worker`" in row["problem"]
             with pytest.raises(Overloaded, match="Nothing listens there"):
                 await made.pool.open(request("n=1"), "r")
             machine.start()
