@@ -17,7 +17,7 @@ from hearth.worker.engine.decode.decoding_sequence import Sequence
 from hearth.worker.engine.decode.sampler import TokenChoice
 from hearth.worker.engine.model_loader import LoadedModel
 from hearth.worker.kv.return_freed_memory import release_memory
-from hearth.worker.ranks.agreed_tokens import FollowingTokens, Sum
+from hearth.worker.ranks.agreed_tokens import FollowingTokens, Sum, checksum
 from hearth.worker.ranks.disk.followed_disk import FollowedDisk, OpenStore
 from hearth.worker.ranks.followed_kv import FollowedKV
 from hearth.worker.ranks.following_engine import FollowingEngine, no_tokens
@@ -56,6 +56,7 @@ class Follower:
         self._memory = memory
         self._load_part = load
         self._loaded: LoadedModel | None = None
+        self._engine: FollowingEngine | None = None
         self._failure = ""  # to load
         self._total = total
         self._given: list[Any] = []  # the cache that the decoder gives back, amid its operation
@@ -99,6 +100,11 @@ class Follower:
         (value,) = operation.arguments
         return value
 
+    @property
+    def engine(self) -> FollowingEngine:
+        assert self._engine is not None, "rank 0 makes its engine before it uses it"
+        return self._engine
+
     # ------------------------------------------------------------ start
 
     def _load(self, *how: Any) -> None:
@@ -121,22 +127,23 @@ class Follower:
         tokens = FollowingTokens(self._link, self._total)
         assert self._loaded is not None, "rank 0 has asked for that"
         self._engine = FollowingEngine(self._loaded, batches, tokens, self._until_returned)
-        return self._engine.decoder.is_mergeable
+        return self.engine.decoder.is_mergeable
 
     def _new_cache(self, handle: Handle) -> None:
-        self.kv.caches[handle] = self._engine.new_cache()
+        self.kv.caches[handle] = self.engine.new_cache()
 
     def _prefill(self, handle: Handle, ids: list[int]) -> None:
-        self._link.witness("prefill", handle, len(ids))
-        self._engine.prefill(self.kv.caches[handle], ids)
+        self._link.witness("prefill", handle, len(ids), checksum(ids))
+        self.engine.prefill(self.kv.caches[handle], ids)
 
     # ------------------------------------------------------------ answers
 
     def _set_cost(self, fields: list[Any]) -> None:
-        self._engine.decoder.cost = ReadCost(*fields)
+        self.engine.decoder.cost = ReadCost(*fields)
 
     def _add(self, key: str, handle: Handle, count: int, tail: list[int], tokens_max: int) -> None:
         """Take in a sequence. Of its `count` tokens before the tail nobody here needs the ids."""
+        self._link.witness("add", handle, count, checksum(tail))
         sequence = Sequence(
             key=key,
             cache=self.kv.caches[handle],
@@ -149,7 +156,7 @@ class Follower:
             join_bytes=self._until_returned,
             take_back=self._take_back,
         )
-        self._engine.decoder.add(sequence)
+        self.engine.decoder.add(sequence)
 
     def _take_back(self, cache: list[Any]) -> None:
         self._given = cache
@@ -159,10 +166,10 @@ class Follower:
         self.kv.caches[handle], self._given = self._given, []
 
     def _step(self) -> None:
-        sampled = self._engine.decoder.step()
+        sampled = self.engine.decoder.step()
         self._link.witness("said", [one.token_id for one in sampled])
 
     def _remove(self, key: str, said: int | None, handle: Handle) -> None:
-        left = self._engine.decoder.remove(key, said)
+        left = self.engine.decoder.remove(key, said)
         if left is not None:
             self.kv.caches[handle] = left.cache

@@ -81,7 +81,7 @@ class LeadingRank(SingleRank):
     ) -> None:
         """`split` is RANK_SPLIT; `close` ends the link and the processes."""
         self._close = close
-        self._telling = Telling(link)
+        self.telling = Telling(link)
         self._group = group
         self._split = split
         self._total: Sum = sum_over(group)
@@ -96,14 +96,14 @@ class LeadingRank(SingleRank):
 
     def _tell_load(self, dtype: ComputeDtype) -> None:
         """Have the others load their parts while this one does."""
-        hosts = self._telling.link.hosts
+        hosts = self.telling.link.hosts
         here = [_alike(hosts, rank) for rank in range(len(hosts))]
-        self._telling.tell("load", dtype.name, here)
+        self.telling.tell("load", dtype.name, here)
 
     def joined(self, loaded: LoadedModel) -> LoadedModel:
         nbytes = loaded.facts.weight_bytes
-        hosts, others = self._telling.link.hosts, []
-        for rank, (failure, facts, theirs, *room) in enumerate(self._telling.ask("loaded"), 1):
+        hosts, others = self.telling.link.hosts, []
+        for rank, (failure, facts, theirs, *room) in enumerate(self.telling.ask("loaded"), 1):
             if failure:
                 raise StartError(f"Rank {rank} ({hosts[rank]}) cannot load its part: {failure}")
             nbytes += theirs
@@ -125,15 +125,15 @@ class LeadingRank(SingleRank):
     ) -> Engine:
         assert vision is None and packed is None, "neither comes to several ranks"
         self._is_serving = True
-        return LeadingEngine(loaded, batches, self._telling, self._total)
+        return LeadingEngine(loaded, batches, self.telling, self._total)
 
     def layer_map(self, probe: list[Any]) -> LayerMap:
-        layers = LeadingLayerMap(probe, self._telling)
+        layers = LeadingLayerMap(probe, self.telling)
         self._byte_share = layers.byte_share
         return layers
 
     def disk_thread(self, file_store: FileStore, queue_bytes: int) -> DiskThread:
-        return lead_disk(self._telling, file_store, queue_bytes)
+        return lead_disk(self.telling, file_store, queue_bytes)
 
     def forward(self, forward: ForwardMemory) -> ForwardMemory:
         """A rank with a part of the heads computes scores of those alone."""
@@ -142,22 +142,22 @@ class LeadingRank(SingleRank):
         return dataclasses.replace(forward, pair_bytes=forward.pair_bytes // self._group.size())
 
     def limit(self, used: int) -> int:
-        told = dict(self._telling.link.rooms)  # of no bytes, until a rank has looked
+        told = dict(self.telling.link.rooms)  # of no bytes, until a rank has looked
         rooms = self._rooms | {rank: room for rank, room in told.items() if room.limit_bytes}
         left = min(room.limit_bytes - room.used_bytes for room in rooms.values())
         return used + int(left / self._byte_share)
 
     def tidy(self) -> None:
-        if self._telling.is_quiet():
-            self._telling.tell("release_memory")
+        if self.telling.is_quiet():
+            self.telling.tell("release_memory")
 
     def end(self) -> None:
         if self._is_serving:  # else some may load for minutes yet
-            self._telling.ask(STOP)  # they have written by then
+            self.telling.ask(STOP)  # they have written by then
         self._close()
 
     def note_broken(self) -> None:
-        self._telling.link.wait_for_failure()
+        self.telling.link.wait_for_failure()
 
 
 def _alike(hosts: Any, rank: int) -> int:

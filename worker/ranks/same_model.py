@@ -13,12 +13,11 @@ REMEDIES = {
 }
 
 
-def model_facts(loaded: LoadedModel | None) -> dict[str, Any]:
+def model_facts(loaded: LoadedModel) -> dict[str, Any]:
     """Return what must be the same on all ranks. Waits until the weights are hashed.
 
     Raises: OSError, SystemExit, as `WeightsIdentity.parts` does.
     """
-    assert loaded is not None, "rank 0 asks only those that have loaded"
     files = dict(part.rsplit(" ", 1) for part in loaded.identity.parts())
     return {"dtype": loaded.dtype.name, **files}
 

@@ -2,6 +2,7 @@
 
 import os
 import random
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -17,28 +18,18 @@ GAP_MIN = 1e-3  # a cold run's two best log probabilities closer than this are a
 ROUTER_TIE = 1e-5  # in fp32, cuts move a router's scores by some 1e-6
 TOKENS_MAX = 12
 
+OPERATION_NAMES = (
+    *("extend",) * 4,
+    *("edit", "branch", "again", "shorter", "cancel", "leave", "idle"),
+    *("together", "forget", "wipe", "bare"),
+)
+OPERATIONS_MIN, OPERATIONS_MAX = 4, 9
+SEED_MAX = 10**6
+
 OPERATIONS = st.lists(
-    st.tuples(
-        st.sampled_from(
-            ["extend"] * 4
-            + [
-                "edit",
-                "branch",
-                "again",
-                "shorter",
-                "cancel",
-                "leave",
-                "idle",
-                "together",
-                "forget",
-                "wipe",
-                "bare",
-            ]
-        ),
-        st.integers(0, 10**6),
-    ),
-    min_size=4,
-    max_size=9,
+    st.tuples(st.sampled_from(OPERATION_NAMES), st.integers(0, SEED_MAX)),
+    min_size=OPERATIONS_MIN,
+    max_size=OPERATIONS_MAX,
 )
 
 
@@ -73,7 +64,7 @@ class Talk:
         self.prompts: list[list[int]] = []  # conversations, each ready to be answered
         self.prefilled: list[list[int]] = []  # prompts whose prefill came to its end
         self._answers: dict[tuple[int, ...], Answer] = {}
-        self._directory = model.directory
+        self.directory = model.directory
 
     @staticmethod
     def _ids(tokenizer: Any, text: str) -> list[int]:
@@ -82,6 +73,11 @@ class Talk:
 
     def words(self, chance: random.Random, count: int) -> list[int]:
         return [chance.randrange(300, 2900) for _ in range(count)]
+
+    @property
+    def cold_answers(self) -> Mapping[tuple[int, ...], Answer]:
+        """Return by prompt what the cold machine was asked and answered."""
+        return self._answers
 
     def message(self, role: str, ids: list[int]) -> list[int]:
         return self.header[role] + ids + self.turn_end
@@ -125,7 +121,7 @@ class Talk:
 
     def is_on_edge(self, ids: list[int], cold: Answer) -> bool:
         """Whether some router chose its experts by less than what another cut changes."""
-        return narrowest_margin(self._directory, ids + cold.tokens) < ROUTER_TIE
+        return narrowest_margin(self.directory, ids + cold.tokens) < ROUTER_TIE
 
     def best_cut(self, ids: list[int]) -> int:
         """Return up to where some earlier prompt was prefilled by the very same forwards."""
