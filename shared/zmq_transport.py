@@ -34,6 +34,7 @@ SILENCE_S_MAX = 15.0  # a worker silent for this long is taken for hung
 LEASE_RENEW_S = 1.0
 LEASE_S = 5.0  # a request not renewed for this long is cancelled
 QUEUE_FRAMES_MAX = 20_000  # frames held for one peer before it counts as gone
+HANDSHAKE_S_MAX = 5.0  # a connection that has not shown its key by then is dropped
 TAKEN_FRAMES_MAX = 256  # at once, before others have their turn
 IPC_PATH_BYTES_MAX = 103 if sys.platform == "darwin" else 107  # sun_path less its NUL
 _READABLE: Final = int(zmq.POLLIN)  # a plain number: zmq's own take a microsecond to compare
@@ -139,6 +140,7 @@ class RouterPort:
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._socket.setsockopt(zmq.LINGER, 500)
+        self._socket.setsockopt(zmq.HANDSHAKE_IVL, int(HANDSHAKE_S_MAX * 1000))
         self._socket.setsockopt(zmq.MAXMSGSIZE, FRAME_BYTES_MAX)
         self.listen(endpoint, keys)
         self._wake_read, self._wake_write = socket.socketpair()
