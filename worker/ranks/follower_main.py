@@ -11,9 +11,9 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
-from hearth.shared.errors import EXIT_CANNOT_START, StartError
+from hearth.shared.errors import EXIT_CANNOT_START, EXIT_RANK_LOST, StartError
 from hearth.shared.logging_setup import configure
 from hearth.shared.open_files import raise_open_file_limit
 from hearth.shared.paths import env_file
@@ -21,6 +21,7 @@ from hearth.shared.private_temp_directory import temp_environment
 from hearth.shared.settings_from_env import Settings, load_settings
 from hearth.shared.thread_turns import take_short_turns
 from hearth.shared.zmq_rank_port import RankContext
+from hearth.worker.ranks.rank_check import follow_check
 from hearth.worker.ranks.rank_link import RankLost, RankMismatch
 from hearth.worker.ranks.start_ranks import rank_keys, with_told
 from hearth.worker.ranks.transport.follower_link import TransportFollowerLink
@@ -53,10 +54,13 @@ def run_follower(follow: Follow) -> int:
         welcome = link.join(options.rank, lambda: False)
     except StartError as error:
         return _refuse(error)
+    except RankLost as error:
+        _end(EXIT_RANK_LOST, str(error))
     configure(settings.log_level.upper(), _name(link.rank), settings.log_prompts)
     try:
         group = join_group(welcome.tensors, link.rank, link.size)
-        follow(link, group, with_told(settings, welcome.settings))
+        how = follow if welcome.purpose == "serve" else follow_check
+        how(link, group, with_told(settings, welcome.settings))
     except (StartError, RankMismatch, RankLost) as error:
         link.fail(error)
     except Exception as error:
@@ -83,7 +87,7 @@ def _refuse(error: StartError) -> int:
     return EXIT_CANNOT_START
 
 
-def _end(code: int, why: str) -> None:
+def _end(code: int, why: str) -> NoReturn:
     """End this process, whatever its main thread does: it may hang in a collective."""
     log.info("this rank ends: %s", why)
     sys.stderr.flush()
