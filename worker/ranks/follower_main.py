@@ -21,7 +21,6 @@ from hearth.shared.private_temp_directory import temp_environment
 from hearth.shared.settings_from_env import Settings, load_settings
 from hearth.shared.thread_turns import take_short_turns
 from hearth.shared.zmq_rank_port import RankContext
-from hearth.worker.ranks.rank_check import follow_check
 from hearth.worker.ranks.rank_link import RankLost, RankMismatch
 from hearth.worker.ranks.start_ranks import rank_keys, with_told
 from hearth.worker.ranks.transport.follower_link import TransportFollowerLink
@@ -59,7 +58,7 @@ def run_follower(follow: Follow) -> int:
     configure(settings.log_level.upper(), _name(link.rank), settings.log_prompts)
     try:
         group = join_group(welcome.tensors, link.rank, link.size)
-        how = follow if welcome.purpose == "serve" else follow_check
+        how = follow if welcome.purpose == "serve" else _follow_check
         how(link, group, with_told(settings, welcome.settings))
     except (StartError, RankMismatch, RankLost) as error:
         link.fail(error)
@@ -110,6 +109,12 @@ def _follow(link: TransportFollowerLink, group: Any, settings: Settings) -> None
     from hearth.worker.ranks.follower_setup import follow
 
     follow(link, group, settings)
+
+
+def _follow_check(link: TransportFollowerLink, group: Any, settings: Settings) -> None:
+    from hearth.worker.ranks.rank_check import follow_check
+
+    follow_check(link, group, settings)
 
 
 if __name__ == "__main__":

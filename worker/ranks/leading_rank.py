@@ -27,6 +27,7 @@ from hearth.worker.ranks.leading_engine import LeadingEngine
 from hearth.worker.ranks.leading_layer_map import LeadingLayerMap
 from hearth.worker.ranks.named_kv import Telling
 from hearth.worker.ranks.rank_link import LeaderLink, RankRoom
+from hearth.worker.ranks.rank_settings import OFF, refuse_settings
 from hearth.worker.ranks.same_model import check_same_model, model_facts
 from hearth.worker.ranks.sharded_model import Sharded
 from hearth.worker.ranks.start_ranks import start_ranks
@@ -45,6 +46,7 @@ def lead(
         SystemExit: the process ends.
     """
     refuse_settings(settings)
+    log.info("RANKS is %d, without %s (docs/ranks.md)", settings.ranks, ", ".join(OFF))
     started = start_ranks(settings, worker_id, endpoint, is_over)
 
     def close() -> None:
@@ -52,21 +54,6 @@ def lead(
         started.processes.close()
 
     return LeadingRank(started.link, started.group, settings.rank_split, close)
-
-
-def refuse_settings(settings: Settings) -> None:
-    """Raise StartError where a setting asks for what several ranks cannot do."""
-    asked = {
-        "KV_BITS": str(settings.kv_bits or ""),
-        "DRAFT_MODEL": settings.draft_model,
-        "ADAPTERS": ",".join(name for name, _ in settings.adapters),
-    }
-    for name, value in asked.items():
-        if value:
-            raise StartError(
-                f"RANKS is {settings.ranks} and {name} is {value!r}, which a model over several "
-                f"ranks cannot have (docs/ranks.md). Leave {name} empty, or set RANKS=1."
-            )
 
 
 class LeadingRank(SingleRank):
