@@ -386,6 +386,7 @@ class Worker:
         report["adapters"] = parts.loaded.adapters.report()
         report["quantisation"] = quantisation_report(kv_manager)
         report["dtype"] = parts.loaded.dtype.row()
+        report["ranks"] = self._rank.report(parts.loop.active_bytes)
         report["trunks"] = scheduler.trunks_report()
         report["sessions"] = parts.sessions.counters()
         report["vision"] = vision_report(parts.vision)

@@ -27,6 +27,7 @@ from hearth.worker.ranks.leading_engine import LeadingEngine
 from hearth.worker.ranks.leading_layer_map import LeadingLayerMap
 from hearth.worker.ranks.named_kv import Telling
 from hearth.worker.ranks.rank_link import LeaderLink, RankRoom
+from hearth.worker.ranks.rank_report import rank_report
 from hearth.worker.ranks.rank_settings import OFF, refuse_settings
 from hearth.worker.ranks.same_model import check_same_model, model_facts
 from hearth.worker.ranks.sharded_model import Sharded
@@ -98,7 +99,10 @@ class LeadingRank(SingleRank):
             others.append(facts)
         check_same_model(model_facts(loaded), others, hosts)
         whole = dataclasses.replace(
-            loaded.facts, weight_bytes=nbytes, parameter_count=self._part.parameter_count
+            loaded.facts,
+            weight_bytes=nbytes,
+            parameter_count=self._part.parameter_count,
+            ranks=self._group.size(),
         )
         return dataclasses.replace(loaded, facts=whole)
 
@@ -129,14 +133,19 @@ class LeadingRank(SingleRank):
         return dataclasses.replace(forward, pair_bytes=forward.pair_bytes // self._group.size())
 
     def limit(self, used: int) -> int:
-        told = dict(self.telling.link.rooms)  # of no bytes, until a rank has looked
-        rooms = self._rooms | {rank: room for rank, room in told.items() if room.limit_bytes}
-        left = min(room.limit_bytes - room.used_bytes for room in rooms.values())
+        left = min(room.limit_bytes - room.used_bytes for room in self._told_rooms().values())
         return used + int(left / self._byte_share)
+
+    def _told_rooms(self) -> dict[int, RankRoom]:
+        told = dict(self.telling.link.rooms)  # of no bytes, until a rank has looked
+        return self._rooms | {rank: room for rank, room in told.items() if room.limit_bytes}
 
     def tidy(self) -> None:
         if self.telling.is_quiet():
             self.telling.tell("release_memory")
+
+    def report(self, used_bytes: int) -> dict[str, Any] | None:
+        return rank_report(self.telling.link.hosts, self._split, used_bytes, self._told_rooms())
 
     def end(self) -> None:
         if self._is_serving:  # else some may load for minutes yet
