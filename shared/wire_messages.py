@@ -272,6 +272,7 @@ class Heartbeat:
     step_s: float = 0.0  # that it has taken by now
     step_bytes: int = 0  # that the step brings into memory, where that is known
     held_bytes: int = 0  # of them, those that are there
+    requests_max: int = 0  # that may be in the worker; one more is refused
 
 
 @dataclass(frozen=True, slots=True)

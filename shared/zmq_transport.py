@@ -1,4 +1,4 @@
-"""Connects proxy and worker over ZeroMQ: the only module that imports zmq.
+"""Connects proxy and worker over ZeroMQ; `zmq_rank_port` connects the ranks of one worker.
 
 A worker has one ROUTER, which its supervisor reaches on ipc:// and proxies on other machines on
 tcp://; each of them connects one DEALER. `ROUTER_MANDATORY` makes a send to a peer that is gone, or
@@ -41,6 +41,7 @@ _READABLE: Final = int(zmq.POLLIN)  # a plain number: zmq's own take a microseco
 
 WORKER_NAME: Final = "worker"  # of the key files: worker.key, worker.key_secret
 PROXY_NAME: Final = "proxy"
+RANK_NAME: Final = "rank"  # all ranks of one model have the same pair: each trusts the others
 _Z85_KEY_CHARS: Final = 40
 _MAKE_KEYS: Final = "Make keys with hearth keys and set CURVE_KEYS_DIR."
 
@@ -163,9 +164,9 @@ class RouterPort:
         """
         assert self._guard is None, endpoint
         try:
-            _check_endpoint(endpoint, keys)
+            check_endpoint(endpoint, keys)
             if keys is not None:  # options count for what is bound from here on
-                self._guard = _guard(self._context, keys)
+                self._guard = curve_guard(self._context, keys)
                 self._socket.setsockopt(zmq.CURVE_SERVER, 1)
                 self._socket.setsockopt(zmq.CURVE_SECRETKEY, keys.secret)
             self._socket.bind(endpoint)
@@ -278,7 +279,8 @@ class RouterPort:
         self._context.term()
 
 
-def _check_endpoint(endpoint: str, keys: CurveKeys | None) -> None:
+def check_endpoint(endpoint: str, keys: CurveKeys | None) -> None:
+    """Raise StartError where `endpoint` would be on the network without keys."""
     is_private = endpoint.startswith("ipc://")
     if not is_private and not endpoint.startswith("tcp://"):
         raise StartError(f"The endpoint is {endpoint!r}; allowed are ipc://PATH, tcp://HOST:PORT.")
@@ -286,7 +288,7 @@ def _check_endpoint(endpoint: str, keys: CurveKeys | None) -> None:
         raise StartError(f"{endpoint} is on the network and has no CURVE keys. {_MAKE_KEYS}")
 
 
-def _guard(context: "zmq.Context[zmq.Socket[bytes]]", keys: CurveKeys) -> ThreadAuthenticator:
+def curve_guard(context: "zmq.Context[zmq.Socket[bytes]]", keys: CurveKeys) -> ThreadAuthenticator:
     """Return what lets the one trusted key in; libzmq by itself lets any client in."""
     guard = ThreadAuthenticator(context)
     guard.certs["*"] = {keys.trusted: True}
@@ -356,7 +358,7 @@ class DealerLink:
         Raises:
             StartError: over the network, and there are no `keys`.
         """
-        _check_endpoint(endpoint, keys)
+        check_endpoint(endpoint, keys)
         self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.setsockopt(zmq.SNDHWM, QUEUE_FRAMES_MAX)

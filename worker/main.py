@@ -75,6 +75,7 @@ from hearth.worker.setup.prompt_and_session_setup import (
     prompt_facts,
     turns_directory,
 )
+from hearth.worker.setup.rank_setup import SingleRank
 from hearth.worker.setup.requested_bits_setup import make_requested_bits
 from hearth.worker.setup.suspect_setup import SuspectParts, make_suspect_parts
 from hearth.worker.setup.upkeep_setup import evictions_of, expire_of, sweep_of
@@ -135,6 +136,7 @@ class Worker:
         self._sessions: SessionManager | None = None  # to be closed, even if the start is cut short
         self._kv_manager: KVManager | NullKVManager | None = None
         self._memory: WorkerMemory | None = None
+        self._rank = SingleRank()
         self._draft_policy = DraftPolicy()
         self._requested_bits = RequestedBits()  # until the model is known
         self._running_max = running_max(settings, is_batched=True)  # until the model is known
@@ -179,6 +181,7 @@ class Worker:
                     self._sessions.close()  # turns are small, and worth more than KV
                 if self._kv_manager is not None:
                     self._kv_manager.shut(self._settings.shutdown_flush_seconds)
+                self._rank.end()
             self._shutdown.note_end(inference)
         finally:
             is_over.set()
@@ -194,15 +197,19 @@ class Worker:
             except StartError as error:
                 _refuse(self._endpoint, error)
                 self._shutdown.begin(EXIT_CANNOT_START)
+            except Exception:
+                self._rank.note_broken()
+                raise
         leave_device()
         if self._memory is not None:
             self._memory.end()
 
     def _load_and_serve(self) -> None:
         """Load the model, make all that serves it, and compute until the worker ends."""
-        memory = self._memory = WorkerMemory(self._settings, self._endpoint)
         steps = self._steps = StartSteps(held_bytes, on_step=self._shutdown.note_step)
-        loaded, vision = load_all(self._settings, steps, memory, self._shutdown.is_begun)
+        rank = self._rank = self._start_ranks() if self._settings.ranks > 1 else self._rank
+        memory = self._memory = WorkerMemory(self._settings, self._endpoint, rank)
+        loaded, vision = load_all(self._settings, steps, memory, self._shutdown.is_begun, rank)
         doctor = ModelDoctor(self._settings, loaded, self._worker_id == 0)
         self._settings = doctor.settings
         engine = self._make_engine(loaded, vision, doctor.found)
@@ -225,6 +232,11 @@ class Worker:
             if not self._shutdown.exit_code:
                 parts.kv_manager.hand_over()
 
+    def _start_ranks(self) -> SingleRank:
+        from hearth.worker.ranks.leading_rank import lead  # which one rank alone does not need
+
+        return lead(self._settings, self._worker_id, self._endpoint, self._shutdown.is_begun)
+
     def _make_engine(
         self, loaded: LoadedModel, vision: VisionParts | None, found: Findings | None
     ) -> Engine:
@@ -232,7 +244,7 @@ class Worker:
         batches = not is_exact(loaded, self._settings)
         encoder = vision.encoder if vision is not None else None
         packed = (self._settings.kv_bits, self._settings.kv_group_size)
-        engine = Engine(
+        engine = self._rank.engine(
             loaded,
             batches,
             encoder,
@@ -255,9 +267,11 @@ class Worker:
         """Make what serves the model, bottom up: cache, sessions, scheduler, the other threads."""
         cut_rule = cut_rule_of(loaded, self._settings)
         steps.begin("cache")
-        kv_manager = self._kv_manager = make_kv_manager(engine, loaded, self._settings, cut_rule)
-        self._requested_bits = make_requested_bits(engine, kv_manager)
-        forward = forward_of(loaded, cut_rule.grid)
+        settings, rank = self._settings, self._rank
+        kv_manager = make_kv_manager(engine, loaded, settings, cut_rule, rank)
+        self._kv_manager = kv_manager
+        self._requested_bits = make_requested_bits(engine, kv_manager, settings.ranks)
+        forward = rank.forward(forward_of(loaded, cut_rule.grid))
         loaded = memory.fit(loaded, kv_manager.uncached.cold_bytes, forward)
         memory.share_out(kv_manager, loaded.facts.context_tokens, forward)
         guard = memory.guard(forward)
@@ -289,6 +303,7 @@ class Worker:
         def watch_memory() -> int:
             memory.measure()
             relief.step()
+            rank.tidy()
             return memory.use.bytes_used()
 
         loop = InferenceThread(self._inbox, scheduler, self._wire.send, sweep, expire, watch_memory)

@@ -344,6 +344,7 @@ def link_row(link: WorkerLink | None, model: str | None = None) -> dict[str, Any
         "waiting": beat.waiting if beat else 0,
         "wait_s": round(beat.wait_s, 1) if beat else None,
         "in_flight": link.load if link else 0,
+        "requests_max": beat.requests_max if beat else 0,
         "steps": beat.steps if beat else 0,
         "active_bytes": beat.active_bytes if beat else 0,
         "heartbeat_age_s": round(link.silence_s, 3) if link and beat else None,

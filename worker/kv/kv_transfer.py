@@ -15,9 +15,15 @@ from hearth.worker.cache.block_hash import PrefixHash, prefix_hashes
 from hearth.worker.cache.eviction import Evictor
 from hearth.worker.cache.extent_store import Extent, ExtentStore, Joint, KVArrays, path_to
 from hearth.worker.cache.resume_planner import ResumePlan
-from hearth.worker.kv.layer_adapters import KVRows, LayerMap, LayerStates
+from hearth.worker.kv.layer_adapters import LayerMap
 from hearth.worker.kv.live_slot import LiveSlot
-from hearth.worker.kv.quantise_kv import LayerRows, PackedFormat, QuantFormat
+from hearth.worker.kv.quantise_kv import (
+    KVRows,
+    LayerRows,
+    LayerStates,
+    PackedFormat,
+    QuantFormat,
+)
 
 
 class IdleMode(Enum):
@@ -365,7 +371,7 @@ class KVTransfer:
             run = (number, start, end) if number is not None else None
             if extent.body is not None:
                 body = _as_rows(extent.body)
-                row_runs.append(tuple(rows.part(0, end - start) for rows in body.layers))
+                row_runs.append(self._layers.kept_rows(body, end - start))
         if run is not None:
             row_runs.append(self._slot_rows(*run))
         return row_runs
@@ -388,7 +394,7 @@ class KVTransfer:
         for extent in plan.path if window else ():
             if extent.end.position > back_to:
                 assert extent.window is not None, "the prefix search looked"
-                row_runs.append(_as_rows(extent.window).layers)
+                row_runs.append(self._layers.kept_rows(_as_rows(extent.window)))
         return row_runs
 
     def _put_windows_and_states(

@@ -8,20 +8,23 @@ Owner: the inference thread.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Final
 
 import mlx.core as mx
 
 from hearth.worker.cache.extent_store import Layout
+from hearth.worker.disk.file_format import Record
 from hearth.worker.kv.quantise_kv import (
+    KVRows,
     LayerRows,
+    LayerStates,
     MisfitRows,
     PackedFormat,
     QuantFormat,
     put_rows,
     rows_of,
 )
+from hearth.worker.kv.serialise_kv import rows_from, state_from
 
 STEP = 256  # rows by which buffers are rounded up, as mlx-lm's
 UNBOUNDED = 1 << 40  # tokens that fit where no layer keeps rows
@@ -42,47 +45,6 @@ KINDS: Final = {
 
 class UnknownCache(Exception):
     """A layer keeps something that this module cannot take out and put back."""
-
-
-@dataclass(frozen=True, slots=True)
-class KVRows:
-    """K and V rows of several layers: what an extent keeps of some tokens. Evaluated.
-
-    Never a view of a live buffer, but for a run that is all of one, which MLX shares until it is
-    written.
-    """
-
-    layers: tuple[LayerRows, ...]
-    nbytes: int = field(init=False)  # counted once: reports sum thousands, every second
-
-    def __post_init__(self) -> None:
-        nbytes = sum(array.nbytes for rows in self.layers for array in rows.arrays)
-        object.__setattr__(self, "nbytes", nbytes)
-
-    @property
-    def buffers(self) -> int:
-        return sum(len(rows.arrays) for rows in self.layers)
-
-    @property
-    def formats(self) -> set[PackedFormat | None]:
-        """How its layers are packed; a layer that does not fit into a format is raw beside it."""
-        return {rows.format for rows in self.layers}
-
-
-@dataclass(frozen=True, slots=True)
-class LayerStates:
-    """The states of all state layers: a snapshot. Layers rebind their arrays, never write them."""
-
-    layers: tuple[tuple[mx.array | None, ...], ...]
-    nbytes: int = field(init=False)  # counted once, too
-
-    def __post_init__(self) -> None:
-        nbytes = sum(a.nbytes for layer in self.layers for a in layer if a is not None)
-        object.__setattr__(self, "nbytes", nbytes)
-
-    @property
-    def buffers(self) -> int:
-        return sum(a is not None for layer in self.layers for a in layer)
 
 
 class LayerMap:
@@ -161,7 +123,7 @@ class LayerMap:
 
     def slot_bytes(self, rows: int, form: QuantFormat | None) -> int:
         """Return what a live cache with room for `rows` tokens takes."""
-        return _rounded(rows) * self.row_cost(form)[0] + self.unwritten_bytes(rows)
+        return rounded(rows) * self.row_cost(form)[0] + self.unwritten_bytes(rows)
 
     def unwritten_bytes(self, rows: int) -> int:
         """Return what of that is allocated only as it is written: windows and states."""
@@ -181,6 +143,12 @@ class LayerMap:
     def rows(self, cache: list[Any], start: int, end: int) -> tuple[LayerRows, ...]:
         """Return views of the rows [start, end). Not to be kept: they pin the live buffer."""
         return tuple(rows_of(leaf).part(start, end) for leaf in _of_kind(cache, ROWS))
+
+    def kept_rows(self, kept: KVRows, tokens: int | None = None) -> tuple[LayerRows, ...]:
+        """Return views of the first `tokens` rows that are kept; of all, where that is None."""
+        if tokens is None:
+            return kept.layers
+        return tuple(rows.part(0, tokens) for rows in kept.layers)
 
     def copy_rows(
         self, cache: list[Any], start: int, end: int, form: PackedFormat | None
@@ -219,9 +187,9 @@ class LayerMap:
         room, wanted = UNBOUNDED, 0
         for shapes, leaf in zip(self._shapes, _of_kind(cache, ROWS), strict=True):
             if leaf.keys is None:
-                _presize(leaf, shapes, _rounded(rows))
+                _presize(leaf, shapes, rounded(rows))
                 mx.eval(rows_of(leaf).arrays)  # MLX counts it: what is admitted next sees it
-                room = min(room, _rounded(rows))
+                room = min(room, rounded(rows))
                 continue
             old = rows_of(leaf)
             capacity = old.arrays[0].shape[2]
@@ -243,9 +211,9 @@ class LayerMap:
 
     def _grown(self, capacity: int, rows: int, form: PackedFormat | None) -> int:
         """Return for how many tokens there is room once a buffer has grown to hold `rows`."""
-        roomy = _rounded(max(rows, int(capacity * GROWTH)))
+        roomy = rounded(max(rows, int(capacity * GROWTH)))
         more = (roomy - capacity) * self.row_cost(form)[0]
-        return roomy if self.has_room(more) else _rounded(rows)
+        return roomy if self.has_room(more) else rounded(rows)
 
     def quantise(self, cache: list[Any], form: QuantFormat) -> None:
         """Turn the layers' rows, and what will be written, into `form`, in place of the list."""
@@ -325,6 +293,24 @@ class LayerMap:
             assert len(arrays) == len(leaf.cache), (len(arrays), len(leaf.cache))
             leaf.cache = list(arrays)
 
+    # ------------------------------------------------------------ what was read from disk
+
+    def rows_from(self, record: Record) -> KVRows:
+        """Return the rows of a record, or the window rows, evaluated.
+
+        Raises:
+            UnreadableRecord: they are not rows, or not in the format that they are named after.
+        """
+        return rows_from(record.arrays)
+
+    def state_from(self, record: Record) -> LayerStates:
+        """Return the snapshot of a record, evaluated.
+
+        Raises:
+            UnreadableRecord: the arrays are no snapshot's.
+        """
+        return state_from(record.arrays)
+
 
 def leaves(cache: Sequence[Any]) -> Iterator[Any]:
     """Yield the layers' caches, those inside composite ones one by one."""
@@ -403,7 +389,8 @@ def _presize(leaf: Any, shapes: list[tuple[tuple[int, ...], mx.Dtype]], rows: in
     leaf.offset = 0
 
 
-def _rounded(rows: int) -> int:
+def rounded(rows: int) -> int:
+    """Return for how many tokens a new buffer has room that is to hold `rows`."""
     return -(-rows // STEP) * STEP
 
 

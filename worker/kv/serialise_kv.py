@@ -18,8 +18,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hearth.worker.disk.file_format import DTYPES, Array
-from hearth.worker.kv.layer_adapters import KVRows, LayerStates
-from hearth.worker.kv.quantise_kv import LayerRows, MisfitRows, PackedFormat, QuantFormat
+from hearth.worker.kv.quantise_kv import (
+    KVRows,
+    LayerRows,
+    LayerStates,
+    MisfitRows,
+    PackedFormat,
+    QuantFormat,
+)
 from hearth.worker.kv.turboquant import TurboFormat
 
 _KINDS: Final[dict[mx.Dtype, str]] = {
@@ -74,6 +80,11 @@ def arrays_of_state(state: LayerStates, bits: int = 32) -> tuple[Array, ...]:
             else:
                 found.append(_array(name, array))
     return tuple(found)
+
+
+def stored_bits(arrays: Iterable[Array]) -> int:
+    """Return in how many bits a snapshot's parts of 32 bits are in a record: 16 or 32."""
+    return 16 if any(array.name.endswith(f".{_WIDE}") for array in arrays) else 32
 
 
 def _halves(state: LayerStates) -> LayerStates | None:

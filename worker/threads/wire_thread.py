@@ -6,7 +6,7 @@ import os
 import select
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hearth.shared.errors import RETRY_AFTER_S_MAX, Overloaded
 from hearth.shared.suspending_clock import awake_s
@@ -179,7 +179,8 @@ class WireThread:
         return Failed(request_id, 503, Overloaded.CODE, text, retry_after_s)
 
     def _load(self) -> Heartbeat:
-        return self._heartbeat(list(self._arriving))
+        beat = self._heartbeat(list(self._arriving))
+        return replace(beat, requests_max=self.open_max)
 
     def _cancel(self, request_id: str) -> None:
         lease = self._open.get(request_id)

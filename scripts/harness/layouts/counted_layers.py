@@ -14,13 +14,17 @@ import mlx.core as mx
 from hearth.worker.kv.layer_adapters import (
     STATES,
     WINDOWS,
-    KVRows,
     LayerMap,
-    LayerStates,
     _of_kind,
-    _rounded,
+    rounded,
 )
-from hearth.worker.kv.quantise_kv import LayerRows, PackedFormat, QuantFormat
+from hearth.worker.kv.quantise_kv import (
+    KVRows,
+    LayerRows,
+    LayerStates,
+    PackedFormat,
+    QuantFormat,
+)
 
 Shape = tuple[tuple[int, ...], mx.Dtype]
 
@@ -92,7 +96,7 @@ class CountedLayerMap(LayerMap):
     def reserve(self, cache: list[Any], rows: int) -> int:
         live = cache[0]
         if not live.capacity:
-            live.capacity = _rounded(rows)
+            live.capacity = rounded(rows)
         elif live.capacity < rows:
             live.capacity = self._grown(live.capacity, rows, None)
         return int(live.capacity)
