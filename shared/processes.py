@@ -183,7 +183,7 @@ def _can_listen(address: str, port: int) -> bool:
                 return False
             raise StartError(
                 f"Can't listen on {address}, port {port}: {error.strerror}. Choose an address of "
-                "this machine (PROXY_HOST) and a port above 1023 (PROXY_PORT)."
+                "this machine and a port above 1023; a server's are PROXY_HOST and PROXY_PORT."
             ) from None
     return True
 

@@ -69,8 +69,8 @@ def parser_of_all() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command that `arguments` name; return its exit status."""
     options = parser_of_all().parse_args(arguments)
-    module = importlib.import_module(f"hearth.commands.{COMMANDS[options.command].module}")
     try:
+        module = importlib.import_module(f"hearth.commands.{COMMANDS[options.command].module}")
         status: int = module.main(options.arguments)
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
