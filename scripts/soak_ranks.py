@@ -6,10 +6,11 @@
 
 An episode is a fixture, exact mode or not, ample room or hardly any, with files or without, and
 some operations: turns, edits, branches, several at once, cancels amid prefill and answer, a cache
-that is emptied amid either. With files all ranks then forget all but these, and every prompt is
-asked again. Exact answers are a cold cache's to the bit, others to the token; all are what one rank
-says, but where its two best tokens are a tie. --plant spoils one operation and tells how soon that
-was found. Exit status: 0 all of it held, or what was planted was found within 2 s; 1 not so.
+that is emptied amid either. With files all ranks then forget all but these, of which some of one
+rank may be gone or garbled, and every prompt is asked again. Exact answers are a cold cache's to
+the bit, others to the token; all are what one rank says, but where its two best tokens are a tie.
+--plant spoils one operation and tells how soon that was found.
+Exit status: 0 all of it held, or what was planted was found within 2 s; 1 not so.
 """
 
 import argparse
@@ -64,6 +65,7 @@ class Episode:
     slots_max: int
     budget_kb: int | None  # None = ample
     has_files: bool
+    spoilt: str  # what befalls files of one rank before they are read: "" | "missing" | "garbled"
     operations: tuple[Operation, ...]
 
 
@@ -75,7 +77,8 @@ def random_episode(chance: random.Random, fixture: str) -> Episode:
         chance.random() < 0.5,
         chance.randint(1, 3) if is_tight else 4,
         chance.choice((0, 400, 1500)) if is_tight else None,
-        chance.random() < 0.5,
+        chance.random() < 0.6,
+        chance.choice(("", "", "missing", "garbled")),
         tuple((chance.choice(OPERATION_NAMES), chance.randrange(SEED_MAX)) for _ in range(count)),
     )
 
@@ -97,11 +100,27 @@ class Soak:
         self._count(talk, episode)
         if episode.has_files:
             assert self.ranks.flush(FLUSH_S_MAX), "files were not written in time"
+            self._spoil(episode)
             again = self._talk(episode, directory, adds_noise)
             for prompt in talk.prompts:
                 self.counts["tokens read back"] += again.ask(prompt, episode.is_exact).cached
             self._count(again, episode)
         self.counts["episodes"] += 1
+
+    def _spoil(self, episode: Episode) -> None:
+        """Have some files of one rank be gone, or hold something else."""
+        if not episode.spoilt:
+            return
+        chance = random.Random(str(episode.operations))
+        files = self.ranks.files_of(chance.randrange(self.ranks.size))
+        for file in chance.sample(files, (len(files) + 1) // 2):
+            self.counts[f"files {episode.spoilt}"] += 1
+            if episode.spoilt == "missing":
+                file.unlink()
+            else:
+                raw = bytearray(file.read_bytes())
+                raw[chance.randrange(len(raw))] ^= 0xFF
+                file.write_bytes(raw)
 
     def _talk(self, episode: Episode, directory: Path, adds_noise: bool) -> Talk:
         loaded = self.ranks.load(directory, adds_noise=adds_noise)
@@ -192,7 +211,7 @@ def planted(options: argparse.Namespace) -> int:
         return links[0]
 
     operations = tuple(("extend", seed) for seed in range(6))
-    episode = Episode(options.fixtures.split(",")[0], True, 4, None, False, operations)
+    episode = Episode(options.fixtures.split(",")[0], True, 4, None, False, "", operations)
     error = ""
     faulthandler.dump_traceback_later(HANG_S_MAX, exit=True)
     with RankedModels(options.ranks, wrap) as ranks:

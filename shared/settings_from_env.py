@@ -103,8 +103,8 @@ def _check_together(settings: Settings) -> None:
         raise StartError("WORKERS is 0 and WORKER_ENDPOINTS is empty. Set one of them.")
     if settings.ranks > 1 and settings.rank_hosts is not None and settings.workers > 1:
         raise StartError(
-            f"WORKERS is {settings.workers} and RANK_HOSTS names the machines of one model's ranks: "
-            "they serve one worker. Set WORKERS=1."
+            f"WORKERS is {settings.workers} and RANK_HOSTS names machines, whose ranks serve one "
+            "worker. Set WORKERS=1."
         )
     if settings.cache_exact == "true" and settings.cache_store_bits:
         raise StartError(

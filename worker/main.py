@@ -75,7 +75,7 @@ from hearth.worker.setup.prompt_and_session_setup import (
     prompt_facts,
     turns_directory,
 )
-from hearth.worker.setup.rank_setup import SingleRank
+from hearth.worker.setup.rank_setup import SingleRank, start_by_mpi
 from hearth.worker.setup.requested_bits_setup import make_requested_bits
 from hearth.worker.setup.suspect_setup import SuspectParts, make_suspect_parts
 from hearth.worker.setup.upkeep_setup import evictions_of, expire_of, sweep_of
@@ -181,7 +181,8 @@ class Worker:
                     self._sessions.close()  # turns are small, and worth more than KV
                 if self._kv_manager is not None:
                     self._kv_manager.shut(self._settings.shutdown_flush_seconds)
-                self._rank.end()
+                if not inference.is_alive():
+                    self._rank.end()
             self._shutdown.note_end(inference)
         finally:
             is_over.set()
@@ -478,6 +479,7 @@ def main() -> int:
         name = f"worker-{options.worker_id}"
         configure(settings.log_level.upper(), name, settings.log_prompts)
         os.environ |= temp_environment(os.environ, settings.instance_dir)
+        start_by_mpi(settings)
         worker = Worker(settings, options.worker_id, options.endpoint, options.listen)
     except StartError as error:
         _refuse(options.endpoint, error)

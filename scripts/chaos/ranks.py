@@ -72,6 +72,7 @@ class Blow:
     left: int  # processes of before that outlived it
     is_answer_cold: bool  # whether the known prompt was answered as it was of a cold cache
     cached: int  # tokens of the known prompt that came from disk
+    said: str  # of the first error
     misses: list[str]
 
 
@@ -126,7 +127,7 @@ async def play(scene: Scene, sent: signal.Signals, moment: Moment) -> Blow:
     worker, followers = worker_of(server), followers_of(server)
     ranks = [worker, *followers]
     old = [*ranks, *worker.children(recursive=True)]
-    rank = rng.randrange(1, len(ranks)) if sent == signal.SIGSTOP else rng.randrange(len(ranks))
+    rank = rng.randrange(len(ranks))
     waiting, tasks = await _under_way(scene, moment)
     is_amid = _is_amid(moment, waiting)
     began = time.monotonic()
@@ -148,10 +149,11 @@ async def play(scene: Scene, sent: signal.Signals, moment: Moment) -> Blow:
         round(back, 2),
         left,
         known.end is not None and known.end.said == scene.cold,
-        _cached(bytes(known.raw)),
+        cached_tokens(bytes(known.raw)),
+        next((asked.end.detail for asked in ended if asked.end and asked.end.detail), ""),
         [],
     )
-    return _judged(blow, scene, ended)
+    return judged(blow, scene.start_s, ended)
 
 
 async def _under_way(scene: Scene, moment: Moment) -> tuple[list[Asked], list[asyncio.Task[Asked]]]:
@@ -206,14 +208,15 @@ async def _left(old: Sequence[psutil.Process]) -> int:
     return left
 
 
-def _cached(raw: bytes) -> int:
+def cached_tokens(raw: bytes) -> int:
     """Return the cached tokens that a stream's usage tells."""
     _, _, rest = raw.rpartition(b'"cached_tokens":')
     digits = rest.lstrip().split(b"}")[0].split(b",")[0]
     return int(digits) if digits.isdigit() else -1
 
 
-def _judged(blow: Blow, scene: Scene, ended: Sequence[Asked]) -> Blow:
+def judged(blow: Blow, start_s: float, ended: Sequence[Asked]) -> Blow:
+    """Return `blow` with what of it does not hold; a start took `start_s`."""
     is_stop = blow.signal == "SIGSTOP"
     limit = STALL_SECONDS + STALL_MARGIN_S if is_stop else ERROR_S_MAX
     misses = []
@@ -222,7 +225,7 @@ def _judged(blow: Blow, scene: Scene, ended: Sequence[Asked]) -> Blow:
             misses.append(f"a request ended {asked.end}")
     if blow.error_s > limit:
         misses.append(f"an error came after {blow.error_s} s, allowed are {limit} s")
-    back_max = scene.start_s + RECOVERY_S + (limit if is_stop else 0)
+    back_max = start_s + RECOVERY_S + (limit if is_stop else 0)
     if blow.back_s > back_max:
         misses.append(f"back after {blow.back_s} s, allowed are {back_max:.1f} s")
     if blow.left:

@@ -73,8 +73,8 @@ class LeadingRank(SingleRank):
         self._group = group
         self._split = split
         self._total: Sum = sum_over(group)
-        self._rooms: dict[int, RankRoom] = {}  # at the start, of ranks whose heartbeat says none
-        self._byte_share = 1.0
+        self.rooms: dict[int, RankRoom] = {}  # at the start, of ranks whose heartbeat says none
+        self.byte_share = 1.0
         self._is_serving = False
         self.ranks_here = _alike(link.hosts, 0)
 
@@ -95,7 +95,7 @@ class LeadingRank(SingleRank):
             if failure:
                 raise StartError(f"Rank {rank} ({hosts[rank]}) cannot load its part: {failure}")
             nbytes += theirs
-            self._rooms[rank] = RankRoom(*room)
+            self.rooms[rank] = RankRoom(*room)
             others.append(facts)
         check_same_model(model_facts(loaded), others, hosts)
         whole = dataclasses.replace(
@@ -120,7 +120,7 @@ class LeadingRank(SingleRank):
 
     def layer_map(self, probe: list[Any]) -> LayerMap:
         layers = LeadingLayerMap(probe, self.telling)
-        self._byte_share = layers.byte_share
+        self.byte_share = layers.byte_share
         return layers
 
     def disk_thread(self, file_store: FileStore, queue_bytes: int) -> DiskThread:
@@ -134,11 +134,11 @@ class LeadingRank(SingleRank):
 
     def limit(self, used: int) -> int:
         left = min(room.limit_bytes - room.used_bytes for room in self._told_rooms().values())
-        return used + int(left / self._byte_share)
+        return used + int(left / self.byte_share)
 
     def _told_rooms(self) -> dict[int, RankRoom]:
         told = dict(self.telling.link.rooms)  # of no bytes, until a rank has looked
-        return self._rooms | {rank: room for rank, room in told.items() if room.limit_bytes}
+        return self.rooms | {rank: room for rank, room in told.items() if room.limit_bytes}
 
     def tidy(self) -> None:
         if self.telling.is_quiet():

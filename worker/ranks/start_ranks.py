@@ -15,7 +15,7 @@ from hearth.shared.zmq_rank_port import RankContext
 from hearth.shared.zmq_transport import RANK_NAME, CurveKeys, curve_keys, ipc_endpoint
 from hearth.worker.ranks.transport.leader_link import LinkTerms, TransportLeaderLink
 from hearth.worker.ranks.transport.link_messages import Purpose
-from hearth.worker.ranks.transport.rank_hosts import are_local, read_hosts
+from hearth.worker.ranks.transport.rank_hosts import LOOPBACK, are_local, read_hosts
 from hearth.worker.ranks.transport.rank_processes import FOLLOWER, RankProcesses
 from hearth.worker.ranks.transport.tensor_group import join_group, plan_tensors
 
@@ -72,6 +72,7 @@ def lead_ranks(
 
     Raises: as `start_ranks`.
     """
+    refuse_settings(settings)
     hosts = read_hosts(settings.rank_hosts, settings.ranks)
     local = are_local(hosts)
     tensors = plan_tensors(settings.rank_backend, hosts, local)
@@ -81,14 +82,32 @@ def lead_ranks(
     processes = RankProcesses()
     end = functools.partial(_end_process, leave, processes)
     context = RankContext(keys, is_leader=True)
-    link = TransportLeaderLink(terms, context, _endpoints(settings, worker_id, hosts[0].name), end)
-    ranks = [rank for rank in range(1, settings.ranks) if local[rank]]
+    link = TransportLeaderLink(
+        terms, context, endpoints_of(settings, worker_id, hosts[0].name), end
+    )
+    is_mpi = settings.rank_backend == "mpi"  # which has started all of them
+    ranks = [rank for rank in range(1, settings.ranks) if local[rank] and not is_mpi]
     processes.start(ranks, link.endpoint, link.lose, command)
     elsewhere = [host.name for host, is_here in zip(hosts, local, strict=True) if not is_here]
     if elsewhere:
         log.info("waiting for ranks on %s: run there %s", ", ".join(elsewhere), _join_hint(link))
     link.wait_for_all(is_over)
     return StartedRanks(link, join_group(tensors, 0, settings.ranks), processes)
+
+
+def refuse_settings(settings: Settings) -> None:
+    """Raise StartError where a setting asks for what several ranks cannot do."""
+    asked = {
+        "KV_BITS": str(settings.kv_bits or ""),
+        "DRAFT_MODEL": settings.draft_model,
+        "ADAPTERS": ",".join(name for name, _ in settings.adapters),
+    }
+    for name, value in asked.items():
+        if value:
+            raise StartError(
+                f"RANKS is {settings.ranks} and {name} is {value!r}, which a model over several "
+                f"ranks cannot have (docs/ranks.md). Leave {name} empty, or set RANKS=1."
+            )
 
 
 def _join_hint(link: TransportLeaderLink) -> str:
@@ -115,7 +134,8 @@ def rank_keys(settings: Settings) -> CurveKeys:
     return curve_keys(settings.curve_keys_dir, RANK_NAME, RANK_NAME)
 
 
-def _endpoints(settings: Settings, worker_id: int, host: str) -> tuple[str, str]:
+def endpoints_of(settings: Settings, worker_id: int, host: str = LOOPBACK) -> tuple[str, str]:
+    """Return where rank 0 on `host` takes what followers say, and where it tells operations."""
     if settings.rank_hosts:
         shown = f"[{host}]" if ":" in host else host
         return f"tcp://{shown}:{settings.rank_port}", f"tcp://{shown}:0"

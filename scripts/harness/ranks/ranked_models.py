@@ -53,6 +53,7 @@ class RankedModels:
         self, ranks: int, wrap: Callable[[LeaderLink], LeaderLink] = lambda link: link
     ) -> None:
         """`wrap` may put something between what is told and the link, as faults are."""
+        self.size = ranks
         self.failed_at = 0.0
         self._scratch = tempfile.TemporaryDirectory(prefix="hearth-ranks-")
         self.directory = Path(self._scratch.name)
@@ -128,6 +129,15 @@ class RankedModels:
         store = FileStore(self._settings.kv_cache_dir, root, DISK_GB << 30, 0, rule=label)
         self._disk = self.rank.disk_thread(store, QUEUE_BYTES)
         return self._disk
+
+    def files_of(self, rank: int) -> list[Path]:
+        """Return the KV files of a rank, in the order of their names."""
+        root = self._settings.kv_cache_dir
+        place = root / f"rank-{rank}-of-{self.size}"
+        others = root.glob("rank-*-of-*/**/*")
+        found = root.rglob("*") if rank == 0 else place.rglob("*")
+        left_out = set(others) if rank == 0 else set()
+        return sorted(path for path in found if path.is_file() and path not in left_out)
 
     def flush(self, seconds: float) -> bool:
         """Write what waits, on all ranks; tell whether that was done in time."""

@@ -1,4 +1,4 @@
-"""What several ranks cannot have is refused or off, and the reason says so."""
+"""A setting or a request that several ranks cannot serve is refused, and the reason says why."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +12,7 @@ from hearth.worker.ranks.leading_layer_map import LeadingLayerMap, kinds_of
 from hearth.worker.ranks.leading_rank import LeadingRank
 from hearth.worker.ranks.named_kv import NamedCache, Telling
 from hearth.worker.ranks.rank_link import Handle, RankRoom
-from hearth.worker.ranks.rank_settings import refuse_settings
+from hearth.worker.ranks.start_ranks import refuse_settings
 from hearth.worker.setup.draft_setup import draft_policy
 from hearth.worker.setup.kv_setup import cache_root
 from hearth.worker.setup.requested_bits_setup import make_requested_bits
@@ -55,6 +55,13 @@ def test_kv_of_other_ranks_or_splits_is_never_found() -> None:
     assert len(roots) == len(environs)
 
 
+def test_a_rank_that_cannot_load_its_part_is_named_with_its_reason() -> None:
+    link: Any = Answers(["MODEL_PATH is too large for it.", {}, 0, 0, 0])
+    rank = LeadingRank(link, SimpleNamespace(size=lambda: 2), "tensor")  # type: ignore[arg-type]
+    with pytest.raises(StartError, match=r"Rank 1 \(there\) cannot load its part: MODEL_PATH is"):
+        rank.joined(loaded("qwen3", tiny=True))
+
+
 class Answers:
     """A link whose followers answer what they are given."""
 
@@ -92,10 +99,10 @@ def test_the_greediest_rank_decides_how_much_a_byte_of_rank_0_weighs() -> None:
     own = layers.slot_bytes(1 << 15, None)
     assert mapped("qwen3", ["", kinds_of(layers), 3 * own]).byte_share == 3
     rank = LeadingRank(Answers(), SimpleNamespace(size=lambda: 2), "tensor")  # type: ignore[arg-type]
-    rank._rooms = {1: RankRoom(1000, 400)}
+    rank.rooms = {1: RankRoom(1000, 400)}
     assert rank.limit(250) == 250 + 600
     rank.telling.link.rooms[1] = RankRoom(0, 0)  # type: ignore[index]
     assert rank.limit(250) == 250 + 600, "it has not looked yet"
     rank.telling.link.rooms[1] = RankRoom(1000, 900)  # type: ignore[index]
-    rank._byte_share = 2.0
+    rank.byte_share = 2.0
     assert rank.limit(250) == 250 + 50

@@ -62,6 +62,13 @@ def test_a_family_that_cannot_be_split_is_named() -> None:
         part(2, "pipeline")
 
 
+def test_a_model_that_sees_is_loaded_without_its_tower() -> None:
+    sharded = Sharded(group(2), "tensor", lambda _nbytes: None)
+    model, tokenizer, config = sharded.load(Path(fixture_dir("qwen3_5_vl")), False)
+    assert "vision_config" in config and tokenizer.chat_template
+    assert not [name for name, _ in tree_flatten(model.parameters()) if "vision" in name]
+
+
 def test_a_pipeline_gives_a_rank_some_of_the_layers() -> None:
     whole, _ = part(1, name="qwen3_moe")
     last, admitted = part(2, "pipeline", "qwen3_moe")
