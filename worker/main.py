@@ -47,6 +47,7 @@ from hearth.worker.engine.mlx_memory import held_bytes
 from hearth.worker.engine.model_loader import LoadedModel
 from hearth.worker.kv.kv_manager import KVManager
 from hearth.worker.kv.null_kv_manager import NullKVManager
+from hearth.worker.mpi_launch import become_mpirun
 from hearth.worker.prompt.prefill_cuts import CutRule
 from hearth.worker.prompt.template_turn_tokens import end_of_turn_ids
 from hearth.worker.requests.session_prompt_builder import SessionPromptBuilder
@@ -75,7 +76,7 @@ from hearth.worker.setup.prompt_and_session_setup import (
     prompt_facts,
     turns_directory,
 )
-from hearth.worker.setup.rank_setup import SingleRank, start_by_mpi
+from hearth.worker.setup.rank_setup import SingleRank
 from hearth.worker.setup.requested_bits_setup import make_requested_bits
 from hearth.worker.setup.suspect_setup import SuspectParts, make_suspect_parts
 from hearth.worker.setup.upkeep_setup import evictions_of, expire_of, sweep_of
@@ -479,7 +480,7 @@ def main() -> int:
         name = f"worker-{options.worker_id}"
         configure(settings.log_level.upper(), name, settings.log_prompts)
         os.environ |= temp_environment(os.environ, settings.instance_dir)
-        start_by_mpi(settings)
+        become_mpirun(settings, sys.argv[1:])
         worker = Worker(settings, options.worker_id, options.endpoint, options.listen)
     except StartError as error:
         _refuse(options.endpoint, error)

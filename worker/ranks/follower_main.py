@@ -25,7 +25,7 @@ from hearth.shared.zmq_rank_port import RankContext
 from hearth.worker.ranks.rank_link import RankLost, RankMismatch
 from hearth.worker.ranks.start_ranks import rank_keys, with_told
 from hearth.worker.ranks.transport.follower_link import TransportFollowerLink
-from hearth.worker.ranks.transport.mpi_launch import RANK_VARIABLE
+from hearth.worker.ranks.transport.rank_processes import MPI_RANK_VARIABLE
 from hearth.worker.ranks.transport.tensor_group import join_group
 
 log = logging.getLogger("hearth.worker.ranks")
@@ -44,7 +44,7 @@ def run_follower(follow: Follow) -> int:
     take_short_turns()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # rank 0 decides when a rank ends
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    if RANK_VARIABLE not in os.environ:  # mpirun gives a standard input to rank 0 alone
+    if MPI_RANK_VARIABLE not in os.environ:  # mpirun gives a standard input to rank 0 alone
         threading.Thread(target=_end_with_stdin, name="stdin", daemon=True).start()
     try:
         raise_open_file_limit(OPEN_FILES, OPEN_FILES_MIN)
@@ -83,7 +83,7 @@ def _options() -> argparse.Namespace:
 
 def _patience() -> Callable[[], bool]:
     """Return what says that rank 0 was waited for long enough, where nobody else ends this rank."""
-    if RANK_VARIABLE not in os.environ:
+    if MPI_RANK_VARIABLE not in os.environ:
         return lambda: False
     until = time.monotonic() + MPI_WAIT_S
     return lambda: time.monotonic() > until

@@ -1,10 +1,8 @@
 """Says what computes a model: this process alone, or this one and others that do as it tells."""
 
-import sys
 from collections.abc import Callable
 from typing import Any, Final
 
-from hearth.shared.settings_from_env import Settings
 from hearth.worker.disk.disk_thread import DiskThread
 from hearth.worker.disk.file_store import FileStore
 from hearth.worker.engine.engine import Engine
@@ -76,14 +74,3 @@ class SingleRank:
 
     def note_broken(self) -> None:
         """Something broke here: where a rank's end is why, the process ends and says so."""
-
-
-def start_by_mpi(settings: Settings) -> None:
-    """Have Open MPI start this worker again, where its ranks are to be joined by that.
-
-    Raises: StartError, as `become_mpirun`.
-    """
-    if settings.ranks > 1 and settings.rank_backend == "mpi":
-        from hearth.worker.ranks.transport.mpi_launch import become_mpirun
-
-        become_mpirun(settings, sys.argv[1:])

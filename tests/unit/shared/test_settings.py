@@ -112,6 +112,14 @@ def test_a_bad_value_names_the_variable_the_value_and_what_is_allowed(
     assert str(caught.value) == f"{name} is {value!r}; allowed is {allowed}."
 
 
+def test_ranks_on_other_machines_serve_one_worker() -> None:
+    told = {"RANKS": "2", "RANK_HOSTS": "hosts.json", "WORKERS": "2"}
+    with pytest.raises(StartError, match="WORKERS is 2 and RANK_HOSTS names machines"):
+        load_settings(told, None)
+    assert load_settings({**told, "WORKERS": "1"}, None).ranks == 2
+    assert load_settings({**told, "RANK_HOSTS": ""}, None).workers == 2
+
+
 def test_others_can_reach_it_only_with_a_key() -> None:
     with pytest.raises(StartError, match="PROXY_API_KEY is empty"):
         load_settings({"PROXY_HOST": "0.0.0.0"}, None)

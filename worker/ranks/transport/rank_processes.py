@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
+MPI_RANK_VARIABLE: Final = "OMPI_COMM_WORLD_RANK"  # of each process that Open MPI started
 FOLLOWER: Final = (sys.executable, "-m", "hearth.worker.ranks.follower_main")
 
 

@@ -1,7 +1,7 @@
 """Joins the processes of all ranks to one group of MLX, through which tensors travel.
 
 MLX reads from the environment how, and takes no more than one group for the life of a process.
-Source: mlx/_distributed_utils/launch.py, which sets the same variables.
+Source: mlx.launch, which sets the same variables.
 """
 
 import faulthandler

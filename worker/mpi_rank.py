@@ -3,15 +3,16 @@
 import argparse
 import os
 import sys
+from collections.abc import Mapping
 
 from hearth.shared.errors import EXIT_CANNOT_START, StartError
 from hearth.shared.paths import env_file
 from hearth.shared.settings_from_env import load_settings
-from hearth.worker.ranks.transport.mpi_launch import RANK_VARIABLE
+from hearth.worker.ranks.transport.rank_processes import MPI_RANK_VARIABLE
 
 
-def main() -> int:
-    rank = int(os.environ[RANK_VARIABLE])
+def main(environ: Mapping[str, str]) -> int:
+    rank = int(environ[MPI_RANK_VARIABLE])
     if rank == 0:
         from hearth.worker.main import main as run_worker
 
@@ -23,7 +24,7 @@ def main() -> int:
     parser.add_argument("--worker-id", type=int, required=True)
     worker_id: int = parser.parse_known_args()[0].worker_id
     try:
-        endpoint, _ = endpoints_of(load_settings(os.environ, env_file()), worker_id)
+        endpoint, _ = endpoints_of(load_settings(environ, env_file()), worker_id)
     except StartError:  # rank 0 says so
         return EXIT_CANNOT_START
     sys.argv[1:] = ["--leader", endpoint, "--rank", str(rank)]
@@ -31,6 +32,6 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    code = main()
+    code = main(os.environ)
     sys.stderr.flush()
     os._exit(code)  # threads that use MLX must not outlive the interpreter

@@ -1,7 +1,7 @@
 """Has Open MPI start the processes of all ranks, which it alone knows as one group.
 
 A worker with RANK_BACKEND=mpi becomes `mpirun`, which starts it again as rank 0 and the others
-beside it (`worker/ranks/mpi_rank.py`). Signals and the standard input reach rank 0 through it, and
+beside it (`worker/mpi_rank.py`). Signals and the standard input reach rank 0 through it, and
 its exit code is rank 0's.
 """
 
@@ -15,19 +15,22 @@ from typing import Final
 from hearth.shared.errors import StartError
 from hearth.shared.settings_from_env import Settings
 from hearth.shared.stop_times import CHUNK_WAIT_S, END_WAIT_S
+from hearth.worker.ranks.transport.rank_processes import MPI_RANK_VARIABLE
 
-RANK_VARIABLE: Final = "OMPI_COMM_WORLD_RANK"  # of each process that Open MPI started
 LIBRARIES: Final = ("libmpi.dylib", "libmpi.so.40", "libmpi.so")  # a wheel has text in the last
 LIBRARY_VARIABLE: Final = "MLX_MPI_LIBNAME"  # MLX looks for libmpi.so or .dylib by itself
 
 
 def become_mpirun(settings: Settings, arguments: Sequence[str]) -> None:
-    """Replace this process by an `mpirun` that starts it again; return where that was done before.
+    """Replace this process by an `mpirun` that starts it again, where RANK_BACKEND is mpi.
+
+    It returns in a process that `mpirun` started.
 
     Raises:
         StartError: there is no `mpirun`, or ranks are elsewhere.
     """
-    if RANK_VARIABLE in os.environ:
+    is_asked = settings.ranks > 1 and settings.rank_backend == "mpi"
+    if not is_asked or MPI_RANK_VARIABLE in os.environ:
         return
     if settings.rank_hosts is not None:
         raise StartError(
@@ -52,14 +55,14 @@ def command_of(mpirun: str, settings: Settings, arguments: Sequence[str]) -> lis
     wait_s = CHUNK_WAIT_S + settings.shutdown_flush_seconds + END_WAIT_S
     how = ["--oversubscribe", "--rtos", "recoverable"]
     how += ["--prtemca", "odls_base_sigkill_timeout", f"{wait_s:.0f}"]
-    rank = [sys.executable, "-m", "hearth.worker.ranks.mpi_rank", *arguments]
+    rank = [sys.executable, "-m", "hearth.worker.mpi_rank", *arguments]
     return [mpirun, *how, "-np", str(settings.ranks), *rank]
 
 
 def library_of(mpirun: Path, environ: Mapping[str, str]) -> dict[str, str]:
     """Return what has MLX find the library that belongs to `mpirun`, and that one its own.
 
-    A library that the user named stays. Source: mlx/_distributed_utils/launch.py.
+    A library that the user named stays. Source: mlx.launch.
     """
     directory = mpirun.resolve().parent.parent / "lib"
     there = [str(directory / name) for name in LIBRARIES if (directory / name).exists()]
