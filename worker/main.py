@@ -176,7 +176,8 @@ class Worker:
                     self._sessions.close()  # turns are small, and worth more than KV
                 if self._kv_manager is not None:
                     self._kv_manager.shut(self._settings.shutdown_flush_seconds)
-                self._rank.end()
+                if not inference.is_alive():
+                    self._rank.end()
             self._shutdown.note_end(inference)
         finally:
             is_over.set()

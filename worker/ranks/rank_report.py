@@ -1,22 +1,10 @@
 """Says for people over which ranks a model runs, what each takes, and what is off over ranks."""
 
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
-from typing import Any, Final
+from typing import Any
 
 from hearth.worker.ranks.rank_link import RankRoom
-
-# What a model over several ranks does without -> why.
-OFF: Final[Mapping[str, str]] = MappingProxyType(
-    {
-        "drafts": "ranks compute one token a step for each answer; rows of drafts are not told",
-        "trunks": "ranks are told which rows a batch has, and not what they share",
-        "images": "rank 0 alone would have the encoder and the positions of images",
-        "kv_bits": "live caches are packed by rows of all heads; no rank is told to",
-        "adapters": "the layers of an adapter are not split between ranks",
-        "checks": "each forward of a check would have to be told; see hearth ranks check",
-    }
-)
+from hearth.worker.ranks.start_ranks import OFF
 
 
 def rank_report(

@@ -9,7 +9,7 @@ import pytest
 
 from hearth.worker.ranks.rank_link import RankMismatch
 from scripts.harness.socketless_worker import Machine, loaded, machine
-from tests.helpers.worker.replica_ranks import (
+from tests.helpers.ranks.replica_ranks import (
     ReplicaRanks,
     check_followed,
     no_drafts,
@@ -107,5 +107,21 @@ def test_a_follower_that_adds_to_a_token_is_found_at_the_next_step(dense: Replic
     worker.submit(words(1, 40), 8)
     worker.run(lambda: len(worker.engine.decoder) == 1)
     dense.followers[0].added = 1
-    with pytest.raises(RankMismatch, match="rank 0 chose"):
+    with pytest.raises(RankMismatch, match=r"rank 0 (chose|computes)"):
         worker.run()
+
+
+def test_what_goes_in_idle_time_is_given_back_once_nothing_else_is_told(
+    dense: ReplicaRanks,
+) -> None:
+    worker = ranked_machine("qwen3", dense, loaded("qwen3", tiny=True))
+    worker.ask(words(1, 90), 2)
+    worker.answers.clear()
+    dense.settle()
+    dense.tidy()  # which looks, and tells nothing yet
+    worker.keeper.clear()
+    gc.collect()
+    assert len(dense.followers[0].follower.kv.caches) == 1
+    dense.tidy()
+    dense.settle()
+    assert not dense.followers[0].follower.kv.caches
