@@ -27,8 +27,7 @@ from hearth.worker.ranks.leading_engine import LeadingEngine
 from hearth.worker.ranks.leading_layer_map import LeadingLayerMap
 from hearth.worker.ranks.named_kv import Telling
 from hearth.worker.ranks.rank_link import LeaderLink, RankRoom
-from hearth.worker.ranks.rank_report import rank_report
-from hearth.worker.ranks.rank_settings import OFF, refuse_settings
+from hearth.worker.ranks.rank_report import OFF, rank_report
 from hearth.worker.ranks.same_model import check_same_model, model_facts
 from hearth.worker.ranks.sharded_model import Sharded
 from hearth.worker.ranks.start_ranks import start_ranks
@@ -46,7 +45,6 @@ def lead(
         StartError: a setting asks for what several ranks cannot do, or they cannot be started.
         SystemExit: the process ends.
     """
-    refuse_settings(settings)
     log.info("RANKS is %d, without %s (docs/ranks.md)", settings.ranks, ", ".join(OFF))
     started = start_ranks(settings, worker_id, endpoint, is_over)
 

@@ -1,10 +1,22 @@
 """Says for people over which ranks a model runs, what each takes, and what is off over ranks."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Final
 
 from hearth.worker.ranks.rank_link import RankRoom
-from hearth.worker.ranks.rank_settings import OFF
+
+# What a model over several ranks does without -> why.
+OFF: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "drafts": "ranks compute one token a step for each answer; rows of drafts are not told",
+        "trunks": "ranks are told which rows a batch has, and not what they share",
+        "images": "rank 0 alone would have the encoder and the positions of images",
+        "kv_bits": "live caches are packed by rows of all heads; no rank is told to",
+        "adapters": "the layers of an adapter are not split between ranks",
+        "checks": "each forward of a check would have to be told; see hearth ranks check",
+    }
+)
 
 
 def rank_report(
