@@ -4,16 +4,25 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
 import pytest
 
 from tests.helpers.fleet.agent_turns import AGENTS, TURNS
-from tests.helpers.fleet.fleet_servers import CONTEXT_TOKENS, COOLDOWN_S, Fleet, full, served_by
+from tests.helpers.fleet.fleet_servers import (
+    CHUNK_S,
+    CONTEXT_TOKENS,
+    COOLDOWN_S,
+    Fleet,
+    full,
+    served_by,
+)
 
 PATHS = ("/v1/chat/completions", "/v1/messages", "/v1/responses")
 LONG = "word " * CONTEXT_TOKENS
+LATER = "other words " * 60
 
 
 @pytest.fixture(scope="module")
@@ -77,14 +86,22 @@ def test_a_full_hearth_is_passed_over_two_go_to_the_cloud_and_the_session_comes_
     assert served_by(fleet.ask(path, talk(path, "Hello.", "And?"), headers)) == first
 
 
-def test_a_hearth_that_is_killed_costs_its_session_one_retry(fleet: Fleet) -> None:
+def test_a_hearth_that_is_killed_amid_a_prefill_costs_its_session_one_retry(fleet: Fleet) -> None:
     path, headers = "/v1/chat/completions", {"x-session-id": "killed"}
     first = served_by(fleet.ask(path, talk(path, "Hello."), headers))
+    one = fleet.hearths[first]
     other = next(name for name in fleet.hearths if name != first)
-    fleet.hearths[first].stop(signal.SIGKILL)
-    reply = fleet.ask(path, talk(path, "Hello.", "And?"), headers)
+    one.pause(CHUNK_S)
+    with ThreadPoolExecutor(1) as pool:
+        body = talk(path, "Hello.", LATER) | {"stream": False}
+        asked = pool.submit(fleet.ask, path, body, headers)
+        while not one.worker()["running"]:
+            assert not asked.done(), "its prefill was not seen"
+            time.sleep(0.05)
+        one.stop(signal.SIGKILL)
+        reply = asked.result()
     assert (served_by(reply), retries(reply)) == (other, 1)
-    reply = fleet.ask(path, talk(path, "Hello.", "And?", "And now?"), headers)
+    reply = fleet.ask(path, talk(path, "Hello.", LATER, "And now?"), headers)
     assert (served_by(reply), retries(reply)) == (other, 0)
     assert fleet.hearths[other].asked()[-1].cached > 0
-    assert not [row for row in fleet.cloud.generations() if "And?" in row.body.decode()]
+    assert not [row for row in fleet.cloud.generations() if LATER in row.body.decode()]
