@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Final
 
 from hearth.commands.main import COMMANDS
+from hearth.commands.ranks import command as ranks
+from hearth.commands.ranks.join_ranks import check_rank_keys, endpoint_of
 from hearth.commands.worker import command as worker
 from hearth.shared.errors import StartError
 from hearth.shared.processes import PID_FILE, read_pid_file, take_port, url_of
@@ -98,18 +100,22 @@ class WorkerPort(ServedPort):
 
 
 class JoinedRanks(ServedPort):
-    """What `hearth ranks join` depends on: settings. It says itself what else it lacks."""
+    """What `hearth ranks join` depends on: rank 0's address, its keys, its settings. No port."""
 
     def __init__(self, settings_file: Path, arguments: Sequence[str]) -> None:
         super().__init__(settings_file, ())
-        if not arguments or arguments[0] != "join":
-            raise StartError(f"A service is `ranks join`, and not `ranks {' '.join(arguments)}`.")
+        options = ranks.options_of(arguments)
+        if options.what != "join":
+            raise StartError(f"A service is `ranks join`, and not `ranks {options.what}`.")
+        self._leader: str = options.leader
 
     def address(self, settings: Settings) -> str:
-        return ""
+        """Return where rank 0 is."""
+        return endpoint_of(self._leader, settings)
 
     def check_port(self, settings: Settings) -> None:
-        pass
+        self.address(settings)
+        check_rank_keys(settings)
 
     def supervisor_pid(self, settings: Settings) -> int | None:
         return None

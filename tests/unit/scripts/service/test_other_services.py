@@ -116,8 +116,8 @@ def test_ranks_join_is_a_service_that_ends_as_its_manager_understands(
     monkeypatch.setitem(sys.modules, "hearth.commands.stand_in", ranks)
     monkeypatch.setitem(hearth.COMMANDS, "ranks", hearth.Command("stand_in", "for the test"))
     host = ServiceHost("darwin", tmp_path, 501, {}, tmp_path / ".env")
-    assert command.main(["run", *flags, "ranks", "join", "--fast"], host) == status
-    assert asked == [["join", "--fast"]]
+    assert command.main(["run", *flags, "ranks", "join", "192.168.2.1"], host) == status
+    assert asked == [["join", "192.168.2.1"]]
     assert (tmp_path / ".hearth" / "service-ranks.refused").exists() == (status == 0)
 
 
@@ -126,9 +126,14 @@ def test_ranks_join_is_installed_and_nothing_else_of_ranks(
 ) -> None:
     assert mac.run("install", "ranks", "check") == 1
     assert "`ranks join`" in capsys.readouterr().err
-    assert "ranks: running (pid" in shown(mac, capsys, "install", "ranks", "join", "--fast")
+    assert mac.run("install", "ranks", "join", "192.168.2.1") == 1
+    assert "hearth keys" in capsys.readouterr().err
+    mac.make_keys()
+    assert mac.run("install", "ranks", "join", "8.8.8.8") == 1
+    assert "8.8.8.8" in capsys.readouterr().err
+    assert "ranks: running (pid" in shown(mac, capsys, "install", "ranks", "join", "192.168.2.1")
     assert shown(mac, capsys, "install", "ranks").startswith("Upgraded "), "as it was"
-    assert "Address" not in shown(mac, capsys, "status")
+    assert "Address   tcp://192.168.2.1:" in shown(mac, capsys, "status")
     assert mac.run("uninstall") == 0 and mac.jobs == []
 
 
