@@ -179,18 +179,28 @@ class _Player:
         body = request_body(captured, target.model, target.tokens_max)
         if target.is_live:
             body = with_live(captured.dialect, body, self._answers)
-        outcome = await self._send(captured, body, {**captured.headers, **key})
+        asked: list[asyncio.Task[list[int] | None]] = []
+
+        def ask_ids(request_id: str) -> None:
+            """Ask while it is read: the server remembers few prompts, and others come meanwhile."""
+            asked.append(asyncio.create_task(prompt_ids(self._session, request_id, key)))
+
+        outcome = await self._send(captured, body, {**captured.headers, **key}, ask_ids)
         if (place := answer_key(captured)) is not None and outcome.is_answered:
             told = outcome.reading
             self._answers[place] = Spoken("".join(told.text), "".join(told.reasoning))
-        ids = None
-        if outcome.status == 200:  # a stream that broke off was a prompt too
-            ids = await prompt_ids(self._session, outcome.request_id, key)
+        ids = await asked[0] if asked else None  # a stream that broke off was a prompt too
         row = Row(number, captured.trace, captured.dialect, outcome, ids, sent_s)
         self._tell(row)
         return row
 
-    async def _send(self, captured: Captured, body: Body, headers: Mapping[str, str]) -> Outcome:
+    async def _send(
+        self,
+        captured: Captured,
+        body: Body,
+        headers: Mapping[str, str],
+        on_taken: Callable[[str], None],
+    ) -> Outcome:
         path, dialect = captured.path, captured.dialect
         if self._target.is_chat_only and dialect != "chat":
             try:
@@ -198,7 +208,7 @@ class _Player:
             except RequestError as error:
                 return Outcome.refused(error.status, str(error))
         body = {**self._target.extra, **body}
-        return await send(self._session, path, dialect, body, headers)
+        return await send(self._session, path, dialect, body, headers, on_taken)
 
 
 # ---------------------------------------------------------------- reckoning
