@@ -24,7 +24,7 @@ from typing import Any, Final
 from scripts.bench.cache import traces
 from scripts.bench.routing.killed_worker import killed_lines, killed_table
 from scripts.bench.routing.rules import RULES, TODAY
-from scripts.bench.routing.served import SMALL, model_dir, served
+from scripts.bench.routing.served import QUICK_DISK, SMALL, model_dir, served
 from scripts.bench.serve import machine
 from scripts.bench.servers import PROJECT_DIR
 from scripts.replay.__main__ import Row, replay_together, summary
@@ -156,9 +156,8 @@ async def _round(
     rule: str,
 ) -> dict[str, Any]:
     settings = {"MAX_KV_SIZE_GB": "0"} if options.no_disk else {}
-    async with served(
-        model_dir(options.model), workers, settings, rule, options.max_tokens
-    ) as server:
+    model = model_dir(options.model)
+    async with served(model, workers, settings, rule, options.max_tokens, QUICK_DISK) as server:
         rows, wall_s = await replay_together(sessions, server.target)
         ids = {row.outcome.request_id for row in rows if row.tokens is not None}
         fell = spread(rows, await server.all_finished(ids), workers)

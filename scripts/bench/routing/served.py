@@ -20,6 +20,8 @@ from scripts.replay.__main__ import Target
 
 KEY: Final = "bench"
 REQUEST_WAIT_S_MAX: Final = 1_800.0
+WORKER: Final = "hearth.worker.main"
+QUICK_DISK: Final = "scripts.bench.routing.quick_disk_worker"
 SMALL: Final = "small"  # one layer, one head: counts are those of any dense model
 _SMALL_CONFIG: Final = dict(
     hidden_size=32,
@@ -86,9 +88,17 @@ class Served:
 
 @contextlib.asynccontextmanager
 async def served(
-    model: Path, workers: int, settings: Mapping[str, str], rule: str = TODAY, tokens_max: int = 4
+    model: Path,
+    workers: int,
+    settings: Mapping[str, str],
+    rule: str = TODAY,
+    tokens_max: int = 4,
+    worker: str = WORKER,
 ) -> AsyncIterator[Served]:
-    """Run Hearth with so many workers in a directory of its own, for the length of the block."""
+    """Run Hearth with so many workers in a directory of its own, for the length of the block.
+
+    `worker` is the module that runs them.
+    """
     with tempfile.TemporaryDirectory(prefix="hearth-bench-") as directory:
         port, log = free_port(), Path(directory) / "hearth.log"
         places = {"RUN_DIR": "run", "LOG_ROOT": "logs", "KV_CACHE_DIR": "kv"}
@@ -103,7 +113,7 @@ async def served(
             tokens_max=tokens_max,
             timeout_s=REQUEST_WAIT_S_MAX,
         )
-        command = ["-m", "scripts.bench.routing.ruled_proxy", rule]
+        command = ["-m", "scripts.bench.routing.ruled_proxy", rule, worker]
         headers = {"authorization": f"Bearer {KEY}"}
         async with (
             running(command, environment, log) as child,
