@@ -399,7 +399,7 @@ class Worker:
         facts = prompt_facts(loaded, root, builder, vocabulary, cut_rule, self._requested_bits)
         facts = replace(facts, drafts=self._draft_policy, adapters=loaded.adapters.identities)
         prompts = SessionPromptBuilder(builder, sessions, facts)
-        look = look_of(self._kv_manager)
+        look = look_of(self._kv_manager, self._settings.workers)
         thread = PromptThread(prompts, facts, self._settings, suspects, look)
         for number, lane in enumerate(self._jobs.lanes):
             run = functools.partial(thread.run, lane, self._inbox.put, self._wire.send)

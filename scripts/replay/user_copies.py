@@ -37,7 +37,7 @@ def _as_user(row: Captured, user: int) -> Captured:
 
 
 def _own(name: str, user: int) -> str:
-    """Return an id of as many characters, where that is enough of them, so that a UUID stays one."""
+    """Return an id of as many characters, unless it is very short: a UUID stays one."""
     digits = sha256(f"{user} {name}".encode()).hexdigest()[:OWN_DIGITS]
     return name[: max(0, len(name) - OWN_DIGITS)] + digits
 

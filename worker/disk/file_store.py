@@ -82,7 +82,7 @@ class FileStore:
         self._warned: set[str] = set()
         self._counters_seen = UsageCounters()  # as of the last look
         self.refresh()
-        self.is_shared = False  # others have put something here since
+        self.is_shared = False  # others put something here, as was seen since or is known
 
     # ------------------------------------------------------------ any thread
 

@@ -43,8 +43,14 @@ def expire_of(kv_manager: KVManager | NullKVManager) -> Callable[[], bool]:
     return IdleExpiry(kv_manager).step if isinstance(kv_manager, KVManager) else lambda: False
 
 
-def look_of(kv_manager: KVManager | NullKVManager | None) -> Callable[[], threading.Event | None]:
-    """Return a function that has what others put on disk found; its event says when it was."""
+def look_of(
+    kv_manager: KVManager | NullKVManager | None, workers: int
+) -> Callable[[], threading.Event | None]:
+    """Return a function that has what others put on disk found; its event says when it was.
+
+    `workers` are those of this server, which share the directory.
+    """
     if not isinstance(kv_manager, KVManager) or kv_manager.disk is None:
         return lambda: None
+    kv_manager.disk.thread.file_store.is_shared |= workers > 1
     return kv_manager.disk.thread.look

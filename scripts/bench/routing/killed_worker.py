@@ -18,24 +18,22 @@ from scripts.replay.traces import Captured
 WORKERS: Final = 2
 MODELS: Final = ("qwen3", "qwen3_5", "gpt_oss")  # dense, hybrid, window
 SESSION: Final = "claude-code-session-1"
-REQUESTS_MAX: Final = 12  # of the session that are sent before the kill
-PAUSES_S: Final = (0.0, 3.0)  # between the last answer and the kill, and as long again behind it
+KILLS: Final = (4, 8, 12)  # requests of the session that are sent before the kill
 
 
 async def killed_lines(
-    captured: Sequence[Sequence[Captured]], tokens_max: int, kills: Sequence[int] = (4, 8, 12)
+    captured: Sequence[Sequence[Captured]], tokens_max: int, models: Sequence[str] = MODELS
 ) -> list[dict[str, Any]]:
-    """Return, for each model, pause and moment, what the next turn reads."""
+    """Return, for each model and moment, what the next turn reads."""
     session = next((rows for rows in captured if rows[0].trace == SESSION), captured[0])
     lines = []
-    for model in MODELS:
-        for has_disk in (True, False):
+    for model in models:
+        for after, has_disk in [*((after, True) for after in KILLS), (KILLS[-1], False)]:
             settings = {} if has_disk else {"MAX_KV_SIZE_GB": "0"}
-            for after in kills:
-                async with served(model_dir(model), WORKERS, settings, tokens_max=tokens_max) as it:
-                    line = await _killed(it, session[: after + 1])
-                lines.append({"model": model, "has_disk": has_disk, "after": after, **line})
-                print(line_text(lines[-1]), flush=True)
+            async with served(model_dir(model), WORKERS, settings, tokens_max=tokens_max) as it:
+                line = await _killed(it, session[: after + 1])
+            lines.append({"model": model, "has_disk": has_disk, "after": after, **line})
+            print(line_text(lines[-1]), flush=True)
     return lines
 
 

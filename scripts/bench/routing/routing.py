@@ -33,6 +33,7 @@ from scripts.replay.user_copies import as_user
 
 ABOUT = "what rules of choosing a worker read beside the merged ideal; a worker killed"
 TIMED_WORKERS_MAX: Final = 2
+DENSE: Final = "qwen3"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -44,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--traces-dir", type=Path, default=TRACES_DIR)
     parser.add_argument("--limit", type=int, default=0, help="requests of each trace; 0 = all")
     parser.add_argument("--max-tokens", type=int, default=4)
-    parser.add_argument("--model", default=SMALL, help=f"{SMALL}, or a tiny fixture's name")
+    parser.add_argument("--model", default=DENSE, choices=SMALL, help="what kind of model")
     parser.add_argument("--no-disk", action="store_true", help="workers share no files")
     parser.add_argument("--only", choices=("rules", "killed"), help="one part of it")
     parser.add_argument("--out", type=Path, help="default bench/routing-<host>.json")

@@ -15,22 +15,32 @@ import aiohttp
 from hearth.shared.openblas_preload import openblas_environment
 from scripts.bench.routing.rules import TODAY
 from scripts.bench.servers import free_port, ready, running
-from scripts.fixtures.fixture_cache import cache_dir, fixture_dir
+from scripts.fixtures.fixture_cache import cache_dir
 from scripts.replay.__main__ import Target
 
 KEY: Final = "bench"
 REQUEST_WAIT_S_MAX: Final = 1_800.0
 WORKER: Final = "hearth.worker.main"
 QUICK_DISK: Final = "scripts.bench.routing.quick_disk_worker"
-SMALL: Final = "small"  # one layer, one head: counts are those of any dense model
-_SMALL_CONFIG: Final = dict(
+# One head or two of a few numbers: what is kept and read of such a model, and when, is what it is
+# of any model of its kind.
+_SMALL_CORE: Final = dict(
     hidden_size=32,
-    num_hidden_layers=1,
     num_attention_heads=1,
     num_key_value_heads=1,
     head_dim=8,
     intermediate_size=16,
 )
+SMALL: Final[Mapping[str, dict[str, Any]]] = {
+    "qwen3": _SMALL_CORE | dict(num_hidden_layers=1),
+    "qwen3_5": dict(
+        _SMALL_CORE,
+        head_dim=32,
+        linear_key_head_dim=32,
+        linear_value_head_dim=32,
+    ),
+    "gpt_oss": dict(_SMALL_CORE),
+}
 _SETTINGS: Final = {
     "PROXY_HOST": "127.0.0.1",
     "PROXY_API_KEY": KEY,
@@ -46,14 +56,12 @@ _FINISHED: Final = re.compile(r" worker-(\d+) \S+ finished request=(\S+) ")
 
 
 def model_dir(name: str) -> Path:
-    """Return the directory of a tiny fixture, or of the SMALL model, which is made if need be."""
-    if name != SMALL:
-        return fixture_dir(name, tiny=True).resolve()
+    """Return the directory of a checkpoint of SMALL, which is made if need be."""
     from scripts.fixtures.make_fixture import TINY, make_text  # imports MLX
 
-    target = cache_dir() / f"qwen3-{SMALL}-fp32"
+    target = cache_dir() / f"{name}-small-fp32"
     if not target.is_dir():
-        make_text("qwen3", TINY["qwen3"] | _SMALL_CONFIG, target, "float32", None)
+        make_text(name, TINY[name] | SMALL[name], target, "float32", None)
     return target
 
 
