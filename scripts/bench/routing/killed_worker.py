@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from scripts.bench.routing.served import Served, model_dir, served
+from scripts.bench.routing.rules import TODAY
+from scripts.bench.routing.served import QUICK_DISK, Served, model_dir, served
 from scripts.replay.__main__ import Row, excesses, replay
 from scripts.replay.traces import Captured
 
@@ -30,8 +31,10 @@ async def killed_lines(
     for model in models:
         for after, has_disk in [*((after, True) for after in KILLS), (KILLS[-1], False)]:
             settings = {} if has_disk else {"MAX_KV_SIZE_GB": "0"}
-            async with served(model_dir(model), WORKERS, settings, tokens_max=tokens_max) as it:
-                line = await _killed(it, session[: after + 1])
+            async with served(
+                model_dir(model), WORKERS, settings, TODAY, tokens_max, QUICK_DISK
+            ) as server:
+                line = await _killed(server, session[: after + 1])
             lines.append({"model": model, "has_disk": has_disk, "after": after, **line})
             print(line_text(lines[-1]), flush=True)
     return lines
