@@ -56,5 +56,6 @@ def _mark(body: Body, text: str) -> None:
 
 
 def _user_turns(body: Body) -> Iterator[dict[str, Any]]:
-    turns = next((body[name] for name in _TURNS if isinstance(body.get(name), list)), [])
+    named = [body[name] for name in _TURNS if isinstance(body.get(name), list)]
+    turns: list[dict[str, Any]] = named[0] if named else []
     return (turn for turn in turns if turn.get("role") == "user" and turn.get("content"))

@@ -77,7 +77,15 @@ def line_text(line: dict[str, Any]) -> str:
 
 def killed_table(lines: Sequence[dict[str, Any]]) -> str:
     """Return the lines as a Markdown table."""
-    head = ("model", "files", "requests before", "prompt", "read", "more than needed", "from")
+    head: tuple[str, ...] = (
+        "model",
+        "files",
+        "requests before",
+        "prompt",
+        "read",
+        "more than needed",
+        "from",
+    )
     head += ("other worker", "first token s")
     rows = [head, tuple("---" for _ in head)]
     for line in lines:

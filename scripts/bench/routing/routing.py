@@ -191,8 +191,8 @@ def line_text(line: dict[str, Any]) -> str:
 
 def table(lines: Sequence[dict[str, Any]]) -> str:
     """Return the lines as a Markdown table."""
-    head = ("workers", "sessions", "files", "rule", "prefilled / ideal", "from to")
-    head += ("busiest / mean", "workers a session", "first token p50, p95 s", "wall s")
+    head: tuple[str, ...] = ("workers", "sessions", "files", "rule", "prefilled / ideal", "from to")
+    head += ("from SSD", "busiest / mean", "workers a session", "first token p50, p95 s", "wall s")
     rows = [head, tuple("---" for _ in head), *(_cells(line) for line in lines)]
     return "\n".join("| " + " | ".join(row) + " |" for row in rows)
 
@@ -214,7 +214,13 @@ def _cells(line: dict[str, Any]) -> tuple[str, ...]:
         line["rule"],
         f"{line['ratio']:.3f}",
         f"{min(ratios):.3f} {max(ratios):.3f}",
+        f"{statistics.median(map(_ssd_share, rounds)):.0%}",
         f"{line['balance']:.2f}",
         f"{line['workers_a_session']:.1f}",
         *times,
     )
+
+
+def _ssd_share(told: dict[str, Any]) -> float:
+    """Return which part of the prompts' tokens a worker had to have from files."""
+    return float(told["by_source"].get("ssd", 0) / told["prompt"])

@@ -107,12 +107,13 @@ def test_the_tables_tell_times_only_where_there_are_any() -> None:
     times = {"ttft_p50_s": 0.5, "ttft_p95_s": 1.5, "wall_s": 9.0}
     common = {"sessions": 4, "has_disk": True, "rule": "today", "ratio": 1.02, "balance": 1.1}
     common |= {"workers_a_session": 1.5}
+    told = {"ratio": 1.03, "prompt": 200, "by_source": {"slot": 90, "ssd": 60}}
     lines = [
-        common | {"workers": 2, "rounds": [{"ratio": 1.01} | times, {"ratio": 1.03} | times]},
-        common | {"workers": 8, "rounds": [{"ratio": 1.02}]},
+        common | {"workers": 2, "rounds": [told | {"ratio": 1.01} | times, told | times]},
+        common | {"workers": 8, "rounds": [told]},
     ]
     two, eight = table(lines).splitlines()[2:]
-    assert "| 1.020 | 1.010 1.030 | 1.10 | 1.5 | 0.50, 1.50 | 9.0 |" in two
+    assert "| 1.020 | 1.010 1.030 | 30% | 1.10 | 1.5 | 0.50, 1.50 | 9.0 |" in two
     assert eight.endswith("| - | - |")
 
 
