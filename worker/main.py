@@ -79,7 +79,7 @@ from hearth.worker.setup.prompt_and_session_setup import (
 from hearth.worker.setup.rank_setup import SingleRank
 from hearth.worker.setup.requested_bits_setup import make_requested_bits
 from hearth.worker.setup.suspect_setup import SuspectParts, make_suspect_parts
-from hearth.worker.setup.upkeep_setup import evictions_of, expire_of, sweep_of
+from hearth.worker.setup.upkeep_setup import evictions_of, expire_of, look_of, sweep_of
 from hearth.worker.setup.vision_setup import VisionParts, image_grid
 from hearth.worker.shutdown import Shutdown
 from hearth.worker.stream.detokenise import Vocabulary
@@ -422,7 +422,8 @@ class Worker:
         facts = prompt_facts(loaded, root, builder, vocabulary, cut_rule, self._requested_bits)
         facts = replace(facts, drafts=self._draft_policy, adapters=loaded.adapters.identities)
         prompts = SessionPromptBuilder(builder, sessions, facts)
-        thread = PromptThread(prompts, facts, self._settings, suspects)
+        look = look_of(self._kv_manager, self._settings.workers)
+        thread = PromptThread(prompts, facts, self._settings, suspects, look)
         for number, lane in enumerate(self._jobs.lanes):
             run = functools.partial(thread.run, lane, self._inbox.put, self._wire.send)
             self._shutdown.start_thread(f"prompt-{number}", run)

@@ -14,6 +14,7 @@
     python -m scripts.bench trunk [--trunks 4096,16384] [--branches 8] [--bits 4] [--out FILE]
     python -m scripts.bench embeddings [--texts 1000] [--embedding DIR] [--rounds 5]
     python -m scripts.bench ranks [--only families|talks|traces] [--sizes 2,3] [--out FILE]
+    python -m scripts.bench routing [--workers 1,2,4,8] [--rules NAME,...] [--sessions 2x]
     python -m scripts.bench peers [--quick] [--sides hearth,mlx_lm,...] [--peer NAME=URL]
 
 Each subcommand is a module of this directory with ABOUT, add_arguments(parser) and run(options).
@@ -37,6 +38,7 @@ from scripts.bench import (
 )
 from scripts.bench.ranks import ranks
 from scripts.bench.real_sizes import sizes
+from scripts.bench.routing import routing
 
 COMMANDS = {
     "serve": serve,
@@ -53,6 +55,7 @@ COMMANDS = {
     "trunk": trunk,
     "embeddings": embeddings,
     "ranks": ranks,
+    "routing": routing,
 }
 
 
