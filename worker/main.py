@@ -66,7 +66,13 @@ from hearth.worker.setup.concurrency import running_max
 from hearth.worker.setup.cut_rule_setup import cut_rule_of, with_goal_beside
 from hearth.worker.setup.doctor_setup import ModelDoctor
 from hearth.worker.setup.draft_setup import are_trees_cheap, is_on_cpu, make_draft_policy
-from hearth.worker.setup.kv_setup import cache_root, is_exact, make_kv_manager
+from hearth.worker.setup.kv_setup import (
+    cache_root,
+    is_exact,
+    make_kv_manager,
+    make_remote_kv,
+    portable_root,
+)
 from hearth.worker.setup.load_setup import load_all
 from hearth.worker.setup.memory_setup import WorkerMemory, relief_of
 from hearth.worker.setup.prompt_and_session_setup import (
@@ -251,6 +257,7 @@ class Worker:
         cut_rule = cut_rule_of(loaded, self._settings)
         steps.begin("cache")
         kv_manager = self._kv_manager = make_kv_manager(engine, loaded, self._settings, cut_rule)
+        self._wire.remote_kv = make_remote_kv(kv_manager, self._port.post)
         self._requested_bits = make_requested_bits(engine, kv_manager)
         forward = forward_of(loaded, cut_rule.grid)
         loaded = memory.fit(loaded, kv_manager.uncached.cold_bytes, forward)
@@ -322,6 +329,7 @@ class Worker:
             forwards=suspects.forwards,
             isolation=suspects.isolation,
             requested_bits=self._requested_bits,
+            remote_kv=self._wire.remote_kv,
         )
 
     def token_choice(self, vocab_size: int, request: Request) -> TokenChoice:
@@ -370,6 +378,7 @@ class Worker:
         report["sessions"] = parts.sessions.counters()
         report["vision"] = vision_report(parts.vision)
         report["grammars"] = parts.grammars.report()
+        report["moves"] = self._wire.remote_kv.report()
         report["suspects"] = parts.suspects.report(message.key)
         report |= scheduler.report(message.key) | parts.memory.report()
         report["wire_waiting_frames"] = self._port.waiting_frames
@@ -398,6 +407,7 @@ class Worker:
         root = cache_root(loaded, self._settings)
         facts = prompt_facts(loaded, root, builder, vocabulary, cut_rule, self._requested_bits)
         facts = replace(facts, drafts=self._draft_policy, adapters=loaded.adapters.identities)
+        facts = replace(facts, portable_root=portable_root(loaded, self._settings))
         prompts = SessionPromptBuilder(builder, sessions, facts)
         thread = PromptThread(prompts, facts, self._settings, suspects)
         for number, lane in enumerate(self._jobs.lanes):

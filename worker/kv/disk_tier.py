@@ -109,6 +109,12 @@ class DiskTier:
                 return DiskRecall(files, reached.position)
         return None
 
+    def places(self, query: PrefixQuery, is_exact: bool) -> set[int]:
+        """Return how long the prefixes of the prompt are that are in RAM or on disk."""
+        search = PrefixSearch(self._store, query, is_exact)
+        search.run()
+        return {there.position for there in self._reached(query, is_exact, search).values()}
+
     def _reached(
         self, query: PrefixQuery, is_exact: bool, search: PrefixSearch
     ) -> dict[PrefixHash, _ReachedPrefix]:

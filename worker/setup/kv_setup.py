@@ -31,6 +31,8 @@ from hearth.worker.kv.null_kv_manager import NullKVManager
 from hearth.worker.kv.quantise_kv import PackedFormat, QuantFormat
 from hearth.worker.kv.turboquant import WIDTH_MAX, WIDTH_STEP, TurboFormat
 from hearth.worker.prompt.prefill_cuts import CutRule
+from hearth.worker.remote_kv.kv_exchange import KVExchange, NoRemoteKV
+from hearth.worker.remote_kv.kv_sender import Post
 from hearth.worker.setup.concurrency import live_slots_max
 
 log = logging.getLogger(__name__)
@@ -170,6 +172,30 @@ def cache_root(loaded: LoadedModel, settings: Settings) -> PrefixHash:
         f"dtype {loaded.dtype.name}",
     ]
     return schema_root(parts)
+
+
+def portable_root(loaded: LoadedModel, settings: Settings) -> PrefixHash:
+    """Return the hash of the empty prefix as all machines have it: `cache_root` without the machine.
+
+    What KV has this root answers for the same weights in the same layout, dtype and bits. Chip,
+    system and MLX change its last bits, so that it is fast on another machine.
+    """
+    group_size = settings.kv_group_size if settings.kv_bits else ROOT_GROUP_SIZE
+    parts = [
+        *("portable", str(ROOT_SCHEMA), *loaded.identity.parts()),
+        *(loaded.facts.cache_layout, loaded.facts.backend),
+        *(str(settings.kv_bits), str(group_size), str(settings.quantized_kv_start)),
+        *([version("mlx-vlm")] if loaded.vision is not None else []),
+        f"dtype {loaded.dtype.name}",
+    ]
+    return schema_root(parts)
+
+
+def make_remote_kv(kv_manager: KVManager | NullKVManager, post: Post) -> NoRemoteKV:
+    """Return what moves KV from and to workers elsewhere: files, where any are kept."""
+    if isinstance(kv_manager, NullKVManager) or kv_manager.disk is None:
+        return NoRemoteKV()
+    return KVExchange(kv_manager, kv_manager.disk, post)
 
 
 def identify(
