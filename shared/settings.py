@@ -261,6 +261,36 @@ class Settings:
         integer(0, 16),
         "Workers to start, each with its own copy of the model",
     )
+    ranks: int = _setting(
+        "RANKS",
+        "1",
+        integer(1, 16),
+        "Processes, on this machine or on several, that compute one model together",
+    )
+    rank_hosts: Path | None = _setting(
+        "RANK_HOSTS",
+        "",
+        optional_file,
+        "File of the machines of the ranks, as mlx.launch reads it; empty = all on this machine",
+    )
+    rank_backend: str = _setting(
+        "RANK_BACKEND",
+        "ring",
+        one_of("ring", "jaccl", "mpi"),
+        "What carries tensors between ranks: ring (TCP), jaccl (RDMA over Thunderbolt), or mpi",
+    )
+    rank_split: str = _setting(
+        "RANK_SPLIT",
+        "tensor",
+        one_of("tensor", "pipeline"),
+        "What each rank has of the model: a part of every layer, or (pipeline) some of the layers",
+    )
+    rank_port: int = _setting(
+        "RANK_PORT",
+        "4100",
+        integer(1, 65535),
+        "Port at which rank 0 waits for ranks on other machines",
+    )
     run_dir: Path = _setting(
         "RUN_DIR", "~/.hearth/run", path, "Directory for sockets and the pid file (0700)"
     )

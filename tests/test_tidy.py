@@ -47,7 +47,7 @@ ORDER: Final = (
         *("worker/cache", "worker/disk", "worker/kv", "worker/draft", "worker/stream"),
         *("worker/constraint", "worker/engine", "worker/prompt", "worker/sessions"),
         *("worker/schedule", "worker/doctor", "worker/requests", "worker/threads"),
-        *("worker/embeddings", "worker/setup", "worker/verdict", "worker"),
+        *("worker/embeddings", "worker/ranks", "worker/setup", "worker/verdict", "worker"),
     ),
 )
 # Rooms that stand side by side, or a library that a room does without: place -> what it must not
@@ -72,13 +72,13 @@ APART: Final = {
 }
 # Third-party module -> the only places that may import it.
 ONLY_IN: Final = {
-    "zmq": ("shared/zmq_transport.py",),
+    "zmq": ("shared/zmq_transport.py", "shared/zmq_rank_port.py"),
     "litellm": ("proxy/gateway/",),
     "mlx": (
         *("worker/engine/", "worker/kv/", "worker/doctor/", "worker/setup/kv_setup.py"),
         "worker/verdict/unloaded_model.py",
         *("worker/constraint/token_mask.py", "worker/stream/logprobs.py"),
-        *("worker/threads/inference_thread.py", "worker/embeddings/"),
+        *("worker/threads/inference_thread.py", "worker/embeddings/", "worker/ranks/"),
     ),
     "mlx_vlm": (
         *("worker/engine/vision/vlm_loader.py", "worker/prompt/images/image_processor.py"),

@@ -24,8 +24,8 @@ from mlx_lm.models.cache import make_prompt_cache
 from hearth.shared.settings_from_env import POCKET, load_settings
 from hearth.worker.engine.model_loader import load_model
 from hearth.worker.engine.prefill_lengths import default_chunk
-from hearth.worker.kv.layer_adapters import KVRows, LayerMap
-from hearth.worker.kv.quantise_kv import LayerRows, PackedFormat, QuantFormat
+from hearth.worker.kv.layer_adapters import LayerMap
+from hearth.worker.kv.quantise_kv import KVRows, LayerRows, PackedFormat, QuantFormat
 from hearth.worker.kv.turboquant import TurboFormat
 from scripts.fixtures.make_fixture import TEXT
 from scripts.pocket.conversation_tokens import messages_of

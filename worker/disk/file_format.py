@@ -79,8 +79,8 @@ class Array:
 class Record:
     """The KV of one file: rows or window rows of an extent, or the snapshot at its end.
 
-    `tokens` are the extent's, `position` where it starts, `rule` as in its name. Nobody writes to
-    it or its arrays.
+    `tokens` are the extent's, `position` where it starts, `rule` as in its name. `source` is in no
+    file: the rows or states that the record was made of. Nobody writes to it or its arrays.
     """
 
     root: PrefixHash
@@ -92,6 +92,7 @@ class Record:
     kind: FileKind
     arrays: tuple[Array, ...] = ()
     rule: str = ""
+    source: object = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         assert self.tokens.dtype == np.int32 and self.tokens.ndim == 1 and len(self.tokens) > 0

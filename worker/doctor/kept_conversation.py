@@ -24,7 +24,8 @@ from hearth.worker.engine.decode.decoder import Decoder, Sequence as DecodedSequ
 from hearth.worker.engine.decode.sampler import TokenChoice
 from hearth.worker.kv.kv_manager import KVManager
 from hearth.worker.kv.kv_transfer import KeepRules
-from hearth.worker.kv.layer_adapters import KVRows, LayerMap, LayerStates
+from hearth.worker.kv.layer_adapters import LayerMap
+from hearth.worker.kv.quantise_kv import KVRows, LayerStates
 from hearth.worker.kv.rewind import RewindPoint
 from hearth.worker.kv.serialise_kv import (
     arrays_of_rows,

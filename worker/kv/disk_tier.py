@@ -27,13 +27,9 @@ from hearth.worker.disk.file_format import Record
 from hearth.worker.disk.file_names import FileKind, FileName
 from hearth.worker.kv.disk_writer import DiskWriter, file_name
 from hearth.worker.kv.kv_transfer import KeepRules
-from hearth.worker.kv.layer_adapters import KVRows, LayerMap, LayerStates
-from hearth.worker.kv.quantise_kv import QuantFormat
-from hearth.worker.kv.serialise_kv import (
-    UnreadableRecord,
-    rows_from,
-    state_from,
-)
+from hearth.worker.kv.layer_adapters import LayerMap
+from hearth.worker.kv.quantise_kv import KVRows, LayerStates, QuantFormat
+from hearth.worker.kv.serialise_kv import UnreadableRecord
 
 RowsOrStates = TypeVar("RowsOrStates", KVRows, LayerStates)
 
@@ -262,14 +258,16 @@ class DiskTier:
             return False
         if record.kind is FileKind.WINDOW:
             if arrival.window is None and (
-                window := self._with_room(rows_from(record.arrays), tips)
+                window := self._with_room(self._layers.rows_from(record), tips)
             ):
                 rows = window.layers[0].arrays[0].shape[2]
                 self._store.set_window(arrival, window, joint.position - rows)
                 arrival.is_window_stored = True
                 joint.is_stored = not self._store.layout.has_state
             return arrival.window is not None
-        if joint.snapshot is None and (state := self._with_room(state_from(record.arrays), tips)):
+        if joint.snapshot is None and (
+            state := self._with_room(self._layers.state_from(record), tips)
+        ):
             self._store.set_snapshot(joint, state, is_fast=not record.is_canonical)
             joint.is_stored = True
         return joint.snapshot is not None
@@ -311,7 +309,7 @@ class DiskTier:
             UnreadableRecord: they are not this model's, or called canonical and packed otherwise
                 than in `form`, as live slots have them.
         """
-        rows = rows_from(record.arrays)
+        rows = self._layers.rows_from(record)
         if not self._layers.are_rows(rows, len(record.tokens)):
             raise UnreadableRecord("rows of other shapes than the model's")
         packed = rows.formats - {None, form}

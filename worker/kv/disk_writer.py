@@ -18,9 +18,9 @@ from hearth.worker.disk.disk_thread import DiskThread
 from hearth.worker.disk.file_format import Array, Record
 from hearth.worker.disk.file_names import FileKind, FileName
 from hearth.worker.kv.kv_transfer import KeepRules
-from hearth.worker.kv.layer_adapters import KVRows, LayerMap, LayerStates
+from hearth.worker.kv.layer_adapters import LayerMap
 from hearth.worker.kv.live_slot import LiveSlot
-from hearth.worker.kv.quantise_kv import PackedFormat
+from hearth.worker.kv.quantise_kv import KVRows, LayerStates, PackedFormat
 from hearth.worker.kv.serialise_kv import arrays_of_rows, arrays_of_state
 
 QUIET_S: Final = 30.0  # a conversation that is silent for so long may be so for hours
@@ -269,18 +269,17 @@ class DiskWriter(NoDiskWriter):
             return True
         for extent, window in windows:
             assert window is not None
-            arrays = arrays_of_rows(window.layers)
-            extent.is_window_stored = self._hand_over(extent, FileKind.WINDOW, arrays, is_needed)
+            extent.is_window_stored = self._hand_over(extent, FileKind.WINDOW, window, is_needed)
             if not extent.is_window_stored:
                 return False
         joint.is_stored = not state.layers or self._hand_over(
-            arrival, FileKind.STATE, arrays_of_state(state, self._state_bits), is_needed
+            arrival, FileKind.STATE, state, is_needed
         )
         self.counts["points_written"] += joint.is_stored
         return joint.is_stored
 
     def _hand_over(
-        self, extent: Extent, kind: FileKind, arrays: tuple[Array, ...], is_needed: bool
+        self, extent: Extent, kind: FileKind, kept: KVRows | LayerStates, is_needed: bool
     ) -> bool:
         """Have the disk's thread write a record of an extent; say whether it is there or taken."""
         name = self._file_name(extent, kind)
@@ -294,10 +293,16 @@ class DiskWriter(NoDiskWriter):
             tokens=extent.tokens,
             is_canonical=name.is_canonical,
             kind=kind,
-            arrays=arrays,
+            arrays=self._arrays(kept),
             rule=name.rule,
+            source=kept,
         )
         return self._thread.write(record, is_needed)
+
+    def _arrays(self, kept: KVRows | LayerStates) -> tuple[Array, ...]:
+        if isinstance(kept, LayerStates):
+            return arrays_of_state(kept, self._state_bits)
+        return arrays_of_rows(kept.layers)
 
     def _file_name(self, extent: Extent, kind: FileKind) -> FileName:
         is_fast_state = self._state_bits < 32 or extent.end.is_snapshot_fast
@@ -359,9 +364,9 @@ class DiskWriter(NoDiskWriter):
         is_there = self._thread.holds(self._file_name(extent, FileKind.ROWS))
         if not is_there and not self._thread.takes(self._rows_bytes(extent, slot, form)):
             return False
-        arrays = arrays_of_rows(self._rows(extent, slot, form).layers)
+        rows = self._rows(extent, slot, form)
         is_needed = not extent.line.is_side
-        extent.is_stored = self._hand_over(extent, FileKind.ROWS, arrays, is_needed)
+        extent.is_stored = self._hand_over(extent, FileKind.ROWS, rows, is_needed)
         return extent.is_stored
 
     @property

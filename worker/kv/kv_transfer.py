@@ -15,9 +15,15 @@ from hearth.worker.cache.block_hash import PrefixHash, prefix_hashes
 from hearth.worker.cache.eviction import Evictor
 from hearth.worker.cache.extent_store import Extent, ExtentStore, Joint, KVArrays, path_to
 from hearth.worker.cache.resume_planner import ResumePlan
-from hearth.worker.kv.layer_adapters import KVRows, LayerMap, LayerStates
+from hearth.worker.kv.layer_adapters import LayerMap
 from hearth.worker.kv.live_slot import LiveSlot
-from hearth.worker.kv.quantise_kv import LayerRows, PackedFormat, QuantFormat
+from hearth.worker.kv.quantise_kv import (
+    KVRows,
+    LayerRows,
+    LayerStates,
+    PackedFormat,
+    QuantFormat,
+)
 
 
 class IdleMode(Enum):

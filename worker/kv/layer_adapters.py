@@ -8,20 +8,23 @@ Owner: the inference thread.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Final
 
 import mlx.core as mx
 
 from hearth.worker.cache.extent_store import Layout
+from hearth.worker.disk.file_format import Record
 from hearth.worker.kv.quantise_kv import (
+    KVRows,
     LayerRows,
+    LayerStates,
     MisfitRows,
     PackedFormat,
     QuantFormat,
     put_rows,
     rows_of,
 )
+from hearth.worker.kv.serialise_kv import rows_from, state_from
 
 STEP = 256  # rows by which buffers are rounded up, as mlx-lm's
 UNBOUNDED = 1 << 40  # tokens that fit where no layer keeps rows
@@ -42,47 +45,6 @@ KINDS: Final = {
 
 class UnknownCache(Exception):
     """A layer keeps something that this module cannot take out and put back."""
-
-
-@dataclass(frozen=True, slots=True)
-class KVRows:
-    """K and V rows of several layers: what an extent keeps of some tokens. Evaluated.
-
-    Never a view of a live buffer, but for a run that is all of one, which MLX shares until it is
-    written.
-    """
-
-    layers: tuple[LayerRows, ...]
-    nbytes: int = field(init=False)  # counted once: reports sum thousands, every second
-
-    def __post_init__(self) -> None:
-        nbytes = sum(array.nbytes for rows in self.layers for array in rows.arrays)
-        object.__setattr__(self, "nbytes", nbytes)
-
-    @property
-    def buffers(self) -> int:
-        return sum(len(rows.arrays) for rows in self.layers)
-
-    @property
-    def formats(self) -> set[PackedFormat | None]:
-        """How its layers are packed; a layer that does not fit into a format is raw beside it."""
-        return {rows.format for rows in self.layers}
-
-
-@dataclass(frozen=True, slots=True)
-class LayerStates:
-    """The states of all state layers: a snapshot. Layers rebind their arrays, never write them."""
-
-    layers: tuple[tuple[mx.array | None, ...], ...]
-    nbytes: int = field(init=False)  # counted once, too
-
-    def __post_init__(self) -> None:
-        nbytes = sum(a.nbytes for layer in self.layers for a in layer if a is not None)
-        object.__setattr__(self, "nbytes", nbytes)
-
-    @property
-    def buffers(self) -> int:
-        return sum(a is not None for layer in self.layers for a in layer)
 
 
 class LayerMap:
@@ -324,6 +286,24 @@ class LayerMap:
         for leaf, arrays in zip(_of_kind(cache, STATES), state.layers, strict=True):
             assert len(arrays) == len(leaf.cache), (len(arrays), len(leaf.cache))
             leaf.cache = list(arrays)
+
+    # ------------------------------------------------------------ what was read from disk
+
+    def rows_from(self, record: Record) -> KVRows:
+        """Return the rows of a record, or the window rows, evaluated.
+
+        Raises:
+            UnreadableRecord: they are not rows, or not in the format that they are named after.
+        """
+        return rows_from(record.arrays)
+
+    def state_from(self, record: Record) -> LayerStates:
+        """Return the snapshot of a record, evaluated.
+
+        Raises:
+            UnreadableRecord: the arrays are no snapshot's.
+        """
+        return state_from(record.arrays)
 
 
 def leaves(cache: Sequence[Any]) -> Iterator[Any]:

@@ -1,6 +1,6 @@
 """Packs rows of KV in fewer bits and unpacks them: what a packing is, and MLX's own affine one."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
 import mlx.core as mx
@@ -138,6 +138,47 @@ class LayerRows:
             return raw
         packed = wanted.pack(raw.arrays)
         return raw if packed is None else LayerRows(packed, wanted)
+
+
+@dataclass(frozen=True, slots=True)
+class KVRows:
+    """K and V rows of several layers: what an extent keeps of some tokens. Evaluated.
+
+    Never a view of a live buffer, but for a run that is all of one, which MLX shares until it is
+    written.
+    """
+
+    layers: tuple[LayerRows, ...]
+    nbytes: int = field(init=False)  # counted once: reports sum thousands, every second
+
+    def __post_init__(self) -> None:
+        nbytes = sum(array.nbytes for rows in self.layers for array in rows.arrays)
+        object.__setattr__(self, "nbytes", nbytes)
+
+    @property
+    def buffers(self) -> int:
+        return sum(len(rows.arrays) for rows in self.layers)
+
+    @property
+    def formats(self) -> set[PackedFormat | None]:
+        """How its layers are packed; a layer that does not fit into a format is raw beside it."""
+        return {rows.format for rows in self.layers}
+
+
+@dataclass(frozen=True, slots=True)
+class LayerStates:
+    """The states of all state layers: a snapshot. Layers rebind their arrays, never write them."""
+
+    layers: tuple[tuple[mx.array | None, ...], ...]
+    nbytes: int = field(init=False)  # counted once, too
+
+    def __post_init__(self) -> None:
+        nbytes = sum(a.nbytes for layer in self.layers for a in layer if a is not None)
+        object.__setattr__(self, "nbytes", nbytes)
+
+    @property
+    def buffers(self) -> int:
+        return sum(a is not None for layer in self.layers for a in layer)
 
 
 def rows_of(layer: Any) -> LayerRows:

@@ -18,8 +18,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hearth.worker.disk.file_format import DTYPES, Array
-from hearth.worker.kv.layer_adapters import KVRows, LayerStates
-from hearth.worker.kv.quantise_kv import LayerRows, MisfitRows, PackedFormat, QuantFormat
+from hearth.worker.kv.quantise_kv import (
+    KVRows,
+    LayerRows,
+    LayerStates,
+    MisfitRows,
+    PackedFormat,
+    QuantFormat,
+)
 from hearth.worker.kv.turboquant import TurboFormat
 
 _KINDS: Final[dict[mx.Dtype, str]] = {

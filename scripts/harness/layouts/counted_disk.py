@@ -21,7 +21,7 @@ from hearth.worker.disk.disk_thread import DiskThread
 from hearth.worker.disk.file_format import Array, Record, _header
 from hearth.worker.disk.file_names import FileName
 from hearth.worker.disk.file_store import FileStore
-from hearth.worker.kv.layer_adapters import LayerStates
+from hearth.worker.kv.quantise_kv import LayerStates
 from hearth.worker.kv.serialise_kv import _KINDS, _WIDE, _array as _real_array
 from scripts.harness.layouts.counted_layers import hollow
 from scripts.harness.layouts.simulated_clock import SimulatedClock

@@ -14,13 +14,17 @@ import mlx.core as mx
 from hearth.worker.kv.layer_adapters import (
     STATES,
     WINDOWS,
-    KVRows,
     LayerMap,
-    LayerStates,
     _of_kind,
     _rounded,
 )
-from hearth.worker.kv.quantise_kv import LayerRows, PackedFormat, QuantFormat
+from hearth.worker.kv.quantise_kv import (
+    KVRows,
+    LayerRows,
+    LayerStates,
+    PackedFormat,
+    QuantFormat,
+)
 
 Shape = tuple[tuple[int, ...], mx.Dtype]
 

@@ -17,8 +17,8 @@ from hearth.worker.engine.engine import Engine
 from hearth.worker.kv import serialise_kv
 from hearth.worker.kv.kv_manager import KVManager
 from hearth.worker.kv.kv_transfer import KVTransfer
-from hearth.worker.kv.layer_adapters import LayerMap, LayerStates
-from hearth.worker.kv.quantise_kv import LayerRows
+from hearth.worker.kv.layer_adapters import LayerMap
+from hearth.worker.kv.quantise_kv import LayerRows, LayerStates
 from hearth.worker.prompt.prefill_cuts import CutRule
 
 Plant = Callable[[pytest.MonkeyPatch], None]

@@ -9,7 +9,7 @@ import pytest
 
 from hearth.worker.disk.file_format import read
 from hearth.worker.disk.file_names import FileKind, FileName, parse
-from hearth.worker.kv.layer_adapters import LayerStates
+from hearth.worker.kv.quantise_kv import LayerStates
 from hearth.worker.kv.serialise_kv import arrays_of_state, state_from
 from scripts.harness.socketless_worker import Answer, Machine, machine
 from scripts.harness.store_builders import ROOT

@@ -11,10 +11,11 @@ from hypothesis import given, settings, strategies as st
 from mlx_lm.models.cache import KVCache
 
 from hearth.worker.disk.file_format import Array, decode, encode
-from hearth.worker.kv.layer_adapters import KVRows, LayerMap
+from hearth.worker.kv.layer_adapters import LayerMap
 from hearth.worker.kv.quantise_kv import (
     AFFINE_BITS,
     AFFINE_GROUP_SIZES,
+    KVRows,
     LayerRows,
     PackedFormat,
     QuantFormat,

@@ -9,7 +9,13 @@ from typing import Any
 import mlx.core as mx
 
 from hearth.worker.engine.decode.batch_caches import batch_kind, merge_caches, take_row
-from hearth.worker.engine.decode.decoding_sequence import DecodingRow, SampledToken, normalised
+from hearth.worker.engine.decode.decoding_sequence import (
+    Agree,
+    DecodingRow,
+    SampledToken,
+    as_chosen,
+    normalised,
+)
 from hearth.worker.engine.decode.lone_sequence import LoneSequence
 from hearth.worker.engine.decode.shared_trunk import (
     Trunk,
@@ -29,10 +35,15 @@ class Batch:
     """
 
     def __init__(
-        self, model: Any, joining: list[LoneSequence], trunks: Mapping[str, Trunk] | None = None
+        self,
+        model: Any,
+        joining: list[LoneSequence],
+        trunks: Mapping[str, Trunk] | None = None,
+        agree: Agree = as_chosen,
     ) -> None:
         """Take over sequences, which lose their caches, in this order. See `extend`."""
         self._model = model
+        self._agree = agree
         self.kind = batch_kind(joining[0].cache)
         self.adapter = joining[0].row.adapter
         self.rows: list[DecodingRow] = []
@@ -143,7 +154,7 @@ class Batch:
         """Feed `inputs` (rows,) and have what follows them sampled."""
         with applied(self.adapter):
             logits = self._model(inputs[:, None], cache=self._layers, **self._model_arguments)
-        logits = logits[:, -1, :]
+        told = logits = logits[:, -1, :]
         if self._is_processed:
             logits = mx.concatenate(
                 [
@@ -154,15 +165,15 @@ class Batch:
         logprobs = normalised(logits)
         places = [row.next_place() for row in self.rows]
         if self._sampler is not None:
-            self._tokens = self._sampler(logprobs, places)
+            chosen = self._sampler(logprobs, places)
         else:
-            self._tokens = mx.concatenate(
+            chosen = mx.concatenate(
                 [
                     row.choice.sampler(logprobs[number : number + 1], places[number : number + 1])
                     for number, row in enumerate(self.rows)
                 ]
             )
-        self._logprobs = logprobs
+        self._tokens, self._logprobs = self._agree(told, chosen), logprobs
         mx.async_eval(self._tokens, logprobs)  # type: ignore[no-untyped-call]
 
     def remove(self, key: str) -> LoneSequence | None:
@@ -184,9 +195,9 @@ class Batch:
                 mx.eval(layer.state)
                 if isinstance(layer, TrunkedKVCache) and not layer.groups:
                     self._layers[place] = layer.without_trunks()
-        token, logprobs = (array[number : number + 1] for array in (self._tokens, self._logprobs))
+        sampled = (self._tokens[number : number + 1], self._logprobs[number : number + 1])
         if kept:
             indices = mx.array(kept)
             self._tokens, self._logprobs = self._tokens[indices], self._logprobs[indices]
             self._note_rows()
-        return LoneSequence.of_batch(self._model, row, cache, token, logprobs)
+        return LoneSequence.of_batch(self._model, row, cache, sampled, self._agree)

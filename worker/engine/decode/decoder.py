@@ -18,10 +18,12 @@ from hearth.worker.engine.decode.batch import Batch
 from hearth.worker.engine.decode.batch_caches import batch_kind, keeps_plain_rows
 from hearth.worker.engine.decode.batch_split import ReadCost, RowLength, regroup
 from hearth.worker.engine.decode.decoding_sequence import (
+    Agree,
     DecodingRow,
     SampledToken,
     Sequence,
     UnfinishedBatch,
+    as_chosen,
 )
 from hearth.worker.engine.decode.lone_sequence import LoneSequence
 from hearth.worker.engine.decode.shared_trunk import Trunk, whole_rows
@@ -54,6 +56,7 @@ class Decoder:
         is_mergeable: bool,
         tree_forward: TreeForward | None = None,
         try_trunks: Callable[[], bool] = lambda: False,
+        agree: Agree = as_chosen,
     ) -> None:
         """Without a `tree_forward` drafts have no branches. `try_trunks` is called once at most."""
         self.is_mergeable = is_mergeable
@@ -65,6 +68,7 @@ class Decoder:
         self._shares_trunks: bool | None = None  # None: nobody could so far
         self._model = model
         self._stream = stream
+        self._agree = agree
         self._lone: dict[str, LoneSequence] = {}
         self._batches: list[Batch] = []
         self._numbers = itertools.count()
@@ -114,7 +118,9 @@ class Decoder:
         assert sequence.key not in self._lone, sequence.key
         with mx.stream(self._stream):
             number = next(self._numbers)
-            lone = LoneSequence(self._model, sequence, number, self._tree_forward)
+            lone = LoneSequence(
+                self._model, sequence, number, self._tree_forward, self._agree
+            )
         self._lone[sequence.key] = lone
         self._is_changed = True
 
@@ -225,7 +231,7 @@ class Decoder:
             lone.settle()
             lone.row.lend()
         if batch is None:
-            self._batches.append(Batch(self._model, joining, trunks))
+            self._batches.append(Batch(self._model, joining, trunks, self._agree))
         else:
             batch.extend(joining, trunks)
 

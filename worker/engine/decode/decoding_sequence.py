@@ -19,6 +19,17 @@ from hearth.worker.engine.decode.tree_forward import TreeForward
 from hearth.worker.engine.lora.lora_adapter import LoraAdapter
 
 
+# Logits (rows, vocabulary), not computed yet, and the tokens (rows,) that were chosen by them ->
+# the tokens that are said. Called once a forward: where one model is over several processes it is
+# how they come to the same tokens.
+Agree = Callable[[mx.array, mx.array], mx.array]
+
+
+def as_chosen(_logits: mx.array, tokens: mx.array) -> mx.array:
+    """Say what was chosen: nobody else computes this model."""
+    return tokens
+
+
 def _nothing(*_: object) -> None:
     pass
 

@@ -11,10 +11,12 @@ import mlx.core as mx
 
 from hearth.worker.draft.draft import Draft
 from hearth.worker.engine.decode.decoding_sequence import (
+    Agree,
     DecodingRow,
     ForwardUndo,
     SampledToken,
     Sequence,
+    as_chosen,
     normalised,
 )
 from hearth.worker.engine.decode.tree_forward import TreeForward
@@ -39,27 +41,38 @@ class LoneSequence:
         sequence: Sequence,
         number: int,
         tree_forward: TreeForward | None = None,
+        agree: Agree = as_chosen,
     ) -> None:
         self.row = DecodingRow(sequence, number, tree_forward)
         self.cache = sequence.cache
-        self._prepare(model)
+        self._prepare(model, agree)
         self.waiting: list[int] = []
         self.row.fed += sequence.tail
         self._feed(mx.array(sequence.tail, dtype=mx.uint32), len(self.row.fed))
 
     @classmethod
     def of_batch(
-        cls, model: Any, row: DecodingRow, cache: list[Any], token: mx.array, logprobs: mx.array
+        cls,
+        model: Any,
+        row: DecodingRow,
+        cache: list[Any],
+        sampled: tuple[mx.array, mx.array],
+        agree: Agree = as_chosen,
     ) -> "LoneSequence":
-        """Return a sequence that leaves a batch: nothing of it is in a slot, see `give_back`."""
+        """Return a sequence that leaves a batch: nothing of it is in a slot, see `give_back`.
+
+        `sampled` are its next token (1,) and the log probabilities (1, vocabulary).
+        """
         lone = cls.__new__(cls)
-        lone.row, lone.cache, lone.token, lone.logprobs = row, cache, token, logprobs
+        lone.row, lone.cache = row, cache
+        lone.token, lone.logprobs = sampled
         lone.waiting = []
-        lone._prepare(model)
+        lone._prepare(model, agree)
         return lone
 
-    def _prepare(self, model: Any) -> None:
+    def _prepare(self, model: Any, agree: Agree) -> None:
         self._model = model
+        self._agree = agree
         self._undo: _Undo | None = None  # takes back the last forward, where it has verified
         # The last forward's tokens (n,) and hidden states (1, n, hidden), for a draft model.
         self._hidden: tuple[mx.array, mx.array] | None = None
@@ -114,7 +127,8 @@ class LoneSequence:
         waiting, self.waiting = self.waiting, []
         logits = self._forward([*waiting, inputs])[:, -1, :]
         self._tell_draft_model(count - len(waiting) - inputs.shape[0])
-        self.token, self.logprobs = self.row.sample(inputs, logits)
+        chosen, self.logprobs = self.row.sample(inputs, logits)
+        self.token = self._agree(logits, chosen)
         mx.async_eval(self.token, self.logprobs)  # type: ignore[no-untyped-call]
 
     def _forward(self, inputs: TypedSequence[int | mx.array]) -> mx.array:

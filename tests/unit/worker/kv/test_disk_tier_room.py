@@ -17,6 +17,7 @@ from hearth.worker.disk.file_format import Array, Record
 from hearth.worker.disk.file_names import FileKind
 from hearth.worker.kv.disk_tier import DiskTier
 from hearth.worker.kv.kv_transfer import KeepRules
+from hearth.worker.kv.serialise_kv import rows_from, state_from
 from scripts.harness.store_builders import DENSE
 
 RUN = 4  # tokens
@@ -37,6 +38,8 @@ def tier(
         row_bytes=RUN_BYTES // RUN,
         wide_state_bytes=0,
         are_rows=lambda kept, tokens: True,
+        rows_from=lambda record: rows_from(record.arrays),
+        state_from=lambda record: state_from(record.arrays),
     )
     disk_thread: Any = SimpleNamespace(file_store=None)
     rules = KeepRules(slots_max=1, chunk=256, is_exact=is_exact)

@@ -1,0 +1,118 @@
+"""Links ranks within one process, without sockets: for tests of what is told and done."""
+
+import queue
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+from hearth.worker.ranks.rank_link import (
+    OnEvent,
+    Operation,
+    OperationFrames,
+    RankLost,
+    RankMismatch,
+    RankRoom,
+    Value,
+    pack,
+    unpack,
+)
+from hearth.worker.ranks.witness_comparison import WitnessComparison
+
+ANSWER_WAIT_S: Final = 30.0
+
+
+class LeaderInMemory:
+    """Rank 0's end of `ranks_in_memory`; what its thread would do at a failure, it raises.
+
+    `before_next`, where it is set, is called while an answer is awaited: it has followers that
+    share the leader's thread do what was told.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.hosts: Sequence[str] = ["127.0.0.1"] * size
+        self.on_event: OnEvent = lambda rank, name, arguments: None
+        self.rooms: dict[int, RankRoom] = {}
+        self.comparison = WitnessComparison(range(1, size))
+        self.followers = [FollowerInMemory(self, rank) for rank in range(1, size)]
+        self.before_next: Callable[[], None] = lambda: None
+        self._frames = OperationFrames()
+
+    def tell(self, name: str, *arguments: Value, drops: Sequence[int] = ()) -> None:
+        self._send(name, arguments, drops, is_asked=False)
+
+    def ask(self, name: str, *arguments: Value, drops: Sequence[int] = ()) -> list[Any]:
+        self._send(name, arguments, drops, is_asked=True)
+        self.before_next()
+        try:
+            answers = [each.answers.get(timeout=ANSWER_WAIT_S) for each in self.followers]
+        except queue.Empty:
+            raise RankLost(f"no answer to {name} in {ANSWER_WAIT_S:g} s") from None
+        return [unpack(answer) for answer in answers]
+
+    def witness(self, *facts: Value) -> None:
+        self.comparison.note_own(pack(facts))
+        self.check()
+
+    def check(self) -> None:
+        """Compare what was witnessed by now. Raises: RankMismatch."""
+        for follower in self.followers:
+            while follower.facts:
+                self.comparison.note(follower.rank, follower.facts.popleft())
+            self.comparison.compare(follower.rank)
+
+    def check_all_said(self) -> None:
+        """Check that every follower has witnessed all that the leader has. Raises: RankMismatch."""
+        self.check()
+        for rank in self.comparison.counts:
+            said, own = self.comparison.said_count(rank), self.comparison.own_count
+            if said != own:
+                raise RankMismatch(f"rank {rank} witnessed {said} facts and rank 0 {own}")
+
+    def _send(
+        self, name: str, arguments: Sequence[Value], drops: Sequence[int], *, is_asked: bool
+    ) -> None:
+        self.check()
+        frame = self._frames.write(name, arguments, drops, is_asked=is_asked)
+        for follower in self.followers:
+            follower.told.put(frame)
+
+
+class FollowerInMemory:
+    """A follower's end. Its `next` raises RankLost once the leader has closed it with `end`."""
+
+    def __init__(self, leader: LeaderInMemory, rank: int) -> None:
+        self.rank, self.size = rank, leader.size
+        self.told: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self.answers: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+        self.facts: deque[bytes] = deque()
+        self._leader = leader
+        self._frames = OperationFrames()
+
+    def next(self) -> Operation:
+        frame = self.told.get()
+        if frame is None:
+            raise RankLost("rank 0 is gone")
+        return self._frames.read(frame)
+
+    def end(self) -> None:
+        """Have `next` raise RankLost after what was told. Any thread."""
+        self.told.put(None)
+
+    def answer(self, value: Value) -> None:
+        self.answers.put(pack(value))
+
+    def witness(self, *facts: Value) -> None:
+        self.facts.append(pack(facts))
+
+    def send_event(self, name: str, *arguments: Value) -> None:
+        self._leader.on_event(self.rank, name, unpack(pack(arguments)))
+
+    def set_room(self, limit_bytes: int, used_bytes: int) -> None:
+        self._leader.rooms[self.rank] = RankRoom(limit_bytes, used_bytes)
+
+
+def ranks_in_memory(size: int) -> tuple[LeaderInMemory, Mapping[int, FollowerInMemory]]:
+    """Return the ends of ranks 0 to `size` - 1."""
+    leader = LeaderInMemory(size)
+    return leader, {follower.rank: follower for follower in leader.followers}

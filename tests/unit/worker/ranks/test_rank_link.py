@@ -1,0 +1,95 @@
+"""Operations of rank 0 arrive in order and unchanged; what ranks compute is compared."""
+
+import threading
+from typing import Any
+
+import pytest
+from hypothesis import given, strategies as st
+
+from hearth.shared.errors import WireError
+from hearth.worker.ranks.rank_link import OperationFrames, RankMismatch
+from scripts.harness.ranks.ranks_in_memory import ranks_in_memory
+
+WORDS = st.text(max_size=8)
+PLAIN = st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | WORDS | st.binary(max_size=8)
+VALUES = st.recursive(PLAIN, lambda inner: st.lists(inner, max_size=3), max_leaves=8)
+TOLD = st.tuples(WORDS, st.lists(VALUES, max_size=4), st.lists(st.integers(0, 2**60), max_size=3))
+
+
+@given(st.lists(TOLD, min_size=1, max_size=8))
+def test_operations_arrive_as_they_were_told(told: list[tuple[str, list[Any], list[int]]]) -> None:
+    leader, followers = ranks_in_memory(3)
+    for name, arguments, drops in told:
+        leader.tell(name, *arguments, drops=drops)
+    for follower in followers.values():
+        came = [follower.next() for _ in told]
+        assert [(each.name, each.arguments, each.drops) for each in came] == told
+
+
+@given(st.integers(2, 6), st.data())
+def test_an_operation_that_was_dropped_swapped_or_changed_is_a_mismatch(
+    count: int, data: st.DataObject
+) -> None:
+    writer, reader = OperationFrames(), OperationFrames()
+    frames = [writer.write(f"step {n}", [n], [], is_asked=False) for n in range(count)]
+    kind = data.draw(st.sampled_from(["drop", "swap", "change"]))
+    where = data.draw(st.integers(0, count - 2))
+    if kind == "drop":
+        del frames[where]
+    elif kind == "swap":
+        frames[where], frames[where + 1] = frames[where + 1], frames[where]
+    else:
+        frames[where] = frames[where][:-1] + bytes([frames[where][-1] ^ 1])
+    with pytest.raises(RankMismatch):
+        for frame in frames:
+            reader.read(frame)
+
+
+def test_an_answer_comes_from_every_follower() -> None:
+    leader, followers = ranks_in_memory(3)
+
+    def answer(rank: int) -> None:
+        operation = followers[rank].next()
+        assert operation.is_asked
+        followers[rank].answer([operation.name, rank])
+
+    threads = [threading.Thread(target=answer, args=(rank,)) for rank in followers]
+    for thread in threads:
+        thread.start()
+    assert leader.ask("has", "a file") == [["has", 1], ["has", 2]]
+    for thread in threads:
+        thread.join()
+
+
+def test_what_differs_between_ranks_is_told_with_both_values() -> None:
+    leader, followers = ranks_in_memory(2)
+    leader.witness("prefill", 7, [1, 2, 3])
+    followers[1].witness("prefill", 7, [1, 2, 3])
+    leader.witness("step", [4])
+    followers[1].witness("step", [5])
+    with pytest.raises(RankMismatch) as caught:
+        leader.tell("next")
+    assert str(caught.value) == "step 2: rank 0 computes ['step', [4]], rank 1 ['step', [5]]"
+
+
+def test_a_follower_that_left_out_a_step_is_found() -> None:
+    leader, followers = ranks_in_memory(2)
+    leader.witness("prefill")
+    with pytest.raises(RankMismatch):
+        leader.check_all_said()
+    followers[1].witness("prefill")
+    leader.check_all_said()
+
+
+def test_arrays_and_objects_are_refused() -> None:
+    leader, _ = ranks_in_memory(2)
+    with pytest.raises(WireError):
+        leader.tell("put", object())
+
+
+def test_an_event_says_its_rank() -> None:
+    leader, followers = ranks_in_memory(3)
+    heard: list[tuple[int, str, list[Any]]] = []
+    leader.on_event = lambda rank, name, arguments: heard.append((rank, name, arguments))
+    followers[2].send_event("read", 5, [True])
+    assert heard == [(2, "read", [5, [True]])]

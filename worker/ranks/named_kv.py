@@ -1,0 +1,114 @@
+"""Numbers what rank 0 holds of KV, so that every rank finds its own part of it by the number.
+
+What rank 0 lets go of, on whatever thread, is told with the next operation: followers hold nothing
+longer than rank 0 does, but for that.
+"""
+
+import itertools
+import weakref
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from hearth.worker.kv.quantise_kv import (
+    KVRows,
+    LayerRows,
+    LayerStates,
+    PackedFormat,
+    QuantFormat,
+)
+from hearth.worker.kv.turboquant import TurboFormat
+from hearth.worker.ranks.rank_link import Handle, LeaderLink, Value
+
+EMPTY_HANDLE = Handle(0)  # of rows and states of no layer: each rank makes its own
+
+
+class NamedCache(list[Any]):
+    """A live cache, as `make_prompt_cache` gives it."""
+
+    __slots__ = ("__weakref__", "handle")
+
+    def __init__(self, layers: Iterable[Any], handle: Handle) -> None:
+        super().__init__(layers)
+        self.handle = handle
+
+
+@dataclass(frozen=True, slots=True, weakref_slot=True)
+class NamedRows(KVRows):
+    handle: Handle = field(kw_only=True)
+
+
+@dataclass(frozen=True, slots=True, weakref_slot=True)
+class NamedStates(LayerStates):
+    handle: Handle = field(kw_only=True)
+
+
+class NamedRun(tuple[LayerRows, ...]):
+    """Views of rows, and where they are: [handle, start, end] of a live cache or of kept rows."""
+
+    source: list[int]
+
+    @classmethod
+    def of(cls, rows: Iterable[LayerRows], source: Sequence[int]) -> "NamedRun":
+        run = cls(rows)
+        run.source = list(source)
+        return run
+
+
+class Telling:
+    """Tells followers operations, with the numbers of what is gone. Owner: the inference thread.
+
+    Anything that is numbered may go on any thread.
+    """
+
+    def __init__(self, link: LeaderLink) -> None:
+        self.link = link
+        self._numbers = itertools.count(EMPTY_HANDLE + 1)
+        self._gone: deque[int] = deque()
+
+    def tell(self, name: str, *arguments: Value) -> None:
+        self.link.tell(name, *arguments, drops=self._drops())
+
+    def ask(self, name: str, *arguments: Value) -> list[Any]:
+        return self.link.ask(name, *arguments, drops=self._drops())
+
+    def new_handle(self) -> Handle:
+        return Handle(next(self._numbers))
+
+    def cache(self, layers: Iterable[Any]) -> NamedCache:
+        """Return a live cache by a new number, which is to be told."""
+        return self._watched(NamedCache(layers, self.new_handle()))
+
+    def rows(self, kept: KVRows) -> NamedRows:
+        """Return kept rows by a new number, which is to be told."""
+        return self._watched(NamedRows(kept.layers, handle=self.new_handle()))
+
+    def states(self, kept: LayerStates) -> NamedStates:
+        """Return a snapshot by a new number, which is to be told."""
+        return self._watched(NamedStates(kept.layers, handle=self.new_handle()))
+
+    def _watched[T: (NamedCache, NamedRows, NamedStates)](self, thing: T) -> T:
+        weakref.finalize(thing, self._gone.append, thing.handle).atexit = False
+        return thing
+
+    def _drops(self) -> list[int]:
+        return [self._gone.popleft() for _ in range(len(self._gone))]
+
+
+def handle_of(thing: object) -> Handle:
+    """Return the number that all ranks know a cache, rows or states by."""
+    if isinstance(thing, NamedCache | NamedRows | NamedStates):
+        return thing.handle
+    assert isinstance(thing, KVRows | LayerStates) and not thing.layers, type(thing)
+    return EMPTY_HANDLE
+
+
+def told_format(form: PackedFormat | None) -> list[Value] | None:
+    """Return how rows are packed as it is told."""
+    if isinstance(form, QuantFormat):
+        return [form.scheme, form.bits, form.group_size]
+    if isinstance(form, TurboFormat):
+        return [form.scheme, form.bits, str(form.dtype)]
+    assert form is None, form
+    return None
