@@ -1,14 +1,16 @@
 """Defines the messages by which workers that share no directory hand kept KV to each other.
 
-All go through the proxy: a worker knows no other. Prefixes are told by their portable names, chained
-hashes that begin with the weights and with the API key's root, so that nobody finds, or is told of,
-what another key's prompts left. `wire_messages` carries them.
+All go through the proxy: a worker knows no other. Prefixes are told by their portable names:
+chained hashes that begin with the weights and the API key's root, so that nobody finds, or is told
+of, what another key's prompts left. `wire_messages` carries them.
 """
 
 from dataclasses import dataclass
 from typing import Final
 
-CHUNK_BYTES: Final = 2 * 1024 * 1024  # of a file at once: the proxy passes it on within milliseconds
+CHUNK_BYTES: Final = (
+    2 * 1024 * 1024
+)  # of a file at once: the proxy passes it on within milliseconds
 SEEK_NAMES_MAX: Final = 1024  # cuts of a prompt, some hundreds of tokens apart
 HELD_NAMES_MAX: Final = 4096  # that a worker tells, and a proxy remembers of each worker
 MOVED_FILES_MAX: Final = 4096  # of one prompt

@@ -1,6 +1,7 @@
 """Defines every message that crosses the socket between proxy and worker, and nothing else.
 
-Those that move kept KV between workers are in `kv_move_messages`. A frame is one msgpack map: {"kind": class name, field: value, ...}. Any change to a message bumps
+Those that move kept KV between workers are in `kv_move_messages`.
+A frame is one msgpack map: {"kind": class name, field: value, ...}. Any change to a message bumps
 PROTOCOL_VERSION; both sides compare it once, in Hello and Welcome.
 Every Submit ends in exactly one Finished or Failed, every Count in one Counted or Failed, every
 Status in one Told or Failed.

@@ -257,7 +257,7 @@ class Worker:
         cut_rule = cut_rule_of(loaded, self._settings)
         steps.begin("cache")
         kv_manager = self._kv_manager = make_kv_manager(engine, loaded, self._settings, cut_rule)
-        self._wire.remote_kv = make_remote_kv(kv_manager, self._port.post)
+        self._wire.remote_kv = make_remote_kv(kv_manager, self._port.post, self._settings)
         self._requested_bits = make_requested_bits(engine, kv_manager)
         forward = forward_of(loaded, cut_rule.grid)
         loaded = memory.fit(loaded, kv_manager.uncached.cold_bytes, forward)

@@ -188,6 +188,12 @@ async def hint_of(endpoint: str, platform: str = sys.platform) -> str:
     return ""
 
 
+def moves_kv(settings: Settings) -> bool:
+    """Return whether there are workers that keep KV in a directory which others do not see."""
+    elsewhere = len(settings.worker_endpoints)
+    return elsewhere > 0 and settings.workers + elsewhere > 1
+
+
 def check_endpoints(endpoints: Sequence[str]) -> None:
     """Raise StartError where one of WORKER_ENDPOINTS cannot be connected to, or is there twice."""
     for endpoint in endpoints:

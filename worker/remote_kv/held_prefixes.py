@@ -14,7 +14,7 @@ NOTED_MAX: Final = 256  # prompts between two looks, a second apart
 
 @dataclass(frozen=True, slots=True)
 class HeldPrefix:
-    """A prefix by its names on this machine: of the empty prefix that it begins with, and its own."""
+    """A prefix by this machine's names: of the empty prefix that it begins with, and its own."""
 
     root: PrefixHash
     end: PrefixHash

@@ -60,7 +60,7 @@ class Asker(Protocol):
 class Move:
     """One prompt's KV on its way. `ends` are its prefixes by the names that were sought.
 
-    Owner: the I/O thread; the inference thread reads `is_late`, and alone sets `is_over` from there.
+    Owner: the I/O thread; the inference thread reads `is_late`, and may set `is_over`.
     """
 
     seek_id: str
@@ -104,8 +104,8 @@ class KVReceiver:
 
     Each move that is not given up ends in one call of its `then`, on the I/O thread.
     Invariant: at most MOVES_MAX moves, each with one file in memory that is not whole.
-    Owner: the I/O thread; `seek`, `give_up` and `forget` are the inference thread's, `hear` the wire
-    thread's.
+    Owner: the I/O thread; `seek`, `give_up` and `forget` are the inference thread's, `hear` is the
+    wire thread's.
     """
 
     def __init__(self, disk: DiskThread, rules: MoveRules, post: Post) -> None:
@@ -196,14 +196,12 @@ class KVReceiver:
         files = moved_files(found, end, move.query, self._rules)
         store = self._disk.file_store
         begin = max((file.position for file in files if file.position in move.reached), default=0)
-        move.files = [
-            file for file in files if file.end > begin and not store.holds(file.mine)
-        ]
+        move.files = [file for file in files if file.end > begin and not store.holds(file.mine)]
         move.position = end
         self._fetch(move)
 
     def _go_on(self, move: Move, chunk: Chunk, heard_at: float) -> None:
-        """Take a piece of the file that is fetched; put the file into the store once it is whole."""
+        """Take a piece of the file that is fetched; put it into the store once it is whole."""
         assert move.found is not None and move.files, "nothing is fetched before it is found"
         file, size = move.files[0], len(chunk.data)
         if not size:
@@ -244,9 +242,7 @@ class KVReceiver:
         move.fetched_at = awake_s()
         self._post(move.asker.peer, Fetch(move.seek_id, move.files[0].number, move.received))
 
-    def _put(
-        self, move: Move, found: Found, file: MovedFile, content: NDArray[np.uint8]
-    ) -> None:
+    def _put(self, move: Move, found: Found, file: MovedFile, content: NDArray[np.uint8]) -> None:
         record = record_of(file, content, found, move.query, self._rules.root)
         if not self._disk.file_store.put(record, is_needed=True):
             raise Refused("by_disk")

@@ -54,9 +54,11 @@ class KVSender:
         self._offers: OrderedDict[tuple[bytes, str], Sequence[FileName]] = OrderedDict()
 
     def hear(self, peer: bytes, message: Seek | Fetch) -> None:
-        """Answer later. Where the disk has no time there is no answer, and whoever asks gives up."""
-        answer = self._offer if isinstance(message, Seek) else self._send
-        self._disk.later(partial(answer, peer, message))
+        """Answer later. Where the disk has no time there is none, and whoever asks gives up."""
+        if isinstance(message, Seek):
+            self._disk.later(partial(self._offer, peer, message))
+        else:
+            self._disk.later(partial(self._send, peer, message))
 
     def _offer(self, peer: bytes, seek: Seek) -> None:
         found = Found.nobody(seek.seek_id)

@@ -175,7 +175,7 @@ def cache_root(loaded: LoadedModel, settings: Settings) -> PrefixHash:
 
 
 def portable_root(loaded: LoadedModel, settings: Settings) -> PrefixHash:
-    """Return the hash of the empty prefix as all machines have it: `cache_root` without the machine.
+    """Return the hash of the empty prefix on any machine: `cache_root` without the machine.
 
     What KV has this root answers for the same weights in the same layout, dtype and bits. Chip,
     system and MLX change its last bits, so that it is fast on another machine.
@@ -191,9 +191,14 @@ def portable_root(loaded: LoadedModel, settings: Settings) -> PrefixHash:
     return schema_root(parts)
 
 
-def make_remote_kv(kv_manager: KVManager | NullKVManager, post: Post) -> NoRemoteKV:
-    """Return what moves KV from and to workers elsewhere: files, where any are kept."""
-    if isinstance(kv_manager, NullKVManager) or kv_manager.disk is None:
+def make_remote_kv(
+    kv_manager: KVManager | NullKVManager, post: Post, settings: Settings
+) -> NoRemoteKV:
+    """Return what moves KV from and to workers elsewhere: files, where any are kept.
+
+    Of a model over several ranks each rank has its own part of them: none is moved.
+    """
+    if isinstance(kv_manager, NullKVManager) or kv_manager.disk is None or settings.ranks > 1:
         return NoRemoteKV()
     return KVExchange(kv_manager, kv_manager.disk, post)
 

@@ -30,8 +30,8 @@ from hearth.shared.wire_messages import (
     Welcome,
 )
 from hearth.shared.zmq_transport import HEARTBEAT_S, RouterPort
-from hearth.worker.schedule.request_state import ClientLease
 from hearth.worker.remote_kv.kv_exchange import NoRemoteKV
+from hearth.worker.schedule.request_state import ClientLease
 from hearth.worker.threads.prompt_lanes import PromptLanes
 from hearth.worker.threads.thread_queues import ImageJobs, PromptJobs
 

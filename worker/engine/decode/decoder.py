@@ -118,9 +118,7 @@ class Decoder:
         assert sequence.key not in self._lone, sequence.key
         with mx.stream(self._stream):
             number = next(self._numbers)
-            lone = LoneSequence(
-                self._model, sequence, number, self._tree_forward, self._agree
-            )
+            lone = LoneSequence(self._model, sequence, number, self._tree_forward, self._agree)
         self._lone[sequence.key] = lone
         self._is_changed = True
 

@@ -18,7 +18,6 @@ from hearth.worker.engine.decode.shared_trunk import Trunk
 from hearth.worker.engine.decode.tree_forward import TreeForward
 from hearth.worker.engine.lora.lora_adapter import LoraAdapter
 
-
 # Logits (rows, vocabulary), not computed yet, and the tokens (rows,) that were chosen by them ->
 # the tokens that are said. Called once a forward: where one model is over several processes it is
 # how they come to the same tokens.
