@@ -28,6 +28,7 @@ from hearth.shared.suspending_clock import awake_s
 from hearth.worker.cache.block_hash import prefix_hashes
 from hearth.worker.cache.prefix_search import PrefixQuery
 from hearth.worker.disk.disk_thread import DiskThread
+from hearth.worker.disk.file_names import FileKind
 from hearth.worker.remote_kv.kv_sender import Post
 from hearth.worker.remote_kv.moved_files import (
     MovedFile,
@@ -41,7 +42,8 @@ from hearth.worker.remote_kv.transfer_speed import TransferSpeed
 MOVES_MAX: Final = 4  # at once
 TOKENS_MIN: Final = 256  # fewer are sooner read anew than asked for
 SILENCE_S_MAX: Final = 2.0  # of a holder, or of the line to it
-DISTRUST_AFTER: Final = 3  # files refused: nothing more is taken from that worker
+DISTRUST_AFTER: Final = 3  # times that it was refused: nothing more is taken from that worker
+HONEST: Final = ("by_disk", "exact")  # reasons that lie with this worker
 
 log = logging.getLogger(__name__)
 
@@ -173,8 +175,8 @@ class KVReceiver:
                 self._go_on(move, message, heard_at)
         except Refused as refusal:
             self.counts[f"refused_{refusal.reason}"] += 1
-            if move.found is not None and refusal.reason != "by_disk":
-                self._refusals[move.found.holder] += 1
+            if refusal.reason not in HONEST and move.found is not None:
+                self._distrust(move.found.holder, refusal.reason)
             self._end(move)
         except Exception:
             self._end(move)
@@ -194,15 +196,21 @@ class KVReceiver:
             self._end(move)
             return
         files = moved_files(found, end, move.query, self._rules)
-        store = self._disk.file_store
         begin = max((file.position for file in files if file.position in move.reached), default=0)
-        move.files = [file for file in files if file.end > begin and not store.holds(file.mine)]
+        store = self._disk.file_store
+        move.files = [
+            file
+            for file in files
+            if not store.holds(file.mine)
+            and (file.end > begin or file.theirs.kind is not FileKind.ROWS)
+        ]
         move.position = end
         self._fetch(move)
 
     def _go_on(self, move: Move, chunk: Chunk, heard_at: float) -> None:
         """Take a piece of the file that is fetched; put it into the store once it is whole."""
-        assert move.found is not None and move.files, "nothing is fetched before it is found"
+        if move.found is None:
+            raise Refused("answer")
         file, size = move.files[0], len(chunk.data)
         if not size:
             self.counts["lost"] += 1
@@ -246,6 +254,16 @@ class KVReceiver:
         record = record_of(file, content, found, move.query, self._rules.root)
         if not self._disk.file_store.put(record, is_needed=True):
             raise Refused("by_disk")
+
+    def _distrust(self, holder: int, reason: str) -> None:
+        self._refusals[holder] += 1
+        if self._refusals[holder] == 1:
+            log.warning(
+                "KV from worker %d is not taken, it is not what was asked for (%s). Said once; later "
+                "ones are counted (moves in /v1/cache). Look whose key that worker has.",
+                holder,
+                reason,
+            )
 
     def _end(self, move: Move) -> None:
         if self._moves.pop(move.seek_id, None) is not None:
