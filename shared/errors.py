@@ -77,3 +77,4 @@ class StartError(Exception):
 
 EXIT_CANNOT_START = 78  # EX_CONFIG: a restart with the same settings would fail the same way
 EXIT_STUCK = 75  # of a worker that was told to end and whose chunk in flight did not
+EXIT_RANK_LOST = 76  # EX_PROTOCOL: a rank of the model is gone, stuck or computed something else

@@ -1,4 +1,4 @@
-"""Connects proxy and worker over ZeroMQ: the only module that imports zmq.
+"""Connects proxy and worker over ZeroMQ; `zmq_rank_port` connects the ranks of one worker.
 
 A worker binds one ROUTER; each proxy connects one DEALER. `ROUTER_MANDATORY` makes a send to a
 peer that is gone, or whose queue is full, an error instead of a silent loss. A connection
@@ -40,6 +40,7 @@ _READABLE: Final = int(zmq.POLLIN)  # a plain number: zmq's own take a microseco
 
 WORKER_NAME: Final = "worker"  # of the key files: worker.key, worker.key_secret
 PROXY_NAME: Final = "proxy"
+RANK_NAME: Final = "rank"  # all ranks of one model have the same pair: each trusts the others
 _Z85_KEY_CHARS: Final = 40
 _MAKE_KEYS: Final = "Make keys with hearth keys and set CURVE_KEYS_DIR."
 
@@ -135,10 +136,10 @@ class RouterPort:
         Raises:
             StartError: the endpoint cannot be bound, or is on the network and there are no keys.
         """
-        _check_endpoint(endpoint, keys)
+        check_endpoint(endpoint, keys)
         self._endpoint = endpoint
         self._context = zmq.Context()
-        self._guard = _guard(self._context, keys) if keys is not None else None
+        self._guard = curve_guard(self._context, keys) if keys is not None else None
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._socket.setsockopt(zmq.LINGER, 500)
@@ -265,7 +266,8 @@ class RouterPort:
         self._context.term()
 
 
-def _check_endpoint(endpoint: str, keys: CurveKeys | None) -> None:
+def check_endpoint(endpoint: str, keys: CurveKeys | None) -> None:
+    """Raise StartError where `endpoint` would be on the network without keys."""
     is_private = endpoint.startswith("ipc://")
     if not is_private and not endpoint.startswith("tcp://"):
         raise StartError(f"The endpoint is {endpoint!r}; allowed are ipc://PATH, tcp://HOST:PORT.")
@@ -273,7 +275,7 @@ def _check_endpoint(endpoint: str, keys: CurveKeys | None) -> None:
         raise StartError(f"{endpoint} is on the network and has no CURVE keys. {_MAKE_KEYS}")
 
 
-def _guard(context: "zmq.Context[zmq.Socket[bytes]]", keys: CurveKeys) -> ThreadAuthenticator:
+def curve_guard(context: "zmq.Context[zmq.Socket[bytes]]", keys: CurveKeys) -> ThreadAuthenticator:
     """Return what lets the one trusted key in; libzmq by itself lets any client in."""
     guard = ThreadAuthenticator(context)
     guard.certs["*"] = {keys.trusted: True}
@@ -343,7 +345,7 @@ class DealerLink:
         Raises:
             StartError: over the network, and there are no `keys`.
         """
-        _check_endpoint(endpoint, keys)
+        check_endpoint(endpoint, keys)
         self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.setsockopt(zmq.SNDHWM, QUEUE_FRAMES_MAX)

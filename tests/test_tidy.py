@@ -48,7 +48,7 @@ ORDER: Final = (
         "worker/stream",
         *("worker/constraint", "worker/engine", "worker/prompt", "worker/sessions"),
         *("worker/schedule", "worker/doctor", "worker/requests", "worker/threads"),
-        *("worker/embeddings", "worker/ranks", "worker/setup", "worker/verdict", "worker"),
+        *("worker/embeddings", "worker/setup", "worker/ranks", "worker/verdict", "worker"),
     ),
 )
 # Rooms that stand side by side, or a library that a room does without: place -> what it must not

@@ -49,6 +49,7 @@ from hearth.worker.kv.kv_manager import KVManager
 from hearth.worker.kv.null_kv_manager import NullKVManager
 from hearth.worker.prompt.prefill_cuts import CutRule
 from hearth.worker.prompt.template_turn_tokens import end_of_turn_ids
+from hearth.worker.remote_kv.kv_exchange import make_remote_kv
 from hearth.worker.requests.session_prompt_builder import SessionPromptBuilder
 from hearth.worker.requests.suspect_check import SuspectCheck
 from hearth.worker.schedule.answers.answer_drafts import AnswerDrafts, DraftPolicy
@@ -66,13 +67,7 @@ from hearth.worker.setup.concurrency import running_max
 from hearth.worker.setup.cut_rule_setup import cut_rule_of, with_goal_beside
 from hearth.worker.setup.doctor_setup import ModelDoctor
 from hearth.worker.setup.draft_setup import are_trees_cheap, is_on_cpu, make_draft_policy
-from hearth.worker.setup.kv_setup import (
-    cache_root,
-    is_exact,
-    make_kv_manager,
-    make_remote_kv,
-    portable_root,
-)
+from hearth.worker.setup.kv_setup import cache_root, is_exact, make_kv_manager, portable_root
 from hearth.worker.setup.load_setup import load_all
 from hearth.worker.setup.memory_setup import WorkerMemory, relief_of
 from hearth.worker.setup.prompt_and_session_setup import (
@@ -81,6 +76,7 @@ from hearth.worker.setup.prompt_and_session_setup import (
     prompt_facts,
     turns_directory,
 )
+from hearth.worker.setup.rank_setup import SingleRank
 from hearth.worker.setup.requested_bits_setup import make_requested_bits
 from hearth.worker.setup.suspect_setup import SuspectParts, make_suspect_parts
 from hearth.worker.setup.upkeep_setup import evictions_of, expire_of, sweep_of
@@ -134,6 +130,7 @@ class Worker:
         self._sessions: SessionManager | None = None  # to be closed, even if the start is cut short
         self._kv_manager: KVManager | NullKVManager | None = None
         self._memory: WorkerMemory | None = None
+        self._rank = SingleRank()
         self._draft_policy = DraftPolicy()
         self._requested_bits = RequestedBits()  # until the model is known
         self._running_max = running_max(settings, is_batched=True)  # until the model is known
@@ -180,6 +177,7 @@ class Worker:
                     self._sessions.close()  # turns are small, and worth more than KV
                 if self._kv_manager is not None:
                     self._kv_manager.shut(self._settings.shutdown_flush_seconds)
+                self._rank.end()
             self._shutdown.note_end(inference)
         finally:
             is_over.set()
@@ -195,15 +193,19 @@ class Worker:
             except StartError as error:
                 _refuse(self._endpoint, error)
                 self._shutdown.begin(EXIT_CANNOT_START)
+            except Exception:
+                self._rank.note_broken()
+                raise
         leave_device()
         if self._memory is not None:
             self._memory.end()
 
     def _load_and_serve(self) -> None:
         """Load the model, make all that serves it, and compute until the worker ends."""
-        memory = self._memory = WorkerMemory(self._settings, self._endpoint)
         steps = self._steps = StartSteps(held_bytes, on_step=self._shutdown.note_step)
-        loaded, vision = load_all(self._settings, steps, memory, self._shutdown.is_begun)
+        rank = self._rank = self._start_ranks() if self._settings.ranks > 1 else self._rank
+        memory = self._memory = WorkerMemory(self._settings, self._endpoint, rank)
+        loaded, vision = load_all(self._settings, steps, memory, self._shutdown.is_begun, rank)
         doctor = ModelDoctor(self._settings, loaded, self._worker_id == 0 or self._is_on_network)
         self._settings = doctor.settings
         engine = self._make_engine(loaded, vision, doctor.found)
@@ -226,6 +228,11 @@ class Worker:
             if not self._shutdown.exit_code:
                 parts.kv_manager.hand_over()
 
+    def _start_ranks(self) -> SingleRank:
+        from hearth.worker.ranks.leading_rank import lead  # which one rank alone does not need
+
+        return lead(self._settings, self._worker_id, self._endpoint, self._shutdown.is_begun)
+
     def _make_engine(
         self, loaded: LoadedModel, vision: VisionParts | None, found: Findings | None
     ) -> Engine:
@@ -233,7 +240,7 @@ class Worker:
         batches = not is_exact(loaded, self._settings)
         encoder = vision.encoder if vision is not None else None
         packed = (self._settings.kv_bits, self._settings.kv_group_size)
-        engine = Engine(
+        engine = self._rank.engine(
             loaded,
             batches,
             encoder,
@@ -256,10 +263,12 @@ class Worker:
         """Make what serves the model, bottom up: cache, sessions, scheduler, the other threads."""
         cut_rule = cut_rule_of(loaded, self._settings)
         steps.begin("cache")
-        kv_manager = self._kv_manager = make_kv_manager(engine, loaded, self._settings, cut_rule)
-        self._wire.remote_kv = make_remote_kv(kv_manager, self._port.post, self._settings)
-        self._requested_bits = make_requested_bits(engine, kv_manager)
-        forward = forward_of(loaded, cut_rule.grid)
+        settings, rank = self._settings, self._rank
+        kv_manager = make_kv_manager(engine, loaded, settings, cut_rule, rank)
+        self._kv_manager = kv_manager
+        self._wire.remote_kv = make_remote_kv(kv_manager, self._port.post, settings)
+        self._requested_bits = make_requested_bits(engine, kv_manager, settings.ranks)
+        forward = rank.forward(forward_of(loaded, cut_rule.grid))
         loaded = memory.fit(loaded, kv_manager.uncached.cold_bytes, forward)
         memory.share_out(kv_manager, loaded.facts.context_tokens, forward)
         guard = memory.guard(forward)
@@ -291,6 +300,7 @@ class Worker:
         def watch_memory() -> int:
             memory.measure()
             relief.step()
+            rank.tidy()
             return memory.use.bytes_used()
 
         loop = InferenceThread(self._inbox, scheduler, self._wire.send, sweep, expire, watch_memory)

@@ -20,7 +20,7 @@ from hearth.proxy.pool.worker_pool import WorkerPool
 from hearth.proxy.request.model_names import ServedModel
 from hearth.proxy.workers.death_suspects import DeathSuspects, error_of
 from hearth.proxy.workers.hang_detector import HangDetector
-from hearth.shared.errors import EXIT_CANNOT_START, EXIT_STUCK
+from hearth.shared.errors import EXIT_CANNOT_START, EXIT_RANK_LOST, EXIT_STUCK
 from hearth.shared.paths import PROJECT_DIR
 from hearth.shared.start_failure_file import reason_path, take_reason
 from hearth.shared.stop_signals import SAY_AFTER_S
@@ -280,8 +280,11 @@ class Supervisor:
         assert worker.link is not None
         was_ready = worker.link.heartbeat is not None and worker.link.heartbeat.state == "ready"
         how = _how(code) + (f": {worker.killed_for}" if worker.killed_for else "")
+        if code == EXIT_RANK_LOST:
+            how = take_reason(worker.socket_path) or how
         log.error("worker died id=%d how=%s requests=%d", worker.worker_id, how, worker.link.load)
-        suspects = self._suspect(worker, how) if code not in ON_PURPOSE else {}
+        is_proof = code != EXIT_RANK_LOST  # a cable may have been pulled
+        suspects = self._suspect(worker, how, is_proof=is_proof) if code not in ON_PURPOSE else {}
         self._tell_clients(worker, how, suspects)
         worker.link = None
         worker.restarts += 1
@@ -413,6 +416,8 @@ class Supervisor:
             reason_path(worker.socket_path).unlink(missing_ok=True)
             weights_path(worker.socket_path).unlink(missing_ok=True)
             record_path(worker.socket_path).unlink(missing_ok=True)
+        for path in self._directory.glob("ranks-*.sock"):
+            path.unlink(missing_ok=True)
 
 
 async def _ends(process: Process, wait_s: float) -> bool:

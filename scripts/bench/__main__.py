@@ -13,6 +13,7 @@
     python -m scripts.bench drafts [--sets NAME,...] [--states] [--others] [--out FILE]
     python -m scripts.bench trunk [--trunks 4096,16384] [--branches 8] [--bits 4] [--out FILE]
     python -m scripts.bench embeddings [--texts 1000] [--embedding DIR] [--rounds 5]
+    python -m scripts.bench ranks [--only families|talks|traces] [--sizes 2,3] [--out FILE]
     python -m scripts.bench peers [--quick] [--sides hearth,mlx_lm,...] [--peer NAME=URL]
 
 Each subcommand is a module of this directory with ABOUT, add_arguments(parser) and run(options).
@@ -34,6 +35,7 @@ from scripts.bench import (
     trunk,
     vision,
 )
+from scripts.bench.ranks import ranks
 from scripts.bench.real_sizes import sizes
 
 COMMANDS = {
@@ -50,6 +52,7 @@ COMMANDS = {
     "peers": peers,
     "trunk": trunk,
     "embeddings": embeddings,
+    "ranks": ranks,
 }
 
 

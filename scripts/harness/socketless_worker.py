@@ -24,7 +24,6 @@ from hearth.worker.engine.power_source import PowerSource
 from hearth.worker.engine.vision.image_encoding_and_positions import ImageEncoder
 from hearth.worker.kv.kv_manager import KVManager
 from hearth.worker.kv.kv_transfer import KeepRules
-from hearth.worker.kv.layer_adapters import LayerMap
 from hearth.worker.kv.null_kv_manager import NullKVManager
 from hearth.worker.prompt.prefill_cuts import CutRule, TurnMarks
 from hearth.worker.prompt.template_turn_tokens import turn_marks
@@ -33,6 +32,7 @@ from hearth.worker.schedule.answers.answer_drafts import AnswerDrafts, DraftPoli
 from hearth.worker.schedule.request_state import ClientLease, RecallDone, Request
 from hearth.worker.schedule.scheduler import Scheduler
 from hearth.worker.schedule.scheduler_config import SchedulerConfig
+from hearth.worker.setup.rank_setup import SingleRank
 from hearth.worker.setup.requested_bits_setup import make_requested_bits
 from hearth.worker.stream.detokenise import Vocabulary
 from hearth.worker.stream.output_processor import OutputProcessor
@@ -100,6 +100,7 @@ class Machine:
         disk_thread: DiskThread | None = None,
         **rules: Any,
     ) -> None:
+        rank: SingleRank = rules.pop("rank", SingleRank())
         rules = {"slots_max": 4, "is_exact": False} | rules
         running_max: int = rules.pop("running_max", rules["slots_max"])
         chunk = rules.pop("chunk", CHUNK)
@@ -124,12 +125,13 @@ class Machine:
             vision = ImageEncoder(
                 model.vision.model, model.model, int(rules.pop("features_mb", 64) * MB)
             )
-        self.engine = Engine(model, not rules["is_exact"], vision, packed)
+        engine: Engine | None = rules.pop("engine", None)
+        self.engine = engine or rank.engine(model, not rules["is_exact"], vision, packed)
         self._words = words
         self._number = 0
         self.answers: dict[str, Answer] = {}
         with mx.stream(generation_stream):
-            self.layers = LayerMap(self.engine.probe())
+            self.layers = rank.layer_map(self.engine.probe())
         if keeps:
             budget = Budget(int(budget_mb * MB))
             keep_rules = KeepRules(chunk=chunk, cut_label=self.rule.label, **rules)

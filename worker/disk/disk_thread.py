@@ -32,10 +32,17 @@ class DiskThread:
     counted, and the thread goes on.
     Records must be evaluated arrays that nobody writes: they leave this module unchanged.
     Invariant: at most `queue_bytes_max` wait to be written, READS_MAX reads and LATER_MAX jobs.
+    `on_put` is called on the I/O thread with each record that was put, or could not be.
     Any thread may call any method; none but `flush` and `close` blocks.
     """
 
-    def __init__(self, file_store: FileStore, queue_bytes_max: int = QUEUE_BYTES_MIN) -> None:
+    def __init__(
+        self,
+        file_store: FileStore,
+        queue_bytes_max: int = QUEUE_BYTES_MIN,
+        on_put: Callable[[Record, bool], None] = lambda record, is_kept: None,
+    ) -> None:
+        self._on_put = on_put
         self.counts: Counter[str] = Counter()
         self.file_store = file_store
         self.queue_bytes_max = queue_bytes_max
@@ -140,8 +147,13 @@ class DiskThread:
     @property
     def is_drained(self) -> bool:
         """Whether nothing that was taken waits to be written."""
+        return not self.queue_bytes
+
+    @property
+    def queue_bytes(self) -> int:
+        """How much waits to be written, with what is being written."""
         with self._changed:
-            return not self._queue_bytes
+            return self._queue_bytes
 
     def flush(self, seconds: float) -> bool:
         """Wait at most `seconds` until all that is queued is put; say whether it is."""
@@ -171,6 +183,9 @@ class DiskThread:
 
     # ------------------------------------------------------------ the I/O thread
 
+    def look_around(self) -> None:
+        """Do what is due by the clock: called between jobs, at least every REFRESH_S. Nothing."""
+
     def _run(self) -> None:
         self._guarded(self.file_store.sweep)
         while self._step():
@@ -197,6 +212,7 @@ class DiskThread:
             job = self._later.popleft() if is_alone else None
             is_busy = writing is not None and bool(self._writes)
             drops, self._drops = (set(), self._drops) if is_busy else (self._drops, set())
+        self._guarded(self.look_around)
         for name in discards:
             self._guarded(partial(self.file_store.remove, name))
         if clears:
@@ -240,6 +256,7 @@ class DiskThread:
                 self.counts["writes_lost"] += not is_kept
                 self._queue_bytes -= record.nbytes
                 self._changed.notify_all()
+            self._guarded(lambda: self._on_put(record, is_kept))
 
     def _guarded(self, act: Callable[[], object]) -> None:
         try:

@@ -67,9 +67,9 @@ class FileStore:
         self.counts: Counter[str] = Counter()
         self._directory = directory
         self._home = directory / root.hex()
-        self._root = root
-        self._rule = rule
-        self._bytes_max = bytes_max
+        self.root = root
+        self.rule = rule
+        self.bytes_max = bytes_max
         self._write_bytes_per_day = write_bytes_per_day
         self._now = now
         self._index = FileIndex()
@@ -138,7 +138,7 @@ class FileStore:
             "files": len(self._index),
             "bytes_used": self.bytes_used,
             "directory_bytes_used": shared.bytes_used,
-            "bytes_max": self._bytes_max,
+            "bytes_max": self.bytes_max,
             "bytes_written_today": written,
             "write_bytes_per_day": per_day,
             "write_bytes_left": max(0, per_day - written) if per_day else None,
@@ -156,7 +156,7 @@ class FileStore:
         """Return a record; None is a counted miss, and what is damaged is removed."""
         path = self._home / name.file_name
         try:
-            record = read(path, self._root, name, self._bytes_max)
+            record = read(path, self.root, name, self.bytes_max)
         except FileNotFoundError:
             self.counts["reads_gone"] += 1
             self._forget(name)
@@ -170,7 +170,7 @@ class FileStore:
             self.counts["reads_failed"] += 1
             self._warn("reads_failed", "%s can't be read: %s", path, error)
             return None
-        assert record.name == name and record.root == self._root, (record.name, name)
+        assert record.name == name and record.root == self.root, (record.name, name)
         self.counts["reads"] += 1
         self._touch(name)
         return record
@@ -193,7 +193,7 @@ class FileStore:
         for gone in self._listed.keys() - listing.keys():
             self._index.discard(self._listed.pop(gone))
         for file_name in listing.keys() - self._listed.keys():
-            name = parse(file_name, self._rule)
+            name = parse(file_name, self.rule)
             if name is not None:
                 self._list(name, listing[file_name])
         # A change within the clock's last tick looks like none.
@@ -246,7 +246,7 @@ class FileStore:
         `is_needed`: a live conversation goes on from it, so that the day's reserve is for it too.
         Lists no directory.
         """
-        assert record.root == self._root, (record.root, self._root)
+        assert record.root == self.root, (record.root, self.root)
         if 0 <= self._now() - self._paused_at < PAUSE_S:
             self.counts["writes_refused_paused"] += 1
             return False
@@ -254,14 +254,14 @@ class FileStore:
 
     def sweep(self) -> None:
         """Bring the directory, all roots, under its cap; remove what dead writers left."""
-        self._under_lock(lambda counters: self._sweep(counters, self._bytes_max))
+        self._under_lock(lambda counters: self._sweep(counters, self.bytes_max))
 
     def remove(self, name: FileName) -> None:
         """Remove a file that cannot be used. What the directory holds is counted anew."""
 
         def remove(counters: UsageCounters) -> bool:
             self._remove(name)
-            return self._sweep(counters, self._bytes_max)
+            return self._sweep(counters, self.bytes_max)
 
         self.counts["unusable_removed"] += 1
         self._under_lock(remove)
@@ -285,7 +285,7 @@ class FileStore:
             self.refresh()
             for name in list(self._listed.values()):
                 self._remove(name)
-            return self._sweep(counters, self._bytes_max)
+            return self._sweep(counters, self.bytes_max)
 
         self._under_lock(remove)
         self._found = self._index
@@ -297,7 +297,7 @@ class FileStore:
                     self.counts["ledgers_damaged"] += 1
                 self._counters_seen = counters
                 if counters.bytes_used is None:
-                    self._sweep(counters, self._bytes_max)
+                    self._sweep(counters, self.bytes_max)
                 return act(counters)
         except OSError as error:
             self._pause(error)
@@ -320,7 +320,7 @@ class FileStore:
             return True
         parts = encode(record)
         size = sum(map(len, parts))
-        if _counted_bytes(size) > self._bytes_max:
+        if _counted_bytes(size) > self.bytes_max:
             self.counts["writes_refused_size"] += 1
             return False
         counters.turn_to(self._day())
@@ -352,8 +352,8 @@ class FileStore:
         self, counters: UsageCounters, name: FileName, parts: list[memoryview], size: int
     ) -> None:
         """Count a file, then write it: a worker that dies between leaves the counters too high."""
-        if _bytes_used(counters) + _counted_bytes(size) > self._bytes_max:
-            self._sweep(counters, self._bytes_max - _counted_bytes(size))
+        if _bytes_used(counters) + _counted_bytes(size) > self.bytes_max:
+            self._sweep(counters, self.bytes_max - _counted_bytes(size))
         self._charge(counters, size, _counted_bytes(size))
         try:
             self._write_making_room(counters, name, parts, size)
@@ -403,7 +403,7 @@ class FileStore:
         files = list(self._stored())
         used = sum(file.nbytes for file in files)
         if used > goal:
-            goal = max(0, goal - int(self._bytes_max * SLACK))
+            goal = max(0, goal - int(self.bytes_max * SLACK))
             for file in files_to_evict(files, self._now()):
                 if used <= goal:
                     break
@@ -427,7 +427,7 @@ class FileStore:
             entries = list(os.scandir(home.path))
             is_read = home.path == str(self._home) or is_of_today(home.name)
             for entry in entries:
-                name = parse(entry.name, self._rule)
+                name = parse(entry.name, self.rule)
                 if name is not None:
                     status = entry.stat(follow_symlinks=False)
                     size, used_at = _counted_bytes(status.st_size), status.st_mtime

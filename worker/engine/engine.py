@@ -66,7 +66,12 @@ class Engine:
             batches = self.batches_packed(*packed)
         tree_forward = self._make_tree_forward() if trees and packed is None else None
         try_trunks = functools.partial(self._share_trunks, loaded)
-        self.decoder = Decoder(loaded.model, generation_stream, batches, tree_forward, try_trunks)
+        self.decoder = self._make_decoder(batches, tree_forward, try_trunks)
+
+    def _make_decoder(
+        self, batches: bool, tree_forward: TreeForward | None, try_trunks: Callable[[], bool]
+    ) -> Decoder:
+        return Decoder(self._model, generation_stream, batches, tree_forward, try_trunks)
 
     def stream(self) -> AbstractContextManager[Any]:
         """The stream that everything runs on: copies between streams wait for each other."""

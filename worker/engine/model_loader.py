@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import mlx.core as mx
 from mlx.utils import tree_flatten
@@ -74,12 +74,26 @@ class LoadedModel:
     adapters: LoraAdapters = LoraAdapters()
 
 
+class ModelPart(Protocol):
+    """Loads what this process has of a model that several compute together."""
+
+    def load(self, directory: Path, runs_code: bool) -> tuple[Any, Any, dict[str, Any]]:
+        """Return the language model's part, not read yet but admitted, tokenizer and config.
+
+        `runs_code`: the checkpoint's own code may run.
+        """
+
+    def note_dtype(self, dtype: ComputeDtype) -> None:
+        """Called once it is known what is computed in, before the weights are read."""
+
+
 def load_model(
     settings: Settings,
     begin: Callable[[str, int], None] = lambda _step, _nbytes: None,
     admit: Callable[[int], None] | None = None,
     is_float16_good: Callable[[WeightsIdentity], bool | None] = lambda _identity: None,
     identify: Callable[[Path], WeightsIdentity] = WeightsIdentity,
+    part: ModelPart | None = None,
 ) -> LoadedModel:
     """Load what MODEL_PATH names: the builtin model, a directory or a hub id.
 
@@ -87,7 +101,8 @@ def load_model(
     `admit` is called with the weights' bytes before they are read, and raises StartError where they
     do not fit; by default they have the machine to themselves.
     `is_float16_good` says of a checkpoint what `choose_dtype` is told. `identify` begins to tell
-    the weights of a directory from others, before they are read.
+    the weights of a directory from others, before they are read. `part` loads and admits a part
+    of a text model instead; its facts are those of the part.
 
     Raises:
         StartError: it cannot be loaded; one line says why.
@@ -100,25 +115,25 @@ def load_model(
         begin("files", 0)
         directory = present(source, runs_code)
         nbytes = weight_bytes(directory)
-        if admit is None:
+        if part is None and admit is None:
             refuse_heavy(nbytes, settings.model_path, memory_limit(settings))
-        else:
+        elif part is None:
+            assert admit is not None
             admit(nbytes)
         identity = identify(directory)
         begin("weights", nbytes)
-        vision = load_vision_model(directory) if sees_images(directory) else None
-        if vision is not None:
-            model = vision.language
-            tokenizer, config = _tokenizer_and_config(directory, runs_code)
-        else:
-            model, tokenizer, config = _load_text(directory, runs_code)
+        vision, (model, tokenizer, config) = _load(directory, runs_code, part)
         weights: Any = model if vision is None else vision.model
         is_slow = source == str(POCKET_DIR) and mx.default_device() == mx.cpu
         if is_slow and settings.dtype != "float16":
             model.set_dtype(mx.float32)  # MLX prefills bfloat16 4 to 5 times slower there
         begin("hashes", 0)
         identity.parts()
-        dtype = _set_dtype(model, vision, settings, is_float16_good(identity))
+        is_good = is_float16_good(identity)
+        dtype = choose_dtype(settings.dtype, dtype_of(model), device_architecture(), is_good)
+        if part is not None:
+            part.note_dtype(dtype)
+        _compute_in(dtype, model, vision)
         mx.eval(weights.parameters())
     except StartError:
         raise
@@ -147,14 +162,11 @@ def weights_of(loaded: LoadedModel) -> list[mx.array]:
     return found + loaded.adapters.arrays
 
 
-def _set_dtype(
-    model: Any, vision: VisionModel | None, settings: Settings, is_float16_good: bool | None
-) -> ComputeDtype:
-    """Have the language model compute in what DTYPE says, and return that.
+def _compute_in(dtype: ComputeDtype, model: Any, vision: VisionModel | None) -> None:
+    """Have the language model compute in `dtype`.
 
     A vision tower stays as it is: its activations are known to leave float16's range.
     """
-    dtype = choose_dtype(settings.dtype, dtype_of(model), device_architecture(), is_float16_good)
     if dtype.is_cast and vision is None:
         cast_to_float16(model, cast_rule(model))
     elif dtype.is_cast:
@@ -163,7 +175,6 @@ def _set_dtype(
         cast_to_float16(language.model, cast_rule(language.model, vision.model))
         language.input_dtype = mx.float16
     log.info("weights are computed in %s: %s", dtype.name, dtype.reason)
-    return dtype
 
 
 def may_run_code(settings: Settings, source: str) -> bool:
@@ -201,6 +212,18 @@ def _refuse_code(directory: Path, source: str, runs_code: bool, setting: str) ->
         )
 
 
+def _load(
+    directory: Path, runs_code: bool, part: ModelPart | None
+) -> tuple[VisionModel | None, tuple[Any, Any, dict[str, Any]]]:
+    """Return the model that sees, if it does; and language model, tokenizer and config."""
+    if part is not None:
+        return None, part.load(directory, runs_code)
+    if not sees_images(directory):
+        return None, _load_text(directory, runs_code)
+    vision = load_vision_model(directory)
+    return vision, (vision.language, *_tokenizer_and_config(directory, runs_code))
+
+
 def _load_text(directory: Path, runs_code: bool) -> tuple[Any, Any, dict[str, Any]]:
     """Return model, tokenizer and config as mlx-lm loads them.
 
@@ -224,6 +247,13 @@ def _load_text(directory: Path, runs_code: bool) -> tuple[Any, Any, dict[str, An
     return found
 
 
+def text_tokenizer(directory: Path, config: dict[str, Any], runs_code: bool) -> Any:
+    """Return the tokenizer of a language model that is loaded by itself."""
+    options = _tokenizer_options(directory if has_tower(directory) else None, runs_code)
+    ends = config.get("eos_token_id") or (config.get("text_config") or {}).get("eos_token_id")
+    return load_tokenizer(directory, options, eos_token_ids=ends)
+
+
 def _tokenizer_options(vision_directory: Path | None, runs_code: bool) -> dict[str, Any]:
     """Return what a tokenizer is loaded with; a vision model's template may be its processor's."""
     options: dict[str, Any] = {"trust_remote_code": runs_code}
@@ -234,9 +264,7 @@ def _tokenizer_options(vision_directory: Path | None, runs_code: bool) -> dict[s
 def _tokenizer_and_config(directory: Path, runs_code: bool) -> tuple[Any, dict[str, Any]]:
     """Return what mlx-lm's load gives beside a model."""
     config = load_config(directory)
-    options = _tokenizer_options(directory, runs_code)
-    ends = config.get("eos_token_id") or (config.get("text_config") or {}).get("eos_token_id")
-    return load_tokenizer(directory, options, eos_token_ids=ends), config
+    return text_tokenizer(directory, config, runs_code), config
 
 
 def _facts(

@@ -371,7 +371,7 @@ class KVTransfer:
             run = (number, start, end) if number is not None else None
             if extent.body is not None:
                 body = _as_rows(extent.body)
-                row_runs.append(tuple(rows.part(0, end - start) for rows in body.layers))
+                row_runs.append(self._layers.kept_rows(body, end - start))
         if run is not None:
             row_runs.append(self._slot_rows(*run))
         return row_runs
@@ -394,7 +394,7 @@ class KVTransfer:
         for extent in plan.path if window else ():
             if extent.end.position > back_to:
                 assert extent.window is not None, "the prefix search looked"
-                row_runs.append(_as_rows(extent.window).layers)
+                row_runs.append(self._layers.kept_rows(_as_rows(extent.window)))
         return row_runs
 
     def _put_windows_and_states(

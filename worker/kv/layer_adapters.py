@@ -137,7 +137,7 @@ class LayerMap:
 
     def slot_bytes(self, rows: int, form: QuantFormat | None) -> int:
         """Return what a live cache with room for `rows` tokens takes."""
-        return _rounded(rows) * self.row_cost(form)[0] + self.unwritten_bytes(rows)
+        return rounded(rows) * self.row_cost(form)[0] + self.unwritten_bytes(rows)
 
     def unwritten_bytes(self, rows: int) -> int:
         """Return what of that is allocated only as it is written: windows and states."""
@@ -157,6 +157,12 @@ class LayerMap:
     def rows(self, cache: list[Any], start: int, end: int) -> tuple[LayerRows, ...]:
         """Return views of the rows [start, end). Not to be kept: they pin the live buffer."""
         return tuple(rows_of(leaf).part(start, end) for leaf in _of_kind(cache, ROWS))
+
+    def kept_rows(self, kept: KVRows, tokens: int | None = None) -> tuple[LayerRows, ...]:
+        """Return views of the first `tokens` rows that are kept; of all, where that is None."""
+        if tokens is None:
+            return kept.layers
+        return tuple(rows.part(0, tokens) for rows in kept.layers)
 
     def copy_rows(
         self, cache: list[Any], start: int, end: int, form: PackedFormat | None
@@ -195,9 +201,9 @@ class LayerMap:
         room, wanted = UNBOUNDED, 0
         for shapes, leaf in zip(self._shapes, _of_kind(cache, ROWS), strict=True):
             if leaf.keys is None:
-                _presize(leaf, shapes, _rounded(rows))
+                _presize(leaf, shapes, rounded(rows))
                 mx.eval(rows_of(leaf).arrays)  # MLX counts it: what is admitted next sees it
-                room = min(room, _rounded(rows))
+                room = min(room, rounded(rows))
                 continue
             old = rows_of(leaf)
             capacity = old.arrays[0].shape[2]
@@ -219,9 +225,9 @@ class LayerMap:
 
     def _grown(self, capacity: int, rows: int, form: PackedFormat | None) -> int:
         """Return for how many tokens there is room once a buffer has grown to hold `rows`."""
-        roomy = _rounded(max(rows, int(capacity * GROWTH)))
+        roomy = rounded(max(rows, int(capacity * GROWTH)))
         more = (roomy - capacity) * self.row_cost(form)[0]
-        return roomy if self.has_room(more) else _rounded(rows)
+        return roomy if self.has_room(more) else rounded(rows)
 
     def quantise(self, cache: list[Any], form: QuantFormat) -> None:
         """Turn the layers' rows, and what will be written, into `form`, in place of the list."""
@@ -417,7 +423,8 @@ def _presize(leaf: Any, shapes: list[tuple[tuple[int, ...], mx.Dtype]], rows: in
     leaf.offset = 0
 
 
-def _rounded(rows: int) -> int:
+def rounded(rows: int) -> int:
+    """Return for how many tokens a new buffer has room that is to hold `rows`."""
     return -(-rows // STEP) * STEP
 
 

@@ -82,6 +82,11 @@ def arrays_of_state(state: LayerStates, bits: int = 32) -> tuple[Array, ...]:
     return tuple(found)
 
 
+def stored_bits(arrays: Iterable[Array]) -> int:
+    """Return in how many bits a snapshot's parts of 32 bits are in a record: 16 or 32."""
+    return 16 if any(array.name.endswith(f".{_WIDE}") for array in arrays) else 32
+
+
 def _halves(state: LayerStates) -> LayerStates | None:
     """Return a snapshot whose parts of 32 bits have 16; None where float16 has no such number.
 

@@ -9,7 +9,9 @@ import weakref
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
+
+import mlx.core as mx
 
 from hearth.worker.kv.quantise_kv import (
     KVRows,
@@ -44,6 +46,9 @@ class NamedStates(LayerStates):
     handle: Handle = field(kw_only=True)
 
 
+Named = TypeVar("Named", NamedCache, NamedRows, NamedStates)
+
+
 class NamedRun(tuple[LayerRows, ...]):
     """Views of rows, and where they are: [handle, start, end] of a live cache or of kept rows."""
 
@@ -66,19 +71,27 @@ class Telling:
         self.link = link
         self._numbers = itertools.count(EMPTY_HANDLE + 1)
         self._gone: deque[int] = deque()
+        self._told_at_look = self._told = 0  # operations
 
     def tell(self, name: str, *arguments: Value) -> None:
+        self._told += 1
         self.link.tell(name, *arguments, drops=self._drops())
 
     def ask(self, name: str, *arguments: Value) -> list[Any]:
         return self.link.ask(name, *arguments, drops=self._drops())
 
+    def is_quiet(self) -> bool:
+        """Whether something has gone, and nothing was told since this was asked before."""
+        is_quiet = bool(self._gone) and self._told == self._told_at_look
+        self._told_at_look = self._told
+        return is_quiet
+
     def new_handle(self) -> Handle:
         return Handle(next(self._numbers))
 
-    def cache(self, layers: Iterable[Any]) -> NamedCache:
-        """Return a live cache by a new number, which is to be told."""
-        return self._watched(NamedCache(layers, self.new_handle()))
+    def cache(self, layers: Iterable[Any], handle: Handle | None = None) -> NamedCache:
+        """Return a live cache by a new number, which is to be told, or by one that was."""
+        return self._watched(NamedCache(layers, handle or self.new_handle()))
 
     def rows(self, kept: KVRows) -> NamedRows:
         """Return kept rows by a new number, which is to be told."""
@@ -88,9 +101,13 @@ class Telling:
         """Return a snapshot by a new number, which is to be told."""
         return self._watched(NamedStates(kept.layers, handle=self.new_handle()))
 
-    def _watched[T: (NamedCache, NamedRows, NamedStates)](self, thing: T) -> T:
+    def _watched(self, thing: Named) -> Named:
         weakref.finalize(thing, self._gone.append, thing.handle).atexit = False
         return thing
+
+    def let_go(self, handle: Handle) -> None:
+        """Have the number dropped with the next operation. Any thread."""
+        self._gone.append(handle)
 
     def _drops(self) -> list[int]:
         return [self._gone.popleft() for _ in range(len(self._gone))]
@@ -105,10 +122,20 @@ def handle_of(thing: object) -> Handle:
 
 
 def told_format(form: PackedFormat | None) -> list[Value] | None:
-    """Return how rows are packed as it is told."""
+    """Return how rows are packed, as it is told."""
+    if form is None:
+        return None
     if isinstance(form, QuantFormat):
-        return [form.scheme, form.bits, form.group_size]
-    if isinstance(form, TurboFormat):
-        return [form.scheme, form.bits, str(form.dtype)]
-    assert form is None, form
-    return None
+        return [form.bits, form.group_size]
+    assert isinstance(form, TurboFormat), form
+    return [form.bits, str(form.dtype).rpartition(".")[2]]
+
+
+def format_from(told: list[Any] | None) -> PackedFormat | None:
+    """Return how rows are packed by what was told."""
+    if told is None:
+        return None
+    bits, size = told
+    if isinstance(size, str):
+        return TurboFormat(bits, getattr(mx, size))
+    return QuantFormat(bits, size)

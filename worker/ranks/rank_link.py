@@ -61,9 +61,15 @@ class LeaderLink(Protocol):
     """
 
     size: int  # ranks, this one counted
-    hosts: Sequence[str]  # of each rank, as a message to people names it
     on_event: OnEvent  # set it before the first operation that causes events
-    rooms: Mapping[int, RankRoom]  # of each follower that has said it
+
+    @property
+    def hosts(self) -> Sequence[str]:
+        """The machine of each rank, as a message to people names it."""
+
+    @property
+    def rooms(self) -> Mapping[int, RankRoom]:
+        """What followers have said of their memory; of no bytes before they looked."""
 
     def tell(self, name: str, *arguments: Value, drops: Sequence[int] = ()) -> None:
         """Have all followers do `name`, after what they were told before. Never waits."""
@@ -73,6 +79,12 @@ class LeaderLink(Protocol):
 
     def witness(self, *facts: Value) -> None:
         """Note what is about to be computed, or was; every follower must note the same next."""
+
+    def let_go(self) -> None:
+        """Take no rank for lost from now on: this process ends, and the others with it."""
+
+    def wait_for_failure(self) -> None:
+        """Give the link time to end the process, where a collective failed for a lost rank."""
 
 
 class FollowerLink(Protocol):

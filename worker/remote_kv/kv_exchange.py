@@ -4,9 +4,11 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from hearth.shared.kv_move_messages import Chunk, Fetch, Found, Seek
+from hearth.shared.settings_from_env import Settings
 from hearth.worker.cache.prefix_search import PrefixQuery
 from hearth.worker.kv.disk_tier import DiskTier
 from hearth.worker.kv.kv_manager import KVManager
+from hearth.worker.kv.null_kv_manager import NullKVManager
 from hearth.worker.remote_kv.held_prefixes import HeldPrefixes
 from hearth.worker.remote_kv.kv_receiver import Asker, KVReceiver, Move
 from hearth.worker.remote_kv.kv_sender import KVSender, Post
@@ -116,3 +118,15 @@ class KVExchange(NoRemoteKV):
             self._sender.hear(peer, message)
         else:
             self._receiver.hear(message)
+
+
+def make_remote_kv(
+    kv_manager: KVManager | NullKVManager, post: Post, settings: Settings
+) -> NoRemoteKV:
+    """Return what moves KV from and to workers elsewhere: files, where any are kept.
+
+    Of a model over several ranks each rank has its own part of them: none is moved.
+    """
+    if isinstance(kv_manager, NullKVManager) or kv_manager.disk is None or settings.ranks > 1:
+        return NoRemoteKV()
+    return KVExchange(kv_manager, kv_manager.disk, post)

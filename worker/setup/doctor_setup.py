@@ -104,7 +104,10 @@ class ModelDoctor:
         self._dtype = weights_dtype(loaded)
         self._file = findings_file(settings, loaded.identity)
         self._found = self._file.load() if self._file is not None else None
-        self._starts_itself = starts_itself and settings.doctor == "auto"
+        # Each forward of a check would have to be told to the other ranks.
+        self._why_off = f"RANKS is {settings.ranks}: see hearth ranks check"
+        self._is_off = settings.ranks > 1
+        self._starts_itself = starts_itself and settings.doctor == "auto" and not self._is_off
         self.settings = with_findings(settings, self._found, self._dtype)
         self._checks: IdleChecks | None = None
         for name, now, _ in self._auto_rows(self._found):
@@ -135,9 +138,10 @@ class ModelDoctor:
     def answer(self, what: str) -> dict[str, Any]:
         """Return the report; "check_again" has the checks run again."""
         assert self._checks is not None, "a worker that is ready has them"
-        if what == "check_again":
+        if what == "check_again" and not self._is_off:
             self._checks.ask_again()
-        return self.report(self._checks.report(), self._checks.found)
+        off = {"off": self._why_off} if self._is_off else {}
+        return self.report(self._checks.report() | off, self._checks.found)
 
     def check_now(
         self, rule: CutRule, memory: MemoryGuard, tell: Callable[[str], None]

@@ -41,6 +41,8 @@ def draft_policy(
     measured time decides anything.
     """
     mode = settings.speculate
+    if settings.ranks > 1:
+        return DraftPolicy(mode, reason=f"RANKS is {settings.ranks}: nothing is drafted over ranks")
     if is_exact:
         return DraftPolicy(mode, reason="exact mode: a draft may change an answer's last bits")
     if not can_rewind(engine.new_cache()):

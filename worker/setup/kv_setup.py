@@ -1,7 +1,6 @@
 """Makes the KV manager of a loaded model from the settings and the model's own caches."""
 
 import logging
-import shutil
 from collections.abc import Callable, Iterable
 from importlib.metadata import version
 from pathlib import Path
@@ -11,12 +10,10 @@ from mlx_lm.models.cache import ArraysCache
 from hearth.shared.errors import StartError
 from hearth.shared.optional_packages import VISION_REMEDY, has_vision
 from hearth.shared.settings_from_env import Settings
-from hearth.shared.zmq_transport import private_directory
 from hearth.worker.cache.block_hash import ROOT_SCHEMA, PrefixHash, schema_root
-from hearth.worker.cache.cache_budget import MB, Budget
-from hearth.worker.disk.backup_exclusion import exclude_from_backup
-from hearth.worker.disk.disk_thread import QUEUE_BYTES_MIN, DiskThread
-from hearth.worker.disk.file_store import FileStore
+from hearth.worker.cache.cache_budget import Budget
+from hearth.worker.disk.disk_thread import QUEUE_BYTES_MIN
+from hearth.worker.disk.open_file_store import open_file_store
 from hearth.worker.doctor.checked_machine import chip
 from hearth.worker.engine.decode.batch_split import read_cost
 from hearth.worker.engine.engine import Engine
@@ -31,22 +28,21 @@ from hearth.worker.kv.null_kv_manager import NullKVManager
 from hearth.worker.kv.quantise_kv import PackedFormat, QuantFormat
 from hearth.worker.kv.turboquant import WIDTH_MAX, WIDTH_STEP, TurboFormat
 from hearth.worker.prompt.prefill_cuts import CutRule
-from hearth.worker.remote_kv.kv_exchange import KVExchange, NoRemoteKV
-from hearth.worker.remote_kv.kv_sender import Post
 from hearth.worker.setup.concurrency import live_slots_max
+from hearth.worker.setup.rank_setup import SingleRank
 
 log = logging.getLogger(__name__)
 
-GB = 1024 * MB
-DISK_SHARE = 10  # kept KV takes 1 / 10 of its volume by default ...
-FREE_DISK_SHARE = 2  # ... 1 / 2 of what is free at most ...
-DISK_BYTES_MIN = 10 * GB  # ... and never less
 # What stands in a root's parts for the settings of storing, which files tell for themselves.
 ROOT_GROUP_SIZE, ROOT_STORE_BITS = 64, "0"
 
 
 def make_kv_manager(
-    engine: Engine, loaded: LoadedModel, settings: Settings, cut_rule: CutRule
+    engine: Engine,
+    loaded: LoadedModel,
+    settings: Settings,
+    cut_rule: CutRule,
+    rank: SingleRank | None = None,
 ) -> KVManager | NullKVManager:
     """Return a KVManager; a NullKVManager, with one warning, where the caches are unknown.
 
@@ -54,11 +50,12 @@ def make_kv_manager(
 
     Raises:
         StartError: KV_BITS or KV_QUANT_SCHEME asks for what upstream cannot do with this model's
-            caches, or KV_CACHE_DIR is another user's.
+            caches, KV_CACHE_DIR is another user's, or the ranks' layers do not fit together.
     """
+    rank = rank or SingleRank()
     running = _running_format(engine, settings)
     try:
-        layers = LayerMap(engine.probe())
+        layers = rank.layer_map(engine.probe())
     except UnknownCache as unknown:
         log.warning("no KV is reused: the model keeps %s, which cannot be restored", unknown)
         return NullKVManager(engine.new_cache)
@@ -91,7 +88,8 @@ def make_kv_manager(
     )
     root = cache_root(loaded, settings)
     queue_bytes = disk_queue_bytes(layers, cut_rule.chunk)
-    disk_thread = make_disk_thread(root, settings, cut_rule.label, queue_bytes)
+    file_store = open_file_store(root, settings, cut_rule.label, rank.ranks_here)
+    disk_thread = rank.disk_thread(file_store, queue_bytes) if file_store is not None else None
     return KVManager(root, layers, engine.new_cache, Budget(0), rules, disk_thread)
 
 
@@ -100,44 +98,6 @@ def disk_queue_bytes(layers: LayerMap, chunk: int) -> int:
     window = layers.window_bytes(min(chunk, layers.layout.window))
     largest = max(chunk * layers.row_bytes, layers.state_bytes, window)
     return max(QUEUE_BYTES_MIN, 2 * largest)
-
-
-def make_disk_thread(
-    root: PrefixHash, settings: Settings, cut_label: str, queue_bytes: int
-) -> DiskThread | None:
-    """Return the thread that writes KV to disk and reads it back; None where nothing is written.
-
-    Raises:
-        StartError: the directory is another user's, who could put anything there.
-    """
-    if settings.max_kv_size_gb == 0:
-        return None
-    if settings.kv_cache_dir.exists():  # else the file store makes it, where the disk lets it
-        private_directory(settings.kv_cache_dir.resolve(), "KV_CACHE_DIR")
-    exclude_from_backup(settings.kv_cache_dir)
-    file_store = FileStore(
-        settings.kv_cache_dir,
-        root,
-        disk_bytes_max(settings),
-        settings.kv_disk_write_gb_per_day * GB,
-        rule=cut_label,
-    )
-    return DiskThread(file_store, queue_bytes)
-
-
-def disk_bytes_max(settings: Settings) -> int:
-    """Return how many bytes kept KV may take on disk: as set, or by the size of the volume.
-
-    A conversation of 60,000 tokens takes 4 GB on a model of 27 billion parameters.
-    """
-    if settings.max_kv_size_gb is not None:
-        return settings.max_kv_size_gb * GB
-    directory = settings.kv_cache_dir.resolve()
-    while not directory.exists():
-        directory = directory.parent
-    volume = shutil.disk_usage(directory)
-    nbytes = min(volume.total // DISK_SHARE, volume.free // FREE_DISK_SHARE)
-    return max(DISK_BYTES_MIN, nbytes)
 
 
 def is_exact(loaded: LoadedModel, settings: Settings) -> bool:
@@ -156,7 +116,8 @@ def cache_root(loaded: LoadedModel, settings: Settings) -> PrefixHash:
     """Return the hash of the empty prefix: of all that decides what KV some tokens give.
 
     How KV is packed for storing is not part of it, nor where a prefill is cut, which changes the
-    last bits only: each file names its own format and its cut rule.
+    last bits only: each file names its own format and its cut rule. How many ranks compute the
+    model decides the last bits, too, and what of it each rank has.
     Rope, quantisation and the like stand in config.json, which the identity has whole; the dtype
     that is computed in and the device decide the last bits.
     """
@@ -170,6 +131,7 @@ def cache_root(loaded: LoadedModel, settings: Settings) -> PrefixHash:
         *(version("mlx"), version("mlx-lm")),
         *([version("mlx-vlm")] if loaded.vision is not None else []),
         f"dtype {loaded.dtype.name}",
+        *([f"{settings.ranks} ranks, {settings.rank_split}"] if settings.ranks > 1 else []),
     ]
     return schema_root(parts)
 
@@ -191,18 +153,6 @@ def portable_root(loaded: LoadedModel, settings: Settings) -> PrefixHash:
     return schema_root(parts)
 
 
-def make_remote_kv(
-    kv_manager: KVManager | NullKVManager, post: Post, settings: Settings
-) -> NoRemoteKV:
-    """Return what moves KV from and to workers elsewhere: files, where any are kept.
-
-    Of a model over several ranks each rank has its own part of them: none is moved.
-    """
-    if isinstance(kv_manager, NullKVManager) or kv_manager.disk is None or settings.ranks > 1:
-        return NoRemoteKV()
-    return KVExchange(kv_manager, kv_manager.disk, post)
-
-
 def identify(
     settings: Settings,
     is_over: Callable[[], bool],
@@ -211,11 +161,13 @@ def identify(
 ) -> WeightsIdentity:
     """Begin to tell the weights in `directory` from others; what was found out is remembered.
 
-    Where nothing is written to disk no KV outlives this process, and no file is hashed.
+    Where nothing is written to disk no KV outlives this process, and no file is hashed; but ranks
+    compare what they have.
     """
     is_kept = settings.max_kv_size_gb != 0
     memory = HashMemory(settings.kv_cache_dir) if is_kept else None
-    return WeightsIdentity(directory, memory, is_kept, is_over, patterns)
+    is_hashed = is_kept or settings.ranks > 1
+    return WeightsIdentity(directory, memory, is_hashed, is_over, patterns)
 
 
 def _store_format(

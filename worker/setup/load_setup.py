@@ -12,12 +12,17 @@ from hearth.worker.setup.doctor_setup import is_float16_good
 from hearth.worker.setup.draft_model_setup import DraftModelSetup
 from hearth.worker.setup.kv_setup import identify
 from hearth.worker.setup.memory_setup import WorkerMemory
+from hearth.worker.setup.rank_setup import SingleRank
 from hearth.worker.setup.vision_setup import VisionParts, make_vision
 from hearth.worker.stream.model_output_format import OutputFormat
 
 
 def load_all(
-    settings: Settings, steps: StartSteps, memory: WorkerMemory, is_over: Callable[[], bool]
+    settings: Settings,
+    steps: StartSteps,
+    memory: WorkerMemory,
+    is_over: Callable[[], bool],
+    rank: SingleRank,
 ) -> tuple[LoadedModel, VisionParts | None]:
     """Load the weights, what drafts, the adapters, and what encodes images. Inference thread.
 
@@ -30,7 +35,9 @@ def load_all(
     name = functools.partial(identify, settings, is_over)
     adapters = LoraLoader(settings, memory.admit)
     drafts = DraftModelSetup(settings, adapters.admit)
-    loaded = drafts.load(load_model(settings, steps.begin, drafts.admit, is_good, name))
+    part = rank.part(drafts.admit)
+    loaded = load_model(settings, steps.begin, drafts.admit, is_good, name, part)
+    loaded = drafts.load(rank.joined(loaded))
     steps.begin("adapters")
     loaded = adapters.load(loaded, name)
     steps.begin("images")

@@ -23,6 +23,7 @@ from hearth.worker.schedule.memory_guard import MemoryGuard
 from hearth.worker.schedule.pressure_relief import PressureRelief
 from hearth.worker.setup.encoder_memory import encoders_bytes
 from hearth.worker.setup.kv_room import KVRoom, divide_room
+from hearth.worker.setup.rank_setup import UNLIMITED, SingleRank
 
 MEASURE_S: Final = 0.5  # between two looks at the process and at the other workers
 CONTEXT_TOKENS_MIN: Final = 256
@@ -34,10 +35,13 @@ log = logging.getLogger(__name__)
 class WorkerMemory:
     """Knows what this worker may take and what it takes. Owner: the inference thread."""
 
-    def __init__(self, settings: Settings, endpoint: str) -> None:
+    def __init__(self, settings: Settings, endpoint: str, rank: SingleRank | None = None) -> None:
         self._settings = settings
+        self._rank = rank or SingleRank()
+        self._rank_limit = UNLIMITED  # as of the last look
         self.encoders_bytes = encoders_bytes(settings)
         total = max(0, mlx_memory.memory_limit(settings) - self.encoders_bytes)
+        total //= self._rank.ranks_here
         if self.encoders_bytes:
             log.info(
                 "%.1f GB are left free for EMBEDDING_MODEL and RERANK_MODEL, %.1f GB are the "
@@ -86,6 +90,7 @@ class WorkerMemory:
             StartError: hardly anything fits.
         """
         facts, limit = loaded.facts, self.share.expected_limit
+        limit = min(limit, self._rank.limit(self.use.bytes_used()))
         room = limit - self.use.bytes_used() - working_bytes(limit)
         factor = 1 + self.use.overhead
         tokens = fitting_tokens(
@@ -111,7 +116,7 @@ class WorkerMemory:
     def guard(self, forward: ForwardMemory) -> MemoryGuard:
         """Return what admits requests within the limit."""
         return MemoryGuard(
-            lambda: self.share.limit,
+            lambda: min(self.share.limit, self._rank_limit),
             lambda: self.use.bytes_used(),
             forward.bytes_at,
             lambda: self.use.overhead,
@@ -130,9 +135,10 @@ class WorkerMemory:
         model_bytes, overhead = self.use.bytes_used(), self.use.overhead
         slot_bytes = kv_manager.uncached.cold_bytes(context_tokens)
         forward_bytes = forward.bytes_at(context_tokens)
+        rank_limit = self._rank.limit(model_bytes)
 
         def share_out() -> None:
-            limit = self.share.limit
+            limit = min(self.share.limit, rank_limit)
             room = divide_room(limit, model_bytes, slot_bytes, forward_bytes, overhead)
             kv_manager.share_out(self._kept_bytes(room), room.idle_bytes)
 
@@ -159,6 +165,7 @@ class WorkerMemory:
             return
         self._measured_at = now
         self.use.measure()
+        self._rank_limit = self._rank.limit(self.use.bytes_used())
         before = self.share.limit
         self.share.refresh()
         if self.share.limit != before:

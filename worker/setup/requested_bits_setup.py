@@ -10,10 +10,14 @@ from hearth.worker.kv.quantise_kv import QuantFormat
 from hearth.worker.schedule.requested_bits import RequestedBits
 
 
-def make_requested_bits(engine: Engine, kv_manager: KVManager | NullKVManager) -> RequestedBits:
-    """Return what says in which bits a request may have its KV."""
+def make_requested_bits(
+    engine: Engine, kv_manager: KVManager | NullKVManager, ranks: int = 1
+) -> RequestedBits:
+    """Return what says in which bits a request may have its KV; over several ranks, none."""
     if isinstance(kv_manager, NullKVManager):
         return RequestedBits(never="its caches are of a kind that is not known here")
+    if ranks > 1:
+        return RequestedBits(kv_manager.rules, never=f"RANKS is {ranks} (docs/ranks.md)")
     rules = kv_manager.rules
     never = "only exact KV is reused, and none is packed, before CACHE_EXACT=false is set"
     why_not = functools.partial(_why_not_held, engine, kv_manager)

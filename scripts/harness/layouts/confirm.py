@@ -13,11 +13,11 @@ from unittest import mock
 
 import mlx.core as mx
 
+from hearth.worker.disk import open_file_store
 from hearth.worker.engine.decode.decoder import Decoder, SampledToken, Sequence as DecodingSequence
 from hearth.worker.engine.decode.sampler import TokenChoice
 from hearth.worker.engine.engine import Engine
 from hearth.worker.kv.layer_adapters import LayerMap
-from hearth.worker.setup import kv_setup
 from scripts.harness.layouts.counted_disk import Disk
 from scripts.harness.layouts.counted_engine import CountedEngine, Forward, Speed
 from scripts.harness.layouts.counted_server import MACS, SHARED_MEMORY
@@ -163,7 +163,7 @@ def scaled(layout: ModelLayout, real: ModelLayout) -> Iterator[Mapping[str, str]
     """Scale the budgets of RAM and disk to the small layout; yield the settings that say so."""
     scale = real.layers.row_bytes // layout.layers.row_bytes
     megabytes = max(1, CACHE_MB // scale)
-    with mock.patch.object(kv_setup, "GB", 1024**3 // scale):
+    with mock.patch.object(open_file_store, "GB", 1024**3 // scale):
         yield {"CACHE_RAM_BUDGET_MB": str(megabytes)}
 
 

@@ -15,7 +15,7 @@ from hearth.worker.kv.layer_adapters import (
     STATES,
     LayerMap,
     _of_kind,
-    _rounded,
+    rounded,
 )
 from hearth.worker.kv.quantise_kv import (
     KVRows,
@@ -91,7 +91,7 @@ class CountedLayerMap(LayerMap):
     def reserve(self, cache: list[Any], rows: int) -> int:
         live = cache[0]
         if not live.capacity:
-            live.capacity = _rounded(rows)
+            live.capacity = rounded(rows)
         elif live.capacity < rows:
             live.capacity = self._grown(live.capacity, rows, None)
         return int(live.capacity)

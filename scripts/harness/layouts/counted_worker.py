@@ -14,7 +14,7 @@ from unittest import mock
 from hearth.shared.settings_from_env import Settings, load_settings
 from hearth.shared.wire_messages import Failed, Finished, ModelFacts, Sampling, Up, Usage
 from hearth.worker.cache.block_hash import Tokens, pack
-from hearth.worker.disk import file_store
+from hearth.worker.disk import file_store, open_file_store
 from hearth.worker.engine import prefill_lengths as lengths_module
 from hearth.worker.engine.footprint import MemoryUse
 from hearth.worker.engine.forward_memory import forward_memory
@@ -29,7 +29,7 @@ from hearth.worker.schedule.memory_guard import MemoryGuard
 from hearth.worker.schedule.request_state import ClientLease, Request
 from hearth.worker.schedule.scheduler import Scheduler
 from hearth.worker.schedule.scheduler_config import SchedulerConfig
-from hearth.worker.setup import cut_rule_setup, kv_setup
+from hearth.worker.setup import cut_rule_setup, kv_setup, rank_setup
 from hearth.worker.setup.concurrency import running_max
 from hearth.worker.setup.memory_setup import WorkerMemory, relief_of
 from hearth.worker.stream.output_processor import OutputProcessor
@@ -366,7 +366,7 @@ def loaded_layout(layout: ModelLayout, settings: Settings) -> LoadedModel:
 def settings_of(directory: Path, more: Mapping[str, str]) -> Settings:
     """Return the default settings of a server whose files are in `directory`."""
     environ = {"MODEL_PATH": "counted", "KV_CACHE_DIR": str(directory / "kv")}
-    environ["MAX_KV_SIZE_GB"] = str(DISK_GB // kv_setup.DISK_SHARE)
+    environ["MAX_KV_SIZE_GB"] = str(DISK_GB // open_file_store.DISK_SHARE)
     return load_settings(environ | {"LOG_ROOT": str(directory / "logs")} | dict(more), None)
 
 
@@ -391,8 +391,8 @@ def counted(
         return made
 
     replaced: list[tuple[Any, str, Any]] = [
-        (kv_setup, "FileStore", store),
-        (kv_setup, "DiskThread", thread),
+        (open_file_store, "FileStore", store),
+        (rank_setup, "DiskThread", thread),
         (kv_setup, "cache_root", lambda *_, **__: ROOT),
         (lengths_module, "backend", lambda: "metal"),
         (cut_rule_setup, "backend", lambda: "metal"),
@@ -400,7 +400,7 @@ def counted(
     ]
     if not has_arrays:
         replaced += [
-            (kv_setup, "LayerMap", CountedLayerMap),
+            (rank_setup, "LayerMap", CountedLayerMap),
             (file_store, "encode", counted_disk.encode),
             (file_store, "read", counted_disk.reader(disk)),
             (serialise_kv, "_array", counted_disk.array_of),

@@ -54,6 +54,12 @@ class LeaderInMemory:
         self.comparison.note_own(pack(facts))
         self.check()
 
+    def let_go(self) -> None:
+        """Do nothing: threads of this process are not lost."""
+
+    def wait_for_failure(self) -> None:
+        """Do nothing: what failed is raised."""
+
     def check(self) -> None:
         """Compare what was witnessed by now. Raises: RankMismatch."""
         for follower in self.followers:

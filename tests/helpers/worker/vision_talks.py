@@ -6,7 +6,7 @@ from hearth.worker.cache.block_hash import pack
 from hearth.worker.cache.image_keys import image_borders
 from scripts.harness.socketless_worker import Answer
 from scripts.harness.vision_worker import SIZES, shown
-from tests.helpers.worker.warm_talks import Talk
+from scripts.harness.warm.warm_talks import Talk
 
 
 class LookingTalk(Talk):

@@ -15,9 +15,9 @@ from hearth.worker.cache.pinned_prompts import Pin, Pins
 from hearth.worker.cache.prefix_search import PrefixSearch
 from scripts.harness.socketless_worker import CHUNK, Machine, machine
 from scripts.harness.store_builders import Part, ask, path_to, prefix_of, rows
+from scripts.harness.warm.warm_talks import slow
 from tests.helpers.worker.extent_store_machine import LAYOUTS, PICKS, Caching
 from tests.helpers.worker.kv_prompts import KINDS, follow, prompt
-from tests.helpers.worker.warm_talks import slow
 
 IDS = st.sampled_from(["a", "b", "c"])
 KEYS = st.sampled_from(["mine", "theirs"])

@@ -21,7 +21,7 @@ from hearth.worker.engine.memory_pressure import Pressure
 from hearth.worker.schedule.memory_guard import MemoryGuard
 from hearth.worker.schedule.pressure_relief import WAIT_S_MAX, PressureRelief
 from scripts.harness.socketless_worker import Answer, Machine, machine
-from tests.helpers.worker.warm_talks import slow
+from scripts.harness.warm.warm_talks import slow
 
 MORE = 1.15  # what the process takes of what MLX counts
 LIMIT_TOKENS = 1_500  # of a slot that would fill the limit

@@ -17,9 +17,9 @@ from hearth.worker.kv.kv_transfer import IdleMode
 from hearth.worker.schedule.answers.answer_drafts import DraftPolicy
 from scripts.harness.lora_files import ADAPTERS, adapted, adapted_machine, upstream_adapted
 from scripts.harness.socketless_worker import Answer, Machine, marks, vocabulary
+from scripts.harness.warm.warm_talks import OPERATIONS, TOKENS_MAX, Talk, play, same_tokens, slow
 from tests.helpers.models.oracle_drafts import OracleDrafts
 from tests.helpers.worker.kv_prompts import follow, prompt
-from tests.helpers.worker.warm_talks import OPERATIONS, TOKENS_MAX, Talk, play, same_tokens, slow
 
 KINDS = ("qwen3", "qwen3_5", "gpt_oss", "gemma3_text", "falcon_h1", "qwen3_moe")
 

@@ -14,8 +14,8 @@ from hearth.worker.engine.model_loader import LoadedModel
 from scripts.harness.lora_files import MLX_LM_WEIGHTS, with_adapters, write_adapter
 from scripts.harness.socketless_worker import loaded
 from scripts.harness.vision_worker import LookingMachine
+from scripts.harness.warm.warm_talks import TOKENS_MAX
 from tests.helpers.worker.vision_talks import LookingTalk
-from tests.helpers.worker.warm_talks import TOKENS_MAX
 
 NAMES = ("qwen3_vl", "gemma3")
 

@@ -16,9 +16,9 @@ from hearth.worker.engine.decode import lone_sequence, verify
 from hearth.worker.kv import rewind
 from hearth.worker.schedule.answers.answer_drafts import DraftPolicy
 from scripts.harness.socketless_worker import Answer, Machine, machine
+from scripts.harness.warm.warm_talks import KINDS, TOKENS_MAX, Talk, slow
 from tests.helpers.models.oracle_drafts import OracleDrafts
 from tests.helpers.worker.disk_workers import Workers
-from tests.helpers.worker.warm_talks import KINDS, TOKENS_MAX, Talk, slow
 
 ROUND_FILES = {str(module.__file__) for module in (lone_sequence, verify, rewind)}
 LIES = st.sampled_from([0.0, 0.3, 1.0])

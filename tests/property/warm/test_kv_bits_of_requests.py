@@ -18,9 +18,9 @@ from hearth.worker.kv.kv_transfer import IdleMode
 from hearth.worker.kv.quantise_kv import QuantFormat
 from hearth.worker.schedule.answers.answer_drafts import DraftPolicy
 from scripts.harness.socketless_worker import Answer, Machine, loaded, machine, marks, vocabulary
+from scripts.harness.warm.warm_talks import OPERATIONS, TOKENS_MAX, Talk, play, same_tokens, slow
 from tests.helpers.models.oracle_drafts import OracleDrafts
 from tests.helpers.worker.kv_prompts import follow, prompt
-from tests.helpers.worker.warm_talks import OPERATIONS, TOKENS_MAX, Talk, play, same_tokens, slow
 
 BITS = (None, *KV_BITS)
 

@@ -14,8 +14,8 @@ from hypothesis import given, strategies as st
 from hearth.shared.wire_messages import Failed, Finished, Up
 from hearth.worker.schedule.memory_guard import MemoryGuard
 from scripts.harness.socketless_worker import Answer, Machine, machine
+from scripts.harness.warm.warm_talks import KINDS, TOKENS_MAX, Talk, slow
 from tests.helpers.worker.disk_workers import Workers
-from tests.helpers.worker.warm_talks import KINDS, TOKENS_MAX, Talk, slow
 
 EVENTS = ["ask"] * 6 + ["terminate", "kill", "clear", "cancel", "apart", "idle", "lose", "forget"]
 LIVES = st.lists(st.tuples(st.sampled_from(EVENTS), st.integers(0, 10**6)), min_size=6, max_size=14)

@@ -9,9 +9,9 @@ from hypothesis import given, strategies as st
 
 from scripts.fixtures.fixture_cache import VISION_NAMES
 from scripts.harness.vision_worker import SIZES, LookingMachine, shown, swapped
+from scripts.harness.warm.warm_talks import OPERATIONS, TOKENS_MAX, play, slow
 from tests.helpers.worker.disk_workers import Workers
 from tests.helpers.worker.vision_talks import LookingTalk
-from tests.helpers.worker.warm_talks import OPERATIONS, TOKENS_MAX, play, slow
 
 
 @pytest.fixture(scope="module", params=VISION_NAMES)

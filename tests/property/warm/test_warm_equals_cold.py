@@ -16,8 +16,8 @@ from hearth.worker.kv.quantise_kv import QuantFormat
 from hearth.worker.schedule.answers.answer_drafts import DraftPolicy
 from scripts.fixtures.fixture_cache import TEXT_NAMES
 from scripts.harness.socketless_worker import machine
+from scripts.harness.warm.warm_talks import KINDS, OPERATIONS, Talk, play, slow
 from tests.helpers.models.oracle_drafts import OracleDrafts
-from tests.helpers.worker.warm_talks import KINDS, OPERATIONS, Talk, play, slow
 
 MODES = st.sampled_from([IdleMode.AUTO, IdleMode.ALWAYS])
 

@@ -253,9 +253,12 @@ class Decoder:
         def without(left: DecodingRow) -> int:
             return self._bytes_together([row for row in found if row is not left], trunks)
 
-        while len(found) > 1 and not self.has_room(self._bytes_together(found, trunks)):
+        while len(found) > 1 and not self._finds_room(self._bytes_together(found, trunks)):
             found.remove(min(found, key=without))
         return {row.key for row in found} if len(found) > 1 else set()
+
+    def _finds_room(self, nbytes: int) -> bool:
+        return self.has_room(nbytes)
 
     def _bytes_together(self, rows: list[DecodingRow], trunks: Mapping[str, Trunk]) -> int:
         """Return what is held more once these share a batch: beside that, a row is moved."""

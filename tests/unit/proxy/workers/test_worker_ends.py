@@ -8,6 +8,7 @@ import signal
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,8 @@ from hearth.proxy.pool.worker_pool import WorkerPool
 from hearth.proxy.request.model_names import ServedModel
 from hearth.proxy.workers import supervisor as module
 from hearth.proxy.workers.supervisor import RestartRules, Supervisor
-from hearth.shared.errors import EXIT_STUCK
+from hearth.shared.errors import EXIT_RANK_LOST, EXIT_STUCK
+from hearth.shared.start_failure_file import leave_reason
 from tests.helpers.proxy.fake_worker_pool import COMMAND, run, stop, worker_environment
 
 pytestmark = pytest.mark.process
@@ -137,3 +139,34 @@ def test_one_that_gave_its_chunk_up_is_counted_as_killed(
 
     run(body)
     assert "worker killed id=0: its chunk did not end (waited 15 s for its chunk" in caplog.text
+
+
+def test_a_worker_that_lost_a_rank_says_which_to_its_clients(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    told: list[str] = []
+
+    async def body() -> None:
+        environ = {"FAKE_WORKER_END_CODE": str(EXIT_RANK_LOST)}
+        async with running(directory, RestartRules(), environ) as supervisor:
+            (worker,) = supervisor.workers
+            disconnect = WorkerPool.disconnect
+
+            def note(pool: WorkerPool, worker_id: int, text: str, **errors: Any) -> None:
+                told.append(text)
+                disconnect(pool, worker_id, text, **errors)
+
+            monkeypatch.setattr(WorkerPool, "disconnect", note)
+            leave_reason(worker.endpoint, "rank 1 of 2 (192.168.2.2) is gone")
+            (directory / "ranks-0.sock").touch()
+            worker.kill(signal.SIGTERM)
+            async with asyncio.timeout(10):
+                while not worker.restarts:
+                    await asyncio.sleep(0.01)
+
+    run(body)
+    assert told[0] == (
+        "The worker that held this request died (rank 1 of 2 (192.168.2.2) is gone) and is being "
+        "restarted; send the request again."
+    )
+    assert not list(directory.glob("*.sock")), "the sockets of ranks go with the others"

@@ -9,10 +9,10 @@ import pytest
 
 from hearth.shared.errors import StartError
 from hearth.shared.settings_from_env import load_settings
+from hearth.worker.disk import open_file_store as module
 from hearth.worker.disk.disk_thread import DiskThread
 from hearth.worker.disk.file_store import FileStore
-from hearth.worker.setup import kv_setup
-from hearth.worker.setup.kv_setup import make_disk_thread
+from hearth.worker.disk.open_file_store import open_file_store
 from tests.helpers.records.disk_records import ROOT, record
 
 
@@ -25,11 +25,9 @@ def umask_000() -> Iterator[None]:
 
 def open_and_close(directory: Path) -> None:
     """Open `directory` as a worker does that starts, and close it."""
-    disk_thread = make_disk_thread(
-        ROOT, load_settings({"KV_CACHE_DIR": str(directory)}, None), "", 1 << 28
-    )
-    assert isinstance(disk_thread, DiskThread)
-    disk_thread.close()
+    file_store = open_file_store(ROOT, load_settings({"KV_CACHE_DIR": str(directory)}, None), "")
+    assert file_store is not None
+    DiskThread(file_store).close()
 
 
 def mode(path: Path) -> int:
@@ -49,10 +47,10 @@ def test_a_worker_that_starts_has_its_directory_left_out_of_backups(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     excluded: list[Path] = []
-    monkeypatch.setattr(kv_setup, "exclude_from_backup", excluded.append)
+    monkeypatch.setattr(module, "exclude_from_backup", excluded.append)
     open_and_close(tmp_path / "kv")
     assert excluded == [tmp_path / "kv"]
-    make_disk_thread(ROOT, load_settings({"MAX_KV_SIZE_GB": "0"}, None), "", 1 << 28)
+    assert open_file_store(ROOT, load_settings({"MAX_KV_SIZE_GB": "0"}, None), "") is None
     assert len(excluded) == 1, "nothing is written, so that nothing is made"
 
 

@@ -4,7 +4,7 @@ import threading
 from typing import Any
 
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import given, settings, strategies as st
 
 from hearth.shared.errors import WireError
 from hearth.worker.ranks.rank_link import OperationFrames, RankMismatch
@@ -16,6 +16,7 @@ VALUES = st.recursive(PLAIN, lambda inner: st.lists(inner, max_size=3), max_leav
 TOLD = st.tuples(WORDS, st.lists(VALUES, max_size=4), st.lists(st.integers(0, 2**60), max_size=3))
 
 
+@settings(max_examples=40)
 @given(st.lists(TOLD, min_size=1, max_size=8))
 def test_operations_arrive_as_they_were_told(told: list[tuple[str, list[Any], list[int]]]) -> None:
     leader, followers = ranks_in_memory(3)

@@ -8,7 +8,8 @@ import pytest
 
 from hearth.shared.errors import StartError
 from hearth.shared.settings_from_env import load_settings
-from hearth.worker.setup.kv_setup import GB, disk_bytes_max
+from hearth.worker.disk.open_file_store import GB, disk_bytes_max, open_file_store
+from tests.helpers.records.disk_records import ROOT
 
 DISKS = [
     # GB of the volume, GB of it that are free, GB that kept KV may take
@@ -47,3 +48,12 @@ def test_a_number_that_is_set_is_what_it_takes(gigabytes: int) -> None:
 def test_what_is_neither_a_number_nor_auto_is_told_with_what_may_be() -> None:
     with pytest.raises(StartError, match="auto, or a whole number from 0 to 10,000"):
         load_settings({"MAX_KV_SIZE_GB": "-1"}, None)
+
+
+def test_ranks_of_one_machine_have_a_part_each_of_what_is_allowed_there(tmp_path: Path) -> None:
+    environ = {"KV_CACHE_DIR": str(tmp_path), "MAX_KV_SIZE_GB": "12"}
+    settings = load_settings(environ | {"KV_DISK_WRITE_GB_PER_DAY": "6"}, None)
+    store = open_file_store(ROOT, settings, "", ranks_here=3)
+    assert store is not None
+    report = store.report()
+    assert (report["bytes_max"], report["write_bytes_per_day"]) == (4 * GB, 2 * GB)

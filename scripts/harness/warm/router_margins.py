@@ -2,14 +2,13 @@
 
 import functools
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 from mlx_lm import load
-
-from scripts.fixtures.fixture_cache import fixture_dir
 
 
 class Watched(nn.Module):
@@ -34,9 +33,9 @@ class Watched(nn.Module):
 
 
 @functools.cache
-def watched_model(name: str) -> tuple[Any, list[float]]:
-    """Return the fixture with its routers watched, and the list that they write to."""
-    model: Any = load(str(fixture_dir(name)))[0]
+def watched_model(directory: Path) -> tuple[Any, list[float]]:
+    """Return the model with its routers watched, and the list that they write to."""
+    model: Any = load(str(directory))[0]
     margins: list[float] = []
     for _, module in model.named_modules():
         chosen = getattr(module, "num_experts_per_tok", None) or getattr(module, "top_k", None)
@@ -48,9 +47,9 @@ def watched_model(name: str) -> tuple[Any, list[float]]:
     return model, margins
 
 
-def narrowest_margin(name: str, ids: Sequence[int]) -> float:
+def narrowest_margin(directory: Path, ids: Sequence[int]) -> float:
     """Return the smallest margin of any router over `ids`; infinite without experts."""
-    model, margins = watched_model(name)
+    model, margins = watched_model(directory)
     margins.clear()
     mx.eval(model(mx.array([list(ids)])))
     return min(margins, default=float("inf"))

@@ -2,6 +2,7 @@
 
 import os
 import random
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -9,35 +10,26 @@ from hypothesis import HealthCheck, Phase, settings, strategies as st
 
 from hearth.worker.cache.block_hash import common_length, pack
 from hearth.worker.cache_report import cache_report
+from hearth.worker.engine.model_loader import LoadedModel
 from scripts.harness.socketless_worker import Answer, loaded
-from tests.helpers.models.router_margins import narrowest_margin
+from scripts.harness.warm.router_margins import narrowest_margin
 
 GAP_MIN = 1e-3  # a cold run's two best log probabilities closer than this are a tie
 ROUTER_TIE = 1e-5  # in fp32, cuts move a router's scores by some 1e-6
 TOKENS_MAX = 12
 
+OPERATION_NAMES = (
+    *("extend",) * 4,
+    *("edit", "branch", "again", "shorter", "cancel", "leave", "idle"),
+    *("together", "forget", "wipe", "bare"),
+)
+OPERATIONS_MIN, OPERATIONS_MAX = 4, 9
+SEED_MAX = 10**6
+
 OPERATIONS = st.lists(
-    st.tuples(
-        st.sampled_from(
-            ["extend"] * 4
-            + [
-                "edit",
-                "branch",
-                "again",
-                "shorter",
-                "cancel",
-                "leave",
-                "idle",
-                "together",
-                "forget",
-                "wipe",
-                "bare",
-            ]
-        ),
-        st.integers(0, 10**6),
-    ),
-    min_size=4,
-    max_size=9,
+    st.tuples(st.sampled_from(OPERATION_NAMES), st.integers(0, SEED_MAX)),
+    min_size=OPERATIONS_MIN,
+    max_size=OPERATIONS_MAX,
 )
 
 
@@ -58,8 +50,10 @@ def slow(examples: int) -> settings:
 class Talk:
     """Conversations on one warm machine, each prompt checked against a cold one."""
 
-    def __init__(self, name: str, warm: Any, cold: Any, dtype: str = "float32") -> None:
-        tokenizer = loaded(name).tokenizer
+    def __init__(self, name: str | LoadedModel, warm: Any, cold: Any) -> None:
+        """`name` is a fixture's, or the model itself."""
+        model = loaded(name) if isinstance(name, str) else name
+        tokenizer = model.tokenizer
         special = {t: self._ids(tokenizer, t) for t in ("<|im_start|>", "<|im_end|>\n")}
         self.turn_end = special["<|im_end|>\n"]
         self.header = {
@@ -70,7 +64,7 @@ class Talk:
         self.prompts: list[list[int]] = []  # conversations, each ready to be answered
         self.prefilled: list[list[int]] = []  # prompts whose prefill came to its end
         self._answers: dict[tuple[int, ...], Answer] = {}
-        self._name = name
+        self.directory = model.directory
 
     @staticmethod
     def _ids(tokenizer: Any, text: str) -> list[int]:
@@ -79,6 +73,11 @@ class Talk:
 
     def words(self, chance: random.Random, count: int) -> list[int]:
         return [chance.randrange(300, 2900) for _ in range(count)]
+
+    @property
+    def cold_answers(self) -> Mapping[tuple[int, ...], Answer]:
+        """Return by prompt what the cold machine was asked and answered."""
+        return self._answers
 
     def message(self, role: str, ids: list[int]) -> list[int]:
         return self.header[role] + ids + self.turn_end
@@ -122,7 +121,7 @@ class Talk:
 
     def is_on_edge(self, ids: list[int], cold: Answer) -> bool:
         """Whether some router chose its experts by less than what another cut changes."""
-        return narrowest_margin(self._name, ids + cold.tokens) < ROUTER_TIE
+        return narrowest_margin(self.directory, ids + cold.tokens) < ROUTER_TIE
 
     def best_cut(self, ids: list[int]) -> int:
         """Return up to where some earlier prompt was prefilled by the very same forwards."""

@@ -1,0 +1,156 @@
+"""Drives rank 0 of several processes without sockets to a proxy, one small model after another."""
+
+import dataclasses
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final
+
+import mlx.core as mx
+from mlx_lm.generate import generation_stream
+
+from hearth.shared.settings_from_env import load_settings
+from hearth.shared.zmq_rank_port import RankContext
+from hearth.shared.zmq_transport import ipc_endpoint
+from hearth.worker.cache.block_hash import PrefixHash
+from hearth.worker.disk.disk_thread import DiskThread
+from hearth.worker.disk.file_store import FileStore
+from hearth.worker.engine.engine import Engine
+from hearth.worker.engine.model_loader import LoadedModel, load_model
+from hearth.worker.prompt.prefill_cuts import CutRule, TurnMarks
+from hearth.worker.prompt.template_turn_tokens import turn_marks
+from hearth.worker.ranks.follower import STOP
+from hearth.worker.ranks.leading_rank import LeadingRank
+from hearth.worker.ranks.rank_link import LeaderLink
+from hearth.worker.ranks.start_ranks import told_settings
+from hearth.worker.ranks.transport.leader_link import LinkTerms, TransportLeaderLink
+from hearth.worker.ranks.transport.rank_hosts import are_local, read_hosts
+from hearth.worker.ranks.transport.rank_processes import RankProcesses
+from hearth.worker.ranks.transport.tensor_group import join_group, plan_tensors
+from hearth.worker.schedule.answers.answer_drafts import AnswerDrafts, DraftPolicy
+from hearth.worker.stream.detokenise import Vocabulary
+from scripts.harness.ranks.models_follower import MODEL
+from scripts.harness.socketless_worker import CHUNK, Machine
+
+FOLLOWER: Final = (sys.executable, "-m", "scripts.harness.ranks.models_follower")
+STALL_SECONDS: Final = 30
+DISK_GB: Final = 1
+QUEUE_BYTES: Final = 64_000_000
+
+
+class RankedModels:
+    """Rank 0 and its followers; use as a context manager, once in the life of a process.
+
+    A rank that is lost has the others killed, so that a sum in which this process waits fails:
+    nothing hangs, and `failure` says why. Owner: the thread that made it.
+    """
+
+    def __init__(
+        self, ranks: int, wrap: Callable[[LeaderLink], LeaderLink] = lambda link: link
+    ) -> None:
+        """`wrap` may put something between what is told and the link, as faults are."""
+        self.failed_at = 0.0
+        self._scratch = tempfile.TemporaryDirectory(prefix="hearth-ranks-")
+        self.directory = Path(self._scratch.name)
+        told = {"RANKS": str(ranks), "STALL_SECONDS": str(STALL_SECONDS)}
+        told |= {"RUN_DIR": str(self.directory), "KV_CACHE_DIR": str(self.directory / "kv")}
+        told |= {"MAX_KV_SIZE_GB": str(DISK_GB), "LOG_LEVEL": "WARNING"}
+        os.environ |= told  # of the followers too
+        self._settings = load_settings(told, None)
+        hosts = read_hosts(None, ranks)
+        tensors = plan_tensors("ring", hosts, are_local(hosts))
+        terms = LinkTerms(hosts, STALL_SECONDS, tensors, told_settings(self._settings))
+        endpoints = (ipc_endpoint(self.directory / "said"), ipc_endpoint(self.directory / "told"))
+        self._processes = RankProcesses()
+        context = RankContext(None, is_leader=True)
+        self._is_closing = False
+        self._link = TransportLeaderLink(terms, context, endpoints, self._end)
+        self._processes.start(range(1, ranks), self._link.endpoint, self._lose, FOLLOWER)
+        self._link.wait_for_all(lambda: bool(self._link.failure))
+        self._group = join_group(tensors, 0, ranks)
+        self._told = wrap(self._link)
+        self._rank: LeadingRank | None = None
+        self._disk: DiskThread | None = None
+
+    @property
+    def failure(self) -> str:
+        """Return why a rank is lost; empty where none is."""
+        return self._link.failure
+
+    @property
+    def pids(self) -> dict[int, int]:
+        return self._processes.pids
+
+    @property
+    def rank(self) -> LeadingRank:
+        assert self._rank is not None, "a model is loaded first"
+        return self._rank
+
+    def _lose(self, rank: int, why: str) -> None:
+        if not self._is_closing:
+            self._link.lose(rank, why)
+
+    def _end(self, _code: int, _why: str) -> None:
+        self.failed_at = time.monotonic()
+        self._processes.kill()
+
+    def load(self, directory: Path, *, adds_noise: bool = False) -> LoadedModel:
+        """Have every rank load its part of another model, and forget all but the files."""
+        self._stop_model()
+        self._link.tell(MODEL, str(directory), adds_noise)
+        self._rank = LeadingRank(self._told, self._group, "tensor")
+        settings = dataclasses.replace(self._settings, model_path=str(directory))
+        with mx.stream(generation_stream):
+            part = self.rank.part(lambda _nbytes: None)
+            return self.rank.joined(load_model(settings, part=part))
+
+    def _stop_model(self) -> None:
+        if self._rank is None:
+            return
+        if self._disk is not None:
+            self._disk.close()
+            self._disk = None
+        self._link.ask(STOP)
+        self._rank = None
+
+    def engine(self, loaded: LoadedModel, *, is_exact: bool) -> Engine:
+        """Return an engine of all ranks; of two, only the later may compute."""
+        with mx.stream(generation_stream):
+            return self.rank.engine(loaded, not is_exact)
+
+    def disk_thread(self, root: PrefixHash) -> DiskThread:
+        """Open every rank's files of `root`, once a model."""
+        label = CutRule(CHUNK, TurnMarks(frozenset(), ())).label
+        store = FileStore(self._settings.kv_cache_dir, root, DISK_GB << 30, 0, rule=label)
+        self._disk = self.rank.disk_thread(store, QUEUE_BYTES)
+        return self._disk
+
+    def flush(self, seconds: float) -> bool:
+        """Write what waits, on all ranks; tell whether that was done in time."""
+        return self._disk is None or self._disk.flush(seconds)
+
+    def machine(self, loaded: LoadedModel, **more: Any) -> Machine:
+        tokenizer = loaded.tokenizer
+        marks, words = turn_marks(tokenizer), Vocabulary(tokenizer)
+        more = {"drafts": AnswerDrafts(DraftPolicy())} | more  # several ranks draft nothing
+        return Machine(loaded, marks, words, rank=self.rank, **more)
+
+    def __enter__(self) -> "RankedModels":
+        return self
+
+    def __exit__(
+        self,
+        _kind: type[BaseException] | None,
+        _error: BaseException | None,
+        _trace: TracebackType | None,
+    ) -> None:
+        self._is_closing = True
+        if self._disk is not None:
+            self._disk.close()
+        self._processes.close()
+        self._link.close()
+        self._scratch.cleanup()

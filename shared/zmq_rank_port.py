@@ -1,0 +1,171 @@
+"""Connects the ranks of one worker over ZeroMQ: rank 0 binds, the others connect.
+
+A connection over ipc:// is kept private by its directory, one over tcp:// by CURVE keys, without
+which there is none.
+"""
+
+import contextlib
+import os
+import threading
+from pathlib import Path
+from typing import Final
+
+import zmq
+
+from hearth.shared.errors import StartError
+from hearth.shared.zmq_transport import CurveKeys, check_endpoint, curve_guard
+
+FRAME_BYTES_MAX: Final = 32 << 20
+QUEUE_FRAMES_MAX: Final = 20_000  # for one rank, before it counts as one that does not read
+
+
+class RankGone(Exception):
+    """The other end of a connection is not there any more, or reads nothing."""
+
+
+class RankContext:
+    """Holds what the sockets of one process' ranks share. Close it last."""
+
+    def __init__(self, keys: CurveKeys | None, *, is_leader: bool) -> None:
+        self.keys = keys
+        self.zmq = zmq.Context()
+        self._guard = curve_guard(self.zmq, keys) if keys is not None and is_leader else None
+
+    def close(self) -> None:
+        if self._guard is not None:
+            self._guard.stop()
+        self.zmq.term()
+
+
+class RankRouter:
+    """Rank 0's end of one kind of messages. Owner: one thread.
+
+    A send to a rank that is gone, or that does not read, raises.
+    """
+
+    def __init__(self, context: RankContext, endpoint: str) -> None:
+        """Bind; port 0 is any that is free.
+
+        Raises:
+            StartError: the endpoint cannot be bound, or is on the network and there are no keys.
+        """
+        check_endpoint(endpoint, context.keys)
+        self._socket = socket = context.zmq.socket(zmq.ROUTER)
+        socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.setsockopt(zmq.SNDHWM, QUEUE_FRAMES_MAX)
+        socket.setsockopt(zmq.RCVHWM, QUEUE_FRAMES_MAX)
+        socket.setsockopt(zmq.MAXMSGSIZE, FRAME_BYTES_MAX)
+        if context.keys is not None:
+            socket.setsockopt(zmq.CURVE_SERVER, 1)
+            socket.setsockopt(zmq.CURVE_SECRETKEY, context.keys.secret)
+        path = Path(endpoint.removeprefix("ipc://")) if endpoint.startswith("ipc://") else None
+        if path is not None:
+            path.unlink(missing_ok=True)  # of a worker that died
+        try:
+            socket.bind(endpoint)
+        except zmq.ZMQError as error:
+            socket.close()
+            raise StartError(f"{endpoint} cannot be bound: {error.strerror}.") from None
+        if path is not None:
+            path.chmod(0o600)
+        self._path = path
+        self.endpoint = bytes(socket.getsockopt(zmq.LAST_ENDPOINT)).rstrip(b"\0").decode()
+
+    def send(self, peer: bytes, frame: bytes) -> None:
+        """Send without waiting. Raises: RankGone."""
+        try:
+            self._socket.send_multipart([peer, frame], zmq.NOBLOCK)
+        except zmq.Again:
+            raise RankGone(f"it reads nothing: {QUEUE_FRAMES_MAX:,} messages wait") from None
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EHOSTUNREACH:
+                raise
+            raise RankGone("its connection ended") from None
+
+    def receive(self, wait_s: float) -> tuple[bytes, str, bytes] | None:
+        """Return who sent the next message, the address it came from, and the message.
+
+        None: none came in `wait_s`, or it is not of one frame. The address is "" over ipc://.
+        """
+        if not self._socket.poll(int(wait_s * 1000)):
+            return None
+        parts = self._socket.recv_multipart(copy=False)
+        if len(parts) != 2:
+            return None
+        peer, frame = parts
+        address = str(frame.get("Peer-Address")) if self._path is None else ""
+        return peer.bytes, address, frame.bytes
+
+    def close(self) -> None:
+        self._socket.close()
+        if self._path is not None:
+            self._path.unlink(missing_ok=True)
+
+
+class RankDealer:
+    """The end of one of the other ranks.
+
+    `send` and `take` may be called by any thread, or `send` and `receive` by one thread alone.
+    """
+
+    def __init__(self, context: RankContext, endpoint: str, address: str = "") -> None:
+        """Connect, over tcp:// from this machine's `address` where one is given.
+
+        Raises:
+            StartError: the endpoint is none, or is on the network and there are no keys.
+        """
+        check_endpoint(endpoint, context.keys)
+        self._lock = threading.Lock()
+        self._socket = socket = context.zmq.socket(zmq.DEALER)
+        socket.setsockopt(zmq.IDENTITY, os.urandom(16))
+        socket.setsockopt(zmq.LINGER, 500)
+        socket.setsockopt(zmq.SNDHWM, QUEUE_FRAMES_MAX)
+        socket.setsockopt(zmq.RCVHWM, QUEUE_FRAMES_MAX)
+        socket.setsockopt(zmq.MAXMSGSIZE, FRAME_BYTES_MAX)
+        socket.setsockopt(zmq.RECONNECT_IVL, 100)
+        socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
+        if context.keys is not None and endpoint.startswith("tcp://"):
+            socket.setsockopt(zmq.CURVE_SERVERKEY, context.keys.trusted)
+            socket.setsockopt(zmq.CURVE_PUBLICKEY, context.keys.public)
+            socket.setsockopt(zmq.CURVE_SECRETKEY, context.keys.secret)
+        self._monitor = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        if address and endpoint.startswith("tcp://"):
+            endpoint = f"tcp://{address}:0;{endpoint.removeprefix('tcp://')}"
+        try:
+            socket.connect(endpoint)
+        except zmq.ZMQError as error:
+            self.close()
+            raise StartError(f"{endpoint} cannot be connected to: {error.strerror}.") from None
+
+    def send(self, frame: bytes) -> None:
+        """Send without waiting. Raises: RankGone."""
+        with self._lock:
+            try:
+                self._socket.send(frame, zmq.NOBLOCK)
+            except zmq.Again:
+                text = f"rank 0 reads nothing: {QUEUE_FRAMES_MAX:,} messages wait"
+                raise RankGone(text) from None
+
+    def take(self) -> bytes | None:
+        """Return the next message, if one is there. Any thread."""
+        with self._lock, contextlib.suppress(zmq.Again):
+            return bytes(self._socket.recv(zmq.NOBLOCK))
+        return None
+
+    def wait_for_end(self, wait_s: float) -> bool:
+        """Wait so long for the connection's end; say whether it ended. One thread."""
+        return bool(self._monitor.poll(int(wait_s * 1000)))
+
+    def receive(self, wait_s: float | None) -> bytes | None:
+        """Return the next message; None where none came in `wait_s`, which None makes endless."""
+        if wait_s is not None and not self._socket.poll(int(wait_s * 1000)):
+            return None
+        return bytes(self._socket.recv())
+
+    def close(self) -> None:
+        if self._socket.closed:
+            return
+        self._socket.disable_monitor()
+        self._monitor.close()
+        self._socket.close()

@@ -1,0 +1,101 @@
+"""Processes without a model that sum over a ring: a rank that is lost ends all of them at once."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from hearth.shared.errors import EXIT_RANK_LOST
+from hearth.shared.settings_from_env import PROJECT_DIR
+from hearth.shared.start_failure_file import take_reason
+
+SEEN_S_MAX = 1.0
+STALL_S = 2
+READY_S_MAX = 60.0
+
+
+class Leader:
+    """A leader of plain followers, and how it ended."""
+
+    def __init__(self, directory: Path, what: str, ranks: int) -> None:
+        self.socket = directory / "run" / "4000" / "worker-0.sock"
+        self.socket.parent.mkdir(parents=True)
+        environ = {"RUN_DIR": str(directory / "run"), "RANKS": str(ranks)}
+        environ |= {"STALL_SECONDS": str(STALL_S)}
+        command = (sys.executable, "-m", "scripts.harness.ranks.plain_leader")
+        self.process = subprocess.Popen(
+            [*command, f"ipc://{self.socket}", what],
+            stdout=subprocess.PIPE,
+            env={**os.environ, **environ},
+            cwd=PROJECT_DIR,
+        )
+        assert self.process.stdout is not None
+        told = json.loads(self.process.stdout.readline())
+        self.followers = [psutil.Process(pid) for pid in told["pids"].values()]
+
+    def ended(self, wait_s: float) -> tuple[int, float]:
+        """Wait for the leader's end; return its exit code and how long it took."""
+        began = time.monotonic()
+        code = self.process.wait(wait_s + READY_S_MAX)
+        return code, time.monotonic() - began
+
+    def close(self) -> None:
+        for process in [self.process, *self.followers]:
+            if isinstance(process, subprocess.Popen) or process.is_running():
+                process.kill()
+        self.process.wait()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+
+@contextmanager
+def leading(what: str, ranks: int = 2) -> Iterator[Leader]:
+    with tempfile.TemporaryDirectory(prefix="hearth-") as name:
+        leader = Leader(Path(name), what, ranks)
+        try:
+            yield leader
+        finally:
+            leader.close()
+
+
+def are_gone(processes: list[psutil.Process], wait_s: float) -> bool:
+    """Wait so long for the end of all; one that nobody reaps here has ended too."""
+    left = psutil.wait_procs(processes, wait_s / 2)[1]
+    return all(process.status() == psutil.STATUS_ZOMBIE for process in left)
+
+
+@pytest.mark.parametrize(("what", "ranks"), [("idle", 2), ("sums", 3)])
+def test_a_killed_rank_ends_all_within_a_second_with_its_name(what: str, ranks: int) -> None:
+    with leading(what, ranks) as leader:
+        time.sleep(0.2)
+        leader.followers[0].kill()
+        code, took_s = leader.ended(SEEN_S_MAX)
+        assert (code, took_s < SEEN_S_MAX) == (EXIT_RANK_LOST, True), took_s
+        why = f"rank 1 of {ranks} (127.0.0.1) is gone: it ended by SIGKILL"
+        assert take_reason(leader.socket) == why
+        assert are_gone(leader.followers, SEEN_S_MAX)
+
+
+def test_a_rank_that_stands_still_amid_a_sum_ends_all_after_stall_seconds() -> None:
+    with leading("sums") as leader:
+        time.sleep(0.2)
+        leader.followers[0].suspend()
+        code, took_s = leader.ended(STALL_S + 1)
+        assert (code, took_s < STALL_S + 1) == (EXIT_RANK_LOST, True), took_s
+        assert "rank 1 of 2 (127.0.0.1) is silent for 2 s" in take_reason(leader.socket)
+        assert are_gone(leader.followers, SEEN_S_MAX), "none is left behind, stopped for ever"
+
+
+def test_followers_of_a_killed_rank_0_end_within_a_second() -> None:
+    with leading("sums") as leader:
+        leader.process.send_signal(signal.SIGKILL)
+        assert are_gone(leader.followers, SEEN_S_MAX)

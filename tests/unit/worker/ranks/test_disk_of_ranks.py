@@ -1,0 +1,315 @@
+"""KV files over ranks: each has its part, and what one of them lacks is missing on all."""
+
+import gc
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hearth.shared.errors import StartError
+from hearth.worker.cache.block_hash import PrefixHash
+from hearth.worker.disk import disk_thread
+from hearth.worker.disk.disk_thread import Records
+from hearth.worker.disk.file_format import Record
+from hearth.worker.disk.file_names import FileName
+from hearth.worker.disk.file_store import FileStore
+from hearth.worker.kv.serialise_kv import UnreadableRecord
+from hearth.worker.ranks.disk import leading_disk_thread
+from hearth.worker.ranks.disk.leading_disk_thread import LeadingDiskThread, have_taken
+from tests.helpers.records.disk_records import ROOT
+from tests.helpers.worker.followed_disks import (
+    BYTES_MAX,
+    DisksOfRanks,
+    rows_of,
+    states_of,
+)
+
+WAIT_S = 30.0
+
+
+class GatedStore(FileStore):
+    """Files whose writing and reading wait while `gate` is closed; `refuses` writes nothing."""
+
+    def __init__(self, directory: Path, root: PrefixHash) -> None:
+        super().__init__(directory, root, BYTES_MAX, 0)
+        self.gate = threading.Event()
+        self.gate.set()
+        self.refuses = False
+
+    def put(self, record: Record, is_needed: bool = False) -> bool:
+        assert self.gate.wait(WAIT_S)
+        return not self.refuses and super().put(record, is_needed)
+
+    def get(self, name: FileName) -> Record | None:
+        assert self.gate.wait(WAIT_S)
+        return super().get(name)
+
+
+class Disks(DisksOfRanks):
+    """Ranks over gated stores."""
+
+    def __init__(self, directory: Path, size: int) -> None:
+        self.stores: dict[int, GatedStore] = {}
+        super().__init__(directory, size, self._make_store)
+
+    def _make_store(self, directory: Path, root: PrefixHash, rank: int) -> GatedStore:
+        self.stores[rank] = GatedStore(directory, root)
+        return self.stores[rank]
+
+    def write(self, *records: Record) -> None:
+        assert all([self.leading.write(record) for record in records])
+        assert self.leading.flush(WAIT_S)
+
+    def read(self, *names: FileName) -> Records:
+        answered, answers = self.ask(*names)
+        assert answered.wait(WAIT_S)
+        return answers.pop()
+
+    def ask(self, *names: FileName) -> tuple[threading.Event, list[Records]]:
+        answered, answers = threading.Event(), []
+
+        def then(records: Records) -> None:
+            answers.append(records)
+            answered.set()
+
+        assert self.leading.read(names, then)
+        return answered, answers
+
+    def holders(self, name: FileName) -> list[int]:
+        """Return the ranks that have a file of this name."""
+        paths = {rank: store._home / name.file_name for rank, store in self.stores.items()}
+        return [rank for rank, path in sorted(paths.items()) if path.exists()]
+
+
+@pytest.fixture(params=[2, 3])
+def disks(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Disks]:
+    disks = Disks(tmp_path, request.param)
+    disks.open()
+    yield disks
+    for store in disks.stores.values():
+        store.gate.set()
+    disks.close()
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> Iterator[Disks]:
+    disks = Disks(tmp_path, 2)
+    disks.open()
+    yield disks
+    for store in disks.stores.values():
+        store.gate.set()
+    disks.close()
+
+
+def numbers(part: Any) -> list[Any]:
+    """Return all numbers of rows or states, to compare bit by bit."""
+    layers = [getattr(layer, "arrays", layer) for layer in part.layers]
+    return [array.tolist() for layer in layers for array in layer]
+
+
+def test_every_rank_writes_its_own_part_and_has_it_back_by_the_number_that_is_told(
+    disks: Disks,
+) -> None:
+    first = disks.record(1)
+    disks.write(first, disks.record(2, before=first))
+    assert disks.holders(first.name) == sorted(disks.stores)
+    (found,) = disks.read(first.name)
+    assert found is not None
+    rows = disks.telling.rows(rows_of(0, 1))
+    have_taken(disks.telling, found, rows.handle)
+    assert found.arrays[0].values.tolist() == numbers(rows)[0]
+    for follower in disks.followers:
+        own = follower.kv.rows[rows.handle]
+        assert numbers(own) == numbers(rows_of(follower.link.rank, 1))
+    assert len({str(numbers(rows_of(rank, 1))) for rank in disks.stores}) == len(disks.stores)
+
+
+@pytest.mark.parametrize("bits", [16, 32])
+def test_a_snapshot_is_stored_in_as_few_bits_on_every_rank(two: Disks, bits: int) -> None:
+    snapshot = two.snapshot(3, bits)
+    two.write(snapshot)
+    stored = [store.get(snapshot.name) for store in two.stores.values()]
+    kinds = [array.dtype for record in stored if record is not None for array in record.arrays]
+    assert kinds == ["F16" if bits == 16 else "F32"] * 2
+    (found,) = two.read(snapshot.name)
+    assert found is not None
+    states = two.telling.states(states_of(0, 3))
+    have_taken(two.telling, found, states.handle)
+    own, expected = numbers(two.followers[0].kv.states[states.handle]), numbers(states_of(1, 3))
+    assert own == expected if bits == 32 else own != expected
+
+
+def test_what_one_rank_has_lost_is_missing_on_all_and_written_anew(disks: Disks) -> None:
+    first = disks.record(1)
+    second = disks.record(2, before=first)
+    disks.write(first, second)
+    last = max(disks.stores)
+    (disks.stores[last]._home / first.name.file_name).unlink()
+    found = disks.read(first.name, second.name)
+    assert [record is not None for record in found] == [False, True]
+    assert disks.leading.counts["reads_lacked_by_rank"] == 1
+    assert not disks.leading.holds(first.name), "else it would never be written again"
+    disks.write(disks.record(1))
+    assert all(record is not None for record in disks.read(first.name, second.name))
+
+
+def test_a_damaged_file_of_one_rank_is_as_good_as_none(two: Disks) -> None:
+    first = two.record(1)
+    two.write(first)
+    path = two.stores[1]._home / first.name.file_name
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    assert two.read(first.name) == [None]
+    assert two.stores[1].counts["damaged_checksum"] == 1
+    two.write(two.record(1))
+    assert two.read(first.name) != [None]
+
+
+def test_a_file_of_another_rank_passes_for_none_of_this_one(tmp_path: Path) -> None:
+    """Roots differ by rank: see `open_followed_store`."""
+    roots = {0: ROOT, 1: PrefixHash(b"\x07" * 16)}
+    disks = DisksOfRanks(
+        tmp_path, 2, lambda directory, root, rank: FileStore(directory, roots[rank], BYTES_MAX, 0)
+    )
+    leading = disks.open()
+    one = disks.record(1)
+    assert leading.write(one) and leading.flush(WAIT_S)
+    stores = [leading.file_store, disks.followers[0].file_store]
+    source, target = (store._home / one.name.file_name for store in stores)
+    target.write_bytes(source.read_bytes())
+    assert stores[1].get(one.name) is None
+    assert stores[1].counts["damaged_root"] == 1
+    disks.close()
+
+
+def test_a_rank_that_takes_too_long_to_read_is_not_waited_for(
+    two: Disks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leading_disk_thread, "RECALL_S_MAX", 0.2)
+    monkeypatch.setattr(disk_thread, "REFRESH_S", 0.05)
+    first = two.record(1)
+    two.write(first)
+    two.stores[1].gate.clear()
+    assert two.read(first.name) == [None]
+    assert two.leading.counts["reads_late"] == 1
+    two.stores[1].gate.set()
+    assert two.leading.holds(first.name), "it is only late"
+    assert two.read(first.name) != [None]
+
+
+def test_what_waits_on_the_slowest_rank_counts_as_waiting(tmp_path: Path) -> None:
+    disks = Disks(tmp_path, 2)
+    first = disks.record(1)
+    leading = disks.open(queue_bytes=2 * first.nbytes)
+    disks.stores[1].gate.clear()
+    assert leading.write(first) and leading.write(disks.record(2, before=first))
+    disks.settle()
+    assert not leading.flush(0.2) and not leading.is_drained
+    assert leading.queue_bytes == 0, "rank 0 itself has written all"
+    assert not leading.takes(1) and not leading.write(disks.record(3))
+    assert leading.counts["writes_refused_rank_queue"] == 2
+    disks.stores[1].gate.set()
+    assert leading.flush(WAIT_S) and leading.is_drained and leading.takes(1)
+    disks.close()
+
+
+def test_what_a_rank_cannot_write_is_lost_on_all(two: Disks) -> None:
+    assert not two.leading.has_lost
+    two.stores[1].refuses = True
+    first = two.record(1)
+    two.write(first)
+    assert two.leading.has_lost
+    wait_until(lambda: not two.leading.holds(first.name))
+    two.stores[1].refuses = False
+    two.write(two.record(1))
+    assert two.holders(first.name) == [0, 1] and two.leading.holds(first.name)
+
+
+def test_what_was_read_goes_on_every_rank_once_rank_0_has_let_go_of_it(two: Disks) -> None:
+    first = two.record(1)
+    two.write(first)
+    found = two.read(first.name)
+    assert len(two.followers[0].kv.reads) == 1
+    two.settle()
+    assert len(two.followers[0].kv.reads) == 1, "it may be taken in yet"
+    del found
+    gc.collect()
+    two.settle()
+    assert not two.followers[0].kv.reads
+
+
+def test_a_rank_that_cannot_use_what_it_read_says_so_and_nobody_keeps_it(two: Disks) -> None:
+    first = two.record(1)
+    two.write(first)
+    (found,) = two.read(first.name)
+    assert found is not None
+    two.followers[0].kv.are_rows = lambda kept, tokens: False
+    rows = two.telling.rows(rows_of(0, 1))
+    with pytest.raises(UnreadableRecord, match=r"of other shapes than the model's \(rank 1\)"):
+        have_taken(two.telling, found, rows.handle)
+    two.leading.discard(found.name)
+    two.settle()
+    wait_until(lambda: not two.holders(first.name))
+    assert rows.handle not in two.followers[0].kv.rows
+
+
+@pytest.mark.parametrize("how", ["discard", "drop", "clear"])
+def test_what_is_removed_is_removed_on_every_rank(disks: Disks, how: str) -> None:
+    first = disks.record(1)
+    disks.write(first)
+    removing: dict[str, Callable[[LeadingDiskThread], None]] = {
+        "discard": lambda leading: leading.discard(first.name),
+        "drop": lambda leading: leading.drop([first.name]),
+        "clear": lambda leading: leading.clear(),
+    }
+    removing[how](disks.leading)
+    assert not disks.leading.holds(first.name)
+    wait_until(lambda: not disks.holders(first.name))
+    disks.write(disks.record(2))
+
+
+def test_the_report_has_the_files_and_bytes_of_each_rank(disks: Disks) -> None:
+    disks.write(disks.record(1), disks.record(2))
+    report = disks.leading.report()
+    assert report["files"] == 2
+    keys = ("rank", "host", "files", "queue_bytes")
+    told = [[row[key] for key in keys] for row in report["ranks"]]
+    assert told == [[rank, "127.0.0.1", 2, 0] for rank in sorted(disks.stores)[1:]]
+
+
+def test_a_rank_that_may_not_keep_files_is_an_error_at_the_start(tmp_path: Path) -> None:
+    disks = Disks(tmp_path, 2)
+    disks.followers[0].refusal = StartError("KV_CACHE_DIR belongs to user 7")
+    with pytest.raises(StartError, match=r"Rank 1 \(127.0.0.1\) cannot keep KV on disk: .* user 7"):
+        disks.open()
+    disks.followers[0].link.end()
+
+
+def test_the_smallest_cap_of_a_rank_is_that_of_all(tmp_path: Path) -> None:
+    caps = [9 << 20, 5 << 20, 7 << 20]
+    disks = DisksOfRanks(
+        tmp_path, 3, lambda directory, root, rank: FileStore(directory, root, caps[rank], 0)
+    )
+    assert disks.open().file_store.bytes_max == 5 << 20
+    disks.close()
+
+
+def test_a_read_that_nobody_has_answered_is_answered_at_the_end(two: Disks) -> None:
+    first = two.record(1)
+    two.write(first)
+    two.stores[1].gate.clear()
+    answered, answers = two.ask(first.name)
+    two.leading.close()
+    assert answered.wait(WAIT_S) and answers == [[None]]
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    done = threading.Event()
+    for _ in range(500):
+        if is_so():
+            return
+        done.wait(0.02)
+    raise AssertionError("it never came to that")

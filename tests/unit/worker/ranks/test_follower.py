@@ -1,0 +1,160 @@
+"""A follower holds what rank 0 holds, and says what it says, whatever requests come."""
+
+import gc
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from hearth.worker.kv.kv_manager import KVManager
+from hearth.worker.kv.layer_adapters import leaves
+from hearth.worker.ranks.named_kv import EMPTY_HANDLE, handle_of
+from hearth.worker.ranks.rank_link import RankMismatch
+from scripts.harness.socketless_worker import Machine, loaded, machine
+from tests.helpers.worker.replica_ranks import (
+    ReplicaRanks,
+    no_drafts,
+    ranked_machine,
+)
+
+NAMES = ("qwen3", "qwen3_5", "gpt_oss")
+BUDGET_MB = 0.12  # so little that rows are evicted, and slots' rows copied out
+
+Said = list[Any]
+
+
+@pytest.fixture(params=NAMES)
+def ranks(request: pytest.FixtureRequest) -> Iterator[tuple[str, ReplicaRanks]]:
+    made = ReplicaRanks(loaded(request.param, tiny=True))
+    yield request.param, made
+    made.close()
+
+
+@pytest.fixture
+def dense() -> Iterator[ReplicaRanks]:
+    made = ReplicaRanks(loaded("qwen3", tiny=True))
+    yield made
+    made.close()
+
+
+def words(seed: int, count: int) -> list[int]:
+    rng = random.Random(seed)
+    return [rng.randrange(5, 2000) for _ in range(count)]
+
+
+def talk(worker: Machine) -> Said:
+    """Have a conversation with turns, forks, parallel answers, a cancel and idle work."""
+    said: Said = []
+    prompt = words(1, 200)
+    for turn in range(3):
+        answer = worker.ask(prompt, 6)
+        said.append((answer.cached, answer.tokens))
+        prompt = prompt + answer.tokens + words(turn, 40)
+    for fork in range(2):
+        answer = worker.ask(words(1, 150) + words(50 + fork, 60), 4)
+        said.append((answer.cached, answer.tokens))
+    together = [
+        worker.submit(words(1, 120) + words(9 + n, 20 + 9 * n), 8 + 3 * n) for n in range(4)
+    ]
+    worker.run(lambda: len(worker.engine.decoder) == 4)
+    worker.step()
+    together.pop().request.lease.is_cancelled = True
+    worker.run()
+    said.append([(each.cached, worker.settled(each).tokens) for each in together])
+    worker.work_ahead()
+    answer = worker.ask(prompt, 4)
+    said.append((answer.cached, answer.tokens))
+    return said
+
+
+def arrays_of(cache: list[Any]) -> list[mx.array]:
+    """Return what the layers hold, as far as it is written."""
+    found: list[mx.array] = []
+    for leaf in leaves(cache):
+        states = getattr(leaf, "cache", None)
+        if states is not None:
+            found += [array for array in states if array is not None]
+        elif leaf.keys is not None:
+            found += [leaf.keys[..., : leaf.offset, :], leaf.values[..., : leaf.offset, :]]
+    return found
+
+
+def same(own: list[mx.array], theirs: list[mx.array]) -> bool:
+    return len(own) == len(theirs) and all(
+        bool(mx.array_equal(a, b)) for a, b in zip(own, theirs, strict=True)
+    )
+
+
+def check_followed(worker: Machine, ranks: ReplicaRanks) -> None:
+    """Assert that each follower holds, to the bit, what rank 0 holds, and nothing else."""
+    keeper: KVManager = worker.keeper
+    worker.answers.clear()  # whose requests know what they went on from
+    gc.collect()
+    ranks.settle()  # with which is told what has gone
+    slots = [slot.cache for slot in keeper.slots if slot.cache]
+    rows = [part for e in keeper.store.extents for part in (e.body, e.window) if part is not None]
+    states = [j.snapshot for j in keeper.store.joints if j.snapshot is not None]
+    for follower in ranks.followers:
+        kv = follower.follower.kv
+        assert kv.caches.keys() == {handle_of(cache) for cache in slots}
+        assert kv.rows.keys() == {EMPTY_HANDLE, *map(handle_of, rows)}
+        assert kv.states.keys() == {EMPTY_HANDLE, *map(handle_of, states)}
+        for cache in slots:
+            assert same(arrays_of(cache), arrays_of(kv.caches[handle_of(cache)]))
+        for part in rows:
+            own = [a for layer in part.layers for a in layer.arrays]
+            theirs = [a for layer in kv.rows[handle_of(part)].layers for a in layer.arrays]
+            assert same(own, theirs)
+        for state in states:
+            own = [a for layer in state.layers for a in layer if a is not None]
+            theirs = [
+                a for layer in kv.states[handle_of(state)].layers for a in layer if a is not None
+            ]
+            assert same(own, theirs)
+
+
+def test_ranks_say_what_one_rank_says_and_hold_the_same(ranks: tuple[str, ReplicaRanks]) -> None:
+    name, made = ranks
+    model = loaded(name, tiny=True)
+    several = ranked_machine(name, made, model, budget_mb=BUDGET_MB)
+    alone = machine(name, tiny=True, drafts=no_drafts(), budget_mb=BUDGET_MB)
+    assert talk(several) == talk(alone)
+    assert several.keeper.counts == alone.keeper.counts
+    assert several.keeper.evictions, "the budget is to be too small"
+    several.check()
+    check_followed(several, made)
+
+
+def test_requests_without_the_cache_leave_nothing_with_a_follower(dense: ReplicaRanks) -> None:
+    worker = ranked_machine("qwen3", dense, loaded("qwen3", tiny=True), keeps=False)
+    worker.ask(words(1, 90), 6)
+    del worker.answers["r1"]
+    gc.collect()
+    dense.settle()
+    assert not dense.followers[0].follower.kv.caches
+
+
+def test_who_shares_a_forward_is_decided_by_the_memory_of_rank_0(dense: ReplicaRanks) -> None:
+    worker = ranked_machine("qwen3", dense, loaded("qwen3", tiny=True), budget_mb=64)
+    asked: list[int] = []
+    worker.engine.decoder.has_room = lambda nbytes: bool(asked.append(nbytes)) or len(asked) > 1
+    for number in range(3):
+        worker.submit(words(number, 30), 12)
+    worker.run(lambda: len(worker.engine.decoder) == 3)
+    for _ in range(3):
+        worker.step()
+    dense.settle()
+    follower = dense.followers[0].follower
+    assert asked and worker.engine.decoder.batch_keys
+    assert follower.engine.decoder.batch_keys == worker.engine.decoder.batch_keys
+
+
+def test_a_follower_that_adds_to_a_token_is_found_at_the_next_step(dense: ReplicaRanks) -> None:
+    worker = ranked_machine("qwen3", dense, loaded("qwen3", tiny=True))
+    worker.submit(words(1, 40), 8)
+    worker.run(lambda: len(worker.engine.decoder) == 1)
+    dense.followers[0].added = 1
+    with pytest.raises(RankMismatch, match="rank 0 chose"):
+        worker.run()

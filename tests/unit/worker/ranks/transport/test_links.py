@@ -1,0 +1,298 @@
+"""Both ends of the transport over real sockets, in one process: what is told, found and refused."""
+
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hearth.shared.errors import EXIT_CANNOT_START, EXIT_RANK_LOST, StartError
+from hearth.shared.zmq_rank_port import RankContext, RankDealer
+from hearth.worker.ranks.rank_link import LeaderLink, RankLost, RankMismatch, pack, unpack
+from hearth.worker.ranks.transport import follower_link, leader_link
+from hearth.worker.ranks.transport.follower_link import TransportFollowerLink
+from hearth.worker.ranks.transport.leader_link import LinkTerms, TransportLeaderLink
+from hearth.worker.ranks.transport.link_messages import (
+    BEAT,
+    EVENT,
+    HELLO,
+    HERE,
+    WELCOME,
+    own_versions,
+)
+from hearth.worker.ranks.transport.rank_hosts import RankHost
+
+pytestmark = pytest.mark.process
+
+WAIT_S_MAX = 5.0
+
+
+class Ranks:
+    """Rank 0 and two followers; how each end was told to end the process is in `ends`."""
+
+    def __init__(self, directory: Path, stall_s: float = 0) -> None:
+        self.ends: dict[int, tuple[int, str]] = {}
+        terms = LinkTerms([RankHost(("127.0.0.1",))] * 3, stall_s, settings={"dtype": "float16"})
+        endpoints = (f"ipc://{directory}/a.sock", f"ipc://{directory}/b.sock")
+        context = RankContext(None, is_leader=True)
+        self.leader = TransportLeaderLink(terms, context, endpoints, self.ender(0))
+        self.followers: dict[int, TransportFollowerLink] = {}
+
+    def ender(self, rank: int) -> Callable[[int, str], None]:
+        return lambda code, why: self.ends.setdefault(rank, (code, why)) and None
+
+    def start(self) -> None:
+        threads = [threading.Thread(target=self.join, args=(rank,)) for rank in (1, 2)]
+        for thread in threads:
+            thread.start()
+        self.leader.wait_for_all(lambda: False)
+        for thread in threads:
+            thread.join()
+
+    def join(self, rank: int | None) -> None:
+        context = RankContext(None, is_leader=False)
+        link = TransportFollowerLink(context, self.leader.endpoint, "", self.ender(rank or 9))
+        try:
+            welcome = link.join(rank, lambda: False)
+        except StartError:
+            link.close()
+            raise
+        assert rank is not None
+        self.followers[rank] = link
+        assert (welcome.rank, welcome.settings) == (rank, {"dtype": "float16"})
+
+    def end_of(self, rank: int) -> tuple[int, str]:
+        """Wait until this rank was told to end; return with which code and why."""
+        deadline = time.monotonic() + WAIT_S_MAX
+        while rank not in self.ends and time.monotonic() < deadline:
+            time.sleep(0.01)
+        return self.ends[rank]
+
+    def close(self) -> None:
+        self.leader.close()
+        for follower in self.followers.values():
+            follower.close()
+
+
+@pytest.fixture
+def directory() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="hearth-") as name:
+        yield Path(name)
+
+
+@pytest.fixture
+def ranks(directory: Path) -> Iterator[Ranks]:
+    made = Ranks(directory)
+    made.start()
+    yield made
+    made.close()
+
+
+def answering(link: TransportFollowerLink, count: int) -> threading.Thread:
+    """Have `link` answer the next `count` operations with its rank and what it was told."""
+
+    def run() -> None:
+        for _ in range(count):
+            operation = link.next()
+            if operation.is_asked:
+                link.answer([link.rank, operation.name, operation.arguments, operation.drops])
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread
+
+
+def test_all_followers_do_what_is_told_in_order_and_answer_what_is_asked(ranks: Ranks) -> None:
+    leader: LeaderLink = ranks.leader
+    threads = [answering(link, 4) for link in ranks.followers.values()]
+    leader.tell("new", 1)
+    leader.tell("prefill", 1, [5, 6])
+    assert leader.ask("size", "a", drops=[7]) == [[1, "size", ["a"], [7]], [2, "size", ["a"], [7]]]
+    assert [answer[0] for answer in leader.ask("again")] == [1, 2]
+    for thread in threads:
+        thread.join()
+    assert ranks.ends == {}
+
+
+def test_an_event_and_the_memory_of_a_follower_reach_rank_0(ranks: Ranks) -> None:
+    heard: list[Any] = []
+    ranks.leader.on_event = lambda *event: heard.append(event)
+    ranks.followers[2].set_room(100, 7)
+    ranks.followers[2].send_event("read", 5, ["a file"])
+    deadline = time.monotonic() + WAIT_S_MAX
+    while not (heard and 2 in ranks.leader.rooms and ranks.leader.rooms[2].used_bytes):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert heard == [(2, "read", [5, ["a file"]])]
+    assert (ranks.leader.rooms[2].limit_bytes, ranks.leader.rooms[2].used_bytes) == (100, 7)
+
+
+def test_ranks_that_computed_different_things_end_at_once_with_both_values(ranks: Ranks) -> None:
+    for link in (ranks.leader, *ranks.followers.values()):
+        link.witness("step", [1, 2])
+    ranks.leader.witness("step", [3])
+    ranks.followers[1].witness("step", [3])
+    ranks.followers[2].witness("step", [4])
+    code, why = ranks.end_of(0)
+    assert code == EXIT_RANK_LOST
+    assert why.endswith("step 2: rank 0 computes ['step', [3]], rank 2 ['step', [4]]")
+    with pytest.raises(RankLost):
+        ranks.leader.tell("next")
+
+
+def test_a_follower_that_waits_while_rank_0_computes_was_not_told(ranks: Ranks) -> None:
+    thread = answering(ranks.followers[1], 2)
+    other = answering(ranks.followers[2], 2)
+    ranks.leader.tell("prefill")
+    began = time.monotonic()
+    ranks.leader.witness("a forward that nobody was told of")
+    _, why = ranks.end_of(0)
+    assert "an operation was not told" in why and time.monotonic() - began < 2.0
+    with pytest.raises(RankLost):
+        ranks.leader.tell("what lets the threads of this test end")
+    thread.join()
+    other.join()
+
+
+def test_a_follower_that_is_gone_is_noticed_within_a_second(ranks: Ranks) -> None:
+    ranks.followers[2].close()
+    began = time.monotonic()
+    assert ranks.end_of(0) == (
+        EXIT_RANK_LOST,
+        "rank 2 of 3 (127.0.0.1) is gone: its connection ended",
+    )
+    assert time.monotonic() - began < 1.0
+
+
+def test_followers_notice_within_a_second_that_rank_0_is_gone(ranks: Ranks) -> None:
+    began = time.monotonic()
+    ranks.leader.close()
+    assert ranks.end_of(1) == ranks.end_of(2) == (EXIT_RANK_LOST, "rank 0 is gone")
+    assert time.monotonic() - began < 1.0
+
+
+def test_a_follower_that_is_told_otherwise_says_so_to_rank_0(ranks: Ranks) -> None:
+    ranks.followers[1].fail(RankMismatch("operation 5 came where operation 4 was due"))
+    assert ranks.end_of(0)[1] == (
+        "rank 1 of 3 (127.0.0.1): operation 5 came where operation 4 was due"
+    )
+    assert ranks.end_of(1)[0] == EXIT_RANK_LOST
+
+
+def test_a_follower_that_cannot_start_keeps_the_server_from_restarting(ranks: Ranks) -> None:
+    ranks.followers[1].fail(StartError("The model needs 9 GB and has 8."))
+    assert ranks.end_of(0) == (
+        EXIT_CANNOT_START,
+        "rank 1 of 3 (127.0.0.1): The model needs 9 GB and has 8.",
+    )
+
+
+class BareFollower:
+    """Says hello as a rank, and from then on only what a test has it say."""
+
+    def __init__(self, leader: TransportLeaderLink, rank: int) -> None:
+        self.context = RankContext(None, is_leader=False)
+        self.status = RankDealer(self.context, leader.endpoint)
+        self.operations = RankDealer(self.context, leader.endpoint.replace("a.sock", "b.sock"))
+        self.status.send(pack([HELLO, rank, own_versions()]))
+        kind, welcome = unpack(self.status.receive(None) or b"")
+        assert kind == WELCOME
+        self.operations.send(b"garbage")
+        self.operations.send(pack([HERE, rank, b"another secret"]))
+        self.operations.send(pack([HERE, rank, welcome["secret"]]))
+
+    def close(self) -> None:
+        self.status.close()
+        self.operations.close()
+        self.context.close()
+
+
+@pytest.fixture
+def bare(directory: Path) -> Iterator[tuple[Ranks, dict[int, BareFollower]]]:
+    """Ranks whose followers say nothing by themselves."""
+    ranks, made = Ranks(directory, stall_s=1), {}
+
+    def join() -> None:
+        made.update({rank: BareFollower(ranks.leader, rank) for rank in (1, 2)})
+
+    thread = threading.Thread(target=join)
+    thread.start()
+    ranks.leader.wait_for_all(lambda: False)
+    thread.join()
+    yield ranks, made
+    ranks.close()
+    for follower in made.values():
+        follower.close()
+
+
+def test_a_silent_follower_is_lost_although_its_connection_stands(
+    bare: tuple[Ranks, dict[int, BareFollower]],
+) -> None:
+    ranks, followers = bare
+    deadline = time.monotonic() + 1.5
+    while time.monotonic() < deadline and 0 not in ranks.ends:
+        followers[2].status.send(pack([BEAT, -1, False, 0, 0, 0]))
+        time.sleep(0.1)
+    assert ranks.end_of(0)[1].startswith("rank 1 of 3 (127.0.0.1) is silent for 1 s.")
+
+
+def test_garbage_of_a_follower_ends_nobody(
+    bare: tuple[Ranks, dict[int, BareFollower]], caplog: pytest.LogCaptureFixture
+) -> None:
+    ranks, followers = bare
+    heard: list[Any] = []
+    ranks.leader.on_event = lambda *event: heard.append(event)
+    for frame in (b"", b"\x00garbage", b"\x93\x01\x02\x03", b"\x91\xa4beat", b"\x91\xa7witness"):
+        followers[1].status.send(frame)
+    followers[1].status.send(pack([EVENT, "last", []]))
+    deadline = time.monotonic() + WAIT_S_MAX
+    while not heard and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert heard == [(1, "last", [])]
+    assert caplog.text.count("bad message of a rank dropped") == 5
+    assert not ranks.ends
+
+
+def test_ranks_whose_end_is_meant_are_not_lost(ranks: Ranks) -> None:
+    ranks.leader.let_go()
+    ranks.followers[1].close()
+    time.sleep(3 * leader_link.TICK_S)
+    assert ranks.ends.keys() <= {1}
+
+
+def test_a_rank_with_another_version_is_refused_with_both_values(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leader_link, "own_versions", lambda: {"mlx": "0.2"})
+    monkeypatch.setattr(follower_link, "own_versions", lambda: {"mlx": "0.1"})
+    ranks = Ranks(directory)
+
+    def start() -> None:
+        with pytest.raises(SystemExit):
+            ranks.leader.wait_for_all(lambda: 0 in ranks.ends)
+
+    starting = threading.Thread(target=start)
+    starting.start()
+    with pytest.raises(StartError, match=r"its mlx is 0\.1, and rank 0's is 0\.2"):
+        ranks.join(1)
+    assert ranks.end_of(0) == (
+        EXIT_CANNOT_START,
+        "rank 1 of 3 (127.0.0.1) cannot take part: its mlx is 0.1, and rank 0's is 0.2. "
+        "Install the same on both.",
+    )
+    starting.join()
+    ranks.close()
+
+
+def test_a_rank_that_nobody_waits_for_is_refused_and_the_others_go_on(ranks: Ranks) -> None:
+    with pytest.raises(StartError, match="waits for no rank at this machine"):
+        ranks.join(1)
+    with pytest.raises(StartError, match="waits for no rank"):
+        ranks.join(None)
+    threads = [answering(ranks.followers[2], 1)]
+    ranks.leader.tell("go on")
+    threads[0].join()
+    assert 0 not in ranks.ends

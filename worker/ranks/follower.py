@@ -1,0 +1,174 @@
+"""Carries out what rank 0 tells, on this rank's part of the model and its KV.
+
+A follower has no scheduler, no index and no clock: it decides nothing. Amid an operation of the
+decoder it comes to a question that rank 0 has to answer; then it does what it is told until
+`returned` comes. Owner: the thread that loaded the model.
+"""
+
+from collections.abc import Callable
+from typing import Any, Final, Protocol
+
+import mlx.core as mx
+from mlx_lm.generate import generation_stream
+
+from hearth.shared.errors import StartError
+from hearth.worker.engine.decode.batch_split import ReadCost
+from hearth.worker.engine.decode.decoding_sequence import Sequence
+from hearth.worker.engine.decode.sampler import TokenChoice
+from hearth.worker.engine.model_loader import LoadedModel
+from hearth.worker.kv.return_freed_memory import release_memory
+from hearth.worker.ranks.agreed_tokens import FollowingTokens, Sum
+from hearth.worker.ranks.disk.followed_disk import FollowedDisk, OpenStore
+from hearth.worker.ranks.followed_kv import FollowedKV
+from hearth.worker.ranks.following_engine import FollowingEngine, no_tokens
+from hearth.worker.ranks.rank_link import FollowerLink, Handle, Operation
+from hearth.worker.ranks.same_model import model_facts
+
+STOP: Final = "stop"
+RETURNED: Final = "returned"
+
+Do = Callable[..., Any]  # takes an operation's arguments; returns the answer, where one is asked
+
+
+class RankMemory(Protocol):
+    """Knows what this rank may take of its machine."""
+
+    def room(self) -> tuple[int, int]:
+        """Return the bytes that it may take, and those that it takes."""
+
+    def measure(self) -> None:
+        """Look at what is taken, every now and then; called after each operation."""
+
+
+class Follower:
+    """One of ranks 1 and up."""
+
+    def __init__(
+        self,
+        link: FollowerLink,
+        load: Callable[..., LoadedModel],
+        total: Sum,
+        memory: RankMemory,
+        open_store: OpenStore,
+    ) -> None:
+        """`load` is called with what `load` is told with; it and `open_store` raise StartError."""
+        self._link = link
+        self._memory = memory
+        self._load_part = load
+        self._loaded: LoadedModel | None = None
+        self._engine: FollowingEngine | None = None
+        self._failure = ""  # to load
+        self._total = total
+        self._given: list[Any] = []  # the cache that the decoder gives back, amid its operation
+        self.kv = FollowedKV()
+        self.disk = FollowedDisk(link, self.kv, open_store)
+        self.operations: dict[str, Do] = {
+            "load": self._load,
+            "loaded": self._tell_loaded,
+            "engine": self._make_engine,
+            "new_cache": self._new_cache,
+            "prefill": self._prefill,
+            "cost": self._set_cost,
+            "add": self._add,
+            "step": self._step,
+            "remove": self._remove,
+            "given": self._take_given,
+            "release_memory": release_memory,
+            **self.kv.operations,
+            **self.disk.operations,
+        }
+
+    def run(self) -> None:
+        """Do as told until `stop`, on the stream that rank 0 computes on too."""
+        with mx.stream(generation_stream):
+            while (operation := self._link.next()).name != STOP:
+                self._do(operation)
+        self.disk.close()
+
+    def _do(self, operation: Operation) -> None:
+        self.kv.drop(operation.drops)
+        answer = self.operations[operation.name](*operation.arguments)
+        if operation.is_asked:
+            self._link.answer(answer)
+        self._memory.measure()
+
+    def _until_returned(self) -> Any:
+        """Do what rank 0 does amid an operation; return what that gave."""
+        while (operation := self._link.next()).name != RETURNED:
+            self._do(operation)
+        self.kv.drop(operation.drops)
+        (value,) = operation.arguments
+        return value
+
+    @property
+    def engine(self) -> FollowingEngine:
+        assert self._engine is not None, "rank 0 makes its engine before it uses it"
+        return self._engine
+
+    # ------------------------------------------------------------ start
+
+    def _load(self, *how: Any) -> None:
+        try:
+            self._loaded = self._load_part(*how)
+        except StartError as error:
+            self._failure = str(error)  # rank 0 asks for it, and tells the user
+
+    def _tell_loaded(self) -> list[Any]:
+        """Return why the part could not be loaded; else what it is, and three numbers of bytes.
+
+        Those of the part, those that this rank may take, and those that it takes.
+        """
+        loaded = self._loaded
+        if loaded is None:
+            return [self._failure, {}, 0, 0, 0]
+        return ["", model_facts(loaded), loaded.facts.weight_bytes, *self._memory.room()]
+
+    def _make_engine(self, batches: bool) -> bool:
+        tokens = FollowingTokens(self._link, self._total)
+        assert self._loaded is not None, "rank 0 has asked for that"
+        self._engine = FollowingEngine(self._loaded, batches, tokens, self._until_returned)
+        return self.engine.decoder.is_mergeable
+
+    def _new_cache(self, handle: Handle) -> None:
+        self.kv.caches[handle] = self.engine.new_cache()
+
+    def _prefill(self, handle: Handle, ids: list[int]) -> None:
+        self._link.witness("prefill", handle, len(ids))
+        self.engine.prefill(self.kv.caches[handle], ids)
+
+    # ------------------------------------------------------------ answers
+
+    def _set_cost(self, fields: list[Any]) -> None:
+        self.engine.decoder.cost = ReadCost(*fields)
+
+    def _add(self, key: str, handle: Handle, count: int, tail: list[int], tokens_max: int) -> None:
+        """Take in a sequence. Of its `count` tokens before the tail nobody here needs the ids."""
+        sequence = Sequence(
+            key=key,
+            cache=self.kv.caches[handle],
+            tokens=[0] * count,
+            tail=tail,
+            choice=TokenChoice(no_tokens, (), None),
+            tokens_max=tokens_max,
+            before_forward=lambda _count: self._until_returned(),
+            before_join=self._until_returned,
+            join_bytes=self._until_returned,
+            take_back=self._take_back,
+        )
+        self.engine.decoder.add(sequence)
+
+    def _take_back(self, cache: list[Any]) -> None:
+        self._given = cache
+        self._until_returned()
+
+    def _take_given(self, handle: Handle) -> None:
+        self.kv.caches[handle], self._given = self._given, []
+
+    def _step(self) -> None:
+        sampled = self.engine.decoder.step()
+        self._link.witness("said", [one.token_id for one in sampled])
+
+    def _remove(self, key: str, said: int | None, handle: Handle) -> None:
+        left = self.engine.decoder.remove(key, said)
+        if left is not None:
+            self.kv.caches[handle] = left.cache

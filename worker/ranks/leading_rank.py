@@ -1,0 +1,165 @@
+"""Makes rank 0's parts of a worker whose model is computed by several processes.
+
+Owner: the inference thread.
+"""
+
+import dataclasses
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import mlx.core as mx
+
+from hearth.shared.errors import StartError
+from hearth.shared.settings_from_env import Settings
+from hearth.worker.disk.disk_thread import DiskThread
+from hearth.worker.disk.file_store import FileStore
+from hearth.worker.engine.compute_dtype import ComputeDtype
+from hearth.worker.engine.engine import Engine
+from hearth.worker.engine.forward_memory import ForwardMemory
+from hearth.worker.engine.model_loader import LoadedModel
+from hearth.worker.engine.vision.image_encoding_and_positions import ImageEncoder
+from hearth.worker.kv.layer_adapters import LayerMap
+from hearth.worker.ranks.agreed_tokens import Sum, sum_over
+from hearth.worker.ranks.disk.leading_disk_thread import lead_disk
+from hearth.worker.ranks.follower import STOP
+from hearth.worker.ranks.leading_engine import LeadingEngine
+from hearth.worker.ranks.leading_layer_map import LeadingLayerMap
+from hearth.worker.ranks.named_kv import Telling
+from hearth.worker.ranks.rank_link import LeaderLink, RankRoom
+from hearth.worker.ranks.same_model import check_same_model, model_facts
+from hearth.worker.ranks.sharded_model import Sharded
+from hearth.worker.ranks.start_ranks import start_ranks
+from hearth.worker.setup.rank_setup import SingleRank
+
+log = logging.getLogger(__name__)
+
+
+def lead(
+    settings: Settings, worker_id: int, endpoint: str, is_over: Callable[[], bool]
+) -> SingleRank:
+    """Start the other ranks of a model, and return this one's parts. Inference thread.
+
+    Raises:
+        StartError: a setting asks for what several ranks cannot do, or they cannot be started.
+        SystemExit: the process ends.
+    """
+    refuse_settings(settings)
+    started = start_ranks(settings, worker_id, endpoint, is_over)
+
+    def close() -> None:
+        started.link.close()
+        started.processes.close()
+
+    return LeadingRank(started.link, started.group, settings.rank_split, close)
+
+
+def refuse_settings(settings: Settings) -> None:
+    """Raise StartError where a setting asks for what several ranks cannot do."""
+    asked = {
+        "KV_BITS": str(settings.kv_bits or ""),
+        "DRAFT_MODEL": settings.draft_model,
+        "ADAPTERS": ",".join(name for name, _ in settings.adapters),
+    }
+    for name, value in asked.items():
+        if value:
+            raise StartError(
+                f"RANKS is {settings.ranks} and {name} is {value!r}, which a model over several "
+                f"ranks cannot have (docs/ranks.md). Leave {name} empty, or set RANKS=1."
+            )
+
+
+class LeadingRank(SingleRank):
+    """Rank 0 of several, with the link to the others. See `SingleRank`."""
+
+    def __init__(
+        self,
+        link: LeaderLink,
+        group: mx.distributed.Group,
+        split: str,
+        close: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`split` is RANK_SPLIT; `close` ends the link and the processes."""
+        self._close = close
+        self.telling = Telling(link)
+        self._group = group
+        self._split = split
+        self._total: Sum = sum_over(group)
+        self._rooms: dict[int, RankRoom] = {}  # at the start, of ranks whose heartbeat says none
+        self._byte_share = 1.0
+        self._is_serving = False
+        self.ranks_here = _alike(link.hosts, 0)
+
+    def part(self, admit: Callable[[int], None]) -> Sharded:
+        self._part = Sharded(self._group, self._split, admit, self._tell_load)
+        return self._part
+
+    def _tell_load(self, dtype: ComputeDtype) -> None:
+        """Have the others load their parts while this one does."""
+        hosts = self.telling.link.hosts
+        here = [_alike(hosts, rank) for rank in range(len(hosts))]
+        self.telling.tell("load", dtype.name, here)
+
+    def joined(self, loaded: LoadedModel) -> LoadedModel:
+        nbytes = loaded.facts.weight_bytes
+        hosts, others = self.telling.link.hosts, []
+        for rank, (failure, facts, theirs, *room) in enumerate(self.telling.ask("loaded"), 1):
+            if failure:
+                raise StartError(f"Rank {rank} ({hosts[rank]}) cannot load its part: {failure}")
+            nbytes += theirs
+            self._rooms[rank] = RankRoom(*room)
+            others.append(facts)
+        check_same_model(model_facts(loaded), others, hosts)
+        whole = dataclasses.replace(
+            loaded.facts, weight_bytes=nbytes, parameter_count=self._part.parameter_count
+        )
+        return dataclasses.replace(loaded, facts=whole)
+
+    def engine(
+        self,
+        loaded: LoadedModel,
+        batches: bool,
+        vision: ImageEncoder | None = None,
+        packed: tuple[int, int] | None = None,
+        trees: bool = False,
+    ) -> Engine:
+        assert vision is None and packed is None, "neither comes to several ranks"
+        self._is_serving = True
+        return LeadingEngine(loaded, batches, self.telling, self._total)
+
+    def layer_map(self, probe: list[Any]) -> LayerMap:
+        layers = LeadingLayerMap(probe, self.telling)
+        self._byte_share = layers.byte_share
+        return layers
+
+    def disk_thread(self, file_store: FileStore, queue_bytes: int) -> DiskThread:
+        return lead_disk(self.telling, file_store, queue_bytes)
+
+    def forward(self, forward: ForwardMemory) -> ForwardMemory:
+        """A rank with a part of the heads computes scores of those alone."""
+        if self._split == "pipeline":
+            return forward
+        return dataclasses.replace(forward, pair_bytes=forward.pair_bytes // self._group.size())
+
+    def limit(self, used: int) -> int:
+        told = dict(self.telling.link.rooms)  # of no bytes, until a rank has looked
+        rooms = self._rooms | {rank: room for rank, room in told.items() if room.limit_bytes}
+        left = min(room.limit_bytes - room.used_bytes for room in rooms.values())
+        return used + int(left / self._byte_share)
+
+    def tidy(self) -> None:
+        if self.telling.is_quiet():
+            self.telling.tell("release_memory")
+
+    def end(self) -> None:
+        if self._is_serving:  # else some may load for minutes yet
+            self.telling.ask(STOP)  # they have written by then
+        self._close()
+
+    def note_broken(self) -> None:
+        self.telling.link.wait_for_failure()
+
+
+def _alike(hosts: Any, rank: int) -> int:
+    """Return how many ranks are on the machine of `rank`."""
+    return [*hosts].count(hosts[rank])

@@ -1,0 +1,81 @@
+"""Loads one rank's part of a model, by what mlx-lm's own models offer for it.
+
+`shard` gives a rank some heads of every layer, and of its experts; `pipeline` gives it some of the
+layers. Both are taken before anything is read, so that a rank reads no more than its part.
+Owner: the thread that computes.
+"""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import mlx.core as mx
+from mlx.utils import tree_flatten
+from mlx_lm.utils import get_total_parameters, load_model
+
+from hearth.shared.errors import StartError
+from hearth.worker.engine.compute_dtype import ComputeDtype
+from hearth.worker.engine.model_loader import text_tokenizer
+
+# What a config names that every rank has an equal part of, where layers are split.
+_SPLIT_COUNTS: Final = (
+    *("num_attention_heads", "num_key_value_heads"),
+    *("linear_num_key_heads", "linear_num_value_heads"),
+)
+
+
+class Sharded:
+    """This rank's part of a text model, as `load_model` has it loaded."""
+
+    def __init__(
+        self,
+        group: mx.distributed.Group,
+        split: str,
+        admit: Callable[[int], None],
+        on_dtype: Callable[[ComputeDtype], None] = lambda _dtype: None,
+    ) -> None:
+        """`split` is RANK_SPLIT; `admit` takes the part's bytes, `on_dtype` what is computed in."""
+        self._group = group
+        self._split = split
+        self._admit = admit
+        self.note_dtype = on_dtype
+        self.parameter_count = 0  # of the whole model
+
+    def load(self, directory: Path, runs_code: bool) -> tuple[Any, Any, dict[str, Any]]:
+        """See `ModelPart`.
+
+        Raises:
+            StartError: the model cannot be split so, or its part does not fit.
+        """
+        model, config = load_model(directory, lazy=True, trust_remote_code=runs_code)
+        self.parameter_count = int(get_total_parameters(model))
+        kind = str(config.get("model_type", "unknown"))
+        if self._split == "pipeline":
+            self._take_layers(model, kind)
+        else:
+            self._take_heads(model, kind, config.get("text_config") or config)
+        self._admit(sum(array.nbytes for _, array in tree_flatten(model.parameters())))
+        return model, text_tokenizer(directory, config, runs_code), config
+
+    def _take_heads(self, model: Any, kind: str, text: Mapping[str, Any]) -> None:
+        if not hasattr(model, "shard"):
+            raise StartError(
+                f"RANKS is {self._group.size()}, and mlx-lm cannot split models of type {kind!r} "
+                "over ranks (docs/ranks.md lists those that it can). Set RANKS=1."
+            )
+        for name in _SPLIT_COUNTS:
+            if (text.get(name) or 0) % self._group.size():
+                raise StartError(
+                    f"RANKS is {self._group.size()}, and the model has {name}={text[name]}, which "
+                    "is no multiple of it. Set RANKS to a divisor of that."
+                )
+        model.shard(self._group)
+
+    def _take_layers(self, model: Any, kind: str) -> None:
+        network: Any = getattr(model, "model", None)
+        if not hasattr(network, "pipeline"):
+            raise StartError(
+                f"RANK_SPLIT is pipeline, and mlx-lm has no pipeline for models of type {kind!r} "
+                "(docs/ranks.md lists those that have one). Set RANK_SPLIT=tensor."
+            )
+        network.pipeline(self._group)

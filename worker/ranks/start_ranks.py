@@ -1,0 +1,119 @@
+"""Has rank 0 of a model wait for the other ranks, before it loads its part."""
+
+import dataclasses
+import functools
+import logging
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from hearth.shared.errors import StartError
+from hearth.shared.settings_from_env import Settings
+from hearth.shared.start_failure_file import leave_reason
+from hearth.shared.zmq_rank_port import RankContext
+from hearth.shared.zmq_transport import RANK_NAME, CurveKeys, curve_keys, ipc_endpoint
+from hearth.worker.ranks.transport.leader_link import LinkTerms, TransportLeaderLink
+from hearth.worker.ranks.transport.rank_hosts import are_local, read_hosts
+from hearth.worker.ranks.transport.rank_processes import FOLLOWER, RankProcesses
+from hearth.worker.ranks.transport.tensor_group import join_group, plan_tensors
+
+log = logging.getLogger(__name__)
+
+# What a follower computes follows from these; it has them from rank 0. What is a machine's own
+# (directories, memory, keys, leave to run a model's code) is not among them.
+TOLD_SETTINGS: Final = (
+    *("model_path", "dtype", "prefill_chunk", "max_kv_size", "use_kv_cache", "cache_exact"),
+    *("kv_bits", "kv_group_size", "quantized_kv_start"),
+    *("cache_store_bits", "kv_quant_scheme", "cache_store_quant_min_tokens", "kv_disk_state_bits"),
+    *("live_slots_max", "max_concurrent_requests", "stall_seconds", "shutdown_flush_seconds"),
+    *("ranks", "rank_backend", "rank_split", "max_kv_size_gb"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class StartedRanks:
+    """What rank 0 has once all ranks are there."""
+
+    link: TransportLeaderLink
+    group: Any  # mx.distributed.Group
+    processes: RankProcesses  # of this machine
+
+
+def start_ranks(
+    settings: Settings,
+    worker_id: int,
+    endpoint: str,
+    is_over: Callable[[], bool] = lambda: False,
+    command: Sequence[str] = FOLLOWER,
+) -> StartedRanks:
+    """Start the ranks of this machine, wait for the others, and join them all. Inference thread.
+
+    `endpoint` is the worker's own, beside which it leaves for the supervisor why it ended.
+
+    Raises:
+        StartError: a setting is wrong, or MLX cannot connect the ranks.
+        SystemExit: the process ends.
+    """
+    hosts = read_hosts(settings.rank_hosts, settings.ranks)
+    local = are_local(hosts)
+    tensors = plan_tensors(settings.rank_backend, hosts, local)
+    terms = LinkTerms(hosts, settings.stall_seconds, tensors, told_settings(settings))
+    keys = rank_keys(settings) if settings.rank_hosts else None
+    processes = RankProcesses()
+    end = functools.partial(end_worker, endpoint, processes)
+    context = RankContext(keys, is_leader=True)
+    link = TransportLeaderLink(terms, context, _endpoints(settings, worker_id, hosts[0].name), end)
+    ranks = [rank for rank in range(1, settings.ranks) if local[rank]]
+    processes.start(ranks, link.endpoint, link.lose, command)
+    elsewhere = [host.name for host, is_here in zip(hosts, local, strict=True) if not is_here]
+    if elsewhere:
+        log.info("waiting for ranks on %s: run there %s", ", ".join(elsewhere), _join_hint(link))
+    link.wait_for_all(is_over)
+    return StartedRanks(link, join_group(tensors, 0, settings.ranks), processes)
+
+
+def _join_hint(link: TransportLeaderLink) -> str:
+    return f"hearth ranks join {link.endpoint.removeprefix('tcp://')}"
+
+
+def told_settings(settings: Settings) -> dict[str, Any]:
+    return {name: getattr(settings, name) for name in TOLD_SETTINGS}
+
+
+def with_told(settings: Settings, told: dict[str, Any]) -> Settings:
+    """Return a follower's settings with those that rank 0 told it.
+
+    Raises:
+        StartError: rank 0 told others than this rank knows.
+    """
+    if told.keys() != set(TOLD_SETTINGS):
+        raise StartError("Rank 0 tells other settings than this rank knows: update both.")
+    return dataclasses.replace(settings, **told)
+
+
+def rank_keys(settings: Settings) -> CurveKeys:
+    """Return the keys with which ranks on several machines know each other. Raises: StartError."""
+    return curve_keys(settings.curve_keys_dir, RANK_NAME, RANK_NAME)
+
+
+def _endpoints(settings: Settings, worker_id: int, host: str) -> tuple[str, str]:
+    if settings.rank_hosts:
+        shown = f"[{host}]" if ":" in host else host
+        return f"tcp://{shown}:{settings.rank_port}", f"tcp://{shown}:0"
+    directory = settings.instance_dir
+    names = (f"ranks-{worker_id}.sock", f"ranks-{worker_id}-told.sock")
+    return ipc_endpoint(directory / names[0]), ipc_endpoint(directory / names[1])
+
+
+def end_worker(endpoint: str, processes: RankProcesses, code: int, why: str) -> None:
+    """Leave the reason for the supervisor and end this process, whatever its threads do.
+
+    One of them may hang in a collective for ever, and none has anything that could still be told.
+    """
+    try:
+        leave_reason(endpoint, why)
+    except OSError as error:
+        log.warning("the supervisor is not told why: %s", error)
+    processes.kill()
+    os._exit(code)

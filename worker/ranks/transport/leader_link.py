@@ -1,0 +1,307 @@
+"""Tells the other ranks what to do from rank 0; asks, compares and watches them."""
+
+import logging
+import secrets
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final
+
+from hearth.shared.errors import EXIT_CANNOT_START, EXIT_RANK_LOST, WireError
+from hearth.shared.suspending_clock import awake_s
+from hearth.shared.zmq_rank_port import RankContext, RankGone, RankRouter
+from hearth.worker.ranks.rank_link import (
+    OnEvent,
+    OperationFrames,
+    RankLost,
+    RankMismatch,
+    RankRoom,
+    Value,
+    pack,
+    unpack,
+)
+from hearth.worker.ranks.transport.link_messages import (
+    BEAT,
+    EVENT,
+    FAILED,
+    HELLO,
+    HERE,
+    REFUSED,
+    WELCOME,
+    WITNESS,
+    RankWelcome,
+    difference,
+    message,
+    own_versions,
+)
+from hearth.worker.ranks.transport.rank_hosts import RankHost, are_local
+from hearth.worker.ranks.transport.rank_watch import RankBeat, RankWatch
+from hearth.worker.ranks.witness_comparison import WitnessComparison
+
+log = logging.getLogger(__name__)
+
+TICK_S: Final = 0.25
+STOOD_STILL_S: Final = 2.0  # between two ticks: this process itself did not run
+CHECK_S: Final = 0.5  # between two looks at whether the process ends
+FAILURE_WAIT_S: Final = 2.0  # for the link to find which rank's end made a collective fail
+
+End = Callable[[int, str], None]  # (exit code, why); ends the process
+
+
+@dataclass(frozen=True, slots=True)
+class LinkTerms:
+    """What rank 0 and the others agree on."""
+
+    hosts: Sequence[RankHost]
+    stall_s: float = 0.0
+    tensors: dict[str, Any] = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)
+
+
+class TransportLeaderLink:
+    """Rank 0's end; see `LeaderLink` for what the inference thread calls.
+
+    Its own thread takes what followers say, sends them a sign of life each TICK_S, which fails
+    where one is gone, and ends the process once a rank is lost: the inference thread may hang in
+    a collective by then.
+    Invariant: `end` is called once at most, with the first reason.
+    """
+
+    def __init__(
+        self, terms: LinkTerms, context: RankContext, endpoints: tuple[str, str], end: End
+    ) -> None:
+        """Bind both endpoints: of what followers say, and of operations. Raises: StartError."""
+        self.hosts = [host.name for host in terms.hosts]
+        self.size = len(self.hosts)
+        self.on_event: OnEvent = lambda rank, name, arguments: None
+        self.rooms: dict[int, RankRoom] = {}
+        self.failure = ""
+        self._terms, self._context, self._end = terms, context, end
+        self._status = RankRouter(context, endpoints[0])
+        self._operations = RankRouter(context, endpoints[1])
+        self._are_local = are_local(tuple(terms.hosts))
+        self._secret = secrets.token_bytes(16)
+        self._versions = own_versions()
+        self._frames = OperationFrames()
+        self._comparison = WitnessComparison(range(1, self.size))
+        self._watch = RankWatch(self.hosts, terms.stall_s, awake_s())
+        self._ranks: dict[bytes, int] = {}  # by the name that a connection has; link's thread
+        self._peers: dict[int, bytes] = {}  # of the operations' connections; inference thread
+        self._are_all_in = threading.Event()
+        self._is_closed = threading.Event()
+        self._is_ending = False
+        self._failing = threading.Lock()
+        self._thread = threading.Thread(target=self._run, name="ranks", daemon=True)
+
+    @property
+    def endpoint(self) -> str:
+        """Return where followers say hello."""
+        return self._status.endpoint
+
+    # ------------------------------------------------------------ the inference thread
+
+    def wait_for_all(self, is_over: Callable[[], bool]) -> None:
+        """Wait until every follower is there. Raises: SystemExit, where the process ends."""
+        self._thread.start()
+        while not self._are_all_in.wait(CHECK_S):
+            if is_over():
+                raise SystemExit
+        while len(self._peers) < self.size - 1:
+            self._take_here()
+            if is_over():
+                raise SystemExit
+
+    def tell(self, name: str, *arguments: Value, drops: Sequence[int] = ()) -> None:
+        self._send(self._frames.write(name, arguments, drops, is_asked=False))
+
+    def ask(self, name: str, *arguments: Value, drops: Sequence[int] = ()) -> list[Any]:
+        self._send(self._frames.write(name, arguments, drops, is_asked=True))
+        answers: dict[bytes, Any] = {}
+        while len(answers) < self.size - 1:
+            came = self._operations.receive(CHECK_S)
+            self._check_failure()
+            if came is not None and came[0] in self._peers.values():
+                answers[came[0]] = unpack(came[2])
+        return [answers[self._peers[rank]] for rank in range(1, self.size)]
+
+    def witness(self, *facts: Value) -> None:
+        self._comparison.note_own(pack(facts))
+
+    def let_go(self) -> None:
+        """Take no rank for lost from now on: this process ends, and the others with it."""
+        self._is_ending = True
+
+    def wait_for_failure(self) -> None:
+        """Wait until this link finds which rank is lost, which may end the process.
+
+        Called where a computation failed, as collectives do when the rank beside is gone.
+        """
+        self._is_closed.wait(FAILURE_WAIT_S)
+
+    def _send(self, frame: bytes) -> None:
+        for rank, peer in self._peers.items():
+            try:
+                self._operations.send(peer, frame)
+            except RankGone as error:
+                self.lose(rank, str(error))
+        self._check_failure()
+
+    def _check_failure(self) -> None:
+        """Raise RankLost where `end` returned, as it does in tests."""
+        if self.failure:
+            raise RankLost(self.failure)
+
+    def _take_here(self) -> None:
+        came = self._operations.receive(CHECK_S)
+        if came is None:
+            return
+        try:
+            kind, rank, secret = message(came[2])
+        except (WireError, ValueError) as error:
+            log.warning("bad message of a rank dropped: %s", error)
+            return
+        if kind == HERE and secret == self._secret and rank in range(1, self.size):
+            self._peers[rank] = came[0]
+
+    # ------------------------------------------------------------ any thread
+
+    def lose(self, rank: int, why: str) -> None:
+        """End the process because `rank` is gone."""
+        self._fail(f"{self._watch.name(rank)} is gone: {why}")
+
+    def _fail(self, why: str, code: int = EXIT_RANK_LOST) -> None:
+        with self._failing:
+            if self.failure or self._is_ending:
+                return
+            self.failure = why
+        log.error("all ranks end: %s", why)
+        self._end(code, why)
+
+    # ------------------------------------------------------------ the link's thread
+
+    def _run(self) -> None:
+        try:
+            self._watch_all()
+        except Exception:
+            log.exception("the thread of the ranks broke")
+            self._fail("rank 0's own thread for the other ranks broke; the log says how")
+
+    def _watch_all(self) -> None:
+        ticked_at = awake_s()
+        while not self._is_closed.is_set():
+            came = self._status.receive(TICK_S)
+            if came is not None:
+                self._take(*came)
+            now_s = awake_s()
+            if now_s - ticked_at >= TICK_S:
+                self._tick(now_s, now_s - ticked_at)
+                ticked_at = now_s
+
+    def _tick(self, now_s: float, elapsed_s: float) -> None:
+        if elapsed_s > STOOD_STILL_S:
+            self._watch.stood_still(now_s)
+        for peer, rank in list(self._ranks.items()):
+            self._send_life(peer, rank)
+        if self._are_all_in.is_set() and (wrong := self._watch.check(now_s)):
+            self._fail(f"{wrong}. Is that machine awake, and its cable in?")
+
+    def _send_life(self, peer: bytes, rank: int) -> None:
+        try:
+            self._status.send(peer, b"")
+        except RankGone as error:
+            if self._are_all_in.is_set():
+                self.lose(rank, str(error))
+            else:
+                log.warning("%s left before all were there", self._watch.name(rank))
+                del self._ranks[peer]
+
+    def _take(self, peer: bytes, address: str, frame: bytes) -> None:
+        try:
+            kind, *items = message(frame)
+            rank = self._ranks.get(peer)
+            if rank is not None:
+                self._take_from(rank, kind, items)
+            elif kind == HELLO:
+                self._greet(peer, address, *items)
+        except (WireError, ValueError, TypeError) as error:
+            log.warning("bad message of a rank dropped: %s", error)
+
+    def _take_from(self, rank: int, kind: str, items: list[Any]) -> None:
+        now_s = awake_s()
+        self._watch.note_heard(rank, now_s)
+        try:
+            if kind == WITNESS:
+                self._comparison.note(rank, *items)
+            elif kind == EVENT:
+                self.on_event(rank, *items)
+            elif kind == BEAT:
+                self._take_beat(rank, now_s, *items)
+            elif kind == FAILED:
+                can_restart, why = items
+                code = EXIT_RANK_LOST if can_restart else EXIT_CANNOT_START
+                self._fail(f"{self._watch.name(rank)}: {why}", code)
+        except RankMismatch as error:
+            self._fail(f"the ranks computed different things at {error}")
+
+    def _take_beat(self, rank: int, now_s: float, *items: Any) -> None:
+        done, is_waiting, said, limit, used = items
+        told, own = self._frames.count, self._comparison.own_count
+        wrong = self._watch.note_beat(rank, RankBeat(done, is_waiting, said), told, own, now_s)
+        self.rooms[rank] = RankRoom(limit, used)
+        self._comparison.compare(rank)
+        if wrong:
+            self._fail(wrong)
+
+    def _greet(self, peer: bytes, address: str, rank: int | None, versions: Any) -> None:
+        """Let a follower in, or say why not."""
+        found = self._free_rank(address) if rank is None else rank
+        if found is None or not 0 < found < self.size or found in self._ranks.values():
+            text = f"rank 0 waits for no rank at {address or 'this machine'}: its host file has "
+            self._refuse(peer, text + ", ".join(self.hosts))
+        elif wrong := difference(self._versions, versions):
+            self._refuse(peer, f"{wrong}. Install the same on both.")
+            who = f"{self._watch.name(found)} cannot take part"
+            self._fail(f"{who}: {wrong}. Install the same on both.", EXIT_CANNOT_START)
+        else:
+            self._welcome(peer, found)
+
+    def _free_rank(self, address: str) -> int | None:
+        for rank, host in enumerate(self._terms.hosts):
+            is_free = rank and rank not in self._ranks.values() and not self._are_local[rank]
+            if is_free and address in host.addresses:
+                return rank
+        return None
+
+    def _refuse(self, peer: bytes, why: str) -> None:
+        log.warning("a rank is refused: %s", why)
+        self._answer(peer, [REFUSED, why])
+
+    def _welcome(self, peer: bytes, rank: int) -> None:
+        terms = self._terms
+        endpoint = self._operations.endpoint
+        welcome = RankWelcome(
+            rank, self._secret, endpoint, self.hosts, terms.tensors, terms.settings
+        )
+        self._answer(peer, [WELCOME, asdict(welcome)])
+        self._ranks[peer] = rank
+        self._watch.note_heard(rank, awake_s())
+        log.info("%s is there", self._watch.name(rank))
+        if len(self._ranks) == self.size - 1:
+            self._watch.stood_still(awake_s())
+            self._are_all_in.set()
+
+    def _answer(self, peer: bytes, items: list[Any]) -> None:
+        try:
+            self._status.send(peer, pack(items))
+        except RankGone:
+            log.warning("a rank that said hello is gone")
+
+    def close(self) -> None:
+        """Stop watching; followers find that rank 0 is gone. Not for the link's thread."""
+        self.let_go()
+        self._is_closed.set()
+        if self._thread.is_alive():
+            self._thread.join()
+        self._status.close()
+        self._operations.close()
+        self._context.close()
