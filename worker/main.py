@@ -264,8 +264,7 @@ class Worker:
         cut_rule = cut_rule_of(loaded, self._settings)
         steps.begin("cache")
         settings, rank = self._settings, self._rank
-        kv_manager = make_kv_manager(engine, loaded, settings, cut_rule, rank)
-        self._kv_manager = kv_manager
+        kv_manager = self._kv_manager = make_kv_manager(engine, loaded, settings, cut_rule, rank)
         self._wire.remote_kv = make_remote_kv(kv_manager, self._port.post, settings)
         self._requested_bits = make_requested_bits(engine, kv_manager, settings.ranks)
         forward = rank.forward(forward_of(loaded, cut_rule.grid))
@@ -414,10 +413,9 @@ class Worker:
             vision.form if vision is not None else None,
             loaded.facts.context_by,
         )
-        root = cache_root(loaded, self._settings)
-        facts = prompt_facts(loaded, root, builder, vocabulary, cut_rule, self._requested_bits)
+        roots = cache_root(loaded, self._settings), portable_root(loaded, self._settings)
+        facts = prompt_facts(loaded, roots, builder, vocabulary, cut_rule, self._requested_bits)
         facts = replace(facts, drafts=self._draft_policy, adapters=loaded.adapters.identities)
-        facts = replace(facts, portable_root=portable_root(loaded, self._settings))
         prompts = SessionPromptBuilder(builder, sessions, facts)
         thread = PromptThread(prompts, facts, self._settings, suspects)
         for number, lane in enumerate(self._jobs.lanes):

@@ -33,7 +33,7 @@ from hearth.worker.remote_kv.kv_sender import Post
 from hearth.worker.remote_kv.moved_files import (
     MovedFile,
     MoveRules,
-    Refused,
+    UnusableMove,
     moved_files,
     record_of,
 )
@@ -173,7 +173,7 @@ class KVReceiver:
                 self._begin(move, message)
             else:
                 self._go_on(move, message, heard_at)
-        except Refused as refusal:
+        except UnusableMove as refusal:
             self.counts[f"refused_{refusal.reason}"] += 1
             if refusal.reason not in HONEST and move.found is not None:
                 self._distrust(move.found.holder, refusal.reason)
@@ -189,7 +189,7 @@ class KVReceiver:
             self._end(move)
             return
         if move.found is not None or found.name not in move.ends:
-            raise Refused("answer")
+            raise UnusableMove("answer")
         move.found, end = found, move.ends[found.name]
         if self._refusals[found.holder] >= DISTRUST_AFTER:
             self.counts["distrusted"] += 1
@@ -210,7 +210,7 @@ class KVReceiver:
     def _go_on(self, move: Move, chunk: Chunk, heard_at: float) -> None:
         """Take a piece of the file that is fetched; put it into the store once it is whole."""
         if move.found is None:
-            raise Refused("answer")
+            raise UnusableMove("answer")
         file, size = move.files[0], len(chunk.data)
         if not size:
             self.counts["lost"] += 1
@@ -218,7 +218,7 @@ class KVReceiver:
             return
         is_asked = (chunk.file, chunk.offset) == (file.number, move.received)
         if not is_asked or size > min(CHUNK_BYTES, file.nbytes - move.received):
-            raise Refused("answer")
+            raise UnusableMove("answer")
         self.speed.note(move.found.holder, size, heard_at - move.fetched_at)
         self.counts["bytes"] += size
         if move.content is None:
@@ -253,14 +253,14 @@ class KVReceiver:
     def _put(self, move: Move, found: Found, file: MovedFile, content: NDArray[np.uint8]) -> None:
         record = record_of(file, content, found, move.query, self._rules.root)
         if not self._disk.file_store.put(record, is_needed=True):
-            raise Refused("by_disk")
+            raise UnusableMove("by_disk")
 
     def _distrust(self, holder: int, reason: str) -> None:
         self._refusals[holder] += 1
         if self._refusals[holder] == 1:
             log.warning(
-                "KV from worker %d is not taken, it is not what was asked for (%s). Said once; later "
-                "ones are counted (moves in /v1/cache). Look whose key that worker has.",
+                "KV from worker %d is not taken, it is not what was asked for (%s). Said once; "
+                "later ones are counted (moves in /v1/cache). Look whose key that worker has.",
                 holder,
                 reason,
             )

@@ -23,7 +23,7 @@ HEADER_BYTES: Final = 256 * 1024  # beside the arrays: their names, and the toke
 TOKEN_BYTES: Final = 16  # ... at most so many for each
 
 
-class Refused(Exception):
+class UnusableMove(Exception):
     """What another worker says or sends is not to be used. `reason` is a word to count by."""
 
     def __init__(self, reason: str) -> None:
@@ -84,28 +84,28 @@ def moved_files(
     system, MLX and settings are the same. Else they are fast.
 
     Raises:
-        Refused: they are not files of this prompt, or of no use here.
+        UnusableMove: they are not files of this prompt, or of no use here.
     """
     names = [parse(text, rules.cut_label) for text in found.files]
     theirs = [name for name in names if name is not None]
     if not len(names) == len(theirs) == len(found.sizes) <= MOVED_FILES_MAX:
-        raise Refused("names")
+        raise UnusableMove("names")
     is_same = found.root == rules.root
     if rules.is_exact and not (is_same and all(name.is_canonical for name in theirs)):
-        raise Refused("exact")
+        raise UnusableMove("exact")
     places = _places([name for name in theirs if name.kind is FileKind.ROWS], end, query, rules)
     files = []
     for number, (name, nbytes) in enumerate(zip(theirs, found.sizes, strict=True)):
         place = places.get((name.start, name.end))
         if place is None or place.token_count != name.token_count:
-            raise Refused("names")
+            raise UnusableMove("names")
         if not 0 < nbytes <= rules.sizes.file_max(name):
-            raise Refused("size")
+            raise UnusableMove("size")
         mine = replace(name, start=place.start, end=place.end)
         if not is_same:
             mine = replace(mine, is_canonical=False, rule="")
         elif mine != name:
-            raise Refused("names")
+            raise UnusableMove("names")
         files.append(MovedFile(number, name, mine, place.position, nbytes))
     return tuple(files)
 
@@ -126,12 +126,12 @@ def _places(
     """Return where the runs, one behind the other, lie in the prompt up to `end`: by their names.
 
     Raises:
-        Refused: they do not lead from its beginning to `end`.
+        UnusableMove: they do not lead from its beginning to `end`.
     """
     are_joined = all(one.end == other.start for one, other in pairwise(runs))
     ends = list(accumulate(run.token_count for run in runs))
     if not (runs and are_joined and ends[-1] == end):
-        raise Refused("path")
+        raise UnusableMove("path")
     root = query.root or rules.root
     joints = [(0, root), *zip(ends, prefix_hashes(root, query.tokens, ends), strict=True)]
     return {
@@ -146,15 +146,15 @@ def record_of(
     """Return what was sent as a record of this worker's, under its `root`.
 
     Raises:
-        Refused: it is damaged, or of other tokens than the prompt's.
+        UnusableMove: it is damaged, or of other tokens than the prompt's.
     """
     try:
         record = decode(content, PrefixHash(found.root), file.theirs)
     except Damaged as damage:
-        raise Refused(f"damaged_{damage.reason}") from damage
+        raise UnusableMove(f"damaged_{damage.reason}") from damage
     tokens = query.tokens[file.position : file.end]
     if record.position != file.position or not np.array_equal(record.tokens, tokens):
-        raise Refused("tokens")
+        raise UnusableMove("tokens")
     mine = file.mine
     return replace(
         record,

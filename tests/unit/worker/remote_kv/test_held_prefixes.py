@@ -1,4 +1,4 @@
-"""What a worker tells of its KV: each name once, as many as are remembered, none after a clear."""
+"""A worker tells of its KV each name once, as many as are remembered, none after a clear."""
 
 from hearth.shared.kv_move_messages import HELD_NAMES_MAX, Holds
 from hearth.worker.cache.block_hash import root_hash

@@ -8,7 +8,7 @@ from hypothesis import given, strategies as st
 from hearth.shared.kv_move_messages import Found
 from hearth.worker.cache.block_hash import PrefixHash, prefix_hashes, root_hash
 from hearth.worker.disk.file_names import FileName
-from hearth.worker.remote_kv.moved_files import ModelBytes, MoveRules, Refused, moved_files
+from hearth.worker.remote_kv.moved_files import ModelBytes, MoveRules, UnusableMove, moved_files
 from tests.helpers.worker.kv_movers import (
     FULL,
     ROW_BYTES,
@@ -48,7 +48,7 @@ def test_files_of_the_same_machine_stay_as_they_are() -> None:
 
 
 def test_who_claims_this_machines_root_has_to_have_its_names() -> None:
-    with pytest.raises(Refused, match="names"):
+    with pytest.raises(UnusableMove, match="names"):
         moved_files(replace(FOUND, root=M4), OURS.limit, OURS, rules(is_exact=True))
 
 
@@ -57,7 +57,7 @@ def test_a_file_larger_than_the_models_kv_can_be_is_refused() -> None:
     assert moved_files(replace(FOUND, sizes=sizes), OURS.limit, OURS, rules())
     for number in range(len(sizes)):
         larger = [*sizes[:number], sizes[number] + 1, *sizes[number + 1 :]]
-        with pytest.raises(Refused, match="size"):
+        with pytest.raises(UnusableMove, match="size"):
             moved_files(replace(FOUND, sizes=larger), OURS.limit, OURS, rules())
 
 
@@ -85,7 +85,7 @@ def test_no_lie_makes_a_file_that_is_not_the_prompts_own(
 ) -> None:
     try:
         files = moved_files(found, end, OURS, rules(is_exact=is_exact))
-    except Refused:
+    except UnusableMove:
         return
     assert not is_exact and files[-1].end <= end
     assert OURS.root is not None
