@@ -3,7 +3,7 @@
 from hearth.shared.kv_move_messages import HELD_NAMES_MAX, Holds
 from hearth.worker.cache.block_hash import root_hash
 from hearth.worker.remote_kv.held_prefixes import HeldPrefixes
-from tests.helpers.worker.kv_movers import RUN, prompt_of
+from tests.helpers.remote_kv.kv_movers import RUN, prompt_of
 
 HERE, ELSEWHERE = root_hash(["here"]), root_hash(["elsewhere"])
 TALK = list(range(20 * RUN + 1))

@@ -13,7 +13,7 @@ from hearth.worker.cache.extent_store import Layout
 from hearth.worker.disk.file_names import FileKind
 from hearth.worker.disk.resume_files import resume_files
 from hearth.worker.remote_kv import kv_receiver
-from tests.helpers.worker.kv_movers import (
+from tests.helpers.remote_kv.kv_movers import (
     FULL,
     PLAIN,
     RUN,

@@ -10,7 +10,7 @@ import pytest
 from hearth.worker.disk.file_format import Array, Record
 from hearth.worker.disk.file_names import FileKind, FileName
 from scripts.harness.socketless_worker import machine
-from tests.helpers.worker.joined_workers import Joined, JoinedWorkers
+from tests.helpers.remote_kv.joined_workers import Joined, JoinedWorkers
 from tests.helpers.worker.kv_prompts import KINDS, follow, prompt
 
 

@@ -9,7 +9,7 @@ from hearth.shared.kv_move_messages import Found
 from hearth.worker.cache.block_hash import PrefixHash, prefix_hashes, root_hash
 from hearth.worker.disk.file_names import FileName
 from hearth.worker.remote_kv.moved_files import ModelBytes, MoveRules, UnusableMove, moved_files
-from tests.helpers.worker.kv_movers import (
+from tests.helpers.remote_kv.kv_movers import (
     FULL,
     ROW_BYTES,
     RULE,
