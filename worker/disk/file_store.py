@@ -102,6 +102,9 @@ class FileStore:
         """Return what a record's file counts, 0 where there is none."""
         return self._found.nbytes(name)
 
+    def path_of(self, name: FileName) -> Path:
+        return self._home / name.file_name
+
     def hide_all(self) -> None:
         """Find nothing more until `clear` has removed it."""
         self._found = FileIndex()
