@@ -110,7 +110,7 @@ class Visit:
     async def shoot(self, name: str) -> None:
         await self.chat.shoot(self.artefacts, name)
 
-    async def check_deadlines(self, state: str, looks: tuple[str, ...] = tuple(LOOKS)) -> None:
+    async def look_around(self, state: str, looks: tuple[str, ...] = tuple(LOOKS)) -> None:
         """Look at what is shown in each way, and have axe-core do so."""
         for name in looks:
             await self.chat.look(name)
@@ -134,7 +134,7 @@ class Visit:
         )
         (seen.first_line,) = await self.chat.texts(".cache-line")
         seen.spoken = await tab.value(STATE)
-        await self.check_deadlines("answer")
+        await self.look_around("answer")
         seen.names = await tab.names()
 
     async def edit(self) -> None:
@@ -175,7 +175,7 @@ class Visit:
             "result": await self.chat.texts(".tool-result"),
             "asked": self.server.asked()[-1].tools,
         }
-        await self.check_deadlines("tool", ("light",))
+        await self.look_around("tool", ("light",))
 
     async def stop(self) -> None:
         """Stop a long answer with Esc; what came stays."""

@@ -127,7 +127,7 @@ async def sign_in(tab: Page, url: str, artefacts: Path) -> dict[str, Any]:
     return told
 
 
-async def check_deadlines(tab: Page, seen: Seen, artefacts: Path) -> None:
+async def look_around(tab: Page, seen: Seen, artefacts: Path) -> None:
     await tab.value(CHECKS)
     for name, look in LOOKS.items():
         await tab.look(*look)
@@ -203,7 +203,7 @@ async def watched(server: Server, devtools: str, artefacts: Path) -> Seen:
         await tab.value("document.getElementById('entries').open = true")
         await tab.value(pause(2500))
         await read_values(tab, seen, http)
-        await check_deadlines(tab, seen, artefacts)
+        await look_around(tab, seen, artefacts)
         seen.names = await tab.names()
         await go_by_keyboard(tab, seen)
         await go_on(tab, seen, http)
