@@ -21,8 +21,8 @@ from hearth.worker.ranks.agreed_tokens import FollowingTokens, Sum, checksum
 from hearth.worker.ranks.disk.followed_disk import FollowedDisk, OpenStore
 from hearth.worker.ranks.followed_kv import FollowedKV
 from hearth.worker.ranks.following_engine import FollowingEngine, no_tokens
+from hearth.worker.ranks.loading.same_model import model_facts
 from hearth.worker.ranks.rank_link import FollowerLink, Handle, Operation
-from hearth.worker.ranks.same_model import model_facts
 
 STOP: Final = "stop"
 RETURNED: Final = "returned"

@@ -22,8 +22,8 @@ from hearth.worker.engine.model_loader import LoadedModel, load_model, weights_o
 from hearth.worker.ranks.agreed_tokens import sum_over
 from hearth.worker.ranks.disk.open_followed_store import open_followed_store
 from hearth.worker.ranks.follower import Follower
+from hearth.worker.ranks.loading.sharded_model import Sharded
 from hearth.worker.ranks.rank_link import FollowerLink
-from hearth.worker.ranks.sharded_model import Sharded
 from hearth.worker.setup.kv_setup import identify
 
 MEASURE_S: Final = 0.5

@@ -16,7 +16,7 @@ from hearth.worker.ranks.rank_link import (
     pack,
     unpack,
 )
-from hearth.worker.ranks.witness_comparison import WitnessComparison
+from hearth.worker.ranks.transport.witness_comparison import WitnessComparison
 
 ANSWER_WAIT_S: Final = 30.0
 

@@ -37,7 +37,7 @@ from hearth.worker.ranks.transport.link_messages import (
 )
 from hearth.worker.ranks.transport.rank_hosts import RankHost, are_local
 from hearth.worker.ranks.transport.rank_watch import RankBeat, RankWatch
-from hearth.worker.ranks.witness_comparison import WitnessComparison
+from hearth.worker.ranks.transport.witness_comparison import WitnessComparison
 
 log = logging.getLogger(__name__)
 

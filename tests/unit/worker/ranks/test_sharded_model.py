@@ -9,7 +9,7 @@ import pytest
 from mlx.utils import tree_flatten
 
 from hearth.shared.errors import StartError
-from hearth.worker.ranks.sharded_model import Sharded
+from hearth.worker.ranks.loading.sharded_model import Sharded
 from scripts.fixtures.fixture_cache import fixture_dir
 
 
