@@ -12,7 +12,7 @@ from hearth.worker.disk.file_store import FileStore
 from hearth.worker.prompt.prefill_cuts import CutRule
 from scripts.harness.socketless_worker import CHUNK, Machine, loaded, marks
 from scripts.harness.store_builders import ROOT
-from tests.helpers.worker.replica_ranks import (
+from tests.helpers.ranks.replica_ranks import (
     ReplicaRanks,
     check_followed,
     ranked_machine,
