@@ -1,4 +1,4 @@
-"""What people are told of ranks: who takes how much, and what is off."""
+"""People are told who of the ranks takes how much, and what is off."""
 
 from pathlib import Path
 
@@ -6,8 +6,8 @@ from hearth.shared.settings_from_env import load_settings
 from hearth.worker.disk.file_names import is_of_today
 from hearth.worker.disk.open_file_store import GB
 from hearth.worker.ranks.disk.open_followed_store import open_followed_store
+from hearth.worker.ranks.leading_rank import rank_report
 from hearth.worker.ranks.rank_link import RankRoom
-from hearth.worker.ranks.rank_report import rank_report
 from hearth.worker.ranks.start_ranks import OFF
 from tests.helpers.records.disk_records import ROOT
 
