@@ -5,7 +5,7 @@ Owner: the inference thread.
 
 import dataclasses
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -29,8 +29,7 @@ from hearth.worker.ranks.loading.same_model import check_same_model, model_facts
 from hearth.worker.ranks.loading.sharded_model import Sharded
 from hearth.worker.ranks.named_kv import Telling
 from hearth.worker.ranks.rank_link import LeaderLink, RankRoom
-from hearth.worker.ranks.rank_report import OFF, rank_report
-from hearth.worker.ranks.start_ranks import start_ranks
+from hearth.worker.ranks.start_ranks import OFF, start_ranks
 from hearth.worker.setup.rank_setup import SingleRank
 
 log = logging.getLogger(__name__)
@@ -152,6 +151,18 @@ class LeadingRank(SingleRank):
 
     def note_broken(self) -> None:
         self.telling.link.wait_for_failure()
+
+
+def rank_report(
+    hosts: Sequence[str], split: str, used_bytes: int, rooms: Mapping[int, RankRoom]
+) -> dict[str, Any]:
+    """Return for `/v1/cache` the ranks; `used_bytes` are rank 0's, `rooms` the others'."""
+    rows: list[dict[str, Any]] = [{"rank": 0, "host": hosts[0], "used_bytes": used_bytes}]
+    for rank, host in enumerate(hosts[1:], 1):
+        room = rooms.get(rank, RankRoom(0, 0))
+        row = {"rank": rank, "host": host, "used_bytes": room.used_bytes}
+        rows.append(row | {"limit_bytes": room.limit_bytes})
+    return {"count": len(hosts), "split": split, "ranks": rows, "off": dict(OFF)}
 
 
 def _alike(hosts: Any, rank: int) -> int:
