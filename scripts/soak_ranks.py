@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Does random operations on a model over ranks and compares every answer with a cold one.
+"""Plays random operations on a model over ranks and compares every answer with a cold one.
 
     python -m scripts.soak_ranks [--minutes 60 | --episodes N] [--ranks 2] [--seed S] [--json FILE]
     python -m scripts.soak_ranks --plant order|dropped|changed|noise [--after N]

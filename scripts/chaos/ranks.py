@@ -31,8 +31,8 @@ import psutil
 from hearth.commands.server_client import table
 from scripts.chaos.judge_replies import End, Said, judge
 from scripts.chaos.own_server import OwnServer, ServerError, is_alive
+from scripts.chaos.rank_server import followers_of, rank_settings, worker_of
 from scripts.fixtures.rank_fixtures import RANKED_NAMES, rank_fixture_dir
-from scripts.harness.ranks.rank_server import followers_of, rank_settings, worker_of
 from scripts.harness.ranks.rank_talk import errand, system_message, user_message
 
 Moment = Literal["prefill", "decode", "disk"]

@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import mlx.core as mx
@@ -19,7 +19,7 @@ from hearth.worker.engine import mlx_memory
 from hearth.worker.engine.engine import leave_device
 from hearth.worker.engine.footprint import MemoryUse
 from hearth.worker.engine.model_loader import LoadedModel, load_model, weights_of
-from hearth.worker.ranks.agreed_tokens import sum_over
+from hearth.worker.ranks.agreed_tokens import Sum, sum_over
 from hearth.worker.ranks.disk.open_followed_store import open_followed_store
 from hearth.worker.ranks.follower import Follower
 from hearth.worker.ranks.loading.sharded_model import Sharded
@@ -69,7 +69,12 @@ class FollowerMemory:
         return self._limit, self._use.bytes_used()
 
 
-def make_follower(link: FollowerLink, group: mx.distributed.Group, settings: Settings) -> Follower:
+def make_follower(
+    link: FollowerLink,
+    group: mx.distributed.Group,
+    settings: Settings,
+    summing: Callable[[mx.distributed.Group], Sum] = sum_over,
+) -> Follower:
     """Return what does as rank 0 tells by `link`, with this rank's part of the model."""
     memory = FollowerMemory(settings, link)
 
@@ -86,7 +91,7 @@ def make_follower(link: FollowerLink, group: mx.distributed.Group, settings: Set
     def open_store(root: PrefixHash, label: str, hosts: Sequence[str]) -> FileStore | None:
         return open_followed_store(settings, link.rank, root, label, hosts)
 
-    return Follower(link, load, sum_over(group), memory, open_store)
+    return Follower(link, load, summing(group), memory, open_store)
 
 
 def follow(link: FollowerLink, group: mx.distributed.Group, settings: Settings) -> None:

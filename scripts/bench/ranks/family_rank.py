@@ -49,7 +49,7 @@ def prefilled(model: Any, cache: list[Any], ids: list[int]) -> mx.array:
 def sampled(model: Any, cache: list[Any], logits: mx.array) -> list[int]:
     tokens = []
     for _ in range(SAMPLED_TOKENS):
-        tokens.append(int(mx.argmax(logits).item()))
+        tokens.append(np.array(mx.argmax(logits)).item())
         logits = model(mx.array([tokens[-1:]]), cache=cache)[0, -1].astype(mx.float32)
     return tokens
 

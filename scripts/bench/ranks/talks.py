@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from scripts.chaos.rank_server import rank_server, url_of
 from scripts.fixtures.rank_fixtures import rank_fixture_dir
-from scripts.harness.ranks.rank_server import rank_server, url_of
 from scripts.harness.ranks.rank_talk import TalkRow, is_twin_equal, led_talk, talk_differences
 
 

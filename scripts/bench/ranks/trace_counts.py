@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from scripts.chaos.rank_server import rank_server, url_of
 from scripts.fixtures.rank_fixtures import rank_fixture_dir
 from scripts.harness.changes.body_mutations import shortened
-from scripts.harness.ranks.rank_server import rank_server, url_of
 from scripts.replay.__main__ import Row, Target, replay
 from scripts.replay.traces import Captured, load_trace
 

@@ -13,9 +13,9 @@ import mlx.core as mx
 
 from hearth.shared.settings_from_env import Settings
 from hearth.worker.engine.engine import leave_device
-from hearth.worker.ranks import follower_setup
 from hearth.worker.ranks.agreed_tokens import Sum, sum_over
 from hearth.worker.ranks.follower_main import run_follower
+from hearth.worker.ranks.follower_setup import make_follower
 from hearth.worker.ranks.transport.follower_link import TransportFollowerLink
 
 MODEL: Final = "model"
@@ -26,9 +26,8 @@ def follow(link: TransportFollowerLink, group: Any, settings: Settings) -> None:
     """Do as told until what is told is no model."""
     while (operation := link.next()).name == MODEL:
         directory, adds_noise = operation.arguments
-        follower_setup.sum_over = noisy if adds_noise else sum_over
         told = dataclasses.replace(settings, model_path=directory)
-        follower_setup.make_follower(link, group, told).run()
+        make_follower(link, group, told, noisy if adds_noise else sum_over).run()
         link.answer(None)
     leave_device()
 

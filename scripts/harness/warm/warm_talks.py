@@ -65,6 +65,7 @@ class Talk:
         self.prefilled: list[list[int]] = []  # prompts whose prefill came to its end
         self._answers: dict[tuple[int, ...], Answer] = {}
         self.directory = model.directory
+        self.fixture = name if isinstance(name, str) else ""
 
     @staticmethod
     def _ids(tokenizer: Any, text: str) -> list[int]:

@@ -6,8 +6,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from scripts.chaos.rank_server import FOLLOWER, rank_settings
 from scripts.fixtures.rank_fixtures import rank_fixture_dir
-from scripts.harness.ranks.rank_server import FOLLOWER, rank_settings
 from scripts.harness.ranks.rank_talk import (
     TalkRow,
     ask,

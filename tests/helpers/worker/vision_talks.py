@@ -17,7 +17,7 @@ class LookingTalk(Talk):
         for _ in range(chance.choice([0, 0, 1, 1, 2])):
             at = chance.randrange(len(words) + 1)
             if not any(key < 0 for key in words[at : at + 1]):
-                words[at:at] = shown(self._name, chance.randrange(2 * len(SIZES)))
+                words[at:at] = shown(self.fixture, chance.randrange(2 * len(SIZES)))
         return words
 
     def whole(self, ids: list[int]) -> list[int]:
@@ -32,4 +32,4 @@ class LookingTalk(Talk):
 
     def _at(self, first: int) -> tuple[int, ...]:
         numbers = range(2 * len(SIZES))
-        return next(s for s in (shown(self._name, n) for n in numbers) if s[0] == first)
+        return next(s for s in (shown(self.fixture, n) for n in numbers) if s[0] == first)

@@ -1,4 +1,4 @@
-"""What a killed or stopped rank led to is held to seconds, ends and answers."""
+"""Kills and stops of ranks are held to seconds, to ends of requests, and to answers."""
 
 from dataclasses import replace
 
