@@ -90,14 +90,15 @@ async def _measure(options: argparse.Namespace, told: dict[str, Any], out: Path)
 class Spread:
     """How a run's requests fell on the workers."""
 
-    requests: dict[int, int]  # by worker
-    prefilled: dict[int, int]
+    requests_by_worker: dict[int, int]
+    prefilled_by_worker: dict[int, int]
     workers_a_session: float  # that had some of its requests, in the mean
 
     @property
     def balance(self) -> float:
         """Return what the worker that read most has read over what each has read in the mean."""
-        return max(self.prefilled.values()) * len(self.prefilled) / sum(self.prefilled.values())
+        read = self.prefilled_by_worker.values()
+        return max(read) * len(read) / sum(read)
 
 
 def spread(rows: Sequence[Row], workers: dict[str, int], count: int) -> Spread:

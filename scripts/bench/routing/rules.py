@@ -24,7 +24,7 @@ class RoundRobin(CacheAffinity):
 class LeastBusy(CacheAffinity):
     """Gives a request to the worker with fewest in flight, the first one among equals.
 
-    Source: LiteLLM 1.106, router_strategy/least_busy.py.
+    Source: LiteLLM 1.106, strategy "least-busy" of its router.
     """
 
     def choose(self, candidates: Iterable[C], marks: list[bytes]) -> C | None:

@@ -31,8 +31,8 @@ def row(number: int, trace: str, prefilled: int) -> Row:
 def test_the_balance_is_what_the_busiest_has_read_over_the_mean_of_all_workers() -> None:
     rows = [row(0, "a", 60), row(1, "a", 20), row(2, "b", 40)]
     fell = spread(rows, {"r0": 0, "r1": 2, "r2": 0}, 3)
-    assert fell.requests == {0: 2, 1: 0, 2: 1}
-    assert fell.prefilled == {0: 100, 1: 0, 2: 20}
+    assert fell.requests_by_worker == {0: 2, 1: 0, 2: 1}
+    assert fell.prefilled_by_worker == {0: 100, 1: 0, 2: 20}
     assert fell.balance == pytest.approx(100 / 40)
     assert fell.workers_a_session == pytest.approx(1.5)
 
