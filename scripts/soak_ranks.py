@@ -166,10 +166,15 @@ def soak(options: argparse.Namespace) -> int:
     took_s = time.monotonic() - began
     told = {"ranks": options.ranks, "seconds": round(took_s, 1), **run.counts, "failure": failure}
     told |= {"weights": options.dtype + (f", {options.quant} bits" if options.quant else "")}
-    print(json.dumps(told, indent=1))
-    if options.json:
-        options.json.write_text(json.dumps(told, indent=1) + "\n")
+    tell(told, options.json)
     return 1 if failure else 0
+
+
+def tell(told: dict[str, Any], file: Path | None) -> None:
+    text = json.dumps(told, indent=1)
+    print(text)
+    if file is not None:
+        file.write_text(text + "\n")
 
 
 def _goes_on(options: argparse.Namespace, number: int, began: float) -> bool:
@@ -197,10 +202,11 @@ def planted(options: argparse.Namespace) -> int:
             )
         except Exception as wrong:  # whatever a spoiled operation leads to
             error = f"{type(wrong).__name__}: {wrong}"
-        seconds = ranks.failed_at - links[0].planted_at if links[0].planted_at else 0.0
-        told = {"plant": options.plant, "found_s": round(seconds, 2), "failure": ranks.failure}
-    told |= {"error": error, "is_found": bool(error) and seconds <= FOUND_S_MAX}
-    print(json.dumps(told))
+        by_link = ranks.failed_at - links[0].planted_at if ranks.failed_at else 0.0
+        told = {"plant": options.plant, "failure": ranks.failure, "error": error}
+    is_found = error.startswith("RankMismatch") or (bool(told["failure"]) and by_link > 0)
+    told |= {"found_s": round(by_link, 2), "is_found": is_found and by_link <= FOUND_S_MAX}
+    tell(told, options.json)
     return 0 if told["is_found"] else 1
 
 

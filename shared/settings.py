@@ -17,6 +17,7 @@ POCKET: Final = "builtin:pocket"
 # Kept KV at most, of all workers, where CACHE_RAM_BUDGET_MB is 0 and the device does not say what
 # it should use. Elsewhere it follows the machine (worker/setup/kv_room.py).
 CACHE_RAM_MB_UNKNOWN: Final = 512
+RANK_PORT: Final = 4100
 DECODABLE_PIXELS_MAX: Final = 89_478_485  # beyond it Pillow takes an image for an attack
 
 
@@ -287,7 +288,7 @@ class Settings:
     )
     rank_port: int = _setting(
         "RANK_PORT",
-        "4100",
+        str(RANK_PORT),
         integer(1, 65535),
         "Port at which rank 0 waits for ranks on other machines",
     )

@@ -123,6 +123,7 @@ class ModelFacts:
     model_tokens: int = 0  # the context that the model was made for
     context_by: str = "model"  # the smallest of "model" | "setting" | "memory"
     thinks: bool = False  # its answers may hold thinking
+    ranks: int = 1  # processes that compute it together
 
 
 @dataclass(frozen=True, slots=True)

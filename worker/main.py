@@ -177,7 +177,8 @@ class Worker:
                     self._sessions.close()  # turns are small, and worth more than KV
                 if self._kv_manager is not None:
                     self._kv_manager.shut(self._settings.shutdown_flush_seconds)
-                self._rank.end()
+                if not inference.is_alive():
+                    self._rank.end()
             self._shutdown.note_end(inference)
         finally:
             is_over.set()
@@ -383,6 +384,7 @@ class Worker:
         report["adapters"] = parts.loaded.adapters.report()
         report["quantisation"] = quantisation_report(kv_manager)
         report["dtype"] = parts.loaded.dtype.row()
+        report["ranks"] = self._rank.report(parts.loop.active_bytes)
         report["trunks"] = scheduler.trunks_report()
         report["sessions"] = parts.sessions.counters()
         report["vision"] = vision_report(parts.vision)

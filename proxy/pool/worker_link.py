@@ -354,6 +354,7 @@ def link_row(link: WorkerLink | None, model: str | None = None) -> dict[str, Any
         "active_bytes": beat.active_bytes if beat else 0,
         "heartbeat_age_s": round(link.silence_s, 3) if link and beat else None,
         "model": beat.model.name if beat and beat.model else model,
+        "ranks": beat.model.ranks if beat and beat.model else None,
         "loading": _loading(beat) if beat and beat.step else None,
     }
 

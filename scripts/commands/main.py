@@ -41,7 +41,8 @@ COMMANDS: Final = {
     "probe-agent": Command("probe_agent", "plays an agent and checks what each request prefills"),
     "eval": Command("eval_answers", "checks on questions that the cache changes no answer"),
     "diff-turns": Command("diff_turns", "shows a session's requests beside the ones before them"),
-    "keys": Command("make_keys", "makes the keys that workers on other machines need"),
+    "ranks": Command("ranks.command", "joins a model over several machines, or checks one"),
+    "keys": Command("make_keys", "makes the keys that processes on other machines need"),
 }
 
 

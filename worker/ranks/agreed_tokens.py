@@ -17,14 +17,21 @@ for it. On a Mac's GPU stream there is no sum at all.
 Owner: the inference thread.
 """
 
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import mlx.core as mx
 
+from hearth.worker.cache.block_hash import pack
 from hearth.worker.ranks.rank_link import RankMismatch, Value
 
 Sum = Callable[[mx.array], mx.array]  # over all ranks
+
+
+def checksum(ids: Sequence[int]) -> int:
+    """Return what tells these ids from others; both sides witness it of what they feed."""
+    return zlib.crc32(pack(ids).tobytes())
 
 
 class Witness(Protocol):

@@ -17,7 +17,7 @@ from hearth.worker.engine.decode.decoding_sequence import Sequence
 from hearth.worker.engine.decode.sampler import TokenChoice
 from hearth.worker.engine.model_loader import LoadedModel
 from hearth.worker.kv.return_freed_memory import release_memory
-from hearth.worker.ranks.agreed_tokens import FollowingTokens, Sum
+from hearth.worker.ranks.agreed_tokens import FollowingTokens, Sum, checksum
 from hearth.worker.ranks.disk.followed_disk import FollowedDisk, OpenStore
 from hearth.worker.ranks.followed_kv import FollowedKV
 from hearth.worker.ranks.following_engine import FollowingEngine, no_tokens
@@ -133,7 +133,7 @@ class Follower:
         self.kv.caches[handle] = self.engine.new_cache()
 
     def _prefill(self, handle: Handle, ids: list[int]) -> None:
-        self._link.witness("prefill", handle, len(ids))
+        self._link.witness("prefill", handle, len(ids), checksum(ids))
         self.engine.prefill(self.kv.caches[handle], ids)
 
     # ------------------------------------------------------------ answers
@@ -143,6 +143,7 @@ class Follower:
 
     def _add(self, key: str, handle: Handle, count: int, tail: list[int], tokens_max: int) -> None:
         """Take in a sequence. Of its `count` tokens before the tail nobody here needs the ids."""
+        self._link.witness("add", handle, count, checksum(tail))
         sequence = Sequence(
             key=key,
             cache=self.kv.caches[handle],

@@ -11,9 +11,9 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
-from hearth.shared.errors import EXIT_CANNOT_START, StartError
+from hearth.shared.errors import EXIT_CANNOT_START, EXIT_RANK_LOST, StartError
 from hearth.shared.logging_setup import configure
 from hearth.shared.open_files import raise_open_file_limit
 from hearth.shared.paths import env_file
@@ -53,10 +53,13 @@ def run_follower(follow: Follow) -> int:
         welcome = link.join(options.rank, lambda: False)
     except StartError as error:
         return _refuse(error)
+    except RankLost as error:
+        _end(EXIT_RANK_LOST, str(error))
     configure(settings.log_level.upper(), _name(link.rank), settings.log_prompts)
     try:
         group = join_group(welcome.tensors, link.rank, link.size)
-        follow(link, group, with_told(settings, welcome.settings))
+        how = follow if welcome.purpose == "serve" else _follow_check
+        how(link, group, with_told(settings, welcome.settings))
     except (StartError, RankMismatch, RankLost) as error:
         link.fail(error)
     except Exception as error:
@@ -83,7 +86,7 @@ def _refuse(error: StartError) -> int:
     return EXIT_CANNOT_START
 
 
-def _end(code: int, why: str) -> None:
+def _end(code: int, why: str) -> NoReturn:
     """End this process, whatever its main thread does: it may hang in a collective."""
     log.info("this rank ends: %s", why)
     sys.stderr.flush()
@@ -106,6 +109,12 @@ def _follow(link: TransportFollowerLink, group: Any, settings: Settings) -> None
     from hearth.worker.ranks.follower_setup import follow
 
     follow(link, group, settings)
+
+
+def _follow_check(link: TransportFollowerLink, group: Any, settings: Settings) -> None:
+    from hearth.worker.ranks.rank_check import follow_check
+
+    follow_check(link, group, settings)
 
 
 if __name__ == "__main__":

@@ -42,8 +42,9 @@ class FollowerMemory:
         self._limit = mlx_memory.memory_limit(settings)
 
     def share(self, ranks_here: int) -> None:
-        """So many ranks of the model are on this machine, and have equal parts of its memory."""
-        self._limit = mlx_memory.memory_limit(self._settings) // ranks_here
+        """So many ranks of each worker are on this machine, and have equal parts of its memory."""
+        parts = ranks_here * max(1, self._settings.workers)
+        self._limit = mlx_memory.memory_limit(self._settings) // parts
         mlx_memory.hold_memory(self._limit)
 
     def admit(self, nbytes: int) -> None:

@@ -23,7 +23,7 @@ from hearth.worker.engine.decode.decoding_sequence import (
 from hearth.worker.engine.decode.tree_forward import TreeForward
 from hearth.worker.engine.engine import Engine
 from hearth.worker.engine.model_loader import LoadedModel
-from hearth.worker.ranks.agreed_tokens import LeadingTokens, Sum, check_sums
+from hearth.worker.ranks.agreed_tokens import LeadingTokens, Sum, check_sums, checksum
 from hearth.worker.ranks.named_kv import Telling, handle_of
 from hearth.worker.ranks.rank_link import Value
 
@@ -56,6 +56,11 @@ class LeadingEngine(Engine):
     ) -> Decoder:
         return LeadingDecoder(self._model, batches, self._telling, self._total)
 
+    @property
+    def verifies_drafts(self) -> bool:
+        """Tell that nobody drafts here: the trial would compute what no other rank was told."""
+        return False
+
     def new_cache(self) -> list[Any]:
         layers = super().new_cache()
         if not self._is_told:
@@ -72,8 +77,9 @@ class LeadingEngine(Engine):
         adapter: str = "",
     ) -> None:
         assert not images and not adapter, "neither comes to several ranks"
-        self._telling.tell("prefill", handle_of(cache), list(map(int, ids)))
-        self._telling.link.witness("prefill", handle_of(cache), len(ids))
+        told = list(map(int, ids))
+        self._telling.tell("prefill", handle_of(cache), told)
+        self._telling.link.witness("prefill", handle_of(cache), len(ids), checksum(told))
         super().prefill(cache, ids)
 
 
@@ -91,6 +97,7 @@ class LeadingDecoder(Decoder):
         cache, count = handle_of(sequence.cache), len(sequence.tokens)
         tail = list(map(int, sequence.tail))
         self._telling.tell("add", sequence.key, cache, count, tail, sequence.tokens_max)
+        self._telling.link.witness("add", cache, count, checksum(tail))
         told = dataclasses.replace(
             sequence,
             lineage=None,  # trunks are not shared

@@ -27,9 +27,10 @@ from hearth.worker.ranks.leading_engine import LeadingEngine
 from hearth.worker.ranks.leading_layer_map import LeadingLayerMap
 from hearth.worker.ranks.named_kv import Telling
 from hearth.worker.ranks.rank_link import LeaderLink, RankRoom
+from hearth.worker.ranks.rank_report import rank_report
 from hearth.worker.ranks.same_model import check_same_model, model_facts
 from hearth.worker.ranks.sharded_model import Sharded
-from hearth.worker.ranks.start_ranks import start_ranks
+from hearth.worker.ranks.start_ranks import OFF, start_ranks
 from hearth.worker.setup.rank_setup import SingleRank
 
 log = logging.getLogger(__name__)
@@ -44,7 +45,7 @@ def lead(
         StartError: a setting asks for what several ranks cannot do, or they cannot be started.
         SystemExit: the process ends.
     """
-    refuse_settings(settings)
+    log.info("RANKS is %d, without %s (docs/ranks.md)", settings.ranks, ", ".join(OFF))
     started = start_ranks(settings, worker_id, endpoint, is_over)
 
     def close() -> None:
@@ -52,21 +53,6 @@ def lead(
         started.processes.close()
 
     return LeadingRank(started.link, started.group, settings.rank_split, close)
-
-
-def refuse_settings(settings: Settings) -> None:
-    """Raise StartError where a setting asks for what several ranks cannot do."""
-    asked = {
-        "KV_BITS": str(settings.kv_bits or ""),
-        "DRAFT_MODEL": settings.draft_model,
-        "ADAPTERS": ",".join(name for name, _ in settings.adapters),
-    }
-    for name, value in asked.items():
-        if value:
-            raise StartError(
-                f"RANKS is {settings.ranks} and {name} is {value!r}, which a model over several "
-                f"ranks cannot have (docs/ranks.md). Leave {name} empty, or set RANKS=1."
-            )
 
 
 class LeadingRank(SingleRank):
@@ -85,8 +71,8 @@ class LeadingRank(SingleRank):
         self._group = group
         self._split = split
         self._total: Sum = sum_over(group)
-        self._rooms: dict[int, RankRoom] = {}  # at the start, of ranks whose heartbeat says none
-        self._byte_share = 1.0
+        self.rooms: dict[int, RankRoom] = {}  # at the start, of ranks whose heartbeat says none
+        self.byte_share = 1.0
         self._is_serving = False
         self.ranks_here = _alike(link.hosts, 0)
 
@@ -107,11 +93,14 @@ class LeadingRank(SingleRank):
             if failure:
                 raise StartError(f"Rank {rank} ({hosts[rank]}) cannot load its part: {failure}")
             nbytes += theirs
-            self._rooms[rank] = RankRoom(*room)
+            self.rooms[rank] = RankRoom(*room)
             others.append(facts)
         check_same_model(model_facts(loaded), others, hosts)
         whole = dataclasses.replace(
-            loaded.facts, weight_bytes=nbytes, parameter_count=self._part.parameter_count
+            loaded.facts,
+            weight_bytes=nbytes,
+            parameter_count=self._part.parameter_count,
+            ranks=self._group.size(),
         )
         return dataclasses.replace(loaded, facts=whole)
 
@@ -129,7 +118,7 @@ class LeadingRank(SingleRank):
 
     def layer_map(self, probe: list[Any]) -> LayerMap:
         layers = LeadingLayerMap(probe, self.telling)
-        self._byte_share = layers.byte_share
+        self.byte_share = layers.byte_share
         return layers
 
     def disk_thread(self, file_store: FileStore, queue_bytes: int) -> DiskThread:
@@ -142,14 +131,19 @@ class LeadingRank(SingleRank):
         return dataclasses.replace(forward, pair_bytes=forward.pair_bytes // self._group.size())
 
     def limit(self, used: int) -> int:
+        left = min(room.limit_bytes - room.used_bytes for room in self._told_rooms().values())
+        return used + int(left / self.byte_share)
+
+    def _told_rooms(self) -> dict[int, RankRoom]:
         told = dict(self.telling.link.rooms)  # of no bytes, until a rank has looked
-        rooms = self._rooms | {rank: room for rank, room in told.items() if room.limit_bytes}
-        left = min(room.limit_bytes - room.used_bytes for room in rooms.values())
-        return used + int(left / self._byte_share)
+        return self.rooms | {rank: room for rank, room in told.items() if room.limit_bytes}
 
     def tidy(self) -> None:
         if self.telling.is_quiet():
             self.telling.tell("release_memory")
+
+    def report(self, used_bytes: int) -> dict[str, Any] | None:
+        return rank_report(self.telling.link.hosts, self._split, used_bytes, self._told_rooms())
 
     def end(self) -> None:
         if self._is_serving:  # else some may load for minutes yet

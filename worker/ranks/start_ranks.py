@@ -14,6 +14,7 @@ from hearth.shared.start_failure_file import leave_reason
 from hearth.shared.zmq_rank_port import RankContext
 from hearth.shared.zmq_transport import RANK_NAME, CurveKeys, curve_keys, ipc_endpoint
 from hearth.worker.ranks.transport.leader_link import LinkTerms, TransportLeaderLink
+from hearth.worker.ranks.transport.link_messages import Purpose
 from hearth.worker.ranks.transport.rank_hosts import are_local, read_hosts
 from hearth.worker.ranks.transport.rank_processes import FOLLOWER, RankProcesses
 from hearth.worker.ranks.transport.tensor_group import join_group, plan_tensors
@@ -29,6 +30,17 @@ TOLD_SETTINGS: Final = (
     *("live_slots_max", "max_concurrent_requests", "stall_seconds", "shutdown_flush_seconds"),
     *("ranks", "rank_backend", "rank_split", "max_kv_size_gb"),
 )
+
+
+# What is off -> why.
+OFF: Final = {
+    "drafts": "a draft's forward, and how much of it holds, are not told to the other ranks",
+    "shared trunks": "attention over a shared trunk was never compared over ranks",
+    "images": "vision towers are not split, so that text alone is loaded",
+    "kv_bits": "rows that are packed while they run were never compared over ranks",
+    "adapters": "mlx-lm splits no adapter",
+    "idle checks": "hearth doctor checks one process; hearth ranks check compares the ranks",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,13 +67,31 @@ def start_ranks(
         StartError: a setting is wrong, or MLX cannot connect the ranks.
         SystemExit: the process ends.
     """
+    leave = functools.partial(_leave_reason, endpoint)
+    return lead_ranks(settings, worker_id, leave, is_over, command)
+
+
+def lead_ranks(
+    settings: Settings,
+    worker_id: int,
+    leave: Callable[[str], None],
+    is_over: Callable[[], bool] = lambda: False,
+    command: Sequence[str] = FOLLOWER,
+    purpose: Purpose = "serve",
+) -> StartedRanks:
+    """Do as `start_ranks` does, for any purpose. `leave` is told why this process ends, if it does.
+
+    Raises: as `start_ranks`.
+    """
+    refuse_settings(settings)
     hosts = read_hosts(settings.rank_hosts, settings.ranks)
     local = are_local(hosts)
     tensors = plan_tensors(settings.rank_backend, hosts, local)
-    terms = LinkTerms(hosts, settings.stall_seconds, tensors, told_settings(settings))
+    told = told_settings(settings)
+    terms = LinkTerms(hosts, settings.stall_seconds, tensors, told, purpose)
     keys = rank_keys(settings) if settings.rank_hosts else None
     processes = RankProcesses()
-    end = functools.partial(end_worker, endpoint, processes)
+    end = functools.partial(_end_process, leave, processes)
     context = RankContext(keys, is_leader=True)
     link = TransportLeaderLink(terms, context, _endpoints(settings, worker_id, hosts[0].name), end)
     ranks = [rank for rank in range(1, settings.ranks) if local[rank]]
@@ -71,6 +101,21 @@ def start_ranks(
         log.info("waiting for ranks on %s: run there %s", ", ".join(elsewhere), _join_hint(link))
     link.wait_for_all(is_over)
     return StartedRanks(link, join_group(tensors, 0, settings.ranks), processes)
+
+
+def refuse_settings(settings: Settings) -> None:
+    """Raise StartError where a setting asks for what several ranks cannot do."""
+    asked = {
+        "KV_BITS": str(settings.kv_bits or ""),
+        "DRAFT_MODEL": settings.draft_model,
+        "ADAPTERS": ",".join(name for name, _ in settings.adapters),
+    }
+    for name, value in asked.items():
+        if value:
+            raise StartError(
+                f"RANKS is {settings.ranks} and {name} is {value!r}, which a model over several "
+                f"ranks cannot have (docs/ranks.md). Leave {name} empty, or set RANKS=1."
+            )
 
 
 def _join_hint(link: TransportLeaderLink) -> str:
@@ -106,14 +151,20 @@ def _endpoints(settings: Settings, worker_id: int, host: str) -> tuple[str, str]
     return ipc_endpoint(directory / names[0]), ipc_endpoint(directory / names[1])
 
 
-def end_worker(endpoint: str, processes: RankProcesses, code: int, why: str) -> None:
-    """Leave the reason for the supervisor and end this process, whatever its threads do.
-
-    One of them may hang in a collective for ever, and none has anything that could still be told.
-    """
+def _leave_reason(endpoint: str, why: str) -> None:
     try:
         leave_reason(endpoint, why)
     except OSError as error:
         log.warning("the supervisor is not told why: %s", error)
+
+
+def _end_process(
+    leave: Callable[[str], None], processes: RankProcesses, code: int, why: str
+) -> None:
+    """End this process and the ranks that it started, whatever its threads do.
+
+    One of them may hang in a collective for ever, and none has anything that could still be told.
+    """
+    leave(why)
     processes.kill()
     os._exit(code)

@@ -65,6 +65,10 @@ class SingleRank:
     def tidy(self) -> None:
         """Have the other ranks give up what is gone here, where there is nothing else to do."""
 
+    def report(self, used_bytes: int) -> dict[str, Any] | None:
+        """Return for `/v1/cache` the ranks, None where there is one; `used_bytes` are its own."""
+        return None
+
     def end(self) -> None:
         """End the other ranks, once they have written. The inference thread is over."""
 

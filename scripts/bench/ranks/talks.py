@@ -42,7 +42,8 @@ def talk_rows(
             lone = asyncio.run(_talk(name, weights, 1))
             for size in sizes:
                 ranked = asyncio.run(_talk(name, weights, size))
-                found.append(talk_row(lone, ranked) | told(name, weights, size))
+                found.append(told(name, weights, size) | talk_row(lone, ranked))
+                print(found[-1], flush=True)
     return found
 
 

@@ -16,6 +16,7 @@ WAIT_S_MAX: Final = 120.0
 TURNS: Final = 4
 FORKS: Final = 5
 AT_ONCE: Final = 4
+RULES: Final = 120
 REQUESTS: Final = TURNS + FORKS + 1 + AT_ONCE + 1
 
 Message = dict[str, str]
@@ -57,7 +58,7 @@ def ask(url: str, messages: Sequence[Message], name: str = "", **fields: Any) ->
     )
 
 
-def system_message(rules: int = 120) -> Message:
+def system_message(rules: int = RULES) -> Message:
     text = " ".join(f"Rule {i}: value {i * 37 % 101} belongs to item {i}." for i in range(rules))
     return {"role": "system", "content": f"You are a careful agent. {text}"}
 
@@ -72,9 +73,12 @@ def errand(number: int, words: int) -> str:
     return " ".join(told[(number * 3 + word * (number + 1)) % len(told)] for word in range(words))
 
 
-def led_talk(url: str) -> list[TalkRow]:
-    """Lead the whole talk; return its rows, the cold twin of the return last."""
-    system = system_message()
+def led_talk(url: str, rules: int = RULES) -> list[TalkRow]:
+    """Lead the whole talk; return its rows, the cold twin of the return last.
+
+    `rules` is how many sentences the system prompt has, of some 17 tokens each.
+    """
+    system = system_message(rules)
     talk = [system, user_message("Read the first file.")]
     rows = []
     for turn in range(TURNS):

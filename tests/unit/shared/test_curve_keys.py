@@ -20,6 +20,7 @@ from hearth.shared.settings_from_env import PROJECT_DIR
 from hearth.shared.wire_messages import PROTOCOL_VERSION, Cancel, Counted, Hello, decode, encode
 from hearth.shared.zmq_transport import (
     PROXY_NAME,
+    RANK_NAME,
     WORKER_NAME,
     CurveKeys,
     DealerLink,
@@ -186,11 +187,22 @@ def test_keys_are_made_for_this_user_alone_even_under_umask_000(tmp_path: Path) 
     modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in tmp_path.rglob("*")}
     assert modes == {
         **{"a": 0o700, "keys": 0o700},
-        **{f"{name}.key": 0o600 for name in (WORKER_NAME, PROXY_NAME)},
-        **{f"{name}.key_secret": 0o600 for name in (WORKER_NAME, PROXY_NAME)},
+        **{f"{name}.key": 0o600 for name in (WORKER_NAME, PROXY_NAME, RANK_NAME)},
+        **{f"{name}.key_secret": 0o600 for name in (WORKER_NAME, PROXY_NAME, RANK_NAME)},
     }
     with pytest.raises(StartError, match="remove them"):
         make_keys(tmp_path / "a" / "keys")
+
+
+def test_a_pair_that_is_missing_is_made_beside_those_that_are_there(tmp_path: Path) -> None:
+    make_keys(tmp_path / "keys")
+    before = curve_keys(tmp_path / "keys", WORKER_NAME, PROXY_NAME)
+    for path in (tmp_path / "keys").glob(f"{RANK_NAME}.*"):
+        path.unlink()
+    assert make_keys(tmp_path / "keys") == [RANK_NAME]
+    assert curve_keys(tmp_path / "keys", WORKER_NAME, PROXY_NAME) == before
+    ranks = curve_keys(tmp_path / "keys", RANK_NAME, RANK_NAME)
+    assert ranks.public == ranks.trusted
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o622])

@@ -1,4 +1,4 @@
-"""Does with one rank's own KV files what rank 0 does with its own."""
+"""Keeps one rank's own KV files as rank 0 keeps its own."""
 
 import threading
 from collections.abc import Callable, Sequence

@@ -66,12 +66,15 @@ class TransportFollowerLink:
 
         Raises:
             StartError: rank 0 refuses this one.
+            RankLost: rank 0 is gone, or takes this one for a stranger.
             SystemExit: the process ends.
         """
         self._status.send(pack([HELLO, rank, own_versions()]))
         while (frame := self._status.receive(BEAT_S)) is None:
             if is_over():
                 raise SystemExit
+            if self._status.wait_for_end(0):
+                raise RankLost("rank 0 ended the connection: it restarts, or has other keys")
         kind, *items = message(frame)
         if kind == REFUSED:
             raise StartError(f"Rank 0 refuses this one: {items[0]}")

@@ -29,6 +29,7 @@ from hearth.worker.ranks.transport.link_messages import (
     REFUSED,
     WELCOME,
     WITNESS,
+    Purpose,
     RankWelcome,
     difference,
     message,
@@ -56,6 +57,7 @@ class LinkTerms:
     stall_s: float = 0.0
     tensors: dict[str, Any] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)
+    purpose: Purpose = "serve"
 
 
 class TransportLeaderLink:
@@ -222,8 +224,9 @@ class TransportLeaderLink:
             if rank is not None:
                 self._take_from(rank, kind, items)
             elif kind == HELLO:
-                self._greet(peer, address, *items)
-        except (WireError, ValueError, TypeError) as error:
+                own_rank, versions = items
+                self._greet(peer, address, own_rank, versions)
+        except (WireError, ValueError) as error:
             log.warning("bad message of a rank dropped: %s", error)
 
     def _take_from(self, rank: int, kind: str, items: list[Any]) -> None:
@@ -231,9 +234,11 @@ class TransportLeaderLink:
         self._watch.note_heard(rank, now_s)
         try:
             if kind == WITNESS:
-                self._comparison.note(rank, *items)
+                (facts,) = items
+                self._comparison.note(rank, facts)
             elif kind == EVENT:
-                self.on_event(rank, *items)
+                name, arguments = items
+                self.on_event(rank, name, arguments)
             elif kind == BEAT:
                 self._take_beat(rank, now_s, *items)
             elif kind == FAILED:
@@ -252,10 +257,10 @@ class TransportLeaderLink:
         if wrong:
             self._fail(wrong)
 
-    def _greet(self, peer: bytes, address: str, rank: int | None, versions: Any) -> None:
+    def _greet(self, peer: bytes, address: str, own_rank: Any, versions: Any) -> None:
         """Let a follower in, or say why not."""
-        found = self._free_rank(address) if rank is None else rank
-        if found is None or not 0 < found < self.size or found in self._ranks.values():
+        found: int = self._free_rank(address) if own_rank is None else own_rank
+        if found not in range(1, self.size) or found in self._ranks.values():
             text = f"rank 0 waits for no rank at {address or 'this machine'}: its host file has "
             self._refuse(peer, text + ", ".join(self.hosts))
         elif wrong := difference(self._versions, versions):
@@ -265,12 +270,13 @@ class TransportLeaderLink:
         else:
             self._welcome(peer, found)
 
-    def _free_rank(self, address: str) -> int | None:
+    def _free_rank(self, address: str) -> int:
+        """Return the first rank at `address` that is not there yet; 0 = none is awaited there."""
         for rank, host in enumerate(self._terms.hosts):
             is_free = rank and rank not in self._ranks.values() and not self._are_local[rank]
             if is_free and address in host.addresses:
                 return rank
-        return None
+        return 0
 
     def _refuse(self, peer: bytes, why: str) -> None:
         log.warning("a rank is refused: %s", why)
@@ -278,10 +284,8 @@ class TransportLeaderLink:
 
     def _welcome(self, peer: bytes, rank: int) -> None:
         terms = self._terms
-        endpoint = self._operations.endpoint
-        welcome = RankWelcome(
-            rank, self._secret, endpoint, self.hosts, terms.tensors, terms.settings
-        )
+        how = (terms.tensors, terms.settings, terms.purpose)
+        welcome = RankWelcome(rank, self._secret, self._operations.endpoint, self.hosts, *how)
         self._answer(peer, [WELCOME, asdict(welcome)])
         self._ranks[peer] = rank
         self._watch.note_heard(rank, awake_s())

@@ -24,7 +24,7 @@ WITNESS: Final = "witness"  # packed facts
 EVENT: Final = "event"  # name, arguments
 FAILED: Final = "failed"  # whether a restart may help; why
 
-Kind = Literal["hello", "welcome", "refused", "here", "beat", "witness", "event", "failed"]
+Purpose = Literal["serve", "check"]  # what the ranks are for
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +37,7 @@ class RankWelcome:
     hosts: list[str]
     tensors: dict[str, Any]  # how tensors travel; see rank_backends
     settings: dict[str, Any]  # those of rank 0 that decide what is computed, by field
+    purpose: Purpose
 
 
 def message(frame: bytes) -> list[Any]:

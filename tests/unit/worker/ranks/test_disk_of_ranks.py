@@ -18,13 +18,13 @@ from hearth.worker.disk.file_store import FileStore
 from hearth.worker.kv.serialise_kv import UnreadableRecord
 from hearth.worker.ranks.disk import leading_disk_thread
 from hearth.worker.ranks.disk.leading_disk_thread import LeadingDiskThread, have_taken
-from tests.helpers.records.disk_records import ROOT
-from tests.helpers.worker.followed_disks import (
+from tests.helpers.ranks.followed_disks import (
     BYTES_MAX,
     DisksOfRanks,
     rows_of,
     states_of,
 )
+from tests.helpers.records.disk_records import ROOT
 
 WAIT_S = 30.0
 
@@ -34,6 +34,7 @@ class GatedStore(FileStore):
 
     def __init__(self, directory: Path, root: PrefixHash) -> None:
         super().__init__(directory, root, BYTES_MAX, 0)
+        self.home = directory / root.hex()
         self.gate = threading.Event()
         self.gate.set()
         self.refuses = False
@@ -79,7 +80,7 @@ class Disks(DisksOfRanks):
 
     def holders(self, name: FileName) -> list[int]:
         """Return the ranks that have a file of this name."""
-        paths = {rank: store._home / name.file_name for rank, store in self.stores.items()}
+        paths = {rank: store.home / name.file_name for rank, store in self.stores.items()}
         return [rank for rank, path in sorted(paths.items()) if path.exists()]
 
 
@@ -146,7 +147,7 @@ def test_what_one_rank_has_lost_is_missing_on_all_and_written_anew(disks: Disks)
     second = disks.record(2, before=first)
     disks.write(first, second)
     last = max(disks.stores)
-    (disks.stores[last]._home / first.name.file_name).unlink()
+    (disks.stores[last].home / first.name.file_name).unlink()
     found = disks.read(first.name, second.name)
     assert [record is not None for record in found] == [False, True]
     assert disks.leading.counts["reads_lacked_by_rank"] == 1
@@ -158,7 +159,7 @@ def test_what_one_rank_has_lost_is_missing_on_all_and_written_anew(disks: Disks)
 def test_a_damaged_file_of_one_rank_is_as_good_as_none(two: Disks) -> None:
     first = two.record(1)
     two.write(first)
-    path = two.stores[1]._home / first.name.file_name
+    path = two.stores[1].home / first.name.file_name
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
     path.write_bytes(content)
@@ -178,7 +179,8 @@ def test_a_file_of_another_rank_passes_for_none_of_this_one(tmp_path: Path) -> N
     one = disks.record(1)
     assert leading.write(one) and leading.flush(WAIT_S)
     stores = [leading.file_store, disks.followers[0].file_store]
-    source, target = (store._home / one.name.file_name for store in stores)
+    homes = (tmp_path / str(rank) / root.hex() for rank, root in roots.items())
+    source, target = (home / one.name.file_name for home in homes)
     target.write_bytes(source.read_bytes())
     assert stores[1].get(one.name) is None
     assert stores[1].counts["damaged_root"] == 1

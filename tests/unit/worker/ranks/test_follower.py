@@ -5,16 +5,13 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
-import mlx.core as mx
 import pytest
 
-from hearth.worker.kv.kv_manager import KVManager
-from hearth.worker.kv.layer_adapters import leaves
-from hearth.worker.ranks.named_kv import EMPTY_HANDLE, handle_of
 from hearth.worker.ranks.rank_link import RankMismatch
 from scripts.harness.socketless_worker import Machine, loaded, machine
-from tests.helpers.worker.replica_ranks import (
+from tests.helpers.ranks.replica_ranks import (
     ReplicaRanks,
+    check_followed,
     no_drafts,
     ranked_machine,
 )
@@ -69,52 +66,6 @@ def talk(worker: Machine) -> Said:
     return said
 
 
-def arrays_of(cache: list[Any]) -> list[mx.array]:
-    """Return what the layers hold, as far as it is written."""
-    found: list[mx.array] = []
-    for leaf in leaves(cache):
-        states = getattr(leaf, "cache", None)
-        if states is not None:
-            found += [array for array in states if array is not None]
-        elif leaf.keys is not None:
-            found += [leaf.keys[..., : leaf.offset, :], leaf.values[..., : leaf.offset, :]]
-    return found
-
-
-def same(own: list[mx.array], theirs: list[mx.array]) -> bool:
-    return len(own) == len(theirs) and all(
-        bool(mx.array_equal(a, b)) for a, b in zip(own, theirs, strict=True)
-    )
-
-
-def check_followed(worker: Machine, ranks: ReplicaRanks) -> None:
-    """Assert that each follower holds, to the bit, what rank 0 holds, and nothing else."""
-    keeper: KVManager = worker.keeper
-    worker.answers.clear()  # whose requests know what they went on from
-    gc.collect()
-    ranks.settle()  # with which is told what has gone
-    slots = [slot.cache for slot in keeper.slots if slot.cache]
-    rows = [part for e in keeper.store.extents for part in (e.body, e.window) if part is not None]
-    states = [j.snapshot for j in keeper.store.joints if j.snapshot is not None]
-    for follower in ranks.followers:
-        kv = follower.follower.kv
-        assert kv.caches.keys() == {handle_of(cache) for cache in slots}
-        assert kv.rows.keys() == {EMPTY_HANDLE, *map(handle_of, rows)}
-        assert kv.states.keys() == {EMPTY_HANDLE, *map(handle_of, states)}
-        for cache in slots:
-            assert same(arrays_of(cache), arrays_of(kv.caches[handle_of(cache)]))
-        for part in rows:
-            own = [a for layer in part.layers for a in layer.arrays]
-            theirs = [a for layer in kv.rows[handle_of(part)].layers for a in layer.arrays]
-            assert same(own, theirs)
-        for state in states:
-            own = [a for layer in state.layers for a in layer if a is not None]
-            theirs = [
-                a for layer in kv.states[handle_of(state)].layers for a in layer if a is not None
-            ]
-            assert same(own, theirs)
-
-
 def test_ranks_say_what_one_rank_says_and_hold_the_same(ranks: tuple[str, ReplicaRanks]) -> None:
     name, made = ranks
     model = loaded(name, tiny=True)
@@ -156,5 +107,21 @@ def test_a_follower_that_adds_to_a_token_is_found_at_the_next_step(dense: Replic
     worker.submit(words(1, 40), 8)
     worker.run(lambda: len(worker.engine.decoder) == 1)
     dense.followers[0].added = 1
-    with pytest.raises(RankMismatch, match="rank 0 chose"):
+    with pytest.raises(RankMismatch, match=r"rank 0 (chose|computes)"):
         worker.run()
+
+
+def test_what_goes_in_idle_time_is_given_back_once_nothing_else_is_told(
+    dense: ReplicaRanks,
+) -> None:
+    worker = ranked_machine("qwen3", dense, loaded("qwen3", tiny=True))
+    worker.ask(words(1, 90), 2)
+    worker.answers.clear()
+    dense.settle()
+    dense.tidy()  # which looks, and tells nothing yet
+    worker.keeper.clear()
+    gc.collect()
+    assert len(dense.followers[0].follower.kv.caches) == 1
+    dense.tidy()
+    dense.settle()
+    assert not dense.followers[0].follower.kv.caches

@@ -76,7 +76,11 @@ class DiskOfRank:
 
     @property
     def _of_tests(self) -> dict[str, Callable[..., Any]]:
-        return {"have_rows": self._have_rows, "have_states": self._have_states, "nothing": bool}
+        return {
+            "have_rows": self._have_rows,
+            "have_states": self._have_states,
+            "nothing": lambda: None,
+        }
 
     def _have_rows(self, handle: Any, seed: int) -> None:
         self.kv.rows[handle] = rows_of(self.link.rank, seed)
@@ -91,13 +95,14 @@ class DisksOfRanks:
     def __init__(self, directory: Path, size: int, make_store: MakeStore) -> None:
         self.link, links = ranks_in_memory(size)
         self.telling = Telling(self.link)
-        self.make_own = lambda: make_store(directory / "0", ROOT, 0)
+        self._directory, self._open_store = directory, make_store
         self.followers = [
             DiskOfRank(link, directory / str(rank), make_store) for rank, link in links.items()
         ]
 
     def open(self, queue_bytes: int = BYTES_MAX) -> LeadingDiskThread:
-        self.leading = lead_disk(self.telling, self.make_own(), queue_bytes)
+        own = self._open_store(self._directory / "0", ROOT, 0)
+        self.leading = lead_disk(self.telling, own, queue_bytes)
         return self.leading
 
     def rows(self, seed: int) -> NamedRows:

@@ -1,0 +1,1 @@
+"""Commands for a model that several machines compute together."""

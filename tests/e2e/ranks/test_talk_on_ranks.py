@@ -1,0 +1,73 @@
+"""A talk of fifteen requests with real servers: of two ranks and of one."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from scripts.fixtures.rank_fixtures import rank_fixture_dir
+from scripts.harness.ranks.rank_server import FOLLOWER, rank_settings
+from scripts.harness.ranks.rank_talk import (
+    TalkRow,
+    ask,
+    is_twin_equal,
+    led_talk,
+    system_message,
+    talk_differences,
+    user_message,
+)
+from tests.helpers.servers.server import Server
+
+RULES = 40
+PROMPT = [system_message(RULES), user_message("Name the last rule.")]
+
+
+@pytest.fixture(scope="module")
+def kv_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("kv")
+
+
+@pytest.fixture(scope="module")
+def ranked(kv_dir: Path) -> Iterator[Server]:
+    settings = rank_settings(rank_fixture_dir("qwen3_5"), 2, KV_CACHE_DIR=str(kv_dir))
+    with Server(**settings) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def talk(ranked: Server) -> list[TalkRow]:
+    return led_talk(ranked.url, RULES)
+
+
+def followers(server: Server) -> list[psutil.Process]:
+    assert server.process is not None
+    family = psutil.Process(server.process.pid).children(recursive=True)
+    return [child for child in family if FOLLOWER in " ".join(child.cmdline())]
+
+
+def test_two_ranks_say_and_keep_what_one_does(talk: list[TalkRow]) -> None:
+    with Server(**rank_settings(rank_fixture_dir("qwen3_5"), 1)) as lone:
+        assert talk_differences(led_talk(lone.url, RULES), talk) == []
+
+
+def test_the_cold_twin_is_answered_as_the_warm_one(talk: list[TalkRow]) -> None:
+    assert is_twin_equal(talk)
+    assert talk[-2].cached_tokens > 1_000 and talk[-1].cached_tokens == 0
+
+
+def test_a_killed_rank_costs_a_restart_and_the_talk_goes_on_from_the_files(
+    ranked: Server, talk: list[TalkRow]
+) -> None:
+    before = ask(ranked.url, PROMPT)
+    ranked.wait_until_idle()
+    (follower,) = followers(ranked)
+    worker = ranked.worker()["pid"]
+    follower.kill()
+    psutil.Process(worker).wait()
+    ranked.wait_until_ready()
+    (another,) = followers(ranked)
+    after = ask(ranked.url, PROMPT)
+    assert another.pid != follower.pid
+    assert after.text == before.text
+    assert after.cached_tokens > after.prompt_tokens / 2

@@ -1,0 +1,54 @@
+"""Random conversations over two ranks in two processes, warm against cold, and against one rank.
+
+HEARTH_EXAMPLES=N plays N other episodes; `python -m scripts.soak_ranks` plays them for an hour.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from hearth.shared.settings_from_env import PROJECT_DIR
+from scripts.fixtures.fixture_cache import mlx_environment
+from scripts.fixtures.rank_fixtures import RANKED_NAMES
+
+WAIT_S_MAX = 240.0  # for what takes 10 s on an idle machine
+EXAMPLES = int(os.environ.get("HEARTH_EXAMPLES", "0"))
+
+
+def soaked(directory: Path, *arguments: str) -> tuple[int, dict[str, Any], str]:
+    """Run the soak; return its exit code, what it told, and what it said beside."""
+    out = directory / "told.json"
+    run = subprocess.run(
+        [sys.executable, "-m", "scripts.soak_ranks", "--json", str(out), *arguments],
+        cwd=PROJECT_DIR,
+        env=mlx_environment(),
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S_MAX * max(1, EXAMPLES / 10),
+        check=False,
+    )
+    told = json.loads(out.read_text()) if out.exists() else {}
+    return run.returncode, told, run.stdout + run.stderr
+
+
+def test_on_two_ranks_warm_is_cold_and_cold_is_what_one_rank_says(tmp_path: Path) -> None:
+    """A dense, a hybrid and a window model in turn, in exact mode and by default, with files."""
+    seed = "7" if not EXAMPLES else str(EXAMPLES)
+    count = max(EXAMPLES, len(RANKED_NAMES))
+    code, told, said = soaked(tmp_path, "--episodes", str(count), "--seed", seed)
+    assert code == 0, said
+    assert told["episodes"] == count
+    assert told["prompts warm"] > count
+    assert told["as one rank says"] == told["prompts cold"] > count
+    assert told["tokens read back"] > 0
+
+
+def test_an_operation_that_was_not_told_is_found_within_two_seconds(tmp_path: Path) -> None:
+    """Rank 0 waits in a sum for a rank that waits for an operation: neither would ever end."""
+    code, told, said = soaked(tmp_path, "--plant", "dropped", "--after", "40")
+    assert code == 0, said
+    assert "an operation was not told" in told["failure"]
+    assert told["found_s"] <= 2.0

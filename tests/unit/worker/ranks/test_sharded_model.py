@@ -1,0 +1,77 @@
+"""A model that cannot be split is refused in a sentence that says what to set."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from mlx.utils import tree_flatten
+
+from hearth.shared.errors import StartError
+from hearth.worker.ranks.sharded_model import Sharded
+from scripts.fixtures.fixture_cache import fixture_dir
+
+
+def group(size: int) -> Any:
+    return SimpleNamespace(size=lambda: size, rank=lambda: 0)
+
+
+def part(size: int, split: str = "tensor", name: str = "qwen3") -> tuple[Any, list[int]]:
+    """Return what is loaded of a fixture, and the bytes that were admitted for it."""
+    admitted: list[int] = []
+    sharded = Sharded(group(size), split, admitted.append)
+    model, _, _ = sharded.load(Path(fixture_dir(name)), False)
+    return model, admitted
+
+
+def nbytes(model: Any) -> int:
+    return sum(array.nbytes for _, array in tree_flatten(model.parameters()))
+
+
+def test_the_bytes_of_the_part_are_admitted_and_not_those_of_the_files() -> None:
+    whole, _ = part(1)
+    half, admitted = part(2)
+    assert admitted == [nbytes(half)]
+    split = nbytes(whole) - nbytes(half)
+    kept = sum(
+        array.nbytes
+        for name, array in tree_flatten(whole.parameters())
+        if "proj" not in name  # embeddings, head and norms are whole on each rank
+    )
+    assert split == (nbytes(whole) - kept) // 2
+
+
+def test_all_parameters_are_counted_before_the_model_is_split() -> None:
+    sharded = Sharded(group(2), "tensor", lambda _nbytes: None)
+    model, _, _ = sharded.load(Path(fixture_dir("qwen3")), False)
+    assert sharded.parameter_count > sum(a.size for _, a in tree_flatten(model.parameters()))
+
+
+def test_heads_that_do_not_divide_are_named_with_their_number() -> None:
+    with pytest.raises(StartError, match="num_attention_heads=4, which is no multiple of it"):
+        part(3)
+    with pytest.raises(StartError, match="num_key_value_heads=2"):
+        part(4)
+
+
+def test_a_family_that_cannot_be_split_is_named() -> None:
+    with pytest.raises(StartError, match=r"type 'falcon_h1' over ranks .* Set RANKS=1"):
+        part(2, name="falcon_h1")
+    with pytest.raises(StartError, match=r"no pipeline for models of type 'qwen3' .*=tensor"):
+        part(2, "pipeline")
+
+
+def test_a_model_that_sees_is_loaded_without_its_tower() -> None:
+    sharded = Sharded(group(2), "tensor", lambda _nbytes: None)
+    model, tokenizer, config = sharded.load(Path(fixture_dir("qwen3_5_vl")), False)
+    assert "vision_config" in config and tokenizer.chat_template
+    assert not [name for name, _ in tree_flatten(model.parameters()) if "vision" in name]
+
+
+def test_a_pipeline_gives_a_rank_some_of_the_layers() -> None:
+    whole, _ = part(1, name="qwen3_moe")
+    last, admitted = part(2, "pipeline", "qwen3_moe")
+    assert (len(whole.layers), len(last.layers)) == (4, 2)
+    assert admitted == [nbytes(last)]
+    mx.clear_cache()
