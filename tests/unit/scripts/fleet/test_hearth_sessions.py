@@ -56,6 +56,7 @@ def test_a_session_that_a_client_names_is_the_one_that_hearth_reads(
     named = session_name(headers, ask("One.") | body)
     assert named == session_name(headers, ask("Two.") | body) != session_name({}, ask("One."))
     assert named == session_name({"x-session-id": told}, {}) and told not in named
+    assert named != session_name({"x-session-id": f"{told}2"}, {})
 
 
 def test_without_an_id_the_first_question_tells_and_nothing_else_does() -> None:
