@@ -481,8 +481,7 @@ def main() -> int:
     try:
         raise_open_file_limit(OPEN_FILES, OPEN_FILES_MIN)
         settings = load_settings(os.environ, env_file())
-        name = f"worker-{options.worker_id}"
-        configure(settings.log_level.upper(), name, settings.log_prompts)
+        configure(settings.log_level.upper(), f"worker-{options.worker_id}", settings.log_prompts)
         os.environ |= temp_environment(os.environ, settings.instance_dir)
         become_mpirun(settings, sys.argv[1:])
         worker = Worker(settings, options.worker_id, options.endpoint, options.listen)

@@ -124,7 +124,7 @@ def _follow(link: TransportFollowerLink, group: Any, settings: Settings) -> None
 
 
 def _follow_check(link: TransportFollowerLink, group: Any, settings: Settings) -> None:
-    from hearth.worker.ranks.rank_check import follow_check
+    from hearth.worker.ranks.transport.rank_check import follow_check
 
     follow_check(link, group, settings)
 
