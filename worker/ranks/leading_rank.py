@@ -17,7 +17,7 @@ from hearth.worker.disk.file_store import FileStore
 from hearth.worker.engine.compute_dtype import ComputeDtype
 from hearth.worker.engine.engine import Engine
 from hearth.worker.engine.forward_memory import ForwardMemory
-from hearth.worker.engine.model_loader import LoadedModel
+from hearth.worker.engine.model_loader import LoadedModel, backend
 from hearth.worker.engine.vision.image_encoding_and_positions import ImageEncoder
 from hearth.worker.kv.layer_adapters import LayerMap
 from hearth.worker.ranks.agreed_tokens import Sum, sum_over
@@ -44,6 +44,7 @@ def lead(
         StartError: a setting asks for what several ranks cannot do, or they cannot be started.
         SystemExit: the process ends.
     """
+    refuse_device(settings.ranks, backend())
     log.info("RANKS is %d, without %s (docs/ranks.md)", settings.ranks, ", ".join(OFF))
     started = start_ranks(settings, worker_id, endpoint, is_over)
 
@@ -52,6 +53,18 @@ def lead(
         started.processes.close()
 
     return LeadingRank(started.link, started.group, settings.rank_split, close)
+
+
+def refuse_device(ranks: int, computed_by: str) -> None:
+    """Raise StartError where MLX computes on CUDA and its ring and MPI sum on the CPU.
+
+    Seen on an H200: after some hundred forwards `mx.async_eval` of the next one waits for ever.
+    """
+    if computed_by == "cuda":
+        raise StartError(
+            f"RANKS is {ranks}, and MLX computes on CUDA here, where forwards that wait for sums "
+            "of other ranks were seen to stand still. Set RANKS=1."
+        )
 
 
 class LeadingRank(SingleRank):
