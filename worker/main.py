@@ -280,8 +280,7 @@ class Worker:
         guard = memory.guard(forward)
         relief = relief_of(kv_manager)
         steps.begin("sessions")
-        sessions = self._make_sessions(loaded, cut_rule.chunk)
-        self._sessions = sessions
+        sessions = self._sessions = self._make_sessions(loaded, cut_rule.chunk)
         steps.begin("prompts")
         vocabulary = Vocabulary(loaded.tokenizer)
         recorder = TurnRecorder(sessions, evictions_of(kv_manager), self._render_next)
@@ -395,10 +394,9 @@ class Worker:
         report["sessions"] = parts.sessions.counters()
         report["vision"] = vision_report(parts.vision)
         report["grammars"] = parts.grammars.report()
-        report["moves"] = self._wire.remote_kv.report()
         report["suspects"] = parts.suspects.report(message.key)
         report |= scheduler.report(message.key) | parts.memory.report()
-        report["wire_waiting_frames"] = self._port.waiting_frames
+        report |= self._wire.report()
         return Told(message.request_id, report)
 
     # ------------------------------------------------------------ the other threads

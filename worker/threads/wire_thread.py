@@ -7,6 +7,7 @@ import select
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from hearth.shared.errors import RETRY_AFTER_S_MAX, Overloaded
 from hearth.shared.kv_move_messages import Chunk, Fetch, Found, Seek, TellHeld
@@ -110,6 +111,11 @@ class WireThread:
         if is_answer or isinstance(message, Progress):
             self._arriving.pop(request_id, None)
         self._port.post(lease.peer, message)
+
+    def report(self) -> dict[str, Any]:
+        """Return for `/v1/cache` what waits to be sent, and what KV was moved. Any thread."""
+        waiting = self._port.waiting_frames
+        return {"wire_waiting_frames": waiting, "moves": self.remote_kv.report()}
 
     def end_requests(self, *, tells: bool) -> None:
         """Take no request any more, and, where it `tells`, end those that are open. Main thread.

@@ -34,7 +34,7 @@ def test_a_setting_that_ranks_cannot_have_is_refused(name: str, value: str) -> N
 
 
 def test_ranks_on_cuda_are_refused_and_elsewhere_they_are_not() -> None:
-    with pytest.raises(StartError, match="RANKS is 2, .* CUDA .* Set RANKS=1"):
+    with pytest.raises(StartError, match=r"RANKS is 2, .* CUDA .* Set RANKS=1"):
         refuse_device(2, "cuda")
     refuse_device(2, "metal")
     refuse_device(2, "cpu")
