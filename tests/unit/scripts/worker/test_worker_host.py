@@ -1,4 +1,4 @@
-"""Where `hearth worker` listens, and what it sets for the worker beside the user's settings."""
+"""`hearth worker` listens where it is told, and sets little beside the user's settings."""
 
 import ipaddress
 
