@@ -69,7 +69,7 @@ _COUNT_CALLS: Final[dict[str, CloudDialect]] = {
     "/v1/responses/input_tokens": "responses_count",
 }
 _OWN: Final = (prefill_endpoint.PATH, *tokenize_endpoints.PATHS)  # for local models, in any dialect
-_OPEN_PATH: Final = "/health"  # the only one that needs no key
+_OPEN_PATHS: Final = ("/health", "/health/ready")  # the only ones that need no key
 HEADERS_MAX: Final = 100
 _ID_HEADERS: Final = (b"x-request-id", b"request-id")  # OpenAI's SDK reads one, Anthropic's other
 _EXPOSED: Final = b", ".join(
@@ -185,7 +185,7 @@ class ProxyApp:
         Raises:
             RequestError: the caller may not, or the request is refused further on.
         """
-        if exchange.path != _OPEN_PATH:
+        if exchange.path not in _OPEN_PATHS:
             exchange.check_place()
         if len(exchange.raw_headers) > HEADERS_MAX:
             raise RequestError(
@@ -216,7 +216,7 @@ class ProxyApp:
         try:
             await self._trust(exchange)
         except RequestError:
-            if exchange.path != _OPEN_PATH:
+            if exchange.path not in _OPEN_PATHS:
                 raise
         await self._dispatch(exchange)
 
@@ -226,7 +226,7 @@ class ProxyApp:
         The pages and their calls are not of these: a browser sends their cookie along by itself.
         """
         is_page = self.dashboard.serves(exchange) or self.chat_page.serves(exchange)
-        is_open = exchange.path == _OPEN_PATH or is_page or self.chat_page.calls(exchange)
+        is_open = exchange.path in _OPEN_PATHS or is_page or self.chat_page.calls(exchange)
         return self._has_keys and not is_open
 
     async def _trust(self, exchange: HttpExchange) -> None:

@@ -33,8 +33,8 @@ from hearth.proxy.startup_banner import moved_traces_line, ready_lines, starting
 from hearth.proxy.workers.death_suspects import DeathSuspects
 from hearth.proxy.workers.model_swap import ModelSwapper
 from hearth.proxy.workers.pid_file import PidFile
-from hearth.proxy.workers.remote_workers import RemoteWorkers
-from hearth.proxy.workers.supervisor import RestartRules, Supervisor
+from hearth.proxy.workers.remote_workers import RemoteWorkers, moves_kv
+from hearth.proxy.workers.supervisor import WORKER_COMMAND, RestartRules, Supervisor
 from hearth.proxy.workers.warm_prompts import WarmPrompts
 from hearth.shared import logging_setup as logs
 from hearth.shared.errors import EXIT_CANNOT_START, StartError
@@ -58,8 +58,6 @@ from hearth.shared.zmq_transport import private_directory
 
 log = logging.getLogger("hearth.proxy.main")  # run with -m, its name is __main__
 
-# -P: modules that lie in the directory where the server was started are none of ours
-WORKER_COMMAND: Final = (sys.executable, "-P", "-m", "hearth.worker.main")
 GRACE_S: Final = 2  # for streams to say goodbye after a signal
 KEEP_ALIVE_S: Final = 120  # agents think for longer than uvicorn's default of 5 s
 BACKLOG: Final = 512
@@ -95,7 +93,7 @@ class Hearth:
         models = models_of(settings)
         bounds = (settings.live_slots_max, settings.max_concurrent_requests)
         gap_max = min(LOAD_GAP_MAX, *(bound or LOAD_GAP_MAX for bound in bounds))
-        self._pool = WorkerPool(affinity=CacheAffinity(gap_max), is_apart=is_apart)
+        self._pool = WorkerPool(CacheAffinity(gap_max), is_apart, moves_kv(settings))
         environment = {
             **environ,
             **openblas_environment(environ),
@@ -155,12 +153,7 @@ class Hearth:
 
     async def run(self) -> int:
         """Serve until a signal; return the exit code."""
-        loop = asyncio.get_running_loop()
-        numbers = [signal.SIGINT, signal.SIGTERM]
-        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # ignored means nohup
-            numbers.append(signal.SIGHUP)
-        for number in numbers:
-            loop.add_signal_handler(number, self._signals.take, number)
+        self._signals.listen(asyncio.get_running_loop())
         print(starting_line(self._settings, self._version), flush=True)
         program = os.path.realpath(sys.executable)
         if hint := listening_hint(self._settings.proxy_host, program):

@@ -182,8 +182,8 @@ def _can_listen(address: str, port: int) -> bool:
             if error.errno == errno.EADDRINUSE:
                 return False
             raise StartError(
-                f"Can't listen on {address}, port {port}: {error.strerror}. Set PROXY_HOST to an "
-                "address of this machine and PROXY_PORT to a port above 1023."
+                f"Can't listen on {address}, port {port}: {error.strerror}. Choose an address of "
+                "this machine and a port above 1023; a server's are PROXY_HOST and PROXY_PORT."
             ) from None
     return True
 
@@ -198,7 +198,7 @@ def _held_text(port: int) -> str:
     who = f"pid {holder[0]} ({holder[1]})" if holder else "another user's process"
     return (
         f"Port {port} is held by {who}, which is not Hearth's and is left alone. "
-        f"End it, or choose another port with --port {port + 1 if port < 65535 else 4000}."
+        f"End it, or choose another port, such as {port + 1 if port < 65535 else 4000}."
     )
 
 

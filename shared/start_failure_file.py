@@ -16,13 +16,12 @@ def reason_path(socket_path: Path) -> Path:
 
 
 def leave_reason(endpoint: str, text: str) -> None:
-    """Leave `text` for the supervisor; a worker on the network has none. Raises: OSError."""
-    if endpoint.startswith(_IPC):
-        path = reason_path(Path(endpoint.removeprefix(_IPC)))
-        path.unlink(missing_ok=True)
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "w") as file:
-            file.write(text)
+    """Leave `text` for the supervisor, whose socket is at `endpoint`. Raises: OSError."""
+    path = reason_path(Path(endpoint.removeprefix(_IPC)))
+    path.unlink(missing_ok=True)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(text)
 
 
 def take_reason(socket_path: Path) -> str:

@@ -3,7 +3,10 @@
 import signal
 import time
 from collections.abc import Callable
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:  # the installer asks for SAY_AFTER_S, and has no loop
+    import asyncio
 
 SAY_AFTER_S: Final = 1.0  # what is waited for is told, and from then on a second signal counts
 
@@ -26,6 +29,12 @@ class StopSignals:
         self._end_now = end_now
         self._clock = clock
         self._first_at: float | None = None
+
+    def listen(self, loop: "asyncio.AbstractEventLoop") -> None:
+        """Take Ctrl-C, SIGTERM and, unless it is ignored as nohup does, the terminal's end."""
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
+                loop.add_signal_handler(number, self.take, number)
 
     def take(self, number: int) -> None:
         now = self._clock()

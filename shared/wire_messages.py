@@ -1,5 +1,6 @@
 """Defines every message that crosses the socket between proxy and worker, and nothing else.
 
+Those that move kept KV between workers are in `kv_move_messages`.
 A frame is one msgpack map: {"kind": class name, field: value, ...}. Any change to a message bumps
 PROTOCOL_VERSION; both sides compare it once, in Hello and Welcome.
 Every Submit ends in exactly one Finished or Failed, every Count in one Counted or Failed, every
@@ -15,8 +16,9 @@ from typing import Any, Final, get_args, get_origin, get_type_hints
 import msgpack
 
 from hearth.shared.errors import WireError
+from hearth.shared.kv_move_messages import Chunk, Fetch, Found, Holds, Seek, TellHeld
 
-PROTOCOL_VERSION: Final = 12
+PROTOCOL_VERSION: Final = 13
 FRAME_BYTES_MAX: Final = 80 * 1024 * 1024  # a 64 MB request body, and room for its envelope
 
 
@@ -273,6 +275,7 @@ class Heartbeat:
     step_s: float = 0.0  # that it has taken by now
     step_bytes: int = 0  # that the step brings into memory, where that is known
     held_bytes: int = 0  # of them, those that are there
+    requests_max: int = 0  # that may be in the worker; one more is refused
 
 
 @dataclass(frozen=True, slots=True)
@@ -377,9 +380,9 @@ class Told:
     body: dict[str, Any]
 
 
-Down = Hello | Submit | Cancel | Renew | Count | Status
+Down = Hello | Submit | Cancel | Renew | Count | Status | TellHeld
 Up = Welcome | Heartbeat | Admitted | Progress | Delta | Finished | Failed | Counted | Told
-Message = Down | Up
+Message = Down | Up | Holds | Seek | Found | Fetch | Chunk
 
 KINDS: Final[dict[str, type[Any]]] = {kind.__name__: kind for kind in get_args(Message)}
 

@@ -1,9 +1,9 @@
 """Connects proxy and worker over ZeroMQ; `zmq_rank_port` connects the ranks of one worker.
 
-A worker binds one ROUTER; each proxy connects one DEALER. `ROUTER_MANDATORY` makes a send to a
-peer that is gone, or whose queue is full, an error instead of a silent loss. A connection
-over ipc:// is kept private by its directory, one over tcp:// by CURVE keys, without which there is
-none.
+A worker has one ROUTER, which its supervisor reaches on ipc:// and proxies on other machines on
+tcp://; each of them connects one DEALER. `ROUTER_MANDATORY` makes a send to a peer that is gone, or
+whose queue is full, an error instead of a silent loss. A connection over ipc:// is kept private by
+its directory, one over tcp:// by CURVE keys, without which there is none.
 """
 
 import asyncio
@@ -34,6 +34,7 @@ SILENCE_S_MAX = 15.0  # a worker silent for this long is taken for hung
 LEASE_RENEW_S = 1.0
 LEASE_S = 5.0  # a request not renewed for this long is cancelled
 QUEUE_FRAMES_MAX = 20_000  # frames held for one peer before it counts as gone
+HANDSHAKE_S_MAX = 5.0  # a connection that has not shown its key by then is dropped
 TAKEN_FRAMES_MAX = 256  # at once, before others have their turn
 IPC_PATH_BYTES_MAX = 103 if sys.platform == "darwin" else 107  # sun_path less its NUL
 _READABLE: Final = int(zmq.POLLIN)  # a plain number: zmq's own take a microsecond to compare
@@ -127,33 +128,21 @@ class RouterPort:
     """A worker's end. Owner: the wire thread; only `post` and `wake` may be called from others.
 
     Frames that cannot be sent at once wait in order, per peer, up to QUEUE_FRAMES_MAX.
-    Invariant: nothing is held for a peer that is gone.
+    Invariants: nothing is held for a peer that is gone; nothing is bound after a tcp:// endpoint,
+    whose keys would be asked for there too.
     """
 
     def __init__(self, endpoint: str, keys: CurveKeys | None = None) -> None:
-        """Bind. `keys` are for tcp:// only, where one proxy's key is let in and no other's.
-
-        Raises:
-            StartError: the endpoint cannot be bound, or is on the network and there are no keys.
-        """
-        check_endpoint(endpoint, keys)
+        """Bind, as `listen` does. Raises: StartError."""
         self._endpoint = endpoint
         self._context = zmq.Context()
-        self._guard = curve_guard(self._context, keys) if keys is not None else None
+        self._guard: ThreadAuthenticator | None = None
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._socket.setsockopt(zmq.LINGER, 500)
+        self._socket.setsockopt(zmq.HANDSHAKE_IVL, int(HANDSHAKE_S_MAX * 1000))
         self._socket.setsockopt(zmq.MAXMSGSIZE, FRAME_BYTES_MAX)
-        if keys is not None:
-            self._socket.setsockopt(zmq.CURVE_SERVER, 1)
-            self._socket.setsockopt(zmq.CURVE_SECRETKEY, keys.secret)
-        try:
-            self._socket.bind(endpoint)
-        except zmq.ZMQError as error:
-            self._shut()
-            raise StartError(f"{endpoint} cannot be bound: {error.strerror}.") from None
-        if endpoint.startswith("ipc://"):
-            os.chmod(endpoint.removeprefix("ipc://"), 0o600)
+        self.listen(endpoint, keys)
         self._wake_read, self._wake_write = socket.socketpair()
         self._wake_read.setblocking(False)
         self._wake_write.setblocking(False)
@@ -165,6 +154,30 @@ class RouterPort:
         self._held: dict[bytes, deque[bytes]] = {}  # peer -> frames its queue had no room for
         self.gone: set[bytes] = set()  # peers that a send found missing, for the owner to collect
         self.bad_frame_count = 0
+
+    def listen(self, endpoint: str, keys: CurveKeys | None = None) -> None:
+        """Bind `endpoint` too. `keys` are for tcp://, where one proxy's is let in and no other's.
+
+        Raises:
+            StartError: it cannot be bound, or is on the network and there are no keys; the port
+                is closed then.
+        """
+        assert self._guard is None, endpoint
+        try:
+            check_endpoint(endpoint, keys)
+            if keys is not None:  # options count for what is bound from here on
+                self._guard = curve_guard(self._context, keys)
+                self._socket.setsockopt(zmq.CURVE_SERVER, 1)
+                self._socket.setsockopt(zmq.CURVE_SECRETKEY, keys.secret)
+            self._socket.bind(endpoint)
+        except zmq.ZMQError as error:
+            self._shut()
+            raise StartError(f"{endpoint} cannot be bound: {error.strerror}.") from None
+        except StartError:
+            self._shut()
+            raise
+        if endpoint.startswith("ipc://"):
+            os.chmod(endpoint.removeprefix("ipc://"), 0o600)
 
     def post(self, peer: bytes, message: Message) -> None:
         """Queue `message` for `peer` and wake the owner. Any thread; never blocks."""

@@ -1,6 +1,7 @@
-"""Runs one worker process: `python -m hearth.worker.main`, started by the proxy's supervisor.
+"""Runs one worker process: `python -m hearth.worker.main`, started by a supervisor.
 
-With an endpoint on tcp:// it is started by hand, for a proxy on another machine.
+That is the server's, or that of `hearth worker`, whose worker also listens on tcp://, for proxies
+on other machines.
 
 Threads: this one is the wire thread (socket, heartbeats); `inference` loads the model and is the
 only one that touches MLX; `prompt-0` to `prompt-2` render and tokenise; `image`, where the model
@@ -20,15 +21,14 @@ from dataclasses import dataclass, replace
 
 from hearth.shared.errors import EXIT_CANNOT_START, StartError
 from hearth.shared.logging_setup import configure
-from hearth.shared.macos_network_hints import listening_hint
 from hearth.shared.open_files import raise_open_file_limit
 from hearth.shared.paths import env_file
 from hearth.shared.private_temp_directory import temp_environment
-from hearth.shared.settings_from_env import Settings, load_settings, setting_warnings
+from hearth.shared.settings_from_env import Settings, load_settings
 from hearth.shared.start_failure_file import leave_reason
 from hearth.shared.thread_turns import take_short_turns
 from hearth.shared.wire_messages import Failed, Heartbeat, Status, Told
-from hearth.shared.zmq_transport import PROXY_NAME, WORKER_NAME, CurveKeys, RouterPort, curve_keys
+from hearth.shared.zmq_transport import PROXY_NAME, WORKER_NAME, RouterPort, curve_keys
 from hearth.worker.engine import mlx_lm_open_files  # noqa: F401  before all that imports mlx_lm
 
 # isort: split
@@ -50,6 +50,7 @@ from hearth.worker.kv.null_kv_manager import NullKVManager
 from hearth.worker.mpi_launch import become_mpirun
 from hearth.worker.prompt.prefill_cuts import CutRule
 from hearth.worker.prompt.template_turn_tokens import end_of_turn_ids
+from hearth.worker.remote_kv.kv_exchange import make_remote_kv
 from hearth.worker.requests.session_prompt_builder import SessionPromptBuilder
 from hearth.worker.requests.suspect_check import SuspectCheck
 from hearth.worker.schedule.answers.answer_drafts import AnswerDrafts, DraftPolicy
@@ -67,7 +68,7 @@ from hearth.worker.setup.concurrency import running_max
 from hearth.worker.setup.cut_rule_setup import cut_rule_of, with_goal_beside
 from hearth.worker.setup.doctor_setup import ModelDoctor
 from hearth.worker.setup.draft_setup import are_trees_cheap, is_on_cpu, make_draft_policy
-from hearth.worker.setup.kv_setup import cache_root, is_exact, make_kv_manager
+from hearth.worker.setup.kv_setup import cache_root, is_exact, make_kv_manager, portable_root
 from hearth.worker.setup.load_setup import load_all
 from hearth.worker.setup.memory_setup import WorkerMemory, relief_of
 from hearth.worker.setup.prompt_and_session_setup import (
@@ -79,7 +80,7 @@ from hearth.worker.setup.prompt_and_session_setup import (
 from hearth.worker.setup.rank_setup import SingleRank
 from hearth.worker.setup.requested_bits_setup import make_requested_bits
 from hearth.worker.setup.suspect_setup import SuspectParts, make_suspect_parts
-from hearth.worker.setup.upkeep_setup import evictions_of, expire_of, sweep_of
+from hearth.worker.setup.upkeep_setup import evictions_of, expire_of, look_of, sweep_of
 from hearth.worker.setup.vision_setup import VisionParts, image_grid
 from hearth.worker.shutdown import Shutdown
 from hearth.worker.stream.detokenise import Vocabulary
@@ -119,7 +120,14 @@ class Worker:
     Invariant: `_parts` is None until the model can be served; heartbeats say "loading" meanwhile.
     """
 
-    def __init__(self, settings: Settings, worker_id: int, endpoint: str) -> None:
+    def __init__(
+        self, settings: Settings, worker_id: int, endpoint: str, listens_on: str = ""
+    ) -> None:
+        """Bind `endpoint`, its supervisor's, and the one on tcp:// that it `listens_on`, if any.
+
+        Raises:
+            StartError: one of them cannot be bound, or there are no keys.
+        """
         self._settings = settings
         self._worker_id = worker_id
         self._endpoint = endpoint
@@ -134,23 +142,21 @@ class Worker:
         self._draft_policy = DraftPolicy()
         self._requested_bits = RequestedBits()  # until the model is known
         self._running_max = running_max(settings, is_batched=True)  # until the model is known
-        self._is_on_network = endpoint.startswith("tcp://")  # started by hand, for another machine
-        self._port = RouterPort(endpoint, _keys(settings, endpoint))
-        self._shutdown = Shutdown(self._port.wake, is_alone=self._is_on_network)
+        self._port = RouterPort(endpoint)
+        if listens_on:
+            keys = curve_keys(settings.curve_keys_dir, WORKER_NAME, PROXY_NAME)
+            self._port.listen(listens_on, keys)
+        self._shutdown = Shutdown(self._port.wake)
         self._wire = WireThread(
             self._port,
             WorkerIdentity(worker_id, secrets.token_hex(8)),
             self._jobs,
             self._heartbeat,
             open_max=self._running_max + settings.queue_max,
-            is_supervised=not self._is_on_network,
         )
 
     def run(self) -> int:
-        """Work until SIGTERM or the supervisor's end; return the exit code.
-
-        A worker on tcp:// has no supervisor: SIGTERM, Ctrl-C or its terminal's end ends it.
-        """
+        """Work until SIGTERM or the supervisor's end; return the exit code."""
         shutdown = self._shutdown
         shutdown.listen()
         inference = shutdown.start_thread("inference", self._inference)
@@ -207,7 +213,7 @@ class Worker:
         rank = self._rank = self._start_ranks() if self._settings.ranks > 1 else self._rank
         memory = self._memory = WorkerMemory(self._settings, self._endpoint, rank)
         loaded, vision = load_all(self._settings, steps, memory, self._shutdown.is_begun, rank)
-        doctor = ModelDoctor(self._settings, loaded, self._worker_id == 0 or self._is_on_network)
+        doctor = ModelDoctor(self._settings, loaded, self._worker_id == 0)
         self._settings = doctor.settings
         engine = self._make_engine(loaded, vision, doctor.found)
         with engine.stream():
@@ -265,8 +271,8 @@ class Worker:
         cut_rule = cut_rule_of(loaded, self._settings)
         steps.begin("cache")
         settings, rank = self._settings, self._rank
-        kv_manager = make_kv_manager(engine, loaded, settings, cut_rule, rank)
-        self._kv_manager = kv_manager
+        kv_manager = self._kv_manager = make_kv_manager(engine, loaded, settings, cut_rule, rank)
+        self._wire.remote_kv = make_remote_kv(kv_manager, self._port.post, settings)
         self._requested_bits = make_requested_bits(engine, kv_manager, settings.ranks)
         forward = rank.forward(forward_of(loaded, cut_rule.grid))
         loaded = memory.fit(loaded, kv_manager.uncached.cold_bytes, forward)
@@ -274,8 +280,7 @@ class Worker:
         guard = memory.guard(forward)
         relief = relief_of(kv_manager)
         steps.begin("sessions")
-        sessions = self._make_sessions(loaded, cut_rule.chunk)
-        self._sessions = sessions
+        sessions = self._sessions = self._make_sessions(loaded, cut_rule.chunk)
         steps.begin("prompts")
         vocabulary = Vocabulary(loaded.tokenizer)
         recorder = TurnRecorder(sessions, evictions_of(kv_manager), self._render_next)
@@ -339,6 +344,7 @@ class Worker:
             forwards=suspects.forwards,
             isolation=suspects.isolation,
             requested_bits=self._requested_bits,
+            remote_kv=self._wire.remote_kv,
         )
 
     def token_choice(self, vocab_size: int, request: Request) -> TokenChoice:
@@ -390,7 +396,7 @@ class Worker:
         report["grammars"] = parts.grammars.report()
         report["suspects"] = parts.suspects.report(message.key)
         report |= scheduler.report(message.key) | parts.memory.report()
-        report["wire_waiting_frames"] = self._port.waiting_frames
+        report |= self._wire.report()
         return Told(message.request_id, report)
 
     # ------------------------------------------------------------ the other threads
@@ -413,11 +419,12 @@ class Worker:
             vision.form if vision is not None else None,
             loaded.facts.context_by,
         )
-        root = cache_root(loaded, self._settings)
-        facts = prompt_facts(loaded, root, builder, vocabulary, cut_rule, self._requested_bits)
+        roots = cache_root(loaded, self._settings), portable_root(loaded, self._settings)
+        facts = prompt_facts(loaded, roots, builder, vocabulary, cut_rule, self._requested_bits)
         facts = replace(facts, drafts=self._draft_policy, adapters=loaded.adapters.identities)
         prompts = SessionPromptBuilder(builder, sessions, facts)
-        thread = PromptThread(prompts, facts, self._settings, suspects)
+        look = look_of(self._kv_manager, self._settings.workers)
+        thread = PromptThread(prompts, facts, self._settings, suspects, look)
         for number, lane in enumerate(self._jobs.lanes):
             run = functools.partial(thread.run, lane, self._inbox.put, self._wire.send)
             self._shutdown.start_thread(f"prompt-{number}", run)
@@ -462,32 +469,20 @@ def _refuse(endpoint: str, error: StartError) -> None:
         log.warning("the supervisor is not told why: %s", lost)
 
 
-def _keys(settings: Settings, endpoint: str) -> CurveKeys | None:
-    """Return what a worker on the network needs; one on a socket of this machine needs nothing."""
-    if endpoint.startswith("ipc://"):
-        return None
-    return curve_keys(settings.curve_keys_dir, WORKER_NAME, PROXY_NAME)
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(prog="hearth.worker.main", description=__doc__)
     parser.add_argument("--worker-id", type=int, required=True)
-    parser.add_argument("--endpoint", required=True)
+    parser.add_argument("--endpoint", required=True, help="ipc://PATH, the supervisor's")
+    parser.add_argument("--listen", default="", help="tcp://ADDRESS:PORT, for other machines")
     options = parser.parse_args()
     take_short_turns()
     try:
         raise_open_file_limit(OPEN_FILES, OPEN_FILES_MIN)
         settings = load_settings(os.environ, env_file())
         configure(settings.log_level.upper(), f"worker-{options.worker_id}", settings.log_prompts)
-        if options.endpoint.startswith("tcp://"):  # else the proxy, with the same file, says it
-            for text in setting_warnings(os.environ, env_file()):
-                log.warning("%s", text)
-            host = options.endpoint.removeprefix("tcp://").rpartition(":")[0]
-            if hint := listening_hint(host, os.path.realpath(sys.executable)):
-                log.info("%s", hint)
         os.environ |= temp_environment(os.environ, settings.instance_dir)
         become_mpirun(settings, sys.argv[1:])
-        worker = Worker(settings, options.worker_id, options.endpoint)
+        worker = Worker(settings, options.worker_id, options.endpoint, options.listen)
     except StartError as error:
         _refuse(options.endpoint, error)
         return EXIT_CANNOT_START

@@ -6,15 +6,13 @@ the worker is to end; the inference thread ends its chunk and leaves the device 
 
 import contextlib
 import logging
-import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from types import FrameType
 from typing import Final
 
 from hearth.shared.errors import EXIT_STUCK
-from hearth.shared.stop_signals import SAY_AFTER_S, StopSignals
+from hearth.shared.stop_signals import SAY_AFTER_S
 from hearth.shared.stop_times import CHUNK_WAIT_S
 from hearth.shared.suspending_clock import awake_s
 
@@ -32,14 +30,12 @@ class Shutdown:
     there is no lock here.
     """
 
-    def __init__(self, wake: Callable[[], None], *, is_alone: bool) -> None:
-        """`wake` ends the wire thread's wait; `is_alone`: no supervisor ends this worker."""
+    def __init__(self, wake: Callable[[], None]) -> None:
+        """`wake` ends the wire thread's wait."""
         self.exit_code = 0
         self._wake = wake
-        self._is_alone = is_alone
         self._is_begun = False
         self._computes = False  # whether the device may be at work
-        self._signals = StopSignals(self.begin, _end_now)
 
     def begin(self, exit_code: int = 0) -> None:
         """Have the worker end; of several exit codes the first counts that is not 0."""
@@ -52,16 +48,8 @@ class Shutdown:
 
     def listen(self) -> None:
         """Begin at a signal from now on. Main thread."""
-        if not self._is_alone:
-            signal.signal(signal.SIGTERM, lambda *_: self.begin())
-            signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the supervisor's to pass on
-            return
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            if signal.getsignal(number) is not signal.SIG_IGN:  # ignored means nohup
-                signal.signal(number, self._on_signal)
-
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        self._signals.take(number)
+        signal.signal(signal.SIGTERM, lambda *_: self.begin())
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the supervisor's to pass on
 
     def note_step(self, name: str) -> None:
         """Note a step of the start, or end the thread in its place. Inference thread."""
@@ -96,11 +84,6 @@ class Shutdown:
         inference.join(SAY_AFTER_S)
         if not (inference.is_alive() and self._computes):
             return
-        if self._is_alone:
-            log.warning(
-                "waiting for a chunk to end (up to %g s); a second Ctrl-C ends the worker at once",
-                CHUNK_WAIT_S,
-            )
         until = awake_s() + CHUNK_WAIT_S - SAY_AFTER_S
         while inference.is_alive() and (left_s := until - awake_s()) > 0:
             inference.join(min(left_s, JOIN_S_MAX))  # one long wait may be over at a Mac's wake
@@ -110,8 +93,3 @@ class Shutdown:
         if inference.is_alive() and self._computes:
             log.error("the chunk in flight has not ended in %g s: ended amid it", CHUNK_WAIT_S)
             self.begin(EXIT_STUCK)
-
-
-def _end_now(number: int) -> None:
-    log.warning("%s again: ended amid a chunk", signal.Signals(number).name)
-    os._exit(128 + number)

@@ -7,6 +7,9 @@ from hearth.proxy.request.parsed_request import OLLAMA_DIALECTS, Dialect
 from hearth.shared.errors import Overloaded, RequestError
 
 THREAD_UNSUPPORTED: Final = "thread_unsupported_request"  # Anthropic's word, which SDKs act on
+TOO_LONG: Final = "context_length_exceeded"
+# By which a LiteLLM in front of several servers knows such a prompt, whatever its code.
+LITELLM_WORDS: Final = "is longer than the model's context length"
 _OPENAI_TYPES: Final = {
     401: "authentication_error",
     403: "permission_error",
@@ -25,7 +28,7 @@ def openai_error(error: RequestError) -> dict[str, Any]:
     """Return what stands under "error" in OpenAI's answers and streams."""
     kind = "server_error" if error.status >= 500 else "invalid_request_error"
     return {
-        "message": str(error),
+        "message": _text(error),
         "type": _OPENAI_TYPES.get(error.status, kind),
         "param": error.param or _known_param(error),
         "code": error.code,
@@ -33,7 +36,15 @@ def openai_error(error: RequestError) -> dict[str, Any]:
 
 
 def _known_param(error: RequestError) -> str | None:
-    return "messages" if error.code == "context_length_exceeded" else None
+    return "messages" if error.code == TOO_LONG else None
+
+
+def _text(error: RequestError) -> str:
+    """Return what people and programs are told."""
+    text = str(error)
+    if error.code != TOO_LONG or LITELLM_WORDS in text:
+        return text
+    return f"{text} The prompt {LITELLM_WORDS} here."
 
 
 def anthropic_error(error: RequestError) -> dict[str, Any]:
@@ -41,8 +52,8 @@ def anthropic_error(error: RequestError) -> dict[str, Any]:
     kind = "api_error" if error.status >= 500 else "invalid_request_error"
     if error.code == Overloaded.CODE:
         kind = "overloaded_error"
-    text = str(error)
-    if error.code == "context_length_exceeded":
+    text = _text(error)
+    if error.code == TOO_LONG:
         text = f"prompt is too long: {text}"  # the words that Claude Code compacts on
     fields: dict[str, Any] = {"type": _ANTHROPIC_TYPES.get(error.status, kind), "message": text}
     if error.code == THREAD_UNSUPPORTED:
@@ -55,7 +66,7 @@ def error_body(error: RequestError, dialect: Dialect, request_id: str) -> dict[s
     if dialect == "messages":
         return {"type": "error", "error": anthropic_error(error), "request_id": request_id}
     if dialect in OLLAMA_DIALECTS:
-        return {"error": str(error)}
+        return {"error": _text(error)}
     return {"error": openai_error(error)}
 
 

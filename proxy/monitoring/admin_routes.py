@@ -32,6 +32,7 @@ _RESPONSES: Final = ("/v1/responses/", "/responses/")
 _ITEMS: Final = "/input_items"
 _CANCEL: Final = "/cancel"
 
+_TAKING: Final = {"ready", "unloaded"}  # a request is taken at once, or loads the model
 _UP_OR_DOWN: Final = {"ready", "dead", "restarting", "unreachable"}  # all but at its first start
 
 Methods = dict[str, Callable[[HttpExchange], Awaitable[None]]]  # HEAD is answered as GET
@@ -71,6 +72,7 @@ class AdminRoutes:
         self._table: dict[str, Methods] = {
             "/": {"GET": self._root},
             "/health": {"GET": self._health},
+            "/health/ready": {"GET": self._ready},
             "/v1/models": {"GET": self._models},
             "/models": {"GET": self._models},
             "/v1/cache": {"GET": self._cache, "DELETE": self._clear_cache},
@@ -291,6 +293,12 @@ class AdminRoutes:
             body["prefills"] = self._pool.prefills(self._whose(exchange))
         await exchange.send_json(200, body)
 
+    async def _ready(self, exchange: HttpExchange) -> None:
+        """Answer balancers that read statuses: 503 while every request would wait for a model."""
+        body = self.health()
+        told = {name: body[name] for name in ("ready", "free", "status")}
+        await exchange.send_json(200 if body["ready"] else 503, told)
+
     async def _metrics(self, exchange: HttpExchange) -> None:
         """Answer with sums over all keys, as far as the workers tell theirs in time."""
         reports = await exchange.while_connected(self._pool.ask("cache"))
@@ -306,13 +314,26 @@ class AdminRoutes:
         """Return what /health says: "ok" only while every worker is ready, or unloaded unused."""
         rows = [worker.row() for worker in self._workers]
         states = {row["state"] for row in rows}
-        if states and states <= {"ready", "unloaded"}:
+        if states and states <= _TAKING:
             status = "ok"
         elif any(row["restarts"] for row in rows) or states & _UP_OR_DOWN:
             status = "degraded"
         else:
             status = "starting"
-        return {"status": status, "version": self._version, "workers": rows}
+        return {
+            "status": status,
+            "ready": bool(states & _TAKING),
+            "free": sum(map(_free, rows)),
+            "version": self._version,
+            "workers": rows,
+        }
+
+
+def _free(row: Mapping[str, Any]) -> int:
+    """Return how many more requests a worker takes before it refuses one."""
+    is_ready = row["state"] == "ready"
+    held = max(row["in_flight"], row["running"] + row["waiting"])  # others' requests too
+    return max(0, row["requests_max"] - held) if is_ready else 0
 
 
 def _absent(worker: WorkerProcess | RemoteWorker) -> dict[str, str]:

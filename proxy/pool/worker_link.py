@@ -16,6 +16,7 @@ from hearth.proxy.pool.answer_stream import AnswerStream, refused
 from hearth.proxy.pool.last_uses import LastUses
 from hearth.proxy.request.parsed_request import ParsedRequest
 from hearth.shared.errors import Overloaded, RequestError, WireError, WorkerLost
+from hearth.shared.kv_move_messages import Chunk, Fetch, Found, Holds, KVMove, Seek, TellHeld
 from hearth.shared.suspending_clock import awake_s
 from hearth.shared.wire_messages import (
     PROTOCOL_VERSION,
@@ -89,9 +90,12 @@ class WorkerLink:
         self._on_change = on_change
         # Counts what an answer cost whose client left before its end: nobody else takes its usage.
         self.count_unread: CountUnread = lambda _answer, _usage: None
+        self.hear_kv: Callable[[int, KVMove], None] = lambda _id, _message: None
+        self.is_remote = endpoint.startswith("tcp://")  # it keeps KV in a directory of its own
         self._cancelled: dict[str, AnswerStream] = {}  # until the worker tells their end
         self._models = models
         self._is_apart = is_apart
+        self.refusal = ""  # what the worker does, for which this proxy cannot work with it
         self._closed = False
         self._socket = DealerLink(endpoint, self._take_frame, keys)
         self._socket.send(Hello(PROTOCOL_VERSION))
@@ -160,6 +164,8 @@ class WorkerLink:
             self._take_heartbeat(message)
         elif isinstance(message, Welcome):
             self._take_welcome(message)
+        elif isinstance(message, Holds | Seek | Found | Fetch | Chunk):
+            self.hear_kv(self.worker_id, message)
         if self.is_ready and not was_ready:
             self.ready_at = awake_s()
             self._on_change()
@@ -181,25 +187,27 @@ class WorkerLink:
         if version == PROTOCOL_VERSION:
             self.welcome = welcome
             return
-        log.error(
-            "worker=%d speaks protocol %d, this proxy %d: start both from one checkout",
-            self.worker_id,
-            version,
-            PROTOCOL_VERSION,
+        self._refuse(
+            f"speaks protocol {version}, this server {PROTOCOL_VERSION}: install one version of "
+            "Hearth on both machines",
+            "The worker speaks another version of the protocol.",
         )
-        self.close("The worker speaks another version of the protocol.")
 
     def _take_heartbeat(self, heartbeat: Heartbeat) -> None:
         self.heartbeat = heartbeat
         model = heartbeat.model
         if model is not None and self._models and model.name not in self._models:
-            log.error(
-                "worker=%d serves %r, this proxy %s: set MODEL_PATH and PROXY_MODEL_ID alike",
-                self.worker_id,
-                model.name,
-                ", ".join(map(repr, self._models)),
+            self._refuse(
+                f"serves {model.name!r}, this server {', '.join(map(repr, self._models))}: set "
+                "MODEL_PATH and PROXY_MODEL_ID alike",
+                "The worker serves another model.",
             )
-            self.close("The worker serves another model.")
+
+    def _refuse(self, what: str, text: str) -> None:
+        """Close the link for `what` the worker does; `text` tells its clients."""
+        self.refusal = what
+        log.error("worker=%d %s", self.worker_id, what)
+        self.close(text)
 
     async def broken(self) -> None:
         """Return once the connection to the worker broke off. Once."""
@@ -307,7 +315,11 @@ class WorkerLink:
         except WireError as error:
             raise RequestError(f"The request cannot be carried: {error}.") from None
 
-    def _send_late(self, message: Cancel | Renew) -> None:
+    def send_kv(self, message: KVMove | TellHeld) -> None:
+        """Send what is of KV that moves; where it cannot be sent, whoever waits gives up."""
+        self._send_late(message)
+
+    def _send_late(self, message: Cancel | Renew | KVMove | TellHeld) -> None:
         """Send what a dead worker, or one that does not read, does not need any more."""
         if not self._closed:
             with contextlib.suppress(WireError):
@@ -341,6 +353,7 @@ def link_row(link: WorkerLink | None, model: str | None = None) -> dict[str, Any
         "waiting": beat.waiting if beat else 0,
         "wait_s": round(beat.wait_s, 1) if beat else None,
         "in_flight": link.load if link else 0,
+        "requests_max": beat.requests_max if beat else 0,
         "steps": beat.steps if beat else 0,
         "active_bytes": beat.active_bytes if beat else 0,
         "heartbeat_age_s": round(link.silence_s, 3) if link and beat else None,

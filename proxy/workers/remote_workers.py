@@ -16,7 +16,7 @@ from hearth.proxy.pool.worker_link import WorkerLink, link_row
 from hearth.proxy.pool.worker_pool import WorkerPool
 from hearth.proxy.request.model_names import ServedModel
 from hearth.shared.errors import StartError
-from hearth.shared.macos_network_hints import MACOS, refused_hint
+from hearth.shared.macos_network_hints import refused_hint
 from hearth.shared.settings_from_env import Settings
 from hearth.shared.suspending_clock import awake_s
 from hearth.shared.zmq_transport import (
@@ -39,7 +39,7 @@ _ENDPOINT: Final = re.compile(r"tcp://[A-Za-z0-9][A-Za-z0-9.-]*:([0-9]{1,5})")
 GONE: Final = "is gone"
 SILENT: Final = f"has been silent for {SILENCE_S_MAX:g} s"
 UNKNOWN: Final = "refuses this server's keys, or is no worker"
-REFUSED: Final = "speaks another protocol or serves another model"
+LOST: Final = "was lost by a bug of this server, whose log says more"
 
 RemoteState = Literal["unreachable", "loading", "ready"]
 
@@ -92,8 +92,8 @@ class RemoteWorker:
             self.boot_id = welcome.boot_id
             log.info("remote worker found id=%d endpoint=%s", self.worker_id, self.endpoint)
 
-    def lose(self, problem: str, hint: str = "") -> None:
-        """Note that the line is given up because of what the worker did; `hint` says what helps."""
+    def note(self, problem: str, hint: str = "") -> None:
+        """Note why there is no line, or none that is of use; `hint` says what helps."""
         is_new = (problem, hint) != (self.problem, self.hint)  # else it is tried in vain again
         self.problem, self.hint = problem, hint
         if is_new:
@@ -103,7 +103,6 @@ class RemoteWorker:
                 self.endpoint,
                 self.told_problem,
             )
-        self.link = None
 
 
 class RemoteWorkers:
@@ -139,53 +138,70 @@ class RemoteWorkers:
             link = worker.link = self._pool.connect(
                 worker.worker_id, worker.endpoint, self._keys, self._models
             )
-            problem = await _until_lost(worker, link)
-            is_unheard = problem == SILENT and link.welcome is None
-            worker.lose(problem, await hint_of(worker.endpoint) if is_unheard else "")
-            self._pool.why_nobody = (
-                f"No worker is ready: worker {worker.worker_id}, on another machine, "
-                f"{worker.told_problem.rstrip('.')}."
-            )
+            problem = await self._until_lost(worker, link)
+            self._note(worker, problem, worker.hint if link.welcome is None else "")
+            worker.link = None
             text = f"The worker that held this request {problem}; send the request again."
             self._pool.disconnect(worker.worker_id, text, keeps_cache=True)
-            await asyncio.sleep(REFUSED_RETRY_S if problem == REFUSED else RETRY_S)
+            await asyncio.sleep(REFUSED_RETRY_S if link.refusal else RETRY_S)
 
+    def _note(self, worker: RemoteWorker, problem: str, hint: str) -> None:
+        """Note why `worker` is of no use now, for all who ask."""
+        worker.note(problem, hint)
+        self._pool.why_nobody = (
+            f"No worker is ready: worker {worker.worker_id}, on another machine, "
+            f"{worker.told_problem.rstrip('.')}."
+        )
 
-async def _until_lost(worker: RemoteWorker, link: WorkerLink) -> str:
-    """Wait until `link`, the worker's line, is of no use any more; return what the worker did."""
-    broken = asyncio.create_task(link.broken())
-    try:
-        while True:
-            before = awake_s()
-            await asyncio.wait({broken}, timeout=WATCH_S)
-            worker.look()
-            if link.is_closed:
-                return REFUSED
-            if broken.done():
-                return GONE if link.welcome is not None else UNKNOWN
-            if awake_s() - before > 2 * WATCH_S:
-                continue  # this process itself stood still: what it did not hear proves nothing
-            if link.silence_s > SILENCE_S_MAX:
-                return SILENT
-    finally:
-        broken.cancel()
+    async def _until_lost(self, worker: RemoteWorker, link: WorkerLink) -> str:
+        """Wait until `link`, the worker's line, is of no use any more; return what it did."""
+        broken = asyncio.create_task(link.broken())
+        try:
+            while True:
+                before = awake_s()
+                await asyncio.wait({broken}, timeout=WATCH_S)
+                worker.look()
+                if link.is_closed:
+                    return link.refusal or LOST
+                if broken.done():
+                    return GONE if link.welcome is not None else UNKNOWN
+                if awake_s() - before > 2 * WATCH_S:
+                    continue  # this process itself stood still: what it did not hear is no proof
+                if link.silence_s > SILENCE_S_MAX:
+                    return SILENT if link.welcome is not None else worker.problem
+                if link.welcome is None:
+                    self._note(worker, worker.problem, await hint_of(worker.endpoint))
+        finally:
+            broken.cancel()
 
 
 async def hint_of(endpoint: str, platform: str = sys.platform) -> str:
-    """Return what a plain connection to `endpoint` shows of this machine's refusals, "" if none.
+    """Return what a plain connection to `endpoint` comes to, and what helps.
 
-    zmq tries for ever and tells nobody why a connection fails. Only macOS has such refusals.
+    zmq tries for ever and tells nobody why a connection fails.
     """
-    if platform != MACOS:
-        return ""
     host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
     try:
         async with asyncio.timeout(CONNECT_S_MAX):
             _, writer = await asyncio.open_connection(host, int(port))
     except OSError as error:
-        return refused_hint(error, platform)
+        return refused_hint(error, platform) or _failed_connection(error)
     writer.close()
-    return ""
+    return "It takes connections and says nothing: it hangs, or is no worker."
+
+
+def _failed_connection(error: OSError) -> str:
+    if isinstance(error, ConnectionRefusedError):
+        return "Nothing listens there: `hearth worker` does not run there, or just begins."
+    if isinstance(error, TimeoutError):
+        return "Connecting gets no answer: look at its address, its firewall and the cable."
+    return f"Connecting gives {error.strerror or str(error)!r}."
+
+
+def moves_kv(settings: Settings) -> bool:
+    """Return whether there are workers that keep KV in a directory which others do not see."""
+    elsewhere = len(settings.worker_endpoints)
+    return elsewhere > 0 and settings.workers + elsewhere > 1
 
 
 def check_endpoints(endpoints: Sequence[str]) -> None:

@@ -9,6 +9,7 @@ import contextlib
 import logging
 import os
 import signal
+import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -33,6 +34,8 @@ from hearth.shared.zmq_transport import SILENCE_S_MAX, ipc_endpoint
 
 log = logging.getLogger(__name__)
 
+# -P: modules that lie in the directory where the server was started are none of ours
+WORKER_COMMAND: Final = (sys.executable, "-P", "-m", "hearth.worker.main")
 WATCH_S: Final = 1.0
 START_SILENCE_S_MAX: Final = 120.0  # until the first heartbeat: importing MLX from a cold disk
 BACKOFF_S_MAX: Final = 30.0

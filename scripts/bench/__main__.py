@@ -14,6 +14,8 @@
     python -m scripts.bench trunk [--trunks 4096,16384] [--branches 8] [--bits 4] [--out FILE]
     python -m scripts.bench embeddings [--texts 1000] [--embedding DIR] [--rounds 5]
     python -m scripts.bench ranks [--only families|talks|traces] [--sizes 2,3] [--out FILE]
+    python -m scripts.bench routing [--workers 1,2,4,8] [--rules NAME,...] [--sessions 2x]
+    python -m scripts.bench moves [--fixture qwen3] [--words 500,2000] [--rounds 5] [--out FILE]
     python -m scripts.bench peers [--quick] [--sides hearth,mlx_lm,...] [--peer NAME=URL]
 
 Each subcommand is a module of this directory with ABOUT, add_arguments(parser) and run(options).
@@ -29,6 +31,7 @@ from scripts.bench import (
     embeddings,
     front,
     mac_memory,
+    moved_sessions,
     peers,
     serve,
     stored_kv,
@@ -37,6 +40,7 @@ from scripts.bench import (
 )
 from scripts.bench.ranks import ranks
 from scripts.bench.real_sizes import sizes
+from scripts.bench.routing import routing
 
 COMMANDS = {
     "serve": serve,
@@ -53,6 +57,8 @@ COMMANDS = {
     "trunk": trunk,
     "embeddings": embeddings,
     "ranks": ranks,
+    "routing": routing,
+    "moves": moved_sessions,
 }
 
 

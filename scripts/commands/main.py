@@ -29,6 +29,7 @@ COMMANDS: Final = {
     "pull": Command("models.pull_model", "fetches a model, checked, if it fits this machine"),
     "rm": Command("models.remove_model", "removes a fetched model"),
     "run": Command("chat.command", "talks with a model in the terminal"),
+    "worker": Command("worker.command", "runs a worker for proxies on other machines"),
     "service": Command("service.command", "runs the server from login on (launchd, systemd)"),
     "check": Command("check", "says whether a start would succeed: packages, settings, port"),
     "launch": Command("agents.launch", "starts an agent set up for this server"),
@@ -68,8 +69,8 @@ def parser_of_all() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command that `arguments` name; return its exit status."""
     options = parser_of_all().parse_args(arguments)
-    module = importlib.import_module(f"hearth.commands.{COMMANDS[options.command].module}")
     try:
+        module = importlib.import_module(f"hearth.commands.{COMMANDS[options.command].module}")
         status: int = module.main(options.arguments)
     except KeyboardInterrupt:
         return 128 + signal.SIGINT

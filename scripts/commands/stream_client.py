@@ -202,8 +202,12 @@ async def send(
     dialect: str,
     body: Event,
     headers: Mapping[str, str],
+    on_taken: Callable[[str], None] = lambda request_id: None,
 ) -> Outcome:
-    """Stream one request to its end. Whatever a server does wrong is an Outcome."""
+    """Stream one request to its end. Whatever a server does wrong is an Outcome.
+
+    `on_taken` is called with the request's id as soon as the server begins to answer it.
+    """
     start = time.perf_counter()
     reading, first_s, status, request_id = Reading(), None, 0, ""
     error = ""
@@ -214,6 +218,7 @@ async def send(
             if status != 200:
                 error = f"{status} {(await response.text())[:ERROR_CHARS_MAX]}"
             else:
+                on_taken(request_id)
                 events = SseReader()
                 async for chunk in response.content.iter_any():
                     for data in events.feed(chunk):

@@ -4,9 +4,11 @@
     python -m scripts.replay TRACE... --base-url http://127.0.0.1:4000 [--key K] [--live]
 
 Each request goes to the path it was captured on, in captured order; those that overlapped in the
-capture overlap here unless --serial. The ideal needs the prompts' token ids, which Hearth tells
-with CACHE_DEBUG=true and a PROXY_API_KEY; --save-ids keeps them for holding another server to the
-same ideal with --ids. A 4xx is a refusal, left out of all sums. Any other error is exit status 1.
+capture overlap here unless --serial. Sessions follow each other, or run at once with --together,
+and are then held to one ideal of them all. The ideal needs the prompts' token ids, which Hearth
+tells with CACHE_DEBUG=true and a PROXY_API_KEY; --save-ids keeps them for holding another server
+to the same ideal with --ids. A 4xx is a refusal, left out of all sums. Any other error is exit
+status 1.
 """
 
 import argparse
@@ -67,6 +69,7 @@ class Row:
     dialect: str
     outcome: Outcome
     ids: Sequence[int] | None  # of the prompt, as this server tells them
+    sent_s: float = 0.0  # when it was sent, by `time.perf_counter`
 
     @property
     def tokens(self) -> Tokens | None:
@@ -112,6 +115,18 @@ async def replay(
     rows: Sequence[Captured], target: Target, tell: Callable[[Row], None] = lambda row: None
 ) -> tuple[list[Row], float]:
     """Send all of `rows`; return how each went, in the order of sending, and the wall time."""
+    return await replay_together([rows], target, tell)
+
+
+async def replay_together(
+    sessions: Sequence[Sequence[Captured]],
+    target: Target,
+    tell: Callable[[Row], None] = lambda row: None,
+) -> tuple[list[Row], float]:
+    """Play `sessions` at once, each in its own order; return as `replay` does.
+
+    Held to the ideal, each request then has what any session has sent before it.
+    """
     timeout = aiohttp.ClientTimeout(total=target.timeout_s)
     base = target.base_url.rstrip("/")
     async with aiohttp.ClientSession(
@@ -119,15 +134,13 @@ async def replay(
     ) as session:
         if not target.model:
             target = replace(target, model=await _first_model(session, target))
-        player = _Player(session, target, tell)
         started = time.perf_counter()
-        tasks: list[asyncio.Task[Row]] = []
-        for number, waits in enumerate(waits_for(rows, target.is_serial)):
-            await asyncio.gather(*(tasks[earlier] for earlier in waits))
-            tasks.append(asyncio.create_task(player.play(number, rows[number])))
-            await asyncio.sleep(SEND_GAP_S)
-        done = await asyncio.gather(*tasks)
-        return list(done), time.perf_counter() - started
+        played = await asyncio.gather(
+            *(_Player(session, target, tell).play_all(rows) for rows in sessions)
+        )
+        wall_s = time.perf_counter() - started
+    done = sorted((row for rows in played for row in rows), key=lambda row: row.sent_s)
+    return [replace(row, number=number) for number, row in enumerate(done)], wall_s
 
 
 async def _first_model(session: aiohttp.ClientSession, target: Target) -> str:
@@ -142,7 +155,7 @@ def _key_headers(target: Target) -> dict[str, str]:
 
 
 class _Player:
-    """Sends requests of one replay and remembers what was answered."""
+    """Sends the requests of one session after another and remembers what was answered."""
 
     def __init__(
         self, session: aiohttp.ClientSession, target: Target, tell: Callable[[Row], None]
@@ -152,24 +165,43 @@ class _Player:
         self._tell = tell
         self._answers: Answers = {}
 
-    async def play(self, number: int, captured: Captured) -> Row:
-        target = self._target
+    async def play_all(self, rows: Sequence[Captured]) -> list[Row]:
+        """Send each request as soon as those have ended that it waits for."""
+        tasks: list[asyncio.Task[Row]] = []
+        for number, waits in enumerate(waits_for(rows, self._target.is_serial)):
+            await asyncio.gather(*(tasks[earlier] for earlier in waits))
+            tasks.append(asyncio.create_task(self._play(number, rows[number])))
+            await asyncio.sleep(SEND_GAP_S)
+        return await asyncio.gather(*tasks)
+
+    async def _play(self, number: int, captured: Captured) -> Row:
+        target, sent_s = self._target, time.perf_counter()
         key = _key_headers(target)
         body = request_body(captured, target.model, target.tokens_max)
         if target.is_live:
             body = with_live(captured.dialect, body, self._answers)
-        outcome = await self._send(captured, body, {**captured.headers, **key})
+        asked: list[asyncio.Task[list[int] | None]] = []
+
+        def ask_ids(request_id: str) -> None:
+            """Ask while it is read: the server remembers few prompts, and others come meanwhile."""
+            asked.append(asyncio.create_task(prompt_ids(self._session, request_id, key)))
+
+        outcome = await self._send(captured, body, {**captured.headers, **key}, ask_ids)
         if (place := answer_key(captured)) is not None and outcome.is_answered:
             told = outcome.reading
             self._answers[place] = Spoken("".join(told.text), "".join(told.reasoning))
-        ids = None
-        if outcome.status == 200:  # a stream that broke off was a prompt too
-            ids = await prompt_ids(self._session, outcome.request_id, key)
-        row = Row(number, captured.trace, captured.dialect, outcome, ids)
+        ids = await asked[0] if asked else None  # a stream that broke off was a prompt too
+        row = Row(number, captured.trace, captured.dialect, outcome, ids, sent_s)
         self._tell(row)
         return row
 
-    async def _send(self, captured: Captured, body: Body, headers: Mapping[str, str]) -> Outcome:
+    async def _send(
+        self,
+        captured: Captured,
+        body: Body,
+        headers: Mapping[str, str],
+        on_taken: Callable[[str], None],
+    ) -> Outcome:
         path, dialect = captured.path, captured.dialect
         if self._target.is_chat_only and dialect != "chat":
             try:
@@ -177,7 +209,7 @@ class _Player:
             except RequestError as error:
                 return Outcome.refused(error.status, str(error))
         body = {**self._target.extra, **body}
-        return await send(self._session, path, dialect, body, headers)
+        return await send(self._session, path, dialect, body, headers, on_taken)
 
 
 # ---------------------------------------------------------------- reckoning
@@ -318,6 +350,7 @@ def options_of(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--max-tokens", type=int, default=8)
     parser.add_argument("--limit", type=int, default=0, help="requests of each trace; 0 = all")
     parser.add_argument("--live", action="store_true", help="send back what this server answered")
+    parser.add_argument("--together", action="store_true", help="all sessions at once")
     parser.add_argument("--serial", action="store_true", help="one request at a time")
     parser.add_argument("--as-chat", action="store_true", help="send all as chat completions")
     parser.add_argument("--timeout", type=float, default=600.0, help="seconds for one request")
@@ -330,7 +363,12 @@ def options_of(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 def main() -> int:
     options = options_of()
-    captured = [row for path in options.traces for row in load_trace(path, options.limit)]
+    sessions = [load_trace(path, options.limit) for path in options.traces]
+    if not options.together:
+        sessions = [[row for session in sessions for row in session]]
+    captured = [row for session in sessions for row in session]
+    if options.together and (options.ids or options.save_ids):
+        raise SystemExit("--ids and --save-ids go by the order of sending, which --together varies")
     given = json.loads(options.ids.read_text()) if options.ids else None
     if given is not None and len(given) != len(captured):
         raise SystemExit(f"{options.ids} has {len(given)} prompts, the traces {len(captured)}")
@@ -350,7 +388,7 @@ def main() -> int:
             print(row_line(row), flush=True)
 
     try:
-        rows, wall_s = asyncio.run(replay(captured, target, tell))
+        rows, wall_s = asyncio.run(replay_together(sessions, target, tell))
     except (aiohttp.ClientError, TimeoutError) as error:
         raise SystemExit(f"{options.base_url}/v1/models does not answer: {error}") from None
     if given is not None:

@@ -14,7 +14,8 @@ from hearth.worker.disk.file_store import FileStore
 
 QUEUE_BYTES_MIN: Final = 1 << 28  # of arrays that may wait to be written, and so not be freed
 READS_MAX: Final = 1_000  # that wait
-REFRESH_S: Final = 2.0  # what other workers write is found this late
+LATER_MAX: Final = 256  # jobs that wait until nothing else does
+REFRESH_S: Final = 2.0  # what other workers write is found this late, unless somebody asks
 CLOSE_WAIT_S_MAX: Final = 2.0
 
 Records = list[Record | None]
@@ -30,7 +31,7 @@ class DiskThread:
     with nothing else. An error of the disk, the file store or a caller ends its job only: it is
     counted, and the thread goes on.
     Records must be evaluated arrays that nobody writes: they leave this module unchanged.
-    Invariant: at most `queue_bytes_max` wait to be written, and READS_MAX reads.
+    Invariant: at most `queue_bytes_max` wait to be written, READS_MAX reads and LATER_MAX jobs.
     `on_put` is called on the I/O thread with each record that was put, or could not be.
     Any thread may call any method; none but `flush` and `close` blocks.
     """
@@ -47,8 +48,11 @@ class DiskThread:
         self.queue_bytes_max = queue_bytes_max
         self._reads: deque[tuple[Sequence[FileName], OnRead]] = deque()
         self._writes: deque[tuple[Record, bool]] = deque()
+        self._later: deque[Callable[[], object]] = deque()  # jobs behind all reads and writes
         self._queue_bytes = 0  # of `_writes`, and of the one that is being written
         self._is_open = True
+        self._looks: list[threading.Event] = []  # of whoever waits for a look at the directory
+        self._looked_at = time.monotonic()
         self._discards: deque[FileName] = deque()  # files to remove, before anything else is done
         self._drops: set[FileName] = set()  # files to remove once nothing waits to be written
         self._clears = False  # the file store is to be emptied before anything else
@@ -94,6 +98,32 @@ class DiskThread:
                 return False
             self._reads.append((names, then))
             assert len(self._reads) <= READS_MAX, len(self._reads)
+            self._changed.notify_all()
+            return True
+
+    def look(self) -> threading.Event | None:
+        """Have the directory looked at before anything else is done; the event says that it was.
+
+        None where no other worker has written there: there is nothing to find.
+        """
+        with self._changed:
+            if not (self._is_open and self.file_store.is_shared):
+                return None
+            seen = threading.Event()
+            self._looks.append(seen)
+            self._changed.notify_all()
+            return seen
+
+    def later(self, job: Callable[[], object]) -> bool:
+        """Have `job` called on the I/O thread where nothing waits to be read or written.
+
+        Say whether it was taken: not once closed, nor while LATER_MAX wait.
+        """
+        with self._changed:
+            if not self._is_open or len(self._later) >= LATER_MAX:
+                self.counts["later_refused_queue"] += 1
+                return False
+            self._later.append(job)
             self._changed.notify_all()
             return True
 
@@ -168,7 +198,7 @@ class DiskThread:
 
     # ------------------------------------------------------------ the I/O thread
 
-    def look_around(self) -> None:
+    def check_deadlines(self) -> None:
         """Do what is due by the clock: called between jobs, at least every REFRESH_S. Nothing."""
 
     def _run(self) -> None:
@@ -177,23 +207,29 @@ class DiskThread:
             pass
 
     def _step(self) -> bool:
-        """Do one job, or have a look at the directory where there is none; False at the end."""
+        """Do one job, after a look at the directory where one is due; False at the end."""
         with self._changed:
             waiting = (self._reads, self._writes, self._clears, self._discards, self._drops)
-            if not any(waiting) and self._is_open:
+            if not any((*waiting, self._looks, self._later)) and self._is_open:
                 self._changed.wait(REFRESH_S)
             is_open = self._is_open
+            if not is_open:
+                self._later.clear()
             if not is_open and self._writes:
                 self.counts["writes_dropped"] += len(self._writes)
                 self._writes.clear()
+            looks, self._looks = self._looks, []
             clears, self._clears = self._clears, False
             discards, self._discards = self._discards, deque()
             reading = self._reads.popleft() if self._reads and not clears else None
             is_writing = bool(self._writes) and not clears and reading is None
             writing = self._writes.popleft() if is_writing else None
+            is_alone = self._later and not clears and reading is None and writing is None
+            job = self._later.popleft() if is_alone else None
             is_busy = writing is not None and bool(self._writes)
             drops, self._drops = (set(), self._drops) if is_busy else (self._drops, set())
-        self._guarded(self.look_around)
+        self._guarded(self.check_deadlines)
+        self._look(looks)
         for name in discards:
             self._guarded(partial(self.file_store.remove, name))
         if clears:
@@ -202,13 +238,21 @@ class DiskThread:
             self._answer(*reading, is_open)
         elif writing is not None:
             self._put(*writing)
-        elif is_open:
-            self._guarded(self.file_store.refresh)
-        else:
+        elif job is not None:
+            self._guarded(job)
+        elif not is_open:
             return False
         if drops:
             self._guarded(partial(self.file_store.drop, drops))
         return True
+
+    def _look(self, looks: Sequence[threading.Event]) -> None:
+        """See what others have written, for whoever waits for it, and every REFRESH_S."""
+        if looks or time.monotonic() - self._looked_at >= REFRESH_S:
+            self._guarded(self.file_store.refresh)
+            self._looked_at = time.monotonic()
+        for seen in looks:
+            seen.set()
 
     def _answer(self, names: Sequence[FileName], then: OnRead, is_open: bool) -> None:
         records: Records = [None] * len(names)

@@ -46,8 +46,8 @@ class FileStore:
                      whole under it is a dead writer's. Reads take no lock: a file that goes
                      meanwhile is a miss.
     No method raises for what the disk does or holds: it is counted, with one warning a kind.
-    Owner: the I/O thread. `leaving`, `at`, `holds`, `hide`, `nbytes`, `bytes_used`, `is_reserved`
-    and `report` are for any thread.
+    Owner: the I/O thread. `leaving`, `at`, `holds`, `hide`, `nbytes`, `bytes_used`, `is_reserved`,
+    `is_shared` and `report` are for any thread.
     """
 
     def __init__(
@@ -82,6 +82,7 @@ class FileStore:
         self._warned: set[str] = set()
         self._counters_seen = UsageCounters()  # as of the last look
         self.refresh()
+        self.is_shared = False  # others put something here, as was seen since or is known
 
     # ------------------------------------------------------------ any thread
 
@@ -100,6 +101,9 @@ class FileStore:
     def nbytes(self, name: FileName) -> int:
         """Return what a record's file counts, 0 where there is none."""
         return self._found.nbytes(name)
+
+    def path_of(self, name: FileName) -> Path:
+        return self._home / name.file_name
 
     def hide_all(self) -> None:
         """Find nothing more until `clear` has removed it."""
@@ -192,6 +196,7 @@ class FileStore:
         for file_name in listing.keys() - self._listed.keys():
             name = parse(file_name, self.rule)
             if name is not None:
+                self.is_shared = True
                 self._list(name, listing[file_name])
         # A change within the clock's last tick looks like none.
         is_settled = time.time_ns() - changed_at > RACY_NS

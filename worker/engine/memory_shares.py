@@ -32,7 +32,6 @@ class MemoryShare:
 
     Invariant: the limits of all workers are never more than `total` together. One that needs more
     waits until the others, which look every now and then, hold themselves to less.
-    A worker that is started by hand, on tcp://, has its machine to itself.
     Owner: the inference thread.
     """
 
@@ -41,8 +40,8 @@ class MemoryShare:
     ) -> None:
         """`hold` is told each new limit, before the other workers can see it."""
         self._path = weights_path(Path(endpoint.removeprefix(_IPC)))
-        self._is_alone = workers == 1 or not endpoint.startswith(_IPC)
-        self._workers = 1 if self._is_alone else workers
+        self._is_alone = workers == 1
+        self._workers = workers
         self.total = total  # bytes that all workers may take
         self.own_bytes = 0  # of weights
         self._others: list[_Claim] = []

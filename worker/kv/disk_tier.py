@@ -105,6 +105,12 @@ class DiskTier:
                 return DiskRecall(files, reached.position)
         return None
 
+    def places(self, query: PrefixQuery, is_exact: bool) -> set[int]:
+        """Return how long the prefixes of the prompt are that are in RAM or on disk."""
+        search = PrefixSearch(self._store, query, is_exact)
+        search.run()
+        return {there.position for there in self._reached(query, is_exact, search).values()}
+
     def _reached(
         self, query: PrefixQuery, is_exact: bool, search: PrefixSearch
     ) -> dict[PrefixHash, _ReachedPrefix]:
@@ -252,16 +258,14 @@ class DiskTier:
             return False
         if record.kind is FileKind.WINDOW:
             if arrival.window is None and (
-                window := self._with_room(self._layers.rows_from(record), tips)
+                window := self._with_room(self._window_of(record), tips)
             ):
                 rows = window.layers[0].arrays[0].shape[2]
                 self._store.set_window(arrival, window, joint.position - rows)
                 arrival.is_window_stored = True
                 joint.is_stored = not self._store.layout.has_state
             return arrival.window is not None
-        if joint.snapshot is None and (
-            state := self._with_room(self._layers.state_from(record), tips)
-        ):
+        if joint.snapshot is None and (state := self._with_room(self._state_of(record), tips)):
             self._store.set_snapshot(joint, state, is_fast=not record.is_canonical)
             joint.is_stored = True
         return joint.snapshot is not None
@@ -310,6 +314,18 @@ class DiskTier:
         if packed and record.is_canonical:
             raise UnreadableRecord(f"rows in {packed} that call themselves canonical")
         return rows
+
+    def _window_of(self, record: Record) -> KVRows:
+        window = self._layers.rows_from(record)
+        if not self._layers.are_window_rows(window, len(record.tokens)):
+            raise UnreadableRecord("window rows of other shapes than the model's")
+        return window
+
+    def _state_of(self, record: Record) -> LayerStates:
+        state = self._layers.state_from(record)
+        if not self._layers.is_state(state):
+            raise UnreadableRecord("a state of other shapes than the model's")
+        return state
 
     def _warn(self, reason: UnreadableRecord) -> None:
         if self.counts["recalls_unreadable"] == 1:

@@ -65,6 +65,8 @@ class LayerMap:
         states = _of_kind(probe, STATES)
         self._shapes = [_shapes(leaf) for leaf in rows]
         self._window_sizes = [_size(leaf) for leaf in windows]
+        self._window_shapes = [_shapes(leaf) for leaf in windows]
+        self._states = [[_kind_of_part(a) for a in leaf.cache] for leaf in states]
         if len(set(self._window_sizes)) > 1:
             raise UnknownCache(f"windows of several sizes ({self._window_sizes})")
         self._window_row_bytes = sum(_row_bytes(leaf) for leaf in windows)
@@ -105,14 +107,26 @@ class LayerMap:
 
     def are_rows(self, kept: KVRows, tokens: int) -> bool:
         """Return whether these are this model's rows of so many tokens, packed or not."""
-        if len(kept.layers) != len(self._shapes):
+        return _are_rows(kept, self._shapes, tokens)
+
+    def are_window_rows(self, kept: KVRows, tokens_max: int) -> bool:
+        """Return whether these are this model's window rows, of `tokens_max` tokens at most."""
+        if not kept.layers or kept.formats != {None}:
             return False
-        try:
-            found = [shape for rows in kept.layers for shape in rows.shapes]
-        except MisfitRows:
-            return False
-        expected = [shape for layer in self._shapes for shape, _ in layer]
-        return found == [(*shape[:2], tokens, shape[3]) for shape in expected]
+        keys = kept.layers[0].arrays[0]
+        tokens = keys.shape[2] if keys.ndim == len("bhtd") else 0
+        return 0 < tokens <= tokens_max and _are_rows(kept, self._window_shapes, tokens)
+
+    def is_state(self, kept: LayerStates) -> bool:
+        """Return whether this is this model's snapshot; a part that is not made yet may lack."""
+        found = [[_kind_of_part(part) for part in layer] for layer in kept.layers]
+        return len(found) == len(self._states) and all(
+            len(parts) == len(own)
+            and all(
+                None in (one, other) or one == other for one, other in zip(parts, own, strict=True)
+            )
+            for parts, own in zip(found, self._states, strict=True)
+        )
 
     @property
     def window_buffers(self) -> int:
@@ -376,6 +390,26 @@ def _format(leaf: Any) -> QuantFormat | None:
 
 def _shapes(leaf: Any) -> list[tuple[tuple[int, ...], mx.Dtype]]:
     return [(array.shape, array.dtype) for array in rows_of(leaf).arrays]
+
+
+def _are_rows(
+    kept: KVRows, shapes: Sequence[list[tuple[tuple[int, ...], mx.Dtype]]], tokens: int
+) -> bool:
+    """Return whether rows are those of layers with these shapes, of so many tokens."""
+    if len(kept.layers) != len(shapes):
+        return False
+    try:
+        found = [
+            part for rows in kept.layers for part in zip(rows.shapes, rows.dtypes, strict=True)
+        ]
+    except MisfitRows:
+        return False
+    expected = [part for layer in shapes for part in layer]
+    return found == [((*shape[:2], tokens, shape[3]), dtype) for shape, dtype in expected]
+
+
+def _kind_of_part(array: mx.array | None) -> tuple[tuple[int, ...], mx.Dtype] | None:
+    return None if array is None else (array.shape, array.dtype)
 
 
 def _row_bytes(leaf: Any) -> int:

@@ -50,6 +50,9 @@ class PackedFormat(Protocol):
             MisfitRows: the arrays are not in this format.
         """
 
+    def dtypes(self, arrays: tuple[mx.array, ...]) -> tuple[mx.Dtype, mx.Dtype]:
+        """Return the types of keys and values once they are unpacked."""
+
 
 @dataclass(frozen=True, slots=True)
 class QuantFormat:
@@ -91,6 +94,9 @@ class QuantFormat:
         keys, values = (self._shape(*half) for half in (arrays[:3], arrays[3:]))
         return keys, values
 
+    def dtypes(self, arrays: tuple[mx.array, ...]) -> tuple[mx.Dtype, mx.Dtype]:
+        return arrays[1].dtype, arrays[4].dtype  # of the scales
+
     def _shape(self, words: mx.array, scales: mx.array, biases: mx.array) -> tuple[int, ...]:
         if len({words.shape[:-1], scales.shape[:-1], biases.shape[:-1]}) != 1 or words.ndim != 4:
             raise MisfitRows(f"arrays of {words.shape}, {scales.shape} and {biases.shape}")
@@ -124,6 +130,14 @@ class LayerRows:
             return self.format.shapes(self.arrays)
         keys, values = self.arrays
         return keys.shape, values.shape
+
+    @property
+    def dtypes(self) -> tuple[mx.Dtype, mx.Dtype]:
+        """The types of keys and values, unpacked."""
+        if self.format is not None:
+            return self.format.dtypes(self.arrays)
+        keys, values = self.arrays
+        return keys.dtype, values.dtype
 
     def part(self, start: int, end: int) -> "LayerRows":
         """Return the rows [start, end) as views."""

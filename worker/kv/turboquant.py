@@ -72,6 +72,9 @@ class TurboFormat:
         keys_bits, values_bits = _split(self.bits)
         return _shape(keys_bits, *arrays[:2]), _shape(values_bits, *arrays[2:])
 
+    def dtypes(self, arrays: tuple[mx.array, ...]) -> tuple[mx.Dtype, mx.Dtype]:
+        return self.dtype, self.dtype
+
     def check_label(self, label: str, arrays: tuple[mx.array, ...]) -> None:
         """Raise MisfitRows where the arrays were packed by other code than is installed here."""
         if not has_vision():

@@ -56,11 +56,11 @@ class LeadingLayerMap(LayerMap):
     # ------------------------------------------------------------ rows of every token
 
     def rows(self, cache: list[Any], start: int, end: int) -> tuple[LayerRows, ...]:
-        return NamedRun.of(super().rows(cache, start, end), (handle_of(cache), start, end))
+        return NamedRun.of(super().rows(cache, start, end), cache, start, end)
 
     def kept_rows(self, kept: KVRows, tokens: int | None = None) -> tuple[LayerRows, ...]:
         end = -1 if tokens is None else tokens
-        return NamedRun.of(super().kept_rows(kept, tokens), (handle_of(kept), 0, end))
+        return NamedRun.of(super().kept_rows(kept, tokens), kept, 0, end)
 
     def copy_rows(
         self, cache: list[Any], start: int, end: int, form: PackedFormat | None

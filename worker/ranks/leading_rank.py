@@ -5,7 +5,7 @@ Owner: the inference thread.
 
 import dataclasses
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -17,7 +17,7 @@ from hearth.worker.disk.file_store import FileStore
 from hearth.worker.engine.compute_dtype import ComputeDtype
 from hearth.worker.engine.engine import Engine
 from hearth.worker.engine.forward_memory import ForwardMemory
-from hearth.worker.engine.model_loader import LoadedModel
+from hearth.worker.engine.model_loader import LoadedModel, backend
 from hearth.worker.engine.vision.image_encoding_and_positions import ImageEncoder
 from hearth.worker.kv.layer_adapters import LayerMap
 from hearth.worker.ranks.agreed_tokens import Sum, sum_over
@@ -29,8 +29,7 @@ from hearth.worker.ranks.loading.same_model import check_same_model, model_facts
 from hearth.worker.ranks.loading.sharded_model import Sharded
 from hearth.worker.ranks.named_kv import Telling
 from hearth.worker.ranks.rank_link import LeaderLink, RankRoom
-from hearth.worker.ranks.rank_report import OFF, rank_report
-from hearth.worker.ranks.start_ranks import start_ranks
+from hearth.worker.ranks.start_ranks import OFF, start_ranks
 from hearth.worker.setup.rank_setup import SingleRank
 
 log = logging.getLogger(__name__)
@@ -45,7 +44,8 @@ def lead(
         StartError: a setting asks for what several ranks cannot do, or they cannot be started.
         SystemExit: the process ends.
     """
-    log.info("off over %d ranks: %s", settings.ranks, ", ".join(OFF))
+    refuse_device(settings.ranks, backend())
+    log.info("RANKS is %d, without %s (docs/ranks.md)", settings.ranks, ", ".join(OFF))
     started = start_ranks(settings, worker_id, endpoint, is_over)
 
     def close() -> None:
@@ -53,6 +53,18 @@ def lead(
         started.processes.close()
 
     return LeadingRank(started.link, started.group, settings.rank_split, close)
+
+
+def refuse_device(ranks: int, computed_by: str) -> None:
+    """Raise StartError where MLX computes on CUDA and its ring and MPI sum on the CPU.
+
+    Seen on an H200: after some hundred forwards `mx.async_eval` of the next one waits for ever.
+    """
+    if computed_by == "cuda":
+        raise StartError(
+            f"RANKS is {ranks}, and MLX computes on CUDA here, where forwards that wait for sums "
+            "of other ranks were seen to stand still. Set RANKS=1."
+        )
 
 
 class LeadingRank(SingleRank):
@@ -152,6 +164,18 @@ class LeadingRank(SingleRank):
 
     def note_broken(self) -> None:
         self.telling.link.wait_for_failure()
+
+
+def rank_report(
+    hosts: Sequence[str], split: str, used_bytes: int, rooms: Mapping[int, RankRoom]
+) -> dict[str, Any]:
+    """Return for `/v1/cache` the ranks; `used_bytes` are rank 0's, `rooms` the others'."""
+    rows: list[dict[str, Any]] = [{"rank": 0, "host": hosts[0], "used_bytes": used_bytes}]
+    for rank, host in enumerate(hosts[1:], 1):
+        room = rooms.get(rank, RankRoom(0, 0))
+        row = {"rank": rank, "host": host, "used_bytes": room.used_bytes}
+        rows.append(row | {"limit_bytes": room.limit_bytes})
+    return {"count": len(hosts), "split": split, "ranks": rows, "off": dict(OFF)}
 
 
 def _alike(hosts: Any, rank: int) -> int:

@@ -7,7 +7,7 @@ longer than rank 0 does, but for that.
 import itertools
 import weakref
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -50,14 +50,21 @@ Named = TypeVar("Named", NamedCache, NamedRows, NamedStates)
 
 
 class NamedRun(tuple[LayerRows, ...]):
-    """Views of rows, and where they are: [handle, start, end] of a live cache or of kept rows."""
+    """Views of rows, and where they are: [handle, start, end] of a live cache or of kept rows.
+
+    It holds what it views: else that might be evicted, and its number dropped on every rank, before
+    the views are used.
+    """
 
     source: list[int]
+    viewed: object
 
     @classmethod
-    def of(cls, rows: Iterable[LayerRows], source: Sequence[int]) -> "NamedRun":
+    def of(cls, rows: Iterable[LayerRows], viewed: object, start: int, end: int) -> "NamedRun":
+        """Return views of the rows [start, end) of `viewed`; -1 is its end."""
         run = cls(rows)
-        run.source = list(source)
+        run.source = [handle_of(viewed), start, end]
+        run.viewed = viewed
         return run
 
 

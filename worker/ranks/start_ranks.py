@@ -31,6 +31,16 @@ TOLD_SETTINGS: Final = (
     *("ranks", "rank_backend", "rank_split", "max_kv_size_gb"),
 )
 
+# What is off -> why.
+OFF: Final = {
+    "drafts": "a draft's forward, and how much of it holds, are not told to the other ranks",
+    "shared trunks": "attention over a shared trunk was never compared over ranks",
+    "images": "vision towers are not split, so that text alone is loaded",
+    "kv_bits": "rows that are packed while they run were never compared over ranks",
+    "adapters": "mlx-lm splits no adapter",
+    "idle checks": "hearth doctor checks one process; hearth ranks check compares the ranks",
+}
+
 
 @dataclass(frozen=True, slots=True)
 class StartedRanks:

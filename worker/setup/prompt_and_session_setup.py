@@ -90,19 +90,20 @@ def make_sessions(
 
 def prompt_facts(
     loaded: LoadedModel,
-    root: PrefixHash,
+    roots: tuple[PrefixHash, PrefixHash],
     builder: PromptBuilder,
     vocabulary: Vocabulary,
     cut_rule: CutRule,
     requested_bits: RequestedBits,
 ) -> PromptFacts:
-    """Return what prompts need to know of the model; `root` names its cache."""
+    """Return what prompts need to know of the model; `roots` name its cache, here and anywhere."""
     facts, tokenizer = loaded.facts, loaded.tokenizer
     output_format = OutputFormat(tokenizer)
     return PromptFacts(
         context_tokens=facts.context_tokens,
         vocab_size=facts.vocab_size,
-        root=root,
+        root=roots[0],
+        portable_root=roots[1],
         opens_thinking=output_format.is_thinking_open(generation_prompt(tokenizer)),
         output_format=output_format,
         grammar_compiler=GrammarCompiler(

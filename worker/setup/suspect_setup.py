@@ -1,4 +1,4 @@
-"""Makes what names running forwards and what isolates suspects, for a worker that is supervised."""
+"""Makes what names running forwards, for who survives the worker, and what isolates suspects."""
 
 import logging
 from dataclasses import dataclass
@@ -28,9 +28,8 @@ class SuspectParts:
 
 
 def make_suspect_parts(settings: Settings, endpoint: str, cut_rule: CutRule) -> SuspectParts:
-    """Return parts that do nothing where no supervisor watches, or where the files cannot be."""
-    is_watched = endpoint.startswith(_IPC)
-    store = open_store(settings.kv_cache_dir, cut_rule.label) if is_watched else None
+    """Return parts that do nothing where the files cannot be."""
+    store = open_store(settings.kv_cache_dir, cut_rule.label)
     record = None
     if store is not None:
         try:

@@ -1,5 +1,6 @@
 """Makes what a worker does with its cache beside requests: sweeping, expiry, counting evictions."""
 
+import threading
 from collections.abc import Callable
 
 from hearth.worker.kv.idle_expiry import IdleExpiry
@@ -40,3 +41,16 @@ def evictions_of(kv_manager: KVManager | NullKVManager) -> Callable[[], int] | N
 def expire_of(kv_manager: KVManager | NullKVManager) -> Callable[[], bool]:
     """Return a function that does a step of giving back what is unused, and says if more is due."""
     return IdleExpiry(kv_manager).step if isinstance(kv_manager, KVManager) else lambda: False
+
+
+def look_of(
+    kv_manager: KVManager | NullKVManager | None, workers: int
+) -> Callable[[], threading.Event | None]:
+    """Return a function that has what others put on disk found; its event says when it was.
+
+    `workers` are those of this server, which share the directory.
+    """
+    if not isinstance(kv_manager, KVManager) or kv_manager.disk is None:
+        return lambda: None
+    kv_manager.disk.thread.file_store.is_shared |= workers > 1
+    return kv_manager.disk.thread.look

@@ -1,7 +1,9 @@
 """Renders and tokenises requests in threads of their own; answers Count and session reports."""
 
 import logging
+import threading
 from collections.abc import Callable
+from typing import Final
 
 from hearth.shared.errors import RequestError
 from hearth.shared.settings_from_env import Settings
@@ -25,6 +27,8 @@ from hearth.worker.schedule.request_state import (
 )
 from hearth.worker.threads.thread_queues import PromptJobs
 
+LOOK_WAIT_S_MAX: Final = 0.5  # for a disk thread that is amid a large file
+
 log = logging.getLogger(__name__)
 
 
@@ -44,7 +48,10 @@ class PromptThread:
         facts: PromptFacts,
         settings: Settings,
         suspects: SuspectCheck | None = None,
+        look: Callable[[], threading.Event | None] = lambda: None,
     ) -> None:
+        """`look` has the directory of KV files looked at, and returns what is set once it was."""
+        self._look = look
         self._prompts = prompts
         self._facts = facts
         self._recent = RecentPrompts(settings.cache_debug)
@@ -107,6 +114,10 @@ class PromptThread:
             case Count():
                 send(counted(message, images, self._prompts, self._facts))
             case Submit():
+                # While the prompt is built: its session may be another worker's, which is gone.
+                seen = self._look() if message.use_kv_cache else None
                 request = self._builder.build(lease, message, images)
                 send(Admitted(request.request_id, request.prompt_tokens, request.signature))
+                if seen is not None:
+                    seen.wait(LOOK_WAIT_S_MAX)
                 put(request)

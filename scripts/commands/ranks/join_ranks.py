@@ -34,7 +34,7 @@ def join_for_ever(leader: str, address: str) -> int:
         endpoint = endpoint_of(leader, settings)
         if address:
             check_address(address, "--address")
-        curve_keys(settings.curve_keys_dir, RANK_NAME, RANK_NAME)
+        check_rank_keys(settings)
     except StartError as error:
         print(f"hearth ranks join: {error}", file=sys.stderr)
         return EXIT_CANNOT_START
@@ -42,6 +42,11 @@ def join_for_ever(leader: str, address: str) -> int:
     command = [*FOLLOWER, "--leader", endpoint, *(["--address", address] if address else [])]
     JoinedRank(command).run()
     return 0
+
+
+def check_rank_keys(settings: Settings) -> None:
+    """Raises: StartError: there are none, or ones that others may have read."""
+    curve_keys(settings.curve_keys_dir, RANK_NAME, RANK_NAME)
 
 
 def endpoint_of(leader: str, settings: Settings) -> str:

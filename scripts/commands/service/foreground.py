@@ -1,6 +1,6 @@
-"""Runs the server as the main process of a service, with a log whose size is bounded.
+"""Runs a command as the main process of a service, with a log whose size is bounded.
 
-The server and its workers share one open file, to which each of them appends: whoever empties it
+The command and its workers share one open file, to which each of them appends: whoever empties it
 has all of them go on at its beginning. So one thread of the main process bounds it for all, and
 for what libraries print too.
 """
@@ -9,11 +9,12 @@ import logging
 import os
 import sys
 import threading
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from hearth.commands import serve
+from hearth.commands.service.service_kinds import become
 from hearth.commands.service.service_plan import ServiceHost
 from hearth.shared.errors import EXIT_CANNOT_START
 from hearth.shared.make_private_directory import make_private
@@ -25,8 +26,8 @@ PIECE_BYTES: Final = 1 << 20  # of one read
 log = logging.getLogger(__name__)
 
 
-def run(host: ServiceHost, *, ends_with_0_if_refused: bool) -> int:
-    """Become the server; returns only where it does not start.
+def run(host: ServiceHost, arguments: Sequence[str], *, ends_with_0_if_refused: bool) -> int:
+    """Become the command of `host.kind`; return its exit status, where it returns.
 
     launchd restarts what ends with anything but 0, so a start that cannot succeed ends with 0 there
     and leaves a mark for `hearth service status`.
@@ -41,7 +42,7 @@ def run(host: ServiceHost, *, ends_with_0_if_refused: bool) -> int:
             return 0
         return status
 
-    return serve.main([], status_of)
+    return become(host.kind, arguments, status_of)
 
 
 class ServiceLog:

@@ -1,4 +1,4 @@
-"""Runs the server as a launchd agent of this user, on macOS.
+"""Runs a service as a launchd agent of this user, on macOS.
 
 Source: launchd.plist(5), launchctl(1). `launchctl print` is no interface: what is not found in its
 output is not known.
@@ -11,11 +11,21 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
-from hearth.commands.service.service_manager import TOOL_WAIT_S, ServiceState, failure, run_tool
-from hearth.commands.service.service_plan import RESTART_S, ServiceHost, ServicePlan
+from hearth.commands.service.service_manager import (
+    TOOL_WAIT_S,
+    ServiceState,
+    damaged,
+    failure,
+    run_tool,
+)
+from hearth.commands.service.service_plan import (
+    RESTART_S,
+    ServiceHost,
+    ServicePlan,
+    arguments_in,
+)
 from hearth.shared.errors import EXIT_CANNOT_START
 
-LABEL: Final = "local.hearth.server"
 OPEN_FILES: Final = 4096  # launchd's own limit is 256, and the server serves 1,000 clients
 # Longer than any ExitTimeOut, at whose end launchd sends SIGKILL: the file may be new, the job old.
 UNLOAD_WAIT_S: Final = TOOL_WAIT_S
@@ -36,8 +46,9 @@ class Launchd:
 
     def __init__(self, host: ServiceHost) -> None:
         self._host = host
+        self._label = host.kind.label
         self._domains = {"Aqua": f"gui/{host.uid}", "Background": f"user/{host.uid}"}
-        self.unit_file = host.home / "Library" / "LaunchAgents" / f"{LABEL}.plist"
+        self.unit_file = host.home / "Library" / "LaunchAgents" / f"{self._label}.plist"
 
     def check(self) -> str:
         if self._session == "Aqua":
@@ -50,6 +61,13 @@ class Launchd:
     def unit_of(self, plan: ServicePlan) -> bytes:
         return plistlib.dumps(plist_of(plan, self._session), sort_keys=False)
 
+    def arguments(self) -> tuple[str, ...]:
+        try:
+            command = plistlib.loads(self.unit_file.read_bytes())["ProgramArguments"]
+        except (OSError, ValueError, LookupError, TypeError):
+            raise damaged(self.unit_file) from None
+        return arguments_in(command, self._host.kind)
+
     def state(self) -> ServiceState:
         printed = self._printed()
         if printed is None:
@@ -59,8 +77,8 @@ class Launchd:
     def load(self) -> None:
         self.stop()
         domain = self._domains[self._session]
-        if is_disabled(domain):  # by `launchctl disable`, which a bootstrap does not undo
-            self._run("enable", f"{domain}/{LABEL}")
+        if is_disabled(domain, self._label):  # `launchctl disable`, which no bootstrap undoes
+            self._run("enable", f"{domain}/{self._label}")
         self._run("bootstrap", domain, str(self.unit_file))
 
     def stop(self) -> None:
@@ -85,7 +103,7 @@ class Launchd:
     def _printed(self) -> tuple[str, str] | None:
         """Return the service as launchd names it, and what it prints; None if it is not loaded."""
         for domain in self._domains.values():
-            done = run_tool("launchctl", "print", target := f"{domain}/{LABEL}")
+            done = run_tool("launchctl", "print", target := f"{domain}/{self._label}")
             if done.returncode == 0:
                 return target, done.stdout
         return None
@@ -113,17 +131,17 @@ def is_gone(target: str) -> bool:
     return True
 
 
-def is_disabled(domain: str) -> bool:
+def is_disabled(domain: str, label: str) -> bool:
     said = run_tool("launchctl", "print-disabled", domain).stdout
-    return re.search(rf'"{re.escape(LABEL)}" => (disabled|true)', said) is not None
+    return re.search(rf'"{re.escape(label)}" => (disabled|true)', said) is not None
 
 
 def plist_of(plan: ServicePlan, session: str) -> dict[str, Any]:
     """Return the agent's property list."""
     return {
-        "Label": LABEL,
+        "Label": plan.kind.label,
         # launchd can not be told which exit status means that a restart would be in vain.
-        "ProgramArguments": [*plan.command, "--end-with-0-if-refused"],
+        "ProgramArguments": [*plan.command, "--end-with-0-if-refused", *plan.words],
         "WorkingDirectory": str(plan.directory),
         "EnvironmentVariables": dict(plan.environ),
         "RunAtLoad": True,

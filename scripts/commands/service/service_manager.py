@@ -39,6 +39,13 @@ class ServiceManager(Protocol):
     def unit_of(self, plan: ServicePlan) -> bytes:
         """Return the content of the unit file."""
 
+    def arguments(self) -> tuple[str, ...]:
+        """Return the arguments that the unit file gives its kind's command.
+
+        Raises:
+            StartError: there is no unit file, or it is damaged.
+        """
+
     def state(self) -> ServiceState: ...
 
     def load(self) -> None:
@@ -49,6 +56,10 @@ class ServiceManager(Protocol):
 
     def remove(self) -> None:
         """End the server and forget the service, its unit file too."""
+
+
+def damaged(unit_file: Path) -> StartError:
+    return StartError(f"{unit_file} is missing or damaged. Install the service again.")
 
 
 def run_tool(*command: str) -> "subprocess.CompletedProcess[str]":
@@ -68,8 +79,8 @@ def run_tool(*command: str) -> "subprocess.CompletedProcess[str]":
         )
     except FileNotFoundError:
         raise StartError(
-            f"{command[0]} is not on PATH, so there is no service manager to ask. Start the server "
-            "by `hearth serve` under the one that this machine has."
+            f"{command[0]} is not on PATH, so there is no service manager to ask. Start what is to "
+            "run under the one that this machine has."
         ) from None
     except subprocess.TimeoutExpired:
         raise StartError(

@@ -1,17 +1,18 @@
 """Says what a service manager is to run: the command, its directory, its variables, its times.
 
 launchd's file and systemd's say the same, each in its own words. No setting is in either: the
-server reads them at each start, from the settings file, as `hearth serve` does.
+command reads them at each start, from the settings file, as it does when it is started by hand.
 """
 
 import math
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from hearth.commands.service.service_kinds import SERVER, ServiceKind
 from hearth.shared.errors import StartError
 from hearth.shared.paths import env_file
 from hearth.shared.stop_times import CHUNK_WAIT_S, END_WAIT_S
@@ -37,15 +38,16 @@ class ServiceHost:
     environ: Mapping[str, str]
     settings_file: Path
     command: tuple[str, ...] = COMMAND
+    kind: ServiceKind = SERVER
 
     @property
     def log(self) -> Path:
-        return self.home / ".hearth" / "logs" / "service.log"
+        return self.home / ".hearth" / "logs" / f"service{self.kind.suffix}.log"
 
     @property
     def refused_mark(self) -> Path:
         """The file that is there after a start that could not succeed (`hearth service run`)."""
-        return self.home / ".hearth" / "service.refused"
+        return self.home / ".hearth" / f"service{self.kind.suffix}.refused"
 
 
 def this_host() -> ServiceHost:
@@ -58,7 +60,9 @@ def this_host() -> ServiceHost:
 class ServicePlan:
     """What a unit file says, whichever manager reads it."""
 
+    kind: ServiceKind
     command: tuple[str, ...]
+    words: tuple[str, ...]  # after the command: none for the server, else what it is to run
     directory: Path
     environ: Mapping[str, str]
     stop_s: int  # from SIGTERM until the manager sends SIGKILL
@@ -73,8 +77,10 @@ def stop_seconds(flush_s: float) -> int:
     return max(STOP_S_MIN, math.ceil(CHUNK_WAIT_S + flush_s + END_WAIT_S + STOP_MARGIN_S))
 
 
-def plan_of(host: ServiceHost, flush_s: float) -> ServicePlan:
-    """Return the plan of a server of `host` that may write for `flush_s` at its end.
+def plan_of(host: ServiceHost, flush_s: float, arguments: Sequence[str] = ()) -> ServicePlan:
+    """Return the plan of a service of `host` that may write for `flush_s` at its end.
+
+    `arguments` are those of its kind's command.
 
     Raises:
         StartError: a path can not be written into a unit file.
@@ -83,10 +89,19 @@ def plan_of(host: ServiceHost, flush_s: float) -> ServicePlan:
     carried = {name: host.environ[name] for name in CARRIED if host.environ.get(name)}
     directory = host.settings_file.parent  # relative paths in settings count from there
     environ = {"PATH": path, **carried}
-    plan = ServicePlan(host.command, directory, environ, stop_seconds(flush_s), host.log)
-    for text in (*plan.command, *plan.environ.values(), str(directory), str(plan.log)):
+    words = () if host.kind == SERVER else (host.kind.command, *arguments)
+    stop_s = stop_seconds(flush_s)
+    plan = ServicePlan(host.kind, host.command, words, directory, environ, stop_s, host.log)
+    texts = (*plan.command, *words, *plan.environ.values(), str(directory), str(plan.log))
+    for text in texts:
         if not text.isprintable():
             raise StartError(
                 f"{text!r} has a character that no unit file can hold. Rename that directory."
             )
     return plan
+
+
+def arguments_in(command: Sequence[str], kind: ServiceKind) -> tuple[str, ...]:
+    """Return what follows the kind's name in the `command` of a unit file."""
+    after = command[command.index(kind.command) + 1 :] if kind.command in command else ()
+    return tuple(after)

@@ -1,4 +1,4 @@
-"""Runs the server as a systemd unit of this user, on Linux.
+"""Runs a service as a systemd unit of this user, on Linux.
 
 Source: systemd.service(5), systemd.exec(5), systemd.kill(5), systemctl(1).
 """
@@ -8,11 +8,16 @@ import signal
 from collections.abc import Mapping
 from typing import Final
 
-from hearth.commands.service.service_manager import ServiceState, failure, run_tool
-from hearth.commands.service.service_plan import RESTART_S, ServiceHost, ServicePlan
+from hearth.commands.service.service_kinds import SERVER
+from hearth.commands.service.service_manager import ServiceState, damaged, failure, run_tool
+from hearth.commands.service.service_plan import (
+    RESTART_S,
+    ServiceHost,
+    ServicePlan,
+    arguments_in,
+)
 from hearth.shared.errors import EXIT_CANNOT_START, StartError
 
-UNIT: Final = "hearth.service"
 SHOWN: Final = ("LoadState", "SubState", "MainPID", "ExecMainCode", "ExecMainStatus", "NRestarts")
 UNSTARTABLE: Final = "\"'\\"
 EXITED: Final = "1"  # ExecMainCode, as CLD_EXITED: above it, a signal ended the process
@@ -26,7 +31,9 @@ class Systemd:
     def __init__(self, host: ServiceHost) -> None:
         config = host.environ.get("XDG_CONFIG_HOME") or host.home / ".config"
         self._uid = host.uid
-        self.unit_file = host.home / config / "systemd" / "user" / UNIT
+        self._kind = host.kind
+        self._unit = host.kind.unit
+        self.unit_file = host.home / config / "systemd" / "user" / self._unit
 
     def check(self) -> str:
         done = run_tool("systemctl", "--user", "show-environment")
@@ -35,7 +42,7 @@ class Systemd:
                 done,
                 "This session has no systemd of its user: log in as that user, without su or sudo, "
                 f"or run `sudo loginctl enable-linger {self._uid}` and log in again. Where there "
-                "is no systemd, start `hearth serve` by what the machine has.",
+                "is no systemd, start the command by what the machine has.",
             )
         lingers = run_tool("loginctl", "show-user", str(self._uid), "--property=Linger")
         if "Linger=no" not in lingers.stdout:
@@ -48,30 +55,37 @@ class Systemd:
     def unit_of(self, plan: ServicePlan) -> bytes:
         return unit_text(plan).encode()
 
+    def arguments(self) -> tuple[str, ...]:
+        try:
+            text = self.unit_file.read_text()
+        except (OSError, UnicodeDecodeError):
+            raise damaged(self.unit_file) from None
+        return arguments_in(command_in(text), self._kind)
+
     def state(self) -> ServiceState:
-        done = self._run("show", UNIT, f"--property={','.join(SHOWN)}")
-        return parse_show(done)
+        done = self._run("show", self._unit, f"--property={','.join(SHOWN)}")
+        return parse_show(done, self._unit)
 
     def load(self) -> None:
         self._run("daemon-reload")
-        self._run("enable", UNIT)
-        self._run("restart", UNIT)
+        self._run("enable", self._unit)
+        self._run("restart", self._unit)
 
     def stop(self) -> None:
         if self.state().is_loaded:
-            self._run("stop", UNIT)
+            self._run("stop", self._unit)
 
     def remove(self) -> None:
         if self.unit_file.exists() or self.state().is_loaded:
-            self._run("disable", "--now", UNIT)
+            self._run("disable", "--now", self._unit)
         self.unit_file.unlink(missing_ok=True)
         self._run("daemon-reload")
-        run_tool("systemctl", "--user", "reset-failed", UNIT)  # fails where it has not failed
+        run_tool("systemctl", "--user", "reset-failed", self._unit)  # fails where it has not failed
 
     def _run(self, *arguments: str) -> str:
         done = run_tool("systemctl", "--user", *arguments)
         if done.returncode:
-            raise failure(done, f"`systemctl --user status {UNIT}` may say more.")
+            raise failure(done, f"`systemctl --user status {self._unit}` may say more.")
         return done.stdout
 
 
@@ -88,10 +102,13 @@ def unit_text(plan: ServicePlan) -> str:
             f"systemd starts no program whose path has one of {UNSTARTABLE}, and this is "
             f"{program}. Rename that directory."
         )
-    command = [quoted(program), *(quoted(each).replace("$", "$$") for each in arguments)]
+    command = [
+        quoted(program),
+        *(quoted(each).replace("$", "$$") for each in (*arguments, *plan.words)),
+    ]
     return f"""\
 [Unit]
-Description=Hearth, a local LLM server for agents
+Description={plan.kind.about}
 
 [Service]
 Type=exec
@@ -124,12 +141,20 @@ def quoted(text: str) -> str:
     return '"' + escaped(text).replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
-def parse_show(text: str) -> ServiceState:
+def command_in(text: str) -> list[str]:
+    """Return the words that a unit file of ours starts, as `unit_text` was given them."""
+    line = re.search(r"^ExecStart=(.*)$", text, re.MULTILINE)
+    words = re.findall(r'"((?:[^"\\]|\\.)*)"', line[1]) if line else []
+    plain = [re.sub(r"\\(.)", r"\1", word) for word in words]
+    return [word.replace("$$", "$").replace("%%", "%") for word in plain]
+
+
+def parse_show(text: str, unit: str = SERVER.unit) -> ServiceState:
     """Return what `systemctl show` says. Raises: StartError: it says nothing of the unit."""
     found = dict(re.findall(r"^(\w+)=(.*)$", text, re.MULTILINE))
     if missing := [name for name in SHOWN if name not in found]:
         raise StartError(
-            f"`systemctl --user show {UNIT}` says nothing of {', '.join(missing)}. Hearth needs "
+            f"`systemctl --user show {unit}` says nothing of {', '.join(missing)}. Hearth needs "
             "systemd 240 or newer."
         )
     pid = int(found["MainPID"]) or None

@@ -13,7 +13,6 @@ import mlx.core as mx
 
 from hearth.worker.kv.layer_adapters import (
     STATES,
-    WINDOWS,
     LayerMap,
     _of_kind,
     rounded,
@@ -59,10 +58,6 @@ class CountedLayerMap(LayerMap):
 
     def __init__(self, probe: list[Any]) -> None:
         super().__init__(probe)
-        windows = _of_kind(probe, WINDOWS)
-        self._window_shapes: list[list[Shape]] = [
-            [(array.shape, array.dtype) for array in (leaf.keys, leaf.values)] for leaf in windows
-        ]
         states = [
             tuple(hollow(array.shape, array.dtype) for array in leaf.cache)
             for leaf in _of_kind(probe, STATES)

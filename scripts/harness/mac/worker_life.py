@@ -75,7 +75,7 @@ class LedShutdown(Shutdown):
     """Leads a worker when its loop first asks whether it ends, and then ends it."""
 
     def __init__(self, wake: Callable[[], None], lead: Callable[[], None]) -> None:
-        super().__init__(wake, is_alone=False)
+        super().__init__(wake)
         self._lead = lead
 
     def is_begun(self) -> bool:

@@ -16,8 +16,8 @@ import pytest
 
 from hearth.shared.processes import PID_FILE, read_pid_file
 from hearth.shared.settings_from_env import PROJECT_DIR
-from tests.helpers.servers.fake_service_manager import install_fakes
 from tests.helpers.servers.server import READY_S_MAX, free_port
+from tests.helpers.services.fake_service_manager import install_fakes
 
 # The command as a Mac's user runs it, on any platform.
 COMMAND = """

@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import openai
@@ -14,6 +15,7 @@ import pytest
 
 from hearth.shared.settings_from_env import PROJECT_DIR
 from scripts.fixtures.fixture_cache import fixture_dir
+from tests.helpers.servers.pocket_talk import ASK, FACT, NOTES, Talk
 from tests.helpers.servers.server import Server
 
 END_S_MAX = 5.0
@@ -89,19 +91,26 @@ def test_workers_end_by_themselves_when_the_supervisor_is_killed() -> None:
         assert not alive
 
 
-def test_workers_share_the_work_and_one_death_is_not_the_others() -> None:
+def test_where_a_worker_dies_its_sessions_go_on_at_another_that_reads_its_files() -> None:
     with Server(WORKERS="2") as server:
         first, second = server.health()["workers"]
+        talk = Talk(server)
+        talk.say(f"{NOTES}\n{FACT.format('7731')}")
+        wait_until(lambda: server.get("/v1/cache")["workers"][0]["disk"]["queue_bytes"] == 0)
+        assert server.worker(1)["steps"] == 0, "of two idle ones the first is asked"
         psutil.Process(first["pid"]).kill()
-        deadline = time.monotonic() + 60
-        while server.worker(0)["restarts"] == 0 and time.monotonic() < deadline:
-            time.sleep(0.05)
-        with server.openai() as client:
-            answer = client.chat.completions.create(
-                model="pocket", messages=[{"role": "user", "content": "x"}], max_tokens=2
-            )
-        assert answer.choices
+        wait_until(lambda: server.worker(0)["restarts"] > 0)
+        answer = talk.say(ASK)
+        assert "7731" in answer
+        assert talk.source == "ssd" and talk.prefilled < talk.cached / 4
         assert server.worker(1)["pid"] == second["pid"]
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def start_and_fail(**settings: str) -> str:

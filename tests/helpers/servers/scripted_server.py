@@ -53,8 +53,10 @@ class ScriptedServer(Server):
         super().start(*(command or ("-c", LAUNCH)))
 
     def pause(self, chunk_s: float) -> None:
-        """Have each chunk of a prefill take so much longer from now on."""
-        (self.directory / "pause_s").write_text(str(chunk_s))
+        """Have each chunk of a prefill take so much longer from now on, one that waits too."""
+        told = self.directory / "pause_s.new"
+        told.write_text(str(chunk_s))
+        told.replace(self.directory / "pause_s")
 
     def answer(self, answers: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
         """Have the model answer these texts of users with these turns from now on.

@@ -66,6 +66,7 @@ FACTS = ModelFacts(
 )
 SIGNATURE = "S1gnature0fThinking000"
 IMAGE_TOKENS = 7
+REQUESTS_MAX = 9  # that it says it takes; it takes all
 MISSING = "/missing"  # a MODEL_PATH that cannot be loaded
 Step = Message | float  # a message to send, or seconds to wait
 
@@ -219,7 +220,8 @@ class FakeWorker:
             running = len(self._running) - len(queue)
             facts = FACTS if is_ready else None
             wait_s = 1.5 * len(queue)
-            beat = Heartbeat(state, running, len(queue), self._steps, 0, facts, wait_s, queue)
+            told = (running, len(queue), self._steps, 0, facts, wait_s, queue)
+            beat = Heartbeat(state, *told, requests_max=REQUESTS_MAX)
             self._port.post(peer, beat)
 
     def _take(self, peer: bytes, message: Message) -> None:

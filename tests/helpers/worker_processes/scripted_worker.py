@@ -203,10 +203,15 @@ class SlowEngine(Engine):
     """Takes longer for each chunk of a prefill, as a large model does."""
 
     def prefill(self, cache: list[Any], ids: list[int], *images: Any) -> None:
-        pause = _directory() / "pause_s"
-        if pause.exists():
-            time.sleep(float(pause.read_text()))
+        began = time.monotonic()
+        while time.monotonic() < began + self._pause_s():
+            time.sleep(0.02)
         super().prefill(cache, ids, *images)
+
+    def _pause_s(self) -> float:
+        """Return how long a chunk waits, which may have changed while it does."""
+        pause = _directory() / "pause_s"
+        return float(pause.read_text()) if pause.exists() else 0.0
 
 
 def _directory() -> Path:

@@ -80,7 +80,7 @@ def is_keyless(path: str, accept: bytes, method: str = "GET") -> bool:
     is_page = path == "/" and b"text/html" in accept and method in ("GET", "HEAD")
     is_chat = path in ("/chat/sign-in", "/chat/chat.js") or path.startswith("/chat/api/")
     is_dashboard = path == "/dashboard" or path.startswith("/dashboard/")
-    return path == "/health" or is_dashboard or is_chat or is_page
+    return path in ("/health", "/health/ready") or is_dashboard or is_chat or is_page
 
 
 @given(

@@ -1,12 +1,19 @@
 """Checks the proxy's start-up texts, its refusals to start, and the texts of its errors."""
 
 import dataclasses
+import json
 
 import pytest
 
-from hearth.proxy.api.error_bodies import anthropic_error, error_headers, openai_error
+from hearth.proxy.api.error_bodies import (
+    anthropic_error,
+    error_body,
+    error_headers,
+    openai_error,
+)
 from hearth.proxy.main import bind, bind_all
 from hearth.proxy.request.model_names import ModelNames
+from hearth.proxy.request.parsed_request import Dialect
 from hearth.proxy.startup_banner import ready_lines
 from hearth.shared.errors import Overloaded, PromptTooLong, RequestError, StartError, WorkerLost
 from hearth.shared.settings_from_env import load_settings
@@ -70,6 +77,21 @@ def test_errors_keep_their_code_and_say_when_to_come_back() -> None:
     assert anthropic_error(RequestError("big", status=413))["type"] == "request_too_large"
     assert error_headers(Overloaded("busy")) == [(b"retry-after", b"5")]
     assert error_headers(long) == []
+
+
+@pytest.mark.parametrize("dialect", ["chat", "completions", "responses", "messages", "ollama_chat"])
+def test_a_prompt_that_is_too_long_is_told_in_the_words_that_each_reader_acts_on(
+    dialect: Dialect,
+) -> None:
+    """Claude Code compacts on some of them; LiteLLM asks another model on the last ones."""
+    long = PromptTooLong(tokens=180_008, tokens_max=131_071)
+    text = json.dumps(error_body(long, dialect, "id"))
+    assert "The prompt is 180,008 tokens and this server accepts 131,071. Remove at least" in text
+    assert text.count("is longer than the model's context length") == 1
+    assert ("prompt is too long: " in text) == (dialect == "messages")
+    told = RequestError("It is longer than the model's context length.", code=long.code)
+    assert openai_error(told)["message"] == str(told)
+    assert "longer" not in openai_error(RequestError("Bad."))["message"]
 
 
 def test_a_start_says_where_the_model_takes_images() -> None:

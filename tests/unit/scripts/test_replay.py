@@ -20,12 +20,13 @@ from scripts.replay.__main__ import (
     Target,
     excesses,
     held_to,
-    replay,
+    replay_together,
     summary,
     summary_lines,
 )
 from scripts.replay.ideal_cache import ideal_cached, percentile
 from scripts.replay.traces import (
+    Captured,
     Spoken,
     answer_key,
     as_chat,
@@ -401,6 +402,14 @@ async def models(_: web.Request) -> web.Response:
 
 
 def replayed(*wishes: str) -> list[Row]:
+    return together([captured("chat", body_of(wish)) for wish in wishes])
+
+
+def body_of(wish: str) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": wish}]}
+
+
+def together(*sessions: list[Captured]) -> list[Row]:
     async def run() -> list[Row]:
         app = web.Application()
         app.router.add_post("/v1/x", answer)
@@ -408,8 +417,7 @@ def replayed(*wishes: str) -> list[Row]:
         app.router.add_get("/v1/models", models)
         async with TestServer(app) as server:
             target = Target(f"http://127.0.0.1:{server.port}", key="k")
-            bodies = [{"messages": [{"role": "user", "content": wish}]} for wish in wishes]
-            rows, _ = await replay([captured("chat", body) for body in bodies], target)
+            rows, _ = await replay_together(sessions, target)
             return rows
 
     return asyncio.run(run())
@@ -425,3 +433,16 @@ def test_what_a_server_does_is_answered_refused_or_failed() -> None:
     assert [row.ids for row in rows] == [[1, 2, 3], None, None, [1, 2, 3], None]
     told = sums(rows)
     assert (told.refused, told.failed, told.ideal) == (1, 2, None)
+
+
+@pytest.mark.process
+def test_sessions_that_run_together_wait_for_themselves_alone_and_share_an_ideal() -> None:
+    slow = [captured("chat", body_of("long"), trace="slow", began_s=n, ended_s=n) for n in range(3)]
+    fast = [captured("chat", body_of("fine"), trace="fast", began_s=n, ended_s=n) for n in range(3)]
+    rows = together(slow, fast)
+    assert [row.number for row in rows] == list(range(6))
+    assert [row.sent_s for row in rows] == sorted(row.sent_s for row in rows)
+    assert {row.trace for row in rows[:2]} == {"slow", "fast"}, "the second begins at once"
+    known = [row for row in rows if row.ids is not None]
+    assert [row.trace for row in known] == ["fast"] * 3
+    assert excesses(known) == [9, 11, 11], "of 12 prefilled: 3 had to be, then the last token"

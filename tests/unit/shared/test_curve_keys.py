@@ -7,6 +7,7 @@ import socket
 import stat
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import zmq
 import zmq.asyncio
 
 from hearth.commands.make_keys import make_keys
+from hearth.shared import zmq_transport
 from hearth.shared.errors import EXIT_CANNOT_START, StartError
 from hearth.shared.settings_from_env import PROJECT_DIR
 from hearth.shared.wire_messages import PROTOCOL_VERSION, Cancel, Counted, Hello, decode, encode
@@ -26,6 +28,7 @@ from hearth.shared.zmq_transport import (
     DealerLink,
     RouterPort,
     curve_keys,
+    ipc_endpoint,
     private_directory,
 )
 from tests.helpers.servers.server import free_port
@@ -134,6 +137,44 @@ def test_garbage_on_a_workers_port_reaches_nobody_and_ends_nothing(
     assert port.bad_frame_count == 0
 
 
+def test_a_connection_that_shows_no_key_in_time_is_dropped_however_it_dawdles(
+    endpoint: str, keys_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(zmq_transport, "HANDSHAKE_S_MAX", 0.3)
+    port = RouterPort(endpoint, curve_keys(keys_dir, WORKER_NAME, PROXY_NAME))
+    greeting = b"\xff\x00\x00\x00\x00\x00\x00\x00\x01\x7f\x03\x00CURVE" + b"\x00" * 47
+    where = ("127.0.0.1", int(endpoint.rpartition(":")[2]))
+    with socket.create_connection(where, timeout=5) as slow:
+        dropped_at = time.monotonic() + 5
+        with pytest.raises(ConnectionError):  # a byte every 20 ms would take more than a second
+            for octet in greeting:
+                slow.sendall(bytes([octet]))
+                time.sleep(0.02)
+        assert time.monotonic() < dropped_at
+    test_the_proxy_with_its_keys_is_heard_and_answered(port, endpoint, keys_dir)
+    port.close()
+
+
+def test_what_is_asked_of_the_network_is_not_asked_of_the_supervisor_and_neither_is_let_in_there(
+    endpoint: str, keys_dir: Path, tmp_path: Path
+) -> None:
+    """One socket has both ends: ipc:// without keys, and tcp:// with them alone."""
+    port = RouterPort(own := ipc_endpoint(tmp_path / "w.sock"))
+    port.listen(endpoint, curve_keys(keys_dir, WORKER_NAME, PROXY_NAME))
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    for where in (own, endpoint):
+        dealer = context.socket(zmq.DEALER)
+        dealer.setsockopt(zmq.LINGER, 0)
+        dealer.connect(where)
+        dealer.send(encode(Hello(PROTOCOL_VERSION)))
+        heard = [each for _ in range(int(WAIT_S / 0.05)) for each in port.turn(0.05)]
+        assert [message for _, message in heard] == [Hello(PROTOCOL_VERSION)] * (where == own)
+        dealer.close()
+    context.term()
+    test_the_proxy_with_its_keys_is_heard_and_answered(port, endpoint, keys_dir)
+    port.close()
+
+
 def test_a_replaced_worker_is_told_nothing_by_the_proxy(endpoint: str, keys_dir: Path) -> None:
     """Who takes the worker's address has not the worker's secret: no prompt reaches them."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -166,7 +207,7 @@ def test_a_line_over_the_network_without_keys_is_refused_at_both_ends(where: str
 def test_a_worker_process_on_tcp_without_keys_does_not_start(tmp_path: Path, endpoint: str) -> None:
     environment = {**os.environ, "CURVE_KEYS_DIR": str(tmp_path / "none")}
     done = subprocess.run(
-        [sys.executable, "-m", "hearth.worker.main", "--worker-id", "0", "--endpoint", endpoint],
+        [sys.executable, "-m", "hearth.commands.main", "worker", endpoint],
         cwd=PROJECT_DIR,
         env=environment,
         stdin=subprocess.DEVNULL,

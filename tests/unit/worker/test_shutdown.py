@@ -1,6 +1,5 @@
 """The end of a worker: how its threads are told, and what it exits with."""
 
-import logging
 import threading
 
 import pytest
@@ -14,7 +13,7 @@ from hearth.worker.shutdown import EXIT_BROKEN, FETCHING, Shutdown
 def shutdown(monkeypatch: pytest.MonkeyPatch) -> Shutdown:
     monkeypatch.setattr(module, "SAY_AFTER_S", 0.01)
     monkeypatch.setattr(module, "CHUNK_WAIT_S", 0.02)
-    return Shutdown(lambda: None, is_alone=False)
+    return Shutdown(lambda: None)
 
 
 @pytest.fixture
@@ -26,7 +25,7 @@ def hung() -> threading.Thread:
 
 def test_a_thread_that_breaks_only_says_that_the_worker_ends() -> None:
     woken: list[None] = []
-    shutdown = Shutdown(lambda: woken.append(None), is_alone=False)
+    shutdown = Shutdown(lambda: woken.append(None))
     assert not shutdown.is_begun()
 
     def breaks() -> None:
@@ -76,17 +75,3 @@ def test_a_download_is_not_waited_for(
     shutdown.wait_for(hung)
     shutdown.note_end(hung)
     assert shutdown.exit_code == 0
-
-
-def test_a_worker_without_a_supervisor_says_itself_what_it_waits_for(
-    shutdown: Shutdown, hung: threading.Thread, caplog: pytest.LogCaptureFixture
-) -> None:
-    alone = Shutdown(lambda: None, is_alone=True)
-    for each in (shutdown, alone):
-        each.note_step("weights")
-        with caplog.at_level(logging.WARNING):
-            each.wait_for(hung)
-    told = [row.getMessage() for row in caplog.records]
-    assert told == [
-        "waiting for a chunk to end (up to 0.02 s); a second Ctrl-C ends the worker at once"
-    ]

@@ -255,7 +255,7 @@ class LeadingDiskThread(DiskThread):
 
     # ------------------------------------------------------------ what takes too long
 
-    def look_around(self) -> None:
+    def check_deadlines(self) -> None:
         """Answer the reads for which some rank has taken too long. The I/O thread."""
         until = awake_s() - RECALL_S_MAX
         for asked in self._taken_reads(lambda asked: asked.asked_at < until):

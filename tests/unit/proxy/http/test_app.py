@@ -113,6 +113,12 @@ def test_health_needs_no_key_and_everything_else_does(tmp_path: Any) -> None:
     assert ask(edge, "GET", "/v1/models", (b"x-api-key", b"k")).status == 200
 
 
+def test_a_balancer_reads_in_a_status_that_no_request_is_taken_yet(tmp_path: Any) -> None:
+    reply = ask(app_of(tmp_path, PROXY_API_KEY="k"), "GET", "/health/ready")
+    assert (reply.status, reply.json["ready"], reply.json["free"]) == (503, False, 0)
+    assert set(reply.json) == {"ready", "free", "status"}
+
+
 @pytest.mark.parametrize(
     "path",
     [

@@ -13,6 +13,7 @@ from tests.helpers.proxy.app_over_workers import KEY, Front, front
 from tests.helpers.proxy.fake_worker_pool import run
 from tests.helpers.proxy.proxy_app import app_of
 from tests.helpers.proxy.request_bodies import OTHER_KEY, PATHS, body_of
+from tests.helpers.worker_processes.fake_worker import REQUESTS_MAX
 
 pytestmark = pytest.mark.process
 
@@ -99,6 +100,9 @@ def test_health_tells_the_queue_and_its_wait_and_no_word_of_a_prompt() -> None:
             health = await made.open_ask("GET", "/health")
             assert "queue" not in health.json, "nobody is told whose request is where"
             assert b"secret" not in health.content
+            assert (health.json["ready"], health.json["free"]) == (True, REQUESTS_MAX - 3)
+            ready = await made.open_ask("GET", "/health/ready")
+            assert (ready.status, ready.json["free"]) == (200, REQUESTS_MAX - 3)
             (worker,) = health.json["workers"]
             assert (worker["running"], worker["waiting"], worker["wait_s"]) == (1, 2, 3.0)
             assert [first["request_id"], second["request_id"]] == ids[1:]

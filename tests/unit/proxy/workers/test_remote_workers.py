@@ -22,7 +22,6 @@ from hearth.proxy.workers import remote_workers as remote_module
 from hearth.proxy.workers.model_swap import ModelSwapper
 from hearth.proxy.workers.remote_workers import (
     GONE,
-    REFUSED,
     SILENT,
     UNKNOWN,
     RemoteWorkers,
@@ -182,14 +181,19 @@ def test_an_answer_comes_from_a_worker_on_another_machine_and_health_shows_it(
         async with bench(settings) as made:
             supervisor = Supervisor(["true"], 0, tmp_path, made.pool, {})
             routes = AdminRoutes(settings, "0", supervisor, made.pool, made.remote.workers)
-            assert routes.health()["status"] == "degraded"
+            assert (routes.health()["status"], routes.health()["ready"]) == ("degraded", False)
             (row,) = routes.health()["workers"]
             assert (row["state"], row["problem"]) == ("unreachable", "has not answered yet")
+            await made.until(lambda: made.worker.hint)
+            (row,) = routes.health()["workers"]
+            assert "Nothing listens there: `hearth worker`" in row["problem"]
+            with pytest.raises(Overloaded, match="Nothing listens there"):
+                await made.pool.open(request("n=1"), "r")
             machine.start()
             await made.until_ready()
             assert await made.text("n=2") == "tok0 tok1 "
             (row,) = routes.health()["workers"]
-            assert routes.health()["status"] == "ok"
+            assert (routes.health()["status"], routes.health()["ready"]) == ("ok", True)
             assert row["endpoint"] == f"tcp://127.0.0.1:{machine.port}"
             assert (row["id"], row["state"], row["problem"]) == (0, "ready", None)
             assert row["model"] == "pocket"
@@ -300,8 +304,9 @@ def test_a_worker_of_another_model_gets_no_request(machine: Machine) -> None:
     async def body() -> None:
         async with bench(settings_of(machine.keys_dir, machine.port)) as made:
             machine.start(PROXY_MODEL_ID="another")
-            await made.until(lambda: made.worker.problem == REFUSED)
-            with pytest.raises(Overloaded, match="serves another model"):
+            problem = "serves 'another', this server 'pocket': set MODEL_PATH and PROXY_MODEL_ID"
+            await made.until(lambda: made.worker.problem.startswith(problem))
+            with pytest.raises(Overloaded, match="serves 'another'"):
                 await made.pool.open(request("n=1"), "r")
 
     run(body)
@@ -335,7 +340,7 @@ def test_a_worker_that_this_machine_may_not_reach_is_told_once_with_what_helps(
             links = {made.worker.link}
             await made.until(lambda: links.add(made.worker.link) or len(links - {None}) > 2)
             problem = made.worker.row()["problem"]
-            assert problem == f"{SILENT}. {made.worker.hint}"
+            assert problem == f"has not answered yet. {made.worker.hint}"
             assert "Local Network" in made.worker.hint
             with pytest.raises(Overloaded, match="Local Network"):
                 await made.pool.open(request("n=1"), "r")
@@ -345,23 +350,30 @@ def test_a_worker_that_this_machine_may_not_reach_is_told_once_with_what_helps(
     run(body)
 
 
-def test_only_a_mac_tries_why_a_worker_is_not_reached(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_why_a_worker_is_not_reached_is_told_with_what_macos_has_to_do_with_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(remote_module.asyncio, "open_connection", no_route)
     endpoint = "tcp://192.168.1.9:5555"
-    assert "No route to host" in asyncio.run(hint_of(endpoint, "darwin"))
-    monkeypatch.setattr(remote_module.asyncio, "open_connection", None)  # a call would break
-    assert asyncio.run(hint_of(endpoint, "linux")) == ""
+    on_mac, on_linux = (asyncio.run(hint_of(endpoint, name)) for name in ("darwin", "linux"))
+    assert "No route to host" in on_mac and "Local Network" in on_mac
+    assert on_linux == "Connecting gives 'No route to host'."
     monkeypatch.setattr(remote_module, "CONNECT_S_MAX", 0.01)
     monkeypatch.setattr(remote_module.asyncio, "open_connection", no_answer)
-    assert "firewall" in asyncio.run(hint_of(endpoint, "darwin"))
+    for name in ("darwin", "linux"):
+        assert "no answer" in asyncio.run(hint_of(endpoint, name))
+    assert asyncio.run(hint_of("tcp://name.invalid:5555", "linux")).startswith("Connecting g")
 
 
-def test_a_worker_that_takes_the_connection_is_not_refused_by_this_machine() -> None:
+def test_what_takes_a_connection_and_says_nothing_is_told_as_that() -> None:
     async def body() -> None:
         port = free_port()
         server = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", port)
         async with server:
-            assert await hint_of(f"tcp://127.0.0.1:{port}", "darwin") == ""
+            for name in ("darwin", "linux"):
+                said = await hint_of(f"tcp://127.0.0.1:{port}", name)
+                assert said.startswith("It takes connections and says nothing")
+        assert "Nothing listens there" in await hint_of(f"tcp://127.0.0.1:{port}", "linux")
 
     run(body)
 

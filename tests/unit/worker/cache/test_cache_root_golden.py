@@ -84,6 +84,9 @@ def test_the_root_under_the_default_settings_is_what_it_was(model: LoadedModel) 
         ({"KV_BITS": "4"}, "036a9877c596ce884b236e889422ee1b"),
         ({"QUANTIZED_KV_START": "0"}, "0312f0c2e16abf65c083bfc5b8279b57"),
         ({"KV_BITS": "8", "KV_GROUP_SIZE": "32"}, "0349f0599a2e4bdbe072d66e6818a7f8"),
+        ({"RANKS": "2"}, "039bdb0a9411d60c9eed629a9e24a2cc"),
+        ({"RANKS": "3"}, "038ae3f90293346f1d0d52e6b6df91d6"),
+        ({"RANKS": "2", "RANK_SPLIT": "pipeline"}, "03663ffa814b90c8df7cc8bcf80f1f92"),
     ],
     ids=lambda value: " ".join(map("-".join, value.items())) if isinstance(value, dict) else "",
 )
@@ -106,6 +109,8 @@ def test_each_setting_that_decides_what_is_kept_gives_its_own_root(
         {"CACHE_STORE_BITS": "8", "KV_GROUP_SIZE": "32"},
         {"CACHE_STORE_BITS": "3.5", "KV_QUANT_SCHEME": "turboquant"},
         {"CACHE_STORE_QUANT_MIN_TOKENS": "0"},
+        {"RANK_SPLIT": "pipeline"},
+        {"RANKS": "1"},
     ],
     ids=lambda environ: "-".join(environ),
 )

@@ -198,6 +198,48 @@ def test_files_of_another_worker_are_found_while_nothing_is_asked(
         disk_thread.close()
 
 
+def test_whoever_looks_finds_what_another_worker_has_just_put_before_all_that_waits(
+    disk_thread: DiskThread, file_store: Gate, tmp_path: Path
+) -> None:
+    theirs, ours = chain(2)
+    other = FileStore(tmp_path, ROOT, 100 << 20, 0)
+    assert disk_thread.look() is None, "nobody else has written here"
+    file_store.is_shared = True
+    assert disk_thread.write(ours) and file_store.entered.wait(WAIT_S)
+    seen = disk_thread.look()
+    assert seen is not None and not seen.is_set(), "the thread is amid a write"
+    assert other.put(theirs) and not file_store.holds(theirs.name)
+    file_store.gate.set()
+    assert seen.wait(WAIT_S) and file_store.holds(theirs.name)
+
+
+def test_files_of_another_worker_are_found_while_there_is_always_something_to_write(
+    disk_thread: DiskThread, file_store: Gate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "REFRESH_S", 0.0)
+    first, *rest = chain(6)
+    assert disk_thread.write(rest[0]) and file_store.entered.wait(WAIT_S)
+    assert FileStore(tmp_path, ROOT, 100 << 20, 0).put(first)
+    for each in rest[1:]:
+        assert disk_thread.write(each)
+    file_store.error = OSError("each write fails, and looks at nothing by itself")
+    file_store.gate.set()
+    assert disk_thread.flush(WAIT_S)
+    assert file_store.holds(first.name) and file_store.is_shared
+
+
+def test_a_look_that_waits_as_the_thread_ends_is_answered(
+    disk_thread: DiskThread, file_store: Gate
+) -> None:
+    file_store.is_shared = True
+    assert disk_thread.write(record()) and file_store.entered.wait(WAIT_S)
+    seen = disk_thread.look()
+    assert seen is not None
+    file_store.gate.set()
+    disk_thread.close()
+    assert seen.is_set() and disk_thread.look() is None
+
+
 def test_what_dead_writers_left_is_swept_at_the_start(tmp_path: Path) -> None:
     file_store = FileStore(tmp_path, ROOT, 100 << 20, 0)
     assert file_store.put(record())

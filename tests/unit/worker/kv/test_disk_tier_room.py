@@ -38,6 +38,8 @@ def tier(
         row_bytes=RUN_BYTES // RUN,
         wide_state_bytes=0,
         are_rows=lambda kept, tokens: True,
+        are_window_rows=lambda kept, tokens_max: True,
+        is_state=lambda kept: True,
         rows_from=lambda record: rows_from(record.arrays),
         state_from=lambda record: state_from(record.arrays),
     )

@@ -77,6 +77,21 @@ def test_rows_come_back_from_what_is_kept_and_from_a_live_cache(
         assert_same(target, followed(ranks, target))
 
 
+def test_rows_that_are_evicted_before_they_are_used_are_there_on_every_rank(
+    lead: tuple[ReplicaRanks, Machine],
+) -> None:
+    ranks, worker = lead
+    layers = worker.layers
+    with mx.stream(generation_stream):
+        source, target = filled(worker), worker.engine.new_cache()
+        kept = layers.copy_rows(source, 0, TOKENS, None)
+        run = layers.kept_rows(kept)
+        del kept
+        layers.trim(source, TOKENS - 1)  # tells what was let go of by now
+        layers.put_rows(target, [run], TOKENS, TOKENS)
+    assert_same(target, followed(ranks, target))
+
+
 def test_a_follower_knows_what_a_step_costs(lead: tuple[ReplicaRanks, Machine]) -> None:
     ranks, worker = lead
     cost = dataclasses.replace(worker.engine.decoder.cost, row_bytes=1 / 3, window=7)

@@ -9,7 +9,7 @@ from hearth.shared.errors import RequestError, StartError
 from hearth.shared.settings_from_env import Settings, load_settings
 from hearth.worker.kv.layer_adapters import LayerMap, UnknownCache
 from hearth.worker.ranks.leading_layer_map import LeadingLayerMap, kinds_of
-from hearth.worker.ranks.leading_rank import LeadingRank
+from hearth.worker.ranks.leading_rank import LeadingRank, refuse_device
 from hearth.worker.ranks.named_kv import NamedCache, Telling
 from hearth.worker.ranks.rank_link import Handle, RankRoom
 from hearth.worker.ranks.start_ranks import refuse_settings
@@ -31,6 +31,13 @@ def test_a_setting_that_ranks_cannot_have_is_refused(name: str, value: str) -> N
     with pytest.raises(StartError, match=f"RANKS is 2 and {name} is .* or set RANKS=1"):
         refuse_settings(settings(**{name: value}))
     refuse_settings(settings())
+
+
+def test_ranks_on_cuda_are_refused_and_elsewhere_they_are_not() -> None:
+    with pytest.raises(StartError, match=r"RANKS is 2, .* CUDA .* Set RANKS=1"):
+        refuse_device(2, "cuda")
+    refuse_device(2, "metal")
+    refuse_device(2, "cpu")
 
 
 def test_nothing_is_drafted_and_the_reason_names_ranks() -> None:

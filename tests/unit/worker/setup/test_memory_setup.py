@@ -102,15 +102,13 @@ def test_kept_kv_follows_the_workers_share_of_the_machine(
         ({"MEMORY_LIMIT_MB": "16000", "CACHE_RAM_BUDGET_MB": "900"}, 900),
         ({"MEMORY_LIMIT_MB": "16000", "WORKERS": "2"}, 256),
         ({"MEMORY_LIMIT_MB": "16000", "WORKERS": "2", "CACHE_RAM_BUDGET_MB": "900"}, 900),
-        ({"WORKERS": "0", "WORKER_ENDPOINTS": "tcp://10.0.0.5:5555"}, 512),  # started by hand
     ],
 )
 def test_a_cpu_keeps_little_and_the_setting_is_taken_as_it_is(
     environ: dict[str, str], mb: int, tmp_path: Path
 ) -> None:
     settings = load_settings(environ, None)
-    by_hand = "tcp://10.0.0.5:5555"
-    memory = WorkerMemory(settings, f"ipc://{tmp_path}/w.sock" if settings.workers else by_hand)
+    memory = WorkerMemory(settings, f"ipc://{tmp_path}/w.sock")
     keeper = machine("qwen3", tiny=True).keeper
     memory.share_out(keeper, 100, ForwardMemory())
     assert keeper.store.budget.bytes_max == mb * MB

@@ -1,9 +1,13 @@
 """The prompt thread: every message gets one answer, in order, and a Submit goes on as a Request."""
 
 import queue
+import threading
+from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
+
+import pytest
 
 from hearth.shared.errors import RequestError
 from hearth.shared.settings_from_env import load_settings
@@ -31,6 +35,7 @@ from hearth.worker.schedule.request_state import (
     RenderNextPrompt,
     Request,
 )
+from hearth.worker.threads import prompt_thread
 from hearth.worker.threads.prompt_thread import PromptThread
 from hearth.worker.threads.thread_queues import PromptJob, PromptJobs
 
@@ -82,7 +87,10 @@ class ScriptedPrompts:
         return None, BuiltPrompt(IDS, pack(IDS), (), len(IDS), frozenset(), 0)
 
 
-def run(*jobs: tuple[ClientLease, PromptJob]) -> tuple[list[Any], list[Up], ScriptedPrompts]:
+def run(
+    *jobs: tuple[ClientLease, PromptJob],
+    look: Callable[[], threading.Event | None] = lambda: None,
+) -> tuple[list[Any], list[Up], ScriptedPrompts]:
     """Return what went on to the inference thread, and what was sent."""
     todo: PromptJobs = queue.SimpleQueue()
     for job in (*jobs, None):
@@ -90,7 +98,8 @@ def run(*jobs: tuple[ClientLease, PromptJob]) -> tuple[list[Any], list[Up], Scri
     went_on: list[Any] = []
     sent: list[Up] = []
     prompts = ScriptedPrompts()
-    thread = PromptThread(cast(SessionPromptBuilder, prompts), FACTS, load_settings({}, None))
+    settings = load_settings({}, None)
+    thread = PromptThread(cast(SessionPromptBuilder, prompts), FACTS, settings, None, look)
     thread.run(todo, went_on.append, sent.append)
     return went_on, sent, prompts
 
@@ -128,6 +137,29 @@ def test_a_submit_is_admitted_before_it_goes_on_and_every_other_message_is_answe
     (request,) = went_on
     assert isinstance(request, Request)
     assert (request.ids, request.query.cuts, request.tokens_max) == (IDS, [2], 7)
+
+
+def test_a_prompt_goes_on_once_the_disk_was_looked_at_and_one_that_keeps_nothing_at_once() -> None:
+    looks: list[threading.Event] = []
+
+    def look() -> threading.Event:
+        looks.append(threading.Event())
+        threading.Timer(0.05, looks[-1].set).start()
+        return looks[-1]
+
+    uncached = Submit("u", RAW, Sampling(), use_kv_cache=False)
+    went_on, _, _ = run(job(uncached), job(Count("c", RAW)), look=look)
+    assert len(went_on) == 1 and not looks
+    went_on, _, _ = run(job(Submit("s", RAW, Sampling())), look=look)
+    assert len(went_on) == len(looks) == 1 and looks[0].is_set()
+
+
+def test_a_prompt_waits_for_no_disk_that_is_amid_something_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(prompt_thread, "LOOK_WAIT_S_MAX", 0.01)
+    went_on, sent, _ = run(job(Submit("s", RAW, Sampling())), look=threading.Event)
+    assert len(went_on) == 1 and isinstance(sent[0], Admitted)
 
 
 def test_a_refused_prompt_ends_its_request_alone() -> None:

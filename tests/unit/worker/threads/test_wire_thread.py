@@ -89,7 +89,7 @@ def test_hello_is_answered_with_who_we_are() -> None:
     desk.hear(Hello(PROTOCOL_VERSION))
     welcome, beat = desk.said()
     assert isinstance(welcome, Welcome) and (welcome.worker_id, welcome.boot_id) == (7, "boot")
-    assert isinstance(beat, Heartbeat)
+    assert isinstance(beat, Heartbeat) and beat.requests_max == desk.wire.open_max
 
 
 def test_an_answer_goes_to_the_peer_that_asked_and_only_once() -> None:

@@ -99,7 +99,7 @@ def test_the_context_that_is_foretold_is_the_one_that_a_worker_tells(
     more = {"MEMORY_LIMIT_MB": str(limit_mb * workers), "WORKERS": str(workers)}
     settings = settings_of(model.directory, KV_BITS=str(bits or "off"), **more)
     verdict = memory_verdict(model.directory, settings, weights, BESIDE)
-    memory = WorkerMemory(settings, "tcp://127.0.0.1:1" if workers == 1 else "ipc:///nowhere/w")
+    memory = WorkerMemory(settings, "ipc:///nowhere/w")
     memory.share.own_bytes = weights
     memory.use = FixedUse(weights)
     layers = layers_of(model)

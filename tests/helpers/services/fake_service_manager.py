@@ -225,24 +225,28 @@ def systemctl(state: str, user: str, verb: str, *arguments: str) -> int:
     files = os.path.join(os.environ["HOME"], ".config/systemd/user")
     loaded = os.path.join(state, "loaded")
     if verb == "daemon-reload":
-        with open(loaded, "w", encoding="utf-8") as file:
-            file.write(read_text(files, "hearth.service"))
+        os.makedirs(loaded, exist_ok=True)
+        names = {*os.listdir(loaded), *(os.listdir(files) if os.path.isdir(files) else ())}
+        for each in names:
+            with open(os.path.join(loaded, each), "w", encoding="utf-8") as file:
+                file.write(read_text(files, each) if each.endswith(".service") else "")
         return 0
-    assert "hearth.service" in arguments, arguments
-    job, unit = Job(state, "hearth.service"), read_text(loaded)
+    name = next(each for each in arguments if each.endswith(".service"))
+    job, unit = Job(state, name), read_text(loaded, name)
     if verb == "show":
         return show(job.read(), is_loaded=bool(unit))
     if not unit and verb != "disable":
-        return fail(5, f"Failed to {verb} hearth.service: Unit hearth.service not found.")
+        return fail(5, f"Failed to {verb} {name}: Unit {name} not found.")
     wants = os.path.join(files, "default.target.wants")
-    if verb == "enable" and not os.path.lexists(wants):
-        os.mkdir(wants)
-        os.symlink("../hearth.service", os.path.join(wants, "hearth.service"))
+    if verb == "enable" and not os.path.lexists(os.path.join(wants, name)):
+        os.makedirs(wants, exist_ok=True)
+        os.symlink(f"../{name}", os.path.join(wants, name))
     if verb in ("stop", "restart", "disable"):
         end(job)
     if verb == "disable":
-        os.unlink(os.path.join(wants, "hearth.service"))
-        os.rmdir(wants)
+        os.unlink(os.path.join(wants, name))
+        if not os.listdir(wants):
+            os.rmdir(wants)
     if verb == "restart":
         job.start(run_of(unit))
     return 0

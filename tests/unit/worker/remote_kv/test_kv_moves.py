@@ -1,0 +1,311 @@
+"""Files of kept KV go from one worker to another, and nothing that lies is taken."""
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from hearth.shared.kv_move_messages import Chunk, Fetch, Found, KVMove, Seek
+from hearth.worker.cache.block_hash import PrefixHash, root_hash
+from hearth.worker.cache.extent_store import Layout
+from hearth.worker.disk.file_names import FileKind
+from hearth.worker.disk.resume_files import resume_files
+from hearth.worker.remote_kv import kv_receiver
+from tests.helpers.remote_kv.kv_movers import (
+    FULL,
+    PLAIN,
+    RUN,
+    Client,
+    Machine,
+    Network,
+    garbled,
+    prompt_of,
+    records_of,
+)
+
+M3, M4 = root_hash(["chip M3"]), root_hash(["chip M4"])
+TOKENS = list(range(1, 5 * RUN + 20))
+LONGER = [*TOKENS, *range(9000, 9000 + RUN)]
+
+Join = Callable[..., Network]
+
+
+@pytest.fixture
+def join(tmp_path: Path) -> Iterator[Join]:
+    made: list[Network] = []
+
+    def make(other_root: PrefixHash = M4, is_exact: bool = False, layout: Layout = FULL) -> Network:
+        machines = [
+            Machine(number, tmp_path / f"{len(made)}.{number}", root, layout, is_exact)
+            for number, root in ((0, M3), (1, other_root))
+        ]
+        made.append(Network(*machines))
+        return made[-1]
+
+    yield make
+    for network in made:
+        network.close()
+
+
+def kept(network: Network, layout: Layout = FULL) -> None:
+    """Have the first machine keep the prompt."""
+    query = prompt_of(TOKENS, M3)
+    network.one.keep(query, records_of(query, M3, layout))
+
+
+def resumable(machine: Machine, tokens: list[int], end: int) -> bool:
+    """Whether all is on disk to go on from a prompt's position `end`."""
+    query = prompt_of(tokens, machine.root)
+    assert query.root is not None
+    name = query.names[query.cuts.index(end)]
+    return bool(resume_files(machine.store, machine.layout, query.root, name))
+
+
+def test_a_longer_prompt_goes_on_from_what_another_machine_kept_of_its_beginning(
+    join: Join,
+) -> None:
+    network = join()
+    kept(network)
+    network.two.get(prompt_of(LONGER, M4))
+    assert resumable(network.two, LONGER, 5 * RUN)
+    counts = network.two.receiver.counts
+    assert (counts["moved"], counts["moved_tokens"]) == (1, 5 * RUN)
+    sent = network.one.sender.counts["sent_bytes"]
+    assert sent == counts["bytes"] == network.relay.counts["bytes"] > 5 * RUN * 64
+
+
+def test_what_another_chip_made_is_fast_and_what_the_same_one_made_stays_canonical(
+    join: Join,
+) -> None:
+    other, same = join(), join(M3)
+    for network in (other, same):
+        kept(network)
+    other.two.get(prompt_of(TOKENS, M4))
+    same.two.get(prompt_of(TOKENS, M3))
+    assert {name.split("-")[1] for name in other.two.files()} == {"fast"}
+    assert same.two.files() < same.one.files(), "all but windows further back than any resume looks"
+
+
+def test_where_only_exact_kv_is_reused_nothing_comes_from_another_chip(join: Join) -> None:
+    network = join(is_exact=True)
+    kept(network)
+    network.two.get(prompt_of(TOKENS, M4))
+    assert network.two.files() == set()
+    assert network.two.receiver.counts["refused_exact"] == 1
+    assert not network.one.sender.counts["sent_bytes"]
+
+
+def test_another_key_finds_nothing_of_the_same_prompt(join: Join) -> None:
+    network = join()
+    kept(network)
+    network.two.get(prompt_of(TOKENS, M4, key="theirs"))
+    assert network.two.files() == set()
+    assert network.two.receiver.counts == {"sought": 1, "nowhere": 1}
+    assert not network.one.sender.counts, "its worker was not even asked"
+
+
+def test_what_is_there_already_is_not_sent_again(join: Join) -> None:
+    network = join(layout=PLAIN)
+    kept(network, PLAIN)
+    own = prompt_of(TOKENS, M4)
+    for record in records_of(own, M4, PLAIN)[:2]:
+        network.two.store.put(record)
+    network.two.get(own, kept=3 * RUN)
+    rows = {name for name in network.two.files() if "fast" in name}
+    assert len(rows) == 2, "two runs were on disk, one in memory"
+
+
+def test_a_short_rest_is_not_asked_for(join: Join) -> None:
+    network = join()
+    kept(network)
+    move, _ = network.two.ask(prompt_of(TOKENS, M4), kept=5 * RUN - 10)
+    assert move is None and not network.two.receiver.counts
+
+
+def test_a_line_that_is_slower_than_reading_anew_is_left_after_a_first_piece(join: Join) -> None:
+    network = join()
+    kept(network)
+
+    def late(message: KVMove) -> KVMove:
+        if isinstance(message, Chunk):
+            time.sleep(0.05)
+        return message
+
+    network.one.on_sent = late
+    fast = 5 * RUN / 0.2  # tokens a second: eleven files come in 0.55 s, the prompt is read in 0.2
+    network.two.get(prompt_of(TOKENS, M4), speed=fast)
+    assert network.two.receiver.counts["slow"] == 1
+    assert len(network.two.files()) < 4
+    network.one.on_sent = lambda message: message
+    network.two.get(prompt_of(TOKENS, M4), speed=fast)
+    assert network.two.receiver.counts["slow"] == 2, "it is known now"
+
+
+@pytest.mark.parametrize("lie", ["bit", "tokens", "root", "longer", "place", "other", "early"])
+def test_nothing_is_kept_of_what_is_not_what_was_asked_for(join: Join, lie: str) -> None:
+    network = join(layout=PLAIN)
+    kept(network, PLAIN)
+    foreign = prompt_of([7] * len(TOKENS), M3)
+    network.one.keep(foreign, records_of(foreign, M3, PLAIN))
+
+    def lied(message: KVMove) -> KVMove:
+        if lie == "bit":
+            return garbled(message)
+        if isinstance(message, Chunk):
+            if lie == "longer":
+                return replace(message, data=message.data + b"\0")
+            return replace(message, offset=1) if lie == "place" else message
+        if not isinstance(message, Found):
+            return message
+        if lie == "early":
+            return Chunk(message.seek_id, 0, 0, b"\0")
+        if lie == "other":
+            return replace(message, name=b"\0" * 16)
+        if lie == "root":
+            return replace(message, root=M4)
+        if lie == "tokens":
+            assert foreign.root is not None
+            files = resume_files(network.one.store, PLAIN, foreign.root, foreign.names[-1])
+            return replace(message, files=[file.file_name for file in files])
+        return message
+
+    network.one.on_sent = lied
+    network.two.get(prompt_of(TOKENS, M4))
+    assert network.two.files() == set()
+    refused = [name for name in network.two.receiver.counts if name.startswith("refused_")]
+    assert len(refused) == 1, network.two.receiver.counts
+
+
+def test_a_worker_that_has_lied_three_times_is_not_listened_to_any_more(join: Join) -> None:
+    network = join()
+    kept(network)
+    network.one.on_sent = garbled
+    for _ in range(kv_receiver.DISTRUST_AFTER):
+        network.two.get(prompt_of(TOKENS, M4))
+    received = network.two.receiver.counts["bytes"]
+    network.one.on_sent = lambda message: message
+    network.two.get(prompt_of(TOKENS, M4))
+    assert network.two.receiver.counts["distrusted"] == 1
+    assert network.two.receiver.counts["bytes"] == received and network.two.files() == set()
+
+
+def test_a_holder_that_is_gone_ends_the_move_at_once(join: Join) -> None:
+    network = join()
+    kept(network)
+
+    def dies(message: KVMove) -> KVMove | None:
+        if not isinstance(message, Chunk):
+            return message
+        network.relay.forget(0)
+        return None
+
+    network.one.on_sent = dies
+    network.two.get(prompt_of(TOKENS, M4))
+    assert network.two.receiver.counts["lost"] == 1
+
+
+def test_a_holder_that_is_silent_makes_the_move_late(
+    join: Join, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kv_receiver, "SILENCE_S_MAX", 0.05)
+    network = join()
+    kept(network)
+    network.one.on_sent = lambda message: None
+    move, done = network.two.ask(prompt_of(TOKENS, M4))
+    assert move is not None and not move.is_late
+    time.sleep(0.1)
+    assert move.is_late and not done.is_set()
+    network.two.receiver.give_up(move)
+    assert network.two.receiver.counts["given_up"] == 1
+
+
+def test_a_file_that_goes_amid_a_move_ends_it(join: Join) -> None:
+    network = join()
+    kept(network)
+
+    def sweeps(message: KVMove) -> KVMove:
+        if isinstance(message, Found):
+            for path in (
+                network.one.store.path_of(file.name)
+                for file in records_of(prompt_of(TOKENS, M3), M3, FULL)
+            ):
+                path.unlink()
+        return message
+
+    network.one.on_sent = sweeps
+    network.two.get(prompt_of(TOKENS, M4))
+    assert network.two.receiver.counts["lost"] == 1 and network.two.files() == set()
+
+
+def test_after_a_clear_nothing_of_a_move_is_kept(join: Join) -> None:
+    network = join()
+    kept(network)
+
+    def clears(message: KVMove) -> KVMove:
+        if isinstance(message, Fetch):
+            network.two.receiver.forget()
+        return message
+
+    network.two.on_sent = clears
+    move, _ = network.two.ask(prompt_of(TOKENS, M4))
+    assert move is not None
+    while not move.is_over:
+        time.sleep(0.01)
+    network.two.disk.later(lambda: None)
+    network.two.disk.close()
+    assert network.two.files() == set() and move.is_late
+
+
+def test_the_move_of_a_client_that_left_fetches_nothing_more(join: Join) -> None:
+    network = join()
+    kept(network)
+    client = Client()
+
+    def leaves(message: KVMove) -> KVMove:
+        client.is_gone = True
+        return message
+
+    network.one.on_sent = leaves
+    _, done = network.two.ask(prompt_of(TOKENS, M4), client=client)
+    assert done.wait(60) and network.two.receiver.counts["bytes"] == 0
+
+
+def test_only_files_of_an_offer_are_sent(join: Join) -> None:
+    network = join()
+    kept(network)
+    sent: list[KVMove] = []
+    network.one.on_sent = lambda message: sent.append(message)  # type: ignore[func-returns-value]
+    query = prompt_of(TOKENS, M3)
+    name = network.one.held.all().added[-1]
+    for message in (
+        Fetch("never offered", 0, 0),
+        Seek("a", [b"unknown", name]),
+        Fetch("a", 99, 0),
+        Fetch("a", -1, 0),
+        Fetch("a", 0, 1 << 62),
+        Fetch("a", 0, -5),
+        Fetch("a", 0, 0),
+    ):
+        network.one.sender.hear(b"proxy", message)
+    network.one.sender.hear(b"another proxy", Fetch("a", 0, 0))
+    while len(sent) < 8:
+        time.sleep(0.01)
+    chunks = [len(message.data) for message in sent if isinstance(message, Chunk)]
+    assert chunks[:5] == [0, 0, 0, 0, 0] and chunks[5] > RUN and chunks[6] == 0
+    assert query.limit == 5 * RUN
+
+
+def test_a_state_that_is_not_on_disk_is_not_offered_and_the_prefix_before_it_is(
+    join: Join,
+) -> None:
+    network = join()
+    short = prompt_of(TOKENS[: 3 * RUN + 20], M3)
+    network.one.keep(short, records_of(short, M3, FULL))
+    whole = prompt_of(TOKENS, M3)
+    rows = [r for r in records_of(whole, M3, FULL) if r.kind is not FileKind.STATE]
+    network.one.keep(whole, rows)
+    network.two.get(prompt_of(TOKENS, M4))
+    assert resumable(network.two, TOKENS, 3 * RUN)
+    assert network.two.receiver.counts["moved_tokens"] == 3 * RUN
