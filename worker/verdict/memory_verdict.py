@@ -5,7 +5,7 @@ process takes beside its arrays is assumed, since no process is there to be meas
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hearth.shared.settings_from_env import Settings
@@ -20,6 +20,7 @@ from hearth.worker.kv.layer_adapters import LayerMap, UnknownCache
 from hearth.worker.kv.quantise_kv import QuantFormat
 from hearth.worker.setup.encoder_memory import beside_bytes, encoders_bytes
 from hearth.worker.setup.memory_setup import CONTEXT_TOKENS_MIN, fitting_tokens
+from hearth.worker.verdict.rank_part import ranks_here, split_off
 from hearth.worker.verdict.unloaded_model import unloaded_model, unloaded_probe
 
 SHORT_TOKENS, LONG_TOKENS = 32_768, 131_072  # contexts that a verdict names
@@ -27,7 +28,10 @@ SHORT_TOKENS, LONG_TOKENS = 32_768, 131_072  # contexts that a verdict names
 
 @dataclass(frozen=True, slots=True)
 class MemoryVerdict:
-    """What one worker with this model takes and has, in bytes. Immutable."""
+    """What one worker with this model takes and has, in bytes. Immutable.
+
+    Of a model over several ranks it is what this machine's rank has: the same as any other.
+    """
 
     machine_bytes: int
     limit: int  # of this worker
@@ -40,6 +44,7 @@ class MemoryVerdict:
     context_by: str = ""  # "model" | "setting" | "memory"
     kv_bytes: Callable[[int], int] | None = None  # of one sequence of so many tokens
     forward_bytes: Callable[[int], int] | None = None  # of a prefill so deep
+    ranks: int = 1  # that compute it together
     unknown: str = ""  # why nobody knows what its KV takes
 
     @property
@@ -63,27 +68,24 @@ def memory_verdict(
     beside them; by default what is assumed on this machine.
     """
     beside = beside_bytes() if beside is None else beside
-    encoders = encoders_bytes(settings)
-    total = max(0, mlx_memory.memory_limit(settings) - encoders)
-    workers = max(1, settings.workers)
-    others = (workers - 1) * weight_bytes
-    limit = fair_limit(total, weight_bytes, others, workers)
-    limit = limit if weight_bytes + others <= total else total // workers
-    sums = (mlx_memory.machine_bytes(), limit, weight_bytes, beside, working_bytes(limit), encoders)
     try:
         loaded = unloaded_model(directory, settings.max_kv_size, weight_bytes)
         layers = LayerMap(unloaded_probe(loaded.model))
         lengths = prefill_lengths(loaded)
-    except UnknownCache as unknown:
-        return MemoryVerdict(*sums, unknown=f"its layers keep {unknown}")
+        chunk = settings.prefill_chunk or lengths.chunk
+        forward = forward_of(loaded, PrefillGrid(chunk, lengths.step_min, lengths.full_to))
+        part = split_off(loaded.model, loaded.config, settings)  # last: it is no whole model then
+        here = ranks_here(settings)
     except Exception as error:  # whatever an architecture or a config can raise
-        return MemoryVerdict(*sums, unknown=" ".join(str(error).split()) or type(error).__name__)
-    chunk = settings.prefill_chunk or lengths.chunk
-    forward = forward_of(loaded, PrefillGrid(chunk, lengths.step_min, lengths.full_to))
-    overhead = min(OVERHEAD_MAX, beside / max(1, weight_bytes))
-    kv_bytes = _kv_bytes(layers, settings, overhead)
-    facts = loaded.facts
-    room = limit - weight_bytes - beside - working_bytes(limit)
+        sums = _sums(settings, weight_bytes, beside)
+        return MemoryVerdict(*sums, unknown=_why_unknown(error))
+    forward = replace(forward, pair_bytes=forward.pair_bytes // part.score_parts)
+    own_bytes = round(weight_bytes * part.weights)
+    sums = _sums(settings, own_bytes, beside, here)
+    overhead = min(OVERHEAD_MAX, beside / max(1, own_bytes))
+    kv_bytes = _kv_bytes(layers, settings, (1 + overhead) * part.kv)
+    facts, limit = loaded.facts, sums[1]
+    room = limit - own_bytes - beside - working_bytes(limit)
     tokens = fitting_tokens(facts.context_tokens, room, kv_bytes, forward)
     return MemoryVerdict(
         *sums,
@@ -92,15 +94,41 @@ def memory_verdict(
         context_by=facts.context_by if tokens == facts.context_tokens else "memory",
         kv_bytes=kv_bytes,
         forward_bytes=forward.bytes_at,
+        ranks=settings.ranks,
     )
 
 
-def _kv_bytes(layers: LayerMap, settings: Settings, overhead: float) -> Callable[[int], int]:
-    """Return what gives the bytes of one sequence's KV, with what the system counts beside it."""
+def _sums(
+    settings: Settings, weight_bytes: int, beside: int, here: int = 1
+) -> tuple[int, int, int, int, int, int]:
+    """Return the first six of a verdict, where a process loads `weight_bytes`.
+
+    `here` ranks of each worker are on this machine.
+    """
+    encoders = encoders_bytes(settings)
+    total = max(0, mlx_memory.memory_limit(settings) - encoders) // here
+    workers = max(1, settings.workers)
+    others = (workers - 1) * weight_bytes
+    limit = fair_limit(total, weight_bytes, others, workers)
+    limit = limit if weight_bytes + others <= total else total // workers
+    return mlx_memory.machine_bytes(), limit, weight_bytes, beside, working_bytes(limit), encoders
+
+
+def _why_unknown(error: Exception) -> str:
+    if isinstance(error, UnknownCache):
+        return f"its layers keep {error}"
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def _kv_bytes(layers: LayerMap, settings: Settings, factor: float) -> Callable[[int], int]:
+    """Return what gives the bytes of one sequence's KV, times `factor`.
+
+    That is what the system counts beside it, and how much of it this process has.
+    """
     packed = QuantFormat(settings.kv_bits, settings.kv_group_size) if settings.kv_bits else None
 
     def kv_bytes(tokens: int) -> int:
         form = packed if tokens >= settings.quantized_kv_start else None
-        return round(layers.slot_bytes(tokens, form) * (1 + overhead))
+        return round(layers.slot_bytes(tokens, form) * factor)
 
     return kv_bytes

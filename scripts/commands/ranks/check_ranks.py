@@ -9,7 +9,7 @@ from hearth.shared.errors import EXIT_CANNOT_START, StartError
 from hearth.shared.logging_setup import configure
 from hearth.shared.paths import env_file
 from hearth.shared.private_temp_directory import temp_environment
-from hearth.shared.settings_from_env import load_settings
+from hearth.shared.settings_from_env import Settings, load_settings
 from hearth.shared.zmq_transport import private_directory
 
 CHECK_ID = 99  # of the sockets in RUN_DIR: a server's workers have 0 to 15
@@ -19,8 +19,7 @@ def check() -> int:
     """Print a line for each thing that is checked; return 0 where all of it is good."""
     try:
         settings = load_settings(os.environ, env_file())
-        if settings.ranks < 2:
-            raise StartError("RANKS is 1: there is nothing to check. Set it to 2 or more.")
+        _refuse(settings)
         configure("WARNING", "rank 0")
         logging.getLogger("hearth.worker.ranks").setLevel(logging.INFO)
         private_directory(settings.instance_dir)
@@ -42,3 +41,13 @@ def check() -> int:
     started.link.close()
     started.processes.close()
     return 0 if are_good else 1
+
+
+def _refuse(settings: Settings) -> None:
+    if settings.ranks < 2:
+        raise StartError("RANKS is 1: there is nothing to check. Set it to 2 or more.")
+    if settings.rank_backend == "mpi":  # only a worker becomes mpirun: nobody would come
+        raise StartError(
+            "RANK_BACKEND is mpi, whose ranks mpirun starts for a server alone. Check with "
+            "RANK_BACKEND=ring, on the same ranks."
+        )

@@ -95,3 +95,15 @@ def test_what_cannot_start_says_why_in_one_line(
     assert main(arguments) == EXIT_CANNOT_START
     err = capsys.readouterr().err
     assert err.startswith("hearth ranks ") and says in err and err.count("\n") == 1
+
+
+def test_a_check_over_mpi_is_refused_and_waits_for_nobody(
+    environ: dict[str, str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from hearth.commands.ranks.command import main
+
+    told = {"RANKS": "2", "RANK_BACKEND": "mpi", "RUN_DIR": environ["RUN_DIR"]}
+    for name, value in told.items():
+        monkeypatch.setenv(name, value)
+    assert main(["check"]) == EXIT_CANNOT_START
+    assert "Check with RANK_BACKEND=ring" in capsys.readouterr().err

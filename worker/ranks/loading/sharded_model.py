@@ -49,33 +49,44 @@ class Sharded:
         """
         model, config = load_model(directory, lazy=True, trust_remote_code=runs_code)
         self.parameter_count = int(get_total_parameters(model))
-        kind = str(config.get("model_type", "unknown"))
-        if self._split == "pipeline":
-            self._take_layers(model, kind)
-        else:
-            self._take_heads(model, kind, config.get("text_config") or config)
+        split_model(model, config, self._group, self._split)
         self._admit(sum(array.nbytes for _, array in tree_flatten(model.parameters())))
         return model, text_tokenizer(directory, config, runs_code), config
 
-    def _take_heads(self, model: Any, kind: str, text: Mapping[str, Any]) -> None:
-        if not hasattr(model, "shard"):
-            raise StartError(
-                f"RANKS is {self._group.size()}, and mlx-lm cannot split models of type {kind!r} "
-                "over ranks (docs/ranks.md lists those that it can). Set RANKS=1."
-            )
-        for name in _SPLIT_COUNTS:
-            if (text.get(name) or 0) % self._group.size():
-                raise StartError(
-                    f"RANKS is {self._group.size()}, and the model has {name}={text[name]}, which "
-                    "is no multiple of it. Set RANKS to a divisor of that."
-                )
-        model.shard(self._group)
 
-    def _take_layers(self, model: Any, kind: str) -> None:
-        network: Any = getattr(model, "model", None)
-        if not hasattr(network, "pipeline"):
+def split_model(model: Any, config: Mapping[str, Any], group: Any, split: str) -> None:
+    """Leave of a model what this rank of `group` has of it; `split` is RANK_SPLIT.
+
+    Raises:
+        StartError: it cannot be split so.
+    """
+    kind = str(config.get("model_type", "unknown"))
+    if split == "pipeline":
+        _take_layers(model, kind, group)
+    else:
+        _take_heads(model, kind, config.get("text_config") or config, group)
+
+
+def _take_heads(model: Any, kind: str, text: Mapping[str, Any], group: Any) -> None:
+    if not hasattr(model, "shard"):
+        raise StartError(
+            f"RANKS is {group.size()}, and mlx-lm cannot split models of type {kind!r} "
+            "over ranks (docs/ranks.md lists those that it can). Set RANKS=1."
+        )
+    for name in _SPLIT_COUNTS:
+        if (text.get(name) or 0) % group.size():
             raise StartError(
-                f"RANK_SPLIT is pipeline, and mlx-lm has no pipeline for models of type {kind!r} "
-                "(docs/ranks.md lists those that have one). Set RANK_SPLIT=tensor."
+                f"RANKS is {group.size()}, and the model has {name}={text[name]}, which "
+                "is no multiple of it. Set RANKS to a divisor of that."
             )
-        network.pipeline(self._group)
+    model.shard(group)
+
+
+def _take_layers(model: Any, kind: str, group: Any) -> None:
+    network: Any = getattr(model, "model", None)
+    if not hasattr(network, "pipeline"):
+        raise StartError(
+            f"RANK_SPLIT is pipeline, and mlx-lm has no pipeline for models of type {kind!r} "
+            "(docs/ranks.md lists those that have one). Set RANK_SPLIT=tensor."
+        )
+    network.pipeline(group)
