@@ -130,13 +130,12 @@ async def play(scene: Scene, sent: signal.Signals, moment: Moment) -> Blow:
     rank = rng.randrange(len(ranks))
     waiting, tasks = await _under_way(scene, moment)
     is_amid = _is_amid(moment, waiting)
-    began, began_at = time.monotonic(), time.time()
+    began = time.monotonic()
     ranks[rank].send_signal(sent)
     await asyncio.gather(*tasks)
     ended = [asked for asked in waiting if asked.ended_at >= began]
     error_s = max((asked.ended_at - began for asked in ended), default=0.0)
-    back = await _back(server, worker, began)
-    spawned = worker_of(server).create_time() - began_at
+    spawned, back = await _back(server, worker, began)
     left = await _left(old)
     known = await scene.say(scene.known)
     kinds = [asked.end.kind if asked.end else "none" for asked in ended]
@@ -192,15 +191,17 @@ def _is_amid(moment: Moment, waiting: Sequence[Asked]) -> bool:
     return any(asked.end is None and (moment == "disk" or asked.first_at) for asked in waiting)
 
 
-async def _back(server: OwnServer, old: psutil.Process, began: float) -> float:
-    """Return the seconds until another worker than `old` is ready."""
-    while time.monotonic() - began < WAIT_S_MAX:
+async def _back(server: OwnServer, old: psutil.Process, began: float) -> tuple[float, float]:
+    """Return the seconds until another worker than `old` was there, and until it was ready."""
+    spawned = 0.0
+    while (waited := time.monotonic() - began) < WAIT_S_MAX:
         with contextlib.suppress(StopIteration, psutil.NoSuchProcess):
-            is_ready = (await server.health()).get("status") == "ok"
-            if is_ready and worker_of(server).pid != old.pid:
-                return time.monotonic() - began
+            if worker_of(server).pid != old.pid:
+                spawned = spawned or waited
+                if (await server.health()).get("status") == "ok":
+                    return spawned, time.monotonic() - began
         await asyncio.sleep(0.05)
-    return WAIT_S_MAX
+    return spawned or WAIT_S_MAX, WAIT_S_MAX
 
 
 async def _left(old: Sequence[psutil.Process]) -> int:
