@@ -130,6 +130,12 @@ class WorkerProcess:
             with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS: zombies
                 os.killpg(self.pid, signal_number)
 
+    def kill_left(self) -> None:
+        """Kill what a process that has ended left behind: a rank that is stopped sees no end."""
+        if self.process is not None and self.process.returncode is not None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):  # nothing is left
+                os.killpg(self.process.pid, signal.SIGKILL)
+
     def row(self) -> dict[str, Any]:
         """Return this worker's entry in /health."""
         return {
@@ -222,6 +228,7 @@ class Supervisor:
         while True:
             assert worker.process is not None
             code = await worker.process.wait()
+            worker.kill_left()
             if self._stopping:
                 return
             if worker.is_leaving:
@@ -397,7 +404,9 @@ class Supervisor:
         elif worker.process.returncode == EXIT_STUCK:
             worker.killed_for = "its chunk did not end"
         else:
+            worker.kill_left()
             return
+        worker.kill_left()
         worker.kills += 1
         log.error(
             "worker killed id=%d: %s (waited %g s for its chunk, %g s for the disk, %g s to end)",

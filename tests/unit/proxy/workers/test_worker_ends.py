@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from hearth.proxy.pool.worker_pool import WorkerPool
@@ -170,3 +171,32 @@ def test_a_worker_that_lost_a_rank_says_which_to_its_clients(
         "restarted; send the request again."
     )
     assert not list(directory.glob("*.sock")), "the sockets of ranks go with the others"
+
+
+@pytest.mark.parametrize("is_asked", [False, True])
+def test_what_a_worker_has_left_stopped_ends_with_it(directory: Path, is_asked: bool) -> None:
+    """Such as a rank of its model: stopped, it does not see that rank 0 is gone."""
+    pid_file = directory / "pid"
+    child = f"sleep 600 & kill -STOP $!; echo $! >> {pid_file}; exec"
+    command = ("sh", "-c", f'{child} {" ".join(COMMAND)} "$@"', "worker")
+
+    async def body() -> None:
+        pool = WorkerPool()
+        supervisor = Supervisor(command, 1, directory, pool, worker_environment())
+        await supervisor.start()
+        try:
+            await is_ready(supervisor)
+            (left,) = map(int, pid_file.read_text().split())
+            if is_asked:
+                await supervisor.stop()
+            else:
+                pid = supervisor.workers[0].pid
+                assert pid is not None
+                os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(psutil.NoSuchProcess):
+                await asyncio.to_thread(psutil.Process(left).wait, 10)
+        finally:
+            pool.close()
+            await stop(supervisor)
+
+    run(body)
