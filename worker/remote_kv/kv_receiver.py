@@ -104,7 +104,7 @@ class Move:
 class KVReceiver:
     """Seeks KV, fetches it piece by piece, and puts each file into the file store.
 
-    Each move that is not given up ends in one call of its `then`, on the I/O thread.
+    Each move that is not given up ends in one call of its `then`, on the I/O thread or the wire's.
     Invariant: at most MOVES_MAX moves, each with one file in memory that is not whole.
     Owner: the I/O thread; `seek`, `give_up` and `forget` are the inference thread's, `hear` is the
     wire thread's.
@@ -157,11 +157,19 @@ class KVReceiver:
     # ------------------------------------------------------------ the wire thread
 
     def hear(self, message: Found | Chunk) -> None:
-        """Take what came for a move, later. Where the disk has no time the move becomes late."""
+        """Take what came for a move, later. Where the disk has no time the move becomes late.
+
+        That there is nothing (more) needs no disk: no prompt waits for what others write there.
+        """
         move = self._moves.get(message.seek_id)
-        if move is not None:
-            move.heard_at = awake_s()
-            self._disk.later(partial(self._take, move, message, move.heard_at))
+        if move is None:
+            return
+        move.heard_at = awake_s()
+        if isinstance(message, Found) and not message.name:
+            self.counts["lost" if move.found else "nowhere"] += 1
+            self._end(move)
+            return
+        self._disk.later(partial(self._take, move, message, move.heard_at))
 
     # ------------------------------------------------------------ the I/O thread
 
@@ -183,11 +191,7 @@ class KVReceiver:
             raise
 
     def _begin(self, move: Move, found: Found) -> None:
-        """Take what is offered, or that nobody offers anything (more)."""
-        if not found.name:
-            self.counts["lost" if move.found else "nowhere"] += 1
-            self._end(move)
-            return
+        """Take what is offered."""
         if move.found is not None or found.name not in move.ends:
             raise UnusableMove("answer")
         move.found, end = found, move.ends[found.name]

@@ -1,5 +1,6 @@
 """Files of kept KV go from one worker to another, and nothing that lies is taken."""
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -115,6 +116,14 @@ def test_what_is_there_already_is_not_sent_again(join: Join) -> None:
     network.two.get(own, kept=3 * RUN)
     rows = {name for name in network.two.files() if "fast" in name}
     assert len(rows) == 2, "two runs were on disk, one in memory"
+
+
+def test_a_prompt_that_nobody_has_does_not_wait_for_what_is_being_written(join: Join) -> None:
+    network, is_written = join(), threading.Event()
+    network.two.disk.later(lambda: is_written.wait(60))
+    _, done = network.two.ask(prompt_of(TOKENS, M4))
+    assert done.wait(10) and network.two.receiver.counts["nowhere"] == 1
+    is_written.set()
 
 
 def test_a_short_rest_is_not_asked_for(join: Join) -> None:
