@@ -65,16 +65,17 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Fetch:
-    """Asks for the bytes of one of the files of a Found, from `offset` on. Answered by Chunk."""
+    """Asks for `nbytes` of one of the files of a Found, from `offset` on. Answered by Chunk."""
 
     seek_id: str
     file: int
     offset: int
+    nbytes: int  # CHUNK_BYTES at most
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Brings CHUNK_BYTES of a file at most; b"" = it is not to be had any more."""
+    """Brings what was asked for of a file; b"" = it is not to be had any more."""
 
     seek_id: str
     file: int

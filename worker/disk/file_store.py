@@ -121,20 +121,29 @@ class FileStore:
     @property
     def is_reserved(self) -> bool:
         """Whether only the reserve of today's writing is left, as of the last write."""
-        shared = self._counters_seen
-        is_spent = shared.bytes_written >= self._write_bytes_per_day - self.reserve
-        return bool(self._write_bytes_per_day) and shared.day == self._day() and is_spent
+        written = self._written_today(self._counters_seen)
+        return (
+            bool(self._write_bytes_per_day) and written >= self._write_bytes_per_day - self.reserve
+        )
 
     @property
     def bytes_used(self) -> int:
         """What this root's files count."""
         return self._index.bytes_used
 
+    def takes(self, nbytes: int) -> bool:
+        """Whether the cap and what is left of the day's writing allow so much. Any thread."""
+        per_day, seen = self._write_bytes_per_day, self._counters_seen
+        left = per_day - self._written_today(seen)
+        return nbytes <= self.bytes_max and (not per_day or nbytes <= left)
+
+    def _written_today(self, counters: UsageCounters) -> int:
+        return counters.bytes_written if counters.day == self._day() else 0
+
     def report(self) -> dict[str, Any]:
         """Return the figures for `/v1/cache`; those of the directory are all its workers'."""
         shared = read_counters(self._directory) or self._counters_seen
-        written = shared.bytes_written if shared.day == self._day() else 0
-        per_day = self._write_bytes_per_day
+        written, per_day = self._written_today(shared), self._write_bytes_per_day
         return {
             "files": len(self._index),
             "bytes_used": self.bytes_used,

@@ -8,7 +8,7 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Final, TypeVar
@@ -194,14 +194,18 @@ class DiskTier:
         return None
 
     def _fits(self, files: Sequence[FileName]) -> bool:
-        """Whether the rows may be in RAM at all."""
+        rows = (name for name in files if name.kind is FileKind.ROWS)
+        return self.fits([(name.token_count, self._file_store.nbytes(name)) for name in rows])
+
+    def fits(self, rows: Collection[tuple[int, int]]) -> bool:
+        """Whether rows may be in RAM at all, each so many tokens in a file of so many bytes.
+
+        Any thread.
+        """
         row_bytes, buffers = self._layers.row_cost(None)
-        rows = [name for name in files if name.kind is FileKind.ROWS]
         budget = self._store.budget
         # A file of packed rows is smaller; a small file counts more than it holds.
-        nbytes = sum(
-            min(name.token_count * row_bytes, self._file_store.nbytes(name)) for name in rows
-        )
+        nbytes = sum(min(tokens * row_bytes, file_bytes) for tokens, file_bytes in rows)
         return nbytes <= budget.bytes_max and len(rows) * buffers <= budget.buffers_max
 
     def _rows_file_name(self, joint: Joint) -> FileName:

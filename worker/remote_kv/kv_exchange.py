@@ -68,7 +68,7 @@ class KVExchange(NoRemoteKV):
         self._rules = MoveRules(store.root.name, rules.cut_label, rules.is_exact, sizes)
         self._held = HeldPrefixes()
         self._sender = KVSender(disk.thread, store.root.name, store.layout, self._held, post)
-        self._receiver = KVReceiver(disk.thread, self._rules, post)
+        self._receiver = KVReceiver(disk.thread, self._rules, post, disk.fits)
         self._disk = disk
         self._post = post
         self._peers: frozenset[bytes] = frozenset()  # that know what is held

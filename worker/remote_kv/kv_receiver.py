@@ -8,7 +8,7 @@ that fails is a counted miss, and the prompt is prefilled.
 import logging
 import uuid
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, Protocol
@@ -43,7 +43,9 @@ MOVES_MAX: Final = 4  # at once
 TOKENS_MIN: Final = 256  # fewer are sooner read anew than asked for
 SILENCE_S_MAX: Final = 2.0  # of a holder, or of the line to it
 DISTRUST_AFTER: Final = 3  # times that it was refused: nothing more is taken from that worker
-HONEST: Final = ("by_disk", "exact")  # reasons that lie with this worker
+HONEST: Final = ("by_disk", "exact", "room")  # reasons that lie with this worker
+PIECE_BYTES_MIN: Final = 128 * 1024  # of the first piece that comes over a line not measured yet
+PIECE_S: Final = 0.1  # answers wait behind a piece: none is larger than comes within that
 
 log = logging.getLogger(__name__)
 
@@ -81,6 +83,7 @@ class Move:
     content: NDArray[np.uint8] | None = None  # of the first of them, as it comes
     received: int = 0  # bytes of it
     fetched_at: float = 0.0  # when the last piece was asked for
+    piece_bytes: int = CHUNK_BYTES  # how much is asked for at once
     position: int = 0  # that the prompt would be kept up to
 
     @property
@@ -100,22 +103,35 @@ class Move:
     def left_bytes(self) -> int:
         return sum(file.nbytes for file in self.files) - self.received
 
+    def is_slow(self, bytes_per_s: float) -> bool:
+        """Whether at such a speed it would become late: then it is so now."""
+        takes_s = awake_s() - self.asked_at + self.left_bytes / bytes_per_s
+        return takes_s > self.prefill_s
+
 
 class KVReceiver:
     """Seeks KV, fetches it piece by piece, and puts each file into the file store.
 
-    Each move that is not given up ends in one call of its `then`, on the I/O thread.
+    Each move that is not given up ends in one call of its `then`, on the I/O thread or the wire's.
     Invariant: at most MOVES_MAX moves, each with one file in memory that is not whole.
     Owner: the I/O thread; `seek`, `give_up` and `forget` are the inference thread's, `hear` is the
     wire thread's.
     """
 
-    def __init__(self, disk: DiskThread, rules: MoveRules, post: Post) -> None:
+    def __init__(
+        self,
+        disk: DiskThread,
+        rules: MoveRules,
+        post: Post,
+        fits: Callable[[Collection[tuple[int, int]]], bool] = lambda rows: True,
+    ) -> None:
+        """`fits` as of DiskTier: whether rows may be in RAM."""
         self.counts: Counter[str] = Counter()
         self.speed = TransferSpeed()
         self._disk = disk
         self._rules = rules
         self._post = post
+        self._fits = fits
         self._moves: dict[str, Move] = {}  # one step of the interpreter each: threads share it
         self._refusals: Counter[int] = Counter()  # by holder
 
@@ -157,11 +173,19 @@ class KVReceiver:
     # ------------------------------------------------------------ the wire thread
 
     def hear(self, message: Found | Chunk) -> None:
-        """Take what came for a move, later. Where the disk has no time the move becomes late."""
+        """Take what came for a move, later. Where the disk has no time the move becomes late.
+
+        That there is nothing (more) needs no disk: no prompt waits for what others write there.
+        """
         move = self._moves.get(message.seek_id)
-        if move is not None:
-            move.heard_at = awake_s()
-            self._disk.later(partial(self._take, move, message, move.heard_at))
+        if move is None:
+            return
+        move.heard_at = awake_s()
+        if isinstance(message, Found) and not message.name:
+            self.counts["lost" if move.found else "nowhere"] += 1
+            self._end(move)
+            return
+        self._disk.later(partial(self._take, move, message, move.heard_at))
 
     # ------------------------------------------------------------ the I/O thread
 
@@ -183,11 +207,7 @@ class KVReceiver:
             raise
 
     def _begin(self, move: Move, found: Found) -> None:
-        """Take what is offered, or that nobody offers anything (more)."""
-        if not found.name:
-            self.counts["lost" if move.found else "nowhere"] += 1
-            self._end(move)
-            return
+        """Take what is offered."""
         if move.found is not None or found.name not in move.ends:
             raise UnusableMove("answer")
         move.found, end = found, move.ends[found.name]
@@ -205,7 +225,18 @@ class KVReceiver:
             and (file.end > begin or file.theirs.kind is not FileKind.ROWS)
         ]
         move.position = end
+        self._check_room([file for file in files if file.end > begin], move.left_bytes)
+        speed = self.speed.bytes_per_s(found.holder)
+        measured = PIECE_BYTES_MIN if speed is None else int(speed * PIECE_S)
+        move.piece_bytes = min(max(measured, PIECE_BYTES_MIN), CHUNK_BYTES)
         self._fetch(move)
+
+    def _check_room(self, files: Sequence[MovedFile], nbytes: int) -> None:
+        """Raise UnusableMove where `nbytes` may not be written, or `files` not be read then."""
+        kinds = ((file.theirs, file.nbytes) for file in files)
+        rows = [(name.token_count, size) for name, size in kinds if name.kind is FileKind.ROWS]
+        if not (self._disk.file_store.takes(nbytes) and self._fits(rows)):
+            raise UnusableMove("room")
 
     def _go_on(self, move: Move, chunk: Chunk, heard_at: float) -> None:
         """Take a piece of the file that is fetched; put it into the store once it is whole."""
@@ -219,36 +250,43 @@ class KVReceiver:
         is_asked = (chunk.file, chunk.offset) == (file.number, move.received)
         if not is_asked or size > min(CHUNK_BYTES, file.nbytes - move.received):
             raise UnusableMove("answer")
-        self.speed.note(move.found.holder, size, heard_at - move.fetched_at)
+        took_s = heard_at - move.fetched_at
+        self.speed.note(move.found.holder, size, took_s)
+        may_grow = size == move.piece_bytes < CHUNK_BYTES and took_s < PIECE_S
+        move.piece_bytes = min(move.piece_bytes * (1 + may_grow), CHUNK_BYTES)
         self.counts["bytes"] += size
         if move.content is None:
             move.content = np.empty(file.nbytes, np.uint8)
         move.content[move.received : move.received + size] = np.frombuffer(chunk.data, np.uint8)
         move.received += size
         if move.received < file.nbytes:
-            self._fetch(move)
+            self._fetch(move, is_trial=may_grow)
             return
         content, move.content, move.received = move.content, None, 0
         del move.files[0]
         if move.files:
-            self._fetch(move)  # comes while this one is written
+            self._fetch(move, is_trial=may_grow)  # comes while this one is written
         self._put(move, move.found, file, content)
         if not move.files and not move.is_over:
             self.counts["moved"] += 1
             self.counts["moved_tokens"] += move.position - move.kept_tokens
             self._end(move)
 
-    def _fetch(self, move: Move) -> None:
-        """Ask for the next piece, where what is left comes sooner than a prefill would."""
+    def _fetch(self, move: Move, *, is_trial: bool = False) -> None:
+        """Ask for the next piece, where all will have come sooner than a prefill would.
+
+        `is_trial`: a larger piece is tried, as the last one was too small to tell the line's speed.
+        """
         assert move.found is not None
         speed = self.speed.bytes_per_s(move.found.holder)
-        is_slow = speed is not None and move.left_bytes / speed > move.prefill_s
+        is_slow = speed is not None and not is_trial and move.is_slow(speed)
         if is_slow or not move.files or move.asker.is_gone:
             self.counts["slow" if is_slow else "needless"] += 1
             self._end(move)
             return
         move.fetched_at = awake_s()
-        self._post(move.asker.peer, Fetch(move.seek_id, move.files[0].number, move.received))
+        file, size = move.files[0], move.piece_bytes
+        self._post(move.asker.peer, Fetch(move.seek_id, file.number, move.received, size))
 
     def _put(self, move: Move, found: Found, file: MovedFile, content: NDArray[np.uint8]) -> None:
         record = record_of(file, content, found, move.query, self._rules.root)

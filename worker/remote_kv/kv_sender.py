@@ -88,9 +88,10 @@ class KVSender:
     def _send(self, peer: bytes, fetch: Fetch) -> None:
         files = self._offers.get((peer, fetch.seek_id), ())
         data = b""
-        if 0 <= fetch.file < len(files) and 0 <= fetch.offset < OFFSET_MAX:
+        nbytes = min(fetch.nbytes, CHUNK_BYTES)
+        if 0 <= fetch.file < len(files) and 0 <= fetch.offset < OFFSET_MAX and nbytes > 0:
             self._offers.move_to_end((peer, fetch.seek_id))
             path = self._disk.file_store.path_of(files[fetch.file])
-            data = part_of(path, fetch.offset, CHUNK_BYTES)
+            data = part_of(path, fetch.offset, nbytes)
         self.counts["sent_bytes"] += len(data)
         self._post(peer, Chunk(fetch.seek_id, fetch.file, fetch.offset, data))

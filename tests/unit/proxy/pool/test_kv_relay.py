@@ -76,11 +76,11 @@ def test_what_is_found_goes_to_who_asked_and_pieces_to_and_fro() -> None:
     relay.hear(0, Holds([LONG], []))
     relay.hear(1, Seek("a", [LONG]))
     relay.hear(0, found("a"))
-    relay.hear(1, Fetch("a", 0, 0))
+    relay.hear(1, Fetch("a", 0, 0, CHUNK_BYTES))
     relay.hear(0, Chunk("a", 0, 0, b"KV"))
     (told, chunk), (_, fetch) = two.sent, one.sent
     assert isinstance(told, Found) and told.holder == 0
-    assert (fetch, chunk) == (Fetch("a", 0, 0), Chunk("a", 0, 0, b"KV"))
+    assert (fetch, chunk) == (Fetch("a", 0, 0, CHUNK_BYTES), Chunk("a", 0, 0, b"KV"))
     assert relay.report() == {"held": 1, "routes": 1, "sought": 1, "bytes": 2}
 
 
@@ -93,8 +93,8 @@ def test_a_worker_cannot_speak_in_a_route_that_is_not_its_own() -> None:
     for number, message in (
         (2, found("a")),
         (2, Chunk("a", 0, 0, b"lie")),
-        (2, Fetch("a", 0, 0)),
-        (0, Fetch("a", 0, 0)),
+        (2, Fetch("a", 0, 0, CHUNK_BYTES)),
+        (0, Fetch("a", 0, 0, CHUNK_BYTES)),
         (1, Chunk("a", 0, 0, b"to itself")),
         (0, Chunk("a", 0, 0, b"x" * (CHUNK_BYTES + 1))),
         (0, Found.nobody("unknown")),

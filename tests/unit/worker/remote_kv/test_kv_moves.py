@@ -1,5 +1,6 @@
 """Files of kept KV go from one worker to another, and nothing that lies is taken."""
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -7,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from hearth.shared.kv_move_messages import Chunk, Fetch, Found, KVMove, Seek
+from hearth.shared.kv_move_messages import CHUNK_BYTES, Chunk, Fetch, Found, KVMove, Seek
 from hearth.worker.cache.block_hash import PrefixHash, root_hash
 from hearth.worker.cache.extent_store import Layout
 from hearth.worker.disk.file_names import FileKind
 from hearth.worker.disk.resume_files import resume_files
 from hearth.worker.remote_kv import kv_receiver
+from hearth.worker.remote_kv.moved_files import MovedFile
 from tests.helpers.remote_kv.kv_movers import (
     FULL,
     PLAIN,
@@ -117,6 +119,14 @@ def test_what_is_there_already_is_not_sent_again(join: Join) -> None:
     assert len(rows) == 2, "two runs were on disk, one in memory"
 
 
+def test_a_prompt_that_nobody_has_does_not_wait_for_what_is_being_written(join: Join) -> None:
+    network, is_written = join(), threading.Event()
+    network.two.disk.later(lambda: is_written.wait(60))
+    _, done = network.two.ask(prompt_of(TOKENS, M4))
+    assert done.wait(10) and network.two.receiver.counts["nowhere"] == 1
+    is_written.set()
+
+
 def test_a_short_rest_is_not_asked_for(join: Join) -> None:
     network = join()
     kept(network)
@@ -141,6 +151,91 @@ def test_a_line_that_is_slower_than_reading_anew_is_left_after_a_first_piece(joi
     network.one.on_sent = lambda message: message
     network.two.get(prompt_of(TOKENS, M4), speed=fast)
     assert network.two.receiver.counts["slow"] == 2, "it is known now"
+
+
+def bytes_asked(network: Network) -> list[int]:
+    """Have how much the second machine asks for at once noted."""
+    asked: list[int] = []
+
+    def note(message: KVMove) -> KVMove:
+        if isinstance(message, Fetch):
+            asked.append(message.nbytes)
+        return message
+
+    network.two.on_sent = note
+    return asked
+
+
+def test_pieces_grow_on_a_fast_line_and_stay_small_on_a_slow_one(
+    join: Join, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kv_receiver, "PIECE_BYTES_MIN", 1000)
+    monkeypatch.setattr(kv_receiver, "CHUNK_BYTES", 4000)
+    fast, slow = join(layout=PLAIN), join(layout=PLAIN)
+    for network in (fast, slow):
+        kept(network, PLAIN)
+    monkeypatch.setattr(kv_receiver, "PIECE_S", 60.0)
+    asked = bytes_asked(fast)
+    fast.two.get(prompt_of(TOKENS, M4))
+    assert asked[:4] == [1000, 2000, 4000, 4000] and fast.two.receiver.counts["moved"] == 1
+    monkeypatch.setattr(kv_receiver, "PIECE_S", 0.0)
+    asked = bytes_asked(slow)
+    slow.two.get(prompt_of(TOKENS, M4))
+    assert {*asked} == {1000} and slow.two.receiver.counts["moved"] == 1
+
+
+def test_a_line_is_not_called_slow_for_pieces_that_are_too_small_to_tell(
+    join: Join, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kv_receiver, "PIECE_BYTES_MIN", 100)
+    monkeypatch.setattr(kv_receiver, "PIECE_S", 60.0)
+    network = join(layout=PLAIN)
+    kept(network, PLAIN)
+
+    def far(message: KVMove) -> KVMove:
+        if isinstance(message, Chunk):
+            time.sleep(0.02)
+        return message
+
+    network.one.on_sent = far  # 5,000 bytes a second at first: 25 s for all
+    network.two.get(prompt_of(TOKENS, M4), speed=5 * RUN / 10)
+    assert network.two.receiver.counts["moved"] == 1
+
+
+def test_what_would_become_late_is_left_as_soon_as_that_is_seen(join: Join) -> None:
+    network = join()
+    kept(network)
+    move, done = network.two.ask(prompt_of(TOKENS, M4), speed=5 * RUN / 10)
+    assert move is not None and done.wait(60)
+    move.files, move.received = [replace(network_file(), nbytes=1000)], 0
+    assert not move.is_slow(1000 / 9) and move.is_slow(1000 / 11)
+    move.asked_at -= 5
+    assert not move.is_slow(1000 / 4) and move.is_slow(1000 / 6)
+
+
+def network_file() -> MovedFile:
+    name = records_of(prompt_of(TOKENS, M4), M4, PLAIN)[0].name
+    return MovedFile(0, name, name, 0, 1)
+
+
+@pytest.mark.parametrize("lacks", ["disk", "day", "memory"])
+def test_nothing_is_sent_of_what_could_not_be_written_or_read_then(join: Join, lacks: str) -> None:
+    network = join(layout=PLAIN)
+    kept(network, PLAIN)
+    query, nbytes = prompt_of(TOKENS, M4), 5 * RUN * 64
+    store = network.two.store
+    if lacks == "disk":
+        store.bytes_max = nbytes - 1
+    elif lacks == "day":
+        store._write_bytes_per_day = nbytes
+        own = prompt_of([7] * len(TOKENS), M4)
+        assert store.put(records_of(own, M4, PLAIN)[0], is_needed=True)
+    else:
+        network.two.receiver._fits = lambda rows: sum(tokens for tokens, _ in rows) < 5 * RUN
+    network.two.get(query)
+    assert network.two.receiver.counts == {"sought": 1, "refused_room": 1}
+    assert not network.one.sender.counts["sent_bytes"]
+    assert not network.two.receiver._refusals, "the holder has not lied"
 
 
 @pytest.mark.parametrize("lie", ["bit", "tokens", "root", "longer", "place", "other", "early"])
@@ -280,20 +375,21 @@ def test_only_files_of_an_offer_are_sent(join: Join) -> None:
     query = prompt_of(TOKENS, M3)
     name = network.one.held.all().added[-1]
     for message in (
-        Fetch("never offered", 0, 0),
+        Fetch("never offered", 0, 0, CHUNK_BYTES),
         Seek("a", [b"unknown", name]),
-        Fetch("a", 99, 0),
-        Fetch("a", -1, 0),
-        Fetch("a", 0, 1 << 62),
-        Fetch("a", 0, -5),
-        Fetch("a", 0, 0),
+        Fetch("a", 99, 0, CHUNK_BYTES),
+        Fetch("a", -1, 0, CHUNK_BYTES),
+        Fetch("a", 0, 1 << 62, CHUNK_BYTES),
+        Fetch("a", 0, -5, CHUNK_BYTES),
+        Fetch("a", 0, 0, -1),
+        Fetch("a", 0, 0, CHUNK_BYTES),
     ):
         network.one.sender.hear(b"proxy", message)
-    network.one.sender.hear(b"another proxy", Fetch("a", 0, 0))
-    while len(sent) < 8:
+    network.one.sender.hear(b"another proxy", Fetch("a", 0, 0, CHUNK_BYTES))
+    while len(sent) < 9:
         time.sleep(0.01)
     chunks = [len(message.data) for message in sent if isinstance(message, Chunk)]
-    assert chunks[:5] == [0, 0, 0, 0, 0] and chunks[5] > RUN and chunks[6] == 0
+    assert chunks[:6] == [0] * 6 and chunks[6] > RUN and chunks[7] == 0
     assert query.limit == 5 * RUN
 
 
