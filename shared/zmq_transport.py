@@ -43,7 +43,10 @@ WORKER_NAME: Final = "worker"  # of the key files: worker.key, worker.key_secret
 PROXY_NAME: Final = "proxy"
 RANK_NAME: Final = "rank"  # all ranks of one model have the same pair: each trusts the others
 _Z85_KEY_CHARS: Final = 40
-_MAKE_KEYS: Final = "Make keys with hearth keys and set CURVE_KEYS_DIR."
+_MAKE_KEYS: Final = (
+    "Make them once, with hearth keys on any of the machines, and copy those that it names for "
+    "this one into CURVE_KEYS_DIR."
+)
 
 
 def private_directory(path: Path, setting: str = "RUN_DIR") -> Path:

@@ -255,6 +255,11 @@ def test_a_secret_that_others_can_read_or_write_is_refused(tmp_path: Path, mode:
         curve_keys(tmp_path / "keys", WORKER_NAME, PROXY_NAME)
 
 
+def test_a_machine_without_keys_is_told_to_get_them_and_not_to_make_others(tmp_path: Path) -> None:
+    with pytest.raises(StartError, match=r"worker\.key_secret.*and copy those that it names"):
+        curve_keys(tmp_path, WORKER_NAME, PROXY_NAME)
+
+
 def test_a_damaged_key_file_refuses_to_start_and_shows_no_secret(tmp_path: Path) -> None:
     make_keys(tmp_path / "keys")
     good = curve_keys(tmp_path / "keys", WORKER_NAME, PROXY_NAME)

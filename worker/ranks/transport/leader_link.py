@@ -262,7 +262,8 @@ class TransportLeaderLink:
         found: int = self._free_rank(address) if own_rank is None else own_rank
         if found not in range(1, self.size) or found in self._ranks.values():
             text = f"rank 0 waits for no rank at {address or 'this machine'}: its host file has "
-            self._refuse(peer, text + ", ".join(self.hosts))
+            text += f"{', '.join(self.hosts)}. Another address of that machine is told with "
+            self._refuse(peer, text + "hearth ranks join --address.")
         elif wrong := difference(self._versions, versions):
             self._refuse(peer, f"{wrong}. Install the same on both.")
             who = f"{self._watch.name(found)} cannot take part"
