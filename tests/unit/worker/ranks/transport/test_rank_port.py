@@ -90,5 +90,7 @@ def test_the_socket_of_ranks_on_one_machine_is_this_users_alone(tmp_path: Path) 
 def test_a_port_that_another_server_has_is_told_with_its_setting(
     keys: CurveKeys, router: RankRouter
 ) -> None:
+    context = RankContext(keys, is_leader=False)
     with pytest.raises(StartError, match=r"cannot be bound: Address .* in use\. Set RANK_PORT"):
-        RankRouter(RankContext(keys, is_leader=False), router.endpoint)
+        RankRouter(context, router.endpoint)
+    context.close()
