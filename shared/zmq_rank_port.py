@@ -66,7 +66,7 @@ class RankRouter:
             socket.bind(endpoint)
         except zmq.ZMQError as error:
             socket.close()
-            text = f"{endpoint} cannot be bound: {os.strerror(error.errno)}."
+            text = f"{endpoint} cannot be bound: {os.strerror(error.errno or 0)}."
             if path is None:
                 text += " Set RANK_PORT to a port that no other server has, and name first in "
                 text += "RANK_HOSTS an address of this machine."

@@ -17,7 +17,7 @@ from hearth.worker.engine.decode.decoding_sequence import Sequence
 from hearth.worker.engine.decode.sampler import TokenChoice
 from hearth.worker.engine.model_loader import LoadedModel
 from hearth.worker.kv.return_freed_memory import release_memory
-from hearth.worker.ranks.agreed_tokens import FollowingTokens, Sum, checksum
+from hearth.worker.ranks.agreed_tokens import FollowingTokens, Sum, checksum, said_facts
 from hearth.worker.ranks.disk.followed_disk import FollowedDisk, OpenStore
 from hearth.worker.ranks.followed_kv import FollowedKV
 from hearth.worker.ranks.following_engine import FollowingEngine, no_tokens
@@ -167,7 +167,7 @@ class Follower:
 
     def _step(self) -> None:
         sampled = self.engine.decoder.step()
-        self._link.witness("said", [one.token_id for one in sampled])
+        self._link.witness(*said_facts([one.token_id for one in sampled]))
 
     def _remove(self, key: str, said: int | None, handle: Handle) -> None:
         left = self.engine.decoder.remove(key, said)
