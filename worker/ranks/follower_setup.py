@@ -57,10 +57,10 @@ class FollowerMemory:
         mlx_memory.wire_loaded(self._settings.wire, (one.nbytes for one in weights_of(model)))
         self.measure()
 
-    def measure(self) -> None:
+    def measure(self, *, is_due: bool = False) -> None:
         """Look at the process, where the last look is some time ago; rank 0 is told later."""
         now = time.monotonic()
-        if now - self._measured_at >= MEASURE_S:
+        if is_due or now - self._measured_at >= MEASURE_S:
             self._measured_at = now
             self._use.measure()
             self._link.set_room(*self.room())

@@ -1,9 +1,12 @@
 """How much of its machine's memory a follower may take."""
 
+from typing import Any
+
 import pytest
 
 from hearth.shared.settings_from_env import load_settings
 from hearth.worker.engine import mlx_memory
+from hearth.worker.ranks.follower import Follower
 from hearth.worker.ranks.follower_setup import FollowerMemory
 from hearth.worker.ranks.rank_link import FollowerLink
 from hearth.worker.setup import encoder_memory
@@ -31,3 +34,26 @@ def test_a_follower_leaves_room_for_what_embeds_as_rank_0_does(
     memory.share(2)
     assert held == [(1500 * MB - ENCODERS) // 2]
     assert memory.room()[0] == WorkerMemory(settings, "ipc:///nowhere/w", TwoHere()).share.total
+
+
+class Rooms:
+    """A link that keeps what it is given to tell."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[int, int]] = []
+
+    def set_room(self, limit_bytes: int, used_bytes: int) -> None:
+        self.told.append((limit_bytes, used_bytes))
+
+
+def test_what_is_given_up_is_told_though_the_last_look_was_just_now() -> None:
+    """Rank 0 may have nothing to tell, and wait for this memory, from then on."""
+    link: Any = Rooms()
+    memory = FollowerMemory(load_settings({"RANKS": "2"}, None), link)
+    memory.measure()
+    memory.measure()
+    assert len(link.told) == 1, "looks between operations are half a second apart"
+    loads: Any = None
+    follower = Follower(link, loads, loads, memory, loads)
+    follower.operations["release_memory"]()
+    assert len(link.told) == 2
