@@ -394,6 +394,21 @@ def test_only_files_of_an_offer_are_sent(join: Join) -> None:
     assert query.limit == 5 * RUN
 
 
+def test_what_lacks_its_state_is_passed_over_without_a_look_at_all_that_leads_there(
+    join: Join, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    network = join()
+    query = prompt_of(TOKENS, M3)
+    rows = [r for r in records_of(query, M3, FULL) if r.kind is not FileKind.STATE]
+    network.one.keep(query, rows)
+    looks: list[PrefixHash] = []
+    at = network.one.store.at
+    monkeypatch.setattr(network.one.store, "at", lambda end: [looks.append(end), *at(end)][1:])
+    assert query.root is not None
+    assert resume_files(network.one.store, FULL, query.root, query.names[-1]) == []
+    assert {*looks} == {query.names[-1]}
+
+
 def test_a_state_that_is_not_on_disk_is_not_offered_and_the_prefix_before_it_is(
     join: Join,
 ) -> None:
