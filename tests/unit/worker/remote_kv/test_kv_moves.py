@@ -218,6 +218,36 @@ def network_file() -> MovedFile:
     return MovedFile(0, name, name, 0, 1)
 
 
+def test_prompts_that_begin_alike_wait_for_one_move_and_not_for_one_each(join: Join) -> None:
+    network, may_go = join(), threading.Event()
+    kept(network)
+    network.one.disk.later(lambda: may_go.wait(60))
+    first, done = network.two.ask(prompt_of(TOKENS, M4))
+    second, _ = network.two.ask(prompt_of(LONGER, M4))
+    other, _ = network.two.ask(prompt_of([*TOKENS[: 2 * RUN], *([5] * 4 * RUN)], M4))
+    assert first is not None and second is not None and other is not None
+    assert (second.leader, other.leader) == (first, None), "most of the last one is its own"
+    assert not second.is_late and second.prefill_s == 5 * RUN
+    may_go.set()
+    assert done.wait(60) and second.is_late and resumable(network.two, LONGER, 5 * RUN)
+    counts = network.two.receiver.counts
+    assert (counts["sought"], counts["joined"], counts["moved"]) == (2, 1, 1)
+
+
+def test_who_waits_for_a_move_waits_no_longer_than_for_its_own(join: Join) -> None:
+    network = join()
+    kept(network)
+    network.one.on_sent = lambda message: None
+    first, _ = network.two.ask(prompt_of(TOKENS, M4))
+    second, _ = network.two.ask(prompt_of(LONGER, M4))
+    assert first is not None and second is not None and second.leader is first
+    first.heard_at -= 10
+    assert second.is_late, "the holder is silent"
+    first.heard_at += 10
+    second.asked_at -= second.prefill_s
+    assert second.is_late and not first.is_late
+
+
 @pytest.mark.parametrize("lacks", ["disk", "day", "memory"])
 def test_nothing_is_sent_of_what_could_not_be_written_or_read_then(join: Join, lacks: str) -> None:
     network = join(layout=PLAIN)
