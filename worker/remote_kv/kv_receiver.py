@@ -280,26 +280,23 @@ class KVReceiver:
         move.content[move.received : move.received + size] = np.frombuffer(chunk.data, np.uint8)
         move.received += size
         if move.received < file.nbytes:
-            self._fetch(move, is_trial=may_grow)
+            self._fetch(move)
             return
         content, move.content, move.received = move.content, None, 0
         del move.files[0]
         if move.files:
-            self._fetch(move, is_trial=may_grow)  # comes while this one is written
+            self._fetch(move)  # comes while this one is written
         self._put(move, move.found, file, content)
         if not move.files and not move.is_over:
             self.counts["moved"] += 1
             self.counts["moved_tokens"] += move.position - move.kept_tokens
             self._end(move)
 
-    def _fetch(self, move: Move, *, is_trial: bool = False) -> None:
-        """Ask for the next piece, where all will have come sooner than a prefill would.
-
-        `is_trial`: a larger piece is tried, as the last one was too small to tell the line's speed.
-        """
+    def _fetch(self, move: Move) -> None:
+        """Ask for the next piece, where all will have come sooner than a prefill would."""
         assert move.found is not None
         speed = self.speed.bytes_per_s(move.found.holder)
-        is_slow = speed is not None and not is_trial and move.is_slow(speed)
+        is_slow = move.is_late or (speed is not None and move.is_slow(speed))
         if is_slow or not move.files or move.asker.is_gone:
             self.counts["slow" if is_slow else "needless"] += 1
             self._end(move)

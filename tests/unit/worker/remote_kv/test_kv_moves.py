@@ -13,8 +13,9 @@ from hearth.worker.cache.block_hash import PrefixHash, root_hash
 from hearth.worker.cache.extent_store import Layout
 from hearth.worker.disk.file_names import FileKind
 from hearth.worker.disk.resume_files import resume_files
-from hearth.worker.remote_kv import kv_receiver
+from hearth.worker.remote_kv import kv_receiver, transfer_speed
 from hearth.worker.remote_kv.moved_files import MovedFile
+from hearth.worker.remote_kv.transfer_speed import ENOUGH_S, TransferSpeed
 from tests.helpers.remote_kv.kv_movers import (
     FULL,
     PLAIN,
@@ -134,22 +135,22 @@ def test_a_short_rest_is_not_asked_for(join: Join) -> None:
     assert move is None and not network.two.receiver.counts
 
 
-def test_a_line_that_is_slower_than_reading_anew_is_left_after_a_first_piece(join: Join) -> None:
+def test_a_line_that_is_slower_than_reading_anew_is_left_after_a_few_pieces(join: Join) -> None:
     network = join()
     kept(network)
 
     def late(message: KVMove) -> KVMove:
         if isinstance(message, Chunk):
-            time.sleep(0.05)
+            time.sleep(0.1)
         return message
 
     network.one.on_sent = late
-    fast = 5 * RUN / 0.2  # tokens a second: eleven files come in 0.55 s, the prompt is read in 0.2
+    fast = 5 * RUN / 0.7  # tokens a second: eleven files come in 1.1 s, the prompt is read in 0.7
     network.two.get(prompt_of(TOKENS, M4), speed=fast)
     assert network.two.receiver.counts["slow"] == 1
-    assert len(network.two.files()) < 4
+    assert len(network.two.files()) < 6
     network.one.on_sent = lambda message: message
-    network.two.get(prompt_of(TOKENS, M4), speed=fast)
+    network.two.get(prompt_of(TOKENS, M4), speed=3 * fast)
     assert network.two.receiver.counts["slow"] == 2, "it is known now"
 
 
@@ -184,22 +185,29 @@ def test_pieces_grow_on_a_fast_line_and_stay_small_on_a_slow_one(
     assert {*asked} == {1000} and slow.two.receiver.counts["moved"] == 1
 
 
-def test_a_line_is_not_called_slow_for_pieces_that_are_too_small_to_tell(
-    join: Join, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(kv_receiver, "PIECE_BYTES_MIN", 100)
-    monkeypatch.setattr(kv_receiver, "PIECE_S", 60.0)
-    network = join(layout=PLAIN)
-    kept(network, PLAIN)
+def test_a_line_is_called_slow_for_what_it_takes_and_not_for_one_small_piece() -> None:
+    speed = TransferSpeed()
+    speed.note(1, 1000, ENOUGH_S / 2)
+    assert speed.bytes_per_s(1) is None and speed.report() == {}
+    speed.note(1, 1000, ENOUGH_S)
+    assert speed.bytes_per_s(1) == pytest.approx(1800 / (1.4 * ENOUGH_S))
+    for _ in range(7):
+        speed.note(2, 1000, 0.001)
+        assert speed.bytes_per_s(2) is None
+    speed.note(2, 1000, 0.001)
+    assert speed.bytes_per_s(2) == pytest.approx(1e6)
 
-    def far(message: KVMove) -> KVMove:
-        if isinstance(message, Chunk):
-            time.sleep(0.02)
-        return message
 
-    network.one.on_sent = far  # 5,000 bytes a second at first: 25 s for all
-    network.two.get(prompt_of(TOKENS, M4), speed=5 * RUN / 10)
-    assert network.two.receiver.counts["moved"] == 1
+def test_a_line_that_was_slow_is_tried_again_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [1000.0]
+    monkeypatch.setattr(transfer_speed, "awake_s", lambda: now[0])
+    speed = TransferSpeed()
+    speed.note(1, 1000, 10.0)
+    assert speed.bytes_per_s(1) == 100
+    now[0] += transfer_speed.STALE_S + 1
+    assert speed.bytes_per_s(1) is None
+    speed.note(1, 10**6, 1.0)
+    assert speed.bytes_per_s(1) == 10**6, "what it was then counts no more"
 
 
 def test_what_would_become_late_is_left_as_soon_as_that_is_seen(join: Join) -> None:
