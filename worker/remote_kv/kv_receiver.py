@@ -156,6 +156,7 @@ class KVReceiver:
         cuts = [cut for cut in query.cuts if cut - kept_tokens >= TOKENS_MIN][-SEEK_NAMES_MAX:]
         if query.portable_root is None or not cuts:
             return None
+        self._give_up_dead()
         names = prefix_hashes(query.portable_root, query.tokens, cuts)
         ends: dict[bytes, int] = dict(zip(names, cuts, strict=True))
         seek_id = uuid.uuid4().hex
@@ -169,6 +170,12 @@ class KVReceiver:
         self.counts["sought"] += 1
         self._post(asker.peer, Seek(seek_id, list(reversed(names))))
         return move
+
+    def _give_up_dead(self) -> None:
+        """Leave the moves that no answer ends, as their proxy died, and nobody asks for any more."""
+        for move in list(self._moves.values()):
+            if move.is_late or move.asker.is_gone:
+                self.give_up(move)
 
     def _joins_other(self, move: Move) -> bool:
         """Have it wait for a move that brings more of the prompt than it leaves, if any does."""

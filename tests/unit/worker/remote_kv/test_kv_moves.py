@@ -406,6 +406,22 @@ def test_the_move_of_a_client_that_left_fetches_nothing_more(join: Join) -> None
     assert done.wait(60) and network.two.receiver.counts["bytes"] == 0
 
 
+def test_moves_that_nobody_ends_keep_no_place_from_others(join: Join) -> None:
+    network = join()
+    network.two.on_sent = lambda message: None  # its proxy is dead
+    client = Client()
+    prompts = [[7000 + number, *TOKENS] for number in range(2)]
+    others = [[number + 1, *TOKENS] for number in range(kv_receiver.MOVES_MAX)]
+    asked = [network.two.ask(prompt_of(tokens, M4), client=client)[0] for tokens in others]
+    assert all(asked) and network.two.ask(prompt_of(prompts[0], M4))[0] is None
+    client.is_gone = True
+    last, _ = network.two.ask(prompt_of(prompts[0], M4))
+    assert last is not None
+    last.heard_at -= 10
+    assert network.two.ask(prompt_of(prompts[1], M4))[0] is not None and last.is_over
+    assert network.two.receiver.counts["given_up"] == kv_receiver.MOVES_MAX + 1
+
+
 def test_only_files_of_an_offer_are_sent(join: Join) -> None:
     network = join()
     kept(network)
