@@ -172,7 +172,7 @@ class KVReceiver:
         return move
 
     def _give_up_dead(self) -> None:
-        """Leave the moves that no answer ends, as their proxy died, and nobody asks for any more."""
+        """Leave the moves that nobody waits for, and that no answer ends: their proxy died."""
         for move in list(self._moves.values()):
             if move.is_late or move.asker.is_gone:
                 self.give_up(move)
