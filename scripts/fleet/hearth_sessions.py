@@ -27,12 +27,20 @@ class HearthSessions(CustomLogger):
     async def async_pre_call_hook(
         self, user_api_key_dict: Any, cache: Any, data: dict[str, Any], call_type: str
     ) -> dict[str, Any]:
+        if isinstance(passed_on := data.get("headers"), dict):
+            data["headers"] = _sendable(passed_on)
         metadata = data[_OWN] if isinstance(data.get(_OWN), dict) else data.get("metadata")
         if isinstance(metadata, dict) and not metadata.get("session_id"):
             request = data.get("proxy_server_request") or {}
             if name := session_name(request.get("headers") or {}, data):
                 metadata["session_id"] = name
         return data
+
+
+def _sendable(headers: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the headers that LiteLLM's HTTP client can send: a value that is not ASCII ends a
+    request with a 500 there, for which the Hearth that never saw it is passed over."""
+    return {name: value for name, value in headers.items() if str(value).isascii()}
 
 
 def session_name(headers: Mapping[str, str], body: Mapping[str, Any]) -> str:

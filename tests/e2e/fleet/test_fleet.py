@@ -70,6 +70,13 @@ def test_a_prompt_that_is_too_long_goes_to_the_cloud_and_its_session_stays_where
     assert served_by(fleet.ask(path, talk(path, "Hello.", "And?"), headers)) == first
 
 
+def test_a_header_that_cannot_be_passed_on_costs_nobody_a_hearth(fleet: Fleet) -> None:
+    path, headers = "/v1/messages", {"x-session-id": "K\u00f6ln".encode()}
+    replies = [fleet.ask(path, talk(path, *texts), headers) for texts in (["Hi."], ["Hi.", "So?"])]
+    (name,) = set(map(served_by, replies))
+    assert name in fleet.hearths and set(map(retries, replies)) == {0}
+
+
 def test_a_full_hearth_is_passed_over_two_go_to_the_cloud_and_the_session_comes_back(
     fleet: Fleet,
 ) -> None:

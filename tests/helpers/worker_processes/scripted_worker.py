@@ -28,6 +28,7 @@ from hearth.worker import main as real
 from hearth.worker.engine.decode.sampler import TokenChoice
 from hearth.worker.engine.engine import Engine
 from hearth.worker.schedule.request_state import Request
+from hearth.worker.setup import rank_setup
 from hearth.worker.stream.model_output_format import AnswerParts, ToolCall
 from scripts.harness.model_families import Family, family
 
@@ -222,7 +223,7 @@ def main() -> int:
     ScriptedWorker.family = family(os.environ["SCRIPTED_FAMILY"])
     with (
         mock.patch.object(real, "Worker", ScriptedWorker),
-        mock.patch.object(real, "Engine", SlowEngine),
+        mock.patch.object(rank_setup, "Engine", SlowEngine),
     ):
         return real.main()
 

@@ -20,6 +20,7 @@ from hearth.shared.stop_times import CHUNK_WAIT_S
 from hearth.worker import main as real, shutdown
 from hearth.worker.engine.engine import Engine
 from hearth.worker.kv.kv_manager import KVManager
+from hearth.worker.setup import rank_setup
 
 PROBE_TOKENS = 3  # of a forward that a start makes
 
@@ -58,7 +59,7 @@ def main() -> int:
     info = {**mx.device_info(), "max_recommended_working_set_size": 8 << 30}
     wait_s = float(os.environ.get("SLOW_WAIT_S", CHUNK_WAIT_S))
     with (
-        mock.patch.object(real, "Engine", SlowEngine),
+        mock.patch.object(rank_setup, "Engine", SlowEngine),
         mock.patch.object(mx, "device_info", lambda: info),
         mock.patch.object(shutdown, "CHUNK_WAIT_S", wait_s),
         mock.patch.object(shutdown, "SAY_AFTER_S", min(wait_s, SAY_AFTER_S)),

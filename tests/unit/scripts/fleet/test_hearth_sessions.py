@@ -87,3 +87,9 @@ def test_a_session_that_litellm_found_itself_stays() -> None:
     data = ask("Hello.") | {"metadata": {"session_id": UUID}}
     passed = asyncio.run(handler.async_pre_call_hook(None, None, data, "completion"))
     assert passed["metadata"] == {"session_id": UUID}
+
+
+def test_a_header_that_http_clients_cannot_send_is_not_passed_on() -> None:
+    data = ask("Hello.") | {"metadata": {}, "headers": {"x-place": "K\u00f6ln", "x-id": "1"}}
+    passed = asyncio.run(handler.async_pre_call_hook(None, None, data, "completion"))
+    assert passed["headers"] == {"x-id": "1"}

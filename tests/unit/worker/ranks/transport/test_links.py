@@ -290,7 +290,9 @@ def test_a_rank_with_another_version_is_refused_with_both_values(
 def test_a_rank_that_nobody_waits_for_is_refused_and_the_others_go_on(ranks: Ranks) -> None:
     with pytest.raises(StartError, match="waits for no rank at this machine"):
         ranks.join(1)
-    with pytest.raises(StartError, match=r"has .*\. Another address .* hearth ranks join --address"):
+    with pytest.raises(
+        StartError, match=r"has .*\. Another address .* hearth ranks join --address"
+    ):
         ranks.join(None)
     threads = [answering(ranks.followers[2], 1)]
     ranks.leader.tell("go on")
