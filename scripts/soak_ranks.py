@@ -126,7 +126,8 @@ class Soak:
     def _talk(self, episode: Episode, directory: Path, adds_noise: bool) -> Talk:
         loaded = self.ranks.load(directory, adds_noise=adds_noise)
         engine = self.ranks.engine(loaded, is_exact=episode.is_exact)
-        root = root_hash([directory.name])
+        # Of its own: what an earlier episode's files lack was not read in this one.
+        root = root_hash([directory.name, str(self.counts["episodes"])])
         rules: dict[str, Any] = {"is_exact": episode.is_exact, "engine": engine, "root": root}
         cold = self.ranks.machine(loaded, keeps=False, **rules)
         if episode.has_files:
