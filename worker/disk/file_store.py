@@ -70,7 +70,7 @@ class FileStore:
         self.root = root
         self.rule = rule
         self.bytes_max = bytes_max
-        self._write_bytes_per_day = write_bytes_per_day
+        self.write_bytes_per_day = write_bytes_per_day
         self._now = now
         self._index = FileIndex()
         self._found = self._index  # what any thread finds: nothing while all is to be removed
@@ -116,14 +116,14 @@ class FileStore:
     @property
     def reserve(self) -> int:
         """The bytes of a day's writing that are for live conversations alone."""
-        return self._write_bytes_per_day // RESERVE_SHARE
+        return self.write_bytes_per_day // RESERVE_SHARE
 
     @property
     def is_reserved(self) -> bool:
         """Whether only the reserve of today's writing is left, as of the last write."""
         written = self._written_today(self._counters_seen)
         return (
-            bool(self._write_bytes_per_day) and written >= self._write_bytes_per_day - self.reserve
+            bool(self.write_bytes_per_day) and written >= self.write_bytes_per_day - self.reserve
         )
 
     @property
@@ -133,7 +133,7 @@ class FileStore:
 
     def takes(self, nbytes: int) -> bool:
         """Whether the cap and what is left of the day's writing allow so much. Any thread."""
-        per_day, seen = self._write_bytes_per_day, self._counters_seen
+        per_day, seen = self.write_bytes_per_day, self._counters_seen
         left = per_day - self._written_today(seen)
         return nbytes <= self.bytes_max and (not per_day or nbytes <= left)
 
@@ -143,7 +143,7 @@ class FileStore:
     def report(self) -> dict[str, Any]:
         """Return the figures for `/v1/cache`; those of the directory are all its workers'."""
         shared = read_counters(self._directory) or self._counters_seen
-        written, per_day = self._written_today(shared), self._write_bytes_per_day
+        written, per_day = self._written_today(shared), self.write_bytes_per_day
         return {
             "files": len(self._index),
             "bytes_used": self.bytes_used,
@@ -335,7 +335,7 @@ class FileStore:
             self.counts["writes_refused_size"] += 1
             return False
         counters.turn_to(self._day())
-        per_day = self._write_bytes_per_day
+        per_day = self.write_bytes_per_day
         if per_day and counters.bytes_written + size > per_day - (not is_needed) * self.reserve:
             self.counts["writes_refused_budget"] += 1
             return False

@@ -1,4 +1,4 @@
-"""What ranks compare of the tokens that they say, and what a difference tells to people."""
+"""Ranks compare the tokens that they say, and tell people what differs, and no tokens."""
 
 import mlx.core as mx
 import pytest

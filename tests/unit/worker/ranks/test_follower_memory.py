@@ -1,4 +1,4 @@
-"""How much of its machine's memory a follower may take."""
+"""A follower takes no more memory than its machine has for it."""
 
 from typing import Any
 
