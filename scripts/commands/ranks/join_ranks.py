@@ -52,8 +52,10 @@ def check_rank_keys(settings: Settings) -> None:
 def endpoint_of(leader: str, settings: Settings) -> str:
     """Return rank 0's endpoint. Raises: StartError: it is no private address with a port."""
     text = leader.removeprefix("tcp://")
-    host, _, port = text.rpartition(":") if text.count(":") == 1 else (text, "", "")
-    check_address(host.strip("[]"), "Rank 0's address")
+    has_port = text.count(":") == 1 or "]:" in text
+    host, _, port = text.rpartition(":") if has_port else (text, "", "")
+    host = host.removeprefix("[").removesuffix("]")
+    check_address(host, "Rank 0's address")
     if port and not (port.isascii() and port.isdigit() and 1 <= int(port) <= 65535):
         raise StartError(f"{leader!r} has no port that could be one: 1 to 65535.")
     return f"tcp://{f'[{host}]' if ':' in host else host}:{port or settings.rank_port}"

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from hearth.commands.ranks.join_ranks import endpoint_of
 from hearth.shared.errors import StartError
 from hearth.shared.settings_from_env import load_settings
 from hearth.worker.ranks.loading.same_model import check_same_model
@@ -71,3 +72,14 @@ def test_a_rank_with_another_model_is_refused_with_both_values(
         check_same_model(FACTS, [FACTS | change], HOSTS)
     text = str(caught.value)
     assert text.startswith("Rank 1 of 2 (192.168.2.2) cannot take part: ") and says in text
+
+
+@pytest.mark.parametrize("host", ["192.168.2.1", "fe80::1", "fd00::1:2"])
+def test_what_rank_0_says_to_join_by_is_an_address_that_join_takes(
+    tmp_path: Path, host: str
+) -> None:
+    settings = load_settings({"RUN_DIR": str(tmp_path)}, None)
+    elsewhere = dataclasses.replace(settings, rank_hosts=tmp_path / "hosts.json", rank_port=4111)
+    endpoint = endpoints_of(elsewhere, 0, host)[0]
+    assert endpoint_of(endpoint.removeprefix("tcp://"), settings) == endpoint
+    assert endpoint_of(host, elsewhere) == endpoint
