@@ -66,7 +66,11 @@ class RankRouter:
             socket.bind(endpoint)
         except zmq.ZMQError as error:
             socket.close()
-            raise StartError(f"{endpoint} cannot be bound: {error.strerror}.") from None
+            text = f"{endpoint} cannot be bound: {os.strerror(error.errno or 0)}."
+            if path is None:
+                text += " Set RANK_PORT to a port that no other server has, and name first in "
+                text += "RANK_HOSTS an address of this machine."
+            raise StartError(text) from None
         if path is not None:
             path.chmod(0o600)
         self._path = path

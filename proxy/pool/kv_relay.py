@@ -20,10 +20,9 @@ from hearth.shared.kv_move_messages import (
     KVMove,
     Seek,
 )
-from hearth.shared.suspending_clock import awake_s
 
-ROUTES_MAX: Final = 64
-ROUTE_IDLE_S_MAX: Final = 10.0  # of one whose worker has got all, or has given up
+ROUTES_MAX: Final = 16  # of one worker: it asks for four at once, and does not say that one is over
+NAME_BYTES_MAX: Final = 64  # of a prefix, which takes 16 today
 
 
 class Holder(Protocol):
@@ -49,16 +48,16 @@ class _Route:
 
     asker: int
     holder: int
-    used_at: float
+    awaited: type[Found | Chunk] | None = Found  # what the holder has been asked for
 
 
 class KVRelay:
     """Remembers what workers say that they hold, and passes on what they ask and send.
 
     It reads nothing of the KV. A worker hears only of prefixes that it names itself, and is sent
-    only what it has asked for.
-    Invariants: at most HELD_NAMES_MAX names of each connected worker, and ROUTES_MAX routes; of a
-    route at most one piece is on its way.
+    only what it has asked for: where its holder says something else their route ends.
+    Invariants: at most HELD_NAMES_MAX names and ROUTES_MAX routes of each connected worker, those
+    used last; of a route at most one piece is on its way.
     Owner: the event loop.
     """
 
@@ -66,7 +65,7 @@ class KVRelay:
         self.counts: Counter[str] = Counter()
         self._links = links
         self._held: dict[int, OrderedDict[bytes, None]] = {}  # by worker: the last told last
-        self._routes: dict[str, _Route] = {}
+        self._routes: dict[str, _Route] = {}  # the last used last
 
     def hear(self, worker_id: int, message: KVMove) -> None:
         """Take a message of a worker."""
@@ -82,6 +81,9 @@ class KVRelay:
         for name in told.dropped:
             held.pop(name, None)
         for name in told.added:
+            if len(name) > NAME_BYTES_MAX:
+                self.counts["strays"] += 1
+                continue
             held[name] = None
             held.move_to_end(name)
         while len(held) > HELD_NAMES_MAX:
@@ -89,20 +91,17 @@ class KVRelay:
 
     def _seek(self, worker_id: int, seek: Seek) -> None:
         """Ask the worker that holds most of the prompt, the least loaded of several."""
-        now = awake_s()
-        self._routes = {
-            seek_id: route
-            for seek_id, route in self._routes.items()
-            if now - route.used_at <= ROUTE_IDLE_S_MAX
-        }
         names = seek.names[:SEEK_NAMES_MAX]
         holder = self._holder(worker_id, names)
-        if holder is None or seek.seek_id in self._routes or len(self._routes) >= ROUTES_MAX:
+        if holder is None or seek.seek_id in self._routes:
             self.counts["nowhere"] += 1
             self._send(worker_id, Found.nobody(seek.seek_id))
             return
         self.counts["sought"] += 1
-        self._routes[seek.seek_id] = _Route(worker_id, holder, now)
+        own = [seek_id for seek_id, route in self._routes.items() if route.asker == worker_id]
+        if len(own) >= ROUTES_MAX:
+            del self._routes[own[0]]
+        self._routes[seek.seek_id] = _Route(worker_id, holder)
         held = self._held[holder]
         self._send(holder, replace(seek, names=[name for name in names if name in held]))
 
@@ -125,22 +124,30 @@ class KVRelay:
 
     def _pass_on(self, worker_id: int, message: Found | Fetch | Chunk) -> None:
         route = self._routes.get(message.seek_id)
-        is_up = isinstance(message, Fetch)
-        if route is None or worker_id != (route.asker if is_up else route.holder):
-            self.counts["strays"] += 1
+        if route is None and isinstance(message, Fetch):
+            self._send(worker_id, Found.nobody(message.seek_id))
             return
-        route.used_at = awake_s()
+        if route is None or not _may_say(route, worker_id, message):
+            self.counts["strays"] += 1
+            if route is not None and worker_id == route.holder:
+                self._end(message.seek_id, route)
+            return
+        self._routes[message.seek_id] = self._routes.pop(message.seek_id)
         if isinstance(message, Fetch):
+            route.awaited = Chunk
             self._send(route.holder, message)
             return
+        route.awaited = None
         if isinstance(message, Chunk):
-            if len(message.data) > CHUNK_BYTES:
-                self.counts["strays"] += 1
-                return
             self.counts["bytes"] += len(message.data)
         else:
             message = replace(message, holder=worker_id)
         self._send(route.asker, message)
+
+    def _end(self, seek_id: str, route: _Route) -> None:
+        """Nothing more comes of a route: who asked is told so."""
+        del self._routes[seek_id]
+        self._send(route.asker, Found.nobody(seek_id))
 
     def _send(self, worker_id: int, message: KVMove) -> None:
         link = self._links.get(worker_id)
@@ -151,12 +158,11 @@ class KVRelay:
         """A worker is gone: who waits for its KV is told so."""
         self._held.pop(worker_id, None)
         for seek_id, route in list(self._routes.items()):
-            if worker_id not in (route.asker, route.holder):
-                continue
-            del self._routes[seek_id]
             if route.holder == worker_id:
-                self.counts["lost"] += 1
-                self._send(route.asker, Found.nobody(seek_id))
+                self.counts["lost"] += route.awaited is not None
+                self._end(seek_id, route)
+            elif route.asker == worker_id:
+                del self._routes[seek_id]
 
     def clear(self) -> None:
         """The workers' caches are emptied: nothing that was told before holds any more."""
@@ -168,3 +174,11 @@ class KVRelay:
     def report(self) -> dict[str, int]:
         held = sum(map(len, self._held.values()))
         return {"held": held, "routes": len(self._routes), **self.counts}
+
+
+def _may_say(route: _Route, worker_id: int, message: Found | Fetch | Chunk) -> bool:
+    """Whether it is this worker's turn in a route to say that."""
+    if isinstance(message, Fetch):
+        return worker_id == route.asker and route.awaited is None
+    is_small = isinstance(message, Found) or len(message.data) <= CHUNK_BYTES
+    return worker_id == route.holder and type(message) is route.awaited and is_small

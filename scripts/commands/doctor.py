@@ -53,6 +53,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         settings = settings_of(options)
         if not can_listen(settings.proxy_host, settings.proxy_port):
             return asyncio.run(_asked(settings, options))
+        if settings.ranks > 1:
+            raise StartError(
+                f"RANKS is {settings.ranks}, and this checks a model that one process computes. "
+                "hearth ranks check compares the ranks; RANKS=1 hearth doctor checks it whole."
+            )
         _become_fast(given)
         return show([_checked(settings)])
     except (StartError, ProbeError) as error:

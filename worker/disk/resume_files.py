@@ -26,6 +26,8 @@ def resume_files(
         run = next((name for name in store.at(at) if name.kind is FileKind.ROWS), None)
         if run is None or len(path) == RUNS_MAX:
             return []
+        if not path and layout.has_state and _beside(store, run, FileKind.STATE) is None:
+            return []  # as of most prefixes: found before thousands of runs are
         path.append(run)
         at = run.start
     path.reverse()

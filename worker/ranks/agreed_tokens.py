@@ -34,6 +34,11 @@ def checksum(ids: Sequence[int]) -> int:
     return zlib.crc32(pack(ids).tobytes())
 
 
+def said_facts(ids: Sequence[int]) -> tuple[str, int, int]:
+    """Return what both sides witness of the tokens of a step: none of them, as facts are shown."""
+    return "said", len(ids), checksum(ids)
+
+
 class Witness(Protocol):
     """A link's end, as far as facts go."""
 
@@ -72,10 +77,14 @@ class LeadingTokens:
 
 
 def check_sums(pairs: list[tuple[mx.array, mx.array]]) -> None:
-    """Raise RankMismatch where another rank has added something to rank 0's tokens."""
+    """Raise RankMismatch where another rank has added something to rank 0's tokens.
+
+    Its text comes to the log and to whoever waits: it names no token.
+    """
     for chosen, said in pairs:
         if chosen.tolist() != said.tolist():
-            raise RankMismatch(f"rank 0 chose {chosen.tolist()}, all ranks said {said.tolist()}")
+            rows = chosen.shape[0]
+            raise RankMismatch(f"of {rows} tokens that rank 0 chose all ranks said others")
 
 
 class FollowingTokens:

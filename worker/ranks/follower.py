@@ -17,7 +17,7 @@ from hearth.worker.engine.decode.decoding_sequence import Sequence
 from hearth.worker.engine.decode.sampler import TokenChoice
 from hearth.worker.engine.model_loader import LoadedModel
 from hearth.worker.kv.return_freed_memory import release_memory
-from hearth.worker.ranks.agreed_tokens import FollowingTokens, Sum, checksum
+from hearth.worker.ranks.agreed_tokens import FollowingTokens, Sum, checksum, said_facts
 from hearth.worker.ranks.disk.followed_disk import FollowedDisk, OpenStore
 from hearth.worker.ranks.followed_kv import FollowedKV
 from hearth.worker.ranks.following_engine import FollowingEngine, no_tokens
@@ -36,8 +36,11 @@ class RankMemory(Protocol):
     def room(self) -> tuple[int, int]:
         """Return the bytes that it may take, and those that it takes."""
 
-    def measure(self) -> None:
-        """Look at what is taken, every now and then; called after each operation."""
+    def measure(self, *, is_due: bool = False) -> None:
+        """Look at what is taken, every now and then, or where it `is_due`.
+
+        Called after each operation.
+        """
 
 
 class Follower:
@@ -73,7 +76,7 @@ class Follower:
             "step": self._step,
             "remove": self._remove,
             "given": self._take_given,
-            "release_memory": release_memory,
+            "release_memory": self._release_memory,
             **self.kv.operations,
             **self.disk.operations,
         }
@@ -104,6 +107,11 @@ class Follower:
     def engine(self) -> FollowingEngine:
         assert self._engine is not None, "rank 0 makes its engine before it uses it"
         return self._engine
+
+    def _release_memory(self) -> None:
+        """Give up what is gone. Nothing is told for a while: what rank 0 hears now has to hold."""
+        release_memory()
+        self._memory.measure(is_due=True)
 
     # ------------------------------------------------------------ start
 
@@ -167,7 +175,7 @@ class Follower:
 
     def _step(self) -> None:
         sampled = self.engine.decoder.step()
-        self._link.witness("said", [one.token_id for one in sampled])
+        self._link.witness(*said_facts([one.token_id for one in sampled]))
 
     def _remove(self, key: str, said: int | None, handle: Handle) -> None:
         left = self.engine.decoder.remove(key, said)

@@ -24,6 +24,7 @@ from hearth.worker.ranks.disk.open_followed_store import open_followed_store
 from hearth.worker.ranks.follower import Follower
 from hearth.worker.ranks.loading.sharded_model import Sharded
 from hearth.worker.ranks.rank_link import FollowerLink
+from hearth.worker.setup.encoder_memory import workers_limit
 from hearth.worker.setup.kv_setup import identify
 
 MEASURE_S: Final = 0.5
@@ -39,12 +40,12 @@ class FollowerMemory:
         self._link = link
         self._use = MemoryUse()
         self._measured_at = 0.0
-        self._limit = mlx_memory.memory_limit(settings)
+        self._limit = workers_limit(settings)
 
     def share(self, ranks_here: int) -> None:
         """So many ranks of each worker are on this machine, and have equal parts of its memory."""
         parts = ranks_here * max(1, self._settings.workers)
-        self._limit = mlx_memory.memory_limit(self._settings) // parts
+        self._limit = workers_limit(self._settings) // parts
         mlx_memory.hold_memory(self._limit)
 
     def admit(self, nbytes: int) -> None:
@@ -56,10 +57,10 @@ class FollowerMemory:
         mlx_memory.wire_loaded(self._settings.wire, (one.nbytes for one in weights_of(model)))
         self.measure()
 
-    def measure(self) -> None:
+    def measure(self, *, is_due: bool = False) -> None:
         """Look at the process, where the last look is some time ago; rank 0 is told later."""
         now = time.monotonic()
-        if now - self._measured_at >= MEASURE_S:
+        if is_due or now - self._measured_at >= MEASURE_S:
             self._measured_at = now
             self._use.measure()
             self._link.set_room(*self.room())

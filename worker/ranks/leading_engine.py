@@ -23,7 +23,7 @@ from hearth.worker.engine.decode.decoding_sequence import (
 from hearth.worker.engine.decode.tree_forward import TreeForward
 from hearth.worker.engine.engine import Engine
 from hearth.worker.engine.model_loader import LoadedModel
-from hearth.worker.ranks.agreed_tokens import LeadingTokens, Sum, check_sums, checksum
+from hearth.worker.ranks.agreed_tokens import LeadingTokens, Sum, check_sums, checksum, said_facts
 from hearth.worker.ranks.named_kv import Telling, handle_of
 from hearth.worker.ranks.rank_link import Value
 
@@ -116,7 +116,7 @@ class LeadingDecoder(Decoder):
         pairs = self._tokens_said.take()
         sampled = super().step()
         check_sums(pairs)
-        self._telling.link.witness("said", [one.token_id for one in sampled])
+        self._telling.link.witness(*said_facts([one.token_id for one in sampled]))
         return sampled
 
     def remove(self, key: str, said: int | None = None) -> UnfinishedBatch | None:

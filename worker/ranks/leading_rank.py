@@ -84,6 +84,8 @@ class LeadingRank(SingleRank):
         self._split = split
         self._total: Sum = sum_over(group)
         self.rooms: dict[int, RankRoom] = {}  # at the start, of ranks whose heartbeat says none
+        self._heard_rooms: dict[int, RankRoom] = {}  # as of the last look, and what they allow
+        self._limit = 0
         self.byte_share = 1.0
         self._is_serving = False
         self.ranks_here = _alike(link.hosts, 0)
@@ -130,7 +132,7 @@ class LeadingRank(SingleRank):
 
     def layer_map(self, probe: list[Any]) -> LayerMap:
         layers = LeadingLayerMap(probe, self.telling)
-        self.byte_share = layers.byte_share
+        self.byte_share, self._heard_rooms = layers.byte_share, {}
         return layers
 
     def disk_thread(self, file_store: FileStore, queue_bytes: int) -> DiskThread:
@@ -143,8 +145,15 @@ class LeadingRank(SingleRank):
         return dataclasses.replace(forward, pair_bytes=forward.pair_bytes // self._group.size())
 
     def limit(self, used: int) -> int:
-        left = min(room.limit_bytes - room.used_bytes for room in self._told_rooms().values())
-        return used + int(left / self.byte_share)
+        """See `SingleRank`. Until another rank says more, what it takes moves as this one's does.
+
+        What it said last does not have in it what was admitted since then.
+        """
+        rooms = self._told_rooms()
+        if rooms != self._heard_rooms:
+            left = min(room.limit_bytes - room.used_bytes for room in rooms.values())
+            self._heard_rooms, self._limit = rooms, used + int(left / self.byte_share)
+        return self._limit
 
     def _told_rooms(self) -> dict[int, RankRoom]:
         told = dict(self.telling.link.rooms)  # of no bytes, until a rank has looked

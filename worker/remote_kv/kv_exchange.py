@@ -29,7 +29,8 @@ class NoRemoteKV:
         """Ask for what lies behind the prompt's `kept_tokens`; None where nobody is asked.
 
         `then` is called once, on another thread, when as much is on disk as will come, unless the
-        move is given up. `tokens_per_s` are a prefill's. Inference thread, as the next three.
+        move is given up, or waits for another prompt's and is late then. `tokens_per_s` are a
+        prefill's. Inference thread, as the next three.
         """
         return None
 

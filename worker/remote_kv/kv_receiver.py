@@ -84,6 +84,7 @@ class Move:
     received: int = 0  # bytes of it
     fetched_at: float = 0.0  # when the last piece was asked for
     piece_bytes: int = CHUNK_BYTES  # how much is asked for at once
+    leader: "Move | None" = None  # that brings most of it: nothing is sent for this one
     position: int = 0  # that the prompt would be kept up to
 
     @property
@@ -95,9 +96,9 @@ class Move:
     @property
     def is_late(self) -> bool:
         """Whether waiting has become dearer than reading the prompt. Any thread."""
-        now = awake_s()
-        is_silent = now - self.heard_at > SILENCE_S_MAX
-        return self.is_over or is_silent or now - self.asked_at > self.prefill_s
+        now, sent = awake_s(), self.leader or self
+        is_silent = now - sent.heard_at > SILENCE_S_MAX
+        return sent.is_over or self.is_over or is_silent or now - self.asked_at > self.prefill_s
 
     @property
     def left_bytes(self) -> int:
@@ -112,7 +113,8 @@ class Move:
 class KVReceiver:
     """Seeks KV, fetches it piece by piece, and puts each file into the file store.
 
-    Each move that is not given up ends in one call of its `then`, on the I/O thread or the wire's.
+    Each move that is sought and not given up ends in one call of its `then`, on the I/O thread or
+    the wire's.
     Invariant: at most MOVES_MAX moves, each with one file in memory that is not whole.
     Owner: the I/O thread; `seek`, `give_up` and `forget` are the inference thread's, `hear` is the
     wire thread's.
@@ -146,18 +148,43 @@ class KVReceiver:
         tokens_per_s: float,
         then: Callable[[], None],
     ) -> Move | None:
-        """Ask for the KV of a prompt beyond `kept_tokens`; None where it is not worth asking."""
+        """Ask for the KV of a prompt beyond `kept_tokens`; None where it is not worth asking.
+
+        Where another prompt's move brings most of it already this one waits for that, and is late
+        once that is over.
+        """
         cuts = [cut for cut in query.cuts if cut - kept_tokens >= TOKENS_MIN][-SEEK_NAMES_MAX:]
-        if query.portable_root is None or not cuts or len(self._moves) >= MOVES_MAX:
+        if query.portable_root is None or not cuts:
             return None
+        self._give_up_dead()
         names = prefix_hashes(query.portable_root, query.tokens, cuts)
         ends: dict[bytes, int] = dict(zip(names, cuts, strict=True))
         seek_id = uuid.uuid4().hex
         move = Move(seek_id, query, asker, ends, reached, kept_tokens, tokens_per_s, then)
+        if self._joins_other(move):
+            self.counts["joined"] += 1
+            return move
+        if len(self._moves) >= MOVES_MAX:
+            return None
         self._moves[seek_id] = move
         self.counts["sought"] += 1
         self._post(asker.peer, Seek(seek_id, list(reversed(names))))
         return move
+
+    def _give_up_dead(self) -> None:
+        """Leave the moves that nobody waits for, and that no answer ends: their proxy died."""
+        for move in list(self._moves.values()):
+            if move.is_late or move.asker.is_gone:
+                self.give_up(move)
+
+    def _joins_other(self, move: Move) -> bool:
+        """Have it wait for a move that brings more of the prompt than it leaves, if any does."""
+        for other in list(self._moves.values()):
+            shared = max((move.ends[name] for name in move.ends.keys() & other.ends), default=0)
+            if shared - move.kept_tokens > max(move.ends.values()) - shared:
+                move.leader, move.position = other, shared
+                return True
+        return False
 
     def give_up(self, move: Move) -> None:
         """Nobody waits for a move any more; what has come of it is on disk."""
@@ -260,26 +287,23 @@ class KVReceiver:
         move.content[move.received : move.received + size] = np.frombuffer(chunk.data, np.uint8)
         move.received += size
         if move.received < file.nbytes:
-            self._fetch(move, is_trial=may_grow)
+            self._fetch(move)
             return
         content, move.content, move.received = move.content, None, 0
         del move.files[0]
         if move.files:
-            self._fetch(move, is_trial=may_grow)  # comes while this one is written
+            self._fetch(move)  # comes while this one is written
         self._put(move, move.found, file, content)
         if not move.files and not move.is_over:
             self.counts["moved"] += 1
             self.counts["moved_tokens"] += move.position - move.kept_tokens
             self._end(move)
 
-    def _fetch(self, move: Move, *, is_trial: bool = False) -> None:
-        """Ask for the next piece, where all will have come sooner than a prefill would.
-
-        `is_trial`: a larger piece is tried, as the last one was too small to tell the line's speed.
-        """
+    def _fetch(self, move: Move) -> None:
+        """Ask for the next piece, where all will have come sooner than a prefill would."""
         assert move.found is not None
         speed = self.speed.bytes_per_s(move.found.holder)
-        is_slow = speed is not None and not is_trial and move.is_slow(speed)
+        is_slow = move.is_late or (speed is not None and move.is_slow(speed))
         if is_slow or not move.files or move.asker.is_gone:
             self.counts["slow" if is_slow else "needless"] += 1
             self._end(move)

@@ -77,3 +77,12 @@ def test_what_cannot_be_checked_says_so(machine: Path, capsys: pytest.CaptureFix
 def test_workers_that_tell_nothing_are_no_verdict(capsys: pytest.CaptureFixture[str]) -> None:
     assert doctor.show([{"worker": 0, "error": "it is loading"}]) == 2
     assert "worker 0: it is loading" in capsys.readouterr().err
+
+
+def test_a_model_over_ranks_is_not_loaded_whole(
+    machine: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("RANKS", "2")
+    assert doctor.main([]) == 2
+    assert "hearth ranks check compares the ranks" in capsys.readouterr().err
+    assert not machine.exists()

@@ -94,15 +94,13 @@ def test_a_worker_cannot_speak_in_a_route_that_is_not_its_own() -> None:
         (2, found("a")),
         (2, Chunk("a", 0, 0, b"lie")),
         (2, Fetch("a", 0, 0, CHUNK_BYTES)),
-        (0, Fetch("a", 0, 0, CHUNK_BYTES)),
         (1, Chunk("a", 0, 0, b"to itself")),
-        (0, Chunk("a", 0, 0, b"x" * (CHUNK_BYTES + 1))),
         (0, Found.nobody("unknown")),
     ):
         relay.hear(number, message)
     relay.hear(2, Seek("a", [LONG]))
     assert (len(one.sent), len(two.sent)) == before
-    assert relay.counts["strays"] == 7 and liar.sent == [Found.nobody("a")]
+    assert relay.counts["strays"] == 5 and liar.sent == [Found.nobody("a")]
 
 
 def test_a_holder_that_goes_ends_the_waiting_of_who_asked_it() -> None:
@@ -126,16 +124,62 @@ def test_after_a_clear_nobody_is_asked_for_what_was_told_before() -> None:
     assert two.sent == [Found.nobody("a"), Found.nobody("b")]
 
 
-def test_routes_that_nobody_uses_make_room_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_asks_without_end_loses_its_own_oldest_routes_and_nobody_elses() -> None:
+    one, two, three = Link(0), Link(1), Link(2)
+    relay = relay_of(one, two, three)
+    relay.hear(0, Holds([LONG], []))
+    relay.hear(2, Seek("other", [LONG]))
+    for number in range(3 * kv_relay.ROUTES_MAX):
+        relay.hear(1, Seek(f"{number}", [LONG]))
+    assert relay.report()["routes"] == kv_relay.ROUTES_MAX + 1
+    relay.hear(0, found("other"))
+    assert len(three.sent) == 1
+    relay.hear(1, Fetch("0", 0, 0, CHUNK_BYTES))
+    assert two.sent[-1] == Found.nobody("0"), "who asks on learns at once that it is in vain"
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        [Chunk("a", 0, 0, b"early")],
+        [found("a"), found("a")],
+        [Fetch("a", 0, 0, CHUNK_BYTES)],
+        [found("a"), Chunk("a", 0, 0, b"unasked")],
+        [found("a"), None, Chunk("a", 0, 0, b"KV"), Chunk("a", 0, 0, b"again")],
+        [found("a"), None, Chunk("a", 0, 0, b"x" * (CHUNK_BYTES + 1))],
+    ],
+)
+def test_a_holder_that_says_what_it_was_not_asked_is_not_listened_to_any_more(
+    said: list[KVMove | None],
+) -> None:
     one, two = Link(0), Link(1)
     relay = relay_of(one, two)
     relay.hear(0, Holds([LONG], []))
-    for number in range(kv_relay.ROUTES_MAX + 1):
-        relay.hear(1, Seek(f"{number}", [LONG]))
-    assert two.sent == [Found.nobody(f"{kv_relay.ROUTES_MAX}")]
-    monkeypatch.setattr(kv_relay, "ROUTE_IDLE_S_MAX", -1.0)
-    relay.hear(1, Seek("now", [LONG]))
-    assert len(two.sent) == 1 and relay.report()["routes"] == 1
+    relay.hear(1, Seek("a", [LONG]))
+    for message in said:
+        relay.hear(0, message) if message else relay.hear(1, Fetch("a", 0, 0, CHUNK_BYTES))
+    allowed = [message for message in said[:-1] if message is not None]
+    assert len(two.sent) == len(allowed) + 1 and two.sent[-1] == Found.nobody("a")
+    assert relay.report()["routes"] == 0 and relay.counts["strays"] == 1
+    relay.hear(0, found("a"))
+    assert len(two.sent) == len(allowed) + 1
+
+
+def test_of_one_route_one_piece_at_a_time_is_asked_for() -> None:
+    one, two = Link(0), Link(1)
+    relay = relay_of(one, two)
+    relay.hear(0, Holds([LONG], []))
+    relay.hear(1, Seek("a", [LONG]))
+    relay.hear(0, found("a"))
+    for _ in range(2):
+        relay.hear(1, Fetch("a", 0, 0, CHUNK_BYTES))
+    assert len(one.sent) == 2 and relay.counts["strays"] == 1
+
+
+def test_a_name_that_is_none_is_not_remembered() -> None:
+    relay = relay_of(Link(0), Link(1))
+    relay.hear(0, Holds([b"x" * (kv_relay.NAME_BYTES_MAX + 1), LONG], []))
+    assert relay.report() == {"held": 1, "routes": 0, "strays": 1}
 
 
 NAMES = st.integers(0, 2 * HELD_NAMES_MAX).map(lambda number: number.to_bytes(16, "big"))

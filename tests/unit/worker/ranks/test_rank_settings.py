@@ -110,6 +110,7 @@ def test_the_greediest_rank_decides_how_much_a_byte_of_rank_0_weighs() -> None:
     assert rank.limit(250) == 250 + 600
     rank.telling.link.rooms[1] = RankRoom(0, 0)  # type: ignore[index]
     assert rank.limit(250) == 250 + 600, "it has not looked yet"
+    assert rank.limit(450) == 250 + 600, "the 200 bytes that rank 0 took since, it has taken too"
     rank.telling.link.rooms[1] = RankRoom(1000, 900)  # type: ignore[index]
     rank.byte_share = 2.0
     assert rank.limit(250) == 250 + 50

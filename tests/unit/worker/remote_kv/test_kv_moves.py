@@ -13,8 +13,9 @@ from hearth.worker.cache.block_hash import PrefixHash, root_hash
 from hearth.worker.cache.extent_store import Layout
 from hearth.worker.disk.file_names import FileKind
 from hearth.worker.disk.resume_files import resume_files
-from hearth.worker.remote_kv import kv_receiver
+from hearth.worker.remote_kv import kv_receiver, transfer_speed
 from hearth.worker.remote_kv.moved_files import MovedFile
+from hearth.worker.remote_kv.transfer_speed import ENOUGH_S, TransferSpeed
 from tests.helpers.remote_kv.kv_movers import (
     FULL,
     PLAIN,
@@ -134,22 +135,22 @@ def test_a_short_rest_is_not_asked_for(join: Join) -> None:
     assert move is None and not network.two.receiver.counts
 
 
-def test_a_line_that_is_slower_than_reading_anew_is_left_after_a_first_piece(join: Join) -> None:
+def test_a_line_that_is_slower_than_reading_anew_is_left_after_a_few_pieces(join: Join) -> None:
     network = join()
     kept(network)
 
     def late(message: KVMove) -> KVMove:
         if isinstance(message, Chunk):
-            time.sleep(0.05)
+            time.sleep(0.1)
         return message
 
     network.one.on_sent = late
-    fast = 5 * RUN / 0.2  # tokens a second: eleven files come in 0.55 s, the prompt is read in 0.2
+    fast = 5 * RUN / 0.7  # tokens a second: eleven files come in 1.1 s, the prompt is read in 0.7
     network.two.get(prompt_of(TOKENS, M4), speed=fast)
     assert network.two.receiver.counts["slow"] == 1
-    assert len(network.two.files()) < 4
+    assert len(network.two.files()) < 6
     network.one.on_sent = lambda message: message
-    network.two.get(prompt_of(TOKENS, M4), speed=fast)
+    network.two.get(prompt_of(TOKENS, M4), speed=3 * fast)
     assert network.two.receiver.counts["slow"] == 2, "it is known now"
 
 
@@ -184,22 +185,29 @@ def test_pieces_grow_on_a_fast_line_and_stay_small_on_a_slow_one(
     assert {*asked} == {1000} and slow.two.receiver.counts["moved"] == 1
 
 
-def test_a_line_is_not_called_slow_for_pieces_that_are_too_small_to_tell(
-    join: Join, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(kv_receiver, "PIECE_BYTES_MIN", 100)
-    monkeypatch.setattr(kv_receiver, "PIECE_S", 60.0)
-    network = join(layout=PLAIN)
-    kept(network, PLAIN)
+def test_a_line_is_called_slow_for_what_it_takes_and_not_for_one_small_piece() -> None:
+    speed = TransferSpeed()
+    speed.note(1, 1000, ENOUGH_S / 2)
+    assert speed.bytes_per_s(1) is None and speed.report() == {}
+    speed.note(1, 1000, ENOUGH_S)
+    assert speed.bytes_per_s(1) == pytest.approx(1800 / (1.4 * ENOUGH_S))
+    for _ in range(7):
+        speed.note(2, 1000, 0.001)
+        assert speed.bytes_per_s(2) is None
+    speed.note(2, 1000, 0.001)
+    assert speed.bytes_per_s(2) == pytest.approx(1e6)
 
-    def far(message: KVMove) -> KVMove:
-        if isinstance(message, Chunk):
-            time.sleep(0.02)
-        return message
 
-    network.one.on_sent = far  # 5,000 bytes a second at first: 25 s for all
-    network.two.get(prompt_of(TOKENS, M4), speed=5 * RUN / 10)
-    assert network.two.receiver.counts["moved"] == 1
+def test_a_line_that_was_slow_is_tried_again_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [1000.0]
+    monkeypatch.setattr(transfer_speed, "awake_s", lambda: now[0])
+    speed = TransferSpeed()
+    speed.note(1, 1000, 10.0)
+    assert speed.bytes_per_s(1) == 100
+    now[0] += transfer_speed.STALE_S + 1
+    assert speed.bytes_per_s(1) is None
+    speed.note(1, 10**6, 1.0)
+    assert speed.bytes_per_s(1) == 10**6, "what it was then counts no more"
 
 
 def test_what_would_become_late_is_left_as_soon_as_that_is_seen(join: Join) -> None:
@@ -216,6 +224,36 @@ def test_what_would_become_late_is_left_as_soon_as_that_is_seen(join: Join) -> N
 def network_file() -> MovedFile:
     name = records_of(prompt_of(TOKENS, M4), M4, PLAIN)[0].name
     return MovedFile(0, name, name, 0, 1)
+
+
+def test_prompts_that_begin_alike_wait_for_one_move_and_not_for_one_each(join: Join) -> None:
+    network, may_go = join(), threading.Event()
+    kept(network)
+    network.one.disk.later(lambda: may_go.wait(60))
+    first, done = network.two.ask(prompt_of(TOKENS, M4))
+    second, _ = network.two.ask(prompt_of(LONGER, M4))
+    other, _ = network.two.ask(prompt_of([*TOKENS[: 2 * RUN], *([5] * 4 * RUN)], M4))
+    assert first is not None and second is not None and other is not None
+    assert (second.leader, other.leader) == (first, None), "most of the last one is its own"
+    assert not second.is_late and second.prefill_s == 5 * RUN
+    may_go.set()
+    assert done.wait(60) and second.is_late and resumable(network.two, LONGER, 5 * RUN)
+    counts = network.two.receiver.counts
+    assert (counts["sought"], counts["joined"], counts["moved"]) == (2, 1, 1)
+
+
+def test_who_waits_for_a_move_waits_no_longer_than_for_its_own(join: Join) -> None:
+    network = join()
+    kept(network)
+    network.one.on_sent = lambda message: None
+    first, _ = network.two.ask(prompt_of(TOKENS, M4))
+    second, _ = network.two.ask(prompt_of(LONGER, M4))
+    assert first is not None and second is not None and second.leader is first
+    first.heard_at -= 10
+    assert second.is_late, "the holder is silent"
+    first.heard_at += 10
+    second.asked_at -= second.prefill_s
+    assert second.is_late and not first.is_late
 
 
 @pytest.mark.parametrize("lacks", ["disk", "day", "memory"])
@@ -269,8 +307,9 @@ def test_nothing_is_kept_of_what_is_not_what_was_asked_for(join: Join, lie: str)
     network.one.on_sent = lied
     network.two.get(prompt_of(TOKENS, M4))
     assert network.two.files() == set()
-    refused = [name for name in network.two.receiver.counts if name.startswith("refused_")]
-    assert len(refused) == 1, network.two.receiver.counts
+    counts = network.two.receiver.counts
+    ends = [name for name in counts if name.startswith("refused_") or name in ("nowhere", "lost")]
+    assert len(ends) == 1, counts
 
 
 def test_a_worker_that_has_lied_three_times_is_not_listened_to_any_more(join: Join) -> None:
@@ -367,6 +406,22 @@ def test_the_move_of_a_client_that_left_fetches_nothing_more(join: Join) -> None
     assert done.wait(60) and network.two.receiver.counts["bytes"] == 0
 
 
+def test_moves_that_nobody_ends_keep_no_place_from_others(join: Join) -> None:
+    network = join()
+    network.two.on_sent = lambda message: None  # its proxy is dead
+    client = Client()
+    prompts = [[7000 + number, *TOKENS] for number in range(2)]
+    others = [[number + 1, *TOKENS] for number in range(kv_receiver.MOVES_MAX)]
+    asked = [network.two.ask(prompt_of(tokens, M4), client=client)[0] for tokens in others]
+    assert all(asked) and network.two.ask(prompt_of(prompts[0], M4))[0] is None
+    client.is_gone = True
+    last, _ = network.two.ask(prompt_of(prompts[0], M4))
+    assert last is not None
+    last.heard_at -= 10
+    assert network.two.ask(prompt_of(prompts[1], M4))[0] is not None and last.is_over
+    assert network.two.receiver.counts["given_up"] == kv_receiver.MOVES_MAX + 1
+
+
 def test_only_files_of_an_offer_are_sent(join: Join) -> None:
     network = join()
     kept(network)
@@ -391,6 +446,21 @@ def test_only_files_of_an_offer_are_sent(join: Join) -> None:
     chunks = [len(message.data) for message in sent if isinstance(message, Chunk)]
     assert chunks[:6] == [0] * 6 and chunks[6] > RUN and chunks[7] == 0
     assert query.limit == 5 * RUN
+
+
+def test_what_lacks_its_state_is_passed_over_without_a_look_at_all_that_leads_there(
+    join: Join, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    network = join()
+    query = prompt_of(TOKENS, M3)
+    rows = [r for r in records_of(query, M3, FULL) if r.kind is not FileKind.STATE]
+    network.one.keep(query, rows)
+    looks: list[PrefixHash] = []
+    at = network.one.store.at
+    monkeypatch.setattr(network.one.store, "at", lambda end: [looks.append(end), *at(end)][1:])
+    assert query.root is not None
+    assert resume_files(network.one.store, FULL, query.root, query.names[-1]) == []
+    assert {*looks} == {query.names[-1]}
 
 
 def test_a_state_that_is_not_on_disk_is_not_offered_and_the_prefix_before_it_is(

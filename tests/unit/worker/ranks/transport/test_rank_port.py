@@ -85,3 +85,12 @@ def test_the_socket_of_ranks_on_one_machine_is_this_users_alone(tmp_path: Path) 
     router.close()
     assert not path.exists()
     context.close()
+
+
+def test_a_port_that_another_server_has_is_told_with_its_setting(
+    keys: CurveKeys, router: RankRouter
+) -> None:
+    context = RankContext(keys, is_leader=False)
+    with pytest.raises(StartError, match=r"cannot be bound: Address .* in use\. Set RANK_PORT"):
+        RankRouter(context, router.endpoint)
+    context.close()
