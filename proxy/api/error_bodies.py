@@ -8,8 +8,9 @@ from hearth.shared.errors import Overloaded, RequestError
 
 THREAD_UNSUPPORTED: Final = "thread_unsupported_request"  # Anthropic's word, which SDKs act on
 TOO_LONG: Final = "context_length_exceeded"
-# By which a LiteLLM in front of several servers knows such a prompt, whatever its code.
-LITELLM_WORDS: Final = "is longer than the model's context length"
+# llama.cpp's words, by which a LiteLLM in front of several servers, and agents behind one, which are
+# told no code then, know such a prompt.
+TOO_LONG_WORDS: Final = "exceeds the available context size"
 _OPENAI_TYPES: Final = {
     401: "authentication_error",
     403: "permission_error",
@@ -42,9 +43,9 @@ def _known_param(error: RequestError) -> str | None:
 def _text(error: RequestError) -> str:
     """Return what people and programs are told."""
     text = str(error)
-    if error.code != TOO_LONG or LITELLM_WORDS in text:
+    if error.code != TOO_LONG or TOO_LONG_WORDS in text:
         return text
-    return f"{text} The prompt {LITELLM_WORDS} here."
+    return f"{text} The prompt {TOO_LONG_WORDS} here."
 
 
 def anthropic_error(error: RequestError) -> dict[str, Any]:

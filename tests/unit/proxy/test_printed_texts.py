@@ -83,15 +83,16 @@ def test_errors_keep_their_code_and_say_when_to_come_back() -> None:
 def test_a_prompt_that_is_too_long_is_told_in_the_words_that_each_reader_acts_on(
     dialect: Dialect,
 ) -> None:
-    """Claude Code compacts on some of them; LiteLLM asks another model on the last ones."""
+    """Claude Code compacts on some of them; LiteLLM asks another model on the last ones, on which
+    Pi, opencode and OpenClaw compact behind one."""
     long = PromptTooLong(tokens=180_008, tokens_max=131_071)
     text = json.dumps(error_body(long, dialect, "id"))
     assert "The prompt is 180,008 tokens and this server accepts 131,071. Remove at least" in text
-    assert text.count("is longer than the model's context length") == 1
+    assert text.count("exceeds the available context size") == 1
     assert ("prompt is too long: " in text) == (dialect == "messages")
-    told = RequestError("It is longer than the model's context length.", code=long.code)
+    told = RequestError("It exceeds the available context size.", code=long.code)
     assert openai_error(told)["message"] == str(told)
-    assert "longer" not in openai_error(RequestError("Bad."))["message"]
+    assert openai_error(RequestError("Bad."))["message"] == "Bad."
 
 
 def test_a_start_says_where_the_model_takes_images() -> None:
