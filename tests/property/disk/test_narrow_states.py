@@ -27,7 +27,7 @@ def workers(tmp_path: Path) -> Iterator[Workers]:
 
 
 def written(workers: Workers, kind: FileKind) -> list[FileName]:
-    label = workers.file_store._rule
+    label = workers.file_store.rule
     names = [parse(path.name, label) for path in workers.directory.rglob("*.safetensors")]
     return [name for name in names if name is not None and name.kind is kind]
 
