@@ -83,8 +83,19 @@ async def pdf_pages(data: bytes) -> list[str]:
     finally:
         with contextlib.suppress(ProcessLookupError):
             process.kill()
-        await process.wait()
+        await _ended(process)
     return _pages(answer, status)
+
+
+async def _ended(process: Process) -> None:
+    """Wait until a process that was killed is gone, and read what it left behind.
+
+    asyncio of Python 3.11 tells nobody of its end while its output waits (cpython, gh-119710).
+    """
+    assert process.stdout is not None
+    while await process.stdout.read(_PART_BYTES):
+        pass
+    await process.wait()
 
 
 def _environment() -> dict[str, str]:

@@ -344,6 +344,21 @@ def test_one_that_answers_without_an_end_is_ended(
     assert not children()
 
 
+def test_one_whose_output_fills_every_buffer_is_ended(
+    program: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pdf_client, "ANSWER_BYTES_MAX", 1_000)
+    program.write_text(
+        "import fcntl, os\n"
+        "if hasattr(fcntl, 'F_SETPIPE_SZ'): fcntl.fcntl(1, fcntl.F_SETPIPE_SZ, 1 << 20)\n"
+        "while True: os.write(1, b'x' * (1 << 20))\n"
+    )
+    with pytest.raises(RequestError) as caught:
+        pages(b"x")
+    assert caught.value.status == 503 and "1,000 bytes" in str(caught.value)
+    assert not children()
+
+
 def test_a_client_that_leaves_ends_it(program: Path, tmp_path: Path) -> None:
     begun = tmp_path / "begun"
     program.write_text(f"import time\nopen({str(begun)!r}, 'w').close()\ntime.sleep(60)\n")
