@@ -1,4 +1,4 @@
-"""What ranks compare of the tokens that they say, and what a difference tells to people."""
+"""Ranks compare the tokens that they say, and a difference tells people none of them."""
 
 import mlx.core as mx
 import pytest
