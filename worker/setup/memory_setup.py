@@ -99,11 +99,15 @@ class WorkerMemory:
         if tokens == facts.context_tokens:
             return loaded
         if tokens < CONTEXT_TOKENS_MIN:
+            ranks = facts.ranks
+            parts = f" over {ranks} ranks" if ranks > 1 else ""
+            more = "more RANKS" if ranks > 1 else "KV_BITS=8"  # which several ranks cannot have
             raise StartError(
                 f"MODEL_PATH is {self._settings.model_path!r}, beside whose weights "
-                f"({facts.weight_bytes / GB:.1f} GB) a context of {tokens:,} tokens fits into "
-                f"{limit / GB:.1f} GB; {CONTEXT_TOKENS_MIN:,} are the least. Use a smaller model "
-                "or one of fewer bits, set KV_BITS=8 or fewer WORKERS, or raise MEMORY_LIMIT_MB."
+                f"({facts.weight_bytes / GB:.1f} GB{parts}) a context of {tokens:,} tokens fits "
+                f"into {limit / GB:.1f} GB; {CONTEXT_TOKENS_MIN:,} are the least. Use a smaller "
+                f"model or one of fewer bits, set {more} or fewer WORKERS, or raise "
+                "MEMORY_LIMIT_MB."
             )
         log.warning(
             "the context is %s tokens, not %s: more does not fit into %.1f GB beside the model",

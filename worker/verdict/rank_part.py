@@ -7,11 +7,10 @@ any: of an uneven number of layers it gets one more.
 from dataclasses import dataclass
 from typing import Any, Final
 
-from mlx.utils import tree_flatten
-
 from hearth.shared.settings_from_env import Settings
 from hearth.worker.ranks.loading.sharded_model import split_model
 from hearth.worker.ranks.transport.rank_hosts import read_hosts
+from hearth.worker.verdict.unloaded_model import parameter_bytes
 
 LATENT_KV: Final = "kv_lora_rank"  # names what a model keeps for all of its heads, so that all do
 
@@ -55,14 +54,10 @@ def split_off(model: Any, config: dict[str, Any], settings: Settings) -> RankPar
     """
     if settings.ranks == 1:
         return RankPart()
-    nbytes, layers = _bytes(model), len(model.layers)
+    nbytes, layers = parameter_bytes(model), len(model.layers)
     split_model(model, config, ImaginedGroup(settings.ranks), settings.rank_split)
-    weights = _bytes(model) / max(1, nbytes)
+    weights = parameter_bytes(model) / max(1, nbytes)
     if settings.rank_split == "pipeline":
         return RankPart(weights, len(model.layers) / layers)
     is_latent = LATENT_KV in (config.get("text_config") or config)
     return RankPart(weights, 1.0 if is_latent else 1 / settings.ranks, settings.ranks)
-
-
-def _bytes(model: Any) -> int:
-    return sum(array.nbytes for _, array in tree_flatten(model.parameters()))

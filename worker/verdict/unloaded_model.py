@@ -72,6 +72,11 @@ def unloaded_probe(model: nn.Module) -> list[Any]:
     return cache
 
 
+def parameter_bytes(model: nn.Module) -> int:
+    """Return what the parameters of a model take, or would take."""
+    return sum(array.nbytes for _, array in tree_flatten(model.parameters()))
+
+
 def _check_layer_count(config: dict[str, Any]) -> None:
     """Raises: ValueError: it tells more layers than any model has."""
     text = config.get("text_config")

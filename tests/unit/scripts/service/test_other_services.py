@@ -100,10 +100,13 @@ def test_a_damaged_unit_file_says_to_install_again(
 ) -> None:
     linux.make_keys()
     assert linux.run("install", "worker", f"tcp://127.0.0.1:{free_port()}") == 0
-    (linux.unit.parent / "hearth-worker.service").write_text("[Service]\n")
+    unit = linux.unit.parent / "hearth-worker.service"
+    text = unit.read_text()
+    unit.write_text("[Service]\n")
     with pytest.raises(SystemExit):
         linux.run("start", "worker")
     assert "ENDPOINT" in capsys.readouterr().err
+    unit.write_text(text)  # so that what runs is ended with the test
 
 
 @pytest.mark.parametrize(("flags", "status"), [(["--end-with-0-if-refused"], 0), ([], 78)])

@@ -1,4 +1,4 @@
-"""Ranks compare the tokens that they say, and tell people what differs, and no tokens."""
+"""Ranks compare the tokens that they say, and a difference tells people none of them."""
 
 import mlx.core as mx
 import pytest

@@ -1,17 +1,21 @@
-"""A follower takes no more memory than its machine has for it."""
+"""A follower takes its part of its machine's memory, and tells rank 0 what is left of that."""
 
+import dataclasses
 from typing import Any
 
 import pytest
 
+from hearth.shared.errors import StartError
 from hearth.shared.settings_from_env import load_settings
 from hearth.worker.engine import mlx_memory
+from hearth.worker.engine.forward_memory import ForwardMemory
 from hearth.worker.ranks.follower import Follower
 from hearth.worker.ranks.follower_setup import FollowerMemory
 from hearth.worker.ranks.rank_link import FollowerLink
 from hearth.worker.setup import encoder_memory
 from hearth.worker.setup.memory_setup import WorkerMemory
 from hearth.worker.setup.rank_setup import SingleRank
+from scripts.harness.socketless_worker import loaded
 
 MB = mlx_memory.MB
 ENCODERS = 300 * MB
@@ -57,3 +61,13 @@ def test_what_is_given_up_is_told_though_the_last_look_was_just_now() -> None:
     follower = Follower(link, loads, loads, memory, loads)
     follower.operations["release_memory"]()
     assert len(link.told) == 2
+
+
+def test_ranks_too_small_for_a_context_are_not_told_to_set_what_they_cannot_have() -> None:
+    settings = load_settings({"RANKS": "2", "MEMORY_LIMIT_MB": "200"}, None)
+    memory = WorkerMemory(settings, "ipc:///nowhere/w", TwoHere())
+    model = loaded("qwen3", tiny=True)
+    over_two = dataclasses.replace(model, facts=dataclasses.replace(model.facts, ranks=2))
+    with pytest.raises(StartError, match=r"GB over 2 ranks\) .* set more RANKS or") as caught:
+        memory.fit(over_two, lambda tokens: tokens << 30, ForwardMemory())
+    assert "KV_BITS" not in str(caught.value)
