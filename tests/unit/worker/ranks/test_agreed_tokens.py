@@ -1,4 +1,4 @@
-"""Ranks compare the tokens that they say, and tell people what differs, and no tokens."""
+"""Checks what ranks compare of the tokens that they say, and what a difference tells to people."""
 
 import mlx.core as mx
 import pytest

@@ -1,4 +1,4 @@
-"""A follower takes no more memory than its machine has for it."""
+"""Checks how much of its machine's memory a follower may take."""
 
 from typing import Any
 
