@@ -8,8 +8,8 @@ from hearth.shared.errors import Overloaded, RequestError
 
 THREAD_UNSUPPORTED: Final = "thread_unsupported_request"  # Anthropic's word, which SDKs act on
 TOO_LONG: Final = "context_length_exceeded"
-# llama.cpp's words, by which a LiteLLM in front of several servers, and agents behind one, which are
-# told no code then, know such a prompt.
+# llama.cpp's words, by which a LiteLLM in front of several servers knows such a prompt, and agents
+# behind one, which are told no code then.
 TOO_LONG_WORDS: Final = "exceeds the available context size"
 _OPENAI_TYPES: Final = {
     401: "authentication_error",

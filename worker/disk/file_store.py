@@ -122,9 +122,7 @@ class FileStore:
     def is_reserved(self) -> bool:
         """Whether only the reserve of today's writing is left, as of the last write."""
         written = self._written_today(self._counters_seen)
-        return (
-            bool(self.write_bytes_per_day) and written >= self.write_bytes_per_day - self.reserve
-        )
+        return bool(self.write_bytes_per_day) and written >= self.write_bytes_per_day - self.reserve
 
     @property
     def bytes_used(self) -> int:

@@ -6,8 +6,8 @@
     hearth service stop         ends it until `hearth service start` or the next login
     hearth service uninstall    ends it and removes the unit file and the log
 
-    hearth service install worker tcp://0.0.0.0:5555      `hearth worker` in place of the server
-    hearth service install ranks join 192.168.2.1         `hearth ranks join` in place of it
+    hearth service install worker tcp://0.0.0.0:5555      `hearth worker`, beside the server
+    hearth service install ranks join 192.168.2.1         `hearth ranks join`, beside it
     hearth service status worker                          serve, worker or ranks: whose it is;
                                                           else of the only one, or the server's
 

@@ -1,4 +1,4 @@
-"""Checks that what is foretold of a rank is what mlx-lm leaves of a model that it splits."""
+"""Holds what is foretold of one rank's part to what mlx-lm leaves of a model that it splits."""
 
 import json
 import shutil
