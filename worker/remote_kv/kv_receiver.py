@@ -133,7 +133,7 @@ class KVReceiver:
         self._disk = disk
         self._rules = rules
         self._post = post
-        self.fits = fits
+        self._fits = fits
         self._moves: dict[str, Move] = {}  # one step of the interpreter each: threads share it
         self._refusals: Counter[int] = Counter()  # by holder
 
@@ -262,7 +262,7 @@ class KVReceiver:
         """Raise UnusableMove where `nbytes` may not be written, or `files` not be read then."""
         kinds = ((file.theirs, file.nbytes) for file in files)
         rows = [(name.token_count, size) for name, size in kinds if name.kind is FileKind.ROWS]
-        if not (self._disk.file_store.takes(nbytes) and self.fits(rows)):
+        if not (self._disk.file_store.takes(nbytes) and self._fits(rows)):
             raise UnusableMove("room")
 
     def _go_on(self, move: Move, chunk: Chunk, heard_at: float) -> None:

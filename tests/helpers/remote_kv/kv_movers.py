@@ -1,7 +1,7 @@
 """Joins workers' movers of KV over a real relay, with files of real format and no model."""
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -90,7 +90,8 @@ class Machine:
         self.relay: KVRelay | None = None
         rules = MoveRules(root, RULE, is_exact, ModelBytes(ROW_BYTES, ROW_BYTES, STATE_BYTES))
         self.sender = KVSender(self.disk, root, layout, self.held, self._post)
-        self.receiver = KVReceiver(self.disk, rules, self._post)
+        self.fits: Callable[[Collection[tuple[int, int]]], bool] = lambda rows: True
+        self.receiver = KVReceiver(self.disk, rules, self._post, lambda rows: self.fits(rows))
 
     def _post(self, peer: bytes, message: KVMove) -> None:
         changed = self.on_sent(message)

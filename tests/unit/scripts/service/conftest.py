@@ -25,5 +25,7 @@ def mac(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Desk]:
 
 
 @pytest.fixture
-def linux(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Desk:
-    return desk_of("linux", tmp_path, monkeypatch)
+def linux(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Desk]:
+    made = desk_of("linux", tmp_path, monkeypatch)
+    yield made
+    made.uninstall_all()
