@@ -28,7 +28,7 @@ from hearth.shared.kv_move_messages import Holds, KVMove
 from hearth.shared.openblas_preload import openblas_environment
 from hearth.shared.settings_from_env import example_lines
 from hearth.shared.wire_messages import Finished, Speaker, Usage, encode
-from hearth.shared.zmq_transport import PROXY_NAME, WORKER_NAME, curve_keys
+from hearth.shared.zmq_transport import PROXY_NAME, WORKER_NAME, curve_keys, ipc_endpoint
 from scripts.bench.servers import PROJECT_DIR, free_port
 from scripts.fixtures.fixture_cache import fixture_dir
 
@@ -81,7 +81,7 @@ class Site:
     def stop(self) -> None:
         for process in self.processes:
             process.kill()
-            process.wait()
+            process.communicate()
 
 
 def _start(number: int, directory: Path, model: Path, endpoint: str) -> "subprocess.Popen[bytes]":
@@ -97,13 +97,14 @@ def _start(number: int, directory: Path, model: Path, endpoint: str) -> "subproc
         "KV_CACHE_DIR": str(directory / f"kv{number}"),
         "DOCTOR": "off",
     }
-    command = ["-m", "hearth.worker.main", "--worker-id", str(number), "--endpoint", endpoint]
+    own = ipc_endpoint(directory / f"s{number}")  # a supervisor's, which it has none of here
+    command = ["-m", "hearth.worker.main", "--worker-id", str(number), "--endpoint", own]
     with (directory / f"log{number}").open("wb") as log:
         return subprocess.Popen(
-            [sys.executable, *command],
+            [sys.executable, *command, "--listen", endpoint],
             cwd=PROJECT_DIR,
             env=environment,
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE,  # its end would tell the worker to end
             stdout=log,
             stderr=log,
             start_new_session=True,
