@@ -12,9 +12,9 @@ from hearth.shared.settings_from_env import load_settings
 from hearth.worker.engine.model_loader import LoadedModel, load_model
 from hearth.worker.kv.layer_adapters import LayerMap, UnknownCache
 from hearth.worker.schedule.answers.answer_drafts import AnswerDrafts, DraftPolicy
+from hearth.worker.setup.rank_setup import SingleRank
 from scripts.fixtures.fixture_cache import fixture_dir
 from scripts.fixtures.vision_families import make_family
-from scripts.harness import socketless_worker
 from scripts.harness.socketless_worker import Answer, Machine, marks, vocabulary
 from tests.helpers.models.oracle_drafts import OracleDrafts
 
@@ -27,12 +27,12 @@ CLOSE = 1e-2  # of log probabilities, in fp32
 def keeps_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have the machine run models whose caches are unknown, as a worker does that reuses none."""
 
-    def layer_map(probe: list[Any]) -> LayerMap | None:
+    def layer_map(_rank: SingleRank, probe: list[Any]) -> LayerMap | None:
         with contextlib.suppress(UnknownCache):
             return LayerMap(probe)
         return None
 
-    monkeypatch.setattr(socketless_worker, "LayerMap", layer_map)
+    monkeypatch.setattr(SingleRank, "layer_map", layer_map)
 
 
 def made(name: str, directory: Path) -> LoadedModel:
