@@ -47,12 +47,14 @@ class SleepingServer(Server):
 
     def start(self, *command: str) -> None:
         super().start("-m", THIS)
+        own = f"ipc://{self.directory}/remote.sock"
+        options = ["--worker-id", "9", "--endpoint", own, "--listen", self.endpoint]
         with self.log.open("ab") as log:
             self.remote = subprocess.Popen(
-                [sys.executable, "-m", THIS, "--worker-id", "9", "--endpoint", self.endpoint],
+                [sys.executable, "-m", THIS, *options],
                 cwd=PROJECT_DIR,
                 env=self.environment,
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.PIPE,  # a worker ends with its supervisor's end of it
                 stdout=log,
                 stderr=log,
                 start_new_session=True,

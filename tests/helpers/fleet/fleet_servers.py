@@ -42,7 +42,7 @@ class LiteLLMProxy:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.directory = Path(tempfile.mkdtemp(prefix="litellm-"))
-        for path in FLEET_DIR.iterdir():
+        for path in filter(Path.is_file, FLEET_DIR.iterdir()):
             shutil.copy(path, self.directory)
         self.log = self.directory / "log"
         program = Path(sys.executable).with_name("litellm")
