@@ -47,7 +47,7 @@ class SleepingServer(Server):
 
     def start(self, *command: str) -> None:
         super().start("-m", THIS)
-        own = f"ipc://{self.directory}/remote.sock"
+        own = f"ipc://{self.run_dir}/remote.sock"
         options = ["--worker-id", "9", "--endpoint", own, "--listen", self.endpoint]
         with self.log.open("ab") as log:
             self.remote = subprocess.Popen(
@@ -61,9 +61,10 @@ class SleepingServer(Server):
             )
 
     def __exit__(self, *_: object) -> None:
-        assert self.remote is not None
+        assert self.remote is not None and self.remote.stdin is not None
         self.remote.terminate()
         self.remote.wait(WAIT_S_MAX)
+        self.remote.stdin.close()
         super().__exit__()
 
     def sleep(self, kind: str) -> None:

@@ -161,6 +161,8 @@ class SlowWorker:
         while not is_amid_a_chunk(self.directory, number):
             link.send(Renew(["r"]))
             await asyncio.sleep(0.05)
+        if number > 1:  # what was told of the chunk before may be on its way yet
+            await self._until(lambda: any(map(is_progress, self.heard)))
         self.heard.clear()
         if with_signal is None:
             assert self.process.stdin is not None
@@ -184,6 +186,10 @@ class SlowWorker:
 
 def is_ready(message: Up) -> bool:
     return isinstance(message, Heartbeat) and message.state == "ready"
+
+
+def is_progress(message: Up) -> bool:
+    return isinstance(message, Progress) and message.done_tokens > 0
 
 
 @pytest.fixture(scope="module")
