@@ -75,6 +75,7 @@ class WorkerProcess:
     endpoint: str
     model: ServedModel  # that it has, is getting, or had last
     process: Process | None = None
+    cleared: Process | None = None  # of which nothing is left
     link: WorkerLink | None = None
     restarts: int = 0
     kills: int = 0  # of its processes that hung
@@ -131,10 +132,15 @@ class WorkerProcess:
                 os.killpg(self.pid, signal_number)
 
     def kill_left(self) -> None:
-        """Kill what a process that has ended left behind: a rank that is stopped sees no end."""
-        if self.process is not None and self.process.returncode is not None:
+        """Kill what a process that has ended left behind: a rank that is stopped sees no end.
+
+        Once: later its number may be another's.
+        """
+        process = self.process
+        if process is not None and process.returncode is not None and process is not self.cleared:
+            self.cleared = process
             with contextlib.suppress(ProcessLookupError, PermissionError):  # nothing is left
-                os.killpg(self.process.pid, signal.SIGKILL)
+                os.killpg(process.pid, signal.SIGKILL)
 
     def row(self) -> dict[str, Any]:
         """Return this worker's entry in /health."""
