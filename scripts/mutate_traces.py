@@ -34,6 +34,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from hearth.commands.replay.traces import TRACES_DIR, Captured, load_trace
 from hearth.shared.wire_messages import Prompt
 from hearth.worker.stream.detokenise import Vocabulary
 from scripts.harness import captured_sessions
@@ -43,7 +44,6 @@ from scripts.harness.changes.body_mutations import Mutation, mutations, shortene
 from scripts.harness.changes.hidden_changes import EXEMPT, FIXTURES, Proof, Verdict
 from scripts.harness.model_families import family
 from scripts.harness.socketless_worker import Answer, Machine, loaded
-from scripts.replay.traces import TRACES_DIR, Captured, load_trace
 
 FAMILIES: Final = tuple(FIXTURES)
 PROGRESS_S: Final = 20.0

@@ -23,6 +23,8 @@ from typing import Any
 
 import aiohttp
 
+from hearth.commands.replay.player import Row, Target, replay
+from hearth.commands.replay.traces import TRACES_DIR, Captured, load_trace
 from scripts.bench.serve import machine
 from scripts.bench.servers import (
     PROJECT_DIR,
@@ -33,8 +35,7 @@ from scripts.bench.servers import (
     running,
 )
 from scripts.fixtures.fixture_cache import fixture_dir
-from scripts.replay.__main__ import Row, Target, held_to, replay, report, row_line, summary
-from scripts.replay.traces import TRACES_DIR, Captured, load_trace
+from scripts.replay.__main__ import held_to, report, row_line, summary
 
 ABOUT = "prefilled tokens beside the ideal and mlx_lm.server; what lookups, copies and cuts cost"
 FIXTURES = "qwen3,qwen3_5,gpt_oss"

@@ -19,6 +19,7 @@ import numpy as np
 from mlx_lm.generate import generation_stream
 from mlx_lm.models.cache import trim_prompt_cache
 
+from hearth.commands.replay.ideal_cache import ideal_cached
 from hearth.shared.settings_from_env import load_settings
 from hearth.worker.cache.block_hash import PrefixHash, Tokens, prefix_hashes
 from hearth.worker.cache.cache_budget import MB, Budget
@@ -31,7 +32,6 @@ from hearth.worker.prompt.template_turn_tokens import end_of_turn_ids, turn_mark
 from hearth.worker.setup.concurrency import live_slots_max, running_max
 from hearth.worker.setup.prompt_and_session_setup import make_builder
 from scripts.harness.socketless_worker import Answer, Machine, loaded, machine
-from scripts.replay.ideal_cache import ideal_cached
 
 Figures = dict[str, Any]
 

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from hearth.commands.replay.traces import TRACES_DIR
 from hearth.worker.draft.answer_drafter import AnswerSources
 from hearth.worker.draft.draft import Drafter
 from hearth.worker.draft.draft_length import ROWS_MAX, TextKind
@@ -23,7 +24,6 @@ from scripts.bench.drafts_baselines import BASELINES, AllWrong, Lies
 from scripts.bench.drafts_forced import SchemaForced, compiler
 from scripts.bench.drafts_replay import CURVES, DraftCounts, KindCounts, TokenAnswer, replay
 from scripts.harness import recorded_answers
-from scripts.replay.traces import TRACES_DIR
 
 ABOUT: Final = "forwards a token that drafting leaves, on recorded answers; no model runs"
 HEADER: Final = (

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from hearth.commands.replay.traces import TRACES_DIR, Captured
 from scripts.bench.cache import traces
 from scripts.bench.peers_figures import Figures
 from scripts.bench.peers_report import plots, written
@@ -27,7 +28,6 @@ from scripts.bench.peers_workload import Course, Ids
 from scripts.bench.serve import machine
 from scripts.bench.servers import PROJECT_DIR
 from scripts.fixtures.fixture_cache import fixture_dir
-from scripts.replay.traces import TRACES_DIR, Captured
 
 ABOUT = "Hearth beside mlx_lm.server, mlx_vlm.server, vllm-mlx, Rapid-MLX and others by URL"
 FIXTURES = "qwen3,qwen3_5,gpt_oss"  # dense, hybrid, window

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from scripts.replay.__main__ import Row
-from scripts.replay.ideal_cache import ideal_cached, percentile
+from hearth.commands.replay.ideal_cache import ideal_cached, percentile
+from hearth.commands.replay.player import Row
 
 WHOLE_SHARE = 0.98  # of a prompt: a token or two that are read alone are not counted
 

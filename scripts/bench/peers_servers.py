@@ -18,6 +18,7 @@ from typing import Any, Final
 import aiohttp
 import psutil
 
+from hearth.commands.replay.player import Target
 from scripts.bench.attention_counter.sitecustomize import COUNT
 from scripts.bench.cache import KEY, REQUEST_WAIT_S_MAX, THINKING
 from scripts.bench.servers import (
@@ -28,7 +29,6 @@ from scripts.bench.servers import (
     running,
 )
 from scripts.chaos.own_server import MB, rss_bytes
-from scripts.replay.__main__ import Target
 
 METER_DIR: Final = Path(__file__).resolve().parent / "attention_counter"
 VENVS_DIR: Final = Path("~/.cache/hearth-peers").expanduser()

@@ -14,12 +14,13 @@ from typing import Any, Final
 
 import aiohttp
 
+from hearth.commands.replay.ideal_cache import percentile
+from hearth.commands.replay.player import Row, replay
+from hearth.commands.replay.traces import CHAT_PATH, Captured
 from scripts.bench.peers_figures import Figures, Probe, same_answers, steps_of
 from scripts.bench.peers_servers import Peer, Running, install, started
 from scripts.bench.servers import SideError
-from scripts.replay.__main__ import Row, held_to, replay, row_line
-from scripts.replay.ideal_cache import percentile
-from scripts.replay.traces import CHAT_PATH, Captured
+from scripts.replay.__main__ import held_to, row_line
 
 CANCEL_SHARE: Final = 0.45  # of the time that a prompt of that length takes to its first token
 CANCEL_ROUNDS: Final = 3

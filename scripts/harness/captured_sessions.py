@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from hearth.commands.replay.traces import Captured, load_trace
 from hearth.proxy.api import chat_completions
 from hearth.proxy.api.messages import messages_request
 from hearth.proxy.api.responses import responses_request
@@ -14,7 +15,6 @@ from hearth.worker.schedule.request_state import Request
 from hearth.worker.sessions.echoed_turn_match import turn_content
 from hearth.worker.stream.model_output_format import AnswerParts, ToolCall
 from scripts.harness.agent_worker import Desk, Reply
-from scripts.replay.traces import Captured, load_trace
 
 PARSE = {
     "chat": chat_completions.parse,

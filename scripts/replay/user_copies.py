@@ -9,8 +9,8 @@ from dataclasses import replace
 from hashlib import sha256
 from typing import Any, Final
 
+from hearth.commands.replay.traces import Body, Captured
 from hearth.proxy.request.session_id import session_of
-from scripts.replay.traces import Body, Captured
 
 OWN_DIGITS: Final = 8  # of an id, that are its user's own
 _TURNS: Final = ("messages", "input")

@@ -5,12 +5,12 @@ import json
 from pathlib import Path
 from typing import Any, Final
 
+from hearth.commands.replay.traces import TRACES_DIR
 from hearth.commands.server_client import table
 from scripts.bench.ranks.families import family_rows
 from scripts.bench.ranks.talks import ALL_WEIGHTS, talk_rows
 from scripts.bench.ranks.trace_counts import trace_rows
 from scripts.fixtures.rank_fixtures import RANKED_NAMES
-from scripts.replay.traces import TRACES_DIR
 
 ABOUT: Final = "one model over 2 and 3 ranks on loopback: families, talks, captured sessions"
 PARTS: Final = ("families", "talks", "traces")

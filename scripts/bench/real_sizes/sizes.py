@@ -15,6 +15,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Final
 
+from hearth.commands.replay.traces import TRACES_DIR
 from hearth.shared.errors import StartError
 from scripts.bench.mac_memory import print_row, print_rows
 from scripts.harness.layouts.confirm import SMALL, confirmed
@@ -36,7 +37,6 @@ from scripts.harness.layouts.restarts import (
     stopped,
 )
 from scripts.harness.layouts.session_scripts import SessionScript, render
-from scripts.replay.traces import TRACES_DIR
 
 ABOUT: Final = "what sessions cost on models and Macs of real size: SSD, RAM, tokens read again"
 GB: Final = 1e9

@@ -11,10 +11,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final
 
+from hearth.commands.replay.player import Row, replay
+from hearth.commands.replay.traces import Captured
 from scripts.bench.routing.rules import TODAY
 from scripts.bench.routing.served import QUICK_DISK, Served, model_dir, served
-from scripts.replay.__main__ import Row, excesses, replay
-from scripts.replay.traces import Captured
+from scripts.replay.__main__ import excesses
 
 WORKERS: Final = 2
 MODELS: Final = ("qwen3", "qwen3_5", "gpt_oss")  # dense, hybrid, window

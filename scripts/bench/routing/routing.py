@@ -21,14 +21,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from hearth.commands.replay.player import Row, replay_together
+from hearth.commands.replay.traces import TRACES_DIR, Captured
 from scripts.bench.cache import traces
 from scripts.bench.routing.killed_worker import killed_lines, killed_table
 from scripts.bench.routing.rules import RULES, TODAY
 from scripts.bench.routing.served import QUICK_DISK, SMALL, model_dir, served
 from scripts.bench.serve import machine
 from scripts.bench.servers import PROJECT_DIR
-from scripts.replay.__main__ import Row, replay_together, summary
-from scripts.replay.traces import TRACES_DIR, Captured
+from scripts.replay.__main__ import summary
 from scripts.replay.user_copies import as_user
 
 ABOUT = "what rules of choosing a worker read beside the merged ideal; a worker killed"

@@ -12,11 +12,11 @@ from typing import Any, Final
 
 import aiohttp
 
+from hearth.commands.replay.player import Target
 from hearth.shared.openblas_preload import openblas_environment
 from scripts.bench.routing.rules import TODAY
 from scripts.bench.servers import free_port, ready, running
 from scripts.fixtures.fixture_cache import cache_dir
-from scripts.replay.__main__ import Target
 
 KEY: Final = "bench"
 REQUEST_WAIT_S_MAX: Final = 1_800.0

@@ -9,9 +9,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from hearth.commands.replay.traces import Body, Captured
 from hearth.proxy.request.volatile_fields import canonical_text
 from hearth.shared.wire_messages import Prompt
-from scripts.replay.traces import Body, Captured
 
 ROOTS: Final = ("system", "instructions", "messages", "input", "tools")
 # Not content: names of things, marks for a cache, and what a block is.

@@ -13,6 +13,7 @@ from typing import Final
 
 import numpy as np
 
+from hearth.commands.replay.traces import waits_for
 from hearth.worker.cache.block_hash import PrefixHash, Tokens, common_length, pack, prefix_hashes
 from hearth.worker.cache.continued_line import REWRITTEN_MAX
 from hearth.worker.cache.prefix_search import PrefixQuery
@@ -22,7 +23,6 @@ from hearth.worker.schedule.request_state import Request
 from scripts.harness.agent_worker import Desk
 from scripts.harness.captured_sessions import Exchange, load
 from scripts.harness.model_families import family
-from scripts.replay.traces import waits_for
 
 FAMILY: Final = "qwen3_5"  # whose template and tokenizer render
 FIXTURE: Final = "qwen3"  # the desk has a model, which computes nothing here

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from scripts.replay.traces import (
+from hearth.commands.replay.traces import (
     Captured,
 )
 

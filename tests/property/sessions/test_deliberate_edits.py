@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from hearth.commands.replay.traces import load_trace
 from hearth.worker.schedule.request_state import Request
 from hearth.worker.sessions import session_manager
 from hearth.worker.stream.model_output_format import AnswerParts, ToolCall
@@ -24,7 +25,6 @@ from scripts.harness.captured_sessions import Exchange
 from scripts.harness.changes.deliberate_edits import edits
 from scripts.harness.changes.hidden_changes import FIXTURES, Proof
 from scripts.harness.model_families import family
-from scripts.replay.traces import load_trace
 from tests.helpers.clients.client_echoes import CLIENTS, CWD, ENVIRONMENT, ClaudeCode, Client
 from tests.helpers.servers.live_sessions import SCRIPT, TOOLS, answer, exchanges_of, prompt_of
 

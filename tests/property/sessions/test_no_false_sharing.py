@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from hearth.commands.replay.traces import load_trace
 from hearth.proxy.request.volatile_fields import canonical_text
 from hearth.shared.wire_messages import Prompt
 from hearth.worker.cache.block_hash import PrefixHash
@@ -27,7 +28,6 @@ from scripts.harness.captured_sessions import Exchange
 from scripts.harness.changes.body_mutations import WORD, Key, Mutation, leaves, mutations, shortened
 from scripts.harness.changes.hidden_changes import EXEMPT, Proof, Verdict
 from scripts.mutate_traces import LOGPROB_TOLERANCE, Forwards, sampled, spread
-from scripts.replay.traces import load_trace
 
 TRACES = Path(__file__).parents[2] / "data" / "traces"
 STRINGS = 200  # changes tried of one session

@@ -14,6 +14,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 from hypothesis import given, strategies as st
 
+from hearth.commands.replay.player import Row
 from hearth.commands.stream_client import Outcome, Reading, Tokens
 from scripts.bench import peers_servers, peers_workload
 from scripts.bench.attention_counter.sitecustomize import COUNT, Meter
@@ -23,7 +24,6 @@ from scripts.bench.peers_report import LINES, behind, groups, plots, remarks, ta
 from scripts.bench.peers_servers import HEARTH, PEERS, Peer, Running, Target, install
 from scripts.bench.peers_workload import Course, metered, salted, speed_of, unit_of
 from scripts.bench.servers import SideError
-from scripts.replay.__main__ import Row
 from tests.helpers.clients.captured_events import captured, chat_events
 
 ABOUT = {

@@ -12,20 +12,9 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 from hypothesis import given, strategies as st
 
-from hearth.commands.stream_client import READERS, Outcome, Reading, SseReader, Tokens, tokens_of
-from hearth.shared.errors import RequestError
-from scripts.replay.__main__ import (
-    Row,
-    Summary,
-    Target,
-    excesses,
-    held_to,
-    replay_together,
-    summary,
-    summary_lines,
-)
-from scripts.replay.ideal_cache import ideal_cached, percentile
-from scripts.replay.traces import (
+from hearth.commands.replay.ideal_cache import ideal_cached, percentile
+from hearth.commands.replay.player import Row, Target, replay_together
+from hearth.commands.replay.traces import (
     Captured,
     Spoken,
     answer_key,
@@ -35,6 +24,9 @@ from scripts.replay.traces import (
     waits_for,
     with_live,
 )
+from hearth.commands.stream_client import READERS, Outcome, Reading, SseReader, Tokens, tokens_of
+from hearth.shared.errors import RequestError
+from scripts.replay.__main__ import Summary, excesses, held_to, summary, summary_lines
 from tests.helpers.clients.captured_events import KV, captured, chat_events
 
 TOLD = Tokens(prompt=100, cached=90, prefilled=12, completion=8, source="ram")

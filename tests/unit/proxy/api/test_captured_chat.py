@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from hearth.commands.replay.traces import EXCERPTS_DIR, WHOLE_DIR, load_trace
 from hearth.proxy.api import chat_completions
 from hearth.shared.wire_messages import Constraints, Submit, decode, encode
-from scripts.replay.traces import EXCERPTS_DIR, WHOLE_DIR, load_trace
 
 CLIENTS = ("cline", "openclaw", "opencode", "pi-session-1", "qwen-code")
 PATHS = [

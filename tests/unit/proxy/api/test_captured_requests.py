@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
+from hearth.commands.replay.traces import EXCERPTS_DIR, WHOLE_DIR, Captured, load_trace
 from hearth.proxy.api.messages import messages_request
 from hearth.proxy.api.responses import responses_request
 from hearth.shared.wire_messages import Submit, decode, encode
-from scripts.replay.traces import EXCERPTS_DIR, WHOLE_DIR, Captured, load_trace
 
 PARSERS = {"messages": messages_request.parse, "responses": responses_request.parse}
 PATHS = [

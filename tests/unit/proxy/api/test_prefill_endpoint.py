@@ -8,6 +8,7 @@ import orjson
 import pytest
 from hypothesis import given, strategies as st
 
+from hearth.commands.replay.traces import load_trace
 from hearth.proxy.api import chat_completions, legacy_completions, prefill_endpoint
 from hearth.proxy.api.messages import messages_request
 from hearth.proxy.api.responses import responses_request
@@ -16,7 +17,6 @@ from hearth.proxy.pool.cache_affinity import CacheAffinity
 from hearth.proxy.request.parsed_request import Dialect
 from hearth.shared.errors import RequestError
 from hearth.shared.settings_from_env import PROJECT_DIR
-from scripts.replay.traces import load_trace
 from tests.helpers.proxy.app_over_workers import front
 from tests.helpers.proxy.fake_worker_pool import run
 from tests.helpers.proxy.proxy_app import Reply, app_of, ask, asked

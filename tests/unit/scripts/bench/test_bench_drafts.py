@@ -12,6 +12,7 @@ import tiktoken
 from hypothesis import given, strategies as st
 from tiktoken.load import load_tiktoken_bpe
 
+from hearth.commands.replay.traces import EXCERPTS_DIR
 from hearth.worker.draft.draft import NO_DRAFT, Draft, chain
 from scripts.bench import drafts, drafts_answers
 from scripts.bench.drafts_baselines import (
@@ -31,7 +32,6 @@ from scripts.bench.drafts_replay import (
     replay,
     rows_cost,
 )
-from scripts.replay.traces import EXCERPTS_DIR
 
 TOOL = {
     "type": "function",

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 import pytest
 from hypothesis import given, strategies as st
 
+from hearth.commands.replay.player import Row
+from hearth.commands.replay.traces import EXCERPTS_DIR, Captured, load_trace
 from hearth.commands.stream_client import Outcome, Reading, Tokens
 from hearth.proxy.request.session_id import session_of
 from scripts.bench.routing.killed_worker import killed_table, line_text
 from scripts.bench.routing.routing import at_once, session_count, spread, table
 from scripts.bench.routing.rules import RULES, TODAY, LeastBusy, RoundRobin
-from scripts.replay.__main__ import Row
-from scripts.replay.traces import EXCERPTS_DIR, Captured, load_trace
 from scripts.replay.user_copies import as_user
 
 

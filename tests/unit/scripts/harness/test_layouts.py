@@ -4,6 +4,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from hearth.commands.replay.traces import EXCERPTS_DIR
 from hearth.shared.suspending_clock import awake_s
 from hearth.worker.cache.block_hash import PrefixHash, common_length
 from hearth.worker.disk.file_format import Array, Record, encode
@@ -23,7 +24,6 @@ from scripts.harness.layouts.session_scripts import SessionScript, ideals, rende
 from scripts.harness.layouts.simulated_clock import SimulatedClock
 from scripts.harness.socketless_worker import machine
 from scripts.harness.store_builders import ROOT
-from scripts.replay.traces import EXCERPTS_DIR
 
 BF16, FP32 = 2, 4
 MIB = 1024**2

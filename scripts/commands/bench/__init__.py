@@ -1,0 +1,1 @@
+"""Measures Hearth beside other servers, and writes what a stranger can repeat."""

@@ -1,0 +1,1 @@
+"""What `hearth bench` has servers do."""

@@ -1,0 +1,1 @@
+"""Replays captured sessions of agents."""
