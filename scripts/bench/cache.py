@@ -186,6 +186,7 @@ async def _hearth(model: Path, tokens_max: int) -> AsyncIterator[Target]:
         environment = os.environ | SETTINGS
         environment |= {"MODEL_PATH": str(model), "PROXY_PORT": str(port)}
         environment |= {"RUN_DIR": f"{directory}/run", "LOG_ROOT": f"{directory}/logs"}
+        environment |= {"KV_CACHE_DIR": f"{directory}/kv"}  # an earlier run's would be found
         target = Target(
             f"http://127.0.0.1:{port}", KEY, tokens_max=tokens_max, timeout_s=REQUEST_WAIT_S_MAX
         )

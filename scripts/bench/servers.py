@@ -256,6 +256,7 @@ async def hearth_side(
         "WORKERS": "1",
         "RUN_DIR": str(log_dir / "run"),
         "LOG_ROOT": str(log_dir / "logs"),
+        "KV_CACHE_DIR": str(log_dir / "kv"),
     }
     async with (
         running(["-m", "hearth.proxy.main"], environment, log_dir / "hearth.log", project) as child,
