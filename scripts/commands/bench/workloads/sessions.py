@@ -1,0 +1,74 @@
+"""Loads the captured agent sessions that workloads play, cut to a scale and salted.
+
+Their words are pseudo-words of the captured ones' lengths: they may be shipped.
+"""
+
+import copy
+import hashlib
+import secrets
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+from hearth.commands.bench.workloads.workload import Scale, Visit
+from hearth.commands.replay.shortened_sessions import shortened
+from hearth.commands.replay.traces import Body, Captured, load_trace
+
+SESSIONS_DIR: Final = Path(__file__).resolve().parent / "sessions"
+SALT_HEX: Final = 16
+_SALT: Final = "salt"  # of `Visit.kept`: what a server by URL has not seen in an earlier run
+
+
+def session(name: str, visit: Visit, workload: str) -> list[Captured]:
+    """Return a session of SESSIONS_DIR as `workload` plays it: the same in the whole visit."""
+    return salted(cut(loaded(name), visit.scale), salt(visit, workload))
+
+
+@cache
+def loaded(name: str) -> tuple[Captured, ...]:
+    """Return a whole session. Nobody may change its bodies."""
+    return tuple(load_trace(SESSIONS_DIR / f"{name}.jsonl.xz"))
+
+
+def cut(rows: Sequence[Captured], scale: Scale) -> list[Captured]:
+    """Return the first requests that a scale allows, their texts as short as it wants them."""
+    rows = rows[: scale.requests_max] if scale.requests_max else rows
+    return shortened(rows, scale.text_chars_max) if scale.text_chars_max else list(rows)
+
+
+def salt(visit: Visit, workload: str) -> str:
+    """Return words that no other workload's prompts begin with.
+
+    They are the same in each round and on each server, for each of them began empty. A server by
+    URL did not: it gets others in each visit.
+    """
+    if visit.server.url:
+        workload += str(visit.kept.setdefault(_SALT, secrets.token_hex(SALT_HEX)))
+    return f"{hashlib.blake2b(workload.encode()).hexdigest()[:SALT_HEX]} "
+
+
+def salted(rows: Sequence[Captured], salt: str) -> list[Captured]:
+    """Return the session with `salt` in front of its prompts, so that it shares none of another.
+
+    It stands in the first message and in the first tool: templates differ in which comes first.
+    """
+    return [replace(row, body=_salted_body(row.dialect, row.body, salt)) for row in rows]
+
+
+def _salted_body(dialect: str, body: Body, salt: str) -> Body:
+    body = copy.deepcopy(body)
+    name = {"messages": "system", "responses": "instructions"}.get(dialect, "")
+    turns = body["messages" if "messages" in body else "input"]
+    holder, key = (body, name) if body.get(name) else (turns[0], "content")
+    content = holder[key]
+    if isinstance(content, str):
+        holder[key] = salt + content
+    else:
+        kind = "input_text" if dialect == "responses" else "text"
+        holder[key] = [{"type": kind, "text": salt}, *content]
+    for tool in (body.get("tools") or ())[:1]:
+        told = tool.get("function", tool)
+        told["description"] = salt + (told.get("description") or "")
+    return body
