@@ -10,10 +10,13 @@ from typing import Final
 
 from hearth.commands.bench.measuring import measuring
 from hearth.commands.bench.workloads.ask import ask, errors_of, request_values
-from hearth.commands.bench.workloads.linear_session import LINEAR_READ, linear_session
+from hearth.commands.bench.workloads.sessions import session
 from hearth.commands.bench.workloads.workload import Measured, Start, Visit, Workload
 from hearth.commands.replay.player import Row
+from hearth.commands.replay.traces import Captured
 
+LINEAR, LINEAR_SESSION = "linear", "pi-session-1"
+LINEAR_READ: Final = "linear session was read"  # of `Visit.kept`
 NAME: Final = "answers"
 COLD_NAME: Final = "answers-cold"
 ANSWER_TOKENS: Final = 16
@@ -23,6 +26,10 @@ WHOLE_SHARE: Final = 0.98  # of a prompt: a token or two that are read alone are
 NOT_COLD: Final = "its cache could not be switched off: a prompt was not read whole"
 # What a prompt costs is told by other workloads: verified drafts would be counted as read here.
 TOLD: Final = ("requests", "failed", "prompt_tokens", "ttft_p50_s", "ttft_p95_s", "wall_s")
+
+
+def linear_session(visit: Visit) -> list[Captured]:
+    return session(LINEAR_SESSION, visit, LINEAR)
 
 
 async def run_warm(visit: Visit) -> Measured:
@@ -43,8 +50,8 @@ async def run_cold(visit: Visit) -> Measured:
     read = values.get("read_tokens") if visit.running.is_metered else None
     digests = cold_digests(done, read)
     answered = sum(row.tokens is not None for row in done)
-    has_warm = answered > sum(each != NO_DIGEST for each in digests)
-    return Measured(told(values), digests, (*errors_of(done), *(NOT_COLD,) * has_warm))
+    is_cold = answered == sum(each != NO_DIGEST for each in digests)
+    return Measured(told(values), digests, (*errors_of(done), *(() if is_cold else (NOT_COLD,))))
 
 
 def cold_digests(rows: Sequence[Row], read_tokens: float | None) -> tuple[str, ...]:
@@ -87,6 +94,5 @@ WORKLOADS: Final = (
         "The same with the cache switched off: the answers that a cache must not change.",
         Start.COLD,
         run_cold,
-        read_tokens=lambda scale: scale.requests_max * 1,
     ),
 )

@@ -1,4 +1,4 @@
-"""Plays ten sessions in turns on a server that has memory for one of them: a day at an agent's desk.
+"""Plays a day: ten sessions in turns, on a server that has memory for one of them.
 
 `memory_mb` says what the memory of one is: what a live cache takes that holds the longest of the
 ten to its last turn, by the model's own layers. Keys and values of each token, a window's where it
@@ -15,7 +15,8 @@ from tokenizers import Tokenizer
 
 from hearth.commands.bench.measuring import measuring
 from hearth.commands.bench.workloads.ask import ask, errors_of, request_values
-from hearth.commands.bench.workloads.made_sessions import TURN_TOKENS, salt_of, word_session
+from hearth.commands.bench.workloads.made_sessions import TURN_TOKENS, word_session
+from hearth.commands.bench.workloads.sessions import SALT_HEX, salt
 from hearth.commands.bench.workloads.workload import Measured, Scale, Start, Visit, Workload
 from hearth.commands.replay.traces import Captured
 from hearth.worker.kv.layer_adapters import LayerMap
@@ -30,10 +31,11 @@ VALUE_BYTES: Final = 2  # of a key or a value, where only the config is understo
 MB: Final = 1 << 20
 
 
-def day_sessions(scale: Scale, salt: str = "") -> list[list[Captured]]:
+def day_sessions(scale: Scale, words_first: str) -> list[list[Captured]]:
     """Return the ten, each with a system prompt of its own."""
     return [
-        word_session(NAME, number, scale.day_tokens, TURNS, salt) for number in range(SESSIONS)
+        word_session(NAME, number, scale.day_tokens, TURNS, words_first)
+        for number in range(SESSIONS)
     ]
 
 
@@ -42,10 +44,10 @@ def interleaved(sessions: list[list[Captured]]) -> list[Captured]:
     return list(chain.from_iterable(zip(*sessions, strict=True)))
 
 
-async def run_day(visit: Visit) -> Measured:
+async def run(visit: Visit) -> Measured:
     if visit.server.url:
         return Measured({}, errors=("only its owner can give it the memory of one session",))
-    rows = interleaved(day_sessions(visit.scale))
+    rows = interleaved(day_sessions(visit.scale, salt(visit, NAME)))
     async with measuring(visit) as taken:
         done = await ask(visit, rows, is_serial=True)
     return Measured({**request_values(done), **taken.values()}, errors=errors_of(done))
@@ -56,7 +58,7 @@ WORKLOADS: Final = (
         NAME,
         f"{SESSIONS} sessions in turns, {TURNS} turns each, with memory for one of them.",
         Start.KILLED,
-        run_day,
+        run,
         read_tokens=lambda scale: SESSIONS * (scale.day_tokens + TURNS * TURN_TOKENS),
     ),
 )
@@ -76,7 +78,7 @@ def memory_mb(model_dir: Path, scale: Scale) -> int:
 
 def session_tokens(model_dir: Path, scale: Scale) -> int:
     """Return how many tokens the longest of the ten has in its last turn, its answer included."""
-    texts = [_text(session[-1]) for session in day_sessions(scale)]
+    texts = [_text(session[-1]) for session in day_sessions(scale, "0" * SALT_HEX)]
     file = model_dir / "tokenizer.json"
     if not file.is_file():
         return max(map(len, texts)) // CHARS_PER_TOKEN + TEMPLATE_TOKENS

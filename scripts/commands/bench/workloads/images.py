@@ -12,9 +12,9 @@ from hearth.commands.bench.workloads.made_sessions import (
     QUESTION_WORDS,
     TURN_TOKENS,
     chat_turns,
-    salt_of,
     words,
 )
+from hearth.commands.bench.workloads.sessions import salt
 from hearth.commands.bench.workloads.workload import Measured, Start, Visit, Workload
 from hearth.commands.replay.traces import Captured
 
@@ -32,7 +32,10 @@ def picture(number: int) -> bytes:
     image = Image.new("RGB", IMAGE_SIZE, (240, 240 - 40 * (number % 5), 200))
     draw = ImageDraw.Draw(image)
     for shape in range(SHAPES):
-        place = (number * 97 + shape * 61) % (width - 80), (number * 53 + shape * 89) % (height - 80)
+        place = (
+            (number * 97 + shape * 61) % (width - 80),
+            (number * 53 + shape * 89) % (height - 80),
+        )
         color = ((shape * 37) % 256, (shape * 91 + number * 29) % 256, (shape * 53) % 256)
         box = (*place, place[0] + 40 + shape, place[1] + 60 - shape)
         (draw.ellipse if shape % 2 else draw.rectangle)(box, fill=color)
@@ -47,14 +50,14 @@ def shown(number: int) -> dict[str, Any]:
     return {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}}
 
 
-def image_session(salt: str = "") -> list[Captured]:
+def image_session(words_first: str) -> list[Captured]:
     """Return three turns of which the first shows an image, and one that shows another."""
     said = [words(f"{NAME} {turn}", QUESTION_WORDS) for turn in range(TURNS)]
     first, *between, last = said
     return chat_turns(
         NAME,
         0,
-        salt + words(NAME, SYSTEM_WORDS),
+        words_first + words(NAME, SYSTEM_WORDS),
         [_asked(1, first), *between, _asked(2, last)],
         NAME,
     )
@@ -66,7 +69,7 @@ def _asked(number: int, text: str) -> list[dict[str, Any]]:
 
 async def run(visit: Visit) -> Measured:
     async with measuring(visit) as taken:
-        done = await ask(visit, image_session(salt_of(visit)), is_serial=True)
+        done = await ask(visit, image_session(salt(visit, NAME)), is_serial=True)
     return Measured({**request_values(done), **taken.values()}, errors=errors_of(done))
 
 

@@ -5,14 +5,12 @@ same numbers make the same session, in each round and on each server.
 """
 
 import random
-import secrets
 from collections.abc import Sequence
 from typing import Any, Final
 
-from hearth.commands.bench.workloads.workload import Visit
 from hearth.commands.replay.traces import CHAT_PATH, Captured
 
-WORDS: Final = (
+_COMMON: Final = (
     "the and of to in is that it was for on are as with at be this have from or one had by but "
     "not what all were we when your can said there use an each which she do how their if will up "
     "other about out many then them these so some her would make like him into time has look two "
@@ -20,7 +18,8 @@ WORDS: Final = (
     "find long down day did get come made may part over new sound take only little work know "
     "place year live me back give most very after thing our just name good sentence man think say "
     "great where help through much before line right too mean old any same tell boy follow came"
-).split()
+)
+WORDS: Final = tuple(_COMMON.split())
 QUESTION_WORDS: Final = 40
 ANSWER_WORDS: Final = 30
 TURN_TOKENS: Final = QUESTION_WORDS + ANSWER_WORDS + 10  # that a turn adds, marks of roles included
@@ -31,11 +30,6 @@ Content = str | list[dict[str, Any]]
 def words(seed: str, count: int) -> str:
     """Return `count` common words, always the same of one seed."""
     return " ".join(random.Random(seed).choices(WORDS, k=count))
-
-
-def salt_of(visit: Visit) -> str:
-    """Return what a session's first words are: new ones where nobody empties the server's cache."""
-    return f"{secrets.token_hex(8)} " if visit.server.url else ""
 
 
 def chat_turns(
@@ -58,8 +52,13 @@ def chat_turns(
     return rows
 
 
-def word_session(workload: str, number: int, system_words: int, turns: int, salt: str = "") -> list[Captured]:
-    """Return session `number` of a workload: a system prompt of so many words and `turns` questions."""
+def word_session(
+    workload: str, number: int, system_words: int, turns: int, salt: str
+) -> list[Captured]:
+    """Return session `number` of a workload: so many words of a system prompt, `turns` questions.
+
+    `salt` are its first words.
+    """
     system = salt + words(f"{workload} {number}", system_words)
     questions = [words(f"{workload} {number} {turn}", QUESTION_WORDS) for turn in range(turns)]
     return chat_turns(workload, number, system, questions, workload)

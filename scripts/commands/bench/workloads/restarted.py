@@ -10,9 +10,10 @@ from collections.abc import Sequence
 from typing import Final
 
 from hearth.commands.bench.measuring import measuring
+from hearth.commands.bench.workloads.answers import LINEAR_READ, linear_session
 from hearth.commands.bench.workloads.ask import ask, errors_of, request_values
-from hearth.commands.bench.workloads.linear_session import LINEAR_READ, linear_session
 from hearth.commands.bench.workloads.made_sessions import TURN_TOKENS, word_session
+from hearth.commands.bench.workloads.sessions import salt
 from hearth.commands.bench.workloads.workload import Measured, Start, Visit, Workload
 from hearth.commands.replay.player import Row
 from hearth.commands.replay.traces import Captured
@@ -24,7 +25,7 @@ NOT_READ: Final = "nothing was read before the {0}: run the workload {1} too"
 
 
 def session_to_kill(visit: Visit) -> list[Captured]:
-    return word_session(KILL, 0, visit.scale.day_tokens, TURNS)
+    return word_session(KILL, 0, visit.scale.day_tokens, TURNS, salt(visit, KILL))
 
 
 async def run_restart(visit: Visit) -> Measured:
@@ -58,7 +59,7 @@ async def _asked_again(visit: Visit, rows: Sequence[Captured]) -> Measured:
 
 
 def ideal_again(rows: Sequence[Row]) -> dict[str, float]:
-    """Return one token for each answered prompt, where the server tells ids: it has read the rest."""
+    """Return a token for each answered prompt, where ids are told: the rest was read before."""
     told = [row for row in rows if row.tokens is not None]
     if not told or any(row.ids is None for row in told):
         return {}
