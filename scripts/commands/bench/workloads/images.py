@@ -1,0 +1,85 @@
+"""Asks about an image, talks on with the image in the history, then shows a second one."""
+
+import base64
+import io
+from typing import Any, Final
+
+from PIL import Image, ImageDraw
+
+from hearth.commands.bench.measuring import measuring
+from hearth.commands.bench.workloads.ask import ask, errors_of, request_values
+from hearth.commands.bench.workloads.made_sessions import (
+    QUESTION_WORDS,
+    TURN_TOKENS,
+    chat_turns,
+    words,
+)
+from hearth.commands.bench.workloads.sessions import salt
+from hearth.commands.bench.workloads.workload import Measured, Start, Visit, Workload
+from hearth.commands.replay.traces import Captured
+
+NAME: Final = "images"
+TURNS: Final = 4
+SYSTEM_WORDS: Final = 300
+IMAGE_SIZE: Final = (640, 480)
+IMAGE_TOKENS: Final = 400  # about, of most families: from 260 to 420
+SHAPES: Final = 24
+
+
+def picture(number: int) -> bytes:
+    """Return a PNG of shapes of many colours; each number has its own."""
+    width, height = IMAGE_SIZE
+    image = Image.new("RGB", IMAGE_SIZE, (240, 240 - 40 * (number % 5), 200))
+    draw = ImageDraw.Draw(image)
+    for shape in range(SHAPES):
+        place = (
+            (number * 97 + shape * 61) % (width - 80),
+            (number * 53 + shape * 89) % (height - 80),
+        )
+        color = ((shape * 37) % 256, (shape * 91 + number * 29) % 256, (shape * 53) % 256)
+        box = (*place, place[0] + 40 + shape, place[1] + 60 - shape)
+        (draw.ellipse if shape % 2 else draw.rectangle)(box, fill=color)
+    file = io.BytesIO()
+    image.save(file, "PNG")
+    return file.getvalue()
+
+
+def shown(number: int) -> dict[str, Any]:
+    """Return the image as a chat message shows it."""
+    data = base64.b64encode(picture(number)).decode()
+    return {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}}
+
+
+def image_session(words_first: str) -> list[Captured]:
+    """Return three turns of which the first shows an image, and one that shows another."""
+    said = [words(f"{NAME} {turn}", QUESTION_WORDS) for turn in range(TURNS)]
+    first, *between, last = said
+    return chat_turns(
+        NAME,
+        0,
+        words_first + words(NAME, SYSTEM_WORDS),
+        [_asked(1, first), *between, _asked(2, last)],
+        NAME,
+    )
+
+
+def _asked(number: int, text: str) -> list[dict[str, Any]]:
+    return [shown(number), {"type": "text", "text": text}]
+
+
+async def run(visit: Visit) -> Measured:
+    async with measuring(visit) as taken:
+        done = await ask(visit, image_session(salt(visit, NAME)), is_serial=True)
+    return Measured({**request_values(done), **taken.values()}, errors=errors_of(done))
+
+
+WORKLOADS: Final = (
+    Workload(
+        NAME,
+        "Three turns with an image in the history, then a turn with a second image.",
+        Start.FRESH,
+        run,
+        needs_images=True,
+        read_tokens=lambda _: SYSTEM_WORDS + 2 * IMAGE_TOKENS + TURNS * TURN_TOKENS,
+    ),
+)
