@@ -21,19 +21,22 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from hearth.commands.bench.calibration import Rates, calibrated
-from hearth.commands.bench.error_texts import error_text
 from hearth.commands.bench.machine_facts import computing_servers
-from hearth.commands.bench.model_facts import BenchModel, chosen_models
+from hearth.commands.bench.measures import MEASURES
+from hearth.commands.bench.model_facts import chosen_models
+from hearth.commands.bench.page.bench_page import bench_page
+from hearth.commands.bench.page.causes import Causes
 from hearth.commands.bench.plan import Plan, minutes
 from hearth.commands.bench.progress import Progress
 from hearth.commands.bench.results import HEARTH, Results
 from hearth.commands.bench.resumed_results import begun, resumed
 from hearth.commands.bench.server_choice import by_url, chosen_servers, with_installed
-from hearth.commands.bench.servers.known_servers import KNOWN_SERVERS
+from hearth.commands.bench.servers.known_servers import SERVERS
 from hearth.commands.bench.servers.started_server import ServerStartError
+from hearth.commands.bench.statistics import moved
 from hearth.commands.bench.visit_rounds import Course, Rounds
 from hearth.commands.bench.workloads.all_workloads import chosen_workloads
 from hearth.commands.bench.workloads.workload import SCALES, Scale
@@ -54,8 +57,10 @@ def options_of(
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    many = {"action": "append", "default": []}
-    parser.add_argument("--model", metavar="X", help="hub id, name or directory; repeatable", **many)
+    many: dict[str, Any] = {"action": "append", "default": []}
+    parser.add_argument(
+        "--model", metavar="X", help="hub id, name or directory; repeatable", **many
+    )
     parser.add_argument("--servers", metavar="A,B", default="", help="of those that it knows")
     parser.add_argument("--server", metavar="NAME=URL", help="one that runs already", **many)
     parser.add_argument("--workloads", metavar="A,B", default="", help="default: all")
@@ -113,9 +118,8 @@ def _plan(options: argparse.Namespace, scales: Mapping[str, Scale]) -> Plan:
     models = chosen_models(options.model or ["builtin:pocket"])
     scale = scales[options.scale or (_QUICK if options.quick else _FULL)]
     is_quick = options.quick or scale.name == _QUICK
-    known = asyncio.run(_known())
     servers = chosen_servers(
-        _names(options.servers), by_url(options.server), known, is_quick=is_quick
+        _names(options.servers), by_url(options.server), SERVERS, is_quick=is_quick
     )
     workloads = chosen_workloads(_names(options.workloads), is_quick=is_quick)
     course = Course(
@@ -213,7 +217,14 @@ def _say_written(path: Path) -> int:
 
 def _compare(one: Path, other: Path) -> int:
     lines = moved(Results.load(one), Results.load(other))
-    print("\n".join(str(line) for line in lines) or "No line moved by more than its spread.")
+    for each in lines:
+        unit = MEASURES[each.measure].unit
+        print(
+            f"{each.model}, {each.server}, {each.workload}: {MEASURES[each.measure].label} "
+            f"{each.before.median:g} -> {each.after.median:g} {unit}"
+        )
+    if not lines:
+        print("No line moved by more than its spread.")
     return 0
 
 

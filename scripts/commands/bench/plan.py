@@ -20,9 +20,7 @@ _MINUTE_S: Final = 60.0
 # What servers read of the ideal, on average over the workloads; a plan is told as "about".
 _READ_FACTOR: Final = 1.3
 _OTHERS_READ_FACTOR: Final = 2.5
-_REST_S: Final = 3.0  # of each workload: until the server rests, and asking
-_AT_REST_S: Final = 10.0
-_TIMED_ANSWERS: Final = 31  # of one visit: 1 + 4 + 8 + 16 streams, and some beside a long prompt
+_REST_S: Final = 2.0  # of each workload: until the server rests, and asking
 _UNTOLD_TOKENS: Final = 1_000  # of a workload that does not say what it reads
 
 
@@ -81,7 +79,7 @@ class Plan:
         done = len(course.visits()) - len(visits)
         seconds = self.seconds()
         told = "not estimated" if seconds is None else f"about {minutes(seconds)}"
-        lines = [
+        return [
             f"Rounds: {course.rounds}, servers in turns; {len(visits)} visits"
             + (f" ({done} are in the file already)" if done else ""),
             f"Time: {told}",
@@ -89,7 +87,6 @@ class Plan:
             f"Disk: {self._disk()}",
             f"Writes: {self.json_path} and {self.html_path}",
         ]
-        return lines
 
     def _memory(self) -> str:
         most = max(model.facts.bytes for model in self.course.models)
@@ -106,7 +103,9 @@ class Plan:
             for model in self.course.models
         )
         install = sum(each.install_bytes for each in self.servers)
-        parts = [f"up to {_gb(most)} in {place} at a time, {_gb(shutil.disk_usage(place).free)} free"]
+        parts = [
+            f"up to {_gb(most)} in {place} at a time, {_gb(shutil.disk_usage(place).free)} free"
+        ]
         if install:
             parts.append(f"{_gb(install)} stay for what is installed")
         return "; ".join(parts)
@@ -114,24 +113,23 @@ class Plan:
 
 def visit_seconds(course: Course, visit: VisitKey, rates: Rates) -> float:
     """Return about how long a visit takes."""
-    played = course.played(visit)
-    starts = 1 if visit.server.url else len({workload.start for workload in played})
-    return starts * rates.start_s + sum(
-        workload_seconds(workload, visit.server, course.scale, rates) for workload in played
-    )
+    return sum(workload_seconds(course, visit, each, rates) for each in course.played(visit))
 
 
-def workload_seconds(workload: Workload, server: Server, scale: Scale, rates: Rates) -> float:
-    """Return about how long `server` takes for a workload."""
+def workload_seconds(course: Course, visit: VisitKey, workload: Workload, rates: Rates) -> float:
+    """Return about how long a workload takes, with its share of the starts of its visit."""
+    played, server, scale = course.played(visit), visit.server, course.scale
+    starts = 0 if server.url else len({each.start for each in played})
     factor = _READ_FACTOR if server.name == HEARTH else _OTHERS_READ_FACTOR
     tokens = workload.read_tokens(scale) or _UNTOLD_TOKENS
-    return factor * tokens * rates.read_s + scale.answer_tokens * rates.answer_s + _REST_S
+    read_s = factor * tokens * rates.read_s + scale.answer_tokens * rates.answer_s
+    return starts * rates.start_s / len(played) + read_s + _REST_S
 
 
 def minutes(seconds: float) -> str:
     """Return a time as people say it."""
-    if seconds < 1.5 * _MINUTE_S:
-        return "1 minute"
+    if seconds < 2 * _MINUTE_S:
+        return f"{max(10, round(seconds, -1)):.0f} s"
     count = seconds / _MINUTE_S
     return f"{count:.0f} minutes" if count < 100 else f"{count / 60:.1f} hours"
 
@@ -151,7 +149,9 @@ def _server_lines(servers: Sequence[ChosenServer]) -> list[str]:
         if each.server.url:
             told += f", runs at {each.server.url}, is not restarted and not metered"
         elif not each.is_there:
-            told += f", is installed first into ~/.cache/hearth-peers, about {_gb(each.install_bytes)}"
+            told += (
+                f", is installed first into ~/.cache/hearth-peers, about {_gb(each.install_bytes)}"
+            )
         lines.append(f"  {each.server.name:18} {told}")
     return lines
 
@@ -167,8 +167,11 @@ def _model_lines(course: Course) -> list[str]:
 
 
 def _workload_lines(course: Course) -> list[str]:
+    every = {each.name for visit in course.visits() for each in course.played(visit)}
     lines = [f"Workloads ({course.scale.name}):"]
-    return lines + [f"  {each.name:18} {each.about}" for each in course.workloads]
+    return lines + [
+        f"  {each.name:18} {each.about}" for each in course.workloads if each.name in every
+    ]
 
 
 def _gb(nbytes: float) -> str:

@@ -60,4 +60,4 @@ class Progress:
 
     def _cost(self, visit: VisitKey, workload: Workload) -> float:
         rates = self._rates.get(visit.model.facts.label, Rates(0.0, 1e-3, 1e-2))
-        return workload_seconds(workload, visit.server, self._course.scale, rates)
+        return workload_seconds(self._course, visit, workload, rates)

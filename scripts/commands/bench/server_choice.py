@@ -1,7 +1,6 @@
 """Chooses which servers are measured, and installs those that are missing once that is agreed."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -105,8 +104,3 @@ def command_text(server: Server) -> str:
         return "(as its owner started it)"
     words = [f"{name}={value}" for name, value in server.environment.items()]
     return " ".join([*words, server.program or "python", *server.arguments])
-
-
-def metered(facts: ServerFacts, *, is_metered: bool) -> ServerFacts:
-    """Return `facts` with what a start has told."""
-    return replace(facts, is_metered=is_metered)

@@ -16,6 +16,7 @@ from hearth.commands.bench.model_facts import BenchModel
 from hearth.commands.bench.results import Results, Sample
 from hearth.commands.bench.servers.server import Memory, Server
 from hearth.commands.bench.servers.started_server import ServerStartError, StartedServer, started
+from hearth.commands.bench.workloads.day_of_sessions import memory_mb
 from hearth.commands.bench.workloads.workload import Measured, Scale, Start, Visit, Workload
 
 ORDER: Final = (Start.FRESH, Start.RESTARTED, Start.KILLED, Start.COLD)
@@ -23,8 +24,6 @@ ORDER: Final = (Start.FRESH, Start.RESTARTED, Start.KILLED, Start.COLD)
 BY_URL: Final = (Start.FRESH, Start.RESTARTED)
 _MEMORY: Final = {Start.KILLED: Memory.ONE_SESSION, Start.COLD: Memory.NONE}
 WORKLOAD_S_MAX: Final = 4 * 3600.0
-_SESSION_PARTS: Final = 1.5  # a session of `day_tokens` grows by its turns
-_MB: Final = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +70,7 @@ class Course:
         return [
             workload
             for workload in self.played(visit)
-            if all(
-                each.round != visit.round for each in results.of(label, server, workload.name)
-            )
+            if all(each.round != visit.round for each in results.of(label, server, workload.name))
         ]
 
     @staticmethod
@@ -130,12 +127,14 @@ class _Play:
         home = self._directory / ("cold" if start == Start.COLD else "home")
         home.mkdir(exist_ok=True)
         memory = _MEMORY.get(start, Memory.DEFAULT)
-        session_tokens = scale.day_tokens * _SESSION_PARTS
-        memory_mb = max(1, round(visit.model.kv_token_bytes * session_tokens / _MB))
+        one_mb = 0
+        if memory == Memory.ONE_SESSION:
+            one_mb = memory_mb(visit.model.directory, scale)
         try:
             async with started(
-                visit.server, visit.model.directory, home, memory, memory_mb
+                visit.server, visit.model.directory, home, memory, one_mb
             ) as running:
+                self._rounds.results.told(visit.server.name, is_metered=running.is_metered)
                 for workload in played:
                     await self._workload(workload, running)
                 if is_killed:
@@ -186,4 +185,3 @@ class _Play:
 
     def _text(self, error: Exception | str) -> str:
         return error_text(error, {self._visit.model.directory: "{model}", self._directory: "{dir}"})
-
