@@ -18,6 +18,7 @@ from hearth.commands.replay.traces import Body, Captured, load_trace
 
 SESSIONS_DIR: Final = Path(__file__).resolve().parent / "sessions"
 SALT_HEX: Final = 16
+_CLIENT_HEADER: Final = "x-anthropic-billing-header:"  # of Claude Code; it changes all the time
 _SALT: Final = "salt"  # of `Visit.kept`: what a server by URL has not seen in an earlier run
 
 
@@ -63,12 +64,20 @@ def _salted_body(dialect: str, body: Body, salt: str) -> Body:
     turns = body["messages" if "messages" in body else "input"]
     holder, key = (body, name) if body.get(name) else (turns[0], "content")
     content = holder[key]
-    if isinstance(content, str):
-        holder[key] = salt + content
-    else:
-        kind = "input_text" if dialect == "responses" else "text"
-        holder[key] = [{"type": kind, "text": salt}, *content]
+    holder[key] = salt + content if isinstance(content, str) else _salted_parts(content, salt)
     for tool in (body.get("tools") or ())[:1]:
         told = tool.get("function", tool)
         told["description"] = salt + (told.get("description") or "")
     return body
+
+
+def _salted_parts(parts: list[Body], salt: str) -> list[Body]:
+    """Return `parts` with the salt in the first text that a client means.
+
+    Servers look for Claude Code's header at the very front: in front of it they would not find it.
+    """
+    for number, part in enumerate(parts):
+        text = part.get("text")
+        if isinstance(text, str) and not text.startswith(_CLIENT_HEADER):
+            return [*parts[:number], {**part, "text": salt + text}, *parts[number + 1 :]]
+    raise ValueError("the first message has no text")

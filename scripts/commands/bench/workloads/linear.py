@@ -1,0 +1,50 @@
+"""Plays one agent's session, turn after turn, in each of the three dialects that agents speak."""
+
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from hearth.commands.bench.workloads.counted import counted
+from hearth.commands.bench.workloads.sessions import session
+from hearth.commands.bench.workloads.workload import Measured, Scale, Start, Visit, Workload
+
+CHAT: Final = "opencode-session-1"
+MESSAGES: Final = "claude-code-session-1"
+RESPONSES: Final = "codex-session-1"
+
+
+def _playing(name: str, workload: str) -> Callable[[Visit], Awaitable[Measured]]:
+    async def run(visit: Visit) -> Measured:
+        return await counted(visit, [session(name, visit, workload)], is_serial=True)
+
+    return run
+
+
+def _tokens(quick: int, full: int, whole: int) -> Callable[[Scale], int]:
+    return lambda scale: {"quick": quick, "full": full}.get(scale.name, whole)
+
+
+WORKLOADS: Final = (
+    Workload(
+        "linear",
+        "One agent works alone: a tool loop of opencode, chat completions, each turn longer.",
+        Start.FRESH,
+        _playing(CHAT, "linear"),
+        read_tokens=_tokens(5_000, 9_000, 50_000),
+    ),
+    Workload(
+        "claude-code",
+        "The same by Claude Code, Messages: its tools come later and its marks change.",
+        Start.FRESH,
+        _playing(MESSAGES, "claude-code"),
+        is_quick=False,
+        read_tokens=_tokens(6_000, 10_000, 70_000),
+    ),
+    Workload(
+        "codex",
+        "The same by Codex, Responses.",
+        Start.FRESH,
+        _playing(RESPONSES, "codex"),
+        is_quick=False,
+        read_tokens=_tokens(5_000, 7_500, 50_000),
+    ),
+)
