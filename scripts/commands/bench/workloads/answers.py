@@ -15,8 +15,8 @@ from hearth.commands.bench.workloads.workload import Measured, Start, Visit, Wor
 from hearth.commands.replay.player import Row
 from hearth.commands.replay.traces import Captured
 
-LINEAR, LINEAR_SESSION = "linear", "pi-session-1"
-LINEAR_READ: Final = "linear session was read"  # of `Visit.kept`
+LINEAR, LINEAR_SESSION = "linear", "opencode-session-1"
+LINEAR_READ: Final = LINEAR  # of `Visit.kept`: the session was read
 NAME: Final = "answers"
 COLD_NAME: Final = "answers-cold"
 ANSWER_TOKENS: Final = 16

@@ -1,0 +1,76 @@
+"""What is asked before and after restarts, and what of it had to be read."""
+
+import asyncio
+
+import pytest
+
+from hearth.commands.bench.workloads import answers, restarted
+from hearth.commands.bench.workloads.workload import Start
+from tests.helpers.bench.played_visits import Played, answered, made_visit, refused
+
+
+@pytest.fixture
+def played(monkeypatch: pytest.MonkeyPatch) -> Played:
+    return Played().put_in(monkeypatch, restarted, answers)
+
+
+def test_a_restarted_server_is_asked_the_last_prompt_of_the_linear_session(
+    played: Played,
+) -> None:
+    visit = made_visit()
+    visit.kept[answers.LINEAR_READ] = True
+    found = asyncio.run(restarted.run_restart(visit))
+    assert played.measured == [answers.linear_session(visit)[-1:]]
+    assert found.values["ideal_tokens"] == 1 and found.values["read_tokens"] == 7
+    assert found.values["start_s"] == 2.5 and found.errors == ()
+
+
+def test_the_session_asked_after_the_kill_is_the_one_that_was_read_before(played: Played) -> None:
+    visit = made_visit()
+    before = asyncio.run(restarted.run_before_kill(visit))
+    after = asyncio.run(restarted.run_kill(visit))
+    assert [len(rows) for rows in played.measured] == [3, 1]
+    assert played.measured[1] == played.measured[0][-1:]
+    assert (before.errors, after.errors) == ((), ())
+    assert before.values["ideal_tokens"] > 1 == after.values["ideal_tokens"]
+
+
+def test_nothing_is_measured_where_nothing_was_read_before(played: Played) -> None:
+    for run in (restarted.run_restart, restarted.run_kill):
+        found = asyncio.run(run(made_visit()))
+        assert not found.values and "run the workload" in found.errors[0]
+    assert played.rows == []
+
+
+def test_a_session_whose_last_prompt_failed_is_not_asked_after_the_kill(played: Played) -> None:
+    visit = made_visit()
+    played.answer = lambda _: refused()
+    assert "503 full" in asyncio.run(restarted.run_before_kill(visit)).errors[0]
+    assert not asyncio.run(restarted.run_kill(visit)).values
+
+
+@pytest.mark.parametrize(
+    "run", [restarted.run_restart, restarted.run_before_kill, restarted.run_kill]
+)
+def test_a_server_by_url_is_not_said_to_have_been_restarted(played: Played, run: object) -> None:
+    visit = made_visit("http://127.0.0.1:1")
+    visit.kept |= {answers.LINEAR_READ: True}
+    assert callable(run)
+    found = asyncio.run(run(visit))
+    assert found.errors == (restarted.BY_URL,) and not found.values and played.rows == []
+
+
+def test_the_ideal_is_told_only_of_prompts_whose_ids_are_known() -> None:
+    assert restarted.ideal_again([answered(), answered()]) == {"ideal_tokens": 2}
+    assert restarted.ideal_again([answered(), refused()]) == {"ideal_tokens": 1}
+    assert restarted.ideal_again([answered(ids=None)]) == {}
+    assert restarted.ideal_again([refused()]) == {}
+
+
+def test_each_is_played_in_its_start() -> None:
+    starts = {each.name: each.start for each in restarted.WORKLOADS}
+    assert starts == {
+        "restart": Start.RESTARTED,
+        "before-kill": Start.RESTARTED,
+        "kill": Start.KILLED,
+    }
