@@ -38,7 +38,7 @@ from hearth.commands.bench.servers.known_servers import SERVERS
 from hearth.commands.bench.servers.started_server import ServerStartError
 from hearth.commands.bench.statistics import moved
 from hearth.commands.bench.visit_rounds import Course, Rounds
-from hearth.commands.bench.workloads.all_workloads import chosen_workloads
+from hearth.commands.bench.workloads.all_workloads import ALL_WORKLOADS, chosen_workloads
 from hearth.commands.bench.workloads.workload import SCALES, Scale
 from hearth.shared.errors import StartError
 
@@ -101,6 +101,7 @@ def main(arguments: Sequence[str] | None = None, scales: Mapping[str, Scale] = S
 
 def _measure(options: argparse.Namespace, scales: Mapping[str, Scale]) -> int:
     """Plan, ask, and play all rounds; what is there is written however it ends."""
+    _causes(options)  # a mistake in them is told now, not hours later
     plan = _plan(options, scales)
     print("\n".join(plan.lines()), flush=True)
     if plan.missing():
@@ -204,10 +205,15 @@ async def _until_signal(rounds: Rounds) -> None:
 
 def _page(results: Results, json_path: Path, options: argparse.Namespace) -> Path:
     """Write the page of `results`; return where."""
-    causes = options.causes.read_text() if options.causes else ""
     path = _html_path(options, json_path)
-    path.write_text(page_html(results, causes), encoding="utf-8")
+    abouts = {workload.name: workload.about for workload in ALL_WORKLOADS}
+    path.write_text(bench_page(results, _causes(options), abouts), encoding="utf-8")
     return path
+
+
+def _causes(options: argparse.Namespace) -> Causes | None:
+    path: Path | None = options.causes
+    return None if path is None else Causes.parsed(path.read_text(encoding="utf-8"))
 
 
 def _say_written(path: Path) -> int:

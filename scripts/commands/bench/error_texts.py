@@ -9,7 +9,7 @@ from typing import Final
 
 CHARS_MAX: Final = 300
 _PATH: Final = re.compile(
-    r"(?<![\w{}])~?/(?!v\d+/|v\d+\b)(?:[^\s/'\"<>|:,;()]+/)+([^\s/'\"<>|:,;()]*)"
+    r"(?<![\w{}:/])~?/(?!v\d+/|v\d+\b)(?:[^\s/'\"<>|:,;()]+/)+([^\s/'\"<>|:,;()]*)"
 )
 _URL_HOST: Final = re.compile(r"\b(\w+)://[^\s/'\"]+")
 _NAME_CHARS_MIN: Final = 3  # a shorter name is part of ordinary words

@@ -6,6 +6,7 @@ Owner: the event loop. A visit whose samples are all in the file is not played a
 import asyncio
 import tempfile
 from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -90,6 +91,7 @@ class Rounds:
     results: Results
     save: Callable[[], None]
     tell: Callable[[VisitKey, Workload], None]  # before each workload
+    start: Callable[..., AbstractAsyncContextManager[StartedServer]] = started
     errors: int = 0
 
     async def play(self) -> None:
@@ -131,7 +133,7 @@ class _Play:
         if memory == Memory.ONE_SESSION:
             one_mb = memory_mb(visit.model.directory, scale)
         try:
-            async with started(
+            async with self._rounds.start(
                 visit.server, visit.model.directory, home, memory, one_mb
             ) as running:
                 self._rounds.results.told(visit.server.name, is_metered=running.is_metered)
