@@ -20,7 +20,7 @@ def error_text(error: BaseException | str, places: Mapping[Path, str]) -> str:
 
     The end of a long text is kept: the log of a server that did not start ends with the cause.
     """
-    text = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
+    text = error if isinstance(error, str) else f"{type(error).__name__}: {error}".rstrip(": ")
     text = " ".join(text.split())
     for place, name in places.items():
         for path in {str(place), str(place.resolve())}:

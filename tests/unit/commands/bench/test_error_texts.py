@@ -36,7 +36,8 @@ def test_home_user_and_host_are_not_told(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_an_exception_is_told_by_its_name() -> None:
-    assert error_text(TimeoutError(), {}) == "TimeoutError: "
+    assert error_text(TimeoutError(), {}) == "TimeoutError"
+    assert error_text(ValueError("no"), {}) == "ValueError: no"
 
 
 @given(st.text())
