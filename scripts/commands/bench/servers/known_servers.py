@@ -28,7 +28,8 @@ SERVERS: Final = {
             },
             memory_environment={
                 Memory.NONE: {"USE_KV_CACHE": "false"},
-                Memory.ONE_SESSION: {"CACHE_RAM_BUDGET_MB": "{memory_mb}"},
+                # A live cache that rests beside what is kept is a session in memory too.
+                Memory.ONE_SESSION: {"CACHE_RAM_BUDGET_MB": "{memory_mb}", "LIVE_SLOTS_MAX": "1"},
             },
             extra={},
         ),

@@ -9,14 +9,15 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from hearth.commands.bench.measuring import measuring
+from hearth.commands.bench.workloads import linear
 from hearth.commands.bench.workloads.ask import ask, errors_of, request_values
 from hearth.commands.bench.workloads.sessions import session
 from hearth.commands.bench.workloads.workload import Measured, Start, Visit, Workload
 from hearth.commands.replay.player import Row
 from hearth.commands.replay.traces import Captured
 
-LINEAR, LINEAR_SESSION = "linear", "opencode-session-1"
-LINEAR_READ: Final = LINEAR  # of `Visit.kept`: the session was read
+LINEAR: Final = "linear"  # the workload whose prompts are asked again
+READ_ROWS: Final = "linear rows"  # of `Visit.kept`: how the session went, for a restart
 NAME: Final = "answers"
 COLD_NAME: Final = "answers-cold"
 ANSWER_TOKENS: Final = 16
@@ -29,23 +30,24 @@ TOLD: Final = ("requests", "failed", "prompt_tokens", "ttft_p50_s", "ttft_p95_s"
 
 
 def linear_session(visit: Visit) -> list[Captured]:
-    return session(LINEAR_SESSION, visit, LINEAR)
+    return session(linear.CHAT, visit, LINEAR)
 
 
 async def run_warm(visit: Visit) -> Measured:
+    """Ask a session that `linear` has read; it is read first where nobody did."""
     rows = linear_session(visit)
     errors: tuple[str, ...] = ()
-    if not visit.kept.get(LINEAR_READ):
-        errors = errors_of(await ask(visit, rows))
-        visit.kept[LINEAR_READ] = True
-    done = await ask(visit, rows, tokens_max=ANSWER_TOKENS)
+    if LINEAR not in visit.kept:
+        errors = errors_of(await ask(visit, rows, is_serial=True))
+    done = await ask(visit, rows, tokens_max=ANSWER_TOKENS, is_serial=True)
+    visit.kept[READ_ROWS] = done
     digests = tuple(digest(row) for row in done)
     return Measured(told(request_values(done)), digests, (*errors, *errors_of(done)))
 
 
 async def run_cold(visit: Visit) -> Measured:
     async with measuring(visit) as taken:
-        done = await ask(visit, linear_session(visit), tokens_max=ANSWER_TOKENS)
+        done = await ask(visit, linear_session(visit), tokens_max=ANSWER_TOKENS, is_serial=True)
     values = {**request_values(done), **taken.values()}
     read = values.get("read_tokens") if visit.running.is_metered else None
     digests = cold_digests(done, read)
@@ -94,5 +96,6 @@ WORKLOADS: Final = (
         "The same with the cache switched off: the answers that a cache must not change.",
         Start.COLD,
         run_cold,
+        read_tokens=lambda scale: {"quick": 16_000, "full": 50_000}.get(scale.name, 500_000),
     ),
 )

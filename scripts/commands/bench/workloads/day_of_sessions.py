@@ -14,7 +14,8 @@ from typing import Any, Final
 from tokenizers import Tokenizer
 
 from hearth.commands.bench.measuring import measuring
-from hearth.commands.bench.workloads.ask import ask, errors_of, request_values
+from hearth.commands.bench.workloads.ask import ask
+from hearth.commands.bench.workloads.counted import measured
 from hearth.commands.bench.workloads.made_sessions import TURN_TOKENS, word_session
 from hearth.commands.bench.workloads.sessions import SALT_HEX, salt
 from hearth.commands.bench.workloads.workload import Measured, Scale, Start, Visit, Workload
@@ -50,7 +51,7 @@ async def run(visit: Visit) -> Measured:
     rows = interleaved(day_sessions(visit.scale, salt(visit, NAME)))
     async with measuring(visit) as taken:
         done = await ask(visit, rows, is_serial=True)
-    return Measured({**request_values(done), **taken.values()}, errors=errors_of(done))
+    return measured(done, taken.values())
 
 
 WORKLOADS: Final = (

@@ -7,7 +7,8 @@ from typing import Any, Final
 from PIL import Image, ImageDraw
 
 from hearth.commands.bench.measuring import measuring
-from hearth.commands.bench.workloads.ask import ask, errors_of, request_values
+from hearth.commands.bench.workloads.ask import ask
+from hearth.commands.bench.workloads.counted import measured
 from hearth.commands.bench.workloads.made_sessions import (
     QUESTION_WORDS,
     TURN_TOKENS,
@@ -70,7 +71,7 @@ def _asked(number: int, text: str) -> list[dict[str, Any]]:
 async def run(visit: Visit) -> Measured:
     async with measuring(visit) as taken:
         done = await ask(visit, image_session(salt(visit, NAME)), is_serial=True)
-    return Measured({**request_values(done), **taken.values()}, errors=errors_of(done))
+    return measured(done, taken.values())
 
 
 WORKLOADS: Final = (

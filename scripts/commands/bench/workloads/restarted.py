@@ -1,69 +1,79 @@
-"""Asks a server that was started again what it has read before: after a clean stop, after kill -9.
+"""Asks a server that was started again for the next turn: after a clean stop, after kill -9.
 
-`restart` asks the last prompt of the linear session again, which the fresh server has read.
-`before-kill` reads a session that is new to the server, shortly before it is killed; `kill` asks
-its last prompt again. That session is as long as one of the day's, so that it fits in the memory
-that a server has after the kill. Of each prompt that is asked again one token has to be read.
+`restart` goes on with the linear session, which the fresh server has read. `before-kill` reads a
+session that is new to the server, shortly before it is killed; `kill` goes on with that one. It is
+as long as one of the day's, so that it fits in the memory that a server has after the kill. The
+ideal reads of each next turn what is new in it.
 """
 
 from collections.abc import Sequence
-from typing import Final
+from dataclasses import replace
+from typing import Final, cast
 
 from hearth.commands.bench.measuring import measuring
-from hearth.commands.bench.workloads.answers import LINEAR_READ, linear_session
-from hearth.commands.bench.workloads.ask import ask, errors_of, request_values
-from hearth.commands.bench.workloads.made_sessions import TURN_TOKENS, word_session
+from hearth.commands.bench.workloads.answers import READ_ROWS, linear_session
+from hearth.commands.bench.workloads.ask import ask
+from hearth.commands.bench.workloads.counted import measured
+from hearth.commands.bench.workloads.made_sessions import (
+    ANSWER_WORDS,
+    QUESTION_WORDS,
+    TURN_TOKENS,
+    word_session,
+    words,
+)
 from hearth.commands.bench.workloads.sessions import salt
 from hearth.commands.bench.workloads.workload import Measured, Start, Visit, Workload
 from hearth.commands.replay.player import Row
 from hearth.commands.replay.traces import Captured
 
 RESTART, BEFORE_KILL, KILL = "restart", "before-kill", "kill"
-TURNS: Final = 3
+TURNS: Final = 3  # before the kill
 BY_URL: Final = "nobody restarts a server by URL"
-NOT_READ: Final = "nothing was read before the {0}: run the workload {1} too"
+NOT_READ: Final = "nothing was read before the {0}: play the workload {1} too"
 
 
 def session_to_kill(visit: Visit) -> list[Captured]:
-    return word_session(KILL, 0, visit.scale.day_tokens, TURNS, salt(visit, KILL))
+    """Return the session that is read before the kill, and its turn that comes after it."""
+    return word_session(KILL, 0, visit.scale.day_tokens, TURNS + 1, salt(visit, KILL))
+
+
+def next_turn(row: Captured) -> Captured:
+    """Return the request that goes on with a chat: a made-up answer and a question more."""
+    assert row.dialect == "chat", row.dialect
+    said = {"role": "assistant", "content": words(f"{RESTART} answer", ANSWER_WORDS)}
+    asked = {"role": "user", "content": words(f"{RESTART} question", QUESTION_WORDS)}
+    messages = [*row.body["messages"], said, asked]
+    return replace(row, body={**row.body, "messages": messages}, said="")
 
 
 async def run_restart(visit: Visit) -> Measured:
-    if visit.server.url or not visit.kept.get(LINEAR_READ):
-        why = BY_URL if visit.server.url else NOT_READ.format("restart", "linear or answers")
-        return Measured({}, errors=(why,))
-    return await _asked_again(visit, linear_session(visit)[-1:])
+    asked = next_turn(linear_session(visit)[-1])
+    return await _gone_on(visit, asked, READ_ROWS, NOT_READ.format("restart", "answers"))
 
 
 async def run_before_kill(visit: Visit) -> Measured:
     if visit.server.url:
         return Measured({}, errors=(BY_URL,))
     async with measuring(visit) as taken:
-        done = await ask(visit, session_to_kill(visit), is_serial=True)
-    visit.kept[BEFORE_KILL] = done[-1].tokens is not None
-    return Measured({**request_values(done), **taken.values()}, errors=errors_of(done))
+        done = await ask(visit, session_to_kill(visit)[:TURNS], is_serial=True)
+    visit.kept[BEFORE_KILL] = done
+    return measured(done, taken.values())
 
 
 async def run_kill(visit: Visit) -> Measured:
-    if not visit.kept.get(BEFORE_KILL):
-        why = BY_URL if visit.server.url else NOT_READ.format("kill", BEFORE_KILL)
-        return Measured({}, errors=(why,))
-    return await _asked_again(visit, session_to_kill(visit)[-1:])
+    asked = session_to_kill(visit)[TURNS]
+    return await _gone_on(visit, asked, BEFORE_KILL, NOT_READ.format("kill", BEFORE_KILL))
 
 
-async def _asked_again(visit: Visit, rows: Sequence[Captured]) -> Measured:
+async def _gone_on(visit: Visit, asked: Captured, kept: str, not_read: str) -> Measured:
+    """Ask one prompt more of a session; what of it was read before is under `kept`."""
+    before = cast(Sequence[Row], visit.kept.get(kept, ()))
+    if visit.server.url or not before or before[-1].tokens is None:
+        return Measured({}, errors=(BY_URL if visit.server.url else not_read,))
     async with measuring(visit) as taken:
-        done = await ask(visit, rows, is_serial=True)
-    values = {**request_values(done), **taken.values(), **ideal_again(done)}
-    return Measured(values | start_of(visit), errors=errors_of(done))
-
-
-def ideal_again(rows: Sequence[Row]) -> dict[str, float]:
-    """Return a token for each answered prompt, where ids are told: the rest was read before."""
-    told = [row for row in rows if row.tokens is not None]
-    if not told or any(row.ids is None for row in told):
-        return {}
-    return {"ideal_tokens": float(len(told))}
+        done = await ask(visit, [asked], is_serial=True)
+    found = measured(done, taken.values(), before=before)
+    return replace(found, values={**found.values, **start_of(visit)})
 
 
 def start_of(visit: Visit) -> dict[str, float]:
@@ -75,10 +85,10 @@ def start_of(visit: Visit) -> dict[str, float]:
 WORKLOADS: Final = (
     Workload(
         RESTART,
-        "The linear session's last prompt once more, after a clean stop and start.",
+        "The next turn of the linear session, after a clean stop and start.",
         Start.RESTARTED,
         run_restart,
-        read_tokens=lambda _: 1,
+        read_tokens=lambda _: TURN_TOKENS,
     ),
     Workload(
         BEFORE_KILL,
@@ -89,9 +99,9 @@ WORKLOADS: Final = (
     ),
     Workload(
         KILL,
-        "That session's last prompt once more, after kill -9 and a start.",
+        "The next turn of that session, after kill -9 and a start.",
         Start.KILLED,
         run_kill,
-        read_tokens=lambda _: 1,
+        read_tokens=lambda _: TURN_TOKENS,
     ),
 )

@@ -14,6 +14,7 @@ RESPONSES: Final = "codex-session-1"
 
 def _playing(name: str, workload: str) -> Callable[[Visit], Awaitable[Measured]]:
     async def run(visit: Visit) -> Measured:
+        visit.kept[workload] = True  # its prompts were read, for who asks them again
         return await counted(visit, [session(name, visit, workload)], is_serial=True)
 
     return run

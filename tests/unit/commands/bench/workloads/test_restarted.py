@@ -6,7 +6,7 @@ import pytest
 
 from hearth.commands.bench.workloads import answers, restarted
 from hearth.commands.bench.workloads.workload import Start
-from tests.helpers.bench.played_visits import Played, answered, made_visit, refused
+from tests.helpers.bench.played_visits import IDS, Played, answered, made_visit, refused
 
 
 @pytest.fixture
@@ -14,31 +14,35 @@ def played(monkeypatch: pytest.MonkeyPatch) -> Played:
     return Played().put_in(monkeypatch, restarted, answers)
 
 
-def test_a_restarted_server_is_asked_the_last_prompt_of_the_linear_session(
-    played: Played,
-) -> None:
+def test_a_restarted_server_is_asked_the_next_turn_of_the_linear_session(played: Played) -> None:
     visit = made_visit()
-    visit.kept[answers.LINEAR_READ] = True
+    asyncio.run(answers.run_warm(visit))
     found = asyncio.run(restarted.run_restart(visit))
-    assert played.measured == [answers.linear_session(visit)[-1:]]
+    ((asked,),) = played.measured
+    last = answers.linear_session(visit)[-1]
+    assert asked.body["messages"][:-2] == last.body["messages"]
+    assert [each["role"] for each in asked.body["messages"][-2:]] == ["assistant", "user"]
     assert found.values["ideal_tokens"] == 1 and found.values["read_tokens"] == 7
     assert found.values["start_s"] == 2.5 and found.errors == ()
 
 
-def test_the_session_asked_after_the_kill_is_the_one_that_was_read_before(played: Played) -> None:
+def test_the_session_asked_after_the_kill_goes_on_with_what_was_read_before(
+    played: Played,
+) -> None:
     visit = made_visit()
     before = asyncio.run(restarted.run_before_kill(visit))
     after = asyncio.run(restarted.run_kill(visit))
-    assert [len(rows) for rows in played.measured] == [3, 1]
-    assert played.measured[1] == played.measured[0][-1:]
+    read, (asked,) = played.measured
+    assert len(read) == restarted.TURNS
+    assert asked.body["messages"][:-2] == read[-1].body["messages"]
     assert (before.errors, after.errors) == ((), ())
-    assert before.values["ideal_tokens"] > 1 == after.values["ideal_tokens"]
+    assert before.values["ideal_tokens"] == len(IDS) + 2 > after.values["ideal_tokens"] == 1
 
 
 def test_nothing_is_measured_where_nothing_was_read_before(played: Played) -> None:
     for run in (restarted.run_restart, restarted.run_kill):
         found = asyncio.run(run(made_visit()))
-        assert not found.values and "run the workload" in found.errors[0]
+        assert not found.values and "play the workload" in found.errors[0]
     assert played.rows == []
 
 
@@ -54,17 +58,10 @@ def test_a_session_whose_last_prompt_failed_is_not_asked_after_the_kill(played: 
 )
 def test_a_server_by_url_is_not_said_to_have_been_restarted(played: Played, run: object) -> None:
     visit = made_visit("http://127.0.0.1:1")
-    visit.kept |= {answers.LINEAR_READ: True}
+    visit.kept |= {answers.READ_ROWS: [answered()], restarted.BEFORE_KILL: [answered()]}
     assert callable(run)
     found = asyncio.run(run(visit))
     assert found.errors == (restarted.BY_URL,) and not found.values and played.rows == []
-
-
-def test_the_ideal_is_told_only_of_prompts_whose_ids_are_known() -> None:
-    assert restarted.ideal_again([answered(), answered()]) == {"ideal_tokens": 2}
-    assert restarted.ideal_again([answered(), refused()]) == {"ideal_tokens": 1}
-    assert restarted.ideal_again([answered(ids=None)]) == {}
-    assert restarted.ideal_again([refused()]) == {}
 
 
 def test_each_is_played_in_its_start() -> None:
