@@ -7,16 +7,18 @@ from hearth.commands.bench.workloads import (
     answers,
     at_rest,
     beside_long,
-    cancelled,
     day_of_sessions,
-    forks_and_edits,
     images,
-    linear,
-    live,
     restarted,
-    shared_trunk,
     streams,
     structured,
+)
+from hearth.commands.bench.workloads.counted_tokens import (
+    cancelled,
+    forks_and_edits,
+    linear,
+    live,
+    shared_trunk,
     sub_agents,
 )
 from hearth.commands.bench.workloads.workload import Workload

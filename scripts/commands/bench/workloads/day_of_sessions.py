@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 
 from hearth.commands.bench.measuring import measuring
 from hearth.commands.bench.workloads.ask import ask
-from hearth.commands.bench.workloads.counted import measured
+from hearth.commands.bench.workloads.counted_tokens.counted import measured
 from hearth.commands.bench.workloads.made_sessions import TURN_TOKENS, word_session
 from hearth.commands.bench.workloads.sessions import SALT_HEX, salt
 from hearth.commands.bench.workloads.workload import Measured, Scale, Start, Visit, Workload

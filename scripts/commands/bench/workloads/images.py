@@ -8,7 +8,7 @@ from PIL import Image, ImageDraw
 
 from hearth.commands.bench.measuring import measuring
 from hearth.commands.bench.workloads.ask import ask
-from hearth.commands.bench.workloads.counted import measured
+from hearth.commands.bench.workloads.counted_tokens.counted import measured
 from hearth.commands.bench.workloads.made_sessions import (
     QUESTION_WORDS,
     TURN_TOKENS,

@@ -13,7 +13,7 @@ from typing import Final, cast
 from hearth.commands.bench.measuring import measuring
 from hearth.commands.bench.workloads.answers import READ_ROWS, linear_session
 from hearth.commands.bench.workloads.ask import ask
-from hearth.commands.bench.workloads.counted import measured
+from hearth.commands.bench.workloads.counted_tokens.counted import measured
 from hearth.commands.bench.workloads.made_sessions import (
     ANSWER_WORDS,
     QUESTION_WORDS,
