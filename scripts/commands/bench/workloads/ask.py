@@ -20,7 +20,7 @@ from hearth.commands.stream_client import Outcome
 
 ERRORS_MAX: Final = 3  # told of one workload
 ERROR_CHARS_MAX: Final = 200
-_PATH: Final = re.compile(r"(?<![\w:/])(?!/v1/)(?:~|\.{1,2})?(?:/[^\s/'\",:;)\]}]+){2,}/?")
+_PATH: Final = re.compile(r"(?:file://|(?<![\w/]))(?!/v1/)(?:~|\.{1,2})?(?:/[^\s/'\",:;)\]}]+){2,}/?")
 
 
 async def ask(

@@ -3,12 +3,13 @@
 import random
 from typing import Final
 
-_WORDS: Final = (
+_TEXT: Final = (
     "the a this each some of in on with from to for by is was has keeps reads writes holds gives "
     "takes moves finds open small large first last new old quick clear line file name table list "
     "value number word part place time day side work test case state step page path key index "
     "where when because while after before if and or but not only also often then there"
-).split()  # a token each for the tokenizers of real models
+)
+_WORDS: Final = _TEXT.split()  # a token each for the tokenizers of real models
 _SENTENCE_WORDS: Final = 12  # and a full stop
 _PARAGRAPH_SENTENCES: Final = 6
 

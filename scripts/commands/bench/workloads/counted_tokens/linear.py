@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from hearth.commands.bench.workloads.counted import counted
+from hearth.commands.bench.workloads.counted_tokens.counted import counted
 from hearth.commands.bench.workloads.sessions import session
 from hearth.commands.bench.workloads.workload import Measured, Scale, Start, Visit, Workload
 
@@ -30,7 +30,7 @@ WORKLOADS: Final = (
         "One agent works alone: a tool loop of opencode, chat completions, each turn longer.",
         Start.FRESH,
         _playing(CHAT, "linear"),
-        read_tokens=_tokens(5_000, 9_000, 50_000),
+        read_tokens=_tokens(4_300, 8_300, 50_000),
     ),
     Workload(
         "claude-code",

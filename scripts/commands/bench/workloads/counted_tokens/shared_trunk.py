@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from hearth.commands.bench.workloads.counted import counted
+from hearth.commands.bench.workloads.counted_tokens.counted import counted
 from hearth.commands.bench.workloads.filler import filler
 from hearth.commands.bench.workloads.sessions import salt
 from hearth.commands.bench.workloads.workload import Measured, Scale, Start, Visit, Workload

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from hearth.commands.bench.workloads.counted import counted
+from hearth.commands.bench.workloads.counted_tokens.counted import counted
 from hearth.commands.bench.workloads.sessions import session
 from hearth.commands.bench.workloads.workload import Measured, Scale, Start, Visit, Workload
 
@@ -19,11 +19,11 @@ async def _run_fork(visit: Visit) -> Measured:
 
 
 def _fan_out_tokens(scale: Scale) -> int:
-    return {"quick": 3_500, "full": 6_500}.get(scale.name, 20_000)
+    return {"quick": 3_000, "full": 6_500}.get(scale.name, 20_000)
 
 
 def _fork_tokens(scale: Scale) -> int:
-    return {"quick": 12_000, "full": 18_000}.get(scale.name, 45_000)
+    return {"quick": 7_500, "full": 10_200}.get(scale.name, 45_000)
 
 
 WORKLOADS: Final = (
