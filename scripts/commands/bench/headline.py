@@ -5,7 +5,7 @@
 A figure is told of all models of the run: from the model on which a server reads least to the one
 on which it reads most. Beside Hearth's stands that of the other server that reads least, chosen
 for each model anew; servers whose tokens nobody counted, or whose requests failed, are none. A test
-fails when README and bench/results.json differ.
+fails when README and the results differ.
 """
 
 import argparse

@@ -1,3 +1,5 @@
+"""README's sentence tells what was counted, and nothing that was not."""
+
 import re
 
 import pytest

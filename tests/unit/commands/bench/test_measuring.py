@@ -1,3 +1,5 @@
+"""A workload is charged with all that a server does until it rests."""
+
 import asyncio
 import os
 from collections.abc import Callable

@@ -1,3 +1,5 @@
+"""Lines and verdicts follow from samples, and chance is told from difference."""
+
 import itertools
 import math
 from collections.abc import Sequence
