@@ -151,6 +151,7 @@ def _where(results: Results) -> Html:
 
 
 def _servers(results: Results) -> Html:
+    names = ("server", "version", "tokens counted", "command", "notes")
     rows = (
         tag("tr", tag("th", facts.name, scope="row"), tag("td", facts.version or "–"),
             tag("td", "in attention" if facts.is_metered else "as it says"),
@@ -158,7 +159,6 @@ def _servers(results: Results) -> Html:
             tag("td", *(tag("p", with_code(note)) for note in facts.notes)))
         for facts in results.servers.values()
     )  # fmt: skip
-    names = ("server", "version", "tokens counted", "command", "notes")
     return _facts_table("Servers", names, rows)
 
 
@@ -180,20 +180,18 @@ def _facts_table(title: str, names: tuple[str, ...], rows: Iterator[Html]) -> Ht
 
 
 def _meaning(results: Results) -> Html:
-    points = (
+    points: tuple[str, ...] = (
         "Tokens read are rows of the attention layers of all of a server's processes, from the "
         "first request of a workload until the server rests. What is read in idle time, or for a "
         "client that has gone, counts.",
-        "The ideal are the tokens that no earlier prompt of the workload began with, by the ids "
-        "of Hearth's prompts. A server that reads less than it builds other prompts, or none.",
-        "Counted workloads ask for answers of one token; timed ones for whole answers.",
+        "The ideal are the tokens with which no earlier prompt of the workload began, by the ids "
+        "of Hearth's prompts. A server that builds shorter prompts can read less.",
+        "Counted workloads ask for answers of one token, timed ones for whole answers.",
         "A value is the median of the rounds, with their range. Two lines are told apart by an "
-        "exact Mann-Whitney test (p < 0.05) and a least difference of each measure; of many "
-        "comparisons some come out by chance.",
-        "Memory is the footprint that the system charges all of a server's processes; in the "
-        "CPU's memory here, in unified memory on a Mac.",
+        "exact Mann-Whitney test (p < 0.05) and by a least difference, which each measure has. Of "
+        "so many comparisons some come out by chance.",
+        "Memory and CPU are those of all of a server's processes together.",
     )
-    metered = sum(facts.is_metered for facts in results.servers.values())
-    if metered == 0:
+    if not any(facts.is_metered for facts in results.servers.values()):
         points = points[1:]
     return tag("ul", *(tag("li", text) for text in points))

@@ -17,6 +17,7 @@ class Standing(Enum):
     BETTER = "better"
     SAME = "can't be told apart"
     WORSE = "worse"
+    FAILED = "requests failed: not compared"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,7 @@ class LineBehind:
 def standing(own: Line, other: Line, measure: Measure) -> Standing:
     """Return how the server of the line `other` stands to Hearth."""
     if not statistics.told_apart(own, other, measure):
-        return Standing.SAME
+        return Standing.FAILED if own.failed or other.failed else Standing.SAME
     is_better = (other.median > own.median) == bool(measure.is_more_better)
     return Standing.BETTER if is_better else Standing.WORSE
 
@@ -70,7 +71,7 @@ class PageLines:
         key = (model, server, workload, measure)
         if key not in self._lines:
             part = self._part(model, workload)
-            self._lines[key] = part and statistics.line(part, *key)
+            self._lines[key] = statistics.line(part, *key) if part else None
         return self._lines[key]
 
     def samples(self, model: str, server: str, workload: str) -> list[Sample]:

@@ -7,7 +7,7 @@ from hearth.commands.bench.page.causes import Causes
 from hearth.commands.bench.page.dot_plots import plot
 from hearth.commands.bench.page.markup import Html, joined, tag, with_code
 from hearth.commands.bench.page.page_lines import LineBehind, PageLines
-from hearth.commands.bench.page.story import MARKS, label_of
+from hearth.commands.bench.page.story import CLAIMED, MARKS, label_of
 from hearth.commands.bench.page.value_format import counted, shown, spread
 from hearth.commands.bench.page.workload_kinds import KINDS, OTHERS, WorkloadKind, kind_of
 from hearth.commands.bench.results import HEARTH
@@ -71,7 +71,7 @@ def _behind_group(
     span = len(models) + 1
     title = tag("th", measure.label, scope="rowgroup", colspan=span)
     rows = [tag("tr", title, class_="measure")]
-    told = ()
+    told: tuple[str, ...] = ()
     for workload in (
         name for name in lines.workloads if any(each.workload == name for each in group)
     ):
@@ -150,11 +150,11 @@ def _cell(lines: PageLines, model: str, workload: str, measure: Measure, server:
     if line is None:
         return tag("td", "–")
     found = lines.standing(model, server, workload, measure)
-    kind = MARKS[found] if found else "own" if server == HEARTH else None
+    kind = MARKS.get(found) if found else "own" if server == HEARTH else None
     between = spread(line.low, line.high, measure.unit)
     parts = (tag("i", between),) if between else ()
-    kind = None if kind == "w" else kind
-    return tag("td", shown(line.median, measure.unit), *parts, class_=kind)
+    value = shown(line.median, measure.unit) + CLAIMED * line.is_claimed
+    return tag("td", value, *parts, class_=kind)
 
 
 def _box(table: Html, label: str) -> Html:
