@@ -91,10 +91,11 @@ def _longer_prompts(lines: PageLines) -> Iterator[str]:
                     factors.append(found[server].median / found[HEARTH].median)
         odd = [each for each in factors if abs(each - 1) > PROMPTS_ALIKE]
         if odd:
+            ends = sorted({f"{min(odd):.2f}", f"{max(odd):.2f}"})
             yield (
-                f"{server} builds prompts of other lengths than Hearth on {len(odd)} of "
-                f"{counted(len(factors), 'workload')} and model: {min(odd):.2f} to {max(odd):.2f} "
-                "times as long. The ideal is that of Hearth's prompts."
+                f"{server} builds prompts {' to '.join(ends)} times as long as Hearth's in "
+                f"{len(odd)} of {len(factors)} pairs of workload and model. The ideal is that of "
+                "Hearth's prompts."
             )
 
 
@@ -133,7 +134,18 @@ def _repeat(lines: PageLines, abouts: Mapping[str, str]) -> Html:
         tag("p", with_code("One workload of it alone; `hearth bench --compare` says which lines "
                            "moved between two runs:")),
         box,
+        tag("p", _where_models_are(results), class_="note"),
     )  # fmt: skip
+
+
+def _where_models_are(results: Results) -> Html:
+    small = [model.label for model in results.models.values() if is_stand_in(model)]
+    told = "A model is called by the name of its directory; where Hearth does not find it by that, "
+    told += "give the path of yours."
+    if small:
+        told += " `python -m scripts.fixtures.fixture_cache NAME` makes a fixture in a checkout, "
+        told += f"and prints its path; NAME is that of {listed(small)} before the hyphen."
+    return with_code(told)
 
 
 def _where(results: Results) -> Html:

@@ -17,7 +17,7 @@ from hearth.commands.bench.page.agent_hour import (
 )
 from hearth.commands.bench.page.causes import Causes
 from hearth.commands.bench.page.dot_plots import strip
-from hearth.commands.bench.page.markup import Html, joined, tag
+from hearth.commands.bench.page.markup import Html, joined, safe, tag
 from hearth.commands.bench.page.page_lines import LineBehind, PageLines, Standing, standing
 from hearth.commands.bench.page.value_format import about, brief, counted, listed, shown, spread
 from hearth.commands.bench.page.value_scale import ValueScale
@@ -51,9 +51,12 @@ def _hours(lines: PageLines, hours: Sequence[AgentHour]) -> Html:
         return tag("p", "No workload of an agent's hour was measured in this run.", class_="lead")
     costs = (_sentence(lines, hours, cost) for cost in COSTS)
     sentences = [next(costs), _how_much(hours), *costs, _standing(lines)]
+    said = [each for each in sentences if each]
+    if not said:
+        said = [safe("One server alone was measured: there is nothing to compare.")]
     panels = (_panel(lines, hour) for hour in hours if hour.costs)
     return joined(
-        tag("p", *(each for each in sentences if each), class_="lead"),
+        tag("p", *said, class_="lead"),
         tag("div", *panels, class_="hours"),
         _how_to_read(lines),
     )
@@ -107,7 +110,8 @@ def _standing(lines: PageLines) -> Html | None:
     counts = Counter(lines.standings())
     if not counts:
         return None
-    names = list(dict.fromkeys(each.measure.label.replace(",", "") for each in lines.behind))
+    groups = lines.behind_by_measure(lines.workloads)
+    names = [group[0].measure.label.replace(",", "") for group in groups]
     more = f" and {counted(len(names) - NAMED_MAX, 'more measure')}"
     which = listed(names) if len(names) <= NAMED_MAX + 1 else ", ".join(names[:NAMED_MAX]) + more
     return joined(
@@ -231,17 +235,15 @@ def marks_legend() -> Html:
 def _behind(lines: PageLines, causes: Causes) -> Html:
     compared = sum(each is not Standing.FAILED for each in lines.standings())
     pairs = sum(len(each.ahead) for each in lines.behind)
-    groups: dict[str, list[LineBehind]] = {}
-    for each in lines.behind:
-        groups.setdefault(each.measure.name, []).append(each)
+    groups = lines.behind_by_measure(lines.workloads)
     if not groups:
         text = f"On none of {counted(compared, 'comparison')} with another server."
         return tag("section", _behind_title(), tag("p", text), class_="behind")
     text = (
         f"In {pairs:,} of {counted(compared, 'comparison')}, each of a measure of one workload and "
-        "model with one server. By measure, the widest first; all stand in their sections below."
+        "model with one server. Below, of each measure the widest; all stand first in their sections."
     )
-    rows = (_behind_row(lines, group, causes) for group in groups.values())
+    rows = (_behind_row(lines, group, causes) for group in groups)
     return tag("section", _behind_title(), tag("p", text), tag("ul", *rows), class_="behind")
 
 

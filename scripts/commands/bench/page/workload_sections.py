@@ -28,13 +28,12 @@ def _section(
     lines: PageLines, kind: WorkloadKind, causes: Causes, abouts: Mapping[str, str]
 ) -> Html:
     workloads = [name for name in lines.workloads if kind_of(name) is kind]
-    behind = [each for each in lines.behind if each.workload in workloads]
     figures = [plot(lines, measure, workloads) for measure in _drawn(lines, kind, workloads)]
     return tag(
         "section",
         tag("h2", kind.title, id=kind.anchor),
         tag("p", kind.about) if kind.about else "",
-        behind_table(lines, behind, causes),
+        behind_table(lines, workloads, causes),
         *(figure for figure in figures if figure is not None),
         *(_table(lines, name, abouts.get(name, "")) for name in workloads),
     )
@@ -45,18 +44,14 @@ def _drawn(lines: PageLines, kind: WorkloadKind, workloads: Sequence[str]) -> li
     return [known[name] for name in kind.drawn if name in known]
 
 
-def behind_table(lines: PageLines, behind: Sequence[LineBehind], causes: Causes) -> Html:
-    """Return the lines on which Hearth is behind: a measure a group, a workload a row.
-
-    The measure with the widest difference stands first.
-    """
+def behind_table(lines: PageLines, workloads: Sequence[str], causes: Causes) -> Html:
+    """Return the lines on which Hearth is behind: a measure a group, a workload a row."""
+    groups = lines.behind_by_measure(workloads)
+    behind = [each for group in groups for each in group]
     if not behind:
         return tag("p", "Hearth is behind on no line here.", class_="none-behind")
-    groups: dict[str, list[LineBehind]] = {}
-    for each in behind:  # the widest first
-        groups.setdefault(each.measure.name, []).append(each)
     models = [name for name in lines.models if any(each.model == name for each in behind)]
-    bodies = (_behind_group(lines, group, models, causes) for group in groups.values())
+    bodies = (_behind_group(lines, group, models, causes) for group in groups)
     names = ("", *(label_of(lines, name) for name in models))
     head = tag("tr", *(tag("th" if name else "td", name, scope="col") for name in names))
     title = tag("caption", f"Hearth is behind on {counted(len(behind), 'line')}")
