@@ -76,10 +76,11 @@ def agent_hour(lines: PageLines, model: str) -> AgentHour:
 
 
 def values_of(sample: Sample) -> dict[str, float]:
-    """Return what one sample adds to the hour. Where all requests wait about the same, the wait
-    is their number times the median; a workload tells no sum.
+    """Return what one sample adds to the hour.
+
+    No workload tells the sum of its waits; it is taken to be their number times the median.
     """
-    told, found = sample.values, {}
+    told, found = sample.values, dict[str, float]()
     read = told.get("read_tokens", told.get("claimed_tokens"))
     if read is not None:
         found[READ.name] = read
@@ -101,17 +102,23 @@ def _cost(lines: PageLines, model: str, server: str, parts: tuple[HourPart, ...]
     failed = sum(
         int(each.values.get("failed", 0)) for found in samples.values() for each in found.values()
     )
+    facts = lines.results.servers.get(server)
+    is_claimed = facts is not None and not facts.is_metered
     rounds = set.intersection(*(set(found) for found in samples.values()))
-    sums: dict[str, list[float]] = {}
-    for number in sorted(rounds):
-        of_round = [(part, values_of(found[number]), found[number]) for part, found in
-                    samples.items()]  # fmt: skip
-        for cost in COSTS:
-            if all(cost.name in values for _, values, _ in of_round):
-                total = sum(part.share(sample) * values[cost.name]
-                            for part, values, sample in of_round)  # fmt: skip
-                sums.setdefault(cost.name, []).append(total)
-    return HourCost(server, {name: line_of(found) for name, found in sums.items()}, missing, failed)
+    sums = [_sums({part: found[at] for part, found in samples.items()}) for at in sorted(rounds)]
+    costs = {}
+    for cost in COSTS:
+        values = [each[cost.name] for each in sums if cost.name in each]
+        if line := line_of(values, is_claimed and cost is READ, failed):
+            costs[cost.name] = line
+    return HourCost(server, costs, missing, failed)
+
+
+def _sums(samples: Mapping[HourPart, Sample]) -> dict[str, float]:
+    """Return each cost of one round, of those that all parts tell."""
+    told = [(part.share(sample), values_of(sample)) for part, sample in samples.items()]
+    names = set.intersection(*(set(values) for _, values in told))
+    return {name: sum(share * values[name] for share, values in told) for name in names}
 
 
 def _ideal(lines: PageLines, model: str, parts: tuple[HourPart, ...]) -> float | None:

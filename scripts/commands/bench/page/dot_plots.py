@@ -103,7 +103,8 @@ def _facet(
     measure: Measure,
     scale: ValueScale,
 ) -> Html:
-    drawn, named = [], {}
+    drawn: list[Html] = []
+    named: dict[str, float] = {}
     for workload, found in rows.items():
         places = {name: scale.place(line.median) for name, line in found.items()}
         is_named = _is_moved(places, named)
@@ -130,7 +131,7 @@ def _row(
     parts = [tag("line", x1="0", x2="100%", y1=middle_px, y2=middle_px, class_="rail")]
     parts += _grid(scale, height)
     # Hearth is drawn last, on top of the others.
-    for name, line in reversed(found.items()):
+    for name, line in reversed(list(found.items())):
         at = lines.servers.index(name)
         low, high, middle = (f"{scale.place(x)}%" for x in (line.low, line.high, line.median))
         kind = f"range s{at % len(SHAPES)}"

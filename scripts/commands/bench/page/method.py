@@ -91,10 +91,11 @@ def _longer_prompts(lines: PageLines) -> Iterator[str]:
                     factors.append(found[server].median / found[HEARTH].median)
         odd = [each for each in factors if abs(each - 1) > PROMPTS_ALIKE]
         if odd:
+            ends = sorted({f"{min(odd):.2f}", f"{max(odd):.2f}"})
             yield (
-                f"{server} builds prompts of other lengths than Hearth on {len(odd)} of "
-                f"{counted(len(factors), 'workload')} and model: {min(odd):.2f} to {max(odd):.2f} "
-                "times as long. The ideal is that of Hearth's prompts."
+                f"{server} builds prompts {' to '.join(ends)} times as long as Hearth's in "
+                f"{len(odd)} of {len(factors)} pairs of workload and model. The ideal is that of "
+                "Hearth's prompts."
             )
 
 
@@ -133,7 +134,18 @@ def _repeat(lines: PageLines, abouts: Mapping[str, str]) -> Html:
         tag("p", with_code("One workload of it alone; `hearth bench --compare` says which lines "
                            "moved between two runs:")),
         box,
+        tag("p", _where_models_are(results), class_="note"),
     )  # fmt: skip
+
+
+def _where_models_are(results: Results) -> Html:
+    small = [model.label for model in results.models.values() if is_stand_in(model)]
+    told = "A model is called by the name of its directory; where Hearth does not find it by that, "
+    told += "give the path of yours."
+    if small:
+        told += " `python -m scripts.fixtures.fixture_cache NAME` makes a fixture in a checkout, "
+        told += f"and prints its path; NAME is that of {listed(small)} before the hyphen."
+    return with_code(told)
 
 
 def _where(results: Results) -> Html:
@@ -151,6 +163,7 @@ def _where(results: Results) -> Html:
 
 
 def _servers(results: Results) -> Html:
+    names = ("server", "version", "tokens counted", "command", "notes")
     rows = (
         tag("tr", tag("th", facts.name, scope="row"), tag("td", facts.version or "–"),
             tag("td", "in attention" if facts.is_metered else "as it says"),
@@ -158,7 +171,6 @@ def _servers(results: Results) -> Html:
             tag("td", *(tag("p", with_code(note)) for note in facts.notes)))
         for facts in results.servers.values()
     )  # fmt: skip
-    names = ("server", "version", "tokens counted", "command", "notes")
     return _facts_table("Servers", names, rows)
 
 
@@ -180,20 +192,18 @@ def _facts_table(title: str, names: tuple[str, ...], rows: Iterator[Html]) -> Ht
 
 
 def _meaning(results: Results) -> Html:
-    points = (
+    points: tuple[str, ...] = (
         "Tokens read are rows of the attention layers of all of a server's processes, from the "
         "first request of a workload until the server rests. What is read in idle time, or for a "
         "client that has gone, counts.",
-        "The ideal are the tokens that no earlier prompt of the workload began with, by the ids "
-        "of Hearth's prompts. A server that reads less than it builds other prompts, or none.",
-        "Counted workloads ask for answers of one token; timed ones for whole answers.",
+        "The ideal are the tokens with which no earlier prompt of the workload began, by the ids "
+        "of Hearth's prompts. A server that builds shorter prompts can read less.",
+        "Counted workloads ask for answers of one token, timed ones for whole answers.",
         "A value is the median of the rounds, with their range. Two lines are told apart by an "
-        "exact Mann-Whitney test (p < 0.05) and a least difference of each measure; of many "
-        "comparisons some come out by chance.",
-        "Memory is the footprint that the system charges all of a server's processes; in the "
-        "CPU's memory here, in unified memory on a Mac.",
+        "exact Mann-Whitney test (p < 0.05) and by a least difference, which each measure has. Of "
+        "so many comparisons some come out by chance.",
+        "Memory and CPU are those of all of a server's processes together.",
     )
-    metered = sum(facts.is_metered for facts in results.servers.values())
-    if metered == 0:
+    if not any(facts.is_metered for facts in results.servers.values()):
         points = points[1:]
     return tag("ul", *(tag("li", text) for text in points))

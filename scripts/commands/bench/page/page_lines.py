@@ -1,7 +1,7 @@
 """Looks up lines of a run for the page, each once, and says on which of them Hearth is behind."""
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from enum import Enum
 
@@ -17,6 +17,7 @@ class Standing(Enum):
     BETTER = "better"
     SAME = "can't be told apart"
     WORSE = "worse"
+    FAILED = "requests failed: not compared"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,7 @@ class LineBehind:
 def standing(own: Line, other: Line, measure: Measure) -> Standing:
     """Return how the server of the line `other` stands to Hearth."""
     if not statistics.told_apart(own, other, measure):
-        return Standing.SAME
+        return Standing.FAILED if own.failed or other.failed else Standing.SAME
     is_better = (other.median > own.median) == bool(measure.is_more_better)
     return Standing.BETTER if is_better else Standing.WORSE
 
@@ -63,14 +64,14 @@ class PageLines:
         self._parts = {key: replace(results, samples=found) for key, found in apart.items()}
         self._lines: dict[tuple[str, str, str, str], Line | None] = {}
         self._standings: dict[tuple[str, str, str, str], Standing] = {}
-        self.behind = sorted(self._behind(), key=lambda each: -each.factor)
+        self.behind = list(self._behind())
 
     def line(self, model: str, server: str, workload: str, measure: str) -> Line | None:
         """Return the line, None where nothing was measured."""
         key = (model, server, workload, measure)
         if key not in self._lines:
             part = self._part(model, workload)
-            self._lines[key] = part and statistics.line(part, *key)
+            self._lines[key] = statistics.line(part, *key) if part else None
         return self._lines[key]
 
     def samples(self, model: str, server: str, workload: str) -> list[Sample]:
@@ -110,6 +111,15 @@ class PageLines:
             for server in self.servers:
                 if found := self.standing(model, server, workload, measure):
                     yield found
+
+    def behind_by_measure(self, workloads: Collection[str]) -> list[list[LineBehind]]:
+        """Return the lines behind of some workloads, those of one measure together.
+
+        Measures are in the order of MEASURES; of each the widest difference stands first.
+        """
+        found = [each for each in self.behind if each.workload in workloads]
+        groups = ([each for each in found if each.measure is one] for one in MEASURES.values())
+        return [sorted(group, key=lambda each: -each.factor) for group in groups if group]
 
     def _behind(self) -> Iterator[LineBehind]:
         for model, workload, measure in self._compared():

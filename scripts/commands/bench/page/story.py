@@ -17,14 +17,20 @@ from hearth.commands.bench.page.agent_hour import (
 )
 from hearth.commands.bench.page.causes import Causes
 from hearth.commands.bench.page.dot_plots import strip
-from hearth.commands.bench.page.markup import Html, joined, tag
+from hearth.commands.bench.page.markup import Html, joined, safe, tag
 from hearth.commands.bench.page.page_lines import LineBehind, PageLines, Standing, standing
 from hearth.commands.bench.page.value_format import about, brief, counted, listed, shown, spread
 from hearth.commands.bench.page.value_scale import ValueScale
 from hearth.commands.bench.page.workload_kinds import kind_of
 from hearth.commands.bench.results import HEARTH, ModelFacts
 
-MARKS: Final = {Standing.BETTER: "b", Standing.SAME: "e", Standing.WORSE: "w"}
+CLAIMED: Final = "†"  # behind tokens that the meter could not count
+# The classes of cells.
+MARKS: Final = {
+    Standing.BETTER: "b",
+    Standing.SAME: "e",
+    Standing.FAILED: "x",
+}
 ROUNDS_MIN: Final = 4  # of each server: with fewer, no order of values is rarer than 1 in 20
 NAMED_MAX: Final = 5  # measures, in a sentence
 VERBS: Final = {
@@ -43,10 +49,14 @@ def story(lines: PageLines, causes: Causes) -> Html:
 def _hours(lines: PageLines, hours: Sequence[AgentHour]) -> Html:
     if not hour_parts(lines):
         return tag("p", "No workload of an agent's hour was measured in this run.", class_="lead")
-    sentences = [*(_sentence(lines, hours, cost) for cost in COSTS), _standing(lines)]
+    costs = (_sentence(lines, hours, cost) for cost in COSTS)
+    sentences = [next(costs), _how_much(hours), *costs, _standing(lines)]
+    said = [each for each in sentences if each]
+    if not said:
+        said = [safe("One server alone was measured: there is nothing to compare.")]
     panels = (_panel(lines, hour) for hour in hours if hour.costs)
     return joined(
-        tag("p", *(each for each in sentences if each), class_="lead"),
+        tag("p", *said, class_="lead"),
         tag("div", *panels, class_="hours"),
         _how_to_read(lines),
     )
@@ -69,7 +79,30 @@ def _sentence(lines: PageLines, hours: Sequence[AgentHour], cost: Measure) -> Ht
     if not models:
         return None
     parts = [f"{said}{_on(lines, names)}" for said, names in models.items()]
-    return joined("Hearth " if cost is READ else "It ", "; it ".join(parts), ". ")
+    return joined(
+        "In an agent’s hour Hearth " if cost is READ else "It ", "; it ".join(parts), ". "
+    )
+
+
+def _how_much(hours: Sequence[AgentHour]) -> Html | None:
+    """Say how much Hearth reads, over the ideal, and the others over Hearth."""
+    over_ideal, others = [], []
+    for hour in hours:
+        read = {each.server: each.lines[READ.name].median
+                for each in hour.costs if is_whole(each, READ)}  # fmt: skip
+        own = read.pop(HEARTH, 0.0)
+        if own and hour.ideal:
+            over_ideal.append(own / hour.ideal)
+        others += [each / own for each in read.values() if own]
+    if not over_ideal or not others:
+        return None
+    told = f"It reads {_between(over_ideal)} times the ideal, the others {_between(others)} times "
+    return joined(told, "what it reads. ")
+
+
+def _between(values: Sequence[float]) -> str:
+    low, high = f"{min(values):.2f}", f"{max(values):.2f}"
+    return low if low == high else f"{low} to {high}"
 
 
 def _standing(lines: PageLines) -> Html | None:
@@ -77,11 +110,13 @@ def _standing(lines: PageLines) -> Html | None:
     counts = Counter(lines.standings())
     if not counts:
         return None
-    names = list(dict.fromkeys(each.measure.label for each in lines.behind))
+    groups = lines.behind_by_measure(lines.workloads)
+    names = [group[0].measure.label.replace(",", "") for group in groups]
     more = f" and {counted(len(names) - NAMED_MAX, 'more measure')}"
     which = listed(names) if len(names) <= NAMED_MAX + 1 else ", ".join(names[:NAMED_MAX]) + more
     return joined(
-        f"Over all {counts.total():,} comparisons with another server it is ahead in "
+        f"Over all {counts.total() - counts[Standing.FAILED]:,} comparisons with another server "
+        "it is ahead in "
         f"{counts[Standing.WORSE]:,}, can’t be told apart in {counts[Standing.SAME]:,}, and ",
         tag("a", f"behind in {counts[Standing.BETTER]:,}", href="#behind"),
         f" ({which})." if which else ".",
@@ -161,12 +196,14 @@ def _hour_cell(cost: HourCost, own: HourCost | None, measure: Measure) -> Html:
         return tag("td", "–", class_="n")
     kind = "n"
     if own and cost is not own and is_whole(cost, measure) and is_whole(own, measure):
-        kind += " " + MARKS[standing(own.lines[measure.name], line, measure)]
+        kind += " " + MARKS.get(standing(own.lines[measure.name], line, measure), "")
     value = brief(line.median) if measure is READ else shown(line.median, measure.unit)
     spread_text = about(line.low, line.high, line.median)
     parts = (tag("i", spread_text),) if spread_text else ()
     exact = f"{spread(line.low, line.high, measure.unit) or shown(line.median, measure.unit)}"
-    return tag("td", tag("span", value), *parts, class_=kind, title=exact)
+    return tag(
+        "td", tag("span", value + CLAIMED * line.is_claimed), *parts, class_=kind, title=exact
+    )
 
 
 def _how_to_read(lines: PageLines) -> Html:
@@ -185,25 +222,28 @@ def _how_to_read(lines: PageLines) -> Html:
 def marks_legend() -> Html:
     """Say what the marks at values mean."""
     return joined(
-        tag("span", "better than Hearth", class_="b"), ", ",
-        tag("span", "can’t be told apart from Hearth", class_="e"), ", no mark: worse.",
-    )  # fmt: skip
+        tag("span", "better than Hearth", class_="b"),
+        "; ",
+        tag("span", "can’t be told apart from Hearth", class_="e"),
+        "; ",
+        tag("span", "not compared, as requests failed", class_="x"),
+        "; ",
+        f"{CLAIMED} as the server itself says; no mark: worse.",
+    )
 
 
 def _behind(lines: PageLines, causes: Causes) -> Html:
-    compared = sum(1 for _ in lines.standings())
+    compared = sum(each is not Standing.FAILED for each in lines.standings())
     pairs = sum(len(each.ahead) for each in lines.behind)
-    groups: dict[str, list[LineBehind]] = {}
-    for each in lines.behind:
-        groups.setdefault(each.measure.name, []).append(each)
+    groups = lines.behind_by_measure(lines.workloads)
     if not groups:
         text = f"On none of {counted(compared, 'comparison')} with another server."
         return tag("section", _behind_title(), tag("p", text), class_="behind")
     text = (
         f"In {pairs:,} of {counted(compared, 'comparison')}, each of a measure of one workload and "
-        "model with one server. By measure, the widest first; all stand in their sections below."
+        "model with one server. Below, of each measure the widest; all stand first in their sections."
     )
-    rows = (_behind_row(lines, group, causes) for group in groups.values())
+    rows = (_behind_row(lines, group, causes) for group in groups)
     return tag("section", _behind_title(), tag("p", text), tag("ul", *rows), class_="behind")
 
 

@@ -7,7 +7,7 @@ from hearth.commands.bench.page.causes import Causes
 from hearth.commands.bench.page.dot_plots import plot
 from hearth.commands.bench.page.markup import Html, joined, tag, with_code
 from hearth.commands.bench.page.page_lines import LineBehind, PageLines
-from hearth.commands.bench.page.story import MARKS, label_of
+from hearth.commands.bench.page.story import CLAIMED, MARKS, label_of
 from hearth.commands.bench.page.value_format import counted, shown, spread
 from hearth.commands.bench.page.workload_kinds import KINDS, OTHERS, WorkloadKind, kind_of
 from hearth.commands.bench.results import HEARTH
@@ -28,13 +28,12 @@ def _section(
     lines: PageLines, kind: WorkloadKind, causes: Causes, abouts: Mapping[str, str]
 ) -> Html:
     workloads = [name for name in lines.workloads if kind_of(name) is kind]
-    behind = [each for each in lines.behind if each.workload in workloads]
     figures = [plot(lines, measure, workloads) for measure in _drawn(lines, kind, workloads)]
     return tag(
         "section",
         tag("h2", kind.title, id=kind.anchor),
         tag("p", kind.about) if kind.about else "",
-        behind_table(lines, behind, causes),
+        behind_table(lines, workloads, causes),
         *(figure for figure in figures if figure is not None),
         *(_table(lines, name, abouts.get(name, "")) for name in workloads),
     )
@@ -45,18 +44,14 @@ def _drawn(lines: PageLines, kind: WorkloadKind, workloads: Sequence[str]) -> li
     return [known[name] for name in kind.drawn if name in known]
 
 
-def behind_table(lines: PageLines, behind: Sequence[LineBehind], causes: Causes) -> Html:
-    """Return the lines on which Hearth is behind: a measure a group, a workload a row.
-
-    The measure with the widest difference stands first.
-    """
+def behind_table(lines: PageLines, workloads: Sequence[str], causes: Causes) -> Html:
+    """Return the lines on which Hearth is behind: a measure a group, a workload a row."""
+    groups = lines.behind_by_measure(workloads)
+    behind = [each for group in groups for each in group]
     if not behind:
         return tag("p", "Hearth is behind on no line here.", class_="none-behind")
-    groups: dict[str, list[LineBehind]] = {}
-    for each in behind:  # the widest first
-        groups.setdefault(each.measure.name, []).append(each)
     models = [name for name in lines.models if any(each.model == name for each in behind)]
-    bodies = (_behind_group(lines, group, models, causes) for group in groups.values())
+    bodies = (_behind_group(lines, group, models, causes) for group in groups)
     names = ("", *(label_of(lines, name) for name in models))
     head = tag("tr", *(tag("th" if name else "td", name, scope="col") for name in names))
     title = tag("caption", f"Hearth is behind on {counted(len(behind), 'line')}")
@@ -71,7 +66,7 @@ def _behind_group(
     span = len(models) + 1
     title = tag("th", measure.label, scope="rowgroup", colspan=span)
     rows = [tag("tr", title, class_="measure")]
-    told = ()
+    told: tuple[str, ...] = ()
     for workload in (
         name for name in lines.workloads if any(each.workload == name for each in group)
     ):
@@ -150,11 +145,11 @@ def _cell(lines: PageLines, model: str, workload: str, measure: Measure, server:
     if line is None:
         return tag("td", "–")
     found = lines.standing(model, server, workload, measure)
-    kind = MARKS[found] if found else "own" if server == HEARTH else None
+    kind = MARKS.get(found) if found else "own" if server == HEARTH else None
     between = spread(line.low, line.high, measure.unit)
     parts = (tag("i", between),) if between else ()
-    kind = None if kind == "w" else kind
-    return tag("td", shown(line.median, measure.unit), *parts, class_=kind)
+    value = shown(line.median, measure.unit) + CLAIMED * line.is_claimed
+    return tag("td", value, *parts, class_=kind)
 
 
 def _box(table: Html, label: str) -> Html:
