@@ -1,4 +1,4 @@
-"""The day of ten sessions, and what the memory of one is."""
+"""The day plays ten sessions in turns; the memory of one is told of any model."""
 
 import asyncio
 import json

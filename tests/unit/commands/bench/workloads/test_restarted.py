@@ -1,4 +1,4 @@
-"""What is asked before and after restarts, and what of it had to be read."""
+"""Restarted and killed servers are asked the turn after what was read before."""
 
 import asyncio
 
