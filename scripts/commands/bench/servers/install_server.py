@@ -11,7 +11,7 @@ from importlib.metadata import PackageNotFoundError, distributions, version
 from pathlib import Path
 from typing import Final
 
-from hearth.commands.bench.servers.server import Server
+from hearth.commands.bench.server import Server
 
 ENVIRONMENTS_DIR: Final = Path("~/.cache/hearth-peers").expanduser()
 INSTALL_WAIT_S_MAX: Final = 1800

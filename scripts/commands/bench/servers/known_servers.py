@@ -4,7 +4,7 @@ import sys
 from typing import Final
 
 from hearth.commands.bench.results import HEARTH
-from hearth.commands.bench.servers.server import KEY, Memory, Server
+from hearth.commands.bench.server import KEY, Memory, Server
 
 # Rapid-MLX guides tool calls by a Metal kernel: without Metal each request with tools fails.
 RAPID_WITHOUT_METAL: Final = () if sys.platform == "darwin" else ("--no-tool-call-parser",)

@@ -23,6 +23,7 @@ import aiohttp
 import psutil
 
 from hearth.commands.bench.results import HEARTH
+from hearth.commands.bench.server import KEY, Memory, Meter, Server
 from hearth.commands.bench.servers.install_server import program_of
 from hearth.commands.bench.servers.meter_file import (
     METER_DIR,
@@ -35,7 +36,6 @@ from hearth.commands.bench.servers.meter_file import (
     read_counts,
     save_layers,
 )
-from hearth.commands.bench.servers.server import KEY, Memory, Meter, Server
 from hearth.commands.replay.player import Row, Target, replay
 from hearth.commands.replay.traces import CHAT_PATH, Captured
 from hearth.shared.openblas_preload import openblas_environment

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import aiohttp
 
-from hearth.commands.bench.workloads.workload import Visit
+from hearth.commands.bench.workload import Visit
 from hearth.commands.replay.ideal_cache import ideal_cached, percentile
 from hearth.commands.replay.player import Row, replay_together
 from hearth.commands.replay.traces import Captured

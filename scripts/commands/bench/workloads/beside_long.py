@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from hearth.commands.bench.measuring import measuring
+from hearth.commands.bench.workload import Measured, Scale, Start, Visit, Workload
 from hearth.commands.bench.workloads.decode_cost import percentiles, warm_up
 from hearth.commands.bench.workloads.streams import questions
 from hearth.commands.bench.workloads.timed_stream import (
@@ -21,7 +22,6 @@ from hearth.commands.bench.workloads.timed_stream import (
     salt_of,
     timed_client,
 )
-from hearth.commands.bench.workloads.workload import Measured, Scale, Start, Visit, Workload
 
 STREAMS: Final = 3
 # Of each answer, in `answer_tokens`: it lasts as long as the prompt is read, and yet has an end,

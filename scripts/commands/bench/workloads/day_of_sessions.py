@@ -14,11 +14,11 @@ from typing import Any, Final
 from tokenizers import Tokenizer
 
 from hearth.commands.bench.measuring import measuring
+from hearth.commands.bench.workload import Measured, Scale, Start, Visit, Workload
 from hearth.commands.bench.workloads.ask import ask
 from hearth.commands.bench.workloads.counted_tokens.counted import measured
-from hearth.commands.bench.workloads.made_sessions import TURN_TOKENS, word_session
+from hearth.commands.bench.workloads.made_sessions import TURN_TOKENS, made_session
 from hearth.commands.bench.workloads.sessions import SALT_HEX, salt
-from hearth.commands.bench.workloads.workload import Measured, Scale, Start, Visit, Workload
 from hearth.commands.replay.traces import Captured
 from hearth.worker.kv.layer_adapters import LayerMap
 from hearth.worker.verdict.unloaded_model import unloaded_model, unloaded_probe
@@ -35,7 +35,7 @@ MB: Final = 1 << 20
 def day_sessions(scale: Scale, words_first: str) -> list[list[Captured]]:
     """Return the ten, each with a system prompt of its own."""
     return [
-        word_session(NAME, number, scale.day_tokens, TURNS, words_first)
+        made_session(NAME, number, scale.day_tokens, TURNS, words_first)
         for number in range(SESSIONS)
     ]
 

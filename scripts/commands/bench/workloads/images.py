@@ -7,21 +7,21 @@ from typing import Any, Final
 from PIL import Image, ImageDraw
 
 from hearth.commands.bench.measuring import measuring
+from hearth.commands.bench.workload import Measured, Start, Visit, Workload
 from hearth.commands.bench.workloads.ask import ask
 from hearth.commands.bench.workloads.counted_tokens.counted import measured
+from hearth.commands.bench.workloads.filler import filler
 from hearth.commands.bench.workloads.made_sessions import (
-    QUESTION_WORDS,
+    QUESTION_TOKENS,
     TURN_TOKENS,
     chat_turns,
-    words,
 )
 from hearth.commands.bench.workloads.sessions import salt
-from hearth.commands.bench.workloads.workload import Measured, Start, Visit, Workload
 from hearth.commands.replay.traces import Captured
 
 NAME: Final = "images"
 TURNS: Final = 4
-SYSTEM_WORDS: Final = 300
+SYSTEM_TOKENS: Final = 300
 IMAGE_SIZE: Final = (640, 480)
 IMAGE_TOKENS: Final = 400  # about, of most families: from 260 to 420
 SHAPES: Final = 24
@@ -53,12 +53,12 @@ def shown(number: int) -> dict[str, Any]:
 
 def image_session(words_first: str) -> list[Captured]:
     """Return three turns of which the first shows an image, and one that shows another."""
-    said = [words(f"{NAME} {turn}", QUESTION_WORDS) for turn in range(TURNS)]
+    said = [filler(QUESTION_TOKENS, f"{NAME} {turn}") for turn in range(TURNS)]
     first, *between, last = said
     return chat_turns(
         NAME,
         0,
-        words_first + words(NAME, SYSTEM_WORDS),
+        words_first + filler(SYSTEM_TOKENS, NAME),
         [_asked(1, first), *between, _asked(2, last)],
         NAME,
     )
@@ -81,6 +81,6 @@ WORKLOADS: Final = (
         Start.FRESH,
         run,
         needs_images=True,
-        read_tokens=lambda _: SYSTEM_WORDS + 2 * IMAGE_TOKENS + TURNS * TURN_TOKENS,
+        read_tokens=lambda _: SYSTEM_TOKENS + 2 * IMAGE_TOKENS + TURNS * TURN_TOKENS,
     ),
 )

@@ -11,18 +11,18 @@ from dataclasses import replace
 from typing import Final, cast
 
 from hearth.commands.bench.measuring import measuring
+from hearth.commands.bench.workload import Measured, Start, Visit, Workload
 from hearth.commands.bench.workloads.answers import READ_ROWS, linear_session
 from hearth.commands.bench.workloads.ask import ask
 from hearth.commands.bench.workloads.counted_tokens.counted import measured
+from hearth.commands.bench.workloads.filler import filler
 from hearth.commands.bench.workloads.made_sessions import (
-    ANSWER_WORDS,
-    QUESTION_WORDS,
+    ANSWER_TOKENS,
+    QUESTION_TOKENS,
     TURN_TOKENS,
-    word_session,
-    words,
+    made_session,
 )
 from hearth.commands.bench.workloads.sessions import salt
-from hearth.commands.bench.workloads.workload import Measured, Start, Visit, Workload
 from hearth.commands.replay.player import Row
 from hearth.commands.replay.traces import Captured
 
@@ -34,14 +34,14 @@ NOT_READ: Final = "nothing was read before the {0}: play the workload {1} too"
 
 def session_to_kill(visit: Visit) -> list[Captured]:
     """Return the session that is read before the kill, and its turn that comes after it."""
-    return word_session(KILL, 0, visit.scale.day_tokens, TURNS + 1, salt(visit, KILL))
+    return made_session(KILL, 0, visit.scale.day_tokens, TURNS + 1, salt(visit, KILL))
 
 
 def next_turn(row: Captured) -> Captured:
     """Return the request that goes on with a chat: a made-up answer and a question more."""
     assert row.dialect == "chat", row.dialect
-    said = {"role": "assistant", "content": words(f"{RESTART} answer", ANSWER_WORDS)}
-    asked = {"role": "user", "content": words(f"{RESTART} question", QUESTION_WORDS)}
+    said = {"role": "assistant", "content": filler(ANSWER_TOKENS, f"{RESTART} answer")}
+    asked = {"role": "user", "content": filler(QUESTION_TOKENS, f"{RESTART} question")}
     messages = [*row.body["messages"], said, asked]
     return replace(row, body={**row.body, "messages": messages}, said="")
 

@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
-from hearth.commands.bench.workloads.workload import Scale, Visit
+from hearth.commands.bench.workload import Scale, Visit
 from hearth.commands.replay.shortened_sessions import shortened
 from hearth.commands.replay.traces import Body, Captured, load_trace
 

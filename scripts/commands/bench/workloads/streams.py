@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Final
 
+from hearth.commands.bench.workload import Measured, Scale, Start, Visit, Workload
 from hearth.commands.bench.workloads.decode_cost import Decoded, decoded, warm_up
 from hearth.commands.bench.workloads.timed_stream import TimedAnswer, salt_of, timed_client
-from hearth.commands.bench.workloads.workload import Measured, Scale, Start, Visit, Workload
 
 COUNTS: Final = (1, 4, 8, 16)
 TRIES_MAX: Final = 4  # of all new questions: no model must end an answer of any

@@ -3,9 +3,9 @@
 import json
 from typing import Any, Final
 
+from hearth.commands.bench.workload import Measured, Scale, Start, Visit, Workload
 from hearth.commands.bench.workloads.decode_cost import decoded, warm_up
 from hearth.commands.bench.workloads.timed_stream import TimedAnswer, salt_of, timed_client
-from hearth.commands.bench.workloads.workload import Measured, Scale, Start, Visit, Workload
 
 ANSWERS: Final = 4
 # A whole answer takes some 150 in a small vocabulary, and less in a large one.

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import aiohttp
 
-from hearth.commands.bench.workloads.workload import Visit
+from hearth.commands.bench.workload import Visit
 from hearth.commands.replay.player import BUFFER_BYTES, SEND_GAP_S
 from hearth.commands.replay.traces import CHAT_PATH
 from hearth.commands.stream_client import Event, Reading, SseReader, read_chat, tokens_of

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from hearth.commands.bench.results import ModelFacts
+from hearth.commands.bench.server import Memory
 from hearth.commands.bench.servers.known_servers import SERVERS
-from hearth.commands.bench.servers.server import Memory
 from hearth.commands.bench.servers.started_server import started
+from hearth.commands.bench.workload import SCALES, Measured, Start, Visit
 from hearth.commands.bench.workloads import answers, day_of_sessions, restarted
-from hearth.commands.bench.workloads.workload import SCALES, Measured, Start, Visit
 from scripts.fixtures.fixture_cache import fixture_dir
 
 MEMORY = {Start.KILLED: Memory.ONE_SESSION, Start.COLD: Memory.NONE}

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, strategies as st
 
-from hearth.commands.bench.error_texts import CHARS_MAX, error_text
+from hearth.commands.bench.rounds.error_texts import CHARS_MAX, error_text
 
 PLACES = {Path("/data/models/Qwen-7B"): "{model}", Path("/tmp/run-1"): "{dir}"}
 

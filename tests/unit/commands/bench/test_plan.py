@@ -6,14 +6,14 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from hearth.commands.bench.calibration import Rates
-from hearth.commands.bench.model_facts import BenchModel
-from hearth.commands.bench.plan import ChosenServer, Plan, minutes, visit_seconds
-from hearth.commands.bench.progress import Progress
 from hearth.commands.bench.results import ModelFacts, Results, Sample
-from hearth.commands.bench.servers.server import Server
-from hearth.commands.bench.visit_rounds import Course
-from hearth.commands.bench.workloads.workload import SCALES, Measured, Start, Visit, Workload
+from hearth.commands.bench.rounds.calibration import Rates
+from hearth.commands.bench.rounds.model_facts import BenchModel
+from hearth.commands.bench.rounds.plan import ChosenServer, Plan, minutes, visit_seconds
+from hearth.commands.bench.rounds.progress import Progress
+from hearth.commands.bench.rounds.visit_rounds import Course
+from hearth.commands.bench.server import Server
+from hearth.commands.bench.workload import SCALES, Measured, Start, Visit, Workload
 
 MODEL = BenchModel(ModelFacts("Qwen-7B", "dense", "qwen3", 15_000_000_000, 4), Path("/m"), 100_000)
 SERVERS = [

@@ -8,15 +8,20 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from hearth.commands.bench import server_choice
-from hearth.commands.bench.model_facts import BenchModel, chosen_models, kind_of, kv_token_bytes
-from hearth.commands.bench.plan import ChosenServer
 from hearth.commands.bench.results import ModelFacts, Results, ServerFacts
-from hearth.commands.bench.resumed_results import begun, differences, resumed
-from hearth.commands.bench.server_choice import by_url, chosen_servers
-from hearth.commands.bench.servers.server import Server
-from hearth.commands.bench.workloads.all_workloads import ALL_WORKLOADS, chosen_workloads
-from hearth.commands.bench.workloads.workload import SCALES, Start
+from hearth.commands.bench.rounds import server_choice
+from hearth.commands.bench.rounds.all_workloads import ALL_WORKLOADS, chosen_workloads
+from hearth.commands.bench.rounds.model_facts import (
+    BenchModel,
+    chosen_models,
+    kind_of,
+    kv_token_bytes,
+)
+from hearth.commands.bench.rounds.plan import ChosenServer
+from hearth.commands.bench.rounds.resumed_results import begun, differences, resumed
+from hearth.commands.bench.rounds.server_choice import by_url, chosen_servers
+from hearth.commands.bench.server import Server
+from hearth.commands.bench.workload import SCALES, Start
 from hearth.shared.errors import StartError
 
 KNOWN = {

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from hearth.commands.bench.model_facts import BenchModel
 from hearth.commands.bench.results import ModelFacts, Results, Sample, ServerFacts
-from hearth.commands.bench.servers.server import Memory, Server
+from hearth.commands.bench.rounds.model_facts import BenchModel
+from hearth.commands.bench.rounds.visit_rounds import Course, Rounds
+from hearth.commands.bench.server import Memory, Server
 from hearth.commands.bench.servers.started_server import ServerStartError
-from hearth.commands.bench.visit_rounds import Course, Rounds
-from hearth.commands.bench.workloads.workload import SCALES, Measured, Start, Visit, Workload
+from hearth.commands.bench.workload import SCALES, Measured, Start, Visit, Workload
 
 MODEL_DIR = Path("/home/somebody/models/tiny")
 
@@ -85,7 +85,7 @@ def test_a_visit_has_its_starts_in_order_and_one_home_but_the_cold_one() -> None
     ]
     course = course_of(workloads)
     memory_of_one = pytest.MonkeyPatch()
-    memory_of_one.setattr("hearth.commands.bench.visit_rounds.memory_mb", lambda *_: 7)
+    memory_of_one.setattr("hearth.commands.bench.rounds.visit_rounds.memory_mb", lambda *_: 7)
     with memory_of_one.context():
         play(course, played)
     memory_of_one.undo()

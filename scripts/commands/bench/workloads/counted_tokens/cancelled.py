@@ -10,11 +10,11 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 from hearth.commands.bench.measuring import measuring
+from hearth.commands.bench.workload import Measured, Scale, Start, Visit, Workload
 from hearth.commands.bench.workloads.ask import ask, errors_of
 from hearth.commands.bench.workloads.counted_tokens.counted import measured
 from hearth.commands.bench.workloads.counted_tokens.linear import CHAT
 from hearth.commands.bench.workloads.sessions import salted, session
-from hearth.commands.bench.workloads.workload import Measured, Scale, Start, Visit, Workload
 from hearth.commands.replay.player import Row
 from hearth.commands.replay.traces import Captured
 

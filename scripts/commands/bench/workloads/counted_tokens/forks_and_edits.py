@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
+from hearth.commands.bench.workload import Measured, Scale, Start, Visit, Workload
 from hearth.commands.bench.workloads.counted_tokens.counted import counted
 from hearth.commands.bench.workloads.counted_tokens.linear import CHAT
 from hearth.commands.bench.workloads.sessions import session
-from hearth.commands.bench.workloads.workload import Measured, Scale, Start, Visit, Workload
 from hearth.commands.replay.traces import Captured
 
 NAME: Final = "forks-and-edits"

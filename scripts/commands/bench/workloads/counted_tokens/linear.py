@@ -3,9 +3,9 @@
 from collections.abc import Awaitable, Callable
 from typing import Final
 
+from hearth.commands.bench.workload import Measured, Scale, Start, Visit, Workload
 from hearth.commands.bench.workloads.counted_tokens.counted import counted
 from hearth.commands.bench.workloads.sessions import session
-from hearth.commands.bench.workloads.workload import Measured, Scale, Start, Visit, Workload
 
 CHAT: Final = "opencode-session-1"
 MESSAGES: Final = "claude-code-session-1"

@@ -2,9 +2,9 @@
 
 from typing import Final
 
+from hearth.commands.bench.workload import Measured, Scale, Start, Visit, Workload
 from hearth.commands.bench.workloads.counted_tokens.counted import counted
 from hearth.commands.bench.workloads.sessions import session
-from hearth.commands.bench.workloads.workload import Measured, Scale, Start, Visit, Workload
 
 FAN_OUT: Final = "opencode-fanout-slow"
 FORK: Final = "claude-code-session-9"

@@ -1,4 +1,4 @@
-"""Digests of answers, and which of a cold cache prove anything."""
+"""Answers are told apart by digests; those that a cache helped with are not called cold."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""The day of ten sessions, and what the memory of one is."""
+"""The day plays ten sessions in turns; the memory of one is told of any model."""
 
 import asyncio
 import json
@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given, strategies as st
 
+from hearth.commands.bench.workload import SCALES
 from hearth.commands.bench.workloads import day_of_sessions as day
-from hearth.commands.bench.workloads.workload import SCALES
 from tests.helpers.bench.played_visits import Played, made_visit
 
 QUICK = SCALES["quick"]

@@ -1,4 +1,4 @@
-"""What the image workload shows."""
+"""The image workload shows one image, talks on, and shows another."""
 
 import asyncio
 import base64

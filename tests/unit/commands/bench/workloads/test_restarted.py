@@ -1,11 +1,11 @@
-"""What is asked before and after restarts, and what of it had to be read."""
+"""Restarted and killed servers are asked the turn after what was read before."""
 
 import asyncio
 
 import pytest
 
+from hearth.commands.bench.workload import Start
 from hearth.commands.bench.workloads import answers, restarted
-from hearth.commands.bench.workloads.workload import Start
 from tests.helpers.bench.played_visits import IDS, Played, answered, made_visit, refused
 
 

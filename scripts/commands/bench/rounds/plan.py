@@ -9,11 +9,11 @@ from typing import Final
 
 import psutil
 
-from hearth.commands.bench.calibration import Rates
 from hearth.commands.bench.results import HEARTH, Results
-from hearth.commands.bench.servers.server import Server
-from hearth.commands.bench.visit_rounds import Course, VisitKey
-from hearth.commands.bench.workloads.workload import Scale, Start, Workload
+from hearth.commands.bench.rounds.calibration import Rates
+from hearth.commands.bench.rounds.visit_rounds import Course, VisitKey
+from hearth.commands.bench.server import Server
+from hearth.commands.bench.workload import Scale, Start, Workload
 
 _GB: Final = 1e9
 _MINUTE_S: Final = 60.0

@@ -4,11 +4,11 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from hearth.commands.bench.calibration import Rates
-from hearth.commands.bench.plan import minutes, workload_seconds
 from hearth.commands.bench.results import Results
-from hearth.commands.bench.visit_rounds import Course, VisitKey
-from hearth.commands.bench.workloads.workload import Workload
+from hearth.commands.bench.rounds.calibration import Rates
+from hearth.commands.bench.rounds.plan import minutes, workload_seconds
+from hearth.commands.bench.rounds.visit_rounds import Course, VisitKey
+from hearth.commands.bench.workload import Workload
 
 _SHARE_MIN: Final = 0.05  # before that what was estimated tells more than what was measured
 

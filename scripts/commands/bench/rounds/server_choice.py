@@ -4,9 +4,10 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 from urllib.parse import urlsplit
 
-from hearth.commands.bench.error_texts import error_text
-from hearth.commands.bench.plan import ChosenServer
 from hearth.commands.bench.results import HEARTH, Results, ServerFacts
+from hearth.commands.bench.rounds.error_texts import error_text
+from hearth.commands.bench.rounds.plan import ChosenServer
+from hearth.commands.bench.server import Server
 from hearth.commands.bench.servers.install_server import (
     ENVIRONMENTS_DIR,
     INSTALLED_BYTES,
@@ -16,7 +17,6 @@ from hearth.commands.bench.servers.install_server import (
     is_installed,
     told_version,
 )
-from hearth.commands.bench.servers.server import Server
 from hearth.shared.errors import StartError
 
 _NAMED: Final = "NAME=URL, as mine=http://127.0.0.1:8000"

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from hearth.commands.bench.error_texts import error_text
-from hearth.commands.bench.machine_facts import load, now
-from hearth.commands.bench.model_facts import BenchModel
 from hearth.commands.bench.results import Results, Sample
-from hearth.commands.bench.servers.server import Memory, Server
+from hearth.commands.bench.rounds.error_texts import error_text
+from hearth.commands.bench.rounds.machine_facts import load, now
+from hearth.commands.bench.rounds.model_facts import BenchModel
+from hearth.commands.bench.server import Memory, Server
 from hearth.commands.bench.servers.started_server import ServerStartError, StartedServer, started
+from hearth.commands.bench.workload import Measured, Scale, Start, Visit, Workload
 from hearth.commands.bench.workloads.day_of_sessions import memory_mb
-from hearth.commands.bench.workloads.workload import Measured, Scale, Start, Visit, Workload
 
 ORDER: Final = (Start.FRESH, Start.RESTARTED, Start.KILLED, Start.COLD)
 # Nobody restarts a server by URL, and its cache cannot be switched off.

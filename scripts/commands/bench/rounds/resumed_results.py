@@ -5,11 +5,11 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Final
 
-from hearth.commands.bench.machine_facts import commit, machine_text, now
-from hearth.commands.bench.model_facts import BenchModel
-from hearth.commands.bench.plan import ChosenServer
 from hearth.commands.bench.results import Results
-from hearth.commands.bench.workloads.workload import Scale
+from hearth.commands.bench.rounds.machine_facts import commit, machine_text, now
+from hearth.commands.bench.rounds.model_facts import BenchModel
+from hearth.commands.bench.rounds.plan import ChosenServer
+from hearth.commands.bench.workload import Scale
 from hearth.shared.errors import StartError
 from hearth.shared.version import VERSION
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from hearth.commands.bench.model_facts import BenchModel
-from hearth.commands.bench.servers.server import Memory, Server
+from hearth.commands.bench.rounds.model_facts import BenchModel
+from hearth.commands.bench.server import Memory, Server
 from hearth.commands.bench.servers.started_server import started
 from hearth.commands.replay.player import Target, replay
 from hearth.commands.replay.traces import CHAT_PATH, Captured

@@ -23,23 +23,23 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from hearth.commands.bench.calibration import Rates, calibrated
-from hearth.commands.bench.machine_facts import computing_servers
 from hearth.commands.bench.measures import MEASURES
-from hearth.commands.bench.model_facts import chosen_models
 from hearth.commands.bench.page.bench_page import bench_page
 from hearth.commands.bench.page.causes import Causes
-from hearth.commands.bench.plan import Plan, minutes
-from hearth.commands.bench.progress import Progress
 from hearth.commands.bench.results import HEARTH, Results
-from hearth.commands.bench.resumed_results import begun, resumed
-from hearth.commands.bench.server_choice import by_url, chosen_servers, with_installed
+from hearth.commands.bench.rounds.all_workloads import ALL_WORKLOADS, chosen_workloads
+from hearth.commands.bench.rounds.calibration import Rates, calibrated
+from hearth.commands.bench.rounds.machine_facts import computing_servers
+from hearth.commands.bench.rounds.model_facts import chosen_models
+from hearth.commands.bench.rounds.plan import Plan, minutes
+from hearth.commands.bench.rounds.progress import Progress
+from hearth.commands.bench.rounds.resumed_results import begun, resumed
+from hearth.commands.bench.rounds.server_choice import by_url, chosen_servers, with_installed
+from hearth.commands.bench.rounds.visit_rounds import Course, Rounds
 from hearth.commands.bench.servers.known_servers import SERVERS
 from hearth.commands.bench.servers.started_server import ServerStartError
 from hearth.commands.bench.statistics import moved
-from hearth.commands.bench.visit_rounds import Course, Rounds
-from hearth.commands.bench.workloads.all_workloads import ALL_WORKLOADS, chosen_workloads
-from hearth.commands.bench.workloads.workload import SCALES, Scale
+from hearth.commands.bench.workload import SCALES, Scale
 from hearth.shared.errors import StartError
 
 CANNOT_BEGIN: Final = 2

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Final
 
+from hearth.commands.bench.workload import Workload
 from hearth.commands.bench.workloads import (
     answers,
     at_rest,
@@ -21,7 +22,6 @@ from hearth.commands.bench.workloads.counted_tokens import (
     shared_trunk,
     sub_agents,
 )
-from hearth.commands.bench.workloads.workload import Workload
 from hearth.shared.errors import StartError
 
 # `answers` asks what `linear` has asked, once more; `restarted` stands before what reads anew.
