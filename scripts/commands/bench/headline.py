@@ -45,6 +45,8 @@ class HeadlineFigure:
         return "prompt_tokens" if self.is_share else "ideal_tokens"
 
 
+# What makes a user of agents wait. Not cancelled prompts: a server that goes on reading for nobody
+# reads them once too, and the count of tokens does not tell that others wait meanwhile.
 FIGURES: Final = (
     HeadlineFigure(
         ("sub-agents", "forked-agent"),
@@ -57,9 +59,9 @@ FIGURES: Final = (
         "after `kill -9` the last prompt costs {own} of its tokens ({other})",
     ),
     HeadlineFigure(
-        ("cancel-0s", "cancel-3s"),
+        ("day",),
         False,
-        "a prompt that is cancelled and sent again is read {own} in all ({other})",
+        "ten sessions by turns, in the memory of one, read {own} the ideal ({other})",
     ),
 )
 
