@@ -50,13 +50,14 @@ def _hours(lines: PageLines, hours: Sequence[AgentHour]) -> Html:
     if not hour_parts(lines):
         return tag("p", "No workload of an agent's hour was measured in this run.", class_="lead")
     costs = (_sentence(lines, hours, cost) for cost in COSTS)
-    sentences = [next(costs), _how_much(hours), *costs, _standing(lines)]
+    sentences = [next(costs), _how_much(hours), *costs]
     said = [each for each in sentences if each]
     if not said:
         said = [safe("One server alone was measured: there is nothing to compare.")]
     panels = (_panel(lines, hour) for hour in hours if hour.costs)
     return joined(
         tag("p", *said, class_="lead"),
+        _standing(lines) or "",
         tag("div", *panels, class_="hours"),
         _how_to_read(lines),
     )
@@ -111,15 +112,17 @@ def _standing(lines: PageLines) -> Html | None:
     if not counts:
         return None
     groups = lines.behind_by_measure(lines.workloads)
-    names = [group[0].measure.label.replace(",", "") for group in groups]
+    names = list(dict.fromkeys(group[0].measure.label.split(",")[0] for group in groups))
     more = f" and {counted(len(names) - NAMED_MAX, 'more measure')}"
     which = listed(names) if len(names) <= NAMED_MAX + 1 else ", ".join(names[:NAMED_MAX]) + more
-    return joined(
+    return tag(
+        "p",
         f"Over all {counts.total() - counts[Standing.FAILED]:,} comparisons with another server "
         "it is ahead in "
         f"{counts[Standing.WORSE]:,}, can’t be told apart in {counts[Standing.SAME]:,}, and ",
         tag("a", f"behind in {counts[Standing.BETTER]:,}", href="#behind"),
         f" ({which})." if which else ".",
+        class_="tally",
     )
 
 
@@ -241,7 +244,7 @@ def _behind(lines: PageLines, causes: Causes) -> Html:
         return tag("section", _behind_title(), tag("p", text), class_="behind")
     text = (
         f"In {pairs:,} of {counted(compared, 'comparison')}, each of a measure of one workload and "
-        "model with one server. Below, of each measure the widest; all stand first in their sections."
+        "model with one server. Of each measure the widest; all stand first in their sections."
     )
     rows = (_behind_row(lines, group, causes) for group in groups)
     return tag("section", _behind_title(), tag("p", text), tag("ul", *rows), class_="behind")
