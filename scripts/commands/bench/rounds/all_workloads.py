@@ -4,16 +4,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from hearth.commands.bench.workload import Workload
-from hearth.commands.bench.workloads import (
-    answers,
-    at_rest,
-    beside_long,
-    day_of_sessions,
-    images,
-    restarted,
-    streams,
-    structured,
-)
+from hearth.commands.bench.workloads import beside_long, streams, structured
 from hearth.commands.bench.workloads.counted_tokens import (
     cancelled,
     forks_and_edits,
@@ -21,6 +12,13 @@ from hearth.commands.bench.workloads.counted_tokens import (
     live,
     shared_trunk,
     sub_agents,
+)
+from hearth.commands.bench.workloads.server_lives import (
+    answers,
+    at_rest,
+    day_of_sessions,
+    images,
+    restarted,
 )
 from hearth.shared.errors import StartError
 

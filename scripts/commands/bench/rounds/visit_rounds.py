@@ -18,7 +18,7 @@ from hearth.commands.bench.rounds.model_facts import BenchModel
 from hearth.commands.bench.server import Memory, Server
 from hearth.commands.bench.servers.started_server import ServerStartError, StartedServer, started
 from hearth.commands.bench.workload import Measured, Scale, Start, Visit, Workload
-from hearth.commands.bench.workloads.day_of_sessions import memory_mb
+from hearth.commands.bench.workloads.server_lives.day_of_sessions import memory_mb
 
 ORDER: Final = (Start.FRESH, Start.RESTARTED, Start.KILLED, Start.COLD)
 # Nobody restarts a server by URL, and its cache cannot be switched off.

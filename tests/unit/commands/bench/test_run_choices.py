@@ -1,4 +1,4 @@
-"""What a run of the bench is made of: models, servers, workloads, and the file it goes on with."""
+"""Models, servers and workloads of a run are chosen, and the file that it goes on with."""
 
 import json
 from dataclasses import replace
