@@ -36,6 +36,7 @@ from hearth.commands.bench.rounds.progress import Progress
 from hearth.commands.bench.rounds.resumed_results import begun, resumed
 from hearth.commands.bench.rounds.server_choice import by_url, chosen_servers, with_installed
 from hearth.commands.bench.rounds.visit_rounds import Course, Rounds
+from hearth.commands.bench.servers.found_servers import found_servers
 from hearth.commands.bench.servers.known_servers import SERVERS
 from hearth.commands.bench.servers.started_server import ServerStartError
 from hearth.commands.bench.statistics import moved
@@ -119,9 +120,15 @@ def _plan(options: argparse.Namespace, scales: Mapping[str, Scale]) -> Plan:
     models = chosen_models(options.model or ["builtin:pocket"])
     scale = scales[options.scale or (_QUICK if options.quick else _FULL)]
     is_quick = options.quick or scale.name == _QUICK
-    servers = chosen_servers(
-        _names(options.servers), by_url(options.server), SERVERS, is_quick=is_quick
-    )
+    found = {server.name: server for server in asyncio.run(found_servers())}
+    urls = by_url(options.server)
+    # One that is named by its owner is not found once more.
+    known = SERVERS | {
+        name: server
+        for name, server in found.items()
+        if all(server.url != each.url for each in urls)
+    }
+    servers = chosen_servers(_names(options.servers), urls, known, is_quick=is_quick)
     workloads = chosen_workloads(_names(options.workloads), is_quick=is_quick)
     course = Course(
         models, [each.server for each in servers], workloads, scale, options.rounds or scale.rounds

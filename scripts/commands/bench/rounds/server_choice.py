@@ -1,13 +1,13 @@
 """Chooses which servers are measured, and installs those that are missing once that is agreed."""
 
+import asyncio
 from collections.abc import Mapping, Sequence
-from typing import Final
-from urllib.parse import urlsplit
 
-from hearth.commands.bench.results import HEARTH, Results, ServerFacts
+from hearth.commands.bench.results import HEARTH, Results
 from hearth.commands.bench.rounds.error_texts import error_text
 from hearth.commands.bench.rounds.plan import ChosenServer
 from hearth.commands.bench.server import Server
+from hearth.commands.bench.servers.found_servers import server_of_url, version_of
 from hearth.commands.bench.servers.install_server import (
     ENVIRONMENTS_DIR,
     INSTALLED_BYTES,
@@ -15,11 +15,9 @@ from hearth.commands.bench.servers.install_server import (
     can_install,
     install,
     is_installed,
-    told_version,
 )
+from hearth.commands.bench.servers.server_facts import facts_of
 from hearth.shared.errors import StartError
-
-_NAMED: Final = "NAME=URL, as mine=http://127.0.0.1:8000"
 
 
 def by_url(texts: Sequence[str]) -> list[Server]:
@@ -28,14 +26,10 @@ def by_url(texts: Sequence[str]) -> list[Server]:
     Raises:
         StartError: one is not written so.
     """
-    servers = []
-    for text in texts:
-        name, _, url = text.partition("=")
-        told = urlsplit(url)
-        if not name.strip() or told.scheme not in ("http", "https") or not told.hostname:
-            raise StartError(f"--server {text} is not {_NAMED}")
-        servers.append(Server(name.strip(), url=url.rstrip("/").removesuffix("/v1")))
-    return servers
+    try:
+        return [server_of_url(text) for text in texts]
+    except ValueError as error:
+        raise StartError(f"--server: {error}") from None
 
 
 def chosen_servers(
@@ -71,7 +65,7 @@ def chosen_servers(
 
 def _chosen(server: Server) -> ChosenServer:
     if is_installed(server):
-        return ChosenServer(server, told_version(server))
+        return ChosenServer(server, asyncio.run(version_of(server)))
     return ChosenServer(server, server.package.replace("==", " "), INSTALLED_BYTES)
 
 
@@ -80,27 +74,14 @@ def with_installed(chosen: Sequence[ChosenServer], results: Results) -> list[Ser
     there = []
     for each in chosen:
         server = each.server
-        notes: tuple[str, ...] = server.notes
+        notes: tuple[str, ...] = ()
         try:
             install(server)
             there.append(server)
-            version = told_version(server)
+            version = asyncio.run(version_of(server))
         except InstallError as error:
             version = each.version
             notes += (error_text(str(error), {ENVIRONMENTS_DIR: "{environments}"}),)
-        results.servers[server.name] = ServerFacts(
-            name=server.name,
-            version=version,
-            command=command_text(server),
-            is_metered=False,  # a start tells
-            notes=notes,
-        )
+        # A start tells whether it is metered.
+        results.servers[server.name] = facts_of(server, version, is_metered=False, notes=notes)
     return there
-
-
-def command_text(server: Server) -> str:
-    """Return the command as a reader would type it."""
-    if server.url:
-        return "(as its owner started it)"
-    words = [f"{name}={value}" for name, value in server.environment.items()]
-    return " ".join([*words, server.program or "python", *server.arguments])

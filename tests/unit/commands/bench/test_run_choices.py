@@ -108,7 +108,11 @@ def test_any_config_has_a_size_and_a_kind(config: dict[str, Any]) -> None:
 def environments(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is asked of this machine: what has a package is missing, the rest is there."""
     monkeypatch.setattr(server_choice, "is_installed", lambda server: server.name == "hearth")
-    monkeypatch.setattr(server_choice, "told_version", lambda server: "1.0")
+
+    async def version(server: Server) -> str:
+        return "1.0"
+
+    monkeypatch.setattr(server_choice, "version_of", version)
 
 
 def names_of(chosen: list[ChosenServer]) -> list[str]:
