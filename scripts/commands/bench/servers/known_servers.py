@@ -93,6 +93,8 @@ SERVERS: Final = {
             notes=(
                 "It is installed without mflux, which makes images.",
                 "It needs torch, which on Linux is gigabytes.",
+                "A vision model answers nothing: it gives its mlx-vlm 0.4.4 an argument (kv_bits)"
+                " that this does not know.",
             ),
         ),
         # The servers below were not tried here: they need a Mac, or models of their own.

@@ -49,6 +49,7 @@ __all__ = ["ServerStartError", "StartedServer", "started"]
 START_WAIT_S_MAX: Final = 900.0  # a large model from a slow disk
 STOP_WAIT_S_MAX: Final = 60.0  # it may write what it keeps, or end a chunk on a GPU
 KILL_WAIT_S_MAX: Final = 10.0
+ANSWER_WAIT_S_MAX: Final = 300.0  # to its first requests: some fail and never answer
 REQUEST_WAIT_S_MAX: Final = 3600.0
 POLL_S: Final = 0.05
 REST_S: Final = 0.4  # a meter that stands still for so long is that of a server at rest
@@ -218,7 +219,8 @@ class StartedServer:
     async def _ask(self, text: str) -> Row:
         body = {"messages": [{"role": "user", "content": text}]}
         asked = Captured("start", "chat", CHAT_PATH, {}, body, "", 0.0, 0.0)
-        rows, _ = await replay([asked], replace(self.target, tokens_max=1))
+        target = replace(self.target, tokens_max=1, timeout_s=ANSWER_WAIT_S_MAX)
+        rows, _ = await replay([asked], target)
         return rows[0]
 
 
@@ -377,7 +379,8 @@ async def _is_healthy(session: aiohttp.ClientSession) -> bool:
             if response.status == 404:
                 return await _lists_models(session)
             told = await response.json(content_type=None)
-            return isinstance(told, dict) and str(told.get("status", "")).lower() in READY
+            status = told.get("status", "") if isinstance(told, dict) else ""
+            return str(status).lower() in READY
     return False
 
 

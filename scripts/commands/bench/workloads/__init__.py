@@ -1,1 +1,1 @@
-"""What `hearth bench` has servers do."""
+"""The workloads that `hearth bench` has servers do."""

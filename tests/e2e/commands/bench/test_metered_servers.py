@@ -1,4 +1,4 @@
-"""What the meter says of a real server is what was forwarded: counted by hand, and by its usage."""
+"""The meter counts of a real server what was forwarded: held to hand counts and to its usage."""
 
 import asyncio
 import os

@@ -30,14 +30,15 @@ def uv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return uv
 
 
-def test_a_failed_installation_says_what_was_said(uv: Path) -> None:
+def test_a_failed_installation_says_what_was_said(
+    uv: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(InstallError, match="some==1 cannot be installed: no network"):
         install(SOME)
     assert not is_installed(SOME) and install_bytes(SOME) > 0
     uv.unlink()
-    uv.symlink_to("/nowhere/uv")
-    uv.with_name("pip").write_text("#!/bin/sh\n")
-    with pytest.raises(InstallError):
+    monkeypatch.setattr(install_server.venv, "create", lambda *_, **__: None)
+    with pytest.raises(InstallError, match="pip"):
         install(SOME)
 
 

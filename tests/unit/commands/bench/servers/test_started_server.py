@@ -56,6 +56,9 @@ class Handler(BaseHTTPRequestHandler):
         self.say(404 if missing else 200, json.dumps(told).encode())
     def do_POST(self):
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        if mode == "hangs":
+            print("TypeError: no such argument", flush=True)
+            time.sleep(600)
         if mode == "refuses":
             return self.say(500, b"RuntimeError: no kernel")
         words = sum(len(each["content"].split()) for each in body["messages"])
@@ -174,6 +177,15 @@ def test_a_server_that_does_not_start_says_why(home: Path, mode: str, reason: st
     with pytest.raises(ServerStartError) as caught:
         asyncio.run(read_meter(home, 1, mode))
     assert caught.value.reason == reason and str(home) not in str(caught.value)
+
+
+def test_a_server_that_fails_without_a_word_is_not_waited_for(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(started_server, "ANSWER_WAIT_S_MAX", 0.3)
+    with pytest.raises(ServerStartError) as caught:
+        asyncio.run(read_meter(home, 1, "hangs"))
+    assert caught.value.reason == "TypeError: no such argument"
 
 
 def test_a_server_that_is_not_installed_says_so(home: Path) -> None:
