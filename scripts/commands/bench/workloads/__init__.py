@@ -1,1 +1,1 @@
-"""What `hearth bench` has servers do."""
+"""Workloads are what `hearth bench` has servers do."""
