@@ -70,7 +70,7 @@ def _cancelling(retry_s: int) -> Callable[[Visit], Awaitable[Measured]]:
 
 
 def _tokens(scale: Scale) -> int:
-    longest = {"quick": 4_000, "full": 7_800}.get(scale.name, 32_000)
+    longest = {"quick": 4_000, "full": 7_800}.get(scale.name, 42_000)
     return round(longest * (CANCELS + 0.5))  # the whole one is for both
 
 

@@ -59,7 +59,7 @@ async def _run(visit: Visit) -> Measured:
 
 
 def _tokens(scale: Scale) -> int:
-    return {"quick": 4_800, "full": 7_700}.get(scale.name, 40_000)
+    return {"quick": 4_800, "full": 7_700}.get(scale.name, 50_000)
 
 
 WORKLOADS: Final = (

@@ -26,7 +26,7 @@ async def _run(visit: Visit) -> Measured:
 
 
 def _tokens(scale: Scale) -> int:
-    return {"quick": 4_300, "full": 8_500}.get(scale.name, 50_000)
+    return {"quick": 4_300, "full": 8_500}.get(scale.name, 60_000)
 
 
 WORKLOADS: Final = (

@@ -19,11 +19,11 @@ async def _run_fork(visit: Visit) -> Measured:
 
 
 def _fan_out_tokens(scale: Scale) -> int:
-    return {"quick": 3_000, "full": 6_500}.get(scale.name, 20_000)
+    return {"quick": 3_000, "full": 6_500}.get(scale.name, 36_000)
 
 
 def _fork_tokens(scale: Scale) -> int:
-    return {"quick": 7_500, "full": 10_200}.get(scale.name, 45_000)
+    return {"quick": 7_500, "full": 10_200}.get(scale.name, 52_000)
 
 
 WORKLOADS: Final = (

@@ -1,4 +1,4 @@
-"""What requests were worth is told by right sums, and errors that leave no trace of a machine."""
+"""Tells what requests were worth by right sums, and errors without a trace of a machine."""
 
 import asyncio
 import getpass
