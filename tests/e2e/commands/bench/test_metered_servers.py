@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from hearth.commands.bench.server import Memory
 from hearth.commands.bench.servers.known_servers import SERVERS
 from hearth.commands.bench.servers.meter_file import (
     METER_DIR,
@@ -17,7 +18,6 @@ from hearth.commands.bench.servers.meter_file import (
     meter_of,
     read_counts,
 )
-from hearth.commands.bench.servers.server import Memory
 from hearth.commands.bench.servers.started_server import StartedServer, started
 from hearth.commands.replay.player import Row, replay
 from hearth.commands.replay.traces import CHAT_PATH, Captured

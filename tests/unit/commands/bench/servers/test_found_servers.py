@@ -9,6 +9,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 from hypothesis import given, strategies as st
 
+from hearth.commands.bench.server import Server
 from hearth.commands.bench.servers.found_servers import (
     BY_URL,
     SIGNS,
@@ -17,7 +18,6 @@ from hearth.commands.bench.servers.found_servers import (
     server_of_url,
     version_of,
 )
-from hearth.commands.bench.servers.server import Server
 
 pytestmark = pytest.mark.process
 

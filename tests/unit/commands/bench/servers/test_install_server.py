@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from hearth.commands.bench.server import Server
 from hearth.commands.bench.servers import install_server
 from hearth.commands.bench.servers.install_server import (
     InstallError,
@@ -13,7 +14,6 @@ from hearth.commands.bench.servers.install_server import (
     program_of,
     told_version,
 )
-from hearth.commands.bench.servers.server import Server
 
 pytestmark = pytest.mark.process
 SOME = Server("some", package="some==1")

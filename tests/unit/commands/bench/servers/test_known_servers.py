@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from hearth.commands.bench.results import HEARTH
+from hearth.commands.bench.server import KEY, Memory, Server
 from hearth.commands.bench.servers.found_servers import BY_URL
 from hearth.commands.bench.servers.install_server import can_install
 from hearth.commands.bench.servers.known_servers import SERVERS
-from hearth.commands.bench.servers.server import KEY, Memory, Server
 from hearth.commands.bench.servers.server_facts import can_be_told, command_of, facts_of
 from hearth.commands.bench.servers.started_server import (
     ServerStartError,

@@ -10,8 +10,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from hearth.commands.bench.server import Memory, Meter, Server
 from hearth.commands.bench.servers import started_server
-from hearth.commands.bench.servers.server import Memory, Meter, Server
 from hearth.commands.bench.servers.started_server import ServerStartError, started
 from hearth.commands.replay.player import replay
 from hearth.commands.replay.traces import CHAT_PATH, Captured

@@ -8,9 +8,9 @@ import pytest
 
 from hearth.commands.bench.measuring import Taken
 from hearth.commands.bench.results import ModelFacts
-from hearth.commands.bench.servers.server import Meter, Server
+from hearth.commands.bench.server import Meter, Server
+from hearth.commands.bench.workload import SCALES, Measured, Visit
 from hearth.commands.bench.workloads.counted_tokens import cancelled
-from hearth.commands.bench.workloads.workload import SCALES, Measured, Visit
 from hearth.commands.replay.player import Row, Target
 from hearth.commands.replay.traces import Captured
 from hearth.commands.stream_client import Outcome, Reading, Tokens
