@@ -75,10 +75,15 @@ class PowermetricsCounter:
     def __init__(self, samples: IO[bytes]) -> None:
         self._samples = samples
         self._joules: float | None = None
-        threading.Thread(target=self._add, name="powermetrics", daemon=True).start()
+        self._adder = threading.Thread(target=self._add, name="powermetrics", daemon=True)
+        self._adder.start()
 
     def joules(self) -> float | None:
         return self._joules
+
+    def wait(self) -> None:
+        """Wait until powermetrics has ended."""
+        self._adder.join()
 
     def _add(self) -> None:
         with contextlib.suppress(OSError, ValueError):

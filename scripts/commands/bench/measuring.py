@@ -49,13 +49,11 @@ async def measuring(visit: Visit) -> AsyncIterator[Taken]:
     running = visit.running
     energy = energy_counter()
     meter, joules = running.meter(), energy.joules()
-    watched = _Activity(running)
-    async with _surveyed(running, energy) as survey:
+    async with _surveyed(running, energy) as survey, _watched(running) as activity:
         began = time.monotonic()
-        async with watched.watching():
-            yield taken
+        yield taken
         wall_s, at_end = time.monotonic() - began, running.meter()
-        taken.is_rested = await watched.rest()
+        taken.is_rested = await _rest(running, activity)
         after = running.meter()
     taken.found = {"wall_s": wall_s, **survey.values()}
     if meter and at_end and after:
@@ -67,51 +65,56 @@ async def measuring(visit: Visit) -> AsyncIterator[Taken]:
         taken.found["energy_j"] = joules_after - joules
 
 
-class _Activity:
-    """Notes when the meter moved. Owner: the event loop."""
+class Activity:
+    """Knows from looks at a meter when its server has come to rest. Owner: the event loop."""
 
-    def __init__(self, running: Running) -> None:
-        self._running = running
-        self._meter: Meter | None = running.meter()
+    def __init__(self, meter: Meter | None) -> None:
+        self._meter = meter
         self._moved: float | None = None
         self._longest_s = 0.0  # between two moves
 
-    def look(self) -> float:
-        """Look at the meter, and return for how long it has stood still."""
-        now, meter = time.monotonic(), self._running.meter()
-        if meter != self._meter:
-            if self._moved is not None:
-                self._longest_s = max(self._longest_s, now - self._moved)
-            self._meter, self._moved = meter, now
-        return now - self._moved if self._moved is not None else REST_S_MAX
+    def look(self, now: float, meter: Meter | None) -> None:
+        """Note what the meter shows at the time `now`, in seconds."""
+        if meter == self._meter:
+            return
+        if self._moved is not None:
+            self._longest_s = max(self._longest_s, now - self._moved)
+        self._meter, self._moved = meter, now
 
-    @asynccontextmanager
-    async def watching(self) -> AsyncIterator[None]:
-        task = asyncio.create_task(self._watch())
-        try:
-            yield
-        finally:
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+    def is_at_rest(self, now: float, ended: float) -> bool:
+        """Return whether nothing more is to be expected of requests that ended at `ended`."""
+        quiet_s = min(REST_S_MAX, max(REST_S, _REST_TIMES * self._longest_s))
+        is_still = self._moved is None or now - self._moved >= quiet_s
+        # What a server makes of the last request may begin a moment after its answer.
+        return is_still and now - ended >= REST_S
 
-    async def _watch(self) -> None:
-        while self._running.is_metered:
-            self.look()
-            await asyncio.sleep(_LOOK_S)
 
-    async def rest(self) -> bool:
-        """Wait until the meter stands still; return whether it did."""
-        ended = time.monotonic()
-        if not self._running.is_metered:
-            return True
-        while (waited_s := time.monotonic() - ended) < WAIT_S_MAX:
-            quiet_s = min(REST_S_MAX, max(REST_S, _REST_TIMES * self._longest_s))
-            # What a server makes of the last request may begin a moment after its answer.
-            if self.look() >= quiet_s and waited_s >= REST_S:
-                return True
-            await asyncio.sleep(_LOOK_S)
-        return False
+@asynccontextmanager
+async def _watched(running: Running) -> AsyncIterator[Activity]:
+    activity = Activity(running.meter())
+    task = asyncio.create_task(_watch(running, activity))
+    try:
+        yield activity
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
+async def _watch(running: Running, activity: Activity) -> None:
+    while running.is_metered:
+        activity.look(time.monotonic(), running.meter())
+        await asyncio.sleep(_LOOK_S)
+
+
+async def _rest(running: Running, activity: Activity) -> bool:
+    """Wait until the server rests, which is watched meanwhile; return whether it did."""
+    ended = time.monotonic()
+    while running.is_metered and not activity.is_at_rest(time.monotonic(), ended):
+        if time.monotonic() - ended >= WAIT_S_MAX:
+            return False
+        await asyncio.sleep(_LOOK_S)
+    return True
 
 
 class _Survey:

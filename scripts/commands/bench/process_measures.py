@@ -8,8 +8,8 @@ parent waited for it. The macOS side follows the system's headers and was never 
 import ctypes
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -30,7 +30,7 @@ class ProcessReading:
     parent: int
     cpu_s: float
     waited_cpu_s: float  # of children that ended and were waited for, theirs included
-    written_bytes: int  # to disk
+    written_bytes: int | None  # to disk; None where the system does not say, as of a zombie
     adds_written: bool  # whether `written_bytes` has those of waited-for children
 
 
@@ -52,20 +52,30 @@ class ProcessLedger:
         self._pids = pids
         self._read = read or read_process
         self._last: dict[int, ProcessReading] = {}
-        self._ended_cpu_s = 0.0  # of processes that no parent's count has
+        # What ended and is in no parent's count: for ever, or until the parent waits for it.
+        self._ended_cpu_s = 0.0
+        self._owed_cpu_s: dict[int, float] = {}
         self._ended_bytes = 0
         self._first = ProcessTotals(0.0, 0)
         self._first = self.look()
 
     def look(self) -> ProcessTotals:
         """Read all processes, and return what was taken since the first look."""
-        now = {pid: found for pid in self._pids() if (found := self._read(pid)) is not None}
-        for pid, lost in self._lost(now).items():
-            self._keep(lost, self._last.get(pid), now.get(pid))
+        now = {pid: found for pid in self._pids() if (found := self._read_on(pid)) is not None}
+        lost = self._lost(now)
+        for pid in {*lost, *self._owed_cpu_s}:
+            self._settle(pid, lost.get(pid, []), now.get(pid))
         self._last = now
-        cpu_s = self._ended_cpu_s + sum(each.cpu_s + each.waited_cpu_s for each in now.values())
-        written = self._ended_bytes + sum(each.written_bytes for each in now.values())
+        cpu_s = self._ended_cpu_s + sum(self._owed_cpu_s.values())
+        cpu_s += sum(each.cpu_s + each.waited_cpu_s for each in now.values())
+        written = self._ended_bytes + sum(each.written_bytes or 0 for each in now.values())
         return ProcessTotals(cpu_s - self._first.cpu_s, written - self._first.written_bytes)
+
+    def _read_on(self, pid: int) -> ProcessReading | None:
+        found, before = self._read(pid), self._last.get(pid)
+        if found is None or before is None or found.written_bytes is not None:
+            return found
+        return replace(found, written_bytes=before.written_bytes)
 
     def _lost(self, now: Mapping[int, ProcessReading]) -> dict[int, list[ProcessReading]]:
         """Return what ended since the last look, by the nearest ancestor that lives; 0 for none."""
@@ -84,20 +94,23 @@ class ProcessLedger:
             lost.setdefault(parent if is_living else 0, []).append(each)
         return lost
 
-    def _keep(
-        self,
-        lost: Iterable[ProcessReading],
-        before: ProcessReading | None,
-        parent: ProcessReading | None,
+    def _settle(
+        self, pid: int, ended: Sequence[ProcessReading], parent: ProcessReading | None
     ) -> None:
-        """Keep of `lost` what the count of `parent`, which lives, did not take over."""
-        ended = list(lost)
-        cpu_s = sum(each.cpu_s + each.waited_cpu_s for each in ended)
-        waited_s = parent.waited_cpu_s - before.waited_cpu_s if parent and before else 0.0
-        self._ended_cpu_s += max(0.0, cpu_s - waited_s)
-        is_waited = parent is not None and waited_s + _TICK_S * len(ended) >= cpu_s
+        """Keep of what ended below the process `pid` what its count has not taken over."""
+        before = self._last.get(pid)
+        cpu_s = self._owed_cpu_s.pop(pid, 0.0)
+        cpu_s += sum(each.cpu_s + each.waited_cpu_s for each in ended)
+        if parent is None or before is None or parent.started != before.started:
+            self._ended_cpu_s += cpu_s
+            is_waited = False
+        else:
+            cpu_s -= parent.waited_cpu_s - before.waited_cpu_s
+            is_waited = cpu_s <= _TICK_S * len(ended)
+            if cpu_s > 0:
+                self._owed_cpu_s[pid] = cpu_s
         if not (is_waited and parent and parent.adds_written):
-            self._ended_bytes += sum(each.written_bytes for each in ended)
+            self._ended_bytes += sum(each.written_bytes or 0 for each in ended)
 
 
 # ---------------------------------------------------------------- one process
@@ -145,9 +158,9 @@ def _read_linux(pid: int) -> ProcessReading | None:
     except (OSError, ValueError, IndexError):
         return None
     try:
-        written = parsed_io((place / "io").read_text())
+        written: int | None = parsed_io((place / "io").read_text())
     except (OSError, ValueError, KeyError):  # a zombie's is closed
-        written = 0
+        written = None
     return ProcessReading(started, parent, cpu_s, waited_s, written, adds_written=True)
 
 

@@ -18,6 +18,7 @@ from hearth.commands.bench.results import HEARTH, Results, Sample
 P_MAX: Final = 0.05
 IDEAL_TOKENS_MIN: Final = 64  # of a workload whose ideal is smaller, a few tokens are many times
 COLD_SUFFIX: Final = "-cold"  # of the workload whose answers are those without a cache
+_OF_READING: Final = ("read_tokens", "read_over_ideal", "read_per_prompt")
 # What is compared although requests failed: with less to do all else looks better than it is.
 _IN_SPITE_OF_FAILURES: Final = {"failed", "same_answers", "valid_share", "start_s"}
 
@@ -85,8 +86,11 @@ def line(results: Results, model: str, server: str, workload: str, measure: str)
         for sample in samples
         if (value := _value(sample, measure, ideal, cold)) is not None
     ]
-    is_read = measure in ("read_tokens", "read_over_ideal", "read_per_prompt")
-    is_claimed = is_read and any("read_tokens" not in sample.values for sample, _ in found)
+    facts = results.servers.get(server)
+    is_claimed = measure in _OF_READING and (
+        (facts is not None and not facts.is_metered)
+        or any("read_tokens" not in sample.values for sample, _ in found)
+    )
     failed = sum(int(sample.values.get("failed", 0)) for sample, _ in found)
     return line_of([value for _, value in found], is_claimed, failed)
 

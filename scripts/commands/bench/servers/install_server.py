@@ -17,8 +17,9 @@ ENVIRONMENTS_DIR: Final = Path("~/.cache/hearth-peers").expanduser()
 INSTALL_WAIT_S_MAX: Final = 1800
 # No text model needs them, and they are gigabytes (mflux makes images, and pins MLX for CUDA).
 LEFT_OUT: Final = ("torch", "torchvision", "mflux")
+NEEDED: Final = {"mlx-openai-server": ("torch",)}  # by those that import it all the same
 PLATFORM_MLX: Final = "mlx" if sys.platform == "darwin" else "mlx[cpu]"
-INSTALLED_BYTES: Final = 1_200_000_000  # about; as it was measured on Linux
+INSTALLED_BYTES: Final = 600_000_000  # about; as it was measured on Linux
 
 
 class InstallError(Exception):
@@ -50,6 +51,15 @@ def can_install(server: Server) -> bool:
     return bool(server.package) and not server.program
 
 
+def install_bytes(server: Server) -> int:
+    """Return about how much of the disk `install` takes; torch on Linux brings CUDA along."""
+    if is_installed(server):
+        return 0
+    if server.name not in NEEDED:
+        return INSTALLED_BYTES
+    return INSTALLED_BYTES + (1_000_000_000 if sys.platform == "darwin" else 6_000_000_000)
+
+
 def install(server: Server) -> None:
     """Make the server's environment where it is missing; takes a minute and a gigabyte or so.
 
@@ -67,12 +77,14 @@ def install(server: Server) -> None:
     if not Path(uv).exists():
         venv.create(uv_dir, with_pip=True)
         _step(server, [str(uv_dir / "bin" / "pip"), "install", "--quiet", "uv"])
+    left_out = [name for name in LEFT_OUT if name not in NEEDED.get(server.name, ())]
     override = uv_dir / "override.txt"
-    override.write_text("".join(f"{name} ; sys_platform == 'never'\n" for name in LEFT_OUT))
+    override.write_text("".join(f"{name} ; sys_platform == 'never'\n" for name in left_out))
     made = environment_dir(server).with_name(f"{server.package}.part")
     _step(server, [uv, "venv", "--quiet", "--clear", "--relocatable", str(made)])
     command = [uv, "pip", "install", "--quiet", "--python", str(made / "bin" / "python")]
-    _step(server, [*command, "--override", str(override), server.package, PLATFORM_MLX])
+    needed = NEEDED.get(server.name, ())
+    _step(server, [*command, "--override", str(override), server.package, PLATFORM_MLX, *needed])
     made.rename(environment_dir(server))
 
 

@@ -79,5 +79,57 @@ SERVERS: Final = {
                 " a Metal kernel.",
             ),
         ),
+        Server(
+            "mlx-openai-server",
+            (
+                *("-m", "app.main", "launch", "--model-path", "{model}", "--model-type", "{kind}"),
+                *("--host", "127.0.0.1", "--port", "{port}", "--no-log-file"),
+            ),
+            memory_arguments={
+                Memory.NONE: ("--prompt-cache-size", "0"),
+                Memory.ONE_SESSION: ("--max-bytes", "{memory_bytes}"),
+            },
+            package="mlx-openai-server==1.8.1",
+            notes=(
+                "It is installed without mflux and torchvision. It imports torch, which on Linux is"
+                " gigabytes.",
+            ),
+        ),
+        # The servers below were not tried here: they need a Mac, or models of their own.
+        Server(
+            "mtplx",
+            (
+                *("-m", "mtplx.cli", "serve", "--model", "{model}", "--port", "{port}"),
+                *("--yes", "--ssd-session-cache-dir", "{dir}/ssd"),
+            ),
+            package="mtplx==2.12.2",
+            notes=(
+                "Untried: it computes on Macs alone, models that it has code of its own for.",
+                "It has no option that switches its cache off, or bounds what it keeps in memory.",
+            ),
+        ),
+        Server(
+            "omlx",
+            (
+                *("serve", "--model-dir", "{models_dir}", "--port", "{port}"),
+                *("--paged-ssd-cache-dir", "{dir}/ssd"),
+            ),
+            memory_arguments={
+                Memory.NONE: ("--no-cache",),
+                Memory.ONE_SESSION: ("--hot-cache-max-size", "{memory_mb}MB"),
+            },
+            program="omlx",
+            model="{model_name}",
+            notes=("Untried: it needs a Mac.",),
+        ),
+        Server(
+            "splash",
+            ("serve", "--model", "{model}", "--port", "{port}"),
+            program="splash",
+            notes=(
+                "Untried: it needs an M3 and macOS 26, and serves two model families only.",
+                "It has no meter, and no option that switches its cache off.",
+            ),
+        ),
     )
 }

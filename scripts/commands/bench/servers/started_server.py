@@ -7,6 +7,7 @@ has answered a request, not when it says so: some say so while they still load.
 
 import asyncio
 import contextlib
+import dataclasses
 import json
 import os
 import shutil
@@ -21,6 +22,7 @@ from typing import Any, Final
 import aiohttp
 import psutil
 
+from hearth.commands.bench.results import HEARTH
 from hearth.commands.bench.servers.install_server import program_of
 from hearth.commands.bench.servers.meter_file import (
     METER_DIR,
@@ -37,6 +39,7 @@ from hearth.commands.bench.servers.server import KEY, Memory, Meter, Server
 from hearth.commands.replay.player import Row, Target, replay
 from hearth.commands.replay.traces import CHAT_PATH, Captured
 from hearth.shared.openblas_preload import openblas_environment
+from hearth.shared.paths import env_file
 from hearth.shared.settings import Settings
 from hearth.shared.settings_from_env import variables_in
 
@@ -83,7 +86,8 @@ class StartedServer:
         self.start_s = 0.0  # from the start of its first process to its first answer
         self._directory = directory
         self._process = process
-        self._seen: dict[int, psutil.Process] = {}
+        # Noted at once: one that has ended and been waited for is found by nobody.
+        self._seen = {} if process is None else {process.pid: psutil.Process(process.pid)}
         self._layers: Layers = {}
 
     @property
@@ -104,9 +108,8 @@ class StartedServer:
         return [pid for pid, each in self._seen.items() if _runs(each)]
 
     def _look(self) -> None:
-        assert self._process is not None and self._directory is not None
-        for process in [*self._seen.values()] or [psutil.Process(self._process.pid)]:
-            self._seen.setdefault(process.pid, process)
+        assert self._directory is not None
+        for process in [*self._seen.values()]:
             with contextlib.suppress(psutil.Error):
                 for child in process.children(recursive=True):
                     self._seen.setdefault(child.pid, child)
@@ -278,6 +281,8 @@ def placeholders(model: Path, port: int, home: Path, memory_mb: int) -> dict[str
         "memory_bytes": str(memory_mb * 1_000_000),
         "memory_gb": f"{memory_mb / 1000:.6f}",
         "kind": "multimodal" if sees else "lm",
+        "models_dir": str(home / "models"),  # in which the model is the only one
+        "model_name": model.name,
     }
 
 
@@ -287,9 +292,16 @@ def arguments_of(server: Server, memory: Memory) -> tuple[str, ...]:
 
 
 def environment_of(
-    server: Server, memory: Memory, given: Mapping[str, str], environ: Mapping[str, str]
+    server: Server,
+    memory: Memory,
+    given: Mapping[str, str],
+    environ: Mapping[str, str],
+    settings_file: Path | None = None,
 ) -> dict[str, str]:
-    """Return all of a server's environment; of `environ`, only what sets nothing."""
+    """Return all of a server's environment; of `environ`, only what sets nothing.
+
+    `settings_file` is the .env that Hearth reads where it is installed: its defaults go before it.
+    """
     home = given["dir"]
     passed = {name: environ[name] for name in PASSED if name in environ}
     # Hearth is found where this process finds it; a package of its own has an environment.
@@ -297,6 +309,8 @@ def environment_of(
     if not (server.package or server.program) and environ.get("PYTHONPATH"):
         paths.append(environ["PYTHONPATH"])
     own = {**server.environment, **server.memory_environment.get(memory, {})}
+    if server.name == HEARTH:
+        own = {**defaults_against(settings_file), **own}
     return {
         **passed,
         **openblas_environment(passed),
@@ -313,8 +327,6 @@ def environment_of(
 
 def defaults_against(env_file: Path | None) -> dict[str, str]:
     """Return Hearth's defaults of the settings in `env_file`, which its server would read."""
-    import dataclasses
-
     defaults = {
         row.metadata["name"]: row.metadata["default"] for row in dataclasses.fields(Settings)
     }
@@ -327,8 +339,13 @@ def _spawn(
     program = program_of(server)
     if program is None:
         raise ServerStartError(f"{server.name} is not installed")
+    if any("{models_dir}" in each for each in server.arguments):
+        link = Path(given["models_dir"]) / given["model_name"]
+        link.parent.mkdir(exist_ok=True)
+        link.unlink(missing_ok=True)
+        link.symlink_to(given["model"], target_is_directory=True)
     words: Sequence[str] = [each.format(**given) for each in arguments_of(server, memory)]
-    environment = environment_of(server, memory, given, os.environ)
+    environment = environment_of(server, memory, given, os.environ, env_file())
     log.unlink(missing_ok=True)
     with open(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "wb") as output:
         return subprocess.Popen(
