@@ -91,8 +91,8 @@ SERVERS: Final = {
             },
             package="mlx-openai-server==1.8.1",
             notes=(
-                "It is installed without mflux and torchvision. It imports torch, which on Linux is"
-                " gigabytes.",
+                "It is installed without mflux, which makes images.",
+                "It needs torch, which on Linux is gigabytes.",
             ),
         ),
         # The servers below were not tried here: they need a Mac, or models of their own.
