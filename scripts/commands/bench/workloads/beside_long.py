@@ -1,12 +1,15 @@
-"""Times a long prompt that is read beside three answers, and what the answers lose meanwhile.
+"""Times a long prompt that is read beside three streams, and what the streams lose meanwhile.
 
-The answers are hung up on when the long prompt has its first token, so their usage is never told:
-what counts of them is when text arrived.
+A stream is one answer after another, so that it lasts as long as the prompt is read. Its last
+answer is hung up on, and its usage never told: what counts is when text arrived. The wait for the
+first text of a next answer is a gap as any other.
 """
 
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+from statistics import fmean
 from typing import Final
 
 from hearth.commands.bench.measuring import measuring
@@ -24,34 +27,33 @@ from hearth.commands.bench.workloads.timed_stream import (
 )
 
 STREAMS: Final = 3
-# Of each answer, in `answer_tokens`: it lasts as long as the prompt is read, and yet has an end,
-# for a server that answers one after another.
-ANSWER_TIMES: Final = 16
+# Of each answer, in `answer_tokens`: a server that answers one after another comes to the prompt.
+ANSWER_TIMES: Final = 8
 ALONE_TIMES: Final = 0.5  # in `answer_tokens`: arrivals of each stream before the prompt is sent
-TRIES_MAX: Final = 4  # of a stream, to have an answer that does not end at once
-AFTER_S_MAX: Final = 10.0  # for an answer's next text once the prompt is read
+ANSWERS_MAX: Final = 64  # of each stream
+AFTER_S_MAX: Final = 10.0  # for a stream's next text once the prompt is read
 LOOK_S: Final = 0.005
 PROBE_WORDS: Final = (100, 300)  # of two prompts that tell what a word costs
+WORD_TOKENS: Final = 6  # rough, for the plan
 
 
-class AnswerBeside:
-    """One answer that is being written, and when its text came. Owner: the event loop."""
+class StreamBeside:
+    """One answer after another, and when their text came. Owner: the event loop."""
 
     def __init__(self) -> None:
         self.arrivals_s: list[float] = []
         self.error = ""
-        self.is_over = False  # it ended by itself
+        self.is_over = False  # it failed, or has no more to ask
 
     def note(self, now_s: float) -> None:
         if not self.arrivals_s or now_s - self.arrivals_s[-1] >= TOGETHER_S:
             self.arrivals_s.append(now_s)
 
     async def write(self, client: TimedClient, asked: Sequence[str], tokens_max: int) -> None:
-        """Have an answer written; another one where it ends before the long prompt is sent."""
+        """Have answers written until this is cancelled."""
         for question in asked:
-            self.arrivals_s.clear()
             answer = await client.ask(question, tokens_max, {}, self.note)
-            if answer.error or answer.is_full(tokens_max):
+            if answer.error:
                 self.error = answer.error
                 break
         self.is_over = True
@@ -61,7 +63,7 @@ def gaps_within(arrivals_s: Sequence[float], began_s: float, ended_s: float) -> 
     """Return the gaps that lie in the span, those that reach into it from either side whole."""
     return [
         later - earlier
-        for earlier, later in zip(arrivals_s, arrivals_s[1:], strict=False)
+        for earlier, later in pairwise(arrivals_s)
         if later > began_s and earlier < ended_s
     ]
 
@@ -73,10 +75,8 @@ def gap_values(
     alone = [gap for each in streams for gap in gaps([at for at in each if at <= sent_s])]
     beside = [gap for each in streams for gap in gaps_within(each, sent_s, first_s)]
     values = percentiles("gap", beside, {"p50": 0.5, "p99": 0.99})
-    before = percentiles("gap", alone, {"p50": 0.5})
-    if values and before.get("gap_p50_s"):
-        mean_s = sum(beside) / len(beside)
-        values["gap_over_alone"] = mean_s / (sum(alone) / len(alone))
+    if beside and alone:
+        values["gap_over_alone"] = fmean(beside) / fmean(alone)
     return values
 
 
@@ -105,7 +105,7 @@ async def words_of(client: TimedClient, salt: str, tokens: int) -> int | None:
 
 
 async def run_beside_long(visit: Visit) -> Measured:
-    """Send the long prompt once three answers are being written."""
+    """Send the long prompt once all streams are being written."""
     salt = salt_of(visit, "beside-long")
     async with timed_client(visit) as client:
         await warm_up(visit, client)
@@ -120,16 +120,15 @@ async def run_beside_long(visit: Visit) -> Measured:
 
 async def _beside(
     client: TimedClient, salt: str, asked: str, answer_tokens: int
-) -> tuple[list[AnswerBeside], TimedAnswer]:
-    streams = [AnswerBeside() for _ in range(STREAMS)]
-    candidates = questions(salt, STREAMS * TRIES_MAX, 0)
+) -> tuple[list[StreamBeside], TimedAnswer]:
+    streams = [StreamBeside() for _ in range(STREAMS)]
+    candidates = questions(salt, STREAMS * ANSWERS_MAX, 0)
     tokens_max = answer_tokens * ANSWER_TIMES
     tasks = [
         asyncio.create_task(each.write(client, candidates[number::STREAMS], tokens_max))
         for number, each in enumerate(streams)
     ]
     try:
-        # Those that wait behind others for their turn have no text for as long as those write.
         begun = max(2, int(answer_tokens * ALONE_TIMES))
         await _until(lambda: all(len(each.arrivals_s) >= begun or each.is_over for each in streams))
         long = await client.ask(asked, 1, {})
@@ -156,7 +155,7 @@ async def _until(is_so: Callable[[], bool], wait_s_max: float = 0.0) -> None:
 
 
 def _measured(
-    streams: Sequence[AnswerBeside], long: TimedAnswer, taken: Mapping[str, float]
+    streams: Sequence[StreamBeside], long: TimedAnswer, taken: Mapping[str, float]
 ) -> Measured:
     failed = bool(long.error) + sum(1 for each in streams if each.error)
     errors = errors_of_answers([long]) + tuple(each.error for each in streams if each.error)
@@ -165,31 +164,25 @@ def _measured(
         values["memory_bytes"] = taken["memory_bytes"]
     if long.ttft_s is None or long.first_s is None:
         return Measured(values, errors=errors)
-    values["ttft_p50_s"] = long.ttft_s
-    beside = [each.arrivals_s for each in streams if _was_written(each, long.sent_s)]
-    values |= gap_values(beside, long.sent_s, long.first_s)
-    if len(beside) < STREAMS:
-        errors += (f"{len(beside)} of {STREAMS} answers were written when the prompt was sent",)
-    elif ended := sum(1 for each in streams if each.arrivals_s[-1] < long.first_s):
-        errors += (f"{ended} of {STREAMS} answers ended while the prompt was read",)
+    values |= {"ttft_p50_s": long.ttft_s, "prompt_tokens": long.prompt}
+    values |= gap_values([each.arrivals_s for each in streams], long.sent_s, long.first_s)
+    if ended := sum(1 for each in streams if each.is_over and not each.error):
+        errors += (f"{ended} of {STREAMS} streams ended before the prompt was read",)
     return Measured(values, errors=errors)
 
 
-def _was_written(stream: AnswerBeside, sent_s: float) -> bool:
-    return bool(stream.arrivals_s) and stream.arrivals_s[0] <= sent_s < stream.arrivals_s[-1]
-
-
 def _read(scale: Scale) -> int:
-    return scale.long_tokens + sum(PROBE_WORDS) * 4
+    return scale.long_tokens + sum(PROBE_WORDS) * WORD_TOKENS
 
 
 WORKLOADS: Final = (
     Workload(
         name="beside-long",
         about=(
-            "A new long prompt is read while three answers are written: the time to its first"
-            " token, the gaps between the text of the answers meanwhile, and how much longer they"
-            " are than before, on average. Gaps are between events, which may hold several tokens."
+            "A new long prompt is read beside three streams, each one answer after another: the"
+            " time to its first token, the gaps in the text of the streams meanwhile, and how much"
+            " longer they are than before, on average. Gaps are between events, which may hold"
+            " several tokens."
         ),
         start=Start.RESTARTED,
         run=run_beside_long,

@@ -10,7 +10,6 @@ from hearth.commands.bench.workloads.timed_stream import TimedAnswer, salt_of, t
 ANSWERS: Final = 4
 # A whole answer takes some 150 in a small vocabulary, and less in a large one.
 TOKENS_MAX: Final = 400
-THINKING_TOKENS: Final = 16
 PROMPT_TOKENS: Final = 300  # rough, for the plan
 AREAS: Final = ("cache", "scheduler", "tokenizer", "proxy", "documentation")
 _STEP: Final = {
@@ -41,8 +40,6 @@ MORE: Final = {
     },
     # What is measured is the answer, not what a model thinks before it.
     "chat_template_kwargs": {"enable_thinking": False},
-    # A model of random weights may think all the same; a server that knows no budget ignores it.
-    "thinking_budget": THINKING_TOKENS,
 }
 _TYPES: Final[dict[str, type]] = {"object": dict, "array": list, "string": str, "boolean": bool}
 

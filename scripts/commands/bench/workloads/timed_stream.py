@@ -13,6 +13,7 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Final
 
 import aiohttp
@@ -58,7 +59,7 @@ class TimedAnswer:
 
 def gaps(arrivals_s: Sequence[float]) -> list[float]:
     """Return the seconds between arrivals."""
-    return [later - earlier for earlier, later in zip(arrivals_s, arrivals_s[1:], strict=False)]
+    return [later - earlier for earlier, later in pairwise(arrivals_s)]
 
 
 class TextClock:
