@@ -88,7 +88,7 @@ def headline(results: Results) -> str:
     if not told or not results.models:
         raise NoFigureError("The results have no model.")
     sentence = f"{_introduction(results)} {'; '.join(told)}."
-    return _wrapped(sentence)
+    return wrapped(sentence)
 
 
 def _introduction(results: Results) -> str:
@@ -141,7 +141,7 @@ def _listed(words: Sequence[str]) -> str:
     return " and ".join(filter(None, (", ".join(words[:-1]), *words[-1:])))
 
 
-def _wrapped(sentence: str) -> str:
+def wrapped(sentence: str) -> str:
     """Return `sentence` in lines that a page of prose may have, code and bold in one piece."""
     parts = sentence.split("`")
     parts[1::2] = [part.replace(" ", _BLANK) for part in parts[1::2]]
