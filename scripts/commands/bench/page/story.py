@@ -71,9 +71,10 @@ def _lead(lines: PageLines, hours: Sequence[AgentHour]) -> list[Html]:
     much = _how_much(hours)
     if not lines.can_compare:
         few = f"{counted(lines.rounds, 'round')} cannot tell servers apart: it takes {ROUNDS_MIN}. "
-        return [tag("strong", few), *([much] if much else ())]
+        return [tag("strong", few), safe(f"Hearth reads {much}" if much else "")]
     first, *others = (_sentence(lines, hours, cost) for cost in COSTS)
-    return [each for each in (first, much, *others) if each]
+    told = safe(f"That is {much}") if first and much else None
+    return [each for each in (first, told, *others) if each]
 
 
 def _sentence(lines: PageLines, hours: Sequence[AgentHour], cost: Measure) -> Html | None:
@@ -98,7 +99,7 @@ def _sentence(lines: PageLines, hours: Sequence[AgentHour], cost: Measure) -> Ht
     )
 
 
-def _how_much(hours: Sequence[AgentHour]) -> Html | None:
+def _how_much(hours: Sequence[AgentHour]) -> str:
     """Say how much Hearth reads, over the ideal, and the others over Hearth."""
     over_ideal, others = [], []
     for hour in hours:
@@ -109,11 +110,9 @@ def _how_much(hours: Sequence[AgentHour]) -> Html | None:
             over_ideal.append(own / hour.ideal)
         others += [each / own for each in read.values() if own]
     if not over_ideal or not others:
-        return None
-    told = (
-        f"Hearth reads {_between(over_ideal)} times the ideal, the others {_between(others)} times "
-    )
-    return joined(told, "what it reads. ")
+        return ""
+    ideal, more = _between(over_ideal), _between(others)
+    return f"{ideal} times the ideal; the others read {more} times as much as Hearth. "
 
 
 def _between(values: Sequence[float]) -> str:
