@@ -57,7 +57,7 @@ def _header(lines: PageLines) -> Html:
         counted(len(lines.servers), "server"),
         counted(len(lines.models), "model"),
         counted(len(lines.workloads), "workload"),
-        f"{counted(results.rounds, 'round')}, interleaved",
+        f"{counted(lines.rounds, 'round')}, interleaved",
         results.machine,
         results.began[:10],
     )

@@ -154,7 +154,7 @@ def _where(results: Results) -> Html:
     rows = (
         ("machine", results.machine),
         ("Hearth", " ".join(filter(None, (results.version, results.commit)))),
-        ("scale", f"{results.scale}, {counted(results.rounds, 'round')}, servers interleaved"),
+        ("scale", f"{results.scale}, {counted(results.rounds, 'round')} wanted, interleaved"),
         ("began", results.began),
         ("load of the machine", f"{load}, one minute's, when a workload began"),
         ("samples", f"{len(results.samples):,}"),

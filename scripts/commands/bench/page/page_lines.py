@@ -4,11 +4,14 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from enum import Enum
+from typing import Final
 
 from hearth.commands.bench import statistics
 from hearth.commands.bench.measures import MEASURES, Measure
 from hearth.commands.bench.results import HEARTH, Results, Sample
 from hearth.commands.bench.statistics import COLD_SUFFIX, Line
+
+ROUNDS_MIN: Final = 4  # of each server: with fewer, no order of values is rarer than 1 in 20
 
 
 class Standing(Enum):
@@ -55,6 +58,7 @@ class PageLines:
         self.models = _in_order(results.models, (each.model for each in samples))
         servers = _in_order(results.servers, (each.server for each in samples))
         self.servers = sorted(servers, key=lambda name: name != HEARTH)
+        self.rounds = len({each.round for each in samples})  # fewer where the run was interrupted
         self.workloads = _in_order((), (each.workload for each in samples))
         # A line is looked for in its own samples alone, not in all of the run.
         apart: dict[tuple[str, str], list[Sample]] = defaultdict(list)
@@ -65,6 +69,11 @@ class PageLines:
         self._lines: dict[tuple[str, str, str, str], Line | None] = {}
         self._standings: dict[tuple[str, str, str, str], Standing] = {}
         self.behind = list(self._behind())
+
+    @property
+    def can_compare(self) -> bool:
+        """Return whether there are rounds enough to tell a difference from chance."""
+        return self.rounds >= ROUNDS_MIN
 
     def line(self, model: str, server: str, workload: str, measure: str) -> Line | None:
         """Return the line, None where nothing was measured."""

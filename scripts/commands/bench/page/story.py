@@ -18,7 +18,13 @@ from hearth.commands.bench.page.agent_hour import (
 from hearth.commands.bench.page.causes import Causes
 from hearth.commands.bench.page.dot_plots import strip
 from hearth.commands.bench.page.markup import Html, joined, safe, tag
-from hearth.commands.bench.page.page_lines import LineBehind, PageLines, Standing, standing
+from hearth.commands.bench.page.page_lines import (
+    ROUNDS_MIN,
+    LineBehind,
+    PageLines,
+    Standing,
+    standing,
+)
 from hearth.commands.bench.page.value_format import about, brief, counted, listed, shown, spread
 from hearth.commands.bench.page.value_scale import ValueScale
 from hearth.commands.bench.page.workload_kinds import kind_of
@@ -31,7 +37,6 @@ MARKS: Final = {
     Standing.SAME: "e",
     Standing.FAILED: "x",
 }
-ROUNDS_MIN: Final = 4  # of each server: with fewer, no order of values is rarer than 1 in 20
 NAMED_MAX: Final = 5  # measures, in a sentence
 VERBS: Final = {
     READ: ("reads the fewest tokens", "reads as few tokens as the best", "reads more than"),
@@ -49,11 +54,7 @@ def story(lines: PageLines, causes: Causes) -> Html:
 def _hours(lines: PageLines, hours: Sequence[AgentHour]) -> Html:
     if not hour_parts(lines):
         return tag("p", "No workload of an agent's hour was measured in this run.", class_="lead")
-    costs = (_sentence(lines, hours, cost) for cost in COSTS)
-    sentences = [next(costs), _how_much(hours), *costs]
-    said = [each for each in sentences if each]
-    if not said:
-        said = [safe("One server alone was measured: there is nothing to compare.")]
+    said = _lead(lines, hours)
     panels = (_panel(lines, hour) for hour in hours if hour.costs)
     return joined(
         tag("p", *said, class_="lead"),
@@ -61,6 +62,19 @@ def _hours(lines: PageLines, hours: Sequence[AgentHour]) -> Html:
         tag("div", *panels, class_="hours"),
         _how_to_read(lines),
     )
+
+
+def _lead(lines: PageLines, hours: Sequence[AgentHour]) -> list[Html]:
+    """Return the sentences of what can be said of the hour."""
+    if lines.servers[:1] != [HEARTH] or len(lines.servers) == 1:
+        return [safe("Hearth and another server are needed in a run: there is nothing to compare.")]
+    much = _how_much(hours)
+    if not lines.can_compare:
+        few = f"{counted(lines.rounds, 'round')} cannot tell servers apart: it takes {ROUNDS_MIN}. "
+        return [tag("strong", few), safe(f"Hearth reads {much}" if much else "")]
+    first, *others = (_sentence(lines, hours, cost) for cost in COSTS)
+    told = safe(f"That is {much}") if first and much else None
+    return [each for each in (first, told, *others) if each]
 
 
 def _sentence(lines: PageLines, hours: Sequence[AgentHour], cost: Measure) -> Html | None:
@@ -85,7 +99,7 @@ def _sentence(lines: PageLines, hours: Sequence[AgentHour], cost: Measure) -> Ht
     )
 
 
-def _how_much(hours: Sequence[AgentHour]) -> Html | None:
+def _how_much(hours: Sequence[AgentHour]) -> str:
     """Say how much Hearth reads, over the ideal, and the others over Hearth."""
     over_ideal, others = [], []
     for hour in hours:
@@ -96,9 +110,9 @@ def _how_much(hours: Sequence[AgentHour]) -> Html | None:
             over_ideal.append(own / hour.ideal)
         others += [each / own for each in read.values() if own]
     if not over_ideal or not others:
-        return None
-    told = f"It reads {_between(over_ideal)} times the ideal, the others {_between(others)} times "
-    return joined(told, "what it reads. ")
+        return ""
+    ideal, more = _between(over_ideal), _between(others)
+    return f"{ideal} times the ideal; the others read {more} times as much as Hearth. "
 
 
 def _between(values: Sequence[float]) -> str:
@@ -211,15 +225,12 @@ def _hour_cell(cost: HourCost, own: HourCost | None, measure: Measure) -> Html:
 
 def _how_to_read(lines: PageLines) -> Html:
     parts = [f"{part.times} {part.what}" for part in hour_parts(lines)]
-    rounds = lines.results.rounds
     text = (
-        f"An hour is {listed(parts)}. A dot is the median of {counted(rounds, 'round')} and its "
-        "bar their range, ± half of that; the thin upright is the ideal, what a cache that forgets "
-        "nothing would read. To first tokens: requests times the median wait. "
+        f"An hour is {listed(parts)}. A dot is the median of {counted(lines.rounds, 'round')} and "
+        "its bar their range, ± half of that; the thin upright is the ideal, what a cache that "
+        "forgets nothing would read. To first tokens: requests times the median wait. "
     )
-    few = f"{counted(rounds, 'round')} cannot tell servers apart: it takes {ROUNDS_MIN}."
-    notes = tag("strong", few) if rounds < ROUNDS_MIN else joined()
-    return tag("p", text, marks_legend(), " ", notes, class_="note")
+    return tag("p", text, marks_legend(), class_="note")
 
 
 def marks_legend() -> Html:
@@ -241,6 +252,8 @@ def _behind(lines: PageLines, causes: Causes) -> Html:
     groups = lines.behind_by_measure(lines.workloads)
     if not groups:
         text = f"On none of {counted(compared, 'comparison')} with another server."
+        if not lines.can_compare:
+            text = f"{counted(lines.rounds, 'round')} cannot tell. The tables have the medians."
         return tag("section", _behind_title(), tag("p", text), class_="behind")
     text = (
         f"In {pairs:,} of {counted(compared, 'comparison')}, each of a measure of one workload and "

@@ -49,7 +49,9 @@ def behind_table(lines: PageLines, workloads: Sequence[str], causes: Causes) -> 
     groups = lines.behind_by_measure(workloads)
     behind = [each for group in groups for each in group]
     if not behind:
-        return tag("p", "Hearth is behind on no line here.", class_="none-behind")
+        none = "Hearth is behind on no line here."
+        few = f"{counted(lines.rounds, 'round')} cannot tell on which lines Hearth is behind."
+        return tag("p", none if lines.can_compare else few, class_="none-behind")
     models = [name for name in lines.models if any(each.model == name for each in behind)]
     bodies = (_behind_group(lines, group, models, causes) for group in groups)
     names = ("", *(label_of(lines, name) for name in models))

@@ -1,4 +1,4 @@
-"""What an agent's hour costs, added up by hand beside what the page adds up."""
+"""An agent's hour, added up by hand beside what the page adds up; and the lines behind."""
 
 from dataclasses import replace
 
@@ -97,6 +97,21 @@ def test_lines_behind_are_those_that_another_server_wins() -> None:
     assert behind.factor == pytest.approx(9.04 / 2.04)
     # Each read_ measure that can be made of the samples, and the CPU.
     assert sorted(lines.standings(), key=str) == [Standing.BETTER, Standing.WORSE]
+
+
+def test_lines_behind_of_a_measure_begin_with_the_widest() -> None:
+    costs = {"linear": (9.0, 8.0), "live": (9.0, 2.0), "restart": (9.0, 5.0)}
+    rows = [
+        sample(server, workload, at, cpu_s=cpu + at / 50, memory_bytes=1e9 * cpu + at)
+        for workload, pair in costs.items()
+        for server, cpu in zip((HEARTH, "mlx_lm"), pair, strict=True)
+        for at in range(5)
+    ]
+    lines = PageLines(results(*rows, rounds=5))
+    cpu, memory = lines.behind_by_measure(list(costs))
+    assert [each.workload for each in cpu] == ["live", "restart", "linear"]
+    assert {each.measure.name for each in memory} == {"memory_bytes"}
+    assert lines.behind_by_measure(["answers"]) == []
 
 
 def test_a_line_with_failures_is_not_compared() -> None:
