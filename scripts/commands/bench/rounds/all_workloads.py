@@ -28,7 +28,12 @@ _MODULES: Final = (
     *(at_rest, restarted, streams, beside_long, structured, day_of_sessions),
 )
 # What is asked again must have been read in the same visit.
-_NEEDS: Final = {"restart": "linear", "kill": "before-kill"}
+_NEEDS: Final = {
+    "answers": "linear",
+    "answers-cold": "answers",
+    "restart": "answers",
+    "kill": "before-kill",
+}
 ALL_WORKLOADS: Final[tuple[Workload, ...]] = tuple(
     workload for module in _MODULES for workload in module.WORKLOADS
 )
@@ -46,6 +51,8 @@ def chosen_workloads(names: Sequence[str], *, is_quick: bool) -> list[Workload]:
     if odd := sorted(set(names) - set(known)):
         raise StartError(f"No workload is called {', '.join(odd)}; there are {', '.join(known)}.")
     if names:
-        wanted = {*names, *(_NEEDS[name] for name in names if name in _NEEDS)}
+        wanted = set(names)
+        for _ in _NEEDS:  # what is needed may need another
+            wanted |= {_NEEDS[name] for name in wanted if name in _NEEDS}
         return [workload for workload in ALL_WORKLOADS if workload.name in wanted]
     return [workload for workload in ALL_WORKLOADS if workload.is_quick or not is_quick]
