@@ -395,7 +395,7 @@ def _is_left(process: "subprocess.Popen[bytes] | None") -> bool:
 
 def _runs(process: psutil.Process) -> bool:
     try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
     except psutil.Error:
         return False
 
