@@ -11,15 +11,15 @@ from hearth.commands.bench.servers.found_servers import BY_URL
 from hearth.commands.bench.servers.install_server import can_install
 from hearth.commands.bench.servers.known_servers import SERVERS
 from hearth.commands.bench.servers.server import KEY, Memory, Server
-from hearth.commands.bench.servers.server_facts import can_be_told, command_of, facts_of
-from hearth.commands.bench.servers.started_server import (
-    ServerStartError,
+from hearth.commands.bench.servers.server_environment import (
     arguments_of,
     defaults_against,
     environment_of,
     placeholders,
     without_paths,
 )
+from hearth.commands.bench.servers.server_facts import can_be_told, command_of, facts_of
+from hearth.commands.bench.servers.started_server import ServerStartError
 from hearth.shared.settings import Settings
 from hearth.shared.settings_from_env import load_settings
 
