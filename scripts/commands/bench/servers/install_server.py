@@ -18,6 +18,7 @@ INSTALL_WAIT_S_MAX: Final = 1800
 # No text model needs them, and they are gigabytes (mflux makes images, and pins MLX for CUDA).
 LEFT_OUT: Final = ("torch", "torchvision", "mflux")
 NEEDED: Final = {"mlx-openai-server": ("torch", "torchvision")}  # it imports them
+MAC_ALONE: Final = frozenset({"mtplx"})  # elsewhere they install, and compute nothing
 PLATFORM_MLX: Final = "mlx" if sys.platform == "darwin" else "mlx[cpu]"
 INSTALLED_BYTES: Final = 600_000_000  # about; as it was measured on Linux
 
@@ -48,7 +49,8 @@ def is_installed(server: Server) -> bool:
 
 def can_install(server: Server) -> bool:
     """Say whether `install` can be tried: an executable is its owner's to install."""
-    return bool(server.package) and not server.program
+    is_for_here = sys.platform == "darwin" or server.name not in MAC_ALONE
+    return bool(server.package) and not server.program and is_for_here
 
 
 def install_bytes(server: Server) -> int:
@@ -71,7 +73,8 @@ def install(server: Server) -> None:
     if is_installed(server):
         return
     if not can_install(server):
-        raise InstallError(f"{server.name} is not installed: there is no {server.program} on PATH")
+        why = f"there is no {server.program} on PATH" if server.program else "it needs a Mac"
+        raise InstallError(f"{server.name} is not installed: {why}")
     uv_dir = ENVIRONMENTS_DIR / "uv"
     uv = str(uv_dir / "bin" / "uv")
     if not Path(uv).exists():

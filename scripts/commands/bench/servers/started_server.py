@@ -7,8 +7,6 @@ has answered a request, not when it says so: some say so while they still load.
 
 import asyncio
 import contextlib
-import dataclasses
-import json
 import os
 import re
 import shutil
@@ -23,11 +21,9 @@ from typing import Final
 import aiohttp
 import psutil
 
-from hearth.commands.bench.results import HEARTH
 from hearth.commands.bench.server import KEY, Memory, Meter, Server
 from hearth.commands.bench.servers.install_server import program_of
 from hearth.commands.bench.servers.meter_file import (
-    METER_DIR,
     Layers,
     attention_layers,
     layers_of_prompt,
@@ -37,12 +33,15 @@ from hearth.commands.bench.servers.meter_file import (
     read_counts,
     save_layers,
 )
+from hearth.commands.bench.servers.server_environment import (
+    arguments_of,
+    environment_of,
+    placeholders,
+    without_paths,
+)
 from hearth.commands.replay.player import Row, Target, replay
 from hearth.commands.replay.traces import CHAT_PATH, Captured
-from hearth.shared.openblas_preload import openblas_environment
 from hearth.shared.paths import env_file
-from hearth.shared.settings import Settings
-from hearth.shared.settings_from_env import variables_in
 
 __all__ = ["ServerStartError", "StartedServer", "started"]
 
@@ -56,12 +55,6 @@ REST_S: Final = 0.4  # a meter that stands still for so long is that of a server
 REST_WAIT_S_MAX: Final = 10.0
 READY: Final = frozenset(("ok", "healthy", "ready"))  # as the servers' /health words it
 LOG_LINES: Final = 20
-# What a server gets of the user's environment: nothing that sets how it works.
-PASSED: Final = (
-    *("PATH", "LANG", "LC_ALL", "LC_CTYPE", "TMPDIR", "USER", "LOGNAME", "SHELL", "TERM"),
-    *("LD_PRELOAD", "LD_LIBRARY_PATH", "OPENBLAS_NUM_THREADS", "OPENBLAS_CORETYPE"),
-    *("OPENBLAS_L2_SIZE", "CUDA_VISIBLE_DEVICES", "SSL_CERT_FILE"),
-)
 REASON_CHARS_MAX: Final = 200
 COLOUR: Final = re.compile(r"\x1b\[[0-9;]*m")
 NAMES_ERROR: Final = re.compile(r"[\w.]*(Error|Exception)\b")
@@ -281,72 +274,6 @@ async def started(
 # ---------------------------------------------------------------- the process
 
 
-def placeholders(model: Path, port: int, home: Path, memory_mb: int) -> dict[str, str]:
-    """Return what stands for each name in braces in a server's arguments and environment."""
-    try:
-        sees = "vision_config" in json.loads((model / "config.json").read_text())
-    except (OSError, ValueError):
-        sees = False
-    return {
-        "model": str(model),
-        "port": str(port),
-        "dir": str(home),
-        "memory_mb": str(memory_mb),
-        "memory_bytes": str(memory_mb * 1_000_000),
-        "memory_gb": f"{memory_mb / 1000:.6f}",
-        "kind": "multimodal" if sees else "lm",
-        "models_dir": str(home / "models"),  # in which the model is the only one
-        "model_name": model.name,
-    }
-
-
-def arguments_of(server: Server, memory: Memory) -> tuple[str, ...]:
-    """Return what stands behind the program."""
-    return (*server.arguments, *server.memory_arguments.get(memory, ()))
-
-
-def environment_of(
-    server: Server,
-    memory: Memory,
-    given: Mapping[str, str],
-    environ: Mapping[str, str],
-    settings_file: Path | None = None,
-) -> dict[str, str]:
-    """Return all of a server's environment; of `environ`, only what sets nothing.
-
-    `settings_file` is the .env that Hearth reads where it is installed: its defaults go before it.
-    """
-    home = given["dir"]
-    passed = {name: environ[name] for name in PASSED if name in environ}
-    # Hearth is found where this process finds it; a package of its own has an environment.
-    paths = [str(METER_DIR)]
-    if not (server.package or server.program) and environ.get("PYTHONPATH"):
-        paths.append(environ["PYTHONPATH"])
-    own = {**server.environment, **server.memory_environment.get(memory, {})}
-    if server.name == HEARTH:
-        own = {**defaults_against(settings_file), **own}
-    return {
-        **passed,
-        **openblas_environment(passed),
-        "HOME": home,
-        "XDG_CACHE_HOME": f"{home}/.cache",
-        "HF_HUB_OFFLINE": "1",
-        "DO_NOT_TRACK": "1",
-        "PYTHONUNBUFFERED": "1",
-        "PYTHONPATH": os.pathsep.join(paths),
-        "METER_DIR": f"{home}/meter",
-        **{name: value.format(**given) for name, value in own.items()},
-    }
-
-
-def defaults_against(env_file: Path | None) -> dict[str, str]:
-    """Return Hearth's defaults of the settings in `env_file`, which its server would read."""
-    defaults = {
-        row.metadata["name"]: row.metadata["default"] for row in dataclasses.fields(Settings)
-    }
-    return {name: defaults[name] for name in variables_in(env_file) if name in defaults}
-
-
 def _spawn(
     server: Server, memory: Memory, given: Mapping[str, str], log: Path
 ) -> "subprocess.Popen[bytes]":
@@ -395,7 +322,7 @@ def _is_left(process: "subprocess.Popen[bytes] | None") -> bool:
 
 def _runs(process: psutil.Process) -> bool:
     try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
     except psutil.Error:
         return False
 
@@ -409,10 +336,3 @@ def _free_port() -> int:
 
 def _tail(log: Path) -> str:
     return "\n".join(log.read_text(errors="replace").splitlines()[-LOG_LINES:])
-
-
-def without_paths(text: str, model: Path, home: Path) -> str:
-    """Return `text` without the places of this user's files."""
-    for path, name in ((model, "{model}"), (home, "{dir}"), (Path.home(), "~")):
-        text = text.replace(str(path), name)
-    return text

@@ -60,11 +60,14 @@ def test_an_environment_appears_when_it_is_whole_and_is_made_once(uv: Path, tmp_
     assert "torch" in (uv.parent / "log").read_text().splitlines()[-1].split()
 
 
-def test_an_executable_is_its_owners_to_install() -> None:
+def test_an_executable_is_its_owners_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     absent = Server("absent", program="no-such-program-of-hearth")
     assert program_of(absent) is None and not is_installed(absent)
     with pytest.raises(InstallError, match="there is no no-such-program-of-hearth on PATH"):
         install(absent)
+    monkeypatch.setattr(install_server.sys, "platform", "linux")
+    with pytest.raises(InstallError, match="mtplx is not installed: it needs a Mac"):
+        install(Server("mtplx", package="mtplx==0"))
     assert is_installed(Server("url", url="http://127.0.0.1:1"))
 
 

@@ -7,18 +7,19 @@ import pytest
 
 from hearth.commands.bench.results import HEARTH
 from hearth.commands.bench.server import KEY, Memory, Server
+from hearth.commands.bench.servers import install_server
 from hearth.commands.bench.servers.found_servers import BY_URL
 from hearth.commands.bench.servers.install_server import can_install
 from hearth.commands.bench.servers.known_servers import SERVERS
-from hearth.commands.bench.servers.server_facts import can_be_told, command_of, facts_of
-from hearth.commands.bench.servers.started_server import (
-    ServerStartError,
+from hearth.commands.bench.servers.server_environment import (
     arguments_of,
     defaults_against,
     environment_of,
     placeholders,
     without_paths,
 )
+from hearth.commands.bench.servers.server_facts import can_be_told, command_of, facts_of
+from hearth.commands.bench.servers.started_server import ServerStartError
 from hearth.shared.settings import Settings
 from hearth.shared.settings_from_env import load_settings
 
@@ -119,13 +120,14 @@ def test_the_facts_hold_what_a_reader_needs_and_no_key() -> None:
     assert f"PROXY_API_KEY={KEY}" in command_of(SERVERS[HEARTH]), "CACHE_DEBUG needs some key"
 
 
-def test_what_is_installed_is_what_has_a_package_and_no_program() -> None:
-    assert [name for name, each in SERVERS.items() if can_install(each)] == [
-        "vllm-mlx",
-        "rapid-mlx",
-        "mlx-openai-server",
-        "mtplx",
-    ]
+@pytest.mark.parametrize("platform", ["linux", "darwin"])
+def test_what_is_installed_is_what_has_a_package_and_computes_here(
+    platform: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(install_server.sys, "platform", platform)
+    found = [name for name, each in SERVERS.items() if can_install(each)]
+    anywhere = ["vllm-mlx", "rapid-mlx", "mlx-openai-server"]
+    assert found == anywhere + (["mtplx"] if platform == "darwin" else [])
 
 
 def test_an_error_names_no_place_and_its_reason_is_one_line(tmp_path: Path) -> None:
