@@ -7,6 +7,7 @@ import getpass
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Final
 
@@ -50,8 +51,9 @@ async def ask_together(
 ) -> list[Row]:
     """Send several sessions at once; return how each request went, in the order of sending.
 
-    A server that no longer answers is no error here: each request has failed then. `extra` goes
-    into all bodies beside what the server always gets.
+    A server that no longer answers is no error here: each request has failed then. One that does
+    not know the dialect is asked in chat completions. `extra` goes into all bodies beside what the
+    server always gets.
     """
     target = visit.running.target
     target = replace(
@@ -63,11 +65,17 @@ async def ask_together(
     )
     try:
         done, _ = await replay_together(sessions, target)
+        if not target.is_chat_only and done and all(map(_is_unknown_dialect, done)):
+            done, _ = await replay_together(sessions, replace(target, is_chat_only=True))
     except (aiohttp.ClientError, TimeoutError, LookupError, ValueError) as error:  # no model listed
         lost = Outcome.refused(0, f"{type(error).__name__} {error}")
         rows = [row for session in sessions for row in session]
         done = [Row(at, row.trace, row.dialect, lost, None) for at, row in enumerate(rows)]
     return done
+
+
+def _is_unknown_dialect(row: Row) -> bool:
+    return row.dialect != "chat" and row.outcome.status == HTTPStatus.NOT_FOUND
 
 
 def request_values(rows: Sequence[Row], before: Sequence[Row] = ()) -> dict[str, float]:

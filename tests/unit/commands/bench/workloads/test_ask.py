@@ -2,6 +2,7 @@
 
 import asyncio
 import getpass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -175,8 +176,8 @@ def test_a_server_that_is_gone_has_failed_each_request() -> None:
     assert len(errors_of(rows)) == 1 and errors_of(rows)[0].startswith("2x ")
 
 
-@pytest.mark.process
-def test_bodies_are_as_short_as_is_asked_and_have_what_the_server_always_gets() -> None:
+def refusing(rows: list[Captured], **asked: Any) -> tuple[list[Row], list[dict[str, Any]]]:
+    """Ask a server that knows only chat completions, and refuses those too; return its bodies."""
     bodies: list[dict[str, Any]] = []
 
     async def models(_: web.Request) -> web.Response:
@@ -191,8 +192,25 @@ def test_bodies_are_as_short_as_is_asked_and_have_what_the_server_always_gets() 
         app.router.add_get("/v1/models", models)
         app.router.add_post(CHAT_PATH, chat)
         async with TestServer(app) as server:
-            return await ask(visit(str(server.make_url(""))), [ASKED], tokens_max=3)
+            return await ask(visit(str(server.make_url(""))), rows, **asked)
 
-    rows = asyncio.run(play())
+    return asyncio.run(play()), bodies
+
+
+@pytest.mark.process
+def test_bodies_are_as_short_as_is_asked_and_have_what_the_server_always_gets() -> None:
+    rows, bodies = refusing([ASKED], tokens_max=3)
     assert [body["max_tokens"] for body in bodies] == [3] and bodies[0]["a"] == 1
     assert errors_of(rows)[0].startswith("418") and request_values(rows)["failed"] == 1
+
+
+@pytest.mark.process
+def test_a_dialect_that_a_server_does_not_know_is_asked_as_chat() -> None:
+    told = [{"role": "user", "content": "hello"}]
+    asked = replace(ASKED, dialect="messages", path="/v1/messages", body={"messages": told})
+    rows, bodies = refusing([asked, asked])
+    assert [body["messages"] for body in bodies] == [told, told]
+    assert {row.outcome.status for row in rows} == {418}
+    rows, bodies = refusing([asked, ASKED])
+    assert len(bodies) == 1, "it answered one in its own dialect: nothing is asked twice"
+    assert [row.outcome.status for row in rows] == [404, 418]
