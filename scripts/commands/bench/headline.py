@@ -5,7 +5,7 @@
 A figure is told of all models of the run: from the model on which a server reads least to the one
 on which it reads most. Beside Hearth's stands that of the other server that reads least, chosen
 for each model anew; servers whose tokens nobody counted, or whose requests failed, are none. A test
-fails when README and bench/results.json differ.
+fails when README and the results differ.
 """
 
 import argparse
@@ -45,6 +45,8 @@ class HeadlineFigure:
         return "prompt_tokens" if self.is_share else "ideal_tokens"
 
 
+# What makes a user of agents wait. Not cancelled prompts: a server that goes on reading for nobody
+# reads them once too, and the count of tokens does not tell that others wait meanwhile.
 FIGURES: Final = (
     HeadlineFigure(
         ("sub-agents", "forked-agent"),
@@ -57,9 +59,9 @@ FIGURES: Final = (
         "after `kill -9` the last prompt costs {own} of its tokens ({other})",
     ),
     HeadlineFigure(
-        ("cancel-0s", "cancel-3s"),
+        ("day",),
         False,
-        "a prompt that is cancelled and sent again is read {own} in all ({other})",
+        "ten sessions by turns, in the memory of one, read {own} the ideal ({other})",
     ),
 )
 
@@ -86,7 +88,7 @@ def headline(results: Results) -> str:
     if not told or not results.models:
         raise NoFigureError("The results have no model.")
     sentence = f"{_introduction(results)} {'; '.join(told)}."
-    return _wrapped(sentence)
+    return wrapped(sentence)
 
 
 def _introduction(results: Results) -> str:
@@ -139,7 +141,7 @@ def _listed(words: Sequence[str]) -> str:
     return " and ".join(filter(None, (", ".join(words[:-1]), *words[-1:])))
 
 
-def _wrapped(sentence: str) -> str:
+def wrapped(sentence: str) -> str:
     """Return `sentence` in lines that a page of prose may have, code and bold in one piece."""
     parts = sentence.split("`")
     parts[1::2] = [part.replace(" ", _BLANK) for part in parts[1::2]]

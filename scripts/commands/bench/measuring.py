@@ -14,8 +14,8 @@ from typing import Final
 
 from hearth.commands.bench.energy import EnergyCounter, energy_counter
 from hearth.commands.bench.process_measures import ProcessLedger, memory_bytes
-from hearth.commands.bench.servers.server import Meter, Running
-from hearth.commands.bench.workloads.workload import Visit
+from hearth.commands.bench.server import Meter, Running
+from hearth.commands.bench.workload import Visit
 
 _LOOK_S: Final = 0.05  # between two looks at the meter
 _SURVEY_S: Final = 1.0  # between two looks at the processes

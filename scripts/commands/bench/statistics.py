@@ -7,8 +7,9 @@ pass the test by chance, fewer where `least` holds them back.
 """
 
 import statistics
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
@@ -97,10 +98,15 @@ def line(results: Results, model: str, server: str, workload: str, measure: str)
 
 def lines(results: Results) -> Iterator[tuple[str, str, str, str, Line]]:
     """Yield model, server, workload, measure and line of all that was measured."""
+    # A line is looked for in the samples that it may need, not in all of a run.
+    parts: dict[tuple[str, str], list[Sample]] = defaultdict(list)
+    for each in results.samples:
+        parts[each.model, each.workload.removesuffix(COLD_SUFFIX)].append(each)
     keys = dict.fromkeys((each.model, each.server, each.workload) for each in results.samples)
     for model, server, workload in keys:
+        part = replace(results, samples=parts[model, workload.removesuffix(COLD_SUFFIX)])
         for measure in MEASURES:
-            if (found := line(results, model, server, workload, measure)) is not None:
+            if (found := line(part, model, server, workload, measure)) is not None:
                 yield model, server, workload, measure, found
 
 
@@ -216,8 +222,9 @@ def moved(before: Results, after: Results) -> list[MovedLine]:
     Lines that only one of them has are left out, and differences that no measure minds.
     """
     found = []
+    later = {tuple(key): new for *key, new in lines(after)}
     for model, server, workload, measure, old in lines(before):
-        new = line(after, model, server, workload, measure)
+        new = later.get((model, server, workload, measure))
         if new is not None and _is_moved(old, new, MEASURES[measure].least):
             found.append(MovedLine(model, server, workload, measure, old, new))
     return found

@@ -10,8 +10,8 @@ import pytest
 
 from hearth.commands.bench.measuring import Taken
 from hearth.commands.bench.results import ModelFacts
-from hearth.commands.bench.servers.server import Meter, Server
-from hearth.commands.bench.workloads.workload import SCALES, Visit
+from hearth.commands.bench.server import Meter, Server
+from hearth.commands.bench.workload import SCALES, Visit
 from hearth.commands.replay.player import Row, Target
 from hearth.commands.replay.traces import Captured
 from hearth.commands.stream_client import Outcome, Reading, Tokens

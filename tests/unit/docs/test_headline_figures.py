@@ -1,4 +1,4 @@
-"""README's figures are those of bench/results.json: none is typed by hand."""
+"""README's figures are those of the results: none is typed by hand."""
 
 from pathlib import Path
 

@@ -12,8 +12,8 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
+from hearth.commands.bench.server import KEY, THINKING, Server
 from hearth.commands.bench.servers.install_server import told_version
-from hearth.commands.bench.servers.server import KEY, THINKING, Server
 
 ASK_S_MAX: Final = 2.0
 AS_STARTED: Final = "(as its owner has started it)"

@@ -11,13 +11,13 @@ from importlib.metadata import PackageNotFoundError, distributions, version
 from pathlib import Path
 from typing import Final
 
-from hearth.commands.bench.servers.server import Server
+from hearth.commands.bench.server import Server
 
 ENVIRONMENTS_DIR: Final = Path("~/.cache/hearth-peers").expanduser()
 INSTALL_WAIT_S_MAX: Final = 1800
 # No text model needs them, and they are gigabytes (mflux makes images, and pins MLX for CUDA).
 LEFT_OUT: Final = ("torch", "torchvision", "mflux")
-NEEDED: Final = {"mlx-openai-server": ("torch",)}  # by those that import it all the same
+NEEDED: Final = {"mlx-openai-server": ("torch", "torchvision")}  # it imports them
 PLATFORM_MLX: Final = "mlx" if sys.platform == "darwin" else "mlx[cpu]"
 INSTALLED_BYTES: Final = 600_000_000  # about; as it was measured on Linux
 

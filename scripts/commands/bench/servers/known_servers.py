@@ -4,7 +4,7 @@ import sys
 from typing import Final
 
 from hearth.commands.bench.results import HEARTH
-from hearth.commands.bench.servers.server import KEY, Memory, Server
+from hearth.commands.bench.server import KEY, Memory, Server
 
 # Rapid-MLX guides tool calls by a Metal kernel: without Metal each request with tools fails.
 RAPID_WITHOUT_METAL: Final = () if sys.platform == "darwin" else ("--no-tool-call-parser",)
@@ -92,8 +92,10 @@ SERVERS: Final = {
             },
             package="mlx-openai-server==1.8.1",
             notes=(
-                "It is installed without mflux and torchvision. It imports torch, which on Linux is"
-                " gigabytes.",
+                "It is installed without mflux, which makes images.",
+                "It needs torch, which on Linux is gigabytes.",
+                "A vision model answers nothing: it gives its mlx-vlm 0.4.4 an argument (kv_bits)"
+                " that this does not know.",
             ),
         ),
         # The servers below were not tried here: they need a Mac, or models of their own.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from hearth.commands.bench.servers.server import Meter
+from hearth.commands.bench.server import Meter
 
 METER_DIR: Final = Path(__file__).resolve().parent / "meter"  # for a server's PYTHONPATH
 SLOT: Final = struct.Struct("<5Q")  # as meter/sitecustomize.py writes it

@@ -1,8 +1,8 @@
 """Tells a reader what a server is that `hearth bench` has measured, and how it was started."""
 
 from hearth.commands.bench.results import ServerFacts
+from hearth.commands.bench.server import Memory, Server
 from hearth.commands.bench.servers.found_servers import AS_STARTED
-from hearth.commands.bench.servers.server import Memory, Server
 
 
 def command_of(server: Server, memory: Memory = Memory.DEFAULT) -> str:

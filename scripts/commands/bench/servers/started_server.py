@@ -10,19 +10,21 @@ import contextlib
 import dataclasses
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import aiohttp
 import psutil
 
 from hearth.commands.bench.results import HEARTH
+from hearth.commands.bench.server import KEY, Memory, Meter, Server
 from hearth.commands.bench.servers.install_server import program_of
 from hearth.commands.bench.servers.meter_file import (
     METER_DIR,
@@ -35,7 +37,6 @@ from hearth.commands.bench.servers.meter_file import (
     read_counts,
     save_layers,
 )
-from hearth.commands.bench.servers.server import KEY, Memory, Meter, Server
 from hearth.commands.replay.player import Row, Target, replay
 from hearth.commands.replay.traces import CHAT_PATH, Captured
 from hearth.shared.openblas_preload import openblas_environment
@@ -48,6 +49,7 @@ __all__ = ["ServerStartError", "StartedServer", "started"]
 START_WAIT_S_MAX: Final = 900.0  # a large model from a slow disk
 STOP_WAIT_S_MAX: Final = 60.0  # it may write what it keeps, or end a chunk on a GPU
 KILL_WAIT_S_MAX: Final = 10.0
+ANSWER_WAIT_S_MAX: Final = 300.0  # to its first requests: some fail and never answer
 REQUEST_WAIT_S_MAX: Final = 3600.0
 POLL_S: Final = 0.05
 REST_S: Final = 0.4  # a meter that stands still for so long is that of a server at rest
@@ -60,12 +62,22 @@ PASSED: Final = (
     *("LD_PRELOAD", "LD_LIBRARY_PATH", "OPENBLAS_NUM_THREADS", "OPENBLAS_CORETYPE"),
     *("OPENBLAS_L2_SIZE", "CUDA_VISIBLE_DEVICES", "SSL_CERT_FILE"),
 )
+REASON_CHARS_MAX: Final = 200
+COLOUR: Final = re.compile(r"\x1b\[[0-9;]*m")
+NAMES_ERROR: Final = re.compile(r"[\w.]*(Error|Exception)\b")
 HELLO: Final = "Hi"
-WORDS: Final = "What is said here: " + " ".join(f"word{number}" for number in range(150))
+WORDS: Final = "Metering begins. " + " ".join(f"word{number}" for number in range(150))
 
 
 class ServerStartError(Exception):
     """A server does not run, or not this model; the text is the end of what it said."""
+
+    @property
+    def reason(self) -> str:
+        """Return the last line that names an error, else the last one that says anything."""
+        lines = [line.strip() for line in COLOUR.sub("", str(self)).splitlines() if line.strip()]
+        named = [line for line in lines if NAMES_ERROR.match(line)]
+        return (named or lines or [""])[-1][:REASON_CHARS_MAX]
 
 
 class StartedServer:
@@ -127,9 +139,9 @@ class StartedServer:
         self.pids()
         if self._process.poll() is None:
             self._process.terminate()
-            await self._until(lambda: not _is_left(self._process), STOP_WAIT_S_MAX)
-            # Its workers may write what they keep after it has ended.
-            await self._until(lambda: not self.pids(), KILL_WAIT_S_MAX)
+            if await self._until(lambda: not _is_left(self._process), STOP_WAIT_S_MAX):
+                # Its workers may write what they keep after it has ended.
+                await self._until(lambda: not self.pids(), KILL_WAIT_S_MAX)
         await self.kill()
 
     async def kill(self) -> None:
@@ -146,10 +158,11 @@ class StartedServer:
                 return
             await asyncio.sleep(POLL_S)
 
-    async def _until(self, is_so: Any, wait_s: float) -> None:
+    async def _until(self, is_so: Callable[[], bool], wait_s: float) -> bool:
         deadline = time.monotonic() + wait_s
-        while not is_so() and time.monotonic() < deadline:
+        while not (found := is_so()) and time.monotonic() < deadline:
             await asyncio.sleep(POLL_S)
+        return found
 
     # ------------------------------------------------------------ its beginning
 
@@ -162,7 +175,7 @@ class StartedServer:
         await self._until_healthy(log)
         row = await self._ask(HELLO)
         if not row.outcome.is_answered:
-            raise ServerStartError(f"it does not answer: {row.outcome.error}\n{_tail(log)}")
+            raise ServerStartError(f"{_tail(log)}\nit does not answer: {row.outcome.error}")
         self.start_s = time.perf_counter() - began_s
         await self.rest()
 
@@ -174,8 +187,8 @@ class StartedServer:
                 if await _is_healthy(session):
                     return
                 await asyncio.sleep(POLL_S)
-        how = "takes too long" if self._process.poll() is None else "has ended"
-        raise ServerStartError(f"it {how} to start:\n{_tail(log)}")
+        how = "takes too long to start" if self._process.poll() is None else "has ended"
+        raise ServerStartError(f"it {how}:\n{_tail(log)}")
 
     async def calibrate(self, model: Path) -> None:
         """Find what one token counts, once for a home: a later start may not read it whole."""
@@ -206,7 +219,8 @@ class StartedServer:
     async def _ask(self, text: str) -> Row:
         body = {"messages": [{"role": "user", "content": text}]}
         asked = Captured("start", "chat", CHAT_PATH, {}, body, "", 0.0, 0.0)
-        rows, _ = await replay([asked], replace(self.target, tokens_max=1))
+        target = replace(self.target, tokens_max=1, timeout_s=ANSWER_WAIT_S_MAX)
+        rows, _ = await replay([asked], target)
         return rows[0]
 
 
@@ -251,7 +265,7 @@ async def started(
             await running.begin(log, began_s)
             await running.calibrate(model)
         except (aiohttp.ClientError, TimeoutError) as error:
-            raise ServerStartError(f"it does not answer: {error!r}\n{_tail(log)}") from error
+            raise ServerStartError(f"{_tail(log)}\nit does not answer: {error!r}") from error
     except ServerStartError as error:
         await running.kill()
         raise ServerStartError(without_paths(str(error), model, home)) from error.__cause__
@@ -365,13 +379,14 @@ async def _is_healthy(session: aiohttp.ClientSession) -> bool:
             if response.status == 404:
                 return await _lists_models(session)
             told = await response.json(content_type=None)
-            return isinstance(told, dict) and str(told.get("status", "")).lower() in READY
+            status = told.get("status", "") if isinstance(told, dict) else ""
+            return str(status).lower() in READY
     return False
 
 
 async def _lists_models(session: aiohttp.ClientSession) -> bool:
     async with session.get("/v1/models", timeout=aiohttp.ClientTimeout(5)) as response:
-        return response.status == 200
+        return bool(response.status == 200)
 
 
 def _is_left(process: "subprocess.Popen[bytes] | None") -> bool:

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import aiohttp
 
-from hearth.commands.bench.workloads.workload import Visit
+from hearth.commands.bench.workload import Visit
 from hearth.commands.replay.ideal_cache import ideal_cached, percentile
 from hearth.commands.replay.player import Row, replay_together
 from hearth.commands.replay.traces import Captured
@@ -20,7 +20,9 @@ from hearth.commands.stream_client import Outcome
 
 ERRORS_MAX: Final = 3  # told of one workload
 ERROR_CHARS_MAX: Final = 200
-_PATH: Final = re.compile(r"(?:file://|(?<![\w/]))(?!/v1/)(?:~|\.{1,2})?(?:/[^\s/'\",:;)\]}]+){2,}/?")
+_PATH: Final = re.compile(
+    r"(?:file://|(?<![\w/]))(?!/v1/)(?:~|\.{1,2})?(?:/[^\s/'\",:;)\]}]+){2,}/?"
+)
 
 
 async def ask(

@@ -12,11 +12,11 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
-from hearth.commands.bench.workloads.workload import Scale, Visit
+from hearth.commands.bench.workload import Scale, Visit
 from hearth.commands.replay.shortened_sessions import shortened
 from hearth.commands.replay.traces import Body, Captured, load_trace
 
-SESSIONS_DIR: Final = Path(__file__).resolve().parent / "sessions"
+SESSIONS_DIR: Final = Path(__file__).resolve().parent / "captured"
 SALT_HEX: Final = 16
 _CLIENT_HEADER: Final = "x-anthropic-billing-header:"  # of Claude Code; it changes all the time
 _SALT: Final = "salt"  # of `Visit.kept`: what a server by URL has not seen in an earlier run

@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 
 from hearth.commands.bench.results import HEARTH, ModelFacts
+from hearth.commands.bench.server import Memory
 from hearth.commands.bench.servers.known_servers import SERVERS
-from hearth.commands.bench.servers.server import Memory
 from hearth.commands.bench.servers.started_server import started
+from hearth.commands.bench.workload import SCALES, Measured, Visit, Workload
 from hearth.commands.bench.workloads.counted_tokens import (
     cancelled,
     forks_and_edits,
@@ -17,7 +18,6 @@ from hearth.commands.bench.workloads.counted_tokens import (
     shared_trunk,
     sub_agents,
 )
-from hearth.commands.bench.workloads.workload import SCALES, Measured, Visit, Workload
 from scripts.fixtures.fixture_cache import fixture_dir
 
 MODULES = (linear, sub_agents, shared_trunk, forks_and_edits, cancelled, live)

@@ -14,11 +14,11 @@ import aiohttp
 import pytest
 
 from hearth.commands.bench.results import ModelFacts
+from hearth.commands.bench.server import Memory
 from hearth.commands.bench.servers.known_servers import SERVERS
-from hearth.commands.bench.servers.server import Memory
 from hearth.commands.bench.servers.started_server import started
-from hearth.commands.bench.workloads import answers, day_of_sessions, restarted
-from hearth.commands.bench.workloads.workload import SCALES, Measured, Start, Visit
+from hearth.commands.bench.workload import SCALES, Measured, Start, Visit
+from hearth.commands.bench.workloads.server_lives import answers, day_of_sessions, restarted
 from hearth.commands.replay.player import Target
 from scripts.fixtures.fixture_cache import fixture_dir
 

@@ -1,3 +1,5 @@
+"""Energy is added up from what RAPL and powermetrics say."""
+
 import io
 import plistlib
 from pathlib import Path

@@ -1,3 +1,5 @@
+"""A workload is charged with all that a server does until it rests."""
+
 import asyncio
 import os
 from collections.abc import Callable
@@ -10,8 +12,8 @@ from hearth.commands.bench import measuring as module
 from hearth.commands.bench.measures import MEASURES
 from hearth.commands.bench.measuring import REST_S, REST_S_MAX, Activity, Taken, measuring
 from hearth.commands.bench.results import ModelFacts
-from hearth.commands.bench.servers.server import Meter, Server
-from hearth.commands.bench.workloads.workload import SCALES, Visit
+from hearth.commands.bench.server import Meter, Server
+from hearth.commands.bench.workload import SCALES, Visit
 from hearth.commands.replay.player import Target
 
 

@@ -1,3 +1,5 @@
+"""What processes of a server take is counted, those that have ended too."""
+
 import random
 import subprocess
 import sys

@@ -1,3 +1,5 @@
+"""The results file keeps what was measured, through interruptions."""
+
 import json
 from pathlib import Path
 from tempfile import TemporaryDirectory

@@ -1,3 +1,5 @@
+"""Lines and verdicts follow from samples, and chance is told from difference."""
+
 import itertools
 import math
 from collections.abc import Sequence
@@ -255,3 +257,21 @@ def test_all_lines_are_found_those_that_follow_too() -> None:
     results = flat_results({("m", "hearth", "w"): [values]})
     found = {(key[3], key[4].median) for key in lines(results)}
     assert found == {*values.items(), ("read_over_ideal", 1.5), ("read_per_prompt", 0.75)}
+
+
+def test_all_lines_are_those_that_are_found_one_by_one() -> None:
+    results = flat_results(
+        {
+            (model, server, workload): [{"read_tokens": 300.0, "ideal_tokens": 200.0}]
+            for model in ("m", "n")
+            for server in ("hearth", "other")
+            for workload in ("answers", "w")
+        }
+    )
+    results.samples += [
+        Sample("m", "hearth", "answers", 1, {}, ("a",)),
+        Sample("m", "hearth", "answers-cold", 0, {}, ("a",)),
+    ]
+    found = {row[:4]: row[4] for row in lines(results)}
+    assert len(found) == 8 * 3 + 1
+    assert all(line(results, *key) == each for key, each in found.items())

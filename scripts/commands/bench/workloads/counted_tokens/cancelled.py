@@ -10,11 +10,11 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 from hearth.commands.bench.measuring import measuring
+from hearth.commands.bench.workload import Measured, Scale, Start, Visit, Workload
 from hearth.commands.bench.workloads.ask import ask, errors_of
 from hearth.commands.bench.workloads.counted_tokens.counted import measured
 from hearth.commands.bench.workloads.counted_tokens.linear import CHAT
 from hearth.commands.bench.workloads.sessions import salted, session
-from hearth.commands.bench.workloads.workload import Measured, Scale, Start, Visit, Workload
 from hearth.commands.replay.player import Row
 from hearth.commands.replay.traces import Captured
 
@@ -70,7 +70,7 @@ def _cancelling(retry_s: int) -> Callable[[Visit], Awaitable[Measured]]:
 
 
 def _tokens(scale: Scale) -> int:
-    longest = {"quick": 4_000, "full": 7_800}.get(scale.name, 32_000)
+    longest = {"quick": 4_000, "full": 7_800}.get(scale.name, 42_000)
     return round(longest * (CANCELS + 0.5))  # the whole one is for both
 
 

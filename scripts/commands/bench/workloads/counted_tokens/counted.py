@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hearth.commands.bench.measuring import measuring
+from hearth.commands.bench.workload import Measured, Visit
 from hearth.commands.bench.workloads.ask import ask_together, errors_of, request_values
-from hearth.commands.bench.workloads.workload import Measured, Visit
 from hearth.commands.replay.player import Row
 from hearth.commands.replay.traces import Captured
 

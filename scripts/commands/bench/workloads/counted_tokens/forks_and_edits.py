@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
+from hearth.commands.bench.workload import Measured, Scale, Start, Visit, Workload
 from hearth.commands.bench.workloads.counted_tokens.counted import counted
 from hearth.commands.bench.workloads.counted_tokens.linear import CHAT
 from hearth.commands.bench.workloads.sessions import session
-from hearth.commands.bench.workloads.workload import Measured, Scale, Start, Visit, Workload
 from hearth.commands.replay.traces import Captured
 
 NAME: Final = "forks-and-edits"
@@ -59,7 +59,7 @@ async def _run(visit: Visit) -> Measured:
 
 
 def _tokens(scale: Scale) -> int:
-    return {"quick": 4_800, "full": 7_700}.get(scale.name, 40_000)
+    return {"quick": 4_800, "full": 7_700}.get(scale.name, 50_000)
 
 
 WORKLOADS: Final = (

@@ -3,9 +3,9 @@
 from collections.abc import Awaitable, Callable
 from typing import Final
 
+from hearth.commands.bench.workload import Measured, Scale, Start, Visit, Workload
 from hearth.commands.bench.workloads.counted_tokens.counted import counted
 from hearth.commands.bench.workloads.sessions import session
-from hearth.commands.bench.workloads.workload import Measured, Scale, Start, Visit, Workload
 
 CHAT: Final = "opencode-session-1"
 MESSAGES: Final = "claude-code-session-1"
@@ -30,7 +30,7 @@ WORKLOADS: Final = (
         "One agent works alone: a tool loop of opencode, chat completions, each turn longer.",
         Start.FRESH,
         _playing(CHAT, "linear"),
-        read_tokens=_tokens(4_300, 8_300, 50_000),
+        read_tokens=_tokens(4_300, 8_300, 60_000),
     ),
     Workload(
         "claude-code",
@@ -38,7 +38,7 @@ WORKLOADS: Final = (
         Start.FRESH,
         _playing(MESSAGES, "claude-code"),
         is_quick=False,
-        read_tokens=_tokens(6_000, 10_000, 70_000),
+        read_tokens=_tokens(6_000, 9_800, 93_000),
     ),
     Workload(
         "codex",
@@ -46,6 +46,6 @@ WORKLOADS: Final = (
         Start.FRESH,
         _playing(RESPONSES, "codex"),
         is_quick=False,
-        read_tokens=_tokens(5_000, 7_500, 50_000),
+        read_tokens=_tokens(3_900, 7_200, 62_000),
     ),
 )

@@ -2,10 +2,10 @@
 
 from typing import Final
 
+from hearth.commands.bench.workload import Measured, Scale, Start, Visit, Workload
 from hearth.commands.bench.workloads.counted_tokens.counted import counted
 from hearth.commands.bench.workloads.filler import filler
 from hearth.commands.bench.workloads.sessions import salt
-from hearth.commands.bench.workloads.workload import Measured, Scale, Start, Visit, Workload
 from hearth.commands.replay.traces import CHAT_PATH, Body, Captured
 
 NAME: Final = "shared-trunk"

@@ -2,9 +2,9 @@
 
 from typing import Final
 
+from hearth.commands.bench.workload import Measured, Scale, Start, Visit, Workload
 from hearth.commands.bench.workloads.counted_tokens.counted import counted
 from hearth.commands.bench.workloads.sessions import session
-from hearth.commands.bench.workloads.workload import Measured, Scale, Start, Visit, Workload
 
 FAN_OUT: Final = "opencode-fanout-slow"
 FORK: Final = "claude-code-session-9"
@@ -19,11 +19,11 @@ async def _run_fork(visit: Visit) -> Measured:
 
 
 def _fan_out_tokens(scale: Scale) -> int:
-    return {"quick": 3_000, "full": 6_500}.get(scale.name, 20_000)
+    return {"quick": 3_000, "full": 6_500}.get(scale.name, 36_000)
 
 
 def _fork_tokens(scale: Scale) -> int:
-    return {"quick": 7_500, "full": 10_200}.get(scale.name, 45_000)
+    return {"quick": 7_500, "full": 10_200}.get(scale.name, 52_000)
 
 
 WORKLOADS: Final = (

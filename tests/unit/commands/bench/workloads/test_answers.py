@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from hypothesis import given, strategies as st
 
-from hearth.commands.bench.workloads import answers
+from hearth.commands.bench.workloads.server_lives import answers
 from hearth.commands.replay.traces import Captured
 from tests.helpers.bench.played_visits import Played, answered, made_visit, refused
 

@@ -1,4 +1,4 @@
-"""What requests were worth is told by right sums, and errors that leave no trace of a machine."""
+"""Tells what requests were worth by right sums, and errors without a trace of a machine."""
 
 import asyncio
 import getpass
@@ -12,10 +12,10 @@ from hypothesis import example, given, strategies as st
 
 from hearth.commands.bench.measures import MEASURES
 from hearth.commands.bench.results import ModelFacts
-from hearth.commands.bench.servers.server import Meter, Server
+from hearth.commands.bench.server import Meter, Server
+from hearth.commands.bench.workload import SCALES, Visit
 from hearth.commands.bench.workloads.ask import ask, errors_of, request_values, shareable
 from hearth.commands.bench.workloads.counted_tokens.counted import measured
-from hearth.commands.bench.workloads.workload import SCALES, Visit
 from hearth.commands.replay.player import Row, Target
 from hearth.commands.replay.traces import CHAT_PATH, Captured
 from hearth.commands.stream_client import Outcome, Reading, Tokens

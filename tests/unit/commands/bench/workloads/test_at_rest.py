@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from hearth.commands.bench.workloads import at_rest
+from hearth.commands.bench.workloads.server_lives import at_rest
 from tests.helpers.bench.played_visits import Played, made_visit
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given, strategies as st
 
-from hearth.commands.bench.workloads import day_of_sessions as day
-from hearth.commands.bench.workloads.workload import SCALES
+from hearth.commands.bench.workload import SCALES
+from hearth.commands.bench.workloads.server_lives import day_of_sessions as day
 from tests.helpers.bench.played_visits import Played, made_visit
 
 QUICK = SCALES["quick"]

@@ -7,7 +7,7 @@ import io
 import pytest
 from PIL import Image
 
-from hearth.commands.bench.workloads import images
+from hearth.commands.bench.workloads.server_lives import images
 from tests.helpers.bench.played_visits import Played, made_visit
 
 

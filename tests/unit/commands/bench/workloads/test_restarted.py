@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from hearth.commands.bench.workloads import answers, restarted
-from hearth.commands.bench.workloads.workload import Start
+from hearth.commands.bench.workload import Start
+from hearth.commands.bench.workloads.server_lives import answers, restarted
 from tests.helpers.bench.played_visits import IDS, Played, answered, made_visit, refused
 
 

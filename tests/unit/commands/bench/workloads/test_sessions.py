@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, strategies as st
 
 from hearth.commands.bench.results import ModelFacts
-from hearth.commands.bench.servers.server import Meter, Server
+from hearth.commands.bench.server import Meter, Server
+from hearth.commands.bench.workload import SCALES, Scale, Visit
 from hearth.commands.bench.workloads.counted_tokens.forks_and_edits import forks_and_edits
 from hearth.commands.bench.workloads.counted_tokens.linear import CHAT, MESSAGES
 from hearth.commands.bench.workloads.counted_tokens.shared_trunk import AGENTS, TURNS, agents
@@ -22,7 +23,6 @@ from hearth.commands.bench.workloads.sessions import (
     salted,
     session,
 )
-from hearth.commands.bench.workloads.workload import SCALES, Scale, Visit
 from hearth.commands.replay.player import Target
 from hearth.commands.replay.traces import Captured, waits_for
 

@@ -11,18 +11,18 @@ from dataclasses import replace
 from typing import Final, cast
 
 from hearth.commands.bench.measuring import measuring
-from hearth.commands.bench.workloads.answers import READ_ROWS, linear_session
+from hearth.commands.bench.workload import Measured, Start, Visit, Workload
 from hearth.commands.bench.workloads.ask import ask
 from hearth.commands.bench.workloads.counted_tokens.counted import measured
 from hearth.commands.bench.workloads.filler import filler
-from hearth.commands.bench.workloads.made_sessions import (
+from hearth.commands.bench.workloads.server_lives.answers import READ_ROWS, linear_session
+from hearth.commands.bench.workloads.server_lives.made_sessions import (
     ANSWER_TOKENS,
     QUESTION_TOKENS,
     TURN_TOKENS,
     made_session,
 )
 from hearth.commands.bench.workloads.sessions import salt
-from hearth.commands.bench.workloads.workload import Measured, Start, Visit, Workload
 from hearth.commands.replay.player import Row
 from hearth.commands.replay.traces import Captured
 

@@ -7,16 +7,16 @@ from typing import Any, Final
 from PIL import Image, ImageDraw
 
 from hearth.commands.bench.measuring import measuring
+from hearth.commands.bench.workload import Measured, Start, Visit, Workload
 from hearth.commands.bench.workloads.ask import ask
 from hearth.commands.bench.workloads.counted_tokens.counted import measured
 from hearth.commands.bench.workloads.filler import filler
-from hearth.commands.bench.workloads.made_sessions import (
+from hearth.commands.bench.workloads.server_lives.made_sessions import (
     QUESTION_TOKENS,
     TURN_TOKENS,
     chat_turns,
 )
 from hearth.commands.bench.workloads.sessions import salt
-from hearth.commands.bench.workloads.workload import Measured, Start, Visit, Workload
 from hearth.commands.replay.traces import Captured
 
 NAME: Final = "images"

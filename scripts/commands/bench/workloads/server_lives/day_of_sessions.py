@@ -14,11 +14,11 @@ from typing import Any, Final
 from tokenizers import Tokenizer
 
 from hearth.commands.bench.measuring import measuring
+from hearth.commands.bench.workload import Measured, Scale, Start, Visit, Workload
 from hearth.commands.bench.workloads.ask import ask
 from hearth.commands.bench.workloads.counted_tokens.counted import measured
-from hearth.commands.bench.workloads.made_sessions import TURN_TOKENS, made_session
+from hearth.commands.bench.workloads.server_lives.made_sessions import TURN_TOKENS, made_session
 from hearth.commands.bench.workloads.sessions import SALT_HEX, salt
-from hearth.commands.bench.workloads.workload import Measured, Scale, Start, Visit, Workload
 from hearth.commands.replay.traces import Captured
 from hearth.worker.kv.layer_adapters import LayerMap
 from hearth.worker.verdict.unloaded_model import unloaded_model, unloaded_probe

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from hearth.commands.bench.measuring import measuring
-from hearth.commands.bench.workloads.workload import Measured, Start, Visit, Workload
+from hearth.commands.bench.workload import Measured, Start, Visit, Workload
 
 NAME: Final = "at-rest"
 REST_S: Final = 10.0

@@ -6,7 +6,7 @@ from enum import StrEnum
 from typing import Final
 
 from hearth.commands.bench.results import ModelFacts
-from hearth.commands.bench.servers.server import Running, Server
+from hearth.commands.bench.server import Running, Server
 
 
 class Start(StrEnum):
