@@ -18,22 +18,19 @@ from hearth.commands.bench.workloads.server_lives import (
     at_rest,
     day_of_sessions,
     images,
+    killed,
     restarted,
 )
 from hearth.shared.errors import StartError
 
-# `answers` asks what `linear` has asked, once more; `restarted` stands before what reads anew.
+# `answers` asks what `linear` has asked, once more; `restarted` stands before what reads anew, and
+# `killed` behind it: what it reads last, the server has hardly the time to write.
 _MODULES: Final = (
     *(linear, answers, sub_agents, shared_trunk, forks_and_edits, cancelled, live, images),
-    *(at_rest, restarted, streams, beside_long, structured, day_of_sessions),
+    *(at_rest, restarted, streams, beside_long, structured, killed, day_of_sessions),
 )
 # What is asked again must have been read in the same visit.
-_NEEDS: Final = {
-    "answers": "linear",
-    "answers-cold": "answers",
-    "restart": "answers",
-    "kill": "before-kill",
-}
+_NEEDS: Final = {"restart": "answers", "kill": "before-kill"}
 ALL_WORKLOADS: Final[tuple[Workload, ...]] = tuple(
     workload for module in _MODULES for workload in module.WORKLOADS
 )

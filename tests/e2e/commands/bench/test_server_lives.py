@@ -18,7 +18,7 @@ from hearth.commands.bench.server import Memory
 from hearth.commands.bench.servers.known_servers import SERVERS
 from hearth.commands.bench.servers.started_server import started
 from hearth.commands.bench.workload import SCALES, Measured, Start, Visit
-from hearth.commands.bench.workloads.server_lives import answers, day_of_sessions, restarted
+from hearth.commands.bench.workloads.server_lives import answers, day_of_sessions, killed, restarted
 from hearth.commands.replay.player import Target
 from scripts.fixtures.fixture_cache import fixture_dir
 
@@ -39,7 +39,12 @@ class Lives:
 async def _lives(directory: Path) -> Lives:
     model = fixture_dir("qwen3_5", tiny=True)
     lives = Lives(memory_mb=day_of_sessions.memory_mb(model, SCALE))
-    every = [*answers.WORKLOADS, *restarted.WORKLOADS, *day_of_sessions.WORKLOADS]
+    every = [
+        *answers.WORKLOADS,
+        *restarted.WORKLOADS,
+        *killed.WORKLOADS,
+        *day_of_sessions.WORKLOADS,
+    ]
     kept: dict[str, object] = {}
     for start in Start:
         home = directory / ("cold" if start == Start.COLD else "home")

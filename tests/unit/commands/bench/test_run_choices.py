@@ -164,7 +164,7 @@ def test_workloads_have_names_of_their_own_and_say_what_they_do() -> None:
 
 def test_what_is_asked_again_brings_what_read_it() -> None:
     chosen = [workload.name for workload in chosen_workloads(["kill", "restart"], is_quick=True)]
-    assert chosen == ["linear", "answers", "restart", "before-kill", "kill"]
+    assert chosen == ["answers", "restart", "before-kill", "kill"]
 
 
 def test_an_unknown_workload_is_refused() -> None:

@@ -72,11 +72,15 @@ def _is_whole(row: Row) -> bool:
 
 
 def digest(row: Row) -> str:
-    """Return the digest of an answer and of what was thought before it."""
+    """Return the digest of an answer, what was thought before it, and how many tokens it took.
+
+    A server that shows no text of a broken answer still tells its length.
+    """
     if row.tokens is None:
         return NO_DIGEST
     reading = row.outcome.reading
-    said = "".join(reading.reasoning) + "\0" + "".join(reading.text)
+    parts = ("".join(reading.reasoning), "".join(reading.text), str(row.tokens.completion))
+    said = "\0".join(parts)
     return hashlib.sha256(said.encode()).hexdigest()[:DIGEST_CHARS]
 
 

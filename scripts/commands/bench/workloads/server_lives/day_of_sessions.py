@@ -7,6 +7,7 @@ has windows and one recurrent state where it has states; not quantised, rounded 
 
 import json
 import math
+from functools import cache
 from itertools import chain
 from pathlib import Path
 from typing import Any, Final
@@ -68,6 +69,7 @@ WORKLOADS: Final = (
 # ---------------------------------------------------------------- the memory of one
 
 
+@cache
 def memory_mb(model_dir: Path, scale: Scale) -> int:
     """Return the memory of one session, in MB of 2**20 bytes; at least 1.
 

@@ -70,3 +70,9 @@ def test_digests_tell_answers_apart_and_nothing_of_them(one: str, other: str) ->
     told = answers.digest(answered(one)), answers.digest(answered(other))
     assert (told[0] == told[1]) == (one == other)
     assert all(len(each) == answers.DIGEST_CHARS for each in told)
+
+
+def test_what_was_thought_is_not_what_was_said() -> None:
+    thought, said = answered("b"), answered("ab")
+    thought.outcome.reading.reasoning.append("a")
+    assert answers.digest(thought) != answers.digest(said)

@@ -59,8 +59,10 @@ def test_a_config_of_unknown_layers_still_tells_its_keys_and_values(tmp_path: Pa
     assert tokens > QUICK.day_tokens
     assert day.live_bytes(tmp_path, tokens) == tokens * 3 * 2 * 2 * 8 * 2
     assert day.memory_mb(tmp_path, QUICK) == 1
-    (tmp_path / "config.json").write_text(json.dumps({**CONFIG, "num_hidden_layers": 3000}))
-    assert day.memory_mb(tmp_path, QUICK) == -(-tokens * 3000 * 64 // day.MB)
+    large = tmp_path / "large"
+    large.mkdir()
+    (large / "config.json").write_text(json.dumps({**CONFIG, "num_hidden_layers": 3000}))
+    assert day.memory_mb(large, QUICK) == -(-tokens * 3000 * 64 // day.MB)
 
 
 def test_a_config_that_tells_nothing_is_an_error(tmp_path: Path) -> None:
