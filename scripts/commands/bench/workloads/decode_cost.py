@@ -114,7 +114,7 @@ async def decoded(
                 answers = await client.ask_all(questions, tokens, more)
                 wall_s = max(each.ended_s for each in answers) - began_s
         values = taken.values()
-        kept = {name: values[name] for name in TAKEN if name in values}
+        kept: dict[str, float] = {name: values[name] for name in TAKEN if name in values}
         # Of the block alone: what idle time reads behind it is no answer's.
         return Asking(answers, wall_s, taken.forwards, kept)
 

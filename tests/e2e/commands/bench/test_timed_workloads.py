@@ -39,13 +39,15 @@ class Course:
     """What one real server did."""
 
     one: Decoded
+    same: Decoded  # the same question once more: it is drafted where answers are
     four: Decoded
-    own_forwards: float | None  # that Hearth itself counted for `one`
+    own: tuple[float, float]  # forwards that Hearth itself counted for `one` and for `same`
     plans: Measured
     long: Measured
 
 
 async def own_forwards(running: StartedServer) -> float:
+    """Return the forwards that Hearth has counted for answers; 0 of another server."""
     target = running.target
     key = {"authorization": f"Bearer {target.key}"}
     async with (
@@ -64,14 +66,16 @@ async def course(name: str, model: str, home: Path) -> Course:
         visit = visit_of(server, running)
         async with timed_client(visit) as client:
             await warm_up(visit, client)
-            before = await own_forwards(running) if name == "hearth" else None
-            one = await decoded(visit, client, streams.questions("a", 1, 0), 32, {})
-            after = await own_forwards(running) if name == "hearth" else None
+            counts, single = [await own_forwards(running)], []
+            for _ in range(2):
+                asked = streams.questions("a", 1, 0)
+                single.append(await decoded(visit, client, asked, 32, {}))
+                counts.append(await own_forwards(running))
             four = await decoded(visit, client, streams.questions("b", 4, 0), 32, {})
         plans = await structured.run_structured(visit)
         long = await beside_long.run_beside_long(visit)
-    own = None if before is None or after is None else after - before
-    return Course(one, four, own, plans, long)
+    own = counts[1] - counts[0], counts[2] - counts[1]
+    return Course(single[0], single[1], four, own, plans, long)
 
 
 @pytest.fixture(scope="module")
@@ -85,14 +89,14 @@ def mlx_lm(tmp_path_factory: pytest.TempPathFactory) -> Course:
 
 
 def test_hearths_forwards_are_those_that_it_counts_itself(hearth: Course) -> None:
-    one = hearth.one
-    assert one.errors() == () and one.new.tokens == one.again.tokens == 1
-    assert one.whole.forwards is not None and one.again.forwards is not None
-    # Its own count has no forward that reads a prompt, but the one that gives its first token.
-    mine = one.whole.forwards - one.again.forwards
-    assert hearth.own_forwards is not None and 0 < mine <= one.whole.tokens - 1
-    first_tokens = 3  # of the three askings
-    assert mine == hearth.own_forwards - first_tokens
+    # Its own count has no forward that reads a prompt, but one for the first token of an answer.
+    first_tokens = 3
+    for done, own in zip((hearth.one, hearth.same), hearth.own, strict=True):
+        assert done.errors() == () and done.new.tokens == done.again.tokens == 1
+        assert done.whole.forwards is not None and done.again.forwards is not None
+        counted = done.whole.forwards - done.again.forwards
+        assert counted == own - first_tokens and 0 < counted <= done.whole.tokens - 1
+    assert hearth.own[1] < hearth.own[0], "what was said before is drafted"
 
 
 def test_mlx_lm_computes_one_token_in_a_forward(mlx_lm: Course) -> None:
