@@ -42,6 +42,12 @@ def test_a_plan_obeys_until_a_part_is_missing(part: str) -> None:
     assert not is_valid(answer(json.dumps({k: v for k, v in GOOD.items() if k != part})))
 
 
+def test_a_field_that_the_schema_does_not_name_is_not_valid() -> None:
+    step = {**GOOD["steps"][0], "more": True}
+    for plan in ({**GOOD, "more": True}, {**GOOD, "steps": [step, *GOOD["steps"][1:]]}):
+        assert not is_valid(answer(json.dumps(plan)))
+
+
 @pytest.mark.parametrize("text", ["", "{", "Here it is: {}", json.dumps(GOOD) + " Done."])
 def test_text_around_json_is_not_valid(text: str) -> None:
     assert not is_valid(answer(text))
