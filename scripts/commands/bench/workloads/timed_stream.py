@@ -124,9 +124,10 @@ def has_text(event: Event) -> bool:
 
 def told_error(text: str) -> str:
     """Return what a server said of a failure, short and without paths."""
-    with contextlib.suppress(ValueError, AttributeError, TypeError):
+    with contextlib.suppress(ValueError):
         told = json.loads(text)
-        told = told.get("error") or told.get("detail") or told
+        if isinstance(told, dict):
+            told = told.get("error") or told.get("detail") or told
         text = str(told.get("message", "no message") if isinstance(told, dict) else told)
     return _PATHS.sub("(path)", " ".join(text.split()))[:ERROR_CHARS_MAX]
 

@@ -112,6 +112,7 @@ def test_an_error_is_short_and_names_no_path(text: str) -> None:
 def test_the_message_of_an_error_is_found() -> None:
     assert told_error('{"error": {"message": "too  long", "input": "secret"}}') == "too long"
     assert told_error('{"detail": "no /root/x here"}') == "no (path) here"
+    assert told_error('"no memory"') == "no memory"
     assert told_error("plain") == "plain" and told_error("") == ""
 
 
