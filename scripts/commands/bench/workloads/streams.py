@@ -71,8 +71,8 @@ def _about(count: int) -> str:
     return (
         f"{many} written{' at once' if count > 1 else ''}, at full length, to questions that were"
         " asked for one token before: tokens by the server's usage, and their seconds and forwards"
-        " beyond those up to the first token. Gaps are between events with text, and some servers"
-        " put several tokens in one event."
+        " (calls of attention over its layers) beyond those up to the first token. Gaps are between"
+        " events with text, and some servers put several tokens in one event."
     )
 
 

@@ -27,7 +27,7 @@ TOGETHER_S: Final = 0.0005  # gaps that differ by less are no different (measure
 FULL_SHARE: Final = 0.9  # of the tokens asked for: some servers count one less
 ERROR_CHARS_MAX: Final = 160
 ERRORS_MAX: Final = 3
-_PATHS: Final = re.compile(r"\S*/\S+")
+_PATHS: Final = re.compile(r"\S*/\S*")
 _TEXTS: Final = ("content", "reasoning_content", "reasoning", "refusal")
 
 
@@ -124,10 +124,11 @@ def has_text(event: Event) -> bool:
 
 def told_error(text: str) -> str:
     """Return what a server said of a failure, short and without paths."""
-    with contextlib.suppress(ValueError, AttributeError, TypeError):
+    with contextlib.suppress(ValueError):
         told = json.loads(text)
-        told = told.get("error") or told.get("detail") or told
-        text = str(told.get("message") if isinstance(told, dict) else told)
+        if isinstance(told, dict):
+            told = told.get("error") or told.get("detail") or told
+        text = str(told.get("message", "no message") if isinstance(told, dict) else told)
     return _PATHS.sub("(path)", " ".join(text.split()))[:ERROR_CHARS_MAX]
 
 
