@@ -1,4 +1,4 @@
-"""What processes of a server take is counted, those that have ended too."""
+"""Processes of a server are counted with all that they took, those that have ended too."""
 
 import random
 import subprocess
