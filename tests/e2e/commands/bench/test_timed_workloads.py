@@ -13,13 +13,13 @@ from aiohttp import web
 
 from hearth.commands.bench.measures import MEASURES
 from hearth.commands.bench.results import ModelFacts
+from hearth.commands.bench.server import Memory, Server
 from hearth.commands.bench.servers.known_servers import SERVERS
-from hearth.commands.bench.servers.server import Memory, Server
 from hearth.commands.bench.servers.started_server import StartedServer, started
+from hearth.commands.bench.workload import SCALES, Measured, Visit
 from hearth.commands.bench.workloads import beside_long, streams, structured
 from hearth.commands.bench.workloads.decode_cost import Decoded, decoded, warm_up
 from hearth.commands.bench.workloads.timed_stream import timed_client
-from hearth.commands.bench.workloads.workload import SCALES, Measured, Visit
 from hearth.commands.replay.player import Target
 from scripts.fixtures.fixture_cache import fixture_dir
 
