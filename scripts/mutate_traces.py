@@ -34,13 +34,14 @@ from typing import Any, Final
 
 import numpy as np
 
+from hearth.commands.replay.shortened_sessions import shortened
 from hearth.commands.replay.traces import TRACES_DIR, Captured, load_trace
 from hearth.shared.wire_messages import Prompt
 from hearth.worker.stream.detokenise import Vocabulary
 from scripts.harness import captured_sessions
 from scripts.harness.agent_worker import Desk
 from scripts.harness.captured_sessions import Exchange
-from scripts.harness.changes.body_mutations import Mutation, mutations, shortened
+from scripts.harness.changes.body_mutations import Mutation, mutations
 from scripts.harness.changes.hidden_changes import EXEMPT, FIXTURES, Proof, Verdict
 from scripts.harness.model_families import family
 from scripts.harness.socketless_worker import Answer, Machine, loaded

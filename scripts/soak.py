@@ -30,11 +30,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from hearth.commands.replay.player import Row, Target, replay
+from hearth.commands.replay.shortened_sessions import shortened
 from hearth.commands.replay.traces import TRACES_DIR, Captured, load_trace
 from hearth.commands.server_client import table
 from scripts.chaos.draft_tally import DraftTally, drafts_line
 from scripts.chaos.own_server import MB, OwnServer, ServerError, rss_bytes
-from scripts.harness.changes.body_mutations import shortened
 from scripts.soak_requests import soak as soak_requests
 
 CHARS: Final = (100, 400)  # of a text of a session

@@ -16,7 +16,6 @@
     python -m scripts.bench ranks [--only families|talks|traces] [--sizes 2,3] [--out FILE]
     python -m scripts.bench routing [--workers 1,2,4,8] [--rules NAME,...] [--sessions 2x]
     python -m scripts.bench moves [--fixture qwen3] [--words 500,2000] [--rounds 5] [--out FILE]
-    python -m scripts.bench peers [--quick] [--sides hearth,mlx_lm,...] [--peer NAME=URL]
 
 Each subcommand is a module of this directory with ABOUT, add_arguments(parser) and run(options).
 """
@@ -32,7 +31,6 @@ from scripts.bench import (
     front,
     mac_memory,
     moved_sessions,
-    peers,
     serve,
     stored_kv,
     trunk,
@@ -53,7 +51,6 @@ COMMANDS = {
     "sizes": sizes,
     "beside": beside,
     "drafts": drafts,
-    "peers": peers,
     "trunk": trunk,
     "embeddings": embeddings,
     "ranks": ranks,

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from hearth.commands.replay.player import Row, Target, replay
+from hearth.commands.replay.shortened_sessions import shortened
 from hearth.commands.replay.traces import Captured, load_trace
 from scripts.chaos.rank_server import rank_server, url_of
 from scripts.fixtures.rank_fixtures import rank_fixture_dir
-from scripts.harness.changes.body_mutations import shortened
 
 ANSWER_TOKENS: Final = 8
 TEXT_CHARS: Final = 600  # of each text of a session: whole ones take an hour on two cores

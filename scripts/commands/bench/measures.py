@@ -49,6 +49,7 @@ MEASURES: Final = {
         Measure("ttft_p95_s", "first token, p95", Unit.SECONDS, False, 0.02),
         Measure("gap_p50_s", "gap between tokens, p50", Unit.SECONDS, False, 0.0005),
         Measure("gap_p99_s", "gap between tokens, p99", Unit.SECONDS, False, 0.002),
+        Measure("gap_over_alone", "gap over the gap alone", Unit.TIMES, False, 0.1),
         Measure("tokens_s", "tokens a second, all streams", Unit.PER_SECOND, True, 0.5),
         Measure("forwards_per_token", "forwards a token", Unit.TIMES, False, 0.02),
         Measure("wall_s", "wall time", Unit.SECONDS, False, 0.05),

@@ -7,7 +7,7 @@ people or machines.
 import json
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -77,6 +77,10 @@ class Results:
         made = {self._key(sample): sample for sample in samples}
         self.samples = [each for each in self.samples if self._key(each) not in made]
         self.samples += made.values()
+
+    def told(self, server: str, *, is_metered: bool) -> None:
+        """Note what a start of `server` has told."""
+        self.servers[server] = replace(self.servers[server], is_metered=is_metered)
 
     def of(self, model: str, server: str, workload: str) -> list[Sample]:
         """Return the samples of all rounds, in their order."""

@@ -221,7 +221,7 @@ def as_chat(dialect: str, body: Body) -> Body:
     parsed = _PARSE[dialect](body)
     chat: Body = {
         "model": body["model"],
-        "messages": parsed.prompt.messages,
+        "messages": [_as_sent(message) for message in parsed.prompt.messages],
         "tools": parsed.prompt.tools or None,
         "max_tokens": parsed.sampling.max_tokens,
         "temperature": 0,
@@ -231,3 +231,16 @@ def as_chat(dialect: str, body: Body) -> Body:
     if parsed.prompt.template_kwargs:
         chat["chat_template_kwargs"] = parsed.prompt.template_kwargs
     return chat
+
+
+def _as_sent(message: Body) -> Body:
+    """Return a message with the arguments of its calls as text: so chat completions have them."""
+    calls = message.get("tool_calls")
+    return {**message, "tool_calls": [_call_as_sent(call) for call in calls]} if calls else message
+
+
+def _call_as_sent(call: Body) -> Body:
+    arguments = call["function"]["arguments"]
+    if not isinstance(arguments, str):
+        arguments = json.dumps(arguments, ensure_ascii=False)
+    return {**call, "function": {**call["function"], "arguments": arguments}}

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from hearth.commands.replay.shortened_sessions import shortened
 from hearth.commands.replay.traces import load_trace
 from hearth.proxy.request.volatile_fields import canonical_text
 from hearth.shared.wire_messages import Prompt
@@ -25,7 +26,7 @@ from hearth.worker.sessions import session_manager
 from hearth.worker.sessions.echoed_turn_match import says_the_same
 from scripts.harness import captured_sessions
 from scripts.harness.captured_sessions import Exchange
-from scripts.harness.changes.body_mutations import WORD, Key, Mutation, leaves, mutations, shortened
+from scripts.harness.changes.body_mutations import WORD, Key, Mutation, leaves, mutations
 from scripts.harness.changes.hidden_changes import EXEMPT, Proof, Verdict
 from scripts.mutate_traces import LOGPROB_TOLERANCE, Forwards, sampled, spread
 

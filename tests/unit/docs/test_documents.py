@@ -87,7 +87,7 @@ def test_every_page_can_be_reached_from_the_readme() -> None:
 
 @pytest.mark.parametrize(
     "page",
-    [*GUIDES, SECURITY, CONTRIBUTING, *CONTEXT, *AGENT_PAGES, ROOT / "bench" / "NOTES.md"],
+    [*GUIDES, SECURITY, CONTRIBUTING, *CONTEXT, *AGENT_PAGES],
     ids=by_name,
 )
 def test_every_file_that_is_named_is_there(page: Path) -> None:

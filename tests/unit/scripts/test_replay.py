@@ -360,6 +360,16 @@ def test_other_dialects_become_the_same_conversation_in_chat_shape() -> None:
         as_chat("messages", given | {"messages": []})
 
 
+def test_calls_in_another_dialect_are_sent_with_arguments_as_text() -> None:
+    call = {"type": "tool_use", "id": "1", "name": "read", "input": {"file": "é", "lines": 2}}
+    result = {"type": "tool_result", "tool_use_id": "1", "content": "text"}
+    turns = [{"role": "assistant", "content": [call]}, {"role": "user", "content": [result]}]
+    body = as_chat("messages", {"model": "m", "max_tokens": 8, "messages": turns})
+    (sent,) = body["messages"][0]["tool_calls"]
+    assert sent["function"] == {"name": "read", "arguments": '{"file": "é", "lines": 2}'}
+    assert body["messages"][1]["role"] == "tool"
+
+
 # ---------------------------------------------------------------- against a server
 
 

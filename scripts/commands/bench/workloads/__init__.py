@@ -1,1 +1,1 @@
-"""What `hearth bench` has servers do."""
+"""Plays what agents do on the servers that `hearth bench` measures."""

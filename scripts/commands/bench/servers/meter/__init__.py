@@ -1,0 +1,1 @@
+"""The meter that a measured server has on its PYTHONPATH."""

@@ -1,0 +1,1 @@
+"""Workloads about what outlives a start, and what a server keeps, writes and answers alike."""

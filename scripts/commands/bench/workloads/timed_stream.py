@@ -1,0 +1,228 @@
+"""Streams chat completions and notes when their text arrives, for the workloads that are timed.
+
+Tokens are counted by the server's usage, never by its events: one event may hold several tokens.
+What arrives within TOGETHER_S is one arrival, so that a server that sends two tokens in two events
+at once is not measured as quicker than one that sends them in one event.
+"""
+
+import asyncio
+import contextlib
+import json
+import re
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Final
+
+import aiohttp
+
+from hearth.commands.bench.workload import Visit
+from hearth.commands.replay.player import BUFFER_BYTES, SEND_GAP_S
+from hearth.commands.replay.traces import CHAT_PATH
+from hearth.commands.stream_client import Event, Reading, SseReader, read_chat, tokens_of
+
+TOGETHER_S: Final = 0.0005  # gaps that differ by less are no different (measures.py)
+FULL_SHARE: Final = 0.9  # of the tokens asked for: some servers count one less
+ERROR_CHARS_MAX: Final = 160
+ERRORS_MAX: Final = 3
+_PATHS: Final = re.compile(r"\S*/\S*")
+_TEXTS: Final = ("content", "reasoning_content", "reasoning", "refusal")
+
+
+@dataclass(frozen=True, slots=True)
+class TimedAnswer:
+    """How one answer came. Times are of `time.perf_counter`."""
+
+    sent_s: float
+    first_s: float | None  # its first text, or its end where that is all that it has
+    ended_s: float  # its last event
+    arrivals_s: tuple[float, ...]  # of text, each TOGETHER_S or more behind the one before
+    prompt: int  # tokens, as the server counts
+    completion: int
+    text: str  # without reasoning
+    error: str
+
+    @property
+    def gaps_s(self) -> list[float]:
+        return gaps(self.arrivals_s)
+
+    @property
+    def ttft_s(self) -> float | None:
+        return None if self.error or self.first_s is None else self.first_s - self.sent_s
+
+    def is_full(self, tokens: int) -> bool:
+        """Say whether it is as long as was asked for: a model may end earlier."""
+        return not self.error and self.completion >= FULL_SHARE * tokens
+
+
+def gaps(arrivals_s: Sequence[float]) -> list[float]:
+    """Return the seconds between arrivals."""
+    return [later - earlier for earlier, later in pairwise(arrivals_s)]
+
+
+class TextClock:
+    """Takes the events of one answer and notes when text came. Owner: the task that reads it."""
+
+    def __init__(self, on_text: Callable[[float], None] = lambda now_s: None) -> None:
+        self.reading = Reading()
+        self.arrivals_s: list[float] = []
+        self.first_s: float | None = None
+        self.last_s: float | None = None  # of any event
+        self._on_text = on_text
+
+    def take(self, data: str, now_s: float) -> None:
+        """Take the data of an event that came at `now_s`."""
+        if data.strip() == "[DONE]":
+            return
+        try:
+            event = json.loads(data)
+        except ValueError:
+            event = None
+        if not isinstance(event, dict):
+            self.reading.error = "an event is no JSON object"
+            return
+        read_chat(self.reading, event)
+        self.last_s = now_s
+        if has_text(event):
+            if not self.arrivals_s or now_s - self.arrivals_s[-1] >= TOGETHER_S:
+                self.arrivals_s.append(now_s)
+            self._on_text(now_s)
+        if self.first_s is None and (self.arrivals_s or self.reading.is_complete):
+            self.first_s = now_s
+
+    def answer(self, sent_s: float, error: str) -> TimedAnswer:
+        """Return how the answer came; `error` is what the connection told."""
+        tokens = tokens_of("chat", self.reading)
+        error = error or told_error(self.reading.error)
+        if not error and not self.reading.is_complete:
+            error = "the stream broke off"
+        if not error and (tokens is None or not tokens.completion):
+            error = "the stream told no usage"
+        return TimedAnswer(
+            sent_s=sent_s,
+            first_s=self.first_s,
+            ended_s=sent_s if self.last_s is None else self.last_s,
+            arrivals_s=tuple(self.arrivals_s),
+            prompt=tokens.prompt if tokens else 0,
+            completion=tokens.completion if tokens else 0,
+            text="".join(self.reading.text),
+            error=error,
+        )
+
+
+def has_text(event: Event) -> bool:
+    """Say whether a chat completion chunk brings text: of an answer, a thought, or a tool call."""
+    deltas = [choice.get("delta") or {} for choice in event.get("choices") or ()]
+    return any(
+        any(delta.get(kind) for kind in _TEXTS)
+        or any((call.get("function") or {}).values() for call in delta.get("tool_calls") or ())
+        for delta in deltas
+    )
+
+
+def told_error(text: str) -> str:
+    """Return what a server said of a failure, short and without paths."""
+    with contextlib.suppress(ValueError):
+        told = json.loads(text)
+        if isinstance(told, dict):
+            told = told.get("error") or told.get("detail") or told
+        text = str(told.get("message", "no message") if isinstance(told, dict) else told)
+    return _PATHS.sub("(path)", " ".join(text.split()))[:ERROR_CHARS_MAX]
+
+
+# ---------------------------------------------------------------- asking
+
+
+class TimedClient:
+    """Asks one server. Owner: the event loop."""
+
+    def __init__(self, session: aiohttp.ClientSession, fixed: Mapping[str, Any]) -> None:
+        self._session = session
+        self._fixed = fixed  # of every body
+
+    async def ask(
+        self,
+        question: str,
+        tokens_max: int,
+        more: Mapping[str, Any],
+        on_text: Callable[[float], None] = lambda now_s: None,
+    ) -> TimedAnswer:
+        """Stream one answer to its end. Whatever a server does wrong is its error."""
+        said = [{"role": "user", "content": question}]
+        body = {**self._fixed, "messages": said, "max_tokens": tokens_max, **more}
+        clock, error, sent_s = TextClock(on_text), "", time.perf_counter()
+        try:
+            async with self._session.post(CHAT_PATH, json=body) as response:
+                if response.status != 200:
+                    error = f"{response.status} {told_error(await response.text())}"
+                else:
+                    await _read(response, clock)
+        except (aiohttp.ClientError, TimeoutError) as problem:
+            error = type(problem).__name__
+        return clock.answer(sent_s, error)
+
+    async def ask_all(
+        self, questions: Sequence[str], tokens_max: int, more: Mapping[str, Any]
+    ) -> list[TimedAnswer]:
+        """Ask all at once, in their order."""
+        tasks = []
+        for question in questions:
+            tasks.append(asyncio.create_task(self.ask(question, tokens_max, more)))
+            await asyncio.sleep(SEND_GAP_S)
+        return await asyncio.gather(*tasks)
+
+
+async def _read(response: aiohttp.ClientResponse, clock: TextClock) -> None:
+    events = SseReader()
+    async for chunk in response.content.iter_any():
+        now_s = time.perf_counter()
+        for data in events.feed(chunk):
+            clock.take(data, now_s)
+    for data in events.close():
+        clock.take(data, time.perf_counter())
+
+
+@contextlib.asynccontextmanager
+async def timed_client(visit: Visit) -> AsyncIterator[TimedClient]:
+    """Return a client of the visit's server, for the length of the block."""
+    target = visit.running.target
+    key = {"authorization": f"Bearer {target.key}"}
+    async with aiohttp.ClientSession(
+        target.base_url.rstrip("/"),
+        headers=key,
+        timeout=aiohttp.ClientTimeout(total=target.timeout_s),
+        read_bufsize=BUFFER_BYTES,
+        connector=aiohttp.TCPConnector(limit=0),
+    ) as session:
+        model = target.model or await _first_model(session)
+        fixed = {
+            **target.extra,
+            "model": model,
+            "temperature": 0,
+            "repetition_penalty": 1.0,  # servers differ in its default
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        yield TimedClient(session, fixed)
+
+
+async def _first_model(session: aiohttp.ClientSession) -> str:
+    async with session.get("/v1/models") as response:
+        response.raise_for_status()
+        name: str = (await response.json())["data"][0]["id"]
+        return name
+
+
+def salt_of(visit: Visit, workload: str) -> str:
+    """Return words for the front of a workload's prompts, so that no other's begin alike.
+
+    They are the same in all rounds, but for a server that nobody restarts: it would know them.
+    """
+    return f"{workload} {secrets.token_hex(8)}" if visit.server.url else workload
+
+
+def errors_of_answers(answers: Sequence[TimedAnswer]) -> tuple[str, ...]:
+    """Return the errors, each once."""
+    return tuple(dict.fromkeys(each.error for each in answers if each.error))[:ERRORS_MAX]

@@ -1,0 +1,92 @@
+"""The counted workloads, played on a real Hearth and a real mlx_lm.server, count what was read."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from hearth.commands.bench.results import HEARTH, ModelFacts
+from hearth.commands.bench.server import Memory
+from hearth.commands.bench.servers.known_servers import SERVERS
+from hearth.commands.bench.servers.started_server import started
+from hearth.commands.bench.workload import SCALES, Measured, Visit, Workload
+from hearth.commands.bench.workloads.counted_tokens import (
+    cancelled,
+    forks_and_edits,
+    linear,
+    live,
+    shared_trunk,
+    sub_agents,
+)
+from scripts.fixtures.fixture_cache import fixture_dir
+
+MODULES = (linear, sub_agents, shared_trunk, forks_and_edits, cancelled, live)
+ALL = {workload.name: workload for module in MODULES for workload in module.WORKLOADS}
+# Those that wait three seconds, or read twice as much, are left out for time.
+PLAYED = ("linear", "sub-agents", "shared-trunk", "forks-and-edits", "cancel-0s", "live")
+DIALECTS = ("linear", "claude-code", "codex")
+UNSEEN = 40  # tokens of a request that Hearth may read again: two that overlap share them
+
+
+def played(name: str, home: Path, workloads: list[Workload]) -> dict[str, Measured]:
+    model = fixture_dir("qwen3", tiny=True)
+
+    async def play() -> dict[str, Measured]:
+        server = SERVERS[name]
+        async with started(server, model, home, Memory.DEFAULT, 1000) as running:
+            facts = ModelFacts("tiny", "dense", "qwen3", 1)
+            visit = Visit(server, running, facts, SCALES["quick"], 0)
+            return {each.name: await each.run(visit) for each in workloads}
+
+    return asyncio.run(play())
+
+
+@pytest.fixture(scope="module")
+def hearth(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Measured]:
+    home = tmp_path_factory.mktemp("hearth")
+    return played(HEARTH, home, [ALL[name] for name in PLAYED])
+
+
+@pytest.mark.parametrize("name", PLAYED)
+def test_hearth_reads_the_ideal_of_each_workload(hearth: dict[str, Measured], name: str) -> None:
+    found = hearth[name]
+    values = found.values
+    assert found.errors == () and values["failed"] == 0 and values["requests"] >= 2
+    assert values["prompt_tokens"] >= values["ideal_tokens"] > 1_000
+    spare = UNSEEN * values["requests"]
+    # `live` has in its prompts what the server said itself: that need not be read.
+    assert values["read_tokens"] <= values["ideal_tokens"] + spare
+    assert values["read_tokens"] >= values["ideal_tokens"] * 0.9
+
+
+@pytest.mark.parametrize("name", [name for name in PLAYED if name != "cancel-0s"])
+def test_the_meter_counts_what_hearth_says(hearth: dict[str, Measured], name: str) -> None:
+    values = hearth[name].values
+    # A token that is read alone is no reading to the meter: one a request at most.
+    assert abs(values["claimed_tokens"] - values["read_tokens"]) <= values["requests"]
+
+
+def test_a_plan_says_about_what_is_read(hearth: dict[str, Measured]) -> None:
+    for name, found in hearth.items():
+        planned = ALL[name].read_tokens(SCALES["quick"])
+        assert 0.5 < planned / found.values["read_tokens"] < 2, name
+
+
+def test_a_live_session_has_other_prompts_than_the_captured_one(
+    hearth: dict[str, Measured],
+) -> None:
+    one, other = hearth["live"].values, hearth["linear"].values
+    assert one["requests"] == other["requests"]
+    assert one["prompt_tokens"] != other["prompt_tokens"]
+
+
+def test_mlx_lm_is_asked_in_all_dialects_and_charged_for_what_nobody_waits_for(
+    tmp_path: Path,
+) -> None:
+    found = played("mlx_lm", tmp_path, [ALL[name] for name in (*DIALECTS, "cancel-0s")])
+    for each in found.values():
+        assert each.errors == () and each.values["failed"] == 0
+        assert "ideal_tokens" not in each.values, "only Hearth tells ids"
+    values = found["cancel-0s"].values
+    assert values["requests"] == cancelled.CANCELS
+    assert values["read_tokens"] >= values["prompt_tokens"] - 2 * cancelled.CANCELS

@@ -1,0 +1,164 @@
+"""The page's text, as a browser's parser reads it."""
+
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import pytest
+
+from hearth.commands.bench.page.bench_page import bench_page
+from hearth.commands.bench.page.causes import Causes
+from hearth.commands.bench.page.markup import tag, with_code
+from hearth.commands.bench.page.workload_kinds import KINDS, OTHERS, kind_of
+from hearth.commands.bench.results import HEARTH, Results
+from tests.helpers.bench.made_results import ABOUTS, COUNTED, TIMED, made_results
+
+BYTES_MAX = 1_000_000
+VOID = {"meta", "line", "path", "rect", "circle", "use", "br"}
+
+
+class Parsed(HTMLParser):
+    """What a page consists of. Every element must be closed where it was opened."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[str] = []
+        self.ids: list[str] = []
+        self.links: list[str] = []
+        self.words: list[str] = []
+        self.feed(text)
+        self.close()
+        assert self.open == []
+        self.text = " ".join(" ".join(self.words).split())
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        told = dict(attrs)
+        self.ids += [told["id"] or ""] if "id" in told else []
+        self.links += [value or "" for name, value in attrs if name in ("href", "src")]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        assert tag in VOID
+        self.handle_starttag(tag, attrs)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open[-1:] != ["style"]:
+            self.words.append(data)
+
+
+@pytest.fixture(scope="module")
+def whole() -> str:
+    return bench_page(made_results(), Causes(), ABOUTS)
+
+
+def test_a_full_run_fits_in_one_file_that_fetches_nothing(whole: str) -> None:
+    parsed = Parsed(whole)
+    assert len(whole.encode()) < BYTES_MAX
+    assert "script" not in parsed.tags
+    assert all(link.startswith("#") for link in parsed.links)
+    assert {link[1:] for link in parsed.links} <= set(parsed.ids), "each link leads somewhere"
+    assert len(parsed.ids) == len(set(parsed.ids))
+    assert "url(" not in whole
+    assert "@import" not in whole
+
+
+def test_the_first_words_say_what_an_hour_costs_and_where_hearth_is_behind(whole: str) -> None:
+    text = Parsed(whole).text
+    order = [
+        *("Read this first", "In an agent’s hour Hearth", "ideal", "Over all", "behind in"),
+        *("40 turns of a session", "Where Hearth is behind", "Sessions and sub-agents"),
+    ]
+    places = [text.index(each) for each in order]
+    assert places == sorted(places)
+
+
+def test_random_weights_on_a_cpu_are_said_to_be_that() -> None:
+    small = made_results(models=("qwen3",), rounds=1)
+    assert "random weights" in bench_page(small)
+    assert "not on Apple Silicon" in bench_page(small)
+    small.machine = "Apple M3 Max, 16 cores, 64 GiB, macOS 15"
+    small.models["qwen3"] = replace(small.models["qwen3"], bytes=15_000_000_000)
+    assert "random weights" not in bench_page(small)
+    assert "Read this first" not in bench_page(small)
+
+
+def test_fewer_rounds_than_four_are_said_to_tell_nothing_apart() -> None:
+    page = bench_page(made_results(models=("qwen3",), rounds=2))
+    assert "2 rounds cannot tell servers apart" in page
+    assert "2 rounds cannot tell on which lines Hearth is behind." in page
+    assert "as the best" not in page, "what cannot be told is not said"
+    made = made_results(models=("qwen3",), rounds=5)
+    interrupted = replace(made, samples=[each for each in made.samples if each.round < 3])
+    assert "3 rounds cannot tell servers apart" in bench_page(interrupted)
+
+
+def test_each_section_begins_with_the_lines_behind(whole: str) -> None:
+    sections = re.findall(r"<section>.*?</section>", whole, re.DOTALL)
+    titles = [kind.title for kind in KINDS]
+    kinds = [each for each in sections if any(f">{title}</h2>" in each for title in titles)]
+    assert len(kinds) == len(KINDS)
+    for section in kinds:
+        behind = section.index("Hearth is behind on")
+        assert behind < section.index("<details>")
+        assert "<figure" not in section[:behind]
+        assert "<figure" in section
+
+
+def test_causes_stand_at_their_lines_and_lines_without_one_say_so() -> None:
+    causes = Causes.parsed("## * / memory\nThe `proxy` holds it.\n\n## live / start_s\nNever.\n")
+    page = bench_page(made_results(), causes)
+    assert "The <code>proxy</code> holds it." in page
+    assert "No cause was written down." in page
+    assert "A cause was written for live / start_s, where Hearth is not behind." in page
+
+
+def hostile(results: Results, text: str) -> Results:
+    """Return results in which every text that somebody else wrote is `text`."""
+    results.machine = results.version = results.command = text
+    results.servers = {
+        name: replace(facts, version=text, command=text, notes=(text,))
+        for name, facts in results.servers.items()
+    }
+    results.models = {name: replace(facts, label=text) for name, facts in results.models.items()}
+    results.samples = [replace(each, errors=(text,)) for each in results.samples]
+    return results
+
+
+def test_what_a_server_says_becomes_no_markup() -> None:
+    text = "<script>alert(1)</script>\"'><img src=x onerror=alert(1)>"
+    made = hostile(made_results(models=("qwen3",), rounds=4), text)
+    parsed = Parsed(bench_page(made, Causes.parsed(f"## * / memory\n{text}\n"), {"linear": text}))
+    assert not {"script", "img"} & set(parsed.tags)
+    assert parsed.text.count("<script>alert(1)</script>") > 5
+
+
+@pytest.mark.parametrize("servers", [(HEARTH,), ("mlx_lm",), (HEARTH, "mlx_lm")])
+def test_any_part_of_a_run_makes_a_page(servers: tuple[str, ...]) -> None:
+    made = made_results(models=("qwen3", "qwen3_5_vl"), servers=servers, rounds=1)
+    for workload in {each.workload for each in made.samples}:
+        alone = replace(made, samples=[each for each in made.samples if each.workload == workload])
+        assert workload in Parsed(bench_page(alone)).text
+    assert "nothing to compare" in bench_page(made) or len(servers) > 1
+
+
+def test_a_run_without_samples_makes_a_page() -> None:
+    empty = replace(made_results(models=("qwen3",), rounds=1), samples=[])
+    assert "No workload of an agent’s hour" in Parsed(bench_page(empty)).text.replace("'", "’")
+
+
+def test_every_workload_has_a_section_of_its_kind() -> None:
+    names = (*COUNTED, *TIMED, "answers", "answers-cold", "at-rest", "before-kill", "forked-agent")
+    assert [name for name in names if kind_of(name) is OTHERS] == []
+    assert kind_of("something-new") is OTHERS
+
+
+def test_text_is_escaped_and_html_is_not() -> None:
+    assert tag("p", "a<b", tag("i", "&"), title='"') == '<p title="&quot;">a&lt;b<i>&amp;</i></p>'
+    assert with_code("a `b` c") == "a <code>b</code> c"
+    assert with_code("a ` b") == "a ` b"

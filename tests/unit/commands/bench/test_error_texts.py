@@ -1,0 +1,51 @@
+"""Errors in the bench's files: short, and without paths, hosts and users."""
+
+import getpass
+import platform
+from pathlib import Path
+
+import pytest
+from hypothesis import given, strategies as st
+
+from hearth.commands.bench.rounds.error_texts import CHARS_MAX, error_text
+
+PLACES = {Path("/data/models/Qwen-7B"): "{model}", Path("/tmp/run-1"): "{dir}"}
+
+
+@pytest.mark.parametrize(
+    ("text", "shared"),
+    [
+        ("cannot read /data/models/Qwen-7B/config.json", "cannot read {model}/config.json"),
+        ('File "/usr/lib/python3/asyncio/x.py", line 3', 'File "x.py", line 3'),
+        ("POST /v1/chat/completions is 500", "POST /v1/chat/completions is 500"),
+        ("at http://10.0.0.7:8000/v1/models", "at http://{host}/v1/models"),
+        ("~/secret/plans/a.txt is missing", "a.txt is missing"),
+        ("two\n  lines", "two lines"),
+        ("and/or 3 tokens/s", "and/or 3 tokens/s"),
+    ],
+)
+def test_no_place_is_told(text: str, shared: str) -> None:
+    assert error_text(text, PLACES) == shared
+
+
+def test_home_user_and_host_are_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(platform, "node", lambda: "annas-macbook.local")
+    monkeypatch.setattr(getpass, "getuser", lambda: "anna")
+    told = error_text("anna at annas-macbook.local has no annas", {})
+    assert told == "{user} at {host} has no annas"
+
+
+def test_an_exception_is_told_by_its_name() -> None:
+    assert error_text(TimeoutError(), {}) == "TimeoutError"
+    assert error_text(ValueError("no"), {}) == "ValueError: no"
+
+
+@given(st.text())
+def test_an_error_is_one_short_line(text: str) -> None:
+    told = error_text(text, PLACES)
+    assert len(told) <= CHARS_MAX and "\n" not in told
+
+
+@given(st.text(min_size=CHARS_MAX * 2, alphabet=st.characters(codec="ascii", categories=["L"])))
+def test_the_end_of_a_long_text_is_kept(text: str) -> None:
+    assert error_text(text + "the cause", {}).endswith("the cause")
