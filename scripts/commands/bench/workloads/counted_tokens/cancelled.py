@@ -14,7 +14,7 @@ from hearth.commands.bench.workload import Measured, Scale, Start, Visit, Worklo
 from hearth.commands.bench.workloads.ask import ask, errors_of
 from hearth.commands.bench.workloads.counted_tokens.counted import measured
 from hearth.commands.bench.workloads.counted_tokens.linear import CHAT
-from hearth.commands.bench.workloads.sessions import salted, session
+from hearth.commands.bench.workloads.sessions import session
 from hearth.commands.replay.player import Row
 from hearth.commands.replay.traces import Captured
 
@@ -25,16 +25,16 @@ RETRY_S: Final = (0, 3)
 _WHOLE: Final = "cancelled: a whole prompt"  # of `Visit.kept`
 
 
-def prompt(visit: Visit, salt: str) -> Captured:
-    """Return a long prompt that no server has seen."""
-    return salted([session(CHAT, visit, "cancel")[-1]], salt)[0]
+def prompt(visit: Visit, name: str) -> Captured:
+    """Return a long prompt that shares nothing with one of another name."""
+    return session(CHAT, visit, name)[-1]
 
 
 async def whole(visit: Visit) -> Row:
     """Return how such a prompt went that was read whole, asked once a visit."""
     if _WHOLE not in visit.kept:
         async with measuring(visit):  # so that it rests before the first is cancelled
-            (visit.kept[_WHOLE],) = await ask(visit, [prompt(visit, "whole ")])
+            (visit.kept[_WHOLE],) = await ask(visit, [prompt(visit, "cancel: whole")])
     row = visit.kept[_WHOLE]
     assert isinstance(row, Row)
     return row
@@ -59,7 +59,7 @@ def _cancelling(retry_s: int) -> Callable[[Visit], Awaitable[Measured]]:
         late = 0
         async with measuring(visit) as taken:
             for number in range(CANCELS):
-                asked = prompt(visit, f"cancel {retry_s} {number} ")
+                asked = prompt(visit, f"cancel: {retry_s} s, {number}")
                 late += not await hung_up(visit, asked, cancel_s)
                 await asyncio.sleep(retry_s)
                 rows += await ask(visit, [asked])
