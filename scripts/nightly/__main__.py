@@ -7,6 +7,7 @@ import argparse
 import asyncio
 import json
 import re
+import signal
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -31,6 +32,7 @@ def main(words: Sequence[str] | None = None) -> int:
     if given.page_only:
         PAGE.write_text(page_of(json.loads(RUN.read_text()), load_rules()))
         return 0
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the server ends with us
     chosen = [suite for suite in SUITES if not given.suite or suite.name in given.suite]
     server = OwnServer(settings(given.model))
     try:
@@ -68,6 +70,8 @@ def settings(model: str) -> dict[str, str]:
         "EMBEDDING_MODEL": str(embedding_checkpoint("bert")),
         # An answer of ten tokens, for which some suites ask, would be all thinking.
         "DEFAULT_THINKING": "false",
+        # Whether a model of such a size calls a tool is not to change from night to night.
+        "DEFAULT_TEMPERATURE": "0",
         "WORKERS": "1",
     }
 
@@ -79,7 +83,7 @@ def row_of(suite: Suite, judgement: Judgement, seconds: float) -> dict[str, Any]
         "about": suite.about,
         "source": suite.source.label,
         "passed": judgement.passed,
-        "known": {str(rule): count for rule, count in sorted(judgement.known.items())},
+        "known": dict(sorted(judgement.known.items())),
         "unknown": sorted(outcome.test for outcome in judgement.unknown),
         "listed_but_passed": sorted(judgement.listed_but_passed),
         "did_not_run": bool(judgement.error),
@@ -115,8 +119,15 @@ def _write(run: dict[str, Any], given: argparse.Namespace) -> None:
     if given.json:
         given.json.write_text(text)
     if given.write:
-        RUN.write_text(text)
-        PAGE.write_text(page_of(run, load_rules()))
+        whole = merged(json.loads(RUN.read_text()) if RUN.exists() else {"suites": []}, run)
+        RUN.write_text(json.dumps(whole, indent=1) + "\n")
+        PAGE.write_text(page_of(whole, load_rules()))
+
+
+def merged(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
+    """Return the run `now`, with the rows of suites that only the one `before` has run."""
+    rows = {row["suite"]: row for row in (*before["suites"], *now["suites"])}
+    return {**now, "suites": [rows[suite.name] for suite in SUITES if suite.name in rows]}
 
 
 def _arguments() -> argparse.ArgumentParser:
@@ -126,7 +137,11 @@ def _arguments() -> argparse.ArgumentParser:
     add("--model", default=POCKET, help="what Hearth serves; as MODEL_PATH")
     add("--sources", type=Path, help="a folder with sdists, or OWNER+NAME/repo git directories")
     add("--json", type=Path, help="write what came of it")
-    add("--write", action="store_true", help=f"write {PAGE.name} from this run of all suites")
+    add(
+        "--write",
+        action="store_true",
+        help=f"write {PAGE.name}; suites that did not run now keep their rows",
+    )
     add("--page-only", action="store_true", help=f"write {PAGE.name} from the last run written")
     return parser
 

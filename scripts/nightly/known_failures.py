@@ -23,6 +23,7 @@ class Cause(StrEnum):
     NOT_SERVED = "not served"  # Hearth has no such resource
     REFUSED = "refused"  # the request asks for what is not there or not allowed: 4xx is right
     TEST = "the test's own"  # it asks more than the API promises
+    MACHINE = "this machine"  # it has not what the test needs, which is skipped
     MODEL = "the model"  # pocket cannot do it: a real model must
     OURS = "ours to mend"
 
@@ -46,7 +47,7 @@ class Judgement:
     """What one suite came to."""
 
     passed: int = 0
-    known: dict[int, int] = field(default_factory=dict)  # rule -> how many tests
+    known: dict[str, int] = field(default_factory=dict)  # why -> how many tests
     unknown: list[Outcome] = field(default_factory=list)
     listed_but_passed: list[str] = field(default_factory=list)
     error: str = ""  # the suite as a whole did not run
@@ -72,17 +73,17 @@ def judge(
     """Judge the outcomes of `suite`. What only pocket cannot do is excused for pocket alone."""
     judgement = Judgement()
     at = [
-        (index, rule)
-        for index, rule in enumerate(rules)
+        rule
+        for rule in rules
         if rule.suite == suite and (is_pocket or rule.cause is not Cause.MODEL)
     ]
     for outcome in outcomes:
         if outcome.result is Result.PASSED:
             judgement.passed += 1
-            if any(rule.tests.fullmatch(outcome.test) for _, rule in at):
+            if any(rule.tests.fullmatch(outcome.test) for rule in at):
                 judgement.listed_but_passed.append(outcome.test)
             continue
-        fitting = [index for index, rule in at if rule.fits(outcome)]
+        fitting = [rule.why for rule in at if rule.fits(outcome)]
         if outcome.is_server_error or not fitting:
             judgement.unknown.append(outcome)
         else:

@@ -8,7 +8,7 @@ from typing import Final
 
 TEXT_CHARS_MAX: Final = 2_000
 # `  1_plain: PASS`, `  PASS  Rapid fire`
-_CHECK_FIRST: Final = re.compile(r"^\s+([\w .:/-]+?): (PASS|FAIL|SKIP)\b:? ?(.*)$")
+_CHECK_FIRST: Final = re.compile(r"^\s+(\w+): (PASS|FAIL|SKIP)\b:? ?(.*)$")
 _RESULT_FIRST: Final = re.compile(r"^\s+(PASS|FAIL|SKIP)\s{2,}(\S.*)$")
 # As openai, anthropic, httpx and requests tell of a server's own failure.
 _SERVER_ERROR: Final = re.compile(

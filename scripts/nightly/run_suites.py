@@ -71,7 +71,7 @@ def command_of(suite: Suite, python: Path, night: Night, report: Path) -> list[s
         return [str(python), *arguments]
     plugin = ("-p", suite.plugin) if suite.plugin else ()
     return [
-        *(str(python), "-m", "pytest", "-q", "--tb=short", "-p", "no:cacheprovider"),
+        *(str(python), "-m", "pytest", "-q", "--tb=line", "-p", "no:cacheprovider"),
         *("-o", "addopts=", "-o", f"faulthandler_timeout={HANGS_S}", f"--junitxml={report}"),
         *plugin,
         *(word.format(**given) for word in suite.options),

@@ -146,14 +146,13 @@ def _rapid(name: str, about: str, program: str) -> Suite:
 
 
 SUITES: Final = (
-    _openai("chat", "OpenAI's SDK: chat completions", "chat"),
+    _openai("chat", "OpenAI's SDK: chat completions", "chat/test_completions.py"),
     _openai("completions", "OpenAI's SDK: completions", "test_completions.py"),
     _openai("responses", "OpenAI's SDK: Responses", "test_responses.py", "responses"),
     _openai("embeddings", "OpenAI's SDK: embeddings", "test_embeddings.py"),
     _openai("models", "OpenAI's SDK: models", "test_models.py"),
     _anthropic("messages", "Anthropic's SDK: messages, counting", "test_messages.py"),
     _anthropic("beta", "Anthropic's SDK: the same, beta", "beta/test_messages.py"),
-    _anthropic("batches", "Anthropic's SDK: batches", "messages", "beta/messages"),
     _anthropic("models", "Anthropic's SDK: models", "test_models.py", "beta/test_models.py"),
     _rapid("anthropic", "Rapid-MLX: Anthropic's SDK", "test_anthropic_sdk.py"),
     _rapid("langchain", "Rapid-MLX: LangChain", "test_langchain.py"),
@@ -224,7 +223,7 @@ SUITES: Final = (
 NOT_RUN: Final = (
     (
         "OpenAI's and Anthropic's other resources",
-        "files, batches, audio, images, assistants, "
+        "stored chat completions, files, batches, audio, images, assistants, "
         "fine-tuning, agents ...: Hearth does not serve them",
     ),
     ("Rapid-MLX: OpenHands, Open WebUI, LibreChat", "need Docker"),

@@ -24,14 +24,15 @@ pass although they are listed. `.ci/nightly --write` writes this page; do not ed
 .ci/nightly --sources DIR                 # DIR has the sdists, and OWNER+NAME/repo git directories
 ```
 Sources and the environments of their packages are kept in `~/.cache/hearth-nightly`. Hearth runs
-with its defaults, but for names that the tests ask for, a tiny embedding model, and thinking that is
-off unless a request asks for it: some tests allow ten tokens for an answer.
+with its defaults, but for names that the tests ask for, a tiny embedding model, a temperature of 0,
+and thinking that is off unless a request asks for it: some tests allow ten tokens for an answer.
 """
 CAUSES: Final = {
     Cause.OURS: "Hearth does something wrong or lacks something that it should have",
     Cause.NOT_SERVED: "Hearth has no such resource and says so with 404 or 405",
     Cause.REFUSED: "The request asks for what is not there or not allowed; 4xx is right",
     Cause.TEST: "The test asks for more than the API promises",
+    Cause.MACHINE: "The machine has not what the test needs; the test is skipped",
     Cause.MODEL: "Pocket cannot do it. With `--model` these are not excused",
 }
 
@@ -63,18 +64,22 @@ def _results(run: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _failures(run: Mapping[str, Any], rules: Sequence[Rule]) -> Iterator[str]:
-    counts = {int(index): count for row in run["suites"] for index, count in row["known"].items()}
+    counts = {
+        (row["suite"], why): count for row in run["suites"] for why, count in row["known"].items()
+    }
+    gone = counts.keys() - {(rule.suite, rule.why) for rule in rules}
+    assert not gone, f"the run has reasons that the list has not; run these again: {sorted(gone)}"
     yield "## What fails, and why"
     for cause, about in CAUSES.items():
-        found = [(index, rule) for index, rule in enumerate(rules) if rule.cause is cause]
-        found = [(index, rule) for index, rule in found if counts.get(index)]
+        found = [rule for rule in rules if rule.cause is cause]
+        found = [rule for rule in found if (rule.suite, rule.why) in counts]
         yield f"### {cause.value.capitalize()}\n{about}."
         if not found:
             yield "\nNone.\n"
             continue
         yield "\n| suite | tests | why |\n|---|---|---|"
-        for index, rule in found:
-            yield f"| {rule.suite} | {counts[index]} | {rule.why} |"
+        for rule in found:
+            yield f"| {rule.suite} | {counts[rule.suite, rule.why]} | {rule.why} |"
         yield ""
 
 
