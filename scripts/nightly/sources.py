@@ -64,7 +64,8 @@ def unpacked(source: Source, cache_dir: Path, sources_dir: Path | None, target: 
             tar.extractall(target, filter="data")
         return target / archive.name.removesuffix(".tar.gz")
     git_dir = _git_dir(source, cache_dir, sources_dir)
-    command = ("git", "--git-dir", git_dir, "archive", source.version, *source.paths)
+    command: list[str | Path] = ["git", "--git-dir", git_dir, "archive", source.version]
+    command += source.paths
     with tarfile.open(fileobj=io.BytesIO(checked(command, source.label))) as tar:
         tar.extractall(target, filter="data")
     return target
