@@ -226,10 +226,13 @@ NOT_RUN: Final = (
         "stored chat completions, files, batches, audio, images, assistants, "
         "fine-tuning, agents ...: Hearth does not serve them",
     ),
-    ("Rapid-MLX: OpenHands, Open WebUI, LibreChat", "need Docker"),
-    ("Rapid-MLX: Aider, Hermes", "need these programs; `hearth` tests Hermes by its own suite"),
+    ("Rapid-MLX: Open WebUI, LibreChat", "need Docker"),
+    ("Rapid-MLX: Aider and Hermes in depth", "need these programs"),
     ("Rapid-MLX: forced tools in depth, Hy3 parsers", "load Rapid-MLX's own package in-process"),
-    ("Rapid-MLX: evals", "grade what a model knows; `hearth eval` asks what a cache changes"),
-    ("vllm-mlx: bench-serve, GSM8K", "measure; GSM8K downloads its questions"),
+    ("Rapid-MLX: evals", "grade what a model knows"),
+    (
+        "vllm-mlx: bench-serve, GSM8K",
+        "measure a model and its speed; GSM8K downloads its questions",
+    ),
     ("mlx-lm, mlx-vlm, oMLX, mlx-openai-server, mlx-engine", "test their own modules in-process"),
 )

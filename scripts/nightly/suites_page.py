@@ -26,6 +26,10 @@ pass although they are listed. `.ci/nightly --write` writes this page; do not ed
 Sources and the environments of their packages are kept in `~/.cache/hearth-nightly`. Hearth runs
 with its defaults, but for names that the tests ask for, a tiny embedding model, a temperature of 0,
 and thinking that is off unless a request asks for it: some tests allow ten tokens for an answer.
+
+The SDKs' tests are written for a mock server that takes any value: most of what fails names things
+that never were. Each is run with several clients (loose, strict, aiohttp). Those of empty paths
+pass without asking the server.
 """
 CAUSES: Final = {
     Cause.OURS: "Hearth does something wrong or lacks something that it should have",

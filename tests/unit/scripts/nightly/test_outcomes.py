@@ -1,4 +1,4 @@
-"""What a suite found is read as it was told, and a failing server is known by its words."""
+"""A suite's outcomes are read as it told them, and a failing server is known by its words."""
 
 from xml.sax.saxutils import quoteattr
 
