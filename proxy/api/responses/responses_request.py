@@ -95,4 +95,6 @@ def input_items(body: dict[str, Any]) -> list[Any]:
     given = body.get("input")
     if type(given) is str:
         return [{"type": "message", "role": "user", "content": given}] if given else []
-    return fields.rows(given, "input")
+    if type(given) is not list:
+        fields.refuse("input", given, "a string or a list of items")
+    return given

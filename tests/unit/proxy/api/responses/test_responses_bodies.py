@@ -343,6 +343,11 @@ def test_a_choice_of_what_is_not_there_is_refused(choice: Any, param: str) -> No
     assert refused("hi", tool_choice="required", tools=[]).param == "tool_choice"
 
 
+@pytest.mark.parametrize("given", [None, 5, {"role": "user"}])
+def test_an_input_of_another_kind_is_told_both_that_are_allowed(given: Any) -> None:
+    assert "allowed is a string or a list of items" in str(refused(given))
+
+
 def test_a_call_that_only_hosted_tools_could_answer_is_not_required() -> None:
     request = responses_request.parse({"input": "hi", "tools": HOSTED, "tool_choice": "required"})
     assert request.constraints == Constraints("none")
