@@ -115,7 +115,7 @@ async def run_beside_long(visit: Visit) -> Measured:
         asked = f"[{salt}, long] {words(count)} What is said here?"
         async with measuring(visit) as taken:
             streams, long = await _beside(client, salt, asked, visit.scale.answer_tokens)
-    return _measured(streams, long, taken.values())
+    return measured_of(streams, long, taken.values())
 
 
 async def _beside(
@@ -154,7 +154,7 @@ async def _until(is_so: Callable[[], bool], wait_s_max: float = 0.0) -> None:
         await asyncio.sleep(LOOK_S)
 
 
-def _measured(
+def measured_of(
     streams: Sequence[StreamBeside], long: TimedAnswer, taken: Mapping[str, float]
 ) -> Measured:
     failed = bool(long.error) + sum(1 for each in streams if each.error)

@@ -47,7 +47,7 @@ async def run_streams(count: int, visit: Visit) -> Measured:
             short = short_count(found.whole.answers, tokens)
             if not short or found.errors():
                 break
-    return _measured(found, short)
+    return measured_of(found, short)
 
 
 def short_count(answers: Sequence[TimedAnswer], tokens: int) -> int:
@@ -55,7 +55,7 @@ def short_count(answers: Sequence[TimedAnswer], tokens: int) -> int:
     return sum(1 for each in answers if not each.is_full(tokens))
 
 
-def _measured(found: Decoded, short: int) -> Measured:
+def measured_of(found: Decoded, short: int) -> Measured:
     values, errors = found.values(), found.errors()
     if short:
         left_out = (*OF_FULL_ONES, *OF_WORK)

@@ -8,9 +8,9 @@ from hypothesis import given, strategies as st
 from hearth.commands.bench.measures import MEASURES
 from hearth.commands.bench.workloads.beside_long import (
     StreamBeside,
-    _measured,
     gap_values,
     gaps_within,
+    measured_of,
     words,
 )
 from hearth.commands.bench.workloads.timed_stream import TimedAnswer
@@ -59,13 +59,13 @@ def test_what_went_wrong_is_told_and_no_time_of_a_prompt_that_failed() -> None:
     broken = StreamBeside()
     broken.error, broken.is_over = "500 no", True
     long = TimedAnswer(0.15, 4.0, 4.0, (4.0,), 16_000, 1, "", "")
-    found = _measured([stream, broken], long, {"memory_bytes": 7.0, "cpu_s": 1.0})
+    found = measured_of([stream, broken], long, {"memory_bytes": 7.0, "cpu_s": 1.0})
     assert set(found.values) <= set(MEASURES)
     assert found.errors == ("500 no",) and found.values["failed"] == 1
     assert found.values["ttft_p50_s"] == pytest.approx(3.85)
     assert found.values["gap_p99_s"] == pytest.approx(4.8) and "cpu_s" not in found.values
     refused = TimedAnswer(0.15, None, 0.15, (), 0, 0, "", "400 too long")
-    found = _measured([stream, broken], refused, {})
+    found = measured_of([stream, broken], refused, {})
     assert found.errors == ("400 too long", "500 no") and found.values["failed"] == 2
     assert "ttft_p50_s" not in found.values
 

@@ -1,4 +1,4 @@
-"""What decoding costs is what whole answers take beyond answers of one token."""
+"""Decoding costs what whole answers take beyond answers of one token."""
 
 from dataclasses import replace
 
@@ -10,7 +10,7 @@ from hearth.commands.bench.workloads.decode_cost import Asking, Decoded, decode_
 from hearth.commands.bench.workloads.streams import (
     COUNTS,
     TRIES_MAX,
-    _measured,
+    measured_of,
     questions,
     short_count,
 )
@@ -75,7 +75,7 @@ def test_short_answers_are_not_compared_and_told() -> None:
     whole = asking(4, TOKENS, 1.5, 67)
     cut = replace(whole, answers=[*whole.answers[:3], answer(20)])
     assert short_count(whole.answers, TOKENS) == 0 and short_count(cut.answers, TOKENS) == 1
-    found = _measured(Decoded(asking(4, 1, 1, 4), asking(4, 1, 0.5, 4), cut), 1)
+    found = measured_of(Decoded(asking(4, 1, 1, 4), asking(4, 1, 0.5, 4), cut), 1)
     assert found.errors == (f"1 of 4 answers ended early, in {TRIES_MAX} tries",)
     assert not {"tokens_s", "gap_p99_s", "forwards_per_token", "cpu_s"} & set(found.values)
     assert found.values["ttft_p50_s"] == 0.5

@@ -1,4 +1,4 @@
-"""When text came, and how many tokens it was, is read from any stream of chat completions."""
+"""Arrivals of text and counts of tokens are read from any stream of chat completions."""
 
 import json
 from itertools import pairwise
