@@ -35,6 +35,13 @@ class Taken:
     forwards: float | None = None  # None where the server has no meter
     is_rested: bool = False  # it stood still before the longest wait was over
     found: dict[str, float] = field(default_factory=dict)
+    activity: "Activity | None" = None
+
+    async def idle(self, wait_s: float) -> None:
+        """Sleep so long within the block: the server's standstill meanwhile is no chunk's."""
+        await asyncio.sleep(wait_s)
+        if self.activity is not None:
+            self.activity.forget()
 
     def values(self) -> dict[str, float]:
         """Return the values by name of MEASURES; what cannot be told of this server is left out."""
@@ -50,6 +57,7 @@ async def measuring(visit: Visit) -> AsyncIterator[Taken]:
     energy = energy_counter()
     meter, joules = running.meter(), energy.joules()
     async with _surveyed(running, energy) as survey, _watched(running) as activity:
+        taken.activity = activity
         began = time.monotonic()
         yield taken
         wall_s, at_end = time.monotonic() - began, running.meter()
@@ -80,6 +88,10 @@ class Activity:
         if self._moved is not None:
             self._longest_s = max(self._longest_s, now - self._moved)
         self._meter, self._moved = meter, now
+
+    def forget(self) -> None:
+        """Take the next move as the first one."""
+        self._moved = None
 
     def is_at_rest(self, now: float, ended: float) -> bool:
         """Return whether nothing more is to be expected of requests that ended at `ended`."""

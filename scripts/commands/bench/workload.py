@@ -35,7 +35,7 @@ class Scale:
 SCALES: Final = {
     scale.name: scale
     for scale in (
-        Scale("quick", 300, 6, 1_000, 4_000, 600, 32, 2),
+        Scale("quick", 300, 6, 1_000, 4_000, 600, 32, 4),
         Scale("full", 600, 10, 2_000, 16_000, 1_000, 64, 5),
         Scale("whole", 0, 0, 8_000, 16_000, 4_000, 256, 5),
     )

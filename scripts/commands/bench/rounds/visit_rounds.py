@@ -130,9 +130,9 @@ class _Play:
         home.mkdir(exist_ok=True)
         memory = _MEMORY.get(start, Memory.DEFAULT)
         one_mb = 0
-        if memory == Memory.ONE_SESSION:
-            one_mb = memory_mb(visit.model.directory, scale)
         try:
+            if memory == Memory.ONE_SESSION:
+                one_mb = memory_mb(visit.model.directory, scale)
             async with self._rounds.start(
                 visit.server, visit.model.directory, home, memory, one_mb
             ) as running:
@@ -141,7 +141,7 @@ class _Play:
                     await self._workload(workload, running)
                 if is_killed:
                     await running.kill()
-        except ServerStartError as error:
+        except (ServerStartError, OSError, ValueError) as error:
             for workload in played:
                 self._take(workload, Measured({}, errors=(self._text(error),)), load(), now())
 

@@ -33,8 +33,8 @@ def placeholders(model: Path, port: int, home: Path, memory_mb: int) -> dict[str
         "port": str(port),
         "dir": str(home),
         "memory_mb": str(memory_mb),
-        "memory_bytes": str(memory_mb * 1_000_000),
-        "memory_gb": f"{memory_mb / 1000:.6f}",
+        "memory_bytes": str(memory_mb << 20),
+        "memory_gb": f"{memory_mb / 1024:.6f}",
         "kind": "multimodal" if sees else "lm",
         "models_dir": str(home / "models"),  # in which the model is the only one
         "model_name": model.name,

@@ -19,9 +19,9 @@ from hearth.commands.replay.player import Row
 from hearth.commands.replay.traces import Captured
 
 CANCEL_SHARE: Final = 0.45  # of the time that a prompt of its length takes to its first token
-# One tells little: how much of a chunk was read when the client hung up is chance.
-CANCELS: Final = 2
-RETRY_S: Final = (0, 3)
+# By the seconds until the prompt is sent again. At once, one tells little: how much of a chunk was
+# read when the client hung up is chance.
+CANCELS: Final = {0: 2, 3: 1}
 _WHOLE: Final = "cancelled: a whole prompt"  # of `Visit.kept`
 
 
@@ -53,17 +53,17 @@ def _cancelling(retry_s: int) -> Callable[[Visit], Awaitable[Measured]]:
     async def run(visit: Visit) -> Measured:
         first = await whole(visit)
         if first.tokens is None or first.outcome.ttft_s is None:
-            return Measured({"failed": CANCELS}, errors=errors_of([first]))
+            return Measured({"failed": CANCELS[retry_s]}, errors=errors_of([first]))
         cancel_s = first.outcome.ttft_s * CANCEL_SHARE
         rows: list[Row] = []
         late = 0
         async with measuring(visit) as taken:
-            for number in range(CANCELS):
+            for number in range(CANCELS[retry_s]):
                 asked = prompt(visit, f"cancel: {retry_s} s, {number}")
                 late += not await hung_up(visit, asked, cancel_s)
-                await asyncio.sleep(retry_s)
+                await taken.idle(retry_s)
                 rows += await ask(visit, [asked])
-        told = f"{late} of {CANCELS} were answered before they were cancelled"
+        told = f"{late} of {CANCELS[retry_s]} were answered before they were cancelled"
         return measured(rows, taken.values(), errors=(told,) if late else ())
 
     return run
@@ -71,7 +71,7 @@ def _cancelling(retry_s: int) -> Callable[[Visit], Awaitable[Measured]]:
 
 def _tokens(scale: Scale) -> int:
     longest = {"quick": 4_000, "full": 7_800}.get(scale.name, 42_000)
-    return round(longest * (CANCELS + 0.5))  # the whole one is for both
+    return 2 * longest  # the whole one is for both
 
 
 WORKLOADS: Final = tuple(
@@ -83,5 +83,5 @@ WORKLOADS: Final = tuple(
         _cancelling(retry_s),
         read_tokens=_tokens,
     )
-    for retry_s in RETRY_S
+    for retry_s in CANCELS
 )

@@ -1,4 +1,4 @@
-"""Watches a server that has just worked, for ten seconds in which nobody asks it anything."""
+"""Watches a server that has just worked, for some seconds in which nobody asks it anything."""
 
 import asyncio
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ from hearth.commands.bench.measuring import measuring
 from hearth.commands.bench.workload import Measured, Start, Visit, Workload
 
 NAME: Final = "at-rest"
-REST_S: Final = 10.0
+REST_S: Final = 5.0
 # The wall time is ours, and all that is read is read in idle time.
 TOLD: Final = ("read_tokens", "cpu_s", "energy_j", "memory_bytes", "written_bytes")
 

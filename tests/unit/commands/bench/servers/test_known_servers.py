@@ -108,7 +108,7 @@ def test_the_kind_of_a_model_and_a_folder_that_has_only_it_are_told(tmp_path: Pa
     told = given(tmp_path)
     assert told["kind"] == "multimodal" and told["model_name"] == "qwen"
     assert told["models_dir"] == str(tmp_path / "home" / "models")
-    assert (told["memory_bytes"], told["memory_gb"]) == ("50000000", "0.050000")
+    assert (told["memory_bytes"], told["memory_gb"]) == ("52428800", "0.048828")
 
 
 def test_the_facts_hold_what_a_reader_needs_and_no_key() -> None:
