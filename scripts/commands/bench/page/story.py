@@ -156,8 +156,8 @@ def _by_chance(lines: PageLines) -> str:
     if not lines.can_compare:
         return ""
     return (
-        f" If all servers were alike, up to {lines.by_chance():,.0f} would differ by chance, half of"
-        " them each way. Measures of one workload go together: they are no independent votes."
+        f" If all servers were alike, up to {lines.by_chance():,.0f} would differ by chance, half"
+        " of them each way. Measures of one workload go together: they are no independent votes."
     )
 
 
