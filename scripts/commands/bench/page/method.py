@@ -9,17 +9,11 @@ from hearth.commands.bench.page.markup import Html, joined, tag, with_code
 from hearth.commands.bench.page.meter_check import counted_otherwise
 from hearth.commands.bench.page.page_lines import PageLines
 from hearth.commands.bench.page.value_format import brief, counted, listed
-from hearth.commands.bench.results import HEARTH, ModelFacts, Results
+from hearth.commands.bench.results import HEARTH, Results
 
-STAND_IN_BYTES_MAX: Final = 200e6  # no model that people work with is smaller
 PROMPTS_ALIKE: Final = 0.002  # of a prompt's length: that much longer is told
 ERRORS_MAX: Final = 3  # of a server and workload
 ERROR_CHARS_MAX: Final = 160
-
-
-def is_stand_in(model: ModelFacts) -> bool:
-    """Return whether a model is too small to be one that people work with: a test fixture."""
-    return 0 < model.bytes < STAND_IN_BYTES_MAX
 
 
 def is_cpu(results: Results) -> bool:
@@ -30,7 +24,7 @@ def is_cpu(results: Results) -> bool:
 
 def standing_notice(results: Results) -> Html:
     """Say in plain sight what figures of stand-ins and of a CPU do not tell."""
-    small = [each for each in results.models.values() if is_stand_in(each)]
+    small = [each for each in results.models.values() if each.is_stand_in]
     parts = []
     if small:
         which = "The models are" if len(small) == len(results.models) else (
@@ -136,7 +130,9 @@ def _repeat(lines: PageLines, abouts: Mapping[str, str]) -> Html:
     return joined(
         tag("p", "The whole run, which goes on where it was interrupted:"),
         tag("pre", tag("code", results.command), tabindex=0),
-        tag("p", with_code("One workload of it alone; `hearth bench --compare` says which lines "
+        tag("p", with_code("One workload of it alone, which finds the servers emptier than in the "
+                           "whole run: they take less memory, and restart asks for a session that "
+                           "no others have driven out. `hearth bench --compare` says which lines "
                            "moved between two runs:")),
         box,
         tag("p", _where_models_are(results), class_="note"),
@@ -144,7 +140,7 @@ def _repeat(lines: PageLines, abouts: Mapping[str, str]) -> Html:
 
 
 def _where_models_are(results: Results) -> Html:
-    small = [model.label for model in results.models.values() if is_stand_in(model)]
+    small = [model.label for model in results.models.values() if model.is_stand_in]
     told = "A model is called by the name of its directory; where Hearth does not find it by that, "
     told += "give the path of yours."
     if small:
