@@ -14,6 +14,7 @@ from hearth.commands.bench.results import HEARTH, Results
 PROMPTS_ALIKE: Final = 0.002  # of a prompt's length: that much longer is told
 ERRORS_MAX: Final = 3  # of a server and workload
 ERROR_CHARS_MAX: Final = 160
+WORKLOADS_NAMED_MAX: Final = 4  # where one error was met
 
 
 def is_cpu(results: Results) -> bool:
@@ -99,18 +100,29 @@ def _longer_prompts(lines: PageLines) -> Iterator[str]:
 
 
 def _errors(lines: PageLines) -> Iterator[str]:
+    """Tell what failed, once for all workloads in which it did."""
     for server in lines.servers:
+        met: dict[str, dict[str, int]] = {}  # by text and workload
         for workload in lines.workloads:
-            errors: dict[str, int] = {}
             for model in lines.models:
                 for sample in lines.samples(model, server, workload):
                     for error in sample.errors:
                         text = " ".join(error.split())[:ERROR_CHARS_MAX]
-                        errors[text] = errors.get(text, 0) + 1
-            for text, count in list(errors.items())[:ERRORS_MAX]:
-                yield f"{server}, {workload}: {text} ({counted(count, 'time')})"
-            if len(errors) > ERRORS_MAX:
-                yield f"{server}, {workload}: {len(errors) - ERRORS_MAX} more kinds of errors."
+                        counts = met.setdefault(text, {})
+                        counts[workload] = counts.get(workload, 0) + 1
+        told: dict[str, int] = {}  # errors that were told of a workload
+        untold = 0
+        for text, counts in met.items():
+            if all(told.get(workload, 0) >= ERRORS_MAX for workload in counts):
+                untold += 1
+                continue
+            for workload in counts:
+                told[workload] = told.get(workload, 0) + 1
+            many = len(counts) > WORKLOADS_NAMED_MAX
+            where = counted(len(counts), "workload") if many else listed(list(counts))
+            yield f"{server}, {where}: {text} ({counted(sum(counts.values()), 'time')})"
+        if untold:
+            yield f"{server}: {counted(untold, 'more kind')} of errors."
 
 
 def _repeat(lines: PageLines, abouts: Mapping[str, str]) -> Html:

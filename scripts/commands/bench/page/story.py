@@ -214,6 +214,8 @@ def _hour_row(cost: HourCost, own: HourCost | None, scale: ValueScale, ideal: fl
     kind = "own" if is_hearth else None
     if cost.missing:
         why = f"no whole hour: nothing of {listed(cost.missing)}"
+        if not cost.read:
+            why = "it answered nothing with this model; the remarks tell why"
         return tag("tr", name, tag("td", why, colspan=4, class_="soft"), class_=kind)
     read = cost.lines.get(READ.name)
     drawn = joined()
