@@ -146,9 +146,18 @@ def _standing(lines: PageLines) -> Html | None:
         f"{counts[Standing.WORSE]:,}, can’t be told apart in {counts[Standing.SAME]:,}, and ",
         tag("a", f"behind in {counts[Standing.BETTER]:,}", href="#behind"),
         f" ({which})." if which else ".",
+        _not_compared(counts[Standing.FAILED]),
         _by_chance(lines),
         class_="tally",
     )
+
+
+def _not_compared(count: int) -> str:
+    """Say how many comparisons are left out, those that Hearth's own failures spare it too."""
+    if not count:
+        return ""
+    many = "One more was" if count == 1 else f"{count:,} more were"
+    return f" {many} not compared, as requests failed or other work was done."
 
 
 def _by_chance(lines: PageLines) -> str:

@@ -94,6 +94,7 @@ def test_the_page_says_that_the_mix_is_made_up_and_what_chance_tells_apart(whole
     assert "times without the cancelled prompts" in text
     assert "all but the cancelled prompts" in text
     assert re.search(r"If all servers were alike, up to [1-9]\d* would differ by chance", text)
+    assert re.search(r"[\d,]+ more were not compared, as requests failed", text)
     few = Parsed(bench_page(made_results(models=("qwen3",), rounds=2))).text
     assert "If all servers were alike" not in few
 
