@@ -14,6 +14,7 @@ from typing import Any, Final
 from hearth.commands.bench.measures import MEASURES
 
 FORMAT: Final = 1
+STAND_IN_BYTES_MAX: Final = 200e6  # no model that people work with is smaller
 HEARTH: Final = "hearth"  # the server that the others are compared with
 
 
@@ -55,6 +56,11 @@ class ModelFacts:
     architecture: str  # model_type of its config
     bytes: int  # of its weights
     bits: int = 0  # of quantised weights; 0 = they are not
+
+    @property
+    def is_stand_in(self) -> bool:
+        """Return whether it is too small to be one that people work with: a test fixture."""
+        return 0 < self.bytes < STAND_IN_BYTES_MAX
 
 
 @dataclass(slots=True)

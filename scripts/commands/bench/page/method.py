@@ -6,19 +6,15 @@ from typing import Final
 
 from hearth.commands.bench.page.causes import Causes
 from hearth.commands.bench.page.markup import Html, joined, tag, with_code
+from hearth.commands.bench.page.meter_check import counted_otherwise
 from hearth.commands.bench.page.page_lines import PageLines
 from hearth.commands.bench.page.value_format import brief, counted, listed
-from hearth.commands.bench.results import HEARTH, ModelFacts, Results
+from hearth.commands.bench.results import HEARTH, Results
 
-STAND_IN_BYTES_MAX: Final = 200e6  # no model that people work with is smaller
 PROMPTS_ALIKE: Final = 0.002  # of a prompt's length: that much longer is told
 ERRORS_MAX: Final = 3  # of a server and workload
 ERROR_CHARS_MAX: Final = 160
-
-
-def is_stand_in(model: ModelFacts) -> bool:
-    """Return whether a model is too small to be one that people work with: a test fixture."""
-    return 0 < model.bytes < STAND_IN_BYTES_MAX
+WORKLOADS_NAMED_MAX: Final = 4  # where one error was met
 
 
 def is_cpu(results: Results) -> bool:
@@ -29,7 +25,7 @@ def is_cpu(results: Results) -> bool:
 
 def standing_notice(results: Results) -> Html:
     """Say in plain sight what figures of stand-ins and of a CPU do not tell."""
-    small = [each for each in results.models.values() if is_stand_in(each)]
+    small = [each for each in results.models.values() if each.is_stand_in]
     parts = []
     if small:
         which = "The models are" if len(small) == len(results.models) else (
@@ -45,9 +41,12 @@ def standing_notice(results: Results) -> Html:
     if not parts:
         return joined()
     parts.append(
-        "Tokens read mean the same on any machine; seconds, energy and memory compare servers "
-        "here, and foretell nothing of a Mac."
+        "Tokens read mean the same on any machine, but where time decides what is read: of "
+        "cancelled prompts, of agents at once, and after a kill."
     )
+    if small:
+        parts.append("So small a model reads a whole prompt in the 3 s before one is sent again.")
+    parts.append("Seconds, energy and memory compare servers here, and foretell nothing of a Mac.")
     return tag("p", tag("strong", "Read this first. "), " ".join(parts), class_="notice")
 
 
@@ -64,7 +63,8 @@ def method(lines: PageLines, causes: Causes, abouts: Mapping[str, str]) -> Html:
 
 
 def _remarks(lines: PageLines, causes: Causes) -> Html:
-    found = [*_unmetered(lines.results), *_longer_prompts(lines), *_errors(lines)]
+    found = [*_unmetered(lines.results), *_longer_prompts(lines)]
+    found += [*counted_otherwise(lines), *_errors(lines)]
     unused = causes.unused((each.workload, each.measure.name) for each in lines.behind)
     found += [f"A cause was written for {each}, where Hearth is not behind." for each in unused]
     body = tag("ul", *(tag("li", text) for text in found)) if found else tag("p", "None.")
@@ -100,18 +100,29 @@ def _longer_prompts(lines: PageLines) -> Iterator[str]:
 
 
 def _errors(lines: PageLines) -> Iterator[str]:
+    """Tell what failed, once for all workloads in which it did."""
     for server in lines.servers:
+        met: dict[str, dict[str, int]] = {}  # by text and workload
         for workload in lines.workloads:
-            errors: dict[str, int] = {}
             for model in lines.models:
                 for sample in lines.samples(model, server, workload):
                     for error in sample.errors:
                         text = " ".join(error.split())[:ERROR_CHARS_MAX]
-                        errors[text] = errors.get(text, 0) + 1
-            for text, count in list(errors.items())[:ERRORS_MAX]:
-                yield f"{server}, {workload}: {text} ({counted(count, 'time')})"
-            if len(errors) > ERRORS_MAX:
-                yield f"{server}, {workload}: {len(errors) - ERRORS_MAX} more kinds of errors."
+                        counts = met.setdefault(text, {})
+                        counts[workload] = counts.get(workload, 0) + 1
+        told: dict[str, int] = {}  # errors that were told of a workload
+        untold = 0
+        for text, counts in met.items():
+            if all(told.get(workload, 0) >= ERRORS_MAX for workload in counts):
+                untold += 1
+                continue
+            for workload in counts:
+                told[workload] = told.get(workload, 0) + 1
+            many = len(counts) > WORKLOADS_NAMED_MAX
+            where = counted(len(counts), "workload") if many else listed(list(counts))
+            yield f"{server}, {where}: {text} ({counted(sum(counts.values()), 'time')})"
+        if untold:
+            yield f"{server}: {counted(untold, 'more kind')} of errors."
 
 
 def _repeat(lines: PageLines, abouts: Mapping[str, str]) -> Html:
@@ -131,7 +142,9 @@ def _repeat(lines: PageLines, abouts: Mapping[str, str]) -> Html:
     return joined(
         tag("p", "The whole run, which goes on where it was interrupted:"),
         tag("pre", tag("code", results.command), tabindex=0),
-        tag("p", with_code("One workload of it alone; `hearth bench --compare` says which lines "
+        tag("p", with_code("One workload of it alone, which finds the servers emptier than in the "
+                           "whole run: they take less memory, and restart asks for a session that "
+                           "no others have driven out. `hearth bench --compare` says which lines "
                            "moved between two runs:")),
         box,
         tag("p", _where_models_are(results), class_="note"),
@@ -139,7 +152,7 @@ def _repeat(lines: PageLines, abouts: Mapping[str, str]) -> Html:
 
 
 def _where_models_are(results: Results) -> Html:
-    small = [model.label for model in results.models.values() if is_stand_in(model)]
+    small = [model.label for model in results.models.values() if model.is_stand_in]
     told = "A model is called by the name of its directory; where Hearth does not find it by that, "
     told += "give the path of yours."
     if small:
@@ -195,13 +208,26 @@ def _meaning(results: Results) -> Html:
     points: tuple[str, ...] = (
         "Tokens read are rows of the attention layers of all of a server's processes, from the "
         "first request of a workload until the server rests. What is read in idle time, or for a "
-        "client that has gone, counts.",
-        "The ideal are the tokens with which no earlier prompt of the workload began, by the ids "
-        "of Hearth's prompts. A server that builds shorter prompts can read less.",
-        "Counted workloads ask for answers of one token, timed ones for whole answers.",
+        "client that has gone, counts. So does padding between prompts of different lengths that "
+        "are read in one batch: it is computed too. What is read one token at a time does not "
+        "count, nor what a draft model or the tower of a vision model computes, or a kernel of a "
+        "server's own in place of MLX's attention. A decoding step that a server has compiled "
+        "counts no forwards.",
+        "The ideal are the tokens with which no prompt of the workload began that was sent "
+        "earlier, even if that one is still being read: of prompts that come at once it has each "
+        "shared token read once, for which all but one must wait. It is by the ids of Hearth's "
+        "prompts; a server that builds shorter prompts can read less.",
+        "Counted workloads ask for answers of one token, so that nothing is drafted and no step of "
+        "decoding is taken for reading. What a cache keeps of long answers is seen in live alone.",
+        "The servers run with their own defaults, but for what the table of servers tells.",
         "A value is the median of the rounds, with their range. Two lines are told apart by an "
-        "exact Mann-Whitney test (p < 0.05) and by a least difference, which each measure has. Of "
-        "so many comparisons some come out by chance.",
+        "exact Mann-Whitney test (p < 0.05) and by a least difference, which each measure has. The "
+        "test is not corrected for the number of comparisons; how many it may find by chance is "
+        "told above. The rounds are of one run on one machine.",
+        "A line whose requests failed is compared only by what failures do not flatter. Without "
+        "Metal a server that answered nothing of a workload is not held to have failed, as it may "
+        "need a Mac. Speeds of answers that must obey a schema are compared only where all do. "
+        "Read over the ideal, and of the prompt, are compared as tokens read, and counted once.",
         "Memory and CPU are those of all of a server's processes together.",
     )
     if not any(facts.is_metered for facts in results.servers.values()):

@@ -17,6 +17,7 @@ from hearth.commands.bench.page.agent_hour import (
 )
 from hearth.commands.bench.page.causes import Causes
 from hearth.commands.bench.page.dot_plots import strip
+from hearth.commands.bench.page.hour_parts import parts_table
 from hearth.commands.bench.page.markup import Html, joined, safe, tag
 from hearth.commands.bench.page.page_lines import (
     ROUNDS_MIN,
@@ -38,11 +39,13 @@ MARKS: Final = {
     Standing.FAILED: "x",
 }
 NAMED_MAX: Final = 5  # measures, in a sentence
+# What cannot be told apart is not said to be equal.
 VERBS: Final = {
-    READ: ("reads the fewest tokens", "reads as few tokens as the best", "reads more than"),
-    WAIT: ("answers first", "answers as soon as the best", "waits longer than"),
-    CPU: ("takes the least CPU", "takes as little CPU as the best", "takes more CPU than"),
+    READ: ("reads the fewest tokens", "reads no more than the best", "reads more than"),
+    WAIT: ("answers first", "waits no longer than the best", "waits longer than"),
+    CPU: ("takes the least CPU", "takes no more CPU than the best", "takes more CPU than"),
 }
+AS_TOLD: Final = " as far as these rounds tell"
 
 
 def story(lines: PageLines, causes: Causes) -> Html:
@@ -61,6 +64,7 @@ def _hours(lines: PageLines, hours: Sequence[AgentHour]) -> Html:
         _standing(lines) or "",
         tag("div", *panels, class_="hours"),
         _how_to_read(lines),
+        parts_table(lines, hours),
     )
 
 
@@ -89,7 +93,8 @@ def _sentence(lines: PageLines, hours: Sequence[AgentHour], cost: Measure) -> Ht
         told = {server: standing(own, line, cost) for server, line in found.items()}
         ahead = [server for server, each in told.items() if each is Standing.BETTER]
         is_equal = Standing.SAME in told.values()
-        said = f"{verbs[2]} {listed(ahead)}" if ahead else verbs[1 if is_equal else 0]
+        equal = verbs[1] + AS_TOLD if is_equal else verbs[0]
+        said = f"{verbs[2]} {listed(ahead)}" if ahead else equal
         models.setdefault(said, []).append(label_of(lines, hour.model))
     if not models:
         return None
@@ -101,18 +106,26 @@ def _sentence(lines: PageLines, hours: Sequence[AgentHour], cost: Measure) -> Ht
 
 def _how_much(hours: Sequence[AgentHour]) -> str:
     """Say how much Hearth reads, over the ideal, and the others over Hearth."""
-    over_ideal, others = [], []
+    over_ideal, others, uncancelled = [], [], []
     for hour in hours:
-        read = {each.server: each.lines[READ.name].median
-                for each in hour.costs if is_whole(each, READ)}  # fmt: skip
-        own = read.pop(HEARTH, 0.0)
-        if own and hour.ideal:
-            over_ideal.append(own / hour.ideal)
-        others += [each / own for each in read.values() if own]
+        costs = {each.server: each for each in hour.costs if is_whole(each, READ)}
+        own = costs.pop(HEARTH, None)
+        if own is None or not (read := own.lines[READ.name].median):
+            continue
+        if hour.ideal:
+            over_ideal.append(read / hour.ideal)
+        for each in costs.values():
+            if not each.lines[READ.name].is_claimed:  # what a server says of itself is no count
+                others.append(each.lines[READ.name].median / read)
+                if each.read_uncancelled and own.read_uncancelled:
+                    uncancelled.append(each.read_uncancelled / own.read_uncancelled)
     if not over_ideal or not others:
         return ""
     ideal, more = _between(over_ideal), _between(others)
-    return f"{ideal} times the ideal; the others read {more} times as much as Hearth. "
+    told = f"{ideal} times the ideal; the others read {more} times as much as Hearth"
+    if uncancelled and _between(uncancelled) != more:
+        told += f", and {_between(uncancelled)} times without the cancelled prompts"
+    return f"{told}. "
 
 
 def _between(values: Sequence[float]) -> str:
@@ -136,7 +149,27 @@ def _standing(lines: PageLines) -> Html | None:
         f"{counts[Standing.WORSE]:,}, can’t be told apart in {counts[Standing.SAME]:,}, and ",
         tag("a", f"behind in {counts[Standing.BETTER]:,}", href="#behind"),
         f" ({which})." if which else ".",
+        _not_compared(counts[Standing.FAILED]),
+        _by_chance(lines),
         class_="tally",
+    )
+
+
+def _not_compared(count: int) -> str:
+    """Say how many comparisons are left out, those that Hearth's own failures spare it too."""
+    if not count:
+        return ""
+    many = "One more was" if count == 1 else f"{count:,} more were"
+    return f" {many} not compared, as requests failed or other work was done."
+
+
+def _by_chance(lines: PageLines) -> str:
+    """Say how many of the comparisons would come out one way or the other for no reason."""
+    if not lines.can_compare:
+        return ""
+    return (
+        f" If all servers were alike, up to {lines.by_chance():,.0f} would differ by chance, half"
+        " of them each way. Measures of one workload go together: they are no independent votes."
     )
 
 
@@ -193,6 +226,8 @@ def _hour_row(cost: HourCost, own: HourCost | None, scale: ValueScale, ideal: fl
     kind = "own" if is_hearth else None
     if cost.missing:
         why = f"no whole hour: nothing of {listed(cost.missing)}"
+        if not cost.read:
+            why = "it answered nothing with this model; the remarks tell why"
         return tag("tr", name, tag("td", why, colspan=4, class_="soft"), class_=kind)
     read = cost.lines.get(READ.name)
     drawn = joined()
@@ -226,9 +261,11 @@ def _hour_cell(cost: HourCost, own: HourCost | None, measure: Measure) -> Html:
 def _how_to_read(lines: PageLines) -> Html:
     parts = [f"{part.times} {part.what}" for part in hour_parts(lines)]
     text = (
-        f"An hour is {listed(parts)}. A dot is the median of {counted(lines.rounds, 'round')} and "
-        "its bar their range, ± half of that; the thin upright is the ideal, what a cache that "
-        "forgets nothing would read. To first tokens: requests times the median wait. "
+        f"An hour is {listed(parts)}: a mix that we made up, not one that was counted. Answers are "
+        "not in it, each has one token: this is what prompts cost, not what an hour takes. A dot "
+        f"is the median of {counted(lines.rounds, 'round')} and its bar their range, ± half of "
+        "that; the thin upright is the ideal, what a cache that forgets nothing would read. To "
+        "first tokens: requests times the median wait. "
     )
     return tag("p", text, marks_legend(), class_="note")
 
@@ -240,7 +277,7 @@ def marks_legend() -> Html:
         "; ",
         tag("span", "can’t be told apart from Hearth", class_="e"),
         "; ",
-        tag("span", "not compared, as requests failed", class_="x"),
+        tag("span", "not compared: requests failed, or other work was done", class_="x"),
         "; ",
         f"{CLAIMED} as the server itself says; no mark: worse.",
     )

@@ -88,11 +88,72 @@ def test_random_weights_on_a_cpu_are_said_to_be_that() -> None:
     assert "Read this first" not in bench_page(small)
 
 
+def test_the_page_says_that_the_mix_is_made_up_and_what_chance_tells_apart(whole: str) -> None:
+    text = Parsed(whole).text
+    assert "a mix that we made up" in text
+    assert "times without the cancelled prompts" in text
+    assert "all but the cancelled prompts" in text
+    assert re.search(r"If all servers were alike, up to [1-9]\d* would differ by chance", text)
+    assert re.search(r"[\d,]+ more were not compared, as requests failed", text)
+    few = Parsed(bench_page(made_results(models=("qwen3",), rounds=2))).text
+    assert "If all servers were alike" not in few
+
+
+def test_what_cannot_be_told_apart_is_not_said_to_be_equal() -> None:
+    made = made_results(models=("qwen3",), servers=(HEARTH, "mlx_lm"))
+    made.samples = [
+        replace(
+            each, values={**each.values, "cpu_s": 4.0 + each.round % 3 * (each.server != HEARTH)}
+        )
+        for each in made.samples
+    ]
+    text = Parsed(bench_page(made)).text
+    assert "takes no more CPU than the best as far as these rounds tell" in text
+
+
+def test_a_stand_in_is_said_to_read_a_prompt_before_it_is_sent_again() -> None:
+    small = made_results(models=("qwen3",), rounds=1)
+    assert "in the 3 s before one is sent again" in bench_page(small)
+    small.models["qwen3"] = replace(small.models["qwen3"], bytes=15_000_000_000)
+    assert "but where time decides what is read" in bench_page(small)
+    assert "in the 3 s before" not in bench_page(small)
+
+
+def test_an_error_of_many_workloads_is_told_once() -> None:
+    made = made_results(models=("qwen3",), servers=(HEARTH, "mlx_vlm"), rounds=2)
+    made.samples = [
+        replace(each, values={}, errors=("it has ended",)) if each.server == "mlx_vlm" else each
+        for each in made.samples
+    ]
+    count = len({each.workload for each in made.samples})
+    text = Parsed(bench_page(made)).text
+    assert f"mlx_vlm, {count} workloads: it has ended ({2 * count} times)" in text
+    assert text.count("it has ended") == 1
+
+
+def test_errors_of_a_workload_beyond_a_few_are_counted() -> None:
+    made = made_results(models=("qwen3",), servers=(HEARTH,), rounds=5)
+    made.samples = [
+        replace(each, errors=(f"error {each.round}",))
+        for each in made.samples
+        if each.workload == "linear"
+    ]
+    text = Parsed(bench_page(made)).text
+    assert "hearth, linear: error 2 (1 time)" in text
+    assert "error 3" not in text
+    assert "hearth: 2 more kinds of errors." in text
+
+
+def test_what_a_server_claims_is_no_count_of_how_much_others_read() -> None:
+    made = made_results(models=("qwen3",), servers=(HEARTH, "rapid-mlx"))
+    assert "the others read" not in bench_page(made), "nobody meters rapid-mlx here"
+
+
 def test_fewer_rounds_than_four_are_said_to_tell_nothing_apart() -> None:
     page = bench_page(made_results(models=("qwen3",), rounds=2))
     assert "2 rounds cannot tell servers apart" in page
     assert "2 rounds cannot tell on which lines Hearth is behind." in page
-    assert "as the best" not in page, "what cannot be told is not said"
+    assert "than the best" not in page, "what cannot be told is not said"
     made = made_results(models=("qwen3",), rounds=5)
     interrupted = replace(made, samples=[each for each in made.samples if each.round < 3])
     assert "3 rounds cannot tell servers apart" in bench_page(interrupted)
