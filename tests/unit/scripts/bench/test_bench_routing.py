@@ -143,7 +143,7 @@ def test_traces_are_chosen_by_name_and_a_missing_one_is_told(tmp_path: Path) -> 
     name = "openclaw-session-1"
     assert [rows[0].trace for rows in chosen(name, EXCERPTS_DIR)] == [name]
     assert chosen("", EXCERPTS_DIR) == [rows[:2] for rows in sessions()]
-    with pytest.raises(SystemExit, match="no-such.jsonl.xz"):
+    with pytest.raises(SystemExit, match=r"no-such\.jsonl\.xz"):
         chosen(f"{name},no-such", EXCERPTS_DIR)
     with pytest.raises(SystemExit, match="--traces-dir"):
         chosen("", tmp_path)
