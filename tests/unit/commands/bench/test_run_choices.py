@@ -14,8 +14,8 @@ from hearth.commands.bench.rounds.all_workloads import ALL_WORKLOADS, chosen_wor
 from hearth.commands.bench.rounds.model_facts import (
     BenchModel,
     chosen_models,
-    kind_of,
     kv_token_bytes,
+    layers_kind,
 )
 from hearth.commands.bench.rounds.plan import ChosenServer
 from hearth.commands.bench.rounds.resumed_results import begun, differences, resumed
@@ -80,7 +80,7 @@ def test_a_model_that_is_nowhere_is_refused() -> None:
     ],
 )
 def test_what_layers_remember_makes_the_kind(config: dict[str, Any], kind: str) -> None:
-    assert kind_of(config) == kind
+    assert layers_kind(config) == kind
 
 
 def test_kv_is_counted_in_layers_that_keep_all_tokens() -> None:
@@ -98,7 +98,7 @@ def test_kv_is_counted_in_layers_that_keep_all_tokens() -> None:
 )
 def test_any_config_has_a_size_and_a_kind(config: dict[str, Any]) -> None:
     assert kv_token_bytes(config) >= 1
-    assert kind_of(config) in ("dense", "hybrid", "window")
+    assert layers_kind(config) in ("dense", "hybrid", "window")
 
 
 # ---------------------------------------------------------------- servers
@@ -124,6 +124,14 @@ def test_hearth_stands_first_and_what_is_missing_is_installed_unless_it_is_quick
     assert names_of(chosen_servers([], [], KNOWN, is_quick=True)) == ["hearth"]
     (only,) = chosen_servers(["packaged"], [], KNOWN, is_quick=True)
     assert not only.is_there and only.install_bytes > 0 and only.version == "packaged 1"
+
+
+def test_the_plan_says_how_large_a_server_is_that_needs_more_than_others() -> None:
+    large = Server("mlx-openai-server", package="large==1")
+    known = {**KNOWN, large.name: large}
+    (one,) = chosen_servers(["packaged"], [], known, is_quick=False)
+    (other,) = chosen_servers([large.name], [], known, is_quick=False)
+    assert other.install_bytes >= one.install_bytes + 1_000_000_000  # it needs torch
 
 
 @pytest.mark.parametrize(
