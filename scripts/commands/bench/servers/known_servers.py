@@ -131,7 +131,8 @@ SERVERS: Final = {
             program="splash",
             notes=(
                 "Untried: it needs an M3 and macOS 26, and serves two model families only.",
-                "It has no meter, and no option that switches its cache off.",
+                "It has no meter, and no option that switches its cache off, or bounds what it"
+                " keeps in memory.",
             ),
         ),
     )

@@ -18,7 +18,7 @@ from hearth.commands.bench.servers.server_environment import (
     placeholders,
     without_paths,
 )
-from hearth.commands.bench.servers.server_facts import can_be_told, command_of, facts_of
+from hearth.commands.bench.servers.server_facts import command_of, facts_of
 from hearth.commands.bench.servers.started_server import ServerStartError
 from hearth.shared.settings import Settings
 from hearth.shared.settings_from_env import load_settings
@@ -60,15 +60,16 @@ def test_each_server_is_given_the_model_and_the_port(name: str, tmp_path: Path) 
 @pytest.mark.parametrize("name", TRIED)
 def test_each_server_that_was_tried_can_be_told_what_it_may_keep(name: str) -> None:
     told = {command_of(SERVERS[name], memory) for memory in Memory}
-    assert len(told) == 3 and all(can_be_told(SERVERS[name], memory) for memory in Memory)
+    assert len(told) == 3 and all(SERVERS[name].can_be_told(memory) for memory in Memory)
     assert all("{model}" in each and "{port}" in each for each in told)
 
 
 def test_a_server_without_such_an_option_says_so() -> None:
     for server in SERVERS.values():
-        if not can_be_told(server, Memory.NONE):
-            assert any("switches its cache off" in note for note in server.notes), server.name
-    assert can_be_told(Server("x"), Memory.DEFAULT)
+        told = " ".join(server.notes)
+        assert server.can_be_told(Memory.NONE) or "switches its cache off" in told, server.name
+        assert server.can_be_told(Memory.ONE_SESSION) or "bounds what it keeps" in told, server.name
+    assert Server("x").can_be_told(Memory.DEFAULT)
 
 
 @pytest.mark.parametrize("name", SERVERS)
