@@ -65,7 +65,7 @@ class Results:
     machine: str  # chip, memory, system: no host name
     version: str  # of Hearth
     commit: str
-    scale: str  # of `workloads.workload.SCALES`
+    scale: str  # of SCALES
     rounds: int
     began: str  # UTC
     models: dict[str, ModelFacts] = field(default_factory=dict)

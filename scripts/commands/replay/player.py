@@ -83,7 +83,7 @@ async def replay_together(
         base, timeout=timeout, read_bufsize=BUFFER_BYTES, connector=aiohttp.TCPConnector(limit=0)
     ) as session:
         if not target.model:
-            target = replace(target, model=await _first_model(session, target))
+            target = replace(target, model=await first_model(session, _key_headers(target)))
         started = time.perf_counter()
         played = await asyncio.gather(
             *(_Player(session, target, tell).play_all(rows) for rows in sessions)
@@ -93,8 +93,14 @@ async def replay_together(
     return [replace(row, number=number) for number, row in enumerate(done)], wall_s
 
 
-async def _first_model(session: aiohttp.ClientSession, target: Target) -> str:
-    async with session.get("/v1/models", headers=_key_headers(target)) as response:
+async def first_model(session: aiohttp.ClientSession, headers: Mapping[str, str]) -> str:
+    """Return the first model that a server lists.
+
+    Raises:
+        aiohttp.ClientError: it does not answer, or not with 2xx.
+        LookupError: it lists none.
+    """
+    async with session.get("/v1/models", headers=headers) as response:
         response.raise_for_status()
         name: str = (await response.json())["data"][0]["id"]
         return name

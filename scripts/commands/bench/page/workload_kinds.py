@@ -35,8 +35,8 @@ KINDS: Final = (
     WorkloadKind(
         "restarts",
         "Restarts, and memory that is full",
-        "The same prompt after a clean stop and start, after kill -9, and ten sessions in the "
-        "memory of one.",
+        "The next turn after a clean stop and start, and after kill -9; ten sessions in the memory "
+        "of one.",
         ("restart", "before-kill", "kill", "day"),
         ("read_per_prompt", "ttft_p50_s"),
     ),
@@ -44,7 +44,7 @@ KINDS: Final = (
         "images",
         "Images",
         "An image stays in the history while the talk goes on.",
-        ("image", "second-image"),
+        ("image",),
         ("read_per_prompt", "ttft_p50_s"),
     ),
     WorkloadKind(

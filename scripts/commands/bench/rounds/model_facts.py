@@ -72,7 +72,7 @@ def of_directory(directory: Path, label: str) -> BenchModel:
     bits = quantization.get("bits", 0) if isinstance(quantization, dict) else 0
     facts = ModelFacts(
         label=label,
-        kind="vision" if sees_images(directory) else kind_of(text),
+        kind="vision" if sees_images(directory) else layers_kind(text),
         architecture=str(config.get("model_type", "unknown")),
         bytes=nbytes,
         bits=bits if isinstance(bits, int) else 0,
@@ -80,7 +80,7 @@ def of_directory(directory: Path, label: str) -> BenchModel:
     return BenchModel(facts, directory, kv_token_bytes(text))
 
 
-def kind_of(config: Mapping[str, Any]) -> str:
+def layers_kind(config: Mapping[str, Any]) -> str:
     """Return what the layers of a text model remember: dense, hybrid or window."""
     layers = config.get("layer_types")
     kinds = {str(each) for each in layers} if isinstance(layers, list) else set()

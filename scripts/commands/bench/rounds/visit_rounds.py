@@ -22,7 +22,7 @@ from hearth.commands.bench.workloads.server_lives.day_of_sessions import memory_
 
 ORDER: Final = (Start.FRESH, Start.RESTARTED, Start.KILLED, Start.COLD)
 # Nobody restarts a server by URL, and its cache cannot be switched off.
-BY_URL: Final = (Start.FRESH, Start.RESTARTED)
+STARTS_BY_URL: Final = (Start.FRESH, Start.RESTARTED)
 _MEMORY: Final = {Start.KILLED: Memory.ONE_SESSION, Start.COLD: Memory.NONE}
 WORKLOAD_S_MAX: Final = 4 * 3600.0
 
@@ -38,7 +38,7 @@ class VisitKey:
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """What is played, and where it is kept."""
+    """What is played: on which models and servers, how large, and how often."""
 
     models: Sequence[BenchModel]
     servers: Sequence[Server]
@@ -80,7 +80,7 @@ class Course:
             return False
         if workload.start == Start.COLD and visit.round:
             return False
-        return not visit.server.url or workload.start in BY_URL
+        return not visit.server.url or workload.start in STARTS_BY_URL
 
 
 @dataclass(slots=True)

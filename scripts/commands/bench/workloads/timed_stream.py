@@ -19,7 +19,7 @@ from typing import Any, Final
 import aiohttp
 
 from hearth.commands.bench.workload import Visit
-from hearth.commands.replay.player import BUFFER_BYTES, SEND_GAP_S
+from hearth.commands.replay.player import BUFFER_BYTES, SEND_GAP_S, first_model
 from hearth.commands.replay.traces import CHAT_PATH
 from hearth.commands.stream_client import Event, Reading, SseReader, read_chat, tokens_of
 
@@ -196,7 +196,7 @@ async def timed_client(visit: Visit) -> AsyncIterator[TimedClient]:
         read_bufsize=BUFFER_BYTES,
         connector=aiohttp.TCPConnector(limit=0),
     ) as session:
-        model = target.model or await _first_model(session)
+        model = target.model or await first_model(session, key)
         fixed = {
             **target.extra,
             "model": model,
@@ -206,13 +206,6 @@ async def timed_client(visit: Visit) -> AsyncIterator[TimedClient]:
             "stream_options": {"include_usage": True},
         }
         yield TimedClient(session, fixed)
-
-
-async def _first_model(session: aiohttp.ClientSession) -> str:
-    async with session.get("/v1/models") as response:
-        response.raise_for_status()
-        name: str = (await response.json())["data"][0]["id"]
-        return name
 
 
 def salt_of(visit: Visit, workload: str) -> str:
