@@ -1,6 +1,6 @@
 """Measures Hearth beside other servers on models of yours, and writes one page and one JSON file.
 
-    hearth bench --quick --model qwen3.5-9b              about ten minutes, on what is installed
+    hearth bench --quick --model qwen3.5-9b              four short rounds, on what is installed
     hearth bench --model qwen3.5-9b --model gpt-oss-20b  all workloads, five rounds: overnight
     hearth bench --servers hearth,mlx_lm --server mine=http://127.0.0.1:8000
     hearth bench --page hearth-bench.json                makes the page anew
