@@ -9,6 +9,7 @@ from hearth.commands.bench.page.markup import Html, joined, tag, with_code
 from hearth.commands.bench.page.page_lines import PageLines
 from hearth.commands.bench.page.value_format import brief, counted, listed
 from hearth.commands.bench.results import HEARTH, ModelFacts, Results
+from hearth.commands.bench.servers.found_servers import AS_STARTED
 
 STAND_IN_BYTES_MAX: Final = 200e6  # no model that people work with is smaller
 PROMPTS_ALIKE: Final = 0.002  # of a prompt's length: that much longer is told
@@ -117,11 +118,11 @@ def _errors(lines: PageLines) -> Iterator[str]:
 def _repeat(lines: PageLines, abouts: Mapping[str, str]) -> Html:
     results = lines.results
     models = " ".join(f"--model {shlex.quote(name)}" for name in lines.models)
-    others = ",".join(lines.servers)
+    servers = _servers_typed(lines)
     rows = (
         tag("tr", tag("th", name, scope="row"),
             tag("td", abouts.get(name, "")),
-            tag("td", tag("code", f"hearth bench {models} --servers {others} --workloads {name} "
+            tag("td", tag("code", f"hearth bench {models} {servers} --workloads {name} "
                           f"--scale {results.scale} --rounds {results.rounds}")))
         for name in lines.workloads
     )  # fmt: skip
@@ -136,6 +137,15 @@ def _repeat(lines: PageLines, abouts: Mapping[str, str]) -> Html:
         box,
         tag("p", _where_models_are(results), class_="note"),
     )  # fmt: skip
+
+
+def _servers_typed(lines: PageLines) -> str:
+    """Return the servers as a command names them; those by URL have their own option."""
+    known = lines.results.servers
+    by_url = [name for name in lines.servers if name in known and known[name].command == AS_STARTED]
+    started = [name for name in lines.servers if name not in by_url]
+    words = [f"--servers {shlex.quote(','.join(started))}"] if started else []
+    return " ".join([*words, *(f"--server {shlex.quote(f'{name}=URL')}" for name in by_url)])
 
 
 def _where_models_are(results: Results) -> Html:

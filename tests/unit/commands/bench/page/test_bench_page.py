@@ -11,6 +11,7 @@ from hearth.commands.bench.page.causes import Causes
 from hearth.commands.bench.page.markup import tag, with_code
 from hearth.commands.bench.page.workload_kinds import KINDS, OTHERS, kind_of
 from hearth.commands.bench.results import HEARTH, Results
+from hearth.commands.bench.servers.found_servers import AS_STARTED
 from tests.helpers.bench.made_results import ABOUTS, COUNTED, TIMED, made_results
 
 BYTES_MAX = 1_000_000
@@ -145,6 +146,13 @@ def test_any_part_of_a_run_makes_a_page(servers: tuple[str, ...]) -> None:
         alone = replace(made, samples=[each for each in made.samples if each.workload == workload])
         assert workload in Parsed(bench_page(alone)).text
     assert "nothing to compare" in bench_page(made) or len(servers) > 1
+
+
+def test_a_server_by_url_is_repeated_by_its_url() -> None:
+    made = made_results(models=("qwen3",), servers=(HEARTH, "mlx_lm"), rounds=1)
+    made.servers["mlx_lm"] = replace(made.servers["mlx_lm"], command=AS_STARTED)
+    told = Parsed(bench_page(made)).text
+    assert "--servers hearth --server mlx_lm=URL --workloads linear " in told
 
 
 def test_a_run_without_samples_makes_a_page() -> None:
