@@ -20,7 +20,7 @@ from hearth.commands.replay.traces import (
     waits_for,
     with_live,
 )
-from hearth.commands.stream_client import Outcome, Tokens, prompt_ids, send
+from hearth.commands.stream_client import Outcome, Tokens, first_model, prompt_ids, send
 from hearth.shared.errors import RequestError
 
 SEND_GAP_S: Final = 0.005  # so that what overlaps arrives in the order in which it was sent
@@ -91,19 +91,6 @@ async def replay_together(
         wall_s = time.perf_counter() - started
     done = sorted((row for rows in played for row in rows), key=lambda row: row.sent_s)
     return [replace(row, number=number) for number, row in enumerate(done)], wall_s
-
-
-async def first_model(session: aiohttp.ClientSession, headers: Mapping[str, str]) -> str:
-    """Return the first model that a server lists.
-
-    Raises:
-        aiohttp.ClientError: it does not answer, or not with 2xx.
-        LookupError: it lists none.
-    """
-    async with session.get("/v1/models", headers=headers) as response:
-        response.raise_for_status()
-        name: str = (await response.json())["data"][0]["id"]
-        return name
 
 
 def _key_headers(target: Target) -> dict[str, str]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from hearth.commands.bench.checked_json import is_number
 from hearth.commands.bench.results import Results, Sample
 from hearth.commands.bench.rounds.error_texts import error_text
 from hearth.commands.bench.rounds.machine_facts import load, now
@@ -25,6 +26,10 @@ ORDER: Final = (Start.FRESH, Start.RESTARTED, Start.KILLED, Start.COLD)
 STARTS_BY_URL: Final = (Start.FRESH, Start.RESTARTED)
 _MEMORY: Final = {Start.KILLED: Memory.ONE_SESSION, Start.COLD: Memory.NONE}
 WORKLOAD_S_MAX: Final = 4 * 3600.0
+
+
+class SaveError(Exception):
+    """What was measured cannot be kept: to go on would be for nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +90,7 @@ class Course:
 
 @dataclass(slots=True)
 class Rounds:
-    """Plays what `results` lack of `course`."""
+    """Plays what `results` lack of `course`. `save` raises OSError where it cannot."""
 
     course: Course
     results: Results
@@ -95,7 +100,11 @@ class Rounds:
     errors: int = 0
 
     async def play(self) -> None:
-        """Play all visits that are not whole yet; each sample is saved as soon as it is taken."""
+        """Play all visits that are not whole yet; each sample is saved as soon as it is taken.
+
+        Raises:
+            SaveError: it cannot be saved.
+        """
         for visit in self.course.visits():
             if self.course.missing(visit, self.results):
                 with tempfile.TemporaryDirectory(
@@ -130,6 +139,7 @@ class _Play:
         home.mkdir(exist_ok=True)
         memory = _MEMORY.get(start, Memory.DEFAULT)
         one_mb = 0
+        left = list(played)
         try:
             if memory == Memory.ONE_SESSION:
                 one_mb = memory_mb(visit.model.directory, scale)
@@ -137,15 +147,21 @@ class _Play:
                 visit.server, visit.model.directory, home, memory, one_mb
             ) as running:
                 self._rounds.results.told(visit.server.name, is_metered=running.is_metered)
-                for workload in played:
-                    await self._workload(workload, running)
+                while left:
+                    is_over = await self._workload(left[0], running)
+                    del left[0]
+                    if not is_over:
+                        raise ServerStartError("not asked, as it never ended what it was asked")
                 if is_killed:
                     await running.kill()
-        except (ServerStartError, OSError, ValueError) as error:
-            for workload in played:
+        except SaveError:
+            raise
+        except Exception as error:  # a server may fail in any way; the others go on
+            for workload in left:
                 self._take(workload, Measured({}, errors=(self._text(error),)), load(), now())
 
-    async def _workload(self, workload: Workload, running: StartedServer) -> None:
+    async def _workload(self, workload: Workload, running: StartedServer) -> bool:
+        """Play one workload; return whether it came to its end in time."""
         rounds, visit = self._rounds, self._visit
         rounds.tell(visit, workload)
         began, loaded = now(), load()
@@ -157,16 +173,20 @@ class _Play:
             round=visit.round,
             kept=self._kept,
         )
+        limit = asyncio.timeout(WORKLOAD_S_MAX)
         try:
-            async with asyncio.timeout(WORKLOAD_S_MAX):
+            async with limit:
                 measured = await workload.run(given)
         except Exception as error:  # a server may fail in any way; the others go on
             measured = Measured({}, errors=(self._text(error),))
         self._take(workload, measured, loaded, began)
+        return not limit.expired()
 
     def _take(self, workload: Workload, measured: Measured, loaded: float, began: str) -> None:
         visit = self._visit
-        errors = tuple(self._text(each) for each in measured.errors)
+        values = {name: value for name, value in measured.values.items() if is_number(value)}
+        odd = [f"no possible value: {name}" for name in measured.values if name not in values]
+        errors = tuple(self._text(each) for each in (*measured.errors, *odd))
         self._rounds.errors += len(errors)
         self._rounds.results.add(
             [
@@ -175,7 +195,7 @@ class _Play:
                     server=visit.server.name,
                     workload=workload.name,
                     round=visit.round,
-                    values=measured.values,
+                    values=values,
                     digests=measured.digests,
                     errors=errors,
                     load=loaded,
@@ -183,7 +203,10 @@ class _Play:
                 )
             ]
         )
-        self._rounds.save()
+        try:
+            self._rounds.save()
+        except OSError as error:
+            raise SaveError(f"The sample cannot be saved: {error}") from error
 
     def _text(self, error: Exception | str) -> str:
         return error_text(error, {self._visit.model.directory: "{model}", self._directory: "{dir}"})

@@ -8,6 +8,8 @@ from hearth.commands.bench.server import KEY, Memory, Server
 
 # Rapid-MLX guides tool calls by a Metal kernel: without Metal each request with tools fails.
 RAPID_WITHOUT_METAL: Final = () if sys.platform == "darwin" else ("--no-tool-call-parser",)
+# Some listen on all of the machine's addresses unless told otherwise, and none asks for a key.
+LOOPBACK: Final = ("--host", "127.0.0.1")
 
 SERVERS: Final = {
     server.name: server
@@ -35,7 +37,7 @@ SERVERS: Final = {
         ),
         Server(
             "mlx_lm",
-            ("-m", "mlx_lm", "server", "--model", "{model}", "--port", "{port}"),
+            ("-m", "mlx_lm", "server", "--model", "{model}", "--port", "{port}", *LOOPBACK),
             memory_arguments={
                 Memory.NONE: ("--prompt-cache-size", "0"),
                 Memory.ONE_SESSION: ("--prompt-cache-bytes", "{memory_bytes}"),
@@ -46,7 +48,7 @@ SERVERS: Final = {
         ),
         Server(
             "mlx_vlm",
-            ("-m", "mlx_vlm.server", "--model", "{model}", "--port", "{port}"),
+            ("-m", "mlx_vlm.server", "--model", "{model}", "--port", "{port}", *LOOPBACK),
             {"APC_ENABLED": "1", "APC_DISK_PATH": "{dir}/apc"},
             memory_environment={
                 Memory.NONE: {"APC_ENABLED": "0"},
@@ -56,7 +58,10 @@ SERVERS: Final = {
         ),
         Server(
             "vllm-mlx",
-            ("-m", "vllm_mlx.cli", "serve", "{model}", "--port", "{port}", "--continuous-batching"),
+            (
+                *("-m", "vllm_mlx.cli", "serve", "{model}", "--port", "{port}", *LOOPBACK),
+                "--continuous-batching",
+            ),
             memory_arguments={
                 Memory.NONE: ("--disable-prefix-cache",),
                 Memory.ONE_SESSION: ("--cache-memory-mb", "{memory_mb}"),
@@ -69,7 +74,10 @@ SERVERS: Final = {
         ),
         Server(
             "rapid-mlx",
-            ("-m", "rapid_mlx.cli", "serve", "{model}", "--port", "{port}", *RAPID_WITHOUT_METAL),
+            (
+                *("-m", "rapid_mlx.cli", "serve", "{model}", "--port", "{port}", *LOOPBACK),
+                *RAPID_WITHOUT_METAL,
+            ),
             memory_arguments={
                 Memory.NONE: ("--disable-prefix-cache",),
                 Memory.ONE_SESSION: ("--cache-memory-mb", "{memory_mb}"),
@@ -84,7 +92,7 @@ SERVERS: Final = {
             "mlx-openai-server",
             (
                 *("-m", "app.main", "launch", "--model-path", "{model}", "--model-type", "{kind}"),
-                *("--host", "127.0.0.1", "--port", "{port}", "--no-log-file"),
+                *("--port", "{port}", *LOOPBACK, "--no-log-file"),
             ),
             memory_arguments={
                 Memory.NONE: ("--prompt-cache-size", "0"),
@@ -103,7 +111,7 @@ SERVERS: Final = {
             "mtplx",
             (
                 *("-m", "mtplx.cli", "serve", "--model", "{model}", "--port", "{port}"),
-                *("--yes", "--ssd-session-cache-dir", "{dir}/ssd"),
+                *(*LOOPBACK, "--yes", "--ssd-session-cache-dir", "{dir}/ssd"),
             ),
             package="mtplx==2.12.2",
             notes=(
@@ -114,7 +122,7 @@ SERVERS: Final = {
         Server(
             "omlx",
             (
-                *("serve", "--model-dir", "{models_dir}", "--port", "{port}"),
+                *("serve", "--model-dir", "{models_dir}", "--port", "{port}", *LOOPBACK),
                 *("--paged-ssd-cache-dir", "{dir}/ssd"),
             ),
             memory_arguments={
@@ -127,7 +135,7 @@ SERVERS: Final = {
         ),
         Server(
             "splash",
-            ("serve", "--model", "{model}", "--port", "{port}"),
+            ("serve", "--model", "{model}", "--port", "{port}", *LOOPBACK),
             program="splash",
             notes=(
                 "Untried: it needs an M3 and macOS 26, and serves two model families only.",

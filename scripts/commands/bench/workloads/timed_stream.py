@@ -19,9 +19,18 @@ from typing import Any, Final
 import aiohttp
 
 from hearth.commands.bench.workload import Visit
-from hearth.commands.replay.player import BUFFER_BYTES, SEND_GAP_S, first_model
+from hearth.commands.replay.player import BUFFER_BYTES, SEND_GAP_S
 from hearth.commands.replay.traces import CHAT_PATH
-from hearth.commands.stream_client import Event, Reading, SseReader, read_chat, tokens_of
+from hearth.commands.stream_client import (
+    Event,
+    Reading,
+    SseReader,
+    body_of,
+    chunks_of,
+    first_model,
+    read_chat,
+    tokens_of,
+)
 
 TOGETHER_S: Final = 0.0005  # gaps that differ by less are no different (measures.py)
 FULL_SHARE: Final = 0.9  # of the tokens asked for: some servers count one less
@@ -78,14 +87,14 @@ class TextClock:
             return
         try:
             event = json.loads(data)
-        except ValueError:
-            event = None
-        if not isinstance(event, dict):
-            self.reading.error = "an event is no JSON object"
+            read_chat(self.reading, event)
+            is_text = has_text(event)
+        # Whatever is not as it should be: it is no object, or its parts are of other types.
+        except (ValueError, TypeError, AttributeError, LookupError, RecursionError):
+            self.reading.error = "an event is no chunk of a chat completion"
             return
-        read_chat(self.reading, event)
         self.last_s = now_s
-        if has_text(event):
+        if is_text:
             if not self.arrivals_s or now_s - self.arrivals_s[-1] >= TOGETHER_S:
                 self.arrivals_s.append(now_s)
             self._on_text(now_s)
@@ -124,7 +133,7 @@ def has_text(event: Event) -> bool:
 
 def told_error(text: str) -> str:
     """Return what a server said of a failure, short and without paths."""
-    with contextlib.suppress(ValueError):
+    with contextlib.suppress(ValueError, RecursionError):
         told = json.loads(text)
         if isinstance(told, dict):
             told = told.get("error") or told.get("detail") or told
@@ -156,7 +165,8 @@ class TimedClient:
         try:
             async with self._session.post(CHAT_PATH, json=body) as response:
                 if response.status != 200:
-                    error = f"{response.status} {told_error(await response.text())}"
+                    body = (await body_of(response)).decode(errors="replace")
+                    error = f"{response.status} {told_error(body)}"
                 else:
                     await _read(response, clock)
         except (aiohttp.ClientError, TimeoutError) as problem:
@@ -176,7 +186,7 @@ class TimedClient:
 
 async def _read(response: aiohttp.ClientResponse, clock: TextClock) -> None:
     events = SseReader()
-    async for chunk in response.content.iter_any():
+    async for chunk in chunks_of(response):
         now_s = time.perf_counter()
         for data in events.feed(chunk):
             clock.take(data, now_s)
@@ -196,7 +206,7 @@ async def timed_client(visit: Visit) -> AsyncIterator[TimedClient]:
         read_bufsize=BUFFER_BYTES,
         connector=aiohttp.TCPConnector(limit=0),
     ) as session:
-        model = target.model or await first_model(session, key)
+        model = target.model or await first_model(session, {})
         fixed = {
             **target.extra,
             "model": model,

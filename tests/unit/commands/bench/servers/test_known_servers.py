@@ -57,6 +57,15 @@ def test_each_server_is_given_the_model_and_the_port(name: str, tmp_path: Path) 
         assert "{" not in text.replace("{}", "")
 
 
+@pytest.mark.parametrize("name", SERVERS)
+def test_each_server_is_told_to_listen_on_loopback_alone(name: str) -> None:
+    """mlx_vlm and mlx-openai-server listen on all addresses by default, without a key."""
+    server = SERVERS[name]
+    hosts = [server.arguments[at + 1] for at, word in enumerate(server.arguments) if word == "--host"]
+    hosts += [server.environment["PROXY_HOST"]] if name == HEARTH else []
+    assert hosts == ["127.0.0.1"]
+
+
 @pytest.mark.parametrize("name", TRIED)
 def test_each_server_that_was_tried_can_be_told_what_it_may_keep(name: str) -> None:
     told = {command_of(SERVERS[name], memory) for memory in Memory}
@@ -78,6 +87,8 @@ def test_nothing_of_the_users_settings_and_keys_comes_to_a_server(
 ) -> None:
     made = environment_of(SERVERS[name], Memory.DEFAULT, given(tmp_path), USERS)
     assert "secret" not in made.values() and not set(made) & {"HF_TOKEN", "USE_KV_CACHE"}
+    assert {made["HF_HUB_OFFLINE"], made["DO_NOT_TRACK"]} == {"1"}
+    assert made["RAPID_MLX_DISABLE_VERSION_CHECK"] == "1", "else it asks GitHub at each start"
     assert made["HOME"] == str(tmp_path / "home") and made["PATH"] == "/bin"
     meter, *others = made["PYTHONPATH"].split(os.pathsep)
     assert (Path(meter) / "sitecustomize.py").exists()
