@@ -2,8 +2,13 @@
 
 A line is one measure of one workload, model and server. Two lines are told apart by an exact
 Mann-Whitney test at 5 %, and where their medians differ by the measure's `least` or more. Four
-rounds are the fewest that can tell anything apart. Of a hundred comparisons of equal servers, five
-pass the test by chance, fewer where `least` holds them back.
+rounds are the fewest that can tell anything apart. No test is corrected for how many there are:
+`rank_test.chance_told_apart` says how many pass by chance, and the page tells it.
+
+What is no fair comparison is none. Lines with failed requests are compared only by what failures do
+not flatter. Without Metal, for which all other servers are written, one that answers nothing of a
+workload is not held to have failed. Speeds of answers that had to obey a schema are compared only
+where all of them do: other text is other work.
 """
 
 import statistics
@@ -13,12 +18,16 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from hearth.commands.bench.measures import MEASURES, Measure
+from hearth.commands.bench.rank_test import P_MAX, mann_whitney
 from hearth.commands.bench.results import HEARTH, Results, Sample
 
-P_MAX: Final = 0.05
 IDEAL_TOKENS_MIN: Final = 64  # of a workload whose ideal is smaller, a few tokens are many times
 COLD_SUFFIX: Final = "-cold"  # of the workload whose answers are those without a cache
 _OF_READING: Final = ("read_tokens", "read_over_ideal", "read_per_prompt")
+# Of these, what says of two servers what `read_tokens` says: counted too, it would count thrice.
+REPEATED: Final = frozenset(_OF_READING[1:])
+# What depends on the text of the answers.
+_OF_ANSWERS: Final = {"tokens_s", "forwards_per_token", "gap_p50_s", "gap_p99_s"}
 # What is compared although requests failed: with less to do all else looks better than it is.
 _IN_SPITE_OF_FAILURES: Final = {"failed", "same_answers", "valid_share", "start_s"}
 
@@ -33,11 +42,12 @@ class Line:
     high: float
     is_claimed: bool = False  # what the server says it read: the meter cannot enter it
     failed: int = 0  # requests, of all rounds
+    is_unlike: bool = False  # told, and not compared: it did other work, or could do none here
 
 
 @dataclass(frozen=True, slots=True)
 class MovedLine:
-    """A line that differs between two runs by more than the spread of either."""
+    """One line in two runs; one that `moved` returns differs by more than the spread of either."""
 
     model: str
     server: str
@@ -47,12 +57,14 @@ class MovedLine:
     after: Line
 
 
-def line_of(values: Sequence[float], is_claimed: bool = False, failed: int = 0) -> Line | None:
+def line_of(
+    values: Sequence[float], is_claimed: bool = False, failed: int = 0, is_unlike: bool = False
+) -> Line | None:
     """Return the line of `values`, None of none."""
     if not values:
         return None
     median = float(statistics.median(values))
-    return Line(tuple(values), median, min(values), max(values), is_claimed, failed)
+    return Line(tuple(values), median, min(values), max(values), is_claimed, failed, is_unlike)
 
 
 def line(results: Results, model: str, server: str, workload: str, measure: str) -> Line | None:
@@ -71,7 +83,20 @@ def line(results: Results, model: str, server: str, workload: str, measure: str)
         or any("read_tokens" not in sample.values for sample, _ in found)
     )
     failed = sum(int(sample.values.get("failed", 0)) for sample, _ in found)
-    return line_of([value for _, value in found], is_claimed, failed)
+    is_unlike = (server != HEARTH and _needs_metal(results, samples)) or (
+        measure in _OF_ANSWERS and any(each.values.get("valid_share", 1) < 1 for each in samples)
+    )
+    return line_of([value for _, value in found], is_claimed, failed, is_unlike)
+
+
+def _needs_metal(results: Results, samples: Sequence[Sample]) -> bool:
+    """Return whether a workload of which a server never answered anything may need a Mac."""
+    played = [each.values for each in samples if each.values]
+    return bool(
+        "linux" in results.machine.lower()
+        and played
+        and all(each.get("failed", 0) and not each.get("requests", 0) for each in played)
+    )
 
 
 def lines(results: Results) -> Iterator[tuple[str, str, str, str, Line]]:
@@ -139,39 +164,13 @@ def same_answers(warm: Sequence[str], cold: Sequence[str]) -> float | None:
 # ---------------------------------------------------------------- comparing
 
 
-def mann_whitney(one: Sequence[float], other: Sequence[float]) -> float:
-    """Return the two-sided probability that equals differ in ranks by so much; 1 without values.
-
-    Exact, with ties: over all ways to part the values in two groups of these sizes.
-    """
-    ranks = doubled_ranks([*one, *other])
-    count, mean = len(one), len(one) * (len(ranks) + 1)
-    ways: list[dict[int, int]] = [{0: 1}, *({} for _ in one)]  # by how many are drawn: sum -> ways
-    for rank in ranks:
-        for drawn in range(count, 0, -1):
-            for total, number in ways[drawn - 1].items():
-                ways[drawn][total + rank] = ways[drawn].get(total + rank, 0) + number
-    far = abs(sum(ranks[:count]) - mean)
-    found = sum(number for total, number in ways[count].items() if abs(total - mean) >= far)
-    return found / sum(ways[count].values())
-
-
-def doubled_ranks(values: Sequence[float]) -> list[int]:
-    """Return twice the rank of each value, from 2; equal values share the middle of theirs."""
-    ordered = sorted(values)
-    first: dict[float, int] = {}
-    last: dict[float, int] = {}
-    for place, value in enumerate(ordered, start=1):
-        first.setdefault(value, place)
-        last[value] = place
-    return [first[value] + last[value] for value in values]
-
-
 def told_apart(one: Line, other: Line, measure: Measure) -> bool:
     """Return whether the lines differ by more than chance, and by enough to matter.
 
     Where requests failed, only what failures do not flatter is told apart.
     """
+    if one.is_unlike or other.is_unlike:
+        return False
     if (one.failed or other.failed) and measure.name not in _IN_SPITE_OF_FAILURES:
         return False
     difference = abs(one.median - other.median)
@@ -180,18 +179,27 @@ def told_apart(one: Line, other: Line, measure: Measure) -> bool:
     return mann_whitney(one.values, other.values) < P_MAX
 
 
+def paired(before: Results, after: Results) -> list[MovedLine]:
+    """Return the lines that both runs have; those that only repeat another one are left out."""
+    later = {tuple(key): new for *key, new in lines(after)}
+    return [
+        MovedLine(model, server, workload, measure, old, new)
+        for model, server, workload, measure, old in lines(before)
+        if measure not in REPEATED
+        and (new := later.get((model, server, workload, measure))) is not None
+    ]
+
+
 def moved(before: Results, after: Results) -> list[MovedLine]:
     """Return the lines whose median of each run lies outside all rounds of the other run.
 
     Lines that only one of them has are left out, and differences that no measure minds.
     """
-    found = []
-    later = {tuple(key): new for *key, new in lines(after)}
-    for model, server, workload, measure, old in lines(before):
-        new = later.get((model, server, workload, measure))
-        if new is not None and _is_moved(old, new, MEASURES[measure].least):
-            found.append(MovedLine(model, server, workload, measure, old, new))
-    return found
+    return [
+        each
+        for each in paired(before, after)
+        if _is_moved(each.before, each.after, MEASURES[each.measure].least)
+    ]
 
 
 def _is_moved(old: Line, new: Line, least: float) -> bool:

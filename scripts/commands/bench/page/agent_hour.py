@@ -1,7 +1,7 @@
 """Adds up what an agent's hour costs on a server, from an explicit mix of counted workloads."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import median
 from typing import Final
 
@@ -27,7 +27,8 @@ class HourPart:
         return self.times / max(1.0, sample.values.get("requests", 1.0))
 
 
-# An hour of one agent at work, as captured sessions have it: an assumption, told on the page.
+# An hour of one agent at work: an assumption. Nobody counted how often people cancel, or restart a
+# server; so the page tells what each part adds, and what is left without the cancelled prompts.
 HOUR: Final = (
     HourPart("linear", 40, "turns of a session", is_by_request=True),
     HourPart("sub-agents", 2, "fan-outs to sub-agents"),
@@ -36,6 +37,7 @@ HOUR: Final = (
     HourPart("cancel-3s", 1, "sent again after 3 s", is_by_request=True),
     HourPart("restart", 1, "restart of the server", is_by_request=True),
 )
+CANCELLED: Final = "cancel"  # begins the names of workloads whose prompts are cancelled
 READ: Final = Measure("hour_read", "tokens read", Unit.TOKENS, False, 64)
 WAIT: Final = Measure("hour_wait", "to first tokens", Unit.SECONDS, False, 0.5)
 CPU: Final = Measure("hour_cpu", "CPU", Unit.SECONDS, False, 0.5)
@@ -50,6 +52,14 @@ class HourCost:
     lines: Mapping[str, Line]  # by name of COSTS
     missing: tuple[str, ...] = ()
     failed: int = 0  # requests, of all rounds: what failed was not read
+    read: Mapping[str, float] = field(default_factory=dict)  # tokens that each workload adds
+
+    @property
+    def read_uncancelled(self) -> float | None:
+        """Return the tokens of all but the cancelled prompts; None where some are not known."""
+        if not self.read or self.missing:
+            return None
+        return sum(read for name, read in self.read.items() if not name.startswith(CANCELLED))
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +121,20 @@ def _cost(lines: PageLines, model: str, server: str, parts: tuple[HourPart, ...]
         values = [each[cost.name] for each in sums if cost.name in each]
         if line := line_of(values, is_claimed and cost is READ, failed):
             costs[cost.name] = line
-    return HourCost(server, costs, missing, failed)
+    return HourCost(server, costs, missing, failed, _read_by_part(samples))
+
+
+def _read_by_part(samples: Mapping[HourPart, Mapping[int, Sample]]) -> dict[str, float]:
+    """Return what each workload adds to the tokens of the hour, its median over the rounds."""
+    told = {
+        part.workload: [
+            part.share(each) * values[READ.name]
+            for each in found.values()
+            if READ.name in (values := values_of(each))
+        ]
+        for part, found in samples.items()
+    }
+    return {name: median(values) for name, values in told.items() if values}
 
 
 def _sums(samples: Mapping[HourPart, Sample]) -> dict[str, float]:

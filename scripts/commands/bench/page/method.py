@@ -6,6 +6,7 @@ from typing import Final
 
 from hearth.commands.bench.page.causes import Causes
 from hearth.commands.bench.page.markup import Html, joined, tag, with_code
+from hearth.commands.bench.page.meter_check import counted_otherwise
 from hearth.commands.bench.page.page_lines import PageLines
 from hearth.commands.bench.page.value_format import brief, counted, listed
 from hearth.commands.bench.results import HEARTH, ModelFacts, Results
@@ -46,9 +47,12 @@ def standing_notice(results: Results) -> Html:
     if not parts:
         return joined()
     parts.append(
-        "Tokens read mean the same on any machine; seconds, energy and memory compare servers "
-        "here, and foretell nothing of a Mac."
+        "Tokens read mean the same on any machine, but where time decides what is read: of "
+        "cancelled prompts, of agents at once, and after a kill."
     )
+    if small:
+        parts.append("So small a model reads a whole prompt in the 3 s before one is sent again.")
+    parts.append("Seconds, energy and memory compare servers here, and foretell nothing of a Mac.")
     return tag("p", tag("strong", "Read this first. "), " ".join(parts), class_="notice")
 
 
@@ -65,7 +69,8 @@ def method(lines: PageLines, causes: Causes, abouts: Mapping[str, str]) -> Html:
 
 
 def _remarks(lines: PageLines, causes: Causes) -> Html:
-    found = [*_unmetered(lines.results), *_longer_prompts(lines), *_errors(lines)]
+    found = [*_unmetered(lines.results), *_longer_prompts(lines)]
+    found += [*counted_otherwise(lines), *_errors(lines)]
     unused = causes.unused((each.workload, each.measure.name) for each in lines.behind)
     found += [f"A cause was written for {each}, where Hearth is not behind." for each in unused]
     body = tag("ul", *(tag("li", text) for text in found)) if found else tag("p", "None.")
@@ -205,13 +210,25 @@ def _meaning(results: Results) -> Html:
     points: tuple[str, ...] = (
         "Tokens read are rows of the attention layers of all of a server's processes, from the "
         "first request of a workload until the server rests. What is read in idle time, or for a "
-        "client that has gone, counts.",
-        "The ideal are the tokens with which no earlier prompt of the workload began, by the ids "
-        "of Hearth's prompts. A server that builds shorter prompts can read less.",
-        "Counted workloads ask for answers of one token, timed ones for whole answers.",
+        "client that has gone, counts. So does padding between prompts of different lengths that "
+        "are read in one batch: it is computed too. What is read one token at a time does not "
+        "count, nor what a draft model computes, or a kernel of a server's own in place of MLX's "
+        "attention. A decoding step that a server has compiled counts no forwards.",
+        "The ideal are the tokens with which no prompt of the workload began that was sent "
+        "earlier, even if that one is still being read: of prompts that come at once it has each "
+        "shared token read once, for which all but one must wait. It is by the ids of Hearth's "
+        "prompts; a server that builds shorter prompts can read less.",
+        "Counted workloads ask for answers of one token, so that nothing is drafted and no step of "
+        "decoding is taken for reading. What a cache keeps of long answers is seen in live alone.",
+        "The servers run with their own defaults, but for what the table of servers tells.",
         "A value is the median of the rounds, with their range. Two lines are told apart by an "
-        "exact Mann-Whitney test (p < 0.05) and by a least difference, which each measure has. Of "
-        "so many comparisons some come out by chance.",
+        "exact Mann-Whitney test (p < 0.05) and by a least difference, which each measure has. The "
+        "test is not corrected for the number of comparisons; how many it may find by chance is "
+        "told above. The rounds are of one run on one machine.",
+        "A line whose requests failed is compared only by what failures do not flatter. Without "
+        "Metal a server that answered nothing of a workload is not held to have failed, as it may "
+        "need a Mac. Speeds of answers that must obey a schema are compared only where all do. "
+        "Read over the ideal, and of the prompt, are compared as tokens read, and counted once.",
         "Memory and CPU are those of all of a server's processes together.",
     )
     if not any(facts.is_metered for facts in results.servers.values()):

@@ -8,8 +8,9 @@ from typing import Final
 
 from hearth.commands.bench import statistics
 from hearth.commands.bench.measures import MEASURES, Measure
+from hearth.commands.bench.rank_test import chance_told_apart
 from hearth.commands.bench.results import HEARTH, Results, Sample
-from hearth.commands.bench.statistics import COLD_SUFFIX, Line
+from hearth.commands.bench.statistics import COLD_SUFFIX, REPEATED, Line
 
 ROUNDS_MIN: Final = 4  # of each server: with fewer, no order of values is rarer than 1 in 20
 
@@ -20,7 +21,7 @@ class Standing(Enum):
     BETTER = "better"
     SAME = "can't be told apart"
     WORSE = "worse"
-    FAILED = "requests failed: not compared"
+    FAILED = "not compared: requests failed, or other work was done"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,8 @@ class LineBehind:
 def standing(own: Line, other: Line, measure: Measure) -> Standing:
     """Return how the server of the line `other` stands to Hearth."""
     if not statistics.told_apart(own, other, measure):
-        return Standing.FAILED if own.failed or other.failed else Standing.SAME
+        is_no_pair = own.failed or other.failed or own.is_unlike or other.is_unlike
+        return Standing.FAILED if is_no_pair else Standing.SAME
     is_better = (other.median > own.median) == bool(measure.is_more_better)
     return Standing.BETTER if is_better else Standing.WORSE
 
@@ -121,6 +123,18 @@ class PageLines:
                 if found := self.standing(model, server, workload, measure):
                     yield found
 
+    def by_chance(self) -> float:
+        """Return how many of `standings` would differ, at most, if all servers were alike."""
+        found = 0.0
+        for model, workload, measure in self._compared():
+            lines = self.of(model, workload, measure.name)
+            for server in self.servers:
+                told = self.standing(model, server, workload, measure)
+                if told not in (None, Standing.FAILED):
+                    own, other = lines[HEARTH].values, lines[server].values
+                    found += chance_told_apart(len(own), len(other))
+        return found
+
     def behind_by_measure(self, workloads: Collection[str]) -> list[list[LineBehind]]:
         """Return the lines behind of some workloads, those of one measure together.
 
@@ -144,10 +158,18 @@ class PageLines:
 
     def _compared(self) -> Iterator[tuple[str, str, Measure]]:
         for workload in self.workloads:
-            compared = [each for each in self.measures(workload) if each.is_more_better is not None]
-            for measure in compared:
-                for model in self.models:
-                    yield model, workload, measure
+            for measure in self.measures(workload):
+                if measure.is_more_better is not None and measure.name not in REPEATED:
+                    for model in self.models:
+                        if not self._is_repeated(model, workload, measure):
+                            yield model, workload, measure
+
+    def _is_repeated(self, model: str, workload: str, measure: Measure) -> bool:
+        """Return whether a p95 is of so few requests that it is the p50."""
+        if not measure.name.endswith("_p95_s"):
+            return False
+        middle = measure.name.replace("_p95_s", "_p50_s")
+        return self.of(model, workload, measure.name) == self.of(model, workload, middle)
 
 
 def _in_order(known: object, met: Iterator[str]) -> list[str]:

@@ -17,6 +17,7 @@ from hearth.commands.bench.page.agent_hour import (
 )
 from hearth.commands.bench.page.causes import Causes
 from hearth.commands.bench.page.dot_plots import strip
+from hearth.commands.bench.page.hour_parts import parts_table
 from hearth.commands.bench.page.markup import Html, joined, safe, tag
 from hearth.commands.bench.page.page_lines import (
     ROUNDS_MIN,
@@ -61,6 +62,7 @@ def _hours(lines: PageLines, hours: Sequence[AgentHour]) -> Html:
         _standing(lines) or "",
         tag("div", *panels, class_="hours"),
         _how_to_read(lines),
+        parts_table(lines, hours),
     )
 
 
@@ -101,18 +103,26 @@ def _sentence(lines: PageLines, hours: Sequence[AgentHour], cost: Measure) -> Ht
 
 def _how_much(hours: Sequence[AgentHour]) -> str:
     """Say how much Hearth reads, over the ideal, and the others over Hearth."""
-    over_ideal, others = [], []
+    over_ideal, others, uncancelled = [], [], []
     for hour in hours:
-        read = {each.server: each.lines[READ.name].median
-                for each in hour.costs if is_whole(each, READ)}  # fmt: skip
-        own = read.pop(HEARTH, 0.0)
-        if own and hour.ideal:
-            over_ideal.append(own / hour.ideal)
-        others += [each / own for each in read.values() if own]
+        costs = {each.server: each for each in hour.costs if is_whole(each, READ)}
+        own = costs.pop(HEARTH, None)
+        if own is None or not (read := own.lines[READ.name].median):
+            continue
+        if hour.ideal:
+            over_ideal.append(read / hour.ideal)
+        for each in costs.values():
+            if not each.lines[READ.name].is_claimed:  # what a server says of itself is no count
+                others.append(each.lines[READ.name].median / read)
+                if each.read_uncancelled and own.read_uncancelled:
+                    uncancelled.append(each.read_uncancelled / own.read_uncancelled)
     if not over_ideal or not others:
         return ""
     ideal, more = _between(over_ideal), _between(others)
-    return f"{ideal} times the ideal; the others read {more} times as much as Hearth. "
+    told = f"{ideal} times the ideal; the others read {more} times as much as Hearth"
+    if uncancelled and _between(uncancelled) != more:
+        told += f", and {_between(uncancelled)} times without the cancelled prompts"
+    return f"{told}. "
 
 
 def _between(values: Sequence[float]) -> str:
@@ -136,7 +146,18 @@ def _standing(lines: PageLines) -> Html | None:
         f"{counts[Standing.WORSE]:,}, can’t be told apart in {counts[Standing.SAME]:,}, and ",
         tag("a", f"behind in {counts[Standing.BETTER]:,}", href="#behind"),
         f" ({which})." if which else ".",
+        _by_chance(lines),
         class_="tally",
+    )
+
+
+def _by_chance(lines: PageLines) -> str:
+    """Say how many of the comparisons would come out one way or the other for no reason."""
+    if not lines.can_compare:
+        return ""
+    return (
+        f" If all servers were alike, up to {lines.by_chance():,.0f} would differ by chance, half"
+        " of them each way. Measures of one workload go together: they are no independent votes."
     )
 
 
@@ -226,9 +247,11 @@ def _hour_cell(cost: HourCost, own: HourCost | None, measure: Measure) -> Html:
 def _how_to_read(lines: PageLines) -> Html:
     parts = [f"{part.times} {part.what}" for part in hour_parts(lines)]
     text = (
-        f"An hour is {listed(parts)}. A dot is the median of {counted(lines.rounds, 'round')} and "
-        "its bar their range, ± half of that; the thin upright is the ideal, what a cache that "
-        "forgets nothing would read. To first tokens: requests times the median wait. "
+        f"An hour is {listed(parts)}: a mix that we made up, not one that was counted. Answers are "
+        "not in it, each has one token: this is what prompts cost, not what an hour takes. A dot "
+        f"is the median of {counted(lines.rounds, 'round')} and its bar their range, ± half of "
+        "that; the thin upright is the ideal, what a cache that forgets nothing would read. To "
+        "first tokens: requests times the median wait. "
     )
     return tag("p", text, marks_legend(), class_="note")
 
@@ -240,7 +263,7 @@ def marks_legend() -> Html:
         "; ",
         tag("span", "can’t be told apart from Hearth", class_="e"),
         "; ",
-        tag("span", "not compared, as requests failed", class_="x"),
+        tag("span", "not compared: requests failed, or other work was done", class_="x"),
         "; ",
         f"{CLAIMED} as the server itself says; no mark: worse.",
     )

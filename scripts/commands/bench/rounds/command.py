@@ -26,6 +26,7 @@ from typing import Any, Final
 from hearth.commands.bench.measures import MEASURES
 from hearth.commands.bench.page.bench_page import bench_page
 from hearth.commands.bench.page.causes import Causes
+from hearth.commands.bench.rank_test import chance_moved
 from hearth.commands.bench.results import HEARTH, Results
 from hearth.commands.bench.rounds.all_workloads import ALL_WORKLOADS, chosen_workloads
 from hearth.commands.bench.rounds.calibration import Rates, calibrated
@@ -39,7 +40,7 @@ from hearth.commands.bench.rounds.visit_rounds import Course, Rounds
 from hearth.commands.bench.servers.found_servers import found_servers
 from hearth.commands.bench.servers.known_servers import SERVERS
 from hearth.commands.bench.servers.started_server import ServerStartError
-from hearth.commands.bench.statistics import moved
+from hearth.commands.bench.statistics import moved, paired
 from hearth.commands.bench.workload import SCALES, Scale
 from hearth.shared.errors import StartError
 
@@ -229,7 +230,8 @@ def _say_written(path: Path) -> int:
 
 
 def _compare(one: Path, other: Path) -> int:
-    lines = moved(Results.load(one), Results.load(other))
+    before, after = Results.load(one), Results.load(other)
+    lines, pairs = moved(before, after), paired(before, after)
     for each in lines:
         unit = MEASURES[each.measure].unit
         print(
@@ -238,6 +240,12 @@ def _compare(one: Path, other: Path) -> int:
         )
     if not lines:
         print("No line moved by more than its spread.")
+    # Without it a reader takes for a change what any two runs of so many lines show.
+    chance = sum(chance_moved(len(each.before.values), len(each.after.values)) for each in pairs)
+    print(
+        f"{len(lines)} of {len(pairs)} lines moved. If nothing had changed, up to {chance:.0f} "
+        "would by chance, and no count that is the same in each round."
+    )
     return 0
 
 

@@ -9,14 +9,15 @@ from hypothesis import given, settings, strategies as st
 
 from hearth.commands.bench.measures import MEASURES
 from hearth.commands.bench.page.page_lines import PageLines, Standing
+from hearth.commands.bench.rank_test import mann_whitney
 from hearth.commands.bench.results import Results, Sample, ServerFacts
 from hearth.commands.bench.statistics import (
     Line,
     line,
     line_of,
     lines,
-    mann_whitney,
     moved,
+    paired,
     same_answers,
     told_apart,
 )
@@ -220,6 +221,40 @@ def test_another_server_stands_better_or_worse_than_hearth(
     assert found.standing("m", "absent", "w", MEASURES[measure]) is None
 
 
+def failing(machine: str, rounds: Sequence[dict[str, float]]) -> Results:
+    """Return a run in which Hearth answers and obeys, and another server does what is given."""
+    good = {"requests": 4.0, "failed": 0.0, "valid_share": 1.0, "tokens_s": 20.0}
+    results = flat_results({("m", "hearth", "w"): [good] * 5, ("m", "other", "w"): rounds})
+    results.machine = machine
+    return results
+
+
+@pytest.mark.parametrize(
+    ("machine", "answered", "expected"),
+    [
+        ("AMD EPYC, 2 cores, 8 GiB, Linux x86_64", [0.0] * 5, Standing.FAILED),
+        ("AMD EPYC, 2 cores, 8 GiB, Linux x86_64", [0.0, 0.0, 1.0, 0.0, 0.0], Standing.WORSE),
+        ("Apple M3 Max, 64 GiB, macOS 15", [0.0] * 5, Standing.WORSE),
+    ],
+)
+def test_who_answers_nothing_without_metal_is_not_held_to_have_failed(
+    machine: str, answered: list[float], expected: Standing
+) -> None:
+    rounds = [{"requests": each, "failed": 4 - each, "valid_share": 0.0} for each in answered]
+    results = failing(machine, rounds)
+    assert PageLines(results).standing("m", "other", "w", MEASURES["failed"]) == expected
+    assert PageLines(results).standing("m", "other", "w", MEASURES["valid_share"]) == expected
+
+
+@pytest.mark.parametrize(("share", "expected"), [(1.0, Standing.WORSE), (0.75, Standing.FAILED)])
+def test_speeds_of_answers_to_a_schema_are_compared_where_all_obey(
+    share: float, expected: Standing
+) -> None:
+    rounds = [{"requests": 4.0, "failed": 0.0, "valid_share": share, "tokens_s": 10.0}] * 5
+    results = failing("a machine", rounds)
+    assert PageLines(results).standing("m", "other", "w", MEASURES["tokens_s"]) == expected
+
+
 def run_of(values: Sequence[float]) -> Results:
     return flat_results({("m", "hearth", "w"): [{"cpu_s": value} for value in values]})
 
@@ -246,6 +281,16 @@ def test_a_line_moved_when_each_median_is_outside_the_other_run(
 def test_a_run_has_not_moved_from_itself(values: list[float]) -> None:
     assert moved(run_of(values), run_of(values)) == []
     assert moved(run_of(values), flat_results({("m", "hearth", "w"): [{}]})) == []
+
+
+def test_what_is_derived_of_tokens_does_not_move_beside_them() -> None:
+    def run(read: float) -> Results:
+        values = {"read_tokens": read, "ideal_tokens": 200.0, "prompt_tokens": 400.0}
+        return flat_results({("m", "hearth", "w"): [values]})
+
+    assert [each.measure for each in moved(run(300.0), run(400.0))] == ["read_tokens"]
+    pairs = paired(run(300.0), run(400.0))
+    assert {each.measure for each in pairs} == {"read_tokens", "ideal_tokens", "prompt_tokens"}
 
 
 def test_all_lines_are_found_those_that_follow_too() -> None:

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from hearth.commands.bench.measures import MEASURES
 from hearth.commands.bench.page.agent_hour import CPU, READ, WAIT, agent_hour, hour_parts
 from hearth.commands.bench.page.page_lines import PageLines, Standing
 from hearth.commands.bench.results import HEARTH, Results, Sample
@@ -82,6 +83,38 @@ def test_tokens_of_a_server_that_nobody_can_meter_are_those_that_it_claims() -> 
     (cost,) = agent_hour(PageLines(made), MODEL).costs
     assert cost.lines[READ.name].median == 7
     assert cost.lines[READ.name].is_claimed
+
+
+def test_each_part_of_the_hour_is_told_and_what_is_left_without_cancelled_prompts() -> None:
+    rows = [
+        sample(server, workload, at, read_tokens=read + at, requests=requests)
+        for server in (HEARTH, "mlx_lm")
+        for workload, read, requests in (("linear", 100, 10), ("cancel-0s", 30, 3))
+        for at in range(3)
+        if (server, workload) != ("mlx_lm", "linear")
+    ]
+    own, other = agent_hour(PageLines(results(*rows, rounds=3)), MODEL).costs
+    assert own.read == {"linear": 40 * 101 / 10, "cancel-0s": pytest.approx(2 * 31 / 3)}
+    assert own.read_uncancelled == own.read["linear"]
+    assert other.read_uncancelled is None, "linear is missing"
+
+
+def test_what_repeats_another_line_is_compared_once() -> None:
+    rows = [
+        sample(server, workload, at, read_tokens=read, ideal_tokens=100, prompt_tokens=200,
+               ttft_p50_s=wait, ttft_p95_s=wait * late)
+        for server, read, wait in ((HEARTH, 200, 2.0), ("mlx_lm", 100, 1.0))
+        for workload, late in (("linear", 2.0), ("kill", 1.0))
+        for at in range(5)
+    ]  # fmt: skip
+    lines = PageLines(results(*rows, rounds=5))
+    behind = sorted((each.workload, each.measure.name) for each in lines.behind)
+    waits = [("kill", "ttft_p50_s"), ("linear", "ttft_p50_s"), ("linear", "ttft_p95_s")]
+    assert behind == sorted([("kill", "read_tokens"), ("linear", "read_tokens"), *waits])
+    assert lines.by_chance() == pytest.approx(len(behind) * 8 / 252)
+    # The tables have them all the same.
+    over = MEASURES["read_over_ideal"]
+    assert lines.standing(MODEL, "mlx_lm", "kill", over) is Standing.BETTER
 
 
 def test_lines_behind_are_those_that_another_server_wins() -> None:

@@ -89,6 +89,29 @@ def test_random_weights_on_a_cpu_are_said_to_be_that() -> None:
     assert "Read this first" not in bench_page(small)
 
 
+def test_the_page_says_that_the_mix_is_made_up_and_what_chance_tells_apart(whole: str) -> None:
+    text = Parsed(whole).text
+    assert "a mix that we made up" in text
+    assert "times without the cancelled prompts" in text
+    assert "all but the cancelled prompts" in text
+    assert re.search(r"If all servers were alike, up to [1-9]\d* would differ by chance", text)
+    few = Parsed(bench_page(made_results(models=("qwen3",), rounds=2))).text
+    assert "If all servers were alike" not in few
+
+
+def test_a_stand_in_is_said_to_read_a_prompt_before_it_is_sent_again() -> None:
+    small = made_results(models=("qwen3",), rounds=1)
+    assert "in the 3 s before one is sent again" in bench_page(small)
+    small.models["qwen3"] = replace(small.models["qwen3"], bytes=15_000_000_000)
+    assert "but where time decides what is read" in bench_page(small)
+    assert "in the 3 s before" not in bench_page(small)
+
+
+def test_what_a_server_claims_is_no_count_of_how_much_others_read() -> None:
+    made = made_results(models=("qwen3",), servers=(HEARTH, "rapid-mlx"))
+    assert "the others read" not in bench_page(made), "nobody meters rapid-mlx here"
+
+
 def test_fewer_rounds_than_four_are_said_to_tell_nothing_apart() -> None:
     page = bench_page(made_results(models=("qwen3",), rounds=2))
     assert "2 rounds cannot tell servers apart" in page

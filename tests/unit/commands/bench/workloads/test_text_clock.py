@@ -132,8 +132,10 @@ def test_an_error_is_told_once() -> None:
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3)
-    | st.dictionaries(st.sampled_from(("choices", "delta", "usage", "content", "error")), inner),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(("choices", "delta", "usage", "content", "error")), inner)
+    ),
     max_leaves=8,
 )
 
