@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from hearth.commands.bench.page.value_format import listed
 from hearth.commands.bench.results import HEARTH, Results
 from hearth.commands.bench.statistics import line
 
@@ -94,7 +93,7 @@ def headline(results: Results) -> str:
 
 def _introduction(results: Results) -> str:
     kinds = [kind for kind in _KINDS if any(m.kind == kind for m in results.models.values())]
-    models = listed(kinds) or "some"
+    models = _listed(kinds) or "some"
     others = sum(name != HEARTH for name in results.servers)
     beside = f"beside {others} other server{'s' * (others != 1)}"
     return (
@@ -136,6 +135,10 @@ def _range(values: Sequence[float], figure: HeadlineFigure) -> str:
 def _percent(share: float) -> str:
     percent = 100 * share
     return f"{percent:.0f}" if percent >= 10 else f"{percent:.1f}"
+
+
+def _listed(words: Sequence[str]) -> str:
+    return " and ".join(filter(None, (", ".join(words[:-1]), *words[-1:])))
 
 
 def wrapped(sentence: str) -> str:
