@@ -9,7 +9,7 @@ from typing import Final
 
 CHARS_MAX: Final = 300
 _PATH: Final = re.compile(
-    r"(?<![\w{}:/])~?/(?!v\d+/|v\d+\b)(?:[^\s/'\"<>|:,;()]+/)+([^\s/'\"<>|:,;()]*)"
+    r"(?<![\w{}/])~?/(?!v\d+/|v\d+\b)(?:[^\s/'\"<>|:,;()]+/)+([^\s/'\"<>|:,;()]*)"
 )
 _URL_HOST: Final = re.compile(r"\b(\w+)://[^\s/'\"]+")
 _NAME_CHARS_MIN: Final = 3  # a shorter name is part of ordinary words
@@ -26,6 +26,7 @@ def error_text(error: BaseException | str, places: Mapping[Path, str]) -> str:
         for path in {str(place), str(place.resolve())}:
             text = text.replace(path, name)
     text = text.replace(str(Path.home()), "~")
+    text = text.replace("file://", "")
     text = _URL_HOST.sub(r"\1://{host}", text)
     text = _PATH.sub(r"\1", text)
     for name, stands in ((platform.node(), "{host}"), (_user(), "{user}")):

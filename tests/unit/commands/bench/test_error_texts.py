@@ -20,12 +20,26 @@ PLACES = {Path("/data/models/Qwen-7B"): "{model}", Path("/tmp/run-1"): "{dir}"}
         ("POST /v1/chat/completions is 500", "POST /v1/chat/completions is 500"),
         ("at http://10.0.0.7:8000/v1/models", "at http://{host}/v1/models"),
         ("~/secret/plans/a.txt is missing", "a.txt is missing"),
+        ("OSError:/data/anna/plans/a.txt", "OSError:a.txt"),
+        ("model:~/secret/plans/a.txt", "model:a.txt"),
         ("two\n  lines", "two lines"),
         ("and/or 3 tokens/s", "and/or 3 tokens/s"),
     ],
 )
 def test_no_place_is_told(text: str, shared: str) -> None:
     assert error_text(text, PLACES) == shared
+
+
+@given(
+    st.text("ab .:'", max_size=8),
+    st.lists(st.text("secretXYZ0-_.", min_size=1), min_size=2, max_size=5),
+    st.text(" '\",)x", max_size=5),
+)
+def test_of_a_path_no_folder_is_told(before: str, parts: list[str], behind: str) -> None:
+    path = f"/Private{'/'.join(parts)}/model"
+    for text in (f"{before} {path}{behind}", f"{before}:{path}", f"at file://{path}", f"({path})"):
+        told = error_text(text, {})
+        assert "Private" not in told and "secret" not in told
 
 
 def test_home_user_and_host_are_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
