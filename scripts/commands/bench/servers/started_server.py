@@ -7,6 +7,7 @@ has answered a request, not when it says so: some say so while they still load.
 
 import asyncio
 import contextlib
+import json
 import os
 import re
 import shutil
@@ -41,6 +42,7 @@ from hearth.commands.bench.servers.server_environment import (
 )
 from hearth.commands.replay.player import Row, Target, replay
 from hearth.commands.replay.traces import CHAT_PATH, Captured
+from hearth.commands.stream_client import body_of
 from hearth.shared.paths import env_file
 
 __all__ = ["ServerStartError", "StartedServer", "started"]
@@ -301,11 +303,11 @@ def _spawn(
 
 
 async def _is_healthy(session: aiohttp.ClientSession) -> bool:
-    with contextlib.suppress(aiohttp.ClientError, TimeoutError, ValueError):
+    with contextlib.suppress(aiohttp.ClientError, TimeoutError, ValueError, RecursionError):
         async with session.get("/health", timeout=aiohttp.ClientTimeout(5)) as response:
             if response.status == 404:
                 return await _lists_models(session)
-            told = await response.json(content_type=None)
+            told = json.loads(await body_of(response))
             status = told.get("status", "") if isinstance(told, dict) else ""
             return str(status).lower() in READY
     return False
