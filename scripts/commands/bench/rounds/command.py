@@ -30,21 +30,23 @@ from hearth.commands.bench.rank_test import chance_moved
 from hearth.commands.bench.results import HEARTH, Results
 from hearth.commands.bench.rounds.all_workloads import ALL_WORKLOADS, chosen_workloads
 from hearth.commands.bench.rounds.calibration import Rates, calibrated
+from hearth.commands.bench.rounds.file_lock import sole_writer
+from hearth.commands.bench.rounds.interrupts import interrupts, run_interruptible
 from hearth.commands.bench.rounds.machine_facts import computing_servers
 from hearth.commands.bench.rounds.model_facts import chosen_models
 from hearth.commands.bench.rounds.plan import Plan, minutes
 from hearth.commands.bench.rounds.progress import Progress
 from hearth.commands.bench.rounds.resumed_results import begun, resumed
 from hearth.commands.bench.rounds.server_choice import by_url, chosen_servers, with_installed
-from hearth.commands.bench.rounds.visit_rounds import Course, Rounds
+from hearth.commands.bench.rounds.visit_rounds import Course, Rounds, SaveError
 from hearth.commands.bench.servers.found_servers import found_servers
 from hearth.commands.bench.servers.known_servers import SERVERS
-from hearth.commands.bench.servers.started_server import ServerStartError
 from hearth.commands.bench.statistics import moved, paired
 from hearth.commands.bench.workload import SCALES, Scale
 from hearth.shared.errors import StartError
 
 CANNOT_BEGIN: Final = 2
+INTERRUPTED: Final = 128 + signal.SIGINT
 _QUICK: Final = "quick"
 _FULL: Final = "full"
 _DEFAULT_JSON: Final = "hearth-bench.json"
@@ -64,7 +66,7 @@ def options_of(
         "--model", metavar="X", help="hub id, name or directory; repeatable", **many
     )
     parser.add_argument("--servers", metavar="A,B", default="", help="of those that it knows")
-    parser.add_argument("--server", metavar="NAME=URL", help="one that runs already", **many)
+    parser.add_argument("--server", metavar="NAME=URL", help="one that runs already; NAME is published", **many)
     parser.add_argument("--workloads", metavar="A,B", default="", help="default: all")
     parser.add_argument("--quick", action="store_true", help="minutes, not hours")
     parser.add_argument("--scale", choices=list(scales), help="how long sessions are")
@@ -93,7 +95,12 @@ def main(arguments: Sequence[str] | None = None, scales: Mapping[str, Scale] = S
         if options.page:
             results = Results.load(options.page)
             return _say_written(_page(results, options.page, options))
-        return _measure(options, scales)
+        _html_path(options, options.json)
+        with interrupts(), sole_writer(options.json):
+            return _measure(options, scales)
+    except KeyboardInterrupt:
+        print("Interrupted.", file=sys.stderr)
+        return INTERRUPTED
     except StartError as error:
         print(error, file=sys.stderr)
     except (OSError, ValueError) as error:  # a file that cannot be read or written
@@ -170,8 +177,8 @@ def _rates(plan: Plan) -> dict[str, Rates]:
         label = model.facts.label
         _say(f"Measures how fast {label} is here, by {first.server.name} ...")
         try:
-            rates[label] = asyncio.run(calibrated(first.server, model))
-        except (ServerStartError, StartError, OSError, TimeoutError) as error:
+            rates[label] = run_interruptible(calibrated(first.server, model))
+        except Exception as error:  # a server may fail in any way; then no time is told
             _say(f"That is not known: {error}")
     return rates
 
@@ -194,28 +201,23 @@ def _play(plan: Plan, options: argparse.Namespace) -> int:
     rounds = Rounds(course, results, lambda: results.save(path), progress.tell)
     began = time.monotonic()
     try:
-        asyncio.run(_until_signal(rounds))
-    except (KeyboardInterrupt, asyncio.CancelledError):
+        run_interruptible(rounds.play())
+    except KeyboardInterrupt:
         _say("Interrupted. The same command goes on where it was.")
-        return 128 + signal.SIGINT
+        return INTERRUPTED
+    except SaveError as error:
+        raise StartError(f"{error}. Make room; the same command goes on where it was.") from None
     _say(f"Done in {minutes(time.monotonic() - began)}; {rounds.errors} errors are on the page.")
     return 0
-
-
-async def _until_signal(rounds: Rounds) -> None:
-    """Play; SIGTERM and a closed terminal end it as Ctrl-C does, with the servers that run."""
-    task = asyncio.ensure_future(rounds.play())
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        loop.add_signal_handler(number, task.cancel)
-    await task
 
 
 def _page(results: Results, json_path: Path, options: argparse.Namespace) -> Path:
     """Write the page of `results`; return where."""
     path = _html_path(options, json_path)
     abouts = {workload.name: workload.about for workload in ALL_WORKLOADS}
-    path.write_text(bench_page(results, _causes(options), abouts), encoding="utf-8")
+    # A directory's name may have bytes that are no text.
+    page = bench_page(results, _causes(options), abouts)
+    path.write_text(page, encoding="utf-8", errors="replace")
     return path
 
 
@@ -250,7 +252,14 @@ def _compare(one: Path, other: Path) -> int:
 
 
 def _html_path(options: argparse.Namespace, json_path: Path) -> Path:
+    """Return where the page is written.
+
+    Raises:
+        StartError: it would replace the results.
+    """
     path: Path = options.html or json_path.with_suffix(".html")
+    if path.resolve() == json_path.resolve():
+        raise StartError(f"The page would replace {json_path}. Name another file by --html.")
     return path
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from hearth.commands.bench.checked_json import shown_text
 from hearth.commands.bench.results import ModelFacts
 from hearth.shared.errors import StartError
 from hearth.shared.models.local_models import local_models, matching_whole, weight_files
@@ -18,6 +19,7 @@ _RECURRENT: Final = (
     *("mamba_expand", "ssm_state_size", "hybrid_override_pattern"),
 )
 _DTYPE_BYTES: Final = {"float32": 4}  # any other that MLX computes in has two
+_TYPE_CHARS_MAX: Final = 100
 _CONFIG_BYTES_MAX: Final = 16 * 1024**2
 
 
@@ -71,9 +73,9 @@ def of_directory(directory: Path, label: str) -> BenchModel:
     quantization = config.get("quantization")
     bits = quantization.get("bits", 0) if isinstance(quantization, dict) else 0
     facts = ModelFacts(
-        label=label,
+        label=shown_text(label),
         kind="vision" if sees_images(directory) else layers_kind(text),
-        architecture=str(config.get("model_type", "unknown")),
+        architecture=shown_text(str(config.get("model_type", "unknown"))[:_TYPE_CHARS_MAX]),
         bytes=nbytes,
         bits=bits if isinstance(bits, int) else 0,
     )
@@ -123,7 +125,7 @@ def _config(directory: Path) -> dict[str, Any]:
         if path.stat().st_size > _CONFIG_BYTES_MAX:
             raise ValueError("it is too large")
         config: Any = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise StartError(f"The model's config.json cannot be read: {error}") from None
     if not isinstance(config, dict):
         raise StartError("The model's config.json is no object.")

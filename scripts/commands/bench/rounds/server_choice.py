@@ -65,7 +65,8 @@ def chosen_servers(
 
 def _chosen(server: Server) -> ChosenServer:
     if is_installed(server):
-        return ChosenServer(server, asyncio.run(version_of(server)))
+        # By URL it is what the server says.
+        return ChosenServer(server, error_text(asyncio.run(version_of(server)), {}))
     return ChosenServer(server, server.package.replace("==", " "), install_bytes(server))
 
 
@@ -78,7 +79,7 @@ def with_installed(chosen: Sequence[ChosenServer], results: Results) -> list[Ser
         try:
             install(server)
             there.append(server)
-            version = asyncio.run(version_of(server))
+            version = error_text(asyncio.run(version_of(server)), {})
         except InstallError as error:
             version = each.version
             notes += (error_text(str(error), {ENVIRONMENTS_DIR: "{environments}"}),)

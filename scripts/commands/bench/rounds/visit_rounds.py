@@ -17,7 +17,12 @@ from hearth.commands.bench.rounds.error_texts import error_text
 from hearth.commands.bench.rounds.machine_facts import load, now
 from hearth.commands.bench.rounds.model_facts import BenchModel
 from hearth.commands.bench.server import Memory, Server
-from hearth.commands.bench.servers.started_server import ServerStartError, StartedServer, started
+from hearth.commands.bench.servers.started_server import (
+    FOLDER_PREFIX,
+    ServerStartError,
+    StartedServer,
+    started,
+)
 from hearth.commands.bench.workload import Measured, Scale, Start, Visit, Workload
 from hearth.commands.bench.workloads.server_lives.day_of_sessions import memory_mb
 
@@ -108,7 +113,7 @@ class Rounds:
         for visit in self.course.visits():
             if self.course.missing(visit, self.results):
                 with tempfile.TemporaryDirectory(
-                    prefix="hearth-bench-", ignore_cleanup_errors=True
+                    prefix=FOLDER_PREFIX, ignore_cleanup_errors=True
                 ) as directory:
                     await _Play(self, visit, Path(directory)).play()
 

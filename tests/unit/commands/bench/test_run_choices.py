@@ -46,6 +46,13 @@ def test_a_directory_is_told_by_its_name_and_its_weights(tmp_path: Path) -> None
     assert model.directory == path
 
 
+def test_a_directory_of_strangers_steers_no_terminal(tmp_path: Path) -> None:
+    path = write_model(tmp_path / "Qwen\x1b]0;x\x07", model_type="<b>" * 1_000)
+    (model,) = chosen_models([str(path)])
+    assert model.facts.label == "Qwen\ufffd]0;x\ufffd"
+    assert len(model.facts.architecture) == 100
+
+
 def test_two_models_of_one_name_are_refused(tmp_path: Path) -> None:
     paths = [write_model(tmp_path / place / "tiny") for place in ("a", "b")]
     with pytest.raises(StartError, match="Two models are called tiny"):
