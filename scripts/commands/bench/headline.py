@@ -94,6 +94,8 @@ def headline(results: Results) -> str:
 def _introduction(results: Results) -> str:
     kinds = [kind for kind in _KINDS if any(m.kind == kind for m in results.models.values())]
     models = _listed(kinds) or "some"
+    if results.models and all(model.is_stand_in for model in results.models.values()):
+        models += " stand-in"  # a reader must not take them for models of real size
     others = sum(name != HEARTH for name in results.servers)
     beside = f"beside {others} other server{'s' * (others != 1)}"
     return (

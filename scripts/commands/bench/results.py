@@ -18,6 +18,7 @@ FORMAT: Final = 1
 FILE_BYTES_MAX: Final = 64 << 20  # a night's run has some 2 MB
 SAMPLES_MAX: Final = 100_000
 NAMES_MAX: Final = 100  # of models, of servers, of workloads: a page has a line for each of each
+STAND_IN_BYTES_MAX: Final = 200e6  # no model that people work with is smaller
 HEARTH: Final = "hearth"  # the server that the others are compared with
 
 
@@ -59,6 +60,11 @@ class ModelFacts:
     architecture: str  # model_type of its config
     bytes: int  # of its weights
     bits: int = 0  # of quantised weights; 0 = they are not
+
+    @property
+    def is_stand_in(self) -> bool:
+        """Return whether it is too small to be one that people work with: a test fixture."""
+        return 0 < self.bytes < STAND_IN_BYTES_MAX
 
 
 @dataclass(slots=True)

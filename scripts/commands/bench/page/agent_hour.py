@@ -108,7 +108,11 @@ def _cost(lines: PageLines, model: str, server: str, parts: tuple[HourPart, ...]
     }
     if not any(samples.values()):
         return HourCost(server, {})
-    missing = tuple(part.workload for part, found in samples.items() if not found)
+    missing = tuple(
+        part.workload
+        for part, found in samples.items()
+        if not any(each.values for each in found.values())  # it did not start, or broke down
+    )
     failed = sum(
         int(each.values.get("failed", 0)) for found in samples.values() for each in found.values()
     )

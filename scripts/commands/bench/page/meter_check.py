@@ -46,7 +46,8 @@ def _counted_over_claimed(lines: PageLines, model: str, server: str, workload: s
     read, claimed = found.get("read_tokens", 0.0), found.get("claimed_tokens", 0.0)
     facts = lines.results.servers.get(server)
     # Of a cancelled sending it says nothing, and some never say what they found in the cache.
-    tells = claimed < TELLS_NOTHING * found.get("prompt_tokens", 0.0)
+    # More than it says is more all the same.
+    tells = read > claimed or claimed < TELLS_NOTHING * found.get("prompt_tokens", 0.0)
     is_whole = not found.get("failed") and not workload.startswith(CANCELLED)
     is_metered = facts is None or facts.is_metered
     if not (tells and is_whole and is_metered and min(read, claimed) >= TOKENS_MIN):

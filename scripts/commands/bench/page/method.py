@@ -9,18 +9,13 @@ from hearth.commands.bench.page.markup import Html, joined, tag, with_code
 from hearth.commands.bench.page.meter_check import counted_otherwise
 from hearth.commands.bench.page.page_lines import PageLines
 from hearth.commands.bench.page.value_format import brief, counted, listed
-from hearth.commands.bench.results import HEARTH, ModelFacts, Results
+from hearth.commands.bench.results import HEARTH, Results
 from hearth.commands.bench.servers.found_servers import AS_STARTED
 
-STAND_IN_BYTES_MAX: Final = 200e6  # no model that people work with is smaller
 PROMPTS_ALIKE: Final = 0.002  # of a prompt's length: that much longer is told
 ERRORS_MAX: Final = 3  # of a server and workload
 ERROR_CHARS_MAX: Final = 160
-
-
-def is_stand_in(model: ModelFacts) -> bool:
-    """Return whether a model is too small to be one that people work with: a test fixture."""
-    return 0 < model.bytes < STAND_IN_BYTES_MAX
+WORKLOADS_NAMED_MAX: Final = 4  # where one error was met
 
 
 def is_cpu(results: Results) -> bool:
@@ -31,7 +26,7 @@ def is_cpu(results: Results) -> bool:
 
 def standing_notice(results: Results) -> Html:
     """Say in plain sight what figures of stand-ins and of a CPU do not tell."""
-    small = [each for each in results.models.values() if is_stand_in(each)]
+    small = [each for each in results.models.values() if each.is_stand_in]
     parts = []
     if small:
         which = "The models are" if len(small) == len(results.models) else (
@@ -106,18 +101,29 @@ def _longer_prompts(lines: PageLines) -> Iterator[str]:
 
 
 def _errors(lines: PageLines) -> Iterator[str]:
+    """Tell what failed, once for all workloads in which it did."""
     for server in lines.servers:
+        met: dict[str, dict[str, int]] = {}  # by text and workload
         for workload in lines.workloads:
-            errors: dict[str, int] = {}
             for model in lines.models:
                 for sample in lines.samples(model, server, workload):
                     for error in sample.errors:
                         text = " ".join(error.split())[:ERROR_CHARS_MAX]
-                        errors[text] = errors.get(text, 0) + 1
-            for text, count in list(errors.items())[:ERRORS_MAX]:
-                yield f"{server}, {workload}: {text} ({counted(count, 'time')})"
-            if len(errors) > ERRORS_MAX:
-                yield f"{server}, {workload}: {len(errors) - ERRORS_MAX} more kinds of errors."
+                        counts = met.setdefault(text, {})
+                        counts[workload] = counts.get(workload, 0) + 1
+        told: dict[str, int] = {}  # errors that were told of a workload
+        untold = 0
+        for text, counts in met.items():
+            if all(told.get(workload, 0) >= ERRORS_MAX for workload in counts):
+                untold += 1
+                continue
+            for workload in counts:
+                told[workload] = told.get(workload, 0) + 1
+            many = len(counts) > WORKLOADS_NAMED_MAX
+            where = counted(len(counts), "workload") if many else listed(list(counts))
+            yield f"{server}, {where}: {text} ({counted(sum(counts.values()), 'time')})"
+        if untold:
+            yield f"{server}: {counted(untold, 'more kind')} of errors."
 
 
 def _repeat(lines: PageLines, abouts: Mapping[str, str]) -> Html:
@@ -137,7 +143,9 @@ def _repeat(lines: PageLines, abouts: Mapping[str, str]) -> Html:
     return joined(
         tag("p", "The whole run, which goes on where it was interrupted:"),
         tag("pre", tag("code", results.command), tabindex=0),
-        tag("p", with_code("One workload of it alone; `hearth bench --compare` says which lines "
+        tag("p", with_code("One workload of it alone, which finds the servers emptier than in the "
+                           "whole run: they take less memory, and restart asks for a session that "
+                           "no others have driven out. `hearth bench --compare` says which lines "
                            "moved between two runs:")),
         box,
         tag("p", _where_models_are(results), class_="note"),
@@ -154,7 +162,7 @@ def _servers_typed(lines: PageLines) -> str:
 
 
 def _where_models_are(results: Results) -> Html:
-    small = [model.label for model in results.models.values() if is_stand_in(model)]
+    small = [model.label for model in results.models.values() if model.is_stand_in]
     told = "A model is called by the name of its directory; where Hearth does not find it by that, "
     told += "give the path of yours."
     if small:

@@ -146,9 +146,18 @@ def _standing(lines: PageLines) -> Html | None:
         f"{counts[Standing.WORSE]:,}, can’t be told apart in {counts[Standing.SAME]:,}, and ",
         tag("a", f"behind in {counts[Standing.BETTER]:,}", href="#behind"),
         f" ({which})." if which else ".",
+        _not_compared(counts[Standing.FAILED]),
         _by_chance(lines),
         class_="tally",
     )
+
+
+def _not_compared(count: int) -> str:
+    """Say how many comparisons are left out, those that Hearth's own failures spare it too."""
+    if not count:
+        return ""
+    many = "One more was" if count == 1 else f"{count:,} more were"
+    return f" {many} not compared, as requests failed or other work was done."
 
 
 def _by_chance(lines: PageLines) -> str:
@@ -214,6 +223,8 @@ def _hour_row(cost: HourCost, own: HourCost | None, scale: ValueScale, ideal: fl
     kind = "own" if is_hearth else None
     if cost.missing:
         why = f"no whole hour: nothing of {listed(cost.missing)}"
+        if not cost.read:
+            why = "it answered nothing with this model; the remarks tell why"
         return tag("tr", name, tag("td", why, colspan=4, class_="soft"), class_=kind)
     read = cost.lines.get(READ.name)
     drawn = joined()

@@ -8,6 +8,7 @@ from typing import Final
 LOG_FROM: Final = 30.0  # times the least value: from there on a straight scale hides the small
 LEFT, RIGHT = 2.5, 94.0  # per cent of the plot's width, so that marks at the ends are whole
 TICKS_MAX: Final = 5
+LEAST: Final = 1e-12  # what is less has no ticks
 STEPS: Final = (1.0, 2.0, 2.5, 5.0, 10.0)
 
 
@@ -26,7 +27,7 @@ class ValueScale:
         high, low = max(found, default=0.0), min(found, default=0.0)
         if can_be_log and low > 0 and high / low > LOG_FROM:
             return cls(low, high, True)
-        return cls(min(0.0, low), high if high > 0 else 1.0)
+        return cls(min(0.0, low), high if high > LEAST else 1.0)
 
     def place(self, value: float) -> float:
         """Return where a value stands, in per cent of the width."""

@@ -35,8 +35,8 @@ KINDS: Final = (
     WorkloadKind(
         "restarts",
         "Restarts, and memory that is full",
-        "The next turn after a clean stop and start, and after kill -9; ten sessions in the memory "
-        "of one.",
+        "The next turn after a clean stop and start, before which other sessions were played, "
+        "after kill -9, and ten sessions in the memory of one.",
         ("restart", "before-kill", "kill", "day"),
         ("read_per_prompt", "ttft_p50_s"),
     ),

@@ -66,7 +66,9 @@ def options_of(
         "--model", metavar="X", help="hub id, name or directory; repeatable", **many
     )
     parser.add_argument("--servers", metavar="A,B", default="", help="of those that it knows")
-    parser.add_argument("--server", metavar="NAME=URL", help="one that runs already; NAME is published", **many)
+    parser.add_argument(
+        "--server", metavar="NAME=URL", help="one that runs already; NAME is published", **many
+    )
     parser.add_argument("--workloads", metavar="A,B", default="", help="default: all")
     parser.add_argument("--quick", action="store_true", help="minutes, not hours")
     parser.add_argument("--scale", choices=list(scales), help="how long sessions are")

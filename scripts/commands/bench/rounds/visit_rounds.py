@@ -57,13 +57,18 @@ class Course:
     rounds: int
 
     def visits(self) -> list[VisitKey]:
-        """Return all visits in order. Who begins a round changes, so that none is always first."""
+        """Return all visits in order.
+
+        Who begins a round changes, and every other round goes backwards: no server is always first,
+        or always behind the same one, which may have left the machine hot.
+        """
         found = []
         for model in self.models:
             for number in range(self.rounds):
                 turn = number % len(self.servers)
-                rotated = [*self.servers[turn:], *self.servers[:turn]]
-                found += [VisitKey(model, number, server) for server in rotated]
+                first, *rest = [*self.servers[turn:], *self.servers[:turn]]
+                rest = rest[::-1] if number % 2 else rest
+                found += [VisitKey(model, number, server) for server in (first, *rest)]
         return found
 
     def played(self, visit: VisitKey) -> list[Workload]:

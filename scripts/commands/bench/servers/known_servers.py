@@ -10,6 +10,8 @@ from hearth.commands.bench.server import KEY, Memory, Server
 RAPID_WITHOUT_METAL: Final = () if sys.platform == "darwin" else ("--no-tool-call-parser",)
 # Some listen on all of the machine's addresses unless told otherwise, and none asks for a key.
 LOOPBACK: Final = ("--host", "127.0.0.1")
+# llguidance masks the tokens that a schema forbids by a Metal kernel.
+NO_SCHEMA: Final = "Without Metal it answers nothing that must obey a schema."
 
 SERVERS: Final = {
     server.name: server
@@ -54,7 +56,12 @@ SERVERS: Final = {
                 Memory.NONE: {"APC_ENABLED": "0"},
                 Memory.ONE_SESSION: {"APC_MEMORY_MAX_GB": "{memory_gb}"},
             },
-            notes=("Its prefix cache is off by default; it is measured with it, disk too.",),
+            notes=(
+                "Its prefix cache is off by default; it is measured with it, disk too.",
+                "It does not start on a qwen3_5 whose config has no text_config, as the text-only"
+                " fixture; those that are published have one.",
+                NO_SCHEMA,
+            ),
         ),
         Server(
             "vllm-mlx",
@@ -70,6 +77,12 @@ SERVERS: Final = {
             notes=(
                 "Without --continuous-batching it has no prefix cache but of system prompts, and"
                 " one cancelled request makes every later one fail.",
+                "Its disk tier (--ssd-cache-dir), which its README advises for agents with long"
+                " contexts, is off by default and stayed off: what it drops from memory is gone.",
+                "From its second turn on a Codex session fails: a reasoning item whose content is"
+                " null is a TypeError. The session was captured on another server, and Codex may"
+                " send none such where vllm-mlx made the items.",
+                NO_SCHEMA,
             ),
         ),
         Server(
@@ -86,6 +99,7 @@ SERVERS: Final = {
             notes=(
                 "Without Metal it runs with --no-tool-call-parser: its grammar of tool calls needs"
                 " a Metal kernel.",
+                NO_SCHEMA,
             ),
         ),
         Server(

@@ -10,7 +10,10 @@ layers that attend, up to the end of the last answer; T are the tokens of all it
 F1 and T1 are those of the second asking. One answer without drafts has 1, four in one batch 0.25.
 Streams that do not begin together share fewer forwards, and have more. A server whose
 answers of one token take more forwards than the beginning of a whole one is subtracted too many:
-vllm-mlx was measured at 0.23 for four answers, below the 0.25 that one batch allows.
+vllm-mlx was measured at 0.23 for four answers, below the 0.25 that one batch allows. The same holds
+of seconds: what a server does at the end of each request delays the others of the second asking,
+and is subtracted. On models that answer in milliseconds that is much: Rapid-MLX was measured at
+7,263 tokens a second in 16 streams, whose tokens over their wall time were 2,369.
 """
 
 import time

@@ -72,7 +72,9 @@ def _about(count: int) -> str:
         f"{many} written{' at once' if count > 1 else ''}, at full length, to questions that were"
         " asked for one token before: tokens by the server's usage, and their seconds and forwards"
         " (calls of attention over its layers) beyond those up to the first token. Gaps are between"
-        " events with text, and some servers put several tokens in one event."
+        " events with text, and some servers put several tokens in one event. A server that does"
+        " much when a request ends is so subtracted more than it should be, and looks faster; its"
+        " wall time has all of it."
     )
 
 

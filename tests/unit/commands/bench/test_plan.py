@@ -98,7 +98,7 @@ def test_progress_counts_workloads_and_learns_from_what_they_took() -> None:
             now[0] += 600.0
     assert len(said) == 12
     assert said[0].startswith("[1/12] Qwen-7B, round 1 of 2, hearth: one (about ")
-    assert said[-1].startswith("[12/12] Qwen-7B, round 2 of 2, hearth: two")
+    assert said[-1].startswith("[12/12] Qwen-7B, round 2 of 2, packaged: two")
     assert "hours left" not in said[0] and "hours left" in said[3], "it took longer than planned"
 
 

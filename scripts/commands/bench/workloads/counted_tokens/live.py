@@ -10,7 +10,7 @@ from hearth.commands.bench.workloads.sessions import session
 
 NAME: Final = "live"
 # The meter takes a forward that verifies drafts for reading: nothing is drafted here. The others
-# draft only when they are told to.
+# draft only when they are told to, but for Rapid-MLX on a few models with MTP heads that it knows.
 NO_DRAFTS: Final = {"speculate": False}
 
 
@@ -32,7 +32,8 @@ def _tokens(scale: Scale) -> int:
 WORKLOADS: Final = (
     Workload(
         NAME,
-        "The session of `linear` again, with the server's own longer answers sent back.",
+        "The session of `linear` again, with the server's own longer answers sent back. What a "
+        "server verifies of drafts is counted as read: Hearth drafts nothing here.",
         Start.FRESH,
         _run,
         read_tokens=_tokens,

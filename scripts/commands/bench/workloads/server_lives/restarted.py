@@ -1,6 +1,6 @@
 """Asks a server that was stopped and started again for the next turn of the linear session.
 
-The ideal reads of it what is new in it.
+The ideal reads of it what is new in it. All other workloads of the fresh start come in between.
 """
 
 from collections.abc import Sequence
@@ -60,7 +60,9 @@ def start_of(visit: Visit) -> dict[str, float]:
 WORKLOADS: Final = (
     Workload(
         RESTART,
-        "The next turn of the linear session, after a clean stop and start.",
+        "The next turn of the linear session, after all other workloads of a fresh start, a clean "
+        "stop and a start. A server that keeps few sessions may have lost this one before it was "
+        "stopped: played with linear and answers alone, it shows the restart alone.",
         Start.RESTARTED,
         run_restart,
         read_tokens=lambda _: TURN_TOKENS,

@@ -6,7 +6,9 @@ import pytest
 
 from hearth.commands.bench.measures import MEASURES
 from hearth.commands.bench.page.agent_hour import CPU, READ, WAIT, agent_hour, hour_parts
+from hearth.commands.bench.page.causes import Causes
 from hearth.commands.bench.page.page_lines import PageLines, Standing
+from hearth.commands.bench.page.story import story
 from hearth.commands.bench.results import HEARTH, Results, Sample
 from tests.helpers.bench.made_results import made_results
 
@@ -68,6 +70,18 @@ def test_a_round_that_lacks_a_part_is_left_out_and_a_missing_part_is_told() -> N
     assert own.lines[READ.name].values == (40 * 20 + 1,)
     assert other.missing == ("restart",)
     assert other.lines == {}
+
+
+def test_a_server_that_does_not_start_is_not_left_out_of_the_hour_in_silence() -> None:
+    lines = PageLines(
+        results(
+            sample(HEARTH, "linear", 0, read_tokens=10, requests=1),
+            Sample(MODEL, "mlx_lm", "linear", 0, {}, (), ("it has ended",)),
+        )
+    )
+    _, other = agent_hour(lines, MODEL).costs
+    assert (other.missing, other.lines, other.read) == (("linear",), {}, {})
+    assert "it answered nothing with this model" in str(story(lines, Causes()))
 
 
 def test_an_hour_with_failures_says_how_many() -> None:

@@ -95,6 +95,7 @@ def test_the_page_says_that_the_mix_is_made_up_and_what_chance_tells_apart(whole
     assert "times without the cancelled prompts" in text
     assert "all but the cancelled prompts" in text
     assert re.search(r"If all servers were alike, up to [1-9]\d* would differ by chance", text)
+    assert re.search(r"[\d,]+ more were not compared, as requests failed", text)
     few = Parsed(bench_page(made_results(models=("qwen3",), rounds=2))).text
     assert "If all servers were alike" not in few
 
@@ -105,6 +106,31 @@ def test_a_stand_in_is_said_to_read_a_prompt_before_it_is_sent_again() -> None:
     small.models["qwen3"] = replace(small.models["qwen3"], bytes=15_000_000_000)
     assert "but where time decides what is read" in bench_page(small)
     assert "in the 3 s before" not in bench_page(small)
+
+
+def test_an_error_of_many_workloads_is_told_once() -> None:
+    made = made_results(models=("qwen3",), servers=(HEARTH, "mlx_vlm"), rounds=2)
+    made.samples = [
+        replace(each, values={}, errors=("it has ended",)) if each.server == "mlx_vlm" else each
+        for each in made.samples
+    ]
+    count = len({each.workload for each in made.samples})
+    text = Parsed(bench_page(made)).text
+    assert f"mlx_vlm, {count} workloads: it has ended ({2 * count} times)" in text
+    assert text.count("it has ended") == 1
+
+
+def test_errors_of_a_workload_beyond_a_few_are_counted() -> None:
+    made = made_results(models=("qwen3",), servers=(HEARTH,), rounds=5)
+    made.samples = [
+        replace(each, errors=(f"error {each.round}",))
+        for each in made.samples
+        if each.workload == "linear"
+    ]
+    text = Parsed(bench_page(made)).text
+    assert "hearth, linear: error 2 (1 time)" in text
+    assert "error 3" not in text
+    assert "hearth: 2 more kinds of errors." in text
 
 
 def test_what_a_server_claims_is_no_count_of_how_much_others_read() -> None:

@@ -21,6 +21,8 @@ def test_more_than_a_server_says_is_padding_and_less_may_be_unseen() -> None:
     (more,) = told(read_tokens=1_470)
     assert "other: the meter counts 1.47 times what it says itself in sub-agents." in more
     assert "padding" in more
+    (mute,) = told(read_tokens=9_900, claimed_tokens=9_000)  # more than all of its prompts
+    assert "1.10 times" in mute
     (less,) = told(read_tokens=800)
     assert "counts 0.80 times" in less
     assert "flatter it" in less

@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import example, given, strategies as st
 
 from hearth.commands.bench.measures import Unit
 from hearth.commands.bench.page.value_format import about, brief, counted, listed, shown, spread
@@ -60,6 +60,7 @@ def test_what_is_shown_is_near_the_value(value: float, unit: Unit) -> None:
 
 
 @given(st.lists(st.floats(0, 1e9), min_size=1))
+@example([5e-324])
 def test_every_value_has_a_place_on_its_axis_in_order(values: list[float]) -> None:
     scale = ValueScale.of(values)
     places = [scale.place(each) for each in sorted(values)]
