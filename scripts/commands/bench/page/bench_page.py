@@ -15,7 +15,7 @@ from hearth.commands.bench.page.workload_sections import kinds_of, workload_sect
 from hearth.commands.bench.results import Results
 
 STYLE: Final = Path(__file__).with_name("bench_page.css")
-TITLE: Final = "What an agent’s hour costs"
+TITLE: Final = "What the prompts of an agent’s hour cost"
 # Nothing is loaded and nothing runs, whatever a server's version or error says.
 POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 ENDS: Final = (("remarks", "Remarks"), ("repeat", "Repeat a line"), ("where", "Measured where"))

@@ -27,7 +27,7 @@ def _rows(lines: PageLines, hour: AgentHour) -> Html:
     title = tag("th", label or hour.model, scope="rowgroup", colspan=len(lines.servers) + 1)
     rows = [
         tag("tr", tag("th", f"{part.times} {part.what}", scope="row"),
-            *_cells(costs.get(name) and costs[name].read.get(part.workload)
+            *_cells(costs[name].read.get(part.workload) if name in costs else None
                     for name in lines.servers))
         for part in hour.parts
     ]  # fmt: skip

@@ -220,8 +220,9 @@ def _meaning(results: Results) -> Html:
         "first request of a workload until the server rests. What is read in idle time, or for a "
         "client that has gone, counts. So does padding between prompts of different lengths that "
         "are read in one batch: it is computed too. What is read one token at a time does not "
-        "count, nor what a draft model computes, or a kernel of a server's own in place of MLX's "
-        "attention. A decoding step that a server has compiled counts no forwards.",
+        "count, nor what a draft model or the tower of a vision model computes, or a kernel of a "
+        "server's own in place of MLX's attention. A decoding step that a server has compiled "
+        "counts no forwards.",
         "The ideal are the tokens with which no prompt of the workload began that was sent "
         "earlier, even if that one is still being read: of prompts that come at once it has each "
         "shared token read once, for which all but one must wait. It is by the ids of Hearth's "

@@ -46,7 +46,11 @@ SERVERS: Final = {
             },
             model="default_model",
             is_chat_only=True,
-            notes=("It keeps nothing on disk.",),
+            notes=(
+                "It keeps nothing on disk.",
+                "It speaks chat completions alone: requests of Claude Code and Codex are sent to it"
+                " as Hearth reads them, without the marks that change in each turn.",
+            ),
         ),
         Server(
             "mlx_vlm",

@@ -1,4 +1,4 @@
-"""How many lines chance tells apart, and moves, is what it is over all orders of values."""
+"""Chance tells apart, and moves, as many lines as it does over all orders of their values."""
 
 import itertools
 from statistics import median

@@ -10,6 +10,8 @@ from hearth.commands.bench.workloads.sessions import session
 CHAT: Final = "opencode-session-1"
 MESSAGES: Final = "claude-code-session-1"
 RESPONSES: Final = "codex-session-1"
+# Which is to the advantage of that server: what changes in each turn is left out.
+AS_CHAT: Final = "A server without that dialect gets it in chat completions, as Hearth reads it."
 
 
 def _playing(name: str, workload: str) -> Callable[[Visit], Awaitable[Measured]]:
@@ -34,7 +36,7 @@ WORKLOADS: Final = (
     ),
     Workload(
         "claude-code",
-        "The same by Claude Code, Messages: its tools come later and its marks change.",
+        "The same by Claude Code, Messages: its tools come later and its marks change. " + AS_CHAT,
         Start.FRESH,
         _playing(MESSAGES, "claude-code"),
         is_quick=False,
@@ -42,7 +44,7 @@ WORKLOADS: Final = (
     ),
     Workload(
         "codex",
-        "The same by Codex, Responses.",
+        "The same by Codex, Responses. " + AS_CHAT,
         Start.FRESH,
         _playing(RESPONSES, "codex"),
         is_quick=False,

@@ -1,4 +1,4 @@
-"""Where the meter and a server do not agree, the page says so; where they cannot, it is silent."""
+"""The page says where the meter and a server do not agree; it is silent where they cannot."""
 
 import pytest
 
