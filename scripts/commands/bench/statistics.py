@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import lru_cache
 from typing import Final
 
 from hearth.commands.bench.measures import MEASURES, Measure
@@ -168,14 +169,21 @@ def mann_whitney(one: Sequence[float], other: Sequence[float]) -> float:
     """
     ranks = doubled_ranks([*one, *other])
     count, mean = len(one), len(one) * (len(ranks) + 1)
-    ways: list[dict[int, int]] = [{0: 1}, *({} for _ in one)]  # by how many are drawn: sum -> ways
+    ways = _ways(tuple(sorted(ranks)), count)
+    far = abs(sum(ranks[:count]) - mean)
+    found = sum(number for total, number in ways.items() if abs(total - mean) >= far)
+    return found / sum(ways.values())
+
+
+@lru_cache(maxsize=1_000)  # values without ties have the same ranks
+def _ways(ranks: tuple[int, ...], count: int) -> dict[int, int]:
+    """Return in how many ways each sum comes of `count` of the ranks."""
+    ways: list[dict[int, int]] = [{0: 1}, *({} for _ in range(count))]  # by how many are drawn
     for rank in ranks:
         for drawn in range(count, 0, -1):
             for total, number in ways[drawn - 1].items():
                 ways[drawn][total + rank] = ways[drawn].get(total + rank, 0) + number
-    far = abs(sum(ranks[:count]) - mean)
-    found = sum(number for total, number in ways[count].items() if abs(total - mean) >= far)
-    return found / sum(ways[count].values())
+    return ways[count]
 
 
 def doubled_ranks(values: Sequence[float]) -> list[int]:
