@@ -16,6 +16,7 @@ from hearth.commands.bench.measures import MEASURES
 
 FORMAT: Final = 1
 FILE_BYTES_MAX: Final = 64 << 20  # a night's run has some 2 MB
+ROUNDS_MAX: Final = 30  # an exact test over more takes long, and tells no more
 SAMPLES_MAX: Final = 100_000
 NAMES_MAX: Final = 100  # of models, of servers, of workloads: a page has a line for each of each
 STAND_IN_BYTES_MAX: Final = 200e6  # no model that people work with is smaller
@@ -84,8 +85,8 @@ class Results:
 
     def add(self, samples: Iterable[Sample]) -> None:
         """Take samples in place of earlier ones of the same model, server, workload and round."""
-        made = {self._key(sample): sample for sample in samples}
-        self.samples = [each for each in self.samples if self._key(each) not in made]
+        made = {self.key_of(sample): sample for sample in samples}
+        self.samples = [each for each in self.samples if self.key_of(each) not in made]
         self.samples += made.values()
 
     def told(self, server: str, *, is_metered: bool) -> None:
@@ -95,11 +96,11 @@ class Results:
     def of(self, model: str, server: str, workload: str) -> list[Sample]:
         """Return the samples of all rounds, in their order."""
         wanted = (model, server, workload)
-        found = [each for each in self.samples if self._key(each)[:3] == wanted]
+        found = [each for each in self.samples if self.key_of(each)[:3] == wanted]
         return sorted(found, key=lambda each: each.round)
 
     @staticmethod
-    def _key(sample: Sample) -> tuple[str, str, str, int]:
+    def key_of(sample: Sample) -> tuple[str, str, str, int]:
         return sample.model, sample.server, sample.workload, sample.round
 
     def save(self, path: Path) -> None:
@@ -143,7 +144,12 @@ def _read(told: dict[str, Any]) -> Results:
             raise ValueError(f"it has {count} {name}s, more than {NAMES_MAX}")
     if len({each.workload for each in parts["samples"]}) > NAMES_MAX:
         raise ValueError(f"it has more than {NAMES_MAX} workloads")
-    return replace(made(Results, told, "it"), **parts)
+    results = replace(made(Results, told, "it"), **parts)
+    if len({Results.key_of(each) for each in results.samples}) < len(results.samples):
+        raise ValueError("it has two samples of one round")
+    if any(each.round >= ROUNDS_MAX for each in results.samples):
+        raise ValueError(f"it has more than {ROUNDS_MAX} rounds")
+    return results
 
 
 def _read_sample(told: object) -> Sample:

@@ -27,7 +27,7 @@ from hearth.commands.bench.measures import MEASURES
 from hearth.commands.bench.page.bench_page import bench_page
 from hearth.commands.bench.page.causes import Causes
 from hearth.commands.bench.rank_test import chance_moved
-from hearth.commands.bench.results import HEARTH, Results
+from hearth.commands.bench.results import HEARTH, ROUNDS_MAX, Results
 from hearth.commands.bench.rounds.all_workloads import ALL_WORKLOADS, chosen_workloads
 from hearth.commands.bench.rounds.calibration import Rates, calibrated
 from hearth.commands.bench.rounds.file_lock import sole_writer
@@ -84,8 +84,8 @@ def options_of(
 
 
 def _count(text: str) -> int:
-    if not text.isdecimal() or not 1 <= int(text) <= 1_000:
-        raise argparse.ArgumentTypeError("it is a number from 1 to 1000")
+    if not text.isdecimal() or not 1 <= int(text[:9]) <= ROUNDS_MAX:
+        raise argparse.ArgumentTypeError(f"it is a number from 1 to {ROUNDS_MAX}")
     return int(text)
 
 

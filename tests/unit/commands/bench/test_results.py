@@ -39,7 +39,7 @@ RESULTS = st.builds(
     WORDS,
     st.dictionaries(NAMES, MODELS),
     st.dictionaries(NAMES, SERVERS),
-    st.lists(SAMPLES, max_size=6),
+    st.lists(SAMPLES, max_size=6, unique_by=lambda each: key(each)),
 )
 
 
@@ -115,6 +115,8 @@ def written(path: Path, change: Callable[[dict[str, Any]], object]) -> Path:
         (lambda told: told.update(more=1), "'more', which nobody knows"),
         (lambda told: told.update(machine="x" * 10_001), "machine is no text"),
         (lambda told: told["samples"][0].update(round=-1), "round is -1"),
+        (lambda told: told["samples"][0].update(round=30), "more than 30 rounds"),
+        (lambda told: told.update(samples=told["samples"] * 2), "two samples of one round"),
         (lambda told: told["samples"][0]["values"].update(cpu_s="1"), "no number"),
         (lambda told: told["samples"][0]["values"].update(cpu_s=True), "no number"),
         (lambda told: told["samples"][0]["values"].update(cpu_s=float("nan")), "NaN"),

@@ -202,7 +202,10 @@ def test_a_process_that_has_only_the_number_of_a_metered_one_is_not_touched(home
         stranger.wait()
 
 
-def test_a_metered_process_whose_parent_has_ended_is_its_servers(home: Path) -> None:
+def test_a_metered_process_whose_parent_has_ended_is_its_servers(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(started_server, "KILL_WAIT_S_MAX", 1.0)
     orphan = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
 
     async def run() -> None:
