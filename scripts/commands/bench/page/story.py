@@ -39,11 +39,13 @@ MARKS: Final = {
     Standing.FAILED: "x",
 }
 NAMED_MAX: Final = 5  # measures, in a sentence
+# What cannot be told apart is not said to be equal.
 VERBS: Final = {
-    READ: ("reads the fewest tokens", "reads as few tokens as the best", "reads more than"),
-    WAIT: ("answers first", "answers as soon as the best", "waits longer than"),
-    CPU: ("takes the least CPU", "takes as little CPU as the best", "takes more CPU than"),
+    READ: ("reads the fewest tokens", "reads no more than the best", "reads more than"),
+    WAIT: ("answers first", "waits no longer than the best", "waits longer than"),
+    CPU: ("takes the least CPU", "takes no more CPU than the best", "takes more CPU than"),
 }
+AS_TOLD: Final = " as far as these rounds tell"
 
 
 def story(lines: PageLines, causes: Causes) -> Html:
@@ -91,7 +93,8 @@ def _sentence(lines: PageLines, hours: Sequence[AgentHour], cost: Measure) -> Ht
         told = {server: standing(own, line, cost) for server, line in found.items()}
         ahead = [server for server, each in told.items() if each is Standing.BETTER]
         is_equal = Standing.SAME in told.values()
-        said = f"{verbs[2]} {listed(ahead)}" if ahead else verbs[1 if is_equal else 0]
+        equal = verbs[1] + AS_TOLD if is_equal else verbs[0]
+        said = f"{verbs[2]} {listed(ahead)}" if ahead else equal
         models.setdefault(said, []).append(label_of(lines, hour.model))
     if not models:
         return None

@@ -103,6 +103,18 @@ def test_the_page_says_that_the_mix_is_made_up_and_what_chance_tells_apart(whole
     assert "If all servers were alike" not in few
 
 
+def test_what_cannot_be_told_apart_is_not_said_to_be_equal() -> None:
+    made = made_results(models=("qwen3",), servers=(HEARTH, "mlx_lm"))
+    made.samples = [
+        replace(
+            each, values={**each.values, "cpu_s": 4.0 + each.round % 3 * (each.server != HEARTH)}
+        )
+        for each in made.samples
+    ]
+    text = Parsed(bench_page(made)).text
+    assert "takes no more CPU than the best as far as these rounds tell" in text
+
+
 def test_a_stand_in_is_said_to_read_a_prompt_before_it_is_sent_again() -> None:
     small = made_results(models=("qwen3",), rounds=1)
     assert "in the 3 s before one is sent again" in bench_page(small)
@@ -145,7 +157,7 @@ def test_fewer_rounds_than_four_are_said_to_tell_nothing_apart() -> None:
     page = bench_page(made_results(models=("qwen3",), rounds=2))
     assert "2 rounds cannot tell servers apart" in page
     assert "2 rounds cannot tell on which lines Hearth is behind." in page
-    assert "as the best" not in page, "what cannot be told is not said"
+    assert "than the best" not in page, "what cannot be told is not said"
     made = made_results(models=("qwen3",), rounds=5)
     interrupted = replace(made, samples=[each for each in made.samples if each.round < 3])
     assert "3 rounds cannot tell servers apart" in bench_page(interrupted)
