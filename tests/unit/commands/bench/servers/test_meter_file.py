@@ -45,7 +45,7 @@ def test_the_meter_counts_what_is_read_and_each_call_and_changes_no_answer(
 ) -> None:
     fast = SimpleNamespace(scaled_dot_product_attention=lambda q, k, *_, scale: (q, k, scale))
     trunks = SimpleNamespace(attend_with_trunks=lambda queries, keys, *_, mask: mask)
-    made = meter.Meter(str(tmp_path))
+    made = meter.AttentionWrapper(str(tmp_path))
     made.wrap_mlx(SimpleNamespace(fast=fast))
     made.wrap_trunks(trunks)
     for rows, tokens in ((1, 256), (2, 10), (1, 1), (4, 1)):
