@@ -245,10 +245,11 @@ def _compare(one: Path, other: Path) -> int:
     if not lines:
         print("No line moved by more than its spread.")
     # Without it a reader takes for a change what any two runs of so many lines show.
-    chance = sum(chance_moved(len(each.before.values), len(each.after.values)) for each in pairs)
+    loose = [each for each in pairs if any(one.low < one.high for one in (each.before, each.after))]
+    chance = sum(chance_moved(len(each.before.values), len(each.after.values)) for each in loose)
     print(
         f"{len(lines)} of {len(pairs)} lines moved. If nothing had changed, up to {chance:.0f} "
-        "would by chance, and no count that is the same in each round."
+        f"would by chance, of the {len(loose)} whose rounds differ."
     )
     return 0
 
