@@ -42,8 +42,22 @@ def write_model(directory: Path, **config: Any) -> Path:
 def test_a_directory_is_told_by_its_name_and_its_weights(tmp_path: Path) -> None:
     path = write_model(tmp_path / "Qwen-7B-4bit", quantization={"bits": 4, "group_size": 64})
     (model,) = chosen_models([str(path)])
-    assert model.facts == ModelFacts("Qwen-7B-4bit", "dense", "qwen3", 100, 4)
+    assert len(model.facts.digest) == 16
+    assert replace(model.facts, digest="") == ModelFacts("Qwen-7B-4bit", "dense", "qwen3", 100, 4)
     assert model.directory == path
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "chat_template.jinja"])
+def test_other_files_of_the_same_size_are_another_model(tmp_path: Path, name: str) -> None:
+    path = write_model(tmp_path / "tiny")
+    (path / name).write_bytes(b"0" * 1_000_000)
+    (before,) = chosen_models([str(path)])
+    (path / name).write_bytes(b"0" * 999_999 + b"1")
+    (after,) = chosen_models([str(path)])
+    results = begun("hearth bench", SCALES["quick"], 2)
+    results.models["tiny"] = before.facts
+    assert differences(results, results, [before], []) == []
+    assert differences(results, results, [after], []) == ["tiny has other digest"]
 
 
 def test_a_directory_of_strangers_steers_no_terminal(tmp_path: Path) -> None:
