@@ -29,7 +29,7 @@ from hearth.commands.bench.page.causes import Causes
 from hearth.commands.bench.results import HEARTH, ROUNDS_MAX, Results
 from hearth.commands.bench.rounds.all_workloads import ALL_WORKLOADS, chosen_workloads
 from hearth.commands.bench.rounds.calibration import Rates, calibrated
-from hearth.commands.bench.rounds.file_lock import sole_writer
+from hearth.commands.bench.rounds.file_lock import has_other_runs, sole_writer
 from hearth.commands.bench.rounds.interrupts import interrupts, run_interruptible
 from hearth.commands.bench.rounds.machine_facts import computing_servers
 from hearth.commands.bench.rounds.model_facts import chosen_models
@@ -65,7 +65,9 @@ def options_of(
         "--model", metavar="X", help="hub id, name or directory; repeatable", **many
     )
     parser.add_argument("--servers", metavar="A,B", default="", help="of those that it knows")
-    parser.add_argument("--server", metavar="NAME=URL", help="one that runs already; NAME is published", **many)
+    parser.add_argument(
+        "--server", metavar="NAME=URL", help="one that runs already; NAME is published", **many
+    )
     parser.add_argument("--workloads", metavar="A,B", default="", help="default: all")
     parser.add_argument("--quick", action="store_true", help="minutes, not hours")
     parser.add_argument("--scale", choices=list(scales), help="how long sessions are")
@@ -74,7 +76,9 @@ def options_of(
     parser.add_argument("--html", type=Path, metavar="FILE", help="default: beside the JSON")
     parser.add_argument("--causes", type=Path, metavar="FILE", help="why lines are behind")
     parser.add_argument("--yes", action="store_true", help="do not ask")
-    parser.add_argument("--busy", action="store_true", help="though another Hearth computes here")
+    parser.add_argument(
+        "--busy", action="store_true", help="though another Hearth or run computes here"
+    )
     parser.add_argument("--page", type=Path, metavar="FILE", help="make the page of this JSON")
     parser.add_argument("--compare", type=Path, nargs=2, metavar=("A", "B"))
     return parser.parse_args(arguments)
@@ -152,12 +156,14 @@ def _warnings(options: argparse.Namespace, plan: Plan) -> list[str]:
     """Return what a reader of the plan must know.
 
     Raises:
-        StartError: another Hearth server computes, and that is not said to be meant.
+        StartError: another server or run computes, and that is not said to be meant.
     """
     warnings = []
-    if busy := computing_servers():
-        pids = ", ".join(str(pid) for pid in busy)
-        text = f"Another Hearth server computes on this machine (pid {pids})"
+    pids = ", ".join(str(pid) for pid in computing_servers())
+    busy = [f"Another Hearth server computes on this machine (pid {pids})"] if pids else []
+    if has_other_runs(plan.json_path):
+        busy.append("Another `hearth bench` runs on this machine")
+    for text in busy:
         if not options.busy:
             raise StartError(f"{text}: nothing can be measured beside it. Wait, or give --busy.")
         warnings.append(f"{text}. Times will be those of a busy machine; the page tells the load.")

@@ -85,7 +85,9 @@ async def version_of(server: Server) -> str:
 async def _json(url: str) -> Mapping[str, Any] | None:
     timeout = aiohttp.ClientTimeout(total=ASK_S_MAX)
     headers = {"authorization": f"Bearer {KEY}"}
-    with contextlib.suppress(aiohttp.ClientError, TimeoutError, ValueError, RecursionError, OSError):
+    with contextlib.suppress(
+        aiohttp.ClientError, TimeoutError, ValueError, RecursionError, OSError
+    ):
         async with (
             aiohttp.ClientSession(timeout=timeout, headers=headers) as session,
             session.get(url) as response,

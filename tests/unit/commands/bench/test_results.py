@@ -39,9 +39,7 @@ RESULTS = st.builds(
     WORDS,
     st.dictionaries(NAMES, MODELS),
     st.dictionaries(NAMES, SERVERS),
-    st.lists(
-        SAMPLES, max_size=6, unique_by=lambda each: key(each)
-    ),
+    st.lists(SAMPLES, max_size=6, unique_by=lambda each: key(each)),
 )
 
 

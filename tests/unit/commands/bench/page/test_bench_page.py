@@ -135,7 +135,9 @@ def hostile(results: Results, text: str) -> Results:
     # Names of a model, a server and a workload too.
     last = results.samples[-1]
     results.samples += [
-        replace(last, workload=text), replace(last, server=text), replace(last, model=text)
+        replace(last, workload=text),
+        replace(last, server=text),
+        replace(last, model=text),
     ]
     return results
 

@@ -61,7 +61,9 @@ def test_each_server_is_given_the_model_and_the_port(name: str, tmp_path: Path) 
 def test_each_server_is_told_to_listen_on_loopback_alone(name: str) -> None:
     """mlx_vlm and mlx-openai-server listen on all addresses by default, without a key."""
     server = SERVERS[name]
-    hosts = [server.arguments[at + 1] for at, word in enumerate(server.arguments) if word == "--host"]
+    hosts = [
+        server.arguments[at + 1] for at, word in enumerate(server.arguments) if word == "--host"
+    ]
     hosts += [server.environment["PROXY_HOST"]] if name == HEARTH else []
     assert hosts == ["127.0.0.1"]
 
