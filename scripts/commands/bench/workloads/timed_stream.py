@@ -167,8 +167,8 @@ class TimedClient:
         try:
             async with self._session.post(CHAT_PATH, json=body) as response:
                 if response.status != 200:
-                    body = (await body_of(response)).decode(errors="replace")
-                    error = f"{response.status} {told_error(body)}"
+                    told = (await body_of(response)).decode(errors="replace")
+                    error = f"{response.status} {told_error(told)}"
                 else:
                     await _read(response, clock)
         except (aiohttp.ClientError, TimeoutError) as problem:
