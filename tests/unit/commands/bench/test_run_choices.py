@@ -147,6 +147,13 @@ def test_hearth_stands_first_and_what_is_missing_is_installed_unless_it_is_quick
     assert not only.is_there and only.install_bytes > 0 and only.version == "packaged 1"
 
 
+def test_what_needs_torch_is_said_to_be_as_large_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hearth.commands.bench.servers.install_server.sys.platform", "linux")
+    server = Server("mlx-openai-server", package="no-such-package==1")
+    (chosen,) = chosen_servers([server.name], [], {server.name: server}, is_quick=True)
+    assert chosen.install_bytes > 5e9
+
+
 @pytest.mark.parametrize(
     ("names", "urls", "told"),
     [
