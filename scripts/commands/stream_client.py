@@ -242,8 +242,8 @@ async def send(
             status = response.status
             request_id = response.headers.get("x-request-id", "")
             if status != 200:
-                body = (await body_of(response)).decode(errors="replace")
-                error = f"{status} {body[:ERROR_CHARS_MAX]}"
+                told = (await body_of(response)).decode(errors="replace")
+                error = f"{status} {told[:ERROR_CHARS_MAX]}"
             else:
                 on_taken(request_id)
                 events = SseReader()

@@ -55,7 +55,7 @@ def made(kind: type[Made], told: object, what: str) -> Made:
         ValueError: it has not, or a value is of another type.
     """
     given = checked_object(told, what)
-    known = _readers(kind)
+    known = _readers(kind)  # type: ignore[arg-type]
     if odd := sorted(given.keys() - known.keys()):
         raise ValueError(f"{what} has {_brief(odd[0])}, which nobody knows")
     needed = {each.name for each in fields(kind) if _is_needed(each)}  # type: ignore[arg-type]

@@ -61,6 +61,7 @@ class ModelFacts:
     architecture: str  # model_type of its config
     bytes: int  # of its weights
     bits: int = 0  # of quantised weights; 0 = they are not
+    digest: str = ""  # by which a later run knows other files of that name; no file follows from it
 
     @property
     def is_stand_in(self) -> bool:

@@ -30,7 +30,7 @@ from hearth.commands.bench.rank_test import chance_moved
 from hearth.commands.bench.results import HEARTH, ROUNDS_MAX, Results
 from hearth.commands.bench.rounds.all_workloads import ALL_WORKLOADS, chosen_workloads
 from hearth.commands.bench.rounds.calibration import Rates, calibrated
-from hearth.commands.bench.rounds.file_lock import sole_writer
+from hearth.commands.bench.rounds.file_lock import has_other_runs, sole_writer
 from hearth.commands.bench.rounds.interrupts import interrupts, run_interruptible
 from hearth.commands.bench.rounds.machine_facts import computing_servers
 from hearth.commands.bench.rounds.model_facts import chosen_models
@@ -77,7 +77,9 @@ def options_of(
     parser.add_argument("--html", type=Path, metavar="FILE", help="default: beside the JSON")
     parser.add_argument("--causes", type=Path, metavar="FILE", help="why lines are behind")
     parser.add_argument("--yes", action="store_true", help="do not ask")
-    parser.add_argument("--busy", action="store_true", help="though another Hearth computes here")
+    parser.add_argument(
+        "--busy", action="store_true", help="though another Hearth or run computes here"
+    )
     parser.add_argument("--page", type=Path, metavar="FILE", help="make the page of this JSON")
     parser.add_argument("--compare", type=Path, nargs=2, metavar=("A", "B"))
     return parser.parse_args(arguments)
@@ -155,12 +157,14 @@ def _warnings(options: argparse.Namespace, plan: Plan) -> list[str]:
     """Return what a reader of the plan must know.
 
     Raises:
-        StartError: another Hearth server computes, and that is not said to be meant.
+        StartError: another server or run computes, and that is not said to be meant.
     """
     warnings = []
-    if busy := computing_servers():
-        pids = ", ".join(str(pid) for pid in busy)
-        text = f"Another Hearth server computes on this machine (pid {pids})"
+    pids = ", ".join(str(pid) for pid in computing_servers())
+    busy = [f"Another Hearth server computes on this machine (pid {pids})"] if pids else []
+    if has_other_runs(plan.json_path):
+        busy.append("Another `hearth bench` runs on this machine")
+    for text in busy:
         if not options.busy:
             raise StartError(f"{text}: nothing can be measured beside it. Wait, or give --busy.")
         warnings.append(f"{text}. Times will be those of a busy machine; the page tells the load.")

@@ -10,6 +10,7 @@ from typing import Final
 from hearth.commands.bench.checked_json import shown_text
 
 CHARS_MAX: Final = 300
+_READ_CHARS_MAX: Final = 10_000
 _PATH: Final = re.compile(
     r"(?<![\w{}/])~?/(?!v\d+/|v\d+\b)(?:[^\s/'\"<>|:,;()]+/)+([^\s/'\"<>|:,;()]*)"
 )
@@ -30,7 +31,7 @@ def error_text(error: BaseException | str, places: Mapping[Path, str]) -> str:
     The end of a long text is kept: the log of a server that did not start ends with the cause.
     """
     text = error if isinstance(error, str) else f"{type(error).__name__}: {error}".rstrip(": ")
-    text = " ".join(_COLOUR.sub("", text).split())
+    text = " ".join(_COLOUR.sub("", text[-_READ_CHARS_MAX:]).split())
     for place, name in places.items():
         for path in {str(place), str(place.resolve())}:
             text = text.replace(path, name)

@@ -20,8 +20,7 @@ def sole_writer(path: Path) -> Iterator[None]:
     Raises:
         StartError: another process of this user holds it.
     """
-    name = hashlib.blake2b(os.fsencode(path.resolve()), digest_size=8).hexdigest()
-    place = Path(tempfile.gettempdir(), f"hearth-bench-{os.getuid()}-{name}.lock")
+    place = _place(path)
     if (handle := _locked(place)) is None:
         raise StartError(f"Another `hearth bench` writes {path}. Wait until it has ended.")
     try:
@@ -29,6 +28,28 @@ def sole_writer(path: Path) -> Iterator[None]:
     finally:
         place.unlink(missing_ok=True)  # while it is held
         os.close(handle)
+
+
+def has_other_runs(path: Path) -> bool:
+    """Return whether this user has a run that writes another file than `path`."""
+    own = _place(path)
+    for place in own.parent.glob(f"{_prefix()}*.lock"):
+        with contextlib.suppress(OSError), place.open("rb") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if place != own:
+                    return True
+    return False
+
+
+def _place(path: Path) -> Path:
+    name = hashlib.blake2b(os.fsencode(path.resolve()), digest_size=8).hexdigest()
+    return Path(tempfile.gettempdir(), f"{_prefix()}{name}.lock")
+
+
+def _prefix() -> str:
+    return f"hearth-bench-{os.getuid()}-"
 
 
 def _locked(place: Path) -> int | None:

@@ -1,5 +1,6 @@
 """Finds the models that are measured, and tells what a reader must know of them. Loads nothing."""
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,9 @@ _RECURRENT: Final = (
     *("mamba_expand", "ssm_state_size", "hybrid_override_pattern"),
 )
 _DTYPE_BYTES: Final = {"float32": 4}  # any other that MLX computes in has two
+_SAYING: Final = ("config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+_END_BYTES: Final = 256 * 1024  # the names and places of tensors stand first
+_DIGEST_BYTES: Final = 8
 _TYPE_CHARS_MAX: Final = 100
 _CONFIG_BYTES_MAX: Final = 16 * 1024**2
 
@@ -64,6 +68,7 @@ def of_directory(directory: Path, label: str) -> BenchModel:
 
     Raises:
         StartError: it has no readable config.json, or no weights.
+        OSError: a file cannot be read.
     """
     config = _config(directory)
     text = _text_config(config)
@@ -78,8 +83,29 @@ def of_directory(directory: Path, label: str) -> BenchModel:
         architecture=shown_text(str(config.get("model_type", "unknown"))[:_TYPE_CHARS_MAX]),
         bytes=nbytes,
         bits=bits if isinstance(bits, int) else 0,
+        digest=files_digest(directory),
     )
     return BenchModel(facts, directory, kv_token_bytes(text))
+
+
+def files_digest(directory: Path) -> str:
+    """Return a digest of what a checkpoint computes and says: small files whole, ends of weights.
+
+    Reading all weights would take a minute; training changes the ends too.
+    """
+    found = hashlib.blake2b(digest_size=_DIGEST_BYTES)
+    small = [directory / name for name in _SAYING if (directory / name).is_file()]
+    for path in (*small, *(directory / name for name, _ in weight_files(directory))):
+        size = path.stat().st_size
+        found.update(f"{path.name} {size}\n".encode())
+        with path.open("rb") as file:
+            if path in small:
+                found.update(file.read(_CONFIG_BYTES_MAX))
+                continue
+            found.update(file.read(_END_BYTES))
+            file.seek(max(0, size - _END_BYTES))
+            found.update(file.read(_END_BYTES))
+    return found.hexdigest()
 
 
 def layers_kind(config: Mapping[str, Any]) -> str:

@@ -131,6 +131,7 @@ class _Play:
         self._visit = visit
         self._directory = directory
         self._kept: dict[str, object] = {}
+        self._has_run = False
 
     async def play(self) -> None:
         played = self._rounds.course.played(self._visit)
@@ -140,6 +141,9 @@ class _Play:
         starts = [start for start in ORDER if any(each.start == start for each in played)]
         for start, following in zip(starts, [*starts[1:], None], strict=True):
             workloads = [workload for workload in played if workload.start == start]
+            if start != starts[0] and not self._has_run:  # each try may take a quarter of an hour
+                self._fail(workloads, "its first start failed, and it was not started again")
+                continue
             await self._start(start, workloads, is_killed=following == Start.KILLED)
 
     async def _start(self, start: Start, played: Sequence[Workload], *, is_killed: bool) -> None:
@@ -156,6 +160,7 @@ class _Play:
             async with self._rounds.start(
                 visit.server, visit.model.directory, home, memory, one_mb
             ) as running:
+                self._has_run = True
                 self._rounds.results.told(visit.server.name, is_metered=running.is_metered)
                 while left:
                     is_over = await self._workload(left[0], running)
@@ -167,8 +172,11 @@ class _Play:
         except SaveError:
             raise
         except Exception as error:  # a server may fail in any way; the others go on
-            for workload in left:
-                self._take(workload, Measured({}, errors=(self._text(error),)), load(), now())
+            self._fail(left, self._text(error))
+
+    def _fail(self, workloads: Sequence[Workload], why: str) -> None:
+        for workload in workloads:
+            self._take(workload, Measured({}, errors=(why,)), load(), now())
 
     async def _workload(self, workload: Workload, running: StartedServer) -> bool:
         """Play one workload; return whether it came to its end in time."""

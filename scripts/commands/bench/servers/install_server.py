@@ -16,6 +16,7 @@ from typing import Final
 from hearth.commands.bench.server import Server
 
 ENVIRONMENTS_DIR: Final = Path("~/.cache/hearth-peers").expanduser()
+UV: Final = "uv==0.13.9"
 INSTALL_WAIT_S_MAX: Final = 1800
 # No text model needs them, and they are gigabytes (mflux makes images, and pins MLX for CUDA).
 LEFT_OUT: Final = ("torch", "torchvision", "mflux")
@@ -90,7 +91,7 @@ def install(server: Server) -> None:
     uv = str(uv_dir / "bin" / "uv")
     if not Path(uv).exists():
         venv.create(uv_dir, with_pip=True)
-        _step(server, [str(uv_dir / "bin" / "pip"), "install", "--quiet", "uv"])
+        _step(server, [str(uv_dir / "bin" / "pip"), "install", "--quiet", UV])
     left_out = [name for name in LEFT_OUT if name not in NEEDED.get(server.name, ())]
     override = uv_dir / "override.txt"
     override.write_text("".join(f"{name} ; sys_platform == 'never'\n" for name in left_out))

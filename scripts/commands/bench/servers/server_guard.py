@@ -5,8 +5,9 @@ would stay on the disk. This program waits for the end of a pipe that the bench 
 
     python server_guard.py PID HOME DIRECTORY
 
-A byte in the pipe says that the server has ended; its end without one, that the bench is gone. Then
-the process PID, all below it, and all that are metered in HOME are killed, and DIRECTORY is removed.
+A byte in the pipe says that the server has ended; its end without one, that the bench is gone.
+Then the process PID, all below it, and all that are metered in HOME are killed, and DIRECTORY is
+removed.
 """
 
 import contextlib

@@ -57,6 +57,7 @@ REST_S: Final = 0.4  # a meter that stands still for so long is that of a server
 REST_WAIT_S_MAX: Final = 10.0
 READY: Final = frozenset(("ok", "healthy", "ready"))  # as the servers' /health words it
 LOG_LINES: Final = 20
+LOG_BYTES_MAX: Final = 64 * 1024  # of its end, which is read
 REASON_CHARS_MAX: Final = 200
 FOLDER_PREFIX: Final = "hearth-bench-"  # of temporary folders, in which homes lie
 COLOUR: Final = re.compile(r"\x1b\[[0-9;]*m")
@@ -353,4 +354,7 @@ def _free_port() -> int:
 
 
 def _tail(log: Path) -> str:
-    return "\n".join(log.read_text(errors="replace").splitlines()[-LOG_LINES:])
+    with log.open("rb") as file:
+        file.seek(max(0, log.stat().st_size - LOG_BYTES_MAX))
+        text = file.read(LOG_BYTES_MAX).decode(errors="replace")
+    return "\n".join(text.splitlines()[-LOG_LINES:])

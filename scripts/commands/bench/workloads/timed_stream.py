@@ -36,6 +36,7 @@ TOGETHER_S: Final = 0.0005  # gaps that differ by less are no different (measure
 FULL_SHARE: Final = 0.9  # of the tokens asked for: some servers count one less
 ERROR_CHARS_MAX: Final = 160
 ERRORS_MAX: Final = 3
+TOLD_CHARS_MAX: Final = 2_000  # of an error that are looked at
 _PATHS: Final = re.compile(r"\S*/\S*")
 _TEXTS: Final = ("content", "reasoning_content", "reasoning", "refusal")
 
@@ -138,7 +139,8 @@ def told_error(text: str) -> str:
         if isinstance(told, dict):
             told = told.get("error") or told.get("detail") or told
         text = str(told.get("message", "no message") if isinstance(told, dict) else told)
-    return _PATHS.sub("(path)", " ".join(text.split()))[:ERROR_CHARS_MAX]
+    line = " ".join(text[:TOLD_CHARS_MAX].split())
+    return _PATHS.sub("(path)", line)[:ERROR_CHARS_MAX]
 
 
 # ---------------------------------------------------------------- asking
@@ -165,8 +167,8 @@ class TimedClient:
         try:
             async with self._session.post(CHAT_PATH, json=body) as response:
                 if response.status != 200:
-                    body = (await body_of(response)).decode(errors="replace")
-                    error = f"{response.status} {told_error(body)}"
+                    told = (await body_of(response)).decode(errors="replace")
+                    error = f"{response.status} {told_error(told)}"
                 else:
                     await _read(response, clock)
         except (aiohttp.ClientError, TimeoutError) as problem:

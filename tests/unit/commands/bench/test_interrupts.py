@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from hearth.commands.bench.rounds import command
-from hearth.commands.bench.rounds.file_lock import sole_writer
+from hearth.commands.bench.rounds.file_lock import has_other_runs, sole_writer
 from hearth.commands.bench.rounds.interrupts import SIGNALS, interrupts, run_interruptible
 from hearth.shared.errors import StartError
 
@@ -79,6 +79,16 @@ def test_one_file_has_one_writer_at_a_time_and_no_lock_is_left(places: Path) -> 
     with sole_writer(places / "a.json"):
         assert [oct(each.stat().st_mode)[-3:] for each in (places / "locks").iterdir()] == ["600"]
     assert not list((places / "locks").iterdir())
+
+
+def test_a_run_beside_another_is_told(places: Path) -> None:
+    mine, other = places / "a.json", places / "b.json"
+    with sole_writer(mine):
+        assert not has_other_runs(mine) and has_other_runs(other)
+        with sole_writer(other):
+            assert has_other_runs(mine)
+    (places / "locks" / f"hearth-bench-{os.getuid()}-0.lock").touch()  # its process has ended
+    assert not has_other_runs(other)
 
 
 def test_a_lock_ends_with_its_process(places: Path) -> None:

@@ -148,6 +148,15 @@ def test_a_server_that_answers_its_start_with_garbage_does_not_end_the_run(
     assert results.of("tiny", "hearth", "w")[0].values
 
 
+def test_a_server_that_does_not_start_is_tried_once_in_a_visit() -> None:
+    played = Played(fails="bad")
+    workloads = [played.workload("w"), played.workload("again", Start.RESTARTED)]
+    results = play(course_of(workloads, ("bad",), rounds=2), played)
+    assert played.events == ["start bad home default"] * 2
+    told = [each.errors[0] for each in results.of("tiny", "bad", "again")]
+    assert told == ["its first start failed, and it was not started again"] * 2
+
+
 def test_what_was_measured_before_a_server_failed_to_end_is_kept() -> None:
     played = Played()
     results = results_for("hearth")

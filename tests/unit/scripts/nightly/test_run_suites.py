@@ -65,7 +65,11 @@ def test_no_process_of_a_night_is_started_with_a_key(tmp_path: Path) -> None:
     given = {"PATH": os.environ["PATH"], "HOME": "/h", "UV_CACHE_DIR": "/u v", "https_proxy": "p"}
     keys = {"OPENAI_API_KEY": "secret", "PROXY_API_KEY": "secret", "GITHUB_TOKEN": "secret"}
     done = subprocess.run(
-        [str(script), "--suite", "a b"], env=given | keys, capture_output=True, text=True, check=True
+        [str(script), "--suite", "a b"],
+        env=given | keys,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert "secret" not in done.stdout and done.stdout.endswith("scripts.nightly --suite a b\n")
     assert all(f"{name}={value}\n" in done.stdout for name, value in given.items())

@@ -1,6 +1,7 @@
 """Every known server can be started, told what it may keep, and told of without a path."""
 
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -141,6 +142,8 @@ def test_what_is_installed_is_what_has_a_package_and_computes_here(
     monkeypatch.setattr(install_server.sys, "platform", platform)
     found = [name for name, each in SERVERS.items() if can_install(each)]
     anywhere = ["vllm-mlx", "rapid-mlx", "mlx-openai-server"]
+    packages = [each.package for each in SERVERS.values() if each.package]
+    assert all(re.fullmatch(r"[\w-]+==\d[\w.]*", each) for each in (*packages, install_server.UV))
     assert found == anywhere + (["mtplx"] if platform == "darwin" else [])
 
 
