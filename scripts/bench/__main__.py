@@ -1,12 +1,12 @@
 #!/usr/bin/env python
-"""Runs Hearth's benchmarks on this machine, beside other servers; asserts no timing.
+"""Measures parts of Hearth on this machine; asserts no timing. Whole servers: `hearth bench`.
 
     python -m scripts.bench serve [--pairs 20] [--model DIR] [--sides raw,hearth] [--out FILE]
     python -m scripts.bench vision [--fixtures qwen3_vl] [--pairs 20] [--out FILE]
     python -m scripts.bench watching [--pairs 20] [--tokens 4000] [--beside CHECKOUT] [--out FILE]
     python -m scripts.bench front [--pairs 10] [--starts 5] [--beside CHECKOUT] [--out FILE]
     python -m scripts.bench stored [--models pocket,random128] [--prompts 40] [--out FILE]
-    python -m scripts.bench cache [--fixtures qwen3] [--traces NAME,...] [--only replay|micro]
+    python -m scripts.bench cache [--fixtures qwen3] [--pairs 20] [--json FILE]
     python -m scripts.bench macs [--only lives|contexts|rooms|calls] [--workers 4]
     python -m scripts.bench sizes [--models NAME,...] [--macs GB,...] [--sessions NAME,...]
     python -m scripts.bench beside [--fixture qwen3] [--tokens 16000] [--goal SECONDS]

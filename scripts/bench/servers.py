@@ -1,6 +1,8 @@
 """Starts what the benchmarks measure: raw mlx-lm, mlx_lm.server and Hearth, as own processes.
 
-A side answers `ask` (one conversation) and `together` (several at once), both greedily.
+A side answers `ask` (one conversation) and `together` (several at once), both greedily. Servers
+run with their user's own settings and without a meter, Hearth's of any checkout: what `hearth
+bench` measures in an empty home, `scripts/commands/bench/servers/` starts.
 """
 
 import asyncio
@@ -304,12 +306,11 @@ async def running(
     environment: Mapping[str, str],
     log: Path,
     project: Path = PROJECT_DIR,
-    python: str = sys.executable,
 ) -> AsyncIterator[asyncio.subprocess.Process]:
     """Run Python with `arguments` for the length of the block; nothing of it outlives that."""
     with open(log, "wb") as stderr:
         child = await asyncio.create_subprocess_exec(
-            python,
+            sys.executable,
             *arguments,
             cwd=project,
             env=environment,

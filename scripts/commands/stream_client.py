@@ -2,15 +2,19 @@
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import aiohttp
 
 Event = dict[str, Any]
 
 ERROR_CHARS_MAX = 300
+# A server that never ends an answer must not fill the memory of who asks.
+STREAM_BYTES_MAX: Final = 64 << 20
+BODY_BYTES_MAX: Final = 1 << 20
+COUNT_MAX: Final = 10**9  # tokens: more are no count
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,8 +117,8 @@ def read_chat(reading: Reading, event: Event) -> bool:
         fields = delta.get("provider_specific_fields") or {}
         reading.kv_cache |= fields.get("kv_cache") or {}
         thought = delta.get("reasoning_content") or delta.get("reasoning") or ""
-        reading.text.append(delta.get("content") or "")
-        reading.reasoning.append(thought)
+        reading.text.append(_words(delta.get("content")))
+        reading.reasoning.append(_words(thought))
         reading.is_complete |= bool(choice.get("finish_reason"))
         has_output |= bool(delta.get("content") or thought or delta.get("tool_calls"))
     return has_output or reading.is_complete
@@ -135,8 +139,8 @@ def read_messages(reading: Reading, event: Event) -> bool:
         reading.is_complete = True
     elif kind == "content_block_delta":
         delta = event["delta"]
-        reading.text.append(delta.get("text") or "")
-        reading.reasoning.append(delta.get("thinking") or "")
+        reading.text.append(_words(delta.get("text")))
+        reading.reasoning.append(_words(delta.get("thinking")))
     return kind in ("content_block_delta", "message_stop")
 
 
@@ -151,10 +155,14 @@ def read_responses(reading: Reading, event: Event) -> bool:
         reading.kv_cache |= reading.usage.get("kv_cache") or {}
         reading.is_complete = True
     elif kind == "response.output_text.delta":
-        reading.text.append(event.get("delta") or "")
+        reading.text.append(_words(event.get("delta")))
     elif kind == "response.reasoning_text.delta":
-        reading.reasoning.append(event.get("delta") or "")
+        reading.reasoning.append(_words(event.get("delta")))
     return kind.endswith(".delta") or reading.is_complete
+
+
+def _words(value: object) -> str:
+    return value if isinstance(value, str) else ""
 
 
 READERS: dict[str, Callable[[Reading, Event], bool]] = {
@@ -165,32 +173,50 @@ READERS: dict[str, Callable[[Reading, Event], bool]] = {
 
 
 def tokens_of(dialect: str, reading: Reading) -> Tokens | None:
-    """Return what the usage tells, in any of the three shapes; None without one.
+    """Return what the usage tells, in any of the three shapes; None without one that counts.
 
     A server that does not say what it prefilled is believed to have prefilled what it did not
     find.
     """
-    usage = reading.usage
-    if not usage:
+    try:
+        return _counted(dialect, reading.usage, reading.kv_cache) if reading.usage else None
+    except (AttributeError, ValueError):
         return None
+
+
+def _counted(dialect: str, usage: dict[str, Any], kv_cache: dict[str, Any]) -> Tokens:
     if dialect == "messages":
-        cached = usage.get("cache_read_input_tokens") or 0
-        fresh = usage.get("input_tokens") or 0
-        prompt = fresh + cached + (usage.get("cache_creation_input_tokens") or 0)
-        completion = usage.get("output_tokens") or 0
+        cached = _count(usage.get("cache_read_input_tokens"))
+        fresh = _count(usage.get("input_tokens"))
+        prompt = fresh + cached + _count(usage.get("cache_creation_input_tokens"))
+        completion = _count(usage.get("output_tokens"))
     else:
         details = usage.get("prompt_tokens_details") or usage.get("input_tokens_details") or {}
-        cached = details.get("cached_tokens") or 0
-        prompt = usage.get("prompt_tokens") or usage.get("input_tokens") or 0
-        completion = usage.get("completion_tokens") or usage.get("output_tokens") or 0
-    prefilled = reading.kv_cache.get("prefilled")
+        cached = _count(details.get("cached_tokens"))
+        prompt = _count(usage.get("prompt_tokens") or usage.get("input_tokens"))
+        completion = _count(usage.get("completion_tokens") or usage.get("output_tokens"))
+    prefilled = kv_cache.get("prefilled")
     return Tokens(
         prompt=prompt,
         cached=cached,
-        prefilled=prompt - cached if prefilled is None else prefilled,
+        prefilled=max(0, prompt - cached) if prefilled is None else _count(prefilled),
         completion=completion,
-        source=reading.kv_cache.get("source") or "",
+        source=_words(kv_cache.get("source")),
     )
+
+
+def _count(value: object) -> int:
+    """Return a count that a server has told; 0 where it tells none.
+
+    Raises:
+        ValueError: it is no count.
+    """
+    if not value:
+        return 0
+    is_whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
+    if not is_whole or not 0 <= value <= COUNT_MAX:  # type: ignore[operator]
+        raise ValueError("a usage counts in whole numbers")
+    return int(value)  # type: ignore[call-overload, no-any-return]
 
 
 # ---------------------------------------------------------------- sending
@@ -216,11 +242,12 @@ async def send(
             status = response.status
             request_id = response.headers.get("x-request-id", "")
             if status != 200:
-                error = f"{status} {(await response.text())[:ERROR_CHARS_MAX]}"
+                told = (await body_of(response)).decode(errors="replace")
+                error = f"{status} {told[:ERROR_CHARS_MAX]}"
             else:
                 on_taken(request_id)
                 events = SseReader()
-                async for chunk in response.content.iter_any():
+                async for chunk in chunks_of(response):
                     for data in events.feed(chunk):
                         if _take(dialect, reading, data) and first_s is None:
                             first_s = time.perf_counter() - start
@@ -242,11 +269,53 @@ def _take(dialect: str, reading: Reading, data: str) -> bool:
     if data.strip() == "[DONE]":
         return False
     try:
-        event = json.loads(data)
-    except ValueError:
-        reading.error = f"unreadable event {data[:100]!r}"
+        return READERS[dialect](reading, json.loads(data))
+    # Whatever is not as it should be: it is no event, or its parts are of other types.
+    except (ValueError, TypeError, AttributeError, LookupError, RecursionError):
+        reading.error = f"unreadable event of {len(data)} characters"
         return False
-    return READERS[dialect](reading, event)
+
+
+async def chunks_of(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
+    """Yield the bytes of an answer as they come.
+
+    Raises:
+        aiohttp.ClientPayloadError: there are more than STREAM_BYTES_MAX.
+    """
+    length = 0
+    async for chunk in response.content.iter_any():
+        length += len(chunk)
+        if length > STREAM_BYTES_MAX:
+            raise aiohttp.ClientPayloadError(f"an answer of more than {STREAM_BYTES_MAX} bytes")
+        yield chunk
+
+
+async def body_of(response: aiohttp.ClientResponse) -> bytes:
+    """Return the beginning of a body, BODY_BYTES_MAX at most."""
+    body = bytearray()
+    async for chunk in response.content.iter_any():
+        body += chunk
+        if len(body) >= BODY_BYTES_MAX:
+            break
+    return bytes(body[:BODY_BYTES_MAX])
+
+
+async def first_model(session: aiohttp.ClientSession, headers: Mapping[str, str]) -> str:
+    """Return the name of the first model that a server lists.
+
+    Raises:
+        aiohttp.ClientError, TimeoutError: it does not answer, or with an error.
+        LookupError: it lists none.
+    """
+    async with session.get("/v1/models", headers=headers) as response:
+        response.raise_for_status()
+        try:
+            name = json.loads(await body_of(response))["data"][0]["id"]
+        except (ValueError, TypeError, LookupError, RecursionError):
+            name = None
+    if not isinstance(name, str):
+        raise LookupError("the server lists no model")
+    return name
 
 
 async def prompt_ids(
@@ -259,7 +328,9 @@ async def prompt_ids(
         async with session.get(f"/v1/cache/prompts/{request_id}", headers=headers) as response:
             if response.status != 200:
                 return None
-            ids: list[int] = (await response.json())["ids"]
-            return ids
-    except (aiohttp.ClientError, TimeoutError):
+            told = json.loads(b"".join([part async for part in chunks_of(response)]))
+    except (aiohttp.ClientError, TimeoutError, ValueError, RecursionError):
         return None
+    ids = told.get("ids") if isinstance(told, dict) else None
+    is_told = isinstance(ids, list) and all(isinstance(each, int) for each in ids)
+    return ids if is_told else None

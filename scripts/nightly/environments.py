@@ -8,6 +8,7 @@ import venv
 from pathlib import Path
 from typing import Final
 
+from hearth.commands.bench.servers.install_server import UV
 from scripts.nightly.sources import checked
 from scripts.nightly.suites import Packages
 
@@ -62,5 +63,5 @@ def _uv(cache_dir: Path) -> Path:
     if not uv.exists():
         venv.create(directory, with_pip=True)
         pip = directory / "bin" / "pip"
-        checked((pip, "install", "--quiet", "uv"), "uv")
+        checked((pip, "install", "--quiet", UV), UV)
     return uv

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from hearth.commands.bench.servers.install_server import installer_environment
 from scripts.nightly.suites import Origin, Source, Suite
 
 FETCH_WAIT_S_MAX: Final = 600
@@ -41,7 +42,7 @@ def checked(command: Sequence[str | Path], what: str) -> bytes:
             capture_output=True,
             check=False,
             timeout=FETCH_WAIT_S_MAX,
-            env={**os.environ, **GIT_ENVIRONMENT},
+            env={**installer_environment(os.environ), **GIT_ENVIRONMENT},
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise FetchError(f"{what}: {error}") from error

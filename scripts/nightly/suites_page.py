@@ -27,6 +27,10 @@ Sources and the environments of their packages are kept in `~/.cache/hearth-nigh
 with its defaults, but for names that the tests ask for, a tiny embedding model, a temperature of 0,
 and thinking that is off unless a request asks for it: some tests allow ten tokens for an answer.
 
+The tests are strangers' code, at versions that are pinned. They get an empty home, and neither they
+nor any process beside them has a variable that holds a key; but they run as you, and can read what
+you can read. Who minds runs them as a user of their own, or in a container.
+
 The SDKs' tests are written for a mock server that takes any value: most of what fails names things
 that never were. Each is run with several clients (loose, strict, aiohttp). Those of empty paths
 pass without asking the server.

@@ -22,8 +22,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from hearth.commands.replay.player import Row, replay_together
-from hearth.commands.replay.traces import TRACES_DIR, Captured
-from scripts.bench.cache import traces
+from hearth.commands.replay.traces import TRACES_DIR, Captured, load_trace
 from scripts.bench.routing.killed_worker import killed_lines, killed_table
 from scripts.bench.routing.rules import RULES, TODAY
 from scripts.bench.routing.served import QUICK_DISK, SMALL, model_dir, served
@@ -67,8 +66,21 @@ def _save(out: Path, told: dict[str, Any]) -> None:
     out.write_text(json.dumps(told, indent=1) + "\n")
 
 
+def chosen_traces(options: argparse.Namespace) -> list[list[Captured]]:
+    """Return the sessions that are played: those that are named, or all of the directory."""
+    directory: Path = options.traces_dir
+    names = [name for name in options.traces.split(",") if name]
+    paths = [directory / f"{name}.jsonl.xz" for name in names]
+    paths = paths or sorted(directory.glob("*.jsonl.xz"))
+    if missing := [str(path) for path in paths if not path.exists()]:
+        raise SystemExit(f"there is no {', '.join(missing)}")
+    if not paths:
+        raise SystemExit(f"there are no traces in {directory}; say where with --traces-dir")
+    return [load_trace(path, options.limit) for path in paths]
+
+
 async def _measure(options: argparse.Namespace, told: dict[str, Any], out: Path) -> None:
-    captured = traces(options)
+    captured = chosen_traces(options)
     if options.only != "killed":
         lines = told.setdefault("rules", [])
         for workers in [int(count) for count in options.workers.split(",")]:

@@ -4,7 +4,7 @@ The test is Mann and Whitney's, exact, with ties: over all ways to part the valu
 """
 
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, lru_cache
 from math import comb
 from typing import Final
 
@@ -15,7 +15,7 @@ def mann_whitney(one: Sequence[float], other: Sequence[float]) -> float:
     """Return the two-sided probability that equals differ in ranks by so much; 1 without values."""
     ranks = doubled_ranks([*one, *other])
     far = abs(sum(ranks[: len(one)]) - _mean(len(one), len(ranks)))
-    ways = _ways(ranks, len(one))
+    ways = _ways(tuple(sorted(ranks)), len(one))
     return _share(ways, _mean(len(one), len(ranks)), far)
 
 
@@ -27,7 +27,7 @@ def chance_told_apart(one: int, other: int) -> float:
     less than P_MAX: 3.2 % of five and five, 2.9 % of four and four, nothing of three and three.
     """
     ranks = doubled_ranks(range(one + other))
-    mean, ways = _mean(one, len(ranks)), _ways(ranks, one)
+    mean, ways = _mean(one, len(ranks)), _ways(tuple(ranks), one)
     told = (
         number
         for total, number in ways.items()
@@ -62,7 +62,8 @@ def _mean(count: int, all_values: int) -> int:
     return count * (all_values + 1)
 
 
-def _ways(ranks: Sequence[int], count: int) -> dict[int, int]:
+@lru_cache(maxsize=1_000)  # values without ties have the same ranks
+def _ways(ranks: tuple[int, ...], count: int) -> dict[int, int]:
     """Return in how many ways `count` of the ranks make each sum."""
     ways: list[dict[int, int]] = [{0: 1}, *({} for _ in range(count))]  # by how many are drawn
     for rank in ranks:

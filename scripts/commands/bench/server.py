@@ -39,6 +39,12 @@ class Server:
     url: str = ""  # of one that somebody else started: it is neither stopped nor metered
     notes: tuple[str, ...] = ()
 
+    def can_be_told(self, memory: Memory) -> bool:
+        """Say whether it has a way to be told what it may keep."""
+        if memory is Memory.DEFAULT:
+            return True
+        return memory in self.memory_arguments or memory in self.memory_environment
+
 
 @dataclass(frozen=True, slots=True)
 class Meter:

@@ -15,7 +15,6 @@ import statistics
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from typing import Final
 
 from hearth.commands.bench.measures import MEASURES, Measure
@@ -44,27 +43,6 @@ class Line:
     is_claimed: bool = False  # what the server says it read: the meter cannot enter it
     failed: int = 0  # requests, of all rounds
     is_unlike: bool = False  # told, and not compared: it did other work, or could do none here
-
-    @property
-    def quartiles(self) -> tuple[float, float]:
-        """Return the first and the third quartile."""
-        if len(self.values) < 2:
-            return self.median, self.median
-        first, _, third = statistics.quantiles(self.values, n=4, method="inclusive")
-        return first, third
-
-    @property
-    def spread(self) -> float:
-        """Return the range of the values as a share of their median; 0 where that is 0."""
-        return (self.high - self.low) / abs(self.median) if self.median else 0.0
-
-
-class Verdict(StrEnum):
-    """How Hearth stands to another server on one line."""
-
-    AHEAD = "ahead"
-    BEHIND = "behind"
-    SAME = "can't be told apart"
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,20 +177,6 @@ def told_apart(one: Line, other: Line, measure: Measure) -> bool:
     if difference == 0 or difference < measure.least:
         return False
     return mann_whitney(one.values, other.values) < P_MAX
-
-
-def compared(
-    results: Results, model: str, workload: str, measure: str, server: str
-) -> Verdict | None:
-    """Return how Hearth stands to `server`; None where one of them has no such line."""
-    is_more_better = MEASURES[measure].is_more_better
-    own = line(results, model, HEARTH, workload, measure)
-    other = line(results, model, server, workload, measure)
-    if own is None or other is None or is_more_better is None:
-        return None
-    if not told_apart(own, other, MEASURES[measure]):
-        return Verdict.SAME
-    return Verdict.AHEAD if (own.median > other.median) == is_more_better else Verdict.BEHIND
 
 
 def paired(before: Results, after: Results) -> list[MovedLine]:

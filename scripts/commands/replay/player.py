@@ -20,7 +20,7 @@ from hearth.commands.replay.traces import (
     waits_for,
     with_live,
 )
-from hearth.commands.stream_client import Outcome, Tokens, prompt_ids, send
+from hearth.commands.stream_client import Outcome, Tokens, first_model, prompt_ids, send
 from hearth.shared.errors import RequestError
 
 SEND_GAP_S: Final = 0.005  # so that what overlaps arrives in the order in which it was sent
@@ -83,7 +83,7 @@ async def replay_together(
         base, timeout=timeout, read_bufsize=BUFFER_BYTES, connector=aiohttp.TCPConnector(limit=0)
     ) as session:
         if not target.model:
-            target = replace(target, model=await _first_model(session, target))
+            target = replace(target, model=await first_model(session, _key_headers(target)))
         started = time.perf_counter()
         played = await asyncio.gather(
             *(_Player(session, target, tell).play_all(rows) for rows in sessions)
@@ -91,13 +91,6 @@ async def replay_together(
         wall_s = time.perf_counter() - started
     done = sorted((row for rows in played for row in rows), key=lambda row: row.sent_s)
     return [replace(row, number=number) for number, row in enumerate(done)], wall_s
-
-
-async def _first_model(session: aiohttp.ClientSession, target: Target) -> str:
-    async with session.get("/v1/models", headers=_key_headers(target)) as response:
-        response.raise_for_status()
-        name: str = (await response.json())["data"][0]["id"]
-        return name
 
 
 def _key_headers(target: Target) -> dict[str, str]:

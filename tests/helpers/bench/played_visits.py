@@ -10,7 +10,7 @@ import pytest
 
 from hearth.commands.bench.measuring import Taken
 from hearth.commands.bench.results import ModelFacts
-from hearth.commands.bench.server import Meter, Server
+from hearth.commands.bench.server import Memory, Meter, Server
 from hearth.commands.bench.workload import SCALES, Visit
 from hearth.commands.replay.player import Row, Target
 from hearth.commands.replay.traces import Captured
@@ -37,7 +37,8 @@ class IdleServer:
 
 
 def made_visit(url: str = "", scale: str = "quick") -> Visit:
-    server = Server("hearth", url=url)
+    told = {Memory.ONE_SESSION: ("--memory", "{memory_mb}")}
+    server = Server("hearth", url=url, memory_arguments=told)
     return Visit(server, IdleServer(), ModelFacts("m", "dense", "qwen3", 1), SCALES[scale], 0)
 
 

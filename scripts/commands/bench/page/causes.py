@@ -11,7 +11,7 @@ from typing import Final
 
 from hearth.commands.bench.measures import MEASURES, Measure
 
-HEADING: Final = re.compile(r"^##\s+(?P<workload>.+?)\s+/\s+(?P<measure>.+?)\s*$")
+HEADING_CHARS_MAX: Final = 300
 ANY: Final = "*"
 SENTENCE: Final = re.compile(r"(?<=[.!?])\s+(?=[A-Z`])")
 
@@ -77,11 +77,13 @@ def _add(paragraphs: list[list[str]], line: str) -> None:
 
 
 def _key(heading: str) -> tuple[str, str]:
-    told = HEADING.match(heading)
-    if told is None:
+    heading = " ".join(heading.split())[:HEADING_CHARS_MAX]
+    workload, slash, name = (
+        part.strip("` ") for part in heading.removeprefix("##").partition(" / ")
+    )
+    if not (workload and slash and name):
         raise ValueError(f"{heading!r} is not `## workload / measure`")
-    name = told["measure"].strip("`")
     for measure in MEASURES.values():
         if name in (measure.name, measure.label):
-            return told["workload"].strip("`"), measure.name
+            return workload, measure.name
     raise ValueError(f"{heading!r} names no measure; there are: {', '.join(MEASURES)}")

@@ -2,6 +2,7 @@
 
 import shlex
 from collections.abc import Iterator, Mapping
+from itertools import pairwise
 from typing import Final
 
 from hearth.commands.bench.page.causes import Causes
@@ -127,13 +128,10 @@ def _errors(lines: PageLines) -> Iterator[str]:
 
 def _repeat(lines: PageLines, abouts: Mapping[str, str]) -> Html:
     results = lines.results
-    models = " ".join(f"--model {shlex.quote(name)}" for name in lines.models)
-    others = ",".join(lines.servers)
     rows = (
         tag("tr", tag("th", name, scope="row"),
             tag("td", abouts.get(name, "")),
-            tag("td", tag("code", f"hearth bench {models} --servers {others} --workloads {name} "
-                          f"--scale {results.scale} --rounds {results.rounds}")))
+            tag("td", tag("code", _command(lines, name))))
         for name in lines.workloads
     )  # fmt: skip
     heads = (tag("th", name, scope="col") for name in ("workload", "what it does", "command"))
@@ -141,7 +139,7 @@ def _repeat(lines: PageLines, abouts: Mapping[str, str]) -> Html:
     box = tag("div", table, class_="box", tabindex=0, role="region", aria_label="commands")
     return joined(
         tag("p", "The whole run, which goes on where it was interrupted:"),
-        tag("pre", tag("code", results.command), tabindex=0),
+        tag("pre", tag("code", typable(results.command)), tabindex=0),
         tag("p", with_code("One workload of it alone, which finds the servers emptier than in the "
                            "whole run: they take less memory, and restart asks for a session that "
                            "no others have driven out. `hearth bench --compare` says which lines "
@@ -149,6 +147,43 @@ def _repeat(lines: PageLines, abouts: Mapping[str, str]) -> Html:
         box,
         tag("p", _where_models_are(results), class_="note"),
     )  # fmt: skip
+
+
+def _command(lines: PageLines, workload: str) -> str:
+    """Return the command that measures one workload; names may be a stranger's, and are quoted."""
+    results = lines.results
+    by_url = servers_by_url(results.command)
+    words = ["hearth", "bench"]
+    for model in lines.models:
+        words += ["--model", model]
+    local = [name for name in lines.servers if name not in by_url]
+    words += ["--servers", ",".join(local)] if local else []
+    for name in by_url:
+        words += ["--server", f"{name}=URL"]
+    words += ["--workloads", workload, "--scale", results.scale]
+    return shlex.join([*words, "--rounds", str(results.rounds)])
+
+
+def typable(command: str) -> str:
+    """Return the command of a run so that a shell takes it for that one command alone."""
+    words = _words(command)
+    return shlex.join(words) if words[:2] == ["hearth", "bench"] else "(it is no command of Hearth)"
+
+
+def servers_by_url(command: str) -> list[str]:
+    """Return the names of `--server NAME=URL` in the command of a run."""
+    return [
+        word.rpartition("=")[0]
+        for option, word in pairwise(_words(command))
+        if option == "--server" and "=" in word
+    ]
+
+
+def _words(command: str) -> list[str]:
+    try:
+        return shlex.split(command)
+    except ValueError:  # a quote that nobody closed
+        return []
 
 
 def _where_models_are(results: Results) -> Html:

@@ -44,7 +44,7 @@ KINDS: Final = (
         "images",
         "Images",
         "An image stays in the history while the talk goes on.",
-        ("image", "second-image"),
+        ("image",),
         ("read_per_prompt", "ttft_p50_s"),
     ),
     WorkloadKind(

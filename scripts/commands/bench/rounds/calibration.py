@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from hearth.commands.bench.rounds.model_facts import BenchModel
 from hearth.commands.bench.server import Memory, Server
-from hearth.commands.bench.servers.started_server import started
+from hearth.commands.bench.servers.started_server import FOLDER_PREFIX, started
 from hearth.commands.replay.player import Target, replay
 from hearth.commands.replay.traces import CHAT_PATH, Captured
 from hearth.shared.errors import StartError
@@ -35,7 +35,7 @@ async def calibrated(server: Server, model: BenchModel) -> Rates:
         StartError: it does not answer.
     """
     began = time.perf_counter()
-    with tempfile.TemporaryDirectory(prefix="hearth-bench-", ignore_cleanup_errors=True) as home:
+    with tempfile.TemporaryDirectory(prefix=FOLDER_PREFIX, ignore_cleanup_errors=True) as home:
         async with started(server, model.directory, Path(home), Memory.DEFAULT, 0) as running:
             start_s = time.perf_counter() - began
             await _asked(running.target, _SHORT_WORDS)

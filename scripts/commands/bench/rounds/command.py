@@ -1,6 +1,6 @@
 """Measures Hearth beside other servers on models of yours, and writes one page and one JSON file.
 
-    hearth bench --quick --model qwen3.5-9b              about ten minutes, on what is installed
+    hearth bench --quick --model qwen3.5-9b              four short rounds, on what is installed
     hearth bench --model qwen3.5-9b --model gpt-oss-20b  all workloads, five rounds: overnight
     hearth bench --servers hearth,mlx_lm --server mine=http://127.0.0.1:8000
     hearth bench --page hearth-bench.json                makes the page anew
@@ -27,24 +27,26 @@ from hearth.commands.bench.measures import MEASURES
 from hearth.commands.bench.page.bench_page import bench_page
 from hearth.commands.bench.page.causes import Causes
 from hearth.commands.bench.rank_test import chance_moved
-from hearth.commands.bench.results import HEARTH, Results
+from hearth.commands.bench.results import HEARTH, ROUNDS_MAX, Results
 from hearth.commands.bench.rounds.all_workloads import ALL_WORKLOADS, chosen_workloads
 from hearth.commands.bench.rounds.calibration import Rates, calibrated
+from hearth.commands.bench.rounds.file_lock import has_other_runs, sole_writer
+from hearth.commands.bench.rounds.interrupts import interrupts, run_interruptible
 from hearth.commands.bench.rounds.machine_facts import computing_servers
 from hearth.commands.bench.rounds.model_facts import chosen_models
 from hearth.commands.bench.rounds.plan import Plan, minutes
 from hearth.commands.bench.rounds.progress import Progress
 from hearth.commands.bench.rounds.resumed_results import begun, resumed
 from hearth.commands.bench.rounds.server_choice import by_url, chosen_servers, with_installed
-from hearth.commands.bench.rounds.visit_rounds import Course, Rounds
+from hearth.commands.bench.rounds.visit_rounds import Course, Rounds, SaveError
 from hearth.commands.bench.servers.found_servers import found_servers
 from hearth.commands.bench.servers.known_servers import SERVERS
-from hearth.commands.bench.servers.started_server import ServerStartError
 from hearth.commands.bench.statistics import moved, paired
 from hearth.commands.bench.workload import SCALES, Scale
 from hearth.shared.errors import StartError
 
 CANNOT_BEGIN: Final = 2
+INTERRUPTED: Final = 128 + signal.SIGINT
 _QUICK: Final = "quick"
 _FULL: Final = "full"
 _DEFAULT_JSON: Final = "hearth-bench.json"
@@ -64,7 +66,9 @@ def options_of(
         "--model", metavar="X", help="hub id, name or directory; repeatable", **many
     )
     parser.add_argument("--servers", metavar="A,B", default="", help="of those that it knows")
-    parser.add_argument("--server", metavar="NAME=URL", help="one that runs already", **many)
+    parser.add_argument(
+        "--server", metavar="NAME=URL", help="one that runs already; NAME is published", **many
+    )
     parser.add_argument("--workloads", metavar="A,B", default="", help="default: all")
     parser.add_argument("--quick", action="store_true", help="minutes, not hours")
     parser.add_argument("--scale", choices=list(scales), help="how long sessions are")
@@ -73,15 +77,17 @@ def options_of(
     parser.add_argument("--html", type=Path, metavar="FILE", help="default: beside the JSON")
     parser.add_argument("--causes", type=Path, metavar="FILE", help="why lines are behind")
     parser.add_argument("--yes", action="store_true", help="do not ask")
-    parser.add_argument("--busy", action="store_true", help="though another Hearth computes here")
+    parser.add_argument(
+        "--busy", action="store_true", help="though another Hearth or run computes here"
+    )
     parser.add_argument("--page", type=Path, metavar="FILE", help="make the page of this JSON")
     parser.add_argument("--compare", type=Path, nargs=2, metavar=("A", "B"))
     return parser.parse_args(arguments)
 
 
 def _count(text: str) -> int:
-    if not text.isdecimal() or not 1 <= int(text) <= 1_000:
-        raise argparse.ArgumentTypeError("it is a number from 1 to 1000")
+    if not text.isdecimal() or not 1 <= int(text[:9]) <= ROUNDS_MAX:
+        raise argparse.ArgumentTypeError(f"it is a number from 1 to {ROUNDS_MAX}")
     return int(text)
 
 
@@ -93,7 +99,12 @@ def main(arguments: Sequence[str] | None = None, scales: Mapping[str, Scale] = S
         if options.page:
             results = Results.load(options.page)
             return _say_written(_page(results, options.page, options))
-        return _measure(options, scales)
+        _html_path(options, options.json)
+        with interrupts(), sole_writer(options.json):
+            return _measure(options, scales)
+    except KeyboardInterrupt:
+        print("Interrupted.", file=sys.stderr)
+        return INTERRUPTED
     except StartError as error:
         print(error, file=sys.stderr)
     except (OSError, ValueError) as error:  # a file that cannot be read or written
@@ -146,12 +157,14 @@ def _warnings(options: argparse.Namespace, plan: Plan) -> list[str]:
     """Return what a reader of the plan must know.
 
     Raises:
-        StartError: another Hearth server computes, and that is not said to be meant.
+        StartError: another server or run computes, and that is not said to be meant.
     """
     warnings = []
-    if busy := computing_servers():
-        pids = ", ".join(str(pid) for pid in busy)
-        text = f"Another Hearth server computes on this machine (pid {pids})"
+    pids = ", ".join(str(pid) for pid in computing_servers())
+    busy = [f"Another Hearth server computes on this machine (pid {pids})"] if pids else []
+    if has_other_runs(plan.json_path):
+        busy.append("Another `hearth bench` runs on this machine")
+    for text in busy:
         if not options.busy:
             raise StartError(f"{text}: nothing can be measured beside it. Wait, or give --busy.")
         warnings.append(f"{text}. Times will be those of a busy machine; the page tells the load.")
@@ -170,8 +183,8 @@ def _rates(plan: Plan) -> dict[str, Rates]:
         label = model.facts.label
         _say(f"Measures how fast {label} is here, by {first.server.name} ...")
         try:
-            rates[label] = asyncio.run(calibrated(first.server, model))
-        except (ServerStartError, StartError, OSError, TimeoutError) as error:
+            rates[label] = run_interruptible(calibrated(first.server, model))
+        except Exception as error:  # a server may fail in any way; then no time is told
             _say(f"That is not known: {error}")
     return rates
 
@@ -194,28 +207,23 @@ def _play(plan: Plan, options: argparse.Namespace) -> int:
     rounds = Rounds(course, results, lambda: results.save(path), progress.tell)
     began = time.monotonic()
     try:
-        asyncio.run(_until_signal(rounds))
-    except (KeyboardInterrupt, asyncio.CancelledError):
+        run_interruptible(rounds.play())
+    except KeyboardInterrupt:
         _say("Interrupted. The same command goes on where it was.")
-        return 128 + signal.SIGINT
+        return INTERRUPTED
+    except SaveError as error:
+        raise StartError(f"{error}. Make room; the same command goes on where it was.") from None
     _say(f"Done in {minutes(time.monotonic() - began)}; {rounds.errors} errors are on the page.")
     return 0
-
-
-async def _until_signal(rounds: Rounds) -> None:
-    """Play; SIGTERM and a closed terminal end it as Ctrl-C does, with the servers that run."""
-    task = asyncio.ensure_future(rounds.play())
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        loop.add_signal_handler(number, task.cancel)
-    await task
 
 
 def _page(results: Results, json_path: Path, options: argparse.Namespace) -> Path:
     """Write the page of `results`; return where."""
     path = _html_path(options, json_path)
     abouts = {workload.name: workload.about for workload in ALL_WORKLOADS}
-    path.write_text(bench_page(results, _causes(options), abouts), encoding="utf-8")
+    # A directory's name may have bytes that are no text.
+    page = bench_page(results, _causes(options), abouts)
+    path.write_text(page, encoding="utf-8", errors="replace")
     return path
 
 
@@ -251,7 +259,14 @@ def _compare(one: Path, other: Path) -> int:
 
 
 def _html_path(options: argparse.Namespace, json_path: Path) -> Path:
+    """Return where the page is written.
+
+    Raises:
+        StartError: it would replace the results.
+    """
     path: Path = options.html or json_path.with_suffix(".html")
+    if path.resolve() == json_path.resolve():
+        raise StartError(f"The page would replace {json_path}. Name another file by --html.")
     return path
 
 

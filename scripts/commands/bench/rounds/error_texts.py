@@ -7,11 +7,21 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
+from hearth.commands.bench.checked_json import shown_text
+
 CHARS_MAX: Final = 300
+_READ_CHARS_MAX: Final = 10_000
 _PATH: Final = re.compile(
-    r"(?<![\w{}:/])~?/(?!v\d+/|v\d+\b)(?:[^\s/'\"<>|:,;()]+/)+([^\s/'\"<>|:,;()]*)"
+    r"(?<![\w{}/])~?/(?!v\d+/|v\d+\b)(?:[^\s/'\"<>|:,;()]+/)+([^\s/'\"<>|:,;()]*)"
 )
+_COLOUR: Final = re.compile(r"\x1b\[[0-9;]*m")
 _URL_HOST: Final = re.compile(r"\b(\w+)://[^\s/'\"]+")
+# IPv4 but loopback and "all", IPv6 and MAC.
+_ADDRESS: Final = re.compile(
+    r"\b(?!127\.0\.0\.1\b|0\.0\.0\.0\b)(?:\d{1,3}\.){3}\d{1,3}\b"
+    r"|\b[0-9a-fA-F]{1,4}(?:::?[0-9a-fA-F]{1,4}){3,7}\b"
+)
+_ANYBODYS: Final = {"localhost", "mac", "macbook", "imac", "linux", "ubuntu", "debian", "fedora"}
 _NAME_CHARS_MIN: Final = 3  # a shorter name is part of ordinary words
 
 
@@ -21,16 +31,19 @@ def error_text(error: BaseException | str, places: Mapping[Path, str]) -> str:
     The end of a long text is kept: the log of a server that did not start ends with the cause.
     """
     text = error if isinstance(error, str) else f"{type(error).__name__}: {error}".rstrip(": ")
-    text = " ".join(text.split())
+    text = " ".join(_COLOUR.sub("", text[-_READ_CHARS_MAX:]).split())
     for place, name in places.items():
         for path in {str(place), str(place.resolve())}:
             text = text.replace(path, name)
-    text = text.replace(str(Path.home()), "~")
+    text = text.replace(str(Path.home()), "~").replace("file://", "")
     text = _URL_HOST.sub(r"\1://{host}", text)
-    text = _PATH.sub(r"\1", text)
-    for name, stands in ((platform.node(), "{host}"), (_user(), "{user}")):
-        if len(name) >= _NAME_CHARS_MIN:
-            text = re.sub(rf"\b{re.escape(name)}\b", stands, text)
+    text = _ADDRESS.sub("{host}", _PATH.sub(r"\1", text))
+    node = platform.node()
+    names = [(node, "{host}"), (node.partition(".")[0], "{host}"), (_user(), "{user}")]
+    for name, stands in (*names, (Path.home().name, "{user}")):
+        if len(name) >= _NAME_CHARS_MIN and name.lower() not in _ANYBODYS:
+            text = re.sub(rf"\b{re.escape(name)}\b", stands, text, flags=re.IGNORECASE)
+    text = shown_text(text)
     return text if len(text) <= CHARS_MAX else "... " + text[4 - CHARS_MAX :]
 
 

@@ -1,11 +1,13 @@
 """Finds the models that are measured, and tells what a reader must know of them. Loads nothing."""
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from hearth.commands.bench.checked_json import shown_text
 from hearth.commands.bench.results import ModelFacts
 from hearth.shared.errors import StartError
 from hearth.shared.models.local_models import local_models, matching_whole, weight_files
@@ -18,6 +20,10 @@ _RECURRENT: Final = (
     *("mamba_expand", "ssm_state_size", "hybrid_override_pattern"),
 )
 _DTYPE_BYTES: Final = {"float32": 4}  # any other that MLX computes in has two
+_SAYING: Final = ("config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+_END_BYTES: Final = 256 * 1024  # the names and places of tensors stand first
+_DIGEST_BYTES: Final = 8
+_TYPE_CHARS_MAX: Final = 100
 _CONFIG_BYTES_MAX: Final = 16 * 1024**2
 
 
@@ -62,6 +68,7 @@ def of_directory(directory: Path, label: str) -> BenchModel:
 
     Raises:
         StartError: it has no readable config.json, or no weights.
+        OSError: a file cannot be read.
     """
     config = _config(directory)
     text = _text_config(config)
@@ -71,16 +78,37 @@ def of_directory(directory: Path, label: str) -> BenchModel:
     quantization = config.get("quantization")
     bits = quantization.get("bits", 0) if isinstance(quantization, dict) else 0
     facts = ModelFacts(
-        label=label,
-        kind="vision" if sees_images(directory) else kind_of(text),
-        architecture=str(config.get("model_type", "unknown")),
+        label=shown_text(label),
+        kind="vision" if sees_images(directory) else layers_kind(text),
+        architecture=shown_text(str(config.get("model_type", "unknown"))[:_TYPE_CHARS_MAX]),
         bytes=nbytes,
         bits=bits if isinstance(bits, int) else 0,
+        digest=files_digest(directory),
     )
     return BenchModel(facts, directory, kv_token_bytes(text))
 
 
-def kind_of(config: Mapping[str, Any]) -> str:
+def files_digest(directory: Path) -> str:
+    """Return a digest of what a checkpoint computes and says: small files whole, ends of weights.
+
+    Reading all weights would take a minute; training changes the ends too.
+    """
+    found = hashlib.blake2b(digest_size=_DIGEST_BYTES)
+    small = [directory / name for name in _SAYING if (directory / name).is_file()]
+    for path in (*small, *(directory / name for name, _ in weight_files(directory))):
+        size = path.stat().st_size
+        found.update(f"{path.name} {size}\n".encode())
+        with path.open("rb") as file:
+            if path in small:
+                found.update(file.read(_CONFIG_BYTES_MAX))
+                continue
+            found.update(file.read(_END_BYTES))
+            file.seek(max(0, size - _END_BYTES))
+            found.update(file.read(_END_BYTES))
+    return found.hexdigest()
+
+
+def layers_kind(config: Mapping[str, Any]) -> str:
     """Return what the layers of a text model remember: dense, hybrid or window."""
     layers = config.get("layer_types")
     kinds = {str(each) for each in layers} if isinstance(layers, list) else set()
@@ -123,7 +151,7 @@ def _config(directory: Path) -> dict[str, Any]:
         if path.stat().st_size > _CONFIG_BYTES_MAX:
             raise ValueError("it is too large")
         config: Any = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise StartError(f"The model's config.json cannot be read: {error}") from None
     if not isinstance(config, dict):
         raise StartError("The model's config.json is no object.")

@@ -1,6 +1,7 @@
 """Says what a run will take before it begins: servers, models, workloads, minutes, memory, disk."""
 
 import shutil
+import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from hearth.commands.bench.server import Server
 from hearth.commands.bench.workload import Scale, Start, Workload
 
 _GB: Final = 1e9
+_ENERGY: Final = "Energy: by powermetrics, as root, if `sudo -n` starts it without a password"
 _MINUTE_S: Final = 60.0
 # What servers read of the ideal, on average over the workloads; a plan is told as "about".
 _READ_FACTOR: Final = 1.3
@@ -85,6 +87,7 @@ class Plan:
             f"Time: {told}",
             f"Memory: {self._memory()}",
             f"Disk: {self._disk()}",
+            *([_ENERGY] if sys.platform == "darwin" else ()),
             f"Writes: {self.json_path} and {self.html_path}",
         ]
 

@@ -42,8 +42,8 @@ def resumed(
         return fresh
     try:
         found = Results.load(path)
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, AssertionError) as error:
-        raise StartError(f"{path} is no file of `hearth bench` ({error}). {_REMEDY}") from None
+    except (OSError, ValueError) as error:
+        raise StartError(f"{error}. {_REMEDY}") from None
     if differing := differences(found, fresh, models, servers):
         raise StartError(
             f"{path} is of another run, and figures of two are not mixed: "

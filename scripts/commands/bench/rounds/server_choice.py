@@ -10,10 +10,10 @@ from hearth.commands.bench.server import Server
 from hearth.commands.bench.servers.found_servers import server_of_url, version_of
 from hearth.commands.bench.servers.install_server import (
     ENVIRONMENTS_DIR,
-    INSTALLED_BYTES,
     InstallError,
     can_install,
     install,
+    install_bytes,
     is_installed,
 )
 from hearth.commands.bench.servers.server_facts import facts_of
@@ -65,8 +65,9 @@ def chosen_servers(
 
 def _chosen(server: Server) -> ChosenServer:
     if is_installed(server):
-        return ChosenServer(server, asyncio.run(version_of(server)))
-    return ChosenServer(server, server.package.replace("==", " "), INSTALLED_BYTES)
+        # By URL it is what the server says.
+        return ChosenServer(server, error_text(asyncio.run(version_of(server)), {}))
+    return ChosenServer(server, server.package.replace("==", " "), install_bytes(server))
 
 
 def with_installed(chosen: Sequence[ChosenServer], results: Results) -> list[Server]:
@@ -78,7 +79,7 @@ def with_installed(chosen: Sequence[ChosenServer], results: Results) -> list[Ser
         try:
             install(server)
             there.append(server)
-            version = asyncio.run(version_of(server))
+            version = error_text(asyncio.run(version_of(server)), {})
         except InstallError as error:
             version = each.version
             notes += (error_text(str(error), {ENVIRONMENTS_DIR: "{environments}"}),)

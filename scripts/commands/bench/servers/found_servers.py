@@ -5,6 +5,7 @@ They are asked, and neither stopped nor metered: their tokens are what they say.
 
 import asyncio
 import contextlib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -14,6 +15,7 @@ import aiohttp
 
 from hearth.commands.bench.server import KEY, THINKING, Server
 from hearth.commands.bench.servers.install_server import told_version
+from hearth.commands.stream_client import body_of
 
 ASK_S_MAX: Final = 2.0
 AS_STARTED: Final = "(as its owner has started it)"
@@ -83,11 +85,13 @@ async def version_of(server: Server) -> str:
 async def _json(url: str) -> Mapping[str, Any] | None:
     timeout = aiohttp.ClientTimeout(total=ASK_S_MAX)
     headers = {"authorization": f"Bearer {KEY}"}
-    with contextlib.suppress(aiohttp.ClientError, TimeoutError, ValueError, OSError):
+    with contextlib.suppress(
+        aiohttp.ClientError, TimeoutError, ValueError, RecursionError, OSError
+    ):
         async with (
             aiohttp.ClientSession(timeout=timeout, headers=headers) as session,
             session.get(url) as response,
         ):
-            told = await response.json(content_type=None)
+            told = json.loads(await body_of(response))
             return told if response.status == 200 and isinstance(told, dict) else None
     return None

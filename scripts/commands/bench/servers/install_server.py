@@ -3,10 +3,12 @@
 They lie in ~/.cache/hearth-peers and stay there for the next run; to be rid of them, remove it.
 """
 
+import os
 import shutil
 import subprocess
 import sys
 import venv
+from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, distributions, version
 from pathlib import Path
 from typing import Final
@@ -14,6 +16,7 @@ from typing import Final
 from hearth.commands.bench.server import Server
 
 ENVIRONMENTS_DIR: Final = Path("~/.cache/hearth-peers").expanduser()
+UV: Final = "uv==0.13.9"
 INSTALL_WAIT_S_MAX: Final = 1800
 # No text model needs them, and they are gigabytes (mflux makes images, and pins MLX for CUDA).
 LEFT_OUT: Final = ("torch", "torchvision", "mflux")
@@ -21,6 +24,15 @@ NEEDED: Final = {"mlx-openai-server": ("torch", "torchvision")}  # it imports th
 MAC_ALONE: Final = frozenset({"mtplx"})  # elsewhere they install, and compute nothing
 PLATFORM_MLX: Final = "mlx" if sys.platform == "darwin" else "mlx[cpu]"
 INSTALLED_BYTES: Final = 600_000_000  # about; as it was measured on Linux
+
+# What an installer needs of the user's environment. Packages may run code while they are built,
+# and no key of a user is theirs.
+INSTALLER_NEEDS: Final = frozenset((
+    *("PATH", "HOME", "LANG", "LC_ALL", "LC_CTYPE", "TMPDIR", "XDG_CACHE_HOME", "SSL_CERT_FILE"),
+    *("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "SSL_CERT_DIR", "XDG_CONFIG_HOME"),
+    *("XDG_DATA_HOME", "REQUESTS_CA_BUNDLE", "DEVELOPER_DIR", "SDKROOT"),
+))  # fmt: skip
+INSTALLERS_OWN: Final = ("PIP_", "UV_")
 
 
 class InstallError(Exception):
@@ -79,7 +91,7 @@ def install(server: Server) -> None:
     uv = str(uv_dir / "bin" / "uv")
     if not Path(uv).exists():
         venv.create(uv_dir, with_pip=True)
-        _step(server, [str(uv_dir / "bin" / "pip"), "install", "--quiet", "uv"])
+        _step(server, [str(uv_dir / "bin" / "pip"), "install", "--quiet", UV])
     left_out = [name for name in LEFT_OUT if name not in NEEDED.get(server.name, ())]
     override = uv_dir / "override.txt"
     override.write_text("".join(f"{name} ; sys_platform == 'never'\n" for name in left_out))
@@ -91,10 +103,24 @@ def install(server: Server) -> None:
     made.rename(environment_dir(server))
 
 
+def installer_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return what pip, uv and git are given of `environ`: where to look, and no keys of others."""
+    return {
+        name: value
+        for name, value in environ.items()
+        if name.upper() in INSTALLER_NEEDS or name.startswith(INSTALLERS_OWN)
+    }
+
+
 def _step(server: Server, command: list[str]) -> None:
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=INSTALL_WAIT_S_MAX, check=False
+            command,
+            capture_output=True,
+            text=True,
+            timeout=INSTALL_WAIT_S_MAX,
+            check=False,
+            env=installer_environment(os.environ),
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise InstallError(f"{server.package} cannot be installed: {error}") from error

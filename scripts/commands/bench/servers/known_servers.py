@@ -8,6 +8,8 @@ from hearth.commands.bench.server import KEY, Memory, Server
 
 # Rapid-MLX guides tool calls by a Metal kernel: without Metal each request with tools fails.
 RAPID_WITHOUT_METAL: Final = () if sys.platform == "darwin" else ("--no-tool-call-parser",)
+# Some listen on all of the machine's addresses unless told otherwise, and none asks for a key.
+LOOPBACK: Final = ("--host", "127.0.0.1")
 # llguidance masks the tokens that a schema forbids by a Metal kernel.
 NO_SCHEMA: Final = "Without Metal it answers nothing that must obey a schema."
 
@@ -37,7 +39,7 @@ SERVERS: Final = {
         ),
         Server(
             "mlx_lm",
-            ("-m", "mlx_lm", "server", "--model", "{model}", "--port", "{port}"),
+            ("-m", "mlx_lm", "server", "--model", "{model}", "--port", "{port}", *LOOPBACK),
             memory_arguments={
                 Memory.NONE: ("--prompt-cache-size", "0"),
                 Memory.ONE_SESSION: ("--prompt-cache-bytes", "{memory_bytes}"),
@@ -52,7 +54,7 @@ SERVERS: Final = {
         ),
         Server(
             "mlx_vlm",
-            ("-m", "mlx_vlm.server", "--model", "{model}", "--port", "{port}"),
+            ("-m", "mlx_vlm.server", "--model", "{model}", "--port", "{port}", *LOOPBACK),
             {"APC_ENABLED": "1", "APC_DISK_PATH": "{dir}/apc"},
             memory_environment={
                 Memory.NONE: {"APC_ENABLED": "0"},
@@ -67,7 +69,10 @@ SERVERS: Final = {
         ),
         Server(
             "vllm-mlx",
-            ("-m", "vllm_mlx.cli", "serve", "{model}", "--port", "{port}", "--continuous-batching"),
+            (
+                *("-m", "vllm_mlx.cli", "serve", "{model}", "--port", "{port}", *LOOPBACK),
+                "--continuous-batching",
+            ),
             memory_arguments={
                 Memory.NONE: ("--disable-prefix-cache",),
                 Memory.ONE_SESSION: ("--cache-memory-mb", "{memory_mb}"),
@@ -86,7 +91,10 @@ SERVERS: Final = {
         ),
         Server(
             "rapid-mlx",
-            ("-m", "rapid_mlx.cli", "serve", "{model}", "--port", "{port}", *RAPID_WITHOUT_METAL),
+            (
+                *("-m", "rapid_mlx.cli", "serve", "{model}", "--port", "{port}", *LOOPBACK),
+                *RAPID_WITHOUT_METAL,
+            ),
             memory_arguments={
                 Memory.NONE: ("--disable-prefix-cache",),
                 Memory.ONE_SESSION: ("--cache-memory-mb", "{memory_mb}"),
@@ -102,7 +110,7 @@ SERVERS: Final = {
             "mlx-openai-server",
             (
                 *("-m", "app.main", "launch", "--model-path", "{model}", "--model-type", "{kind}"),
-                *("--host", "127.0.0.1", "--port", "{port}", "--no-log-file"),
+                *("--port", "{port}", *LOOPBACK, "--no-log-file"),
             ),
             memory_arguments={
                 Memory.NONE: ("--prompt-cache-size", "0"),
@@ -121,7 +129,7 @@ SERVERS: Final = {
             "mtplx",
             (
                 *("-m", "mtplx.cli", "serve", "--model", "{model}", "--port", "{port}"),
-                *("--yes", "--ssd-session-cache-dir", "{dir}/ssd"),
+                *(*LOOPBACK, "--yes", "--ssd-session-cache-dir", "{dir}/ssd"),
             ),
             package="mtplx==2.12.2",
             notes=(
@@ -132,7 +140,7 @@ SERVERS: Final = {
         Server(
             "omlx",
             (
-                *("serve", "--model-dir", "{models_dir}", "--port", "{port}"),
+                *("serve", "--model-dir", "{models_dir}", "--port", "{port}", *LOOPBACK),
                 *("--paged-ssd-cache-dir", "{dir}/ssd"),
             ),
             memory_arguments={
@@ -145,11 +153,12 @@ SERVERS: Final = {
         ),
         Server(
             "splash",
-            ("serve", "--model", "{model}", "--port", "{port}"),
+            ("serve", "--model", "{model}", "--port", "{port}", *LOOPBACK),
             program="splash",
             notes=(
                 "Untried: it needs an M3 and macOS 26, and serves two model families only.",
-                "It has no meter, and no option that switches its cache off.",
+                "It has no meter, and no option that switches its cache off, or bounds what it"
+                " keeps in memory.",
             ),
         ),
     )

@@ -51,11 +51,6 @@ def read_counts(directory: Path) -> dict[HeadShape, AttentionCount]:
     return found
 
 
-def metered_pids(directory: Path) -> list[int]:
-    """Return the processes that have been metered in `directory`; some may have ended."""
-    return sorted({int(path.name.partition("-")[0]) for path in directory.iterdir()})
-
-
 def layers_of_prompt(
     before: Counts, after: Counts, prompt_tokens: int, attention_layers: int | None
 ) -> dict[HeadShape, float]:

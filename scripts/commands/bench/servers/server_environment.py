@@ -21,6 +21,13 @@ PASSED: Final = (
     *("OPENBLAS_L2_SIZE", "CUDA_VISIBLE_DEVICES", "SSL_CERT_FILE"),
 )
 
+# A server that is measured fetches nothing and tells nobody of itself.
+SILENT: Final = {
+    "HF_HUB_OFFLINE": "1",
+    "DO_NOT_TRACK": "1",
+    "RAPID_MLX_DISABLE_VERSION_CHECK": "1",  # at each start, and while it runs
+}
+
 
 def placeholders(model: Path, port: int, home: Path, memory_mb: int) -> dict[str, str]:
     """Return what stands for each name in braces in a server's arguments and environment."""
@@ -71,8 +78,7 @@ def environment_of(
         **openblas_environment(passed),
         "HOME": home,
         "XDG_CACHE_HOME": f"{home}/.cache",
-        "HF_HUB_OFFLINE": "1",
-        "DO_NOT_TRACK": "1",
+        **SILENT,
         "PYTHONUNBUFFERED": "1",
         "PYTHONPATH": os.pathsep.join(paths),
         "METER_DIR": f"{home}/meter",

@@ -15,13 +15,6 @@ def command_of(server: Server, memory: Memory = Memory.DEFAULT) -> str:
     return " ".join((*words, *server.memory_arguments.get(memory, ())))
 
 
-def can_be_told(server: Server, memory: Memory) -> bool:
-    """Say whether a server has a way to be told what it may keep."""
-    if memory is Memory.DEFAULT:
-        return True
-    return memory in server.memory_arguments or memory in server.memory_environment
-
-
 def facts_of(
     server: Server, version: str, *, is_metered: bool, notes: tuple[str, ...] = ()
 ) -> ServerFacts:

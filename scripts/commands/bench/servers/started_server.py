@@ -7,6 +7,7 @@ has answered a request, not when it says so: some say so while they still load.
 
 import asyncio
 import contextlib
+import json
 import os
 import re
 import shutil
@@ -29,7 +30,6 @@ from hearth.commands.bench.servers.meter_file import (
     layers_of_prompt,
     load_layers,
     meter_of,
-    metered_pids,
     read_counts,
     save_layers,
 )
@@ -39,8 +39,10 @@ from hearth.commands.bench.servers.server_environment import (
     placeholders,
     without_paths,
 )
+from hearth.commands.bench.servers.server_guard import ServerGuard, is_same, metered
 from hearth.commands.replay.player import Row, Target, replay
 from hearth.commands.replay.traces import CHAT_PATH, Captured
+from hearth.commands.stream_client import body_of
 from hearth.shared.paths import env_file
 
 __all__ = ["ServerStartError", "StartedServer", "started"]
@@ -55,7 +57,9 @@ REST_S: Final = 0.4  # a meter that stands still for so long is that of a server
 REST_WAIT_S_MAX: Final = 10.0
 READY: Final = frozenset(("ok", "healthy", "ready"))  # as the servers' /health words it
 LOG_LINES: Final = 20
+LOG_BYTES_MAX: Final = 64 * 1024  # of its end, which is read
 REASON_CHARS_MAX: Final = 200
+FOLDER_PREFIX: Final = "hearth-bench-"  # of temporary folders, in which homes lie
 COLOUR: Final = re.compile(r"\x1b\[[0-9;]*m")
 NAMES_ERROR: Final = re.compile(r"[\w.]*(Error|Exception)\b")
 HELLO: Final = "Hi"
@@ -91,6 +95,7 @@ class StartedServer:
         self.start_s = 0.0  # from the start of its first process to its first answer
         self._directory = directory
         self._process = process
+        self._guard: ServerGuard | None = None
         # Noted at once: one that has ended and been waited for is found by nobody.
         self._seen = {} if process is None else {process.pid: psutil.Process(process.pid)}
         self._layers: Layers = {}
@@ -118,10 +123,13 @@ class StartedServer:
             with contextlib.suppress(psutil.Error):
                 for child in process.children(recursive=True):
                     self._seen.setdefault(child.pid, child)
-        for pid in metered_pids(self._directory / "meter"):  # those whose parent has ended, too
+        # Those whose parent has ended, too; not what has only the number of one that has ended.
+        for pid, known_s in metered(self._directory / "meter"):
             if pid not in self._seen:
                 with contextlib.suppress(psutil.Error):
-                    self._seen[pid] = psutil.Process(pid)
+                    process = psutil.Process(pid)
+                    if is_same(process.create_time(), known_s):
+                        self._seen[pid] = process
 
     # ------------------------------------------------------------ its end
 
@@ -137,6 +145,11 @@ class StartedServer:
                 await self._until(lambda: not self.pids(), KILL_WAIT_S_MAX)
         await self.kill()
 
+    def guard(self, directory: Path) -> None:
+        """Have it ended, and `directory` removed, should this process be killed meanwhile."""
+        assert self._process is not None and self._directory is not None
+        self._guard = ServerGuard(self._process.pid, self._directory, directory)
+
     async def kill(self) -> None:
         """Kill all its processes at once, as a crash or a loss of power would."""
         if self._process is None:
@@ -148,6 +161,9 @@ class StartedServer:
                 with contextlib.suppress(psutil.Error):
                     self._seen[pid].kill()
             if self._process.poll() is not None and not left:
+                if self._guard is not None:
+                    self._guard.release()
+                    self._guard = None
                 return
             await asyncio.sleep(POLL_S)
 
@@ -254,6 +270,9 @@ async def started(
     began_s = time.perf_counter()
     running = StartedServer(target, home, _spawn(server, memory, given, log))
     try:
+        # All homes of a visit lie in one folder.
+        is_visit = home.parent.name.startswith(FOLDER_PREFIX)
+        running.guard(home.parent if is_visit else home)
         try:
             await running.begin(log, began_s)
             await running.calibrate(model)
@@ -301,11 +320,11 @@ def _spawn(
 
 
 async def _is_healthy(session: aiohttp.ClientSession) -> bool:
-    with contextlib.suppress(aiohttp.ClientError, TimeoutError, ValueError):
+    with contextlib.suppress(aiohttp.ClientError, TimeoutError, ValueError, RecursionError):
         async with session.get("/health", timeout=aiohttp.ClientTimeout(5)) as response:
             if response.status == 404:
                 return await _lists_models(session)
-            told = await response.json(content_type=None)
+            told = json.loads(await body_of(response))
             status = told.get("status", "") if isinstance(told, dict) else ""
             return str(status).lower() in READY
     return False
@@ -335,4 +354,7 @@ def _free_port() -> int:
 
 
 def _tail(log: Path) -> str:
-    return "\n".join(log.read_text(errors="replace").splitlines()[-LOG_LINES:])
+    with log.open("rb") as file:
+        file.seek(max(0, log.stat().st_size - LOG_BYTES_MAX))
+        text = file.read(LOG_BYTES_MAX).decode(errors="replace")
+    return "\n".join(text.splitlines()[-LOG_LINES:])

@@ -70,7 +70,7 @@ def is_valid(answer: TimedAnswer) -> bool:
         return False
     try:
         return obeys(json.loads(answer.text), SCHEMA)
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
 
 

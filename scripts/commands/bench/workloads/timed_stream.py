@@ -21,12 +21,22 @@ import aiohttp
 from hearth.commands.bench.workload import Visit
 from hearth.commands.replay.player import BUFFER_BYTES, SEND_GAP_S
 from hearth.commands.replay.traces import CHAT_PATH
-from hearth.commands.stream_client import Event, Reading, SseReader, read_chat, tokens_of
+from hearth.commands.stream_client import (
+    Event,
+    Reading,
+    SseReader,
+    body_of,
+    chunks_of,
+    first_model,
+    read_chat,
+    tokens_of,
+)
 
 TOGETHER_S: Final = 0.0005  # gaps that differ by less are no different (measures.py)
 FULL_SHARE: Final = 0.9  # of the tokens asked for: some servers count one less
 ERROR_CHARS_MAX: Final = 160
 ERRORS_MAX: Final = 3
+TOLD_CHARS_MAX: Final = 2_000  # of an error that are looked at
 _PATHS: Final = re.compile(r"\S*/\S*")
 _TEXTS: Final = ("content", "reasoning_content", "reasoning", "refusal")
 
@@ -78,14 +88,14 @@ class TextClock:
             return
         try:
             event = json.loads(data)
-        except ValueError:
-            event = None
-        if not isinstance(event, dict):
-            self.reading.error = "an event is no JSON object"
+            read_chat(self.reading, event)
+            is_text = has_text(event)
+        # Whatever is not as it should be: it is no object, or its parts are of other types.
+        except (ValueError, TypeError, AttributeError, LookupError, RecursionError):
+            self.reading.error = "an event is no chunk of a chat completion"
             return
-        read_chat(self.reading, event)
         self.last_s = now_s
-        if has_text(event):
+        if is_text:
             if not self.arrivals_s or now_s - self.arrivals_s[-1] >= TOGETHER_S:
                 self.arrivals_s.append(now_s)
             self._on_text(now_s)
@@ -124,12 +134,13 @@ def has_text(event: Event) -> bool:
 
 def told_error(text: str) -> str:
     """Return what a server said of a failure, short and without paths."""
-    with contextlib.suppress(ValueError):
+    with contextlib.suppress(ValueError, RecursionError):
         told = json.loads(text)
         if isinstance(told, dict):
             told = told.get("error") or told.get("detail") or told
         text = str(told.get("message", "no message") if isinstance(told, dict) else told)
-    return _PATHS.sub("(path)", " ".join(text.split()))[:ERROR_CHARS_MAX]
+    line = " ".join(text[:TOLD_CHARS_MAX].split())
+    return _PATHS.sub("(path)", line)[:ERROR_CHARS_MAX]
 
 
 # ---------------------------------------------------------------- asking
@@ -156,7 +167,8 @@ class TimedClient:
         try:
             async with self._session.post(CHAT_PATH, json=body) as response:
                 if response.status != 200:
-                    error = f"{response.status} {told_error(await response.text())}"
+                    told = (await body_of(response)).decode(errors="replace")
+                    error = f"{response.status} {told_error(told)}"
                 else:
                     await _read(response, clock)
         except (aiohttp.ClientError, TimeoutError) as problem:
@@ -176,7 +188,7 @@ class TimedClient:
 
 async def _read(response: aiohttp.ClientResponse, clock: TextClock) -> None:
     events = SseReader()
-    async for chunk in response.content.iter_any():
+    async for chunk in chunks_of(response):
         now_s = time.perf_counter()
         for data in events.feed(chunk):
             clock.take(data, now_s)
@@ -196,7 +208,7 @@ async def timed_client(visit: Visit) -> AsyncIterator[TimedClient]:
         read_bufsize=BUFFER_BYTES,
         connector=aiohttp.TCPConnector(limit=0),
     ) as session:
-        model = target.model or await _first_model(session)
+        model = target.model or await first_model(session, {})
         fixed = {
             **target.extra,
             "model": model,
@@ -206,13 +218,6 @@ async def timed_client(visit: Visit) -> AsyncIterator[TimedClient]:
             "stream_options": {"include_usage": True},
         }
         yield TimedClient(session, fixed)
-
-
-async def _first_model(session: aiohttp.ClientSession) -> str:
-    async with session.get("/v1/models") as response:
-        response.raise_for_status()
-        name: str = (await response.json())["data"][0]["id"]
-        return name
 
 
 def salt_of(visit: Visit, workload: str) -> str:

@@ -24,6 +24,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Return where the command writes; other tests' servers may compute beside it."""
     patcher = pytest.MonkeyPatch()
     patcher.setattr(command, "computing_servers", lambda: [])
+    patcher.setattr(command, "has_other_runs", lambda path: False)
     yield tmp_path_factory.mktemp("bench")
     patcher.undo()
 

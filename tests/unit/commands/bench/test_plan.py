@@ -107,3 +107,11 @@ def test_progress_without_rates_says_nothing_of_time_at_first() -> None:
     visit = plan.course.visits()[0]
     Progress(plan.course, plan.results, {}, said.append).tell(visit, plan.course.played(visit)[0])
     assert said == ["[1/12] Qwen-7B, round 1 of 2, hearth: one"]
+
+
+@pytest.mark.parametrize(("platform", "count"), [("darwin", 1), ("linux", 0)])
+def test_what_runs_as_root_is_said_before_it_does(
+    platform: str, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hearth.commands.bench.rounds.plan.sys.platform", platform)
+    assert sum("powermetrics, as root" in line for line in plan_of().lines()) == count

@@ -1,8 +1,10 @@
 """The results file keeps what was measured, through interruptions."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import pytest
 from hypothesis import given, settings, strategies as st
@@ -11,9 +13,9 @@ from hearth.commands.bench.measures import MEASURES
 from hearth.commands.bench.results import ModelFacts, Results, Sample, ServerFacts
 from tests.helpers.bench.flat_results import empty_results
 
-WORDS = st.text(max_size=8)
+WORDS = st.text(st.characters(exclude_categories=["Cc", "Cf", "Cs"]), max_size=8)
 NAMES = st.sampled_from(("a", "b"))
-NUMBERS = st.floats(allow_nan=False, allow_infinity=False)
+NUMBERS = st.floats(-1e15, 1e15)
 SAMPLES = st.builds(
     Sample,
     model=NAMES,
@@ -37,7 +39,7 @@ RESULTS = st.builds(
     WORDS,
     st.dictionaries(NAMES, MODELS),
     st.dictionaries(NAMES, SERVERS),
-    st.lists(SAMPLES, max_size=6),
+    st.lists(SAMPLES, max_size=6, unique_by=lambda each: key(each)),
 )
 
 
@@ -82,6 +84,114 @@ def test_a_file_of_another_format_is_refused(tmp_path: Path) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | {"format": 99}))
     with pytest.raises(ValueError, match="format 99"):
         Results.load(path)
+
+
+# ---------------------------------------------------------------- files of strangers
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
+    max_leaves=6,
+)
+
+
+def written(path: Path, change: Callable[[dict[str, Any]], object]) -> Path:
+    """Write a good file with one change."""
+    results = empty_results()
+    results.add([Sample("m", "hearth", "linear", 0, {"cpu_s": 1.0})])
+    results.save(path)
+    told = json.loads(path.read_text())
+    change(told)
+    path.write_text(json.dumps(told))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda told: told.pop("models"), "models is no JSON object"),
+        (lambda told: told.pop("began"), "it has no began"),
+        (lambda told: told.update(rounds="many"), "rounds is 'many', and no count"),
+        (lambda told: told.update(more=1), "'more', which nobody knows"),
+        (lambda told: told.update(machine="x" * 10_001), "machine is no text"),
+        (lambda told: told["samples"][0].update(round=-1), "round is -1"),
+        (lambda told: told["samples"][0].update(round=30), "more than 30 rounds"),
+        (lambda told: told.update(samples=told["samples"] * 2), "two samples of one round"),
+        (lambda told: told["samples"][0]["values"].update(cpu_s="1"), "no number"),
+        (lambda told: told["samples"][0]["values"].update(cpu_s=True), "no number"),
+        (lambda told: told["samples"][0]["values"].update(cpu_s=float("nan")), "NaN"),
+        (lambda told: told["samples"][0]["values"].update(cpu_s=float("-inf")), "-Infinity"),
+        (lambda told: told["samples"][0]["values"].update(cpu_s=1e300), "no number"),
+        (lambda told: told["samples"][0]["values"].update(cpu_s=10**400), "too large"),
+        (lambda told: told["samples"][0]["values"].update(evil=1), "'evil', which nobody knows"),
+        (lambda told: told["samples"][0].update(errors="text"), "errors is no list"),
+        (lambda told: told["servers"]["hearth"].update(is_metered="no"), "is_metered"),
+        (lambda told: told.update(models=dict.fromkeys("abc")), "models is no JSON object"),
+        (lambda told: told.update(samples=[0] * 100_001), "samples at most"),
+        (
+            lambda told: told.update(models={str(at): told["models"]["m"] for at in range(101)}),
+            "it has 101 models",
+        ),
+    ],
+)
+def test_a_file_that_nobody_saved_is_refused_with_its_fault(
+    tmp_path: Path, change: Callable[[dict[str, Any]], object], said: str
+) -> None:
+    path = written(tmp_path / "results.json", change)
+    with pytest.raises(ValueError) as caught:
+        Results.load(path)
+    assert said in str(caught.value) and "is no file of `hearth bench`" in str(caught.value)
+    assert len(str(caught.value)) < 300 + len(str(path))
+
+
+@pytest.mark.parametrize("text", ["", "[]", "3", "{", "\x00", "[" * 100_000, '{"format": 1e999}'])
+def test_a_file_of_something_else_is_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "results.json"
+    path.write_text(text)
+    with pytest.raises(ValueError, match="no file of `hearth bench`"):
+        Results.load(path)
+
+
+def test_a_file_that_has_no_end_is_refused_before_it_is_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("hearth.commands.bench.results.FILE_BYTES_MAX", 1 << 20)
+    with pytest.raises(ValueError, match="more than 1 MiB"):
+        Results.load(Path("/dev/zero"))
+
+
+@given(st.sampled_from(("command", "rounds", "models", "servers", "samples")), JSON)
+def test_anything_in_a_file_is_read_or_refused(name: str, value: object) -> None:
+    with TemporaryDirectory() as directory:
+        path = written(Path(directory, "results.json"), lambda told: told.update({name: value}))
+        try:
+            results = Results.load(path)
+        except ValueError:
+            return
+        assert isinstance(results, Results)
+
+
+def test_what_steers_a_terminal_is_not_in_a_text_that_was_loaded(tmp_path: Path) -> None:
+    text = "a\x1b]52;c;x\x07\u202eb\ud800"
+    path = written(tmp_path / "r.json", lambda told: told["models"]["m"].update(label=text))
+    label = Results.load(path).models["m"].label
+    assert label == "a\ufffd]52;c;x\ufffd\ufffdb\ufffd"
+
+
+def test_a_disk_that_is_full_leaves_the_file_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "results.json"
+    empty_results().save(path)
+    before = path.read_bytes()
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("hearth.commands.bench.results.os.replace", full)
+    with pytest.raises(OSError, match="No space"):
+        empty_results(("other",)).save(path)
+    assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]
 
 
 def test_a_value_that_nobody_knows_is_a_bug() -> None:

@@ -14,8 +14,8 @@ from hearth.commands.bench.rounds.all_workloads import ALL_WORKLOADS, chosen_wor
 from hearth.commands.bench.rounds.model_facts import (
     BenchModel,
     chosen_models,
-    kind_of,
     kv_token_bytes,
+    layers_kind,
 )
 from hearth.commands.bench.rounds.plan import ChosenServer
 from hearth.commands.bench.rounds.resumed_results import begun, differences, resumed
@@ -42,8 +42,29 @@ def write_model(directory: Path, **config: Any) -> Path:
 def test_a_directory_is_told_by_its_name_and_its_weights(tmp_path: Path) -> None:
     path = write_model(tmp_path / "Qwen-7B-4bit", quantization={"bits": 4, "group_size": 64})
     (model,) = chosen_models([str(path)])
-    assert model.facts == ModelFacts("Qwen-7B-4bit", "dense", "qwen3", 100, 4)
+    assert len(model.facts.digest) == 16
+    assert replace(model.facts, digest="") == ModelFacts("Qwen-7B-4bit", "dense", "qwen3", 100, 4)
     assert model.directory == path
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "chat_template.jinja"])
+def test_other_files_of_the_same_size_are_another_model(tmp_path: Path, name: str) -> None:
+    path = write_model(tmp_path / "tiny")
+    (path / name).write_bytes(b"0" * 1_000_000)
+    (before,) = chosen_models([str(path)])
+    (path / name).write_bytes(b"0" * 999_999 + b"1")
+    (after,) = chosen_models([str(path)])
+    results = begun("hearth bench", SCALES["quick"], 2)
+    results.models["tiny"] = before.facts
+    assert differences(results, results, [before], []) == []
+    assert differences(results, results, [after], []) == ["tiny has other digest"]
+
+
+def test_a_directory_of_strangers_steers_no_terminal(tmp_path: Path) -> None:
+    path = write_model(tmp_path / "Qwen\x1b]0;x\x07", model_type="<b>" * 1_000)
+    (model,) = chosen_models([str(path)])
+    assert model.facts.label == "Qwen\ufffd]0;x\ufffd"
+    assert len(model.facts.architecture) == 100
 
 
 def test_two_models_of_one_name_are_refused(tmp_path: Path) -> None:
@@ -80,7 +101,7 @@ def test_a_model_that_is_nowhere_is_refused() -> None:
     ],
 )
 def test_what_layers_remember_makes_the_kind(config: dict[str, Any], kind: str) -> None:
-    assert kind_of(config) == kind
+    assert layers_kind(config) == kind
 
 
 def test_kv_is_counted_in_layers_that_keep_all_tokens() -> None:
@@ -98,7 +119,7 @@ def test_kv_is_counted_in_layers_that_keep_all_tokens() -> None:
 )
 def test_any_config_has_a_size_and_a_kind(config: dict[str, Any]) -> None:
     assert kv_token_bytes(config) >= 1
-    assert kind_of(config) in ("dense", "hybrid", "window")
+    assert layers_kind(config) in ("dense", "hybrid", "window")
 
 
 # ---------------------------------------------------------------- servers
@@ -124,6 +145,13 @@ def test_hearth_stands_first_and_what_is_missing_is_installed_unless_it_is_quick
     assert names_of(chosen_servers([], [], KNOWN, is_quick=True)) == ["hearth"]
     (only,) = chosen_servers(["packaged"], [], KNOWN, is_quick=True)
     assert not only.is_there and only.install_bytes > 0 and only.version == "packaged 1"
+
+
+def test_what_needs_torch_is_said_to_be_as_large_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hearth.commands.bench.servers.install_server.sys.platform", "linux")
+    server = Server("mlx-openai-server", package="no-such-package==1")
+    (chosen,) = chosen_servers([server.name], [], {server.name: server}, is_quick=True)
+    assert chosen.install_bytes > 5e9
 
 
 @pytest.mark.parametrize(

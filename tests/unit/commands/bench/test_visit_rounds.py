@@ -12,7 +12,7 @@ from hypothesis import given, strategies as st
 
 from hearth.commands.bench.results import ModelFacts, Results, Sample, ServerFacts
 from hearth.commands.bench.rounds.model_facts import BenchModel
-from hearth.commands.bench.rounds.visit_rounds import Course, Rounds
+from hearth.commands.bench.rounds.visit_rounds import Course, Rounds, SaveError
 from hearth.commands.bench.server import Memory, Server
 from hearth.commands.bench.servers.started_server import ServerStartError
 from hearth.commands.bench.workload import SCALES, Measured, Start, Visit, Workload
@@ -37,6 +37,7 @@ class Played:
         self.events: list[str] = []
         self.homes: list[Path] = []
         self._fails = fails
+        self.error: Exception | None = None
 
     @contextlib.asynccontextmanager
     async def start(
@@ -45,7 +46,7 @@ class Played:
         self.homes.append(home)
         self.events.append(f"start {server.name} {home.name} {memory}")
         if self._fails == server.name:
-            raise ServerStartError(f"no {directory}/config.json in {home}")
+            raise self.error or ServerStartError(f"no {directory}/config.json in {home}")
 
         async def kill() -> None:
             self.events.append("kill")
@@ -134,6 +135,80 @@ def test_a_server_that_does_not_start_has_samples_that_say_so_without_paths() ->
     (sample,) = results.of("tiny", "bad", "w")
     assert sample.values == {} and sample.errors[0].endswith("no {model}/config.json in {dir}/home")
     assert results.of("tiny", "hearth", "w")[0].errors == ()
+
+
+@pytest.mark.parametrize("error", [TypeError("x"), KeyError("data"), RecursionError("deep")])
+def test_a_server_that_answers_its_start_with_garbage_does_not_end_the_run(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    played = Played(fails="bad")
+    monkeypatch.setattr(played, "error", error)
+    results = play(course_of([played.workload("w")], ("bad", "hearth")), played)
+    assert type(error).__name__ in results.of("tiny", "bad", "w")[0].errors[0]
+    assert results.of("tiny", "hearth", "w")[0].values
+
+
+def test_a_server_that_does_not_start_is_tried_once_in_a_visit() -> None:
+    played = Played(fails="bad")
+    workloads = [played.workload("w"), played.workload("again", Start.RESTARTED)]
+    results = play(course_of(workloads, ("bad",), rounds=2), played)
+    assert played.events == ["start bad home default"] * 2
+    told = [each.errors[0] for each in results.of("tiny", "bad", "again")]
+    assert told == ["its first start failed, and it was not started again"] * 2
+
+
+def test_what_was_measured_before_a_server_failed_to_end_is_kept() -> None:
+    played = Played()
+    results = results_for("hearth")
+    course = course_of([played.workload("w"), played.workload("v")])
+
+    @contextlib.asynccontextmanager
+    async def start(*_: Any) -> AsyncIterator[Any]:
+        yield SimpleNamespace(is_metered=True)
+        raise OSError("it cannot be killed")
+
+    asyncio.run(Rounds(course, results, lambda: None, lambda *_: None, start).play())
+    assert [(each.workload, each.errors) for each in results.samples] == [("w", ()), ("v", ())]
+
+
+def test_a_server_that_hangs_is_not_asked_again_before_its_next_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("hearth.commands.bench.rounds.visit_rounds.WORKLOAD_S_MAX", 0.01)
+    played = Played()
+
+    async def hangs(visit: Visit) -> Measured:
+        await asyncio.sleep(600)
+        raise AssertionError("it was waited for")
+
+    hanging = Workload("hanging", "It hangs.", Start.FRESH, hangs)
+    again = played.workload("again", Start.RESTARTED)
+    results = play(course_of([hanging, played.workload("w"), again]), played)
+    told = {each.workload: each.errors for each in results.samples}
+    assert told["hanging"] == ("TimeoutError",) and "never ended" in told["w"][0]
+    assert told["again"] == () and "w 0" not in played.events
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e300, 10**400])
+def test_an_impossible_value_is_an_error_and_not_in_the_file(value: float) -> None:
+    async def wrong(visit: Visit) -> Measured:
+        return Measured({"cpu_s": value, "wall_s": 1.0})
+
+    course = course_of([Workload("wrong", "It is wrong.", Start.FRESH, wrong)])
+    (sample,) = play(course, Played()).samples
+    assert sample.values == {"wall_s": 1.0} and sample.errors == ("no possible value: cpu_s",)
+
+
+def test_a_full_disk_ends_the_run_and_what_is_in_memory_stays_true() -> None:
+    played = Played()
+
+    def full() -> None:
+        raise OSError(28, "No space left on device")
+
+    course, results = course_of([played.workload("w"), played.workload("v")]), results_for("hearth")
+    with pytest.raises(SaveError, match="No space left"):
+        asyncio.run(Rounds(course, results, full, lambda *_: None, played.start).play())
+    assert [(each.workload, each.errors) for each in results.samples] == [("w", ())]
 
 
 def test_a_workload_that_fails_does_not_end_the_run() -> None:

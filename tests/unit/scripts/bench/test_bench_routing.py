@@ -2,6 +2,7 @@
 
 import argparse
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 from hypothesis import given, strategies as st
@@ -11,7 +12,7 @@ from hearth.commands.replay.traces import EXCERPTS_DIR, Captured, load_trace
 from hearth.commands.stream_client import Outcome, Reading, Tokens
 from hearth.proxy.request.session_id import session_of
 from scripts.bench.routing.killed_worker import killed_table, line_text
-from scripts.bench.routing.routing import at_once, session_count, spread, table
+from scripts.bench.routing.routing import at_once, chosen_traces, session_count, spread, table
 from scripts.bench.routing.rules import RULES, TODAY, LeastBusy, RoundRobin
 from scripts.replay.user_copies import as_user
 
@@ -132,3 +133,17 @@ def test_the_command_has_what_the_documents_say() -> None:
     options = parser.parse_args(["--workers", "2", "--sessions", "2x", "--no-disk"])
     assert (options.workers, options.sessions, options.no_disk) == ("2", "2x", True)
     assert set(options.rules.split(",")) <= set(RULES)
+
+
+def test_traces_are_chosen_by_name_and_a_missing_one_is_told(tmp_path: Path) -> None:
+    def chosen(names: str, directory: Path) -> list[list[Captured]]:
+        options = argparse.Namespace(traces=names, traces_dir=directory, limit=2)
+        return chosen_traces(options)
+
+    name = "openclaw-session-1"
+    assert [rows[0].trace for rows in chosen(name, EXCERPTS_DIR)] == [name]
+    assert chosen("", EXCERPTS_DIR) == [rows[:2] for rows in sessions()]
+    with pytest.raises(SystemExit, match=r"no-such\.jsonl\.xz"):
+        chosen(f"{name},no-such", EXCERPTS_DIR)
+    with pytest.raises(SystemExit, match="--traces-dir"):
+        chosen("", tmp_path)

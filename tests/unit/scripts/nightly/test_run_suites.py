@@ -1,5 +1,8 @@
 """A suite's command, address and environment are what it is described by."""
 
+import os
+import shutil
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +13,7 @@ from scripts.nightly.run_suites import Night, command_of, logged_errors
 from scripts.nightly.sources import FetchError, place_address
 from scripts.nightly.suites import AGENTS, SUITES, Kind, Origin, Suite
 
+CI_DIR = Path(__file__).parents[4] / ".ci"
 BY_NAME = {suite.name: suite for suite in SUITES}
 
 
@@ -48,6 +52,27 @@ def test_suites_see_no_key_of_the_user(tmp_path: Path, monkeypatch: pytest.Monke
 
     assert "secret" not in " ".join(variables(tmp_path).values())
     assert variables(tmp_path)["HOME"] == str(tmp_path)
+
+
+@pytest.mark.process
+def test_no_process_of_a_night_is_started_with_a_key(tmp_path: Path) -> None:
+    for name in (".ci", ".venv/bin"):
+        (tmp_path / name).mkdir(parents=True)
+    script = Path(shutil.copy(CI_DIR / "nightly", tmp_path / ".ci"))
+    python = tmp_path / ".venv" / "bin" / "python"
+    python.write_text('#!/bin/sh\nenv; echo "$@"\n')
+    python.chmod(0o700)
+    given = {"PATH": os.environ["PATH"], "HOME": "/h", "UV_CACHE_DIR": "/u v", "https_proxy": "p"}
+    keys = {"OPENAI_API_KEY": "secret", "PROXY_API_KEY": "secret", "GITHUB_TOKEN": "secret"}
+    done = subprocess.run(
+        [str(script), "--suite", "a b"],
+        env=given | keys,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "secret" not in done.stdout and done.stdout.endswith("scripts.nightly --suite a b\n")
+    assert all(f"{name}={value}\n" in done.stdout for name, value in given.items())
 
 
 def test_other_packages_are_another_environment(tmp_path: Path) -> None:

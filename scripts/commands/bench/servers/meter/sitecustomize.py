@@ -49,7 +49,7 @@ class CountFile:
         SLOT.pack_into(self._page, place, *shape, read, calls + 1)
 
 
-class Meter(importlib.abc.MetaPathFinder):
+class AttentionWrapper(importlib.abc.MetaPathFinder):
     """Wraps the attention of modules once they are imported; whoever never does pays nothing."""
 
     def __init__(self, directory: str) -> None:
@@ -106,4 +106,4 @@ class Meter(importlib.abc.MetaPathFinder):
 
 
 if meter_directory := os.environ.get("METER_DIR"):
-    sys.meta_path.insert(0, Meter(meter_directory))
+    sys.meta_path.insert(0, AttentionWrapper(meter_directory))

@@ -10,7 +10,7 @@ from hearth.commands.replay.player import Row
 from hearth.commands.replay.traces import Captured
 
 
-async def counted(
+async def play_counted(
     visit: Visit,
     sessions: Sequence[Sequence[Captured]],
     *,

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Final
 
 from hearth.commands.bench.workload import Measured, Scale, Start, Visit, Workload
-from hearth.commands.bench.workloads.counted_tokens.counted import counted
+from hearth.commands.bench.workloads.counted_tokens.counted import play_counted
 from hearth.commands.bench.workloads.counted_tokens.linear import CHAT
 from hearth.commands.bench.workloads.sessions import session
 from hearth.commands.replay.traces import Captured
@@ -55,7 +55,7 @@ def forked(row: Captured, number: int) -> Captured:
 
 async def _run(visit: Visit) -> Measured:
     rows = forks_and_edits(session(CHAT, visit, NAME))
-    return await counted(visit, [rows], is_serial=True)
+    return await play_counted(visit, [rows], is_serial=True)
 
 
 def _tokens(scale: Scale) -> int:

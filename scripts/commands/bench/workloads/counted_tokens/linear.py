@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 from hearth.commands.bench.workload import Measured, Scale, Start, Visit, Workload
-from hearth.commands.bench.workloads.counted_tokens.counted import counted
+from hearth.commands.bench.workloads.counted_tokens.counted import play_counted
 from hearth.commands.bench.workloads.sessions import session
 
 CHAT: Final = "opencode-session-1"
@@ -17,7 +17,7 @@ AS_CHAT: Final = "A server without that dialect gets it in chat completions, as 
 def _playing(name: str, workload: str) -> Callable[[Visit], Awaitable[Measured]]:
     async def run(visit: Visit) -> Measured:
         visit.kept[workload] = True  # its prompts were read, for who asks them again
-        return await counted(visit, [session(name, visit, workload)], is_serial=True)
+        return await play_counted(visit, [session(name, visit, workload)], is_serial=True)
 
     return run
 

@@ -4,7 +4,7 @@ from typing import Final
 
 from hearth.commands.bench.results import HEARTH
 from hearth.commands.bench.workload import Measured, Scale, Start, Visit, Workload
-from hearth.commands.bench.workloads.counted_tokens.counted import counted
+from hearth.commands.bench.workloads.counted_tokens.counted import play_counted
 from hearth.commands.bench.workloads.counted_tokens.linear import CHAT
 from hearth.commands.bench.workloads.sessions import session
 
@@ -15,7 +15,7 @@ NO_DRAFTS: Final = {"speculate": False}
 
 
 async def _run(visit: Visit) -> Measured:
-    return await counted(
+    return await play_counted(
         visit,
         [session(CHAT, visit, NAME)],
         tokens_max=visit.scale.answer_tokens,

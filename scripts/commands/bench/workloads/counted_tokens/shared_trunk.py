@@ -3,7 +3,7 @@
 from typing import Final
 
 from hearth.commands.bench.workload import Measured, Scale, Start, Visit, Workload
-from hearth.commands.bench.workloads.counted_tokens.counted import counted
+from hearth.commands.bench.workloads.counted_tokens.counted import play_counted
 from hearth.commands.bench.workloads.filler import filler
 from hearth.commands.bench.workloads.sessions import salt
 from hearth.commands.replay.traces import CHAT_PATH, Body, Captured
@@ -37,7 +37,7 @@ def _turn(trunk: Body, agent: int, turn: int) -> Captured:
 
 
 async def _run(visit: Visit) -> Measured:
-    return await counted(visit, agents(visit.scale.trunk_tokens, salt(visit, NAME)))
+    return await play_counted(visit, agents(visit.scale.trunk_tokens, salt(visit, NAME)))
 
 
 def _tokens(scale: Scale) -> int:

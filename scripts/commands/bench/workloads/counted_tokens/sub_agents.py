@@ -3,7 +3,7 @@
 from typing import Final
 
 from hearth.commands.bench.workload import Measured, Scale, Start, Visit, Workload
-from hearth.commands.bench.workloads.counted_tokens.counted import counted
+from hearth.commands.bench.workloads.counted_tokens.counted import play_counted
 from hearth.commands.bench.workloads.sessions import session
 
 FAN_OUT: Final = "opencode-fanout-slow"
@@ -11,11 +11,11 @@ FORK: Final = "claude-code-session-9"
 
 
 async def _run_fan_out(visit: Visit) -> Measured:
-    return await counted(visit, [session(FAN_OUT, visit, "sub-agents")])
+    return await play_counted(visit, [session(FAN_OUT, visit, "sub-agents")])
 
 
 async def _run_fork(visit: Visit) -> Measured:
-    return await counted(visit, [session(FORK, visit, "forked-agent")])
+    return await play_counted(visit, [session(FORK, visit, "forked-agent")])
 
 
 def _fan_out_tokens(scale: Scale) -> int:

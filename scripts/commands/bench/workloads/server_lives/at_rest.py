@@ -8,7 +8,7 @@ from hearth.commands.bench.measuring import measuring
 from hearth.commands.bench.workload import Measured, Start, Visit, Workload
 
 NAME: Final = "at-rest"
-REST_S: Final = 5.0
+WATCH_S: Final = 5.0
 # The wall time is ours, and all that is read is read in idle time.
 TOLD: Final = ("read_tokens", "cpu_s", "energy_j", "memory_bytes", "written_bytes")
 
@@ -17,7 +17,7 @@ async def run(visit: Visit) -> Measured:
     if visit.server.url:
         return Measured({}, errors=("the processes of a server by URL are not watched",))
     async with measuring(visit) as taken:
-        await asyncio.sleep(REST_S)
+        await asyncio.sleep(WATCH_S)
     return Measured(told(taken.values()))
 
 
@@ -28,7 +28,7 @@ def told(values: Mapping[str, float]) -> dict[str, float]:
 WORKLOADS: Final = (
     Workload(
         NAME,
-        f"{REST_S:.0f} seconds without a request, after the work of a fresh start.",
+        f"{WATCH_S:.0f} seconds without a request, after the work of a fresh start.",
         Start.FRESH,
         run,
     ),

@@ -15,6 +15,7 @@ from typing import Any, Final
 from tokenizers import Tokenizer
 
 from hearth.commands.bench.measuring import measuring
+from hearth.commands.bench.server import Memory
 from hearth.commands.bench.workload import Measured, Scale, Start, Visit, Workload
 from hearth.commands.bench.workloads.ask import ask
 from hearth.commands.bench.workloads.counted_tokens.counted import measured
@@ -49,6 +50,8 @@ def interleaved(sessions: list[list[Captured]]) -> list[Captured]:
 async def run(visit: Visit) -> Measured:
     if visit.server.url:
         return Measured({}, errors=("only its owner can give it the memory of one session",))
+    if not visit.server.can_be_told(Memory.ONE_SESSION):
+        return Measured({}, errors=("it has no option that bounds what it keeps in memory",))
     rows = interleaved(day_sessions(visit.scale, salt(visit, NAME)))
     async with measuring(visit) as taken:
         done = await ask(visit, rows, is_serial=True)

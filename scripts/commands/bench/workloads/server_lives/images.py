@@ -45,7 +45,7 @@ def picture(number: int) -> bytes:
     return file.getvalue()
 
 
-def shown(number: int) -> dict[str, Any]:
+def image_part(number: int) -> dict[str, Any]:
     """Return the image as a chat message shows it."""
     data = base64.b64encode(picture(number)).decode()
     return {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}}
@@ -65,7 +65,7 @@ def image_session(words_first: str) -> list[Captured]:
 
 
 def _asked(number: int, text: str) -> list[dict[str, Any]]:
-    return [shown(number), {"type": "text", "text": text}]
+    return [image_part(number), {"type": "text", "text": text}]
 
 
 async def run(visit: Visit) -> Measured:

@@ -15,7 +15,7 @@ from hearth.commands.bench.workloads.server_lives.made_sessions import (
     TURN_TOKENS,
     made_session,
 )
-from hearth.commands.bench.workloads.server_lives.restarted import BY_URL, NOT_READ, go_on
+from hearth.commands.bench.workloads.server_lives.restarted import NOT_READ, NOT_RESTARTED, go_on
 from hearth.commands.bench.workloads.sessions import salt
 from hearth.commands.replay.traces import Captured
 
@@ -30,7 +30,7 @@ def session_to_kill(visit: Visit) -> list[Captured]:
 
 async def run_before_kill(visit: Visit) -> Measured:
     if visit.server.url:
-        return Measured({}, errors=(BY_URL,))
+        return Measured({}, errors=(NOT_RESTARTED,))
     async with measuring(visit) as taken:
         done = await ask(visit, session_to_kill(visit)[:TURNS], is_serial=True)
     visit.kept[BEFORE_KILL] = done

@@ -22,7 +22,7 @@ from hearth.commands.replay.player import Row
 from hearth.commands.replay.traces import Captured
 
 RESTART: Final = "restart"
-BY_URL: Final = "nobody restarts a server by URL"
+NOT_RESTARTED: Final = "nobody restarts a server by URL"
 NOT_READ: Final = "nothing was read before the {0}: play the workload {1} too"
 
 
@@ -44,7 +44,7 @@ async def go_on(visit: Visit, asked: Captured, kept: str, not_read: str) -> Meas
     """Ask one prompt more of a session; what of it was read before is under `kept`."""
     before = cast(Sequence[Row], visit.kept.get(kept, ()))
     if visit.server.url or not before or before[-1].tokens is None:
-        return Measured({}, errors=(BY_URL if visit.server.url else not_read,))
+        return Measured({}, errors=(NOT_RESTARTED if visit.server.url else not_read,))
     async with measuring(visit) as taken:
         done = await ask(visit, [asked], is_serial=True)
     found = measured(done, taken.values(), before=before)

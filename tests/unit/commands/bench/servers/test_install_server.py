@@ -30,6 +30,22 @@ def uv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return uv
 
 
+def test_what_packages_run_while_they_are_built_sees_no_key(
+    uv: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "secret")
+    monkeypatch.setenv("HF_TOKEN", "secret")
+    monkeypatch.setenv("https_proxy", "http://proxy")
+    monkeypatch.setenv("UV_INDEX_URL", "http://mirror")
+    uv.write_text("#!/bin/sh\nenv >&2; exit 3\n")
+    with pytest.raises(InstallError) as caught:
+        install(SOME)
+    assert "secret" not in str(caught.value)
+    kept = install_server.installer_environment({"HF_TOKEN": "s", "UV_INDEX_URL": "m", "PATH": "/"})
+    assert kept == {"UV_INDEX_URL": "m", "PATH": "/"}
+    assert "http://proxy" in str(caught.value)
+
+
 def test_a_failed_installation_says_what_was_said(
     uv: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,6 +1,7 @@
 """Every known server can be started, told what it may keep, and told of without a path."""
 
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from hearth.commands.bench.servers.server_environment import (
     placeholders,
     without_paths,
 )
-from hearth.commands.bench.servers.server_facts import can_be_told, command_of, facts_of
+from hearth.commands.bench.servers.server_facts import command_of, facts_of
 from hearth.commands.bench.servers.started_server import ServerStartError
 from hearth.shared.settings import Settings
 from hearth.shared.settings_from_env import load_settings
@@ -57,18 +58,30 @@ def test_each_server_is_given_the_model_and_the_port(name: str, tmp_path: Path) 
         assert "{" not in text.replace("{}", "")
 
 
+@pytest.mark.parametrize("name", SERVERS)
+def test_each_server_is_told_to_listen_on_loopback_alone(name: str) -> None:
+    """mlx_vlm and mlx-openai-server listen on all addresses by default, without a key."""
+    server = SERVERS[name]
+    hosts = [
+        server.arguments[at + 1] for at, word in enumerate(server.arguments) if word == "--host"
+    ]
+    hosts += [server.environment["PROXY_HOST"]] if name == HEARTH else []
+    assert hosts == ["127.0.0.1"]
+
+
 @pytest.mark.parametrize("name", TRIED)
 def test_each_server_that_was_tried_can_be_told_what_it_may_keep(name: str) -> None:
     told = {command_of(SERVERS[name], memory) for memory in Memory}
-    assert len(told) == 3 and all(can_be_told(SERVERS[name], memory) for memory in Memory)
+    assert len(told) == 3 and all(SERVERS[name].can_be_told(memory) for memory in Memory)
     assert all("{model}" in each and "{port}" in each for each in told)
 
 
 def test_a_server_without_such_an_option_says_so() -> None:
     for server in SERVERS.values():
-        if not can_be_told(server, Memory.NONE):
-            assert any("switches its cache off" in note for note in server.notes), server.name
-    assert can_be_told(Server("x"), Memory.DEFAULT)
+        told = " ".join(server.notes)
+        assert server.can_be_told(Memory.NONE) or "switches its cache off" in told, server.name
+        assert server.can_be_told(Memory.ONE_SESSION) or "bounds what it keeps" in told, server.name
+    assert Server("x").can_be_told(Memory.DEFAULT)
 
 
 @pytest.mark.parametrize("name", SERVERS)
@@ -77,6 +90,8 @@ def test_nothing_of_the_users_settings_and_keys_comes_to_a_server(
 ) -> None:
     made = environment_of(SERVERS[name], Memory.DEFAULT, given(tmp_path), USERS)
     assert "secret" not in made.values() and not set(made) & {"HF_TOKEN", "USE_KV_CACHE"}
+    assert {made["HF_HUB_OFFLINE"], made["DO_NOT_TRACK"]} == {"1"}
+    assert made["RAPID_MLX_DISABLE_VERSION_CHECK"] == "1", "else it asks GitHub at each start"
     assert made["HOME"] == str(tmp_path / "home") and made["PATH"] == "/bin"
     meter, *others = made["PYTHONPATH"].split(os.pathsep)
     assert (Path(meter) / "sitecustomize.py").exists()
@@ -127,6 +142,8 @@ def test_what_is_installed_is_what_has_a_package_and_computes_here(
     monkeypatch.setattr(install_server.sys, "platform", platform)
     found = [name for name, each in SERVERS.items() if can_install(each)]
     anywhere = ["vllm-mlx", "rapid-mlx", "mlx-openai-server"]
+    packages = [each.package for each in SERVERS.values() if each.package]
+    assert all(re.fullmatch(r"[\w-]+==\d[\w.]*", each) for each in (*packages, install_server.UV))
     assert found == anywhere + (["mtplx"] if platform == "darwin" else [])
 
 

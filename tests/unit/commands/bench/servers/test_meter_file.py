@@ -17,7 +17,6 @@ from hearth.commands.bench.servers.meter_file import (
     layers_of_prompt,
     load_layers,
     meter_of,
-    metered_pids,
     read_counts,
     save_layers,
 )
@@ -46,7 +45,7 @@ def test_the_meter_counts_what_is_read_and_each_call_and_changes_no_answer(
 ) -> None:
     fast = SimpleNamespace(scaled_dot_product_attention=lambda q, k, *_, scale: (q, k, scale))
     trunks = SimpleNamespace(attend_with_trunks=lambda queries, keys, *_, mask: mask)
-    made = meter.Meter(str(tmp_path))
+    made = meter.AttentionWrapper(str(tmp_path))
     made.wrap_mlx(SimpleNamespace(fast=fast))
     made.wrap_trunks(trunks)
     for rows, tokens in ((1, 256), (2, 10), (1, 1), (4, 1)):
@@ -79,7 +78,6 @@ def test_the_counts_of_all_processes_are_added_those_that_have_ended_too(tmp_pat
     (tmp_path / "9-1").write_bytes(b"")  # of one that has only begun
     (tmp_path / "9-2").write_bytes(bytes(meter_file.SLOT.size * 3))
     assert read_counts(tmp_path) == {TEXT: AttentionCount(15, 4)}
-    assert metered_pids(tmp_path) == [7, 8, 9]
 
 
 COUNTS = st.builds(AttentionCount, st.integers(0, 2**40), st.integers(1, 2**30))

@@ -1,17 +1,23 @@
 """A started server is ready when it has answered, is metered, and leaves no process behind."""
 
 import asyncio
+import contextlib
 import os
 import signal
+import subprocess
+import sys
+import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
+from hypothesis import given, strategies as st
 
 from hearth.commands.bench.server import Memory, Meter, Server
 from hearth.commands.bench.servers import started_server
+from hearth.commands.bench.servers.server_guard import metered
 from hearth.commands.bench.servers.started_server import ServerStartError, started
 from hearth.commands.replay.player import replay
 from hearth.commands.replay.traces import CHAT_PATH, Captured
@@ -136,6 +142,89 @@ def test_no_process_outlives_its_block(home: Path, is_killed: bool) -> None:
         return pids
 
     assert not [pid for pid in asyncio.run(run()) if is_alive(pid)]
+
+
+KILLED = """
+import asyncio, os, sys
+from pathlib import Path
+from hearth.commands.bench.server import Memory, Server
+from hearth.commands.bench.servers.started_server import started
+
+async def run():
+    home = Path(sys.argv[1])
+    server = Server("fake", (sys.argv[2], "stubborn", "{port}"), extra={})
+    async with started(server, home, home, Memory.DEFAULT, 50) as running:
+        print(*running.pids(), flush=True)
+        os.kill(os.getpid(), 9)
+
+asyncio.run(run())
+"""
+
+
+def test_a_bench_that_is_killed_leaves_no_process_and_no_file(home: Path) -> None:
+    visit = home.parent / "hearth-bench-1"
+    (visit / "cold").mkdir(parents=True)
+    (visit / "home").mkdir()
+    (visit / "home" / "kv").write_text("of an earlier start")
+    words = [sys.executable, "-c", KILLED, str(visit / "cold"), str(home.parent / "fake.py")]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=60)
+    pids = [int(pid) for pid in done.stdout.split()]
+    assert done.returncode == -signal.SIGKILL and len(pids) == 2, done.stderr
+    assert not [pid for pid in pids if is_alive(pid)]
+    deadline = time.monotonic() + 10
+    while visit.exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not visit.exists() and home.exists()
+
+
+def test_no_guard_is_left_behind_a_server_that_has_ended(home: Path) -> None:
+    before = {child.pid for child in psutil.Process().children()}
+    asyncio.run(read_meter(home, 1))
+    assert {child.pid for child in psutil.Process().children()} <= before and home.exists()
+
+
+def test_a_process_that_has_only_the_number_of_a_metered_one_is_not_touched(home: Path) -> None:
+    stranger = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    try:
+
+        async def run() -> None:
+            async with started(
+                fake(home), home.parent / "model", home, Memory.DEFAULT, 50
+            ) as running:
+                earlier_ns = int((psutil.Process(stranger.pid).create_time() - 60) * 1e9)
+                (home / "meter" / f"{stranger.pid}-{earlier_ns}").touch()
+                assert stranger.pid not in running.pids()
+
+        asyncio.run(run())
+        assert stranger.poll() is None
+    finally:
+        stranger.kill()
+        stranger.wait()
+
+
+def test_a_metered_process_whose_parent_has_ended_is_its_servers(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(started_server, "KILL_WAIT_S_MAX", 1.0)
+    orphan = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+
+    async def run() -> None:
+        async with started(fake(home), home.parent / "model", home, Memory.DEFAULT, 50) as running:
+            (home / "meter" / f"{orphan.pid}-{time.time_ns()}").touch()
+            assert orphan.pid in running.pids()
+
+    asyncio.run(run())
+    assert orphan.wait(10) == -signal.SIGKILL
+
+
+@given(st.lists(st.text(max_size=20)))
+def test_any_name_in_a_meters_folder_is_a_process_or_nothing(names: list[str]) -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        for name in names:
+            with contextlib.suppress(OSError, ValueError):
+                Path(directory, name.replace("/", "-")).touch()
+        assert all(pid >= 0 and known_s >= 0 for pid, known_s in metered(Path(directory)))
+    assert list(metered(Path(directory))) == []
 
 
 def test_a_stubborn_server_and_what_a_dead_one_left_are_killed(

@@ -11,7 +11,7 @@ from tests.helpers.bench.played_visits import Played, made_visit
 def test_only_what_a_server_does_by_itself_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     played = Played().put_in(monkeypatch, at_rest)
     played.found = {"read_tokens": 5.0, "cpu_s": 0.1, "wall_s": 10.0, "idle_tokens": 5.0}
-    monkeypatch.setattr(at_rest, "REST_S", 0.0)
+    monkeypatch.setattr(at_rest, "WATCH_S", 0.0)
     found = asyncio.run(at_rest.run(made_visit()))
     assert found.values == {"read_tokens": 5.0, "cpu_s": 0.1} and played.rows == []
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, strategies as st
 
+from hearth.commands.bench.server import Server
 from hearth.commands.bench.workload import SCALES
 from hearth.commands.bench.workloads.server_lives import day_of_sessions as day
 from tests.helpers.bench.played_visits import Played, made_visit
@@ -51,6 +52,15 @@ def test_a_server_by_url_has_the_memory_that_its_owner_gave_it(
     played = Played().put_in(monkeypatch, day)
     found = asyncio.run(day.run(made_visit("http://127.0.0.1:1")))
     assert not found.values and "owner" in found.errors[0] and not played.rows
+
+
+def test_a_server_whose_memory_nothing_bounds_plays_no_day(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    played, visit = Played().put_in(monkeypatch, day), made_visit()
+    visit.server = Server("mtplx")
+    found = asyncio.run(day.run(visit))
+    assert not found.values and "bounds" in found.errors[0] and not played.rows
 
 
 def test_a_config_of_unknown_layers_still_tells_its_keys_and_values(tmp_path: Path) -> None:

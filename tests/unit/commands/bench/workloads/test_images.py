@@ -31,7 +31,7 @@ def _images(messages: list[dict[str, object]]) -> list[str]:
 
 
 def test_an_image_is_a_png_of_the_told_size_and_always_the_same() -> None:
-    url = images.shown(1)["image_url"]["url"]
+    url = images.image_part(1)["image_url"]["url"]
     head, _, data = url.partition(",")
     image = Image.open(io.BytesIO(base64.b64decode(data)))
     assert head == "data:image/png;base64" and image.size == images.IMAGE_SIZE

@@ -59,7 +59,7 @@ def test_a_server_by_url_is_not_said_to_have_been_restarted(played: Played, run:
     visit.kept |= {answers.READ_ROWS: [answered()], killed.BEFORE_KILL: [answered()]}
     assert callable(run)
     found = asyncio.run(run(visit))
-    assert found.errors == (restarted.BY_URL,) and not found.values and played.rows == []
+    assert found.errors == (restarted.NOT_RESTARTED,) and not found.values and played.rows == []
 
 
 def test_each_is_played_in_its_start() -> None:
