@@ -9,7 +9,13 @@ import mlx_lm
 import pytest
 from PIL import Image
 
-from scripts.fixtures.fixture_cache import TEXT_NAMES, TINY_NAMES, VISION_NAMES, fixture_dir
+from scripts.fixtures.fixture_cache import (
+    TEXT_NAMES,
+    TINY_NAMES,
+    TINY_VISION_NAMES,
+    VISION_NAMES,
+    fixture_dir,
+)
 
 PROMPT = "def parse(self, text):\n    return"
 
@@ -61,11 +67,14 @@ def test_template_of_a_fixture_renders_tools_and_opens_thinking() -> None:
     assert text.endswith("<|im_start|>assistant\n<think>\n")
 
 
-@pytest.mark.parametrize("name", VISION_NAMES)
-def test_vision_fixture_sees_the_image(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "tiny"),
+    [*((name, False) for name in VISION_NAMES), *((name, True) for name in TINY_VISION_NAMES)],
+)
+def test_vision_fixture_sees_the_image(name: str, tiny: bool) -> None:
     import mlx_vlm
 
-    model, processor = mlx_vlm.load(str(fixture_dir(name)))
+    model, processor = mlx_vlm.load(str(fixture_dir(name, tiny=tiny)))
     question = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "?"}]}]
     prompt = processor.tokenizer.apply_chat_template(
         question, tokenize=False, add_generation_prompt=True
