@@ -21,18 +21,19 @@ _TOOL_WAIT_S: Final = 5.0
 def machine_text() -> str:
     """Return chip, cores, memory and system, and whether it runs on its battery."""
     memory = psutil.virtual_memory().total / 2**30
-    parts = [_chip(), f"{_cores()} cores", f"{memory:.0f} GiB", _system()]
+    parts = [_chip(), _cores(), f"{memory:.0f} GiB", _system()]
     battery = psutil.sensors_battery() if hasattr(psutil, "sensors_battery") else None
     if battery is not None and battery.power_plugged is False:
         parts.append("on its battery")
     return ", ".join(parts)
 
 
-def _cores() -> int:
-    """Return how many cores this process and the servers may use."""
+def _cores() -> str:
+    """Return how many cores this process and the servers may use, in words."""
+    count = os.cpu_count() or 1
     if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+        count = len(os.sched_getaffinity(0))
+    return f"{count} core{'s' * (count != 1)}"
 
 
 def commit() -> str:
