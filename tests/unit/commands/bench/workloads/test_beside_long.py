@@ -1,6 +1,9 @@
 """Gaps beside a long prompt are those that touch its reading, a stall over all of it included."""
 
+import asyncio
+from collections.abc import Callable, Mapping
 from itertools import pairwise
+from typing import Any, cast
 
 import pytest
 from hypothesis import given, strategies as st
@@ -13,7 +16,7 @@ from hearth.commands.bench.workloads.beside_long import (
     measured_of,
     words,
 )
-from hearth.commands.bench.workloads.timed_stream import TimedAnswer
+from hearth.commands.bench.workloads.timed_stream import TimedAnswer, TimedClient
 
 times = st.lists(st.integers(0, 60), min_size=2, max_size=30, unique=True).map(sorted)
 
@@ -74,3 +77,29 @@ def test_the_words_of_a_long_prompt_repeat_no_line() -> None:
     assert words(9_000).startswith(words(300))
     said = words(9_000).split()
     assert len(set(pairwise(said))) == 8_999
+
+
+class SilentClient:
+    """Answers without any text from its second answer on."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    async def ask(
+        self,
+        question: str,
+        tokens_max: int,
+        more: Mapping[str, Any],
+        on_text: Callable[[float], None],
+    ) -> TimedAnswer:
+        self.asked.append(question)
+        if len(self.asked) == 1:
+            on_text(0.5)
+        return TimedAnswer(0.0, 1.0, 1.0, (), 9, tokens_max, "", "")
+
+
+def test_a_stream_whose_answer_has_no_text_is_over_at_once() -> None:
+    stream, client = StreamBeside(), SilentClient()
+    asyncio.run(stream.write(cast(TimedClient, client), ["a", "b", "c"], 8))
+    assert (stream.error, stream.is_over) == ("an answer had no text", True)
+    assert client.asked == ["a", "b"]
