@@ -52,9 +52,13 @@ class StreamBeside:
     async def write(self, client: TimedClient, asked: Sequence[str], tokens_max: int) -> None:
         """Have answers written until this is cancelled."""
         for question in asked:
+            arrived = len(self.arrivals_s)
             answer = await client.ask(question, tokens_max, {}, self.note)
-            if answer.error:
-                self.error = answer.error
+            if not answer.error and len(self.arrivals_s) == arrived:
+                # All of it was taken out, as some servers do with thoughts: there is no stream.
+                self.error = "an answer had no text"
+            self.error = answer.error or self.error
+            if self.error:
                 break
         self.is_over = True
 
