@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from hearth.shared.errors import RequestError
 from hearth.shared.our_ids import SIGNATURE_BEGIN
-from hearth.shared.wire_messages import Prompt, Submit
+from hearth.shared.wire_messages import Constraints, Prompt, Submit
 from hearth.worker.cache.block_hash import PrefixHash, adapter_root, key_root, prefix_hashes
 from hearth.worker.cache.image_keys import PromptImages
 from hearth.worker.cache.prefix_search import PrefixQuery
@@ -145,9 +145,10 @@ class RequestBuilder:
 
         The completion of a raw prompt has none of them. Raises RequestError.
         """
-        prompt, constraints = message.prompt, message.constraints
+        prompt = message.prompt
         if is_raw(prompt):
             return None, None, None
+        constraints = constraints_of(message)
         output_format = self._facts.output_format
         opening = self._prompts.text(built.ids[built.header :])
         splitter = output_format.splitter(
@@ -164,6 +165,19 @@ class RequestBuilder:
         keeps = owner if message.use_kv_cache else None
         calls = self._facts.grammar_compiler.call_drafts(constraints, shown, keeps)
         return splitter, guide, calls
+
+
+def constraints_of(message: Submit) -> Constraints:
+    """Return a request's constraints, without room to think where thinking is switched off.
+
+    A model may open a think block although its template was told. Behind it an answer that has to
+    have a form may never come.
+    """
+    constraints = message.constraints
+    is_off = message.prompt.template_kwargs.get("enable_thinking") is False
+    if not is_off or not (constraints.is_json or constraints.tool_choice == "required"):
+        return constraints
+    return replace(constraints, thinking_budget=0)
 
 
 def root_of(
