@@ -18,7 +18,7 @@ from hearth.commands.bench.page.agent_hour import (
 from hearth.commands.bench.page.causes import Causes
 from hearth.commands.bench.page.dot_plots import strip
 from hearth.commands.bench.page.hour_parts import parts_table
-from hearth.commands.bench.page.markup import Html, joined, safe, tag
+from hearth.commands.bench.page.markup import Html, joined, safe, tag, with_code
 from hearth.commands.bench.page.page_lines import (
     ROUNDS_MIN,
     LineBehind,
@@ -322,6 +322,6 @@ def _behind_row(lines: PageLines, group: Sequence[LineBehind], causes: Causes) -
     )
     anchor = f"#{kind_of(worst.workload).anchor}"
     cause = causes.first_line(worst.workload, worst.measure)
-    why = tag("span", " ", cause, class_="cause") if cause else joined()
+    why = tag("span", " ", with_code(cause), class_="cause") if cause else joined()
     label = tag("a", worst.measure.label, href=anchor)
     return tag("li", tag("b", label), f" ({where}). ", example, ".", why)

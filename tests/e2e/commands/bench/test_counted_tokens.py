@@ -89,5 +89,5 @@ def test_mlx_lm_is_asked_in_all_dialects_and_charged_for_what_nobody_waits_for(
         assert each.errors == () and each.values["failed"] == 0
         assert "ideal_tokens" not in each.values, "only Hearth tells ids"
     values = found["cancel-0s"].values
-    assert values["requests"] == cancelled.CANCELS
-    assert values["read_tokens"] >= values["prompt_tokens"] - HEADER * cancelled.CANCELS
+    assert values["requests"] == cancelled.CANCELS[0]
+    assert values["read_tokens"] >= values["prompt_tokens"] - HEADER * cancelled.CANCELS[0]
