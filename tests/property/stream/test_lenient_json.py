@@ -80,6 +80,13 @@ def test_an_object_that_was_cut_off_is_no_json(value: dict[str, Any], data: st.D
     assert not cut or not is_json(cut)
 
 
+def test_a_key_that_ends_like_a_loose_one_is_not_taken_for_it_where_it_is_cut() -> None:
+    text = json.dumps({"=": None, "a=": "b", "c": {"=": 1}})
+    whole = transcoded(text)
+    for end in range(len(text)):
+        assert whole.startswith(transcoded(text[:end], is_complete=False)), text[:end]
+
+
 def is_json(text: str) -> bool:
     try:
         json.loads(text)

@@ -220,7 +220,7 @@ class LenientJsonParser:
         char = yield from self.blanks()
         if char in (":", "="):
             self._buffer.at += 1
-        elif mark and key.endswith("="):  # "name="value": the quote is that of the value
+        elif char and mark and key.endswith("="):  # "name="value": the quote is the value's
             self._buffer.at -= 1
             key = key[:-1]
         else:
