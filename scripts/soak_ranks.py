@@ -38,6 +38,7 @@ from scripts.fixtures.rank_fixtures import RANKED_NAMES, rank_fixture_dir
 from scripts.harness.ranks.planted_link import PLANTS, PlantedLink
 from scripts.harness.ranks.ranked_models import RankedModels
 from scripts.harness.socketless_worker import Machine
+from scripts.harness.warm.token_margins import same_tokens
 from scripts.harness.warm.warm_talks import (
     OPERATION_NAMES,
     OPERATIONS_MAX,
@@ -46,7 +47,6 @@ from scripts.harness.warm.warm_talks import (
     TOKENS_MAX,
     Talk,
     play,
-    same_tokens,
 )
 
 HANG_S_MAX: Final = 240.0  # of an episode: whoever waits so long waits for ever
@@ -143,11 +143,10 @@ class Soak:
         self.counts["prompts warm"] += len(talk.prefilled)
         lone = lone_machine(talk.directory, episode.is_exact)
         for prompt, cold in talk.cold_answers.items():
-            ids = list(prompt)
-            alone = lone.ask(ids, TOKENS_MAX)
+            alone = lone.ask(list(prompt), TOKENS_MAX)
             self.counts["prompts cold"] += 1
             self.counts["as one rank says"] += alone.tokens == cold.tokens
-            if self.dtype == "float32" and not talk.is_on_edge(ids, alone):
+            if self.dtype == "float32":
                 same_tokens(cold, alone)
 
 

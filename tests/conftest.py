@@ -16,6 +16,7 @@ pytest.register_assert_rewrite("tests.helpers")  # before any of them is importe
 os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # else its import asks the network
 
 from tests.helpers.marks import marks_of  # noqa: E402
+from tests.helpers.tie_count import TieCount  # noqa: E402
 
 # A busy machine draws examples slowly, and a first example may import a model's code: no verdict.
 settings.register_profile("hearth", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -95,3 +96,4 @@ class MemoryLimitGuard:
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(PureGuard(), "pure-guard")
     config.pluginmanager.register(MemoryLimitGuard(), "memory-limit-guard")
+    config.pluginmanager.register(TieCount(), "tie-count")

@@ -65,6 +65,7 @@ class Answer:
     """What came of one request."""
 
     request: Request
+    machine: "Machine"
     tokens: list[int] = field(default_factory=list)
     logits: list[np.ndarray] = field(default_factory=list)  # of each sampled token (vocabulary,)
     usage: Usage | None = None
@@ -104,6 +105,7 @@ class Machine:
         rules = {"slots_max": 4, "is_exact": False} | rules
         running_max: int = rules.pop("running_max", rules["slots_max"])
         chunk = rules.pop("chunk", CHUNK)
+        self.loaded = model
         self._root: PrefixHash = rules.pop("root", ROOT)
         end_ids = rules.pop("end_ids", frozenset())
         # Makes what moves KV from other machines, of the KV manager.
@@ -218,7 +220,7 @@ class Machine:
         return self.enter(request)
 
     def enter(self, request: Request) -> Answer:
-        answer = self.answers[request.request_id] = Answer(request)
+        answer = self.answers[request.request_id] = Answer(request, self)
         with mx.stream(generation_stream):
             told = self.scheduler.submit(request)
         if isinstance(told, Failed):

@@ -12,10 +12,8 @@ from hearth.worker.cache.block_hash import common_length, pack
 from hearth.worker.cache_report import cache_report
 from hearth.worker.engine.model_loader import LoadedModel
 from scripts.harness.socketless_worker import Answer, loaded
-from scripts.harness.warm.router_margins import narrowest_margin
+from scripts.harness.warm.token_margins import same_tokens
 
-GAP_MIN = 1e-3  # a cold run's two best log probabilities closer than this are a tie
-ROUTER_TIE = 1e-5  # in fp32, cuts move a router's scores by some 1e-6
 TOKENS_MAX = 12
 
 OPERATION_NAMES = (
@@ -117,12 +115,8 @@ class Talk:
             assert len(answer.logits) == len(cold.logits)
             for mine, theirs in zip(answer.logits, cold.logits, strict=True):
                 assert np.array_equal(mine, theirs), float(np.abs(mine - theirs).max())
-        elif answer.tokens != cold.tokens and not self.is_on_edge(ids, cold):
+        else:
             same_tokens(answer, cold)
-
-    def is_on_edge(self, ids: list[int], cold: Answer) -> bool:
-        """Whether some router chose its experts by less than what another cut changes."""
-        return narrowest_margin(self.directory, ids + cold.tokens) < ROUTER_TIE
 
     def best_cut(self, ids: list[int]) -> int:
         """Return up to where some earlier prompt was prefilled by the very same forwards."""
@@ -135,15 +129,6 @@ class Talk:
                     break
                 best = max(best, mine)
         return best
-
-
-def same_tokens(warm: Answer, cold: Answer) -> None:
-    """Assert that both say the same, up to where the cold run's best two are a tie."""
-    for mine, theirs, logits in zip(warm.tokens, cold.tokens, cold.logits, strict=False):
-        if mine != theirs:
-            best = np.sort(logits)[-2:]
-            assert best[1] - best[0] < GAP_MIN, (warm.tokens, cold.tokens)
-            return
 
 
 def play(

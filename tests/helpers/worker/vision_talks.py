@@ -4,7 +4,6 @@ import random
 
 from hearth.worker.cache.block_hash import pack
 from hearth.worker.cache.image_keys import image_borders
-from scripts.harness.socketless_worker import Answer
 from scripts.harness.vision_worker import SIZES, shown
 from scripts.harness.warm.warm_talks import Talk
 
@@ -26,9 +25,6 @@ class LookingTalk(Talk):
         if starts and len(ids) - starts[-1] < len(self._at(ids[starts[-1]])):
             return ids[: starts[-1]]
         return ids
-
-    def is_on_edge(self, ids: list[int], cold: Answer) -> bool:
-        return False  # no fixture that sees has experts
 
     def _at(self, first: int) -> tuple[int, ...]:
         numbers = range(2 * len(SIZES))

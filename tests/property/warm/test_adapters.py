@@ -17,7 +17,8 @@ from hearth.worker.kv.kv_transfer import IdleMode
 from hearth.worker.schedule.answers.answer_drafts import DraftPolicy
 from scripts.harness.lora_files import ADAPTERS, adapted, adapted_machine, upstream_adapted
 from scripts.harness.socketless_worker import Answer, Machine, marks, vocabulary
-from scripts.harness.warm.warm_talks import OPERATIONS, TOKENS_MAX, Talk, play, same_tokens, slow
+from scripts.harness.warm.token_margins import same_tokens
+from scripts.harness.warm.warm_talks import OPERATIONS, TOKENS_MAX, Talk, play, slow
 from tests.helpers.models.oracle_drafts import OracleDrafts
 from tests.helpers.worker.kv_prompts import follow, prompt
 

@@ -1,0 +1,115 @@
+"""Compares greedy tokens of two answers, but where rounding alone may choose another one: a tie.
+
+Other cuts, batches and drafts round otherwise, as another BLAS does. How far that reaches is
+measured where two answers part, without what is under test: the cold machine reads the same tokens
+in the same cuts and without a cache, its embeddings scaled by a last bit or not. Log probabilities
+that lie farther apart are a fault, however close the two tokens are. Ties are counted in COUNTED,
+and `tests/helpers/tie_count.py` holds how many there may be.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+
+from hearth.worker.engine.prefill_lengths import network_of
+from scripts.harness.socketless_worker import Answer, Machine
+from scripts.harness.warm.router_margins import RouterScores, is_on_edge, watched_routers
+
+BITS: Final = (-2, -1, 1, 2)  # in units of the last one: by how much embeddings are scaled
+# By how much more often the rest is rounded than embeddings: 0 to 1.8 of what a bit of these moves,
+# over 240 rows of 15 models, two BLAS, cuts and drafts.
+ROUNDED_MORE: Final = 4.0
+
+
+@dataclass
+class Counted:
+    """What was compared in this process. Owner: the thread that compares."""
+
+    answers: int = 0
+    tokens: int = 0
+    ties: list[str] = field(default_factory=list)
+
+    def take(self) -> tuple[int, int, list[str]]:
+        """Return answers, tokens and ties, and begin anew."""
+        told = self.answers, self.tokens, self.ties
+        self.answers, self.tokens, self.ties = 0, 0, []
+        return told
+
+
+COUNTED: Final = Counted()
+
+
+def same_tokens(answer: Answer, cold: Answer) -> int:
+    """Assert that two answers to one prompt say the same, up to a tie of the cold one.
+
+    Return up to where they do. What follows a tie is another text, and compared no more.
+    """
+    pairs = list(zip(answer.tokens, cold.tokens, strict=True))
+    at = next((at for at, (mine, theirs) in enumerate(pairs) if mine != theirs), len(pairs))
+    COUNTED.answers += 1
+    COUNTED.tokens += min(at + 1, len(pairs))
+    if at < len(pairs):
+        moved, rounding = distance(answer.logits[at], cold.logits[at]), rounding_at(cold, at)
+        margin = cold.logits[at].max() - cold.logits[at][pairs[at][0]]
+        told = f"token {at} is {pairs[at][0]} and not {pairs[at][1]}, {margin:.1e} less likely; "
+        told += f"the row is {moved:.1e} off, rounding moves it by {rounding:.1e}"
+        assert moved <= ROUNDED_MORE * rounding, told
+        COUNTED.ties.append(told)
+    return at
+
+
+def distance(one: np.ndarray, other: np.ndarray) -> float:
+    return float(np.abs(one - other).max())
+
+
+def rounding_at(cold: Answer, at: int) -> float:
+    """Return how far a last bit moves the log probabilities of a cold answer's token `at`.
+
+    Infinite where it may choose another expert for a token before: what is said then is anybody's.
+    """
+    plain, scores = read_scaled(cold, at, 0)
+    moved = 0.0
+    for bits in BITS:
+        row, others = read_scaled(cold, at, bits)
+        moved = max(moved, distance(row, plain))
+        if any(is_on_edge(*pair, ROUNDED_MORE) for pair in zip(scores, others, strict=True)):
+            return float("inf")
+    return moved
+
+
+def read_scaled(cold: Answer, at: int, bits: int) -> tuple[np.ndarray, list[RouterScores]]:
+    """Read a cold answer's prompt and first `at` tokens, with embeddings scaled by so many bits.
+
+    Returns the next token's log probabilities (vocabulary,) and the scores of all routers.
+    """
+    request, machine = cold.request, cold.machine
+    network = network_of(machine.loaded)
+    how = dict(images=request.query.images, kv_bits=request.query.kv_bits, uses_cache=False)
+    ids = [*request.ids, *cold.tokens[:at]]
+    with scaled_embeddings(network, bits), watched_routers(network) as scores:
+        again = Machine.submit(machine, ids, 1, adapter=request.query.adapter, **how)
+        machine.run()
+    return machine.settled(again).logits[0], scores
+
+
+@contextmanager
+def scaled_embeddings(network: nn.Module, bits: int) -> Iterator[None]:
+    """Have `network` embed tokens, and where it does so by these weights name them, a bit off."""
+    kept: list[tuple[Any, dict[str, mx.array]]] = []
+    for _, module in network.named_modules():
+        if isinstance(module, (nn.Embedding, nn.QuantizedEmbedding)):
+            names = [name for name in ("scales", "biases") if name in module] or ["weight"]
+            kept.append((module, {name: module[name] for name in names}))
+    assert kept, "no embeddings"
+    try:
+        for module, arrays in kept:
+            module.update({n: a * (1 + bits * mx.finfo(a.dtype).eps) for n, a in arrays.items()})
+        yield
+    finally:
+        for module, arrays in kept:
+            module.update(arrays)
