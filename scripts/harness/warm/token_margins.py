@@ -7,7 +7,7 @@ that lie farther apart are a fault, however close the two tokens are. Ties are c
 and `tests/helpers/tie_count.py` holds how many there may be.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -18,12 +18,13 @@ import numpy as np
 
 from hearth.worker.engine.prefill_lengths import network_of
 from scripts.harness.socketless_worker import Answer, Machine
-from scripts.harness.warm.router_margins import RouterScores, is_on_edge, watched_routers
+from scripts.harness.warm.router_margins import RouterScores, watched_routers
 
 BITS: Final = (-2, -1, 1, 2)  # in units of the last one: by how much embeddings are scaled
 # By how much more often the rest is rounded than embeddings: 0 to 1.8 of what a bit of these moves,
 # over 240 rows of 15 models, two BLAS, cuts and drafts.
 ROUNDED_MORE: Final = 4.0
+NONE: Final[Mapping[int, np.ndarray]] = {}
 
 
 @dataclass
@@ -54,7 +55,8 @@ def same_tokens(answer: Answer, cold: Answer) -> int:
     COUNTED.answers += 1
     COUNTED.tokens += min(at + 1, len(pairs))
     if at < len(pairs):
-        moved, rounding = distance(answer.logits[at], cold.logits[at]), rounding_at(cold, at)
+        rounding, routed_otherwise = measured(cold, at)
+        moved = nearest(answer.logits[at], [cold.logits[at], *routed_otherwise])
         margin = cold.logits[at].max() - cold.logits[at][pairs[at][0]]
         told = f"token {at} is {pairs[at][0]} and not {pairs[at][1]}, {margin:.1e} less likely; "
         told += f"the row is {moved:.1e} off, rounding moves it by {rounding:.1e}"
@@ -63,35 +65,39 @@ def same_tokens(answer: Answer, cold: Answer) -> int:
     return at
 
 
-def distance(one: np.ndarray, other: np.ndarray) -> float:
-    return float(np.abs(one - other).max())
+def nearest(row: np.ndarray, others: Sequence[np.ndarray]) -> float:
+    return min(float(np.abs(row - other).max()) for other in others)
 
 
-def rounding_at(cold: Answer, at: int) -> float:
+def measured(cold: Answer, at: int) -> tuple[float, list[np.ndarray]]:
     """Return how far a last bit moves the log probabilities of a cold answer's token `at`.
 
-    Infinite where it may choose another expert for a token before: what is said then is anybody's.
+    And these log probabilities (vocabulary,) where one expert is the next best, for each choice of
+    experts that rounding decides. Then a bit may move them from one of them to the other.
     """
-    plain, scores = read_scaled(cold, at, 0)
-    moved = 0.0
-    for bits in BITS:
-        row, others = read_scaled(cold, at, bits)
-        moved = max(moved, distance(row, plain))
-        if any(is_on_edge(*pair, ROUNDED_MORE) for pair in zip(scores, others, strict=True)):
-            return float("inf")
-    return moved
+    plain, scores = read(cold, at)
+    scaled = [read(cold, at, bits=bits) for bits in BITS]
+    otherwise = [
+        read(cold, at, nudges={number: nudge})[0]
+        for number, (one, *others) in enumerate(zip(scores, *(s for _, s in scaled), strict=True))
+        for nudge in one.edges(others, ROUNDED_MORE)
+    ]
+    return max(nearest(row, [plain, *otherwise]) for row, _ in scaled), otherwise
 
 
-def read_scaled(cold: Answer, at: int, bits: int) -> tuple[np.ndarray, list[RouterScores]]:
-    """Read a cold answer's prompt and first `at` tokens, with embeddings scaled by so many bits.
+def read(
+    cold: Answer, at: int, *, bits: int = 0, nudges: Mapping[int, np.ndarray] = NONE
+) -> tuple[np.ndarray, list[RouterScores]]:
+    """Read a cold answer's prompt and first `at` tokens.
 
-    Returns the next token's log probabilities (vocabulary,) and the scores of all routers.
+    Embeddings are scaled by so many last bits, routers nudged. Return the next token's log
+    probabilities (vocabulary,) and all scores of routers.
     """
     request, machine = cold.request, cold.machine
     network = network_of(machine.loaded)
     how = dict(images=request.query.images, kv_bits=request.query.kv_bits, uses_cache=False)
     ids = [*request.ids, *cold.tokens[:at]]
-    with scaled_embeddings(network, bits), watched_routers(network) as scores:
+    with scaled_embeddings(network, bits), watched_routers(network, nudges) as scores:
         again = Machine.submit(machine, ids, 1, adapter=request.query.adapter, **how)
         machine.run()
     return machine.settled(again).logits[0], scores
