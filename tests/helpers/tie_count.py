@@ -16,7 +16,7 @@ class TieCount:
     """
 
     def __init__(self) -> None:
-        self.answers = self.tokens = 0
+        self.exact = self.answers = self.tokens = 0
         self.ties: list[str] = []
 
     @property
@@ -29,14 +29,17 @@ class TieCount:
             return (yield)
         finally:
             margins = sys.modules.get("scripts.harness.warm.token_margins")
-            if margins is not None and (told := margins.COUNTED.take())[0]:
-                item.user_properties.append((NAME, told))
+            told = margins.COUNTED.take() if margins is not None else None
+            if told is not None and told.exact + told.answers:
+                row = (told.exact, told.answers, told.tokens, told.ties)
+                item.user_properties.append((NAME, row))
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         for name, told in report.user_properties if report.when == "call" else ():
             if name == NAME:
-                answers, tokens, ties = told
-                self.answers, self.tokens = self.answers + answers, self.tokens + tokens
+                exact, answers, tokens, ties = told
+                self.exact, self.answers = self.exact + exact, self.answers + answers
+                self.tokens += tokens
                 self.ties += [f"{report.nodeid}: {tie}" for tie in ties]
 
     def pytest_sessionfinish(self, session: Any) -> None:
@@ -44,11 +47,10 @@ class TieCount:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
-        if self.answers:
+        if self.exact + self.answers:
             for tie in self.ties:
                 terminalreporter.write_line(f"tie: {tie}")
-            told = (
-                f"{self.tokens:,} tokens of {self.answers:,} answers {NAME}, {len(self.ties)} ties"
-            )
-            too_much = f": more than {SHARE_MAX:.1%} and one" if self.is_too_much else ""
-            terminalreporter.write_line(told + too_much, red=self.is_too_much)
+            told = f"answers {NAME}: {self.exact:,} to the bit, {self.answers:,} by token"
+            told += f"; of {self.tokens:,} tokens {len(self.ties)} were ties"
+            too_many = f", more than {SHARE_MAX:.1%} and one" if self.is_too_much else ""
+            terminalreporter.write_line(told + too_many, red=self.is_too_much)

@@ -28,6 +28,8 @@ class RouterScores:
         `others` were rounded otherwise; `times` what moved them counts. Yields what to add to the
         scores (..., experts), zero but for one.
         """
+        if self.chosen >= self.scores.shape[-1]:
+            return
         last, runner_up = (np.argsort(self.scores)[..., -self.chosen - n] for n in (0, 1))
         margins = self._of(last) - self._of(runner_up)
         moved = np.max([np.abs(self.scores - o.scores).max(axis=-1) for o in others], axis=0)

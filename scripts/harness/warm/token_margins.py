@@ -9,7 +9,7 @@ and `tests/helpers/tie_count.py` holds how many there may be.
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import mlx.core as mx
@@ -31,18 +31,27 @@ NONE: Final[Mapping[int, np.ndarray]] = {}
 class Counted:
     """What was compared in this process. Owner: the thread that compares."""
 
-    answers: int = 0
+    exact: int = 0  # answers that were compared to the bit
+    answers: int = 0  # by tokens
     tokens: int = 0
     ties: list[str] = field(default_factory=list)
 
-    def take(self) -> tuple[int, int, list[str]]:
-        """Return answers, tokens and ties, and begin anew."""
-        told = self.answers, self.tokens, self.ties
-        self.answers, self.tokens, self.ties = 0, 0, []
+    def take(self) -> "Counted":
+        """Return what was counted, and begin anew."""
+        told = replace(self)
+        self.exact, self.answers, self.tokens, self.ties = 0, 0, 0, []
         return told
 
 
 COUNTED: Final = Counted()
+
+
+def same_bits(answer: Answer, cold: Answer) -> None:
+    """Assert that two answers' log probabilities are the same to the bit, and so their tokens."""
+    COUNTED.exact += 1
+    assert len(answer.logits) == len(cold.logits)
+    for mine, theirs in zip(answer.logits, cold.logits, strict=True):
+        assert np.array_equal(mine, theirs), nearest(mine, [theirs])
 
 
 def same_tokens(answer: Answer, cold: Answer) -> int:

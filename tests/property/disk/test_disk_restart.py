@@ -9,7 +9,7 @@ import pytest
 
 from hearth.worker.kv.quantise_kv import QuantFormat
 from scripts.harness.socketless_worker import Answer, loaded, machine
-from scripts.harness.warm.token_margins import same_tokens
+from scripts.harness.warm.token_margins import same_bits, same_tokens
 from tests.helpers.worker.disk_workers import GB, TEXT, Workers, prompt
 
 
@@ -22,7 +22,7 @@ def workers(tmp_path: Path) -> Iterator["Workers"]:
 
 def assert_same(warm: Answer, cold: Answer, is_exact: bool) -> None:
     if is_exact:
-        assert np.array_equal(warm.logits, cold.logits)
+        same_bits(warm, cold)
     else:
         same = same_tokens(warm, cold)
         np.testing.assert_allclose(warm.logits[:same], cold.logits[:same], atol=1e-3)

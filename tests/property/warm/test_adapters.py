@@ -8,7 +8,6 @@ import random
 from collections import defaultdict
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
@@ -17,7 +16,7 @@ from hearth.worker.kv.kv_transfer import IdleMode
 from hearth.worker.schedule.answers.answer_drafts import DraftPolicy
 from scripts.harness.lora_files import ADAPTERS, adapted, adapted_machine, upstream_adapted
 from scripts.harness.socketless_worker import Answer, Machine, marks, vocabulary
-from scripts.harness.warm.token_margins import same_tokens
+from scripts.harness.warm.token_margins import same_bits, same_tokens
 from scripts.harness.warm.warm_talks import OPERATIONS, TOKENS_MAX, Talk, play, slow
 from tests.helpers.models.oracle_drafts import OracleDrafts
 from tests.helpers.worker.kv_prompts import follow, prompt
@@ -59,12 +58,7 @@ class SwitchingTalk(Talk):
     def compare(self, answer: Answer, ids: list[int], is_exact: bool) -> None:
         adapter = answer.request.query.adapter
         cold = self.expected_with(adapter, ids)
-        if is_exact:
-            assert len(answer.logits) == len(cold.logits)
-            for mine, theirs in zip(answer.logits, cold.logits, strict=True):
-                assert np.array_equal(mine, theirs), (adapter, float(np.abs(mine - theirs).max()))
-        else:
-            same_tokens(answer, cold)
+        (same_bits if is_exact else same_tokens)(answer, cold)
         shared = [common_length(pack(ids), pack(other)) for other in self.computed[adapter]]
         assert answer.cached <= max(shared, default=0), "requests of another adapter have left it"
         self.resumed += answer.cached

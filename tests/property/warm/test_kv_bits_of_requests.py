@@ -8,7 +8,6 @@ import random
 from collections import defaultdict
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
@@ -18,7 +17,7 @@ from hearth.worker.kv.kv_transfer import IdleMode
 from hearth.worker.kv.quantise_kv import QuantFormat
 from hearth.worker.schedule.answers.answer_drafts import DraftPolicy
 from scripts.harness.socketless_worker import Answer, Machine, loaded, machine, marks, vocabulary
-from scripts.harness.warm.token_margins import same_tokens
+from scripts.harness.warm.token_margins import same_bits, same_tokens
 from scripts.harness.warm.warm_talks import OPERATIONS, TOKENS_MAX, Talk, play, slow
 from tests.helpers.models.oracle_drafts import OracleDrafts
 from tests.helpers.worker.kv_prompts import follow, prompt
@@ -57,9 +56,7 @@ class SwitchingTalk(Talk):
     def compare(self, answer: Answer, ids: list[int], is_exact: bool) -> None:
         bits = answer.request.query.kv_bits
         cold = self.expected_in(bits, ids)
-        assert len(answer.logits) == len(cold.logits)
-        for mine, theirs in zip(answer.logits, cold.logits, strict=True):
-            assert np.array_equal(mine, theirs), (bits, float(np.abs(mine - theirs).max()))
+        same_bits(answer, cold)
         shared = [common_length(pack(ids), pack(other)) for other in self.computed[bits]]
         assert answer.cached <= max(shared, default=0), "requests of other bits have left it"
         self.resumed += answer.cached
