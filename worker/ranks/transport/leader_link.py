@@ -76,6 +76,7 @@ class TransportLeaderLink:
         self.hosts = [host.name for host in terms.hosts]
         self.size = len(self.hosts)
         self.on_event: OnEvent = lambda rank, name, arguments: None
+        self.how_ended: Callable[[int], str] = lambda rank: ""  # waits; of a process started here
         self.rooms: dict[int, RankRoom] = {}
         self.failure = ""
         self._terms, self._context, self._end = terms, context, end
@@ -145,7 +146,7 @@ class TransportLeaderLink:
             try:
                 self._operations.send(peer, frame)
             except RankGone as error:
-                self.lose(rank, str(error))
+                self.lose(rank, self.how_ended(rank) or str(error))
         self._check_failure()
 
     def _check_failure(self) -> None:
@@ -212,7 +213,7 @@ class TransportLeaderLink:
             self._status.send(peer, b"")
         except RankGone as error:
             if self._are_all_in.is_set():
-                self.lose(rank, str(error))
+                self.lose(rank, self.how_ended(rank) or str(error))
             else:
                 log.warning("%s left before all were there", self._watch.name(rank))
                 del self._ranks[peer]

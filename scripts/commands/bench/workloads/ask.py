@@ -8,7 +8,6 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from http import HTTPStatus
-from pathlib import Path
 from typing import Any, Final
 
 import aiohttp
@@ -18,6 +17,7 @@ from hearth.commands.replay.ideal_cache import ideal_cached, percentile
 from hearth.commands.replay.player import Row, replay_together
 from hearth.commands.replay.traces import Captured
 from hearth.commands.stream_client import Outcome
+from hearth.shared.paths import without_home
 
 ERRORS_MAX: Final = 3  # told of one workload
 ERROR_CHARS_MAX: Final = 200
@@ -128,8 +128,7 @@ def errors_of(rows: Sequence[Row]) -> tuple[str, ...]:
 
 def shareable(error: str) -> str:
     """Return an error in one line, without what belongs to this machine."""
-    line = " ".join(error.split()).replace(str(Path.home()), "~")
-    line = _PATH.sub("PATH", line)
+    line = _PATH.sub("PATH", without_home(" ".join(error.split())))
     if user := _user():
         line = re.sub(rf"\b{re.escape(user)}\b", "USER", line)
     return line[:ERROR_CHARS_MAX]
