@@ -61,11 +61,10 @@ def draw(seed: str, place: Path) -> dict[str, str]:
 def surroundings(drawn: dict[str, str]) -> dict[str, str]:
     """Return the environment of the command: ours, what is `drawn`, and where our caches are."""
     known = {n: v for n, v in os.environ.items() if not n.startswith(("XDG_", "LC_", "LANG"))}
-    there = {name: Path.home() / path for name, path in KEPT.items()}
-    kept = {name: str(path) for name, path in there.items() if path.exists()}
-    git = ("safe.directory", str(PROJECT))  # which the caller's own .gitconfig may say
-    git_says = {"GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": git[0], "GIT_CONFIG_VALUE_0": git[1]}
-    return {**kept, **git_says, **known, **drawn}
+    kept = {name: str(Path.home() / path) for name, path in KEPT.items()}
+    git = {"COUNT": "1", "KEY_0": "safe.directory", "VALUE_0": str(PROJECT)}
+    kept |= {f"GIT_CONFIG_{name}": value for name, value in git.items()}
+    return {**kept, **known, **drawn}
 
 
 def main(arguments: list[str]) -> int:
