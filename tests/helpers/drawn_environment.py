@@ -78,9 +78,9 @@ def main(arguments: list[str]) -> int:
         for name, value in drawn.items():
             print(f"  {name}={value!a}", file=sys.stderr, flush=True)
         os.umask(0o077)
+        signal.signal(signal.SIGINT, lambda *_: None)  # a terminal tells the command itself
         child = subprocess.Popen(arguments, env=surroundings(drawn))
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, lambda number, _: child.send_signal(number))
+        signal.signal(signal.SIGTERM, lambda number, _: child.send_signal(number))
         return child.wait()
 
 

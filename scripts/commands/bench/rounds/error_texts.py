@@ -42,7 +42,7 @@ def error_text(error: BaseException | str, places: Mapping[Path, str]) -> str:
     text = _URL_HOST.sub(r"\1://{host}", without_home(text).replace("file://", ""))
     text = _ADDRESS.sub("{host}", _PATH.sub(r"\1", text))
     node = platform.node()
-    names = [(node, "{host}"), (node.partition(".")[0], "{host}"), (_user(), "{user}")]
+    names = [(node, "{host}"), (node.partition(".")[0], "{host}"), (user_name(), "{user}")]
     for name, stands in (*names, (Path.home().name, "{user}")):
         if len(name) >= _NAME_CHARS_MIN and name.lower() not in _ANYBODYS:
             text = re.sub(rf"\b{re.escape(name)}\b", stands, text, flags=re.IGNORECASE)
@@ -50,7 +50,8 @@ def error_text(error: BaseException | str, places: Mapping[Path, str]) -> str:
     return text if len(text) <= CHARS_MAX else "... " + text[4 - CHARS_MAX :]
 
 
-def _user() -> str:
+def user_name() -> str:
+    """Return who runs this; "" for a user without a name."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):  # a user without a name, as in a container

@@ -3,7 +3,6 @@
 What it tells is what the client and the server say; what was really read, the meter says.
 """
 
-import getpass
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -12,6 +11,7 @@ from typing import Any, Final
 
 import aiohttp
 
+from hearth.commands.bench.rounds.error_texts import user_name
 from hearth.commands.bench.workload import Visit
 from hearth.commands.replay.ideal_cache import ideal_cached, percentile
 from hearth.commands.replay.player import Row, replay_together
@@ -129,13 +129,6 @@ def errors_of(rows: Sequence[Row]) -> tuple[str, ...]:
 def shareable(error: str) -> str:
     """Return an error in one line, without what belongs to this machine."""
     line = _PATH.sub("PATH", without_home(" ".join(error.split())))
-    if user := _user():
+    if user := user_name():
         line = re.sub(rf"\b{re.escape(user)}\b", "USER", line)
     return line[:ERROR_CHARS_MAX]
-
-
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):  # no such user, as in some containers
-        return ""
