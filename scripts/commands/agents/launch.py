@@ -121,7 +121,7 @@ def _signals_for_child() -> Iterator[Callable[[subprocess.Popen[bytes]], None]]:
         for child in children:
             child.send_signal(number)
 
-    def forward_to(child: subprocess.Popen[bytes]) -> None:
+    def forward_to(child: "subprocess.Popen[bytes]") -> None:
         children.append(child)
         for number in came:
             child.send_signal(number)
