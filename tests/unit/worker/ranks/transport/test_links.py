@@ -27,7 +27,7 @@ from hearth.worker.ranks.transport.rank_hosts import RankHost
 
 pytestmark = pytest.mark.process
 
-WAIT_S_MAX = 5.0
+WAIT_S_MAX = 60.0
 
 
 class Ranks:
