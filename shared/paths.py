@@ -1,5 +1,6 @@
 """Tells where Hearth runs from: a checkout of its repository, or an installed package."""
 
+import re
 from pathlib import Path
 from typing import Final
 
@@ -10,6 +11,16 @@ def working_directory() -> Path:
         return Path.cwd()
     except OSError:
         return Path.home()
+
+
+def without_home(text: str) -> str:
+    """Return `text` with ~ for this user's home, but not in the paths of /home/anna for /home/ann.
+
+    In a container the home may be /, which tells nothing of anybody.
+    """
+    home = Path.home()
+    is_all = home == home.parent
+    return text if is_all else re.sub(rf"(?<!\w){re.escape(str(home))}(?![\w-])", "~", text)
 
 
 HOME_DIR: Final = Path("~/.hearth").expanduser()

@@ -20,7 +20,7 @@ def leave_reason(endpoint: str, text: str) -> None:
     path = reason_path(Path(endpoint.removeprefix(_IPC)))
     path.unlink(missing_ok=True)
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "w") as file:
+    with os.fdopen(descriptor, "w", encoding="utf-8", errors="replace") as file:
         file.write(text)
 
 

@@ -8,6 +8,7 @@ its directory, one over tcp:// by CURVE keys, without which there is none.
 
 import asyncio
 import contextlib
+import hashlib
 import logging
 import os
 import socket
@@ -37,6 +38,7 @@ QUEUE_FRAMES_MAX = 20_000  # frames held for one peer before it counts as gone
 HANDSHAKE_S_MAX = 5.0  # a connection that has not shown its key by then is dropped
 TAKEN_FRAMES_MAX = 256  # at once, before others have their turn
 IPC_PATH_BYTES_MAX = 103 if sys.platform == "darwin" else 107  # sun_path less its NUL
+SHORT_LINKS_DIR: Final = Path(f"/tmp/hearth-{os.getuid()}")
 _READABLE: Final = int(zmq.POLLIN)  # a plain number: zmq's own take a microsecond to compare
 
 WORKER_NAME: Final = "worker"  # of the key files: worker.key, worker.key_secret
@@ -78,18 +80,23 @@ def private_directory(path: Path, setting: str = "RUN_DIR") -> Path:
 
 
 def ipc_endpoint(path: Path) -> str:
-    """Return the endpoint of a Unix socket at `path`.
+    """Return the endpoint of a Unix socket at `path`, by a short link where that is too long.
 
     Raises:
-        StartError: the path is longer than the platform's socket addresses.
+        StartError: the directory of such links is another user's.
     """
-    length = len(os.fsencode(path))
-    if length > IPC_PATH_BYTES_MAX:
-        raise StartError(
-            f"RUN_DIR: the socket path {path} is {length} bytes and this platform takes "
-            f"{IPC_PATH_BYTES_MAX}. Set RUN_DIR to a shorter directory."
-        )
+    if len(os.fsencode(path)) > IPC_PATH_BYTES_MAX:
+        path = _short_link(path.parent) / path.name
     return f"ipc://{path}"
+
+
+def _short_link(directory: Path) -> Path:
+    """Return a link to `directory`, as of a long HOME, in a directory that is this user's alone."""
+    name = hashlib.blake2b(os.fsencode(directory), digest_size=8).hexdigest()
+    link = private_directory(SHORT_LINKS_DIR) / name
+    with contextlib.suppress(FileExistsError):
+        link.symlink_to(directory)
+    return link
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from io import TextIOWrapper
 from typing import Final
 
 from hearth.shared.version import VERSION
@@ -70,6 +71,9 @@ def parser_of_all() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command that `arguments` name; return its exit status."""
     options = parser_of_all().parse_args(arguments)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="replace")  # what a terminal cannot show is shown as "?"
     try:
         module = importlib.import_module(f"hearth.commands.{COMMANDS[options.command].module}")
         status: int = module.main(options.arguments)

@@ -14,7 +14,6 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
-from io import TextIOWrapper
 from typing import Final
 
 from rich.console import Console
@@ -77,8 +76,6 @@ async def show(watch: Watch, console: Console) -> None:
 
 
 async def top(options: argparse.Namespace) -> int:
-    if isinstance(sys.stdout, TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # a terminal that cannot show a name shows "?"
     console = Console()
     async with server_of(options) as server:
         watch = Watch(server)

@@ -2,11 +2,11 @@
 
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Final
 
 import mlx.core as mx
 
+from hearth.shared.paths import without_home
 from hearth.worker.doctor.check_batches import BATCHES, ROWS, check_batches, measure_rows
 from hearth.worker.doctor.check_context import CheckContext, LeftOut, Steps
 from hearth.worker.doctor.check_cuts import NAME as CUTS, check_cuts
@@ -148,7 +148,7 @@ class CheckRun:
 def _told(error: Exception) -> str:
     """Return what an error says, in one line, without where the user's files are."""
     text = error.strerror if isinstance(error, OSError) else str(error)
-    text = " ".join((text or "").replace(str(Path.home()), "~").split())[:REASON_CHARS_MAX]
+    text = " ".join(without_home(text or "").split())[:REASON_CHARS_MAX]
     return f"{type(error).__name__} {text}".strip()
 
 

@@ -97,6 +97,7 @@ def lead_ranks(
     )
     is_mpi = settings.rank_backend == "mpi"  # which has started all of them
     ranks = [rank for rank in range(1, settings.ranks) if local[rank] and not is_mpi]
+    link.how_ended = processes.how_ended
     processes.start(ranks, link.endpoint, link.lose, command)
     elsewhere = [host.name for host, is_here in zip(hosts, local, strict=True) if not is_here]
     if elsewhere:

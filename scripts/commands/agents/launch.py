@@ -17,7 +17,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -102,18 +102,28 @@ def run_agent(binary: str, launch: Launch, given: Sequence[str], base_url: str) 
             process = subprocess.Popen(command, env=environment)
         except OSError as error:
             raise StartError(f"{binary} cannot be started: {error.strerror}.") from None
-        forward_to.append(process)
+        forward_to(process)
         status = process.wait()
     return status if status >= 0 else 128 - status
 
 
 @contextmanager
-def _signals_for_child() -> Iterator[list[subprocess.Popen[bytes]]]:
-    """Leave Ctrl-C to the agent, which is in the same terminal, and pass on what ends us."""
+def _signals_for_child() -> Iterator[Callable[[subprocess.Popen[bytes]], None]]:
+    """Leave Ctrl-C to the agent, which is in the same terminal, and pass on what ends us.
+
+    Also what came while the agent was being started.
+    """
     children: list[subprocess.Popen[bytes]] = []
+    came: list[int] = []
 
     def forward(number: int, _: FrameType | None) -> None:
+        came.append(number)
         for child in children:
+            child.send_signal(number)
+
+    def forward_to(child: "subprocess.Popen[bytes]") -> None:
+        children.append(child)
+        for number in came:
             child.send_signal(number)
 
     def nothing(_number: int, _: FrameType | None) -> None:
@@ -122,7 +132,7 @@ def _signals_for_child() -> Iterator[list[subprocess.Popen[bytes]]]:
     handlers = {number: forward for number in FORWARDED} | {signal.SIGINT: nothing}
     before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
-        yield children
+        yield forward_to
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -17,7 +17,6 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
-from io import TextIOWrapper
 from types import FrameType
 from typing import NoReturn
 
@@ -81,9 +80,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _end)
     _open_closed_streams()
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, TextIOWrapper):
-            stream.reconfigure(errors="replace")  # what a terminal cannot show is shown as "?"
     is_chat = sys.stdin.isatty() and sys.stdout.isatty() and not options.question
     question = "" if is_chat else question_of(options.question)
     if not is_chat and not question:

@@ -15,7 +15,7 @@ import pytest
 from tests.helpers.documents import GUIDES, ROOT, CodeBlock, SnippetShell, blocks
 from tests.helpers.servers.server import Server, free_port
 
-WAIT_S = 120.0
+WAIT_S = 600.0
 SNIPPETS = [
     block
     for page in (*GUIDES, ROOT / "CONTRIBUTING.md")

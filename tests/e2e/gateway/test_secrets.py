@@ -89,7 +89,7 @@ def test_no_page_tells_a_key(gateway: GatewayServer) -> None:
 
 def test_none_of_litellms_pages_is_served(gateway: GatewayServer) -> None:
     """Nor can anybody change its config: the app is for generations alone."""
-    with httpx.Client(base_url=gateway.url, timeout=10) as client:
+    with httpx.Client(base_url=gateway.url, timeout=60) as client:
         for page in PAGES[PAGES.index("/openapi.json") :]:
             assert client.get(page).status_code in (404, 405), page
         for page in ("/model/new", "/config/update", "/key/generate", "/user/new", "/mcp"):

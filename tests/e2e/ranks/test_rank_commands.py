@@ -66,7 +66,7 @@ def test_ranks_are_checked_twice_and_a_joined_one_ends_by_a_signal(
         assert "bits of sums         the same on all ranks (18 sums)" in done.stdout
         assert "files                builtin:pocket: the same on all ranks" in done.stdout
     joined.send_signal(signal.SIGTERM)
-    out, _ = joined.communicate(timeout=10)
+    out, _ = joined.communicate(timeout=60)
     assert joined.returncode == 0
     assert out == f"A rank of tcp://127.0.0.1:{environ['RANK_PORT']}; Ctrl-C ends it.\n"
 

@@ -5,7 +5,7 @@ import threading
 from typing import Any, Final, Self
 
 WAIT_S: Final = 0.2
-END_S_MAX: Final = 10.0
+END_S_MAX: Final = 60.0
 
 
 class ByteSink:

@@ -5,7 +5,7 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Final, Self
 
-END_S_MAX: Final = 10.0
+END_S_MAX: Final = 60.0
 
 
 class JsonSink:

@@ -19,7 +19,7 @@ from tests.helpers.servers.server import free_port
 HUB_ID: Final = "owner/tiny-model"
 SHARDS: Final = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
 SHARD_BYTES: Final = 4_000_000
-PULL_S_MAX: Final = 120.0
+PULL_S_MAX: Final = 600.0
 STABLE_S: Final = 0.3  # without another byte
 MAIN: Final = "import sys; from hearth.commands.main import main; sys.exit(main(sys.argv[1:]))"
 

@@ -34,7 +34,7 @@ from tests.helpers.cloud.responses_replies import error_event, responses_reply
 
 KEY: Final = "sk-mock-cloud-key"
 BODY_BYTES_MAX: Final = 64 << 20
-START_S_MAX: Final = 10.0
+START_S_MAX: Final = 60.0
 FLUSH_S: Final = 0.1
 PATHS: Final[dict[str, Dialect]] = {
     "/v1/chat/completions": "chat",

@@ -14,7 +14,7 @@ from hearth.shared.processes import PID_FILE, read_pid_file
 from hearth.shared.settings_from_env import PROJECT_DIR, example_lines
 from tests.helpers.servers.server import READY_S_MAX, free_port
 
-END_S_MAX = 20.0
+END_S_MAX = 60.0
 
 
 class WorkerCommand:

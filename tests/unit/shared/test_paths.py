@@ -93,3 +93,19 @@ def test_an_env_file_of_before_keeps_its_meaning() -> None:
     assert load_settings({"LOG_ROOT": "logs"}, None).log_root == PROJECT_DIR / "logs"
     assert load_settings({"LOG_ROOT": ""}, None).log_root == paths.DEFAULT_LOG_ROOT
     assert load_settings({}, None).log_root == paths.DEFAULT_LOG_ROOT
+
+
+@pytest.mark.parametrize(
+    ("home", "text", "shown"),
+    [
+        ("/home/ann", "in /home/ann/x, file:///home/ann and /home/ann.", "in ~/x, file://~ and ~."),
+        ("/home/ann", "/home/anna/x, /data/home/ann-2", "/home/anna/x, /data/home/ann-2"),
+        ("/home/Jörg Ñ", "cannot read /home/Jörg Ñ/x", "cannot read ~/x"),
+        ("/", "no /etc/x", "no /etc/x"),
+    ],
+)
+def test_home_is_shown_as_a_tilde_and_no_other_place_is(
+    home: str, text: str, shown: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", home)
+    assert paths.without_home(text) == shown

@@ -3,6 +3,7 @@
 import asyncio
 import socket
 import stat
+import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -157,8 +158,27 @@ def test_the_socket_and_its_directory_are_for_this_user_only(tmp_path: Path) -> 
     assert not (directory / "w.sock").exists()
 
 
-def test_a_path_too_long_for_a_socket_says_so(tmp_path: Path) -> None:
-    with pytest.raises(StartError, match="Set RUN_DIR to a shorter directory"):
+@pytest.fixture
+def links(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="hearth-") as name:
+        monkeypatch.setattr(zmq_transport, "SHORT_LINKS_DIR", Path(name) / "links")
+        yield Path(name) / "links"
+
+
+def test_a_path_too_long_for_a_socket_is_reached_by_a_link(links: Path, tmp_path: Path) -> None:
+    directory = private_directory(tmp_path / ("ü" * 60) / "run" / "4000")
+    endpoint = ipc_endpoint(directory / "w.sock")
+    assert ipc_endpoint(directory / "w.sock") == endpoint
+    assert stat.S_IMODE(links.stat().st_mode) == 0o700
+    port = RouterPort(endpoint)
+    assert stat.S_ISSOCK((directory / "w.sock").stat().st_mode)
+    port.close()
+    assert not (directory / "w.sock").exists()
+
+
+def test_a_link_is_made_in_no_place_of_others(links: Path, tmp_path: Path) -> None:
+    links.touch()
+    with pytest.raises(StartError, match="set RUN_DIR"):
         ipc_endpoint(tmp_path / ("x" * 120))
 
 

@@ -3,6 +3,7 @@
 import logging
 import secrets
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
@@ -76,6 +77,7 @@ class TransportLeaderLink:
         self.hosts = [host.name for host in terms.hosts]
         self.size = len(self.hosts)
         self.on_event: OnEvent = lambda rank, name, arguments: None
+        self.how_ended: Callable[[int], str] = lambda rank: ""  # waits; of a process started here
         self.rooms: dict[int, RankRoom] = {}
         self.failure = ""
         self._terms, self._context, self._end = terms, context, end
@@ -88,6 +90,7 @@ class TransportLeaderLink:
         self._comparison = WitnessComparison(range(1, self.size))
         self._watch = RankWatch(self.hosts, terms.stall_s, awake_s())
         self._ranks: dict[bytes, int] = {}  # by the name that a connection has; link's thread
+        self._lost: deque[tuple[int, str]] = deque()  # ranks that are gone, and why; any thread
         self._peers: dict[int, bytes] = {}  # of the operations' connections; inference thread
         self._are_all_in = threading.Event()
         self._is_closed = threading.Event()
@@ -145,7 +148,8 @@ class TransportLeaderLink:
             try:
                 self._operations.send(peer, frame)
             except RankGone as error:
-                self.lose(rank, str(error))
+                self.lose(rank, self.how_ended(rank) or str(error))
+                self.wait_for_failure()
         self._check_failure()
 
     def _check_failure(self) -> None:
@@ -168,8 +172,8 @@ class TransportLeaderLink:
     # ------------------------------------------------------------ any thread
 
     def lose(self, rank: int, why: str) -> None:
-        """End the process because `rank` is gone."""
-        self._fail(f"{self._watch.name(rank)} is gone: {why}")
+        """End the process because `rank` is gone, unless what it still said tells why."""
+        self._lost.append((rank, why))
 
     def _fail(self, why: str, code: int = EXIT_RANK_LOST) -> None:
         with self._failing:
@@ -194,6 +198,9 @@ class TransportLeaderLink:
             came = self._status.receive(TICK_S)
             if came is not None:
                 self._take(*came)
+            elif self._lost:
+                rank, why = self._lost[0]
+                self._fail(f"{self._watch.name(rank)} is gone: {why}")
             now_s = awake_s()
             if now_s - ticked_at >= TICK_S:
                 self._tick(now_s, now_s - ticked_at)
@@ -212,7 +219,7 @@ class TransportLeaderLink:
             self._status.send(peer, b"")
         except RankGone as error:
             if self._are_all_in.is_set():
-                self.lose(rank, str(error))
+                self.lose(rank, self.how_ended(rank) or str(error))
             else:
                 log.warning("%s left before all were there", self._watch.name(rank))
                 del self._ranks[peer]

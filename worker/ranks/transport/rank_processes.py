@@ -3,6 +3,7 @@
 A follower ends itself when its standard input reaches its end, which it does however rank 0 dies.
 """
 
+import contextlib
 import functools
 import os
 import signal
@@ -13,11 +14,15 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 MPI_RANK_VARIABLE: Final = "OMPI_COMM_WORLD_RANK"  # of each process that Open MPI started
+STATUS_WAIT_S: Final = 2.0  # for the status of a process whose connection ended
 FOLLOWER: Final = (sys.executable, "-m", "hearth.worker.ranks.follower_main")
 
 
 class RankProcesses:
-    """Holds the processes of local followers. Owner: the inference thread; any may call `kill`."""
+    """Holds the processes of local followers. Owner: the inference thread.
+
+    Any thread may call `kill` and `how_ended`.
+    """
 
     def __init__(self) -> None:
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
@@ -48,6 +53,15 @@ class RankProcesses:
     @property
     def pids(self) -> dict[int, int]:
         return {rank: process.pid for rank, process in self._processes.items()}
+
+    def how_ended(self, rank: int) -> str:
+        """Return how the process of `rank`, whose connection ended, ended; "" = it is not known.
+
+        The system closes the connections of a process some time before it tells its status.
+        """
+        with contextlib.suppress(KeyError, subprocess.TimeoutExpired):
+            return how_ended(self._processes[rank].wait(STATUS_WAIT_S))
+        return ""
 
     def kill(self) -> None:
         """End them now; one that was stopped would not see that its standard input ends."""

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from hearth.commands.bench.checked_json import shown_text
+from hearth.shared.paths import without_home
 
 CHARS_MAX: Final = 300
 _READ_CHARS_MAX: Final = 10_000
@@ -21,7 +22,10 @@ _ADDRESS: Final = re.compile(
     r"\b(?!127\.0\.0\.1\b|0\.0\.0\.0\b)(?:\d{1,3}\.){3}\d{1,3}\b"
     r"|\b[0-9a-fA-F]{1,4}(?:::?[0-9a-fA-F]{1,4}){3,7}\b"
 )
-_ANYBODYS: Final = {"localhost", "mac", "macbook", "imac", "linux", "ubuntu", "debian", "fedora"}
+_ANYBODYS: Final = {
+    *("localhost", "mac", "macbook", "imac", "linux", "ubuntu", "debian", "fedora"),
+    *("home", "root", "tmp", "user", "users", "data", "dir", "model", "environments"),
+}
 _NAME_CHARS_MIN: Final = 3  # a shorter name is part of ordinary words
 
 
@@ -35,11 +39,10 @@ def error_text(error: BaseException | str, places: Mapping[Path, str]) -> str:
     for place, name in places.items():
         for path in {str(place), str(place.resolve())}:
             text = text.replace(path, name)
-    text = text.replace(str(Path.home()), "~").replace("file://", "")
-    text = _URL_HOST.sub(r"\1://{host}", text)
+    text = _URL_HOST.sub(r"\1://{host}", without_home(text).replace("file://", ""))
     text = _ADDRESS.sub("{host}", _PATH.sub(r"\1", text))
     node = platform.node()
-    names = [(node, "{host}"), (node.partition(".")[0], "{host}"), (_user(), "{user}")]
+    names = [(node, "{host}"), (node.partition(".")[0], "{host}"), (user_name(), "{user}")]
     for name, stands in (*names, (Path.home().name, "{user}")):
         if len(name) >= _NAME_CHARS_MIN and name.lower() not in _ANYBODYS:
             text = re.sub(rf"\b{re.escape(name)}\b", stands, text, flags=re.IGNORECASE)
@@ -47,7 +50,8 @@ def error_text(error: BaseException | str, places: Mapping[Path, str]) -> str:
     return text if len(text) <= CHARS_MAX else "... " + text[4 - CHARS_MAX :]
 
 
-def _user() -> str:
+def user_name() -> str:
+    """Return who runs this; "" for a user without a name."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):  # a user without a name, as in a container

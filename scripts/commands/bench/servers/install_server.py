@@ -118,6 +118,7 @@ def _step(server: Server, command: list[str]) -> None:
             command,
             capture_output=True,
             text=True,
+            errors="replace",
             timeout=INSTALL_WAIT_S_MAX,
             check=False,
             env=installer_environment(os.environ),

@@ -11,6 +11,7 @@ from hearth.commands.bench.results import HEARTH
 from hearth.commands.bench.server import Memory, Server
 from hearth.commands.bench.servers.meter_file import METER_DIR
 from hearth.shared.openblas_preload import openblas_environment
+from hearth.shared.paths import without_home
 from hearth.shared.settings import Settings
 from hearth.shared.settings_from_env import variables_in
 
@@ -96,6 +97,6 @@ def defaults_against(env_file: Path | None) -> dict[str, str]:
 
 def without_paths(text: str, model: Path, home: Path) -> str:
     """Return `text` without the places of this user's files."""
-    for path, name in ((model, "{model}"), (home, "{dir}"), (Path.home(), "~")):
+    for path, name in ((model, "{model}"), (home, "{dir}")):
         text = text.replace(str(path), name)
-    return text
+    return without_home(text)

@@ -3,21 +3,21 @@
 What it tells is what the client and the server say; what was really read, the meter says.
 """
 
-import getpass
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from http import HTTPStatus
-from pathlib import Path
 from typing import Any, Final
 
 import aiohttp
 
+from hearth.commands.bench.rounds.error_texts import user_name
 from hearth.commands.bench.workload import Visit
 from hearth.commands.replay.ideal_cache import ideal_cached, percentile
 from hearth.commands.replay.player import Row, replay_together
 from hearth.commands.replay.traces import Captured
 from hearth.commands.stream_client import Outcome
+from hearth.shared.paths import without_home
 
 ERRORS_MAX: Final = 3  # told of one workload
 ERROR_CHARS_MAX: Final = 200
@@ -128,15 +128,7 @@ def errors_of(rows: Sequence[Row]) -> tuple[str, ...]:
 
 def shareable(error: str) -> str:
     """Return an error in one line, without what belongs to this machine."""
-    line = " ".join(error.split()).replace(str(Path.home()), "~")
-    line = _PATH.sub("PATH", line)
-    if user := _user():
+    line = _PATH.sub("PATH", without_home(" ".join(error.split())))
+    if user := user_name():
         line = re.sub(rf"\b{re.escape(user)}\b", "USER", line)
     return line[:ERROR_CHARS_MAX]
-
-
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):  # no such user, as in some containers
-        return ""

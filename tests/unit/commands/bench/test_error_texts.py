@@ -12,6 +12,14 @@ from hearth.commands.bench.rounds.error_texts import CHARS_MAX, error_text
 PLACES = {Path("/data/models/Qwen-7B"): "{model}", Path("/tmp/run-1"): "{dir}"}
 
 
+@pytest.fixture(autouse=True)
+def anybody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have no word of these errors be the name of whoever runs the tests, or of the machine."""
+    monkeypatch.setattr(platform, "node", lambda: "anns-macbook.local")
+    monkeypatch.setattr(getpass, "getuser", lambda: "ann")
+    monkeypatch.setattr(Path, "home", lambda: Path("/Users/ann"))
+
+
 @pytest.mark.parametrize(
     ("text", "shared"),
     [

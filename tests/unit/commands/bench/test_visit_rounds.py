@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import getpass
+import platform
 from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,6 +20,14 @@ from hearth.commands.bench.servers.started_server import ServerStartError
 from hearth.commands.bench.workload import SCALES, Measured, Start, Visit, Workload
 
 MODEL_DIR = Path("/home/somebody/models/tiny")
+
+
+@pytest.fixture(autouse=True)
+def anybody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have no word of these errors be the name of whoever runs the tests, or of the machine."""
+    monkeypatch.setattr(platform, "node", lambda: "anns-macbook.local")
+    monkeypatch.setattr(getpass, "getuser", lambda: "ann")
+    monkeypatch.setattr(Path, "home", lambda: Path("/Users/ann"))
 
 
 def model(label: str = "tiny", kind: str = "dense") -> BenchModel:

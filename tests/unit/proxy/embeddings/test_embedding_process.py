@@ -25,7 +25,7 @@ from hearth.shared.errors import Overloaded, RequestError
 
 pytestmark = pytest.mark.process
 SCRIPTED: Final = (sys.executable, "-m", "tests.helpers.worker_processes.scripted_embedder")
-WAIT_S_MAX: Final = 20.0
+WAIT_S_MAX: Final = 60.0
 
 
 class Notes:

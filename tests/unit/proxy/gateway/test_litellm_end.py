@@ -22,7 +22,7 @@ from hearth.proxy.gateway.litellm_thread import LiteLLMThread, LiteLLMUnavailabl
 from hearth.shared.settings_from_env import load_settings
 
 pytestmark = pytest.mark.process  # each loop has sockets
-WAIT_S_MAX = 5.0
+WAIT_S_MAX = 60.0
 ENTRY = {"model_name": "cloud", "litellm_params": {"model": "openai/x"}}
 STOPS = "The server is shutting down."
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from hearth.commands.agents import launch
-from hearth.commands.agents.agent_setup import Endpoint, Surroundings
+from hearth.commands.agents.agent_setup import Endpoint, Launch, Surroundings
 from hearth.commands.agents.agent_setups import AGENTS
 from hearth.commands.server.find_or_start import RunningServer
 
@@ -233,3 +233,16 @@ def test_a_signal_ends_the_agent_and_then_the_command(tmp_path: Path, number: in
         process.kill()
     assert process.returncode == 128 + signal.SIGTERM
     assert out == "the server is left\n"
+
+
+def test_a_signal_while_the_agent_is_being_started_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    start = subprocess.Popen
+
+    def interrupted(*command: Any, **given: Any) -> "subprocess.Popen[bytes]":
+        process = start(*command, **given)
+        os.kill(os.getpid(), signal.SIGTERM)
+        return process
+
+    monkeypatch.setattr(launch.subprocess, "Popen", interrupted)
+    status = launch.run_agent("sleep", Launch(), ["60"], ENDPOINT.base_url)
+    assert status == 128 + signal.SIGTERM

@@ -18,7 +18,7 @@ from tests.helpers.services.service_desk import Desk
 
 pytestmark = pytest.mark.process
 
-WAIT_S_MAX = 20.0
+WAIT_S_MAX = 60.0
 
 
 def test_a_whole_life_leaves_nothing(desk: Desk, capsys: pytest.CaptureFixture[str]) -> None:

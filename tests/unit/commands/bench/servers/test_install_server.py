@@ -37,7 +37,7 @@ def test_what_packages_run_while_they_are_built_sees_no_key(
     monkeypatch.setenv("HF_TOKEN", "secret")
     monkeypatch.setenv("https_proxy", "http://proxy")
     monkeypatch.setenv("UV_INDEX_URL", "http://mirror")
-    uv.write_text("#!/bin/sh\nenv >&2; exit 3\n")
+    uv.write_text('#!/bin/sh\necho "$https_proxy $OPENAI_API_KEY $HF_TOKEN" >&2; exit 3\n')
     with pytest.raises(InstallError) as caught:
         install(SOME)
     assert "secret" not in str(caught.value)

@@ -27,7 +27,7 @@ from hearth.worker.ranks.transport.rank_hosts import RankHost
 
 pytestmark = pytest.mark.process
 
-WAIT_S_MAX = 5.0
+WAIT_S_MAX = 60.0
 
 
 class Ranks:
@@ -298,3 +298,25 @@ def test_a_rank_that_nobody_waits_for_is_refused_and_the_others_go_on(ranks: Ran
     ranks.leader.tell("go on")
     threads[0].join()
     assert 0 not in ranks.ends
+
+
+def test_the_status_of_a_process_tells_why_its_connection_ended(ranks: Ranks) -> None:
+    ranks.leader.how_ended = {2: "it ended by SIGKILL"}.__getitem__
+    ranks.followers[2].close()
+    assert ranks.end_of(0)[1] == "rank 2 of 3 (127.0.0.1) is gone: it ended by SIGKILL"
+
+
+def test_what_a_rank_said_before_it_ended_tells_why(
+    ranks: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(follower_link, "LEAVE_WAIT_S", 0.0)
+    is_told = threading.Event()
+    ranks.leader.on_event = lambda *_: is_told.wait(WAIT_S_MAX) and None  # rank 0 is slow
+    ranks.followers[1].send_event("busy")
+    ranks.followers[1].fail(StartError("The model needs 9 GB and has 8."))
+    ranks.leader.lose(1, "it ended with code 78")
+    is_told.set()
+    assert ranks.end_of(0) == (
+        EXIT_CANNOT_START,
+        "rank 1 of 3 (127.0.0.1): The model needs 9 GB and has 8.",
+    )
