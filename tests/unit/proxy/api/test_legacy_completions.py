@@ -76,7 +76,7 @@ def test_a_prompt_that_is_none_is_refused(prompt: Any) -> None:
         ("logprobs", True),
         ("n", 9),
         ("echo", "yes"),
-        ("max_tokens", 0),
+        ("max_tokens", -3),
         ("temperature", 3),
     ],
 )
