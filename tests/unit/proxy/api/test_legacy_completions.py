@@ -92,6 +92,14 @@ def test_what_says_nothing_is_accepted() -> None:
     assert refused(prompt=["a"] * 30, n=2).param == "n"
 
 
+@pytest.mark.parametrize("name", ["max_tokens", "n_predict"])
+def test_one_that_wants_no_tokens_only_has_its_prompt_read(name: str) -> None:
+    request = legacy_completions.parse(body(**{name: 0}))
+    assert (request.prefill_only, request.sampling.max_tokens) == (True, None)
+    (choice,) = whole([end("prefilled")], **{name: 0}, echo=True)["choices"]
+    assert (choice["text"], choice["finish_reason"]) == ("Once", "length")
+
+
 def test_an_echo_needs_text_and_no_logprobs() -> None:
     assert refused(prompt=[1, 2], echo=True).param == "echo"
     assert refused(echo=True, logprobs=0).param == "echo"
