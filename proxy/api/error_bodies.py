@@ -1,5 +1,6 @@
 """Turns a RequestError into the body and headers that each API answers with."""
 
+import re
 from typing import Any, Final
 
 from hearth.proxy.api import server_sent_events as sse
@@ -11,6 +12,11 @@ TOO_LONG: Final = "context_length_exceeded"
 # llama.cpp's words, by which a LiteLLM in front of several servers knows such a prompt, and agents
 # behind one, which are told no code then.
 TOO_LONG_WORDS: Final = "exceeds the available context size"
+_IMAGE_CODES: Final = ("image", "too_many_images")  # what the codes of images begin with
+_IS_IMAGE: Final = re.compile(r"\S+ is (?:an |of type '?\w*)image")  # one that nobody here takes
+_IMAGE_PLACE: Final = re.compile(
+    r"messages\[(\d+)]\.content\[(\d+)](?:\.content\[(?P<inner>\d+)])?"
+)
 _OPENAI_TYPES: Final = {
     401: "authentication_error",
     403: "permission_error",
@@ -56,10 +62,24 @@ def anthropic_error(error: RequestError) -> dict[str, Any]:
     text = _text(error)
     if error.code == TOO_LONG:
         text = f"prompt is too long: {text}"  # the words that Claude Code compacts on
+    elif error.code.startswith(_IMAGE_CODES) or _IS_IMAGE.match(text):
+        text = f"{_image_place(text)}Could not process image: {text}"
     fields: dict[str, Any] = {"type": _ANTHROPIC_TYPES.get(error.status, kind), "message": text}
     if error.code == THREAD_UNSUPPORTED:
         fields["details"] = {"error_code": error.code}
     return fields
+
+
+def _image_place(text: str) -> str:
+    """Return where an image stands, as Anthropic says it; "" where `text` does not begin with it.
+
+    Claude Code leaves out the image at such a place and goes on; without a place, the latest ones.
+    """
+    found = _IMAGE_PLACE.match(text)
+    if found is None:
+        return ""
+    inner = f".tool_result.content.{found['inner']}" if found["inner"] else ""
+    return f"messages.{found[1]}.content.{found[2]}{inner}.image: "
 
 
 def error_body(error: RequestError, dialect: Dialect, request_id: str) -> dict[str, Any]:

@@ -37,19 +37,20 @@ def parse(body: dict[str, Any]) -> ParsedRequest:
     top_logprobs = fields.integer(body, "logprobs", 0, LOGPROBS_MAX)
     _refuse_unsupported(body, prompts[0], count, top_logprobs)
     stream_options = fields.optional_record(body, "stream_options")
-    limit = sampling_params.read_max_tokens(body, "max_tokens", "n_predict")
+    limit = sampling_params.read_max_tokens(body, "max_tokens", "n_predict", low=0)
     return ParsedRequest(
         dialect="completions",
         model=str(body.get("model") or ""),
         prompt=prompts[0],
         sampling=sampling_params.read_sampling(
-            body, max_tokens=limit, stop="stop", top_logprobs=top_logprobs
+            body, max_tokens=limit or None, stop="stop", top_logprobs=top_logprobs
         ),
         stream=fields.boolean(body, "stream"),
         body=body,
         include_usage=fields.boolean(stream_options, "include_usage"),
         choices=count,
         more_prompts=tuple(prompts[1:]),
+        prefill_only=limit == 0,
     )
 
 
@@ -114,6 +115,7 @@ class _TextWriter:
         self, text: str, rows: list[TokenLogprob] | None = None, reason: str | None = None
     ) -> dict[str, Any]:
         text, self.prefix = self.prefix + text, ""
+        reason = "length" if reason == "prefilled" else reason  # none was asked for
         logprobs = self._logprobs(rows) if self.wants_logprobs and rows else None
         return {"index": self.index, "text": text, "logprobs": logprobs, "finish_reason": reason}
 

@@ -3,11 +3,12 @@
 import asyncio
 import contextlib
 import functools
+import re
 import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeVar
-from urllib.parse import parse_qsl
+from urllib.parse import parse_qsl, unquote
 
 import orjson
 
@@ -29,6 +30,7 @@ BODY_WAIT_S_MAX: Final = 120.0
 DRAIN_BYTES_MAX: Final = 4 * BODY_BYTES_MAX  # read past the limit so that the 413 can be read
 DRAIN_WAIT_S_MAX: Final = 10.0
 EVENT_STREAM: Final = b"text/event-stream; charset=utf-8"
+_SLASHES: Final = re.compile("/+")
 _STREAMED: Final = [
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
@@ -80,7 +82,7 @@ class HttpExchange:
         self.scope = scope
         self.request_id = uuid.uuid4().hex
         self.method: str = scope["method"]
-        self.path: str = scope["path"]
+        self.path = _route(scope)
         self.raw_headers: RawHeaders = list(scope["headers"])
         self.headers = {k.decode("latin-1"): v.decode("latin-1") for k, v in self.raw_headers}
         self.query = dict(parse_qsl(scope.get("query_string", b"").decode("latin-1")))
@@ -341,6 +343,17 @@ class HttpExchange:
         if self._connection is not None and self._connection.takes_parts and self.method != "HEAD":
             return self._connection.send_part
         return functools.partial(self.body, more=True)
+
+
+def _route(scope: Scope) -> str:
+    """Return the path as routes have it, which all that looks at a path looks at.
+
+    Of slashes in a row one counts, and at the end none; one that is written %2F is a name's own.
+    """
+    raw = scope.get("raw_path")
+    path = _SLASHES.sub("/", scope["path"] if raw is None else raw.decode("latin-1"))
+    path = path.rstrip("/") or "/"
+    return path if raw is None else unquote(path)
 
 
 async def _ended(task: asyncio.Future[Any]) -> None:

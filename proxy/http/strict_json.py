@@ -1,5 +1,6 @@
 """Parses clients' JSON once, and refuses what something behind it could not carry."""
 
+import codecs
 import functools
 import json
 import re
@@ -34,6 +35,7 @@ def parse_object(body: bytes) -> dict[str, Any]:
         RequestError: not JSON (the text says where), not an object, NaN or Infinity, an integer
             beyond 64 bits, deeper than DEPTH_MAX, more than VALUES_MAX.
     """
+    body = body.removeprefix(codecs.BOM_UTF8)  # which .NET and PowerShell write
     _check_count(body)  # first: to read 30 million values takes seconds and gigabytes
     try:
         value = orjson.loads(body)

@@ -44,16 +44,16 @@ def read_sampling(
     )
 
 
-def read_max_tokens(body: Body, *names: str) -> int | None:
+def read_max_tokens(body: Body, *names: str, low: int = 1) -> int | None:
     """Return the completion limit: the first of `names` that has one; all are checked."""
-    limits = [_limit(body, name) for name in names]
+    limits = [_limit(body, name, low) for name in names]
     return next((limit for limit in limits if limit is not None), None)
 
 
-def _limit(body: Body, name: str) -> int | None:
+def _limit(body: Body, name: str, low: int) -> int | None:
     if body.get(name) in UNLIMITED:
         return None
-    value = fields.integer(body, name, 1, INTEGER_MAX)
+    value = fields.integer(body, name, low, INTEGER_MAX)
     return None if value is None else min(value, TOKENS_MAX)
 
 

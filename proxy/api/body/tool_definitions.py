@@ -244,7 +244,7 @@ def free_text(arguments: str) -> str:
 
     A model that names the one argument otherwise means the same.
     """
-    given = whole_pairs(arguments)
+    given = whole_object(arguments) or {}
     if FREE_TEXT not in given and len(given) == 1:
         given = {FREE_TEXT: next(iter(given.values()))}
     found = given.get(FREE_TEXT)

@@ -12,6 +12,7 @@ from hearth.proxy.api.body.message_content import image, texts_only
 from hearth.proxy.api.messages.messages_tools import MessagesTools
 from hearth.proxy.request.content_pieces import ContentPart, join, join_text
 from hearth.proxy.request.volatile_fields import without_telemetry
+from hearth.shared.errors import RequestError
 
 ROLES: Final = ("system", "user", "assistant")
 _READABLE: Final = ("text", "content", "base64")  # sources of a document
@@ -240,7 +241,14 @@ def _is_lost(kind: str, block: dict[str, Any]) -> bool:
 
 
 def _image(block: dict[str, Any], param: str) -> ContentPart:
-    where = f"{param}.source"
+    try:
+        return _shown_image(block, f"{param}.source")
+    except RequestError as error:
+        text = f"{param} is an image that cannot be read: {error}"
+        raise RequestError(text, code=error.code, param=error.param) from None
+
+
+def _shown_image(block: dict[str, Any], where: str) -> ContentPart:
     source = fields.record(block.get("source"), where)
     kind = source.get("type")
     if kind == "base64":

@@ -1,5 +1,6 @@
 """Turns our events into Anthropic's message, whole or as a stream."""
 
+import re
 import time
 from collections.abc import AsyncGenerator
 from typing import Any, Final
@@ -13,6 +14,7 @@ from hearth.shared.errors import RequestError
 from hearth.shared.wire_messages import Delta, Finished, Usage
 
 _STOP_REASONS: Final = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
+_BEGINNING: Final = re.compile(r'\s*(?:(?P<object>\{\s*["}])|\{\s*[^\s"}]|[^\s{])')  # of an input
 _HIDDEN: Final = "omitted"  # the thinking.display under which only its signature is sent
 
 
@@ -80,14 +82,17 @@ def _shell(admitted: AdmittedRequest, is_marked: bool) -> dict[str, Any]:
 class _BlockWriter:
     """The content blocks of one answer: each is opened, grown, closed, and then never changed.
 
-    A tool's input is complete in its block's end only; of one that was cut off, the stream gives
-    what the model wrote, and the whole message its complete pairs.
+    A tool's input is complete in its block's end only. What the stream gives of it is an object,
+    which clients' SDKs raise without, and begins as one: a text that is none is told as `{}`. An
+    object that was cut off stays cut, and the whole message has its complete pairs: closed by us,
+    a client would take half a command for a whole one and run it.
     """
 
     def __init__(self, admitted: AdmittedRequest) -> None:
         self.content: list[dict[str, Any]] = []
         self._pieces: list[str] = []  # of the open block
         self._channel = ""  # of the open block; "" where none is open
+        self._is_object: bool | None = None  # the open call's input; None where it has not begun
         self._signature = admitted.answer.signature
         thinking = admitted.request.body.get("thinking")
         display = thinking.get("display") if type(thinking) is dict else None
@@ -101,9 +106,18 @@ class _BlockWriter:
                 return []  # nothing to open a block for
             frames = [*self.close(), self._open(row)]
         self._pieces.append(row.text)
-        if row.text and not (self._channel == "reasoning" and self._hides_thinking):
-            frames.append(self._delta(row.text))
+        text = self._of_object(row.text) if self._channel == "tool_call" else row.text
+        if text and not (self._channel == "reasoning" and self._hides_thinking):
+            frames.append(self._delta(text))
         return frames
+
+    def _of_object(self, text: str) -> str:
+        """Return what can be told of a call's input, whose last piece is `text`."""
+        if self._is_object is None:
+            text = "".join(self._pieces)
+            if found := _BEGINNING.match(text):
+                self._is_object = bool(found["object"])
+        return text if self._is_object else ""
 
     def ensure(self) -> list[bytes]:
         """Return the events of an empty text where the answer held nothing at all."""
@@ -116,7 +130,9 @@ class _BlockWriter:
         index, block, text = len(self.content) - 1, self.content[-1], "".join(self._pieces)
         frames = []
         if self._channel == "tool_call":
-            block["input"] = tools.whole_pairs(text)
+            block["input"] = tools.whole_pairs(text) if self._is_object else {}
+            if not self._is_object:
+                frames.append(self._delta("{}"))
         elif self._channel == "reasoning":
             block["thinking"] = "" if self._hides_thinking else text
             block["signature"] = self._signature
@@ -129,7 +145,7 @@ class _BlockWriter:
         return [*frames, sse.event("content_block_stop", {"index": index})]
 
     def _open(self, row: Delta) -> bytes:
-        self._channel, self._pieces = row.channel, []
+        self._channel, self._pieces, self._is_object = row.channel, [], None
         block: dict[str, Any]
         if row.channel == "tool_call":
             assert row.call is not None, "the worker begins each call with its name"

@@ -96,17 +96,18 @@ class _AnswerReader:
         ended.logprobs = delta.logprobs
         return ended
 
-    def rest(self) -> _Said:
-        """Return the call that was being written; one that was cut off can't be made, so it is
-        left out.
+    def rest(self, *, is_cut: bool = False) -> _Said:
+        """Return the call that was being written, `{}` for a text that is no object.
+
+        `is_cut`: the answer was cut off; such a call can't be made, so it is left out.
         """
         call, text = self._call, "".join(self._arguments)
         self._arguments = []
-        arguments = None if call is None else tools.whole_object(text or "{}")
-        if call is None or arguments is None:
+        arguments = tools.whole_object(text or "{}")
+        if call is None or (arguments is None and is_cut):
             return _Said()
         index, self._count = self._count, self._count + 1
-        function = {"index": index, "name": call.name, "arguments": arguments}
+        function = {"index": index, "name": call.name, "arguments": arguments or {}}
         return _Said(calls=[{"id": call.id, "function": function}])
 
 
@@ -153,7 +154,7 @@ async def whole(admitted: AdmittedRequest) -> dict[str, Any]:
                 parts.append(reader.said(row))
     finally:
         answer.close()
-    parts.append(reader.rest())
+    parts.append(reader.rest(is_cut=row.reason == "length"))
     said = _Said(
         "".join(part.content for part in parts),
         "".join(part.thinking for part in parts),
@@ -184,7 +185,7 @@ async def events(admitted: AdmittedRequest) -> AsyncGenerator[bytes, None]:
             if said or row is None or time.monotonic() - sent_at >= sse.PING_S:
                 sent_at = time.monotonic()
                 yield part(said)
-        if said := reader.rest():
+        if said := reader.rest(is_cut=row.reason == "length"):
             yield part(said)
         yield line(_row(dialect, name, _Said()) | _end(admitted, row, "".join(contents)))
     except RequestError as error:

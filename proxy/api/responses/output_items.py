@@ -26,15 +26,11 @@ class OutputItem(Protocol):
 
     def grown(self, text: str) -> list[OutputEvent]: ...
 
-    def closed(self) -> list[OutputEvent] | None:
+    def closed(self, status: str) -> list[OutputEvent]:
         """Return the events before the item's end, and make `row` what it is in the end.
 
-        None where it was cut off and must not be sent as ended: clients act upon an ended call.
+        `status` is "completed", or "incomplete" where the answer broke off amid it.
         """
-        ...
-
-    def cut(self) -> None:
-        """Make `row` what there is of it."""
         ...
 
 
@@ -95,17 +91,11 @@ class TextItem:
         fields = {self._kind.index: 0, "delta": text, **self._kind.extra}
         return [(f"{self._kind.text_event}.delta", fields)]
 
-    def closed(self) -> list[OutputEvent]:
+    def closed(self, status: str) -> list[OutputEvent]:
         text = "".join(self._texts)
-        self._fill("completed", text)
+        self.row |= {self._kind.holder: [self._part(text)], "status": status}
         fields = {self._kind.index: 0, "text": text, **self._kind.extra}
         return [(f"{self._kind.text_event}.done", fields), self._part_event("done", text)]
-
-    def cut(self) -> None:
-        self._fill("incomplete", "".join(self._texts))
-
-    def _fill(self, status: str, text: str) -> None:
-        self.row |= {self._kind.holder: [self._part(text)], "status": status}
 
     def _part(self, text: str) -> dict[str, Any]:
         return {**self._kind.part, "text": text}
@@ -133,7 +123,12 @@ def reasoning(item_id: str, signature: str, *, as_summary: bool) -> TextItem:
 
 
 class FunctionCallItem:
-    """A call of a function, or of the client's search for tools."""
+    """A call of a function, or of the client's search for tools.
+
+    It is told as ended even where its arguments are no object, as clients wait for its end and run
+    it whatever its status: a function's arguments are then the text as it is, in which a client
+    finds what is wrong, and of others nothing is given, so that none runs half a call.
+    """
 
     def __init__(self, row: dict[str, Any]) -> None:
         self.row = row
@@ -146,18 +141,11 @@ class FunctionCallItem:
         self._pieces.append(text)
         return self._events("delta", {"delta": text}) if text else []
 
-    def closed(self) -> list[OutputEvent] | None:
+    def closed(self, status: str) -> list[OutputEvent]:
         text = "".join(self._pieces)
         given = tools.whole_object(text)
-        if given is None:
-            self.cut()
-            return None
-        self._fill("completed", text, given)
+        self._fill("incomplete" if given is None else status, text, given or {})
         return self._events("done", {"arguments": text, "name": self.row.get("name")})
-
-    def cut(self) -> None:
-        text = "".join(self._pieces)
-        self._fill("incomplete", text, tools.whole_pairs(text))
 
     def _events(self, end: str, fields: dict[str, Any]) -> list[OutputEvent]:
         if self.row["type"] != "function_call":

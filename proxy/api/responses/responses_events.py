@@ -140,13 +140,7 @@ class _ResponseWriter:
         return self._response
 
     def break_off(self, error: RequestError) -> tuple[dict[str, Any], bytes]:
-        """Close the response with `error`; what there was of the open item stays in it.
-
-        Return it, and the event that tells so.
-        """
-        if self._item is not None:
-            self._item.cut()
-            self._item = None
+        """Close the response with `error`. Return it, and the event that tells so."""
         self._sequence += 1
         return broken_off(self._response | {"output": self._output}, error, self._sequence)
 
@@ -181,12 +175,12 @@ class _ResponseWriter:
         added = self.event("response.output_item.added", output_index=index, item=self._item.row)
         return [added, *self._events(self._item.opened())]
 
-    def close_item(self) -> list[bytes]:
-        """Return the events that end the open item; none where none is open, or it is cut off."""
+    def close_item(self, status: str = "completed") -> list[bytes]:
+        """Return the events that end the open item; none where none is open."""
         item, self._item = self._item, None
-        if item is None or (ending := item.closed()) is None:
+        if item is None:
             return []
-        frames = self._events(ending)
+        frames = self._events(item.closed(status))
         index = len(self._output) - 1
         frames.append(self.event("response.output_item.done", output_index=index, item=item.row))
         return frames
@@ -243,6 +237,8 @@ async def events(admitted: AdmittedRequest) -> AsyncGenerator[bytes, None]:
         admitted.note_end(response)  # first: who has read the end may ask for it
         yield writer.state(f"response.{response['status']}")
     except RequestError as error:
+        for frame in writer.close_item("incomplete"):
+            yield frame
         response, frame = writer.break_off(error)
         admitted.note_end(response)
         yield frame

@@ -77,6 +77,7 @@ def sent(app: ProxyApp, host: str, method: str, path: str, *headers: tuple[bytes
 
 
 def is_keyless(path: str, accept: bytes, method: str = "GET") -> bool:
+    path = re.sub("/+", "/", path).rstrip("/") or "/"  # as it is routed
     is_page = path == "/" and b"text/html" in accept and method in ("GET", "HEAD")
     is_chat = path in ("/chat/sign-in", "/chat/chat.js") or path.startswith("/chat/api/")
     is_dashboard = path == "/dashboard" or path.startswith("/dashboard/")

@@ -72,6 +72,10 @@ def test_errors_keep_their_code_and_say_when_to_come_back() -> None:
     assert openai_error(long)["code"] == "context_length_exceeded"
     assert openai_error(long)["type"] == "invalid_request_error"
     assert anthropic_error(long)["message"].startswith("prompt is too long")
+    place = "messages[3].content[1].content[0].source"
+    image = anthropic_error(RequestError(f"{place}: It is half.", code="image_broken"))["message"]
+    named = "messages.3.content.1.tool_result.content.0.image"
+    assert image == f"{named}: Could not process image: {place}: It is half."
     assert anthropic_error(Overloaded("busy"))["type"] == "overloaded_error"
     assert anthropic_error(WorkerLost("gone"))["type"] == "api_error"
     assert anthropic_error(RequestError("big", status=413))["type"] == "request_too_large"

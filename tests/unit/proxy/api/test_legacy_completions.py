@@ -76,7 +76,7 @@ def test_a_prompt_that_is_none_is_refused(prompt: Any) -> None:
         ("logprobs", True),
         ("n", 9),
         ("echo", "yes"),
-        ("max_tokens", 0),
+        ("max_tokens", -3),
         ("temperature", 3),
     ],
 )
@@ -90,6 +90,14 @@ def test_what_says_nothing_is_accepted() -> None:
     )
     assert (request.choices, request.sampling.top_logprobs) == (2, None)
     assert refused(prompt=["a"] * 30, n=2).param == "n"
+
+
+@pytest.mark.parametrize("name", ["max_tokens", "n_predict"])
+def test_one_that_wants_no_tokens_only_has_its_prompt_read(name: str) -> None:
+    request = legacy_completions.parse(body(**{name: 0}))
+    assert (request.prefill_only, request.sampling.max_tokens) == (True, None)
+    (choice,) = whole([end("prefilled")], **{name: 0}, echo=True)["choices"]
+    assert (choice["text"], choice["finish_reason"]) == ("Once", "length")
 
 
 def test_an_echo_needs_text_and_no_logprobs() -> None:

@@ -4,11 +4,14 @@ import asyncio
 import contextlib
 from collections.abc import Iterator
 from typing import Any
+from urllib.parse import unquote
 
 import pytest
 
 from hearth.proxy.http import http_exchange as exchange_module
 from hearth.proxy.http.api_keys import ApiKeyCheck
+from hearth.proxy.http.body_memory_budget import BodyBudget
+from hearth.proxy.http.http_exchange import HttpExchange
 from hearth.proxy.request.model_names import ModelNames
 from hearth.proxy.workers.keep_awake import KeepAwake
 from hearth.shared.errors import RequestError
@@ -128,8 +131,6 @@ def test_a_balancer_reads_in_a_status_that_no_request_is_taken_yet(tmp_path: Any
         "/key/generate",
         "/v1/embeddings",
         "/anthropic/v1/messages",
-        "/v1//messages",
-        "/v1/messages/",
         "/v1/models/../../ui",
         "/health/readiness",
         "/openai/v1/models",
@@ -138,6 +139,23 @@ def test_a_balancer_reads_in_a_status_that_no_request_is_taken_yet(tmp_path: Any
 @pytest.mark.parametrize("method", ["GET", "POST"])
 def test_no_other_route_is_reachable(tmp_path: Any, path: str, method: str) -> None:
     assert ask(app_of(tmp_path), method, path, body=b"{}").status in (404, 405)
+
+
+@pytest.mark.parametrize(
+    ("raw", "path"),
+    [
+        (b"//v1//models/", "/v1/models"),
+        (b"///", "/"),
+        (b"/v1/models/%2Fopt%2Fm", "/v1/models//opt/m"),
+        (b"/%2Fv1/models", "//v1/models"),
+    ],
+)
+def test_of_slashes_in_a_row_one_counts_and_at_the_end_none(raw: bytes, path: str) -> None:
+    scope = {"method": "GET", "path": unquote(raw.decode()), "raw_path": raw, "headers": []}
+    assert HttpExchange(scope, _nothing, _nothing, BodyBudget()).path == path
+
+
+async def _nothing(*_: Any) -> Any: ...
 
 
 def test_errors_come_in_the_callers_dialect(tmp_path: Any) -> None:

@@ -175,3 +175,8 @@ def test_an_argument_is_an_object_or_nothing() -> None:
     assert parse_argument('{"a": 1}') == {"a": 1}
     for text in ("", "x", "[1]", "\ud800", nested(300).decode()):
         assert parse_argument(text) is None
+
+
+def test_a_byte_order_mark_in_front_counts_for_nothing() -> None:
+    assert parse_object(b'\xef\xbb\xbf{"a": 1}') == {"a": 1}
+    assert "JSON" in refusal(b"\xef\xbb\xbf\xef\xbb\xbf{}")

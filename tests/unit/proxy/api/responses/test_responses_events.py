@@ -166,16 +166,16 @@ def test_a_search_for_tools_is_the_clients_to_make() -> None:
     }
 
 
-def test_a_call_that_is_cut_off_is_never_told_as_done() -> None:
+def test_a_call_that_is_cut_off_is_closed_with_nothing_that_a_client_could_run() -> None:
     for name, cut, field in (
         ("f", '{"x": "rm -rf /fo', "arguments"),
         ("patch", '{"input": "*** Beg', "input"),
         ("tool_search", '{"query": "q', "arguments"),
     ):
         rows = events(called("c", name, cut), done("length"), tools=TOOLS)
-        assert rows[-1]["type"] == "response.incomplete"
-        assert not [kind for kind in kinds(rows) if kind.endswith(".done")]
+        assert kinds(rows)[-2:] == ["output_item.done", "incomplete"]
         (item,) = rows[-1]["response"]["output"]
+        assert rows[-2]["item"] == item
         assert item["status"] == "incomplete"
         assert item[field] == {"arguments": cut if name == "f" else {}, "input": ""}[field]
     rows = events(called("c", "f", "{}"), done("length"), tools=TOOLS)
@@ -241,6 +241,8 @@ def test_a_stream_that_breaks_off_ends_failed_and_keeps_what_there_was() -> None
     assert told["error"] == {"code": "worker_unavailable", "message": "gone"}
     assert told["output"][0]["content"][0]["text"] == "a"
     assert told["output"][0]["status"] == "incomplete"
+    assert kinds(rows)[-4:-1] == ["output_text.done", "content_part.done", "output_item.done"]
+    assert rows[-2]["item"] == told["output"][0]
 
 
 def test_every_end_is_noted_before_it_is_told() -> None:
