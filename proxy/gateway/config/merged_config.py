@@ -21,6 +21,7 @@ OFFLINE: Final = {
     "LITELLM_LOCAL_AUTOROUTER_PRESETS": "True",
 }
 SET: Final = {
+    "LITELLM_RUST": "False",  # its clients there follow redirects
     "LITELLM_MODE": "PRODUCTION",  # else it loads .env files by itself
     "LITELLM_LOG": "ERROR",
     "LITELLM_DONT_SHOW_FEEDBACK_BOX": "true",
