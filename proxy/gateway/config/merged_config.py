@@ -49,6 +49,7 @@ def merged_config(table: RoutingTable, token: str) -> dict[str, Any]:
     settings = _without_fallbacks(table.config.section("litellm_settings"))
     settings.setdefault("drop_params", True)
     settings.setdefault("expose_router_debug_in_errors", False)
+    settings.setdefault("disable_hf_tokenizer_download", True)  # a count reaches no hub
     settings |= {
         "telemetry": False,
         # A ping before the first event would begin the reply, and nothing could fall back then.
