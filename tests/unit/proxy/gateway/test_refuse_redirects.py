@@ -62,6 +62,11 @@ def test_litellm_still_makes_clients_that_follow_redirects() -> None:
     """Once it does not, or has a setting for it, refuse_redirects.py can go."""
     for handler in (HTTPHandler, AsyncHTTPHandler):
         assert inspect.signature(handler).parameters["follow_redirects"].default is True
-    client = BaseOpenAILLM._get_sync_http_client()  # what its providers are given
-    assert client is not None and client.follow_redirects
-    client.close()
+
+    async def made() -> bool:
+        client = BaseOpenAILLM.get_async_http_client()  # what OpenAI's SDK is given
+        assert client is not None
+        async with client:
+            return client.follow_redirects
+
+    assert asyncio.run(made())
