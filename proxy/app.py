@@ -367,7 +367,10 @@ class ProxyApp:
                 await self._answer_here(exchange, dialect, body, target)
 
         is_background = dialect == "responses" and body.fields.get("background") is True
-        if exchange.path in _OWN or is_background or dialect in OLLAMA_DIALECTS:
+        is_local = exchange.path in _OWN or is_background or dialect in OLLAMA_DIALECTS
+        if exchange.path in _COUNT:  # of a local model none leaves this machine
+            is_local = any(row.local for row in gateway.table.deployments(group))
+        if is_local:
             await answer_here(gateway.local_deployment(group))
             return
         asked = _COUNT_CALLS.get(exchange.path) or "embeddings"

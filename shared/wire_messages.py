@@ -216,7 +216,7 @@ class TokenQuery:
 class Count:
     """Asks how many tokens a prompt is, and which. Answered by Counted or Failed.
 
-    A raw prompt may be longer than the context, and empty: nothing computes it.
+    It may be longer than the context, and a raw prompt empty: nothing computes it.
     """
 
     request_id: str

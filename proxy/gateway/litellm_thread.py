@@ -285,6 +285,9 @@ class LiteLLMThread:
             litellm: Any = importlib.import_module("litellm")
             litellm.suppress_debug_info = True  # it prints where to ask for help
             _limit_schemas()
+            from hearth.proxy.gateway.refuse_redirects import refuse_redirects  # imports httpx
+
+            refuse_redirects()
         text = json.dumps(merged_config(self._table, self._hooks.app_token))  # JSON is YAML
         _write_private(self._path, text)
         os.environ["CONFIG_FILE_PATH"] = str(self._path)

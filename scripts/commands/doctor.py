@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from hearth.commands.serve import add_settings, settings_of
-from hearth.commands.server_client import ProbeError, Refused, Row, Server
+from hearth.commands.server_client import ProbeError, Refused, Row, Server, run
 from hearth.shared.errors import StartError
 from hearth.shared.openblas_preload import openblas_environment
 from hearth.shared.private_temp_directory import temp_environment
@@ -52,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         settings = settings_of(options)
         if not can_listen(settings.proxy_host, settings.proxy_port):
-            return asyncio.run(_asked(settings, options))
+            return run(_asked(settings, options))
         if settings.ranks > 1:
             raise StartError(
                 f"RANKS is {settings.ranks}, and this checks a model that one process computes. "

@@ -17,8 +17,18 @@ from urllib.parse import quote
 
 import aiohttp
 
-from hearth.commands.stream_client import READERS, Event, Reading, SseReader, Tokens, tokens_of
-from hearth.shared.terminal_text import plain
+from hearth.commands.stream_client import (
+    ODD_FORM,
+    READERS,
+    Event,
+    Reading,
+    SseReader,
+    Tokens,
+    body_of,
+    chunks_of,
+    tokens_of,
+)
+from hearth.shared.terminal_text import plain, plain_lines
 
 COUNTERS: Final = (
     "exact_key_rejected_by_model_lcp",
@@ -135,7 +145,7 @@ class Server:
             body["stream_options"] = {"include_usage": True}
         reading, calls, events = Reading(), Calls(), SseReader()
         async with self._request("POST", path, body, headers) as response:
-            async for chunk in response.content.iter_any():
+            async for chunk in chunks_of(response):
                 for data in events.feed(chunk):
                     _take(dialect, data, reading, calls)
             for data in events.close():
@@ -149,19 +159,21 @@ class Server:
         self, method: str, path: str, body: Row | None, headers: Mapping[str, str]
     ) -> Row:
         async with self._request(method, path, body, headers) as response:
-            told: Row = await response.json()
+            told: Row = json.loads(b"".join([part async for part in chunks_of(response)]))
             return told
 
     @contextlib.asynccontextmanager
     async def _request(
         self, method: str, path: str, body: Row | None, headers: Mapping[str, str]
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """Yield the answer of a request that was not refused."""
+        """Yield the answer of a request that was not refused, nor redirected: it has a key."""
         assert self._session is not None
         try:
-            async with self._session.request(method, path, json=body, headers=headers) as response:
+            async with self._session.request(
+                method, path, json=body, headers=headers, allow_redirects=False
+            ) as response:
                 if response.status != 200:
-                    said = (await response.text())[:ERROR_CHARS_MAX]
+                    said = (await body_of(response)).decode(errors="replace")[:ERROR_CHARS_MAX]
                     told = f"{method} {path} is answered with {response.status}: {said}"
                     raise Refused(response.status, told)
                 yield response
@@ -356,9 +368,13 @@ def server_of(options: argparse.Namespace) -> Server:
 
 
 def run(probe: Coroutine[Any, Any, int]) -> int:
-    """Return the exit status of `probe`: 2 where it found nothing to judge by."""
+    """Return the exit status of `probe`: 2 where it found nothing to judge by.
+
+    So it is where an answer is of another form than Hearth's, which whoever reads it finds out.
+    """
     try:
         return asyncio.run(probe)
-    except ProbeError as error:
-        print(f"verdict: none: {error}", file=sys.stderr)
+    except (ProbeError, *ODD_FORM) as error:
+        odd = "" if isinstance(error, ProbeError) else "the server's answer is of another form: "
+        print(f"verdict: none: {odd}{plain_lines(error)}", file=sys.stderr)
         return 2

@@ -15,6 +15,10 @@ ERROR_CHARS_MAX = 300
 STREAM_BYTES_MAX: Final = 64 << 20
 BODY_BYTES_MAX: Final = 1 << 20
 COUNT_MAX: Final = 10**9  # tokens: more are no count
+# What reading an answer raises whose parts are of other types, or not there.
+ODD_FORM: Final = (
+    *(ValueError, TypeError, AttributeError, LookupError, ArithmeticError, RecursionError),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,7 +242,9 @@ async def send(
     reading, first_s, status, request_id = Reading(), None, 0, ""
     error = ""
     try:
-        async with session.post(path, json=body, headers=headers) as response:
+        async with session.post(
+            path, json=body, headers=headers, allow_redirects=False
+        ) as response:
             status = response.status
             request_id = response.headers.get("x-request-id", "")
             if status != 200:
@@ -270,8 +276,7 @@ def _take(dialect: str, reading: Reading, data: str) -> bool:
         return False
     try:
         return READERS[dialect](reading, json.loads(data))
-    # Whatever is not as it should be: it is no event, or its parts are of other types.
-    except (ValueError, TypeError, AttributeError, LookupError, RecursionError):
+    except ODD_FORM:  # it is no event, or its parts are of other types
         reading.error = f"unreadable event of {len(data)} characters"
         return False
 
@@ -307,7 +312,7 @@ async def first_model(session: aiohttp.ClientSession, headers: Mapping[str, str]
         aiohttp.ClientError, TimeoutError: it does not answer, or with an error.
         LookupError: it lists none.
     """
-    async with session.get("/v1/models", headers=headers) as response:
+    async with session.get("/v1/models", headers=headers, allow_redirects=False) as response:
         response.raise_for_status()
         try:
             name = json.loads(await body_of(response))["data"][0]["id"]
@@ -325,7 +330,9 @@ async def prompt_ids(
     if not request_id:
         return None
     try:
-        async with session.get(f"/v1/cache/prompts/{request_id}", headers=headers) as response:
+        async with session.get(
+            f"/v1/cache/prompts/{request_id}", headers=headers, allow_redirects=False
+        ) as response:
             if response.status != 200:
                 return None
             told = json.loads(b"".join([part async for part in chunks_of(response)]))

@@ -55,7 +55,9 @@ class EmbeddingModel:
         try:
             check_modules(directory, config)
             self._model: Any = load_embedding_model(directory)
-            self._tokenizer: Any = AutoTokenizer.from_pretrained(str(directory))
+            self._tokenizer: Any = AutoTokenizer.from_pretrained(
+                str(directory), trust_remote_code=runs_code
+            )
             self._model.pooling_config = pooling = pooling_of(directory)
             check_pooling(pooling, config.get("model_type"))
             compute_in_float32(self._model)

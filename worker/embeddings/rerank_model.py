@@ -30,7 +30,7 @@ from hearth.worker.embeddings.checkpoint import (
 from hearth.worker.embeddings.layer_rests import LayerRests
 from hearth.worker.embeddings.padded_batch import pad
 from hearth.worker.embeddings.token_rows import TokenRow, check_row, checked_text
-from hearth.worker.engine.vision.vlm_loader import read_json
+from hearth.worker.engine.vision.vlm_loader import only_known_code, read_json
 
 SETTING: Final = "RERANK_MODEL"
 INSTRUCTION: Final = "Given a search query, retrieve relevant candidates that answer the query."
@@ -54,8 +54,11 @@ class RerankModel:
                 raise ValueError("it ranks images too, and only texts are ranked here")
             check_activation(config)
             self._is_classifier = kind == RerankerKind.SEQUENCE_CLASSIFIER
-            self._model: Any = load_reranker(directory)[0]
-            self._tokenizer: Any = AutoTokenizer.from_pretrained(str(directory))
+            with only_known_code(runs_code):
+                self._model: Any = load_reranker(directory, trust_remote_code=runs_code)[0]
+            self._tokenizer: Any = AutoTokenizer.from_pretrained(
+                str(directory), trust_remote_code=runs_code
+            )
             if not self._is_classifier:
                 language = self._model.language_model
                 table = getattr(language, "lm_head", None) or language.model.embed_tokens

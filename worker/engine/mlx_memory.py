@@ -14,6 +14,7 @@ from typing import Any, Final
 import mlx.core as mx
 
 from hearth.shared.errors import StartError
+from hearth.shared.models.checkpoint_names import files_like
 from hearth.shared.settings_from_env import Settings
 from hearth.worker.engine.memory_reserve import default_limit, working_bytes
 
@@ -123,7 +124,7 @@ def held_bytes() -> int:
 
 def weight_bytes(directory: Path) -> int:
     """Return what a checkpoint's weights take, as its files say."""
-    return sum(path.stat().st_size for path in directory.glob("*.safetensors"))
+    return sum(path.stat().st_size for path in files_like(directory, ["*.safetensors"]))
 
 
 def refuse_heavy(nbytes: int, source: str, limit: int, others: int = 0, encoders: int = 0) -> None:

@@ -38,7 +38,7 @@ from hearth.worker.engine.compute_dtype import (
 from hearth.worker.engine.decode.draft_model import DraftModel
 from hearth.worker.engine.lora.lora_adapter import LoraAdapters
 from hearth.worker.engine.mlx_memory import memory_limit, refuse_heavy, weight_bytes
-from hearth.worker.engine.remote_code_check import CODE_PATTERNS, remote_code
+from hearth.worker.engine.remote_code_check import CODE_PATTERNS, PYTHON, remote_code
 from hearth.worker.engine.vision.vlm_loader import (
     VisionModel,
     chat_template,
@@ -188,6 +188,7 @@ def present(source: str, runs_code: bool, setting: str = "MODEL_PATH") -> Path:
     """Return the directory of a checkpoint, fetched where it is a hub id. `setting` names it.
 
     What could run is looked at before anything loads it, and before the weights are fetched.
+    Python that may not run is not fetched at all.
 
     Raises:
         StartError: it brings code of its own, which this server was not told to run.
@@ -197,7 +198,8 @@ def present(source: str, runs_code: bool, setting: str = "MODEL_PATH") -> Path:
         _refuse_code(directory, source, runs_code, setting)
         return directory
     for patterns in (CODE_PATTERNS, DEFAULT_ALLOW_PATTERNS):
-        directory = Path(snapshot_download(source, allow_patterns=list(patterns)))
+        wanted = [each for each in patterns if runs_code or each != PYTHON]
+        directory = Path(snapshot_download(source, allow_patterns=wanted))
         _refuse_code(directory, source, runs_code, setting)
     return directory
 
@@ -220,7 +222,7 @@ def _load(
         return None, part.load(directory, runs_code)
     if not sees_images(directory):
         return None, _load_text(directory, runs_code)
-    vision = load_vision_model(directory)
+    vision = load_vision_model(directory, runs_code)
     return vision, (vision.language, *_tokenizer_and_config(directory, runs_code))
 
 

@@ -26,6 +26,7 @@ from typing import Any, Final
 from xxhash import xxh3_128
 
 from hearth.shared.make_private_directory import make_private
+from hearth.shared.models.checkpoint_names import files_like
 
 log = logging.getLogger(__name__)
 
@@ -161,7 +162,7 @@ class WeightsIdentity:
         Raises:
             OSError: a file cannot be looked at.
         """
-        self._paths = sorted({path for each in patterns for path in directory.glob(each)})
+        self._paths = files_like(directory, patterns)
         self._before = {path: stamp_of(path) for path in self._paths}
         self._memory = memory
         self._is_over = is_over

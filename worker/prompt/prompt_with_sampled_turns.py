@@ -20,6 +20,7 @@ from hearth.worker.prompt.tokenise import PieceTokeniser, TextPiece
 from hearth.worker.prompt.tools_as_text import ToolForm
 
 UTF8_BYTES_MAX = 4  # of a character
+COUNTED_BYTES_MAX = 16 * 1024 * 1024  # of a prompt that is only counted: 3 s of a thread
 HEADER_PIECES_MAX = 4  # that an assistant header may be spread over
 
 
@@ -105,14 +106,17 @@ class PromptBuilder:
         """The form in which prompts show tools and ask for calls."""
         return self._renderer.tool_form
 
-    def build(self, content: PromptContent, adds_header: bool = True) -> BuiltPrompt:
-        """Return the prompt of `content`.
+    def build(
+        self, content: PromptContent, adds_header: bool = True, is_counted: bool = False
+    ) -> BuiltPrompt:
+        """Return the prompt of `content`; `is_counted`: nothing computes it.
 
         Raises:
-            RequestError: the template refuses these messages, or they exceed the context.
+            RequestError: the template refuses these messages, or they exceed the context; of a
+                counted prompt, they exceed what is counted.
         """
         assert len(content.turns) in (0, len(content.messages)), len(content.turns)
-        pieces, runs = self._pieces(content, adds_header)
+        pieces, runs = self._pieces(content, adds_header, is_counted)
         header = self._generation_prompt(pieces) if adds_header else len(pieces)
         spans, doubtful = self._spans(pieces[:header], content, runs)
         # A template writes its own beginning-of-text token; without one the tokenizer must.
@@ -131,7 +135,7 @@ class PromptBuilder:
         prompt_ids.add(pieces[at:header])
         header_token = len(prompt_ids.ids)
         prompt_ids.add(pieces[header:])
-        self._check(prompt_ids.ids, "The messages render to nothing.", "messages")
+        self._check(prompt_ids.ids, "The messages render to nothing.", "messages", is_counted)
         return _built(prompt_ids, header_token, frozenset(kept), doubtful)
 
     def raw(self, text: str | None, ids: list[int], owner: str = "") -> BuiltPrompt:
@@ -172,7 +176,7 @@ class PromptBuilder:
         return next(headers, 0)
 
     def _pieces(
-        self, content: PromptContent, adds_header: bool
+        self, content: PromptContent, adds_header: bool, is_counted: bool
     ) -> tuple[list[TextPiece], list[list[int]]]:
         """Return what is rendered, and the runs of the model's own messages in it."""
         tokeniser = self.tokeniser
@@ -184,7 +188,10 @@ class PromptBuilder:
             tokeniser.shielded(content.options, mark),
             adds_header,
         )
-        self._refuse_long(rendered.text, "messages")
+        if is_counted:
+            _refuse_uncounted(rendered.text, self._bytes_max or 0)
+        else:
+            self._refuse_long(rendered.text, "messages")
         pictures = [_picture(content, digest) for digest in digests]
         pieces = pieces_of(tokeniser, rendered.text, mark, pictures, self._form, content.owner)
         return pieces, rendered.runs
@@ -203,8 +210,8 @@ class PromptBuilder:
                 param=param,
             )
 
-    def _check(self, ids: list[int], if_none: str, param: str) -> None:
-        if len(ids) >= self._context_tokens:
+    def _check(self, ids: list[int], if_none: str, param: str, is_counted: bool = False) -> None:
+        if len(ids) >= self._context_tokens and not is_counted:
             tokens_max = self._context_tokens - 1
             raise PromptTooLong(tokens=len(ids), tokens_max=tokens_max, context_by=self._context_by)
         if not ids:
@@ -324,6 +331,18 @@ class _PromptIds:
             self.ids.extend(piece.ids)
             if piece.picture is not None:
                 self.images.append(ImageRun(start, len(self.ids), piece.picture))
+
+
+def _refuse_uncounted(text: str, context_bytes: int) -> None:
+    """Raise where a text is too long to be counted: a prompt of the context's size never is."""
+    size, most = len(text.encode("utf-8", "surrogatepass")), max(context_bytes, COUNTED_BYTES_MAX)
+    if size > most:
+        raise RequestError(
+            f"The prompt is {size:,} bytes and {most:,} are counted. Count it in parts.",
+            status=413,
+            code="text_too_long",
+            param="messages",
+        )
 
 
 def _built(prompt_ids: _PromptIds, header: int, kept: frozenset[int], doubtful: int) -> BuiltPrompt:

@@ -31,7 +31,7 @@ def counted(
         keys = pack(ids)
     else:
         _, built = prompts.build(
-            message.prompt, images, message.owner, adds_header=query.adds_header
+            message.prompt, images, message.owner, adds_header=query.adds_header, is_counted=True
         )
         ids, keys = built.ids, built.keys
     about, count = message.request_id, len(ids)

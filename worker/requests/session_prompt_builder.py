@@ -48,10 +48,12 @@ class SessionPromptBuilder:
         owner: str,
         uses_cache: bool = True,
         adds_header: bool = True,
+        is_counted: bool = False,
     ) -> tuple[SessionVisit | None, BuiltPrompt]:
         """Return what is known of the request, and its tokens. Raises RequestError.
 
-        What is remembered of its text serves `owner` alone. Nothing is known of a raw prompt, nor
+        `is_counted`: nothing computes it, and it may be longer than the context. What is remembered
+        of its text serves `owner` alone. Nothing is known of a raw prompt, nor
         of one that neither reads nor writes the cache.
         """
         if is_raw(prompt):
@@ -60,7 +62,8 @@ class SessionPromptBuilder:
             messages = without_images(prompt, self._facts.model_name)
             prompt = dataclasses.replace(prompt, messages=messages, images={})
         visit = self.sessions.arrive(prompt, uses_cache)
-        return visit, self._builder.build(self.content(prompt, visit, images, owner), adds_header)
+        content = self.content(prompt, visit, images, owner)
+        return visit, self._builder.build(content, adds_header, is_counted)
 
     def raw_ids(self, prompt: Prompt, query: TokenQuery, owner: str) -> list[int]:
         """Return the tokens of a raw prompt of any length. Raises: RequestError."""

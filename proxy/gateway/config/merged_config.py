@@ -21,6 +21,7 @@ OFFLINE: Final = {
     "LITELLM_LOCAL_AUTOROUTER_PRESETS": "True",
 }
 SET: Final = {
+    "LITELLM_RUST": "False",  # its clients there follow redirects
     "LITELLM_MODE": "PRODUCTION",  # else it loads .env files by itself
     "LITELLM_LOG": "ERROR",
     "LITELLM_DONT_SHOW_FEEDBACK_BOX": "true",
@@ -48,6 +49,7 @@ def merged_config(table: RoutingTable, token: str) -> dict[str, Any]:
     settings = _without_fallbacks(table.config.section("litellm_settings"))
     settings.setdefault("drop_params", True)
     settings.setdefault("expose_router_debug_in_errors", False)
+    settings.setdefault("disable_hf_tokenizer_download", True)  # a count reaches no hub
     settings |= {
         "telemetry": False,
         # A ping before the first event would begin the reply, and nothing could fall back then.

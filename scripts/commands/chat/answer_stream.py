@@ -9,7 +9,14 @@ from typing import Any, Final
 import aiohttp
 
 from hearth.commands.server.find_or_start import RunningServer
-from hearth.commands.stream_client import Reading, SseReader, read_chat
+from hearth.commands.stream_client import (
+    ODD_FORM,
+    Reading,
+    SseReader,
+    body_of,
+    chunks_of,
+    read_chat,
+)
 from hearth.shared.version import VERSION
 
 PATH: Final = "/v1/chat/completions"
@@ -47,10 +54,10 @@ class Turn:
         if error := event.get("error"):
             self.error = error_text(json.dumps({"error": error}), 0)
         if progress := event.get("prefill"):
-            self.done_tokens = progress["done_tokens"]
-            self.prompt_tokens = progress["prompt_tokens"]
+            self.done_tokens = int(progress["done_tokens"])
+            self.prompt_tokens = int(progress["prompt_tokens"])
         for choice in event.get("choices") or ():
-            self.finish_reason = choice.get("finish_reason") or self.finish_reason
+            self.finish_reason = str(choice.get("finish_reason") or self.finish_reason)
         if read_chat(self.reading, event) and self.first_s is None:
             self.first_s = time.monotonic() - self.began_at
 
@@ -75,21 +82,23 @@ async def ask(
     try:
         async with (
             aiohttp.ClientSession(server.base_url, headers=headers, timeout=timeout) as client,
-            client.post(PATH, json=body) as response,
+            client.post(PATH, json=body, allow_redirects=False) as response,
         ):
             if response.status != 200:
-                turn.error = error_text(await response.text(errors="replace"), response.status)
+                turn.error = error_text(
+                    (await body_of(response)).decode(errors="replace"), response.status
+                )
             else:
-                await _read(response.content, turn, on_news)
-    except (aiohttp.ClientError, TimeoutError, ValueError, KeyError, TypeError) as error:
+                await _read(response, turn, on_news)
+    except (aiohttp.ClientError, TimeoutError, *ODD_FORM) as error:
         turn.error = f"The server does not answer any more: {type(error).__name__} {error}"
     finally:
         turn.total_s = time.monotonic() - turn.began_at
 
 
-async def _read(content: aiohttp.StreamReader, turn: Turn, on_news: Callable[[], None]) -> None:
+async def _read(response: aiohttp.ClientResponse, turn: Turn, on_news: Callable[[], None]) -> None:
     events = SseReader()
-    async for chunk in content.iter_any():
+    async for chunk in chunks_of(response):
         for data in events.feed(chunk):
             if data.strip() != "[DONE]":
                 turn.take(json.loads(data))
@@ -104,6 +113,6 @@ def error_text(told: str, status: int) -> str:
         error = json.loads(told)
         error = error.get("error", error)
         told = error["message"]
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except ODD_FORM:
         told = f"{status} {told}" if status else told
-    return told[:_ERROR_CHARS_MAX]
+    return str(told)[:_ERROR_CHARS_MAX]

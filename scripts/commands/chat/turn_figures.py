@@ -3,6 +3,7 @@
 from typing import Any, Final
 
 from hearth.commands.chat.answer_stream import Turn
+from hearth.commands.server_client import figure
 from hearth.commands.stream_client import tokens_of
 
 SPEED_TOKENS_MIN: Final = 16  # as in /metrics: the speed of fewer says nothing
@@ -48,16 +49,16 @@ def _speed(turn: Turn, completion: int) -> float:
 
 
 def _draft_lines(told: dict[str, Any]) -> list[str]:
-    right = told.get("accepted_prediction_tokens") or 0
-    wrong = told.get("rejected_prediction_tokens") or 0
+    right = figure(told, "accepted_prediction_tokens")
+    wrong = figure(told, "rejected_prediction_tokens")
     return [f"drafts   {right:,} of {right + wrong:,} were right"] if right + wrong else []
 
 
 def _loss_lines(told: dict[str, Any]) -> list[str]:
     """Return what was kept for this conversation and had to be read again, and what would help."""
     loss = told.get("divergence") or {}
-    if not loss.get("lost"):
+    if not (lost := figure(loss, "lost")):
         return ["lost     nothing"]
     cause = loss.get("cause") or "not told"
-    lines = [f"lost     {loss['lost']:,} tokens that were kept had to be read again: {cause}"]
+    lines = [f"lost     {lost:,} tokens that were kept had to be read again: {cause}"]
     return [*lines, *([f"helps    {loss['remedy']}"] if loss.get("remedy") else [])]

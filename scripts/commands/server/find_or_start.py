@@ -23,6 +23,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 
 from hearth.commands.server.child_server import ChildServer
 from hearth.commands.server.fetch_missing import fetch_missing
+from hearth.commands.stream_client import ODD_FORM
 from hearth.shared.errors import StartError
 from hearth.shared.models.model_path import named_model
 from hearth.shared.paths import env_file
@@ -36,15 +37,7 @@ RESTARTS_MAX: Final = 3  # of a worker that has not been ready: more would fail 
 _ERROR_BYTES_MAX: Final = 2_000
 _ANSWER_BYTES_MAX: Final = 16 << 20  # of whoever has the port
 # What an answer of a program that is no Hearth comes to.
-_NO_HEARTH: Final = (
-    OSError,
-    http.client.HTTPException,
-    ValueError,
-    LookupError,
-    TypeError,
-    AttributeError,
-    RecursionError,
-)
+_NO_HEARTH: Final = (OSError, http.client.HTTPException, *ODD_FORM)
 _SERVES: Final = {"ready", "unloaded"}  # states of a worker that the next request is answered by
 
 Row = dict[str, Any]
@@ -73,6 +66,13 @@ class _Refused(Exception):
         self.status = status
 
 
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    """Has a redirect be an error: it would take the key to another server."""
+
+    def redirect_request(self, *_: object) -> None:
+        return None
+
+
 @dataclass(frozen=True, slots=True)
 class _Asker:
     """Asks one server, directly: no HTTP proxy of the environment stands before this machine."""
@@ -92,7 +92,7 @@ class _Asker:
             headers["authorization"] = f"Bearer {self.key}"
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(self.base_url + path, data, headers)
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirects)
         try:
             with opener.open(request, timeout=wait_s) as answer:
                 told = json.loads(answer.read(_ANSWER_BYTES_MAX))
@@ -271,7 +271,9 @@ def _load_bar(console: Console) -> Iterator[Callable[[str, int, int], None]]:
 def names_served(server: RunningServer) -> list[str]:
     """Return the names that `server` lists. Raises: StartError: it does not tell."""
     with _told_as_start_errors(server.base_url):
-        return [row["id"] for row in _listed(_Asker(server.base_url, server.key))]
+        return [
+            str(row["id"]) for row in _Asker(server.base_url, server.key).get("/v1/models")["data"]
+        ]
 
 
 def with_model(server: RunningServer, model: str) -> RunningServer:
@@ -301,15 +303,18 @@ def _server_for(asker: _Asker, names: Sequence[str], *, is_ours: bool) -> Runnin
     with _told_as_start_errors(asker.base_url):
         row = _row_of(asker, names)
         if row["owned_by"] == "hearth" and "context_length" not in row:
-            row = _loaded(asker, row["id"])
-    return RunningServer(
-        asker.base_url,
-        asker.key,
-        row["id"],
-        row.get("context_length"),
-        "image" in row.get("architecture", {}).get("input_modalities", ()),
-        is_ours,
-    )
+            # A count has the server load the model, which then tells its context.
+            body = {"model": row["id"], "messages": [{"role": "user", "content": "?"}]}
+            asker.get("/v1/messages/count_tokens", body, START_S_MAX)
+            row = asker.get(f"/v1/models/{quote(row['id'], safe='/:')}")
+        return RunningServer(
+            asker.base_url,
+            asker.key,
+            str(row["id"]),
+            length if type(length := row.get("context_length")) is int else None,
+            "image" in row.get("architecture", {}).get("input_modalities", ()),
+            is_ours,
+        )
 
 
 @contextlib.contextmanager
@@ -330,22 +335,17 @@ def _told_as_start_errors(base_url: str) -> Iterator[None]:
         ) from None
 
 
-def _listed(asker: _Asker) -> list[Row]:
-    rows: list[Row] = asker.get("/v1/models")["data"]
-    return rows
-
-
 def _row_of(asker: _Asker, names: Sequence[str]) -> Row:
     """Return the row of /v1/models for the first of `names` that is served.
 
     Raises: StartError: none is.
     """
-    rows = _listed(asker)
+    rows: list[Row] = asker.get("/v1/models")["data"]
     if not names:
         return next((row for row in rows if row["owned_by"] == "hearth"), rows[0])
     for name in dict.fromkeys(names):
         with contextlib.suppress(_Refused):
-            return asker.get(_path_of(name))
+            return asker.get(f"/v1/models/{quote(name, safe='/:')}")
     served = ", ".join(row["id"] for row in rows)
     port = (urlsplit(asker.base_url).port or 0) % 65_535 + 1
     raise StartError(
@@ -353,14 +353,3 @@ def _row_of(asker: _Asker, names: Sequence[str]) -> Row:
         f"these, start that server with MODELS={names[0]:.200}, or start another one beside it, "
         f"with PROXY_PORT={port} before the command."
     )
-
-
-def _loaded(asker: _Asker, name: str) -> Row:
-    """Have the server load the model `name`, and return its row, which then tells its context."""
-    body = {"model": name, "messages": [{"role": "user", "content": "?"}]}
-    asker.get("/v1/messages/count_tokens", body, START_S_MAX)
-    return asker.get(_path_of(name))
-
-
-def _path_of(name: str) -> str:
-    return f"/v1/models/{quote(name, safe='/:')}"

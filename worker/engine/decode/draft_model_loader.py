@@ -28,7 +28,7 @@ from hearth.worker.engine.decode.draft_model import (
 from hearth.worker.engine.hidden_states import is_like_alone
 from hearth.worker.engine.mlx_memory import weight_bytes
 from hearth.worker.engine.model_loader import LoadedModel, may_run_code, present
-from hearth.worker.engine.vision.vlm_loader import read_json, weight_sizes
+from hearth.worker.engine.vision.vlm_loader import only_known_code, read_json, weight_sizes
 
 log = logging.getLogger(__name__)
 
@@ -90,6 +90,7 @@ class DraftCheckpoint:
     directory: Path
     kind: str  # one of KINDS
     nbytes: int  # of its weights
+    runs_code: bool = False  # its own code may run
 
 
 def find_draft_model(settings: Settings) -> DraftCheckpoint | None:
@@ -107,13 +108,14 @@ def find_draft_model(settings: Settings) -> DraftCheckpoint | None:
     if named == POCKET:
         raise _refusal(source, "it is no draft model")
     try:
-        directory = present(str(named), may_run_code(settings, source), SETTING)
+        runs_code = may_run_code(settings, source)
+        directory = present(str(named), runs_code, SETTING)
         kind, nbytes = _kind_and_bytes(directory, source)
     except StartError:
         raise
     except Exception as error:  # whatever a hub or a file can raise
         raise _refusal(source, _reason(error)) from error
-    return DraftCheckpoint(source, directory, kind, nbytes)
+    return DraftCheckpoint(source, directory, kind, nbytes, runs_code)
 
 
 def load_draft_model(found: DraftCheckpoint, loaded: LoadedModel, raw_rows: RawRows) -> DraftModel:
@@ -147,7 +149,8 @@ def load_draft_model(found: DraftCheckpoint, loaded: LoadedModel, raw_rows: RawR
 def _load(found: DraftCheckpoint, target: Any) -> Any:
     from mlx_vlm.speculative.drafters import load_drafter, validate_drafter_compatibility
 
-    head, kind = load_drafter(str(found.directory))
+    with only_known_code(found.runs_code):
+        head, kind = load_drafter(str(found.directory))
     language = getattr(target, "language_model", target)
     if hasattr(language, "config"):
         validate_drafter_compatibility(target, head, kind)

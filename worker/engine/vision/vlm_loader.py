@@ -3,6 +3,7 @@
 Owner: the inference thread.
 """
 
+import contextlib
 import functools
 import importlib.util
 import json
@@ -49,12 +50,35 @@ def sees_images(directory: Path) -> bool:
     return has_vision() and has_tower(directory) and _is_known(read_json(directory / "config.json"))
 
 
-def load_vision_model(directory: Path) -> VisionModel:
-    """Load what `sees_images`. What the checkpoint brings of code has been looked at before."""
+@contextlib.contextmanager
+def only_known_code(runs_code: bool) -> Iterator[None]:
+    """Have mlx-vlm refuse a `model_file` in the configuration that it loads, unless `runs_code`.
+
+    It asks nobody, and what was looked at before may have changed or go by another name.
+    """
+    from mlx_vlm import utils
+
+    find = utils.get_model_and_args
+
+    def checked(config: dict[str, Any], model_path: Path | None = None) -> Any:
+        if config.get("model_file") and not runs_code:
+            raise ValueError("its configuration names a model_file, which is code of its own")
+        return find(config, model_path)
+
+    utils.get_model_and_args = checked
+    try:
+        yield
+    finally:
+        utils.get_model_and_args = find
+
+
+def load_vision_model(directory: Path, runs_code: bool) -> VisionModel:
+    """Load what `sees_images`; `runs_code`: the checkpoint's own code may run."""
     from mlx_vlm import load
     from mlx_vlm.models.cache import make_prompt_cache
 
-    model, processor = load(str(directory))
+    with only_known_code(runs_code):  # many of its processors trust code unless told otherwise
+        model, processor = load(str(directory), trust_remote_code=runs_code)
     missing = [n for n in ("language_model", "get_input_embeddings") if not hasattr(model, n)]
     if missing:
         raise ValueError(f"mlx-vlm's {type(model).__module__} has no {' and no '.join(missing)}.")

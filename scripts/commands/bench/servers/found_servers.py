@@ -90,7 +90,7 @@ async def _json(url: str) -> Mapping[str, Any] | None:
     ):
         async with (
             aiohttp.ClientSession(timeout=timeout, headers=headers) as session,
-            session.get(url) as response,
+            session.get(url, allow_redirects=False) as response,
         ):
             told = json.loads(await body_of(response))
             return told if response.status == 200 and isinstance(told, dict) else None

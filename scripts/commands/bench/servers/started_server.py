@@ -321,7 +321,9 @@ def _spawn(
 
 async def _is_healthy(session: aiohttp.ClientSession) -> bool:
     with contextlib.suppress(aiohttp.ClientError, TimeoutError, ValueError, RecursionError):
-        async with session.get("/health", timeout=aiohttp.ClientTimeout(5)) as response:
+        async with session.get(
+            "/health", timeout=aiohttp.ClientTimeout(5), allow_redirects=False
+        ) as response:
             if response.status == 404:
                 return await _lists_models(session)
             told = json.loads(await body_of(response))
@@ -331,7 +333,9 @@ async def _is_healthy(session: aiohttp.ClientSession) -> bool:
 
 
 async def _lists_models(session: aiohttp.ClientSession) -> bool:
-    async with session.get("/v1/models", timeout=aiohttp.ClientTimeout(5)) as response:
+    async with session.get(
+        "/v1/models", timeout=aiohttp.ClientTimeout(5), allow_redirects=False
+    ) as response:
         return bool(response.status == 200)
 
 

@@ -22,6 +22,7 @@ from hearth.commands.bench.workload import Visit
 from hearth.commands.replay.player import BUFFER_BYTES, SEND_GAP_S
 from hearth.commands.replay.traces import CHAT_PATH
 from hearth.commands.stream_client import (
+    ODD_FORM,
     Event,
     Reading,
     SseReader,
@@ -90,8 +91,7 @@ class TextClock:
             event = json.loads(data)
             read_chat(self.reading, event)
             is_text = has_text(event)
-        # Whatever is not as it should be: it is no object, or its parts are of other types.
-        except (ValueError, TypeError, AttributeError, LookupError, RecursionError):
+        except ODD_FORM:  # it is no object, or its parts are of other types
             self.reading.error = "an event is no chunk of a chat completion"
             return
         self.last_s = now_s
@@ -165,7 +165,7 @@ class TimedClient:
         body = {**self._fixed, "messages": said, "max_tokens": tokens_max, **more}
         clock, error, sent_s = TextClock(on_text), "", time.perf_counter()
         try:
-            async with self._session.post(CHAT_PATH, json=body) as response:
+            async with self._session.post(CHAT_PATH, json=body, allow_redirects=False) as response:
                 if response.status != 200:
                     told = (await body_of(response)).decode(errors="replace")
                     error = f"{response.status} {told_error(told)}"

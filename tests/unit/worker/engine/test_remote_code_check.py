@@ -134,9 +134,19 @@ def test_an_auto_map_in_any_config_is_refused_also_a_nested_one_of_another_repos
     assert f"auto_map in {name}" in refusal(str(checkpoint))
 
 
-def test_python_beside_the_weights_is_refused_though_nothing_names_it(checkpoint: Path) -> None:
-    (checkpoint / "modeling_evil.py").write_text("")
-    assert "modeling_evil.py" in refusal(str(checkpoint))
+@pytest.mark.parametrize("name", ["modeling_evil.py", "evil.PY", "evil.\uff50\uff59"])
+def test_python_beside_the_weights_is_refused_though_nothing_names_it(
+    checkpoint: Path, name: str
+) -> None:
+    (checkpoint / name).write_text("")
+    assert name in refusal(str(checkpoint))
+
+
+@pytest.mark.parametrize("name", ["Config.json", "CONFIG.JSON", "con\ufb01g.json"])
+def test_a_configuration_by_another_spelling_is_looked_at(checkpoint: Path, name: str) -> None:
+    change(checkpoint / "config.json", model_file="evil")
+    (checkpoint / "config.json").rename(checkpoint / name)
+    assert remote_code(checkpoint) == [f"model_file in {name}"]
 
 
 def test_names_that_say_nothing_are_no_code(checkpoint: Path) -> None:
@@ -160,6 +170,7 @@ def test_code_on_a_hub_is_refused_before_the_weights_are_fetched(
     monkeypatch.setattr(model_module, "snapshot_download", download)
     assert loaded("someone/model").facts.path == "someone/model"
     assert len(asked) == 2 and any("safetensors" in pattern for pattern in asked[1])
+    assert not any("py" in pattern for patterns in asked for pattern in patterns)
     asked.clear()
     with_model_file(checkpoint, proof)
     assert "ALLOW_MODEL_CODE=someone/model" in refusal("someone/model")

@@ -137,6 +137,18 @@ def test_code_in_a_vision_checkpoint_is_refused_before_mlx_vlm_sees_it(
     assert not proof.exists()
 
 
+def test_a_model_file_that_the_look_misses_does_not_run(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proof = tmp_path / "ran"
+    (checkpoint / "evil.py").write_text(f"open({str(proof)!r}, 'w')")
+    change(checkpoint / "config.json", model_file="evil.py")
+    monkeypatch.setattr(model_module, "remote_code", lambda directory: [])
+    with pytest.raises(StartError, match="names a model_file"):
+        load(checkpoint)
+    assert not proof.exists()
+
+
 def test_a_tower_that_cannot_be_loaded_is_said_in_one_line(checkpoint: Path) -> None:
     change(checkpoint / "config.json", vision_config={"model_type": "of another kind"})
     with pytest.raises(StartError, match="which cannot be loaded") as caught:
