@@ -1,8 +1,9 @@
 """Keeps responses for a while, so that a client can go on from one by its id.
 
-They end after AGE_S_MAX (OpenAI keeps them for 30 days), and the oldest of the key that has most go first where there are
-too many. Each is kept under the key of who asked for it, and is not there for anyone else. What is
-kept is the whole conversation up to it, as JSON: a response outlives those that it came after.
+They end after AGE_S_MAX (OpenAI keeps them for 30 days), and where there are too many the oldest of
+the key that has most go first. Each is kept under the key of who asked for it, and is not there for
+anyone else. What is kept is the whole conversation up to it, as JSON: a response outlives those
+that it came after.
 Images are part of it as the client sent them: an http(s) one is its url, and is fetched again.
 What a cloud model made is kept with the name of its maker, opaque items as they came: they go back
 to the maker, and nobody else can read them.
