@@ -99,7 +99,7 @@ class Pins:
         Raises:
             RequestError: 409; the key's pins would hold more than its share, or be too many.
         """
-        shares = self._shares(key)
+        shares = self.shares(key)
         mine = Pin("", tuple(path), tuple(path), tuple(extent.end for extent in path))
         others = [pin for name, pin in self._pins.items() if name != pin_id]
         own = [pin for pin in others if pin.key == key]
@@ -119,14 +119,14 @@ class Pins:
                 f"The prompt's KV takes {both[1] - held[1] + buffers:,} buffers more, and pins, "
                 f"which hold {held[1]:,}, may hold {buffers_max:,}."
             )
-        while self._part([*others, mine], nbytes, buffers) > 1:
+        while self.part([*others, mine], nbytes, buffers) > 1:
             others.remove(self._give_up_one(key))
 
-    def _shares(self, key: str) -> int:
+    def shares(self, key: str) -> int:
         """Return among how many keys the pins' part is shared, if `key` is one of them."""
         return max(self._keys, len({key, *(pin.key for pin in self)}))
 
-    def _part(self, pins: Sequence[Pin], nbytes: int = 0, buffers: int = 0) -> float:
+    def part(self, pins: Sequence[Pin], nbytes: int = 0, buffers: int = 0) -> float:
         """Return what part `pins` take, and as much more, of what all may: bytes, buffers, pins."""
         held = _total(_parts(pins))
         return max(
@@ -138,7 +138,7 @@ class Pins:
     def _give_up_one(self, key: str) -> Pin:
         """Give up, and return, the oldest pin of the key that takes most, beside `key`."""
         keys = {pin.key for pin in self} - {key}
-        most = max(keys, key=lambda each: self._part([pin for pin in self if pin.key == each]))
+        most = max(keys, key=lambda each: self.part([pin for pin in self if pin.key == each]))
         pin_id, pin = next(row for row in self._pins.items() if row[1].key == most)
         log.info("a pin is given up for another key's, which holds less than its share")
         self.drop(pin_id)
@@ -177,7 +177,7 @@ class Pins:
             {"id": pin_id, "tokens": pin.tokens, "bytes": _total(pin.parts())[0]}
             for pin_id, pin in pins.items()
         ]
-        limit = self._budget.bytes_max // SHARE // (self._shares(key) if key else 1)
+        limit = self._budget.bytes_max // SHARE // (self.shares(key) if key else 1)
         held = _total(_parts(pins.values()))[0]
         return {"pins": rows, "pinned_bytes": held, "pinned_bytes_max": limit}
 

@@ -57,7 +57,7 @@ class Pinning(Caching):
         parts = self.lacking(path)
         nbytes, buffers = sum(p.nbytes for p in parts), sum(p.buffers for p in parts)
         held, before = self.store.budget.bytes_used, [*self.pins]
-        parts_of = {each: self.pins._part([p for p in before if p.key == each]) for each in OWNERS}
+        parts_of = {each: self.pins.part([p for p in before if p.key == each]) for each in OWNERS}
         try:
             self.pins.check(pin_id, key, path, nbytes, buffers)
         except RequestError as refusal:
@@ -65,7 +65,7 @@ class Pinning(Caching):
             return
         given_up = {pin.key for pin in before if pin not in [*self.pins]}
         assert key not in given_up
-        assert all(parts_of[each] > 1 / self.pins._shares(key) for each in given_up)
+        assert all(parts_of[each] > 1 / self.pins.shares(key) for each in given_up)
         left = {row["id"] for row in self.pins.report()["pins"]}
         self.promised = {name: row for name, row in self.promised.items() if name in left}
         if not all(extent in self.store for extent in path):
