@@ -5,12 +5,25 @@ not. What one owner had remembered costs another as much as if nobody had ever s
 """
 
 import threading
-from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Hashable, Iterable
 from typing import Generic, TypeVar
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
+
+
+def first_of_largest(rows: Iterable[tuple[str, K, int]]) -> K:
+    """Return the first key of the owner whose rows (owner, key, cost) cost most: what goes first.
+
+    So who holds less than an equal share loses nothing. There is a row.
+    """
+    costs = Counter[str]()
+    firsts: dict[str, K] = {}
+    for owner, key, cost in rows:
+        costs[owner] += cost
+        firsts.setdefault(owner, key)
+    return firsts[max(costs, key=costs.__getitem__)]
 
 
 class MemoryByOwner(Generic[K, V]):

@@ -48,6 +48,7 @@ from hearth.worker.engine.model_loader import LoadedModel
 from hearth.worker.kv.kv_manager import KVManager
 from hearth.worker.kv.null_kv_manager import NullKVManager
 from hearth.worker.mpi_launch import become_mpirun
+from hearth.worker.prompt.awaited_work import while_awaited
 from hearth.worker.prompt.prefill_cuts import CutRule
 from hearth.worker.prompt.template_turn_tokens import end_of_turn_ids
 from hearth.worker.remote_kv.kv_exchange import make_remote_kv
@@ -212,12 +213,14 @@ class Worker:
         steps = self._steps = StartSteps(held_bytes, on_step=self._shutdown.note_step)
         rank = self._rank = self._start_ranks() if self._settings.ranks > 1 else self._rank
         memory = self._memory = WorkerMemory(self._settings, self._endpoint, rank)
-        loaded, vision = load_all(self._settings, steps, memory, self._shutdown.is_begun, rank)
+        with while_awaited(self._shutdown):
+            loaded, vision = load_all(self._settings, steps, memory, self._shutdown.is_begun, rank)
         doctor = ModelDoctor(self._settings, loaded, self._worker_id == 0)
         self._settings = doctor.settings
         engine = self._make_engine(loaded, vision, doctor.found)
         with engine.stream():
-            parts = self._make_parts(loaded, vision, engine, memory, steps, doctor)
+            with while_awaited(self._shutdown):
+                parts = self._make_parts(loaded, vision, engine, memory, steps, doctor)
             self._wire.run_in_inference = functools.partial(self._answer_in_inference, parts)
             self._parts = parts
             facts = loaded.facts

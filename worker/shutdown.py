@@ -51,6 +51,13 @@ class Shutdown:
         signal.signal(signal.SIGTERM, lambda *_: self.begin())
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the supervisor's to pass on
 
+    @property
+    def is_gone(self) -> bool:
+        """Whether nobody waits for a start's renderings any more: then this ends the thread."""
+        if self._is_begun:
+            raise SystemExit
+        return False
+
     def note_step(self, name: str) -> None:
         """Note a step of the start, or end the thread in its place. Inference thread."""
         if self._is_begun:
@@ -63,7 +70,7 @@ class Shutdown:
         try:
             yield
         except SystemExit:
-            pass  # of `note_step`
+            pass  # of `note_step`, or of `is_gone`
         except Exception:
             log.exception("the %s thread broke; the supervisor starts a clean worker", name)
             self.begin(EXIT_BROKEN)

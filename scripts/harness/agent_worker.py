@@ -18,7 +18,7 @@ from hearth.worker.cache.block_hash import common_length, pack
 from hearth.worker.cache.image_keys import PromptImage
 from hearth.worker.engine.decode.sampler import TokenChoice
 from hearth.worker.engine.model_loader import LoadedModel
-from hearth.worker.prompt.template_turn_tokens import end_of_turn_ids, generation_prompt, turn_marks
+from hearth.worker.prompt.template_turn_tokens import end_of_turn_ids, turn_marks
 from hearth.worker.requests.debug_prompt_log import RecentPrompts
 from hearth.worker.requests.predict_next_prompt import predict_next_prompt
 from hearth.worker.requests.prompt_facts import PromptFacts
@@ -167,7 +167,6 @@ class Desk:
             CONTEXT_TOKENS,
             len(tokenizer.get_vocab()),
             ROOT,
-            family.reader.is_thinking_open(generation_prompt(tokenizer)),
             family.reader,
             constrainer_for(family, tool_form=prompt_builder.tool_form),
             vocabulary,

@@ -1,5 +1,6 @@
-"""Holds pins: prompts that clients asked never to evict, within half of the budget."""
+"""Holds pins: prompts that clients asked never to evict, within half of the budget for all keys."""
 
+import logging
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -7,6 +8,8 @@ from typing import Any, Final
 from hearth.shared.errors import RequestError
 from hearth.worker.cache.cache_budget import MB
 from hearth.worker.cache.extent_store import Extent, ExtentStore, Joint, KVArrays
+
+log = logging.getLogger(__name__)
 
 PINS_MAX: Final = 1_000
 SHARE: Final = 2  # the part of the budget that pins may hold: one half
@@ -60,14 +63,19 @@ class Pin:
 class Pins:
     """All pins, by the id of the request that asked for each.
 
+    Each key has an equal share of `SHARE` of the budget, which no other key takes, nor learns of.
+    Keys that nobody named beforehand (LiteLLM's) are counted as they pin: then shares get smaller,
+    and who holds more than one gives up its oldest pins as others need the room.
     Invariant: what they hold together fits `SHARE` of the budget, so that the rest of it can
     always be freed for others.
     Owner: the inference thread.
     """
 
-    def __init__(self, store: ExtentStore) -> None:
+    def __init__(self, store: ExtentStore, keys: int = 1) -> None:
+        """`keys` share it at least, whether they pin or not."""
         self._store = store
         self._budget = store.budget
+        self._keys = keys
         self._pins: dict[str, Pin] = {}
 
     def __len__(self) -> int:
@@ -79,32 +87,62 @@ class Pins:
     @property
     def nbytes(self) -> int:
         """What they hold together."""
-        return _total(part for pin in self._pins.values() for part in pin.parts())[0]
+        return _total(_parts(self))[0]
 
-    def check(self, pin_id: str, path: Sequence[Extent], nbytes: int, buffers: int) -> None:
+    def check(
+        self, pin_id: str, key: str, path: Sequence[Extent], nbytes: int, buffers: int
+    ) -> None:
         """Refuse a path, with `nbytes` in `buffers` still to be copied for it, that is too much.
 
+        What others hold beyond their share makes room for one that is not.
+
         Raises:
-            RequestError: 409; the pins would hold more than their part, or be too many.
+            RequestError: 409; the key's pins would hold more than its share, or be too many.
         """
-        if pin_id not in self._pins and len(self._pins) >= PINS_MAX:
-            raise _refusal(f"There are {len(self._pins):,} pins, as many as there may be.")
+        shares = self.shares(key)
         mine = Pin("", tuple(path), tuple(path), tuple(extent.end for extent in path))
         others = [pin for name, pin in self._pins.items() if name != pin_id]
-        held = _total(part for pin in others for part in pin.parts())
-        both = _total(part for pin in (*others, mine) for part in pin.parts())
-        bytes_max = self._budget.bytes_max // SHARE
+        own = [pin for pin in others if pin.key == key]
+        if len(own) >= PINS_MAX // shares:
+            raise _refusal(f"There are {len(own):,} pins, as many as there may be.")
+        held, both = _total(_parts(own)), _total(_parts([*own, mine]))
+        bytes_max = self._budget.bytes_max // SHARE // shares
         if both[0] + nbytes > bytes_max:
             raise _refusal(
                 f"The prompt's KV takes {_mb(both[0] - held[0] + nbytes)} more, and pins, which "
-                f"hold {_mb(held[0])}, may hold {_mb(bytes_max)}: half of the cache."
+                f"hold {_mb(held[0])}, may hold {_mb(bytes_max)}: half of the cache"
+                f"{', shared among its keys' if shares > 1 else ''}."
             )
-        buffers_max = self._budget.buffers_max // SHARE
+        buffers_max = self._budget.buffers_max // SHARE // shares
         if both[1] + buffers > buffers_max:
             raise _refusal(
                 f"The prompt's KV takes {both[1] - held[1] + buffers:,} buffers more, and pins, "
                 f"which hold {held[1]:,}, may hold {buffers_max:,}."
             )
+        while self.part([*others, mine], nbytes, buffers) > 1:
+            others.remove(self._give_up_one(key))
+
+    def shares(self, key: str) -> int:
+        """Return among how many keys the pins' part is shared, if `key` is one of them."""
+        return max(self._keys, len({key, *(pin.key for pin in self)}))
+
+    def part(self, pins: Sequence[Pin], nbytes: int = 0, buffers: int = 0) -> float:
+        """Return what part `pins` take, and as much more, of what all may: bytes, buffers, pins."""
+        held = _total(_parts(pins))
+        return max(
+            (held[0] + nbytes) / max(1, self._budget.bytes_max // SHARE),
+            (held[1] + buffers) / max(1, self._budget.buffers_max // SHARE),
+            len(pins) / PINS_MAX,
+        )
+
+    def _give_up_one(self, key: str) -> Pin:
+        """Give up, and return, the oldest pin of the key that takes most, beside `key`."""
+        keys = {pin.key for pin in self} - {key}
+        most = max(keys, key=lambda each: self.part([pin for pin in self if pin.key == each]))
+        pin_id, pin = next(row for row in self._pins.items() if row[1].key == most)
+        log.info("a pin is given up for another key's, which holds less than its share")
+        self.drop(pin_id)
+        return pin
 
     def add(self, pin_id: str, key: str, path: Sequence[Extent]) -> None:
         """Pin a path, which `check` let pass, and what is there of its windows and snapshots.
@@ -133,14 +171,19 @@ class Pins:
             self.drop(pin_id)
 
     def report(self, key: str = "") -> dict[str, Any]:
-        """Return the pins of `key`, "" = everyone's, and what all hold, for `/v1/cache`."""
+        """Return the pins of `key`, "" = everyone's, and what they hold and may: `/v1/cache`."""
+        pins = {name: pin for name, pin in self._pins.items() if key in ("", pin.key)}
         rows = [
             {"id": pin_id, "tokens": pin.tokens, "bytes": _total(pin.parts())[0]}
-            for pin_id, pin in self._pins.items()
-            if key in ("", pin.key)
+            for pin_id, pin in pins.items()
         ]
-        limit = self._budget.bytes_max // SHARE
-        return {"pins": rows, "pinned_bytes": self.nbytes, "pinned_bytes_max": limit}
+        limit = self._budget.bytes_max // SHARE // (self.shares(key) if key else 1)
+        held = _total(_parts(pins.values()))[0]
+        return {"pins": rows, "pinned_bytes": held, "pinned_bytes_max": limit}
+
+
+def _parts(pins: Iterable[Pin]) -> Iterator[KVArrays]:
+    return (part for pin in pins for part in pin.parts())
 
 
 def _total(parts: Iterable[KVArrays]) -> tuple[int, int]:

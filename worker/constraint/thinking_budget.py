@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
+from hearth.shared.errors import StartError
 from hearth.worker.stream import harmony_parser
 
 log = logging.getLogger(__name__)
@@ -68,6 +69,8 @@ def _close(tokenizer: Any, end: str) -> str:
     ]
     try:
         text = tokenizer.apply_chat_template(messages, tokenize=False)
+    except StartError:  # it does not end
+        raise
     except Exception as error:  # a template raises what it likes; then it tells nothing
         log.debug("template probe refused: %s", error)
         text = ""

@@ -31,6 +31,7 @@ from hearth.worker.embeddings.layer_rests import LayerRests
 from hearth.worker.embeddings.padded_batch import pad
 from hearth.worker.embeddings.token_rows import TokenRow, check_row, checked_text
 from hearth.worker.engine.vision.vlm_loader import only_known_code, read_json
+from hearth.worker.prompt import bounded_templates  # noqa: F401  before any template is compiled
 
 SETTING: Final = "RERANK_MODEL"
 INSTRUCTION: Final = "Given a search query, retrieve relevant candidates that answer the query."

@@ -58,7 +58,7 @@ class KVManager:
         self.rules = rules
         self.store = ExtentStore(root, layers.layout, budget)
         self.uncached = UncachedKVManager(layers, new_cache, rules)  # of what is not to be kept
-        self.pins = Pins(self.store)
+        self.pins = Pins(self.store, rules.keys)
         self._layers = layers
         self._slots: dict[int, LiveSlot] = {}
         self.transfer = KVTransfer(self.store, layers, rules, self._slots, new_cache)
@@ -298,7 +298,7 @@ class KVManager:
                 "nothing to pin.",
                 code="not_kept",
             )
-        self.pins.check(pin_id, path, *self.transfer.lacking(slot, path))
+        self.pins.check(pin_id, key, path, *self.transfer.lacking(slot, path))
         self.pins.add(pin_id, key, path)  # before room is made: none of it goes
         is_whole = slot.joint.position == slot.position and self.transfer.complete(slot, path)
         if not is_whole:

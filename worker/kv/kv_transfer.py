@@ -52,6 +52,7 @@ class KeepRules:
     running_from: int = 0  # ... once it has so many tokens
     group_size: int = 64  # of rows in the bits that a request asks for
     idle_prefill: IdleMode = IdleMode.AUTO
+    keys: int = 1  # API keys that are named, among which pins are shared
 
     def running(self, kv_bits: int | None) -> QuantFormat | None:
         """Return how a live slot's rows are packed that asks for so many bits; None is raw."""

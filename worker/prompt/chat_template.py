@@ -3,15 +3,12 @@
 Touches no MLX.
 """
 
-import contextlib
 import logging
 from collections.abc import Sequence
 from typing import Any, Final
 
-import jinja2
-from transformers.utils import chat_template_utils
-
-from hearth.worker.prompt.awaited_work import joined
+from hearth.shared.errors import StartError
+from hearth.worker.prompt import bounded_templates  # noqa: F401  before any template is compiled
 
 log = logging.getLogger(__name__)
 
@@ -27,7 +24,6 @@ class Template:
     def __init__(self, tokenizer: Any) -> None:
         """Take mlx-lm's TokenizerWrapper."""
         self._tokenizer = tokenizer
-        _make_stoppable(getattr(tokenizer, "chat_template", None))
         self._takes_parts = False
         self._takes_parts = self._shows_parts_only()
 
@@ -73,9 +69,15 @@ class Template:
         adds_header: bool = True,
         **variables: Any,
     ) -> str:
-        """Return the rendered probe; "" where the template does not allow such a conversation."""
+        """Return the rendered probe; "" where the template does not allow such a conversation.
+
+        Raises:
+            StartError: the template does not end.
+        """
         try:
             return self.text(messages, tools, variables, adds_header)
+        except StartError:
+            raise
         except Exception as error:  # e.g. "roles must alternate": that is what a probe tells
             log.debug("template probe refused: %s", error)
             return ""
@@ -90,19 +92,6 @@ class Template:
             return False
         self._takes_parts = True
         return _PROBE in self.probed(question)
-
-
-def _make_stoppable(source: Any) -> None:
-    """Have a Jinja template's rendering end between two of its parts once nobody waits for it.
-
-    transformers compiles a template once and renders that; `concat` is what Jinja joins the parts
-    with. A function instead of a template runs to its end; what cannot be compiled says so when it
-    is rendered.
-    """
-    for each in source.values() if isinstance(source, dict) else [source]:
-        with contextlib.suppress(jinja2.TemplateError):
-            if isinstance(each, str):
-                chat_template_utils._compile_jinja_template(each).environment.concat = joined
 
 
 def _text_part(text: str) -> dict[str, str]:

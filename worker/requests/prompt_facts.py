@@ -19,7 +19,6 @@ class PromptFacts:
     context_tokens: int
     vocab_size: int
     root: PrefixHash  # the name of the empty prefix
-    opens_thinking: bool  # whether its template's generation prompt does
     output_format: OutputFormat  # reads what the model writes
     grammar_compiler: GrammarCompiler  # holds the model to what it has to write
     vocabulary: Vocabulary

@@ -102,7 +102,7 @@ class RequestBuilder:
             prediction=self._prediction(message, built),
             uses_cache=message.use_kv_cache,
             is_prefill_only=message.prefill_only,
-            pin_key=message.prompt.speaker.key if message.pin else None,
+            pin_key=message.owner if message.pin else None,
             prompt_images=images,
             visit=None if message.prefill_only else visit,  # nobody has said or heard anything
         )

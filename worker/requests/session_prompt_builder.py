@@ -11,7 +11,6 @@ from hearth.worker.cache.block_hash import common_length
 from hearth.worker.cache.image_keys import PromptImages
 from hearth.worker.prompt.awaited_work import NobodyWaits
 from hearth.worker.prompt.deferred_tools import with_loaded_tools
-from hearth.worker.prompt.extract_thinking import with_thinking_extracted
 from hearth.worker.prompt.images.image_placeholders import without_images
 from hearth.worker.prompt.prompt_with_sampled_turns import BuiltPrompt, PromptBuilder, PromptContent
 from hearth.worker.requests.prompt_facts import PromptFacts
@@ -89,10 +88,7 @@ class SessionPromptBuilder:
         turns: Sequence[Turn | None] = ()
         if visit is not None:
             messages, loaded, turns = visit.messages, visit.loaded, visit.turns
-        start, end = self._facts.output_format.think_marks
-        is_opened = self._facts.opens_thinking
         messages = with_loaded_tools(messages, prompt.deferred, loaded)
-        messages = [with_thinking_extracted(message, start, end, is_opened) for message in messages]
         return PromptContent(messages, prompt.tools, prompt.template_kwargs, turns, images, owner)
 
     def explain(

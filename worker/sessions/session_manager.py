@@ -163,6 +163,9 @@ class SessionManager:
                     visit.healed += bool(reasoning)
                 if reasoning and not said.reasoning:
                     visit.messages[at] = message | {"reasoning_content": reasoning}
+                    if turn is not None and not is_trimmed(turn.said.content, said.content):
+                        # The client moved it there: else a <think> in a content is text.
+                        visit.messages[at]["content"] = turn.said.content
             visit.turns.append(turn)
 
     def _find(self, visit: SessionVisit, at: int, said: TurnContent, known: Known) -> Turn | None:

@@ -15,6 +15,7 @@ from hearth.worker.cache.cache_budget import Budget
 from hearth.worker.disk.disk_thread import QUEUE_BYTES_MIN
 from hearth.worker.disk.open_file_store import open_file_store
 from hearth.worker.doctor.checked_machine import chip
+from hearth.worker.doctor.loaded_blas import loaded_blas
 from hearth.worker.engine.decode.batch_split import read_cost
 from hearth.worker.engine.engine import Engine
 from hearth.worker.engine.layer_exactness import differs_when_decoded
@@ -85,6 +86,7 @@ def make_kv_manager(
         running_from=settings.quantized_kv_start,
         group_size=settings.kv_group_size,
         idle_prefill=IdleMode(settings.idle_prefill),
+        keys=max(1, len(settings.api_keys)),
     )
     root = cache_root(loaded, settings)
     queue_bytes = disk_queue_bytes(layers, cut_rule.chunk)
@@ -119,9 +121,10 @@ def cache_root(loaded: LoadedModel, settings: Settings) -> PrefixHash:
     last bits only: each file names its own format and its cut rule. How many ranks compute the
     model decides the last bits, too, and what of it each rank has.
     Rope, quantisation and the like stand in config.json, which the identity has whole; the dtype
-    that is computed in and the device decide the last bits.
+    that is computed in and the device decide the last bits, and on the CPU its BLAS does.
     """
     facts = loaded.facts
+    blas = loaded_blas() if facts.backend == "cpu" else ""
     group_size = settings.kv_group_size if settings.kv_bits else ROOT_GROUP_SIZE
     parts = [
         *(str(ROOT_SCHEMA), facts.path, *loaded.identity.parts()),
@@ -131,6 +134,7 @@ def cache_root(loaded: LoadedModel, settings: Settings) -> PrefixHash:
         *(version("mlx"), version("mlx-lm")),
         *([version("mlx-vlm")] if loaded.vision is not None else []),
         f"dtype {loaded.dtype.name}",
+        *([f"BLAS {blas}"] if blas else []),
         *([f"{settings.ranks} ranks, {settings.rank_split}"] if settings.ranks > 1 else []),
     ]
     return schema_root(parts)

@@ -13,7 +13,6 @@ from hearth.worker.prompt.prompt_with_sampled_turns import ContextLimit, PromptB
 from hearth.worker.prompt.render_messages import Renderer
 from hearth.worker.prompt.template_turn_tokens import (
     end_of_turn_ids,
-    generation_prompt,
     history_marks,
 )
 from hearth.worker.prompt.tokenise import PieceTokeniser
@@ -104,7 +103,6 @@ def prompt_facts(
         vocab_size=facts.vocab_size,
         root=roots[0],
         portable_root=roots[1],
-        opens_thinking=output_format.is_thinking_open(generation_prompt(tokenizer)),
         output_format=output_format,
         grammar_compiler=GrammarCompiler(
             tokenizer,

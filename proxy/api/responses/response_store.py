@@ -1,8 +1,9 @@
 """Keeps responses for a while, so that a client can go on from one by its id.
 
-They end after AGE_S_MAX (OpenAI keeps them for 30 days), and the oldest go first where there are
-too many. Each is kept under the key of who asked for it, and is not there for anyone else. What is
-kept is the whole conversation up to it, as JSON: a response outlives those that it came after.
+They end after AGE_S_MAX (OpenAI keeps them for 30 days), and where there are too many the oldest of
+the key that has most go first. Each is kept under the key of who asked for it, and is not there for
+anyone else. What is kept is the whole conversation up to it, as JSON: a response outlives those
+that it came after.
 Images are part of it as the client sent them: an http(s) one is its url, and is fetched again.
 What a cloud model made is kept with the name of its maker, opaque items as they came: they go back
 to the maker, and nobody else can read them.
@@ -28,6 +29,7 @@ from hearth.shared.durable_journal import Adapter
 from hearth.shared.durable_journal_writer import open_journal_writer
 from hearth.shared.errors import RequestError
 from hearth.shared.kept_json import kept_json
+from hearth.shared.memory_by_owner import first_of_largest
 from hearth.shared.our_ids import is_our_item_id, response_maker
 
 COUNT_MAX: Final = 1_000
@@ -312,8 +314,9 @@ class ResponseStore:
         self.nbytes += entry.nbytes
         owner, response_id = entry_key
         self._cloud_items |= {(owner, item_id): response_id for item_id in entry.cloud_ids}
-        while len(self._entries) > COUNT_MAX or self.nbytes > BYTES_MAX:
-            self._drop(next(iter(self._entries)))
+        while (is_long := len(self._entries) > COUNT_MAX) or self.nbytes > BYTES_MAX:
+            rows = self._entries.items()
+            self._drop(first_of_largest((k[0], k, 1 if is_long else e.nbytes) for k, e in rows))
 
     def _forget(self, entry_key: _EntryKey) -> None:
         self._drop(entry_key)

@@ -20,6 +20,7 @@ from hearth.proxy.http.http_exchange import AsgiMessage, HttpExchange
 from hearth.proxy.request.parsed_request import ParsedRequest
 from hearth.proxy.request.session_id import key_digest
 from hearth.shared.errors import RequestError
+from hearth.shared.memory_by_owner import first_of_largest
 
 log = logging.getLogger(__name__)
 
@@ -183,10 +184,11 @@ class RunningResponses:
         self._past[entry_key] = job.events
         asyncio.get_running_loop().call_later(FOLLOW_S_MAX, self._forget, entry_key)
         while self._past and (
-            len(self._past) > FOLLOWED_MAX
+            (is_long := len(self._past) > FOLLOWED_MAX)
             or sum(events.nbytes for events in self._past.values()) > FOLLOWED_BYTES_MAX
         ):
-            self._forget(next(iter(self._past)))
+            rows = self._past.items()
+            self._forget(first_of_largest((k[0], k, 1 if is_long else e.nbytes) for k, e in rows))
 
     def _forget(self, entry_key: _EntryKey) -> None:
         if self._past.pop(entry_key, None) is not None:

@@ -21,7 +21,8 @@ from tests.helpers.worker.extent_store_machine import LAYOUTS, PICKS, Caching
 from tests.helpers.worker.kv_prompts import KINDS, follow, prompt
 
 IDS = st.sampled_from(["a", "b", "c"])
-KEYS = st.sampled_from(["mine", "theirs"])
+OWNERS = ("mine", "theirs")
+KEYS = st.sampled_from(OWNERS)
 
 
 def assert_marked(store: ExtentStore, pins: Pins) -> None:
@@ -56,12 +57,20 @@ class Pinning(Caching):
         path = path_to(joints[pick % len(joints)])
         parts = self.lacking(path)
         nbytes, buffers = sum(p.nbytes for p in parts), sum(p.buffers for p in parts)
-        held = self.store.budget.bytes_used
+        held, before = self.store.budget.bytes_used, [*self.pins]
+        parts_of = {each: self.pins.part([p for p in before if p.key == each]) for each in OWNERS}
         try:
-            self.pins.check(pin_id, path, nbytes, buffers)
+            self.pins.check(pin_id, key, path, nbytes, buffers)
         except RequestError as refusal:
             assert (refusal.status, self.store.budget.bytes_used) == (409, held)
             return
+        given_up = {pin.key for pin in before if pin not in [*self.pins]}
+        assert key not in given_up
+        assert all(parts_of[each] > 1 / self.pins.shares(key) for each in given_up)
+        left = {row["id"] for row in self.pins.report()["pins"]}
+        self.promised = {name: row for name, row in self.promised.items() if name in left}
+        if not all(extent in self.store for extent in path):
+            return  # it was another key's alone: a server's keys have roots of their own
         self.pins.add(pin_id, key, path)
         if self.evictor.make_room(nbytes, buffers, math.inf, self.now):
             self.complete(path)

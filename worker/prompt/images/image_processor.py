@@ -338,6 +338,8 @@ def _rendered(tokenizer: Any, content: list[dict[str, str]]) -> str:
     render: Callable[..., str] = tokenizer.apply_chat_template
     try:
         return render([{"role": "user", "content": content}], tokenize=False)
+    except StartError:  # it does not end
+        raise
     except Exception as error:  # a template is a program: it raises whatever it likes
         log.debug("image probe refused: %s", error)
         return ""

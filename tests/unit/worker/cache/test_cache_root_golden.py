@@ -42,6 +42,7 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LoadedModel:
     """Checkpoint whose files are the same everywhere, under versions that are too."""
     monkeypatch.setattr(kv_setup, "version", VERSIONS.__getitem__)
     monkeypatch.setattr(kv_setup, "chip", lambda: "golden chip")
+    monkeypatch.setattr(kv_setup, "loaded_blas", str)
     (tmp_path / "config.json").write_bytes(b'{"model_type": "qwen3"}\n')
     (tmp_path / "tokenizer.json").write_bytes(b"does not count")
     write_weights(tmp_path, "model-00001-of-00002.safetensors", 1_000)
@@ -182,6 +183,16 @@ def test_the_dtype_and_the_device_decide_the_last_bits(
     assert root(cast) == "03d5cca056b8f48957a695cd495c515b"
     monkeypatch.setattr(kv_setup, "chip", lambda: "another")
     assert root(model) == "03d71a0813d288da4ea4e71d82b52d2b"
+
+
+def test_the_blas_decides_the_last_bits_on_the_cpu_alone(
+    model: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    metal = dataclasses.replace(model, facts=dataclasses.replace(FACTS, backend="metal"))
+    before = root(metal)
+    monkeypatch.setattr(kv_setup, "loaded_blas", lambda: "golden BLAS")
+    assert root(model) == "03d478d3d84f200aa1eaa4d2614a713a"
+    assert root(metal) == before
 
 
 def test_the_default_settings_that_enter_the_root_are_what_they_were() -> None:

@@ -283,10 +283,10 @@ def test_there_are_only_so_many_pins(monkeypatch: pytest.MonkeyPatch) -> None:
     store = new_store()
     pins, path = Pins(store), keep(store, text(1, 20), [10, 20])
     for name in ("a", "b", "b"):
-        pins.check(name, path, 0, 0)
+        pins.check(name, ME, path, 0, 0)
         pins.add(name, ME, path)
     with pytest.raises(RequestError, match="2 pins"):
-        pins.check("c", path, 0, 0)
+        pins.check("c", ME, path, 0, 0)
 
 
 def test_a_pin_ends_with_the_last_that_holds_it() -> None:
@@ -322,10 +322,10 @@ def test_what_comes_to_a_pinned_path_later_is_not_pinned() -> None:
 def test_what_is_lacking_counts_against_the_half() -> None:
     store = new_store(bytes_max=rows(40).nbytes)
     pins, path = Pins(store), keep(store, text(1, 10), [10])
-    pins.check("a", path, rows(10).nbytes, 0)
+    pins.check("a", ME, path, rows(10).nbytes, 0)
     with pytest.raises(RequestError) as caught:
-        pins.check("a", path, rows(10).nbytes + 1, 0)
+        pins.check("a", ME, path, rows(10).nbytes + 1, 0)
     assert caught.value.status == 409
     buffers_max = store.budget.buffers_max
     with pytest.raises(RequestError, match="buffers"):
-        pins.check("a", path, 0, buffers_max // 2 - 1)
+        pins.check("a", ME, path, 0, buffers_max // 2 - 1)

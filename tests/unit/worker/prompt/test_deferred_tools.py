@@ -1,4 +1,4 @@
-"""A deferred tool is shown where it is loaded, and a think block in a content is thinking again."""
+"""A deferred tool is shown where it is loaded."""
 
 import copy
 import json
@@ -7,8 +7,6 @@ from typing import Any
 import pytest
 
 from hearth.worker.prompt.deferred_tools import with_loaded_tools
-from hearth.worker.prompt.extract_thinking import with_thinking_extracted
-from scripts.harness.model_families import family
 
 Messages = list[dict[str, Any]]
 
@@ -117,82 +115,3 @@ def test_messages_and_tools_are_not_modified() -> None:
     placed = with_loaded_tools(messages, DEFERRED, ["web", "grep"])
     assert (messages, DEFERRED) == before
     assert placed[0] is messages[0] and placed[2] is not messages[2]
-
-
-# ---------------------------------------------------------------- thinking set apart
-
-
-def answer(content: Any, **more: Any) -> dict[str, Any]:
-    return {"role": "assistant", "content": content, **more}
-
-
-def apart(message: dict[str, Any], start: str = "<think>", end: str = "</think>") -> Any:
-    """Return (thinking, content) of what the message becomes."""
-    before = copy.deepcopy(message)
-    found = with_thinking_extracted(message, start, end)
-    assert message == before, "it is not modified"
-    return found.get("reasoning_content"), found["content"]
-
-
-@pytest.mark.parametrize(
-    ("content", "expected"),
-    [
-        ("<think>\nwhy\n</think>\n\nso", ("why", "so")),
-        ("\n <think>why</think>so", ("why", "so")),
-        ("why\n</think>\n\nso", ("why", "so")),
-        ("<think>\n\n</think>\n\nso", ("", "so")),
-        ("<think>one\n\ntwo</think>\nso </think> it is", ("one\n\ntwo", "so </think> it is")),
-        ("<think> why </think> so", (" why ", " so")),
-        ("<think>why</think>", ("why", "")),
-    ],
-)
-def test_a_leading_think_block_is_thinking(content: str, expected: tuple[str, str]) -> None:
-    assert apart(answer(content)) == expected
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        "no thinking",
-        "use <think>x</think> for it",
-        "<think>never closed",
-        "",
-        None,
-        [{"type": "text", "text": "<think>x</think>y"}],
-    ],
-)
-def test_what_is_no_leading_block_stays_in_the_content(content: Any) -> None:
-    message = answer(content)
-    assert with_thinking_extracted(message, "<think>", "</think>") is message
-
-
-def test_a_block_that_says_what_is_apart_already_is_not_said_twice() -> None:
-    """As where the thinking of a recorded turn was restored: it goes, or stays, as one."""
-    for content in ("<think>\nwhy \n</think>\n\nso", " why</think>so"):
-        assert apart(answer(content, reasoning_content="why")) == ("why", "so")
-
-
-def test_a_block_beside_other_thinking_is_left_alone() -> None:
-    message = answer("<think>x</think>y", reasoning_content="why")
-    assert with_thinking_extracted(message, "<think>", "</think>") is message
-
-
-@pytest.mark.parametrize("role", ["user", "system", "tool"])
-def test_what_others_write_is_never_thinking(role: str) -> None:
-    message = {"role": role, "content": "<think>x</think>y"}
-    assert with_thinking_extracted(message, "<think>", "</think>") is message
-
-
-def test_tags_are_the_models_own() -> None:
-    message = answer("<think>x</think>y")
-    assert with_thinking_extracted(message, "", "") is message
-    assert with_thinking_extracted(message, "[THINK]", "[/THINK]") is message
-    assert apart(answer("[THINK]x[/THINK]y"), "[THINK]", "[/THINK]") == ("x", "y")
-    assert apart(answer("x[/THINK]y"), "", "[/THINK]") == ("x", "y")
-
-
-def test_an_answer_in_one_piece_is_taken_apart_as_the_model_wrote_it() -> None:
-    tokenizer = family("qwen3").tokenizer
-    text = "<think>\nwhy\n\nindeed\n</think>\n\nso"
-    start, end = tokenizer.think_start, tokenizer.think_end
-    assert apart(answer(text), start, end) == ("why\n\nindeed", "so")

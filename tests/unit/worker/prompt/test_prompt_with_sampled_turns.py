@@ -294,7 +294,7 @@ def hostile(name: str) -> tuple[Messages, list[Any], str]:
     tools[0]["function"]["parameters"]["properties"]["path"]["description"] = spelled
     turn = message_of(AnswerParts("", "", (CALL,)))
     turn["tool_calls"][0]["function"]["arguments"] = call.arguments
-    plain = {"role": "assistant", "content": f"said {spelled}"}
+    plain = {"role": "assistant", "content": f"{spelled} said {spelled}"}
     messages = [
         {"role": "system", "content": f"system {spelled}"},
         {"role": "user", "content": f"user {spelled}"},

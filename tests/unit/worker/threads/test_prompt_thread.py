@@ -45,7 +45,6 @@ FACTS = PromptFacts(
     context_tokens=10,
     vocab_size=100,
     root=PrefixHash(b"root"),
-    opens_thinking=False,
     output_format=cast(Any, None),  # a raw prompt's answer is not taken apart
     grammar_compiler=cast(Any, None),
     vocabulary=cast(Any, SimpleNamespace(detokeniser=lambda: None)),
