@@ -90,7 +90,11 @@ class SessionPromptBuilder:
         is_opened = self._facts.opens_thinking
         messages = with_loaded_tools(messages, prompt.deferred, loaded)
         messages = [with_thinking_extracted(message, start, end, is_opened) for message in messages]
-        return PromptContent(messages, prompt.tools, prompt.template_kwargs, turns, images, owner)
+        if prompt.continues and turns:  # it is not over: the client's text says how far it goes
+            turns = [*turns[:-1], None]
+        return PromptContent(
+            messages, prompt.tools, prompt.template_kwargs, turns, images, owner, prompt.continues
+        )
 
     def explain(
         self, visit: SessionVisit, built: BuiltPrompt, images: PromptImages, owner: str
