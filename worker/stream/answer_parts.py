@@ -53,6 +53,11 @@ class AnswerCollector:
         self._texts: dict[Channel, list[str]] = {"reasoning": [], "content": []}
         self._calls: list[tuple[str, list[str]]] = []
 
+    @property
+    def position(self) -> int:
+        """How much was read of what the model wrote."""
+        return self._buffer.position
+
     def text(self, channel: Channel, text: str, behind: int | None = 0) -> None:
         """Add reasoning or content, which ends `behind` characters before what was read last.
 
@@ -61,7 +66,7 @@ class AnswerCollector:
         if text:
             text = _whole_characters(text)
             self._texts[channel].append(text)
-            spans = () if behind is None else ((len(text), self._buffer.position - behind),)
+            spans = () if behind is None else ((len(text), self.position - behind),)
             self._new.append(AnswerPart(channel, text, spans=spans))
 
     def call(self, name: str) -> None:
@@ -162,6 +167,7 @@ class ContentWriter:
         self._collector = collector
         self._pending: list[str] = []  # blanks that are content or not by what follows
         self._before = ""  # those in front of the call
+        self._pending_end = 0  # where they end in what the model wrote
         self._is_empty = True
         self._is_behind_call = False
         self._skips_newlines = False  # they belong to the think block in front of them
@@ -174,6 +180,7 @@ class ContentWriter:
             self._skips_newlines = not text
         behind = text.lstrip()
         body = behind.rstrip()
+        self._pending_end = self._collector.position
         self._pending.append(text[: len(text) - len(behind)])
         if body:
             self._collector.text("content", self._blanks() + body, len(behind) - len(body))
@@ -203,5 +210,6 @@ class ContentWriter:
     def end(self) -> None:
         """End the answer."""
         if not self._is_behind_call:
-            self._collector.text("content", "".join(self._pending))
+            behind = self._collector.position - self._pending_end
+            self._collector.text("content", "".join(self._pending), behind)
         self._pending = []

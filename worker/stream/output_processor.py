@@ -34,10 +34,11 @@ class _WaitingToken:
         return self.start + len(self.text)
 
     def told(self) -> TokenLogprob:
-        """Return its entry, of what is content alone."""
-        if self.said == self.text:
-            return self.entry
-        return replace(self.entry, token=self.said, token_bytes=self.said.encode())
+        """Return its entry, of what is content alone; bytes of a part of a character stay."""
+        if not self.said.endswith(self.text):
+            return _with_bytes(self.entry, self.said.encode())
+        before = self.said.removesuffix(self.text).encode()
+        return _with_bytes(self.entry, before + self.entry.token_bytes) if before else self.entry
 
 
 class OutputProcessor:
@@ -99,7 +100,8 @@ class OutputProcessor:
         if parts:
             self.channel = parts[-1].channel
         self.reasoning_tokens += self.channel == "reasoning"
-        return OutputPiece(parts, self._released(parts, hit.stop is not None or self.is_cut), hit.stop)
+        is_over = hit.stop is not None or self.is_cut
+        return OutputPiece(parts, self._released(parts, is_over), hit.stop)
 
     def finish(self, is_complete: bool) -> OutputPiece:
         """End the generation and return what was held back.
@@ -136,6 +138,8 @@ class OutputProcessor:
             return []
         ready = []
         for part in parts:
+            if part.name and self._waiting and self._waiting[0].said:  # its rest is a call's
+                ready.append(self._waiting.popleft().told())
             at = 0
             for length, end in part.spans:
                 said = part.text[at : at + length] if part.channel == "content" else ""
@@ -162,13 +166,19 @@ class OutputProcessor:
             if token.end > end:
                 return
             self._waiting.popleft()
-            if token.said or begin <= token.start == token.end:  # a part of the next character
+            if is_part := begin <= token.start == token.end:  # of the next character
+                token.said, loose = loose, ""
+            if token.said or is_part:
                 yield token.told()
 
 
 def _as_written(entry: TokenLogprob, text: str) -> TokenLogprob:
     """Return the entry without the blank that a first token loses under SentencePiece."""
-    if not entry.token_bytes.startswith(b" ") or text.startswith((" ", "\ufffd")):
-        return entry
-    rest = entry.token_bytes[1:]
-    return replace(entry, token=rest.decode("utf-8", "replace"), token_bytes=rest)
+    alone = entry.token_bytes
+    if alone.startswith(b" ") and len(alone.decode("utf-8", "ignore")) == len(text) + 1:
+        return _with_bytes(entry, alone[1:])
+    return entry
+
+
+def _with_bytes(entry: TokenLogprob, octets: bytes) -> TokenLogprob:
+    return replace(entry, token=octets.decode("utf-8", "replace"), token_bytes=octets)

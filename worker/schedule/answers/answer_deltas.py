@@ -15,9 +15,14 @@ from hearth.worker.stream.output_processor import OutputPiece
 
 
 def piece_deltas(request: Request, piece: OutputPiece) -> Iterator[Delta]:
-    """Yield the deltas of a piece; its first content carries the log probabilities that waited."""
+    """Yield the deltas of a piece; its first content carries the log probabilities that waited.
+
+    None of them waits beyond the beginning of a call.
+    """
     request.logprobs += piece.logprobs
     for part in piece.parts:
+        if part.name:
+            yield from last_deltas(request)
         yield _delta(request, part)
 
 
