@@ -18,7 +18,7 @@ import msgpack
 from hearth.shared.errors import WireError
 from hearth.shared.kv_move_messages import Chunk, Fetch, Found, Holds, Seek, TellHeld
 
-PROTOCOL_VERSION: Final = 13
+PROTOCOL_VERSION: Final = 14
 FRAME_BYTES_MAX: Final = 80 * 1024 * 1024  # a 64 MB request body, and room for its envelope
 
 
@@ -90,6 +90,7 @@ class Prompt:
     "image": a key of `images`}, in their order.
     Not for templates are an assistant's `signatures` (of thinking that we may have issued) and a
     tool result's `tool_references` (names of deferred tools that it loads).
+    Where it `continues`, the last message is an assistant's text, and the answer is its rest.
     A raw prompt has no messages: it is `text`, or the tokens `ids`, as they are.
     """
 
@@ -104,6 +105,7 @@ class Prompt:
     ids: list[int] = field(default_factory=list)
     images: dict[str, bytes] = field(default_factory=dict)  # by digest: files as they came
     places: dict[str, str] = field(default_factory=dict)  # by digest: where the client has it first
+    continues: bool = False
 
 
 @dataclass(frozen=True, slots=True)

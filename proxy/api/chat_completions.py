@@ -42,7 +42,9 @@ def parse(body: dict[str, Any]) -> ParsedRequest:
     return ParsedRequest(
         dialect="chat",
         model=str(body.get("model") or ""),
-        prompt=Prompt(rows, shown, thought.template_kwargs, deferred),
+        prompt=Prompt(
+            rows, shown, thought.template_kwargs, deferred, continues=_continues(body, rows[-1])
+        ),
         sampling=sampling_params.read_sampling(
             body, max_tokens=limit, stop="stop", top_logprobs=_top_logprobs(body)
         ),
@@ -54,6 +56,18 @@ def parse(body: dict[str, Any]) -> ParsedRequest:
         choices=choices,
         prediction=read_prediction(body, choices),
     )
+
+
+def _continues(body: dict[str, Any], last: dict[str, Any]) -> bool:
+    """Return whether the answer is the rest of the `last` message, in the words of vLLM."""
+    if not fields.boolean(body, "continue_final_message"):
+        return False
+    if fields.boolean(body, "add_generation_prompt"):
+        fields.refuse("add_generation_prompt", True, "false with continue_final_message: true")
+    if last["role"] != "assistant" or last.get("tool_calls"):
+        allowed = "false where the last message is not an assistant's text"
+        fields.refuse("continue_final_message", True, allowed)
+    return True
 
 
 def _constraints(

@@ -10,6 +10,7 @@ import orjson
 
 from hearth.proxy.api import server_sent_events as sse
 from hearth.proxy.api.body import tool_definitions as tools
+from hearth.proxy.api.body.logprob_rows import logprob_rows
 from hearth.proxy.api.chat_completions import custom_names, is_legacy
 from hearth.proxy.api.error_bodies import openai_error
 from hearth.proxy.api.multi_choice_stream import MergedChoices
@@ -18,7 +19,6 @@ from hearth.proxy.request.parsed_request import AdmittedRequest
 from hearth.shared.errors import RequestError
 from hearth.shared.wire_messages import Delta, Finished, TokenLogprob, Usage
 
-LOGPROB_MIN: Final = -9999.0  # JSON has no infinity
 _CHUNK_END: Final = b',"finish_reason":null}]}\n\n'
 
 
@@ -39,21 +39,7 @@ def usage_fields(usage: Usage) -> dict[str, Any]:
 
 def logprob_fields(rows: list[TokenLogprob]) -> dict[str, Any]:
     """Return `logprobs` of a choice for the tokens in `rows`."""
-    return {
-        "content": [
-            {
-                "token": row.token,
-                "bytes": list(row.token_bytes),
-                "logprob": max(row.logprob, LOGPROB_MIN),
-                "top_logprobs": [
-                    {"token": text, "bytes": list(octets), "logprob": max(logprob, LOGPROB_MIN)}
-                    for _, text, octets, logprob in row.top
-                ],
-            }
-            for row in rows
-        ],
-        "refusal": None,
-    }
+    return {"content": logprob_rows(rows), "refusal": None}
 
 
 def _shell(admitted: AdmittedRequest, kind: str) -> dict[str, Any]:

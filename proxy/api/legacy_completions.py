@@ -9,8 +9,9 @@ from typing import Any, Final, NoReturn
 
 from hearth.proxy.api import server_sent_events as sse
 from hearth.proxy.api.body import field_readers as fields, sampling_params
+from hearth.proxy.api.body.logprob_rows import LOGPROB_MIN
 from hearth.proxy.api.chat_completions import CHOICES_MAX
-from hearth.proxy.api.chat_completions_events import LOGPROB_MIN, usage_fields
+from hearth.proxy.api.chat_completions_events import usage_fields
 from hearth.proxy.api.error_bodies import openai_error
 from hearth.proxy.api.multi_choice_stream import MergedChoices
 from hearth.proxy.request.parsed_request import AdmittedRequest, ParsedRequest

@@ -66,13 +66,12 @@ def template_query(path: str, body: Mapping[str, Any]) -> TokenQuery:
     if body.get("messages") is None and body.get("input") is None:
         needed = "messages" if path == APPLY_TEMPLATE else "content, prompt or messages"
         raise RequestError(f"{path} needs {needed}.", code="missing_field", param="messages")
-    if fields.boolean(body, "continue_final_message"):
-        fields.refuse("continue_final_message", True, "false: an answer here begins a turn anew")
     if body.get("chat_template") is not None:
         fields.refuse("chat_template", body["chat_template"], "none: the model's own is used")
     tells = "text" if path == APPLY_TEMPLATE else _told(body)
     has_header = fields.boolean(body, "add_generation_prompt", default=True)
-    return TokenQuery(tells, adds_header=has_header)
+    continues = fields.boolean(body, "continue_final_message")  # its header is the last message's
+    return TokenQuery(tells, adds_header=has_header or continues)
 
 
 def answer_size(counted: Counted) -> int:

@@ -232,7 +232,7 @@ def _load_text(directory: Path, runs_code: bool) -> tuple[Any, Any, dict[str, An
     Without mlx-vlm a vision model comes as its language model alone, where mlx-lm knows its kind.
     """
     misses_vision = not has_vision() and has_tower(directory)
-    options = _tokenizer_options(directory if misses_vision else None, runs_code)
+    options = _tokenizer_options(directory, runs_code)
     try:
         found: tuple[Any, Any, dict[str, Any]] = load(
             str(directory),
@@ -251,15 +251,15 @@ def _load_text(directory: Path, runs_code: bool) -> tuple[Any, Any, dict[str, An
 
 def text_tokenizer(directory: Path, config: dict[str, Any], runs_code: bool) -> Any:
     """Return the tokenizer of a language model that is loaded by itself."""
-    options = _tokenizer_options(directory if has_tower(directory) else None, runs_code)
+    options = _tokenizer_options(directory, runs_code)
     ends = config.get("eos_token_id") or (config.get("text_config") or {}).get("eos_token_id")
     return load_tokenizer(directory, options, eos_token_ids=ends)
 
 
-def _tokenizer_options(vision_directory: Path | None, runs_code: bool) -> dict[str, Any]:
-    """Return what a tokenizer is loaded with; a vision model's template may be its processor's."""
+def _tokenizer_options(directory: Path, runs_code: bool) -> dict[str, Any]:
+    """Return what a tokenizer is loaded with; its template may stand where processors read it."""
     options: dict[str, Any] = {"trust_remote_code": runs_code}
-    template = None if vision_directory is None else chat_template(vision_directory)
+    template = chat_template(directory)
     return options if template is None else {**options, "chat_template": template}
 
 

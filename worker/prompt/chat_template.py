@@ -4,6 +4,7 @@ Touches no MLX.
 """
 
 import logging
+import secrets
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -61,6 +62,25 @@ class Template:
             **variables,
         )
         return rendered
+
+    def text_to_continue(
+        self, messages: list[dict[str, Any]], tools: Sequence[Any], variables: dict[str, Any]
+    ) -> str:
+        """Return the rendered messages up to the end of the last one's content.
+
+        It is what `continue_final_message` of transformers gives: where the template trims the
+        content, the blanks at its end are left out. Also for a template that is a function.
+
+        Raises:
+            ValueError: the template does not show the content; and whatever the template raises.
+        """
+        content, end = text_of(messages[-1]), secrets.token_hex(16)
+        marked = {**messages[-1], "content": f"{content}{end} "}
+        text = self.text([*messages[:-1], marked], tools, variables, adds_header=False)
+        before, found, behind = text.rpartition(end)
+        if not found or content.strip() not in before:
+            raise ValueError("it does not show the last one as it is, which cannot be continued")
+        return before if behind.startswith(" ") else before.rstrip()
 
     def probed(
         self,

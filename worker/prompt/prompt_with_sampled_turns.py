@@ -42,7 +42,7 @@ class PromptContent:
 
     `turns`, where it is not empty, has an entry for each message: its tokens, if known. `pictures`
     has every image that the messages show. What is remembered of the text serves `owner` alone,
-    "" = everybody.
+    "" = everybody. Where the answer `continues` the last message, that one has no turn.
     """
 
     messages: list[dict[str, Any]]
@@ -51,11 +51,14 @@ class PromptContent:
     turns: Sequence[SampledTurn | None] = ()
     pictures: PromptImages = field(default_factory=dict)
     owner: str = ""
+    continues: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class BuiltPrompt:
     """A prompt's tokens. `header` is where the generation prompt begins. Immutable.
+
+    Where the answer continues a message, that is where this message's header begins.
 
     `keys` are those of the cache: its ids, with the images' contents in the place of their ids.
     """
@@ -118,7 +121,8 @@ class PromptBuilder:
         assert len(content.turns) in (0, len(content.messages)), len(content.turns)
         pieces, runs = self._pieces(content, adds_header, is_counted)
         header = self._generation_prompt(pieces) if adds_header else len(pieces)
-        spans, doubtful = self._spans(pieces[:header], content, runs)
+        said = pieces if content.continues else pieces[:header]
+        spans, doubtful = self._spans(said, content, runs)
         # A template writes its own beginning-of-text token; without one the tokenizer must.
         prompt_ids = _PromptIds(
             [] if self._renderer.has_template else list(self.tokeniser.beginning)
@@ -186,7 +190,8 @@ class PromptBuilder:
             messages,
             tokeniser.shielded(content.tools, mark),
             tokeniser.shielded(content.options, mark),
-            adds_header,
+            adds_header and not content.continues,
+            adds_header and content.continues,
         )
         if is_counted:
             _refuse_uncounted(rendered.text, self._bytes_max or 0)

@@ -67,8 +67,11 @@ class Renderer:
         tools: list[Any],
         options: dict[str, Any],
         adds_header: bool = True,
+        continues: bool = False,
     ) -> Rendered:
         """Return the messages as text, with the generation prompt where `adds_header`.
+
+        Where the answer `continues` the last message, the text ends with that one's content.
 
         Raises:
             RequestError: the template refuses them, or nobody waits for them any more.
@@ -82,7 +85,10 @@ class Renderer:
         shown = adapted(messages, tools, self.capabilities, adds_header)
         variables = self._variables(options)
         try:
-            text = self._template.text(shown.messages, shown.tools, variables, adds_header)
+            if continues:
+                text = self._template.text_to_continue(shown.messages, shown.tools, variables)
+            else:
+                text = self._template.text(shown.messages, shown.tools, variables, adds_header)
         except NobodyWaits:
             raise
         except Exception as error:  # a template is a program; it raises whatever it likes

@@ -64,10 +64,11 @@ def _next_content(
     """Return the conversation with the answer, and the messages that will follow it, empty."""
     echo, following = _continuation(said, visit.turn)
     content = prompts.content(visit.prompt, visit, request.prompt_images, request.owner)
+    before = len(content.messages) - content.continues
     return dataclasses.replace(
         content,
-        messages=[*content.messages, echo, *following],
-        turns=[*content.turns, visit.turn, *(None for _ in following)],
+        messages=[*content.messages[:before], echo, *following],
+        turns=[*content.turns[:before], visit.turn, *(None for _ in following)],
     )
 
 

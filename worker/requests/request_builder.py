@@ -85,7 +85,7 @@ class RequestBuilder:
             sampling=message.sampling,
             tokens_max=self._tokens_max(message, built),
             output=OutputProcessor(
-                self._facts.vocabulary.detokeniser(),
+                self._facts.vocabulary.detokeniser(_behind(message.prompt, built)),
                 message.sampling.stop,
                 splitter,
                 message.constraints.parallel_calls,
@@ -150,21 +150,35 @@ class RequestBuilder:
             return None, None, None
         constraints = constraints_of(message)
         output_format = self._facts.output_format
-        opening = self._prompts.text(built.ids[built.header :])
+        opening = "" if prompt.continues else self._prompts.text(built.ids[built.header :])
         splitter = output_format.splitter(
             output_format.is_thinking_open(opening),
             [*prompt.tools, *prompt.deferred],
             takes_calls=constraints.tool_choice != "none",
             may_think=output_format.may_think(opening) and not constraints.is_json,
+            is_continued=prompt.continues,
         )
         shown = _shown_tools(prompt, [*constraints.tool_names, *(visit.loaded if visit else ())])
         owner = message.owner
-        guide = self._facts.grammar_compiler.token_mask(
-            constraints, shown, opening, len(built.ids), owner
-        )
+        guide = None
+        if not prompt.continues:
+            guide = self._facts.grammar_compiler.token_mask(
+                constraints, shown, opening, len(built.ids), owner
+            )
+        elif constraints.is_json or constraints.tool_choice == "required":
+            raise RequestError(
+                "An answer that continues the last message cannot be held to a schema, nor to a "
+                "call. Let the conversation end with a user's message, or ask for neither.",
+                param="messages",
+            )
         keeps = owner if message.use_kv_cache else None
         calls = self._facts.grammar_compiler.call_drafts(constraints, shown, keeps)
         return splitter, guide, calls
+
+
+def _behind(prompt: Prompt, built: BuiltPrompt) -> Sequence[int]:
+    """Return the tokens whose text the answer goes on from; none where it begins anew."""
+    return built.ids if is_raw(prompt) or prompt.continues else ()
 
 
 def constraints_of(message: Submit) -> Constraints:

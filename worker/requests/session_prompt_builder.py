@@ -89,7 +89,11 @@ class SessionPromptBuilder:
         if visit is not None:
             messages, loaded, turns = visit.messages, visit.loaded, visit.turns
         messages = with_loaded_tools(messages, prompt.deferred, loaded)
-        return PromptContent(messages, prompt.tools, prompt.template_kwargs, turns, images, owner)
+        if prompt.continues and turns:  # it is not over: the client's text says how far it goes
+            turns = [*turns[:-1], None]
+        return PromptContent(
+            messages, prompt.tools, prompt.template_kwargs, turns, images, owner, prompt.continues
+        )
 
     def explain(
         self, visit: SessionVisit, built: BuiltPrompt, images: PromptImages, owner: str

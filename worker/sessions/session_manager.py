@@ -200,6 +200,8 @@ class SessionManager:
     def ended(self, visit: SessionVisit, ending: RequestEnding) -> dict[str, Any] | None:
         """Record the turn and advance the line; return what the request lost, if anything."""
         assert visit.said is None and visit.turn is None, "a visit ends once"
+        if visit.prompt.continues:
+            ending = _whole_message(visit, ending)
         now = time.monotonic()
         divergence = self._loss(visit, ending)
         row = self._row(visit, ending)
@@ -415,7 +417,7 @@ def _turn(visit: SessionVisit, ending: RequestEnding) -> Turn:
     opening = visit.tokens[visit.header :]
     return Turn(
         key=visit.key,
-        place=visit.place.links[-1],
+        place=visit.place.links[-2 if visit.prompt.continues else -1],
         ids=np.concatenate([opening, pack(list(ending.sampled))]),
         said=ending.said,
         text=ending.text,
@@ -423,6 +425,15 @@ def _turn(visit: SessionVisit, ending: RequestEnding) -> Turn:
         signature=ending.signature if ending.said.reasoning else "",
         made_at=time.time(),
     )
+
+
+def _whole_message(visit: SessionVisit, ending: RequestEnding) -> RequestEnding:
+    """Return the ending with the message that the answer continued in front of the answer."""
+    begun, said = turn_content(visit.messages[-1]), ending.said
+    said = replace(
+        said, reasoning=begun.reasoning or said.reasoning, content=begun.content + said.content
+    )
+    return replace(ending, said=said, text=begun.content + ending.text)
 
 
 def _known(prompt: Prompt) -> Known:

@@ -1,5 +1,6 @@
 """Makes the prompt builder, the sessions and the prompt facts of a loaded model."""
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,8 @@ from hearth.worker.sessions.session_manager import SessionManager, SessionRules
 from hearth.worker.stream.detokenise import Vocabulary
 from hearth.worker.stream.model_output_format import OutputFormat, template_of
 
+log = logging.getLogger(__name__)
+
 
 def make_builder(
     tokenizer: Any,
@@ -39,6 +42,12 @@ def make_builder(
     """
     thinks, preserves = settings.default_thinking, settings.preserve_thinking
     renderer = Renderer(tokenizer, thinks, preserves)
+    if not renderer.has_template:
+        log.warning(
+            "the model has no chat template: it is shown messages as a plain transcript, which "
+            "most models read badly. Put the template that it was trained with beside its weights, "
+            "as chat_template.jinja, or ask it by /v1/completions"
+        )
     return PromptBuilder(
         renderer,
         PieceTokeniser(tokenizer, template_of(tokenizer) + renderer.markup),

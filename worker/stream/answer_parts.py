@@ -2,8 +2,10 @@
 
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, Literal
+
+from hearth.worker.stream.lookahead_buffer import LookaheadBuffer
 
 _HALF: Final = re.compile("[\ud800-\udfff]")
 
@@ -17,6 +19,8 @@ class AnswerPart:
     channel: Channel
     text: str  # of a call: the next piece of its arguments' JSON
     name: str = ""  # of the tool that is called, where a call begins
+    # Of what is no call: (characters of the text, where they end in what the model wrote).
+    spans: tuple[tuple[int, int], ...] = field(default=(), compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,17 +46,28 @@ class AnswerCollector:
     Invariant: arguments belong to the call that began last, and no part is taken back.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, buffer: LookaheadBuffer) -> None:
+        """`buffer` has what the model wrote."""
+        self._buffer = buffer
         self._new: list[AnswerPart] = []
         self._texts: dict[Channel, list[str]] = {"reasoning": [], "content": []}
         self._calls: list[tuple[str, list[str]]] = []
 
-    def text(self, channel: Channel, text: str) -> None:
-        """Add reasoning or content."""
+    @property
+    def position(self) -> int:
+        """How much was read of what the model wrote."""
+        return self._buffer.position
+
+    def text(self, channel: Channel, text: str, behind: int | None = 0) -> None:
+        """Add reasoning or content, which ends `behind` characters before what was read last.
+
+        None where the same text may become something else yet.
+        """
         if text:
             text = _whole_characters(text)
             self._texts[channel].append(text)
-            self._new.append(AnswerPart(channel, text))
+            spans = () if behind is None else ((len(text), self.position - behind),)
+            self._new.append(AnswerPart(channel, text, spans=spans))
 
     def call(self, name: str) -> None:
         """Begin a call."""
@@ -71,14 +86,14 @@ class AnswerCollector:
 
     def take(self) -> list[AnswerPart]:
         """Return what is new, neighbours of one kind as one part."""
-        taken: list[tuple[AnswerPart, list[str]]] = []
+        taken: list[list[AnswerPart]] = []
         for part in self._new:
             if taken and taken[-1][0].channel == part.channel and not part.name:
-                taken[-1][1].append(part.text)
+                taken[-1].append(part)
             else:
-                taken.append((part, [part.text]))
+                taken.append([part])
         self._new = []
-        return [AnswerPart(part.channel, "".join(texts), part.name) for part, texts in taken]
+        return [_joined(parts) for parts in taken]
 
     @property
     def parts(self) -> AnswerParts:
@@ -87,6 +102,12 @@ class AnswerCollector:
         return AnswerParts(
             "".join(self._texts["reasoning"]), "".join(self._texts["content"]), calls
         )
+
+
+def _joined(parts: list[AnswerPart]) -> AnswerPart:
+    text = "".join(part.text for part in parts)
+    spans = tuple(span for part in parts for span in part.spans)
+    return AnswerPart(parts[0].channel, text, parts[0].name, spans)
 
 
 def object_or_text(text: str) -> dict[str, Any] | str:
@@ -116,8 +137,8 @@ class ReasoningWriter:
         self._is_empty = True  # no block has text so far
         self._pending: str | None = None  # newlines that may end the block; None = it has no text
 
-    def write(self, text: str) -> None:
-        """Take the next piece of the block."""
+    def write(self, text: str, behind: int | None = 0) -> None:
+        """Take the next piece of the block; `behind` as `AnswerCollector.text` has it."""
         if self._pending is None:
             text = text.lstrip("\n")
             if not text:
@@ -126,7 +147,7 @@ class ReasoningWriter:
             self._is_empty = False
         body = text.rstrip("\n")
         if body:
-            self._collector.text("reasoning", self._pending + body)
+            self._collector.text("reasoning", self._pending + body, behind)
             self._pending = ""
         self._pending += text[len(body) :]
 
@@ -146,6 +167,7 @@ class ContentWriter:
         self._collector = collector
         self._pending: list[str] = []  # blanks that are content or not by what follows
         self._before = ""  # those in front of the call
+        self._pending_end = 0  # where they end in what the model wrote
         self._is_empty = True
         self._is_behind_call = False
         self._skips_newlines = False  # they belong to the think block in front of them
@@ -158,9 +180,10 @@ class ContentWriter:
             self._skips_newlines = not text
         behind = text.lstrip()
         body = behind.rstrip()
+        self._pending_end = self._collector.position
         self._pending.append(text[: len(text) - len(behind)])
         if body:
-            self._collector.text("content", self._blanks() + body)
+            self._collector.text("content", self._blanks() + body, len(behind) - len(body))
             self._pending = [behind[len(body) :]]
             self._is_empty = self._is_behind_call = self.is_fresh = False
 
@@ -187,5 +210,6 @@ class ContentWriter:
     def end(self) -> None:
         """End the answer."""
         if not self._is_behind_call:
-            self._collector.text("content", "".join(self._pending))
+            behind = self._collector.position - self._pending_end
+            self._collector.text("content", "".join(self._pending), behind)
         self._pending = []

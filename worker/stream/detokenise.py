@@ -7,9 +7,12 @@ never become a character at the end of a generation are dropped, so no U+FFFD is
 import codecs
 import json
 import re
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Any, Final, Protocol
 
 from mlx_lm.tokenizer_utils import NaiveStreamingDetokenizer
+
+BEHIND_MAX: Final = 8  # tokens: no character is spread over more
 
 
 class Detokeniser(Protocol):
@@ -29,17 +32,23 @@ class Vocabulary:
         self._tokenizer = tokenizer
         self._table, self._strips_first_space = _byte_table(tokenizer)
 
-    def detokeniser(self) -> Detokeniser:
+    def detokeniser(self, behind: Sequence[int] = ()) -> Detokeniser:
+        """Return what gives the text of tokens; `behind` are those that the text goes on from."""
         if self._table is None:
-            return _Naive(self._tokenizer)
-        return _FromBytes(self._table, self._strips_first_space)
+            made: Detokeniser = _Naive(self._tokenizer)
+        else:
+            made = _FromBytes(self._table, self._strips_first_space)
+        for token_id in behind[-BEHIND_MAX:]:
+            made.add(token_id)
+        return made
 
     def token_bytes(self, token_id: int) -> bytes:
         """Return the bytes of one token standing alone; b"" for an id without text."""
         assert token_id >= 0, token_id
         if self._table is None:
-            text: str = self._tokenizer.decode([token_id])
-            return text.encode("utf-8", "replace")
+            alone: str = self._tokenizer.decode([token_id])
+            twice: str = self._tokenizer.decode([token_id, token_id])  # where it keeps its blank
+            return twice[len(alone) :].encode("utf-8", "replace")
         return self._table[token_id] if token_id < len(self._table) else b""
 
 

@@ -55,9 +55,9 @@ class HarmonyParser:
         self._takes_calls = takes_calls
         self._channels_used: set[Channel] = set()  # those that have text
 
-    def read(self, is_thinking: bool) -> ParserSteps[None]:
-        """Parse all of the answer; `is_thinking`: the prompt has begun the analysis."""
-        mark = (yield from self._text("reasoning")) if is_thinking else ""
+    def read(self, begun: Channel | None) -> ParserSteps[None]:
+        """Parse all of the answer; `begun`: what the message is that the prompt has begun."""
+        mark = (yield from self._text(begun)) if begun else ""
         while True:
             if mark == START or (yield from self._is_header()):
                 mark = yield from self._message()

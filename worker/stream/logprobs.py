@@ -2,6 +2,7 @@
 
 import mlx.core as mx
 import numpy as np
+from numpy.typing import NDArray
 
 from hearth.shared.wire_messages import TokenLogprob
 from hearth.worker.stream.detokenise import Vocabulary
@@ -11,7 +12,7 @@ def describe(token_id: int, logprobs: mx.array, top: int, vocabulary: Vocabulary
     """Return the token with its `top` likeliest alternatives; `logprobs` is (vocabulary,)."""
     assert logprobs.ndim == 1 and 0 <= token_id < logprobs.shape[0], (token_id, logprobs.shape)
     values = np.array(logprobs.astype(mx.float32))
-    likeliest = np.argsort(-values, kind="stable")[:top].tolist()
+    likeliest = _likeliest(values, min(top, len(values))) if top else []
     return TokenLogprob(
         token_id=token_id,
         token=_text(vocabulary.token_bytes(token_id)),
@@ -19,6 +20,18 @@ def describe(token_id: int, logprobs: mx.array, top: int, vocabulary: Vocabulary
         logprob=float(values[token_id]),
         top=[_alternative(other, float(values[other]), vocabulary) for other in likeliest],
     )
+
+
+def _likeliest(values: NDArray[np.float32], count: int) -> list[int]:
+    """Return the places of the `count` highest, the highest first, of equals the first place.
+
+    Sorting a whole vocabulary would take longer than many a forward.
+    """
+    least = np.partition(values, -count)[-count]
+    above = np.flatnonzero(values > least)
+    places = np.concatenate([above, np.flatnonzero(values == least)[: count - len(above)]])
+    likeliest: list[int] = places[np.argsort(-values[places], kind="stable")].tolist()
+    return likeliest
 
 
 def _alternative(token_id: int, logprob: float, vocabulary: Vocabulary) -> list[object]:

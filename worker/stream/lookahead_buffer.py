@@ -57,12 +57,19 @@ class LookaheadBuffer:
         self.is_complete = False  # it is over because the model ended its turn
         self.is_cut = False  # it is over because it may not be longer
         self._text = ""
+        self._let_go = 0  # characters in front of `_text`
         self._held: int | None = None  # the text from here on may have to be read again
+
+    @property
+    def position(self) -> int:
+        """How much of the answer was read."""
+        return self._let_go + self.at
 
     def add(self, text: str) -> None:
         """Append the next piece."""
         assert not self.is_over and 0 <= self.at <= len(self._text), (self.at, len(self._text))
         if self._held is None and self.at > TRIM_CHARS:
+            self._let_go += self.at - KEEP_CHARS
             self._text, self.at = self._text[self.at - KEEP_CHARS :], KEEP_CHARS
         self._text += text
 
@@ -147,13 +154,14 @@ class LookaheadBuffer:
     def scan(self, marks: Marks, write: WriteText) -> ParserSteps[str]:
         """Write the text up to the first mark, and return the mark; "" where the text is over.
 
-        The mark is read, too.
+        What is written ends where the buffer is read to. Then the mark is read, too.
         """
         while True:
             found, mark = marks.find(self._text, self.at, self.is_over)
-            if found > self.at:
-                write(self._text[self.at : found])
-            self.at = found + len(mark)
+            text, self.at = self._text[self.at : found], found
+            if text:
+                write(text)
+            self.at += len(mark)
             if mark or self.is_over:
                 return mark
             yield

@@ -4,7 +4,7 @@ from typing import Any, Final
 
 from hearth.worker.stream import harmony_parser
 from hearth.worker.stream.answer_parts import AnswerCollector, AnswerParts, ToolCall
-from hearth.worker.stream.answer_splitter import AnswerSplitter
+from hearth.worker.stream.answer_splitter import AnswerSplitter, Channel
 from hearth.worker.stream.lookahead_buffer import LookaheadBuffer
 from hearth.worker.stream.reasoning_and_tool_parser import (
     AnswerOptions,
@@ -81,12 +81,14 @@ class OutputFormat:
         tools: list[Any],
         takes_calls: bool = True,
         may_think: bool = False,
+        is_continued: bool = False,
     ) -> AnswerSplitter:
         """Return the splitter of one answer.
 
         `is_thinking` is `is_thinking_open` of the prompt, `may_think` the method of that name.
         `tools` are the request's, in OpenAI's shape; they have the types of arguments that a format
-        writes as plain text. Without `takes_calls` the marks of calls are content.
+        writes as plain text. Without `takes_calls` the marks of calls are content. An answer that
+        `is_continued` begins amid content, where nobody thinks.
 
         Reasoning is the think block that the text begins with, or that follows a call: with its
         opening mark, or without it where the prompt wrote one, or the model may leave it out. A
@@ -98,11 +100,15 @@ class OutputFormat:
         call are content only between text and text: those in front of the call, or where there are
         none, those behind it.
         """
-        buffer, collector, known = LookaheadBuffer(), AnswerCollector(), RequestTools(tools)
+        buffer, known = LookaheadBuffer(), RequestTools(tools)
+        collector = AnswerCollector(buffer)
         if self._has_channels:
             harmony = harmony_parser.HarmonyParser(buffer, collector, known, takes_calls)
-            return AnswerSplitter(buffer, collector, harmony.read(is_thinking))
-        options = AnswerOptions(known, is_thinking, may_think, takes_calls)
+            begun: Channel | None = "content" if is_continued else None
+            return AnswerSplitter(
+                buffer, collector, harmony.read("reasoning" if is_thinking else begun)
+            )
+        options = AnswerOptions(known, is_thinking, may_think, takes_calls, is_continued)
         parser = ReasoningAndToolParser(self._marks, options, buffer, collector)
         return AnswerSplitter(buffer, collector, parser.read())
 

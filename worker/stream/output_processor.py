@@ -1,6 +1,7 @@
 """Turns one request's tokens into what the client gets: parts of text, calls, log probabilities."""
 
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from hearth.shared.wire_messages import TokenLogprob
@@ -19,12 +20,34 @@ class OutputPiece:
     stop: str | None = None
 
 
+@dataclass(slots=True)
+class _WaitingToken:
+    """A token whose text, from `start` on in what was written, may be content."""
+
+    entry: TokenLogprob
+    text: str
+    start: int
+    said: str = ""  # of its text, what is content
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.text)
+
+    def told(self) -> TokenLogprob:
+        """Return its entry, of what is content alone; bytes of a part of a character stay."""
+        if not self.said.endswith(self.text):
+            return _with_bytes(self.entry, self.said.encode())
+        before = self.said.removesuffix(self.text).encode()
+        return _with_bytes(self.entry, before + self.entry.token_bytes) if before else self.entry
+
+
 class OutputProcessor:
     """Turns tokens into pieces. Owner: the inference thread.
 
     Invariants: all pieces together are the answer, cut before a stop string. A token's log
-    probability travels with the piece that brings its text, so a token that is held back, or
-    swallowed by a stop string, is not reported early or at all.
+    probability travels with the piece that brings the last of its text, so a token that is held
+    back, or swallowed by a stop string, is not reported early or at all. The entries are the
+    content: one of which the content has a part only, or none, has that part, or is left out.
     """
 
     def __init__(
@@ -44,7 +67,7 @@ class OutputProcessor:
         self._is_parallel = is_parallel
         self._calls = 0
         self.is_cut = False  # it has all the calls that it may have, and more was written
-        self._waiting: deque[tuple[int, TokenLogprob]] = deque()  # (where its text ends, entry)
+        self._waiting: deque[_WaitingToken] = deque()
         self._fed = 0  # characters given to the matcher
         self._shown = 0  # characters it let through
         self._texts: list[str] = []
@@ -67,9 +90,9 @@ class OutputProcessor:
     def add(self, token_id: int, logprob: TokenLogprob | None) -> OutputPiece:
         """Take the next token of the answer (never an end-of-turn token)."""
         text = self._detokeniser.add(token_id)
-        self._fed += len(text)
         if logprob is not None:
-            self._waiting.append((self._fed, logprob))
+            self._waiting.append(_WaitingToken(_as_written(logprob, text), text, self._fed))
+        self._fed += len(text)
         hit = self._matcher.feed(text)
         parts = self._split(hit.text)
         if hit.stop is not None and self._splitter is not None:
@@ -77,7 +100,8 @@ class OutputProcessor:
         if parts:
             self.channel = parts[-1].channel
         self.reasoning_tokens += self.channel == "reasoning"
-        return OutputPiece(parts, self._released(), hit.stop)
+        is_over = hit.stop is not None or self.is_cut
+        return OutputPiece(parts, self._released(parts, is_over), hit.stop)
 
     def finish(self, is_complete: bool) -> OutputPiece:
         """End the generation and return what was held back.
@@ -87,7 +111,7 @@ class OutputProcessor:
         parts = self._split(self._matcher.finish())
         if self._splitter is not None:
             parts += self._allowed(self._splitter.finish(is_complete))
-        return OutputPiece(parts, self._released())
+        return OutputPiece(parts, self._released(parts, is_over=True))
 
     def _split(self, text: str) -> list[AnswerPart]:
         self._shown += len(text)
@@ -96,7 +120,7 @@ class OutputProcessor:
             return []
         self._texts.append(text)
         if self._splitter is None:
-            return [AnswerPart("content", text)]
+            return [AnswerPart("content", text, spans=((len(text), self._shown),))]
         return self._allowed(self._splitter.feed(text))
 
     def _allowed(self, parts: list[AnswerPart]) -> list[AnswerPart]:
@@ -108,8 +132,53 @@ class OutputProcessor:
                 return parts[:at]
         return parts
 
-    def _released(self) -> list[TokenLogprob]:
+    def _released(self, parts: list[AnswerPart], is_over: bool) -> list[TokenLogprob]:
+        """Return the entries of the tokens that end in the content of `parts`."""
+        if not self._waiting:
+            return []
         ready = []
-        while self._waiting and self._waiting[0][0] <= self._shown:
-            ready.append(self._waiting.popleft()[1])
+        for part in parts:
+            if part.name and self._waiting and self._waiting[0].said:  # its rest is a call's
+                ready.append(self._waiting.popleft().told())
+            at = 0
+            for length, end in part.spans:
+                said = part.text[at : at + length] if part.channel == "content" else ""
+                ready += self._passed(said, end)
+                at += length
+        if is_over:
+            ready += [token.told() for token in self._waiting if token.said]
         return ready
+
+    def _passed(self, said: str, end: int) -> Iterator[TokenLogprob]:
+        """Yield the entries of the tokens up to `end`, where `said` ends, of what was written.
+
+        What `said` has beyond that, a line break between two messages, goes with the token behind.
+        """
+        begin = at = end - len(said)
+        loose = ""
+        while self._waiting and self._waiting[0].start < end:
+            token = self._waiting[0]
+            stop = min(token.end, end)
+            if stop > at:
+                loose, at = loose + said[at - begin : stop - begin], stop
+                if loose[-1] == token.text[stop - token.start - 1]:
+                    token.said, loose = token.said + loose, ""
+            if token.end > end:
+                return
+            self._waiting.popleft()
+            if is_part := begin <= token.start == token.end:  # of the next character
+                token.said, loose = loose, ""
+            if token.said or is_part:
+                yield token.told()
+
+
+def _as_written(entry: TokenLogprob, text: str) -> TokenLogprob:
+    """Return the entry without the blank that a first token loses under SentencePiece."""
+    alone = entry.token_bytes
+    if alone.startswith(b" ") and len(alone.decode("utf-8", "ignore")) == len(text) + 1:
+        return _with_bytes(entry, alone[1:])
+    return entry
+
+
+def _with_bytes(entry: TokenLogprob, octets: bytes) -> TokenLogprob:
+    return replace(entry, token=octets.decode("utf-8", "replace"), token_bytes=octets)

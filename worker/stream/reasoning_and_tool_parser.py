@@ -41,6 +41,7 @@ class AnswerOptions:
     is_thinking: bool  # the prompt left a think block open
     may_think: bool  # the model may begin with a think block that nobody opened
     takes_calls: bool
+    is_continued: bool  # the prompt ends amid content
 
 
 class ReasoningAndToolParser:
@@ -69,7 +70,9 @@ class ReasoningAndToolParser:
 
     def read(self) -> ParserSteps[None]:
         """Parse all of the answer."""
-        yield from self._opening()
+        self._content.is_fresh = not self._options.is_continued
+        if self._content.is_fresh:
+            yield from self._opening()
         start, end, dropped = self._marks.think_start, self._marks.think_end, self._marks.dropped
         marks = Marks(start, end, *dropped, *self._formats)
         while True:
@@ -123,7 +126,7 @@ class ReasoningAndToolParser:
 
         def write(text: str) -> None:
             texts.append(text)
-            self._reasoning.write(text)
+            self._reasoning.write(text, None)
 
         mark = yield from self._buffer.scan(Marks(self._marks.think_end, *self._formats), write)
         self._reasoning.end()

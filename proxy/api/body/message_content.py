@@ -28,6 +28,17 @@ def image(url: str, param: str) -> ContentPart:
     return {"type": "image", "url": url, "param": param}
 
 
+def ends_open(messages: list[Any]) -> bool:
+    """Return whether the last one is an assistant's text, of which the answer is the rest.
+
+    Calls are over with their marks, and nothing said is no beginning.
+    """
+    return any(
+        last["role"] == "assistant" and not last.get("tool_calls") and last["content"].strip()
+        for last in messages[-1:]
+    )
+
+
 def texts_only(pieces: list[ContentPart]) -> list[str]:
     """Return `pieces` of what may show texts only.
 

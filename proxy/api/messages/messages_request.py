@@ -3,6 +3,7 @@
 from typing import Any
 
 from hearth.proxy.api.body import field_readers as fields, sampling_params, thinking_options
+from hearth.proxy.api.body.message_content import ends_open
 from hearth.proxy.api.error_bodies import THREAD_UNSUPPORTED
 from hearth.proxy.api.messages.content_blocks import MessagesReader
 from hearth.proxy.api.messages.messages_tools import MessagesTools, read_choice, read_tools
@@ -25,7 +26,13 @@ def parse(body: dict[str, Any]) -> ParsedRequest:
     return ParsedRequest(
         dialect="messages",
         model=str(body.get("model") or ""),
-        prompt=Prompt(conversation.messages, found.shown, thought.template_kwargs, found.deferred),
+        prompt=Prompt(
+            conversation.messages,
+            found.shown,
+            thought.template_kwargs,
+            found.deferred,
+            continues=ends_open(conversation.messages),
+        ),
         sampling=sampling_params.read_sampling(body, max_tokens=limit, stop="stop_sequences"),
         stream=fields.boolean(body, "stream"),
         body=body,

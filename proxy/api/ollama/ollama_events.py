@@ -10,7 +10,7 @@ import orjson
 
 from hearth.proxy.api import server_sent_events as sse
 from hearth.proxy.api.body import tool_definitions as tools
-from hearth.proxy.api.chat_completions_events import LOGPROB_MIN
+from hearth.proxy.api.body.logprob_rows import logprob_rows
 from hearth.proxy.api.ollama.generate_context import context_of
 from hearth.proxy.api.ollama.ollama_request import CHAT
 from hearth.proxy.api.usage_extras import extra_fields
@@ -62,18 +62,8 @@ def _row(dialect: Dialect, model: str, said: _Said) -> dict[str, Any]:
     else:
         row |= {"response": said.content, **told}
     if said.logprobs:
-        row["logprobs"] = [_logprob(each) for each in said.logprobs]
+        row["logprobs"] = logprob_rows(said.logprobs)
     return row
-
-
-def _logprob(row: TokenLogprob) -> dict[str, Any]:
-    return _token(row.token, row.token_bytes, row.logprob) | {
-        "top_logprobs": [_token(text, octets, logprob) for _, text, octets, logprob in row.top]
-    }
-
-
-def _token(text: str, octets: bytes, logprob: float) -> dict[str, Any]:
-    return {"token": text, "bytes": list(octets), "logprob": max(logprob, LOGPROB_MIN)}
 
 
 class _AnswerReader:

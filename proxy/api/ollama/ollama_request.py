@@ -11,6 +11,7 @@ from typing import Any, Final
 from hearth.proxy.api import chat_completions
 from hearth.proxy.api.body import field_readers as fields, sampling_params
 from hearth.proxy.api.body.field_readers import Body
+from hearth.proxy.api.body.message_content import ends_open
 from hearth.proxy.api.ollama import generate_context
 from hearth.proxy.request.parsed_request import OLLAMA_DIALECTS, Dialect, ParsedRequest
 from hearth.shared.errors import RequestError
@@ -42,7 +43,10 @@ def parse_chat(body: dict[str, Any]) -> ParsedRequest:
     parsed = _parsed(CHAT, body, rows)
     for index, row in enumerate(parsed.prompt.messages):
         _name_images(row, f"messages[{index}].images")
-    return parsed
+    continues = ends_open(parsed.prompt.messages)
+    return dataclasses.replace(
+        parsed, prompt=dataclasses.replace(parsed.prompt, continues=continues)
+    )
 
 
 def parse_generate(body: dict[str, Any]) -> ParsedRequest:

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from hearth.proxy.api.body import tool_definitions as tools
+from hearth.proxy.api.body.logprob_rows import logprob_rows
 from hearth.proxy.api.responses.responses_tools import SEARCH, ToolOrigin
-from hearth.shared.wire_messages import CallStart
+from hearth.shared.wire_messages import CallStart, TokenLogprob
 
 OutputEvent = tuple[str, dict[str, Any]]
 
@@ -24,7 +25,7 @@ class OutputItem(Protocol):
         """Return the events that follow the item's own."""
         ...
 
-    def grown(self, text: str) -> list[OutputEvent]: ...
+    def grown(self, text: str, logprobs: list[TokenLogprob]) -> list[OutputEvent]: ...
 
     def closed(self, status: str) -> list[OutputEvent]:
         """Return the events before the item's end, and make `row` what it is in the end.
@@ -46,7 +47,7 @@ class _TextKind:
     part_event: str
     text_event: str
     part: Mapping[str, Any]  # one without its text
-    extra: Mapping[str, Any]  # of the events about its text
+    has_logprobs: bool = False
 
 
 _MESSAGE: Final = _TextKind(
@@ -54,8 +55,8 @@ _MESSAGE: Final = _TextKind(
     "content_index",
     "response.content_part",
     "response.output_text",
-    {"type": "output_text", "annotations": [], "logprobs": []},
-    {"logprobs": []},
+    {"type": "output_text", "annotations": []},
+    has_logprobs=True,
 )
 _REASONING: Final = _TextKind(
     "content",
@@ -63,7 +64,6 @@ _REASONING: Final = _TextKind(
     "response.content_part",
     "response.reasoning_text",
     {"type": "reasoning_text"},
-    {},
 )
 _SUMMARY: Final = _TextKind(
     "summary",
@@ -71,7 +71,6 @@ _SUMMARY: Final = _TextKind(
     "response.reasoning_summary_part",
     "response.reasoning_summary_text",
     {"type": "summary_text"},
-    {},
 )
 
 
@@ -82,23 +81,29 @@ class TextItem:
         self.row = row
         self._kind = kind
         self._texts: list[str] = []
+        self._logprobs: list[dict[str, Any]] = []
 
     def opened(self) -> list[OutputEvent]:
         return [self._part_event("added", "")]
 
-    def grown(self, text: str) -> list[OutputEvent]:
+    def grown(self, text: str, logprobs: list[TokenLogprob]) -> list[OutputEvent]:
         self._texts.append(text)
-        fields = {self._kind.index: 0, "delta": text, **self._kind.extra}
+        rows = logprob_rows(logprobs)
+        self._logprobs += rows
+        fields = {self._kind.index: 0, "delta": text, **self._told(rows)}
         return [(f"{self._kind.text_event}.delta", fields)]
 
     def closed(self, status: str) -> list[OutputEvent]:
         text = "".join(self._texts)
         self.row |= {self._kind.holder: [self._part(text)], "status": status}
-        fields = {self._kind.index: 0, "text": text, **self._kind.extra}
+        fields = {self._kind.index: 0, "text": text, **self._told(self._logprobs)}
         return [(f"{self._kind.text_event}.done", fields), self._part_event("done", text)]
 
     def _part(self, text: str) -> dict[str, Any]:
-        return {**self._kind.part, "text": text}
+        return {**self._kind.part, "text": text, **self._told(self._logprobs)}
+
+    def _told(self, logprobs: list[dict[str, Any]]) -> dict[str, Any]:
+        return {"logprobs": logprobs} if self._kind.has_logprobs else {}
 
     def _part_event(self, end: str, text: str) -> OutputEvent:
         fields = {self._kind.index: 0, "part": self._part(text)}
@@ -137,7 +142,7 @@ class FunctionCallItem:
     def opened(self) -> list[OutputEvent]:
         return []
 
-    def grown(self, text: str) -> list[OutputEvent]:
+    def grown(self, text: str, _logprobs: list[TokenLogprob]) -> list[OutputEvent]:
         self._pieces.append(text)
         return self._events("delta", {"delta": text}) if text else []
 
@@ -160,7 +165,7 @@ class FunctionCallItem:
 class CustomCallItem(FunctionCallItem):
     """A call with free text, which is sent once it is whole: it comes inside JSON."""
 
-    def grown(self, text: str) -> list[OutputEvent]:
+    def grown(self, text: str, _logprobs: list[TokenLogprob]) -> list[OutputEvent]:
         self._pieces.append(text)
         return []
 

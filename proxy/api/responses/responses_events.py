@@ -63,7 +63,7 @@ def opened(request: ParsedRequest, model: str, request_id: str) -> dict[str, Any
         "text": {"format": {"type": "text"}} | {k: v for k, v in text.items() if v is not None},
         "tool_choice": body.get("tool_choice") or "auto",
         "tools": body.get("tools") or [],
-        "top_logprobs": 0,
+        "top_logprobs": body.get("top_logprobs") or 0,
         "top_p": request.sampling.top_p,
         "truncation": "disabled",
         "usage": None,
@@ -154,8 +154,8 @@ class _ResponseWriter:
                 return []  # nothing to open an item for
             frames = [*self.close_item(), *self._open_item(delta)]
         assert self._item is not None
-        if delta.text:
-            frames += self._events(self._item.grown(delta.text))
+        if delta.text or delta.logprobs:
+            frames += self._events(self._item.grown(delta.text, delta.logprobs))
         return frames
 
     def _open_item(self, delta: Delta) -> list[bytes]:

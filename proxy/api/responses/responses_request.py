@@ -1,6 +1,6 @@
 """Turns the body of an OpenAI Responses request into our request."""
 
-from typing import Any
+from typing import Any, Final
 
 from hearth.proxy.api.body import (
     field_readers as fields,
@@ -14,6 +14,8 @@ from hearth.proxy.api.responses.responses_tools import ResponsesTools, responses
 from hearth.proxy.request.parsed_request import ParsedRequest
 from hearth.shared.errors import RequestError
 from hearth.shared.wire_messages import Constraints, Prompt
+
+LOGPROBS: Final = "message.output_text.logprobs"  # in `include`
 
 
 def parse(body: dict[str, Any]) -> ParsedRequest:
@@ -33,12 +35,20 @@ def parse(body: dict[str, Any]) -> ParsedRequest:
         prompt=Prompt(
             items.messages, request_tools.shown, thought.template_kwargs, request_tools.deferred
         ),
-        sampling=sampling_params.read_sampling(body, max_tokens=limit, stop="stop"),
+        sampling=sampling_params.read_sampling(
+            body, max_tokens=limit, stop="stop", top_logprobs=_top_logprobs(body)
+        ),
         stream=fields.boolean(body, "stream"),
         body=body,
         left_out=(*request_tools.dropped, *items.left_out),
         constraints=_constraints(body, request_tools, thought.budget),
     )
+
+
+def _top_logprobs(body: dict[str, Any]) -> int | None:
+    """Return how many alternatives of each token are wanted; None where no log probability is."""
+    count = fields.integer(body, "top_logprobs", 0, sampling_params.TOP_LOGPROBS_MAX)
+    return (count or 0) if LOGPROBS in fields.optional_rows(body, "include") else None
 
 
 def _refuse_unsupported(body: dict[str, Any]) -> None:

@@ -35,6 +35,7 @@ BODY: Final[Mapping[str, Fields]] = {
         "messages audio frequency_penalty function_call functions logit_bias logprobs max_tokens "
         "max_completion_tokens modalities n prediction presence_penalty reasoning_effort seed stop "
         "response_format verbosity web_search_options",
+        "add_generation_prompt continue_final_message",  # vLLM's
     ),
     "completions": _fields(
         "model prompt stream stream_options temperature top_p best_of echo frequency_penalty "

@@ -26,13 +26,18 @@ end(main([sys.executable, "-m", "tests.helpers.worker_processes.hanging_worker"]
 
 
 def ask(server: Server, model: str, text: str = LONG, **fields: Any) -> Any:
-    """Return a greedy completion, of a session that is the same for every model."""
+    """Return a greedy completion, of a session that is the same for every model.
+
+    It does not think: thinking has no log probabilities.
+    """
+    extra = {"enable_thinking": False} | fields.pop("extra_body", {})
     with server.openai() as client:
         return client.chat.completions.create(
             model=model,
             messages=[{"role": "user", "content": text}],
             **{"temperature": 0, "max_tokens": 12, "logprobs": True} | fields,
             extra_headers={"x-session-id": "one"},
+            extra_body=extra,
         )
 
 

@@ -15,9 +15,14 @@ from hearth.worker.stream.output_processor import OutputPiece
 
 
 def piece_deltas(request: Request, piece: OutputPiece) -> Iterator[Delta]:
-    """Yield the deltas of a piece; the first one carries the log probabilities that waited."""
+    """Yield the deltas of a piece; its first content carries the log probabilities that waited.
+
+    None of them waits beyond the beginning of a call.
+    """
     request.logprobs += piece.logprobs
     for part in piece.parts:
+        if part.name:
+            yield from last_deltas(request)
         yield _delta(request, part)
 
 
@@ -33,7 +38,9 @@ def _delta(request: Request, part: AnswerPart) -> Delta:
     if part.name:
         call = CallStart(request.new_id(), part.name)
         request.call_ids.append(call.id)
-    logprobs, request.logprobs = request.logprobs, []
+    logprobs: list[TokenLogprob] = []
+    if part.channel == "content":
+        logprobs, request.logprobs = request.logprobs, []
     request.seq += 1
     return Delta(request.request_id, request.seq - 1, part.channel, part.text, logprobs, call)
 

@@ -82,7 +82,6 @@ def test_what_is_no_text_and_no_token_is_refused_by_its_name(
     "body",
     [
         {"prompt": "x"},
-        {"messages": [], "continue_final_message": True},
         {"messages": [], "chat_template": "{{ x }}"},
         {"messages": [], "add_generation_prompt": "no"},
     ],
