@@ -306,6 +306,7 @@ class Worker:
             memory.measure()
             relief.step()
             rank.tidy()
+            grammars.end_idle()
             return memory.use.bytes_used()
 
         loop = InferenceThread(self._inbox, scheduler, self._wire.send, sweep, expire, watch_memory)
@@ -376,6 +377,7 @@ class Worker:
             scheduler.forget()
             parts.sessions.forget_lines()
             parts.suspects.clear(message.key)
+            parts.grammars.end_idle(0.0)
             if parts.vision is not None:
                 parts.vision.forget()
         report = cache_report(

@@ -2,14 +2,14 @@
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from hearth.shared.errors import RequestError
 from hearth.worker.constraint.grammar_client import GrammarEnded, GrammarError, GrammarProcess
-from hearth.worker.constraint.json_schemas import fault
+from hearth.worker.constraint.json_schemas import fault, widened
 from hearth.worker.constraint.lark_builder import Lark
-from hearth.worker.constraint.llguidance_errors import error_text, explained
+from hearth.worker.constraint.llguidance_errors import error_text, explained, meaning_of
 from hearth.worker.constraint.schema_patterns import SchemaPattern, patterns_of
 
 SCHEMA_BYTES_MAX: Final = 1_000_000
@@ -38,9 +38,16 @@ class GrammarBuild:
     """
 
     def __init__(
-        self, process: GrammarProcess, marks: Mapping[str, int], schemas: Sequence[NamedSchema]
+        self,
+        process: GrammarProcess,
+        marks: Mapping[str, int],
+        schemas: Sequence[NamedSchema],
+        source_of: Callable[[Sequence[NamedSchema]], str],
     ) -> None:
+        """`source_of` writes the grammar with other schemas in their places."""
+        self.left_out: list[str] = []  # keywords of tools' schemas that the grammar lacks
         self.process = process
+        self._source_of = source_of
         self._marks = marks
         self._schemas = schemas
         found = [(each, pattern) for each in schemas for pattern in patterns_of(each.schema)]
@@ -78,10 +85,22 @@ class GrammarBuild:
     def _compile_whole(self, source: str) -> bytes:
         try:
             return self.process.compile(source)
+        except GrammarError:
+            # One by one they take longer than all of them together.
+            source = self._source_of([self._held(schema) for schema in self._schemas])
+        try:
+            return self.process.compile(source)
         except GrammarError as error:
-            for schema in self._schemas:  # one by one they take longer than all of them together
-                self._check(schema)
             raise refused(f"The answer's grammar: {explained(error)}.", None) from None
+
+    def _held(self, named: NamedSchema) -> NamedSchema:
+        """Return what can be enforced of a tool's schema. Raises RequestError for the answer's."""
+        if not named.options:
+            self._check(named)
+            return named
+        schema, left_out = widened(named.schema, lambda part: self._said(part, named.options))
+        self.left_out += left_out
+        return replace(named, schema=schema)
 
     def _try(self, schema: NamedSchema, pattern: SchemaPattern) -> None:
         """Raise RequestError where a pattern fails by itself, maybe at a later character."""
@@ -89,6 +108,9 @@ class GrammarBuild:
         try:
             self.process.attempt(self._source(text, schema.options))
         except (GrammarError, GrammarEnded) as error:
+            said = meaning_of(error_text(error))
+            if schema.options and isinstance(error, GrammarError) and not said.is_limit:
+                return  # whatever of it cannot be enforced is left out
             raise refused(
                 f"The JSON schema of {schema.whose}: {pattern}, cannot be followed: "
                 f"{error_text(error)}. Let it repeat less.",
@@ -111,17 +133,25 @@ class GrammarBuild:
 
         def error_of(part: Any) -> str:
             nonlocal has_error
+            said = ""
             try:
-                self.process.compile(self._source(part, options))
+                if not self.process.is_ended:
+                    said = self._said(part, options)
             except GrammarEnded:
                 if not has_error:
                     raise
-            except GrammarError as error:
-                has_error = True
-                return explained(error)
-            return ""
+            has_error = has_error or bool(said)
+            return said
 
         return error_of
+
+    def _said(self, part: Any, options: Mapping[str, bool]) -> str:
+        """Return llguidance's words against a part of a schema. Raises GrammarEnded."""
+        try:
+            self.process.compile(self._source(part, options))
+        except GrammarError as error:
+            return explained(error)
+        return ""
 
     def _source(self, schema: Mapping[str, Any], options: Mapping[str, bool]) -> str:
         lark = Lark(self._marks)
