@@ -49,7 +49,7 @@ log = logging.getLogger(__name__)
 OWNERS_MAX: Final = 64  # whose calls' forced texts are remembered: some 100 KB each
 IDLE_S: Final = 45.0  # that a process is kept which nobody uses: it is gone within a minute
 HELD_BYTES_MAX: Final = 256 << 20  # of all processes of grammars that are remembered
-PROCESS_BYTES: Final = 8 << 20  # of one, for pages that it shares no more: 262,000 tokens had 9 MB
+PROCESS_BYTES: Final = 4 << 20  # of one, beside what it tells: pages that it shares no more
 GRAMMAR_CHARS_MAX: Final = 2_000_000  # of all schemas in it together
 ANY_OBJECT: Final = {"type": "object"}
 

@@ -1,5 +1,6 @@
 """Reads JSON schemas: a tool's parameters, which values are plain text, where a fault is."""
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ CHARACTERS_MAX: Final = 10_000  # a longer limit on text is left unenforced
 TRIES_MAX: Final = 200  # parts of a faulty schema that are looked at for the fault
 SHARED: Final = ("$defs", "definitions")  # where references lead to
 MOVED: Final = "#/$defs/%23"  # what a reference to something begins with that was elsewhere
+_LACKING: Final = re.compile("does not exist|not present in a registry")  # llguidance's words
 _COMBINERS: Final = ("anyOf", "oneOf", "allOf", "$ref", "patternProperties")
 _BY_NAME: Final = ("properties", "patternProperties")
 _BY_NUMBER: Final = ("anyOf", "oneOf", "allOf", "prefixItems")
@@ -124,14 +126,16 @@ def fault(schema: dict[str, Any], error_of: Callable[[Any], str]) -> tuple[str, 
     """
     place, said, node = "", error_of(schema), schema
     tries = 0
-    is_narrowing = bool(said)
+    is_narrowing = True
     while is_narrowing:
         is_narrowing = False
         for step, part in _parts(node, schema):
             tries += 1
             if tries > TRIES_MAX:
                 break
-            if found := error_of(whole(part, schema)):
+            found = error_of(whole(part, schema))
+            # A part alone may lack what it refers to by an $anchor or an $id.
+            if found and (not _LACKING.search(found) or _LACKING.search(said)):
                 place = step if step.startswith("#") else place + step
                 said, node, is_narrowing = found, part, True
                 break

@@ -43,7 +43,6 @@ SERVING = {  # the memories that spare a client the cost of what it has said bef
     "DraftLength",
     "EarlierAnswers._by_owner",
     "ExtentStore._joints",
-    "GrammarCompiler._compiled",
     "MemoryByOwner._values",
     "ThinkingStore._thinking",
     "TokenHistory",

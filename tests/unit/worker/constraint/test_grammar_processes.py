@@ -87,6 +87,7 @@ def test_a_schema_that_is_compiled_for_long_is_refused_and_the_next_is_served(
         "remembered": 0,
         "refused": 1,
         "ended": 1,
+        "left_out": 0,
         "answers_ended": 0,
         "call_drafts_ended": 0,
     }
