@@ -64,14 +64,10 @@ class MemoryByOwner(Generic[K, V]):
             rows = [(owner, *row) for owner, kept in self._values.items() for row in kept.items()]
         for owner, key, value in rows:
             if is_over(value):
-                self._drop(owner, key, value)
-
-    def _drop(self, owner: str, key: K, value: V) -> None:
-        with self._lock:
-            values = self._values.get(owner, OrderedDict())
-            if values.get(key) is value:
-                values.move_to_end(key, last=False)
-                self._drop_one(owner)
+                with self._lock:
+                    if self._values.get(owner, {}).get(key) is value:
+                        self._values[owner].move_to_end(key, last=False)
+                        self._drop_one(owner)
 
     def clear(self) -> None:
         with self._lock:

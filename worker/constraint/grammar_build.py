@@ -6,7 +6,12 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from hearth.shared.errors import RequestError
-from hearth.worker.constraint.grammar_client import GrammarEnded, GrammarError, GrammarProcess
+from hearth.worker.constraint.grammar_client import (
+    GrammarEnded,
+    GrammarError,
+    GrammarLost,
+    GrammarProcess,
+)
 from hearth.worker.constraint.json_schemas import fault, widened
 from hearth.worker.constraint.lark_builder import Lark
 from hearth.worker.constraint.llguidance_errors import error_text, explained, meaning_of
@@ -98,7 +103,9 @@ class GrammarBuild:
         if not named.options:
             self._check(named)
             return named
-        schema, left_out = widened(named.schema, lambda part: self._said(part, named.options))
+        schema, left_out = widened(named.schema, self._error_of(named.options))
+        if self.process.is_ended:
+            raise GrammarEnded("too much of it cannot be enforced")
         self.left_out += left_out
         return replace(named, schema=schema)
 
@@ -108,9 +115,9 @@ class GrammarBuild:
         try:
             self.process.attempt(self._source(text, schema.options))
         except (GrammarError, GrammarEnded) as error:
-            said = meaning_of(error_text(error))
-            if schema.options and isinstance(error, GrammarError) and not said.is_limit:
-                return  # whatever of it cannot be enforced is left out
+            is_limit = isinstance(error, GrammarEnded) or meaning_of(error_text(error)).is_limit
+            if schema.options and not is_limit:
+                return  # what cannot be enforced of a tool's schema is left out
             raise refused(
                 f"The JSON schema of {schema.whose}: {pattern}, cannot be followed: "
                 f"{error_text(error)}. Let it repeat less.",
@@ -133,25 +140,17 @@ class GrammarBuild:
 
         def error_of(part: Any) -> str:
             nonlocal has_error
-            said = ""
             try:
-                if not self.process.is_ended:
-                    said = self._said(part, options)
-            except GrammarEnded:
+                self.process.compile(self._source(part, options))
+            except (GrammarEnded, GrammarLost):
                 if not has_error:
                     raise
-            has_error = has_error or bool(said)
-            return said
+            except GrammarError as error:
+                has_error = True
+                return explained(error)
+            return ""
 
         return error_of
-
-    def _said(self, part: Any, options: Mapping[str, bool]) -> str:
-        """Return llguidance's words against a part of a schema. Raises GrammarEnded."""
-        try:
-            self.process.compile(self._source(part, options))
-        except GrammarError as error:
-            return explained(error)
-        return ""
 
     def _source(self, schema: Mapping[str, Any], options: Mapping[str, bool]) -> str:
         lark = Lark(self._marks)

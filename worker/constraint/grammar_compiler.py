@@ -1,6 +1,7 @@
 """Compiles what an answer has to be into a mask of the tokens that may come next."""
 
 import contextlib
+import functools
 import json
 import logging
 import threading
@@ -54,8 +55,8 @@ GRAMMAR_CHARS_MAX: Final = 2_000_000  # of all schemas in it together
 ANY_OBJECT: Final = {"type": "object"}
 
 
-# Writes a grammar in which some tools may be called; None where there is nothing to enforce.
-_Writer = Callable[[list[ToolSchema]], str | None]
+# Writes the answer's grammar with other schemas of the tools.
+_Writer = Callable[[list[ToolSchema]], str]
 
 
 @dataclass(slots=True)
@@ -242,14 +243,13 @@ class GrammarCompiler:
                 callable_tools = _self_contained(callable_tools)
             if constraints.schema is not None:
                 constraints = replace(constraints, schema=self_contained(constraints.schema))
-
-            def write(tools: list[ToolSchema]) -> str | None:
-                return self._source(constraints, tools, opening, is_open)
-
+            write = functools.partial(self._source, constraints, opening=opening, is_open=is_open)
             source = write(callable_tools)
             if source is None:
                 return None
-            return self._recalled(owner, source, constraints, callable_tools, write)
+            return self._recalled(
+                owner, source, constraints, callable_tools, lambda t: write(t) or ""
+            )
         except RecursionError:
             raise refused("A JSON schema is nested too deeply.", None) from None
         except (TypeError, ValueError, KeyError, AttributeError) as error:
@@ -367,15 +367,10 @@ class GrammarCompiler:
                 f"limit for all their JSON schemas together is {GRAMMAR_CHARS_MAX:,}.",
                 "tools",
             )
-
-        def source_of(held: Sequence[NamedSchema]) -> str:
-            rows = zip(tools, held, strict=False)  # the answer's schema is behind them
-            return write([replace(tool, schema=each.schema) for tool, each in rows]) or ""
-
         with contextlib.suppress(GrammarLost, GrammarEnded):
-            return self._compile_once(source, schemas, source_of)
+            return self._compile_once(source, schemas, tools, write)
         try:
-            return self._compile_once(source, schemas, source_of)
+            return self._compile_once(source, schemas, tools, write)
         except (GrammarLost, GrammarEnded) as error:
             raise Overloaded(
                 f"No process can be started for the answer's grammar: {error}. Send it again."
@@ -384,15 +379,23 @@ class GrammarCompiler:
     def _compile_once(
         self,
         source: str,
-        schemas: list[NamedSchema],
-        source_of: Callable[[Sequence[NamedSchema]], str],
+        schemas: list[NamedSchema],  # those of the tools first
+        tools: list[ToolSchema],
+        write: _Writer,
     ) -> _Compiled:
         """Return a grammar in a process of its own.
 
         Raises RequestError, and GrammarLost and GrammarEnded where a process is lost.
         """
         process = self._tokenizer_process().fork()
-        build = GrammarBuild(process, self._marks, schemas, source_of)
+        build = GrammarBuild(
+            process,
+            self._marks,
+            schemas,
+            lambda held: write(
+                [replace(a, schema=b.schema) for a, b in zip(tools, held, strict=False)]
+            ),
+        )
         try:
             mask = build.compile(source)
         except RequestError:
@@ -401,8 +404,8 @@ class GrammarCompiler:
             raise
         if build.left_out:
             log.info("left out of a grammar keywords=%r", ", ".join(sorted({*build.left_out})))
-        with self._lock:
-            self.counts["left_out"] += bool(build.left_out)
+            with self._lock:
+                self.counts["left_out"] += 1
         return _Compiled(process, mask, build.largest_pattern, process.held_bytes())
 
     def _tokenizer_process(self) -> GrammarProcess:
