@@ -65,8 +65,9 @@ class MemoryByOwner(Generic[K, V]):
         for owner, key, value in rows:
             if is_over(value):
                 with self._lock:
-                    if self._values.get(owner, {}).get(key) is value:
-                        self._values[owner].move_to_end(key, last=False)
+                    values = self._values.get(owner)
+                    if values is not None and values.get(key) is value:
+                        values.move_to_end(key, last=False)
                         self._drop_one(owner)
 
     def clear(self) -> None:

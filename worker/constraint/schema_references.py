@@ -8,7 +8,7 @@ from urllib.parse import quote
 from hearth.worker.constraint.json_schemas import SHARED, escaped
 from hearth.worker.stream.tool_calls.request_tools import referred
 
-COPIED_CHARS_MAX: Final = 1_000_000  # of all that is referred to
+COPIED_CHARS_MAX: Final = 50_000  # each argument of a call may carry them
 _PLAIN: Final = re.compile(r"#/(\$defs|definitions)/[\w.-]+", re.ASCII)
 _DATA: Final = ("const", "enum", "default", "examples")  # nothing in them is a schema
 _NAMED: Final = ("properties", "patternProperties", "dependentSchemas", *SHARED)
@@ -48,4 +48,4 @@ def self_contained(schema: dict[str, Any]) -> dict[str, Any]:
         return parts
 
     copy: dict[str, Any] = copied(schema)
-    return {**copy, "$defs": {**copy.get("$defs", {}), **copies}} if copies else schema
+    return {**copy, "$defs": {**(copy.get("$defs") or {}), **copies}} if copies else schema

@@ -237,7 +237,8 @@ def test_a_schema_that_is_too_large_or_too_deep_is_refused() -> None:
     deep: dict[str, Any] = {"type": "integer"}
     for _ in range(500):
         deep = {"type": "array", "items": deep}
-    assert "recursion" in refused(Constraints(is_json=True, schema=deep))
+    deeply = refused(Constraints(is_json=True, schema=deep))
+    assert "recursion" in deeply or "nested too deeply" in deeply, "Pythons differ"
     for _ in range(50_000):
         deep = {"items": deep}
     assert "nested too deeply" in refused(Constraints(is_json=True, schema=deep))
