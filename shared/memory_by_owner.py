@@ -71,6 +71,18 @@ class MemoryByOwner(Generic[K, V]):
                 self._drop_one(max(self._costs, key=self._costs.__getitem__))
             assert bool(self.cost) == bool(self._values), (self.cost, len(self._values))
 
+    def drop(self, is_over: Callable[[V], bool]) -> None:
+        """Forget the values that are over; that is asked of each without the lock."""
+        with self._lock:
+            rows = [(owner, *row) for owner, kept in self._values.items() for row in kept.items()]
+        for owner, key, value in rows:
+            if is_over(value):
+                with self._lock:
+                    values = self._values.get(owner)
+                    if values is not None and values.get(key) is value:
+                        values.move_to_end(key, last=False)
+                        self._drop_one(owner)
+
     def clear(self) -> None:
         with self._lock:
             self._values.clear()

@@ -309,6 +309,7 @@ class Worker:
             memory.measure()
             relief.step()
             rank.tidy()
+            grammars.end_idle()
             return memory.use.bytes_used()
 
         loop = InferenceThread(self._inbox, scheduler, self._wire.send, sweep, expire, watch_memory)
@@ -379,6 +380,7 @@ class Worker:
             scheduler.forget()
             parts.sessions.forget_lines()
             parts.suspects.clear(message.key)
+            parts.grammars.end_idle(0.0)
             if parts.vision is not None:
                 parts.vision.forget()
         report = cache_report(

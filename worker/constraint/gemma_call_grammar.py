@@ -38,6 +38,9 @@ class BareKeys:
     def _value(self, lark: Lark, schema: Any, depth: int) -> Expression:
         assert 0 < depth <= DEPTH_MAX + 1, depth
         schema = whole(resolved(schema, schema), schema)
+        parts = schema.pop("allOf", None)
+        for part in parts if isinstance(parts, list) else ():
+            schema = {**resolved(part, schema), **schema}
         if depth > DEPTH_MAX:
             return lark.json(SCALAR)
         if choices := _choices(schema):

@@ -2,14 +2,19 @@
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from hearth.shared.errors import RequestError
-from hearth.worker.constraint.grammar_client import GrammarEnded, GrammarError, GrammarProcess
-from hearth.worker.constraint.json_schemas import fault
+from hearth.worker.constraint.grammar_client import (
+    GrammarEnded,
+    GrammarError,
+    GrammarLost,
+    GrammarProcess,
+)
+from hearth.worker.constraint.json_schemas import fault, widened
 from hearth.worker.constraint.lark_builder import Lark
-from hearth.worker.constraint.llguidance_errors import error_text, explained
+from hearth.worker.constraint.llguidance_errors import error_text, explained, meaning_of
 from hearth.worker.constraint.schema_patterns import SchemaPattern, patterns_of
 
 SCHEMA_BYTES_MAX: Final = 1_000_000
@@ -38,9 +43,16 @@ class GrammarBuild:
     """
 
     def __init__(
-        self, process: GrammarProcess, marks: Mapping[str, int], schemas: Sequence[NamedSchema]
+        self,
+        process: GrammarProcess,
+        marks: Mapping[str, int],
+        schemas: Sequence[NamedSchema],
+        source_of: Callable[[Sequence[NamedSchema]], str],
     ) -> None:
+        """`source_of` writes the grammar with other schemas in their places."""
+        self.left_out: list[str] = []  # keywords of tools' schemas that the grammar lacks
         self.process = process
+        self._source_of = source_of
         self._marks = marks
         self._schemas = schemas
         found = [(each, pattern) for each in schemas for pattern in patterns_of(each.schema)]
@@ -78,10 +90,24 @@ class GrammarBuild:
     def _compile_whole(self, source: str) -> bytes:
         try:
             return self.process.compile(source)
+        except GrammarError:
+            # One by one they take longer than all of them together.
+            source = self._source_of([self._held(schema) for schema in self._schemas])
+        try:
+            return self.process.compile(source)
         except GrammarError as error:
-            for schema in self._schemas:  # one by one they take longer than all of them together
-                self._check(schema)
             raise refused(f"The answer's grammar: {explained(error)}.", None) from None
+
+    def _held(self, named: NamedSchema) -> NamedSchema:
+        """Return what can be enforced of a tool's schema. Raises RequestError for the answer's."""
+        if not named.options:
+            self._check(named)
+            return named
+        schema, left_out = widened(named.schema, self._error_of(named.options))
+        if self.process.is_ended:
+            raise GrammarEnded("too much of it cannot be enforced")
+        self.left_out += left_out
+        return replace(named, schema=schema)
 
     def _try(self, schema: NamedSchema, pattern: SchemaPattern) -> None:
         """Raise RequestError where a pattern fails by itself, maybe at a later character."""
@@ -89,6 +115,9 @@ class GrammarBuild:
         try:
             self.process.attempt(self._source(text, schema.options))
         except (GrammarError, GrammarEnded) as error:
+            is_limit = isinstance(error, GrammarEnded) or meaning_of(error_text(error)).is_limit
+            if schema.options and not is_limit:
+                return  # what cannot be enforced of a tool's schema is left out
             raise refused(
                 f"The JSON schema of {schema.whose}: {pattern}, cannot be followed: "
                 f"{error_text(error)}. Let it repeat less.",
@@ -113,7 +142,7 @@ class GrammarBuild:
             nonlocal has_error
             try:
                 self.process.compile(self._source(part, options))
-            except GrammarEnded:
+            except (GrammarEnded, GrammarLost):
                 if not has_error:
                     raise
             except GrammarError as error:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import recv_handle
@@ -23,6 +24,7 @@ from hearth.worker.constraint.grammar_protocol import (
     ERROR,
     FORCED,
     FORK,
+    HELD,
     LOAD,
     MEMORY_BYTES_MAX,
     OK,
@@ -81,8 +83,10 @@ class GrammarProcess:
     is, and a process that gave no answer is asked nothing more.
     """
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Connection, parent: "GrammarProcess | None" = None) -> None:
+        """`parent`, which it is a fork of, is alive as long as this one."""
         self._connection = connection
+        self._parent = parent
         self._lock = threading.Lock()
         self._has_answered = False  # before that it may be starting yet
 
@@ -108,7 +112,7 @@ class GrammarProcess:
             answer = self._answer(FORK, "", wait_s)
             if answer[:1] == OK:
                 self._wait_for_answer(wait_s)  # the handle is a message of its own
-                return GrammarProcess(Connection(recv_handle(self._connection)))
+                return GrammarProcess(Connection(recv_handle(self._connection)), self)
         raise GrammarLost(answer[1:].decode(errors="replace"))
 
     def load(self, config: str, size: int, ends: Sequence[int]) -> None:
@@ -123,6 +127,10 @@ class GrammarProcess:
     def attempt(self, source: str) -> None:
         """Have it compile a grammar and write random answers with it."""
         self._ask(TRY + source.encode(), _COMPILE_LIMIT)
+
+    def held_bytes(self) -> int:
+        """Return how much more memory it has had than what it was first limited at."""
+        return int.from_bytes(self._ask(HELD, _MEMORY_LIMIT), "little")
 
     def step(self, tokens: Sequence[int], wait_s: float = STEP_S_MAX) -> bytes:
         """Have it go on by tokens; return the mask of the next one: a bit each, lowest first."""
@@ -389,6 +397,7 @@ class _Base:
 
 
 _base: _Base | None = None
+_forks: weakref.WeakSet[GrammarProcess] = weakref.WeakSet()  # of the base
 _base_lock = threading.Lock()
 
 
@@ -405,9 +414,18 @@ def base_process() -> GrammarProcess:
 
 def fork_base() -> GrammarProcess:
     """Return a fork of the base; one that is lost is started anew, once. Raises GrammarLost."""
-    with contextlib.suppress(GrammarLost):
-        return base_process().fork()
-    return base_process().fork()
+    try:
+        fork = base_process().fork()
+    except GrammarLost:
+        fork = base_process().fork()
+    _forks.add(fork)
+    return fork
+
+
+def end_unused_base() -> None:
+    """End the base where it has no forks, nor forks of these."""
+    if _base is not None and not _forks:
+        end_base()
 
 
 def end_base() -> None:

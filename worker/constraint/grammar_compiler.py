@@ -1,16 +1,19 @@
 """Compiles what an answer has to be into a mask of the tokens that may come next."""
 
 import contextlib
+import functools
 import json
 import logging
 import threading
-from collections import Counter, OrderedDict
+import weakref
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from hearth.shared.errors import Overloaded, RequestError
 from hearth.shared.memory_by_owner import MemoryByOwner
+from hearth.shared.suspending_clock import awake_s
 from hearth.shared.wire_messages import Constraints
 from hearth.worker.constraint.call_drafts import ENDS, CallDrafts, CallText, ForcedTexts
 from hearth.worker.constraint.call_grammars import call_grammar
@@ -24,6 +27,7 @@ from hearth.worker.constraint.grammar_client import (
     GrammarLost,
     GrammarProcess,
     Patience,
+    end_unused_base,
     fork_base,
 )
 from hearth.worker.constraint.harmony_grammar import (
@@ -35,6 +39,7 @@ from hearth.worker.constraint.harmony_grammar import (
 )
 from hearth.worker.constraint.json_schemas import ToolSchema, tool_of
 from hearth.worker.constraint.lark_builder import LENIENT, NEWLINES, TEXT, Expression, Lark
+from hearth.worker.constraint.schema_references import self_contained
 from hearth.worker.constraint.thinking_budget import ThinkingBudget, think_marks
 from hearth.worker.constraint.token_mask import TokenMask
 from hearth.worker.stream import harmony_parser
@@ -43,25 +48,33 @@ from hearth.worker.stream.model_output_format import OutputFormat
 log = logging.getLogger(__name__)
 
 OWNERS_MAX: Final = 64  # whose calls' forced texts are remembered: some 100 KB each
-COMPILED_MAX: Final = 32  # grammars that are remembered
+IDLE_S: Final = 45.0  # that a process is kept which nobody uses: it is gone within a minute
+HELD_BYTES_MAX: Final = 256 << 20  # of all processes of grammars that are remembered
+PROCESS_BYTES: Final = 4 << 20  # of one, beside what it tells: pages that it shares no more
 GRAMMAR_CHARS_MAX: Final = 2_000_000  # of all schemas in it together
 ANY_OBJECT: Final = {"type": "object"}
 
 
-@dataclass(frozen=True, slots=True)
+# Writes the answer's grammar with other schemas of the tools.
+_Writer = Callable[[list[ToolSchema]], str]
+
+
+@dataclass(slots=True)
 class _Compiled:
-    """A grammar that is remembered, in a process of its own. Immutable."""
+    """A grammar that is remembered, in a process of its own."""
 
     process: GrammarProcess
     first_mask: bytes
     largest_pattern: str  # a sentence for the client
+    held_bytes: int  # by its process, beyond what it shares with that of the tokenizer
+    used_at: float = 0.0  # when an answer last began
 
 
 class GrammarCompiler:
     """Makes token masks for one model's answers. Any thread may ask.
 
-    Invariant: at most COMPILED_MAX grammars are remembered, each for the one owner that asked for
-    it, and each answer has a process of its own.
+    Invariant: the processes of remembered grammars hold at most HELD_BYTES_MAX, each for the one
+    owner that asked for it, and each answer has a process of its own.
     """
 
     def __init__(
@@ -72,11 +85,12 @@ class GrammarCompiler:
         output_format: OutputFormat,
         token_bytes: Callable[[int], bytes],
         tool_form: str = "native",
+        clock: Callable[[], float] = awake_s,
     ) -> None:
         """Take mlx-lm's TokenizerWrapper, the number of logits, and the tokens that end a turn.
 
         `output_format` is that of the model's answers, `tool_form` the form in which its prompts
-        show tools.
+        show tools, `clock` the seconds by which what is idle ends.
         """
         self.tokenizer = tokenizer
         self._vocab_size = vocab_size
@@ -87,11 +101,17 @@ class GrammarCompiler:
         self._call_grammar = call_grammar(tokenizer, tool_form)
         self.think_marks = think_marks(tokenizer, self._has_channels, output_format.think_marks)
         self._marks = _marks(tokenizer, output_format.think_marks)
-        self._loaded: GrammarProcess | None = None  # made at first need: it takes seconds
+        # Made at first need, which takes seconds; alive while a fork of it is, or it is kept warm.
+        self._loaded: Callable[[], GrammarProcess | None] = lambda: None
+        self._warm: GrammarProcess | None = None
         self._loading = threading.Lock()
         self.patience = Patience()  # of the answers to come
+        self._clock = clock
+        self._used_at = clock()
+        self._compiled: MemoryByOwner[str, _Compiled] = MemoryByOwner(  # by source
+            HELD_BYTES_MAX, lambda _, each: PROCESS_BYTES + each.held_bytes
+        )
         self._lock = threading.Lock()  # of what follows
-        self._compiled: OrderedDict[tuple[str, str], _Compiled] = OrderedDict()  # by owner, source
         self.hits: Counter[str] = Counter()  # by owner
         self.counts: Counter[str] = Counter()
         self.draft_counts: Counter[str] = Counter()  # of calls that are drafted
@@ -105,12 +125,14 @@ class GrammarCompiler:
     def report(self) -> dict[str, int]:
         """Return how many requests were refused for their schemas, and what ended by a limit.
 
-        Where the drafts of an answer's calls ended the answer goes on without them.
+        `left_out` counts grammars that lack a part of a tool's schema. Where the drafts of an
+        answer's calls ended the answer goes on without them.
         """
         return {
             "remembered": len(self._compiled),
             "refused": self.counts["refused"],
             "ended": self.counts["ended"],
+            "left_out": self.counts["left_out"],
             "answers_ended": self.counts["answers_ended"],
             "call_drafts_ended": sum(self.draft_counts[why] for why in ENDS),
         }
@@ -194,6 +216,7 @@ class GrammarCompiler:
         self, made: CallShape, tools: list[ToolSchema], constraints: Constraints
     ) -> Shape:
         """Return the shape of calls as the model's template writes them, from their mark on."""
+        tools = _self_contained(tools)
         if self._has_channels:
             return made.shape(addressed_call(made, tools))
         assert self._call_grammar is not None
@@ -216,10 +239,17 @@ class GrammarCompiler:
         """Return the grammar of the whole answer, None where it needs none. Raises RequestError."""
         try:
             callable_tools = _callable(constraints, tools)
-            source = self._source(constraints, callable_tools, opening, is_open)
+            if constraints.tool_choice == "required" or constraints.is_json:
+                callable_tools = _self_contained(callable_tools)
+            if constraints.schema is not None:
+                constraints = replace(constraints, schema=self_contained(constraints.schema))
+            write = functools.partial(self._source, constraints, opening=opening, is_open=is_open)
+            source = write(callable_tools)
             if source is None:
                 return None
-            return self._recalled(owner, source, constraints, callable_tools)
+            return self._recalled(
+                owner, source, constraints, callable_tools, lambda t: write(t) or ""
+            )
         except RecursionError:
             raise refused("A JSON schema is nested too deeply.", None) from None
         except (TypeError, ValueError, KeyError, AttributeError) as error:
@@ -286,32 +316,41 @@ class GrammarCompiler:
 
     # ------------------------------------------------------------ processes
 
+    def end_idle(self, idle_s: float = IDLE_S) -> None:
+        """End what nobody has used for `idle_s` seconds, but for what answers under way go on from.
+
+        The inference thread asks at each turn, and where the cache is emptied.
+        """
+        since = self._clock() - idle_s
+        self._compiled.drop(lambda each: each.used_at <= since)
+        if self._used_at <= since:
+            self._warm = None
+            end_unused_base()
+
     def _recalled(
-        self, owner: str, source: str, constraints: Constraints, tools: list[ToolSchema]
+        self,
+        owner: str,
+        source: str,
+        constraints: Constraints,
+        tools: list[ToolSchema],
+        write: _Writer,
     ) -> _Compiled:
         """Return a grammar from memory, or compile it. Raises RequestError."""
-        name = owner, source
-        with self._lock:
-            self._drop_the_dead()
-            compiled = self._compiled.get(name)
-            if compiled is not None:
-                self.hits[owner] += 1
+        self._used_at = self._clock()
+        self._compiled.drop(lambda each: each.process.is_gone)
+        compiled = self._compiled.get(owner, source)
         if compiled is None:
-            compiled = self._compile(source, constraints, tools)
-        with self._lock:
-            self._compiled[name] = compiled
-            self._compiled.move_to_end(name)
-            if len(self._compiled) > COMPILED_MAX:
-                self._compiled.popitem(last=False)
-            assert len(self._compiled) <= COMPILED_MAX, len(self._compiled)
+            compiled = self._compile(source, constraints, tools, write)
+            self._compiled.put(owner, source, compiled)
+        else:
+            with self._lock:
+                self.hits[owner] += 1
+        compiled.used_at = self._used_at = self._clock()
         return compiled
 
-    def _drop_the_dead(self) -> None:
-        """Forget grammars whose processes are gone, and with them their connections."""
-        for name in [name for name, each in self._compiled.items() if each.process.is_gone]:
-            del self._compiled[name]
-
-    def _compile(self, source: str, constraints: Constraints, tools: list[ToolSchema]) -> _Compiled:
+    def _compile(
+        self, source: str, constraints: Constraints, tools: list[ToolSchema], write: _Writer
+    ) -> _Compiled:
         """Return a grammar in a process of its own, in a second one where that is lost.
 
         Raises RequestError.
@@ -329,28 +368,45 @@ class GrammarCompiler:
                 "tools",
             )
         with contextlib.suppress(GrammarLost, GrammarEnded):
-            return self._compile_once(source, schemas)
+            return self._compile_once(source, schemas, tools, write)
         try:
-            return self._compile_once(source, schemas)
+            return self._compile_once(source, schemas, tools, write)
         except (GrammarLost, GrammarEnded) as error:
             raise Overloaded(
                 f"No process can be started for the answer's grammar: {error}. Send it again."
             ) from error
 
-    def _compile_once(self, source: str, schemas: list[NamedSchema]) -> _Compiled:
+    def _compile_once(
+        self,
+        source: str,
+        schemas: list[NamedSchema],  # those of the tools first
+        tools: list[ToolSchema],
+        write: _Writer,
+    ) -> _Compiled:
         """Return a grammar in a process of its own.
 
         Raises RequestError, and GrammarLost and GrammarEnded where a process is lost.
         """
         process = self._tokenizer_process().fork()
-        build = GrammarBuild(process, self._marks, schemas)
+        build = GrammarBuild(
+            process,
+            self._marks,
+            schemas,
+            lambda held: write(
+                [replace(a, schema=b.schema) for a, b in zip(tools, held, strict=False)]
+            ),
+        )
         try:
             mask = build.compile(source)
         except RequestError:
             with self._lock:
                 self.counts["ended"] += process.is_ended
             raise
-        return _Compiled(process, mask, build.largest_pattern)
+        if build.left_out:
+            log.info("left out of a grammar keywords=%r", ", ".join(sorted({*build.left_out})))
+            with self._lock:
+                self.counts["left_out"] += 1
+        return _Compiled(process, mask, build.largest_pattern, process.held_bytes())
 
     def _tokenizer_process(self) -> GrammarProcess:
         """Return the process that knows the model's tokens.
@@ -358,7 +414,8 @@ class GrammarCompiler:
         Raises RequestError without one, GrammarLost and GrammarEnded where it cannot be started.
         """
         with self._loading:
-            if self._loaded is None or self._loaded.is_gone:
+            process = self._loaded()
+            if process is None or process.is_gone:
                 config = self.tokenizer_config()
                 process = fork_base()
                 try:
@@ -366,8 +423,9 @@ class GrammarCompiler:
                     process.load(config, size, sorted(self.end_ids))
                 except GrammarError as error:
                     raise _unreadable(str(error)) from None
-                self._loaded = process
-            return self._loaded
+                self._loaded = weakref.ref(process)
+            self._warm = process
+            return process
 
     def tokenizer_config(self) -> str:
         """Return the tokenizer's JSON with the marks as tokens that are never part of a text.
@@ -399,6 +457,10 @@ def _callable(constraints: Constraints, tools: list[Any]) -> list[ToolSchema]:
             param="tool_choice",
         )
     return chosen
+
+
+def _self_contained(tools: list[ToolSchema]) -> list[ToolSchema]:
+    return [replace(tool, schema=self_contained(tool.schema)) for tool in tools]
 
 
 def _marks(tokenizer: Any, think_marks: tuple[str, str]) -> dict[str, int]:

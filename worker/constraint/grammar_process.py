@@ -38,6 +38,7 @@ from hearth.worker.constraint.grammar_protocol import (
     ERROR,
     FORCED,
     FORK,
+    HELD,
     LOAD,
     MEMORY_BYTES_MAX,
     OK,
@@ -99,6 +100,7 @@ class _Process:
             LOAD: self._load,
             COMPILE: self._compile,
             TRY: self._try,
+            HELD: self._held,
             STEP: self._step,
             DRAFT: self._draft,
             FORCED: self._forced,
@@ -206,6 +208,11 @@ class _Process:
             walk.consume_token(_drawn(answer[1:], dice))
             answer = OK if walk.is_stopped() and not walk.is_error() else self._masked(walk)
         return answer if answer[:1] == ERROR else OK
+
+    def _held(self, _: bytes) -> bytes:
+        """Tell how much more memory it has had than where its limit was set."""
+        held = max(0, _resident_bytes() + MEMORY_BYTES_MAX - self._memory_max)
+        return OK + held.to_bytes(8, "little")
 
     def _step(self, about: bytes) -> bytes:
         """Go on by tokens and return the mask of the next one."""

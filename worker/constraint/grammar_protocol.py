@@ -10,6 +10,7 @@ FORK: Final = b"F"  # make a process that goes on from here
 LOAD: Final = b"L"  # read a tokenizer
 COMPILE: Final = b"C"  # compile a grammar, tell its first mask
 TRY: Final = b"T"  # compile a grammar and write random answers with it
+HELD: Final = b"H"  # tell how much memory it took
 STEP: Final = b"S"  # go on by tokens, tell the mask of the next one
 DRAFT: Final = b"D"  # go on by tokens, tell the masks behind each part of a draft that fits
 FORCED: Final = b"N"  # go on by tokens, tell those that have to come next

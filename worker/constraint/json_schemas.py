@@ -1,8 +1,11 @@
 """Reads JSON schemas: a tool's parameters, which values are plain text, where a fault is."""
 
+import re
 from collections.abc import Callable, Iterator, Mapping
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, Final
+from urllib.parse import unquote
 
 from hearth.worker.stream.tool_calls.request_tools import referred
 
@@ -11,7 +14,9 @@ CHOICES_DEPTH_MAX: Final = 4  # of choices among choices
 CHOICES_MAX: Final = 256  # all of them together: values with more are JSON
 CHARACTERS_MAX: Final = 10_000  # a longer limit on text is left unenforced
 TRIES_MAX: Final = 200  # parts of a faulty schema that are looked at for the fault
-_SHARED: Final = ("$defs", "definitions")  # where references lead to
+SHARED: Final = ("$defs", "definitions")  # where references lead to
+MOVED: Final = "#/$defs/%23"  # what a reference to something begins with that was elsewhere
+_LACKING: Final = re.compile("does not exist|not present in a registry")  # llguidance's words
 _COMBINERS: Final = ("anyOf", "oneOf", "allOf", "$ref", "patternProperties")
 _BY_NAME: Final = ("properties", "patternProperties")
 _BY_NUMBER: Final = ("anyOf", "oneOf", "allOf", "prefixItems")
@@ -72,7 +77,7 @@ def resolved(schema: Any, root: Mapping[str, Any]) -> dict[str, Any]:
 
 def whole(schema: Any, root: Mapping[str, Any]) -> dict[str, Any]:
     """Return a part of `root` with what references inside it lead to."""
-    return {**{key: root[key] for key in _SHARED if key in root}, **_mapping(schema)}
+    return {**{key: root[key] for key in SHARED if key in root}, **_mapping(schema)}
 
 
 def is_text(schema: Any, root: Mapping[str, Any]) -> bool:
@@ -128,11 +133,43 @@ def fault(schema: dict[str, Any], error_of: Callable[[Any], str]) -> tuple[str, 
             tries += 1
             if tries > TRIES_MAX:
                 break
-            if found := error_of(whole(part, schema)):
+            found = error_of(whole(part, schema))
+            # A part alone may lack what it refers to by an $anchor or an $id.
+            if found and (not _LACKING.search(found) or _LACKING.search(said)):
                 place = step if step.startswith("#") else place + step
                 said, node, is_narrowing = found, part, True
                 break
     return place.removeprefix("#") or "/", said
+
+
+def widened(
+    schema: dict[str, Any], error_of: Callable[[Any], str]
+) -> tuple[dict[str, Any], list[str]]:
+    """Return a schema that can be compiled, and the keywords of `schema` that it lacks for that.
+
+    It holds all else; `error_of` is that of `fault`.
+    """
+    root, left_out, seen = deepcopy(schema), list[str](), set[int]()
+
+    def widen(node: dict[str, Any]) -> None:
+        if id(node) in seen or not error_of(whole(node, root)):
+            return
+        seen.add(id(node))
+        for _, part in _parts(node, root):
+            if isinstance(part, dict):
+                widen(part)
+        if error_of(whole(node, root)):
+            kept: dict[str, Any] = {}
+            for key, value in node.items():
+                if error_of(whole({**kept, key: value}, root)):
+                    left_out.append(key)
+                else:
+                    kept[key] = value
+            node.clear()
+            node.update(kept)
+
+    widen(root)
+    return root, left_out
 
 
 def _parts(node: Any, root: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -150,7 +187,15 @@ def _parts(node: Any, root: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             yield f"/{key}", node[key]
     target = _target(node, root)
     if target is not None and target is not node:
-        yield str(node["$ref"]), target
+        yield _place(str(node["$ref"])), target
+
+
+def _place(reference: str) -> str:
+    """Return where a reference leads to, in the schema as its client wrote it."""
+    if not reference.startswith(MOVED):
+        return reference
+    name = unquote(reference.removeprefix(MOVED))
+    return "#" + name.replace("~1", "/").replace("~0", "~")
 
 
 def _target(schema: Any, root: Mapping[str, Any]) -> dict[str, Any] | None:

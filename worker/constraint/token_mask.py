@@ -106,6 +106,10 @@ class TokenMask:
 
         return self._guarded(masked, logits)
 
+    def close(self) -> None:
+        """Let the grammar's processes go: the answer is over."""
+        self._answer = None
+
     # ------------------------------------------------------------ drafts
 
     def take(self, tokens: Sequence[int]) -> None:

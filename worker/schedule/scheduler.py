@@ -481,6 +481,8 @@ class Scheduler:
     def _close_slot(self, request: Request) -> None:
         """Check the slot in with all that was computed, also for a client that left."""
         slot, request.slot = request.slot, None
+        if request.guide is not None:
+            request.guide.close()
         kv_manager = self._admission.kv_manager_of(request)
         if self._decoding.pop(request.request_id, None) is not None:
             trunk = self._engine.decoder.trunks.get(request.request_id)

@@ -1,10 +1,12 @@
 """Looks up the tools of a request: their names, and the types of their arguments."""
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from functools import cached_property
 from itertools import islice
 from typing import Any, Final
+from urllib.parse import unquote
 
 from hearth.worker.stream.tool_calls.lenient_json import json_text
 
@@ -116,15 +118,18 @@ def _types_of(schema: Any, root: dict[str, Any], depth: int) -> Iterable[str]:
 
 
 def referred(reference: Any, root: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the schema that a reference within `root`, such as #/$defs/X, refers to."""
-    if not isinstance(reference, str) or not reference.startswith("#/"):
+    """Return the schema that a reference within `root`, such as #/$defs/X or #, refers to."""
+    if not isinstance(reference, str) or not re.match("#(/|$)", reference):
         return None
     if len(reference) > REFERENCE_CHARS_MAX:
         return None
     found: Any = root
-    for step in reference[2:].split("/"):
+    for step in unquote(reference).split("/")[1:]:
         name = step.replace("~1", "/").replace("~0", "~")
-        found = found.get(name) if isinstance(found, Mapping) else None
+        if isinstance(found, list) and name.isdecimal() and int(name) < len(found):
+            found = found[int(name)]
+        else:
+            found = found.get(name) if isinstance(found, Mapping) else None
     return found if isinstance(found, dict) else None
 
 

@@ -29,7 +29,7 @@ from hearth.worker.constraint.grammar_client import (
     GrammarStill,
     Patience,
 )
-from hearth.worker.constraint.grammar_compiler import GrammarCompiler
+from hearth.worker.constraint.grammar_compiler import IDLE_S, GrammarCompiler
 from hearth.worker.constraint.grammar_protocol import COMPILE_CPU_S, FORK, MEMORY_BYTES_MAX, OK
 from scripts.harness.constrained_answers import constrainer_for, walk
 from scripts.harness.model_families import family
@@ -87,6 +87,7 @@ def test_a_schema_that_is_compiled_for_long_is_refused_and_the_next_is_served(
         "remembered": 0,
         "refused": 1,
         "ended": 1,
+        "left_out": 0,
         "answers_ended": 0,
         "call_drafts_ended": 0,
     }
@@ -176,6 +177,27 @@ def test_an_answer_that_is_over_leaves_no_process(compiler: GrammarCompiler) -> 
     assert len(begun) == 1
     del answer
     wait_until_gone(begun)
+
+
+def test_processes_that_nobody_uses_end_but_those_of_answers_under_way(
+    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [1_000.0]
+    monkeypatch.setattr(compiler, "_clock", lambda: now[0])
+    gc.collect()
+    before = processes()
+    answer = walk(compiler, JSON, [])
+    answer.tokens = tokens_of('"')
+    answer.allowed()
+    used = processes() - before
+    now[0] += IDLE_S + 1
+    compiler.end_idle()
+    assert compiler.compiled_count == 0
+    assert all(map(is_alive, used)), "an answer goes on"
+    answer.guide.close()
+    compiler.end_idle()
+    wait_until_gone(used)
+    assert walk(compiler, JSON, []).takes(tokens_of('"x"'))
 
 
 def test_a_grammar_whose_process_was_killed_is_compiled_anew(compiler: GrammarCompiler) -> None:

@@ -4,7 +4,16 @@ from typing import Any
 
 import pytest
 
-from hearth.worker.constraint.json_schemas import characters_max, fault, is_text, tool_of, words
+from hearth.worker.constraint.json_schemas import (
+    characters_max,
+    fault,
+    is_text,
+    resolved,
+    tool_of,
+    whole,
+    words,
+)
+from hearth.worker.constraint.schema_references import self_contained
 
 DEFS = {"$defs": {"Word": {"type": "string"}, "Count": {"type": "integer"}}}
 
@@ -119,3 +128,32 @@ def test_the_search_for_a_fault_ends_on_a_schema_that_refers_to_itself() -> None
     node: dict[str, Any] = {"$ref": "#/$defs/Rotten"}
     place, said = fault({**node, "$defs": {"Rotten": node}}, faulty)
     assert (place, said) == ("/$defs/Rotten", "it is bad")
+
+
+@pytest.mark.parametrize(
+    ("reference", "leads_to"),
+    [
+        ("#/properties/a", {"type": "integer"}),
+        ("#/properties/c~1d%25", {"type": "null"}),
+        ("#/properties/e/anyOf/1", {"type": "boolean"}),
+    ],
+)
+def test_what_is_referred_to_anywhere_in_a_schema_is_in_its_definitions(
+    reference: str, leads_to: dict[str, Any]
+) -> None:
+    properties = {
+        "a": {"type": "integer"},
+        "b": {"$ref": reference},
+        "c/d%": {"type": "null"},
+        "e": {"anyOf": [{}, {"type": "boolean"}]},
+        "f": {"const": {"$ref": reference}},
+    }
+    made = self_contained({"properties": properties})
+    part = whole(made["properties"]["b"], made)
+    assert resolved(part, part) == leads_to
+    assert made["properties"]["f"] == properties["f"], "data is no schema"
+
+
+def test_a_schema_that_refers_to_its_definitions_alone_is_left_as_it_is() -> None:
+    schema = {"properties": {"a": {"$ref": "#/$defs/Word"}, "b": {"$ref": "#/lost"}}, **DEFS}
+    assert self_contained(schema) is schema
