@@ -41,7 +41,7 @@ class ScriptedServer(Server):
     def __init__(
         self, family_name: str = "qwen3", model: Path | None = None, **settings: str
     ) -> None:
-        """`model` is a whole checkpoint that writes in the family's manner, one that sees images."""
+        """`model` is a whole checkpoint, say one that sees images; it writes as the family does."""
         super().__init__(PROXY_MODEL_ID=MODEL, MAX_KV_SIZE=str(CONTEXT_TOKENS), **settings)
         self.family_name = family_name
         self.directory = self.run_dir / "script"
