@@ -175,4 +175,5 @@ _READERS: Final[tuple[tuple[str, _Reader], ...]] = (
     ("output_config", _output_config),
     ("thinking_budget", _budget),
     ("thinking_token_budget", _budget),
+    ("thinking_budget_tokens", _budget),
 )

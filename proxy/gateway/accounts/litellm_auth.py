@@ -38,6 +38,7 @@ _CALL_TYPES: Final[dict[AccountDialect, str]] = {
     "rerank": "arerank",
 }
 _LIMITED: Final = (429, 503)
+_UNNAMED: Final = ("key_check_failed", "throttling_error")  # what a 429 has that names no reason
 _NO_TEXT: Final = [{"role": "user", "content": ""}]  # without messages no price is reserved
 
 
@@ -174,12 +175,11 @@ def _refusal(error: Exception, *, is_sent: bool = True) -> RequestError:
     elif isinstance(error, HTTPException):
         detail = error.detail
         text = str(detail.get("error", detail)) if isinstance(detail, dict) else str(detail)
-        status, code = (
-            error.status_code,
-            "rate_limit_exceeded" if error.status_code == 429 else code,
-        )
+        status = error.status_code
     elif isinstance(status_code := getattr(error, "status_code", None), int):
         status, text = status_code, str(error)
+    if status == 429 and code in _UNNAMED:
+        code = "rate_limit_exceeded"
     if not is_sent and status not in _LIMITED:
         return _wrong("An API key is required.")
     if code == "no_db_connection":

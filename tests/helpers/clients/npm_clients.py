@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Final
 
 NODE: Final = "node@24"
-CLAUDE_CODE: Final = "@anthropic-ai/claude-code@2.1.329"
-CODEX: Final = "@openai/codex@0.169.0"
+CLAUDE_CODE: Final = "@anthropic-ai/claude-code@2.1.332"
+CODEX: Final = "@openai/codex@0.171.0"
 OPENCODE: Final = "opencode-ai@1.18.33"
-PI: Final = "@earendil-works/pi-coding-agent@0.87.1"
+PI: Final = "@earendil-works/pi-coding-agent@1.6.0"
 OPENCLAW: Final = "openclaw@2026.9.6"
 QWEN_CODE: Final = "@qwen-code/qwen-code@0.24.4"
 AXE: Final = "axe-core@4.14.1"  # no agent: it says what of a page is not accessible

@@ -91,7 +91,8 @@ class Child:
     async def spend(self, key: str) -> Any:
         """Return what a key has spent, by LiteLLM's counter."""
         token = self.server.hash_token(key)
-        return await self.server.spend_counter_cache.async_get_cache(key=f"spend:key:{token}")
+        spend, _ = await self.server.spend_counter_store.read(f"spend:key:{token}")
+        return spend
 
 
 class Database:

@@ -38,13 +38,16 @@ class Asked:
 class ScriptedServer(Server):
     """Tiny qwen3 weights behind a family's tokenizer and template, and the script's words."""
 
-    def __init__(self, family_name: str = "qwen3", **settings: str) -> None:
+    def __init__(
+        self, family_name: str = "qwen3", model: Path | None = None, **settings: str
+    ) -> None:
+        """`model` is a whole checkpoint, say one that sees images; it writes as the family does."""
         super().__init__(PROXY_MODEL_ID=MODEL, MAX_KV_SIZE=str(CONTEXT_TOKENS), **settings)
         self.family_name = family_name
         self.directory = self.run_dir / "script"
         self.directory.mkdir()
         self.environment |= {
-            "MODEL_PATH": str(checkpoint(self.run_dir / "model", family_name)),
+            "MODEL_PATH": str(model or checkpoint(self.run_dir / "model", family_name)),
             "SCRIPTED_DIR": str(self.directory),
             "SCRIPTED_FAMILY": family_name,
         }

@@ -220,7 +220,9 @@ def _directory() -> Path:
 
 
 def main() -> int:
-    ScriptedWorker.family = family(os.environ["SCRIPTED_FAMILY"])
+    ScriptedWorker.family = replace(family(os.environ["SCRIPTED_FAMILY"]))
+    # The model's own tokenizer, in which a family's marks may have other ids.
+    vars(ScriptedWorker.family)["directory"] = Path(os.environ["MODEL_PATH"])
     with (
         mock.patch.object(real, "Worker", ScriptedWorker),
         mock.patch.object(rank_setup, "Engine", SlowEngine),

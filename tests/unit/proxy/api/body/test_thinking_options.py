@@ -26,6 +26,7 @@ FIELDS = [
     "output_config",
     "thinking_budget",
     "thinking_token_budget",
+    "thinking_budget_tokens",
 ]
 WORDS = [
     *("enabled", "type", "effort", "level", "budget_tokens", "max_tokens", "enable_thinking"),
@@ -97,7 +98,9 @@ def test_anthropics_object_has_a_budget_and_its_effort_is_no_switch() -> None:
     assert thinking_options.read(disabled) == ThinkingOptions(OFF_BY_WORD, None)
 
 
-@pytest.mark.parametrize("name", ["thinking_budget", "thinking_token_budget"])
+@pytest.mark.parametrize(
+    "name", ["thinking_budget", "thinking_token_budget", "thinking_budget_tokens"]
+)
 def test_a_budget_is_a_number_of_tokens_none_of_them_or_no_limit(name: str) -> None:
     assert thinking_options.read({name: 100}) == ThinkingOptions(on(), 100)
     assert thinking_options.read({name: 100.0}) == ThinkingOptions(on(), 100)
