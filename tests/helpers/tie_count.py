@@ -35,7 +35,8 @@ class TieCount:
                 item.user_properties.append((NAME, row))
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        for name, told in report.user_properties if report.when == "call" else ():
+        properties: list[tuple[str, Any]] = report.user_properties
+        for name, told in properties if report.when == "call" else ():
             if name == NAME:
                 exact, answers, tokens, ties = told
                 self.exact, self.answers = self.exact + exact, self.answers + answers

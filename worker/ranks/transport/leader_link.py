@@ -3,7 +3,6 @@
 import logging
 import secrets
 import threading
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
@@ -90,7 +89,7 @@ class TransportLeaderLink:
         self._comparison = WitnessComparison(range(1, self.size))
         self._watch = RankWatch(self.hosts, terms.stall_s, awake_s())
         self._ranks: dict[bytes, int] = {}  # by the name that a connection has; link's thread
-        self._lost: deque[tuple[int, str]] = deque()  # ranks that are gone, and why; any thread
+        self._lost: tuple[int, str] | None = None  # the first rank that is gone, and why
         self._peers: dict[int, bytes] = {}  # of the operations' connections; inference thread
         self._are_all_in = threading.Event()
         self._is_closed = threading.Event()
@@ -173,7 +172,7 @@ class TransportLeaderLink:
 
     def lose(self, rank: int, why: str) -> None:
         """End the process because `rank` is gone, unless what it still said tells why."""
-        self._lost.append((rank, why))
+        self._lost = self._lost or (rank, why)
 
     def _fail(self, why: str, code: int = EXIT_RANK_LOST) -> None:
         with self._failing:
@@ -199,7 +198,7 @@ class TransportLeaderLink:
             if came is not None:
                 self._take(*came)
             elif self._lost:
-                rank, why = self._lost[0]
+                rank, why = self._lost
                 self._fail(f"{self._watch.name(rank)} is gone: {why}")
             now_s = awake_s()
             if now_s - ticked_at >= TICK_S:
