@@ -16,7 +16,7 @@ class TieCount:
     """
 
     def __init__(self) -> None:
-        self.exact = self.answers = self.tokens = 0
+        self.exact, self.answers, self.tokens = 0, 0, 0
         self.ties: list[str] = []
 
     @property

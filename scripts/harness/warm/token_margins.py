@@ -22,7 +22,7 @@ from scripts.harness.warm.router_margins import RouterScores, watched_routers
 
 BITS: Final = (-2, -1, 1, 2)  # in units of the last one: by how much embeddings are scaled
 # By how much more often the rest is rounded than embeddings: 0 to 1.8 of what a bit of these moves,
-# over 240 rows of 15 models, two BLAS, cuts and drafts.
+# over 240 rows of 15 models, their cuts and drafts, under OpenBLAS.
 ROUNDED_MORE: Final = 4.0
 NONE: Final[Mapping[int, np.ndarray]] = {}
 

@@ -39,7 +39,7 @@ class ScriptedServer(Server):
     """Tiny qwen3 weights behind a family's tokenizer and template, and the script's words."""
 
     def __init__(
-        self, family_name: str = "qwen3", model: Path | None = None, **settings: str
+        self, family_name: str = "qwen3", model: Path | str | None = None, **settings: str
     ) -> None:
         """`model` is a whole checkpoint, say one that sees images; it writes as the family does."""
         super().__init__(PROXY_MODEL_ID=MODEL, MAX_KV_SIZE=str(CONTEXT_TOKENS), **settings)
