@@ -189,6 +189,6 @@ def test_a_worker_alone_says_what_it_lacks() -> None:
         cwd=PROJECT_DIR,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
     )
     assert done.returncode == 2 and "--endpoint" in done.stderr

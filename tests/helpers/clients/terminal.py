@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from hearth.shared.settings_from_env import PROJECT_DIR
 
-WAIT_S = 60.0
+WAIT_S = 300.0
 ROWS, COLUMNS = 24, 80
 
 

@@ -1,6 +1,5 @@
 """Makes errors fit to be shared: short, and without paths, addresses, hosts and users."""
 
-import getpass
 import platform
 import re
 from collections.abc import Mapping
@@ -8,6 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from hearth.commands.bench.checked_json import shown_text
+from hearth.commands.bench.user_name import user_name
 from hearth.shared.paths import without_home
 
 CHARS_MAX: Final = 300
@@ -48,11 +48,3 @@ def error_text(error: BaseException | str, places: Mapping[Path, str]) -> str:
             text = re.sub(rf"\b{re.escape(name)}\b", stands, text, flags=re.IGNORECASE)
     text = shown_text(text)
     return text if len(text) <= CHARS_MAX else "... " + text[4 - CHARS_MAX :]
-
-
-def user_name() -> str:
-    """Return who runs this; "" for a user without a name."""
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):  # a user without a name, as in a container
-        return ""

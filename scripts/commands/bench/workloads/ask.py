@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import aiohttp
 
-from hearth.commands.bench.rounds.error_texts import user_name
+from hearth.commands.bench.user_name import user_name
 from hearth.commands.bench.workload import Visit
 from hearth.commands.replay.ideal_cache import ideal_cached, percentile
 from hearth.commands.replay.player import Row, replay_together
