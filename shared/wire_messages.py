@@ -350,6 +350,11 @@ class Finished:
     stop_sequence: str | None  # the client's stop string that ended it
     usage: Usage
 
+    @property
+    def is_cut(self) -> bool:
+        """Whether the model would have gone on, maybe amid a call."""
+        return self.reason == "length" or self.stop_sequence is not None
+
 
 @dataclass(frozen=True, slots=True)
 class Failed:

@@ -13,8 +13,14 @@ from hearth.proxy.request.parsed_request import AdmittedRequest
 from hearth.shared.errors import RequestError
 from hearth.shared.wire_messages import Delta, Finished, Usage
 
-_STOP_REASONS: Final = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
-_BEGINNING: Final = re.compile(r'\s*(?:(?P<object>\{\s*["}])|\{\s*[^\s"}]|[^\s{])')  # of an input
+_STOP_REASONS: Final = {
+    **{"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"},
+    "prefilled": "max_tokens",  # which were 0
+}
+_BLANKS: Final = r"[ \t\r\n]*"  # of JSON
+_BEGINNING: Final = re.compile(  # of an input
+    rf'{_BLANKS}(?:(?P<object>\{{{_BLANKS}["}}])|\{{{_BLANKS}[^ \t\r\n"}}]|[^ \t\r\n{{])'
+)
 _HIDDEN: Final = "omitted"  # the thinking.display under which only its signature is sent
 
 
@@ -119,11 +125,13 @@ class _BlockWriter:
                 self._is_object = bool(found["object"])
         return text if self._is_object else ""
 
-    def ensure(self) -> list[bytes]:
-        """Return the events of an empty text where the answer held nothing at all."""
-        return [] if self.content else [self._open(Delta("", 0, "content", ""))]
+    def end(self, finished: Finished) -> list[bytes]:
+        """Return the events behind the last piece: of an empty text where there was none at all."""
+        is_empty = not self.content and finished.reason != "prefilled"
+        frames = [self._open(Delta("", 0, "content", ""))] if is_empty else []
+        return [*frames, *self.close(is_cut=finished.is_cut)]
 
-    def close(self) -> list[bytes]:
+    def close(self, *, is_cut: bool = False) -> list[bytes]:
         """Return the events that end the open block; none where none is open."""
         if not self._channel:
             return []
@@ -131,7 +139,9 @@ class _BlockWriter:
         frames = []
         if self._channel == "tool_call":
             block["input"] = tools.whole_pairs(text) if self._is_object else {}
-            if not self._is_object:
+            if is_cut and self._is_object is None:
+                frames.append(self._delta(text or "{"))  # whole, it would be run
+            elif not self._is_object:
                 frames.append(self._delta("{}"))
         elif self._channel == "reasoning":
             block["thinking"] = "" if self._hides_thinking else text
@@ -183,8 +193,7 @@ async def whole(admitted: AdmittedRequest) -> dict[str, Any]:
     while not isinstance(row := await admitted.answer.next_event(), Finished):
         if row is not None:
             blocks.grow(row)
-    blocks.ensure()
-    blocks.close()
+    blocks.end(row)
     used = usage_fields(row.usage, is_marked)
     written = {"content": blocks.content, "usage": used}
     return _shell(admitted, is_marked) | written | _ending(row)
@@ -217,7 +226,7 @@ async def _content_events(
         for frame in frames:
             yield frame
             sent_at = time.monotonic()
-    for frame in (*blocks.ensure(), *blocks.close()):
+    for frame in blocks.end(row):
         yield frame
     used = usage_fields(row.usage, is_marked)
     yield sse.event("message_delta", {"delta": _ending(row), "usage": used})

@@ -22,7 +22,7 @@ def parse(body: dict[str, Any]) -> ParsedRequest:
     found = read_tools(body)
     conversation = _conversation(body, found)
     thought = thinking_options.read(body)
-    limit = sampling_params.read_max_tokens(body, "max_tokens")
+    limit = sampling_params.read_max_tokens(body, "max_tokens", low=0)
     return ParsedRequest(
         dialect="messages",
         model=str(body.get("model") or ""),
@@ -33,11 +33,14 @@ def parse(body: dict[str, Any]) -> ParsedRequest:
             found.deferred,
             continues=ends_open(conversation.messages),
         ),
-        sampling=sampling_params.read_sampling(body, max_tokens=limit, stop="stop_sequences"),
+        sampling=sampling_params.read_sampling(
+            body, max_tokens=limit or None, stop="stop_sequences"
+        ),
         stream=fields.boolean(body, "stream"),
         body=body,
         left_out=(*found.dropped, *conversation.left_out),
         constraints=_constraints(body, found, thought.budget),
+        prefill_only=limit == 0,
     )
 
 

@@ -144,7 +144,7 @@ async def whole(admitted: AdmittedRequest) -> dict[str, Any]:
                 parts.append(reader.said(row))
     finally:
         answer.close()
-    parts.append(reader.rest(is_cut=row.reason == "length"))
+    parts.append(reader.rest(is_cut=row.is_cut))
     said = _Said(
         "".join(part.content for part in parts),
         "".join(part.thinking for part in parts),
@@ -175,7 +175,7 @@ async def events(admitted: AdmittedRequest) -> AsyncGenerator[bytes, None]:
             if said or row is None or time.monotonic() - sent_at >= sse.PING_S:
                 sent_at = time.monotonic()
                 yield part(said)
-        if said := reader.rest(is_cut=row.reason == "length"):
+        if said := reader.rest(is_cut=row.is_cut):
             yield part(said)
         yield line(_row(dialect, name, _Said()) | _end(admitted, row, "".join(contents)))
     except RequestError as error:

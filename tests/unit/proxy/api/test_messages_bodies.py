@@ -157,7 +157,7 @@ def test_tools_take_their_schema_and_hosted_ones_are_counted() -> None:
         ([user({"type": "audio", "source": {}})], {}, "messages[0].content[0]"),
         ([user({"text": "what"})], {}, "messages[0].content[0].type"),
         ([user(5)], {}, "messages[0].content[0]"),
-        ([HI], {"max_tokens": 0}, "max_tokens"),
+        ([HI], {"max_tokens": -3}, "max_tokens"),
         ([HI], {"stop_sequences": [5]}, "stop_sequences"),
         ([HI], {"thinking": {"type": "maybe"}}, "thinking.type"),
         ([HI], {"tool_choice": {"type": "any"}}, "tool_choice"),
@@ -347,3 +347,10 @@ def test_fields_of_betas_change_nothing() -> None:
     request = messages_request.parse(body(user(marked), **extras))
     assert (request.prompt, request.constraints) == (plain.prompt, plain.constraints)
     assert request.left_out == ()
+
+
+def test_no_token_at_all_reads_the_prompt() -> None:
+    parsed = parse(body(HI, max_tokens=0))
+    assert parsed.prefill_only
+    assert parsed.sampling.max_tokens is None
+    assert not parse(body(HI)).prefill_only

@@ -207,7 +207,6 @@ def test_sessions_take_get_from_whoever_has_the_key(tmp_path: Path, path: str) -
     for method in ("POST", "DELETE", "PUT"):
         reply = ask(edge, method, path, KEY)
         assert (reply.status, reply.headers["allow"]) == (405, "GET, HEAD")
-    assert ask(edge, "GET", "/v1/sessions/", KEY).status == 404
 
 
 def test_a_worker_that_is_not_ready_has_no_sessions_to_tell_of(tmp_path: Path) -> None:
