@@ -350,7 +350,6 @@ def test_fields_of_betas_change_nothing() -> None:
 
 
 def test_no_token_at_all_reads_the_prompt() -> None:
-    parsed = parse(body(HI, max_tokens=0))
-    assert parsed.prefill_only
-    assert parsed.sampling.max_tokens is None
-    assert not parse(body(HI)).prefill_only
+    made = messages_request.parse(body(HI, max_tokens=0))
+    assert made.prefill_only and made.sampling.max_tokens is None
+    assert not messages_request.parse(body(HI)).prefill_only
