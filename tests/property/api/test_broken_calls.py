@@ -168,6 +168,23 @@ def test_anthropics_sdk_raised_at_arguments_that_are_no_object(rows: list[Delta]
     assert len(whole) == len(told)
 
 
+@example("{")
+@given(objects.map(json.dumps))
+def test_a_call_cut_off_behind_its_brace_was_told_as_one_without_arguments(text: str) -> None:
+    """A worker holds back a value that is no string, so of `{"dry_run": tr` it gives the brace."""
+    for cut in {text[:count] for count in (1, 2, len(text))}:
+        given_rows: list[Given] = [called("c", "plain"), *map(more, cut), done("length")]
+        frames = frames_of(MESSAGES, messages_events.events, given_rows)
+        assert anthropic_reader.message(frames)["stop_reason"] == "max_tokens"
+        assert written(frames) == cut, "nobody closes half a command"
+
+
+def written(frames: list[bytes]) -> str:
+    """Return what the deltas of an input add up to."""
+    events = [json.loads(frame.split(b"data: ")[1]) for frame in frames]
+    return "".join(row.get("delta", {}).get("partial_json", "") for row in events)
+
+
 # ---------------------------------------------------------------- Ollama and chat
 
 
@@ -180,6 +197,18 @@ def test_ollama_lost_a_call_whose_arguments_are_no_object(rows: list[Delta], end
     assert [(call["name"], call["arguments"]) for call in told] == expected
     assert [call["index"] for call in told] == [*range(len(told))]
     assert calls_in(whole_of(OLLAMA, ollama_events, [*rows, ENDS[end]()])) == told
+
+
+def test_ollama_lost_a_call_that_ended_before_the_answer_was_cut_off() -> None:
+    given_rows: list[Given] = [
+        called("c", "plain", "ls"),
+        Delta("r", 0, "content", "and"),
+        done("length"),
+    ]
+    whole = calls_in(whole_of(OLLAMA, ollama_events, [*given_rows]))
+    assert [(call["name"], call["arguments"]) for call in whole] == [("plain", {})]
+    rows = map(json.loads, frames_of(OLLAMA, ollama_events.events, given_rows))
+    assert [call for row in rows for call in calls_in(row)] == whole
 
 
 def calls_in(row: dict[str, Any]) -> list[dict[str, Any]]:
