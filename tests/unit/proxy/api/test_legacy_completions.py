@@ -100,6 +100,23 @@ def test_one_that_wants_no_tokens_only_has_its_prompt_read(name: str) -> None:
     assert (choice["text"], choice["finish_reason"]) == ("Once", "length")
 
 
+@pytest.mark.parametrize("fields", [{"max_tokens": 0}, {"n_predict": 0}], ids=str)
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_limit_of_no_tokens_was_refused(fields: dict[str, int], count: int) -> None:
+    asked = {"prompt": ["a", "b"], "n": count, "echo": True, **fields}
+    ends = [[end("prefilled")] for _ in range(2 * count)]
+    texts = [text for text in "ab" for _ in range(count)]
+    choices = whole(*ends, **asked)["choices"]
+    assert [(row["text"], row["finish_reason"]) for row in choices] == [
+        (text, "length") for text in texts
+    ]
+    told = [row for chunk in chunks(*ends, **asked) for row in chunk["choices"]]
+    for index, text in enumerate(texts):
+        own = [row for row in told if row["index"] == index]
+        assert "".join(row["text"] for row in own) == text
+        assert [row["finish_reason"] for row in own if row["finish_reason"]] == ["length"]
+
+
 def test_an_echo_needs_text_and_no_logprobs() -> None:
     assert refused(prompt=[1, 2], echo=True).param == "echo"
     assert refused(echo=True, logprobs=0).param == "echo"

@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import os
+import signal
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -109,6 +111,30 @@ def test_a_response_is_made_while_nobody_waits_and_each_end_is_told() -> None:
             await client.idle()
             rows = client.front.app.routes.requests.recent(key_digest({"x-api-key": "k"}))
             assert [row["ended"] for row in rows] == ["stop", "internal_error", "length", "stop"]
+
+    run(body)
+
+
+@pytest.mark.parametrize("end", ["a cancel", "a worker that died", "a length"])
+def test_an_item_of_a_response_in_background_was_never_closed(end: str) -> None:
+    async def body() -> None:
+        async with opened() as client:
+            is_cut = end == "a length"
+            fields = {"max_output_tokens": 2} if is_cut else {}
+            response_id = await client.begun("n=5" if is_cut else SLOW, **fields)
+            if not is_cut:
+                await client.said(response_id)
+            if end == "a cancel":
+                await client.post_cancel(response_id)
+            elif end == "a worker that died":
+                os.kill(client.front.made.supervisor.pids[0], signal.SIGKILL)
+            kept = await client.until(response_id, "cancelled", "failed", "incomplete")
+            events = events_of(await client.get(response_id, b"stream=true"))
+            ended = [row["item"] for row in events if row["type"].endswith("output_item.done")]
+            assert ended == kept["output"] == events[-1]["response"]["output"] != []
+            added = [row for row in events if row["type"].endswith("output_item.added")]
+            assert len(added) == len(ended)
+            assert {item["status"] for item in ended} <= {"completed", "incomplete"}
 
     run(body)
 
