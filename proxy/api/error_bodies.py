@@ -16,6 +16,7 @@ _IMAGE_CODES: Final = ("image", "too_many_images")  # what the codes of images b
 _IS_IMAGE: Final = re.compile(r"\S+ is (?:an |of type '?\w*)image")  # one that nobody here takes
 _IMAGE_PLACE: Final = re.compile(
     r"messages\[(\d+)]\.content\[(\d+)](?:\.content\[(?P<inner>\d+)])?"
+    r"(?!\.source\.content|\.content|\[)"  # of a document, of which nothing can be left out
 )
 _OPENAI_TYPES: Final = {
     401: "authentication_error",

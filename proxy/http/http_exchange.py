@@ -349,10 +349,11 @@ def _route(scope: Scope) -> str:
     """Return the path as routes have it, which all that looks at a path looks at.
 
     Of slashes in a row one counts, and at the end none; one that is written %2F is a name's own.
+    One behind which a name is missing deletes nothing more than the name would have.
     """
     raw = scope.get("raw_path")
     path = _SLASHES.sub("/", scope["path"] if raw is None else raw.decode("latin-1"))
-    path = path.rstrip("/") or "/"
+    path = path if scope["method"] == "DELETE" else path.rstrip("/") or "/"
     return path if raw is None else unquote(path)
 
 

@@ -75,15 +75,17 @@ class _AnswerReader:
         self._count = 0  # calls that were whole
 
     def said(self, delta: Delta) -> _Said:
-        """Return what can be told of `delta`: of a call nothing, until the next one begins."""
-        if delta.channel == "reasoning":
-            return _Said(thinking=delta.text, logprobs=delta.logprobs)
-        if delta.channel != "tool_call":
-            return _Said(delta.text, logprobs=delta.logprobs)
-        ended = self.rest() if delta.call is not None else _Said()
-        self._call = delta.call or self._call
-        self._arguments.append(delta.text)
+        """Return what can be told of `delta`: of a call nothing, until it has ended."""
+        is_speech = delta.channel != "tool_call"
+        ended = self.rest() if delta.call or (is_speech and delta.text) else _Said()
         ended.logprobs = delta.logprobs
+        if delta.channel == "reasoning":
+            ended.thinking = delta.text
+        elif is_speech:
+            ended.content = delta.text
+        else:
+            self._call = delta.call or self._call
+            self._arguments.append(delta.text)
         return ended
 
     def rest(self, *, is_cut: bool = False) -> _Said:
@@ -92,7 +94,7 @@ class _AnswerReader:
         `is_cut`: the answer was cut off; such a call can't be made, so it is left out.
         """
         call, text = self._call, "".join(self._arguments)
-        self._arguments = []
+        self._call, self._arguments = None, []
         arguments = tools.whole_object(text or "{}")
         if call is None or (arguments is None and is_cut):
             return _Said()

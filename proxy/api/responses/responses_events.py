@@ -129,9 +129,10 @@ class _ResponseWriter:
 
     def finish(self, finished: Finished) -> dict[str, Any]:
         """Close the response with its usage, and return it."""
-        cut = finished.reason == "length"
+        status = _status(finished)
+        cut = status == "incomplete"
         self._response |= {
-            "status": "incomplete" if cut else "completed",
+            "status": status,
             "completed_at": None if cut else int(time.time()),
             "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
             "output": self._output,
@@ -195,6 +196,10 @@ class _ResponseWriter:
         return [] if self._output else self._open_item(Delta("", 0, "content", ""))
 
 
+def _status(finished: Finished) -> str:
+    return "incomplete" if finished.reason == "length" else "completed"
+
+
 async def whole(admitted: AdmittedRequest) -> dict[str, Any]:
     """Return the response once it is complete.
 
@@ -206,7 +211,7 @@ async def whole(admitted: AdmittedRequest) -> dict[str, Any]:
         if row is not None:
             writer.grow(row)
     writer.ensure_message()
-    writer.close_item()
+    writer.close_item(_status(row))
     response = writer.finish(row)
     admitted.note_end(response)
     return response
@@ -231,7 +236,7 @@ async def events(admitted: AdmittedRequest) -> AsyncGenerator[bytes, None]:
             for frame in frames:
                 yield frame
                 sent_at = time.monotonic()
-        for frame in (*writer.ensure_message(), *writer.close_item()):
+        for frame in (*writer.ensure_message(), *writer.close_item(_status(row))):
             yield frame
         response = writer.finish(row)
         admitted.note_end(response)  # first: who has read the end may ask for it

@@ -92,6 +92,8 @@ def test_a_path_with_doubled_or_last_slashes_was_not_found(
     app: ProxyApp, paths: tuple[str, str], method: str, caller: str, host: tuple[bytes, bytes]
 ) -> None:
     edge, (path, spelling) = as_sent(app), paths
+    if method == "DELETE":  # behind a last slash a name is missing: all is no answer to that
+        spelling = spelling.rstrip("/")
     length = (b"content-length", b"2")
     given_to = [
         ask(edge, method, each, length, *CALLERS[caller], host=host, body=b"{}")

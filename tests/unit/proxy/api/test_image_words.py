@@ -64,7 +64,8 @@ def conversations(block: Block) -> Iterator[tuple[str, list[Any]]]:
     )
     document = {"type": "document", "source": {"type": "content", "content": [block]}}
     yield "", [{"role": "user", "content": [document]}]
-    yield "", [*called[:1], {"role": "assistant", "content": [block]}, *called[:1]]
+    answered = {"role": "assistant", "content": [block]}
+    yield "messages.1.content.0.image", [*called[:1], answered, *called[:1]]
 
 
 async def refused(made: Front, path: str, messages: list[Any], **fields: Any) -> str:
@@ -87,7 +88,7 @@ def test_an_image_that_cannot_be_read_ended_a_session_of_claude_code() -> None:
                         continue
                     told = await refused(made, "/v1/messages", messages)
                     assert "Could not process image: messages[" in told, (name, told)
-                    assert told.startswith(f"{place}: " if place else "messages."), (name, told)
+                    assert told.startswith(f"{place}: " if place else "Could not"), (name, told)
                     for path, stream in (("/v1/messages", True), ("/v1/messages/count_tokens", 0)):
                         fields = {"stream": True} if stream else {}
                         again = await refused(made, path, messages, **fields)
