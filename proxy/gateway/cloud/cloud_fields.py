@@ -1,10 +1,10 @@
 """Lists the fields that a client's body may carry to a cloud model, per dialect and part.
 
-They are those of the official APIs, and two of vLLM's, less each that LiteLLM acts upon itself: where
-a request goes and with which key (`api_base`, `headers`), what is billed and logged (`metadata`,
-tags, callbacks), which files, stores, MCP servers and prompt templates of the user's account it
-reads. What is not listed does not pass, so a field of a newer LiteLLM is shut out before anyone has
-heard of it.
+They are those of the official APIs, and two of vLLM's, less each that LiteLLM acts upon itself:
+where a request goes and with which key (`api_base`, `headers`), what is billed and logged
+(`metadata`, tags, callbacks), which files, stores, MCP servers and prompt templates of the user's
+account it reads. What is not listed does not pass, so a field of a newer LiteLLM is shut out before
+anyone has heard of it.
 """
 
 from collections.abc import Mapping
