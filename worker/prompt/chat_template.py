@@ -72,14 +72,15 @@ class Template:
         content, the blanks at its end are left out. Also for a template that is a function.
 
         Raises:
-            ValueError: the template does not show the content; and whatever the template raises.
+            ValueError: the template does not show the content once; and whatever the template
+                raises.
         """
         content, end = text_of(messages[-1]), secrets.token_hex(16)
         marked = {**messages[-1], "content": f"{content}{end} "}
         text = self.text([*messages[:-1], marked], tools, variables, adds_header=False)
-        before, found, behind = text.rpartition(end)
-        if not found or content.strip() not in before:
-            raise ValueError("it does not show the last one as it is, which cannot be continued")
+        before, _, behind = text.partition(end)
+        if text.count(end) != 1 or content.strip() not in before:
+            raise ValueError("it does not show the last one once, as it is: it cannot be continued")
         return before if behind.startswith(" ") else before.rstrip()
 
     def probed(

@@ -19,7 +19,7 @@ class AnswerPart:
     channel: Channel
     text: str  # of a call: the next piece of its arguments' JSON
     name: str = ""  # of the tool that is called, where a call begins
-    # Of what is no call: (characters of the text, where they end in what the model wrote).
+    # Of content: (characters of the text, where they end in what the model wrote).
     spans: tuple[tuple[int, int], ...] = field(default=(), compare=False)
 
 
@@ -58,15 +58,12 @@ class AnswerCollector:
         """How much was read of what the model wrote."""
         return self._buffer.position
 
-    def text(self, channel: Channel, text: str, behind: int | None = 0) -> None:
-        """Add reasoning or content, which ends `behind` characters before what was read last.
-
-        None where the same text may become something else yet.
-        """
+    def text(self, channel: Channel, text: str, behind: int = 0) -> None:
+        """Add reasoning or content, which ends `behind` characters before what was read last."""
         if text:
             text = _whole_characters(text)
             self._texts[channel].append(text)
-            spans = () if behind is None else ((len(text), self.position - behind),)
+            spans = ((len(text), self.position - behind),) if channel == "content" else ()
             self._new.append(AnswerPart(channel, text, spans=spans))
 
     def call(self, name: str) -> None:
@@ -137,8 +134,8 @@ class ReasoningWriter:
         self._is_empty = True  # no block has text so far
         self._pending: str | None = None  # newlines that may end the block; None = it has no text
 
-    def write(self, text: str, behind: int | None = 0) -> None:
-        """Take the next piece of the block; `behind` as `AnswerCollector.text` has it."""
+    def write(self, text: str) -> None:
+        """Take the next piece of the block."""
         if self._pending is None:
             text = text.lstrip("\n")
             if not text:
@@ -147,7 +144,7 @@ class ReasoningWriter:
             self._is_empty = False
         body = text.rstrip("\n")
         if body:
-            self._collector.text("reasoning", self._pending + body, behind)
+            self._collector.text("reasoning", self._pending + body)
             self._pending = ""
         self._pending += text[len(body) :]
 

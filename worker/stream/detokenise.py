@@ -7,10 +7,8 @@ never become a character at the end of a generation are dropped, so no U+FFFD is
 import codecs
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
-
-from mlx_lm.tokenizer_utils import NaiveStreamingDetokenizer
 
 BEHIND_MAX: Final = 8  # tokens: no character is spread over more
 
@@ -31,14 +29,19 @@ class Vocabulary:
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
         self._table, self._strips_first_space = _byte_table(tokenizer)
+        added = tokenizer.added_tokens_decoder.items()
+        self._special = {token_id for token_id, token in added if token.special}
 
     def detokeniser(self, behind: Sequence[int] = ()) -> Detokeniser:
-        """Return what gives the text of tokens; `behind` are those that the text goes on from."""
+        """Return what gives the text of tokens; `behind` are those that the text goes on from.
+
+        Special tokens among these are no text: behind them alone a text begins.
+        """
         if self._table is None:
-            made: Detokeniser = _Naive(self._tokenizer)
+            made: Detokeniser = _ByDecoding(self._tokenizer.decode)
         else:
             made = _FromBytes(self._table, self._strips_first_space)
-        for token_id in behind[-BEHIND_MAX:]:
+        for token_id in [each for each in behind if each not in self._special][-BEHIND_MAX:]:
             made.add(token_id)
         return made
 
@@ -70,15 +73,25 @@ class _FromBytes:
         return text
 
 
-class _Naive:
-    """Decodes with mlx-lm where the decoder is neither byte-level nor byte-fallback."""
+class _ByDecoding:
+    """Decodes with the tokenizer where its decoder is neither byte-level nor byte-fallback.
 
-    def __init__(self, tokenizer: Any) -> None:
-        self._inner = NaiveStreamingDetokenizer(tokenizer)
+    Each text is what the new tokens add to those in front of them, as a decoder may treat the first
+    of all differently. Owner: the inference thread.
+    """
+
+    def __init__(self, decode: Callable[[list[int]], str]) -> None:
+        self._decode = decode
+        self._before: list[int] = []  # the tokens of the last text
+        self._new: list[int] = []  # those that have completed no text yet
 
     def add(self, token_id: int) -> str:
-        self._inner.add_token(token_id)
-        text: str = self._inner.last_segment
+        self._new.append(token_id)
+        whole = self._decode(self._before + self._new)
+        text = whole[len(self._decode(self._before)) :]
+        if not text or text.endswith("\ufffd"):
+            return ""
+        self._before, self._new = self._new, []
         return text
 
 

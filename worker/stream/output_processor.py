@@ -21,24 +21,32 @@ class OutputPiece:
 
 
 @dataclass(slots=True)
-class _WaitingToken:
-    """A token whose text, from `start` on in what was written, may be content."""
+class _WaitingText:
+    """A text, from `start` on in what was written, that may be content; its tokens' entries.
 
-    entry: TokenLogprob
+    The last token completed it. Those in front of that one have parts of a character, or nothing.
+    """
+
+    entries: list[TokenLogprob]
     text: str
     start: int
-    said: str = ""  # of its text, what is content
+    said: str = ""  # of the text, what is content; and what the parser put in front of it
 
     @property
     def end(self) -> int:
         return self.start + len(self.text)
 
-    def told(self) -> TokenLogprob:
-        """Return its entry, of what is content alone; bytes of a part of a character stay."""
-        if not self.said.endswith(self.text):
-            return _with_bytes(self.entry, self.said.encode())
-        before = self.said.removesuffix(self.text).encode()
-        return _with_bytes(self.entry, before + self.entry.token_bytes) if before else self.entry
+    def told(self) -> list[TokenLogprob]:
+        """Return the entries; all bytes are the last one's where alone they are not what was said.
+
+        Where the text is said in part, that one is all.
+        """
+        told, said = self.entries, self.said.encode()
+        if b"".join(each.token_bytes for each in told) == said:
+            return told
+        parts = told[:-1] if self.said.endswith(self.text) else []
+        silent = [replace(each, token="", token_bytes=b"") for each in parts]
+        return [*silent, replace(told[-1], token=self.said, token_bytes=said)]
 
 
 class OutputProcessor:
@@ -47,7 +55,8 @@ class OutputProcessor:
     Invariants: all pieces together are the answer, cut before a stop string. A token's log
     probability travels with the piece that brings the last of its text, so a token that is held
     back, or swallowed by a stop string, is not reported early or at all. The entries are the
-    content: one of which the content has a part only, or none, has that part, or is left out.
+    content: one of which the content has a part only, or none, has that part, or is left out. Their
+    bytes together are the content, whatever a token's bytes alone are.
     """
 
     def __init__(
@@ -67,7 +76,8 @@ class OutputProcessor:
         self._is_parallel = is_parallel
         self._calls = 0
         self.is_cut = False  # it has all the calls that it may have, and more was written
-        self._waiting: deque[_WaitingToken] = deque()
+        self._waiting: deque[_WaitingText] = deque()
+        self._entries: list[TokenLogprob] = []  # of tokens that have completed no text yet
         self._fed = 0  # characters given to the matcher
         self._shown = 0  # characters it let through
         self._texts: list[str] = []
@@ -91,7 +101,10 @@ class OutputProcessor:
         """Take the next token of the answer (never an end-of-turn token)."""
         text = self._detokeniser.add(token_id)
         if logprob is not None:
-            self._waiting.append(_WaitingToken(_as_written(logprob, text), text, self._fed))
+            self._entries.append(logprob)
+        if text and self._entries:
+            self._waiting.append(_WaitingText(self._entries, text, self._fed))
+            self._entries = []
         self._fed += len(text)
         hit = self._matcher.feed(text)
         parts = self._split(hit.text)
@@ -133,52 +146,37 @@ class OutputProcessor:
         return parts
 
     def _released(self, parts: list[AnswerPart], is_over: bool) -> list[TokenLogprob]:
-        """Return the entries of the tokens that end in the content of `parts`."""
+        """Return the entries of the texts that end in the content of `parts`."""
         if not self._waiting:
             return []
         ready = []
         for part in parts:
             if part.name and self._waiting and self._waiting[0].said:  # its rest is a call's
-                ready.append(self._waiting.popleft().told())
+                ready += self._waiting.popleft().told()
             at = 0
             for length, end in part.spans:
-                said = part.text[at : at + length] if part.channel == "content" else ""
-                ready += self._passed(said, end)
+                ready += self._passed(part.text[at : at + length], end)
                 at += length
-        if is_over:
-            ready += [token.told() for token in self._waiting if token.said]
+        if is_over and self._waiting and self._waiting[0].said:
+            ready += self._waiting.popleft().told()
         return ready
 
     def _passed(self, said: str, end: int) -> Iterator[TokenLogprob]:
-        """Yield the entries of the tokens up to `end`, where `said` ends, of what was written.
+        """Yield the entries of the texts up to `end`, where `said` ends, of what was written.
 
-        What `said` has beyond that, a line break between two messages, goes with the token behind.
+        What `said` has beyond that, a line break between two messages, goes with the text behind.
         """
         begin = at = end - len(said)
         loose = ""
         while self._waiting and self._waiting[0].start < end:
-            token = self._waiting[0]
-            stop = min(token.end, end)
+            first = self._waiting[0]
+            stop = min(first.end, end)
             if stop > at:
                 loose, at = loose + said[at - begin : stop - begin], stop
-                if loose[-1] == token.text[stop - token.start - 1]:
-                    token.said, loose = token.said + loose, ""
-            if token.end > end:
+                if stop == end or loose[-1] == first.text[stop - first.start - 1]:
+                    first.said, loose = first.said + loose, ""
+            if first.end > end:
                 return
             self._waiting.popleft()
-            if is_part := begin <= token.start == token.end:  # of the next character
-                token.said, loose = loose, ""
-            if token.said or is_part:
-                yield token.told()
-
-
-def _as_written(entry: TokenLogprob, text: str) -> TokenLogprob:
-    """Return the entry without the blank that a first token loses under SentencePiece."""
-    alone = entry.token_bytes
-    if alone.startswith(b" ") and len(alone.decode("utf-8", "ignore")) == len(text) + 1:
-        return _with_bytes(entry, alone[1:])
-    return entry
-
-
-def _with_bytes(entry: TokenLogprob, octets: bytes) -> TokenLogprob:
-    return replace(entry, token=octets.decode("utf-8", "replace"), token_bytes=octets)
+            if first.said:
+                yield from first.told()

@@ -126,7 +126,7 @@ class ReasoningAndToolParser:
 
         def write(text: str) -> None:
             texts.append(text)
-            self._reasoning.write(text, None)
+            self._reasoning.write(text)
 
         mark = yield from self._buffer.scan(Marks(self._marks.think_end, *self._formats), write)
         self._reasoning.end()
