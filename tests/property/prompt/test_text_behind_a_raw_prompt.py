@@ -88,3 +88,17 @@ def test_a_completion_keeps_its_first_blank_and_a_character_that_the_prompt_begi
     asked = to_ids([*([BEGIN] if begins else []), *prompt, *fox[: cut or 0]])
     said = to_ids([*fox[cut or 0 :], *answer])
     assert completed(strips, asked, said) == more(strips, asked, said)
+
+
+@given(PROMPTS, ANSWERS)
+@example(["\u2581def", "\n"], ["\u2581\u2581\u2581\u2581return"])
+@example(["\u2581I"], ["\n", "\u2581love"])
+def test_an_indented_line_keeps_its_first_blank_where_the_decoder_is_metaspace(
+    prompt: list[str], answer: list[str]
+) -> None:
+    bare = metaspace(strips=False)
+    bare.backend_tokenizer.decoder = decoders.Metaspace(prepend_scheme="first", split=False)
+    asked, said = bare.convert_tokens_to_ids(prompt), bare.convert_tokens_to_ids(answer)
+    detokeniser = Vocabulary(TokenizerWrapper(bare)).detokeniser(asked)
+    text = "".join(map(detokeniser.add, said))
+    assert bare.decode(asked) + text == bare.decode([*asked, *said])

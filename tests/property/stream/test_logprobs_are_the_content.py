@@ -111,6 +111,24 @@ def test_the_entries_of_each_moment_are_the_content(
             assert so_far.encode().startswith(entries.decode("utf-8", "ignore").encode())
 
 
+@pytest.mark.parametrize(
+    ("name", "written"),
+    [
+        ("qwen3", "<think>\nhm\n</think>\n\nSo.\n{call}\u3000Done."),
+        ("gemma3", "So.\n{call}\u3000Done."),
+        ("glm4", "\n<think>hm</think>\n\t<think>more"),
+    ],
+    ids=["blank of three tokens behind a call", "the same in a fence", "blank before thinking"],
+)
+def test_the_entries_are_the_content_where_blanks_are_left_out_or_come_late(
+    name: str, written: str
+) -> None:
+    call = family(name).write(AnswerParts("", "", (CALL,)))
+    pieces = pieces_of(name, spelled(name, written.format(call=call), 0), "", False, False)
+    text, octets = told(pieces)
+    assert octets == text.encode()
+
+
 class Numbers:
     """A vocabulary of numbers."""
 
