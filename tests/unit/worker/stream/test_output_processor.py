@@ -1,11 +1,8 @@
 """Checks when a token's text is sent, with stop strings and log probabilities."""
 
-import pytest
 from hypothesis import given, strategies as st
 
 from hearth.shared.wire_messages import TokenLogprob
-from hearth.worker.stream.answer_parts import AnswerParts, ToolCall
-from hearth.worker.stream.detokenise import Vocabulary
 from hearth.worker.stream.output_processor import OutputPiece, OutputProcessor
 from scripts.harness.model_families import family
 
@@ -67,24 +64,3 @@ def test_where_one_call_is_allowed_the_second_ends_the_answer_before_its_first_p
     assert [part.name for part in parts if part.name] == ["f"]
     assert "".join(part.text for part in parts) == 'So.{"a": 1}'
     assert output.is_cut and len(output.parts.calls) == 1
-
-
-@pytest.mark.parametrize("name", ["qwen3", "harmony", "deepseek"])
-def test_the_entries_put_together_are_the_content_and_nothing_of_thinking_or_calls(
-    name: str,
-) -> None:
-    """A model often thinks what it says, and its characters are spread over tokens."""
-    asked = family(name)
-    words = Vocabulary(asked.tokenizer)
-    said = AnswerParts("Hello 🦊", "Hello 🦊 wörld", (ToolCall("f", {"a": "Hello 🦊"}),))
-    tools = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
-    output = OutputProcessor(
-        words.detokeniser(), [], asked.reader.splitter(asked.is_thinking(), tools)
-    )
-    pieces = []
-    for token in asked.tokenizer.encode(asked.written(said), add_special_tokens=False):
-        alone = words.token_bytes(token)
-        pieces.append(output.add(token, TokenLogprob(token, "", alone, -1.0, [])))
-    pieces.append(output.finish(is_complete=True))
-    told = b"".join(each.token_bytes for piece in pieces for each in piece.logprobs)
-    assert told.decode() == output.parts.content == said.content
