@@ -19,7 +19,7 @@ from hearth.proxy.api.error_bodies import error_event
 from hearth.proxy.api.responses.response_store import ResponseStore
 from hearth.proxy.gateway.accounts.accounts import Accounts
 from hearth.proxy.gateway.accounts.litellm_usage import REQUEST_HEADER
-from hearth.proxy.gateway.cloud import crossing
+from hearth.proxy.gateway.cloud import cloud_fields, crossing
 from hearth.proxy.gateway.cloud.cloud_bodies import CloudDialect, cloud_body, cloud_headers
 from hearth.proxy.gateway.cloud.cloud_call import CloudCall
 from hearth.proxy.gateway.cloud.cloud_failure import CloudFailure
@@ -385,7 +385,7 @@ class Gateway:
             given, whole = found.body, found.whole
             if call.body.get("previous_response_id"):
                 size += SMALL_BYTES_MAX  # with a conversation of any size
-        write = functools.partial(_cloud_json, call.dialect, given, deployment.group)
+        write = functools.partial(_cloud_json, call.dialect, given, deployment)
         content = await _on_body(exchange, size, write)
         headers = cloud_headers(exchange.headers)
         headers.append((REQUEST_HEADER.encode(), exchange.request_id.encode()))
@@ -405,8 +405,15 @@ class Gateway:
             await exchange.while_connected(_copy(exchange, cloud, tap, call, reply, keep))
 
 
-def _cloud_json(dialect: CloudDialect, body: dict[str, Any], group: str) -> bytes:
-    return orjson.dumps(cloud_body(dialect, crossing.for_cloud(dialect, body), group))
+def _cloud_json(dialect: CloudDialect, body: dict[str, Any], deployment: Deployment) -> bytes:
+    sent = cloud_body(dialect, crossing.for_cloud(dialect, body), deployment.group)
+    provider = deployment.provider or deployment.model.partition("/")[0]
+    continues = dialect == "chat" and body.get("continue_final_message") is True
+    if continues and provider in cloud_fields.CONTINUERS:
+        sent |= {
+            name: body[name] for name in cloud_fields.CONTINUING if type(body.get(name)) is bool
+        }
+    return orjson.dumps(sent)
 
 
 async def _on_body(exchange: HttpExchange, size: int, work: Callable[[], T]) -> T:

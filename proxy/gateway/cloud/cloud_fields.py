@@ -1,10 +1,9 @@
 """Lists the fields that a client's body may carry to a cloud model, per dialect and part.
 
-They are those of the official APIs, and two of vLLM's, less each that LiteLLM acts upon itself:
-where a request goes and with which key (`api_base`, `headers`), what is billed and logged
-(`metadata`, tags, callbacks), which files, stores, MCP servers and prompt templates of the user's
-account it reads. What is not listed does not pass, so a field of a newer LiteLLM is shut out before
-anyone has heard of it.
+They are those of the official APIs, less each that LiteLLM acts upon itself: where a request goes
+and with which key (`api_base`, `headers`), what is billed and logged (`metadata`, tags, callbacks),
+which files, stores, MCP servers and prompt templates of the user's account it reads. What is not
+listed does not pass, so a field of a newer LiteLLM is shut out before anyone has heard of it.
 """
 
 from collections.abc import Mapping
@@ -36,7 +35,6 @@ BODY: Final[Mapping[str, Fields]] = {
         "messages audio frequency_penalty function_call functions logit_bias logprobs max_tokens "
         "max_completion_tokens modalities n prediction presence_penalty reasoning_effort seed stop "
         "response_format verbosity web_search_options",
-        "add_generation_prompt continue_final_message",  # vLLM's and SGLang's
     ),
     "completions": _fields(
         "model prompt stream stream_options temperature top_p best_of echo frequency_penalty "
@@ -56,6 +54,11 @@ BODY: Final[Mapping[str, Fields]] = {
     "responses_count": _fields(_RESPONSES_COUNTED),
     "embeddings": _fields("model input dimensions encoding_format user"),
 }
+
+# vLLM's and SGLang's, which only they and servers like them take: others refuse, or go on of
+# themselves. They say what the answer is, so they pass where a message is to be continued.
+CONTINUING: Final = ("continue_final_message", "add_generation_prompt")
+CONTINUERS: Final = frozenset({"openai", "hosted_vllm", "litellm_proxy"})
 
 # ---------------------------------------------------------------- chat
 

@@ -34,12 +34,8 @@ OFFICIAL: dict[str, Any] = {
     "embeddings": embedding_create_params.EmbeddingCreateParams,
 }
 # `metadata` passes as the user's id alone; the others are the stream's switch and sampling fields
-# that the SDK still sends or has moved. The last two are vLLM's and SGLang's, which may be what
-# answers behind the gateway: without them a message is answered that the client wants continued.
-BESIDE_OFFICIAL = {"stream", "temperature", "top_p", "top_k", "output_format", "betas"} | {
-    "add_generation_prompt",
-    "continue_final_message",
-}
+# that the SDK still sends or has moved.
+BESIDE_OFFICIAL = {"stream", "temperature", "top_p", "top_k", "output_format", "betas"}
 OWNED_BUT_JUDGED = {"metadata"}
 
 
