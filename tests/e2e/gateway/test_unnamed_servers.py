@@ -57,7 +57,7 @@ class Asked:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        thread = threading.Thread(target=self.server.serve_forever)
+        thread = threading.Thread(target=self.server.serve_forever, args=(0.01,))
         thread.start()
         yield
         self.server.shutdown()

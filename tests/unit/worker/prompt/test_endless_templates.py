@@ -14,22 +14,22 @@ assert bounded_templates.PRODUCT_SIZE_MAX == 1 << 20, "imported: it changes tran
 TWICE = "{{ f(n - 1) }}{{ f(n - 1) }}"
 # Each takes some seconds where nobody stops it, so that a fault fails instead of hanging.
 ENDLESS = {
-    "loops": "{% for a in range(9999) %}{% for b in range(999) %}{% endfor %}{% endfor %}",
-    "a loop that shows what it loops over": "{% for a in range(99999) %}"
+    "loops": "{% for a in range(999) %}{% for b in range(999) %}{% endfor %}{% endfor %}",
+    "a loop that shows what it loops over": "{% for a in range(9999) %}"
     "{% for b in range(99) %}{{ b }}{% endfor %}{% endfor %}",
     "a filtered loop": "{% set c = cycler(1, 2) %}{% for a in range(99) %}"
-    "{% for b in range(99999) if c.next() == 3 %}{% endfor %}{% endfor %}",
+    "{% for b in range(9999) if c.next() == 3 %}{% endfor %}{% endfor %}",
     "a loop within itself": "{% for a in [1, 1] recursive %}"
-    "{% if loop.depth < 22 %}{{ loop([1, 1]) }}{% endif %}{% endfor %}",
-    "a macro": "{% macro f(n) %}{% if n %}" + TWICE + "{% endif %}{% endmacro %}{{ f(21) }}",
+    "{% if loop.depth < 17 %}{{ loop([1, 1]) }}{% endif %}{% endfor %}",
+    "a macro": "{% macro f(n) %}{% if n %}" + TWICE + "{% endif %}{% endmacro %}{{ f(16) }}",
     "a macro without a word": "{% macro f(n) %}{% if n %}{% set a = f(n - 1) %}"
-    "{% set b = f(n - 1) %}{% endif %}{% endmacro %}{% set c = f(21) %}",
-    "a counter in a namespace": "{% set s = namespace(n=0) %}{% for a in range(99999) %}"
+    "{% set b = f(n - 1) %}{% endif %}{% endmacro %}{% set c = f(16) %}",
+    "a counter in a namespace": "{% set s = namespace(n=0) %}{% for a in range(9999) %}"
     "{% for b in range(99) %}{% set s.n = s.n + 1 %}{% endfor %}{% endfor %}",
     "loops of filters": "{% for a in range(99) %}"
     "{% set b = range(99999) | map('string') | select | list %}{% endfor %}",
     "costly passes": "{% set l = range(99999) | list %}"
-    "{% for a in range(2999) %}{% set b = -1 in l %}{% endfor %}",
+    "{% for a in range(299) %}{% set b = -1 in l %}{% endfor %}",
 }
 
 
