@@ -38,6 +38,7 @@ class Hostile:
                 self.rfile.read(int(self.headers.get("content-length") or 0))
                 hostile.asked.append(f"{self.path} {self.headers}")
                 self.send_response(hostile.status)
+                self.send_header("content-type", "application/json")
                 if hostile.location:
                     self.send_header("location", hostile.location + self.path)
                 if not hostile.is_endless:
