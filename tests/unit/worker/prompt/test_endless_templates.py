@@ -79,3 +79,27 @@ def test_a_template_that_does_not_end_is_a_start_error(monkeypatch: pytest.Monke
     monkeypatch.setattr(tokenizer, "chat_template", ENDLESS["loops"])
     with pytest.raises(StartError, match="Mend the checkpoint's chat_template"):
         Template(tokenizer)
+
+
+FILTERS = {
+    "a number of words": "{{ lipsum(n=400) | length }}",
+    "slices": "{{ ([1] | slice(3000000)) | list | length }}",
+    "a power by way of a filter": "{{ 1 | round(400000, 'ceil') }}",
+    "links in a long text": "{{ (')' * 9000 ~ 'a)') | urlize | length }}",
+    "a text that is doubled": "{% set s = namespace(t='x') %}{% for a in range(22) %}"
+    "{% set s.t = s.t ~ s.t %}{% endfor %}{{ s.t | length }}",
+    "a list that is doubled": "{% set s = namespace(t=[1]) %}{% for a in range(22) %}"
+    "{% set s.t = s.t + s.t %}{% endfor %}{{ s.t | length }}",
+    "a text that is padded": "{{ 'x' | center(9999999) | length }}",
+    "a text that is formatted": "{{ '%9999999d' % 1 }}",
+    "a text that formats itself": "{{ '{:>9999999}'.format(1) | length }}",
+}
+
+
+@pytest.mark.parametrize("source", FILTERS.values(), ids=FILTERS)
+def test_a_template_does_not_end_or_grow_by_way_of_a_filter(
+    source: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(awaited_work, "RENDER_S_MAX", 0.05, raising=False)
+    with pytest.raises(Exception, match=r"more than|has computed|is undefined|No filter|unsafe"):
+        rendered(source, Client())
