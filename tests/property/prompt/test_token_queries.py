@@ -3,6 +3,7 @@
 from functools import cache
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import given, strategies as st
 
 from hearth.shared.errors import RequestError
 from hearth.shared.wire_messages import Count, Counted, Prompt, TokenQuery
+from hearth.worker.prompt.prompt_with_sampled_turns import PromptContent
 from hearth.worker.requests.answer_token_queries import counted
 from hearth.worker.requests.prompt_facts import PromptFacts
 from hearth.worker.requests.session_prompt_builder import SessionPromptBuilder
@@ -87,3 +89,22 @@ def test_a_text_may_be_longer_than_the_context_and_a_token_must_be_one() -> None
     assert ask("qwen3", Prompt([], text="one two")).ids == b"", "a count tells no more"
     with pytest.raises(RequestError, match="no token of this model"):
         ask("qwen3", Prompt([], ids=[10**9]), tells="text")
+
+
+@pytest.mark.parametrize("has_header", [True, False])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_messages_longer_than_the_context_are_counted_here_to_the_token(
+    name: str, has_header: bool
+) -> None:
+    """So that no count has a reason to be asked of another server."""
+    said = [{"role": "user", "content": "a word " * 400}]
+    whole = builder(name).build(PromptContent(said, []), has_header)
+    narrow = builder(name, context_tokens=8)
+    facts = cast(PromptFacts, SimpleNamespace(vocabulary=Vocabulary(family(name).tokenizer)))
+    nobody = Mock(arrive=Mock(return_value=None))  # no session is known
+    prompts = SessionPromptBuilder(narrow, nobody, facts)
+    query = TokenQuery(adds_header=has_header)
+    found = counted(Count("r", Prompt(said), query=query), {}, prompts, facts)
+    assert found.tokens == len(whole.ids) > 400
+    with pytest.raises(RequestError, match="context"):
+        narrow.build(PromptContent(said, []))
