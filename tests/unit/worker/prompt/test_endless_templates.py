@@ -86,10 +86,13 @@ FILTERS = {
     "slices": "{{ ([1] | slice(3000000)) | list | length }}",
     "a power by way of a filter": "{{ 1 | round(400000, 'ceil') }}",
     "links in a long text": "{{ (')' * 9000 ~ 'a)') | urlize | length }}",
-    "a text that is doubled": "{% set s = namespace(t='x') %}{% for a in range(22) %}"
+    "a text that is doubled": "{% set s = namespace(t='x') %}{% for a in range(26) %}"
     "{% set s.t = s.t ~ s.t %}{% endfor %}{{ s.t | length }}",
-    "a list that is doubled": "{% set s = namespace(t=[1]) %}{% for a in range(22) %}"
+    "a list that is doubled": "{% set s = namespace(t=[1]) %}{% for a in range(26) %}"
     "{% set s.t = s.t + s.t %}{% endfor %}{{ s.t | length }}",
+    "lists within lists": "{{ ([range(99999) | list] * 999) | tojson | length }}",
+    "a text that is put for each character": "{{ ('x' * 99999).replace('x', 'y' * 9999) }}",
+    "texts that are joined": "{{ (['x' * 9999] * 9999) | join }}",
     "a text that is padded": "{{ 'x' | center(9999999) | length }}",
     "a text that is formatted": "{{ '%9999999d' % 1 }}",
     "a text that formats itself": "{{ '{:>9999999}'.format(1) | length }}",
