@@ -103,6 +103,7 @@ class GrammarBuild:
         if not named.options:
             self._check(named)
             return named
+        check_size(named)
         schema, left_out = widened(
             named.schema,
             self._error_of(lambda part: self._source(part, named.options)),
@@ -146,6 +147,8 @@ class GrammarBuild:
 
         def error_of(part: Any) -> str:
             nonlocal has_error
+            if has_error and self.process.is_ended:
+                return ""
             try:
                 self.process.compile(source_of(part))
             except (GrammarEnded, GrammarLost):
