@@ -84,7 +84,7 @@ def _tagged(tags: Tags) -> GrammarWriter:
 
     def write(lark: Lark, tool: ToolSchema) -> Expression:
         elements = []
-        for parameter in tool.parameters():
+        for parameter in tool.contained().parameters():
             head = lark.row(tags.key[0], lark.quoted(parameter.name), *tags.key[1:])
             value = _tagged_value(lark, parameter.schema, tags)
             element = lark.rule(lark.row(head, value, lark.line_end if tags.has_lines else NEWLINE))
@@ -154,7 +154,7 @@ def _python(lark: Lark, tool: ToolSchema) -> Expression:
             lark.row(parameter.name, "=", lark.json(parameter.schema, **LENIENT)),
             parameter.is_required,
         )
-        for parameter in tool.parameters()
+        for parameter in tool.contained().parameters()
         if parameter.name.isidentifier()
     ]
     return lark.row(lark.quoted(tool.name), "(", lark.separated(items, ", "), ")")

@@ -21,7 +21,7 @@ class BareKeys:
     nests: bool  # whether its parser reads arrays and objects, and braces in strings
 
     def __call__(self, lark: Lark, tool: ToolSchema) -> Expression:
-        body = self._object(lark, tool.schema, 0)
+        body = self._object(lark, tool.contained().schema, 0)
         return lark.row(self.start, "call:", lark.quoted(tool.name), body, self.end)
 
     def _object(self, lark: Lark, schema: dict[str, Any], depth: int) -> Expression:

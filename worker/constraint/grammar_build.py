@@ -103,7 +103,12 @@ class GrammarBuild:
         if not named.options:
             self._check(named)
             return named
-        schema, left_out = widened(named.schema, self._error_of(named.options))
+        check_size(named)
+        schema, left_out = widened(
+            named.schema,
+            self._error_of(lambda part: self._source(part, named.options)),
+            self._error_of(lambda held: self._source_of([replace(named, schema=held)])),
+        )
         if self.process.is_ended:
             raise GrammarEnded("too much of it cannot be enforced")
         self.left_out += left_out
@@ -127,12 +132,14 @@ class GrammarBuild:
     def _check(self, named: NamedSchema) -> None:
         """Raise RequestError where a schema cannot be compiled, or allows no value."""
         check_size(named)
-        place, said = fault(named.schema, self._error_of(named.options))
+        place, said = fault(
+            named.schema, self._error_of(lambda part: self._source(part, named.options))
+        )
         if said:
             raise refused(f"The JSON schema of {named.whose} at {place}: {said}.", named.param)
 
-    def _error_of(self, options: Mapping[str, bool]) -> Callable[[Any], str]:
-        """Return what tells llguidance's words against a part of a schema, "" without any.
+    def _error_of(self, source_of: Callable[[Any], str]) -> Callable[[Any], str]:
+        """Return what tells llguidance's words against a schema's grammar, "" without any.
 
         Once it has any, the limits only end the search for a smaller part.
         """
@@ -140,8 +147,10 @@ class GrammarBuild:
 
         def error_of(part: Any) -> str:
             nonlocal has_error
+            if has_error and self.process.is_ended:
+                return ""
             try:
-                self.process.compile(self._source(part, options))
+                self.process.compile(source_of(part))
             except (GrammarEnded, GrammarLost):
                 if not has_error:
                     raise

@@ -39,7 +39,7 @@ from hearth.worker.constraint.harmony_grammar import (
 )
 from hearth.worker.constraint.json_schemas import ToolSchema, tool_of
 from hearth.worker.constraint.lark_builder import LENIENT, NEWLINES, TEXT, Expression, Lark
-from hearth.worker.constraint.schema_references import self_contained
+from hearth.worker.constraint.schema_references import quoted
 from hearth.worker.constraint.thinking_budget import ThinkingBudget, think_marks
 from hearth.worker.constraint.token_mask import TokenMask
 from hearth.worker.stream import harmony_parser
@@ -85,12 +85,11 @@ class GrammarCompiler:
         output_format: OutputFormat,
         token_bytes: Callable[[int], bytes],
         tool_form: str = "native",
-        clock: Callable[[], float] = awake_s,
     ) -> None:
         """Take mlx-lm's TokenizerWrapper, the number of logits, and the tokens that end a turn.
 
         `output_format` is that of the model's answers, `tool_form` the form in which its prompts
-        show tools, `clock` the seconds by which what is idle ends.
+        show tools.
         """
         self.tokenizer = tokenizer
         self._vocab_size = vocab_size
@@ -106,8 +105,8 @@ class GrammarCompiler:
         self._warm: GrammarProcess | None = None
         self._loading = threading.Lock()
         self.patience = Patience()  # of the answers to come
-        self._clock = clock
-        self._used_at = clock()
+        self.clock = awake_s  # what is idle ends by it
+        self._used_at = awake_s()
         self._compiled: MemoryByOwner[str, _Compiled] = MemoryByOwner(  # by source
             HELD_BYTES_MAX, lambda _, each: PROCESS_BYTES + each.held_bytes
         )
@@ -216,7 +215,7 @@ class GrammarCompiler:
         self, made: CallShape, tools: list[ToolSchema], constraints: Constraints
     ) -> Shape:
         """Return the shape of calls as the model's template writes them, from their mark on."""
-        tools = _self_contained(tools)
+        tools = [tool.contained() for tool in tools]
         if self._has_channels:
             return made.shape(addressed_call(made, tools))
         assert self._call_grammar is not None
@@ -240,9 +239,11 @@ class GrammarCompiler:
         try:
             callable_tools = _callable(constraints, tools)
             if constraints.tool_choice == "required" or constraints.is_json:
-                callable_tools = _self_contained(callable_tools)
+                callable_tools = [
+                    replace(tool, schema=quoted(tool.schema)) for tool in callable_tools
+                ]
             if constraints.schema is not None:
-                constraints = replace(constraints, schema=self_contained(constraints.schema))
+                constraints = replace(constraints, schema=quoted(constraints.schema))
             write = functools.partial(self._source, constraints, opening=opening, is_open=is_open)
             source = write(callable_tools)
             if source is None:
@@ -321,7 +322,7 @@ class GrammarCompiler:
 
         The inference thread asks at each turn, and where the cache is emptied.
         """
-        since = self._clock() - idle_s
+        since = self.clock() - idle_s
         self._compiled.drop(lambda each: each.used_at <= since)
         if self._used_at <= since:
             self._warm = None
@@ -336,7 +337,7 @@ class GrammarCompiler:
         write: _Writer,
     ) -> _Compiled:
         """Return a grammar from memory, or compile it. Raises RequestError."""
-        self._used_at = self._clock()
+        self._used_at = self.clock()
         self._compiled.drop(lambda each: each.process.is_gone)
         compiled = self._compiled.get(owner, source)
         if compiled is None:
@@ -345,7 +346,7 @@ class GrammarCompiler:
         else:
             with self._lock:
                 self.hits[owner] += 1
-        compiled.used_at = self._used_at = self._clock()
+        compiled.used_at = self._used_at = self.clock()
         return compiled
 
     def _compile(
@@ -457,10 +458,6 @@ def _callable(constraints: Constraints, tools: list[Any]) -> list[ToolSchema]:
             param="tool_choice",
         )
     return chosen
-
-
-def _self_contained(tools: list[ToolSchema]) -> list[ToolSchema]:
-    return [replace(tool, schema=self_contained(tool.schema)) for tool in tools]
 
 
 def _marks(tokenizer: Any, think_marks: tuple[str, str]) -> dict[str, int]:

@@ -3,10 +3,11 @@
 import re
 from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 from urllib.parse import unquote
 
+from hearth.worker.constraint.schema_references import SHARED, escaped, self_contained
 from hearth.worker.stream.tool_calls.request_tools import referred
 
 HOPS_MAX: Final = 16  # from one $ref to the next
@@ -14,8 +15,7 @@ CHOICES_DEPTH_MAX: Final = 4  # of choices among choices
 CHOICES_MAX: Final = 256  # all of them together: values with more are JSON
 CHARACTERS_MAX: Final = 10_000  # a longer limit on text is left unenforced
 TRIES_MAX: Final = 200  # parts of a faulty schema that are looked at for the fault
-SHARED: Final = ("$defs", "definitions")  # where references lead to
-MOVED: Final = "#/$defs/%23"  # what a reference to something begins with that was elsewhere
+MOVED: Final = "#/$defs/#"  # what a reference to something begins with that was elsewhere
 _LACKING: Final = re.compile("does not exist|not present in a registry")  # llguidance's words
 _COMBINERS: Final = ("anyOf", "oneOf", "allOf", "$ref", "patternProperties")
 _BY_NAME: Final = ("properties", "patternProperties")
@@ -39,6 +39,10 @@ class ToolSchema:
 
     name: str
     schema: dict[str, Any]
+
+    def contained(self) -> "ToolSchema":
+        """Return the tool with a schema of which each part is complete with its `$defs`."""
+        return replace(self, schema=self_contained(self.schema))
 
     def parameters(self) -> list[Parameter]:
         """Return what may be given, in the schema's order."""
@@ -90,6 +94,8 @@ def _is_text(schema: Any, root: Mapping[str, Any], depth: int, left: Iterator[in
     if not depth or next(left, None) is None:
         return False
     schema = resolved(schema, root)
+    if "$ref" in schema:  # it leads to where only llguidance may find something
+        return False
     if not any(key in schema for key in _TYPED):
         return True
     for key in ("anyOf", "oneOf"):
@@ -124,16 +130,17 @@ def fault(schema: dict[str, Any], error_of: Callable[[Any], str]) -> tuple[str, 
     `error_of` returns "" for a schema that can be. The place is the smallest part that alone
     cannot be either.
     """
-    place, said, node = "", error_of(schema), schema
+    place, said = "", error_of(schema)
+    node = root = self_contained(schema)
     tries = 0
     is_narrowing = True
     while is_narrowing:
         is_narrowing = False
-        for step, part in _parts(node, schema):
+        for step, part in _parts(node, root):
             tries += 1
             if tries > TRIES_MAX:
                 break
-            found = error_of(whole(part, schema))
+            found = error_of(whole(part, root))
             # A part alone may lack what it refers to by an $anchor or an $id.
             if found and (not _LACKING.search(found) or _LACKING.search(said)):
                 place = step if step.startswith("#") else place + step
@@ -143,25 +150,31 @@ def fault(schema: dict[str, Any], error_of: Callable[[Any], str]) -> tuple[str, 
 
 
 def widened(
-    schema: dict[str, Any], error_of: Callable[[Any], str]
+    schema: dict[str, Any], error_of: Callable[[Any], str], error_of_whole: Callable[[Any], str]
 ) -> tuple[dict[str, Any], list[str]]:
     """Return a schema that can be compiled, and the keywords of `schema` that it lacks for that.
 
-    It holds all else; `error_of` is that of `fault`.
+    It holds all else. `error_of` is that of `fault`, for parts; the format of calls has its own
+    for a whole schema, of which it may make several documents.
     """
-    root, left_out, seen = deepcopy(schema), list[str](), set[int]()
+    if not error_of_whole(schema):
+        return schema, []
+    root, left_out, seen = deepcopy(self_contained(schema)), list[str](), set[int]()
+
+    def error_with(node: dict[str, Any], held: dict[str, Any]) -> str:
+        return error_of_whole(held) if node is root else error_of(whole(held, root))
 
     def widen(node: dict[str, Any]) -> None:
-        if id(node) in seen or not error_of(whole(node, root)):
+        if id(node) in seen or not error_with(node, node):
             return
         seen.add(id(node))
         for _, part in _parts(node, root):
             if isinstance(part, dict):
                 widen(part)
-        if error_of(whole(node, root)):
+        if error_with(node, node):
             kept: dict[str, Any] = {}
             for key, value in node.items():
-                if error_of(whole({**kept, key: value}, root)):
+                if error_with(node, {**kept, key: value}):
                     left_out.append(key)
                 else:
                     kept[key] = value
@@ -192,20 +205,15 @@ def _parts(node: Any, root: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 def _place(reference: str) -> str:
     """Return where a reference leads to, in the schema as its client wrote it."""
-    if not reference.startswith(MOVED):
-        return reference
-    name = unquote(reference.removeprefix(MOVED))
-    return "#" + name.replace("~1", "/").replace("~0", "~")
+    place = unquote(reference)
+    if not place.startswith(MOVED):
+        return place
+    return "#" + place.removeprefix(MOVED).replace("~1", "/").replace("~0", "~")
 
 
 def _target(schema: Any, root: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return what a reference within the document leads to; None where there is none."""
     return referred(schema.get("$ref"), root) if isinstance(schema, dict) else None
-
-
-def escaped(name: str) -> str:
-    """Return a name as a step of a JSON pointer."""
-    return name.replace("~", "~0").replace("/", "~1")
 
 
 def _mapping(value: Any) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
-from hearth.worker.constraint.json_schemas import escaped
+from hearth.worker.constraint.schema_references import escaped
 
 REPEATS_MAX: Final = 10**12  # more than that are not told apart
 _PIECE: Final = re.compile(

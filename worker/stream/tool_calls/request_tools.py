@@ -118,13 +118,18 @@ def _types_of(schema: Any, root: dict[str, Any], depth: int) -> Iterable[str]:
 
 
 def referred(reference: Any, root: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the schema that a reference within `root`, such as #/$defs/X or #, refers to."""
-    if not isinstance(reference, str) or not re.match("#(/|$)", reference):
+    """Return the schema that a reference within `root`, such as #/$defs/X or #, refers to.
+
+    It may name the `$id` of `root`.
+    """
+    if not isinstance(reference, str) or len(reference) > REFERENCE_CHARS_MAX:
         return None
-    if len(reference) > REFERENCE_CHARS_MAX:
+    resource, _, pointer = reference.partition("#")
+    own = str(root.get("$id") or root.get("id") or "").removesuffix("#")
+    if resource not in ("", own, own.rpartition("/")[2]) or not re.match("/|$", pointer):
         return None
     found: Any = root
-    for step in unquote(reference).split("/")[1:]:
+    for step in unquote(pointer).split("/")[1:]:
         name = step.replace("~1", "/").replace("~0", "~")
         if isinstance(found, list) and name.isdecimal() and int(name) < len(found):
             found = found[int(name)]

@@ -183,7 +183,7 @@ def test_processes_that_nobody_uses_end_but_those_of_answers_under_way(
     compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [1_000.0]
-    monkeypatch.setattr(compiler, "_clock", lambda: now[0])
+    monkeypatch.setattr(compiler, "clock", lambda: now[0])
     gc.collect()
     before = processes()
     answer = walk(compiler, JSON, [])
