@@ -74,6 +74,11 @@ REFERENCES: Final[dict[str, tuple[Any, Any, Any]]] = {
     "an empty name": (pair(INTEGER, "#/properties/", ""), ONE, WORD),
     "a property $ref": (pair(INTEGER, "#/properties/$ref", "$ref"), ONE, WORD),
     "a property const": (pair(INTEGER, "#/properties/const", "const"), ONE, WORD),
+    "within a property const": (
+        {"properties": {"b": INTEGER, "const": {"$ref": "#/properties/b"}}, "required": ["const"]},
+        {"const": 1},
+        {"const": "x"},
+    ),
     "a property properties": (
         pair(PART, "#/properties/properties/properties/b", "properties"),
         ONE,
