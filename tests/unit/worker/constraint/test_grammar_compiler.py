@@ -280,6 +280,21 @@ def test_a_compiled_grammar_is_kept_and_each_answer_has_its_own_place_in_it() ->
     assert 5 < found.compiled_count < HELD_BYTES_MAX // PROCESS_BYTES, "each took more besides"
 
 
+def test_the_remembered_grammars_of_one_key_take_nothing_from_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    module = "hearth.worker.constraint.grammar_compiler"
+    monkeypatch.setattr(f"{module}.HELD_BYTES_MAX", 40 << 20, raising=False)
+    made = constrainer_for(family("llama3"))
+    mine = Constraints(is_json=True, schema={"const": "mine"})
+    made.token_mask(mine, [], "", 0, "b")
+    for n in range(12):
+        made.token_mask(Constraints(is_json=True, schema={"const": n}), [], "", 0, "a")
+    assert made.compiled_count < 10, "4 MB and more each"
+    made.token_mask(mine, [], "", 0, "b")
+    assert made.hits == {"b": 1}
+
+
 def test_a_guide_may_be_asked_twice_and_after_a_leap() -> None:
     tokens = family("llama3").tokenizer.encode(ANSWER, add_special_tokens=False)
     started = begun("llama3", JSON)

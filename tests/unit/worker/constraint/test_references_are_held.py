@@ -1,0 +1,195 @@
+"""References of every form, and keywords that no grammar can hold: what is accepted also holds.
+
+An answer's schema is one grammar for every dialect; calls have one for each format of calls.
+"""
+
+import json
+from typing import Any, Final
+
+import pytest
+
+from hearth.shared.errors import RequestError
+from hearth.shared.wire_messages import Constraints
+from hearth.worker.constraint.grammar_compiler import GrammarCompiler
+from scripts.harness.constrained_answers import constrainer_for, tool, walk
+from scripts.harness.model_families import family
+
+pytestmark = pytest.mark.process
+
+ANSWER: Final = "an answer"
+WAYS: Final = (ANSWER, "qwen3", "qwen3_5", "glm4")  # or a call of that family
+REQUIRED: Final = Constraints(tool_choice="required")
+LOOKAHEAD: Final = r"^(?!\.)(?!.*\.\.)[A-Za-z0-9_.+-]+@([A-Za-z0-9-]+\.)+[A-Za-z]{2,}$"  # zod 4's
+
+
+def compiler_of(way: str) -> GrammarCompiler:
+    return constrainer_for(family("llama3" if way == ANSWER else way))
+
+
+def written(way: str, value: dict[str, Any]) -> str:
+    """Return the answer, or the call of the tool `f`, that gives `value`."""
+    rows = [(k, v if isinstance(v, str) else json.dumps(v)) for k, v in value.items()]
+    if way == "qwen3_5":
+        body = "".join(f"<parameter={k}>\n{v}\n</parameter>\n" for k, v in rows)
+        return f"<tool_call>\n<function=f>\n{body}</function>\n</tool_call>"
+    if way == "glm4":
+        pair = "<arg_key>{}</arg_key>\n<arg_value>{}</arg_value>\n"
+        return f"<tool_call>f\n{''.join(pair.format(*row) for row in rows)}</tool_call>"
+    text = json.dumps(value, ensure_ascii=False)
+    call = f'<tool_call>\n{{"name": "f", "arguments": {text}}}\n</tool_call>'
+    return text if way == ANSWER else call
+
+
+def takes(made: GrammarCompiler, way: str, schema: Any, value: Any, others: Any = ()) -> bool:
+    """Tell whether the schema lets `value` be written, as an answer or in a forced call."""
+    is_answer = way == ANSWER
+    asked = Constraints(is_json=True, schema=schema) if is_answer else REQUIRED
+    started = walk(made, asked, [] if is_answer else [*others, tool("f", schema)])
+    text = written(way, value)
+    return started.takes(list(made.tokenizer.encode(text, add_special_tokens=False)))
+
+
+def pair(target: Any, reference: str, name: str = "a", **more: Any) -> dict[str, Any]:
+    """Return a schema whose `b`, which is required, is what a reference to a part leads to."""
+    properties = {name: target, "b": {"$ref": reference}}
+    closed = {"required": ["b"], "additionalProperties": False}
+    return {"type": "object", "properties": properties} | closed | more
+
+
+INTEGER: Final = {"type": "integer"}
+ODD: Final = 'a/b~c%d e"ü'
+NODE: Final = {
+    "type": "object",
+    "properties": {"n": INTEGER, "next": {"$ref": "#"}},
+    "required": ["n"],
+    "additionalProperties": False,
+}
+PART: Final = {"type": "object", "properties": {"b": INTEGER}, "additionalProperties": False}
+ONE, WORD = {"b": 1}, {"b": "x"}
+REFERENCES: Final[dict[str, tuple[Any, Any, Any]]] = {
+    "a property": (pair(INTEGER, "#/properties/a"), ONE, WORD),
+    "escapes": (pair(INTEGER, "#/properties/a~1b~0c%25d%20e%22%C3%BC", ODD), ONE, WORD),
+    "bare blanks": (pair(INTEGER, '#/properties/a~1b~0c%25d e"ü', ODD), ONE, WORD),
+    "a lone percent sign": (pair(INTEGER, "#/properties/50%", "50%"), ONE, WORD),
+    "an empty name": (pair(INTEGER, "#/properties/", ""), ONE, WORD),
+    "a property $ref": (pair(INTEGER, "#/properties/$ref", "$ref"), ONE, WORD),
+    "a property const": (pair(INTEGER, "#/properties/const", "const"), ONE, WORD),
+    "within a property const": (
+        {"properties": {"b": INTEGER, "const": {"$ref": "#/properties/b"}}, "required": ["const"]},
+        {"const": 1},
+        {"const": "x"},
+    ),
+    "a property properties": (
+        pair(PART, "#/properties/properties/properties/b", "properties"),
+        ONE,
+        WORD,
+    ),
+    "an index": (pair({"anyOf": [{"type": "null"}, INTEGER]}, "#/properties/a/anyOf/1"), ONE, WORD),
+    "components": (
+        pair({}, "#/components/schemas/T", components={"schemas": {"T": INTEGER}}),
+        ONE,
+        WORD,
+    ),
+    "the root": (NODE, {"n": 1, "next": {"n": 2}}, {"n": 1, "next": {"n": "x"}}),
+    "one another": (
+        pair(
+            {"type": "object", "properties": {"b": {"$ref": "#/properties/b"}}},
+            "#/$defs/B",
+            **{"$defs": {"B": {"anyOf": [{"$ref": "#/properties/a"}, INTEGER]}}},
+        ),
+        {"b": {"b": {"b": 1}}},
+        {"b": {"b": {"b": "x"}}},
+    ),
+    "the root's own $id": (
+        pair(INTEGER, "#/properties/a") | {"$id": "https://example.com/s.json"},
+        ONE,
+        WORD,
+    ),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_reference_to_anything_but_definitions_is_held_and_not_refused(way: str) -> None:
+    made = compiler_of(way)
+    for name, (schema, good, bad) in REFERENCES.items():
+        assert takes(made, way, schema, good), name
+        assert not takes(made, way, schema, bad), name
+
+
+# ---------------------------------------------------------------- what no grammar can hold
+
+MAIL: Final = {
+    "$schema": "https://json-schema.org/draft/2020-12/schema",
+    "type": "object",
+    "properties": {
+        "to": {"type": "string", "format": "email", "pattern": LOOKAHEAD},
+        "copies": {"type": "array", "items": {"type": "string", "pattern": LOOKAHEAD}},
+        "urgency": {"type": "integer", "minimum": 0, "maximum": 3},
+    },
+    "required": ["to", "copies", "urgency"],
+    "additionalProperties": False,
+}
+SENT: Final = {"to": "a@b.co", "copies": ["c@d.co"], "urgency": 2}
+ITEMS: Final = {"type": "array", "items": INTEGER, "minItems": 1, "maxItems": 2}
+
+
+def listing(**more: Any) -> dict[str, Any]:
+    """Return a schema of the required `a`, a list of one or two integers, and what `more` says."""
+    properties = {"a": ITEMS | more}
+    return {"type": "object", "properties": properties, "required": ["a"]}
+
+
+FAULTY: Final[dict[str, tuple[Any, Any, list[Any], str]]] = {  # good, bad, the place of the fault
+    "zod's email": (
+        MAIL,
+        SENT,
+        [SENT | {"urgency": 7}, SENT | {"copies": [1]}, {"to": "a@b.co"}, SENT | {"z": 1}],
+        "at /properties/to: regex",
+    ),
+    "a lost reference": (
+        listing(items={"anyOf": [{"$ref": "#/$defs/Lost"}, {"type": "null"}]}),
+        {"a": [None]},
+        [{"a": [None] * 3}, {"a": 5}],
+        "at /properties/a/items/anyOf/0: Pointer '/$defs/Lost' does not exist",
+    ),
+    "an empty enum": (
+        listing(items={"enum": [], "type": "integer"}),
+        {"a": [4, 5]},
+        [{"a": [4, 5, 6]}, {"a": ["x"]}],
+        "at /properties/a/items: ",
+    ),
+    "a minimum above its maximum": (
+        listing(items={"type": "integer", "minimum": 5, "maximum": 3}),
+        {"a": [6]},
+        [{"a": ["x"]}, {"a": [6, 6, 6]}],
+        "at /properties/a/items: Unsatisfiable schema: minimum (5) is greater",
+    ),
+    "a type of Python": (
+        listing(items={"type": "str"}),
+        {"a": ["x"]},
+        [{"a": ["x", "x", "x"]}],
+        "at /properties/a/items: Invalid type: str",
+    ),
+}
+
+
+@pytest.mark.parametrize("way", WAYS[1:])
+@pytest.mark.parametrize("fault", FAULTY)
+def test_a_keyword_that_cannot_be_held_refuses_no_forced_call_and_the_rest_holds(
+    way: str, fault: str
+) -> None:
+    """Also beside 39 sound tools."""
+    schema, good, bad, _ = FAULTY[fault]
+    made, others = compiler_of(way), [tool(f"t{n}", listing()) for n in range(39)]
+    assert takes(made, way, schema, good, others)
+    for value in bad:
+        assert not takes(made, way, schema, value), value
+
+
+@pytest.mark.parametrize("fault", FAULTY)
+def test_a_keyword_that_cannot_be_held_of_an_answer_is_refused_with_its_place(fault: str) -> None:
+    schema, good, _, place = FAULTY[fault]
+    with pytest.raises(RequestError) as caught:
+        takes(compiler_of(ANSWER), ANSWER, schema, good)
+    assert (caught.value.status, caught.value.code) == (400, "invalid_grammar")
+    assert f"The JSON schema of the answer {place}" in str(caught.value)
