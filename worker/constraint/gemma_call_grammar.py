@@ -40,7 +40,13 @@ class BareKeys:
         schema = whole(resolved(schema, schema), schema)
         parts = schema.pop("allOf", None)
         for part in parts if isinstance(parts, list) else ():
-            schema = {**resolved(part, schema), **schema}
+            part = resolved(part, schema)
+            sides = [each for each in (schema, part) if isinstance(each.get("properties"), dict)]
+            named = {n: p for each in sides for n, p in each["properties"].items()}
+            required = [*schema.get("required", ()), *part.get("required", ())]
+            schema = {**part, **schema} | (
+                {"properties": named, "required": required} if named else {}
+            )
         if depth > DEPTH_MAX:
             return lark.json(SCALAR)
         if choices := _choices(schema):

@@ -398,7 +398,7 @@ class _Base:
 
 _base: _Base | None = None
 _forks: weakref.WeakSet[GrammarProcess] = weakref.WeakSet()  # of the base
-_base_lock = threading.Lock()
+_base_lock = threading.RLock()
 
 
 def base_process() -> GrammarProcess:
@@ -414,18 +414,23 @@ def base_process() -> GrammarProcess:
 
 def fork_base() -> GrammarProcess:
     """Return a fork of the base; one that is lost is started anew, once. Raises GrammarLost."""
-    try:
-        fork = base_process().fork()
-    except GrammarLost:
-        fork = base_process().fork()
-    _forks.add(fork)
+    with _base_lock:
+        try:
+            fork = base_process().fork()
+        except GrammarLost:
+            fork = base_process().fork()
+        _forks.add(fork)
     return fork
 
 
 def end_unused_base() -> None:
-    """End the base where it has no forks, nor forks of these."""
-    if _base is not None and not _forks:
-        end_base()
+    """End the base where it has no forks, nor forks of these, and none is being made."""
+    if _base_lock.acquire(blocking=False):
+        try:
+            if _base is not None and not _forks:
+                end_base()
+        finally:
+            _base_lock.release()
 
 
 def end_base() -> None:

@@ -48,10 +48,10 @@ from hearth.worker.stream.model_output_format import OutputFormat
 log = logging.getLogger(__name__)
 
 OWNERS_MAX: Final = 64  # whose calls' forced texts are remembered: some 100 KB each
+LOOK_S: Final = 1.0  # between two looks for what is idle
 IDLE_S: Final = 45.0  # that a process is kept which nobody uses: it is gone within a minute
 HELD_BYTES_MAX: Final = 256 << 20  # of all processes of grammars that are remembered
 PROCESS_BYTES: Final = 4 << 20  # of one, beside what it tells: pages that it shares no more
-GRAMMAR_CHARS_MAX: Final = 2_000_000  # of all schemas in it together
 ANY_OBJECT: Final = {"type": "object"}
 
 
@@ -67,7 +67,7 @@ class _Compiled:
     first_mask: bytes
     largest_pattern: str  # a sentence for the client
     held_bytes: int  # by its process, beyond what it shares with that of the tokenizer
-    used_at: float = 0.0  # when an answer last began
+    used_at: float  # when an answer last began
 
 
 class GrammarCompiler:
@@ -106,7 +106,7 @@ class GrammarCompiler:
         self._loading = threading.Lock()
         self.patience = Patience()  # of the answers to come
         self.clock = awake_s  # what is idle ends by it
-        self._used_at = awake_s()
+        self._used_at, self._look_at = awake_s(), 0.0
         self._compiled: MemoryByOwner[str, _Compiled] = MemoryByOwner(  # by source
             HELD_BYTES_MAX, lambda _, each: PROCESS_BYTES + each.held_bytes
         )
@@ -243,6 +243,7 @@ class GrammarCompiler:
                     replace(tool, schema=quoted(tool.schema)) for tool in callable_tools
                 ]
             if constraints.schema is not None:
+                check_size(NamedSchema(constraints.schema, "the answer", "response_format", {}))
                 constraints = replace(constraints, schema=quoted(constraints.schema))
             write = functools.partial(self._source, constraints, opening=opening, is_open=is_open)
             source = write(callable_tools)
@@ -322,7 +323,10 @@ class GrammarCompiler:
 
         The inference thread asks at each turn, and where the cache is emptied.
         """
-        since = self.clock() - idle_s
+        now = self.clock()
+        if idle_s and now < self._look_at:
+            return
+        self._look_at, since = now + LOOK_S, now - idle_s
         self._compiled.drop(lambda each: each.used_at <= since)
         if self._used_at <= since:
             self._warm = None
@@ -346,7 +350,7 @@ class GrammarCompiler:
         else:
             with self._lock:
                 self.hits[owner] += 1
-        compiled.used_at = self._used_at = self.clock()
+            compiled.used_at = self._used_at = self.clock()
         return compiled
 
     def _compile(
@@ -361,13 +365,6 @@ class GrammarCompiler:
         ]
         if constraints.schema is not None:
             schemas.append(NamedSchema(constraints.schema, "the answer", "response_format", {}))
-            check_size(schemas[-1])
-        if len(source) > GRAMMAR_CHARS_MAX:
-            raise refused(
-                f"The grammar of the tools that may be called has {len(source):,} characters; the "
-                f"limit for all their JSON schemas together is {GRAMMAR_CHARS_MAX:,}.",
-                "tools",
-            )
         with contextlib.suppress(GrammarLost, GrammarEnded):
             return self._compile_once(source, schemas, tools, write)
         try:
@@ -407,7 +404,7 @@ class GrammarCompiler:
             log.info("left out of a grammar keywords=%r", ", ".join(sorted({*build.left_out})))
             with self._lock:
                 self.counts["left_out"] += 1
-        return _Compiled(process, mask, build.largest_pattern, process.held_bytes())
+        return _Compiled(process, mask, build.largest_pattern, process.held_bytes(), self.clock())
 
     def _tokenizer_process(self) -> GrammarProcess:
         """Return the process that knows the model's tokens.

@@ -19,6 +19,13 @@ MOVED: Final = "#/$defs/#"  # what a reference to something begins with that was
 _LACKING: Final = re.compile("does not exist|not present in a registry")  # llguidance's words
 _COMBINERS: Final = ("anyOf", "oneOf", "allOf", "$ref", "patternProperties")
 _BY_NAME: Final = ("properties", "patternProperties")
+# What a keyword says of all that others do not: with one of these less it would forbid more.
+_ALL_OTHERS: Final = {
+    "additionalProperties": _BY_NAME,
+    "unevaluatedProperties": _BY_NAME,
+    "items": ("prefixItems",),
+    "unevaluatedItems": ("prefixItems",),
+}
 _BY_NUMBER: Final = ("anyOf", "oneOf", "allOf", "prefixItems")
 _ALONE: Final = ("items", "additionalProperties", "not")
 _TYPED: Final = ("type", "enum", "const", "properties", "items", "anyOf", "oneOf", "allOf")
@@ -172,12 +179,17 @@ def widened(
             if isinstance(part, dict):
                 widen(part)
         if error_with(node, node):
-            kept: dict[str, Any] = {}
-            for key, value in node.items():
-                if error_with(node, {**kept, key: value}):
-                    left_out.append(key)
+            kept, lacking = dict[str, Any](), set[str]()
+            for key, value in sorted(node.items(), key=lambda item: item[0] in _ALL_OTHERS):
+                if key in _BY_NAME:  # what is no schema says nothing
+                    named = _mapping(value).items()
+                    value = {n: p if isinstance(p, dict | bool) else {} for n, p in named}
+                is_all = not lacking.isdisjoint(_ALL_OTHERS.get(key, ()))
+                if is_all or error_with(node, {**kept, key: value}):
+                    lacking.add(key)
                 else:
                     kept[key] = value
+            left_out.extend(lacking)
             node.clear()
             node.update(kept)
 

@@ -24,6 +24,7 @@ TEMPLATE_OPTIONS: Final = {
     "key_separator": ": ",
 }
 RULES_MAX: Final = 10_000
+GRAMMAR_CHARS_MAX: Final = 2_000_000  # of all schemas in it together
 LENIENT: Final = {"lenient": True}  # keywords that llguidance does not know are left unenforced
 
 
@@ -54,6 +55,7 @@ class Lark:
         longest_first = sorted(marks, key=len, reverse=True)
         self._split = re.compile("(" + "|".join(map(re.escape, longest_first)) + ")")
         self._rules: list[str] = []
+        self._chars = 0  # of their bodies
 
     def row(self, *parts: str) -> Expression:
         """Return the parts one behind the other; strings that are no expression are literal."""
@@ -110,6 +112,14 @@ class Lark:
                 f"The grammar of what is asked for has over {RULES_MAX:,} rules. Use fewer tools, "
                 "or schemas that refer to themselves less.",
                 code="invalid_grammar",
+            )
+        self._chars += len(body)
+        if self._chars > GRAMMAR_CHARS_MAX:
+            raise RequestError(
+                "The grammar of the tools that may be called is too long: the limit for all their "
+                f"JSON schemas together is {GRAMMAR_CHARS_MAX:,} characters. Use fewer tools.",
+                code="invalid_grammar",
+                param="tools",
             )
         name = f"r{len(self._rules)}"
         self._rules.append(f"{name}{options}: {body}\n")

@@ -11,8 +11,7 @@ from hearth.shared.errors import RequestError
 from hearth.shared.wire_messages import Constraints
 from hearth.worker.constraint import grammar_client
 from hearth.worker.constraint.grammar_client import GrammarEnded, GrammarError, GrammarProcess
-from hearth.worker.constraint.grammar_compiler import GRAMMAR_CHARS_MAX
-from hearth.worker.constraint.lark_builder import Lark
+from hearth.worker.constraint.lark_builder import GRAMMAR_CHARS_MAX, Lark
 from scripts.harness.constrained_answers import constrainer_for, tool, walk, with_parser
 from scripts.harness.model_families import family
 from tests.unit.worker.constraint.test_references_are_held import (

@@ -29,7 +29,7 @@ from hearth.worker.constraint.grammar_client import (
     GrammarStill,
     Patience,
 )
-from hearth.worker.constraint.grammar_compiler import IDLE_S, GrammarCompiler
+from hearth.worker.constraint.grammar_compiler import IDLE_S, LOOK_S, GrammarCompiler
 from hearth.worker.constraint.grammar_protocol import COMPILE_CPU_S, FORK, MEMORY_BYTES_MAX, OK
 from scripts.harness.constrained_answers import constrainer_for, walk
 from scripts.harness.model_families import family
@@ -195,6 +195,7 @@ def test_processes_that_nobody_uses_end_but_those_of_answers_under_way(
     assert compiler.compiled_count == 0
     assert all(map(is_alive, used)), "an answer goes on"
     answer.guide.close()
+    now[0] += LOOK_S
     compiler.end_idle()
     wait_until_gone(used)
     assert walk(compiler, JSON, []).takes(tokens_of('"x"'))
