@@ -385,7 +385,7 @@ class Gateway:
             given, whole = found.body, found.whole
             if call.body.get("previous_response_id"):
                 size += SMALL_BYTES_MAX  # with a conversation of any size
-        write = functools.partial(_cloud_json, call.dialect, given, deployment)
+        write = functools.partial(cloud_json, call.dialect, given, deployment)
         content = await _on_body(exchange, size, write)
         headers = cloud_headers(exchange.headers)
         headers.append((REQUEST_HEADER.encode(), exchange.request_id.encode()))
@@ -405,7 +405,7 @@ class Gateway:
             await exchange.while_connected(_copy(exchange, cloud, tap, call, reply, keep))
 
 
-def _cloud_json(dialect: CloudDialect, body: dict[str, Any], deployment: Deployment) -> bytes:
+def cloud_json(dialect: CloudDialect, body: dict[str, Any], deployment: Deployment) -> bytes:
     sent = cloud_body(dialect, crossing.for_cloud(dialect, body), deployment.group)
     provider = deployment.provider or deployment.model.partition("/")[0]
     continues = dialect == "chat" and body.get("continue_final_message") is True

@@ -30,12 +30,6 @@ def history_marks(tokenizer: Any, marks: TurnMarks, end_ids: frozenset[int]) -> 
     return HistoryMarks(marks.header_ids, texts, ends)
 
 
-def generation_prompt(tokenizer: Any) -> str:
-    """Return what the template writes behind a question, thinking allowed."""
-    question = [{"role": "user", "content": _FIRST}]
-    return _thinking_or_not(tokenizer, question, True, True).rpartition(_FIRST)[2]
-
-
 def turn_marks(tokenizer: Any) -> TurnMarks:
     """Return the tokens with which the tokenizer's template marks messages."""
     prompts = sorted(

@@ -42,6 +42,7 @@ from hearth.worker.ranks.transport.witness_comparison import WitnessComparison
 log = logging.getLogger(__name__)
 
 TICK_S: Final = 0.25
+LAST_WORDS_S: Final = 1.0  # for what a lost rank still said, where the others are never silent
 STOOD_STILL_S: Final = 2.0  # between two ticks: this process itself did not run
 CHECK_S: Final = 0.5  # between two looks at whether the process ends
 FAILURE_WAIT_S: Final = 2.0  # for the link to find which rank's end made a collective fail
@@ -89,7 +90,7 @@ class TransportLeaderLink:
         self._comparison = WitnessComparison(range(1, self.size))
         self._watch = RankWatch(self.hosts, terms.stall_s, awake_s())
         self._ranks: dict[bytes, int] = {}  # by the name that a connection has; link's thread
-        self._lost: tuple[int, str] | None = None  # the first rank that is gone, and why
+        self._lost: tuple[int, str, float] | None = None  # who is gone first, why, and since when
         self._peers: dict[int, bytes] = {}  # of the operations' connections; inference thread
         self._are_all_in = threading.Event()
         self._is_closed = threading.Event()
@@ -172,7 +173,7 @@ class TransportLeaderLink:
 
     def lose(self, rank: int, why: str) -> None:
         """End the process because `rank` is gone, unless what it still said tells why."""
-        self._lost = self._lost or (rank, why)
+        self._lost = self._lost or (rank, why, awake_s())
 
     def _fail(self, why: str, code: int = EXIT_RANK_LOST) -> None:
         with self._failing:
@@ -197,10 +198,10 @@ class TransportLeaderLink:
             came = self._status.receive(TICK_S)
             if came is not None:
                 self._take(*came)
-            elif self._lost:
-                rank, why = self._lost
-                self._fail(f"{self._watch.name(rank)} is gone: {why}")
             now_s = awake_s()
+            if self._lost and (came is None or now_s - self._lost[2] >= LAST_WORDS_S):
+                rank, why, _ = self._lost
+                self._fail(f"{self._watch.name(rank)} is gone: {why}")
             if now_s - ticked_at >= TICK_S:
                 self._tick(now_s, now_s - ticked_at)
                 ticked_at = now_s

@@ -48,7 +48,7 @@ async def found_servers(signs: Sequence[PortSign] = SIGNS) -> list[Server]:
 
 async def _found(sign: PortSign) -> Server | None:
     url = f"http://127.0.0.1:{sign.port}"
-    told = await _json(url + sign.path)
+    told = await json_of(url + sign.path)
     if told is None or sign.key not in told:
         return None
     return Server(sign.name, url=url, extra=THINKING, notes=(BY_URL,))
@@ -76,13 +76,13 @@ async def version_of(server: Server) -> str:
     if not server.url:
         return told_version(server)
     for sign in (*SIGNS, PortSign("hearth", 0, "/health", "version", "version")):
-        told = await _json(server.url + sign.path)
+        told = await json_of(server.url + sign.path)
         if told is not None and sign.key in told and isinstance(told.get(sign.version), str):
             return str(told[sign.version])
     return "not known"
 
 
-async def _json(url: str) -> Mapping[str, Any] | None:
+async def json_of(url: str) -> Mapping[str, Any] | None:
     timeout = aiohttp.ClientTimeout(total=ASK_S_MAX)
     headers = {"authorization": f"Bearer {KEY}"}
     with contextlib.suppress(

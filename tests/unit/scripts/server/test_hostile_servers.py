@@ -98,7 +98,7 @@ COMMANDS: dict[str, Callable[[str], object]] = {
     "run": chat,
     "run: models": lambda url: names_served(running(url)),
     "run: model": lambda url: with_model(running(url), "m"),
-    "bench": lambda url: asyncio.run(found_servers._json(f"{url}/health")),
+    "bench": lambda url: asyncio.run(found_servers.json_of(f"{url}/health")),
 }
 each_command = pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
 

@@ -1,4 +1,4 @@
-"""Where a text model's chat template is read from, and what is told where there is none."""
+"""Chat templates of text models come from several files, and a model without any is told of."""
 
 import json
 import logging

@@ -1,4 +1,4 @@
-"""What a client writes is no thinking, and yields no control token, unless this server wrote it."""
+"""A client's text is no thinking, and yields no control token, unless this server wrote it."""
 
 from typing import Any
 

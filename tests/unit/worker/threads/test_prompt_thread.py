@@ -47,7 +47,7 @@ FACTS = PromptFacts(
     root=PrefixHash(b"root"),
     output_format=cast(Any, None),  # a raw prompt's answer is not taken apart
     grammar_compiler=cast(Any, None),
-    vocabulary=cast(Any, SimpleNamespace(detokeniser=lambda: None)),
+    vocabulary=cast(Any, SimpleNamespace(detokeniser=lambda behind: None)),
     cut_rule=cast(
         Any, SimpleNamespace(cuts=lambda keys: [len(keys) - 1], system_end=lambda _keys: 0)
     ),
