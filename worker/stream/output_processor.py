@@ -39,10 +39,12 @@ class _WaitingText:
     def told(self) -> list[TokenLogprob]:
         """Return the entries; all bytes are the last one's where alone they are not what was said.
 
-        Where the text is said in part, that one is all.
+        Where the text is said in part, that one is all. Bytes that are no character stay as they
+        are, though U+FFFD is said for them: they name the token.
         """
         told, said = self.entries, self.said.encode()
-        if b"".join(each.token_bytes for each in told) == said:
+        is_whole_and_odd = self.said == self.text and "\ufffd" in self.said
+        if is_whole_and_odd or b"".join(each.token_bytes for each in told) == said:
             return told
         parts = told[:-1] if self.said.endswith(self.text) else []
         silent = [replace(each, token="", token_bytes=b"") for each in parts]

@@ -140,7 +140,7 @@ class _BlockWriter:
         if self._channel == "tool_call":
             block["input"] = tools.whole_pairs(text) if self._is_object else {}
             if is_cut and self._is_object is None:
-                frames.append(self._delta(text or "{"))  # whole, it would be run
+                frames.append(self._delta(text if text.strip() else "{"))  # whole, it is run
             elif not self._is_object:
                 frames.append(self._delta("{}"))
         elif self._channel == "reasoning":
