@@ -94,7 +94,6 @@ def test_ctrl_c_stops_the_answer_at_the_server_too_and_the_chat_goes_on(
     while len(scripted.asked()) == before:
         assert time.monotonic() < deadline
         time.sleep(0.05)
-    time.sleep(0.5)
     chat.type("\x03")
     at = chat.until(b"stopped")
     at = chat.until(PROMPT, at)  # until then another Ctrl-C still stops the answer

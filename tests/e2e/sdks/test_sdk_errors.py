@@ -149,7 +149,7 @@ MESSAGES: dict[str, tuple[dict[str, Any], type[anthropic.APIStatusError], str, s
     ),
     "no messages": ({"messages": []}, *BAD, "messages is empty"),
     "a role": ({"messages": [{"role": "wizard", "content": "x"}]}, *BAD, "messages[0].role"),
-    "a limit": ({"max_tokens": 0}, *BAD, "max_tokens is 0"),
+    "a limit": ({"max_tokens": -3}, *BAD, "max_tokens is -3"),
     "a required call without tools": ({"tool_choice": {"type": "any"}}, *BAD, "tool_choice"),
     "a prompt that is too long": ({"messages": LONG}, *BAD, "prompt is too long"),
     "a model": ({"model": "llama-99"}, anthropic.NotFoundError, "not_found_error", MODEL),

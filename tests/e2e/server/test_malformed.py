@@ -102,7 +102,6 @@ RAW = {
     "deep": DEEP,
     "big integer": BASE + b'"seed":' + b"9" * 40 + b"}",
     "NaN temperature": BASE + b'"temperature":NaN}',
-    "zero tokens": BASE.replace(b":2,", b":0,") + b'"top_p":1}',
     "minus nine tokens": BASE.replace(b":2,", b":-9,") + b'"top_p":1}',
 }
 TOOLS = {

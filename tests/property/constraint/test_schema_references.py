@@ -54,11 +54,11 @@ SCHEMAS = st.fixed_dictionaries(
 
 
 def verdict(schema: Any, value: Any) -> str:
-    """Return whether `value` is valid; or that what a reference leads to ends nowhere."""
+    """Return whether `value` is valid; or that a reference leads nowhere, or to itself."""
     try:
         return str(jsonschema.Draft202012Validator(schema).is_valid(value))
-    except (jsonschema.exceptions._WrappedReferencingError, RecursionError) as error:
-        return type(error).__name__
+    except (jsonschema.exceptions._WrappedReferencingError, RecursionError):
+        return "nowhere"
 
 
 @given(SCHEMAS, st.lists(VALUES, min_size=3, max_size=6))
@@ -81,4 +81,4 @@ def test_each_part_of_a_schema_made_complete_means_the_same_alone(
         place = {"$ref": f"urn:s#/properties/{quote(escaped(name))}"}
         document = {"$defs": {"s": {**schema, "$id": "urn:s"}}, **place}
         for value in values:
-            assert verdict(alone, value) == verdict(document, value)
+            assert (said := verdict(document, value)) in ("nowhere", verdict(alone, value)), said
