@@ -111,7 +111,9 @@ def test_answers_in_a_batch_share_forwards(server: str, request: pytest.FixtureR
     values = done.four.values()
     assert values["requests"] == 12 and values["failed"] == 0 and set(values) <= set(MEASURES)
     assert 0 < values["forwards_per_token"] <= 1.0
-    assert values["tokens_s"] > 0 and values["gap_p99_s"] >= values["gap_p50_s"] > 0
+    assert values["tokens_s"] > 0
+    if "gap_p50_s" in values:  # on a busy machine all of an answer may come in one read
+        assert values["gap_p99_s"] >= values["gap_p50_s"] > 0
     assert values["ttft_p95_s"] >= values["ttft_p50_s"] > 0
     assert values["memory_bytes"] > 0
 
