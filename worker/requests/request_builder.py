@@ -78,6 +78,7 @@ class RequestBuilder:
             adapter=message.adapter,
             portable_root=self._root(message, portable, kv_bits) if portable else None,
         )
+        goes_on = is_raw(message.prompt) or message.prompt.continues  # from text in the prompt
         return Request(
             lease=lease,
             ids=built.ids,
@@ -85,7 +86,7 @@ class RequestBuilder:
             sampling=message.sampling,
             tokens_max=self._tokens_max(message, built),
             output=OutputProcessor(
-                self._facts.vocabulary.detokeniser(_behind(message.prompt, built)),
+                self._facts.vocabulary.detokeniser(built.ids if goes_on else ()),
                 message.sampling.stop,
                 splitter,
                 message.constraints.parallel_calls,
@@ -174,11 +175,6 @@ class RequestBuilder:
         keeps = owner if message.use_kv_cache else None
         calls = self._facts.grammar_compiler.call_drafts(constraints, shown, keeps)
         return splitter, guide, calls
-
-
-def _behind(prompt: Prompt, built: BuiltPrompt) -> Sequence[int]:
-    """Return the tokens whose text the answer goes on from; none where it begins anew."""
-    return built.ids if is_raw(prompt) or prompt.continues else ()
 
 
 def constraints_of(message: Submit) -> Constraints:

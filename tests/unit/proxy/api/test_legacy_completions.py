@@ -92,14 +92,6 @@ def test_what_says_nothing_is_accepted() -> None:
     assert refused(prompt=["a"] * 30, n=2).param == "n"
 
 
-@pytest.mark.parametrize("name", ["max_tokens", "n_predict"])
-def test_one_that_wants_no_tokens_only_has_its_prompt_read(name: str) -> None:
-    request = legacy_completions.parse(body(**{name: 0}))
-    assert (request.prefill_only, request.sampling.max_tokens) == (True, None)
-    (choice,) = whole([end("prefilled")], **{name: 0}, echo=True)["choices"]
-    assert (choice["text"], choice["finish_reason"]) == ("Once", "length")
-
-
 @pytest.mark.parametrize("fields", [{"max_tokens": 0}, {"n_predict": 0}], ids=str)
 @pytest.mark.parametrize("count", [1, 2])
 def test_a_limit_of_no_tokens_was_refused(fields: dict[str, int], count: int) -> None:

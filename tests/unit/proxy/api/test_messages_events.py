@@ -145,17 +145,6 @@ def test_calls_are_blocks_with_the_ids_as_they_are() -> None:
     assert told["stop_reason"] == "tool_use"
 
 
-@pytest.mark.parametrize("text", ["ls -la", "[1, 2]", '"x"', "{ls}", "{", "", " "])
-def test_an_input_that_is_no_object_is_streamed_as_an_empty_one(text: str) -> None:
-    given = (called("c1", "f"), *map(more, text), called("c2", "f", text), done("tool_calls"))
-    deltas = [row for row in content_events(*given) if row["type"] == "content_block_delta"]
-    assert [(row["index"], row["delta"]["partial_json"]) for row in deltas] == [
-        (0, "{}"),
-        (1, "{}"),
-    ]
-    assert [block["input"] for block in whole(*given)["content"]] == [{}, {}]
-
-
 def test_text_after_a_call_is_a_block_of_its_own() -> None:
     told = whole(called("c", "f", "{}"), said("a"), said("b"), done("tool_calls"))
     assert [block["type"] for block in told["content"]] == ["tool_use", "text"]
