@@ -59,7 +59,13 @@ def chat_in_terminal(options: argparse.Namespace) -> int:
 
     readline.set_auto_history(True)
     with find_or_start(load_settings(os.environ, env_file()), options.model) as server:
-        Chat(server, Console(highlight=False), input).run()
+        # A signal that comes just before `input` waits stays unseen until the next one, or a key.
+        signal.signal(signal.SIGALRM, lambda *_: None)
+        signal.setitimer(signal.ITIMER_REAL, 1.0, 1.0)
+        try:
+            Chat(server, Console(highlight=False), input).run()
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0.0)
     return 0
 
 

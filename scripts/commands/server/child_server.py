@@ -39,8 +39,10 @@ class ChildServer:
         self.log = private_directory(directory) / "serve.log"
         self._stop_s = stop_seconds(flush_s)
         options = ["--port", str(port), *(["--model", model] if model else [])]
-        self.log.unlink(missing_ok=True)
-        descriptor = os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
+        own = self.log.with_suffix(f".{os.getpid()}")  # another command may start one at once
+        own.unlink(missing_ok=True)
+        descriptor = os.open(own, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
+        own.replace(self.log)
         with os.fdopen(descriptor, "wb") as log:
             self._process = subprocess.Popen(
                 [*COMMAND, *options],
