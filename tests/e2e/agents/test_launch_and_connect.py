@@ -43,7 +43,9 @@ class Desk:
     def hearth(self, *arguments: str) -> Run:
         """Run a hearth command in the project."""
         command = [sys.executable, "-m", "hearth.commands.main", *arguments]
-        return run_command(command, self.project, {**self.server.environment, **self.around})
+        ours = {**self.server.environment, **self.around}
+        ours.pop("XDG_CONFIG_HOME", None)  # the user's files are below HOME
+        return run_command(command, self.project, ours)
 
     def agent(self, *arguments: str) -> Run:
         """Run the agent itself, which knows of no server but by its files."""

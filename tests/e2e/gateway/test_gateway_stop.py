@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -54,10 +55,18 @@ def test_a_stop_ends_streams_of_other_servers_in_the_clients_api(
     config = write_config(tmp_path, {"model_list": entries})
     cloud.rule = lambda request: CloudAnswer("One two three four.", hangs="amid the text")
     with FakeServer(LITELLM_CONFIG=config) as server, ThreadPoolExecutor() as pool:
-        bodies = {name: body_of(name, "cloud", "Hi", stream=True) for name in DIALECTS}
-        asked = [pool.submit(ask, server.url, name, body) for name, body in bodies.items()]
-        cloud.until(lambda: len(cloud.generations()) == len(DIALECTS), 60)
-        time.sleep(0.5)
+        read: dict[str, str] = {}
+        asked = [
+            pool.submit(
+                ask,
+                server.url,
+                name,
+                body_of(name, "cloud", "Hi", stream=True),
+                on_read=partial(read.__setitem__, name),
+            )
+            for name in DIALECTS
+        ]
+        cloud.until(lambda: sum("One" in text for text in read.values()) == len(DIALECTS), 60)
         assert server.stop() < STOP_S_MAX
         for each in asked:
             answer = each.result()

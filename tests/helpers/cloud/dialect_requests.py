@@ -1,7 +1,7 @@
 """Sends one request in each dialect and reads what came back, whole or as a stream."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -82,12 +82,19 @@ def ask(
     *,
     headers: Mapping[str, str] | None = None,
     query: str = "",
+    on_read: Callable[[str], object] = str,
 ) -> DialectAnswer:
-    """POST `body` and read the answer to its end, also one that breaks off."""
+    """POST `body` and read the answer to its end, also one that breaks off.
+
+    `on_read` gets all that was read whenever there is more of it.
+    """
     with httpx.Client(timeout=WAIT_S_MAX) as client:
         place = url + PATHS[dialect] + query
         with client.stream("POST", place, json=dict(body), headers=headers) as told:
-            raw = "".join(_until_the_end(told))
+            raw = ""
+            for piece in _until_the_end(told):
+                raw += piece
+                on_read(raw)
     is_stream = told.headers.get("content-type", "").startswith("text/event-stream")
     rows = list(_events(raw) if is_stream else _whole(raw))
     return DialectAnswer(dialect, told.status_code, told.headers, raw, rows)
