@@ -15,7 +15,7 @@ from tests.helpers.cloud.gateway_config import cloud_entry, write_config
 from tests.helpers.servers.fake_server import FakeServer
 from tests.helpers.servers.mock_cloud import MockCloud
 
-STOP_S_MAX: Final = 2.5
+STOP_S_MAX: Final = 30.0  # what they wait for takes longer
 SLOW_CALLBACK: Final = """
 import time
 time.sleep(60)

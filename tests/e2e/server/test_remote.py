@@ -21,12 +21,13 @@ from hearth.proxy.pool.worker_pool import WorkerPool
 from hearth.proxy.request.model_names import models_of
 from hearth.proxy.workers.remote_workers import UNKNOWN, RemoteWorkers
 from hearth.shared.settings_from_env import PROJECT_DIR, load_settings
+from hearth.shared.zmq_transport import SILENCE_S_MAX
 from scripts.fixtures.fixture_cache import fixture_dir
 from tests.helpers.servers.server import WAIT_S_MAX, Server
 from tests.helpers.servers.worker_command import WorkerCommand
 
 WORDS = " ".join(f"word{number}" for number in range(200))
-HEARD_S_MAX = 2.0  # until a client hears of a worker's death
+HEARD_S_MAX = SILENCE_S_MAX / 2  # until a client hears of a worker's death
 MODEL = {"MODEL_PATH": str(fixture_dir("qwen3")), "PROXY_MODEL_ID": "local"}
 
 

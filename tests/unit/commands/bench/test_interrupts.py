@@ -21,7 +21,11 @@ pytestmark = pytest.mark.process
 
 
 @pytest.mark.parametrize("number", SIGNALS)
-def test_a_signal_ends_what_is_awaited_with_what_it_has_started(number: signal.Signals) -> None:
+def test_a_signal_ends_what_is_awaited_with_what_it_has_started(
+    number: signal.Signals, request: pytest.FixtureRequest
+) -> None:
+    held = signal.signal(number, signal.SIG_DFL)  # a suite below nohup ignores one
+    request.addfinalizer(lambda: signal.signal(number, held))
     ended = []
 
     async def work() -> None:
