@@ -25,6 +25,7 @@ ALL = {workload.name: workload for module in MODULES for workload in module.WORK
 # Those that wait three seconds, or read twice as much, are left out for time.
 PLAYED = ("linear", "sub-agents", "shared-trunk", "forks-and-edits", "cancel-0s", "live")
 DIALECTS = ("linear", "claude-code", "codex")
+LATE = "were answered before they were cancelled"  # as on a busy machine; it is read all the same
 HEADER = 8  # tokens that a template begins each prompt with, and one that is read alone
 UNSEEN = 40  # tokens of a request that Hearth may read again: two that overlap share them
 
@@ -42,6 +43,10 @@ def played(name: str, home: Path, workloads: list[Workload]) -> dict[str, Measur
     return asyncio.run(play())
 
 
+def is_measured(found: Measured) -> bool:
+    return found.values["failed"] == 0 and all(told.endswith(LATE) for told in found.errors)
+
+
 @pytest.fixture(scope="module")
 def hearth(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Measured]:
     home = tmp_path_factory.mktemp("hearth")
@@ -52,7 +57,7 @@ def hearth(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Measured]:
 def test_hearth_reads_the_ideal_of_each_workload(hearth: dict[str, Measured], name: str) -> None:
     found = hearth[name]
     values = found.values
-    assert found.errors == () and values["failed"] == 0 and values["requests"] >= 2
+    assert is_measured(found) and values["requests"] >= 2
     assert values["prompt_tokens"] >= values["ideal_tokens"] > 1_000
     spare = UNSEEN * values["requests"]
     # `live` has in its prompts what the server said itself: that need not be read.
@@ -86,7 +91,7 @@ def test_mlx_lm_is_asked_in_all_dialects_and_charged_for_what_nobody_waits_for(
 ) -> None:
     found = played("mlx_lm", tmp_path, [ALL[name] for name in (*DIALECTS, "cancel-0s")])
     for each in found.values():
-        assert each.errors == () and each.values["failed"] == 0
+        assert is_measured(each), each.errors
         assert "ideal_tokens" not in each.values, "only Hearth tells ids"
     values = found["cancel-0s"].values
     assert values["requests"] == cancelled.CANCELS[0]
