@@ -160,7 +160,10 @@ Opener = Callable[[], Awaitable[Streams]]
 
 
 def attacking(edge: ProxyApp, attack: Callable[[Opener], Awaitable[None]]) -> None:
-    """Run `attack` against a served `edge`; it is given what opens a connection."""
+    """Run `attack` against a served `edge`; it is given what opens a connection.
+
+    A busy machine takes its time to send what a newcomer has.
+    """
 
     async def run() -> None:
         opened: list[Streams] = []
@@ -176,7 +179,9 @@ def attacking(edge: ProxyApp, attack: Callable[[Opener], Awaitable[None]]) -> No
                 for _, writer in opened:
                     writer.transport.abort()
 
-    served(run())
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(http1_protocol, "JUDGE_S", 1.0)
+        served(run())
 
 
 def test_a_flood_of_connections_without_a_key_shuts_nobody_with_a_key_out(edge: ProxyApp) -> None:
