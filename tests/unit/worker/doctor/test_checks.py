@@ -7,6 +7,7 @@ from typing import Any, Final
 import mlx.core as mx
 import numpy as np
 import pytest
+from mlx_lm.models.cache import make_prompt_cache
 
 from hearth.worker.doctor.check_context import CheckContext
 from hearth.worker.doctor.findings import CheckResult
@@ -93,6 +94,16 @@ def test_a_footprint_that_lies_is_found(name: str, share: float) -> None:
     assert abs(lying["footprint"].figures["grown_per_byte_taken"] - share) < 0.05  # type: ignore[operator]
 
 
+def changes_no_bit(name: str, plant: Plant) -> bool:
+    """Whether the reading is as it was: a BLAS that rounds no row by its shape may cut anywhere."""
+    if plant is not planted_faults.forward_one_short:
+        return False
+    model, ids = sound(name).loaded.model, mx.array([[*range(5, 105)]])
+    cache = make_prompt_cache(model)
+    model(ids[:, :-1], cache=cache)
+    return mx.array_equal(model(ids[:, -1:], cache=cache)[0, -1], model(ids)[0, -1]).item()
+
+
 @pytest.mark.parametrize(
     ("name", "plant", "checks"),
     [
@@ -110,7 +121,8 @@ def test_faults_of_other_kinds_are_found_too(
     sound(name)
     plant(monkeypatch)
     results = found(name, *checks)
-    assert checks <= {check.name for check in results.values() if check.verdict == "fault"}
+    faults = {check.name for check in results.values() if check.verdict == "fault"}
+    assert faults == set() if changes_no_bit(name, plant) else checks <= faults
 
 
 def test_log_probabilities_that_are_no_numbers_are_found() -> None:
