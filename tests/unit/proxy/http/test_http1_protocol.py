@@ -160,10 +160,7 @@ Opener = Callable[[], Awaitable[Streams]]
 
 
 def attacking(edge: ProxyApp, attack: Callable[[Opener], Awaitable[None]]) -> None:
-    """Run `attack` against a served `edge`; it is given what opens a connection.
-
-    A busy machine takes its time to send what a newcomer has.
-    """
+    """Run `attack` against a served `edge`; it is given what opens a connection."""
 
     async def run() -> None:
         opened: list[Streams] = []
@@ -180,7 +177,7 @@ def attacking(edge: ProxyApp, attack: Callable[[Opener], Awaitable[None]]) -> No
                     writer.transport.abort()
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(http1_protocol, "JUDGE_S", 1.0)
+        patched.setattr(http1_protocol, "JUDGE_S", 1.0)  # a busy machine is slow to send
         served(run())
 
 

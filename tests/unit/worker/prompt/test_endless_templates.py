@@ -1,6 +1,7 @@
 """A checkpoint's chat template that does not end holds neither a start nor a request."""
 
 import pytest
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 from transformers.utils import chat_template_utils
 
 from hearth.shared.errors import StartError
@@ -106,3 +107,26 @@ def test_a_template_does_not_end_or_grow_by_way_of_a_filter(
     monkeypatch.setattr(awaited_work, "RENDER_S_MAX", 0.05, raising=False)
     with pytest.raises(Exception, match=r"more than|has computed|is undefined|No filter|unsafe"):
         rendered(source, Client())
+
+
+# Of a message, of a loop's own variables, within a loop, a macro and a block: Nemotron Nano 2's
+# template replaces what a message says as it goes through them.
+METHODS = (
+    "{{ m.replace('a', n) }}{{ m.replace('a', 'b', 1) }}{{ ','.join([m, n]) }}"
+    "{{ m | replace(n, 'c') }}{{ [m, n] | join('-') }}{{ m.split('a')[-1] }}"
+    "{{ '%s' % n }}{{ m ~ n }}{{ '{}'.format(m) }}"
+)
+PLACES = {
+    "loop": f"{{% for m in ['aba', 'xa'] %}}{{% set n = m[0] %}}{METHODS}{{% endfor %}}",
+    "macro": f"{{% macro f(m, n) %}}{METHODS}{{% endmacro %}}"
+    "{% for each in ['aa', 'b'] %}{{ f(each, each) }}{% endfor %}",
+    "block": f"{{% set m, n = 'aba', 'a' %}}{{% block b scoped %}}{METHODS}{{% endblock %}}",
+    "call": "{% macro f() %}{{ caller('aba', 'a') }}{% endmacro %}"
+    f"{{% call(m, n) f() %}}{METHODS}{{% endcall %}}",
+}
+
+
+@pytest.mark.parametrize("source", PLACES.values(), ids=PLACES)
+def test_a_template_may_call_methods_of_texts_wherever_it_names_them(source: str) -> None:
+    found = rendered(source, Client())
+    assert found and found == ImmutableSandboxedEnvironment().from_string(source).render()
