@@ -96,6 +96,15 @@ class DraftedLife:
             workers.kill()
 
 
+def copy_at_once(source: Path, target: Path) -> None:
+    """Copy the files as they are at one moment: again where the disk's thread renames one."""
+    while not target.exists():
+        try:
+            shutil.copytree(source, target)
+        except shutil.Error:
+            shutil.rmtree(target)
+
+
 @slow(3)
 @given(st.sampled_from(KINDS), LIES, LENGTHS, st.integers(0, 10**6))
 def test_a_worker_killed_at_any_line_of_a_round_goes_on_as_a_cold_one_would(
@@ -111,7 +120,7 @@ def test_a_worker_killed_at_any_line_of_a_round_goes_on_as_a_cold_one_would(
         def kill(line: int) -> None:
             # The files as they are at this moment are what SIGKILL leaves.
             if line in killed_at:
-                shutil.copytree(Path(folder, "lived"), Path(folder, f"killed-{line}"))
+                copy_at_once(Path(folder, "lived"), Path(folder, f"killed-{line}"))
 
         life.live(Path(folder, "lived"), kill)
         for line in killed_at:
