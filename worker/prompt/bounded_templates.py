@@ -182,7 +182,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         if isinstance(text, str) and name in ("join", "replace"):
             for of_the_template in ("_block_vars", "_loop_vars"):  # as within a loop
                 kwargs.pop(of_the_template, None)
-            return _join(*args, text) if name == "join" else _replace(text, *args, **kwargs)
+            return _join(args[0], text) if name == "join" else _replace(text, *args, **kwargs)
         return super().call(__context, __obj, *args, **kwargs)
 
     tied = staticmethod(_join)  # what `~` does
