@@ -32,6 +32,7 @@ from hearth.shared.settings_from_env import Settings, public_name
 
 POLL_S: Final = 0.2
 ANSWER_S_MAX: Final = 10.0  # for /health, which asks no worker
+BEGIN_S_MAX: Final = 60.0  # until one that another command has started answers
 START_S_MAX: Final = 1800.0  # until a model is loaded; hundreds of GB from a slow disk
 RESTARTS_MAX: Final = 3  # of a worker that has not been ready: more would fail the same way
 _ERROR_BYTES_MAX: Final = 2_000
@@ -160,11 +161,18 @@ def _say(console: Console, text: str) -> None:
     console.print(text, style="dim", highlight=False, markup=False)
 
 
-def _begins(asker: _Asker, directory: Path) -> bool:
-    """Wait for a Hearth that has its pid file in `directory`; whether it answers then."""
-    supervisor, _ = read_pid_file(directory / PID_FILE)
-    deadline = time.monotonic() + ANSWER_S_MAX
-    while supervisor and supervisor.is_running and time.monotonic() < deadline:
+def _begins(asker: _Asker, directory: Path, *, has_lost_port: bool = False) -> bool:
+    """Wait for a Hearth that has its pid file in `directory`; whether it answers then.
+
+    `has_lost_port`: another may have taken the port just now, and writes that file in a moment.
+    """
+    place = urlsplit(asker.base_url)
+    deadline = time.monotonic() + (BEGIN_S_MAX if has_lost_port else ANSWER_S_MAX)
+    while time.monotonic() < deadline:
+        supervisor, _ = read_pid_file(directory / PID_FILE)
+        is_held = has_lost_port and not can_listen(place.hostname or "", place.port or 0)
+        if not is_held and not (supervisor and supervisor.is_running):
+            return False
         if asker.workers() is not None:
             return True
         time.sleep(POLL_S)
@@ -207,7 +215,7 @@ def _wait_until_ready(asker: _Asker, child: ChildServer | None, console: Console
     with _load_bar(console) as show:
         while not _serves(workers := asker.workers() or []) or not _is_known(child):
             if child is not None and child.exit_status is not None:
-                if not _begins(asker, child.directory):
+                if not _begins(asker, child.directory, has_lost_port=True):
                     raise child.failure()
                 child = None  # another command was faster, and its server is waited for
             restarts = max((row["restarts"] for row in workers), default=0)

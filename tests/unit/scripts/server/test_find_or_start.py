@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from hearth.commands.server import find_or_start as module
 from hearth.commands.server.find_or_start import (
     RunningServer,
     _Asker,
@@ -197,3 +198,27 @@ def test_a_program_that_is_no_hearth_is_taken_for_none(answer: bytes) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         threading.Thread(target=serve, daemon=True).start()
         assert _Asker(f"http://127.0.0.1:{listening.getsockname()[1]}", "").workers() is None
+
+
+def test_one_that_has_lost_the_port_waits_for_the_other_which_names_itself_later(
+    told: tuple[ToldServer, Settings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the port and the pid file of the one that was faster lies a moment."""
+    _, settings = told
+    answers = iter([None, None, *([[{"state": "ready", "restarts": 0}]] * 9)])
+
+    class Ended:
+        port, exit_status, directory = settings.proxy_port, 78, settings.instance_dir
+
+        def __init__(self, *_: object) -> None: ...
+
+        def end(self) -> None: ...
+
+        def failure(self) -> StartError:
+            return StartError("it did not start")
+
+    monkeypatch.setattr(module, "ChildServer", Ended)
+    monkeypatch.setattr(module, "take_port", lambda *_, **__: "")
+    monkeypatch.setattr(module._Asker, "workers", lambda _: next(answers))
+    with find_or_start(settings, console=Console(file=io.StringIO())) as found:
+        assert not found.is_ours
