@@ -18,8 +18,8 @@ from hearth.shared.errors import EXIT_RANK_LOST
 from hearth.shared.settings_from_env import PROJECT_DIR
 from hearth.shared.start_failure_file import take_reason
 
-SEEN_S_MAX = 30.0  # long before a stall would be told; a busy machine has its share
-STALL_S_MAX = 600
+SEEN_S_MAX = 10.0  # before silence would tell of it; a busy machine has its share
+STALL_S = 600
 READY_S_MAX = 60.0
 
 
@@ -58,7 +58,7 @@ class Leader:
 
 
 @contextmanager
-def leading(what: str, ranks: int = 2, stall_s: int = STALL_S_MAX) -> Iterator[Leader]:
+def leading(what: str, ranks: int = 2, stall_s: int = STALL_S) -> Iterator[Leader]:
     with tempfile.TemporaryDirectory(prefix="hearth-") as name:
         leader = Leader(Path(name), what, ranks, stall_s)
         try:
