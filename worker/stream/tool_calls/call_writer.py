@@ -8,6 +8,7 @@ from hearth.worker.stream.answer_parts import AnswerCollector, ToolCall, object_
 from hearth.worker.stream.lookahead_buffer import LookaheadBuffer, UnreadableOutput
 from hearth.worker.stream.tool_calls.lenient_json import json_text
 from hearth.worker.stream.tool_calls.request_tools import RequestTools
+from hearth.worker.stream.tool_calls.tag_form import TagForm
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +21,9 @@ class CallContext:
     on_call: Callable[[], None]  # runs before each call is written
     start: str  # the mark in front of calls, "" = there is none
     end: str  # the mark behind them, "" = there is none
+    is_own: bool  # the mark is the model's own: also calls of no tool of the request stand there
+    forms: tuple[TagForm, ...]  # of elements, the model's own first
+    quote: str  # around strings in which nothing is escaped, "" = there is none
 
     def write(self, name: str, arguments: str) -> None:
         """Write a call that is whole: with a JSON object, or a text that is none.

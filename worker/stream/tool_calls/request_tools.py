@@ -1,6 +1,5 @@
 """Looks up the tools of a request: their names, and the types of their arguments."""
 
-import json
 import re
 from collections.abc import Iterable, Mapping
 from functools import cached_property
@@ -8,11 +7,14 @@ from itertools import islice
 from typing import Any, Final
 from urllib.parse import unquote
 
-from hearth.worker.stream.tool_calls.lenient_json import json_text
+from hearth.worker.stream.tool_calls.lenient_json import Transcoder, json_text
 
 NESTING_MAX: Final = 4  # of schemas within a schema that are looked into for types
 TYPES_MAX: Final = 200  # of one argument that are looked at
 REFERENCE_CHARS_MAX: Final = 1_000  # of a longer one nothing is looked up
+_NESTED: Final = frozenset({"array", "object"})
+_NOT_TEXT: Final = _NESTED | {"null"}  # what no text looks like
+_BY_FIRST: Final = {"{": "object", "[": "array", "t": "boolean", "f": "boolean", "n": "null"}
 _KINDS: Final[dict[str, tuple[type, ...]]] = {
     "integer": (int,),
     "number": (int, float),
@@ -74,18 +76,20 @@ class RequestTools:
         """Return whether the argument can be nothing but a text."""
         return self._types(name, argument) == {"string"}
 
-    def fitting(self, name: str, argument: str, value: Any, text: str) -> str:
-        """Return as JSON what a format without types wrote as `text`, and its parser read.
+    def fitting(self, name: str, argument: str, text: str, *, guesses: bool = False) -> str:
+        """Return as JSON what a format without types wrote as `text`.
 
-        A text is read as the type that the schema wants, where it is of that type; and it stays
-        one where the schema wants nothing else.
+        A text that the schema allows stays the text, and digits stay those that were written. Else
+        it is the JSON that it reads as, where the schema has that type. `guesses`: also where the
+        schema says nothing, and the text is no list and no object.
         """
         types = self._types(name, argument)
-        if types == {"string"} and value is not None:
-            value = value if isinstance(value, str) else text
-        elif types and "string" not in types and isinstance(value, str):
-            value = _read_as(types, value)
-        return _json(value, text)
+        found = as_json(text)
+        kinds = _kinds_of(found)
+        may_be = kinds & (types - {"string"} if types else _KINDS.keys() if guesses else _NESTED)
+        if "string" in types:
+            may_be &= _NOT_TEXT
+        return found if may_be else f'"{json_text(text)}"'
 
     def _types(self, name: str, argument: str) -> set[str]:
         known = self._known_types.get((name, argument))
@@ -138,22 +142,14 @@ def referred(reference: Any, root: Mapping[str, Any]) -> dict[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
-def _read_as(types: set[str], text: str) -> Any:
-    """Return the value that `text` is in JSON or Python, if it has one of the types; or `text`."""
-    word = text.strip()
-    if word in ("True", "False", "None"):
-        word = {"True": "true", "False": "false", "None": "null"}[word]
-    try:
-        value = json.loads(word)
-    except (ValueError, RecursionError):
-        return text
-    fits = any(type(value) in _KINDS.get(kind, ()) for kind in types)
-    return value if fits else text
+def as_json(text: str) -> str:
+    """Return the value that `text` is in JSON or Python, as strict JSON; it may be a string."""
+    transcoder = Transcoder()
+    return transcoder.feed(text.strip()) + transcoder.finish(is_complete=True)
 
 
-def _json(value: Any, text: str) -> str:
-    """Return the JSON of a value; of the text where it has none, as sets and infinities."""
-    try:
-        return json.dumps(value, ensure_ascii=False, allow_nan=False, default=str)
-    except (ValueError, TypeError, RecursionError):
-        return f'"{json_text(text)}"'
+def _kinds_of(found: str) -> set[str]:
+    """Return the types that a value in JSON has in a schema; none of a string and of nothing."""
+    if found[:1] in "-0123456789" and found:
+        return {"number", "integer"} if float(found).is_integer() else {"number"}
+    return {_BY_FIRST[found[0]]} if found[:1] in _BY_FIRST else set()

@@ -105,8 +105,3 @@ def _is_nested(schema: dict[str, Any]) -> bool:
     kinds = _kinds(schema)
     return any(kind in ("array", "object") or isinstance(kind, dict) for kind in kinds)
 
-
-GEMMA4: Final = BareKeys("<|tool_call>", "<tool_call|>", '<|"|>', nests=True)
-FUNCTION_GEMMA: Final = BareKeys(
-    "<start_function_call>", "<end_function_call>", "<escape>", nests=False
-)

@@ -1,0 +1,69 @@
+"""Defines what a format of a model's answers consists of, and finds that of a model."""
+
+import importlib
+import pkgutil
+from collections.abc import Callable, Set
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Final
+
+from hearth.worker import formats
+from hearth.worker.constraint.call_grammars import CallGrammar, MessageGrammar
+from hearth.worker.stream.answer_parts import AnswerCollector, Channel
+from hearth.worker.stream.lookahead_buffer import LookaheadBuffer, ParserSteps
+from hearth.worker.stream.tool_calls.call_parser import Section
+from hearth.worker.stream.tool_calls.request_tools import RequestTools
+from hearth.worker.stream.tool_calls.tag_form import TagForm
+
+# Behind these no other format is looked for: marks that several formats' templates quote.
+LAST: Final = 9
+
+
+@dataclass(frozen=True, slots=True)
+class ModelWords:
+    """What a model's tokenizer and template have, by which its format is known. Immutable."""
+
+    vocabulary: Set[str]
+    template: str
+    tool_form: str = "native"  # the form in which its prompts show tools
+
+
+# Takes what the prompt has begun, and whether calls are read.
+AnswerReader = Callable[
+    [LookaheadBuffer, AnswerCollector, RequestTools, bool, Channel | None], ParserSteps[None]
+]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFormat:
+    """The form in which a family of models writes its answers. Immutable.
+
+    `is_of` tells whether a model has it; of several that do, the one of the lowest `rank` counts.
+    """
+
+    is_of: Callable[[ModelWords], bool]
+    rank: int = 0
+    thinking: tuple[str, str] = ("", "")  # the marks around it; "" = those of the vocabulary
+    leaves_thinking_open: bool = False  # an answer may begin with a block that nobody opened
+    framing: tuple[str, ...] = ()  # marks that only frame the content
+    sections: tuple[Section, ...] = ()  # in which calls stand
+    form: TagForm | None = None  # of its calls, where they are elements
+    grammar: CallGrammar | None = None  # of a forced call
+    read: AnswerReader | None = None  # reads the whole answer, where it is a row of messages
+    messages: MessageGrammar | None = None  # and what constrains such an answer
+    # Tokens that end a part of an answer, and not the answer.
+    part_ends: tuple[str, ...] = ()
+    call_text: Callable[[str, Any], str] | None = None  # a call of the history: name, arguments
+
+
+@cache
+def all_formats() -> tuple[ModelFormat, ...]:
+    """Return the formats of all modules of the folder, the most certain first."""
+    names = [each.name for each in pkgutil.iter_modules(formats.__path__) if not each.ispkg]
+    found = [importlib.import_module(f"{formats.__name__}.{name}").FORMAT for name in names]
+    return tuple(sorted(found, key=lambda each: each.rank))
+
+
+def format_of(words: ModelWords) -> ModelFormat | None:
+    """Return the format of a model; None where nothing tells of one."""
+    return next((each for each in all_formats() if each.is_of(words)), None)

@@ -1,0 +1,45 @@
+"""The form of Gemma 2 and 3: calls in Python, in a fenced block."""
+
+from typing import Final
+
+from hearth.worker.constraint.call_grammars import CallGrammar, python_call
+from hearth.worker.constraint.json_schemas import ToolSchema
+from hearth.worker.constraint.lark_builder import Expression, Lark
+from hearth.worker.formats.shared.model_format import ModelFormat
+from hearth.worker.stream.lookahead_buffer import Marks, ParserSteps, UnreadableOutput
+from hearth.worker.stream.tool_calls.call_parser import Section
+from hearth.worker.stream.tool_calls.call_writer import CallContext
+from hearth.worker.stream.tool_calls.python_calls import python_calls
+
+START: Final = "```tool_code"
+FENCES_MAX: Final = 8  # that are tried as the end of a block
+
+
+def read(context: CallContext) -> ParserSteps[None]:
+    """Read a fenced block of Python that is nothing but calls."""
+    texts: list[str] = []
+    for _ in range(FENCES_MAX):
+        mark = yield from context.buffer.scan(Marks("```"), texts.append)
+        if not mark and not context.buffer.is_complete:
+            break
+        calls = python_calls("".join(texts), context.tools)
+        if calls:
+            context.buffer.release()
+            context.write_all(calls)
+            return
+        if not mark:
+            break
+        texts.append(mark)
+    raise UnreadableOutput
+
+
+def write(lark: Lark, tool: ToolSchema) -> Expression:
+    return lark.row(f"{START}\n", python_call(lark, tool), "\n```")
+
+
+SECTION = Section(START, read=read, is_own=False)
+FORMAT = ModelFormat(
+    is_of=lambda words: words.tool_form == "tool_code",
+    sections=(SECTION,),
+    grammar=CallGrammar(write, START, between="\n"),
+)
