@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerFast
 from transformers.convert_slow_tokenizer import TikTokenConverter
 
 from hearth.shared.settings_from_env import PROJECT_DIR
-from hearth.worker.stream.model_output_format import ToolCall
+from hearth.worker.stream.answer_parts import ToolCall
 from scripts.bench.drafts_replay import TokenAnswer
 from scripts.harness import recorded_answers
 from scripts.harness.captured_sessions import Exchange, load

@@ -19,7 +19,7 @@ from typing import Any
 
 from hearth.proxy.request.message_digests import MessageDigester
 from hearth.shared.wire_messages import Prompt, Speaker
-from hearth.worker.stream.model_output_format import AnswerParts, ToolCall
+from hearth.worker.stream.answer_parts import AnswerParts, ToolCall
 from scripts.harness.agent_worker import Desk
 from scripts.harness.model_families import family
 

@@ -28,8 +28,8 @@ from hearth.worker.schedule.request_state import ClientLease, RenderNextPrompt, 
 from hearth.worker.schedule.turn_recorder import TurnRecorder
 from hearth.worker.sessions.turn_store import place_behind
 from hearth.worker.setup.prompt_and_session_setup import make_builder, make_sessions
+from hearth.worker.stream.answer_parts import AnswerParts, ToolCall
 from hearth.worker.stream.detokenise import Vocabulary
-from hearth.worker.stream.model_output_format import AnswerParts, ToolCall
 from scripts.fixtures.fixture_cache import TINY_NAMES
 from scripts.harness.constrained_answers import constrainer_for
 from scripts.harness.model_families import Family

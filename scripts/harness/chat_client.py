@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from hearth.proxy.request.session_id import session_of
 from hearth.shared.errors import RequestError
-from hearth.worker.stream.model_output_format import AnswerParts, ToolCall
+from hearth.worker.stream.answer_parts import AnswerParts, ToolCall
 from scripts.harness.agent_worker import Desk
 from scripts.harness.captured_sessions import PARSE
 from scripts.harness.model_families import family

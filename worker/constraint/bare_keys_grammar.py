@@ -104,4 +104,3 @@ def _is_nested(schema: dict[str, Any]) -> bool:
     schema = resolved(schema, schema)
     kinds = _kinds(schema)
     return any(kind in ("array", "object") or isinstance(kind, dict) for kind in kinds)
-

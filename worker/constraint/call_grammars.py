@@ -7,7 +7,7 @@ bare text if the schema wants a string, otherwise JSON.
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from hearth.worker.constraint.json_schemas import ToolSchema, characters_max, is_text, words
 from hearth.worker.constraint.lark_builder import LENIENT, NEWLINE, NOTHING, Expression, Lark
@@ -41,11 +41,30 @@ class CallGrammar:
 class MessageGrammar:
     """The grammar of an answer that is a row of messages. Immutable."""
 
-    recipient: str  # that a call begins with and other text does not
+    mark: str  # that a call begins with and other text does not
+    thinking: str  # begins a message of thinking
+    thinking_end: str
+    thinking_close: str  # what is written where thinking has to end
+    again: str  # what begins thinking right behind `thinking_close`
     final_message: Callable[[Lark, Expression], Expression]  # whose text is that
     call_message: Callable[[Lark, Sequence[ToolSchema]], Expression]
-    addressed_call: Callable[[Lark, Sequence[ToolSchema]], Expression]  # from `recipient` on
+    addressed_call: Callable[[Lark, Sequence[ToolSchema]], Expression]  # from `mark` on
     turn: Callable[[Lark, Expression, str], Expression]  # that ends so, behind an opening
+
+
+class AnswerForm(Protocol):
+    """What is to be known of a model's answers. Immutable: any thread may use it."""
+
+    @property
+    def call_grammar(self) -> CallGrammar | None: ...
+
+    @property
+    def messages(self) -> MessageGrammar | None: ...
+
+    @property
+    def think_marks(self) -> tuple[str, str]: ...
+
+    def is_thinking_open(self, prompt_tail: str) -> bool: ...
 
 
 def json_arguments(lark: Lark, tool: ToolSchema) -> Expression:

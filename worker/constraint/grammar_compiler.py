@@ -16,7 +16,7 @@ from hearth.shared.memory_by_owner import MemoryByOwner
 from hearth.shared.suspending_clock import awake_s
 from hearth.shared.wire_messages import Constraints
 from hearth.worker.constraint.call_drafts import ENDS, CallDrafts, CallText, ForcedTexts
-from hearth.worker.constraint.call_grammars import call_grammar
+from hearth.worker.constraint.call_grammars import AnswerForm, CallGrammar
 from hearth.worker.constraint.call_text.call_shape import CallShape
 from hearth.worker.constraint.call_text.text_shape import Shape
 from hearth.worker.constraint.grammar_build import GrammarBuild, NamedSchema, check_size, refused
@@ -30,20 +30,11 @@ from hearth.worker.constraint.grammar_client import (
     end_unused_base,
     fork_base,
 )
-from hearth.worker.constraint.harmony_grammar import (
-    RECIPIENT,
-    addressed_call,
-    call_message,
-    final_message,
-    turn,
-)
 from hearth.worker.constraint.json_schemas import ToolSchema, tool_of
 from hearth.worker.constraint.lark_builder import LENIENT, NEWLINES, TEXT, Expression, Lark
 from hearth.worker.constraint.schema_references import quoted
 from hearth.worker.constraint.thinking_budget import ThinkingBudget, think_marks
 from hearth.worker.constraint.token_mask import TokenMask
-from hearth.worker.stream import harmony_parser
-from hearth.worker.stream.model_output_format import OutputFormat
 
 log = logging.getLogger(__name__)
 
@@ -82,24 +73,22 @@ class GrammarCompiler:
         tokenizer: Any,
         vocab_size: int,
         end_ids: frozenset[int],
-        output_format: OutputFormat,
+        output_format: AnswerForm,
         token_bytes: Callable[[int], bytes],
-        tool_form: str = "native",
     ) -> None:
         """Take mlx-lm's TokenizerWrapper, the number of logits, and the tokens that end a turn.
 
-        `output_format` is that of the model's answers, `tool_form` the form in which its prompts
-        show tools.
+        `output_format` is that of the model's answers.
         """
         self.tokenizer = tokenizer
         self._vocab_size = vocab_size
         self.end_ids = end_ids
         self._is_thinking_open = output_format.is_thinking_open
         self._token_bytes = token_bytes
-        self._has_channels = tokenizer.get_vocab().keys() >= harmony_parser.MARKS
-        self._call_grammar = call_grammar(tokenizer, tool_form)
-        self.think_marks = think_marks(tokenizer, self._has_channels, output_format.think_marks)
-        self._marks = _marks(tokenizer, output_format.think_marks)
+        self._messages = output_format.messages
+        self._call_grammar = output_format.call_grammar
+        self.think_marks = think_marks(tokenizer, self._messages, output_format.think_marks)
+        self._marks = _marks(tokenizer, output_format.think_marks, self._call_grammar)
         # Made at first need, which takes seconds; alive while a fork of it is, or it is kept warm.
         self._loaded: Callable[[], GrammarProcess | None] = lambda: None
         self._warm: GrammarProcess | None = None
@@ -167,7 +156,7 @@ class GrammarCompiler:
             thinking = ThinkingBudget(self.think_marks, budget, is_open, self._token_bytes)
         banned = None
         if constraints.tool_choice == "none" and compiled is None:
-            banned = self._marks.get(self.tokenizer.tool_call_start or "")
+            banned = self._marks.get(grammar.mark if (grammar := self._call_grammar) else "")
         if compiled is None and thinking is None and banned is None:
             return None
         if compiled is None:
@@ -188,11 +177,12 @@ class GrammarCompiler:
         mask holds the whole answer to one. `tools` are those that may be called. What is forced is
         put into tokens once for each owner; where that is None, nothing is remembered.
         """
-        mark = RECIPIENT if self._has_channels else self._call_grammar and self._call_grammar.mark
+        grammar = self._messages or self._call_grammar
+        mark = grammar.mark if grammar else ""
         is_free = constraints.tool_choice == "auto" and not constraints.is_json
         if not mark or not tools or not is_free:
             return None
-        made = CallShape(is_as_templates=not self._has_channels)
+        made = CallShape(is_as_templates=not self._messages)
         try:
             shape = self._call_shape(made, _callable(constraints, tools), constraints)
         except Exception as error:  # a client's schema may be of any shape; the answer needs none
@@ -216,8 +206,8 @@ class GrammarCompiler:
     ) -> Shape:
         """Return the shape of calls as the model's template writes them, from their mark on."""
         tools = [tool.contained() for tool in tools]
-        if self._has_channels:
-            return made.shape(addressed_call(made, tools))
+        if self._messages:
+            return made.shape(self._messages.addressed_call(made, tools))
         assert self._call_grammar is not None
         return made.shape(self._call_grammar.expression(made, tools, constraints.parallel_calls))
 
@@ -272,8 +262,8 @@ class GrammarCompiler:
         elif constraints.is_json:
             schema = constraints.schema if constraints.schema is not None else ANY_OBJECT
             last = self._json(lark, schema, callable_tools, constraints)
-        elif constraints.tool_choice == "none" and self._has_channels:
-            last = final_message(lark, lark.optional(TEXT))
+        elif constraints.tool_choice == "none" and self._messages:
+            last = self._messages.final_message(lark, lark.optional(TEXT))
         else:
             return None
         return lark.source(self._answer(lark, last, opening, is_open))
@@ -283,16 +273,16 @@ class GrammarCompiler:
     ) -> Expression:
         """Return an answer in JSON, or calls where the model may call instead."""
         answer = lark.json(schema)
-        if self._has_channels:
-            answer = final_message(lark, answer)
+        if self._messages:
+            answer = self._messages.final_message(lark, answer)
         may_call = constraints.tool_choice == "auto" and tools
-        if not may_call or (self._call_grammar is None and not self._has_channels):
+        if not may_call or (self._call_grammar is None and not self._messages):
             return answer
         return lark.any_of([answer, self._calls(lark, tools, constraints.parallel_calls)])
 
     def _calls(self, lark: Lark, tools: list[ToolSchema], is_parallel: bool) -> Expression:
-        if self._has_channels:
-            return call_message(lark, tools)
+        if self._messages:
+            return self._messages.call_message(lark, tools)
         if self._call_grammar is None:
             raise RequestError(
                 "tool_choice asks for a tool call, which cannot be enforced in the format in which "
@@ -304,8 +294,8 @@ class GrammarCompiler:
 
     def _answer(self, lark: Lark, last: Expression, opening: str, is_open: bool) -> Expression:
         """Return a whole answer that ends with `last`; there may be thinking in front of it."""
-        if self._has_channels:
-            return turn(lark, last, opening)
+        if self._messages:
+            return self._messages.turn(lark, last, opening)
         if self.think_marks is None:
             return last
         start, end = self.think_marks.start, self.think_marks.end
@@ -457,13 +447,15 @@ def _callable(constraints: Constraints, tools: list[Any]) -> list[ToolSchema]:
     return chosen
 
 
-def _marks(tokenizer: Any, think_marks: tuple[str, str]) -> dict[str, int]:
+def _marks(
+    tokenizer: Any, think_marks: tuple[str, str], grammar: CallGrammar | None
+) -> dict[str, int]:
     """Return the added tokens that mean something: special ones, and those the format is made of.
 
     Others are ordinary text, as runs of blanks and HTML tags are in some vocabularies.
     """
-    found = [*think_marks, tokenizer.tool_call_start, tokenizer.tool_call_end]
-    written = f"{tokenizer.chat_template}{''.join(filter(None, found))}"
+    found = [*think_marks, *((grammar.mark, grammar.start, grammar.end) if grammar else ())]
+    written = f"{tokenizer.chat_template}{''.join(found)}"
     return {
         token.content: number
         for number, token in tokenizer.added_tokens_decoder.items()

@@ -13,17 +13,12 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from hearth.shared.errors import StartError
-from hearth.worker.stream import harmony_parser
+from hearth.worker.constraint.call_grammars import MessageGrammar
 
 log = logging.getLogger(__name__)
 
 CHARACTER_TOKENS_MAX: Final = 3  # that an unfinished character is given to become whole
 TAIL_BYTES: Final = 64  # of the answer that are looked at for a mark; all are shorter
-_CHANNEL: Final = harmony_parser.CHANNEL.encode()
-_HARMONY_END: Final = "<|end|>"
-_HARMONY_CLOSE: Final = (
-    f"{_HARMONY_END}<|start|>assistant{harmony_parser.CHANNEL}"  # another channel
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +31,7 @@ class ThinkMarks:
     again: int | None = (
         None  # the token that would begin another right behind them; None = none may
     )
+    in_front: bytes = b""  # what stands in front of `again`
 
     @property
     def is_first_only(self) -> bool:
@@ -43,7 +39,9 @@ class ThinkMarks:
         return self.again is None
 
 
-def think_marks(tokenizer: Any, has_channels: bool, marks: tuple[str, str]) -> ThinkMarks | None:
+def think_marks(
+    tokenizer: Any, messages: MessageGrammar | None, marks: tuple[str, str]
+) -> ThinkMarks | None:
     """Return the marks with which the model of mlx-lm's `tokenizer` thinks; None without any.
 
     `marks` open and close its think block.
@@ -52,9 +50,10 @@ def think_marks(tokenizer: Any, has_channels: bool, marks: tuple[str, str]) -> T
     def tokens(text: str) -> tuple[int, ...]:
         return tuple(tokenizer.encode(text, add_special_tokens=False))
 
-    if has_channels:
-        again = tokens(harmony_parser.ANALYSIS.removeprefix(harmony_parser.CHANNEL))[0]
-        return ThinkMarks(harmony_parser.ANALYSIS, _HARMONY_END, tokens(_HARMONY_CLOSE), again)
+    if messages is not None:
+        close, again = tokens(messages.thinking_close), tokens(messages.again)[0]
+        in_front = messages.thinking.removesuffix(messages.again).encode()
+        return ThinkMarks(messages.thinking, messages.thinking_end, close, again, in_front)
     start, end = marks
     if not start:
         return None
@@ -119,7 +118,7 @@ class ThinkingBudget:
     def banned(self) -> int | None:
         """The token that must not come next, as it would begin what was closed."""
         is_spent = self._left <= 0 and not self._is_open
-        return self._marks.again if is_spent and self._tail.endswith(_CHANNEL) else None
+        return self._marks.again if is_spent and self._tail.endswith(self._marks.in_front) else None
 
     def copy(self) -> "ThinkingBudget":
         """Return one that goes on from here alone, to look ahead with."""

@@ -8,7 +8,6 @@ from hearth.worker.stream.tool_calls.call_parser import Section
 START, END, QUOTE = "<|tool_call>", "<tool_call|>", '<|"|>'
 FORMAT = ModelFormat(
     is_of=lambda words: START in words.template and END in words.template,
-    thinking=("<|channel>thought", "<channel|>"),
     sections=(Section(START, END, quote=QUOTE),),
     grammar=CallGrammar(BareKeys(START, END, QUOTE, nests=True), START),
 )

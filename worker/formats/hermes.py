@@ -1,4 +1,4 @@
-"""The form of Hermes, Qwen2.5 and Qwen3: `<tool_call>{"name": "f", "arguments": {}}</tool_call>`."""
+"""The form of Hermes, Qwen2.5 and Qwen3: an object in JSON between `<tool_call>` tags."""
 
 from hearth.worker.constraint.call_grammars import CallGrammar, json_call
 from hearth.worker.formats.shared.model_format import LAST, ModelFormat

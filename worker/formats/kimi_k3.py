@@ -14,8 +14,8 @@ from hearth.worker.stream.tool_calls.tag_form import TagForm
 START, END = "<|open|>tools<|sep|>", "<|close|>tools<|sep|>"
 _PART: Final = r"<\|open\|>{} (?:[^<>]*? )??{}=\"(?P<{}>[^\"<>]*+)\"[^<>]*+<\|sep\|>"
 FORM = TagForm(
-    name=('<|open|>call tool="', '<|sep|>'),
-    key=('<|open|>argument key="', '<|sep|>'),
+    name=('<|open|>call tool="', "<|sep|>"),
+    key=('<|open|>argument key="', "<|sep|>"),
     value_end="<|close|>argument<|sep|>",
     call_end="<|close|>call<|sep|>",
     head=regex.compile(_PART.format("call", "tool", "name")),
@@ -35,7 +35,6 @@ def write(lark: Lark, tool: ToolSchema) -> Expression:
 FORMAT = ModelFormat(
     is_of=lambda words: words.vocabulary >= {"<|open|>", "<|close|>", "<|sep|>", "<|end_of_msg|>"},
     framing=("<|open|>response<|sep|>", "<|close|>response<|sep|>", "<|close|>message<|sep|>"),
-    thinking=("<|open|>think<|sep|>", "<|close|>think<|sep|>"),
     sections=(Section(START, END),),
     form=FORM,
     grammar=CallGrammar(write, START, start=START, end=END, between=""),

@@ -1,4 +1,4 @@
-"""The form of Llama 3: `{"name": "f", "parameters": {}}`, maybe behind a tag, or Python behind it."""
+"""The form of Llama 3: an object in JSON, maybe behind a tag, or Python behind that."""
 
 from typing import Final
 

@@ -5,11 +5,11 @@ from dataclasses import dataclass, field
 
 from hearth.worker.cache.block_hash import PrefixHash
 from hearth.worker.constraint.grammar_compiler import GrammarCompiler
+from hearth.worker.formats.shared.output_format import OutputFormat
 from hearth.worker.prompt.prefill_cuts import CutRule
 from hearth.worker.schedule.answers.answer_drafts import DraftPolicy
 from hearth.worker.schedule.requested_bits import RequestedBits
 from hearth.worker.stream.detokenise import Vocabulary
-from hearth.worker.stream.model_output_format import OutputFormat
 
 
 @dataclass(frozen=True, slots=True)

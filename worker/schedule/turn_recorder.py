@@ -9,7 +9,7 @@ from hearth.worker.schedule.usage_report import raised_counters
 from hearth.worker.sessions.echoed_turn_match import TurnContent
 from hearth.worker.sessions.session_manager import SessionManager
 from hearth.worker.sessions.session_visit import RequestEnding
-from hearth.worker.stream.model_output_format import AnswerParts
+from hearth.worker.stream.answer_parts import AnswerParts
 
 
 class TurnRecorder:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from hearth.shared.settings_from_env import Settings
 from hearth.worker.engine.lora.lora_loader import LoraLoader
 from hearth.worker.engine.model_loader import LoadedModel, load_model, weights_of
+from hearth.worker.formats.shared.output_format import OutputFormat
 from hearth.worker.schedule.model_load_and_prefill_log import StartSteps
 from hearth.worker.setup.doctor_setup import is_float16_good
 from hearth.worker.setup.draft_model_setup import DraftModelSetup
@@ -14,7 +15,6 @@ from hearth.worker.setup.kv_setup import identify
 from hearth.worker.setup.memory_setup import WorkerMemory
 from hearth.worker.setup.rank_setup import SingleRank
 from hearth.worker.setup.vision_setup import VisionParts, make_vision
-from hearth.worker.stream.model_output_format import OutputFormat
 
 
 def load_all(

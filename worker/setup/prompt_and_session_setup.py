@@ -8,6 +8,7 @@ from hearth.shared.settings_from_env import Settings
 from hearth.worker.cache.block_hash import PrefixHash, root_hash
 from hearth.worker.constraint.grammar_compiler import GrammarCompiler
 from hearth.worker.engine.model_loader import LoadedModel
+from hearth.worker.formats.shared.output_format import OutputFormat, template_of
 from hearth.worker.prompt.images.image_placeholders import ImageForm
 from hearth.worker.prompt.prefill_cuts import CutRule, TurnMarks
 from hearth.worker.prompt.prompt_with_sampled_turns import ContextLimit, PromptBuilder
@@ -22,7 +23,6 @@ from hearth.worker.schedule.requested_bits import RequestedBits
 from hearth.worker.sessions.cache_trace_log import TraceLog
 from hearth.worker.sessions.session_manager import SessionManager, SessionRules
 from hearth.worker.stream.detokenise import Vocabulary
-from hearth.worker.stream.model_output_format import OutputFormat, template_of
 
 log = logging.getLogger(__name__)
 
@@ -106,7 +106,7 @@ def prompt_facts(
 ) -> PromptFacts:
     """Return what prompts need to know of the model; `roots` name its cache, here and anywhere."""
     facts, tokenizer = loaded.facts, loaded.tokenizer
-    output_format = OutputFormat(tokenizer)
+    output_format = OutputFormat(tokenizer, builder.tool_form)
     return PromptFacts(
         context_tokens=facts.context_tokens,
         vocab_size=facts.vocab_size,
@@ -119,7 +119,6 @@ def prompt_facts(
             end_of_turn_ids(tokenizer, loaded.generation_config),
             output_format,
             vocabulary.token_bytes,
-            builder.tool_form,
         ),
         vocabulary=vocabulary,
         cut_rule=cut_rule,

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from hearth.shared.wire_messages import TokenLogprob
+from hearth.worker.stream.answer_parts import AnswerParts
 from hearth.worker.stream.answer_splitter import AnswerPart, AnswerSplitter, Channel
 from hearth.worker.stream.detokenise import Detokeniser
-from hearth.worker.stream.model_output_format import AnswerParts
 from hearth.worker.stream.stop_strings import StopMatcher
 
 

@@ -12,10 +12,11 @@ from hearth.worker.stream.lookahead_buffer import (
     ParserSteps,
     UnreadableOutput,
 )
-from hearth.worker.stream.tool_calls.call_parser import CallFormat, read_calls
+from hearth.worker.stream.tool_calls.call_parser import Section
 from hearth.worker.stream.tool_calls.call_writer import CallContext
 from hearth.worker.stream.tool_calls.json_calls import Trust, json_calls
 from hearth.worker.stream.tool_calls.request_tools import RequestTools
+from hearth.worker.stream.tool_calls.tag_form import TagForm
 
 # Of failed calls in one answer, that are read again as text: a model that repeats itself.
 REREAD_CHARS_MAX: Final = 1_000_000
@@ -29,7 +30,8 @@ class OutputMarks:
 
     think_start: str = ""
     think_end: str = ""
-    formats: tuple[CallFormat, ...] = ()
+    sections: tuple[Section, ...] = ()  # in which calls stand
+    forms: tuple[TagForm, ...] = ()  # of calls that are elements, the model's own first
     dropped: tuple[str, ...] = ()  # marks that only frame the content
 
 
@@ -63,7 +65,8 @@ class ReasoningAndToolParser:
         self._collector = collector
         self._reasoning = ReasoningWriter(collector)
         self._content = ContentWriter(collector)
-        self._formats = {each.start: each for each in output_marks.formats if options.takes_calls}
+        sections = output_marks.sections if options.takes_calls else ()
+        self._sections = {each.start: each for each in sections}
         self._call_count = 0
         self._reread_chars = 0
         self._may_close = not options.is_thinking  # a closing mark may be an orphan
@@ -74,15 +77,15 @@ class ReasoningAndToolParser:
         if self._content.is_fresh:
             yield from self._opening()
         start, end, dropped = self._marks.think_start, self._marks.think_end, self._marks.dropped
-        marks = Marks(start, end, *dropped, *self._formats)
+        marks = Marks(start, end, *dropped, *self._sections)
         while True:
             if self._content.is_fresh and (yield from self._bare_calls()):
                 continue
             mark = yield from self._buffer.scan(marks, self._content.write)
             if not mark:
                 break
-            if mark in self._formats:
-                yield from self._calls(self._formats[mark])
+            if mark in self._sections:
+                yield from self._calls(self._sections[mark])
             elif mark == start and self._content.is_fresh:
                 yield from self._think_block()
             elif mark == end and self._may_close and not (yield from self._quotes()):
@@ -128,7 +131,7 @@ class ReasoningAndToolParser:
             texts.append(text)
             self._reasoning.write(text)
 
-        mark = yield from self._buffer.scan(Marks(self._marks.think_end, *self._formats), write)
+        mark = yield from self._buffer.scan(Marks(self._marks.think_end, *self._sections), write)
         self._reasoning.end()
         self._may_close = False
         if mark == self._marks.think_end:
@@ -145,14 +148,17 @@ class ReasoningAndToolParser:
 
     # ------------------------------------------------------------ calls
 
-    def _call_context(self, format: CallFormat) -> CallContext:
+    def _call_context(self, section: Section) -> CallContext:
         return CallContext(
             self._buffer,
             self._collector,
             self._options.tools,
             self._begin_call,
-            format.start,
-            format.end,
+            section.start,
+            section.end,
+            section.is_own,
+            self._marks.forms,
+            section.quote,
         )
 
     def _begin_call(self) -> None:
@@ -160,31 +166,32 @@ class ReasoningAndToolParser:
         self._may_close = False
         self._content.begin_call()
 
-    def _calls(self, format: CallFormat) -> ParserSteps[None]:
+    def _calls(self, section: Section) -> ParserSteps[None]:
         """Read the calls behind a mark that was read; what is none is content as written."""
-        assert format.start, "calls stand behind a mark"
+        assert section.start, "calls stand behind a mark"
         count = self._call_count
-        self._buffer.hold(back=len(format.start))
+        self._buffer.hold(back=len(section.start))
+        self._buffer.at -= len(section.start) if section.is_head else 0
         try:
-            yield from read_calls(self._call_context(format), format.parser)
+            yield from section.read(self._call_context(section))
         except UnreadableOutput:
             self._rewind()
             if count == self._call_count:
-                self._buffer.at += len(format.start)
-                self._content.write(format.start)
+                self._buffer.at += len(section.start)
+                self._content.write(section.start)
         self._buffer.release()
 
     def _rewind(self) -> None:
         self._reread_chars += self._buffer.rewind()
         if self._reread_chars > REREAD_CHARS_MAX:
-            self._formats = {}
+            self._sections = {}
 
     def _bare_calls(self) -> ParserSteps[bool]:
         """Read calls in JSON that nothing marks, where the answer begins; False if there are none.
 
         Only of tools of the request: any other object is an answer. They may stand in a fence.
         """
-        if not self._formats or not self._options.tools:
+        if not self._sections or not self._options.tools:
             return False
         blanks = yield from self._buffer.run(_BLANKS)
         fence = yield from self._buffer.match(_FENCE, blanks)
@@ -196,7 +203,7 @@ class ReasoningAndToolParser:
         self._buffer.at += blanks
         try:
             yield from json_calls(
-                self._call_context(CallFormat("")), Trust(any_name=False, any_order=False)
+                self._call_context(Section("")), Trust(any_name=False, any_order=False)
             )
         except UnreadableOutput:
             self._rewind()

@@ -9,7 +9,7 @@ import re
 from typing import Any, Final
 
 from hearth.shared.wire_messages import Prompt
-from hearth.worker.stream.model_output_format import AnswerParts
+from hearth.worker.stream.answer_parts import AnswerParts
 
 CAPTURED_IN: Final = "/home/dev/textkit"  # the directory that all captured sessions work in
 _NUMBER: Final = re.compile(r"-?\d{1,15}(\.\d+)?")

@@ -22,7 +22,7 @@ from hearth.worker.cache.resume_planner import SlotView, make_plan
 from hearth.worker.prompt.prompt_with_sampled_turns import BuiltPrompt
 from hearth.worker.schedule.request_state import Request
 from hearth.worker.sessions.session_visit import SessionVisit
-from hearth.worker.stream.model_output_format import AnswerParts
+from hearth.worker.stream.answer_parts import AnswerParts
 from scripts.harness import captured_sessions
 from scripts.harness.agent_worker import Desk
 from scripts.harness.captured_sessions import Exchange

@@ -14,7 +14,7 @@ from hearth.proxy.api.responses import responses_events, responses_request
 from hearth.proxy.request.parsed_request import AdmittedRequest, ParsedRequest
 from hearth.shared.wire_messages import Delta, Finished
 from hearth.worker.schedule.request_state import Request
-from hearth.worker.stream.model_output_format import AnswerParts, ToolCall
+from hearth.worker.stream.answer_parts import AnswerParts, ToolCall
 from scripts.harness.agent_worker import Desk
 from scripts.harness.model_families import family
 from tests.helpers.clients.api_events import Scripted

@@ -11,7 +11,7 @@ from typing import Any
 import anthropic
 import pytest
 
-from hearth.worker.stream.model_output_format import AnswerParts, ToolCall
+from hearth.worker.stream.answer_parts import AnswerParts, ToolCall
 from scripts.fixtures.fixture_cache import fixture_dir
 from scripts.harness.image_files import painted
 from scripts.harness.model_families import family

@@ -7,7 +7,7 @@ import pytest
 from hearth.shared.wire_messages import Constraints, Delta, Finished, Prompt, Sampling, Submit, Up
 from hearth.worker.schedule.request_state import ClientLease, Request
 from hearth.worker.sessions.turn_store import plain_id
-from hearth.worker.stream.model_output_format import AnswerParts, ToolCall
+from hearth.worker.stream.answer_parts import AnswerParts, ToolCall
 from scripts.harness.agent_worker import Desk
 from scripts.harness.model_families import family
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from hearth.shared.wire_messages import Speaker
-from hearth.worker.stream.model_output_format import AnswerParts, ToolCall
+from hearth.worker.stream.answer_parts import AnswerParts, ToolCall
 from scripts.harness.agent_worker import Desk, Reply
 from scripts.harness.captured_sessions import PARSE
 from scripts.harness.model_families import family

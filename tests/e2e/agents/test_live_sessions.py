@@ -13,7 +13,7 @@ import pytest
 
 from hearth.proxy.request.session_id import session_of
 from hearth.shared.wire_messages import Prompt
-from hearth.worker.stream.model_output_format import AnswerParts
+from hearth.worker.stream.answer_parts import AnswerParts
 from scripts.harness.agent_worker import Desk
 from scripts.harness.model_families import family
 from scripts.harness.zero_model import Layers, zero_model

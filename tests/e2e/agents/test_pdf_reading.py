@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from hearth.worker.stream.model_output_format import AnswerParts, ToolCall
+from hearth.worker.stream.answer_parts import AnswerParts, ToolCall
 from scripts.harness.model_families import family
 from tests.helpers.clients.agent_projects import installed, made_place
 from tests.helpers.clients.run_clients import AGENTS

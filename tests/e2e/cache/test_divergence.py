@@ -10,7 +10,7 @@ import pytest
 
 from hearth.proxy.request.session_id import session_of
 from hearth.worker.sessions.divergence_cause import REMEDIES
-from hearth.worker.stream.model_output_format import AnswerParts, ToolCall
+from hearth.worker.stream.answer_parts import AnswerParts, ToolCall
 from scripts.harness.agent_worker import Desk, Reply
 from scripts.harness.captured_sessions import PARSE
 from scripts.harness.model_families import family

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import pytest
 
-from hearth.worker.stream.model_output_format import AnswerParts, ToolCall
+from hearth.worker.stream.answer_parts import AnswerParts, ToolCall
 from tests.helpers.clients.sdk_conversations import dictation
 from tests.helpers.cloud.cloud_answers import CloudAnswer, CloudCall
 from tests.helpers.cloud.crossing_talk import CrossingTalk, Turn

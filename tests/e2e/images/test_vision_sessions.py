@@ -12,7 +12,7 @@ from hearth.shared.errors import RequestError
 from hearth.shared.wire_messages import Prompt
 from hearth.worker.cache.image_keys import PromptImage
 from hearth.worker.kv.kv_transfer import IdleMode
-from hearth.worker.stream.model_output_format import AnswerParts, ToolCall
+from hearth.worker.stream.answer_parts import AnswerParts, ToolCall
 from scripts.harness.agent_worker import Desk, Reply
 from scripts.harness.model_families import family
 from scripts.harness.vision_worker import picture

@@ -11,7 +11,7 @@ import pytest
 from jsonschema import validate
 
 from hearth.shared.our_ids import is_our_signature
-from hearth.worker.stream.model_output_format import AnswerParts
+from hearth.worker.stream.answer_parts import AnswerParts
 from tests.helpers.clients.sdk_conversations import (
     OSLO,
     TALKS,

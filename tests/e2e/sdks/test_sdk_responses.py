@@ -6,7 +6,7 @@ from typing import Any
 import openai
 import pytest
 
-from hearth.worker.stream.model_output_format import AnswerParts
+from hearth.worker.stream.answer_parts import AnswerParts
 from tests.helpers.clients.run_clients import MODEL
 from tests.helpers.clients.sdk_conversations import OSLO, TOOLS, UTC, ResponsesTalk, Sdks, dictation
 from tests.helpers.servers.scripted_server import ScriptedServer

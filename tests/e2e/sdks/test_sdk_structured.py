@@ -7,7 +7,7 @@ import openai
 import pytest
 from pydantic import BaseModel
 
-from hearth.worker.stream.model_output_format import AnswerParts
+from hearth.worker.stream.answer_parts import AnswerParts
 from tests.helpers.clients.run_clients import MODEL
 from tests.helpers.clients.sdk_conversations import Sdks, dictation
 from tests.helpers.worker_processes.scripted_worker import FREEDOM

@@ -11,7 +11,7 @@ from typing import Any, Final
 import anthropic
 import openai
 
-from hearth.worker.stream.model_output_format import AnswerParts, ToolCall
+from hearth.worker.stream.answer_parts import AnswerParts, ToolCall
 from scripts.harness.model_families import family
 from tests.helpers.clients.run_clients import MODEL
 from tests.helpers.servers.scripted_server import ScriptedServer

@@ -7,7 +7,7 @@ from hearth.commands.replay.traces import Captured
 from hearth.proxy.request.session_id import session_of
 from hearth.shared.wire_messages import Prompt
 from hearth.worker.schedule.request_state import Request
-from hearth.worker.stream.model_output_format import AnswerParts, ToolCall
+from hearth.worker.stream.answer_parts import AnswerParts, ToolCall
 from scripts.harness.agent_worker import Desk, Reply, ideals
 from scripts.harness.captured_sessions import PARSE, Exchange
 from tests.helpers.clients.client_echoes import CWD, Client

@@ -9,8 +9,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from hearth.worker.formats.shared.output_format import AnswerParts, OutputFormat, ToolCall
 from hearth.worker.stream.answer_splitter import AnswerPart, AnswerSplitter
-from hearth.worker.stream.model_output_format import AnswerParts, OutputFormat, ToolCall
 from scripts.harness.model_families import FAMILIES, family
 
 OUTPUTS = Path(__file__).parents[2] / "data" / "outputs"

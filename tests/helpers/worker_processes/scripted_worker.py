@@ -29,7 +29,7 @@ from hearth.worker.engine.decode.sampler import TokenChoice
 from hearth.worker.engine.engine import Engine
 from hearth.worker.schedule.request_state import Request
 from hearth.worker.setup import rank_setup
-from hearth.worker.stream.model_output_format import AnswerParts, ToolCall
+from hearth.worker.stream.answer_parts import AnswerParts, ToolCall
 from scripts.harness.model_families import Family, family
 
 MISSION: Final = "Find the secret words. Begin with "  # a path follows, of start.txt

@@ -18,7 +18,7 @@ from hearth.worker.prompt.prompt_with_sampled_turns import PromptBuilder, Prompt
 from hearth.worker.prompt.render_messages import Renderer
 from hearth.worker.prompt.template_turn_tokens import end_of_turn_ids, turn_marks
 from hearth.worker.setup.prompt_and_session_setup import make_builder
-from hearth.worker.stream.model_output_format import ToolCall
+from hearth.worker.stream.answer_parts import ToolCall
 from scripts.harness.model_families import FAMILIES, family, tools_for
 
 TOOLS = tools_for([ToolCall("read", {"path": "/a"})])

@@ -18,7 +18,7 @@ import pytest
 from hearth.commands.replay.traces import load_trace
 from hearth.worker.schedule.request_state import Request
 from hearth.worker.sessions import session_manager
-from hearth.worker.stream.model_output_format import AnswerParts, ToolCall
+from hearth.worker.stream.answer_parts import AnswerParts, ToolCall
 from scripts.harness import captured_sessions
 from scripts.harness.agent_worker import Desk
 from scripts.harness.captured_sessions import Exchange

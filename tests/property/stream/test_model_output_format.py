@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from hypothesis import assume, given, settings, strategies as st
 
+from hearth.worker.stream.answer_parts import AnswerParts, ToolCall
 from hearth.worker.stream.detokenise import Vocabulary
-from hearth.worker.stream.model_output_format import AnswerParts, ToolCall
 from scripts.harness.model_families import FAMILIES, Family, family, tools_for
 from tests.helpers.worker.output_formats import MARKS, PIECES
 

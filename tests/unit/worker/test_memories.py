@@ -13,7 +13,7 @@ import pytest
 from hearth.shared.wire_messages import Constraints, Prompt, Sampling, Speaker, Submit
 from hearth.worker.draft import answer_drafter, draft_memory, earlier_answers
 from hearth.worker.schedule.request_state import ClientLease
-from hearth.worker.stream.model_output_format import AnswerParts, ToolCall
+from hearth.worker.stream.answer_parts import AnswerParts, ToolCall
 from scripts.harness.agent_worker import Desk
 from scripts.harness.model_families import family
 from scripts.harness.socketless_worker import Answer

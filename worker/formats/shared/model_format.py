@@ -49,6 +49,7 @@ class ModelFormat:
     sections: tuple[Section, ...] = ()  # in which calls stand
     form: TagForm | None = None  # of its calls, where they are elements
     grammar: CallGrammar | None = None  # of a forced call
+    analysis: str = ""  # what a prompt ends with that has begun thinking, where no mark ends it
     read: AnswerReader | None = None  # reads the whole answer, where it is a row of messages
     messages: MessageGrammar | None = None  # and what constrains such an answer
     # Tokens that end a part of an answer, and not the answer.

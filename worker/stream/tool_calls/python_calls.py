@@ -5,14 +5,15 @@ import json
 import logging
 import re
 import warnings
+from collections import Counter
 from typing import Any, Final
 
 from hearth.worker.stream.answer_parts import ToolCall
 from hearth.worker.stream.tool_calls.request_tools import RequestTools
-from hearth.worker.stream.tool_calls.upstream_parsers import failures
 
 log = logging.getLogger(__name__)
 
+failures: Counter[str] = Counter()  # since the start, by the name of what was raised
 PYTHON_CHARS_MAX: Final = 400_000  # of source that is parsed at once
 
 _IN_A_NAME: Final = re.compile(r"[\w-]")

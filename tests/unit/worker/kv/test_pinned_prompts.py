@@ -16,7 +16,7 @@ from hearth.worker.cache.pinned_prompts import Pins
 from hearth.worker.kv.kv_transfer import IdleMode
 from hearth.worker.kv.quantise_kv import QuantFormat
 from hearth.worker.schedule.request_state import ClientLease
-from hearth.worker.stream.model_output_format import AnswerParts
+from hearth.worker.stream.answer_parts import AnswerParts
 from scripts.harness.agent_worker import Desk
 from scripts.harness.model_families import family
 from scripts.harness.socketless_worker import CHUNK, Machine, machine

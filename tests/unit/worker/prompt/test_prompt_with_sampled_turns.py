@@ -13,7 +13,7 @@ from hearth.worker.cache.block_hash import Tokens, pack
 from hearth.worker.prompt.prompt_with_sampled_turns import BuiltPrompt, PromptContent
 from hearth.worker.prompt.render_messages import Renderer
 from hearth.worker.prompt.template_turn_tokens import turn_marks
-from hearth.worker.stream.model_output_format import AnswerParts, ToolCall
+from hearth.worker.stream.answer_parts import AnswerParts, ToolCall
 from scripts.harness.model_families import FAMILIES, family, tools_for
 from tests.helpers.worker.prompt_builders import (
     ASKED,

@@ -9,7 +9,7 @@ from hearth.proxy.api.messages import messages_request
 from hearth.proxy.api.ollama import ollama_request
 from hearth.proxy.api.responses import responses_request
 from hearth.shared.wire_messages import Prompt, Speaker
-from hearth.worker.stream.model_output_format import AnswerParts
+from hearth.worker.stream.answer_parts import AnswerParts
 from scripts.harness.agent_worker import Desk
 from scripts.harness.model_families import family
 

@@ -10,7 +10,7 @@ from hearth.shared.wire_messages import Finished, Prompt, Up
 from hearth.worker.schedule import generation_watchdog, request_state, scheduler as scheduler_module
 from hearth.worker.schedule.generation_watchdog import GenerationWatchdog
 from hearth.worker.schedule.request_state import Request
-from hearth.worker.stream.model_output_format import AnswerParts
+from hearth.worker.stream.answer_parts import AnswerParts
 from scripts.harness.agent_worker import Desk
 from scripts.harness.model_families import family
 from tests.helpers.worker.scripted_scheduler import (

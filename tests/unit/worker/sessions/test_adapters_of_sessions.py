@@ -11,7 +11,7 @@ from hearth.worker.cache.block_hash import adapter_root, key_root
 from hearth.worker.requests.predict_next_prompt import predict_next_prompt
 from hearth.worker.requests.request_builder import root_of
 from hearth.worker.setup.prompt_and_session_setup import make_sessions
-from hearth.worker.stream.model_output_format import AnswerParts
+from hearth.worker.stream.answer_parts import AnswerParts
 from scripts.harness.agent_worker import Desk, Reply
 from scripts.harness.lora_files import adapted
 from scripts.harness.model_families import FAMILIES

@@ -16,7 +16,7 @@ from hearth.proxy.request.session_id import session_of
 from hearth.shared.wire_messages import Prompt
 from hearth.worker.schedule.request_state import Request
 from hearth.worker.setup.prompt_and_session_setup import make_sessions, turns_directory
-from hearth.worker.stream.model_output_format import AnswerParts, ToolCall
+from hearth.worker.stream.answer_parts import AnswerParts, ToolCall
 from scripts.harness import agent_worker
 from scripts.harness.agent_worker import Desk
 from scripts.harness.captured_sessions import PARSE

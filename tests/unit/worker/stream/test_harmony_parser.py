@@ -2,7 +2,7 @@
 
 import pytest
 
-from hearth.worker.stream.model_output_format import AnswerParts, ToolCall
+from hearth.worker.stream.answer_parts import AnswerParts, ToolCall
 from scripts.harness.model_families import family, tools_for
 
 CALL = ToolCall("read_file", {"path": "a.py"})

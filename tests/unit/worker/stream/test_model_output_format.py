@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from jinja2.exceptions import TemplateError
 
-from hearth.worker.stream.model_output_format import AnswerParts, ToolCall
+from hearth.worker.stream.answer_parts import AnswerParts, ToolCall
 from scripts.fixtures.checkpoint_files import VOCAB_SIZE
 from scripts.harness.model_families import FAMILIES, Family, call_id, family, tools_for
 

@@ -1,4 +1,4 @@
-"""Parses answers in the harmony format of gpt-oss: a turn is a row of messages with channels.
+"""The form of gpt-oss, harmony: a turn is a row of messages with channels.
 
     <|start|>assistant<|channel|>analysis<|message|>...<|end|>
     <|start|>assistant<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{}<|call|>
@@ -9,10 +9,15 @@ Source: https://cookbook.openai.com/articles/openai-harmony
 """
 
 import re
+from collections.abc import Sequence
 from typing import Final
 
 import regex
 
+from hearth.worker.constraint.call_grammars import MessageGrammar, json_arguments
+from hearth.worker.constraint.json_schemas import ToolSchema
+from hearth.worker.constraint.lark_builder import NOTHING, TEXT, Expression, Lark
+from hearth.worker.formats.shared.model_format import ModelFormat
 from hearth.worker.stream.answer_parts import AnswerCollector, Channel
 from hearth.worker.stream.lookahead_buffer import LookaheadBuffer, Marks, ParserSteps, WriteText
 from hearth.worker.stream.tool_calls.lenient_json import Transcoder, json_text
@@ -23,6 +28,9 @@ MESSAGE: Final = "<|message|>"
 START: Final = "<|start|>"
 MARKS: Final = frozenset({START, CHANNEL, MESSAGE})
 ANALYSIS: Final = f"{CHANNEL}analysis{MESSAGE}"  # begins reasoning
+NEXT: Final = "<|end|><|start|>assistant"
+RECIPIENT: Final = " to=functions."
+TYPE: Final = (" <|constrain|>json", "<|constrain|>json", " json")
 
 _BOUNDARIES: Final = (START, "<|end|>", "<|call|>", "<|return|>")
 _BODY_ENDS: Final = Marks(*_BOUNDARIES)
@@ -182,3 +190,77 @@ def _function_called(header: str) -> str:
         return recipient.removeprefix("functions.")
     is_call = _channel(header) == "commentary" and recipient not in _NOT_FUNCTIONS
     return recipient if is_call else ""
+
+
+def read(
+    buffer: LookaheadBuffer,
+    collector: AnswerCollector,
+    tools: RequestTools,
+    takes_calls: bool,
+    begun: Channel | None,
+) -> ParserSteps[None]:
+    """Parse one answer; `begun`: what the message is that the prompt has begun."""
+    return HarmonyParser(buffer, collector, tools, takes_calls).read(begun)
+
+
+# ---------------------------------------------------------------- what a grammar holds it to
+
+
+def final_message(lark: Lark, answer: Expression) -> Expression:
+    """Return the message whose text is `answer`."""
+    kind = lark.any_of([*TYPE, NOTHING])
+    return lark.row(f"{CHANNEL}final", kind, MESSAGE, answer)
+
+
+def call_message(lark: Lark, tools: Sequence[ToolSchema]) -> Expression:
+    """Return the message that calls one of the tools."""
+    assert tools, "a call needs a tool"
+    return lark.any_of([_call(lark, tool) for tool in tools])
+
+
+def addressed_call(lark: Lark, tools: Sequence[ToolSchema]) -> Expression:
+    """Return a call from its recipient on, wherever in the header that stands."""
+    assert tools, "a call needs a tool"
+    kind = lark.any_of([*TYPE, NOTHING])
+    channel = lark.optional(f"{CHANNEL}commentary")
+    behind = lark.rule(lark.row(channel, kind, MESSAGE))
+    calls = [lark.row(lark.quoted(each.name), behind, json_arguments(lark, each)) for each in tools]
+    return lark.row(RECIPIENT, lark.any_of(calls))
+
+
+def _call(lark: Lark, tool: ToolSchema) -> Expression:
+    kind = lark.any_of([*TYPE, NOTHING])
+    recipient = lark.row(RECIPIENT, lark.quoted(tool.name))
+    channel = f"{CHANNEL}commentary"
+    header = lark.any_of([lark.row(channel, recipient), lark.row(recipient, channel)])
+    return lark.row(header, kind, MESSAGE, json_arguments(lark, tool))
+
+
+def turn(lark: Lark, last: Expression, opening: str) -> Expression:
+    """Return a turn that ends with `last`, with nothing but thinking in front of it.
+
+    `opening` is the generation prompt, which may have begun the thinking.
+    """
+    thinking = lark.repeated(ANALYSIS, lark.optional(TEXT), NEXT)
+    if opening.endswith(ANALYSIS):
+        return lark.row(lark.optional(TEXT), NEXT, thinking, last)
+    return lark.row(thinking, last)
+
+
+FORMAT = ModelFormat(
+    is_of=lambda words: words.vocabulary >= MARKS,
+    rank=-1,
+    analysis=ANALYSIS,
+    read=read,
+    messages=MessageGrammar(
+        mark=RECIPIENT,
+        thinking=ANALYSIS,
+        thinking_end="<|end|>",
+        thinking_close=f"{NEXT}{CHANNEL}",
+        again=ANALYSIS.removeprefix(CHANNEL),
+        final_message=final_message,
+        call_message=call_message,
+        addressed_call=addressed_call,
+        turn=turn,
+    ),
+)

@@ -1,8 +1,17 @@
 """Finds the marks that one model writes, and makes the splitter for its answers."""
 
+from collections.abc import Set
 from typing import Any, Final
 
-from hearth.worker.stream import harmony_parser
+from hearth.worker.constraint.call_grammars import CallGrammar, MessageGrammar
+from hearth.worker.formats.llama3 import SECTION as LLAMA_TAG
+from hearth.worker.formats.shared.model_format import (
+    ModelFormat,
+    ModelWords,
+    all_formats,
+    format_of,
+)
+from hearth.worker.formats.tool_code import SECTION as TOOL_CODE
 from hearth.worker.stream.answer_parts import AnswerCollector, AnswerParts, ToolCall
 from hearth.worker.stream.answer_splitter import AnswerSplitter, Channel
 from hearth.worker.stream.lookahead_buffer import LookaheadBuffer
@@ -11,42 +20,46 @@ from hearth.worker.stream.reasoning_and_tool_parser import (
     OutputMarks,
     ReasoningAndToolParser,
 )
-from hearth.worker.stream.tool_calls import call_parser, upstream_parsers
-from hearth.worker.stream.tool_calls.call_parser import CallFormat
+from hearth.worker.stream.tool_calls.call_parser import Section
 from hearth.worker.stream.tool_calls.request_tools import RequestTools
 
 __all__ = ["AnswerParts", "OutputFormat", "ToolCall", "template_of"]
 
-# Think marks that mlx-lm does not look for.
-_THINK_MARKS: Final = (
-    ("[THINK]", "[/THINK]"),
-    ("<seed:think>", "</seed:think>"),
-    ("<mm:think>", "</mm:think>"),
-    ("<|START_THINKING|>", "<|END_THINKING|>"),
+# What models of any family write that leave their own form.
+_STRAYS: Final = (
+    Section("<tool_call>", "</tool_call>", is_own=False),
+    Section("<function=", "</tool_call>", is_own=False, is_head=True),
 )
-_RESPONSE_MARKS: Final = ("<|START_RESPONSE|>", "<|END_RESPONSE|>")
-_GLM: Final = "[gMASK]"  # GLM's vocabulary has it: its models may not open what they close
 
 
 class OutputFormat:
-    """The format of one model's answers: the marks that mlx-lm finds for its tokenizer.
+    """The format of one model's answers: found by its vocabulary and its template.
 
     Immutable: any thread may use it, also several at once.
     """
 
-    def __init__(self, tokenizer: Any) -> None:
-        """Take mlx-lm's TokenizerWrapper."""
+    def __init__(self, tokenizer: Any, tool_form: str = "native") -> None:
+        """Take mlx-lm's TokenizerWrapper, and the form in which prompts show tools."""
         vocabulary = tokenizer.get_vocab().keys()
-        self._has_channels = vocabulary >= harmony_parser.MARKS
-        self._is_glm = _GLM in vocabulary
-        start, end = tokenizer.think_start or "", tokenizer.think_end or ""
-        for marks in _THINK_MARKS:
-            if not start and vocabulary >= set(marks):
-                start, end = marks
-        dropped = tuple(mark for mark in _RESPONSE_MARKS if mark in vocabulary)
+        words = ModelWords(vocabulary, template_of(tokenizer), tool_form)
+        self._own = format_of(words) or ModelFormat(is_of=lambda words: False)
+        forms = dict.fromkeys(form for each in (self._own, *all_formats()) if (form := each.form))
         self._marks = OutputMarks(
-            start, end, _formats(tokenizer), (*tokenizer.structural_markers, *dropped)
+            *_thinking(self._own, tokenizer, vocabulary),
+            _sections(self._own, vocabulary),
+            tuple(forms),
+            self._own.framing,
         )
+
+    @property
+    def call_grammar(self) -> CallGrammar | None:
+        """The grammar in which the model calls; None without one."""
+        return self._own.grammar
+
+    @property
+    def messages(self) -> MessageGrammar | None:
+        """The grammar of answers that are a row of messages; None where they are none."""
+        return self._own.messages
 
     @property
     def think_marks(self) -> tuple[str, str]:
@@ -56,15 +69,15 @@ class OutputFormat:
     @property
     def thinks(self) -> bool:
         """Whether answers may hold thinking."""
-        return self._has_channels or bool(self._marks.think_start)
+        return self._own.read is not None or bool(self._marks.think_start)
 
     def is_thinking_open(self, prompt_tail: str) -> bool:
         """Return whether a generation prompt leaves a think block open.
 
         `prompt_tail` is what the template writes behind the last message, nothing of a message.
         """
-        if self._has_channels:
-            return prompt_tail.endswith(harmony_parser.ANALYSIS)
+        if self._own.analysis:
+            return prompt_tail.endswith(self._own.analysis)
         start, end = self.think_marks
         return bool(start) and prompt_tail.rfind(start) > prompt_tail.rfind(end)
 
@@ -73,7 +86,9 @@ class OutputFormat:
 
         So GLM may answer where its prompt neither opens nor closes thinking.
         """
-        return self._is_glm and not any(mark in prompt_tail for mark in self.think_marks)
+        return self._own.leaves_thinking_open and not any(
+            mark in prompt_tail for mark in self.think_marks
+        )
 
     def splitter(
         self,
@@ -102,12 +117,12 @@ class OutputFormat:
         """
         buffer, known = LookaheadBuffer(), RequestTools(tools)
         collector = AnswerCollector(buffer)
-        if self._has_channels:
-            harmony = harmony_parser.HarmonyParser(buffer, collector, known, takes_calls)
+        if self._own.read is not None:
             begun: Channel | None = "content" if is_continued else None
-            return AnswerSplitter(
-                buffer, collector, harmony.read("reasoning" if is_thinking else begun)
+            steps = self._own.read(
+                buffer, collector, known, takes_calls, "reasoning" if is_thinking else begun
             )
+            return AnswerSplitter(buffer, collector, steps)
         options = AnswerOptions(known, is_thinking, may_think, takes_calls, is_continued)
         parser = ReasoningAndToolParser(self._marks, options, buffer, collector)
         return AnswerSplitter(buffer, collector, parser.read())
@@ -120,29 +135,21 @@ class OutputFormat:
         return splitter.parts
 
 
-def _formats(tokenizer: Any) -> tuple[CallFormat, ...]:
-    """Return the formats of calls: the template's own, and those of models that leave theirs."""
-    own = _own_format(tokenizer)
-    found = {} if own is None else {own.start: own}
-    if own and own.start == call_parser.KIMI:
-        found[call_parser.KIMI_CALL] = CallFormat(call_parser.KIMI_CALL, own.end, own.parser)
-    if own is None:
-        found[call_parser.TOOL_CODE] = CallFormat(call_parser.TOOL_CODE)
-    if call_parser.PYTHON_TAG in tokenizer.get_vocab():
-        found[call_parser.PYTHON_TAG] = CallFormat(call_parser.PYTHON_TAG)
-    for start in ("<tool_call>", "<function="):
-        found.setdefault(start, CallFormat(start, "</tool_call>"))
+def _thinking(own: ModelFormat, tokenizer: Any, vocabulary: Set[str]) -> tuple[str, str]:
+    """Return the marks around thinking: the format's own, or those that mlx-lm finds."""
+    found = tokenizer.think_start or "", tokenizer.think_end or ""
+    marks = [own.thinking, found, *(each.thinking for each in all_formats())]
+    return next(
+        (pair for pair in marks if (pair is found and pair[0]) or {*pair} <= vocabulary), ("", "")
+    )
+
+
+def _sections(own: ModelFormat, vocabulary: Set[str]) -> tuple[Section, ...]:
+    """Return in what calls may stand: the model's own marks first, then those that many write."""
+    others = [LLAMA_TAG] if LLAMA_TAG.start in vocabulary else []
+    others += [] if own.sections else [TOOL_CODE]
+    found = {each.start: each for each in (*_STRAYS, *others, *reversed(own.sections))}
     return tuple(found.values())
-
-
-def _own_format(tokenizer: Any) -> CallFormat | None:
-    module = upstream_parsers.of_mlx_vlm(template_of(tokenizer))
-    if module is not None:
-        return CallFormat(module.tool_call_start, module.tool_call_end, module.parse_tool_call)
-    if tokenizer.tool_parser is None:
-        return None
-    start, end = tokenizer.tool_call_start, tokenizer.tool_call_end
-    return CallFormat(start, end or "", tokenizer.tool_parser)
 
 
 def template_of(tokenizer: Any) -> str:

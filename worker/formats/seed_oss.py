@@ -1,0 +1,25 @@
+"""The form of Seed-OSS: Qwen's, in a section of its own and without newlines around values."""
+
+from dataclasses import replace
+
+from hearth.worker.constraint.call_grammars import CallGrammar, tagged
+from hearth.worker.formats.qwen_xml import FORM as QWEN
+from hearth.worker.formats.shared.model_format import ModelFormat
+from hearth.worker.stream.tool_calls.call_parser import Section
+
+START, END = "<seed:tool_call>", "</seed:tool_call>"
+FORM = replace(
+    QWEN,
+    name=(f"{START}\n<function=", ">\n"),
+    key=("<parameter=", ">"),
+    gap="",
+    behind=f"\n{END}",
+    trims_newline=False,
+)
+FORMAT = ModelFormat(
+    is_of=lambda words: START in words.template,
+    thinking=("<seed:think>", "</seed:think>"),
+    sections=(Section(START, END),),
+    form=FORM,
+    grammar=CallGrammar(tagged(FORM), START),
+)
