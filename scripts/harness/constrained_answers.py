@@ -45,7 +45,6 @@ def constrainer_for(
         end_ids(tokenizer),
         reader or family.reader,
         Vocabulary(tokenizer).token_bytes,
-        tool_form or family.tool_form,
     )
     compiler.patience = Patience(STILL_S)
     return compiler

@@ -98,7 +98,7 @@ class Family:
 
     @cached_property
     def reader(self) -> OutputFormat:
-        return OutputFormat(self.tokenizer)
+        return OutputFormat(self.tokenizer, self.tool_form)
 
     @cached_property
     def capabilities(self) -> TemplateCapabilities:

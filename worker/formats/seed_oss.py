@@ -18,6 +18,7 @@ FORM = replace(
 )
 FORMAT = ModelFormat(
     is_of=lambda words: START in words.template,
+    rank=6,
     thinking=("<seed:think>", "</seed:think>"),
     sections=(Section(START, END),),
     form=FORM,

@@ -1,6 +1,5 @@
 """Holds example outputs of each model format, and a stand-in for the format's tokenizer."""
 
-import importlib
 import json
 import random
 from collections.abc import Iterable, Iterator
@@ -23,47 +22,33 @@ class StandIn:
     vocabulary: tuple[str, ...] = ()
     think_start: str | None = None
     think_end: str | None = None
-    module: str = ""  # of mlx_lm.tool_parsers
     chat_template: str = ""
-    structural_markers: tuple[str, ...] = ()
 
     def get_vocab(self) -> dict[str, int]:
         return {token: number for number, token in enumerate(self.vocabulary)}
 
-    def _of_parser(self, name: str) -> Any:
-        if not self.module:
-            return None
-        return getattr(importlib.import_module(f"mlx_lm.tool_parsers.{self.module}"), name)
-
-    @property
-    def tool_parser(self) -> Any:
-        return self._of_parser("parse_tool_call")
-
-    @property
-    def tool_call_start(self) -> Any:
-        return self._of_parser("tool_call_start")
-
-    @property
-    def tool_call_end(self) -> Any:
-        return self._of_parser("tool_call_end")
-
 
 _THINK = ("<think>", "</think>")
-_XTML = ("<|open|>response<|sep|>", "<|close|>response<|sep|>", "<|close|>message<|sep|>")
 STAND_INS = {
-    "minimax_m2": StandIn(_THINK, *_THINK, "minimax_m2"),
-    "gemma4": StandIn((), "<|channel>thought", "<channel|>", "gemma4"),
-    "function_gemma": StandIn(module="function_gemma"),
-    "longcat": StandIn((), "<longcat_think>", "</longcat_think>", "longcat"),
-    "pythonic": StandIn(module="pythonic"),
-    "kimi_k2": StandIn(_THINK, *_THINK, "kimi_k2"),
-    "kimi_k3": StandIn(
-        (), "<|open|>think<|sep|>", "<|close|>think<|sep|>", "kimi_k3", structural_markers=_XTML
+    "minimax_m2": StandIn(_THINK, *_THINK, chat_template="<minimax:tool_call>"),
+    "gemma4": StandIn(
+        (), "<|channel>thought", "<channel|>", chat_template="<|tool_call><tool_call|>"
     ),
-    "minicpm5": StandIn(_THINK, *_THINK, "minicpm5"),
-    "muse_spark": StandIn(module="muse_spark"),
-    "laguna": StandIn(_THINK, *_THINK, "laguna"),
-    "magistral": StandIn(("[THINK]", "[/THINK]"), module="mistral"),
+    "function_gemma": StandIn(chat_template="<start_function_call>"),
+    "longcat": StandIn(
+        (), "<longcat_think>", "</longcat_think>", chat_template="<longcat_tool_call>"
+    ),
+    "pythonic": StandIn(chat_template="<|tool_call_start|>"),
+    "kimi_k2": StandIn(_THINK, *_THINK, chat_template="<|tool_calls_section_begin|>"),
+    "kimi_k3": StandIn(
+        ("<|open|>", "<|close|>", "<|sep|>", "<|end_of_msg|>"),
+        "<|open|>think<|sep|>",
+        "<|close|>think<|sep|>",
+    ),
+    "minicpm5": StandIn(_THINK, *_THINK, chat_template='<function name="<param name="'),
+    "muse_spark": StandIn(chat_template="<atem:function_calls>"),
+    "laguna": StandIn(_THINK, *_THINK, chat_template="<arg_key>"),
+    "magistral": StandIn(("[THINK]", "[/THINK]"), chat_template="[TOOL_CALLS]"),
     "cohere": StandIn(
         ("<|START_THINKING|>", "<|END_THINKING|>", "<|START_RESPONSE|>", "<|END_RESPONSE|>"),
         chat_template="<|START_ACTION|>",

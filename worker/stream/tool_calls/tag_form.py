@@ -1,4 +1,4 @@
-"""Describes calls that are elements, as `<invoke name="f"><parameter name="k">v</parameter></invoke>`.
+"""Describes calls that are elements, as `<invoke name="f"><parameter name="k">v</parameter>`.
 
 One description is for both sides: how a call is written, and what is read as one.
 """
@@ -18,8 +18,8 @@ class TagForm:
     """The form in which a family of models writes one call. Immutable.
 
     What is written: `name` around the tool's name, `key` in front of a parameter's name and all
-    behind it up to its value, `value_end`, `call_end`, `behind`. What is read: `head` begins a call and has
-    the group "name", `opens` begins an argument and has the group "key".
+    behind it up to its value, `value_end`, `call_end`, `behind`. What is read: `head` begins a call
+    and has the group "name", `opens` begins an argument and has the group "key".
     """
 
     name: tuple[str, str]

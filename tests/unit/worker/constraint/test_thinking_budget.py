@@ -3,7 +3,6 @@
 import pytest
 
 from hearth.worker.constraint.thinking_budget import ThinkingBudget, ThinkMarks, think_marks
-from hearth.worker.stream import harmony_parser
 from hearth.worker.stream.detokenise import Vocabulary
 from scripts.harness.model_families import FAMILIES, family
 
@@ -19,7 +18,9 @@ TEXTS = {
     OTHER: b"final",
 }
 MARKS = ThinkMarks("<think>", "</think>", (NEWLINE, CLOSE, NEWLINE))
-CHANNELS = ThinkMarks("<|channel|>analysis<|message|>", "<|end|>", (END, CHANNEL), ANALYSIS)
+CHANNELS = ThinkMarks(
+    "<|channel|>analysis<|message|>", "<|end|>", (END, CHANNEL), ANALYSIS, b"<|channel|>"
+)
 HEADER = (CHANNEL, ANALYSIS, MESSAGE)
 
 

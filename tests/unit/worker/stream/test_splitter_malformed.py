@@ -6,7 +6,7 @@ import pytest
 
 from hearth.worker.stream.answer_parts import AnswerParts, ToolCall
 from hearth.worker.stream.answer_splitter import AnswerPart
-from hearth.worker.stream.tool_calls import upstream_parsers
+from hearth.worker.stream.tool_calls import python_calls
 from tests.helpers.worker.output_formats import reader, streamed, tool
 
 TOOLS = [
@@ -474,6 +474,6 @@ def test_a_call_that_was_cut_off_before_its_name_is_content() -> None:
 
 
 def test_what_a_parser_raises_is_counted() -> None:
-    before = upstream_parsers.failures.total()
+    before = python_calls.failures.total()
     read("qwen3_5", "<tool_call>\n<function=read_file>\n<parameter=limit>\nmany\n</parameter>\n")
-    assert upstream_parsers.failures.total() > before
+    assert python_calls.failures.total() > before
