@@ -93,6 +93,9 @@ def tagged(form: TagForm) -> GrammarWriter:
         for parameter in tool.contained().parameters():
             behind = map(literal, form.key[1:])
             head = lark.row(form.key[0], lark.quoted(parameter.name), *behind)
+            if form.typed:
+                is_json = not is_text(parameter.schema, parameter.schema)
+                head = lark.row(head, form.typed[is_json])
             value = _tagged_value(lark, parameter.schema, form)
             elements.append((lark.rule(lark.row(head, value, line_end)), parameter.is_required))
         head = lark.row(form.name[0], lark.quoted(tool.name), literal(form.name[1]))

@@ -6,8 +6,10 @@ from hearth.worker.formats.shared.model_format import ModelFormat
 from hearth.worker.stream.tool_calls.call_parser import Section
 
 START, END, QUOTE = "<|tool_call>", "<tool_call|>", '<|"|>'
-FORMAT = ModelFormat(
-    is_of=lambda words: START in words.template and END in words.template,
-    sections=(Section(START, END, quote=QUOTE),),
-    grammar=CallGrammar(BareKeys(START, END, QUOTE, nests=True), START),
+FORMATS = (
+    ModelFormat(
+        is_of=lambda words: START in words.template and END in words.template,
+        sections=(Section(START, END, quote=QUOTE),),
+        grammar=CallGrammar(BareKeys(START, END, QUOTE, nests=True), START),
+    ),
 )

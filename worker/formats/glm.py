@@ -6,10 +6,12 @@ from hearth.worker.stream.tool_calls.call_parser import Section
 from hearth.worker.stream.tool_calls.tag_form import bare_form
 
 FORM = bare_form("<tool_call>", "arg_key", "arg_value", "</tool_call>")
-FORMAT = ModelFormat(
-    is_of=lambda words: "<arg_key>" in words.template,
-    leaves_thinking_open=True,
-    sections=(Section("<tool_call>", "</tool_call>"),),
-    form=FORM,
-    grammar=CallGrammar(tagged(FORM), "<tool_call>"),
+FORMATS = (
+    ModelFormat(
+        is_of=lambda words: "<arg_key>" in words.template,
+        leaves_thinking_open=True,
+        sections=(Section("<tool_call>", "</tool_call>"),),
+        form=FORM,
+        grammar=CallGrammar(tagged(FORM), "<tool_call>"),
+    ),
 )

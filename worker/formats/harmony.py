@@ -247,20 +247,22 @@ def turn(lark: Lark, last: Expression, opening: str) -> Expression:
     return lark.row(thinking, last)
 
 
-FORMAT = ModelFormat(
-    is_of=lambda words: words.vocabulary >= MARKS,
-    rank=-1,
-    analysis=ANALYSIS,
-    read=read,
-    messages=MessageGrammar(
-        mark=RECIPIENT,
-        thinking=ANALYSIS,
-        thinking_end="<|end|>",
-        thinking_close=f"{NEXT}{CHANNEL}",
-        again=ANALYSIS.removeprefix(CHANNEL),
-        final_message=final_message,
-        call_message=call_message,
-        addressed_call=addressed_call,
-        turn=turn,
+FORMATS = (
+    ModelFormat(
+        is_of=lambda words: words.vocabulary >= MARKS,
+        rank=-1,
+        analysis=ANALYSIS,
+        read=read,
+        messages=MessageGrammar(
+            mark=RECIPIENT,
+            thinking=ANALYSIS,
+            thinking_end="<|end|>",
+            thinking_close=f"{NEXT}{CHANNEL}",
+            again=ANALYSIS.removeprefix(CHANNEL),
+            final_message=final_message,
+            call_message=call_message,
+            addressed_call=addressed_call,
+            turn=turn,
+        ),
     ),
 )

@@ -4,14 +4,17 @@ from hearth.worker.constraint.call_grammars import CallGrammar, json_call
 from hearth.worker.formats.shared.model_format import LAST, ModelFormat
 from hearth.worker.stream.tool_calls.call_parser import Section
 
-FORMAT = ModelFormat(
-    is_of=lambda words: (
-        words.tool_form == "manual"
-        or ("<tool_call>" in words.template and "tool_call.name" in words.template)
-    ),
-    rank=LAST,
-    sections=(Section("<tool_call>", "</tool_call>"),),
-    grammar=CallGrammar(
-        json_call('<tool_call>\n{"name": "', '", "arguments": ', "}\n</tool_call>"), "<tool_call>"
+FORMATS = (
+    ModelFormat(
+        is_of=lambda words: (
+            words.tool_form == "manual"
+            or ("<tool_call>" in words.template and "tool_call.name" in words.template)
+        ),
+        rank=LAST,
+        sections=(Section("<tool_call>", "</tool_call>"),),
+        grammar=CallGrammar(
+            json_call('<tool_call>\n{"name": "', '", "arguments": ', "}\n</tool_call>"),
+            "<tool_call>",
+        ),
     ),
 )

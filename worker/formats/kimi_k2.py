@@ -1,6 +1,5 @@
 """The form of Kimi K2: names, numbers and arguments in a section, each call between marks."""
 
-from dataclasses import replace
 from typing import Final
 
 import regex
@@ -9,10 +8,7 @@ from hearth.worker.constraint.call_grammars import NUMBER, CallGrammar, json_arg
 from hearth.worker.constraint.json_schemas import ToolSchema
 from hearth.worker.constraint.lark_builder import Expression, Lark
 from hearth.worker.formats.shared.model_format import ModelFormat
-from hearth.worker.stream.lookahead_buffer import ParserSteps, UnreadableOutput
-from hearth.worker.stream.tool_calls.call_parser import BLANKS, JUNK, Section
-from hearth.worker.stream.tool_calls.call_writer import CallContext
-from hearth.worker.stream.tool_calls.json_calls import named_call
+from hearth.worker.stream.tool_calls.call_parser import Section, marked_calls
 
 START, END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
 CALL, ARGUMENTS = "<|tool_call_begin|>", "<|tool_call_argument_begin|>"
@@ -22,29 +18,7 @@ _HEAD: Final = regex.compile(
 )
 
 
-def read(context: CallContext) -> ParserSteps[None]:
-    """Read the calls of a section, each between marks of its own."""
-    context = replace(context, end=CALL_END)
-    buffer = context.buffer
-    while True:
-        yield from buffer.skip(BLANKS)
-        if (yield from buffer.starts(CALL)):
-            buffer.at += len(CALL)
-            yield from buffer.skip(BLANKS)
-        head = yield from buffer.match(_HEAD)
-        if not head:
-            raise UnreadableOutput
-        buffer.at += len(head[0])
-        yield from named_call(context, head["name"])
-        for mark in (CALL_END, END):
-            offset = yield from buffer.run(JUNK)
-            if (yield from buffer.starts(mark, offset)):
-                buffer.at += offset + len(mark)
-        offset = yield from buffer.run(BLANKS)
-        if not (yield from buffer.starts(CALL, offset)):
-            return
-        buffer.hold()
-        buffer.at += offset
+READ: Final = marked_calls(CALL, _HEAD, CALL_END, END)
 
 
 def write(lark: Lark, tool: ToolSchema) -> Expression:
@@ -52,8 +26,10 @@ def write(lark: Lark, tool: ToolSchema) -> Expression:
     return lark.row(head, ARGUMENTS, json_arguments(lark, tool), CALL_END)
 
 
-FORMAT = ModelFormat(
-    is_of=lambda words: START in words.template,
-    sections=(Section(START, read=read), Section(CALL, read=read)),
-    grammar=CallGrammar(write, START, start=START, end=END, between=""),
+FORMATS = (
+    ModelFormat(
+        is_of=lambda words: START in words.template,
+        sections=(Section(START, read=READ), Section(CALL, read=READ)),
+        grammar=CallGrammar(write, START, start=START, end=END, between=""),
+    ),
 )

@@ -32,10 +32,14 @@ def write(lark: Lark, tool: ToolSchema) -> Expression:
     return lark.row(head, arguments, FORM.json_closes, FORM.call_end)
 
 
-FORMAT = ModelFormat(
-    is_of=lambda words: words.vocabulary >= {"<|open|>", "<|close|>", "<|sep|>", "<|end_of_msg|>"},
-    framing=("<|open|>response<|sep|>", "<|close|>response<|sep|>", "<|close|>message<|sep|>"),
-    sections=(Section(START, END),),
-    form=FORM,
-    grammar=CallGrammar(write, START, start=START, end=END, between=""),
+FORMATS = (
+    ModelFormat(
+        is_of=lambda words: (
+            words.vocabulary >= {"<|open|>", "<|close|>", "<|sep|>", "<|end_of_msg|>"}
+        ),
+        framing=("<|open|>response<|sep|>", "<|close|>response<|sep|>", "<|close|>message<|sep|>"),
+        sections=(Section(START, END),),
+        form=FORM,
+        grammar=CallGrammar(write, START, start=START, end=END, between=""),
+    ),
 )

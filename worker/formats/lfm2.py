@@ -5,12 +5,14 @@ from hearth.worker.formats.shared.model_format import ModelFormat
 from hearth.worker.stream.tool_calls.call_parser import Section
 
 START, END = "<|tool_call_start|>", "<|tool_call_end|>"
-FORMAT = ModelFormat(
-    is_of=lambda words: (
-        START in words.template
-        or "<|tool_list_start|>" in words.template
-        or words.vocabulary >= {START, END}
+FORMATS = (
+    ModelFormat(
+        is_of=lambda words: (
+            START in words.template
+            or "<|tool_list_start|>" in words.template
+            or words.vocabulary >= {START, END}
+        ),
+        sections=(Section(START, END),),
+        grammar=CallGrammar(python_call, START, start=f"{START}[", end=f"]{END}", between=", "),
     ),
-    sections=(Section(START, END),),
-    grammar=CallGrammar(python_call, START, start=f"{START}[", end=f"]{END}", between=", "),
 )

@@ -30,11 +30,13 @@ def read(context: CallContext) -> ParserSteps[None]:
 
 
 SECTION = Section(TAG, read=read, is_own=False)
-FORMAT = ModelFormat(
-    is_of=lambda words: words.tool_form == "native",
-    rank=LAST + 1,
-    sections=(SECTION,),
-    grammar=CallGrammar(
-        json_call('{"name": "', '", "parameters": ', "}"), '{"name": "', is_single=True
+FORMATS = (
+    ModelFormat(
+        is_of=lambda words: words.tool_form == "native",
+        rank=LAST + 1,
+        sections=(SECTION,),
+        grammar=CallGrammar(
+            json_call('{"name": "', '", "parameters": ', "}"), '{"name": "', is_single=True
+        ),
     ),
 )

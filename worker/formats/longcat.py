@@ -7,9 +7,11 @@ from hearth.worker.stream.tool_calls.tag_form import bare_form
 
 START, END = "<longcat_tool_call>", "</longcat_tool_call>"
 FORM = bare_form(START, "longcat_arg_key", "longcat_arg_value", END)
-FORMAT = ModelFormat(
-    is_of=lambda words: START in words.template,
-    sections=(Section(START, END),),
-    form=FORM,
-    grammar=CallGrammar(tagged(FORM), START),
+FORMATS = (
+    ModelFormat(
+        is_of=lambda words: START in words.template,
+        sections=(Section(START, END),),
+        form=FORM,
+        grammar=CallGrammar(tagged(FORM), START),
+    ),
 )

@@ -6,9 +6,11 @@ from hearth.worker.stream.tool_calls.call_parser import Section
 from hearth.worker.stream.tool_calls.tag_form import tag_form
 
 FORM = tag_form(('<function name="', '">'), ('<param name="', '">'), "</param>", "</function>")
-FORMAT = ModelFormat(
-    is_of=lambda words: all(mark in words.template for mark in (FORM.name[0], FORM.key[0])),
-    sections=(Section("<function name=", "</function>", is_head=True),),
-    form=FORM,
-    grammar=CallGrammar(tagged(FORM), "<function name="),
+FORMATS = (
+    ModelFormat(
+        is_of=lambda words: all(mark in words.template for mark in (FORM.name[0], FORM.key[0])),
+        sections=(Section("<function name=", "</function>", is_head=True),),
+        form=FORM,
+        grammar=CallGrammar(tagged(FORM), "<function name="),
+    ),
 )

@@ -9,9 +9,11 @@ START, END = "<minimax:tool_call>", "</minimax:tool_call>"
 FORM = tag_form(
     ('<invoke name="', '">\n'), ('<parameter name="', '">'), "</parameter>", "</invoke>"
 )
-FORMAT = ModelFormat(
-    is_of=lambda words: START in words.template,
-    sections=(Section(START, END),),
-    form=FORM,
-    grammar=CallGrammar(tagged(FORM), START, start=f"{START}\n", end=f"\n{END}"),
+FORMATS = (
+    ModelFormat(
+        is_of=lambda words: START in words.template,
+        sections=(Section(START, END),),
+        form=FORM,
+        grammar=CallGrammar(tagged(FORM), START, start=f"{START}\n", end=f"\n{END}"),
+    ),
 )

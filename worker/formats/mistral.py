@@ -1,4 +1,4 @@
-"""The form of Mistral's newer models: `[TOOL_CALLS]f[ARGS]{}`."""
+"""The forms of Mistral: `[TOOL_CALLS]f[ARGS]{}`, and in older models a list in JSON."""
 
 from typing import Final
 
@@ -38,9 +38,24 @@ def read(context: CallContext) -> ParserSteps[None]:
     raise UnreadableOutput
 
 
-FORMAT = ModelFormat(
-    is_of=lambda words: START in words.template and "[ARGS]" in words.vocabulary,
-    thinking=("[THINK]", "[/THINK]"),
-    sections=(Section(START, read=read),),
-    grammar=CallGrammar(json_call(START, "[ARGS]", ""), START, between=""),
+FORMATS = (
+    ModelFormat(
+        is_of=lambda words: START in words.template and "[ARGS]" in words.vocabulary,
+        thinking=("[THINK]", "[/THINK]"),
+        sections=(Section(START, read=read),),
+        grammar=CallGrammar(json_call(START, "[ARGS]", ""), START, between=""),
+    ),
+    ModelFormat(
+        is_of=lambda words: START in words.template,
+        rank=1,
+        thinking=("[THINK]", "[/THINK]"),
+        sections=(Section(START, read=read),),
+        grammar=CallGrammar(
+            json_call('{"name": "', '", "arguments": ', "}"),
+            START,
+            start=f"{START}[",
+            end="]",
+            between=", ",
+        ),
+    ),
 )

@@ -12,9 +12,11 @@ FORM = tag_form(
     "</atem:parameter>",
     "</atem:invoke>",
 )
-FORMAT = ModelFormat(
-    is_of=lambda words: START in words.template,
-    sections=(Section(START, END),),
-    form=FORM,
-    grammar=CallGrammar(tagged(FORM), START, start=f"{START}\n", end=f"\n{END}"),
+FORMATS = (
+    ModelFormat(
+        is_of=lambda words: START in words.template,
+        sections=(Section(START, END),),
+        form=FORM,
+        grammar=CallGrammar(tagged(FORM), START, start=f"{START}\n", end=f"\n{END}"),
+    ),
 )

@@ -20,10 +20,12 @@ FORM = TagForm(
     begins="<parameter=",
     trims_newline=True,
 )
-FORMAT = ModelFormat(
-    is_of=lambda words: "<tool_call>\n<function=" in words.template.replace("\\n", "\n"),
-    rank=5,
-    sections=(Section("<tool_call>", "</tool_call>"),),
-    form=FORM,
-    grammar=CallGrammar(tagged(FORM), "<tool_call>"),
+FORMATS = (
+    ModelFormat(
+        is_of=lambda words: "<tool_call>\n<function=" in words.template.replace("\\n", "\n"),
+        rank=5,
+        sections=(Section("<tool_call>", "</tool_call>"),),
+        form=FORM,
+        grammar=CallGrammar(tagged(FORM), "<tool_call>"),
+    ),
 )

@@ -16,11 +16,13 @@ FORM = replace(
     behind=f"\n{END}",
     trims_newline=False,
 )
-FORMAT = ModelFormat(
-    is_of=lambda words: START in words.template,
-    rank=6,
-    thinking=("<seed:think>", "</seed:think>"),
-    sections=(Section(START, END),),
-    form=FORM,
-    grammar=CallGrammar(tagged(FORM), START),
+FORMATS = (
+    ModelFormat(
+        is_of=lambda words: START in words.template,
+        rank=6,
+        thinking=("<seed:think>", "</seed:think>"),
+        sections=(Section(START, END),),
+        form=FORM,
+        grammar=CallGrammar(tagged(FORM), START),
+    ),
 )

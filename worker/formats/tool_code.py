@@ -38,8 +38,10 @@ def write(lark: Lark, tool: ToolSchema) -> Expression:
 
 
 SECTION = Section(START, read=read, is_own=False)
-FORMAT = ModelFormat(
-    is_of=lambda words: words.tool_form == "tool_code",
-    sections=(SECTION,),
-    grammar=CallGrammar(write, START, between="\n"),
+FORMATS = (
+    ModelFormat(
+        is_of=lambda words: words.tool_form == "tool_code",
+        sections=(SECTION,),
+        grammar=CallGrammar(write, START, between="\n"),
+    ),
 )

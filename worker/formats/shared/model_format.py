@@ -61,7 +61,8 @@ class ModelFormat:
 def all_formats() -> tuple[ModelFormat, ...]:
     """Return the formats of all modules of the folder, the most certain first."""
     names = [each.name for each in pkgutil.iter_modules(formats.__path__) if not each.ispkg]
-    found = [importlib.import_module(f"{formats.__name__}.{name}").FORMAT for name in names]
+    modules = [importlib.import_module(f"{formats.__name__}.{name}") for name in names]
+    found = [each for module in modules for each in module.FORMATS]
     return tuple(sorted(found, key=lambda each: each.rank))
 
 

@@ -1,7 +1,7 @@
 """Parses the calls behind a mark, in whatever form the model writes them there."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import regex
@@ -50,6 +50,39 @@ def read_section(context: CallContext) -> ParserSteps[None]:
             return
         buffer.hold()
         buffer.at += offset
+
+
+def marked_calls(call: str, head: Any, end: str, section_end: str) -> CallsReader:
+    """Return what reads calls of which each stands between marks of its own.
+
+    `call` begins one and may be missing, `head` has the group "name" and leads to the arguments'
+    JSON, `end` ends one and `section_end` all.
+    """
+
+    def read(context: CallContext) -> ParserSteps[None]:
+        context = replace(context, end=end)
+        buffer = context.buffer
+        while True:
+            yield from buffer.skip(BLANKS)
+            if (yield from buffer.starts(call)):
+                buffer.at += len(call)
+                yield from buffer.skip(BLANKS)
+            found = yield from buffer.match(head)
+            if not found:
+                raise UnreadableOutput
+            buffer.at += len(found[0])
+            yield from named_call(context, found["name"])
+            for mark in (end, section_end):
+                offset = yield from buffer.run(JUNK)
+                if (yield from buffer.starts(mark, offset)):
+                    buffer.at += offset + len(mark)
+            offset = yield from buffer.run(BLANKS)
+            if not (yield from buffer.starts(call, offset)):
+                return
+            buffer.hold()
+            buffer.at += offset
+
+    return read
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,6 +32,9 @@ class TagForm:
     behind: str = ""  # is written behind `call_end`
     is_bare: bool = False  # no mark stands in front of the name
     has_lines: bool = False  # templates end a line behind each parameter
+    # In front of a value that is text, and of one that is JSON, where the tag tells: then `opens`
+    # has the group "text", which is empty or "false" in front of JSON.
+    typed: tuple[str, str] | None = None
     gap: str = ""  # between a value that is no text and its end
     trims_newline: bool = False  # one at each end of a value is the form's; all else is the value
     guesses_types: bool = False  # of values whose schema has none

@@ -12,7 +12,7 @@ from hearth.worker.stream.lookahead_buffer import Marks, ParserSteps, Unreadable
 from hearth.worker.stream.tool_calls.call_writer import CallContext, CallWriter
 from hearth.worker.stream.tool_calls.json_calls import named_call
 from hearth.worker.stream.tool_calls.lenient_json import json_text
-from hearth.worker.stream.tool_calls.request_tools import RequestTools
+from hearth.worker.stream.tool_calls.request_tools import RequestTools, as_json
 from hearth.worker.stream.tool_calls.tag_form import TagForm
 
 _BLANKS: Final = regex.compile(r"(?:\s|\\n)*+")  # GLM also spells newlines out
@@ -97,7 +97,10 @@ class _Arguments:
         # Of two arguments with one key the first counts: nobody sees what the other writes.
         writer = CallWriter(self._context) if key in self._keys else self._writer
         prefix = f'{", " if self._keys else ""}"{json_text(key)}": '
+        told = opened.groupdict().get("text") if self._form.typed else None
         value = _Value(self._context.tools, writer, self._form, (self._name, key), prefix)
+        if told is not None:
+            value.is_text, value.is_json = told != "false", told == "false"
         self._keys.add(key)
         while True:
             mark = yield from self._context.buffer.scan(self._ends, value.write)
@@ -151,14 +154,15 @@ class _Value:
         self._tools = tools
         self._form = form
         self._argument = argument
-        self._is_text = tools.is_text(*argument)
+        self.is_text = tools.is_text(*argument)
+        self.is_json = False  # whatever the schema says
         self._texts: list[str] = []  # of what is read at its end
         self._text = ""  # of what is written as it comes, and was not yet
         self._prefix: str | None = prefix  # None = it was written
 
     def write(self, text: str) -> None:
         """Take the next piece of the value."""
-        if not self._is_text:
+        if not self.is_text:
             self._texts.append(text)
             return
         self._text += text
@@ -181,9 +185,8 @@ class _Value:
         if found := _CDATA_SECTION.fullmatch(text):
             text = found[1]
         guesses = self._form.guesses_types
-        self._writer.write(
-            self._prefix + self._tools.fitting(*self._argument, text, guesses=guesses)
-        )
+        fitting = self._tools.fitting(*self._argument, text, guesses=guesses)
+        self._writer.write(self._prefix + (as_json(text) if self.is_json else fitting))
 
     def _led(self, text: str) -> str:
         return text.removeprefix("\n") if self._form.trims_newline else text

@@ -1,0 +1,39 @@
+"""The forms of DeepSeek V3, R1 and V3.1: a name and JSON, each call between marks of its own."""
+
+from typing import Final
+
+import regex
+
+from hearth.worker.constraint.call_grammars import CallGrammar, json_call
+from hearth.worker.formats.shared.model_format import ModelFormat
+from hearth.worker.stream.tool_calls.call_parser import Section, marked_calls
+
+START, END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
+CALL, CALL_END, BEHIND_NAME = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>"
+_HEAD: Final = regex.compile(
+    r"(?:function<｜tool▁sep｜>)?+(?P<name>[^\s<>{}｜]++)\s*+(?:<｜tool▁sep｜>)?+\s*+"
+    r"(?:```(?:json)?+\s*+)?+(?=\{)"
+)
+_READ: Final = marked_calls(CALL, _HEAD, CALL_END, END)
+_SECTIONS: Final = (Section(START, read=_READ), Section(CALL, read=_READ))
+FORMATS = (
+    ModelFormat(
+        is_of=lambda words: START in words.template and "```json" in words.template,
+        sections=_SECTIONS,
+        grammar=CallGrammar(
+            json_call(f"{CALL}function{BEHIND_NAME}", "\n```json\n", f"\n```{CALL_END}"),
+            START,
+            start=START,
+            end=END,
+            between="\n",
+        ),
+    ),
+    ModelFormat(
+        is_of=lambda words: START in words.template,
+        rank=1,
+        sections=_SECTIONS,
+        grammar=CallGrammar(
+            json_call(CALL, BEHIND_NAME, CALL_END), START, start=START, end=END, between=""
+        ),
+    ),
+)
