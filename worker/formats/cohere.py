@@ -1,8 +1,11 @@
 """The form of Command R7B, A and A+: a list in JSON between marks, content between others."""
 
-from hearth.worker.constraint.call_grammars import CallGrammar, json_call
-from hearth.worker.formats.shared.model_format import ModelFormat
-from hearth.worker.stream.tool_calls.call_parser import Section
+from hearth.worker.formats.shared.format_parts import (
+    CallGrammar,
+    ModelFormat,
+    Section,
+    json_call,
+)
 
 START, END = "<|START_ACTION|>", "<|END_ACTION|>"
 FORMATS = (

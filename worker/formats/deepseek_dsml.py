@@ -4,10 +4,13 @@ from typing import Final
 
 import regex
 
-from hearth.worker.constraint.call_grammars import CallGrammar, tagged
-from hearth.worker.formats.shared.model_format import ModelFormat
-from hearth.worker.stream.tool_calls.call_parser import Section
-from hearth.worker.stream.tool_calls.tag_form import TagForm
+from hearth.worker.formats.shared.format_parts import (
+    CallGrammar,
+    ModelFormat,
+    Section,
+    TagForm,
+    tagged,
+)
 
 MARK: Final = "｜DSML｜"
 # Models write each other's, doubled bars, and no wrapper.

@@ -4,9 +4,13 @@ from typing import Final
 
 import regex
 
-from hearth.worker.constraint.call_grammars import CallGrammar, json_call
-from hearth.worker.formats.shared.model_format import ModelFormat
-from hearth.worker.stream.tool_calls.call_parser import Section, marked_calls
+from hearth.worker.formats.shared.format_parts import (
+    CallGrammar,
+    ModelFormat,
+    Section,
+    json_call,
+    marked_calls,
+)
 
 START, END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 CALL, CALL_END, BEHIND_NAME = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>"

@@ -1,9 +1,11 @@
 """The form of Gemma 4: `call:f{key:value}` between marks, strings between marks of their own."""
 
-from hearth.worker.constraint.bare_keys_grammar import BareKeys
-from hearth.worker.constraint.call_grammars import CallGrammar
-from hearth.worker.formats.shared.model_format import ModelFormat
-from hearth.worker.stream.tool_calls.call_parser import Section
+from hearth.worker.formats.shared.format_parts import (
+    BareKeys,
+    CallGrammar,
+    ModelFormat,
+    Section,
+)
 
 START, END, QUOTE = "<|tool_call>", "<tool_call|>", '<|"|>'
 FORMATS = (

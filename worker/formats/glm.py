@@ -1,9 +1,12 @@
 """The form of GLM-4.5 to 5, Spark 2.5 and Laguna: `<tool_call>f<arg_key>k</arg_key>`."""
 
-from hearth.worker.constraint.call_grammars import CallGrammar, tagged
-from hearth.worker.formats.shared.model_format import ModelFormat
-from hearth.worker.stream.tool_calls.call_parser import Section
-from hearth.worker.stream.tool_calls.tag_form import bare_form
+from hearth.worker.formats.shared.format_parts import (
+    CallGrammar,
+    ModelFormat,
+    Section,
+    bare_form,
+    tagged,
+)
 
 FORM = bare_form("<tool_call>", "arg_key", "arg_value", "</tool_call>")
 FORMATS = (

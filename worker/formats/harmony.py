@@ -14,14 +14,25 @@ from typing import Final
 
 import regex
 
-from hearth.worker.constraint.call_grammars import MessageGrammar, json_arguments
-from hearth.worker.constraint.json_schemas import ToolSchema
-from hearth.worker.constraint.lark_builder import NOTHING, TEXT, Expression, Lark
-from hearth.worker.formats.shared.model_format import ModelFormat
-from hearth.worker.stream.answer_parts import AnswerCollector, Channel
-from hearth.worker.stream.lookahead_buffer import LookaheadBuffer, Marks, ParserSteps, WriteText
-from hearth.worker.stream.tool_calls.lenient_json import Transcoder, json_text
-from hearth.worker.stream.tool_calls.request_tools import RequestTools
+from hearth.worker.formats.shared.format_parts import (
+    NOTHING,
+    TEXT,
+    AnswerCollector,
+    Channel,
+    Expression,
+    Lark,
+    LookaheadBuffer,
+    Marks,
+    MessageGrammar,
+    ModelFormat,
+    ParserSteps,
+    RequestTools,
+    ToolSchema,
+    Transcoder,
+    WriteText,
+    json_arguments,
+    json_text,
+)
 
 CHANNEL: Final = "<|channel|>"
 MESSAGE: Final = "<|message|>"

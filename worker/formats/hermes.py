@@ -1,8 +1,12 @@
 """The form of Hermes, Qwen2.5 and Qwen3: an object in JSON between `<tool_call>` tags."""
 
-from hearth.worker.constraint.call_grammars import CallGrammar, json_call
-from hearth.worker.formats.shared.model_format import LAST, ModelFormat
-from hearth.worker.stream.tool_calls.call_parser import Section
+from hearth.worker.formats.shared.format_parts import (
+    LAST,
+    CallGrammar,
+    ModelFormat,
+    Section,
+    json_call,
+)
 
 FORMATS = (
     ModelFormat(

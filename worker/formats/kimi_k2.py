@@ -4,11 +4,17 @@ from typing import Final
 
 import regex
 
-from hearth.worker.constraint.call_grammars import NUMBER, CallGrammar, json_arguments
-from hearth.worker.constraint.json_schemas import ToolSchema
-from hearth.worker.constraint.lark_builder import Expression, Lark
-from hearth.worker.formats.shared.model_format import ModelFormat
-from hearth.worker.stream.tool_calls.call_parser import Section, marked_calls
+from hearth.worker.formats.shared.format_parts import (
+    NUMBER,
+    CallGrammar,
+    Expression,
+    Lark,
+    ModelFormat,
+    Section,
+    ToolSchema,
+    json_arguments,
+    marked_calls,
+)
 
 START, END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
 CALL, ARGUMENTS = "<|tool_call_begin|>", "<|tool_call_argument_begin|>"

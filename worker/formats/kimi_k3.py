@@ -4,12 +4,17 @@ from typing import Final
 
 import regex
 
-from hearth.worker.constraint.call_grammars import NUMBER, CallGrammar, json_arguments
-from hearth.worker.constraint.json_schemas import ToolSchema
-from hearth.worker.constraint.lark_builder import Expression, Lark
-from hearth.worker.formats.shared.model_format import ModelFormat
-from hearth.worker.stream.tool_calls.call_parser import Section
-from hearth.worker.stream.tool_calls.tag_form import TagForm
+from hearth.worker.formats.shared.format_parts import (
+    NUMBER,
+    CallGrammar,
+    Expression,
+    Lark,
+    ModelFormat,
+    Section,
+    TagForm,
+    ToolSchema,
+    json_arguments,
+)
 
 START, END = "<|open|>tools<|sep|>", "<|close|>tools<|sep|>"
 _PART: Final = r"<\|open\|>{} (?:[^<>]*? )??{}=\"(?P<{}>[^\"<>]*+)\"[^<>]*+<\|sep\|>"

@@ -1,8 +1,11 @@
 """The form of LFM2: a list of calls in Python between marks."""
 
-from hearth.worker.constraint.call_grammars import CallGrammar, python_call
-from hearth.worker.formats.shared.model_format import ModelFormat
-from hearth.worker.stream.tool_calls.call_parser import Section
+from hearth.worker.formats.shared.format_parts import (
+    CallGrammar,
+    ModelFormat,
+    Section,
+    python_call,
+)
 
 START, END = "<|tool_call_start|>", "<|tool_call_end|>"
 FORMATS = (

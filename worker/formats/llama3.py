@@ -2,13 +2,21 @@
 
 from typing import Final
 
-from hearth.worker.constraint.call_grammars import CallGrammar, json_call
-from hearth.worker.formats.shared.model_format import LAST, ModelFormat
-from hearth.worker.stream.lookahead_buffer import Marks, ParserSteps, UnreadableOutput
-from hearth.worker.stream.tool_calls.call_parser import BLANKS, Section
-from hearth.worker.stream.tool_calls.call_writer import CallContext
-from hearth.worker.stream.tool_calls.json_calls import Trust, json_calls
-from hearth.worker.stream.tool_calls.python_calls import python_calls
+from hearth.worker.formats.shared.format_parts import (
+    BLANKS,
+    LAST,
+    CallContext,
+    CallGrammar,
+    Marks,
+    ModelFormat,
+    ParserSteps,
+    Section,
+    Trust,
+    UnreadableOutput,
+    json_call,
+    json_calls,
+    python_calls,
+)
 
 TAG: Final = "<|python_tag|>"
 

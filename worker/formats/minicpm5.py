@@ -1,9 +1,12 @@
 """The form of MiniCPM5: `<function name="f"><param name="k">`, which nothing stands around."""
 
-from hearth.worker.constraint.call_grammars import CallGrammar, tagged
-from hearth.worker.formats.shared.model_format import ModelFormat
-from hearth.worker.stream.tool_calls.call_parser import Section
-from hearth.worker.stream.tool_calls.tag_form import tag_form
+from hearth.worker.formats.shared.format_parts import (
+    CallGrammar,
+    ModelFormat,
+    Section,
+    tag_form,
+    tagged,
+)
 
 FORM = tag_form(('<function name="', '">'), ('<param name="', '">'), "</param>", "</function>")
 FORMATS = (

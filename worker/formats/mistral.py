@@ -4,12 +4,19 @@ from typing import Final
 
 import regex
 
-from hearth.worker.constraint.call_grammars import CallGrammar, json_call
-from hearth.worker.formats.shared.model_format import ModelFormat
-from hearth.worker.stream.lookahead_buffer import ParserSteps, UnreadableOutput
-from hearth.worker.stream.tool_calls.call_parser import BLANKS, Section
-from hearth.worker.stream.tool_calls.call_writer import CallContext
-from hearth.worker.stream.tool_calls.json_calls import Trust, json_calls, named_call
+from hearth.worker.formats.shared.format_parts import (
+    BLANKS,
+    CallContext,
+    CallGrammar,
+    ModelFormat,
+    ParserSteps,
+    Section,
+    Trust,
+    UnreadableOutput,
+    json_call,
+    json_calls,
+    named_call,
+)
 
 START = "[TOOL_CALLS]"
 _HEAD: Final = regex.compile(

@@ -2,10 +2,13 @@
 
 import regex
 
-from hearth.worker.constraint.call_grammars import CallGrammar, tagged
-from hearth.worker.formats.shared.model_format import ModelFormat
-from hearth.worker.stream.tool_calls.call_parser import Section
-from hearth.worker.stream.tool_calls.tag_form import TagForm
+from hearth.worker.formats.shared.format_parts import (
+    CallGrammar,
+    ModelFormat,
+    Section,
+    TagForm,
+    tagged,
+)
 
 FORM = TagForm(
     name=("<tool_call>\n<function=", ">\n"),

@@ -2,10 +2,13 @@
 
 from dataclasses import replace
 
-from hearth.worker.constraint.call_grammars import CallGrammar, tagged
 from hearth.worker.formats.qwen_xml import FORM as QWEN
-from hearth.worker.formats.shared.model_format import ModelFormat
-from hearth.worker.stream.tool_calls.call_parser import Section
+from hearth.worker.formats.shared.format_parts import (
+    CallGrammar,
+    ModelFormat,
+    Section,
+    tagged,
+)
 
 START, END = "<seed:tool_call>", "</seed:tool_call>"
 FORM = replace(

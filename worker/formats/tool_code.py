@@ -2,14 +2,20 @@
 
 from typing import Final
 
-from hearth.worker.constraint.call_grammars import CallGrammar, python_call
-from hearth.worker.constraint.json_schemas import ToolSchema
-from hearth.worker.constraint.lark_builder import Expression, Lark
-from hearth.worker.formats.shared.model_format import ModelFormat
-from hearth.worker.stream.lookahead_buffer import Marks, ParserSteps, UnreadableOutput
-from hearth.worker.stream.tool_calls.call_parser import Section
-from hearth.worker.stream.tool_calls.call_writer import CallContext
-from hearth.worker.stream.tool_calls.python_calls import python_calls
+from hearth.worker.formats.shared.format_parts import (
+    CallContext,
+    CallGrammar,
+    Expression,
+    Lark,
+    Marks,
+    ModelFormat,
+    ParserSteps,
+    Section,
+    ToolSchema,
+    UnreadableOutput,
+    python_call,
+    python_calls,
+)
 
 START: Final = "```tool_code"
 FENCES_MAX: Final = 8  # that are tried as the end of a block

@@ -1,0 +1,105 @@
+"""Has all that a module of formats is made of, so that it imports from one place."""
+
+from hearth.worker.constraint.bare_keys_grammar import (
+    BareKeys,
+)
+from hearth.worker.constraint.call_grammars import (
+    NUMBER,
+    CallGrammar,
+    MessageGrammar,
+    json_arguments,
+    json_call,
+    python_call,
+    tagged,
+)
+from hearth.worker.constraint.json_schemas import (
+    ToolSchema,
+)
+from hearth.worker.constraint.lark_builder import (
+    NOTHING,
+    TEXT,
+    Expression,
+    Lark,
+)
+from hearth.worker.formats.shared.model_format import (
+    LAST,
+    ModelFormat,
+)
+from hearth.worker.stream.answer_parts import (
+    AnswerCollector,
+    Channel,
+)
+from hearth.worker.stream.lookahead_buffer import (
+    LookaheadBuffer,
+    Marks,
+    ParserSteps,
+    UnreadableOutput,
+    WriteText,
+)
+from hearth.worker.stream.tool_calls.call_parser import (
+    BLANKS,
+    Section,
+    marked_calls,
+)
+from hearth.worker.stream.tool_calls.call_writer import (
+    CallContext,
+)
+from hearth.worker.stream.tool_calls.json_calls import (
+    Trust,
+    json_calls,
+    named_call,
+)
+from hearth.worker.stream.tool_calls.lenient_json import (
+    Transcoder,
+    json_text,
+)
+from hearth.worker.stream.tool_calls.python_calls import (
+    python_calls,
+)
+from hearth.worker.stream.tool_calls.request_tools import (
+    RequestTools,
+)
+from hearth.worker.stream.tool_calls.tag_form import (
+    TagForm,
+    bare_form,
+    tag_form,
+)
+
+__all__ = [
+    "BLANKS",
+    "LAST",
+    "NOTHING",
+    "NUMBER",
+    "TEXT",
+    "AnswerCollector",
+    "BareKeys",
+    "CallContext",
+    "CallGrammar",
+    "Channel",
+    "Expression",
+    "Lark",
+    "LookaheadBuffer",
+    "Marks",
+    "MessageGrammar",
+    "ModelFormat",
+    "ParserSteps",
+    "RequestTools",
+    "Section",
+    "TagForm",
+    "ToolSchema",
+    "Transcoder",
+    "Trust",
+    "UnreadableOutput",
+    "WriteText",
+    "bare_form",
+    "json_arguments",
+    "json_call",
+    "json_calls",
+    "json_text",
+    "marked_calls",
+    "named_call",
+    "python_call",
+    "python_calls",
+    "tag_form",
+    "tagged",
+]
