@@ -49,6 +49,8 @@ class OutputFormat:
             _sections(self._own, vocabulary),
             tuple(forms),
             self._own.framing,
+            self._own.more_thinking,
+            self._own.header,
         )
 
     @property
@@ -78,8 +80,10 @@ class OutputFormat:
         """
         if self._own.analysis:
             return prompt_tail.endswith(self._own.analysis)
-        start, end = self.think_marks
-        return bool(start) and prompt_tail.rfind(start) > prompt_tail.rfind(end)
+        return any(
+            start and prompt_tail.rfind(start) > prompt_tail.rfind(end)
+            for start, end in (self.think_marks, *self._own.more_thinking)
+        )
 
     def may_think(self, prompt_tail: str) -> bool:
         """Return whether the answer may begin with a think block that nobody opens.
@@ -140,7 +144,7 @@ def _thinking(own: ModelFormat, tokenizer: Any, vocabulary: Set[str]) -> tuple[s
     found = tokenizer.think_start or "", tokenizer.think_end or ""
     marks = [own.thinking, found, *(each.thinking for each in all_formats())]
     return next(
-        (pair for pair in marks if (pair is found and pair[0]) or {*pair} <= vocabulary), ("", "")
+        (pair for pair in marks if (pair is found and pair[0]) or pair[1] in vocabulary), ("", "")
     )
 
 
