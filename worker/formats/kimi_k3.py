@@ -58,6 +58,6 @@ FORMATS = (
             opens=RESPONSE,
             skipped=RESPONSE_END,
         ),
-        part_ends=(CLOSE,),
+        part_ends=(OPEN, CLOSE, SEP),
     ),
 )
