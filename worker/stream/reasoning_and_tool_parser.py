@@ -77,7 +77,8 @@ class ReasoningAndToolParser:
         if self._content.is_fresh:
             yield from self._opening()
         start, end, dropped = self._marks.think_start, self._marks.think_end, self._marks.dropped
-        marks = Marks(start, end, *dropped, *self._sections)
+        ends = {each.end for each in self._sections.values()}
+        marks = Marks(start, end, *dropped, *self._sections, *ends)
         while True:
             if self._content.is_fresh and (yield from self._bare_calls()):
                 continue
@@ -91,8 +92,10 @@ class ReasoningAndToolParser:
             elif mark == end and self._may_close and not (yield from self._quotes()):
                 self._may_close = False
                 self._content.begin_answer()
+            elif mark in ends and self._call_count and self._content.is_fresh:
+                continue  # it ends calls whose own marks were others
             elif mark not in dropped:
-                self._may_close = False
+                self._may_close = self._may_close and mark in ends
                 self._content.write(mark)
         self._content.end()
 

@@ -16,6 +16,7 @@ from hearth.worker.constraint.json_schemas import (
     ToolSchema,
 )
 from hearth.worker.constraint.lark_builder import (
+    NEWLINE,
     NOTHING,
     TEXT,
     Expression,
@@ -24,6 +25,7 @@ from hearth.worker.constraint.lark_builder import (
 from hearth.worker.formats.shared.model_format import (
     LAST,
     ModelFormat,
+    ModelWords,
 )
 from hearth.worker.stream.answer_parts import (
     AnswerCollector,
@@ -68,6 +70,7 @@ from hearth.worker.stream.tool_calls.tag_form import (
 __all__ = [
     "BLANKS",
     "LAST",
+    "NEWLINE",
     "NOTHING",
     "NUMBER",
     "TEXT",
@@ -82,6 +85,7 @@ __all__ = [
     "Marks",
     "MessageGrammar",
     "ModelFormat",
+    "ModelWords",
     "ParserSteps",
     "RequestTools",
     "Section",
