@@ -6,7 +6,6 @@ import regex
 
 from hearth.worker.formats.shared.format_parts import (
     LAST,
-    NEWLINE,
     CallGrammar,
     ModelFormat,
     Section,
@@ -23,7 +22,7 @@ FORMATS = (
         framing=("<response>", "</response>"),
         part_ends=("</response>",),
         sections=_SECTIONS,
-        grammar=CallGrammar(_CALL, "<tool_call>", end=NEWLINE, between="\n\n"),
+        grammar=CallGrammar(_CALL, "<tool_call>", between="\n\n"),
     ),
     ModelFormat(
         is_of=lambda words: bool(_SHOWN.search(words.template)),

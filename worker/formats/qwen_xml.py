@@ -6,7 +6,6 @@ from dataclasses import replace
 import regex
 
 from hearth.worker.formats.shared.format_parts import (
-    NEWLINE,
     CallGrammar,
     ModelFormat,
     ModelWords,
@@ -37,13 +36,12 @@ def _is_of(words: ModelWords) -> bool:
 
 
 def _format(form: TagForm, rank: int, is_of: Callable[[ModelWords], bool]) -> ModelFormat:
-    # Nemotron 3 writes a newline behind the last call, too.
     return ModelFormat(
         is_of=is_of,
         rank=rank,
         sections=(Section("<tool_call>", "</tool_call>"),),
         form=form,
-        grammar=CallGrammar(tagged(form), "<tool_call>", end=NEWLINE),
+        grammar=CallGrammar(tagged(form), "<tool_call>"),
     )
 
 

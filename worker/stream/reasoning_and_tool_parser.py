@@ -1,6 +1,6 @@
 """Parses an answer whose think blocks and tool calls stand between marks."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import regex
@@ -66,7 +66,11 @@ class ReasoningAndToolParser:
         self._reasoning = ReasoningWriter(collector)
         self._content = ContentWriter(collector)
         sections = output_marks.sections if options.takes_calls else ()
-        self._sections = {each.start: each for each in sections}
+        self._sections = {
+            name + each.start: replace(each, start=name + each.start)
+            for each in sections
+            for name in (options.tools.names if each.is_behind_name else [""])
+        }
         self._call_count = 0
         self._reread_chars = 0
         self._may_close = not options.is_thinking  # a closing mark may be an orphan

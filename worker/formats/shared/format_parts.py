@@ -16,7 +16,6 @@ from hearth.worker.constraint.json_schemas import (
     ToolSchema,
 )
 from hearth.worker.constraint.lark_builder import (
-    NEWLINE,
     NOTHING,
     TEXT,
     Expression,
@@ -70,7 +69,6 @@ from hearth.worker.stream.tool_calls.tag_form import (
 __all__ = [
     "BLANKS",
     "LAST",
-    "NEWLINE",
     "NOTHING",
     "NUMBER",
     "TEXT",
