@@ -1,5 +1,6 @@
 """The forms of Mistral: `[TOOL_CALLS]f[ARGS]{}`, and in older models a list in JSON."""
 
+from dataclasses import replace
 from typing import Final
 
 import regex
@@ -8,17 +9,22 @@ from hearth.worker.formats.shared.format_parts import (
     BLANKS,
     CallContext,
     CallGrammar,
+    Expression,
+    Lark,
     ModelFormat,
     ParserSteps,
     Section,
+    ToolSchema,
     Trust,
     UnreadableOutput,
+    json_arguments,
     json_call,
     json_calls,
     named_call,
 )
 
 START = "[TOOL_CALLS]"
+ID_CHARS: Final = 9  # of a call's id
 _HEAD: Final = regex.compile(
     r"(?P<name>[\w./:-]++)\s*+(?:\[CALL_ID\]\s*+[\w-]++\s*+)?+(?:\[ARGS\]\s*+)?+(?=\{)"
 )
@@ -45,24 +51,34 @@ def read(context: CallContext) -> ParserSteps[None]:
     raise UnreadableOutput
 
 
+def write_named(lark: Lark, tool: ToolSchema) -> Expression:
+    call_id = lark.row("[CALL_ID]", lark.text_until("[ARGS]", ID_CHARS))
+    between = lark.any_of([call_id, "[ARGS]"])
+    return lark.row(START, lark.quoted(tool.name), between, json_arguments(lark, tool))
+
+
+def write_listed(lark: Lark, tool: ToolSchema) -> Expression:
+    call = json_call('{"name": "', '", "arguments": ', "")(lark, tool)
+    return lark.row(call, lark.optional(', "id": "', lark.text_until('"', ID_CHARS)), "}")
+
+
+_NAMED: Final = ModelFormat(
+    is_of=lambda words: START in words.template and "[ARGS]" in words.vocabulary,
+    sections=(Section(START, read=read),),
+    grammar=CallGrammar(write_named, START, between=""),
+)
 FORMATS = (
-    ModelFormat(
-        is_of=lambda words: START in words.template and "[ARGS]" in words.vocabulary,
+    _NAMED,
+    replace(
+        _NAMED,
+        is_of=lambda words: _NAMED.is_of(words) and "[THINK]" in words.vocabulary,
+        rank=-1,
         thinking=("[THINK]", "[/THINK]"),
-        sections=(Section(START, read=read),),
-        grammar=CallGrammar(json_call(START, "[ARGS]", ""), START, between=""),
     ),
-    ModelFormat(
+    replace(
+        _NAMED,
         is_of=lambda words: START in words.template,
         rank=1,
-        thinking=("[THINK]", "[/THINK]"),
-        sections=(Section(START, read=read),),
-        grammar=CallGrammar(
-            json_call('{"name": "', '", "arguments": ', "}"),
-            START,
-            start=f"{START}[",
-            end="]",
-            between=", ",
-        ),
+        grammar=CallGrammar(write_listed, START, start=f"{START}[", end="]", between=", "),
     ),
 )
