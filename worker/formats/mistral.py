@@ -24,7 +24,7 @@ from hearth.worker.formats.shared.format_parts import (
 )
 
 START = "[TOOL_CALLS]"
-ID_CHARS: Final = 9  # of a call's id
+_ID: Final = {"type": "string", "pattern": "^[a-zA-Z0-9]{9}$"}
 _HEAD: Final = regex.compile(
     r"(?P<name>[\w./:-]++)\s*+(?:\[CALL_ID\]\s*+[\w-]++\s*+)?+(?:\[ARGS\]\s*+)?+(?=\{)"
 )
@@ -51,28 +51,33 @@ def read(context: CallContext) -> ParserSteps[None]:
     raise UnreadableOutput
 
 
-def write_named(lark: Lark, tool: ToolSchema) -> Expression:
-    call_id = lark.row("[CALL_ID]", lark.text_until("[ARGS]", ID_CHARS))
-    between = lark.any_of([call_id, "[ARGS]"])
-    return lark.row(START, lark.quoted(tool.name), between, json_arguments(lark, tool))
+def write_with_id(lark: Lark, tool: ToolSchema) -> Expression:
+    call_id = lark.optional("[CALL_ID]", lark.rule("/[a-zA-Z0-9]{9}/"))
+    return lark.row(START, lark.quoted(tool.name), call_id, "[ARGS]", json_arguments(lark, tool))
 
 
 def write_listed(lark: Lark, tool: ToolSchema) -> Expression:
     call = json_call('{"name": "', '", "arguments": ', "")(lark, tool)
-    return lark.row(call, lark.optional(', "id": "', lark.text_until('"', ID_CHARS)), "}")
+    return lark.row(call, lark.optional(', "id": ', lark.json(_ID)), "}")
 
 
 _NAMED: Final = ModelFormat(
     is_of=lambda words: START in words.template and "[ARGS]" in words.vocabulary,
     sections=(Section(START, read=read),),
-    grammar=CallGrammar(write_named, START, between=""),
+    grammar=CallGrammar(json_call(START, "[ARGS]", ""), START, between=""),
 )
 FORMATS = (
     _NAMED,
     replace(
         _NAMED,
-        is_of=lambda words: _NAMED.is_of(words) and "[THINK]" in words.vocabulary,
+        is_of=lambda words: _NAMED.is_of(words) and "[CALL_ID]" in words.vocabulary,
         rank=-1,
+        grammar=CallGrammar(write_with_id, START, between=""),
+    ),
+    replace(
+        _NAMED,
+        is_of=lambda words: _NAMED.is_of(words) and "[THINK]" in words.vocabulary,
+        rank=-2,
         thinking=("[THINK]", "[/THINK]"),
     ),
     replace(
