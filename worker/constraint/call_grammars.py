@@ -20,7 +20,10 @@ GrammarWriter = Callable[[Lark, ToolSchema], Expression]
 
 @dataclass(frozen=True, slots=True)
 class CallGrammar:
-    """The grammar of a turn: `start`, calls with `between` among them, `end`. Immutable."""
+    """The grammar of a turn: `start`, calls with `between` among them, `end`. Immutable.
+
+    The last line may be ended.
+    """
 
     call: GrammarWriter
     mark: str  # that a call begins with and other text does not
@@ -34,7 +37,7 @@ class CallGrammar:
         assert tools, "a call needs a tool"
         call = lark.any_of([self.call(lark, tool) for tool in tools])
         more = lark.repeated(self.between, call) if is_parallel and not self.is_single else NOTHING
-        return lark.row(self.start, call, more, self.end)
+        return lark.row(self.start, call, more, self.end, NEWLINE)
 
 
 @dataclass(frozen=True, slots=True)

@@ -132,7 +132,9 @@ class Lark:
     def _literal(self, text: str) -> Expression:
         pieces = self._split.split(text) if self._marks else [text]
         found = (
-            f"<[{self._marks[piece]}]>" if piece in self._marks else json.dumps(piece)
+            f"<[{self._marks[piece]}]>"
+            if piece in self._marks
+            else json.dumps(piece, ensure_ascii=False)
             for piece in pieces
             if piece
         )

@@ -43,6 +43,7 @@ FORMATS = (
             words.vocabulary >= {"<|open|>", "<|close|>", "<|sep|>", "<|end_of_msg|>"}
         ),
         framing=("<|open|>response<|sep|>", "<|close|>response<|sep|>", "<|close|>message<|sep|>"),
+        part_ends=("<|close|>", "<|sep|>"),
         sections=(Section(START, END),),
         form=FORM,
         grammar=CallGrammar(write, START, start=START, end=END, between=""),

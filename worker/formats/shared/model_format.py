@@ -53,8 +53,8 @@ class ModelFormat:
     analysis: str = ""  # what a prompt ends with that has begun thinking, where no mark ends it
     read: AnswerReader | None = None  # reads the whole answer, where it is a row of messages
     messages: MessageGrammar | None = None  # and what constrains such an answer
-    # Tokens that end a part of an answer, and not the answer.
-    part_ends: tuple[str, ...] = ()
+    ends: tuple[str, ...] = ()  # tokens that end an answer, and no list may have
+    part_ends: tuple[str, ...] = ()  # tokens that end a part of an answer, and not the answer
     call_text: Callable[[str, Any], str] | None = None  # a call of the history: name, arguments
 
 
