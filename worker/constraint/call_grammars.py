@@ -21,7 +21,10 @@ CallsWriter = Callable[[Lark, Sequence[ToolSchema], bool], Expression]  # whethe
 
 @dataclass(frozen=True, slots=True)
 class CallGrammar:
-    """The grammar of a turn: `start`, calls with `between` among them, `end`. Immutable."""
+    """The grammar of a turn: `start`, calls with `between` among them, `end`. Immutable.
+
+    The last line may be ended.
+    """
 
     call: GrammarWriter
     mark: str  # that a call begins with and other text does not
@@ -35,7 +38,7 @@ class CallGrammar:
         assert tools, "a call needs a tool"
         call = lark.any_of([self.call(lark, tool) for tool in tools])
         more = lark.repeated(self.between, call) if is_parallel and not self.is_single else NOTHING
-        return lark.row(self.start, call, more, self.end)
+        return lark.row(self.start, call, more, self.end, NEWLINE)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,9 +3,9 @@
 Runs once, when a model is loaded. Touches no MLX.
 """
 
+import itertools
 from collections.abc import Sequence, Set
 from dataclasses import dataclass
-from os.path import commonprefix
 from typing import Any
 
 from hearth.worker.prompt.chat_template import Template
@@ -35,7 +35,8 @@ def history_marks(tokenizer: Any, marks: TurnMarks, end_ids: frozenset[int]) -> 
     texts = tuple(text for text in texts if text)
     others = (_header(tokenizer, role, marks.header_ids) for role in ("system", "user", "tool"))
     headers = [*texts, *(tokenizer.decode(list(each)) for each in others if each)]
-    return HistoryMarks(marks.header_ids, commonprefix(headers), texts, ends)
+    start = "".join(headers[:1])[: _shared(headers)]
+    return HistoryMarks(marks.header_ids, start, texts, ends)
 
 
 def turn_marks(tokenizer: Any) -> TurnMarks:
@@ -86,15 +87,16 @@ def _assistant_headers(
     first tokens: that one header stands for all, unless other messages begin so too.
     """
     known = [header for header in (*prompts, *written) if header]
-    shared = known[0] if known else ()
-    for header in known:
-        length = 0
-        while length < min(len(shared), len(header)) and shared[length] == header[length]:
-            length += 1
-        shared = shared[:length]
+    shared = known[0][: _shared(known)] if known else ()
     if shared and not any(other[: len(shared)] == shared for other in others):
         return (shared,)
     return tuple(prompts)
+
+
+def _shared(rows: Sequence[Sequence[Any]]) -> int:
+    """Return with how many equal items all the rows begin."""
+    columns = zip(*rows, strict=False)
+    return sum(1 for _ in itertools.takewhile(lambda column: len({*column}) == 1, columns))
 
 
 def _header(
@@ -164,9 +166,7 @@ def _generation_prompt(tokenizer: Any, thinking: bool) -> list[tuple[int, ...]]:
         between = opened if has_prompt else _between(tokenizer, "assistant")
         starts = [at for at, token in enumerate(between) if token in special]
         return [tuple(between[starts[0] :])] if starts else []
-    common = 0
-    while common < min(len(closed), len(opened)) and closed[common] == opened[common]:
-        common += 1
+    common = _shared((closed, opened))
     return [tuple(opened[common:])] if common < len(opened) else []
 
 

@@ -1,6 +1,6 @@
 """Parses an answer whose think blocks and tool calls stand between marks."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import regex
@@ -68,7 +68,11 @@ class ReasoningAndToolParser:
         self._reasoning = ReasoningWriter(collector)
         self._content = ContentWriter(collector)
         sections = output_marks.sections if options.takes_calls else ()
-        self._sections = {each.start: each for each in sections}
+        self._sections = {
+            name + each.start: replace(each, start=name + each.start)
+            for each in sections
+            for name in (options.tools.names if each.is_behind_name else [""])
+        }
         pairs = [(output_marks.think_start, output_marks.think_end), *output_marks.more_thinking]
         self._think_starts = [start for start, _ in pairs if start]
         self._think_ends = [end for _, end in pairs if end]
@@ -87,8 +91,9 @@ class ReasoningAndToolParser:
         self._content.is_fresh = not self._options.is_continued
         if self._content.is_fresh:
             yield from self._opening()
-        starts, ends, dropped = self._think_starts, self._think_ends, self._dropped
-        marks = Marks(*starts, *ends, *dropped, *self._sections)
+        starts, closes, dropped = self._think_starts, self._think_ends, self._dropped
+        ends = {each.end for each in self._sections.values()}
+        marks = Marks(*starts, *closes, *dropped, *self._sections, *ends)
         while True:
             if self._content.is_fresh:
                 yield from self._header()
@@ -103,11 +108,13 @@ class ReasoningAndToolParser:
                 yield from self._think_block()
             elif mark in dropped:
                 self._content.begin_message()
-            elif mark in ends and self._may_close and not (yield from self._quotes(mark)):
+            elif mark in closes and self._may_close and not (yield from self._quotes(mark)):
                 self._may_close = False
                 self._content.begin_answer()
+            elif mark in ends and self._call_count and self._content.is_fresh:
+                continue  # it ends calls whose own marks were others
             else:
-                self._may_close = False
+                self._may_close = self._may_close and mark in ends
                 self._content.write(mark)
         self._content.end()
 

@@ -25,6 +25,7 @@ from hearth.worker.constraint.lark_builder import (
 from hearth.worker.formats.shared.model_format import (
     LAST,
     ModelFormat,
+    ModelWords,
 )
 from hearth.worker.stream.answer_parts import (
     AnswerCollector,
@@ -83,6 +84,7 @@ __all__ = [
     "Marks",
     "MessageGrammar",
     "ModelFormat",
+    "ModelWords",
     "ParserSteps",
     "RequestTools",
     "Section",

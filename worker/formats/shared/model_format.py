@@ -43,6 +43,7 @@ class ModelFormat:
 
     is_of: Callable[[ModelWords], bool]
     rank: int = 0
+    of_words: Callable[[ModelWords], "ModelFormat"] | None = None  # makes it of a model's own marks
     thinking: tuple[str, str] = ("", "")  # the marks around it; "" = those of the vocabulary
     leaves_thinking_open: bool = False  # an answer may begin with a block that nobody opened
     more_thinking: tuple[tuple[str, str], ...] = ()  # other pairs that are around it, too
@@ -70,4 +71,5 @@ def all_formats() -> tuple[ModelFormat, ...]:
 
 def format_of(words: ModelWords) -> ModelFormat | None:
     """Return the format of a model; None where nothing tells of one."""
-    return next((each for each in all_formats() if each.is_of(words)), None)
+    found = next((each for each in all_formats() if each.is_of(words)), None)
+    return found.of_words(words) if found and found.of_words else found

@@ -142,10 +142,9 @@ class OutputFormat:
 def _thinking(own: ModelFormat, tokenizer: Any, vocabulary: Set[str]) -> tuple[str, str]:
     """Return the marks around thinking: the format's own, or those that mlx-lm finds."""
     found = tokenizer.think_start or "", tokenizer.think_end or ""
-    marks = [own.thinking, found, *(each.thinking for each in all_formats())]
-    return next(
-        (pair for pair in marks if (pair is found and pair[0]) or pair[1] in vocabulary), ("", "")
-    )
+    told = [pair for pair in (own.thinking, found) if pair[0]]
+    others = [each.thinking for each in all_formats() if {*each.thinking} <= vocabulary]
+    return next(iter([*told, *others]), ("", ""))
 
 
 def _sections(own: ModelFormat, vocabulary: Set[str]) -> tuple[Section, ...]:

@@ -44,7 +44,7 @@ class TagForm:
 
 
 def tag_form(
-    name: tuple[str, str], key: tuple[str, str], value_end: str, call_end: str, **more: Any
+    name: tuple[str, str], key: tuple[str, ...], value_end: str, call_end: str, **more: Any
 ) -> TagForm:
     """Return the form whose tags have the name and the key as an attribute: `<invoke name="`."""
     begins = _ATTRIBUTE.fullmatch(key[0])
