@@ -1,9 +1,12 @@
 """The form of GLM-4-0414 and Z1: a tool's name on a line, JSON below, and no mark."""
 
+from dataclasses import replace
+
 from hearth.worker.formats.shared.format_parts import (
     CallContext,
     CallGrammar,
     ModelFormat,
+    ModelWords,
     ParserSteps,
     Section,
     UnreadableOutput,
@@ -15,6 +18,10 @@ BEHIND_NAME = "\n{"
 NEXT = "<|assistant|>"
 
 
+def _is_of(words: ModelWords) -> bool:
+    return "<|observation|>" in words.template and "[gMASK]" in words.template
+
+
 def read(context: CallContext) -> ParserSteps[None]:
     """Read the call whose name stands here, if a line begins with it."""
     buffer, name = context.buffer, context.start.removesuffix(BEHIND_NAME)
@@ -24,14 +31,13 @@ def read(context: CallContext) -> ParserSteps[None]:
     yield from named_call(context, name)
 
 
-FORMATS = (
-    ModelFormat(
-        is_of=lambda words: "<|observation|>" in words.template and "[gMASK]" in words.template,
-        rank=1,
-        thinking=("<think>", "</think>"),
-        framing=(NEXT,),
-        part_ends=(NEXT,),
-        sections=(Section(BEHIND_NAME, read=read, is_head=True, is_behind_name=True),),
-        grammar=CallGrammar(json_call("", BEHIND_NAME[:1], ""), "", between=NEXT),
-    ),
+Z1 = ModelFormat(
+    is_of=lambda words: _is_of(words) and "<think>" in words.template,
+    rank=1,
+    thinking=("<think>", "</think>"),
+    framing=(NEXT,),
+    part_ends=(NEXT,),
+    sections=(Section(BEHIND_NAME, read=read, is_head=True, is_behind_name=True),),
+    grammar=CallGrammar(json_call("", "\n", ""), "", between=NEXT),
 )
+FORMATS = (Z1, replace(Z1, is_of=_is_of, rank=2, thinking=("", "")))
