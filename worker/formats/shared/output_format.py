@@ -49,6 +49,8 @@ class OutputFormat:
             _sections(self.own, vocabulary),
             tuple(forms),
             self.own.framing,
+            self.own.more_thinking,
+            self.own.header,
         )
 
     @property
@@ -78,8 +80,10 @@ class OutputFormat:
         """
         if self.own.analysis:
             return prompt_tail.endswith(self.own.analysis)
-        start, end = self.think_marks
-        return bool(start) and prompt_tail.rfind(start) > prompt_tail.rfind(end)
+        return any(
+            start and prompt_tail.rfind(start) > prompt_tail.rfind(end)
+            for start, end in (self.think_marks, *self.own.more_thinking)
+        )
 
     def may_think(self, prompt_tail: str) -> bool:
         """Return whether the answer may begin with a think block that nobody opens.
