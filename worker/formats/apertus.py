@@ -19,9 +19,7 @@ FORMATS = (
         framing=(END,),
         ends=(END,),
         header=regex.compile(r"(?!)"),  # there is none, but a call ends thinking
-        sections=(
-            Section(START, read=lambda context: json_calls(context, Trust(is_keyed=True))),
-        ),
+        sections=(Section(START, read=lambda context: json_calls(context, Trust(is_keyed=True))),),
         grammar=CallGrammar(
             json_call('{"', '": ', "}"), START, start=f"{START}[", end="]", between=", "
         ),

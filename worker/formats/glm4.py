@@ -6,7 +6,6 @@ from hearth.worker.formats.shared.format_parts import (
     CallContext,
     CallGrammar,
     ModelFormat,
-    ModelWords,
     ParserSteps,
     Section,
     UnreadableOutput,
@@ -18,10 +17,6 @@ BEHIND_NAME = "\n{"
 NEXT = "<|assistant|>"
 
 
-def _is_of(words: ModelWords) -> bool:
-    return "<|observation|>" in words.template and "[gMASK]" in words.template
-
-
 def read(context: CallContext) -> ParserSteps[None]:
     """Read the call whose name stands here, if a line begins with it."""
     buffer, name = context.buffer, context.start.removesuffix(BEHIND_NAME)
@@ -31,13 +26,20 @@ def read(context: CallContext) -> ParserSteps[None]:
     yield from named_call(context, name)
 
 
-Z1 = ModelFormat(
-    is_of=lambda words: _is_of(words) and "<think>" in words.template,
-    rank=1,
-    thinking=("<think>", "</think>"),
+GLM = ModelFormat(
+    is_of=lambda words: "<|observation|>" in words.template and "[gMASK]" in words.template,
+    rank=2,
     framing=(NEXT,),
     part_ends=(NEXT,),
     sections=(Section(BEHIND_NAME, read=read, is_head=True, is_behind_name=True),),
     grammar=CallGrammar(json_call("", "\n", ""), "", between=NEXT),
 )
-FORMATS = (Z1, replace(Z1, is_of=_is_of, rank=2, thinking=("", "")))
+FORMATS = (
+    GLM,
+    replace(
+        GLM,
+        is_of=lambda words: GLM.is_of(words) and "<think>" in words.template,
+        rank=1,
+        thinking=("<think>", "</think>"),
+    ),
+)

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from hearth.worker.formats.shared.format_parts import (
+    LAST,
     CallGrammar,
     ModelFormat,
     ModelWords,
@@ -13,6 +14,7 @@ from hearth.worker.formats.shared.format_parts import (
 )
 
 _THINK: Final = ("<think>", "</think>")
+_CALL: Final = ("<tool_call>", "</tool_call>")
 _CALLS: Final = ("<tool_calls>", "</tool_calls>")
 _FINAL: Final = "[BEGIN FINAL RESPONSE]"  # of Apriel, behind its thinking
 
@@ -97,6 +99,20 @@ FORMATS = (
         ("<|action_start|><|plugin|>", "<|action_end|>"),
         ("\n", "<|action_end|><|action_start|><|plugin|>\n", ""),
         key="parameters",
+    ),
+    _format(  # ERNIE 4.5
+        lambda words: "<tool_call>\\n{" in words.template and "</response>" in words.template,
+        _CALL,
+        ("\n", "\n</tool_call>\n\n<tool_call>\n", "\n"),
+        rank=LAST - 1,
+        framing=("<response>", "</response>"),
+        part_ends=("</response>",),
+    ),
+    _format(  # Ling 2
+        lambda words: "<tool_call>\n{" in words.template.replace("\\n", "\n"),
+        _CALL,
+        ("\n", "\n</tool_call>\n<tool_call>\n", "\n"),
+        rank=LAST,
     ),
     ModelFormat(  # xLAM 2
         is_of=lambda words: "tool_call_name" in words.template,
