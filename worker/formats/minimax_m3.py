@@ -22,26 +22,23 @@ def unfold(tools: RequestTools, name: str, key: str, text: str) -> str:
     """Return as JSON the value of an argument, whose members and items may be elements."""
     first, *pieces = text.split(MARK)
     # Of each element that is open: its key, what knows its type, its text, its elements' values.
-    elements: list[tuple[str, RequestTools, str, list[tuple[str, str]]]] = [(key, tools, first, [])]
-    for piece in pieces:
-        tag, _, inner = piece.lstrip().removeprefix("<").partition(">")
+    opened: list[tuple[str, RequestTools, str, list[tuple[str, str]]]] = [(key, tools, first, [])]
+    for piece in [*pieces, *["</"] * (len(pieces) + 1)]:
+        tag, _, text = piece.lstrip().removeprefix("<").partition(">")
         if not tag.startswith("/"):
-            key, tools, *_ = elements[-1]
-            elements.append((tag, tools.within(name, key), inner, []))
-        elif len(elements) > 1:
-            *closed, values = elements.pop()
-            elements[-1][3].append((closed[0], _json(name, *closed, values)))
-    return _json(name, *elements[0])
-
-
-def _json(
-    name: str, key: str, tools: RequestTools, text: str, values: list[tuple[str, str]]
-) -> str:
-    if not values:
-        return tools.fitting(name, key, text if text else tools.empty(name, key))
-    if {each for each, _ in values} == {"item"}:
-        return f"[{', '.join(value for _, value in values)}]"
-    return "{" + ", ".join(f'"{json_text(each)}": {value}' for each, value in values) + "}"
+            opened.append((tag, opened[-1][1].within(name, opened[-1][0]), text, []))
+            continue
+        key, tools, text, values = opened.pop()
+        value = "{" + ", ".join(f'"{json_text(each)}": {it}' for each, it in values) + "}"
+        if not values:
+            empty = [each for each in ("[]", "{}") if tools.fitting(name, key, each) == each]
+            value = tools.fitting(name, key, text or (empty[0] if len(empty) == 1 else ""))
+        elif {each for each, _ in values} == {"item"}:
+            value = f"[{', '.join(it for _, it in values)}]"
+        if not opened:
+            break
+        opened[-1][3].append((key, value))
+    return value
 
 
 _TAG: Final = regex.escape(MARK) + r"\s*+<"

@@ -26,9 +26,7 @@ FORM = TagForm(
     trims_newline=True,
 )
 TIGHT = replace(FORM, key=("<parameter=", ">"), gap="", trims_newline=False)
-_TIGHT_SHOWN = regex.compile(
-    r"<tool_call>\\?n?\s*+<function=[^<>]++>\\?n?\s*+<parameter=\w++>[^\\\s]"
-)
+_TIGHT_SHOWN = regex.compile(r"<tool_call>\\?n?\s*+<function=\w++>\\?n?\s*+<parameter=\w++>[^\\\s]")
 START, END = "<seed:tool_call>", "</seed:tool_call>"
 SEED = replace(TIGHT, name=(f"{START}\n<function=", ">\n"), behind=f"\n{END}")
 FORMATS = (

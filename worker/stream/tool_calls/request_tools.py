@@ -14,7 +14,6 @@ TYPES_MAX: Final = 200  # of one argument that are looked at
 REFERENCE_CHARS_MAX: Final = 1_000  # of a longer one nothing is looked up
 _NESTED: Final = frozenset({"array", "object"})
 _NOT_TEXT: Final = _NESTED | {"null"}  # what no text looks like
-_EMPTY: Final = {"string": "", "array": "[]", "object": "{}"}
 _BY_FIRST: Final = {"{": "object", "[": "array", "t": "boolean", "f": "boolean", "n": "null"}
 _KINDS: Final[dict[str, tuple[type, ...]]] = {
     "integer": (int,),
@@ -101,11 +100,6 @@ class RequestTools:
             members.setdefault("item", each.get("items"))
         function = {"name": name, "parameters": {**root, "properties": members}}
         return RequestTools([{"function": function}])
-
-    def empty(self, name: str, argument: str) -> str:
-        """Return the JSON of an argument of which nothing was written; "" for a text."""
-        types = self._types(name, argument)
-        return next((text for kind, text in _EMPTY.items() if kind in types), "")
 
     def _types(self, name: str, argument: str) -> set[str]:
         known = self._known_types.get((name, argument))
