@@ -12,7 +12,7 @@ from hearth.worker.stream.lookahead_buffer import (
     ParserSteps,
     UnreadableOutput,
 )
-from hearth.worker.stream.tool_calls.call_parser import Section
+from hearth.worker.stream.tool_calls.call_parser import Section, read_section
 from hearth.worker.stream.tool_calls.call_writer import CallContext
 from hearth.worker.stream.tool_calls.json_calls import Trust, json_calls
 from hearth.worker.stream.tool_calls.request_tools import RequestTools
@@ -22,6 +22,7 @@ from hearth.worker.stream.tool_calls.tag_form import TagForm
 REREAD_CHARS_MAX: Final = 1_000_000
 _BLANKS: Final = regex.compile(r"\s*+")
 _FENCE: Final = regex.compile(r"```(?:json)?+\s++(?=\S)")
+_BARE: Final = regex.compile(r"\{|\[\s*+(?:\{|(?P<name>[\w.-]++)\s*+\()")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +77,8 @@ class ReasoningAndToolParser:
         self._content.is_fresh = not self._options.is_continued
         if self._content.is_fresh:
             yield from self._opening()
-        start, end, dropped = self._marks.think_start, self._marks.think_end, self._marks.dropped
-        marks = Marks(start, end, *dropped, *self._sections)
+        start, end = self._marks.think_start, self._marks.think_end
+        marks = Marks(start, end, *self._marks.dropped, *self._sections)
         while True:
             if self._content.is_fresh and (yield from self._bare_calls()):
                 continue
@@ -91,10 +92,17 @@ class ReasoningAndToolParser:
             elif mark == end and self._may_close and not (yield from self._quotes()):
                 self._may_close = False
                 self._content.begin_answer()
-            elif mark not in dropped:
-                self._may_close = False
-                self._content.write(mark)
+            else:
+                self._write_mark(mark)
         self._content.end()
+
+    def _write_mark(self, mark: str) -> None:
+        """Take a mark for text, or leave it out where it only frames what follows."""
+        if mark in self._marks.dropped:
+            self._content.is_fresh = True
+        else:
+            self._may_close = False
+            self._content.write(mark)
 
     # ------------------------------------------------------------ think blocks
 
@@ -178,7 +186,7 @@ class ReasoningAndToolParser:
             self._rewind()
             if count == self._call_count:
                 self._buffer.at += len(section.start)
-                self._content.write(section.start)
+                self._write_mark(section.start)
         self._buffer.release()
 
     def _rewind(self) -> None:
@@ -187,24 +195,27 @@ class ReasoningAndToolParser:
             self._sections = {}
 
     def _bare_calls(self) -> ParserSteps[bool]:
-        """Read calls in JSON that nothing marks, where the answer begins; False if there are none.
+        """Read calls that nothing marks, where the answer begins; False if there are none.
 
-        Only of tools of the request: any other object is an answer. They may stand in a fence.
+        In JSON, or a list of them in Python; only of tools of the request: all else is an answer.
+        They may stand in a fence.
         """
         if not self._sections or not self._options.tools:
             return False
         blanks = yield from self._buffer.run(_BLANKS)
         fence = yield from self._buffer.match(_FENCE, blanks)
         blanks += len(fence[0]) if fence else 0
-        if (yield from self._buffer.peek(blanks)) != "{":
+        found = yield from self._buffer.match(_BARE, blanks)
+        is_python = bool(found) and bool(self._options.tools.known(found["name"] or ""))
+        if not found or (found["name"] and not is_python):
             return False
         count = self._call_count
         self._buffer.hold()
         self._buffer.at += blanks
         try:
-            yield from json_calls(
-                self._call_context(Section("")), Trust(any_name=False, any_order=False)
-            )
+            context = self._call_context(Section("", is_own=False))
+            trust = Trust(any_name=False, any_order=False)
+            yield from read_section(context) if is_python else json_calls(context, trust)
         except UnreadableOutput:
             self._rewind()
         self._buffer.release()
