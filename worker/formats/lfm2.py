@@ -1,21 +1,15 @@
 """The forms of LFM2 and Olmo 3: calls in Python between marks."""
 
-from typing import Any
-
 from hearth.worker.formats.shared.format_parts import (
     CallGrammar,
     ModelFormat,
     Section,
     python_call,
 )
-from hearth.worker.formats.shared.python_text import python_call_text
+from hearth.worker.formats.tool_code import python_text
 
 START, END = "<|tool_call_start|>", "<|tool_call_end|>"
 CALLS, CALLS_END = "<function_calls>", "</function_calls>"
-
-
-def call_text(name: str, arguments: Any) -> str:
-    return f"{START}[{python_call_text(name, arguments)}]{END}"
 
 
 FORMATS = (
@@ -28,7 +22,7 @@ FORMATS = (
         framing=(START, END),
         sections=(Section(START, END),),
         grammar=CallGrammar(python_call, START, start=f"{START}[", end=f"]{END}", between=", "),
-        call_text=call_text,
+        call_text=lambda name, arguments: f"{START}[{python_text(name, arguments)}]{END}",
     ),
     ModelFormat(
         is_of=lambda words: CALLS in words.template,

@@ -9,7 +9,7 @@ import json
 from collections.abc import Sequence
 from typing import Any, Final, Literal
 
-from hearth.worker.formats.shared.python_text import python_call_text
+from hearth.worker.formats.tool_code import python_text
 
 ToolForm = Literal["native", "manual", "tool_code"]  # native: the template's own
 
@@ -65,7 +65,7 @@ def call_text(function: dict[str, Any], form: ToolForm) -> str:
     """
     name, arguments = function["name"], function["arguments"]
     if form == "tool_code":
-        return f"```tool_code\n{python_call_text(name, arguments)}\n```"
+        return f"```tool_code\n{python_text(name, arguments)}\n```"
     return f"<tool_call>\n{_json({'name': name, 'arguments': arguments})}\n</tool_call>"
 
 

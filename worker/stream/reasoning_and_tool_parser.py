@@ -206,16 +206,18 @@ class ReasoningAndToolParser:
         fence = yield from self._buffer.match(_FENCE, blanks)
         blanks += len(fence[0]) if fence else 0
         found = yield from self._buffer.match(_BARE, blanks)
-        is_python = bool(found) and bool(self._options.tools.known(found["name"] or ""))
-        if not found or (found["name"] and not is_python):
+        if not found or (found["name"] and not self._options.tools.known(found["name"])):
             return False
         count = self._call_count
         self._buffer.hold()
         self._buffer.at += blanks
         try:
             context = self._call_context(Section("", is_own=False))
-            trust = Trust(any_name=False, any_order=False)
-            yield from read_section(context) if is_python else json_calls(context, trust)
+            yield from (
+                read_section(context)
+                if found["name"]
+                else json_calls(context, Trust(any_name=False, any_order=False))
+            )
         except UnreadableOutput:
             self._rewind()
         self._buffer.release()

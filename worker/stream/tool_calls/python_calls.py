@@ -34,13 +34,10 @@ def python_calls(text: str, tools: RequestTools) -> list[ToolCall]:
         return []
     source, spelled = _with_python_names(text.strip(), tools)
     calls = _calls_of(source, tools, spelled)
-    unbroken = _STRING.sub(_unbroken, source)
+    unbroken = _STRING.sub(
+        lambda string: _ESCAPE_OR_BREAK.sub(lambda e: _BREAKS.get(e[0], e[0]), string[0]), source
+    )
     return calls if calls or unbroken == source else _calls_of(unbroken, tools, spelled)
-
-
-def _unbroken(string: re.Match[str]) -> str:
-    """Return a string with its raw line breaks as Python takes them."""
-    return _ESCAPE_OR_BREAK.sub(lambda found: _BREAKS.get(found[0], found[0]), string[0])
 
 
 def _calls_of(source: str, tools: RequestTools, spelled: dict[str, str]) -> list[ToolCall]:
