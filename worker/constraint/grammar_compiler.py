@@ -207,7 +207,7 @@ class GrammarCompiler:
         """Return the shape of calls as the model's template writes them, from their mark on."""
         tools = [tool.contained() for tool in tools]
         if self._messages:
-            return made.shape(self._messages.addressed_call(made, tools))
+            return made.shape(self._messages.addressed_call(made, tools, constraints.parallel_calls))
         assert self._call_grammar is not None
         return made.shape(self._call_grammar.expression(made, tools, constraints.parallel_calls))
 
@@ -282,7 +282,7 @@ class GrammarCompiler:
 
     def _calls(self, lark: Lark, tools: list[ToolSchema], is_parallel: bool) -> Expression:
         if self._messages:
-            return self._messages.call_message(lark, tools)
+            return self._messages.call_message(lark, tools, is_parallel)
         if self._call_grammar is None:
             raise RequestError(
                 "tool_choice asks for a tool call, which cannot be enforced in the format in which "

@@ -14,7 +14,6 @@ from hearth.worker.formats.shared.format_parts import (
 
 _THINK: Final = ("<think>", "</think>")
 _CALLS: Final = ("<tool_calls>", "</tool_calls>")
-_FINAL: Final = "[BEGIN FINAL RESPONSE]"  # of Apriel, behind its thinking
 
 
 def _format(
@@ -75,9 +74,11 @@ FORMATS = (
         ("[\n    ", ",\n    ", "\n]"),
     ),
     _format(  # Apriel 1.6
-        lambda words: "<tool_calls>" in words.template and _FINAL in words.vocabulary,
+        lambda words: (
+            "<tool_calls>" in words.template and "[BEGIN FINAL RESPONSE]" in words.vocabulary
+        ),
         _CALLS,
-        thinking=("Here are my reasoning steps:", _FINAL),
+        thinking=("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]"),
     ),
     _format(  # Apriel 1.5
         lambda words: "<tool_calls>" in words.template and "<thinking>" in words.template,

@@ -43,6 +43,7 @@ SECTION = Section(TAG, read=read, is_own=False)
 _BARE: Final = ModelFormat(
     is_of=lambda words: words.tool_form == "native",
     rank=LAST + 1,
+    ends=("<|eom_id|>",),
     sections=(SECTION,),
     grammar=CallGrammar(
         json_call('{"name": "', '", "parameters": ', "}"), '{"name": "', is_single=True

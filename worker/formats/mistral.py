@@ -21,7 +21,6 @@ from hearth.worker.formats.shared.format_parts import (
 )
 
 START = "[TOOL_CALLS]"
-_ID: Final = {"type": "string", "pattern": "^[a-zA-Z0-9]{9}$"}
 _HEAD: Final = regex.compile(
     r"(?P<name>[\w./:-]++)\s*+(?:\[CALL_ID\]\s*+[\w-]++\s*+)?+(?:\[ARGS\]\s*+)?+(?=\{)"
 )
@@ -82,7 +81,9 @@ FORMATS = (
         grammar=CallGrammar(
             lambda lark, tool: lark.row(
                 json_call('{"name": "', '", "arguments": ', "")(lark, tool),
-                lark.optional(', "id": ', lark.json(_ID)),
+                lark.optional(
+                    ', "id": ', lark.json({"type": "string", "pattern": "^[a-zA-Z0-9]{9}$"})
+                ),
                 "}",
             ),
             START,

@@ -9,6 +9,7 @@ from hearth.worker.constraint.call_grammars import (
     MessageGrammar,
     json_arguments,
     json_call,
+    message_grammar,
     python_call,
     tagged,
 )
@@ -99,6 +100,7 @@ __all__ = [
     "json_calls",
     "json_text",
     "marked_calls",
+    "message_grammar",
     "named_call",
     "python_call",
     "python_calls",
