@@ -13,6 +13,7 @@ from hearth.worker.formats.shared.format_parts import (
 )
 
 _THINK: Final = ("<think>", "</think>")
+_STEPS: Final = ("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]")
 _CALLS: Final = ("<tool_calls>", "</tool_calls>")
 
 
@@ -21,9 +22,13 @@ def _format(
     marks: tuple[str, str],
     around: tuple[str, str, str] = ("[", ", ", "]"),
     key: str = "arguments",
+    others: tuple[str, ...] = (),
     **more: Any,
 ) -> ModelFormat:
-    """Return the form of calls between `marks`, with `around` them what makes them a list."""
+    """Return the form of calls between `marks`, with `around` them what makes them a list.
+
+    `others` are texts that models write in front of calls, too.
+    """
     start, end = marks
 
     def call_text(name: str, arguments: Any) -> str:
@@ -32,7 +37,7 @@ def _format(
 
     return ModelFormat(
         is_of=is_of,
-        sections=(Section(start, end),),
+        sections=(Section(start, end), *(Section(each, is_own=False) for each in others)),
         grammar=CallGrammar(
             json_call('{"name": "', f'", "{key}": ', "}"),
             start,
@@ -54,6 +59,7 @@ FORMATS = (
     _format(  # Phi-4-mini
         lambda words: words.vocabulary >= {"<|tool_call|>", "<|/tool_call|>"},
         ("<|tool_call|>", "<|/tool_call|>"),
+        others=("functools",),
     ),
     _format(  # Granite 3
         lambda words: "<|tool_call|>" in words.template,
@@ -78,20 +84,22 @@ FORMATS = (
             "<tool_calls>" in words.template and "[BEGIN FINAL RESPONSE]" in words.vocabulary
         ),
         _CALLS,
-        thinking=("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]"),
+        thinking=_STEPS,
     ),
     _format(  # Apriel 1.5
         lambda words: "<tool_calls>" in words.template and "<thinking>" in words.template,
         _CALLS,
         rank=1,
         thinking=("<thinking>", "</thinking>"),
+        more_thinking=(_STEPS,),
+        framing=("[END FINAL RESPONSE]",),
     ),
     _format(  # Hunyuan A13B
         lambda words: "<tool_calls>" in words.template,
         _CALLS,
         rank=2,
         thinking=_THINK,
-        framing=("<answer>", "</answer>"),
+        framing=("<answer>\n助手：", "<answer>", "</answer>"),
     ),
     _format(  # InternLM
         lambda words: words.vocabulary >= {"<|action_start|>", "<|plugin|>"},
@@ -101,6 +109,7 @@ FORMATS = (
     ),
     ModelFormat(  # xLAM 2
         is_of=lambda words: "tool_call_name" in words.template,
+        more_thinking=(_THINK,),
         sections=(Section('[{"name"', is_own=False, is_head=True),),
         grammar=CallGrammar(
             json_call('{"name": "', '", "arguments": ', "}"),
