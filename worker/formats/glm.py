@@ -1,15 +1,20 @@
-"""The form of GLM-4.5 to 5, Spark 2.5, Laguna, LongCat, Hy: `<tool_call>f<arg_key>k</arg_key>`."""
+"""The forms of GLM; that of 4.5 to 5 is also that of Spark 2.5, Laguna, LongCat and Hy."""
 
 from dataclasses import replace
 
 import regex
 
 from hearth.worker.formats.shared.format_parts import (
+    CallContext,
     CallGrammar,
     ModelFormat,
     ModelWords,
+    ParserSteps,
     Section,
+    UnreadableOutput,
     bare_form,
+    json_call,
+    named_call,
     tagged,
 )
 
@@ -44,7 +49,31 @@ def _hy(words: ModelWords) -> ModelFormat:
     )
 
 
+def _read(context: CallContext) -> ParserSteps[None]:
+    """Read the call whose name stands here, if a line begins with it."""
+    buffer, name = context.buffer, context.start.removesuffix("\n{")
+    if buffer.before(0) not in ("", "\n", ">"):
+        raise UnreadableOutput
+    buffer.at += len(name)
+    yield from named_call(context, name)
+
+
+GLM_4 = ModelFormat(  # 0414: a tool's name on a line, JSON below, and no mark
+    is_of=lambda words: "<|observation|>" in words.template and "[gMASK]" in words.template,
+    rank=2,
+    framing=("<|assistant|>",),
+    part_ends=("<|assistant|>",),
+    sections=(Section("\n{", read=_read, is_head=True, is_behind_name=True),),
+    grammar=CallGrammar(json_call("", "\n", ""), "", between="<|assistant|>"),
+)
 FORMATS = (
+    GLM_4,
+    replace(  # Z1
+        GLM_4,
+        is_of=lambda words: GLM_4.is_of(words) and "<think>" in words.template,
+        rank=1,
+        thinking=("<think>", "</think>"),
+    ),
     ModelFormat(
         is_of=lambda words: "<arg_key>" in words.template,
         leaves_thinking_open=True,

@@ -1,4 +1,4 @@
-"""The form of MiniMax M3: a mark in front of each tag, and what is nested is elements, too."""
+"""The forms of MiniMax M2 and M3; in M3's a mark stands in front of each tag, nested ones too."""
 
 from typing import Final
 
@@ -11,9 +11,14 @@ from hearth.worker.formats.shared.format_parts import (
     Section,
     TagForm,
     json_text,
+    tag_form,
     tagged,
 )
 
+M2, M2_END = "<minimax:tool_call>", "</minimax:tool_call>"
+M2_FORM = tag_form(
+    ('<invoke name="', '">\n'), ('<parameter name="', '">'), "</parameter>", "</invoke>"
+)
 MARK: Final = "]<]minimax[>["
 START, END = f"{MARK}<tool_call>", f"{MARK}</tool_call>"
 
@@ -54,6 +59,12 @@ FORM = TagForm(
     behind="\n",
 )
 FORMATS = (
+    ModelFormat(
+        is_of=lambda words: M2 in words.template,
+        sections=(Section(M2, M2_END), Section("<invoke name=", M2_END, is_head=True)),
+        form=M2_FORM,
+        grammar=CallGrammar(tagged(M2_FORM), M2, start=f"{M2}\n", end=f"\n{M2_END}"),
+    ),
     ModelFormat(
         is_of=lambda words: MARK in words.template or MARK in words.vocabulary,
         thinking=("<mm:think>", "</mm:think>"),
