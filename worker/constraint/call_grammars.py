@@ -147,7 +147,8 @@ def tagged(form: TagForm) -> GrammarWriter:
             if form.typed:
                 is_json = not is_text(parameter.schema, parameter.schema)
                 head = lark.row(head, lark.any_of(form.typed[1:] if is_json else form.typed[:1]))
-            value = _tagged_value(lark, parameter.schema, form)
+            end = form.value_end.format(parameter.name)
+            value = _tagged_value(lark, parameter.schema, form.gap, end)
             elements.append((lark.rule(lark.row(head, value, line_end)), parameter.is_required))
         head = lark.row(form.name[0], lark.quoted(tool.name), *map(literal, form.name[1:]))
         return lark.row(head, lark.elements(elements), form.call_end, form.behind)
@@ -155,13 +156,13 @@ def tagged(form: TagForm) -> GrammarWriter:
     return write
 
 
-def _tagged_value(lark: Lark, schema: dict[str, Any], form: TagForm) -> Expression:
+def _tagged_value(lark: Lark, schema: dict[str, Any], gap: str, end: str) -> Expression:
     """Return a value and the tag that ends it."""
     if not is_text(schema, schema):
-        return lark.row(lark.json(schema, **LENIENT), form.gap, form.value_end)
+        return lark.row(lark.json(schema, **LENIENT), gap, end)
     if (choices := words(schema, schema)) is not None:
-        return lark.row(lark.any_of(map(lark.quoted, choices)), form.gap, form.value_end)
-    return lark.text_until(form.value_end, characters_max(schema, schema))
+        return lark.row(lark.any_of(map(lark.quoted, choices)), gap, end)
+    return lark.text_until(end, characters_max(schema, schema))
 
 
 def python_call(lark: Lark, tool: ToolSchema) -> Expression:

@@ -21,6 +21,7 @@ MessageRow = tuple[
 ]  # a message, and its place among those that were sent, or NONE
 
 NONE: Final = -1  # a message that was not sent, or not as one
+_NO_SYSTEM: Final = {"role": "system", "content": ""}
 _NO_QUESTION: Final = {"role": "user", "content": ""}
 # Stands where a template wants an answer before the next question, and none was given.
 _NO_ANSWER: Final = {"role": "assistant", "content": "Done."}
@@ -44,6 +45,10 @@ def adapted(
         rows, tools = _with_tool_prompt(rows, tools, template.tool_form), []
     elif template.completes_tools:
         tools = [_whole(tool) for tool in tools]
+    if template.needs_system and tools and (not messages or messages[0]["role"] != "system"):
+        rows = [(_NO_SYSTEM, NONE), *rows]
+    if template.names_by_id:
+        rows = list(_numbered(rows))
     if template.splits_calls:
         rows = list(_one_call_each(rows))
     fitting = ((_adapted_message(row[0], at, template), row[1]) for at, row in enumerate(rows))
@@ -102,6 +107,23 @@ def _one_call_each(rows: list[MessageRow]) -> Iterator[MessageRow]:
         for call in calls:
             yield {**said, "tool_calls": [call]}, NONE
             said = {"role": "assistant", "content": ""}
+
+
+def _numbered(rows: list[MessageRow]) -> Iterator[MessageRow]:
+    """Yield the messages with ids as Kimi's: a call's name, and its number in the conversation."""
+    numbers = itertools.count()
+    ids: dict[Any, str] = {}  # of the calls so far
+    for message, place in rows:
+        calls = []
+        for call in message.get("tool_calls") or ():
+            new_id = ids[call.get("id")] = f"functions.{call['function']['name']}:{next(numbers)}"
+            calls.append({**call, "id": new_id})
+        if calls:
+            yield {**message, "tool_calls": calls}, place
+        elif (given := message.get("tool_call_id")) in ids:
+            yield {**message, "tool_call_id": ids[given]}, place
+        else:
+            yield message, place
 
 
 # ---------------------------------------------------------------- one message

@@ -33,8 +33,8 @@ def history_marks(tokenizer: Any, marks: TurnMarks, end_ids: frozenset[int]) -> 
     closing = [token for token in between if token in _control_ids(tokenizer)][:1]
     ends = end_ids | (set(closing) - marks.header_ids)
     texts = tuple(text for text in texts if text)
-    others = (_header(tokenizer, role, marks.header_ids) for role in ("system", "user", "tool"))
-    headers = [*texts, *(tokenizer.decode(list(each)) for each in others if each)]
+    others = map(list, filter(None, _other_headers(tokenizer, marks.header_ids)))
+    headers = [*texts, *map(tokenizer.decode, others)]
     start = "".join(headers[:1])[: _shared(headers)]
     return HistoryMarks(marks.header_ids, start, texts, ends)
 
@@ -52,7 +52,7 @@ def turn_marks(tokenizer: Any) -> TurnMarks:
         if not header_ids.intersection(between):
             header_ids.update(_header_of(tokenizer, between, ends))
     usable = [prompt for prompt in prompts if prompt[0] in header_ids]
-    others = [_header(tokenizer, role, header_ids) for role in ("system", "user", "tool")]
+    others = _other_headers(tokenizer, header_ids)
     written = [_header(tokenizer, "assistant", header_ids, is_old) for is_old in (False, True)]
     headers = _assistant_headers(usable, written, others)
     assert all(header[0] in header_ids for header in headers), (headers, header_ids)
@@ -99,6 +99,11 @@ def _shared(rows: Sequence[Sequence[Any]]) -> int:
     return sum(1 for _ in itertools.takewhile(lambda column: len({*column}) == 1, columns))
 
 
+def _other_headers(tokenizer: Any, header_ids: Set[int]) -> list[tuple[int, ...]]:
+    """Return what other messages than the model's begin with."""
+    return [_header(tokenizer, role, header_ids) for role in ("system", "user", "tool")]
+
+
 def _header(
     tokenizer: Any, role: str, header_ids: Set[int], is_old: bool = False
 ) -> tuple[int, ...]:
@@ -106,7 +111,8 @@ def _header(
 
     `is_old`: of one that a user's message follows, whose thinking templates leave out.
     """
-    between = list(_between(tokenizer, role, is_old))
+    is_answer = role == "user"  # that it follows: some end a question with the answer's header
+    between = list(_after_answer(tokenizer) if is_answer else _between(tokenizer, role, is_old))
     starts = [at for at, token in enumerate(between) if token in header_ids]
     return tuple(between[starts[-1] :]) if starts else ()
 
