@@ -5,6 +5,7 @@ from hearth.worker.formats.shared.format_parts import (
     ModelFormat,
     Section,
     python_call,
+    python_text,
 )
 
 START, END = "<|tool_call_start|>", "<|tool_call_end|>"
@@ -16,6 +17,7 @@ FORMATS = (
             or words.vocabulary >= {START, END}
         ),
         sections=(Section(START, END),),
+        call_text=python_text,
         grammar=CallGrammar(python_call, START, start=f"{START}[", end=f"]{END}", between=", "),
     ),
 )

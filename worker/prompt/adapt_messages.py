@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from hearth.worker.prompt.chat_template import text_of
 from hearth.worker.prompt.template_capabilities import TemplateCapabilities
-from hearth.worker.prompt.tools_as_text import ToolForm, call_text, result_text, tool_prompt
+from hearth.worker.prompt.tools_as_text import call_text, result_text, tool_prompt
 
 Messages = list[dict[str, Any]]
 MessageRow = tuple[
@@ -42,7 +42,7 @@ def adapted(
     """Return the messages and the tools as this template takes them."""
     rows = [(message, at) for at, message in enumerate(messages)]
     if template.tool_form != "native":
-        rows, tools = _with_tool_prompt(rows, tools, template.tool_form), []
+        rows, tools = _with_tool_prompt(rows, tools, template), []
     elif template.completes_tools:
         tools = [_whole(tool) for tool in tools]
     if template.needs_system and tools and (not messages or messages[0]["role"] != "system"):
@@ -68,12 +68,13 @@ def short_call_id(call_id: str) -> str:
 # ---------------------------------------------------------------- tools
 
 
-def _with_tool_prompt(rows: list[MessageRow], tools: list[Any], form: ToolForm) -> list[MessageRow]:
+def _with_tool_prompt(
+    rows: list[MessageRow], tools: list[Any], template: TemplateCapabilities
+) -> list[MessageRow]:
     """Return the messages with the tools at the end of the system message."""
-    assert form != "native", "the template shows the tools itself"
     if not tools:
         return rows
-    prompt = tool_prompt(tools, form)
+    prompt = tool_prompt(tools, template.tool_form, template.own)
     if not rows or rows[0][0]["role"] != "system":
         return [({"role": "system", "content": prompt}, NONE), *rows]
     (first, place), *others = rows
@@ -158,7 +159,10 @@ def _adapted_result(message: dict[str, Any], template: TemplateCapabilities) -> 
 
 def _result_as_user(result: dict[str, Any], template: TemplateCapabilities) -> dict[str, Any]:
     """Return a tool's result as a message of the user's."""
-    return {"role": "user", "content": result_text(text_of(result), template.tool_form)}
+    return {
+        "role": "user",
+        "content": result_text(text_of(result), template.tool_form, template.own),
+    }
 
 
 def _adapted_calls(message: dict[str, Any], template: TemplateCapabilities) -> dict[str, Any]:
@@ -169,7 +173,9 @@ def _adapted_calls(message: dict[str, Any], template: TemplateCapabilities) -> d
     """
     calls, content = message["tool_calls"], text_of(message)
     if not template.shows_calls:
-        texts = [call_text(_with_object(call)["function"], template.tool_form) for call in calls]
+        functions = [_with_object(call)["function"] for call in calls]
+        texts = [call_text(each, template.tool_form) for each in functions]
+        texts = [template.own.calls(functions)] if template.own else texts
         said = {name: value for name, value in message.items() if name != "tool_calls"}
         return {**said, "content": "\n".join([content, *texts] if content else texts)}
     if not template.takes_objects:

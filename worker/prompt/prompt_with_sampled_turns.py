@@ -304,13 +304,20 @@ class PromptBuilder:
         return not any(piece.text.strip() for piece in behind)
 
     def _generation_prompt(self, pieces: list[TextPiece]) -> int:
-        """Return the piece where the generation prompt begins; behind all where none is seen."""
+        """Return the piece where the generation prompt begins; behind all where none is seen.
+
+        Where no header is, tokens that end the prompt are all of it: DeepSeek V3.2 goes on behind
+        results with <think> alone.
+        """
         for at in range(len(pieces) - 1, -1, -1):
             if self._is_header(pieces, at):
                 # A turn that has ended is none that is to be written.
                 is_open = self._end_of(pieces, at, len(pieces)) == len(pieces)
-                return at if is_open and self._is_assistants(pieces, at) else len(pieces)
-        return len(pieces)
+                if is_open and self._is_assistants(pieces, at):
+                    return at
+                break
+        texts = (at for at, piece in enumerate(pieces) if not piece.is_added and piece.text.strip())
+        return max(texts, default=-1) + 1
 
     def _is_header(self, pieces: list[TextPiece], at: int) -> bool:
         piece, begins = pieces[at], self._history.header_start

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from hearth.worker.prompt.chat_template import Template
-from hearth.worker.prompt.tools_as_text import ToolForm
+from hearth.worker.prompt.tools_as_text import OwnForm, ToolForm
 
 EFFORTS: Final = ("none", "minimal", "low", "medium", "high", "xhigh", "max")  # least first
 SWITCHES: Final[dict[str, tuple[Any, Any]]] = {
@@ -62,6 +62,7 @@ class TemplateCapabilities:
     variables: frozenset[str] | None  # that it may be given; None: any
     switches: frozenset[str]  # of SWITCHES, those that change what is rendered
     efforts: tuple[str, ...]  # of EFFORTS, those that it renders
+    own: OwnForm | None = None  # of the model's calls, where the template shows none
 
 
 def template_capabilities(template: Template) -> TemplateCapabilities:
@@ -189,6 +190,8 @@ class _Prober:
                 is_taken = self.takes(*probe)
                 if before == "start":  # nothing may follow, and no question may be needed
                     is_taken = is_taken and self.takes(kind)
+                if before == kind == "tool":  # the second may need a call of its own
+                    is_taken = is_taken or self.takes("user", "two calls", *probe[-4:])
                 if not is_taken:
                     yield before, kind
 

@@ -25,6 +25,9 @@ from hearth.worker.formats.shared.model_format import (
     LAST,
     ModelFormat,
 )
+from hearth.worker.prompt.tools_as_text import (
+    python_text,
+)
 from hearth.worker.stream.answer_parts import (
     AnswerCollector,
     Channel,
@@ -100,6 +103,7 @@ __all__ = [
     "named_call",
     "python_call",
     "python_calls",
+    "python_text",
     "tag_form",
     "tagged",
 ]
