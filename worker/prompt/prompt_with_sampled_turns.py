@@ -134,7 +134,9 @@ class PromptBuilder:
             assert turn is not None, "only spans of known turns are replaced"
             prompt_ids.ids.extend(turn.ids.tolist())
             kept.add(message)
-            at = end
+            # Command writes <|END_RESPONSE|> itself, which ends the turn in its template.
+            doubled = {turn.ids[-1]} & self._history.ends - self._history.header_ids
+            at = end + (end < header and {*pieces[end].ids} == doubled)
         prompt_ids.add(pieces[at:header])
         header_token = len(prompt_ids.ids)
         prompt_ids.add(pieces[header:])
@@ -245,7 +247,7 @@ class PromptBuilder:
                     doubtful.remove(message)
                     span = (start, self._end_of(pieces, start, end), message)
                     if self._may_replace(pieces, span, content):
-                        spans.append(self._without_double(pieces, span, content))
+                        spans.append(span)
         return spans, len(doubtful)
 
     def _may_replace(
@@ -266,20 +268,6 @@ class PromptBuilder:
         if shown and not any(word in text for word in shown):
             return False
         return self.preserves_thinking or turn.thinking.strip() in text
-
-    def _without_double(
-        self, pieces: list[TextPiece], span: tuple[int, int, int], content: PromptContent
-    ) -> tuple[int, int, int]:
-        """Return the span with the piece that ends it, where the turn was sampled with that too.
-
-        So Command writes <|END_RESPONSE|> before the token that ends the turn.
-        """
-        start, end, message = span
-        turn, ends = content.turns[message], self._history.ends - self._history.header_ids
-        assert turn is not None, "only known turns have spans"
-        last = turn.ids[-1]
-        is_double = last in ends and end < len(pieces) and pieces[end].ids[:1] == (last,)
-        return start, end + is_double, message
 
     def _header_runs(self, pieces: list[TextPiece]) -> list[list[tuple[int, int]]]:
         """Return runs of assistant headers: (its piece, the piece of the next header)."""
@@ -320,9 +308,8 @@ class PromptBuilder:
         return max(texts, default=-1) + 1
 
     def _is_header(self, pieces: list[TextPiece], at: int) -> bool:
-        piece, begins = pieces[at], self._history.header_start
-        is_first = piece.is_added and piece.ids[0] in self._history.header_ids
-        return is_first and _stands_at(pieces, at, (begins,))
+        is_first = pieces[at].is_added and pieces[at].ids[0] in self._history.header_ids
+        return is_first and _stands_at(pieces, at, (self._history.header_start,))
 
     def _is_assistants(self, pieces: list[TextPiece], at: int) -> bool:
         return _stands_at(pieces, at, self._history.assistant_texts)

@@ -67,10 +67,8 @@ class TemplateCapabilities:
 
 def template_capabilities(template: Template) -> TemplateCapabilities:
     """Return what the template accepts and shows."""
-    is_shown, completes_tools = _shows_tools(template)
-    needs_system = not is_shown
-    if needs_system:
-        is_shown, completes_tools = _shows_tools(template, _SYSTEM)
+    needs_system = not _shows_tools(template)[0]
+    is_shown, completes_tools = _shows_tools(template, *[_SYSTEM] * needs_system)
     tools = [_tool(is_whole=completes_tools)] if is_shown else []
     kinds = [(arguments, by_id) for by_id in (False, True) for arguments in ({}, "{}")]
     probers = [_Prober(template, tools, *kind) for kind in kinds]
