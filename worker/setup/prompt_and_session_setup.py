@@ -47,7 +47,9 @@ def make_builder(
     `context_by` is what makes the context no longer, as ModelFacts has it.
     """
     thinks, preserves = settings.default_thinking, settings.preserve_thinking
-    renderer = Renderer(tokenizer, thinks, preserves)
+    renderer = Renderer(
+        tokenizer, thinks, preserves, lambda form: OutputFormat(tokenizer, form).own_form
+    )
     if not renderer.has_template:
         log.warning(
             "the model has no chat template: it is shown messages as a plain transcript, which "
