@@ -149,7 +149,7 @@ def _template_ends(tokenizer: Any, part_ends: Set[int | None] = frozenset()) -> 
     special = _control_ids(tokenizer) - part_ends
     tail_ids = tokenizer.encode(tail, add_special_tokens=False) if found else []
     ends = [token for token in tail_ids if token in special]
-    return (_marks(tokenizer, ends) or ends)[:1]
+    return [*(_marks(tokenizer, ends) or ends)][:1]
 
 
 def _control_ids(tokenizer: Any) -> set[int]:

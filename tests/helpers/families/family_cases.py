@@ -35,9 +35,10 @@ def _tool(name: str, properties: dict[str, Any], *required: str) -> dict[str, An
     return tool(name, schema | ({"required": list(required)} if required else {}))
 
 
+_EDITED: Final = ("path", "old_string", "new_string")
 TOOLS: Final = (
     _tool("get_weather", {"city": TEXT, "days": INTEGER}, "city"),
-    _tool("edit", dict.fromkeys(EDITED := ("path", "old_string", "new_string"), TEXT), *EDITED),
+    _tool("edit", dict.fromkeys(_EDITED, TEXT), *_EDITED),
     _tool("now", {}),
     _tool(
         "set",

@@ -145,7 +145,7 @@ class FamilyChecks:
     def _history(self) -> str:
         function = {"name": "get_weather", "arguments": dict(WEATHER)}
         call = {"id": "call_4f2a9c81d7e3", "type": "function", "function": function}
-        messages = [
+        messages: list[dict[str, Any]] = [
             {"role": "user", "content": QUESTION},
             {"role": "assistant", "content": "", "tool_calls": [call]},
             {"role": "tool", "tool_call_id": call["id"], "content": "Sunny."},
