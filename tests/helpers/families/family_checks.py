@@ -119,10 +119,10 @@ class FamilyChecks:
 
     def _difference(self, parts: AnswerParts, case: Case) -> str:
         try:
-            got = [(call.name, _plain(call.arguments)) for call in parts.calls]
+            got = [(call.name, plain(call.arguments)) for call in parts.calls]
         except ValueError:
             return f"no JSON: {parts.calls}"
-        wanted = [(name, _plain(arguments)) for name, arguments in case.calls]
+        wanted = [(name, plain(arguments)) for name, arguments in case.calls]
         if case.among:
             got = [call for call in got if call in wanted] or (wanted if case.soft else [])
         if got != wanted:
@@ -202,7 +202,7 @@ class FamilyChecks:
         return "" if takes else f"refused behind {self.tokenizer.decode(answer.tokens)!r}"
 
 
-def _plain(value: Any) -> str:
+def plain(value: Any) -> str:
     """Return JSON, whether text or read, in one way to write it."""
     read = json.loads(value) if isinstance(value, str) else value
     return json.dumps(read, sort_keys=True, ensure_ascii=False, default=float)
