@@ -76,12 +76,9 @@ class ReasoningAndToolParser:
         pairs = [(output_marks.think_start, output_marks.think_end), *output_marks.more_thinking]
         self._think_starts = [start for start, _ in pairs if start]
         self._think_ends = [end for _, end in pairs if end]
-        self._dropped = output_marks.dropped
         # A message of thinking may stand anywhere, and ends at the latest where another begins.
-        self._begins: tuple[str, ...] = ()
-        if output_marks.header:
-            self._begins = (*self._dropped, *self._sections, *self._think_starts)
-            self._dropped += tuple(self._think_ends)
+        begins = (*output_marks.dropped, *self._sections, *self._think_starts)
+        self._begins = begins if output_marks.header else ()
         self._call_count = 0
         self._reread_chars = 0
         self._may_close = not options.is_thinking  # a closing mark may be an orphan
@@ -91,7 +88,7 @@ class ReasoningAndToolParser:
         self._content.is_fresh = not self._options.is_continued
         if self._content.is_fresh:
             yield from self._opening()
-        starts, closes, dropped = self._think_starts, self._think_ends, self._dropped
+        starts, closes, dropped = self._think_starts, self._think_ends, self._marks.dropped
         ends = {each.end for each in self._sections.values()}
         marks = Marks(*starts, *closes, *dropped, *self._sections, *ends)
         while True:
