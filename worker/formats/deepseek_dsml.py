@@ -50,11 +50,7 @@ def _format(mark: str, block: str) -> ModelFormat:
 
 
 _SECTIONS: Final = tuple(
-    [
-        Section(f"<{mark}{each}>", f"</{mark}{each}>")
-        for mark in MARKS
-        for each in BLOCKS + _MISSPELT
-    ]
+    [Section(f"<{mark}{each}>", f"</{mark}{each}>") for mark in MARKS for each in BLOCKS + _MISSPELT]
     + [
         Section(f"<{mark}{gap}invoke", f"</{mark}{block}>", is_head=True)
         for mark in MARKS
