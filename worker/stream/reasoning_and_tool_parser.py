@@ -77,7 +77,11 @@ class ReasoningAndToolParser:
         self._think_starts = [start for start, _ in pairs if start]
         self._think_ends = [end for _, end in pairs if end]
         # A message of thinking may stand anywhere, and ends at the latest where another begins.
-        begins = (*output_marks.dropped, *self._sections, *self._think_starts)
+        names = ("user", *options.tools.names)
+        self._dropped = {
+            each.replace("{name}", name) for each in output_marks.dropped for name in names
+        }
+        begins = (*self._dropped, *self._sections, *self._think_starts)
         self._begins = begins if output_marks.header else ()
         self._call_count = 0
         self._reread_chars = 0
@@ -88,7 +92,7 @@ class ReasoningAndToolParser:
         self._content.is_fresh = not self._options.is_continued
         if self._content.is_fresh:
             yield from self._opening()
-        starts, closes, dropped = self._think_starts, self._think_ends, self._marks.dropped
+        starts, closes, dropped = self._think_starts, self._think_ends, self._dropped
         ends = {each.end for each in self._sections.values()}
         marks = Marks(*starts, *closes, *dropped, *self._sections, *ends)
         while True:
@@ -206,7 +210,7 @@ class ReasoningAndToolParser:
             self._rewind()
             if count == self._call_count:
                 self._buffer.at += len(section.start)
-                if section.start not in self._marks.dropped:
+                if section.start not in self._dropped:
                     self._content.write(section.start)
         self._buffer.release()
 
