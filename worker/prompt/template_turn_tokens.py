@@ -33,8 +33,8 @@ def history_marks(tokenizer: Any, marks: TurnMarks, end_ids: frozenset[int]) -> 
     closing = [token for token in between if token in _control_ids(tokenizer)][:1]
     ends = end_ids | (set(closing) - marks.header_ids)
     texts = tuple(text for text in texts if text)
-    others = (_header(tokenizer, role, marks.header_ids) for role in ("system", "user", "tool"))
-    headers = [*texts, *(tokenizer.decode(list(each)) for each in others if each)]
+    others = map(list, filter(None, _other_headers(tokenizer, marks.header_ids)))
+    headers = [*texts, *map(tokenizer.decode, others)]
     start = "".join(headers[:1])[: _shared(headers)]
     return HistoryMarks(marks.header_ids, start, texts, ends)
 
@@ -52,7 +52,7 @@ def turn_marks(tokenizer: Any) -> TurnMarks:
         if not header_ids.intersection(between):
             header_ids.update(_header_of(tokenizer, between, ends))
     usable = [prompt for prompt in prompts if prompt[0] in header_ids]
-    others = [_header(tokenizer, role, header_ids) for role in ("system", "user", "tool")]
+    others = _other_headers(tokenizer, header_ids)
     written = [_header(tokenizer, "assistant", header_ids, is_old) for is_old in (False, True)]
     headers = _assistant_headers(usable, written, others)
     assert all(header[0] in header_ids for header in headers), (headers, header_ids)
@@ -99,6 +99,11 @@ def _shared(rows: Sequence[Sequence[Any]]) -> int:
     return sum(1 for _ in itertools.takewhile(lambda column: len({*column}) == 1, columns))
 
 
+def _other_headers(tokenizer: Any, header_ids: Set[int]) -> list[tuple[int, ...]]:
+    """Return what other messages than the model's begin with."""
+    return [_header(tokenizer, role, header_ids) for role in ("system", "user", "tool")]
+
+
 def _header(
     tokenizer: Any, role: str, header_ids: Set[int], is_old: bool = False
 ) -> tuple[int, ...]:
@@ -106,7 +111,9 @@ def _header(
 
     `is_old`: of one that a user's message follows, whose thinking templates leave out.
     """
-    between = list(_between(tokenizer, role, is_old))
+    # Others behind an answer: some templates end a question with the answer's header.
+    is_own = role == "assistant"
+    between = list(_between(tokenizer, role, is_old) if is_own else _after_answer(tokenizer, role))
     starts = [at for at, token in enumerate(between) if token in header_ids]
     return tuple(between[starts[-1] :]) if starts else ()
 
@@ -142,7 +149,7 @@ def _template_ends(tokenizer: Any, part_ends: Set[int | None] = frozenset()) -> 
     special = _control_ids(tokenizer) - part_ends
     tail_ids = tokenizer.encode(tail, add_special_tokens=False) if found else []
     ends = [token for token in tail_ids if token in special]
-    return (_marks(tokenizer, ends) or ends)[:1]
+    return [*(_marks(tokenizer, ends) or ends)][:1]
 
 
 def _control_ids(tokenizer: Any) -> set[int]:
@@ -201,9 +208,9 @@ def _between(tokenizer: Any, role: str, is_old: bool = False) -> Sequence[int]:
     return between
 
 
-def _after_answer(tokenizer: Any) -> Sequence[int]:
-    """Return the tokens between an answer and the user's message behind it."""
-    roles = (("user", _THIRD), ("assistant", _FIRST), ("user", _SECOND))
+def _after_answer(tokenizer: Any, role: str = "user") -> Sequence[int]:
+    """Return the tokens between an answer and the content of a `role` message behind it."""
+    roles = (("user", _THIRD), ("assistant", _FIRST), (role, _SECOND))
     messages = [{"role": role, "content": content} for role, content in roles]
     text = _probed(tokenizer, messages)
     _, _, rest = text.partition(_FIRST)
