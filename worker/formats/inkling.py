@@ -22,7 +22,11 @@ FORMATS = (
         is_of=lambda words: words.vocabulary >= {CALL, END, NEXT},
         thinking=(THINK, END),
         framing=(NEXT, END, TEXT, CALL, "<|content_xml|>", "<|content_invoke_tool_text|>"),
-        header=regex.compile(r"(?:\A|(?<=<\|message_model\|>))[^\s<>]++(?=<\|content_invoke)"),
+        # What needs NUL behind it matches only where the answer is cut off: in a call.
+        header=regex.compile(
+            r"(?:\A|(?<=<\|message_model\|>))[^\s<>]++(?=<\|content_invoke)"
+            r"|(?<=<\|content_invoke_tool_json\|>)[^<]*+\x00"
+        ),
         sections=(Section(CALL, END),),
         messages=message_grammar(
             CallGrammar(

@@ -43,7 +43,10 @@ FORMATS = (
         is_of=lambda words: words.vocabulary >= {OPEN, CLOSE, SEP, "<|end_of_msg|>"},
         thinking=(f"{OPEN}think{SEP}", THINK_END),
         framing=(OPEN, CLOSE, SEP, RESPONSE, RESPONSE_END, START, END, CALL, THINK_END),
-        header=regex.compile(r"(?<=<\|(?:open|close)\|>)\w*+(?: \w++=\"[^\"<>]*+\")*+<\|sep\|>"),
+        header=regex.compile(
+            r"(?<=<\|(?:open|close)\|>(?:call )?)"
+            r"(?:\w++(?!=) ?)?+(?:\w++=\"[^\"<>]*+\" ?)*+<\|sep\|>"
+        ),
         sections=(Section(START, END), Section(CALL, END, is_head=True)),
         form=FORM,
         messages=message_grammar(

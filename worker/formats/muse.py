@@ -44,7 +44,10 @@ FORMATS = (
             START,
             END,
         ),
-        header=regex.compile(r"\s*+(?:to=(?!self<)[^\s<]++\s*+)?+<\|message\|>"),
+        # What needs NUL behind it matches only where the answer is cut off: a tag's beginning.
+        header=regex.compile(
+            r"\s*+(?:(?:to=(?!self<)[^\s<]++\s*+)?+<\|message\|>|</?+atem:[^<>]*+\x00)"
+        ),
         sections=(Section(START, END), Section("<atem:invoke", END, is_head=True)),
         form=FORM,
         messages=message_grammar(

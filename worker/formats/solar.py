@@ -43,7 +43,10 @@ FORMATS = (
         is_of=lambda words: words.vocabulary >= {START, CALL, NAME},
         thinking=(THINK, END),
         framing=(BEGIN, END, CONTENT, START, CALL, CALL_END, NAME, ARGUMENTS),
-        header=regex.compile(r"(?<=<\|begin\|>)(?:assistant|tool|user|system)"),
+        header=regex.compile(
+            r"(?<=<\|begin\|>)(?:assistant|tool|user|system)"
+            r"|(?<=<\|tool_call:(?:begin|name)\|>)[^<\s]{1,40}+"
+        ),
         sections=(Section(START, read=_READ), Section(CALL, read=_READ)),
         messages=message_grammar(
             CallGrammar(write, START, start=START, between=""),

@@ -121,9 +121,12 @@ class ReasoningAndToolParser:
         self._content.end()
 
     def _header(self) -> ParserSteps[None]:
-        """Read the header of a message, where one stands here."""
-        found = self._marks.header and (yield from self._buffer.match(self._marks.header))
-        self._buffer.at += len(found[0]) if found else 0
+        """Read the header of a message, where one stands here, or was cut off."""
+        if header := self._marks.header:
+            found = yield from self._buffer.match(header, is_lenient=True)
+            if found and found[0] and not (found.partial and self._buffer.is_complete):
+                self._buffer.at += len(found[0])
+                yield from self._header()
 
     # ------------------------------------------------------------ think blocks
 
