@@ -83,16 +83,13 @@ def message_grammar(
         name = (to[0], lark.quoted(tool.name), to[1]) if to else ()
         return lark.row(*name, calls.call(lark, tool))
 
-    def call_message(lark: Lark, tools: Sequence[ToolSchema], is_parallel: bool) -> Expression:
-        written = replace(calls, call=addressed).expression(lark, tools, is_parallel)
-        return lark.row(skipped, written)
-
     def turn(lark: Lark, last: Expression, opening: str) -> Expression:
         text = lark.row(lark.optional(TEXT), end, behind)
         begun = text if opening.endswith(f"{front}{kind}") else NOTHING
-        head = "" if opens and opening.endswith(opens) else opens
+        head = "" if opening.endswith(opens) else opens
         return lark.row(begun, lark.repeated(front, kind, text), head, last)
 
+    written = replace(calls, call=addressed)
     return MessageGrammar(
         mark=calls.mark,
         thinking=f"{front}{kind}",
@@ -100,7 +97,9 @@ def message_grammar(
         thinking_close=f"{end}{behind}{front}",
         again=kind,
         final_message=lambda lark, answer: lark.row(final[0], answer, final[1]),
-        call_message=call_message,
+        call_message=lambda lark, tools, several: lark.row(
+            skipped, written.expression(lark, tools, several)
+        ),
         addressed_call=lambda lark, tools, several: calls.expression(
             lark, tools, several and to is None
         ),
@@ -118,7 +117,7 @@ class AnswerForm(Protocol):
     def messages(self) -> MessageGrammar | None: ...
 
     @property
-    def think_marks(self) -> tuple[str, str]: ...
+    def think_marks(self) -> tuple[str, ...]: ...
 
     def is_thinking_open(self, prompt_tail: str) -> bool: ...
 

@@ -302,7 +302,8 @@ class GrammarCompiler:
             return last
         start, end = self.think_marks.start, self.think_marks.end
         if is_open:
-            return lark.row(lark.text_until(end), NEWLINES, last)
+            ends = map(lark.text_until, (end, *self.think_marks.others))
+            return lark.row(lark.any_of(ends), NEWLINES, last)
         if end in opening:
             return lark.row(NEWLINES, last)
         block = lark.optional(start, lark.text_until(end), NEWLINES)
@@ -450,7 +451,7 @@ def _callable(constraints: Constraints, tools: list[Any]) -> list[ToolSchema]:
 
 
 def _marks(
-    tokenizer: Any, think_marks: tuple[str, str], grammar: CallGrammar | None
+    tokenizer: Any, think_marks: tuple[str, ...], grammar: CallGrammar | None
 ) -> dict[str, int]:
     """Return the added tokens that mean something: special ones, and those the format is made of.
 

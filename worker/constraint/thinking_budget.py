@@ -32,6 +32,7 @@ class ThinkMarks:
         None  # the token that would begin another right behind them; None = none may
     )
     in_front: bytes = b""  # what stands in front of `again`
+    others: tuple[str, ...] = ()  # what ends it, too
 
     @property
     def is_first_only(self) -> bool:
@@ -40,11 +41,11 @@ class ThinkMarks:
 
 
 def think_marks(
-    tokenizer: Any, messages: MessageGrammar | None, marks: tuple[str, str]
+    tokenizer: Any, messages: MessageGrammar | None, marks: tuple[str, ...]
 ) -> ThinkMarks | None:
     """Return the marks with which the model of mlx-lm's `tokenizer` thinks; None without any.
 
-    `marks` open and close its think block.
+    `marks` open and close its think block; what is behind them closes it, too.
     """
 
     def tokens(text: str) -> tuple[int, ...]:
@@ -54,10 +55,10 @@ def think_marks(
         close, again = tokens(messages.thinking_close), tokens(messages.again)[0]
         in_front = messages.thinking.removesuffix(messages.again).encode()
         return ThinkMarks(messages.thinking, messages.thinking_end, close, again, in_front)
-    start, end = marks
+    start, end, *others = marks
     if not start:
         return None
-    return ThinkMarks(start, end, tokens(_close(tokenizer, end)))
+    return ThinkMarks(start, end, tokens(_close(tokenizer, end)), others=tuple(others))
 
 
 def _close(tokenizer: Any, end: str) -> str:
@@ -137,7 +138,8 @@ class ThinkingBudget:
         elif self._is_open:
             self._left -= 1
             self._decoder.decode(self._token_bytes(token))
-            self._turn(self._marks.end.encode() in self._tail)
+            ends = (self._marks.end, *self._marks.others)
+            self._turn(any(end.encode() in self._tail for end in ends))
         elif self._may_open:
             self._turn(self._begins())
         self._close_if_due()

@@ -5,8 +5,6 @@
 The prompt ends with `<|message_model|>`.
 """
 
-from typing import Final
-
 import regex
 
 from hearth.worker.formats.shared.format_parts import (
@@ -19,13 +17,16 @@ from hearth.worker.formats.shared.format_parts import (
 
 CALL, END, NEXT = "<|content_invoke_tool_json|>", "<|end_message|>", "<|message_model|>"
 THINK, TEXT = "<|content_thinking|>", "<|content_text|>"
-FRAMES: Final = (NEXT, END, TEXT, CALL, "<|content_xml|>", "<|content_invoke_tool_text|>")
 FORMATS = (
     ModelFormat(
         is_of=lambda words: words.vocabulary >= {CALL, END, NEXT},
         thinking=(THINK, END),
-        framing=FRAMES,
-        header=regex.compile(r"(?:\A|(?<=<\|message_model\|>))[^\s<>]++(?=<\|content_invoke)"),
+        framing=(NEXT, END, TEXT, CALL, "<|content_xml|>", "<|content_invoke_tool_text|>"),
+        # What needs NUL behind it matches only where the answer is cut off: in a call.
+        header=regex.compile(
+            r"(?:\A|(?<=<\|message_model\|>))[^\s<>]++(?=<\|content_invoke)"
+            r"|(?<=<\|content_invoke_tool_json\|>)[^<]*+\x00"
+        ),
         sections=(Section(CALL, END),),
         messages=message_grammar(
             CallGrammar(

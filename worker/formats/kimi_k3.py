@@ -19,10 +19,9 @@ from hearth.worker.formats.shared.format_parts import (
 )
 
 OPEN, CLOSE, SEP = "<|open|>", "<|close|>", "<|sep|>"
-START, END = f"{OPEN}tools{SEP}", f"{CLOSE}tools{SEP}"
+START, END, CALL = f"{OPEN}tools{SEP}", f"{CLOSE}tools{SEP}", f"{OPEN}call "
 RESPONSE, RESPONSE_END = f"{OPEN}response{SEP}", f"{CLOSE}response{SEP}"
-MESSAGE_END: Final = f"{CLOSE}message{SEP}"
-CALL: Final = f"{OPEN}call "
+THINK_END, MESSAGE_END = f"{CLOSE}think{SEP}", f"{CLOSE}message{SEP}"
 KINDS: Final = ("string", "number", "boolean", "object", "array", "null")  # text, and JSON
 _PART: Final = r"<\|open\|>{} (?:[^<>]*? )??{}=\"(?P<{}>[^\"<>]*+)\""
 FORM = TagForm(
@@ -42,14 +41,17 @@ FORM = TagForm(
 FORMATS = (
     ModelFormat(
         is_of=lambda words: words.vocabulary >= {OPEN, CLOSE, SEP, "<|end_of_msg|>"},
-        thinking=(f"{OPEN}think{SEP}", f"{CLOSE}think{SEP}"),
-        framing=(OPEN, CLOSE, SEP, RESPONSE, RESPONSE_END, START, END, CALL),
-        header=regex.compile(r"(?<=<\|(?:open|close)\|>)\w*+(?: \w++=\"[^\"<>]*+\")*+<\|sep\|>"),
+        thinking=(f"{OPEN}think{SEP}", THINK_END),
+        framing=(OPEN, CLOSE, SEP, RESPONSE, RESPONSE_END, START, END, CALL, THINK_END),
+        header=regex.compile(
+            r"(?<=<\|(?:open|close)\|>(?:call )?)"
+            r"(?:\w++(?!=) ?)?+(?:\w++=\"[^\"<>]*+\" ?)*+<\|sep\|>"
+        ),
         sections=(Section(START, END), Section(CALL, END, is_head=True)),
         form=FORM,
         messages=message_grammar(
             CallGrammar(tagged(FORM), START, start=START, end=f"{END}{MESSAGE_END}", between=""),
-            thinking=(OPEN, f"think{SEP}", f"{CLOSE}think{SEP}"),
+            thinking=(OPEN, f"think{SEP}", THINK_END),
             behind="",
             final=("", f"{RESPONSE_END}{MESSAGE_END}"),
             opens=RESPONSE,

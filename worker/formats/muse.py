@@ -5,17 +5,15 @@
 The prompt ends with `<|start|>assistant`.
 """
 
+from dataclasses import replace
 from typing import Final
 
 import regex
 
 from hearth.worker.formats.shared.format_parts import (
     CallGrammar,
-    Expression,
-    Lark,
     ModelFormat,
     Section,
-    ToolSchema,
     message_grammar,
     tag_form,
     tagged,
@@ -23,7 +21,6 @@ from hearth.worker.formats.shared.format_parts import (
 
 START, END = "<atem:function_calls>", "</atem:function_calls>"
 MESSAGE, MESSAGE_END, NEXT = "<|message|>", "<|eom|>", "<|start|>assistant"
-TO_SELF: Final = f"to=self{MESSAGE}"
 FORM = tag_form(
     ('<atem:invoke name="', '">\n'),
     ('<atem:parameter name="', '">'),
@@ -31,23 +28,30 @@ FORM = tag_form(
     "</atem:invoke>",
     has_lines=True,
 )
-_ELEMENTS: Final = tagged(FORM)
-
-
-def write(lark: Lark, tool: ToolSchema) -> Expression:
-    return lark.row(f"{START}\n", _ELEMENTS(lark, tool), f"\n{END}")
-
-
+_WHOLE: Final = replace(FORM, name=(f"{START}\n{FORM.name[0]}", FORM.name[1]), behind=f"\n{END}")
 FORMATS = (
     ModelFormat(
         is_of=lambda words: START in words.template,
-        thinking=(TO_SELF, MESSAGE_END),
-        framing=(NEXT, "<|start|>", MESSAGE, MESSAGE_END, START, END),
-        header=regex.compile(r"\s*+(?:to=(?!self<)[^\s<]++\s*+)?+<\|message\|>"),
+        thinking=(f"to=self{MESSAGE}", MESSAGE_END),
+        # Thinking may go over into another message without any end.
+        framing=(
+            f" to={{name}}{MESSAGE}",
+            f"to={{name}}{MESSAGE}",
+            NEXT,
+            "<|start|>",
+            MESSAGE,
+            MESSAGE_END,
+            START,
+            END,
+        ),
+        # What needs NUL behind it matches only where the answer is cut off: a tag's beginning.
+        header=regex.compile(
+            r"\s*+(?:(?:to=(?!self<)[^\s<]++\s*+)?+<\|message\|>|</?+atem:[^<>]*+\x00)"
+        ),
         sections=(Section(START, END), Section("<atem:invoke", END, is_head=True)),
         form=FORM,
         messages=message_grammar(
-            CallGrammar(write, START, between=f"{MESSAGE_END}{NEXT}"),
+            CallGrammar(tagged(_WHOLE), START, between=f"{MESSAGE_END}{NEXT}"),
             thinking=(" to=", f"self{MESSAGE}", MESSAGE_END),
             behind=NEXT,
             final=(f" to=user{MESSAGE}", ""),

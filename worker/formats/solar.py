@@ -19,21 +19,23 @@ from hearth.worker.formats.shared.format_parts import (
     message_grammar,
 )
 
-START, CALL, CALL_END = "<|tool_calls|>", "<|tool_call:begin|>", "<|tool_call:end|>"
-NAME, ARGUMENTS = "<|tool_call:name|>", "<|tool_call:args|>"
-THINK, CONTENT, END, BEGIN = "<|think|>", "<|content|>", "<|end|>", "<|begin|>"
-ID_CHARS: Final = 10
-_HEAD: Final = regex.compile(
-    rf"[^<]*+{regex.escape(NAME)}(?P<name>[^<]++){regex.escape(ARGUMENTS)}"
+START, THINK, CONTENT, END, BEGIN = (
+    "<|tool_calls|>",
+    "<|think|>",
+    "<|content|>",
+    "<|end|>",
+    "<|begin|>",
 )
+CALL, NAME, ARGUMENTS, CALL_END = (
+    f"<|tool_call:{each}|>" for each in ("begin", "name", "args", "end")
+)
+_HEAD: Final = regex.compile(r"[^<]*+<\|tool_call:name\|>(?P<name>[^<]++)<\|tool_call:args\|>")
 _READ: Final = marked_calls(CALL, _HEAD, CALL_END, "<|calls|>")
 
 
 def write(lark: Lark, tool: ToolSchema) -> Expression:
-    call_id = lark.text_until(NAME, ID_CHARS)
-    return lark.row(
-        CALL, call_id, lark.quoted(tool.name), ARGUMENTS, json_arguments(lark, tool), CALL_END
-    )
+    head = lark.row(CALL, lark.text_until(NAME, 10), lark.quoted(tool.name), ARGUMENTS)
+    return lark.row(head, json_arguments(lark, tool), CALL_END)
 
 
 FORMATS = (
@@ -41,7 +43,10 @@ FORMATS = (
         is_of=lambda words: words.vocabulary >= {START, CALL, NAME},
         thinking=(THINK, END),
         framing=(BEGIN, END, CONTENT, START, CALL, CALL_END, NAME, ARGUMENTS),
-        header=regex.compile(r"(?<=<\|begin\|>)(?:assistant|tool|user|system)"),
+        header=regex.compile(
+            r"(?<=<\|begin\|>)(?:assistant|tool|user|system)"
+            r"|(?<=<\|tool_call:(?:begin|name)\|>)[^<\s]{1,40}+"
+        ),
         sections=(Section(START, read=_READ), Section(CALL, read=_READ)),
         messages=message_grammar(
             CallGrammar(write, START, start=START, between=""),

@@ -183,9 +183,8 @@ class ContentWriter:
         if body:
             blanks = "\n" * self._begins_line + self._blanks()
             self._collector.text("content", blanks + body, len(behind) - len(body))
-            self._begins_line = False
             self._pending = [behind[len(body) :]]
-            self._is_empty = self._is_behind_call = self.is_fresh = False
+            self._is_empty = self._is_behind_call = self.is_fresh = self._begins_line = False
 
     def _blanks(self) -> str:
         """Return the blanks in front of the text that comes now, as far as they are content."""

@@ -77,12 +77,13 @@ class ReasoningAndToolParser:
         pairs = [(output_marks.think_start, output_marks.think_end), *output_marks.more_thinking]
         self._think_starts = [start for start, _ in pairs if start]
         self._think_ends = [end for _, end in pairs if end]
-        self._dropped = output_marks.dropped
         # A message of thinking may stand anywhere, and ends at the latest where another begins.
-        self._begins: tuple[str, ...] = ()
-        if output_marks.header:
-            self._begins = (*self._dropped, *self._sections, *self._think_starts)
-            self._dropped += tuple(self._think_ends)
+        names = ("user", *options.tools.names)
+        self._dropped = {
+            each.replace("{name}", name) for each in output_marks.dropped for name in names
+        }
+        begins = (*self._dropped, *self._sections, *self._think_starts)
+        self._begins = begins if output_marks.header else ()
         self._call_count = 0
         self._reread_chars = 0
         self._may_close = not options.is_thinking  # a closing mark may be an orphan
@@ -120,9 +121,12 @@ class ReasoningAndToolParser:
         self._content.end()
 
     def _header(self) -> ParserSteps[None]:
-        """Read the header of a message, where one stands here."""
-        found = self._marks.header and (yield from self._buffer.match(self._marks.header))
-        self._buffer.at += len(found[0]) if found else 0
+        """Read the header of a message, where one stands here, or was cut off."""
+        if header := self._marks.header:
+            found = yield from self._buffer.match(header, is_lenient=True)
+            if found and found[0] and not (found.partial and self._buffer.is_complete):
+                self._buffer.at += len(found[0])
+                yield from self._header()
 
     # ------------------------------------------------------------ think blocks
 
@@ -210,7 +214,7 @@ class ReasoningAndToolParser:
             self._rewind()
             if count == self._call_count:
                 self._buffer.at += len(section.start)
-                if section.start not in self._marks.dropped:
+                if section.start not in self._dropped:
                     self._content.write(section.start)
         self._buffer.release()
 

@@ -47,7 +47,7 @@ class ModelFormat:
     thinking: tuple[str, str] = ("", "")  # the marks around it; "" = those of the vocabulary
     leaves_thinking_open: bool = False  # an answer may begin with a block that nobody opened
     more_thinking: tuple[tuple[str, str], ...] = ()  # other pairs that are around it, too
-    framing: tuple[str, ...] = ()  # marks that only frame the content
+    framing: tuple[str, ...] = ()  # marks that only frame the content; {name} is any tool's
     header: Any = None  # matches what is no text behind `framing`: the answer is a row of messages
     sections: tuple[Section, ...] = ()  # in which calls stand
     form: TagForm | None = None  # of its calls, where they are elements

@@ -77,9 +77,10 @@ class OutputFormat:
         return self.own.messages
 
     @property
-    def think_marks(self) -> tuple[str, str]:
-        """The marks around a think block; ("", "") where the model writes none."""
-        return self._marks.think_start, self._marks.think_end
+    def think_marks(self) -> tuple[str, ...]:
+        """The marks around a think block, and others that end one; ("", "") where none is."""
+        others = (end for _, end in self.own.more_thinking)
+        return self._marks.think_start, self._marks.think_end, *others
 
     @property
     def thinks(self) -> bool:
@@ -95,7 +96,7 @@ class OutputFormat:
             return prompt_tail.endswith(self.own.analysis)
         return any(
             start and prompt_tail.rfind(start) > prompt_tail.rfind(end)
-            for start, end in (self.think_marks, *self.own.more_thinking)
+            for start, end in (self.think_marks[:2], *self.own.more_thinking)
         )
 
     def may_think(self, prompt_tail: str) -> bool:

@@ -64,7 +64,7 @@ def named_call(
         given = object_or_text(writer.text)
         if not is_whole or isinstance(given, str):
             raise UnreadableOutput
-        writer.open((is_id and context.tools.taking({*given})) or name)
+        writer.open((is_id and context.tools.taking([*given])) or name)
 
 
 class _CallObjectParser:

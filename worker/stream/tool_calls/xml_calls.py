@@ -38,10 +38,14 @@ def element_call(context: CallContext, form: TagForm, head: Any) -> ParserSteps[
             if (yield from context.buffer.starts(mark, blanks)):
                 context.buffer.at += blanks + len(mark)
         return
+    tool, _, key = name.rpartition(".")  # Muse may glue the first parameter to the name
+    is_glued = not context.tools.known(name) and key in context.tools.arguments(tool)
+    name = tool if is_glued else name
     if context.tools.known(name):
         writer.open(name)
     writer.write("{")
-    yield from _Arguments(context, form, writer, context.tools.known(name) or name).read()
+    first = form.opens.match(key.join((form.key[0], "".join(form.key[1:])))) if is_glued else None
+    yield from _Arguments(context, form, writer, context.tools.known(name) or name).read(first)
 
 
 class _Arguments:
@@ -57,12 +61,16 @@ class _Arguments:
         self._ends = (form.call_end, context.end, *(() if form.unfold else (form.begins,)))
         self._between = Marks(form.begins, form.call_end, *context.marks)
 
-    def read(self) -> ParserSteps[None]:
+    def read(self, first: Any = None) -> ParserSteps[None]:
         """Read all arguments and what ends the call, except for the mark behind calls.
 
-        Raises UnreadableOutput where it is no call.
+        `first` is what the first one begins with, where that was read. Raises UnreadableOutput
+        where it is no call.
         """
         buffer, form = self._context.buffer, self._form
+        if first and not (yield from self._argument(first)):
+            self._end("")
+            return
         while True:
             skipped: list[str] = []
             mark = yield from buffer.scan(self._between, skipped.append)
