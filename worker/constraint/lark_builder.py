@@ -84,10 +84,12 @@ class Lark:
         """Return free text, maybe none, without the characters `but`, and the `end` behind it."""
         assert end and (characters_max is None or characters_max >= 0), (end, characters_max)
         character = f"[^{re.escape(but)}]" if but else "(?s:.)"
-        text = f"/{character}{'*' if characters_max is None else f'{{0,{characters_max}}}'}/"
-        if (mark := self._split.match(end)) and mark[0] in self._marks:
-            return self.row(self.rule(text), end)
-        return self.rule(text, f"[suffix={json.dumps(end)}]")
+        text = f"{character}{'*' if characters_max is None else f'{{0,{characters_max}}}'}"
+        before, mark, *_ = (*self._split.split(end, maxsplit=1), "")
+        if mark:  # what stands in front of the mark ends the text
+            before = re.escape(before).replace("/", r"\/")
+            return self.row(self.rule(f"/{text}{before}/"), end[end.index(mark) :])
+        return self.rule(f"/{text}/", f"[suffix={json.dumps(end)}]")
 
     def json(self, schema: Mapping[str, Any], **options: Any) -> Expression:
         """Return a JSON value of this schema, a document of its own."""

@@ -108,7 +108,7 @@ class RequestTools:
         members: dict[str, Any] = {}
         for each in islice(_schemas_of(schema, root, NESTING_MAX), TYPES_MAX):
             members |= each["properties"] if isinstance(each.get("properties"), dict) else {}
-            members.setdefault("item", each.get("items"))
+            members |= {"item": each["items"]} if "items" in each else {}
         function = {"name": name, "parameters": {**root, "properties": members}}
         return RequestTools([{"function": function}])
 
