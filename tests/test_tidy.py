@@ -45,7 +45,7 @@ ORDER: Final = (
         *("proxy/embeddings", "proxy/chat_page", "proxy"),
     ),
     (
-        *("worker/cache", "worker/disk", "worker/kv", "worker/remote_kv", "worker/draft"),
+        *("worker/cache", "worker/disk", "worker/kv", "worker/draft"),
         "worker/stream",
         *(
             "worker/constraint",

@@ -1,6 +1,7 @@
 """Runs the whole suite in parts, or with the argument `fast` the pure tests.
 
-`python3 install_and_run.py test [fast]` starts it, with what makes MLX fast on a CPU.
+With `all` it runs also what needs the makers' chat templates, which the package index has.
+`python3 install_and_run.py test [all|fast]` starts it, with what makes MLX fast on a CPU.
 """
 
 import contextlib
@@ -136,6 +137,8 @@ def run_fast() -> int:
 
 def main(arguments: list[str]) -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    if arguments == ["all"]:
+        os.environ["HEARTH_REAL_TEMPLATES"] = "1"  # tests/helpers/families/real_templates.py
     try:
         return run_fast() if arguments == ["fast"] else run_all()
     except KeyboardInterrupt:

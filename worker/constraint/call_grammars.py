@@ -5,7 +5,7 @@ bare text if the schema wants a string, otherwise JSON.
 """
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 
@@ -39,6 +39,11 @@ class CallGrammar:
         call = lark.any_of([self.call(lark, tool) for tool in tools])
         more = lark.repeated(self.between, call) if is_parallel and not self.is_single else NOTHING
         return lark.row(self.start, call, more, self.end, NEWLINE)
+
+    def text(self, calls: Iterable[str]) -> str:
+        """Return such calls as a turn has them."""
+        between = "\n" if isinstance(self.between, Expression) else self.between
+        return f"{self.start}{between.join(calls)}{self.end}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,14 +127,29 @@ def json_arguments(lark: Lark, tool: ToolSchema) -> Expression:
     return lark.json(tool.schema, **LENIENT)
 
 
-def json_call(before: str, middle: str, behind: str) -> GrammarWriter:
-    """Return calls with the arguments in one JSON object behind the name."""
+@dataclass(frozen=True, slots=True)
+class JsonCall:
+    """Writes calls with the arguments in one JSON object behind the name. Immutable."""
 
-    def write(lark: Lark, tool: ToolSchema) -> Expression:
-        name = json.dumps(tool.name, ensure_ascii=False)[1:-1]
-        return lark.row(before, lark.quoted(name), middle, json_arguments(lark, tool), behind)
+    before: str
+    middle: str
+    behind: str
 
-    return write
+    def __call__(self, lark: Lark, tool: ToolSchema) -> Expression:
+        name, arguments = lark.quoted(_in_quotes(tool.name)), json_arguments(lark, tool)
+        return lark.row(self.before, name, self.middle, arguments, self.behind)
+
+    def text(self, name: str, arguments: Any) -> str:
+        """Return a call of the history."""
+        written = json.dumps(arguments, ensure_ascii=False)
+        return f"{self.before}{_in_quotes(name)}{self.middle}{written}{self.behind}"
+
+
+json_call: Final = JsonCall  # as the others are named
+
+
+def _in_quotes(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
 def tagged(form: TagForm) -> GrammarWriter:

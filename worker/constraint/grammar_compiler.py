@@ -207,7 +207,9 @@ class GrammarCompiler:
         """Return the shape of calls as the model's template writes them, from their mark on."""
         tools = [tool.contained() for tool in tools]
         if self._messages:
-            return made.shape(self._messages.addressed_call(made, tools, constraints.parallel_calls))
+            return made.shape(
+                self._messages.addressed_call(made, tools, constraints.parallel_calls)
+            )
         assert self._call_grammar is not None
         return made.shape(self._call_grammar.expression(made, tools, constraints.parallel_calls))
 

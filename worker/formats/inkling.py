@@ -25,7 +25,7 @@ FORMATS = (
         is_of=lambda words: words.vocabulary >= {CALL, END, NEXT},
         thinking=(THINK, END),
         framing=FRAMES,
-        header=regex.compile(r"(?:\A|(?<=<\|message_model\|>))\s*+[^\s<>]++\s*+(?=<\|content_)"),
+        header=regex.compile(r"(?:\A|(?<=<\|message_model\|>))[^\s<>]++(?=<\|content_invoke)"),
         sections=(Section(CALL, END),),
         messages=message_grammar(
             CallGrammar(

@@ -25,12 +25,17 @@ FORM = replace(
 _THINKING: Final = tuple(
     (f"<ifm|{each}>", f"</ifm|{each}>") for each in ("think", "think_fast", "think_faster")
 )
+_ARGUMENT_MARKS: Final = tuple(
+    f"<{each}>"
+    for name in ("key", "type", "value")
+    for each in (f"ifm|arg_{name}", f"/ifm|arg_{name}")
+)
 FORMATS = (
     ModelFormat(
         is_of=lambda words: START in words.vocabulary,
         thinking=_THINKING[0],
         more_thinking=_THINKING[1:],
-        framing=(START, END),
+        framing=(START, END, CALL, CALL_END, *_ARGUMENT_MARKS),
         sections=(Section(CALL, CALL_END),),
         form=FORM,
         grammar=CallGrammar(tagged(FORM), CALL, start=f"{START}\n", end=f"\n{END}"),

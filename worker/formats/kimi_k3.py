@@ -44,7 +44,7 @@ FORMATS = (
         is_of=lambda words: words.vocabulary >= {OPEN, CLOSE, SEP, "<|end_of_msg|>"},
         thinking=(f"{OPEN}think{SEP}", f"{CLOSE}think{SEP}"),
         framing=(OPEN, CLOSE, SEP, RESPONSE, RESPONSE_END, START, END, CALL),
-        header=regex.compile(r"(?<=<\|(?:open|close)\|>)[^<>]*+<\|sep\|>"),
+        header=regex.compile(r"(?<=<\|(?:open|close)\|>)\w*+(?: \w++=\"[^\"<>]*+\")*+<\|sep\|>"),
         sections=(Section(START, END), Section(CALL, END, is_head=True)),
         form=FORM,
         messages=message_grammar(

@@ -22,7 +22,7 @@ FORMATS = (
         framing=(START, END),
         sections=(Section(START, END),),
         grammar=CallGrammar(python_call, START, start=f"{START}[", end=f"]{END}", between=", "),
-        call_text=lambda name, arguments: f"{START}[{python_text(name, arguments)}]{END}",
+        call_text=python_text,
     ),
     ModelFormat(
         is_of=lambda words: CALLS in words.template,

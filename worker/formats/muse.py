@@ -42,7 +42,7 @@ FORMATS = (
     ModelFormat(
         is_of=lambda words: START in words.template,
         thinking=(TO_SELF, MESSAGE_END),
-        framing=(NEXT, "<|start|>", MESSAGE_END),
+        framing=(NEXT, "<|start|>", MESSAGE, MESSAGE_END, START, END),
         header=regex.compile(r"\s*+(?:to=(?!self<)[^\s<]++\s*+)?+<\|message\|>"),
         sections=(Section(START, END), Section("<atem:invoke", END, is_head=True)),
         form=FORM,

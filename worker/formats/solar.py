@@ -1,4 +1,7 @@
-"""The form of Solar Open: messages of thinking, of content and of calls, each call between marks."""
+"""The form of Solar Open: messages of thinking, of text or of calls, each call between marks.
+
+<|think|>...<|end|><|begin|>assistant<|tool_calls|><|tool_call:begin|>ID<|tool_call:name|>NAME
+"""
 
 from typing import Final
 
@@ -37,8 +40,8 @@ FORMATS = (
     ModelFormat(
         is_of=lambda words: words.vocabulary >= {START, CALL, NAME},
         thinking=(THINK, END),
-        framing=(BEGIN, END, CONTENT, START, CALL, CALL_END),
-        header=regex.compile(r"(?<=<\|begin\|>)\w++"),
+        framing=(BEGIN, END, CONTENT, START, CALL, CALL_END, NAME, ARGUMENTS),
+        header=regex.compile(r"(?<=<\|begin\|>)(?:assistant|tool|user|system)"),
         sections=(Section(START, read=_READ), Section(CALL, read=_READ)),
         messages=message_grammar(
             CallGrammar(write, START, start=START, between=""),

@@ -134,7 +134,9 @@ class PromptBuilder:
             assert turn is not None, "only spans of known turns are replaced"
             prompt_ids.ids.extend(turn.ids.tolist())
             kept.add(message)
-            at = end
+            # Command writes <|END_RESPONSE|> itself, which ends the turn in its template.
+            doubled = {turn.ids[-1]} & self._history.ends - self._history.header_ids
+            at = end + (end < header and {*pieces[end].ids} == doubled)
         prompt_ids.add(pieces[at:header])
         header_token = len(prompt_ids.ids)
         prompt_ids.add(pieces[header:])
@@ -245,7 +247,7 @@ class PromptBuilder:
                     doubtful.remove(message)
                     span = (start, self._end_of(pieces, start, end), message)
                     if self._may_replace(pieces, span, content):
-                        spans.append(self._without_double(pieces, span, content))
+                        spans.append(span)
         return spans, len(doubtful)
 
     def _may_replace(
@@ -266,20 +268,6 @@ class PromptBuilder:
         if shown and not any(word in text for word in shown):
             return False
         return self.preserves_thinking or turn.thinking.strip() in text
-
-    def _without_double(
-        self, pieces: list[TextPiece], span: tuple[int, int, int], content: PromptContent
-    ) -> tuple[int, int, int]:
-        """Return the span with the piece that ends it, where the turn was sampled with that too.
-
-        So Command writes <|END_RESPONSE|> before the token that ends the turn.
-        """
-        start, end, message = span
-        turn, ends = content.turns[message], self._history.ends - self._history.header_ids
-        assert turn is not None, "only known turns have spans"
-        last = turn.ids[-1]
-        is_double = last in ends and end < len(pieces) and pieces[end].ids[:1] == (last,)
-        return start, end + is_double, message
 
     def _header_runs(self, pieces: list[TextPiece]) -> list[list[tuple[int, int]]]:
         """Return runs of assistant headers: (its piece, the piece of the next header)."""
@@ -304,18 +292,24 @@ class PromptBuilder:
         return not any(piece.text.strip() for piece in behind)
 
     def _generation_prompt(self, pieces: list[TextPiece]) -> int:
-        """Return the piece where the generation prompt begins; behind all where none is seen."""
+        """Return the piece where the generation prompt begins; behind all where none is seen.
+
+        Where no header is, tokens that end the prompt are all of it: DeepSeek V3.2 goes on behind
+        results with <think> alone.
+        """
         for at in range(len(pieces) - 1, -1, -1):
             if self._is_header(pieces, at):
                 # A turn that has ended is none that is to be written.
                 is_open = self._end_of(pieces, at, len(pieces)) == len(pieces)
-                return at if is_open and self._is_assistants(pieces, at) else len(pieces)
-        return len(pieces)
+                if is_open and self._is_assistants(pieces, at):
+                    return at
+                break
+        texts = (at for at, piece in enumerate(pieces) if not piece.is_added and piece.text.strip())
+        return max(texts, default=-1) + 1
 
     def _is_header(self, pieces: list[TextPiece], at: int) -> bool:
-        piece, begins = pieces[at], self._history.header_start
-        is_first = piece.is_added and piece.ids[0] in self._history.header_ids
-        return is_first and _stands_at(pieces, at, (begins,))
+        is_first = pieces[at].is_added and pieces[at].ids[0] in self._history.header_ids
+        return is_first and _stands_at(pieces, at, (self._history.header_start,))
 
     def _is_assistants(self, pieces: list[TextPiece], at: int) -> bool:
         return _stands_at(pieces, at, self._history.assistant_texts)

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
+from hearth.worker.formats.shared.model_format import OwnForm
 from hearth.worker.prompt.chat_template import Template
 from hearth.worker.prompt.tools_as_text import ToolForm
 
@@ -62,16 +63,17 @@ class TemplateCapabilities:
     variables: frozenset[str] | None  # that it may be given; None: any
     switches: frozenset[str]  # of SWITCHES, those that change what is rendered
     efforts: tuple[str, ...]  # of EFFORTS, those that it renders
+    own: OwnForm | None = None  # of the model's calls, where the template shows none
 
 
 def template_capabilities(template: Template) -> TemplateCapabilities:
     """Return what the template accepts and shows."""
-    is_shown, completes_tools = _shows_tools(template)
-    needs_system = not is_shown
-    if needs_system:
-        is_shown, completes_tools = _shows_tools(template, _SYSTEM)
+    needs_system = not _shows_tools(template)[0]
+    is_shown, completes_tools = _shows_tools(template, *[_SYSTEM] * needs_system)
     tools = [_tool(is_whole=completes_tools)] if is_shown else []
-    kinds = [(arguments, by_id) for by_id in (False, True) for arguments in ({}, "{}")]
+    kinds: list[tuple[Any, bool]] = [
+        (arguments, by_id) for by_id in (False, True) for arguments in ({}, "{}")
+    ]
     probers = [_Prober(template, tools, *kind) for kind in kinds]
     prober = next((each for each in probers if each.shows_calls()), probers[1])
     form: ToolForm = "native"
@@ -189,6 +191,8 @@ class _Prober:
                 is_taken = self.takes(*probe)
                 if before == "start":  # nothing may follow, and no question may be needed
                     is_taken = is_taken and self.takes(kind)
+                if before == kind == "tool":  # the second may need a call of its own
+                    is_taken = is_taken or self.takes("user", "two calls", *probe[-4:])
                 if not is_taken:
                     yield before, kind
 

@@ -111,8 +111,9 @@ def _header(
 
     `is_old`: of one that a user's message follows, whose thinking templates leave out.
     """
-    is_answer = role == "user"  # that it follows: some end a question with the answer's header
-    between = list(_after_answer(tokenizer) if is_answer else _between(tokenizer, role, is_old))
+    # Others behind an answer: some templates end a question with the answer's header.
+    is_own = role == "assistant"
+    between = list(_between(tokenizer, role, is_old) if is_own else _after_answer(tokenizer, role))
     starts = [at for at, token in enumerate(between) if token in header_ids]
     return tuple(between[starts[-1] :]) if starts else ()
 
@@ -148,7 +149,7 @@ def _template_ends(tokenizer: Any, part_ends: Set[int | None] = frozenset()) -> 
     special = _control_ids(tokenizer) - part_ends
     tail_ids = tokenizer.encode(tail, add_special_tokens=False) if found else []
     ends = [token for token in tail_ids if token in special]
-    return (_marks(tokenizer, ends) or ends)[:1]
+    return [*(_marks(tokenizer, ends) or ends)][:1]
 
 
 def _control_ids(tokenizer: Any) -> set[int]:
@@ -207,9 +208,9 @@ def _between(tokenizer: Any, role: str, is_old: bool = False) -> Sequence[int]:
     return between
 
 
-def _after_answer(tokenizer: Any) -> Sequence[int]:
-    """Return the tokens between an answer and the user's message behind it."""
-    roles = (("user", _THIRD), ("assistant", _FIRST), ("user", _SECOND))
+def _after_answer(tokenizer: Any, role: str = "user") -> Sequence[int]:
+    """Return the tokens between an answer and the content of a `role` message behind it."""
+    roles = (("user", _THIRD), ("assistant", _FIRST), (role, _SECOND))
     messages = [{"role": role, "content": content} for role, content in roles]
     text = _probed(tokenizer, messages)
     _, _, rest = text.partition(_FIRST)

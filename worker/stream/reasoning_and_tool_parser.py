@@ -78,8 +78,12 @@ class ReasoningAndToolParser:
         pairs = [(output_marks.think_start, output_marks.think_end), *output_marks.more_thinking]
         self._think_starts = [start for start, _ in pairs if start]
         self._think_ends = [end for _, end in pairs if end]
-        # A message of thinking ends at the latest where another begins.
-        self._begins = (*output_marks.dropped, *self._sections) if output_marks.header else ()
+        self._dropped = output_marks.dropped
+        # A message of thinking may stand anywhere, and ends at the latest where another begins.
+        self._begins: tuple[str, ...] = ()
+        if output_marks.header:
+            self._begins = (*self._dropped, *self._sections, *self._think_starts)
+            self._dropped += tuple(self._think_ends)
         self._call_count = 0
         self._reread_chars = 0
         self._may_close = not options.is_thinking  # a closing mark may be an orphan
@@ -89,7 +93,7 @@ class ReasoningAndToolParser:
         self._content.is_fresh = not self._options.is_continued
         if self._content.is_fresh:
             yield from self._opening()
-        starts, closes, dropped = self._think_starts, self._think_ends, self._marks.dropped
+        starts, closes, dropped = self._think_starts, self._think_ends, self._dropped
         ends = {each.end for each in self._sections.values()}
         marks = Marks(*starts, *closes, *dropped, *self._marks.edges, *self._sections, *ends)
         while True:
@@ -102,10 +106,10 @@ class ReasoningAndToolParser:
                 break
             if mark in self._sections:
                 yield from self._calls(self._sections[mark])
+            elif mark in starts and (self._content.is_fresh or self._marks.header):
+                yield from self._think_block()
             elif mark in dropped:
                 self._content.begin_message()
-            elif mark in starts and self._content.is_fresh:
-                yield from self._think_block()
             elif mark in closes and self._may_close and not (yield from self._quotes(mark)):
                 self._may_close = False
                 self._content.begin_answer()

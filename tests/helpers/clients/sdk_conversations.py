@@ -14,7 +14,7 @@ import openai
 from hearth.worker.stream.answer_parts import AnswerParts, ToolCall
 from scripts.harness.model_families import family
 from tests.helpers.clients.run_clients import MODEL
-from tests.helpers.servers.scripted_server import ScriptedServer
+from tests.helpers.servers.server import Server
 from tests.helpers.worker_processes.scripted_worker import DICTATION
 
 Tool = dict[str, Any]  # name, description, parameters
@@ -79,7 +79,7 @@ class Told:
 class Sdks:
     """Both SDKs' clients of one server."""
 
-    server: ScriptedServer
+    server: Server
     gpt: openai.OpenAI
     claude: anthropic.Anthropic
 

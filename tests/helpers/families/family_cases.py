@@ -1,7 +1,7 @@
 """Holds what models of many families write, how it is read, and their tokenizers and templates.
 
-A family is tests/data/families/NAME.json, with NAME.jinja where the template is one of our own in
-the makers' words; else `template` names the makers' in tests/helpers/families/real_templates.py.
+A family is a JSON file in tests/data/families, with a template beside it where that is one of our
+own with the makers' marks; else `template` names the makers', which real_templates.py fetches.
 Its tokenizer is the fixtures' byte-level BPE with the family's marks as added tokens.
 """
 
@@ -28,6 +28,7 @@ CALLS: Final = json.loads((DATA / "family_calls.json").read_text(), parse_float=
 WEATHER: Final = {"city": "Oslo", "days": 3}
 TEXT: Final = {"type": "string"}
 INTEGER: Final = {"type": "integer"}
+EDITED: Final = ("path", "old_string", "new_string")
 
 
 def _tool(name: str, properties: dict[str, Any], *required: str) -> dict[str, Any]:
@@ -35,9 +36,9 @@ def _tool(name: str, properties: dict[str, Any], *required: str) -> dict[str, An
     return tool(name, schema | ({"required": list(required)} if required else {}))
 
 
-TOOLS: Final = (
+TOOLS: Final[tuple[dict[str, Any], ...]] = (
     _tool("get_weather", {"city": TEXT, "days": INTEGER}, "city"),
-    _tool("edit", dict.fromkeys(EDITED := ("path", "old_string", "new_string"), TEXT), *EDITED),
+    _tool("edit", dict.fromkeys(EDITED, TEXT), *EDITED),
     _tool("now", {}),
     _tool(
         "set",

@@ -119,10 +119,10 @@ class FamilyChecks:
 
     def _difference(self, parts: AnswerParts, case: Case) -> str:
         try:
-            got = [(call.name, _plain(call.arguments)) for call in parts.calls]
+            got = [(call.name, plain(call.arguments)) for call in parts.calls]
         except ValueError:
             return f"no JSON: {parts.calls}"
-        wanted = [(name, _plain(arguments)) for name, arguments in case.calls]
+        wanted = [(name, plain(arguments)) for name, arguments in case.calls]
         if case.among:
             got = [call for call in got if call in wanted] or (wanted if case.soft else [])
         if got != wanted:
@@ -145,7 +145,7 @@ class FamilyChecks:
     def _history(self) -> str:
         function = {"name": "get_weather", "arguments": dict(WEATHER)}
         call = {"id": "call_4f2a9c81d7e3", "type": "function", "function": function}
-        messages = [
+        messages: list[dict[str, Any]] = [
             {"role": "user", "content": QUESTION},
             {"role": "assistant", "content": "", "tool_calls": [call]},
             {"role": "tool", "tool_call_id": call["id"], "content": "Sunny."},
@@ -202,7 +202,7 @@ class FamilyChecks:
         return "" if takes else f"refused behind {self.tokenizer.decode(answer.tokens)!r}"
 
 
-def _plain(value: Any) -> str:
+def plain(value: Any) -> str:
     """Return JSON, whether text or read, in one way to write it."""
     read = json.loads(value) if isinstance(value, str) else value
     return json.dumps(read, sort_keys=True, ensure_ascii=False, default=float)

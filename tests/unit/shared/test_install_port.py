@@ -426,6 +426,7 @@ def test_a_hub_id_is_passed_on_as_it_is(started: Path, free_port: int) -> None:
     [
         (["-q", "--help", "tests/unit", "--port"], "pytest"),
         ([], "tests.helpers.run_suite"),
+        (["all"], "tests.helpers.run_suite"),
         (["fast"], "tests.helpers.run_suite"),
     ],
 )

@@ -2,7 +2,7 @@
 
 import importlib
 import pkgutil
-from collections.abc import Callable, Set
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final
@@ -58,7 +58,18 @@ class ModelFormat:
     messages: MessageGrammar | None = None  # and what constrains such an answer
     ends: tuple[str, ...] = ()  # tokens that end an answer, and no list may have
     part_ends: tuple[str, ...] = ()  # tokens that end a part of an answer, and not the answer
-    call_text: Callable[[str, Any], str] | None = None  # a call of the history: name, arguments
+    # A call of the history, by name and arguments, where the grammar's writer has no `text`; and
+    # what stands around a result. Both where the template does not show them.
+    call_text: Callable[[str, Any], str] | None = None
+    result: tuple[str, str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class OwnForm:
+    """A model's own form of calls, and of results where that is known. Immutable."""
+
+    calls: Callable[[Sequence[dict[str, Any]]], str]  # those of one message, each as `function`
+    result: tuple[str, str] | None = None  # what stands around one
 
 
 @cache

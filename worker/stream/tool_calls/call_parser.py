@@ -57,7 +57,8 @@ def marked_calls(call: str, head: Any, end: str, section_end: str) -> CallsReade
     """Return what reads calls of which each stands between marks of its own.
 
     `call` begins one and may be missing, `head` has the group "name" and leads to the arguments'
-    JSON, `end` ends one and `section_end` all.
+    JSON, `end` ends one and `section_end` all. Where `head` also has the group "number" and none is
+    written, the name may be an id.
     """
 
     def read(context: CallContext) -> ParserSteps[None]:
@@ -72,7 +73,8 @@ def marked_calls(call: str, head: Any, end: str, section_end: str) -> CallsReade
             if not found:
                 raise UnreadableOutput
             buffer.at += len(found[0])
-            yield from named_call(context, found["name"])
+            is_id = found.groupdict().get("number", "") is None
+            yield from named_call(context, found["name"], is_id=is_id)
             for mark in (end, section_end):
                 offset = yield from buffer.run(JUNK)
                 if (yield from buffer.starts(mark, offset)):

@@ -47,10 +47,11 @@ def json_calls(context: CallContext, trust: Trust) -> ParserSteps[None]:
 
 
 def named_call(
-    context: CallContext, name: str, reader: LenientJsonParser | None = None
+    context: CallContext, name: str, reader: LenientJsonParser | None = None, is_id: bool = False
 ) -> ParserSteps[None]:
     """Read the arguments of the call of `name`: the JSON object that comes here.
 
+    `is_id`: where no tool has that name, the call is of the one tool that takes such arguments.
     Raises UnreadableOutput where it is no call.
     """
     reader, writer = reader or LenientJsonParser(context.buffer, context.marks), CallWriter(context)
@@ -60,9 +61,10 @@ def named_call(
         writer.open(name)
     is_whole = yield from reader.value(writer.write)
     if not writer.is_open:
-        if not is_whole or isinstance(object_or_text(writer.text), str):
+        given = object_or_text(writer.text)
+        if not is_whole or isinstance(given, str):
             raise UnreadableOutput
-        writer.open(name)
+        writer.open((is_id and context.tools.taking({*given})) or name)
 
 
 class _CallObjectParser:

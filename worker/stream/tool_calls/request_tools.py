@@ -67,6 +67,11 @@ class RequestTools:
         properties = self._parameters(name).get("properties")
         return properties if isinstance(properties, dict) else {}
 
+    def taking(self, given: set[str]) -> str:
+        """Return the one tool that takes arguments of these names, "" where not one does."""
+        found = [each for each in self._functions if self._takes(each, given)]
+        return found[0] if len(found) == 1 else ""
+
     def sole_text(self, name: str) -> str:
         """Return the one argument that a tool takes, if that is a text; or else ""."""
         sole = [*self.arguments(name)]
@@ -90,6 +95,11 @@ class RequestTools:
         if "string" in types:
             may_be &= _NOT_TEXT
         return found if may_be else f'"{json_text(text)}"'
+
+    def _takes(self, name: str, given: set[str]) -> bool:
+        required = self._parameters(name).get("required")
+        is_whole = not isinstance(required, list) or {*map(str, required)} <= given
+        return is_whole and given <= self.arguments(name).keys()
 
     def within(self, name: str, argument: str) -> "RequestTools":
         """Return what looks up the members of an argument, or its items as `item`."""

@@ -1,0 +1,53 @@
+"""Writes the table of docs/formats.md: of each family what is read, or why it is not.
+
+    .venv/bin/python -m tests.helpers.families.families_table
+
+The text around the table stays as it is. A test holds the table to what is read.
+"""
+
+import json
+import logging
+from collections.abc import Sequence
+from typing import Final
+
+from hearth.shared.settings_from_env import PROJECT_DIR
+from tests.helpers.families.family_cases import DATA, family_names, written_family
+from tests.helpers.families.family_checks import COLUMNS, WRONG, FamilyChecks
+
+PAGE: Final = PROJECT_DIR / "docs" / "formats.md"
+BEGIN: Final = "<!-- families: begin, written by tests/helpers/families/families_table.py -->\n"
+END: Final = "<!-- families: end -->\n"
+# Family -> why it is not read in full; one that is has no place here.
+LEFT: Final[dict[str, str]] = json.loads((DATA / "families_left.json").read_text())
+
+
+def line_of(name: str, cells: Sequence[str]) -> str:
+    """Return a family's line of the table."""
+    return f"| {' | '.join((name, *cells, LEFT.get(name, 'in full')))} |"
+
+
+def lines() -> dict[str, str]:
+    """Return the page's lines by family."""
+    _, _, rest = PAGE.read_text().partition(BEGIN)
+    rows = rest.partition(END)[0].splitlines()[4:]
+    return {row.split(" | ")[0].removeprefix("| "): row for row in rows}
+
+
+def is_in_full(line: str) -> bool:
+    return WRONG not in line
+
+
+def main() -> None:
+    logging.disable(logging.CRITICAL)
+    names = sorted(family_names(is_real=True) + family_names(is_real=False))
+    rows = {name: line_of(name, FamilyChecks(written_family(name)).cells()) for name in names}
+    full = sum(map(is_in_full, rows.values()))
+    head = (f"{full} of {len(rows)} are read in full.", "", f"| family | {' | '.join(COLUMNS)} | |")
+    table = "\n".join((*head, "|---" * (len(COLUMNS) + 2) + "|", *rows.values()))
+    before, _, rest = PAGE.read_text().partition(BEGIN)
+    PAGE.write_text(f"{before}{BEGIN}{table}\n{END}{rest.partition(END)[2]}")
+    print(table)
+
+
+if __name__ == "__main__":
+    main()
