@@ -47,11 +47,11 @@ def _hy(words: ModelWords) -> ModelFormat:
     )
 
 
-def _bare(tag: str, key: str, value: str, **more: Any) -> ModelFormat:
-    """Return the form whose elements have these names, and the tool's nothing around it."""
+def _bare(tag: str, key: str, value: str, shown: str = "", **more: Any) -> ModelFormat:
+    """Return the form whose elements have these names, known by what templates have `shown`."""
     form = bare_form(f"<{tag}>", key, value, f"</{tag}>")
     return ModelFormat(
-        is_of=lambda words: f"<{tag}>" in words.template and f"<{key}>" in words.template,
+        is_of=lambda words: (shown or f"<{tag}>") in words.template,
         sections=(Section(f"<{tag}>", f"</{tag}>"),),
         form=form,
         grammar=CallGrammar(tagged(form), f"<{tag}>"),
@@ -84,7 +84,11 @@ FORMATS = (
         rank=1,
         thinking=("<think>", "</think>"),
     ),
-    _bare("tool_call", "arg_key", "arg_value", leaves_thinking_open=True),
+    _bare(  # IQuest has the same keys
+        *("tool_call", "arg_key", "arg_value", "<arg_key>"),
+        rank=1,
+        leaves_thinking_open=True,
+    ),
     _bare("longcat_tool_call", "longcat_arg_key", "longcat_arg_value"),
     _bare("iquest_tool_call", "arg_key", "arg_value"),
     ModelFormat(
