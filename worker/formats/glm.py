@@ -84,13 +84,9 @@ FORMATS = (
         rank=1,
         thinking=("<think>", "</think>"),
     ),
-    _bare(  # IQuest has the same keys
-        *("tool_call", "arg_key", "arg_value", "<arg_key>"),
-        rank=1,
-        leaves_thinking_open=True,
-    ),
+    _bare("tool_call", "arg_key", "arg_value", "<arg_key>", leaves_thinking_open=True),
     _bare("longcat_tool_call", "longcat_arg_key", "longcat_arg_value"),
-    _bare("iquest_tool_call", "arg_key", "arg_value"),
+    _bare("iquest_tool_call", "arg_key", "arg_value", rank=-1),  # its keys are GLM's
     ModelFormat(
         is_of=lambda words: any(each.startswith(HY) for each in words.vocabulary), of_words=_hy
     ),
