@@ -7,9 +7,16 @@ bare text if the schema wants a string, otherwise JSON.
 import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
-from hearth.worker.constraint.json_schemas import ToolSchema, characters_max, is_text, words
+from hearth.worker.constraint.json_schemas import (
+    Parameter,
+    ToolSchema,
+    characters_max,
+    is_text,
+    whole,
+    words,
+)
 from hearth.worker.constraint.lark_builder import LENIENT, NEWLINE, NOTHING, TEXT, Expression, Lark
 from hearth.worker.stream.tool_calls.tag_form import MAY_BREAK, TagForm
 
@@ -155,33 +162,44 @@ def _in_quotes(text: str) -> str:
 def tagged(form: TagForm) -> GrammarWriter:
     """Return calls with an element for each parameter, in the schema's order."""
 
-    def literal(text: str) -> str:
-        return NEWLINE if text == MAY_BREAK else text
-
     def write(lark: Lark, tool: ToolSchema) -> Expression:
-        elements = []
-        line_end = lark.line_end if form.has_lines else NEWLINE
-        for parameter in tool.contained().parameters():
-            behind = map(literal, form.key[1:])
-            head = lark.row(form.key[0], lark.quoted(parameter.name), *behind)
-            if form.typed:
-                is_json = not is_text(parameter.schema, parameter.schema)
-                head = lark.row(head, lark.any_of(form.typed[1:] if is_json else form.typed[:1]))
-            end = form.value_end.format(parameter.name)
-            value = _tagged_value(lark, parameter.schema, form.gap, end)
-            elements.append((lark.rule(lark.row(head, value, line_end)), parameter.is_required))
-        head = lark.row(form.name[0], lark.quoted(tool.name), *map(literal, form.name[1:]))
-        return lark.row(head, lark.elements(elements), form.call_end, form.behind)
+        head = lark.row(form.name[0], lark.quoted(tool.name), *map(_literal, form.name[1:]))
+        return lark.row(head, _elements(lark, tool.contained(), form), form.call_end, form.behind)
 
     return write
 
 
-def _tagged_value(lark: Lark, schema: dict[str, Any], gap: str, end: str) -> Expression:
+def _literal(text: str) -> str:
+    return NEWLINE if text == MAY_BREAK else text
+
+
+def _elements(lark: Lark, tool: ToolSchema, form: TagForm) -> Expression:
+    """Return an element for each parameter; each part of the schema is complete in itself."""
+    elements = []
+    line_end = lark.line_end if form.has_lines else NEWLINE
+    for parameter in tool.parameters():
+        head = lark.row(form.key[0], lark.quoted(parameter.name), *map(_literal, form.key[1:]))
+        if form.typed:
+            is_json = not is_text(parameter.schema, parameter.schema)
+            head = lark.row(head, lark.any_of(form.typed[1:] if is_json else form.typed[:1]))
+        value = _tagged_value(lark, parameter, form)
+        elements.append((lark.rule(lark.row(head, value, line_end)), parameter.is_required))
+    return lark.elements(elements)
+
+
+def _tagged_value(lark: Lark, parameter: Parameter, form: TagForm) -> Expression:
     """Return a value and the tag that ends it."""
+    schema, end = parameter.schema, form.value_end.format(parameter.name)
+    if form.unfold and isinstance(schema.get("items"), dict):
+        items = {"properties": {"item": schema["items"]}, "required": ["item"]}
+        item = _elements(lark, ToolSchema("", whole(items, schema)), form)
+        return lark.row(lark.repeated(item), end)
+    if form.unfold and schema.get("properties"):
+        return lark.row(_elements(lark, ToolSchema("", schema), form), end)
     if not is_text(schema, schema):
-        return lark.row(lark.json(schema, **LENIENT), gap, end)
+        return lark.row(lark.json(schema, **LENIENT), form.gap, end)
     if (choices := words(schema, schema)) is not None:
-        return lark.row(lark.any_of(map(lark.quoted, choices)), gap, end)
+        return lark.row(lark.any_of(map(lark.quoted, choices)), form.gap, end)
     return lark.text_until(end, characters_max(schema, schema))
 
 

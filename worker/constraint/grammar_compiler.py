@@ -156,7 +156,8 @@ class GrammarCompiler:
             thinking = ThinkingBudget(self.think_marks, budget, is_open, self._token_bytes)
         banned = None
         if constraints.tool_choice == "none" and compiled is None:
-            banned = self._marks.get(grammar.mark if (grammar := self._call_grammar) else "")
+            mark = self._call_grammar.mark if self._call_grammar else ""
+            banned = next((self._marks[each] for each in self._marks if each in mark), None)
         if compiled is None and thinking is None and banned is None:
             return None
         if compiled is None:

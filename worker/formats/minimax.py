@@ -35,10 +35,10 @@ def unfold(tools: RequestTools, name: str, key: str, text: str) -> str:
             continue
         key, tools, text, values = opened.pop()
         value = "{" + ", ".join(f'"{json_text(each)}": {it}' for each, it in values) + "}"
+        kinds = [each for each in ("[]", "{}") if tools.fitting(name, key, each) == each]
         if not values:
-            empty = [each for each in ("[]", "{}") if tools.fitting(name, key, each) == each]
-            value = tools.fitting(name, key, text or (empty[0] if len(empty) == 1 else ""))
-        elif {each for each, _ in values} == {"item"}:
+            value = tools.fitting(name, key, text or (kinds[0] if len(kinds) == 1 else ""))
+        elif {each for each, _ in values} == {"item"} and "[]" in kinds:
             value = f"[{', '.join(it for _, it in values)}]"
         if not opened:
             break

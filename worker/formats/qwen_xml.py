@@ -31,18 +31,21 @@ START, END = "<seed:tool_call>", "</seed:tool_call>"
 SEED = replace(TIGHT, name=(f"{START}\n<function=", ">\n"), behind=f"\n{END}")
 FORMATS = (
     ModelFormat(
-        is_of=lambda words: bool(_TIGHT_SHOWN.search(words.template)),
-        rank=4,
-        sections=(Section("<tool_call>", "</tool_call>"),),
-        form=TIGHT,
-        grammar=CallGrammar(tagged(TIGHT), "<tool_call>"),
-    ),
-    ModelFormat(
-        is_of=lambda words: "<tool_call>\n<function=" in words.template.replace("\\n", "\n"),
+        is_of=lambda words: (
+            "<tool_call>\n<function=" in words.template.replace("\\n", "\n")
+            and not _TIGHT_SHOWN.search(words.template)
+        ),
         rank=5,
         sections=(Section("<tool_call>", "</tool_call>"),),
         form=FORM,
         grammar=CallGrammar(tagged(FORM), "<tool_call>"),
+    ),
+    ModelFormat(
+        is_of=lambda words: bool(_TIGHT_SHOWN.search(words.template)),
+        rank=6,
+        sections=(Section("<tool_call>", "</tool_call>"),),
+        form=TIGHT,
+        grammar=CallGrammar(tagged(TIGHT), "<tool_call>"),
     ),
     ModelFormat(
         is_of=lambda words: START in words.template,

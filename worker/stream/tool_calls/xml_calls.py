@@ -109,8 +109,10 @@ class _Arguments:
         while True:
             mark = yield from self._context.buffer.scan(ends, value.write)
             depth += (mark == inner) - (mark == value_end)
-            is_inner = bool(inner) and mark in (inner, value_end) and depth >= 0
-            if mark and (is_inner or not (yield from self._is_end(mark, value_end))):
+            if mark and (
+                (inner and mark in (inner, value_end) and depth >= 0)
+                or not (yield from self._is_end(mark, value_end))
+            ):
                 value.write(mark)
                 continue
             if not mark and not self._context.buffer.is_complete:
@@ -190,11 +192,12 @@ class _Value:
         text = self._trailed(self._led(self._text or "".join(self._texts)))
         if found := _CDATA_SECTION.fullmatch(text):
             text = found[1]
-        if self._form.unfold:
-            self._writer.write(self._prefix + self._form.unfold(self._tools, *self._argument, text))
-            return
-        guesses = self._form.guesses_types
-        fitting = self._tools.fitting(*self._argument, text, guesses=guesses)
+        unfold, guesses = self._form.unfold, self._form.guesses_types
+        fitting = (
+            unfold(self._tools, *self._argument, text)
+            if unfold
+            else self._tools.fitting(*self._argument, text, guesses=guesses)
+        )
         self._writer.write(self._prefix + (as_json(text) if self.is_json else fitting))
 
     def _led(self, text: str) -> str:
