@@ -7,7 +7,7 @@ bare text if the schema wants a string, otherwise JSON.
 import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from hearth.worker.constraint.json_schemas import (
     Parameter,
