@@ -1,5 +1,8 @@
 """The forms of Command R+, R7B, A and A+: a list in JSON behind a mark."""
 
+import json
+from typing import Final
+
 from hearth.worker.formats.shared.format_parts import (
     CallGrammar,
     ModelFormat,
@@ -7,6 +10,12 @@ from hearth.worker.formats.shared.format_parts import (
     json_call,
 )
 
+ON_LINES: Final = {
+    "lenient": True,
+    "whitespace_pattern": r"\n {1,32}| ",
+    "item_separator": ",",
+    "key_separator": ":",
+}
 START, END = "<|START_ACTION|>", "<|END_ACTION|>"
 FORMATS = (
     ModelFormat(
@@ -27,11 +36,21 @@ FORMATS = (
         is_of=lambda words: "Action:\\n```json" in words.template,
         sections=(Section("Action:", "```", is_own=False),),
         grammar=CallGrammar(
-            json_call('    {\n        "tool_name": "', '",\n        "parameters": ', "\n    }"),
+            lambda lark, tool: lark.row(
+                *('    {\n        "tool_name": "', lark.quoted(tool.name)),
+                *('",\n        "parameters": ', lark.json(tool.schema, **ON_LINES), "\n    }"),
+            ),
             "Action:\n```json",
             start="Action:\n```json\n[\n",
             end="\n]```",
             between=",\n",
+        ),
+        call_text=lambda name, arguments: (
+            "Action:\n```json\n"
+            + json.dumps(
+                [{"tool_name": name, "parameters": arguments}], indent=4, ensure_ascii=False
+            )
+            + "```"
         ),
     ),
 )

@@ -1,6 +1,7 @@
-"""The forms of GLM; that of 4.5 to 5 is also that of Spark 2.5, Laguna, LongCat and Hy."""
+"""The forms of GLM; that of 4.5 to 5 is also that of Spark 2.5, Laguna, LongCat, IQuest and Hy."""
 
 from dataclasses import replace
+from typing import Any
 
 import regex
 
@@ -18,9 +19,6 @@ from hearth.worker.formats.shared.format_parts import (
     tagged,
 )
 
-FORM = bare_form("<tool_call>", "arg_key", "arg_value", "</tool_call>")
-START, END = "<longcat_tool_call>", "</longcat_tool_call>"
-LONGCAT = bare_form(START, "longcat_arg_key", "longcat_arg_value", END)
 HY = "<tool_call:"  # a suffix follows that differs by checkpoint
 
 
@@ -49,6 +47,18 @@ def _hy(words: ModelWords) -> ModelFormat:
     )
 
 
+def _bare(tag: str, key: str, value: str, shown: str = "", **more: Any) -> ModelFormat:
+    """Return the form whose elements have these names, known by what templates have `shown`."""
+    form = bare_form(f"<{tag}>", key, value, f"</{tag}>")
+    return ModelFormat(
+        is_of=lambda words: (shown or f"<{tag}>") in words.template,
+        sections=(Section(f"<{tag}>", f"</{tag}>"),),
+        form=form,
+        grammar=CallGrammar(tagged(form), f"<{tag}>"),
+        **more,
+    )
+
+
 def _read(context: CallContext) -> ParserSteps[None]:
     """Read the call whose name stands here, if a line begins with it."""
     buffer, name = context.buffer, context.start.removesuffix("\n{")
@@ -74,19 +84,9 @@ FORMATS = (
         rank=1,
         thinking=("<think>", "</think>"),
     ),
-    ModelFormat(
-        is_of=lambda words: "<arg_key>" in words.template,
-        leaves_thinking_open=True,
-        sections=(Section("<tool_call>", "</tool_call>"),),
-        form=FORM,
-        grammar=CallGrammar(tagged(FORM), "<tool_call>"),
-    ),
-    ModelFormat(
-        is_of=lambda words: START in words.template,
-        sections=(Section(START, END),),
-        form=LONGCAT,
-        grammar=CallGrammar(tagged(LONGCAT), START),
-    ),
+    _bare("tool_call", "arg_key", "arg_value", "<arg_key>", leaves_thinking_open=True),
+    _bare("longcat_tool_call", "longcat_arg_key", "longcat_arg_value"),
+    _bare("iquest_tool_call", "arg_key", "arg_value", rank=-1),  # its keys are GLM's
     ModelFormat(
         is_of=lambda words: any(each.startswith(HY) for each in words.vocabulary), of_words=_hy
     ),

@@ -69,6 +69,7 @@ FORMATS = (
     _format(  # Phi-4-mini
         lambda words: words.vocabulary >= {"<|tool_call|>", "<|/tool_call|>"},
         ("<|tool_call|>", "<|/tool_call|>"),
+        framing=("<|tool_call|>", "<|/tool_call|>"),
         others=("functools",),
     ),
     _format(  # Granite 3
@@ -76,7 +77,8 @@ FORMATS = (
         ("<|tool_call|>", ""),
         rank=1,
         thinking=_THINK,
-        framing=("<response>", "</response>"),
+        framing=("<|tool_call|>",),
+        edges=("<response>", "</response>"),
     ),
     _format(  # MiniMax M1
         lambda words: "<tool_calls>\n{" in words.template.replace("\\n", "\n"),
@@ -102,14 +104,14 @@ FORMATS = (
         rank=1,
         thinking=("<thinking>", "</thinking>"),
         more_thinking=(_STEPS,),
-        framing=("[END FINAL RESPONSE]",),
+        edges=("[END FINAL RESPONSE]",),
     ),
     _format(  # Hunyuan A13B
         lambda words: "<tool_calls>" in words.template,
         _CALLS,
         rank=2,
         thinking=_THINK,
-        framing=("<answer>\n助手：", "<answer>", "</answer>"),
+        edges=("<answer>\n助手：", "<answer>", "</answer>"),
     ),
     _format(  # InternLM
         lambda words: words.vocabulary >= {"<|action_start|>", "<|plugin|>"},

@@ -22,7 +22,7 @@ from hearth.worker.stream.tool_calls.tag_form import TagForm
 REREAD_CHARS_MAX: Final = 1_000_000
 _BLANKS: Final = regex.compile(r"\s*+")
 _FENCE: Final = regex.compile(r"```(?:json)?+\s++(?=\S)")
-_BARE: Final = regex.compile(r"\{|\[\s*+(?:\{|(?P<name>[\w.-]++)\s*+\()")
+_BARE: Final = regex.compile(r"\{|\[\s*+(?:(?P<list>\{)|(?P<name>[\w.-]++)\s*+\()")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +34,7 @@ class OutputMarks:
     sections: tuple[Section, ...] = ()  # in which calls stand
     forms: tuple[TagForm, ...] = ()  # of calls that are elements, the model's own first
     dropped: tuple[str, ...] = ()  # marks that only frame the content
+    edges: tuple[str, ...] = ()  # texts that do so at its beginning and its end
     more_thinking: tuple[tuple[str, str], ...] = ()  # other pairs around a think block
     header: Any = None  # of a message, in an answer that is a row of them
 
@@ -95,7 +96,7 @@ class ReasoningAndToolParser:
             yield from self._opening()
         starts, closes, dropped = self._think_starts, self._think_ends, self._dropped
         ends = {each.end for each in self._sections.values()}
-        marks = Marks(*starts, *closes, *dropped, *self._sections, *ends)
+        marks = Marks(*starts, *closes, *dropped, *self._marks.edges, *self._sections, *ends)
         while True:
             if self._content.is_fresh:
                 yield from self._header()
@@ -115,10 +116,18 @@ class ReasoningAndToolParser:
                 self._content.begin_answer()
             elif mark in ends and self._call_count and self._content.is_fresh:
                 continue  # it ends calls whose own marks were others
+            elif mark in self._marks.edges and (yield from self._is_edge()):
+                self._may_close = False
             else:
                 self._may_close = self._may_close and mark in ends
                 self._content.write(mark)
         self._content.end()
+
+    def _is_edge(self) -> ParserSteps[bool]:
+        """Return whether content begins or ends at the text that was read."""
+        if self._content.is_fresh or self._may_close:
+            return self._content.is_fresh
+        return not (yield from self._buffer.peek((yield from self._buffer.run(_BLANKS))))
 
     def _header(self) -> ParserSteps[None]:
         """Read the header of a message, where one stands here, or was cut off."""
@@ -226,8 +235,8 @@ class ReasoningAndToolParser:
     def _bare_calls(self) -> ParserSteps[bool]:
         """Read calls that nothing marks, where the answer begins; False if there are none.
 
-        In JSON, or a list of them in Python; only of tools of the request: all else is an answer.
-        They may stand in a fence.
+        In JSON, or a list of them in Python; only of tools of the request: all else is an answer,
+        as is a list in JSON unless the model writes its calls so. They may stand in a fence.
         """
         if not self._sections or not self._options.tools:
             return False
@@ -235,7 +244,11 @@ class ReasoningAndToolParser:
         fence = yield from self._buffer.match(_FENCE, blanks)
         blanks += len(fence[0]) if fence else 0
         found = yield from self._buffer.match(_BARE, blanks)
-        if not found or (found["name"] and not self._options.tools.known(found["name"])):
+        if (
+            not found
+            or (found["name"] and not self._options.tools.known(found["name"]))
+            or (found["list"] and not any(each.startswith("[{") for each in self._sections))
+        ):
             return False
         count = self._call_count
         self._buffer.hold()

@@ -48,6 +48,7 @@ class ModelFormat:
     leaves_thinking_open: bool = False  # an answer may begin with a block that nobody opened
     more_thinking: tuple[tuple[str, str], ...] = ()  # other pairs that are around it, too
     framing: tuple[str, ...] = ()  # marks that only frame the content; {name} is any tool's
+    edges: tuple[str, ...] = ()  # texts that do so at its beginning and its end
     header: Any = None  # matches what is no text behind `framing`: the answer is a row of messages
     sections: tuple[Section, ...] = ()  # in which calls stand
     form: TagForm | None = None  # of its calls, where they are elements

@@ -50,6 +50,7 @@ class OutputFormat:
             _sections(self.own, vocabulary),
             tuple(forms),
             self.own.framing,
+            self.own.edges,
             self.own.more_thinking,
             self.own.header,
         )

@@ -176,8 +176,8 @@ def _block(context: CallContext) -> ParserSteps[None]:
         raise UnreadableOutput
     calls = python_calls(text, context.tools) if is_python else []
     if is_python and not calls:  # one line may be malformed
-        lines = text.splitlines()[:LINES_MAX]
-        calls = [call for line in lines for call in python_calls(line, context.tools)]
+        for line in text.splitlines()[:LINES_MAX]:
+            calls += python_calls(line, context.tools)
     if not calls and not (is_named and mark):
         raise UnreadableOutput
     buffer.release()
