@@ -50,6 +50,8 @@ class OutputFormat:
             _sections(self.own, vocabulary),
             tuple(forms),
             self.own.framing,
+            self.own.more_thinking,
+            self.own.header,
         )
 
     @property
@@ -91,8 +93,10 @@ class OutputFormat:
         """
         if self.own.analysis:
             return prompt_tail.endswith(self.own.analysis)
-        start, end = self.think_marks
-        return bool(start) and prompt_tail.rfind(start) > prompt_tail.rfind(end)
+        return any(
+            start and prompt_tail.rfind(start) > prompt_tail.rfind(end)
+            for start, end in (self.think_marks, *self.own.more_thinking)
+        )
 
     def may_think(self, prompt_tail: str) -> bool:
         """Return whether the answer may begin with a think block that nobody opens.
@@ -151,10 +155,9 @@ class OutputFormat:
 def _thinking(own: ModelFormat, tokenizer: Any, vocabulary: Set[str]) -> tuple[str, str]:
     """Return the marks around thinking: the format's own, or those that mlx-lm finds."""
     found = tokenizer.think_start or "", tokenizer.think_end or ""
-    marks = [own.thinking, found, *(each.thinking for each in all_formats())]
-    return next(
-        (pair for pair in marks if (pair is found and pair[0]) or {*pair} <= vocabulary), ("", "")
-    )
+    told = [pair for pair in (own.thinking, found) if pair[0]]
+    others = [each.thinking for each in all_formats() if {*each.thinking} <= vocabulary]
+    return next(iter([*told, *others]), ("", ""))
 
 
 def _sections(own: ModelFormat, vocabulary: Set[str]) -> tuple[Section, ...]:
