@@ -127,29 +127,24 @@ def json_arguments(lark: Lark, tool: ToolSchema) -> Expression:
     return lark.json(tool.schema, **LENIENT)
 
 
-@dataclass(frozen=True, slots=True)
-class JsonCall:
-    """Writes calls with the arguments in one JSON object behind the name. Immutable."""
+def json_call(before: str, middle: str, behind: str) -> GrammarWriter:
+    """Return calls with the arguments in one JSON object behind the name."""
 
-    before: str
-    middle: str
-    behind: str
+    def write(lark: Lark, tool: ToolSchema) -> Expression:
+        name = json.dumps(tool.name, ensure_ascii=False)[1:-1]
+        return lark.row(before, lark.quoted(name), middle, json_arguments(lark, tool), behind)
 
-    def __call__(self, lark: Lark, tool: ToolSchema) -> Expression:
-        name, arguments = lark.quoted(_in_quotes(tool.name)), json_arguments(lark, tool)
-        return lark.row(self.before, name, self.middle, arguments, self.behind)
-
-    def text(self, name: str, arguments: Any) -> str:
-        """Return a call of the history."""
-        written = json.dumps(arguments, ensure_ascii=False)
-        return f"{self.before}{_in_quotes(name)}{self.middle}{written}{self.behind}"
+    return write
 
 
-json_call: Final = JsonCall  # as the others are named
+def json_call_text(before: str, middle: str, behind: str) -> Callable[[str, Any], str]:
+    """Return what writes a call of the history so."""
 
+    def text(name: str, arguments: Any) -> str:
+        name, written = (json.dumps(each, ensure_ascii=False) for each in (name, arguments))
+        return f"{before}{name[1:-1]}{middle}{written}{behind}"
 
-def _in_quotes(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)[1:-1]
+    return text
 
 
 def tagged(form: TagForm) -> GrammarWriter:
@@ -167,7 +162,8 @@ def tagged(form: TagForm) -> GrammarWriter:
             if form.typed:
                 is_json = not is_text(parameter.schema, parameter.schema)
                 head = lark.row(head, lark.any_of(form.typed[1:] if is_json else form.typed[:1]))
-            value = _tagged_value(lark, parameter.schema, form)
+            end = form.value_end.format(parameter.name)
+            value = _tagged_value(lark, parameter.schema, form.gap, end)
             elements.append((lark.rule(lark.row(head, value, line_end)), parameter.is_required))
         head = lark.row(form.name[0], lark.quoted(tool.name), *map(literal, form.name[1:]))
         return lark.row(head, lark.elements(elements), form.call_end, form.behind)
@@ -175,13 +171,13 @@ def tagged(form: TagForm) -> GrammarWriter:
     return write
 
 
-def _tagged_value(lark: Lark, schema: dict[str, Any], form: TagForm) -> Expression:
+def _tagged_value(lark: Lark, schema: dict[str, Any], gap: str, end: str) -> Expression:
     """Return a value and the tag that ends it."""
     if not is_text(schema, schema):
-        return lark.row(lark.json(schema, **LENIENT), form.gap, form.value_end)
+        return lark.row(lark.json(schema, **LENIENT), gap, end)
     if (choices := words(schema, schema)) is not None:
-        return lark.row(lark.any_of(map(lark.quoted, choices)), form.gap, form.value_end)
-    return lark.text_until(form.value_end, characters_max(schema, schema))
+        return lark.row(lark.any_of(map(lark.quoted, choices)), gap, end)
+    return lark.text_until(end, characters_max(schema, schema))
 
 
 def python_call(lark: Lark, tool: ToolSchema) -> Expression:

@@ -44,7 +44,6 @@ IDLE_S: Final = 45.0  # that a process is kept which nobody uses: it is gone wit
 HELD_BYTES_MAX: Final = 256 << 20  # of all processes of grammars that are remembered
 PROCESS_BYTES: Final = 4 << 20  # of one, beside what it tells: pages that it shares no more
 ANY_OBJECT: Final = {"type": "object"}
-_PROBE: Final = ToolSchema("", {"properties": {"x": {}}})  # for what its calls have of marks
 
 
 # Writes the answer's grammar with other schemas of the tools.
@@ -208,7 +207,9 @@ class GrammarCompiler:
         """Return the shape of calls as the model's template writes them, from their mark on."""
         tools = [tool.contained() for tool in tools]
         if self._messages:
-            return made.shape(self._messages.addressed_call(made, tools, constraints.parallel_calls))
+            return made.shape(
+                self._messages.addressed_call(made, tools, constraints.parallel_calls)
+            )
         assert self._call_grammar is not None
         return made.shape(self._call_grammar.expression(made, tools, constraints.parallel_calls))
 
@@ -456,7 +457,8 @@ def _marks(
     Others are ordinary text, as runs of blanks and HTML tags are in some vocabularies.
     """
     lark = Lark({})
-    call = grammar.expression(lark, [_PROBE], False) if grammar else NOTHING
+    probe = ToolSchema("", {"properties": {"x": {}}})
+    call = grammar.expression(lark, [probe], False) if grammar else NOTHING
     written = f"{tokenizer.chat_template}{''.join(think_marks)}{lark.source(call)}"
     return {
         token.content: number

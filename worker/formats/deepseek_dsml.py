@@ -17,6 +17,7 @@ MARKS: Final = ("｜DSML｜", "｜｜DSML｜｜", "｜GCML｜")
 BLOCKS: Final = (" calls", "function_calls", "tool_calls")  # of V4.1, V3.2, V4 and GigaChat
 # Models write each other's, doubled bars, misspelt wrappers, and none.
 _MISSPELT: Final = (" call", "function_call", "tool_call")
+_BETWEEN: Final = ("<|message_sep|>",)  # messages of GigaChat
 
 
 def _form(tag: str) -> TagForm:
@@ -43,6 +44,9 @@ def _format(mark: str, block: str) -> ModelFormat:
             (mark in words.template and f"{block}>" in words.template)
             or (mark in words.vocabulary and block == BLOCKS[1] and not words.template)
         ),
+        thinking=("<think>", "</think>"),
+        framing=_BETWEEN,
+        part_ends=_BETWEEN,
         sections=_SECTIONS,
         form=form,
         grammar=CallGrammar(tagged(form), start, start=f"{start}\n", end=f"\n{end}"),
@@ -50,11 +54,12 @@ def _format(mark: str, block: str) -> ModelFormat:
 
 
 _SECTIONS: Final = tuple(
-    [Section(f"<{mark}{each}>", f"</{mark}{each}>") for mark in MARKS for each in BLOCKS + _MISSPELT]
-    + [
-        Section(f"<{mark}{gap}invoke", f"</{mark}{block}>", is_head=True)
-        for mark in MARKS
-        for gap, block in (("", BLOCKS[2]), (" ", BLOCKS[0]))
-    ]
+    section
+    for mark in MARKS
+    for section in (
+        *(Section(f"<{mark}{each}>", f"</{mark}{each}>") for each in BLOCKS + _MISSPELT),
+        Section(f"<{mark} invoke", f"</{mark} calls>", is_head=True),
+        Section(f"<{mark}invoke", f"</{mark}tool_calls>", is_head=True),
+    )
 )
 FORMATS = tuple(_format(mark, block) for mark in MARKS for block in BLOCKS)

@@ -1,7 +1,7 @@
 """The form of Kimi K3: thinking, response, calls and arguments are parts, opened and closed.
 
-    ...<|close|>think<|sep|><|open|>response<|sep|>...<|close|>response<|sep|>
-    <|open|>tools<|sep|><|open|>call tool="NAME" index="1"<|sep|>...
+...<|close|>think<|sep|><|open|>response<|sep|>...<|close|>response<|sep|>
+<|open|>tools<|sep|><|open|>call tool="NAME" index="1"<|sep|>...
 """
 
 from typing import Final
@@ -33,8 +33,7 @@ FORM = TagForm(
     call_end=f"{CLOSE}call{SEP}",
     head=regex.compile(_PART.format("call", "tool", "name") + r"[^<>]*+<\|sep\|>"),
     opens=regex.compile(
-        _PART.format("argument", "key", "key")
-        + r"(?: type=\"(?P<text>\w*+)\")?+[^<>]*+<\|sep\|>"
+        _PART.format("argument", "key", "key") + r"(?: type=\"(?P<text>\w*+)\")?+[^<>]*+<\|sep\|>"
     ),
     begins=f"{OPEN}argument ",
     json_opens=regex.compile(r"<\|open\|>json[^<>]*+<\|sep\|>"),
@@ -49,9 +48,7 @@ FORMATS = (
         sections=(Section(START, END), Section(CALL, END, is_head=True)),
         form=FORM,
         messages=message_grammar(
-            CallGrammar(
-                tagged(FORM), START, start=START, end=f"{END}{MESSAGE_END}", between=""
-            ),
+            CallGrammar(tagged(FORM), START, start=START, end=f"{END}{MESSAGE_END}", between=""),
             thinking=(OPEN, f"think{SEP}", f"{CLOSE}think{SEP}"),
             behind="",
             final=("", f"{RESPONSE_END}{MESSAGE_END}"),

@@ -9,12 +9,9 @@ from hearth.worker.formats.shared.format_parts import (
     BLANKS,
     CallContext,
     CallGrammar,
-    Expression,
-    Lark,
     ModelFormat,
     ParserSteps,
     Section,
-    ToolSchema,
     Trust,
     UnreadableOutput,
     json_arguments,
@@ -24,7 +21,6 @@ from hearth.worker.formats.shared.format_parts import (
 )
 
 START = "[TOOL_CALLS]"
-_ID: Final = {"type": "string", "pattern": "^[a-zA-Z0-9]{9}$"}
 _HEAD: Final = regex.compile(
     r"(?P<name>[\w./:-]++)\s*+(?:\[CALL_ID\]\s*+[\w-]++\s*+)?+(?:\[ARGS\]\s*+)?+(?=\{)"
 )
@@ -51,16 +47,6 @@ def read(context: CallContext) -> ParserSteps[None]:
     raise UnreadableOutput
 
 
-def write_with_id(lark: Lark, tool: ToolSchema) -> Expression:
-    call_id = lark.optional("[CALL_ID]", lark.rule("/[a-zA-Z0-9]{9}/"))
-    return lark.row(START, lark.quoted(tool.name), call_id, "[ARGS]", json_arguments(lark, tool))
-
-
-def write_listed(lark: Lark, tool: ToolSchema) -> Expression:
-    call = json_call('{"name": "', '", "arguments": ', "")(lark, tool)
-    return lark.row(call, lark.optional(', "id": ', lark.json(_ID)), "}")
-
-
 _NAMED: Final = ModelFormat(
     is_of=lambda words: START in words.template and "[ARGS]" in words.vocabulary,
     sections=(Section(START, read=read),),
@@ -72,7 +58,15 @@ FORMATS = (
         _NAMED,
         is_of=lambda words: _NAMED.is_of(words) and "[CALL_ID]" in words.vocabulary,
         rank=-1,
-        grammar=CallGrammar(write_with_id, START, between=""),
+        grammar=CallGrammar(
+            lambda lark, tool: lark.row(
+                *(START, lark.quoted(tool.name)),
+                lark.optional("[CALL_ID]", lark.rule("/[a-zA-Z0-9]{9}/")),
+                *("[ARGS]", json_arguments(lark, tool)),
+            ),
+            START,
+            between="",
+        ),
     ),
     replace(
         _NAMED,
@@ -84,6 +78,18 @@ FORMATS = (
         _NAMED,
         is_of=lambda words: START in words.template,
         rank=1,
-        grammar=CallGrammar(write_listed, START, start=f"{START}[", end="]", between=", "),
+        grammar=CallGrammar(
+            lambda lark, tool: lark.row(
+                json_call('{"name": "', '", "arguments": ', "")(lark, tool),
+                lark.optional(
+                    ', "id": ', lark.json({"type": "string", "pattern": "^[a-zA-Z0-9]{9}$"})
+                ),
+                "}",
+            ),
+            START,
+            start=f"{START}[",
+            end="]",
+            between=", ",
+        ),
     ),
 )

@@ -1,6 +1,5 @@
-"""The form of Qwen3-Coder, Qwen3.5 and later, Step 3.5, MiMo V2, Nemotron 3: `<function=f>`."""
+"""The form of Qwen3-Coder, Qwen3.5, Step 3.5, Nemotron 3, MiMo V2, Seed-OSS: `<function=f>`."""
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import regex
@@ -8,7 +7,6 @@ import regex
 from hearth.worker.formats.shared.format_parts import (
     CallGrammar,
     ModelFormat,
-    ModelWords,
     Section,
     TagForm,
     tagged,
@@ -28,24 +26,30 @@ FORM = TagForm(
     trims_newline=True,
 )
 TIGHT = replace(FORM, key=("<parameter=", ">"), gap="", trims_newline=False)
-_IS_TIGHT = regex.compile(r"<parameter=\w++>[^\\\s]")
-
-
-def _is_of(words: ModelWords) -> bool:
-    return "<tool_call>\n<function=" in words.template.replace("\\n", "\n")
-
-
-def _format(form: TagForm, rank: int, is_of: Callable[[ModelWords], bool]) -> ModelFormat:
-    return ModelFormat(
-        is_of=is_of,
-        rank=rank,
-        sections=(Section("<tool_call>", "</tool_call>"),),
-        form=form,
-        grammar=CallGrammar(tagged(form), "<tool_call>"),
-    )
-
-
+_TIGHT_SHOWN = regex.compile(r"<tool_call>\\?n?\s*+<function=\w++>\\?n?\s*+<parameter=\w++>[^\\\s]")
+START, END = "<seed:tool_call>", "</seed:tool_call>"
+SEED = replace(TIGHT, name=(f"{START}\n<function=", ">\n"), behind=f"\n{END}")
 FORMATS = (
-    _format(TIGHT, 4, lambda words: _is_of(words) and bool(_IS_TIGHT.search(words.template))),
-    _format(FORM, 5, _is_of),
+    ModelFormat(
+        is_of=lambda words: bool(_TIGHT_SHOWN.search(words.template)),
+        rank=4,
+        sections=(Section("<tool_call>", "</tool_call>"),),
+        form=TIGHT,
+        grammar=CallGrammar(tagged(TIGHT), "<tool_call>"),
+    ),
+    ModelFormat(
+        is_of=lambda words: "<tool_call>\n<function=" in words.template.replace("\\n", "\n"),
+        rank=5,
+        sections=(Section("<tool_call>", "</tool_call>"),),
+        form=FORM,
+        grammar=CallGrammar(tagged(FORM), "<tool_call>"),
+    ),
+    ModelFormat(
+        is_of=lambda words: START in words.template,
+        rank=6,
+        thinking=("<seed:think>", "</seed:think>"),
+        sections=(Section(START, END),),
+        form=SEED,
+        grammar=CallGrammar(tagged(SEED), START),
+    ),
 )

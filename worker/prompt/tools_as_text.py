@@ -6,11 +6,11 @@ trained. What is written here is what hearth.worker.stream reads of such models'
 """
 
 import json
-import keyword
-import unicodedata
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
+
+from hearth.worker.formats.tool_code import python_text
 
 ToolForm = Literal["native", "manual", "tool_code"]  # native: the template's own
 
@@ -85,11 +85,6 @@ def call_text(function: dict[str, Any], form: ToolForm) -> str:
     return f"<tool_call>\n{_json({'name': name, 'arguments': arguments})}\n</tool_call>"
 
 
-def python_text(name: str, arguments: Any) -> str:
-    """Return a call as Python writes it."""
-    return f"{name}({_keywords(arguments)})"
-
-
 def result_text(content: str, form: ToolForm, own: OwnForm | None = None) -> str:
     """Return the result of a call in the form that the tool prompt announces."""
     usual = _RESULTS["tool_code" if form == "tool_code" else "manual"]
@@ -99,32 +94,3 @@ def result_text(content: str, form: ToolForm, own: OwnForm | None = None) -> str
 
 def _json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
-
-
-def _keywords(arguments: dict[str, Any]) -> str:
-    """Return arguments as Python names them; those whose names are none of Python's in `**{}`."""
-    named = {name: value for name, value in arguments.items() if _is_name(name)}
-    others = {name: value for name, value in arguments.items() if name not in named}
-    written = [f"{name}={_python(value)}" for name, value in named.items()]
-    return ", ".join([*written, f"**{_python(others)}"] if others else written)
-
-
-def _is_name(text: str) -> bool:
-    """Whether Python takes `text` as an argument's name, and leaves it as it is."""
-    is_left = unicodedata.normalize("NFKC", text) == text
-    return text.isidentifier() and is_left and not keyword.iskeyword(text)
-
-
-def _python(value: Any) -> str:
-    """Return a value of JSON as a Python literal on one line."""
-    # Loops, not comprehensions: one frame a level, as deep as the wire lets JSON be nested.
-    parts = []
-    if isinstance(value, dict):
-        for key, item in value.items():
-            parts.append(f"{_json(key)}: {_python(item)}")
-        return "{" + ", ".join(parts) + "}"
-    if isinstance(value, list):
-        for item in value:
-            parts.append(_python(item))
-        return "[" + ", ".join(parts) + "]"
-    return repr(value) if value is None or isinstance(value, bool) else _json(value)

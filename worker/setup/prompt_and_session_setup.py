@@ -1,5 +1,6 @@
 """Makes the prompt builder, the sessions and the prompt facts of a loaded model."""
 
+import functools
 import logging
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from hearth.worker.prompt.template_turn_tokens import (
     history_marks,
 )
 from hearth.worker.prompt.tokenise import PieceTokeniser
+from hearth.worker.prompt.tools_as_text import OwnForm, ToolForm
 from hearth.worker.requests.prompt_facts import PromptFacts
 from hearth.worker.schedule.requested_bits import RequestedBits
 from hearth.worker.sessions.cache_trace_log import TraceLog
@@ -47,9 +49,7 @@ def make_builder(
     `context_by` is what makes the context no longer, as ModelFacts has it.
     """
     thinks, preserves = settings.default_thinking, settings.preserve_thinking
-    renderer = Renderer(
-        tokenizer, thinks, preserves, lambda form: OutputFormat(tokenizer, form).own_form
-    )
+    renderer = Renderer(tokenizer, thinks, preserves, functools.partial(_own_form, tokenizer))
     if not renderer.has_template:
         log.warning(
             "the model has no chat template: it is shown messages as a plain transcript, which "
@@ -63,6 +63,18 @@ def make_builder(
         ContextLimit(context_tokens, context_by),
         preserves,
         form,
+    )
+
+
+def _own_form(tokenizer: Any, tool_form: ToolForm) -> OwnForm | None:
+    """Return the form of the model's calls and their results; None where its format has none."""
+    own = OutputFormat(tokenizer, tool_form).own
+    grammar, text = own.grammar, own.call_text
+    if grammar is None or text is None:
+        return None
+    return OwnForm(
+        lambda calls: grammar.text(text(each["name"], each["arguments"]) for each in calls),
+        own.result,
     )
 
 

@@ -12,7 +12,7 @@ from hearth.worker.stream.lookahead_buffer import (
     ParserSteps,
     UnreadableOutput,
 )
-from hearth.worker.stream.tool_calls.call_parser import Section
+from hearth.worker.stream.tool_calls.call_parser import Section, read_section
 from hearth.worker.stream.tool_calls.call_writer import CallContext
 from hearth.worker.stream.tool_calls.json_calls import Trust, json_calls
 from hearth.worker.stream.tool_calls.request_tools import RequestTools
@@ -22,6 +22,7 @@ from hearth.worker.stream.tool_calls.tag_form import TagForm
 REREAD_CHARS_MAX: Final = 1_000_000
 _BLANKS: Final = regex.compile(r"\s*+")
 _FENCE: Final = regex.compile(r"```(?:json)?+\s++(?=\S)")
+_BARE: Final = regex.compile(r"\{|\[\s*+(?:\{|(?P<name>[\w.-]++)\s*+\()")
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,23 +216,28 @@ class ReasoningAndToolParser:
             self._sections = {}
 
     def _bare_calls(self) -> ParserSteps[bool]:
-        """Read calls in JSON that nothing marks, where the answer begins; False if there are none.
+        """Read calls that nothing marks, where the answer begins; False if there are none.
 
-        Only of tools of the request: any other object is an answer. They may stand in a fence.
+        In JSON, or a list of them in Python; only of tools of the request: all else is an answer.
+        They may stand in a fence.
         """
         if not self._sections or not self._options.tools:
             return False
         blanks = yield from self._buffer.run(_BLANKS)
         fence = yield from self._buffer.match(_FENCE, blanks)
         blanks += len(fence[0]) if fence else 0
-        if (yield from self._buffer.peek(blanks)) != "{":
+        found = yield from self._buffer.match(_BARE, blanks)
+        if not found or (found["name"] and not self._options.tools.known(found["name"])):
             return False
         count = self._call_count
         self._buffer.hold()
         self._buffer.at += blanks
         try:
-            yield from json_calls(
-                self._call_context(Section("")), Trust(any_name=False, any_order=False)
+            context = self._call_context(Section("", is_own=False))
+            yield from (
+                read_section(context)
+                if found["name"]
+                else json_calls(context, Trust(any_name=False, any_order=False))
             )
         except UnreadableOutput:
             self._rewind()

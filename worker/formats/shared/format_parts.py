@@ -9,6 +9,7 @@ from hearth.worker.constraint.call_grammars import (
     MessageGrammar,
     json_arguments,
     json_call,
+    json_call_text,
     message_grammar,
     python_call,
     tagged,
@@ -26,9 +27,6 @@ from hearth.worker.formats.shared.model_format import (
     LAST,
     ModelFormat,
     ModelWords,
-)
-from hearth.worker.prompt.tools_as_text import (
-    python_text,
 )
 from hearth.worker.stream.answer_parts import (
     AnswerCollector,
@@ -100,6 +98,7 @@ __all__ = [
     "bare_form",
     "json_arguments",
     "json_call",
+    "json_call_text",
     "json_calls",
     "json_text",
     "marked_calls",
@@ -107,7 +106,6 @@ __all__ = [
     "named_call",
     "python_call",
     "python_calls",
-    "python_text",
     "tag_form",
     "tagged",
 ]

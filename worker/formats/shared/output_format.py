@@ -12,7 +12,6 @@ from hearth.worker.formats.shared.model_format import (
     format_of,
 )
 from hearth.worker.formats.tool_code import SECTION as TOOL_CODE
-from hearth.worker.prompt.tools_as_text import OwnForm
 from hearth.worker.stream.answer_parts import AnswerCollector, AnswerParts, ToolCall
 from hearth.worker.stream.answer_splitter import AnswerSplitter, Channel
 from hearth.worker.stream.lookahead_buffer import LookaheadBuffer
@@ -58,18 +57,6 @@ class OutputFormat:
     def call_grammar(self) -> CallGrammar | None:
         """The grammar in which the model calls; None without one."""
         return self.own.grammar
-
-    @property
-    def own_form(self) -> OwnForm | None:
-        """The form of the model's calls and their results; None where the format has no text."""
-        grammar = self.own.grammar
-        text = self.own.call_text or getattr(grammar and grammar.call, "text", None)
-        if text is None or grammar is None:
-            return None
-        return OwnForm(
-            lambda calls: grammar.text(text(each["name"], each["arguments"]) for each in calls),
-            self.own.result,
-        )
 
     @property
     def messages(self) -> MessageGrammar | None:

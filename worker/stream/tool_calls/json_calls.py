@@ -23,6 +23,7 @@ class Trust:
 
     any_name: bool = True  # also the name of no tool of the request
     any_order: bool = True  # also arguments in front of the name
+    is_keyed: bool = False  # the name may be the key of the arguments
 
 
 def json_calls(context: CallContext, trust: Trust) -> ParserSteps[None]:
@@ -98,7 +99,10 @@ class _CallObjectParser:
     def _member(self, key: str) -> ParserSteps[bool]:
         """Read the value of a key, and return whether it is an object that was only entered."""
         char = yield from self._json.blanks()
-        if key in ("function", "tool") and char == "{" and not self._name:
+        if self._trust.is_keyed and char == "{" and not self._name:
+            self._name = key
+            yield from self._read_arguments(char)
+        elif key in ("function", "tool") and char == "{" and not self._name:
             self._context.buffer.at += 1
             self._json.outer += "{"
             return True

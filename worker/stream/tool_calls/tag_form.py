@@ -4,10 +4,13 @@ One description is for both sides: how a call is written, and what is read as on
 """
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
 import regex
+
+from hearth.worker.stream.tool_calls.request_tools import RequestTools
 
 MAY_BREAK: Final = "\n?"  # in a written form: a newline may stand here
 _ATTRIBUTE: Final = re.compile(r'(.*?) (\w+)="$', re.DOTALL)
@@ -38,6 +41,9 @@ class TagForm:
     gap: str = ""  # between a value that is no text and its end
     trims_newline: bool = False  # one at each end of a value is the form's; all else is the value
     guesses_types: bool = False  # of values whose schema has none
+    # Makes JSON of the text of a tool's argument that may be made of elements itself; then the key
+    # stands in `value_end` for "{}".
+    unfold: Callable[[RequestTools, str, str, str], str] | None = None
     # What may stand around arguments that are one JSON object.
     json_opens: Any = regex.compile(r"(?=\{)")
     json_closes: str = ""
