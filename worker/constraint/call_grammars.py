@@ -133,29 +133,24 @@ def json_arguments(lark: Lark, tool: ToolSchema) -> Expression:
     return lark.json(tool.schema, **LENIENT)
 
 
-@dataclass(frozen=True, slots=True)
-class JsonCall:
-    """Writes calls with the arguments in one JSON object behind the name. Immutable."""
+def json_call(before: str, middle: str, behind: str) -> GrammarWriter:
+    """Return calls with the arguments in one JSON object behind the name."""
 
-    before: str
-    middle: str
-    behind: str
+    def write(lark: Lark, tool: ToolSchema) -> Expression:
+        name = json.dumps(tool.name, ensure_ascii=False)[1:-1]
+        return lark.row(before, lark.quoted(name), middle, json_arguments(lark, tool), behind)
 
-    def __call__(self, lark: Lark, tool: ToolSchema) -> Expression:
-        name, arguments = lark.quoted(_in_quotes(tool.name)), json_arguments(lark, tool)
-        return lark.row(self.before, name, self.middle, arguments, self.behind)
-
-    def text(self, name: str, arguments: Any) -> str:
-        """Return a call of the history."""
-        written = json.dumps(arguments, ensure_ascii=False)
-        return f"{self.before}{_in_quotes(name)}{self.middle}{written}{self.behind}"
+    return write
 
 
-json_call: Final = JsonCall  # as the others are named
+def json_call_text(before: str, middle: str, behind: str) -> Callable[[str, Any], str]:
+    """Return what writes a call of the history so."""
 
+    def text(name: str, arguments: Any) -> str:
+        name, written = (json.dumps(each, ensure_ascii=False) for each in (name, arguments))
+        return f"{before}{name[1:-1]}{middle}{written}{behind}"
 
-def _in_quotes(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)[1:-1]
+    return text
 
 
 def tagged(form: TagForm) -> GrammarWriter:

@@ -9,6 +9,7 @@ from hearth.worker.formats.shared.format_parts import (
     ModelFormat,
     Section,
     json_call,
+    json_call_text,
     marked_calls,
 )
 
@@ -20,18 +21,20 @@ _HEAD: Final = regex.compile(
 )
 _READ: Final = marked_calls(CALL, _HEAD, CALL_END, END)
 _SECTIONS: Final = (Section(START, read=_READ), Section(CALL, read=_READ))
+_FENCED: Final = (f"{CALL}function{BEHIND_NAME}", "\n```json\n", f"\n```{CALL_END}")
 RESULT, RESULT_END = "<｜tool▁output▁begin｜>", "<｜tool▁output▁end｜>"
 FORMATS = (
     ModelFormat(
         is_of=lambda words: START in words.template and "```json" in words.template,
         sections=_SECTIONS,
         grammar=CallGrammar(
-            json_call(f"{CALL}function{BEHIND_NAME}", "\n```json\n", f"\n```{CALL_END}"),
+            json_call(*_FENCED),
             START,
             start=START,
             end=END,
             between="\n",
         ),
+        call_text=json_call_text(*_FENCED),
         result=(f"<｜tool▁outputs▁begin｜>{RESULT}", f"{RESULT_END}<｜tool▁outputs▁end｜>"),
     ),
     ModelFormat(
@@ -41,6 +44,7 @@ FORMATS = (
         grammar=CallGrammar(
             json_call(CALL, BEHIND_NAME, CALL_END), START, start=START, end=END, between=""
         ),
+        call_text=json_call_text(CALL, BEHIND_NAME, CALL_END),
         result=(RESULT, RESULT_END),
     ),
 )

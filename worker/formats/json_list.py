@@ -1,6 +1,5 @@
 """The forms of calls as JSON between two marks, where the marks alone tell families apart."""
 
-import json
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -14,6 +13,7 @@ from hearth.worker.formats.shared.format_parts import (
     Section,
     Trust,
     json_call,
+    json_call_text,
     json_calls,
 )
 
@@ -40,22 +40,18 @@ def _format(
     `others` are texts that models write in front of calls, too.
     """
     start, end = marks
-
-    def call_text(name: str, arguments: Any) -> str:
-        call = json.dumps({"name": name, key: arguments}, ensure_ascii=False)
-        return f"{start}{around[0]}{call}{around[2]}{end}"
-
+    call = '{"name": "', f'", "{key}": ', "}"
     return ModelFormat(
         is_of=is_of,
         sections=(Section(start, end), *(Section(each, is_own=False) for each in others)),
         grammar=CallGrammar(
-            json_call('{"name": "', f'", "{key}": ', "}"),
+            json_call(*call),
             start,
             start=f"{start}{around[0]}",
             end=f"{around[2]}{end}",
             between=around[1],
         ),
-        call_text=call_text,
+        call_text=json_call_text(*call),
         **more,
     )
 

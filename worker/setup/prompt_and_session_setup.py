@@ -1,5 +1,6 @@
 """Makes the prompt builder, the sessions and the prompt facts of a loaded model."""
 
+import functools
 import logging
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ from hearth.shared.settings_from_env import Settings
 from hearth.worker.cache.block_hash import PrefixHash, root_hash
 from hearth.worker.constraint.grammar_compiler import GrammarCompiler
 from hearth.worker.engine.model_loader import LoadedModel
+from hearth.worker.formats.shared.model_format import OwnForm
 from hearth.worker.formats.shared.output_format import OutputFormat, template_of
 from hearth.worker.prompt.images.image_placeholders import ImageForm
 from hearth.worker.prompt.prefill_cuts import CutRule, TurnMarks
@@ -18,6 +20,7 @@ from hearth.worker.prompt.template_turn_tokens import (
     history_marks,
 )
 from hearth.worker.prompt.tokenise import PieceTokeniser
+from hearth.worker.prompt.tools_as_text import ToolForm
 from hearth.worker.requests.prompt_facts import PromptFacts
 from hearth.worker.schedule.requested_bits import RequestedBits
 from hearth.worker.sessions.cache_trace_log import TraceLog
@@ -47,9 +50,7 @@ def make_builder(
     `context_by` is what makes the context no longer, as ModelFacts has it.
     """
     thinks, preserves = settings.default_thinking, settings.preserve_thinking
-    renderer = Renderer(
-        tokenizer, thinks, preserves, lambda form: OutputFormat(tokenizer, form).own_form
-    )
+    renderer = Renderer(tokenizer, thinks, preserves, functools.partial(_own_form, tokenizer))
     if not renderer.has_template:
         log.warning(
             "the model has no chat template: it is shown messages as a plain transcript, which "
@@ -63,6 +64,18 @@ def make_builder(
         ContextLimit(context_tokens, context_by),
         preserves,
         form,
+    )
+
+
+def _own_form(tokenizer: Any, tool_form: ToolForm) -> OwnForm | None:
+    """Return the form of the model's calls and their results; None where its format has none."""
+    own = OutputFormat(tokenizer, tool_form).own
+    grammar, text = own.grammar, own.call_text
+    if grammar is None or text is None:
+        return None
+    return OwnForm(
+        lambda calls: grammar.text(text(each["name"], each["arguments"]) for each in calls),
+        own.result,
     )
 
 

@@ -8,7 +8,6 @@ from hearth.worker.formats.llama3 import SECTION as LLAMA_TAG
 from hearth.worker.formats.shared.model_format import (
     ModelFormat,
     ModelWords,
-    OwnForm,
     all_formats,
     format_of,
 )
@@ -59,18 +58,6 @@ class OutputFormat:
     def call_grammar(self) -> CallGrammar | None:
         """The grammar in which the model calls; None without one."""
         return self.own.grammar
-
-    @property
-    def own_form(self) -> OwnForm | None:
-        """The form of the model's calls and their results; None where the format has no text."""
-        grammar = self.own.grammar
-        text = self.own.call_text or getattr(grammar and grammar.call, "text", None)
-        if text is None or grammar is None:
-            return None
-        return OwnForm(
-            lambda calls: grammar.text(text(each["name"], each["arguments"]) for each in calls),
-            self.own.result,
-        )
 
     @property
     def messages(self) -> MessageGrammar | None:
