@@ -70,8 +70,8 @@ def template_capabilities(template: Template) -> TemplateCapabilities:
     needs_system = not _shows_tools(template)[0]
     is_shown, completes_tools = _shows_tools(template, *[_SYSTEM] * needs_system)
     tools = [_tool(is_whole=completes_tools)] if is_shown else []
-    kinds = [(arguments, by_id) for by_id in (False, True) for arguments in ({}, "{}")]
-    probers = [_Prober(template, tools, *kind) for kind in kinds]
+    kinds: tuple[Any, Any] = ({}, "{}")
+    probers = [_Prober(template, tools, kind, by_id) for by_id in (False, True) for kind in kinds]
     prober = next((each for each in probers if each.shows_calls()), probers[1])
     form: ToolForm = "native"
     if not is_shown:
