@@ -69,7 +69,7 @@ def _header_of(tokenizer: Any, between: Sequence[int], ends: set[int]) -> Sequen
     return (marks or [token for token in between if token in ends] or others)[:1]
 
 
-def _marks(tokenizer: Any, tokens: Sequence[int]) -> Sequence[int]:
+def _marks(tokenizer: Any, tokens: Sequence[int]) -> list[int]:
     """Return those that are no tags of a message's content, as <tool_response> and </response>.
 
     Such tags are added tokens, but not special.
