@@ -53,27 +53,6 @@ def conversation(each: Family, turn_count: int) -> list[dict[str, Any]]:
 # ---------------------------------------------------------------- what the families are
 
 
-@pytest.mark.parametrize(
-    ("name", "parser", "thinking"),
-    [
-        ("qwen3", "json_tools", "<think>"),
-        ("qwen3_5", "qwen3_coder", "<think>"),
-        ("glm4", "glm47", "<think>"),
-        ("mistral", "mistral", None),
-        ("harmony", None, None),
-        ("llama3", None, None),
-        ("gemma3", None, None),
-    ],
-)
-def test_mlx_lm_finds_each_familys_marks_by_itself(
-    name: str, parser: str | None, thinking: str | None
-) -> None:
-    tokenizer = family(name).tokenizer
-    module = tokenizer.tool_parser.__module__ if tokenizer.tool_parser else None
-    assert module == (parser and f"mlx_lm.tool_parsers.{parser}")
-    assert tokenizer.think_start == thinking
-
-
 @pytest.mark.parametrize("name", FAMILIES)
 def test_ids_fit_the_fixture_models_and_every_mark_is_one_token(name: str) -> None:
     each = family(name)
@@ -379,30 +358,6 @@ def test_a_mark_in_an_argument_is_a_quoted_one(name: str, quoted: str) -> None:
     each = family(name)
     parts = AnswerParts("why", "", (ToolCall("list_dir", {"path": quoted}), LIST))
     assert read(name, each.written(parts), each.is_thinking()) == parts
-
-
-@pytest.mark.parametrize("end", ["", "</tool_call>", "</tool_call>\n"])
-def test_the_last_argument_may_lack_its_end(end: str) -> None:
-    text = f"<tool_call>list_dir\n<arg_key>path</arg_key>\n<arg_value>src{end}"
-    assert read("glm4", text) == AnswerParts(calls=(ToolCall("list_dir", {"path": "src"}),))
-
-
-def test_arguments_take_the_types_of_the_schema() -> None:
-    xml = "<tool_call>\n<function=read_file>\n<parameter={}>\n{}\n</parameter>\n</function>\n"
-    for name, text, value in [("path", "3", "3"), ("limit", "3", 3), ("range", "{}", {})]:
-        parts = read("qwen3_5", xml.format(name, text))
-        assert parts.calls == (ToolCall("read_file", {name: value}),)
-    assert family("qwen3_5").reader.read(xml.format("limit", "3"), False, []).calls == (
-        ToolCall("read_file", {"limit": "3"}),
-    )
-
-
-@pytest.mark.parametrize("text", ["(1, {2})", "b'x'", "{3}", "1j", "..."])
-def test_arguments_are_json_whatever_literal_a_parser_reads(text: str) -> None:
-    value = f"<arg_key>k</arg_key>\n<arg_value>{text}</arg_value>"
-    (call,) = read("glm4", f"<tool_call>f\n{value}\n</tool_call>").calls
-    assert json.loads(json.dumps(call.arguments)) == call.arguments
-    assert call.name == "f" and set(call.arguments) == {"k"}
 
 
 @pytest.mark.parametrize(
