@@ -230,34 +230,6 @@ def test_a_template_refuses_what_the_family_does_not_know(
 # ---------------------------------------------------------------- think blocks
 
 
-@pytest.mark.parametrize(
-    ("text", "is_thinking", "parts"),
-    [
-        ("<think>\nwhy\n</think>\n\nanswer", False, AnswerParts("why", "answer")),
-        ("\n<think>why</think>\nanswer", False, AnswerParts("why", "answer")),
-        ("why\n</think>\n\nanswer", True, AnswerParts("why", "answer")),
-        ("why\n</think>\n\nanswer", False, AnswerParts("", "why\nanswer")),  # nobody opened it
-        ("<think>\nwhy</think>answer", True, AnswerParts("why", "answer")),  # opened twice
-        ("<think>\n\n</think>\n\nanswer", False, AnswerParts("", "answer")),
-        ("<think>\nwhy, and then", False, AnswerParts("why, and then")),
-        ("why, and then", True, AnswerParts("why, and then")),
-        ("<think>why</think>\n\n  indented\n", False, AnswerParts("why", "  indented\n")),
-        ("<think> why \n b </think> x", False, AnswerParts(" why \n b ", " x")),
-        ("\n answer \n", False, AnswerParts("", "\n answer \n")),
-        ("a <think> b </think> c", False, AnswerParts("", "a <think> b </think> c")),
-        ("<think>a</think>b</think>c", False, AnswerParts("a", "b</think>c")),
-        (f"<think>{CALL_TEXT}</think>no", False, AnswerParts(CALL_TEXT, "no")),
-        (f"{CALL_TEXT}", True, AnswerParts(CALL_TEXT)),
-        ("", False, AnswerParts()),
-        ("", True, AnswerParts()),
-    ],
-)
-def test_a_think_block_is_what_the_text_begins_with(
-    text: str, is_thinking: bool, parts: AnswerParts
-) -> None:
-    assert read("qwen3", text, is_thinking) == parts
-
-
 def test_a_closing_mark_that_a_call_quotes_closes_nothing() -> None:
     call = ToolCall("write", {"text": "a</think>b"})
     assert read("qwen3", family("qwen3").written(AnswerParts(calls=(call,)))) == AnswerParts(
@@ -270,25 +242,6 @@ def test_a_family_without_a_think_block_has_no_reasoning() -> None:
 
 
 # ---------------------------------------------------------------- calls between marks
-
-
-@pytest.mark.parametrize(
-    ("text", "content"),
-    [
-        (f"Let me see.\n{CALL_TEXT}", "Let me see."),
-        (f"\n\n{CALL_TEXT}\n", ""),
-        (f"{CALL_TEXT}\n\nDone. ", "Done. "),
-        (f"\n{CALL_TEXT}\nDone.", "Done."),
-        (f"  Let me see.\n\n{CALL_TEXT}\nDone.", "  Let me see.\n\nDone."),
-        (f"Let me see.{CALL_TEXT}\n Done.", "Let me see.\n Done."),
-        (f"A {CALL_TEXT}\n{CALL_TEXT}\n B {CALL_TEXT} ", "A B"),
-    ],
-)
-def test_text_around_calls_is_content_and_blanks_that_set_calls_apart_are_not(
-    text: str, content: str
-) -> None:
-    parts = read("qwen3", text)
-    assert parts == AnswerParts("", content, (CALL,) * text.count("</tool_call>"))
 
 
 @pytest.mark.parametrize(
@@ -358,34 +311,6 @@ def test_a_mark_in_an_argument_is_a_quoted_one(name: str, quoted: str) -> None:
     each = family(name)
     parts = AnswerParts("why", "", (ToolCall("list_dir", {"path": quoted}), LIST))
     assert read(name, each.written(parts), each.is_thinking()) == parts
-
-
-@pytest.mark.parametrize(
-    ("text", "parts"),
-    [
-        ('[TOOL_CALLS]read_file[ARGS]{"path": "a.py"}', AnswerParts(calls=(CALL,))),
-        ('A[TOOL_CALLS]read_file[ARGS]{"path": "a.py"}\nB', AnswerParts("", "A\nB", (CALL,))),
-        (
-            '[TOOL_CALLS]read_file[ARGS]{"path": "a.py"}[TOOL_CALLS]f[ARGS]{}',
-            AnswerParts(calls=(CALL, ToolCall("f", {}))),
-        ),
-        (
-            '[TOOL_CALLS]read_file[ARGS]{"path": "a.py"}[TOOL_CALLS]f[ARGS]{"a',
-            AnswerParts("", '[TOOL_CALLS]f[ARGS]{"a', (CALL,)),
-        ),
-        (
-            '[TOOL_CALLS] [{"name": "read_file", "arguments": "{\\"path\\": \\"a.py\\"}"}] B',
-            AnswerParts("", "B", (CALL,)),
-        ),
-        (
-            '[TOOL_CALLS]f[TOOL_CALLS]read_file[ARGS]{"path": "a.py"}',
-            AnswerParts("", "[TOOL_CALLS]f", (CALL,)),
-        ),
-        ("[TOOL_CALLS]read_file", AnswerParts("", "[TOOL_CALLS]read_file")),
-    ],
-)
-def test_mistral_calls_need_no_end_mark(text: str, parts: AnswerParts) -> None:
-    assert read("mistral", text) == parts
 
 
 # ---------------------------------------------------------------- calls without marks
