@@ -171,9 +171,6 @@ def test_glms_elements_may_have_gaps(body: str, call: ToolCall) -> None:
         assert read(format, f"<tool_call>bash\n{body}\n</tool_call>\n") == calls(call), format
 
 
-# ---------------------------------------------------------------- other formats
-
-
 # ---------------------------------------------------------------- thinking
 
 
