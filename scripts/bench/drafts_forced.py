@@ -5,7 +5,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from mlx_lm.tokenizer_utils import TokenizerWrapper
-from mlx_lm.tool_parsers import json_tools
 
 from hearth.shared.wire_messages import Constraints
 from hearth.worker.constraint.grammar_compiler import GrammarCompiler
@@ -43,9 +42,6 @@ def compiler() -> GrammarCompiler:
     wrapped: Any = TokenizerWrapper(
         chat_tokenizer(),
         eos_token_ids=list(encode("<|im_end|>")),
-        tool_parser=json_tools.parse_tool_call,
-        tool_call_start="<tool_call>",
-        tool_call_end="</tool_call>",
     )
     return GrammarCompiler(
         wrapped,

@@ -113,20 +113,6 @@ def test_a_forced_call_is_of_an_allowed_tool_with_arguments_that_fit(name: str) 
         assert parts.content == ""
 
 
-def test_several_forced_calls_all_fit() -> None:
-    model = family("qwen3")
-    machine = GuidedMachine(model)
-    counts = Counter()
-    for seed in range(4):
-        constraints = Constraints(tool_choice="required", tool_names=["get_weather", "switch"])
-        one = machine.ask_one(constraints, TOOLS, hot(seed), 120, enable_thinking=False)
-        calls = model.reader.read(one.text, False, TOOLS).calls
-        counts[len(calls) > 1] += 1
-        for call in calls[: None if one.reason == "stop" else -1]:
-            assert faults(call.arguments, SCHEMAS[call.name]) == []
-    assert counts[True], "the seeds give several calls at least once"
-
-
 @pytest.mark.parametrize("name", THINKING)
 @pytest.mark.parametrize("budget", [0, 7, 30])
 def test_a_think_block_ends_within_its_budget(name: str, budget: int) -> None:

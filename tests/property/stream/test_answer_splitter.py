@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import assume, given, settings, strategies as st
 
 from hearth.worker.stream.answer_splitter import AnswerPart
 from scripts.harness.model_families import FAMILIES
@@ -24,7 +24,7 @@ from tests.helpers.worker.output_formats import (
 )
 
 FILES = sorted(path.stem for path in OUTPUTS.glob("*.jsonl"))
-SPLITS = 5  # of each output: more than 2,000 in all
+SPLITS = 5  # of each output
 
 
 def is_beginning(parts: list[AnswerPart], whole: list[AnswerPart]) -> bool:
@@ -36,10 +36,6 @@ def is_beginning(parts: list[AnswerPart], whole: list[AnswerPart]) -> bool:
     return (
         parts[:-1] == whole[: len(parts) - 1] and is_same_kind and same.text.startswith(last.text)
     )
-
-
-def test_there_are_two_thousand_splits() -> None:
-    assert SPLITS * sum(1 for name in FILES for _ in outputs(name)) >= 2_000
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -149,6 +145,16 @@ def test_any_text_says_the_same_however_it_is_split(name: str, data: st.DataObje
             assert isinstance(json.loads(part.text), dict)
 
 
+@pytest.mark.parametrize("name", [name for name in FAMILIES if name != "harmony"])
+@given(text=SOUP)
+@settings(max_examples=60)
+def test_text_without_a_call_or_a_think_mark_is_content_as_written(name: str, text: str) -> None:
+    text = text.replace("think>", "thing>").replace("THINK]", "THING]")
+    parts = reader(name).read(text, False, [])
+    assume(not parts.calls)
+    assert parts.content == text
+
+
 # ---------------------------------------------------------------- in time
 
 REPEATED = [
@@ -157,6 +163,8 @@ REPEATED = [
     *("<|tool_call>call:g{a:", "<|tool_call_start|>[g(", '{"name": "f", ', "```json\n{", " \n"),
     *("<function=f>", "<tool_call><function=g><parameter=a>", "<|channel|>final<|message|>", "<"),
     *('"', "\\", "{", "}", "[", '{"a": {"a": ', "</parameter>", "<|tool_call_begin|>f:0"),
+    *("<tool_call><function=</tool_call>", "<tool_call>f<arg_key></tool_call>"),
+    "<|channel|>commentary to=functions.f<|message|>{<|end|>",
 ]
 
 

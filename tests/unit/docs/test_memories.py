@@ -20,6 +20,7 @@ SHORT_LIVED = {
     "shared/zmq_transport.py": "frames that wait for a socket",
     "worker/constraint/thinking_budget.py": "one answer's forced tokens",
     "worker/disk/disk_thread.py": "work that waits for the disk",
+    "worker/formats/shared/model_format.py": "the formats of this program: nothing of a request",
     "worker/schedule/scheduler.py": "requests that wait",
     "worker/stream/output_processor.py": "one answer's log probabilities",
 }

@@ -53,27 +53,6 @@ def conversation(each: Family, turn_count: int) -> list[dict[str, Any]]:
 # ---------------------------------------------------------------- what the families are
 
 
-@pytest.mark.parametrize(
-    ("name", "parser", "thinking"),
-    [
-        ("qwen3", "json_tools", "<think>"),
-        ("qwen3_5", "qwen3_coder", "<think>"),
-        ("glm4", "glm47", "<think>"),
-        ("mistral", "mistral", None),
-        ("harmony", None, None),
-        ("llama3", None, None),
-        ("gemma3", None, None),
-    ],
-)
-def test_mlx_lm_finds_each_familys_marks_by_itself(
-    name: str, parser: str | None, thinking: str | None
-) -> None:
-    tokenizer = family(name).tokenizer
-    module = tokenizer.tool_parser.__module__ if tokenizer.tool_parser else None
-    assert module == (parser and f"mlx_lm.tool_parsers.{parser}")
-    assert tokenizer.think_start == thinking
-
-
 @pytest.mark.parametrize("name", FAMILIES)
 def test_ids_fit_the_fixture_models_and_every_mark_is_one_token(name: str) -> None:
     each = family(name)
@@ -251,34 +230,6 @@ def test_a_template_refuses_what_the_family_does_not_know(
 # ---------------------------------------------------------------- think blocks
 
 
-@pytest.mark.parametrize(
-    ("text", "is_thinking", "parts"),
-    [
-        ("<think>\nwhy\n</think>\n\nanswer", False, AnswerParts("why", "answer")),
-        ("\n<think>why</think>\nanswer", False, AnswerParts("why", "answer")),
-        ("why\n</think>\n\nanswer", True, AnswerParts("why", "answer")),
-        ("why\n</think>\n\nanswer", False, AnswerParts("", "why\nanswer")),  # nobody opened it
-        ("<think>\nwhy</think>answer", True, AnswerParts("why", "answer")),  # opened twice
-        ("<think>\n\n</think>\n\nanswer", False, AnswerParts("", "answer")),
-        ("<think>\nwhy, and then", False, AnswerParts("why, and then")),
-        ("why, and then", True, AnswerParts("why, and then")),
-        ("<think>why</think>\n\n  indented\n", False, AnswerParts("why", "  indented\n")),
-        ("<think> why \n b </think> x", False, AnswerParts(" why \n b ", " x")),
-        ("\n answer \n", False, AnswerParts("", "\n answer \n")),
-        ("a <think> b </think> c", False, AnswerParts("", "a <think> b </think> c")),
-        ("<think>a</think>b</think>c", False, AnswerParts("a", "b</think>c")),
-        (f"<think>{CALL_TEXT}</think>no", False, AnswerParts(CALL_TEXT, "no")),
-        (f"{CALL_TEXT}", True, AnswerParts(CALL_TEXT)),
-        ("", False, AnswerParts()),
-        ("", True, AnswerParts()),
-    ],
-)
-def test_a_think_block_is_what_the_text_begins_with(
-    text: str, is_thinking: bool, parts: AnswerParts
-) -> None:
-    assert read("qwen3", text, is_thinking) == parts
-
-
 def test_a_closing_mark_that_a_call_quotes_closes_nothing() -> None:
     call = ToolCall("write", {"text": "a</think>b"})
     assert read("qwen3", family("qwen3").written(AnswerParts(calls=(call,)))) == AnswerParts(
@@ -291,25 +242,6 @@ def test_a_family_without_a_think_block_has_no_reasoning() -> None:
 
 
 # ---------------------------------------------------------------- calls between marks
-
-
-@pytest.mark.parametrize(
-    ("text", "content"),
-    [
-        (f"Let me see.\n{CALL_TEXT}", "Let me see."),
-        (f"\n\n{CALL_TEXT}\n", ""),
-        (f"{CALL_TEXT}\n\nDone. ", "Done. "),
-        (f"\n{CALL_TEXT}\nDone.", "Done."),
-        (f"  Let me see.\n\n{CALL_TEXT}\nDone.", "  Let me see.\n\nDone."),
-        (f"Let me see.{CALL_TEXT}\n Done.", "Let me see.\n Done."),
-        (f"A {CALL_TEXT}\n{CALL_TEXT}\n B {CALL_TEXT} ", "A B"),
-    ],
-)
-def test_text_around_calls_is_content_and_blanks_that_set_calls_apart_are_not(
-    text: str, content: str
-) -> None:
-    parts = read("qwen3", text)
-    assert parts == AnswerParts("", content, (CALL,) * text.count("</tool_call>"))
 
 
 @pytest.mark.parametrize(
@@ -379,58 +311,6 @@ def test_a_mark_in_an_argument_is_a_quoted_one(name: str, quoted: str) -> None:
     each = family(name)
     parts = AnswerParts("why", "", (ToolCall("list_dir", {"path": quoted}), LIST))
     assert read(name, each.written(parts), each.is_thinking()) == parts
-
-
-@pytest.mark.parametrize("end", ["", "</tool_call>", "</tool_call>\n"])
-def test_the_last_argument_may_lack_its_end(end: str) -> None:
-    text = f"<tool_call>list_dir\n<arg_key>path</arg_key>\n<arg_value>src{end}"
-    assert read("glm4", text) == AnswerParts(calls=(ToolCall("list_dir", {"path": "src"}),))
-
-
-def test_arguments_take_the_types_of_the_schema() -> None:
-    xml = "<tool_call>\n<function=read_file>\n<parameter={}>\n{}\n</parameter>\n</function>\n"
-    for name, text, value in [("path", "3", "3"), ("limit", "3", 3), ("range", "{}", {})]:
-        parts = read("qwen3_5", xml.format(name, text))
-        assert parts.calls == (ToolCall("read_file", {name: value}),)
-    assert family("qwen3_5").reader.read(xml.format("limit", "3"), False, []).calls == (
-        ToolCall("read_file", {"limit": "3"}),
-    )
-
-
-@pytest.mark.parametrize("text", ["(1, {2})", "b'x'", "{3}", "1j", "..."])
-def test_arguments_are_json_whatever_literal_a_parser_reads(text: str) -> None:
-    value = f"<arg_key>k</arg_key>\n<arg_value>{text}</arg_value>"
-    (call,) = read("glm4", f"<tool_call>f\n{value}\n</tool_call>").calls
-    assert json.loads(json.dumps(call.arguments)) == call.arguments
-    assert call.name == "f" and set(call.arguments) == {"k"}
-
-
-@pytest.mark.parametrize(
-    ("text", "parts"),
-    [
-        ('[TOOL_CALLS]read_file[ARGS]{"path": "a.py"}', AnswerParts(calls=(CALL,))),
-        ('A[TOOL_CALLS]read_file[ARGS]{"path": "a.py"}\nB', AnswerParts("", "A\nB", (CALL,))),
-        (
-            '[TOOL_CALLS]read_file[ARGS]{"path": "a.py"}[TOOL_CALLS]f[ARGS]{}',
-            AnswerParts(calls=(CALL, ToolCall("f", {}))),
-        ),
-        (
-            '[TOOL_CALLS]read_file[ARGS]{"path": "a.py"}[TOOL_CALLS]f[ARGS]{"a',
-            AnswerParts("", '[TOOL_CALLS]f[ARGS]{"a', (CALL,)),
-        ),
-        (
-            '[TOOL_CALLS] [{"name": "read_file", "arguments": "{\\"path\\": \\"a.py\\"}"}] B',
-            AnswerParts("", "B", (CALL,)),
-        ),
-        (
-            '[TOOL_CALLS]f[TOOL_CALLS]read_file[ARGS]{"path": "a.py"}',
-            AnswerParts("", "[TOOL_CALLS]f", (CALL,)),
-        ),
-        ("[TOOL_CALLS]read_file", AnswerParts("", "[TOOL_CALLS]read_file")),
-    ],
-)
-def test_mistral_calls_need_no_end_mark(text: str, parts: AnswerParts) -> None:
-    assert read("mistral", text) == parts
 
 
 # ---------------------------------------------------------------- calls without marks

@@ -1,8 +1,12 @@
 """Checks odd outputs across formats: blank names, halves of characters, endless numbers."""
 
+import re
+
 import pytest
 
 from hearth.worker.stream.answer_parts import ToolCall
+from hearth.worker.stream.tool_calls.python_calls import python_calls
+from hearth.worker.stream.tool_calls.request_tools import RequestTools
 from scripts.harness.model_families import family
 
 
@@ -59,3 +63,12 @@ def test_an_answer_of_glm_that_a_stop_string_ended_is_content_but_not_one_cut_of
         splitter.feed("The answer.")
         splitter.finish(is_complete=False, is_stopped=is_stopped)
         assert splitter.parts.content == content
+
+
+def test_no_pattern_is_made_of_a_tools_name_for_python_remembers_patterns() -> None:
+    name = "cAnArY.77-31"
+    tools = [{"type": "function", "function": {"name": name, "parameters": {"type": "object"}}}]
+    calls = python_calls(f"[{name}(), {name} ()]", RequestTools(tools))
+    assert [call.name for call in calls] == [name, name]
+    remembered = [str(key) for key in re._cache]  # type: ignore[attr-defined]
+    assert not [key for key in remembered if "cAnArY" in key]
