@@ -35,13 +35,12 @@ class AnswerSplitter:
         next(self._steps, None)
         return self._collector.take()
 
-    def finish(self, is_complete: bool, is_stopped: bool = False) -> list[AnswerPart]:
+    def finish(self, is_complete: bool) -> list[AnswerPart]:
         """End the answer and return its last parts.
 
-        `is_complete`: the model ended its turn, and was not cut off; `is_stopped`: a stop string
-        did.
+        `is_complete`: the model ended its turn, and was not cut off.
         """
-        self._buffer.finish(is_complete, is_stopped)
+        self._buffer.finish(is_complete)
         for _ in self._steps:
             raise AssertionError("a parser waits for text that never comes")
         return self._collector.take()

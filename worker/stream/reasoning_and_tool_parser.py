@@ -1,11 +1,16 @@
 """Parses an answer whose think blocks and tool calls stand between marks."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import regex
 
-from hearth.worker.stream.answer_parts import AnswerCollector, ContentWriter, ReasoningWriter
+from hearth.worker.stream.answer_parts import (
+    AnswerCollector,
+    ContentWriter,
+    ReasoningWriter,
+    ToolCall,
+)
 from hearth.worker.stream.lookahead_buffer import (
     LookaheadBuffer,
     Marks,
@@ -67,6 +72,11 @@ class ReasoningAndToolParser:
         self._content = ContentWriter(collector)
         sections = output_marks.sections if options.takes_calls else ()
         self._sections = {each.start: each for each in sections}
+        self._starts, end = Marks(*self._sections), output_marks.think_end
+        self._ends = Marks(end, *(each.end for each in sections))
+        self._call_ends = (*filter(None, (form.call_end for form in output_marks.forms)),)
+        # A call behind the end of the block: what stood in front of that was broken off.
+        self._restart = regex.compile(rf"{regex.escape(end)}\s*+(?:{self._starts.pattern.pattern})")
         self._call_count = 0
         self._reread_chars = 0
         self._may_close = not options.is_thinking  # a closing mark may be an orphan
@@ -88,9 +98,10 @@ class ReasoningAndToolParser:
                 yield from self._calls(self._sections[mark])
             elif mark == start and self._content.is_fresh:
                 yield from self._think_block()
-            elif mark == end and self._may_close and not (yield from self._quotes()):
+            elif mark == end and not (yield from self._quotes()):
+                if self._may_close:
+                    self._content.begin_answer()
                 self._may_close = False
-                self._content.begin_answer()
             elif mark not in dropped:
                 self._may_close = False
                 self._content.write(mark)
@@ -109,37 +120,100 @@ class ReasoningAndToolParser:
             yield from self._think_block()
         elif self._options.is_thinking:
             yield from self._think_block()
-        elif self._options.may_think:
-            yield from self._likely_block()
+        elif self._options.may_think and not (yield from self._buffer.mark(self._starts, blanks)):
+            yield from self._think_block(is_certain=False)
 
-    def _think_block(self) -> ParserSteps[None]:
-        """Read a think block behind its mark; one that never closes is all there is."""
-        self._may_close = False
-        mark = yield from self._buffer.scan(Marks(self._marks.think_end), self._reasoning.write)
-        self._reasoning.end()
-        if mark:
-            self._content.begin_answer()
+    def _think_block(self, is_certain: bool = True) -> ParserSteps[None]:
+        """Read a think block behind its mark; one that never closes is all there is.
 
-    def _likely_block(self) -> ParserSteps[None]:
-        """Read a think block that nobody opened; a call ends it, too.
-
-        An answer without any end of a block was no reasoning after all: it is content as well.
+        The model's last calls end it, too. Not `is_certain`: nobody opened it; without any end of a
+        block in the answer it is none up to the first mark of a call, or all of it is content.
         """
-        texts: list[str] = []
-
-        def write(text: str) -> None:
-            texts.append(text)
-            self._reasoning.write(text)
-
-        mark = yield from self._buffer.scan(Marks(self._marks.think_end, *self._sections), write)
-        self._reasoning.end()
         self._may_close = False
-        if mark == self._marks.think_end:
+        buffer, end, begin = self._buffer, self._marks.think_end, self._buffer.position
+        marks = Marks(end, *self._sections)
+        buffer.keeps += not is_certain
+        while True:
+            mark = yield from buffer.scan(marks, self._reasoning.write)
+            if mark in ("", end) or (yield from self._are_last(mark)):
+                break
+            is_certain = is_certain or (yield from self._closes())
+            if not is_certain:
+                break
+            self._reasoning.write(mark)
+        self._reasoning.end()
+        if mark == end:
             self._content.begin_answer()
         elif mark:
-            self._buffer.at -= len(mark)
-        elif not self._buffer.is_cut:
-            self._content.write("".join(texts))
+            buffer.at -= len(mark)
+        elif not is_certain and buffer.is_complete:
+            self._back_to(begin)
+        buffer.keeps = 0
+
+    def _closes(self) -> ParserSteps[bool]:
+        """Return whether a mark that ends a think block is still to come."""
+        begin = self._buffer.position
+        mark = yield from self._buffer.scan(Marks(self._marks.think_end), lambda text: None)
+        self._back_to(begin)
+        return bool(mark)
+
+    def _are_last(self, mark: str) -> ParserSteps[bool]:
+        """Return whether the calls behind the mark that was read, amid thinking, are to be made.
+
+        Then the answer ends behind them, or the block and more calls follow. With more thinking
+        behind them they were a thought, and with content behind the block, too: who thought of a
+        call and then answered did without. One that is made again behind the block was a draft.
+        Nothing is told, and nothing is read.
+        """
+        begin, is_closed = self._buffer.position, False
+        calls: list[ToolCall] = []
+        self._buffer.keeps += 1
+        while mark in self._sections:
+            made = yield from self._whole_calls(self._sections[mark])
+            if is_closed or not made:
+                break
+            calls += made
+            is_closed = yield from self._stray_ends()
+            yield from self._buffer.skip(_BLANKS)
+            mark = yield from self._buffer.mark(self._starts)
+            self._buffer.at += len(mark)
+        is_over = not mark and not (yield from self._buffer.peek())
+        self._back_to(begin)
+        self._buffer.keeps -= 1
+        return bool(calls) and (is_over or (is_closed and bool(mark) and made[:1] != calls[:1]))
+
+    def _whole_calls(self, section: Section) -> ParserSteps[list[ToolCall]]:
+        """Return the calls behind a mark that was read; none unless all are well-formed.
+
+        They are read up to their end's mark, and are of offered tools. Nothing is told.
+        """
+        begin, collector = self._buffer.position, AnswerCollector(self._buffer)
+        context = replace(self._call_context(section), collector=collector, on_call=lambda: None)
+        self._buffer.at -= len(section.start) if section.is_head else 0
+        try:
+            yield from section.read(context)
+        except UnreadableOutput:
+            return []
+        text, calls = self._buffer.since(begin), [*collector.parts.calls]
+        is_known = all(self._options.tools.known(call.name) for call in calls)
+        is_whole = all(isinstance(call.arguments, dict) for call in calls)
+        is_whole &= text.endswith((section.end, *self._call_ends))
+        return calls if is_known and is_whole and not self._restart.search(text) else []
+
+    def _stray_ends(self) -> ParserSteps[bool]:
+        """Skip marks that end what has ended; return whether a think block's was among them."""
+        closes, mark = False, "-"
+        while mark:
+            blanks = yield from self._buffer.run(_BLANKS)
+            mark = yield from self._buffer.mark(self._ends, blanks)
+            closes |= mark == self._marks.think_end
+            self._buffer.at += blanks + len(mark) if mark else 0
+        return closes
+
+    def _back_to(self, begin: int) -> None:
+        """Go back to where `begin` characters were read."""
+        self._buffer.hold(back=self._buffer.position - begin)
+        self._rewind()
 
     def _quotes(self) -> ParserSteps[bool]:
         """Return whether the mark that was read stands between quotation marks."""
@@ -174,11 +248,14 @@ class ReasoningAndToolParser:
         self._buffer.at -= len(section.start) if section.is_head else 0
         try:
             yield from section.read(self._call_context(section))
+            yield from self._stray_ends()
         except UnreadableOutput:
             self._rewind()
             if count == self._call_count:
                 self._buffer.at += len(section.start)
-                self._content.write(section.start)
+                blanks = yield from self._buffer.run(_BLANKS)
+                if not (yield from self._buffer.mark(self._starts, blanks)):  # it is not doubled
+                    self._content.write(section.start)
         self._buffer.release()
 
     def _rewind(self) -> None:
