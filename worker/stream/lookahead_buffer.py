@@ -58,7 +58,7 @@ class LookaheadBuffer:
         self._text = ""
         self._let_go = 0  # characters in front of `_text`
         self._held: int | None = None  # the text from here on may have to be read again
-        self.keeps = 0  # how many keep all text, whatever is held
+        self.keeps_all = False  # whatever is held
 
     @property
     def position(self) -> int:
@@ -68,13 +68,13 @@ class LookaheadBuffer:
     def add(self, text: str) -> None:
         """Append the next piece."""
         assert not self.is_over and 0 <= self.at <= len(self._text), (self.at, len(self._text))
-        if self._held is None and not self.keeps and self.at > TRIM_CHARS:
+        if self._held is None and not self.keeps_all and self.at > TRIM_CHARS:
             self._let_go += self.at - KEEP_CHARS
             self._text, self.at = self._text[self.at - KEEP_CHARS :], KEEP_CHARS
         self._text += text
 
     def finish(self, is_complete: bool) -> None:
-        """Take it that no more text comes; `is_complete`: the model ended its turn."""
+        """Take it that no more text comes."""
         assert not self.is_over
         self.is_over, self.is_complete = True, is_complete
 
@@ -96,7 +96,7 @@ class LookaheadBuffer:
         return count
 
     def since(self, position: int) -> str:
-        """Return what was read from `position` on, which is kept."""
+        """Return what was read from `position` on, which was kept."""
         return self._text[position - self._let_go : self.at]
 
     def before(self, count: int) -> str:
@@ -121,11 +121,6 @@ class LookaheadBuffer:
             if self.is_over or not mark.startswith(self._text[start : start + len(mark)]):
                 return False
             yield
-
-    def mark(self, marks: Marks, offset: int = 0) -> ParserSteps[str]:
-        """Return which of `marks` stands at `offset`, "" if none does."""
-        found = yield from self.match(marks.pattern, offset)
-        return found[0] if found else ""
 
     def run(self, pattern: Any, offset: int = 0) -> ParserSteps[int]:
         """Return the offset behind what `pattern` matches: characters of a class, or escapes."""

@@ -6,7 +6,12 @@ from dataclasses import dataclass, field, replace
 
 from hearth.shared.wire_messages import TokenLogprob
 from hearth.worker.stream.answer_parts import AnswerParts
-from hearth.worker.stream.answer_splitter import AnswerPart, AnswerSplitter, Channel
+from hearth.worker.stream.answer_splitter import (
+    AnswerPart,
+    AnswerSplitter,
+    Channel,
+    plain_splitter,
+)
 from hearth.worker.stream.detokenise import Detokeniser
 from hearth.worker.stream.stop_strings import StopMatcher
 
@@ -73,8 +78,9 @@ class OutputProcessor:
         An answer that is not `is_parallel` is over where a second call begins.
         """
         self._detokeniser = detokeniser
-        self._matcher = StopMatcher(stops)
-        self._splitter = splitter
+        self._splitter = splitter or plain_splitter()
+        self._collector = self._splitter.collector
+        self._collector.matcher = StopMatcher(stops)
         self._is_parallel = is_parallel
         self._calls = 0
         self.is_cut = False  # it has all the calls that it may have, and more was written
@@ -82,26 +88,18 @@ class OutputProcessor:
         self._entries: list[TokenLogprob] = []  # of tokens that have completed no text yet
         self._fed = 0  # characters
         self._texts: list[str] = []
-        self._end: int | None = None  # of the text, in front of a stop string
-        self._content_end = 0  # in the text, of the content that came last
-        self._held = 0  # characters of that which are not shown
-        self._shown = 0  # characters of content
         self.channel: Channel = "content"  # of the last part
         self.reasoning_tokens = 0
 
     @property
     def text(self) -> str:
         """The text up to a stop string, markup included."""
-        return "".join(self._texts)[: self._end]
+        return "".join(self._texts)[: self._collector.end if self._collector.stop else None]
 
     @property
     def parts(self) -> AnswerParts:
         """All parts so far."""
-        if self._splitter is None:
-            return AnswerParts(content=self.text)
         parts = self._splitter.parts
-        if self._end is not None:
-            return replace(parts, content=parts.content[: self._shown])
         return replace(parts, calls=parts.calls[:1]) if self.is_cut else parts
 
     def add(self, token_id: int, logprob: TokenLogprob | None) -> OutputPiece:
@@ -113,7 +111,8 @@ class OutputProcessor:
             self._waiting.append(_WaitingText(self._entries, text, self._fed))
             self._entries = []
         self._fed += len(text)
-        piece = self._piece(self._split(text))
+        self._texts.append(text)
+        piece = self._piece(self._splitter.feed(text))
         self.reasoning_tokens += self.channel == "reasoning"
         return piece
 
@@ -122,57 +121,14 @@ class OutputProcessor:
 
         `is_complete`: the model ended its turn itself; else what it was writing is cut off.
         """
-        parts = [] if self._splitter is None else self._splitter.finish(is_complete)
-        return self._piece(parts, is_last=True)
-
-    def _split(self, text: str) -> list[AnswerPart]:
-        if not text:
-            return []
-        self._texts.append(text)
-        if self._splitter is None:
-            return [AnswerPart("content", text, spans=((len(text), self._fed),))]
-        return self._splitter.feed(text)
+        return self._piece(self._splitter.finish(is_complete), is_last=True)
 
     def _piece(self, parts: list[AnswerPart], is_last: bool = False) -> OutputPiece:
-        parts = self._allowed(parts)
+        parts, stop = self._allowed(parts), self._collector.stop
         if parts:
             self.channel = parts[-1].channel
-        shown, stop = self._until_stop(parts)
-        if is_last and stop is None:
-            shown += self._rest()
         is_over = is_last or stop is not None or self.is_cut
-        return OutputPiece(shown, self._released(shown, is_over), stop)
-
-    def _until_stop(self, parts: list[AnswerPart]) -> tuple[list[AnswerPart], str | None]:
-        """Return what may be shown, up to the stop string that the content holds, and that.
-
-        What the client does not get as content has none: no thinking, and no call.
-        """
-        shown: list[AnswerPart] = []
-        for part in parts:
-            if part.channel != "content":
-                shown += [*self._rest(), part]
-            at = 0
-            for length, self._content_end in part.spans:
-                hit = self._matcher.feed(part.text[at : at + length])
-                at += length
-                self._held += length - len(hit.text)
-                shown += self._content(hit.text)
-                if hit.stop is not None:
-                    self._end = self._content_end - self._held
-                    return shown, hit.stop
-        return shown, None
-
-    def _rest(self) -> list[AnswerPart]:
-        """Return the content that no stop string can begin any more."""
-        text = self._matcher.finish()
-        self._held = 0
-        return self._content(text)
-
-    def _content(self, text: str) -> list[AnswerPart]:
-        self._shown += len(text)
-        spans = ((len(text), self._content_end - self._held),)
-        return [AnswerPart("content", text, spans=spans)] if text else []
+        return OutputPiece(parts, self._released(parts, is_over), stop)
 
     def _allowed(self, parts: list[AnswerPart]) -> list[AnswerPart]:
         """Return the parts up to a call that is one too many."""

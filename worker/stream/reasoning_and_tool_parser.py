@@ -7,9 +7,9 @@ import regex
 
 from hearth.worker.stream.answer_parts import (
     AnswerCollector,
+    Channel,
     ContentWriter,
     ReasoningWriter,
-    ToolCall,
 )
 from hearth.worker.stream.lookahead_buffer import (
     LookaheadBuffer,
@@ -51,6 +51,13 @@ class AnswerOptions:
     is_continued: bool  # the prompt ends amid content
 
 
+class _CallCollector(AnswerCollector):
+    """Collects calls that nothing else stands beside. Owner: the inference thread."""
+
+    def text(self, channel: Channel, text: str, behind: int = 0) -> None:
+        raise UnreadableOutput
+
+
 class ReasoningAndToolParser:
     """Parses one answer. Owner: the inference thread.
 
@@ -72,22 +79,22 @@ class ReasoningAndToolParser:
         self._content = ContentWriter(collector)
         sections = output_marks.sections if options.takes_calls else ()
         self._sections = {each.start: each for each in sections}
-        self._starts, end = Marks(*self._sections), output_marks.think_end
-        self._ends = Marks(end, *(each.end for each in sections))
-        self._call_ends = (*filter(None, (form.call_end for form in output_marks.forms)),)
-        # A call behind the end of the block: what stood in front of that was broken off.
-        self._restart = regex.compile(rf"{regex.escape(end)}\s*+(?:{self._starts.pattern.pattern})")
         self._call_count = 0
         self._reread_chars = 0
         self._may_close = not options.is_thinking  # a closing mark may be an orphan
+        self._has_opened = False  # a mark that would begin thinking was written as content
 
     def read(self) -> ParserSteps[None]:
         """Parse all of the answer."""
         self._content.is_fresh = not self._options.is_continued
         if self._content.is_fresh:
             yield from self._opening()
+        yield from self._answer()
+
+    def _answer(self) -> ParserSteps[None]:
         start, end, dropped = self._marks.think_start, self._marks.think_end, self._marks.dropped
-        marks = Marks(start, end, *dropped, *self._sections)
+        call_ends = [each.end for each in self._sections.values()]
+        marks = Marks(start, end, *dropped, *call_ends, *self._sections)
         while True:
             if self._content.is_fresh and (yield from self._bare_calls()):
                 continue
@@ -98,12 +105,12 @@ class ReasoningAndToolParser:
                 yield from self._calls(self._sections[mark])
             elif mark == start and self._content.is_fresh:
                 yield from self._think_block()
-            elif mark == end and not (yield from self._quotes()):
+            elif mark == end and not self._has_opened and not (yield from self._quotes()):
                 if self._may_close:
                     self._content.begin_answer()
                 self._may_close = False
-            elif mark not in dropped:
-                self._may_close = False
+            elif mark not in dropped and not (mark in call_ends and self._content.is_fresh):
+                self._may_close, self._has_opened = False, mark == start
                 self._content.write(mark)
         self._content.end()
 
@@ -120,8 +127,10 @@ class ReasoningAndToolParser:
             yield from self._think_block()
         elif self._options.is_thinking:
             yield from self._think_block()
-        elif self._options.may_think and not (yield from self._buffer.mark(self._starts, blanks)):
-            yield from self._think_block(is_certain=False)
+        elif self._options.may_think:
+            starts = Marks(*self._sections).pattern
+            if not (yield from self._buffer.match(starts, blanks)):
+                yield from self._think_block(is_certain=False)
 
     def _think_block(self, is_certain: bool = True) -> ParserSteps[None]:
         """Read a think block behind its mark; one that never closes is all there is.
@@ -130,15 +139,14 @@ class ReasoningAndToolParser:
         block in the answer it is none up to the first mark of a call, or all of it is content.
         """
         self._may_close = False
-        buffer, end, begin = self._buffer, self._marks.think_end, self._buffer.position
+        buffer, end, begin, decided = self._buffer, self._marks.think_end, self._buffer.position, 0
         marks = Marks(end, *self._sections)
-        buffer.keeps += not is_certain
-        while True:
-            mark = yield from buffer.scan(marks, self._reasoning.write)
-            if mark in ("", end) or (yield from self._are_last(mark)):
-                break
+        buffer.keeps_all = not is_certain
+        while (mark := (yield from buffer.scan(marks, self._reasoning.write))) not in ("", end):
+            if buffer.position > decided:
+                decided = yield from self._calls_of_thought(len(mark))
             is_certain = is_certain or (yield from self._closes())
-            if not is_certain:
+            if not is_certain or not decided:
                 break
             self._reasoning.write(mark)
         self._reasoning.end()
@@ -148,7 +156,46 @@ class ReasoningAndToolParser:
             buffer.at -= len(mark)
         elif not is_certain and buffer.is_complete:
             self._back_to(begin)
-        buffer.keeps = 0
+        buffer.keeps_all = False
+
+    def _calls_of_thought(self, back: int) -> ParserSteps[int]:
+        """Return up to where calls `back` characters before here, amid thinking, are thoughts.
+
+        That is 0 where they are to be made: whole calls of offered tools, and behind them the answer
+        ends, or the block and more calls follow. With more thinking behind them they were thoughts;
+        with content behind the block, too: who thought of a call and then answered went without.
+        One that is made again was a draft. Nothing is told, and nothing is read.
+        """
+        buffer, kept, here = self._buffer, self._buffer.keeps_all, self._buffer.position
+        buffer.keeps_all = True
+        buffer.at -= back
+        collector, options = _CallCollector(buffer), replace(self._options, is_thinking=False)
+        parser = ReasoningAndToolParser(self._marks, options, buffer, collector)
+        try:
+            yield from parser._answer()
+            decided = here if self._are_made(collector, here - back) else 0
+        except UnreadableOutput:
+            decided = buffer.position
+        self._back_to(here)
+        buffer.keeps_all = kept
+        return decided
+
+    def _are_made(self, collector: AnswerCollector, begin: int) -> bool:
+        """Return whether all that was read from `begin` on are whole calls, to be made."""
+        marks, calls = self._marks, collector.parts.calls
+        text = self._buffer.since(begin).rstrip().removesuffix(marks.think_end).rstrip()
+        call_ends = filter(None, (form.call_end for form in marks.forms))
+        is_ended = text.endswith((*(each.end for each in self._sections.values()), *call_ends))
+        # An argument that runs beyond the block up to another call: the first was broken off.
+        starts = Marks(*self._sections).pattern.pattern
+        anew = rf"{regex.escape(marks.think_end)}(?:\s|\\n)*+(?:{starts})"
+        return (
+            is_ended
+            and len({str(call) for call in calls}) == len(calls) > 0
+            and all(self._options.tools.known(call.name) for call in calls)
+            and all(isinstance(call.arguments, dict) for call in calls)
+            and not regex.search(anew, str(calls))
+        )
 
     def _closes(self) -> ParserSteps[bool]:
         """Return whether a mark that ends a think block is still to come."""
@@ -156,59 +203,6 @@ class ReasoningAndToolParser:
         mark = yield from self._buffer.scan(Marks(self._marks.think_end), lambda text: None)
         self._back_to(begin)
         return bool(mark)
-
-    def _are_last(self, mark: str) -> ParserSteps[bool]:
-        """Return whether the calls behind the mark that was read, amid thinking, are to be made.
-
-        Then the answer ends behind them, or the block and more calls follow. With more thinking
-        behind them they were a thought, and with content behind the block, too: who thought of a
-        call and then answered did without. One that is made again behind the block was a draft.
-        Nothing is told, and nothing is read.
-        """
-        begin, is_closed = self._buffer.position, False
-        calls: list[ToolCall] = []
-        self._buffer.keeps += 1
-        while mark in self._sections:
-            made = yield from self._whole_calls(self._sections[mark])
-            if is_closed or not made:
-                break
-            calls += made
-            is_closed = yield from self._stray_ends()
-            yield from self._buffer.skip(_BLANKS)
-            mark = yield from self._buffer.mark(self._starts)
-            self._buffer.at += len(mark)
-        is_over = not mark and not (yield from self._buffer.peek())
-        self._back_to(begin)
-        self._buffer.keeps -= 1
-        return bool(calls) and (is_over or (is_closed and bool(mark) and made[:1] != calls[:1]))
-
-    def _whole_calls(self, section: Section) -> ParserSteps[list[ToolCall]]:
-        """Return the calls behind a mark that was read; none unless all are well-formed.
-
-        They are read up to their end's mark, and are of offered tools. Nothing is told.
-        """
-        begin, collector = self._buffer.position, AnswerCollector(self._buffer)
-        context = replace(self._call_context(section), collector=collector, on_call=lambda: None)
-        self._buffer.at -= len(section.start) if section.is_head else 0
-        try:
-            yield from section.read(context)
-        except UnreadableOutput:
-            return []
-        text, calls = self._buffer.since(begin), [*collector.parts.calls]
-        is_known = all(self._options.tools.known(call.name) for call in calls)
-        is_whole = all(isinstance(call.arguments, dict) for call in calls)
-        is_whole &= text.endswith((section.end, *self._call_ends))
-        return calls if is_known and is_whole and not self._restart.search(text) else []
-
-    def _stray_ends(self) -> ParserSteps[bool]:
-        """Skip marks that end what has ended; return whether a think block's was among them."""
-        closes, mark = False, "-"
-        while mark:
-            blanks = yield from self._buffer.run(_BLANKS)
-            mark = yield from self._buffer.mark(self._ends, blanks)
-            closes |= mark == self._marks.think_end
-            self._buffer.at += blanks + len(mark) if mark else 0
-        return closes
 
     def _back_to(self, begin: int) -> None:
         """Go back to where `begin` characters were read."""
@@ -248,13 +242,12 @@ class ReasoningAndToolParser:
         self._buffer.at -= len(section.start) if section.is_head else 0
         try:
             yield from section.read(self._call_context(section))
-            yield from self._stray_ends()
         except UnreadableOutput:
             self._rewind()
             if count == self._call_count:
                 self._buffer.at += len(section.start)
                 blanks = yield from self._buffer.run(_BLANKS)
-                if not (yield from self._buffer.mark(self._starts, blanks)):  # it is not doubled
+                if not (yield from self._buffer.starts(section.start, blanks)):  # it is not doubled
                     self._content.write(section.start)
         self._buffer.release()
 
