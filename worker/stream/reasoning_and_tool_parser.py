@@ -109,7 +109,9 @@ class ReasoningAndToolParser:
                 if self._may_close:
                     self._content.begin_answer()
                 self._may_close = False
-            elif mark not in dropped and not (mark in call_ends and self._content.is_fresh):
+            elif mark not in dropped and not (
+                mark in call_ends and self._call_count and self._content.is_fresh
+            ):
                 self._may_close, self._has_opened = False, mark == start
                 self._content.write(mark)
         self._content.end()
@@ -161,10 +163,10 @@ class ReasoningAndToolParser:
     def _calls_of_thought(self, back: int) -> ParserSteps[int]:
         """Return up to where calls `back` characters before here, amid thinking, are thoughts.
 
-        That is 0 where they are to be made: whole calls of offered tools, and behind them the answer
-        ends, or the block and more calls follow. With more thinking behind them they were thoughts;
-        with content behind the block, too: who thought of a call and then answered went without.
-        One that is made again was a draft. Nothing is told, and nothing is read.
+        That is 0 where they are to be made: whole calls of offered tools, and behind them the
+        answer ends, or the block and more calls follow. With more thinking behind them they were
+        thoughts; with content behind the block, too: who thought of a call and then answered went
+        without. One that is made again was a draft. Nothing is told, and nothing is read.
         """
         buffer, kept, here = self._buffer, self._buffer.keeps_all, self._buffer.position
         buffer.keeps_all = True
@@ -240,15 +242,16 @@ class ReasoningAndToolParser:
         count = self._call_count
         self._buffer.hold(back=len(section.start))
         self._buffer.at -= len(section.start) if section.is_head else 0
+        blanks = yield from self._buffer.run(_BLANKS)
+        if not section.is_head and (yield from self._buffer.starts(section.start, blanks)):
+            self._buffer.at += blanks + len(section.start)  # the mark is doubled
         try:
             yield from section.read(self._call_context(section))
         except UnreadableOutput:
             self._rewind()
             if count == self._call_count:
                 self._buffer.at += len(section.start)
-                blanks = yield from self._buffer.run(_BLANKS)
-                if not (yield from self._buffer.starts(section.start, blanks)):  # it is not doubled
-                    self._content.write(section.start)
+                self._content.write(section.start)
         self._buffer.release()
 
     def _rewind(self) -> None:

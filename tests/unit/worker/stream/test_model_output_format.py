@@ -266,7 +266,7 @@ def test_a_template_refuses_what_the_family_does_not_know(
         ("<think> why \n b </think> x", False, AnswerParts(" why \n b ", " x")),
         ("\n answer \n", False, AnswerParts("", "\n answer \n")),
         ("a <think> b </think> c", False, AnswerParts("", "a <think> b </think> c")),
-        ("<think>a</think>b</think>c", False, AnswerParts("a", "b</think>c")),
+        ("<think>a</think>b</think>c", False, AnswerParts("a", "bc")),
         (f"<think>{CALL_TEXT}</think>no", False, AnswerParts(CALL_TEXT, "no")),
         (f"{CALL_TEXT}", True, AnswerParts(CALL_TEXT)),
         ("", False, AnswerParts()),

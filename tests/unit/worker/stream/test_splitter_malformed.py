@@ -341,7 +341,7 @@ def test_other_formats_may_have_gaps(format: str, text: str, parts: AnswerParts)
         ("a </think> b", AnswerParts("", "a  b")),
         ("a\n</think>\n\nb", AnswerParts("", "a\nb")),
         ("</think>\n\nb", AnswerParts("", "b")),
-        ("a </think> b </think> c", AnswerParts("", "a  b </think> c")),
+        ("a </think> b </think> c", AnswerParts("", "a  b  c")),
         ("the `</think>` mark", AnswerParts("", "the `</think>` mark")),
         ("a <think> b </think> c", AnswerParts("", "a <think> b </think> c")),
         ("<think>a<think>b</think>c", AnswerParts("a<think>b", "c")),
