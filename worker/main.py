@@ -50,7 +50,6 @@ from hearth.worker.kv.null_kv_manager import NullKVManager
 from hearth.worker.mpi_launch import become_mpirun
 from hearth.worker.prompt.awaited_work import while_awaited
 from hearth.worker.prompt.prefill_cuts import CutRule
-from hearth.worker.prompt.template_turn_tokens import end_of_turn_ids
 from hearth.worker.remote_kv.kv_exchange import make_remote_kv
 from hearth.worker.requests.session_prompt_builder import SessionPromptBuilder
 from hearth.worker.requests.suspect_check import SuspectCheck
@@ -73,6 +72,7 @@ from hearth.worker.setup.kv_setup import cache_root, is_exact, make_kv_manager, 
 from hearth.worker.setup.load_setup import load_all
 from hearth.worker.setup.memory_setup import WorkerMemory, relief_of
 from hearth.worker.setup.prompt_and_session_setup import (
+    end_ids_of,
     make_builder,
     make_sessions,
     prompt_facts,
@@ -296,7 +296,7 @@ class Worker:
             engine,
             kv_manager,
             vocabulary,
-            end_of_turn_ids(loaded.tokenizer, loaded.generation_config),
+            end_ids_of(loaded.tokenizer, loaded.generation_config),
             functools.partial(self.token_choice, loaded.facts.vocab_size),
             replace(with_goal_beside(config, loaded, self._settings), drafts=drafts),
         )
@@ -418,7 +418,7 @@ class Worker:
         builder = make_builder(
             loaded.tokenizer,
             cut_rule.marks,
-            end_of_turn_ids(loaded.tokenizer, loaded.generation_config),
+            end_ids_of(loaded.tokenizer, loaded.generation_config),
             loaded.facts.context_tokens,
             self._settings,
             vision.form if vision is not None else None,

@@ -70,7 +70,7 @@ class Family:
         """Return the directory of the tokenizer's files, made on first use on this machine."""
         target = _cache_dir() / self.name
         if not target.exists():
-            trained = _trained_tokenizer()
+            trained = trained_tokenizer()
             with checkpoint_files.new_directory(target) as directory:
                 self._write_tokenizer(directory, trained)
         return target
@@ -415,7 +415,7 @@ def _cache_dir() -> Path:
     return Path("~/.cache/hearth-families").expanduser() / digest.hexdigest()[:16]
 
 
-def _trained_tokenizer() -> Path:
+def trained_tokenizer() -> Path:
     """Return the tokenizer without added tokens that all families begin from."""
     target = _cache_dir() / "trained"
     if not target.exists():

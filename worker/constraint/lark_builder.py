@@ -34,9 +34,9 @@ class Expression(str):
 
 NOTHING: Final = Expression('""')
 TEXT: Final = Expression("TEXT")  # at least one character, and no mark
-NEWLINES: Final = Expression("(NEWLINES)?")  # at most two
+NEWLINES: Final = Expression("(NEWLINES)?")  # at most three: ERNIE writes those
 NEWLINE: Final = Expression('("\\n")?')  # at most one
-_HEAD: Final = "%llguidance {}\nTEXT: /(?s:.+)/\nNEWLINES: /\\n{1,2}/\n"
+_HEAD: Final = "%llguidance {}\nTEXT: /(?s:.+)/\nNEWLINES: /\\n{1,3}/\n"
 
 
 class Lark:
@@ -132,7 +132,9 @@ class Lark:
     def _literal(self, text: str) -> Expression:
         pieces = self._split.split(text) if self._marks else [text]
         found = (
-            f"<[{self._marks[piece]}]>" if piece in self._marks else json.dumps(piece)
+            f"<[{self._marks[piece]}]>"
+            if piece in self._marks
+            else json.dumps(piece, ensure_ascii=False)
             for piece in pieces
             if piece
         )

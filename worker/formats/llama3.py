@@ -42,6 +42,7 @@ FORMATS = (
     ModelFormat(
         is_of=lambda words: words.tool_form == "native",
         rank=LAST + 1,
+        ends=("<|eom_id|>",),
         sections=(SECTION,),
         grammar=CallGrammar(
             json_call('{"name": "', '", "parameters": ', "}"), '{"name": "', is_single=True

@@ -1,4 +1,4 @@
-"""The form of LongCat: GLM's, with names of its own."""
+"""The forms of LongCat and IQuest: GLM's, with names of their own."""
 
 from hearth.worker.formats.shared.format_parts import (
     CallGrammar,
@@ -8,13 +8,20 @@ from hearth.worker.formats.shared.format_parts import (
     tagged,
 )
 
-START, END = "<longcat_tool_call>", "</longcat_tool_call>"
-FORM = bare_form(START, "longcat_arg_key", "longcat_arg_value", END)
+
+def _format(tag: str, key: str, value: str) -> ModelFormat:
+    start, end = f"<{tag}>", f"</{tag}>"
+    form = bare_form(start, key, value, end)
+    return ModelFormat(
+        is_of=lambda words: start in words.template,
+        rank=-1,  # IQuest's keys are GLM's
+        sections=(Section(start, end),),
+        form=form,
+        grammar=CallGrammar(tagged(form), start),
+    )
+
+
 FORMATS = (
-    ModelFormat(
-        is_of=lambda words: START in words.template,
-        sections=(Section(START, END),),
-        form=FORM,
-        grammar=CallGrammar(tagged(FORM), START),
-    ),
+    _format("longcat_tool_call", "longcat_arg_key", "longcat_arg_value"),
+    _format("iquest_tool_call", "arg_key", "arg_value"),
 )

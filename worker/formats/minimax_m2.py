@@ -15,7 +15,7 @@ FORM = tag_form(
 FORMATS = (
     ModelFormat(
         is_of=lambda words: START in words.template,
-        sections=(Section(START, END),),
+        sections=(Section(START, END), Section("<invoke name=", END, is_head=True)),
         form=FORM,
         grammar=CallGrammar(tagged(FORM), START, start=f"{START}\n", end=f"\n{END}"),
     ),

@@ -1,5 +1,6 @@
 """The forms of Mistral: `[TOOL_CALLS]f[ARGS]{}`, and in older models a list in JSON."""
 
+from dataclasses import replace
 from typing import Final
 
 import regex
@@ -8,17 +9,22 @@ from hearth.worker.formats.shared.format_parts import (
     BLANKS,
     CallContext,
     CallGrammar,
+    Expression,
+    Lark,
     ModelFormat,
     ParserSteps,
     Section,
+    ToolSchema,
     Trust,
     UnreadableOutput,
+    json_arguments,
     json_call,
     json_calls,
     named_call,
 )
 
 START = "[TOOL_CALLS]"
+_ID: Final = {"type": "string", "pattern": "^[a-zA-Z0-9]{9}$"}
 _HEAD: Final = regex.compile(
     r"(?P<name>[\w./:-]++)\s*+(?:\[CALL_ID\]\s*+[\w-]++\s*+)?+(?:\[ARGS\]\s*+)?+(?=\{)"
 )
@@ -45,24 +51,39 @@ def read(context: CallContext) -> ParserSteps[None]:
     raise UnreadableOutput
 
 
+def write_with_id(lark: Lark, tool: ToolSchema) -> Expression:
+    call_id = lark.optional("[CALL_ID]", lark.rule("/[a-zA-Z0-9]{9}/"))
+    return lark.row(START, lark.quoted(tool.name), call_id, "[ARGS]", json_arguments(lark, tool))
+
+
+def write_listed(lark: Lark, tool: ToolSchema) -> Expression:
+    call = json_call('{"name": "', '", "arguments": ', "")(lark, tool)
+    return lark.row(call, lark.optional(', "id": ', lark.json(_ID)), "}")
+
+
+_NAMED: Final = ModelFormat(
+    is_of=lambda words: START in words.template and "[ARGS]" in words.vocabulary,
+    sections=(Section(START, read=read),),
+    grammar=CallGrammar(json_call(START, "[ARGS]", ""), START, between=""),
+)
 FORMATS = (
-    ModelFormat(
-        is_of=lambda words: START in words.template and "[ARGS]" in words.vocabulary,
-        thinking=("[THINK]", "[/THINK]"),
-        sections=(Section(START, read=read),),
-        grammar=CallGrammar(json_call(START, "[ARGS]", ""), START, between=""),
+    _NAMED,
+    replace(
+        _NAMED,
+        is_of=lambda words: _NAMED.is_of(words) and "[CALL_ID]" in words.vocabulary,
+        rank=-1,
+        grammar=CallGrammar(write_with_id, START, between=""),
     ),
-    ModelFormat(
+    replace(
+        _NAMED,
+        is_of=lambda words: _NAMED.is_of(words) and "[THINK]" in words.vocabulary,
+        rank=-2,
+        thinking=("[THINK]", "[/THINK]"),
+    ),
+    replace(
+        _NAMED,
         is_of=lambda words: START in words.template,
         rank=1,
-        thinking=("[THINK]", "[/THINK]"),
-        sections=(Section(START, read=read),),
-        grammar=CallGrammar(
-            json_call('{"name": "', '", "arguments": ', "}"),
-            START,
-            start=f"{START}[",
-            end="]",
-            between=", ",
-        ),
+        grammar=CallGrammar(write_listed, START, start=f"{START}[", end="]", between=", "),
     ),
 )

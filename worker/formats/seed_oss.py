@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from hearth.worker.formats.qwen_xml import FORM as QWEN
+from hearth.worker.formats.qwen_xml import TIGHT
 from hearth.worker.formats.shared.format_parts import (
     CallGrammar,
     ModelFormat,
@@ -11,14 +11,7 @@ from hearth.worker.formats.shared.format_parts import (
 )
 
 START, END = "<seed:tool_call>", "</seed:tool_call>"
-FORM = replace(
-    QWEN,
-    name=(f"{START}\n<function=", ">\n"),
-    key=("<parameter=", ">"),
-    gap="",
-    behind=f"\n{END}",
-    trims_newline=False,
-)
+FORM = replace(TIGHT, name=(f"{START}\n<function=", ">\n"), behind=f"\n{END}")
 FORMATS = (
     ModelFormat(
         is_of=lambda words: START in words.template,

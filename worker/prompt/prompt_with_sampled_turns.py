@@ -21,7 +21,6 @@ from hearth.worker.prompt.tools_as_text import ToolForm
 
 UTF8_BYTES_MAX = 4  # of a character
 COUNTED_BYTES_MAX = 16 * 1024 * 1024  # of a prompt that is only counted: 3 s of a thread
-HEADER_PIECES_MAX = 4  # that an assistant header may be spread over
 
 
 class SampledTurn(Protocol):
@@ -246,7 +245,7 @@ class PromptBuilder:
                     doubtful.remove(message)
                     span = (start, self._end_of(pieces, start, end), message)
                     if self._may_replace(pieces, span, content):
-                        spans.append(span)
+                        spans.append(self._without_double(pieces, span, content))
         return spans, len(doubtful)
 
     def _may_replace(
@@ -268,13 +267,23 @@ class PromptBuilder:
             return False
         return self.preserves_thinking or turn.thinking.strip() in text
 
+    def _without_double(
+        self, pieces: list[TextPiece], span: tuple[int, int, int], content: PromptContent
+    ) -> tuple[int, int, int]:
+        """Return the span with the piece that ends it, where the turn was sampled with that too.
+
+        So Command writes <|END_RESPONSE|> before the token that ends the turn.
+        """
+        start, end, message = span
+        turn, ends = content.turns[message], self._history.ends - self._history.header_ids
+        assert turn is not None, "only known turns have spans"
+        last = turn.ids[-1]
+        is_double = last in ends and end < len(pieces) and pieces[end].ids[:1] == (last,)
+        return start, end + is_double, message
+
     def _header_runs(self, pieces: list[TextPiece]) -> list[list[tuple[int, int]]]:
         """Return runs of assistant headers: (its piece, the piece of the next header)."""
-        headers = [
-            at
-            for at, piece in enumerate(pieces)
-            if piece.is_added and piece.ids[0] in self._history.header_ids
-        ]
+        headers = [at for at in range(len(pieces)) if self._is_header(pieces, at)]
         runs: list[list[tuple[int, int]]] = []
         was_assistant = False
         for at, following in itertools.pairwise([*headers, len(pieces)]):
@@ -297,16 +306,19 @@ class PromptBuilder:
     def _generation_prompt(self, pieces: list[TextPiece]) -> int:
         """Return the piece where the generation prompt begins; behind all where none is seen."""
         for at in range(len(pieces) - 1, -1, -1):
-            piece = pieces[at]
-            if piece.is_added and piece.ids[0] in self._history.header_ids:
+            if self._is_header(pieces, at):
                 # A turn that has ended is none that is to be written.
                 is_open = self._end_of(pieces, at, len(pieces)) == len(pieces)
                 return at if is_open and self._is_assistants(pieces, at) else len(pieces)
         return len(pieces)
 
+    def _is_header(self, pieces: list[TextPiece], at: int) -> bool:
+        piece, begins = pieces[at], self._history.header_start
+        is_first = piece.is_added and piece.ids[0] in self._history.header_ids
+        return is_first and _stands_at(pieces, at, (begins,))
+
     def _is_assistants(self, pieces: list[TextPiece], at: int) -> bool:
-        text = "".join(piece.text for piece in pieces[at : at + HEADER_PIECES_MAX])
-        return text.startswith(self._history.assistant_texts)
+        return _stands_at(pieces, at, self._history.assistant_texts)
 
     def _end_of(self, pieces: list[TextPiece], start: int, end: int) -> int:
         """Return the piece that ends the turn in [start, end); `end` where the next header does."""
@@ -314,6 +326,12 @@ class PromptBuilder:
             if pieces[at].is_added and pieces[at].ids[0] in self._history.ends:
                 return at
         return end
+
+
+def _stands_at(pieces: list[TextPiece], at: int, texts: tuple[str, ...]) -> bool:
+    """Whether one of the texts begins with piece `at`; none is empty, and so no piece."""
+    length = max(map(len, texts), default=0)
+    return "".join(piece.text[:length] for piece in pieces[at : at + length]).startswith(texts)
 
 
 def _picture(content: PromptContent, digest: str) -> PromptImage:

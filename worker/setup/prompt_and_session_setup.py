@@ -27,6 +27,12 @@ from hearth.worker.stream.detokenise import Vocabulary
 log = logging.getLogger(__name__)
 
 
+def end_ids_of(tokenizer: Any, generation_config: dict[str, Any]) -> frozenset[int]:
+    """Return every token that ends an answer of the model."""
+    own = OutputFormat(tokenizer).own
+    return end_of_turn_ids(tokenizer, generation_config, own.ends, own.part_ends)
+
+
 def make_builder(
     tokenizer: Any,
     marks: TurnMarks,
@@ -116,7 +122,7 @@ def prompt_facts(
         grammar_compiler=GrammarCompiler(
             tokenizer,
             facts.vocab_size,
-            end_of_turn_ids(tokenizer, loaded.generation_config),
+            end_ids_of(tokenizer, loaded.generation_config),
             output_format,
             vocabulary.token_bytes,
         ),

@@ -1,7 +1,7 @@
 """Parses an answer whose think blocks and tool calls stand between marks."""
 
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
 import regex
 
@@ -38,6 +38,8 @@ class OutputMarks:
     sections: tuple[Section, ...] = ()  # in which calls stand
     forms: tuple[TagForm, ...] = ()  # of calls that are elements, the model's own first
     dropped: tuple[str, ...] = ()  # marks that only frame the content
+    more_thinking: tuple[tuple[str, str], ...] = ()  # other pairs around a think block
+    header: Any = None  # of a message, in an answer that is a row of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +80,16 @@ class ReasoningAndToolParser:
         self._reasoning = ReasoningWriter(collector)
         self._content = ContentWriter(collector)
         sections = output_marks.sections if options.takes_calls else ()
-        self._sections = {each.start: each for each in sections}
+        self._sections = {
+            name + each.start: replace(each, start=name + each.start)
+            for each in sections
+            for name in (options.tools.names if each.is_behind_name else [""])
+        }
+        pairs = [(output_marks.think_start, output_marks.think_end), *output_marks.more_thinking]
+        self._think_starts = [start for start, _ in pairs if start]
+        self._think_ends = [end for _, end in pairs if end]
+        # A message of thinking ends at the latest where another begins.
+        self._begins = (*output_marks.dropped, *self._sections) if output_marks.header else ()
         self._call_count = 0
         self._reread_chars = 0
         self._may_close = not options.is_thinking  # a closing mark may be an orphan
@@ -92,42 +103,53 @@ class ReasoningAndToolParser:
         yield from self._answer()
 
     def _answer(self) -> ParserSteps[None]:
-        start, end, dropped = self._marks.think_start, self._marks.think_end, self._marks.dropped
-        call_ends = [each.end for each in self._sections.values()]
-        marks = Marks(start, end, *dropped, *call_ends, *self._sections)
+        starts, closes, dropped = self._think_starts, self._think_ends, self._marks.dropped
+        ends = {each.end for each in self._sections.values()}
+        marks = Marks(*starts, *closes, *dropped, *self._sections, *ends)
         while True:
-            if self._content.is_fresh and (yield from self._bare_calls()):
-                continue
+            if self._content.is_fresh:
+                yield from self._header()
+                if (yield from self._bare_calls()):
+                    continue
             mark = yield from self._buffer.scan(marks, self._content.write)
             if not mark:
                 break
             if mark in self._sections:
                 yield from self._calls(self._sections[mark])
-            elif mark == start and self._content.is_fresh:
+            elif mark in dropped:
+                self._content.begin_message()
+            elif mark in starts and self._content.is_fresh:
                 yield from self._think_block()
-            elif mark == end and not self._has_opened and not (yield from self._quotes()):
+            elif mark in closes and not self._has_opened and not (yield from self._quotes(mark)):
                 if self._may_close:
                     self._content.begin_answer()
                 self._may_close = False
-            elif mark not in dropped and not (
-                mark in call_ends and self._call_count and self._content.is_fresh
-            ):
-                self._may_close, self._has_opened = False, mark == start
+            elif mark in ends and self._call_count and self._content.is_fresh:
+                continue  # it ends calls whose own marks were others
+            else:
+                self._may_close = self._may_close and mark in ends
+                self._has_opened = mark in starts
                 self._content.write(mark)
         self._content.end()
+
+    def _header(self) -> ParserSteps[None]:
+        """Read the header of a message, where one stands here."""
+        found = self._marks.header and (yield from self._buffer.match(self._marks.header))
+        self._buffer.at += len(found[0]) if found else 0
 
     # ------------------------------------------------------------ think blocks
 
     def _opening(self) -> ParserSteps[None]:
         """Read the think block that the answer is to begin with."""
-        start = self._marks.think_start
-        if not start:
+        if not self._think_starts:
             return
         blanks = yield from self._buffer.run(_BLANKS)
-        if (yield from self._buffer.starts(start, blanks)):
-            self._buffer.at += blanks + len(start)
-            yield from self._think_block()
-        elif self._options.is_thinking:
+        for start in self._think_starts:
+            if (yield from self._buffer.starts(start, blanks)):
+                self._buffer.at += blanks + len(start)
+                yield from self._think_block()
+                return
+        if self._options.is_thinking:
             yield from self._think_block()
         elif self._options.may_think:
             starts = Marks(*self._sections).pattern
@@ -141,21 +163,22 @@ class ReasoningAndToolParser:
         block in the answer it is none up to the first mark of a call, or all of it is content.
         """
         self._may_close = False
-        buffer, end, begin, decided = self._buffer, self._marks.think_end, self._buffer.position, 0
-        marks = Marks(end, *self._sections)
+        buffer, begin, decided = self._buffer, self._buffer.position, 0
+        ends = ("", *self._think_ends, *self._begins)
+        marks = Marks(*ends, *self._sections)
         buffer.keeps_all = not is_certain
-        while (mark := (yield from buffer.scan(marks, self._reasoning.write))) not in ("", end):
+        while (mark := (yield from buffer.scan(marks, self._reasoning.write))) not in ends:
             if buffer.position > decided:
                 decided = yield from self._calls_of_thought(len(mark))
-            is_certain = is_certain or (yield from self._closes())
+            is_certain = is_certain or not decided or (yield from self._closes())
             if not is_certain or not decided:
                 break
             self._reasoning.write(mark)
         self._reasoning.end()
-        if mark == end:
-            self._content.begin_answer()
-        elif mark:
+        if mark not in self._think_ends:
             buffer.at -= len(mark)
+        if mark:
+            self._content.begin_answer()
         elif not is_certain and buffer.is_complete:
             self._back_to(begin)
         buffer.keeps_all = False
@@ -185,12 +208,13 @@ class ReasoningAndToolParser:
     def _are_made(self, collector: AnswerCollector, begin: int) -> bool:
         """Return whether all that was read from `begin` on are whole calls, to be made."""
         marks, calls = self._marks, collector.parts.calls
-        text = self._buffer.since(begin).rstrip().removesuffix(marks.think_end).rstrip()
+        closes = Marks(*self._think_ends).pattern.pattern
+        text = regex.sub(rf"\s*+(?:(?:{closes})\s*+)*+$", "", self._buffer.since(begin))
         call_ends = filter(None, (form.call_end for form in marks.forms))
         is_ended = text.endswith((*(each.end for each in self._sections.values()), *call_ends))
         # An argument that runs beyond the block up to another call: the first was broken off.
         starts = Marks(*self._sections).pattern.pattern
-        anew = rf"{regex.escape(marks.think_end)}(?:\s|\\n)*+(?:{starts})"
+        anew = rf"(?:{closes})(?:\s|\\n)*+(?:{starts})"
         return (
             is_ended
             and len({str(call) for call in calls}) == len(calls) > 0
@@ -202,7 +226,7 @@ class ReasoningAndToolParser:
     def _closes(self) -> ParserSteps[bool]:
         """Return whether a mark that ends a think block is still to come."""
         begin = self._buffer.position
-        mark = yield from self._buffer.scan(Marks(self._marks.think_end), lambda text: None)
+        mark = yield from self._buffer.scan(Marks(*self._think_ends), lambda text: None)
         self._back_to(begin)
         return bool(mark)
 
@@ -211,9 +235,9 @@ class ReasoningAndToolParser:
         self._buffer.hold(back=self._buffer.position - begin)
         self._rewind()
 
-    def _quotes(self) -> ParserSteps[bool]:
+    def _quotes(self, mark: str) -> ParserSteps[bool]:
         """Return whether the mark that was read stands between quotation marks."""
-        before = self._buffer.before(len(self._marks.think_end))
+        before = self._buffer.before(len(mark))
         return before in ("`", '"', "'") and (yield from self._buffer.starts(before))
 
     # ------------------------------------------------------------ calls
@@ -251,7 +275,8 @@ class ReasoningAndToolParser:
             self._rewind()
             if count == self._call_count:
                 self._buffer.at += len(section.start)
-                self._content.write(section.start)
+                if section.start not in self._marks.dropped:
+                    self._content.write(section.start)
         self._buffer.release()
 
     def _rewind(self) -> None:

@@ -94,6 +94,7 @@ class Section:
     read: CallsReader = read_section
     is_own: bool = True  # else only calls of tools of the request count
     is_head: bool = False  # the mark is the beginning of the call itself
+    is_behind_name: bool = False  # the name of a tool stands in front of it
     quote: str = ""  # around strings in which nothing is escaped
 
 
@@ -145,7 +146,7 @@ def _is_bare_head(context: CallContext, form: TagForm, head: Any) -> ParserSteps
     offset = yield from context.buffer.run(BLANKS, len(head[0]))
     if (yield from context.buffer.starts(form.begins, offset)):
         return True
-    if not context.tools.known(head[0]):
+    if not context.tools.known(head["name"]):
         return False
     for mark in ("{", *context.marks):
         if (yield from context.buffer.starts(mark, offset)):

@@ -100,7 +100,8 @@ class _Arguments:
         told = opened.groupdict().get("text") if self._form.typed else None
         value = _Value(self._context.tools, writer, self._form, (self._name, key), prefix)
         if told is not None:
-            value.is_text, value.is_json = told != "false", told == "false"
+            value.is_text = told in ("true", "string")
+            value.is_json = not value.is_text
         self._keys.add(key)
         while True:
             mark = yield from self._context.buffer.scan(self._ends, value.write)
