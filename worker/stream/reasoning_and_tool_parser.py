@@ -198,7 +198,7 @@ class ReasoningAndToolParser:
         parser = ReasoningAndToolParser(self._marks, options, buffer, collector)
         try:
             yield from parser._answer()
-            decided = here if self._are_made(collector, here - back) else 0
+            decided = 0 if self._are_made(collector, here - back) else here
         except UnreadableOutput:
             decided = buffer.position
         self._back_to(here)
