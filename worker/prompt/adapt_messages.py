@@ -14,6 +14,7 @@ from typing import Any, Final
 from hearth.worker.prompt.chat_template import text_of
 from hearth.worker.prompt.template_capabilities import TemplateCapabilities
 from hearth.worker.prompt.tools_as_text import call_text, result_text, tool_prompt
+from hearth.worker.stream.answer_parts import object_or_text
 
 Messages = list[dict[str, Any]]
 MessageRow = tuple[
@@ -190,11 +191,15 @@ def _adapted_calls(message: dict[str, Any], template: TemplateCapabilities) -> d
 
 
 def _with_object(call: dict[str, Any]) -> dict[str, Any]:
-    """Return the call with arguments that are an object: text that is none as its `input`."""
+    """Return the call with arguments that are an object: text that is none as its `input`.
+
+    One with integers of more than 64 bits came as the text of an object.
+    """
     function = call["function"]
-    if isinstance(function["arguments"], dict):
-        return call
-    return {**call, "function": {**function, "arguments": {"input": function["arguments"]}}}
+    given = function["arguments"]
+    if isinstance(given, str) and isinstance(given := object_or_text(given), str):
+        given = {"input": given}
+    return {**call, "function": {**function, "arguments": given}}
 
 
 def _with_text(call: dict[str, Any]) -> dict[str, Any]:

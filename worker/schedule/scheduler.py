@@ -429,9 +429,11 @@ class Scheduler:
         """End a request after giving what was held back."""
         rest = request.output.finish(is_complete=reason == "stop")
         yield from piece_deltas(request, rest)
-        if reason == "stop" and request.call_ids:
+        if rest.stop is not None:
+            reason = "stop"
+        elif reason == "stop" and request.call_ids:
             reason = "tool_calls"
-        yield from self._end(request, reason)
+        yield from self._end(request, reason, rest.stop)
 
     def _end(self, request: Request, reason: str, stop: str | None = None) -> Iterator[Up]:
         """End a request whose text has all been given."""

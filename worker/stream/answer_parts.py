@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 from hearth.worker.stream.lookahead_buffer import LookaheadBuffer
+from hearth.worker.stream.stop_strings import StopMatcher
 
 _HALF: Final = re.compile("[\ud800-\udfff]")
 
@@ -40,10 +41,15 @@ class AnswerParts:
     calls: tuple[ToolCall, ...] = ()
 
 
-class AnswerCollector:
-    """Collects the parts of one answer. Owner: the inference thread.
+class AnswerStopped(Exception):
+    """The content holds a stop string: nothing behind it is read."""
 
-    Invariant: arguments belong to the call that began last, and no part is taken back.
+
+class AnswerCollector:
+    """Collects the parts of one answer, up to a stop string. Owner: the inference thread.
+
+    Invariant: arguments belong to the call that began last, and no part is taken back. Stop strings
+    are those of the content alone: what the client gets as thinking, or as a call, has none.
     """
 
     def __init__(self, buffer: LookaheadBuffer) -> None:
@@ -52,6 +58,9 @@ class AnswerCollector:
         self._new: list[AnswerPart] = []
         self._texts: dict[Channel, list[str]] = {"reasoning": [], "content": []}
         self._calls: list[tuple[str, list[str]]] = []
+        self.matcher = StopMatcher([])
+        self.stop: str | None = None  # that was met
+        self.end = 0  # of the content that was told, in what the model wrote
 
     @property
     def position(self) -> int:
@@ -59,16 +68,38 @@ class AnswerCollector:
         return self._buffer.position
 
     def text(self, channel: Channel, text: str, behind: int = 0) -> None:
-        """Add reasoning or content, which ends `behind` characters before what was read last."""
+        """Add reasoning or content, which ends `behind` characters before what was read last.
+
+        Raises AnswerStopped where a stop string ends in the content.
+        """
+        text = _whole_characters(text)
+        if channel != "content":
+            self.flush()
+            self._tell(channel, text)
+            return
+        behind += len(self.matcher.held) + len(text)
+        hit = self.matcher.feed(text)
+        self.stop, self.end = hit.stop, self.position - behind + len(hit.text)
+        self._tell(channel, hit.text)
+        if hit.stop is not None:
+            raise AnswerStopped
+
+    def flush(self) -> None:
+        """Add the content in which a stop string may have begun: none did."""
+        text = self.matcher.finish()
+        self.end += len(text)
+        self._tell("content", text)
+
+    def _tell(self, channel: Channel, text: str) -> None:
         if text:
-            text = _whole_characters(text)
             self._texts[channel].append(text)
-            spans = ((len(text), self.position - behind),) if channel == "content" else ()
+            spans = ((len(text), self.end),) if channel == "content" else ()
             self._new.append(AnswerPart(channel, text, spans=spans))
 
     def call(self, name: str) -> None:
         """Begin a call."""
         assert name
+        self.flush()
         name = _whole_characters(name)
         self._calls.append((name, []))
         self._new.append(AnswerPart("tool_call", "", name))

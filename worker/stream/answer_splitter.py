@@ -1,9 +1,17 @@
 """Splits one answer, while it is generated, into reasoning, content and tool calls."""
 
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
-from hearth.worker.stream.answer_parts import AnswerCollector, AnswerPart, AnswerParts, Channel
-from hearth.worker.stream.lookahead_buffer import LookaheadBuffer, ParserSteps
+from hearth.worker.stream.answer_parts import (
+    AnswerCollector,
+    AnswerPart,
+    AnswerParts,
+    AnswerStopped,
+    Channel,
+)
+from hearth.worker.stream.lookahead_buffer import LookaheadBuffer, Marks, ParserSteps
 
 __all__ = ["AnswerPart", "AnswerSplitter", "Channel"]
 
@@ -16,32 +24,44 @@ class AnswerSplitter:
     """
 
     def __init__(
-        self, buffer: LookaheadBuffer, collector: AnswerCollector, steps: ParserSteps[None]
+        self, buffer: LookaheadBuffer, collector: AnswerCollector, steps: ParserSteps[Any]
     ) -> None:
         """`steps` parse the text in `buffer` and give `collector` the parts."""
         self._buffer = buffer
-        self._collector = collector
+        self.collector = collector
         self._steps: Any = steps
 
     @property
     def parts(self) -> AnswerParts:
         """All parts so far."""
-        return self._collector.parts
+        return self.collector.parts
 
     def feed(self, text: str) -> list[AnswerPart]:
         """Take the next piece of the answer and return what is certain of it."""
         assert not self._buffer.is_over
         self._buffer.add(text)
-        next(self._steps, None)
-        return self._collector.take()
+        self._read()
+        return self.collector.take()
 
-    def finish(self, is_complete: bool, is_stopped: bool = False) -> list[AnswerPart]:
+    def finish(self, is_complete: bool) -> list[AnswerPart]:
         """End the answer and return its last parts.
 
-        `is_complete`: the model ended its turn, and was not cut off; `is_stopped`: a stop string
-        did.
+        `is_complete`: the model ended its turn, and was not cut off.
         """
-        self._buffer.finish(is_complete, is_stopped)
-        for _ in self._steps:
-            raise AssertionError("a parser waits for text that never comes")
-        return self._collector.take()
+        self._buffer.finish(is_complete)
+        self._read()
+        self.collector.flush()
+        return self.collector.take()
+
+    def _read(self) -> None:
+        with suppress(AnswerStopped):
+            is_waiting = next(self._steps, self) is not self
+            assert not (is_waiting and self._buffer.is_over), "no more text ever comes"
+
+
+def plain_splitter() -> AnswerSplitter:
+    """Return the splitter of an answer that is content and nothing else."""
+    buffer = LookaheadBuffer()
+    collector = AnswerCollector(buffer)
+    steps = buffer.scan(Marks(), partial(collector.text, "content"))
+    return AnswerSplitter(buffer, collector, steps)

@@ -27,7 +27,7 @@ class Marks:
 
     def __init__(self, *marks: str) -> None:
         longest_first = sorted(set(filter(None, marks)), key=len, reverse=True)
-        self._pattern = regex.compile("|".join(map(regex.escape, longest_first)) or r"(?!)")
+        self.pattern = regex.compile("|".join(map(regex.escape, longest_first)) or r"(?!)")
         self._beginnings = {mark[:end] for mark in longest_first for end in range(1, len(mark))}
         self._partial_max = max(map(len, longest_first), default=1) - 1
 
@@ -36,7 +36,7 @@ class Marks:
 
         Without a mark: where one may still begin, or the end of the text; and "".
         """
-        found = self._pattern.search(text, at)
+        found = self.pattern.search(text, at)
         start = found.start() if found else len(text)
         if not is_over:
             for partial in range(max(at, len(text) - self._partial_max), min(start + 1, len(text))):
@@ -55,10 +55,10 @@ class LookaheadBuffer:
         self.at = 0  # what stands before it was read
         self.is_over = False
         self.is_complete = False  # it is over because the model ended its turn
-        self.is_cut = False  # it is over because it may not be longer
         self._text = ""
         self._let_go = 0  # characters in front of `_text`
         self._held: int | None = None  # the text from here on may have to be read again
+        self.keeps_all = False  # whatever is held
 
     @property
     def position(self) -> int:
@@ -68,16 +68,15 @@ class LookaheadBuffer:
     def add(self, text: str) -> None:
         """Append the next piece."""
         assert not self.is_over and 0 <= self.at <= len(self._text), (self.at, len(self._text))
-        if self._held is None and self.at > TRIM_CHARS:
+        if self._held is None and not self.keeps_all and self.at > TRIM_CHARS:
             self._let_go += self.at - KEEP_CHARS
             self._text, self.at = self._text[self.at - KEEP_CHARS :], KEEP_CHARS
         self._text += text
 
-    def finish(self, is_complete: bool, is_stopped: bool = False) -> None:
-        """Take it that no more text comes; `is_stopped`: because the client's stop string came."""
+    def finish(self, is_complete: bool) -> None:
+        """Take it that no more text comes."""
         assert not self.is_over
         self.is_over, self.is_complete = True, is_complete
-        self.is_cut = not (is_complete or is_stopped)
 
     def hold(self, back: int = 0) -> None:
         """Keep the text from `back` characters before here, so that `rewind` can return to it."""
@@ -95,6 +94,10 @@ class LookaheadBuffer:
         assert count >= 0, (self._held, self.at)
         self.at, self._held = self._held, None
         return count
+
+    def since(self, position: int) -> str:
+        """Return what was read from `position` on, which was kept."""
+        return self._text[position - self._let_go : self.at]
 
     def before(self, count: int) -> str:
         """Return the character in front of the last `count` that were read, "" at the beginning."""

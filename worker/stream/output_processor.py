@@ -6,7 +6,12 @@ from dataclasses import dataclass, field, replace
 
 from hearth.shared.wire_messages import TokenLogprob
 from hearth.worker.stream.answer_parts import AnswerParts
-from hearth.worker.stream.answer_splitter import AnswerPart, AnswerSplitter, Channel
+from hearth.worker.stream.answer_splitter import (
+    AnswerPart,
+    AnswerSplitter,
+    Channel,
+    plain_splitter,
+)
 from hearth.worker.stream.detokenise import Detokeniser
 from hearth.worker.stream.stop_strings import StopMatcher
 
@@ -73,29 +78,27 @@ class OutputProcessor:
         An answer that is not `is_parallel` is over where a second call begins.
         """
         self._detokeniser = detokeniser
-        self._matcher = StopMatcher(stops)
-        self._splitter = splitter
+        self._splitter = splitter or plain_splitter()
+        self._collector = self._splitter.collector
+        self._collector.matcher = StopMatcher(stops)
         self._is_parallel = is_parallel
         self._calls = 0
         self.is_cut = False  # it has all the calls that it may have, and more was written
         self._waiting: deque[_WaitingText] = deque()
         self._entries: list[TokenLogprob] = []  # of tokens that have completed no text yet
-        self._fed = 0  # characters given to the matcher
-        self._shown = 0  # characters it let through
+        self._fed = 0  # characters
         self._texts: list[str] = []
         self.channel: Channel = "content"  # of the last part
         self.reasoning_tokens = 0
 
     @property
     def text(self) -> str:
-        """The text that was let through, markup included."""
-        return "".join(self._texts)
+        """The text up to a stop string, markup included."""
+        return "".join(self._texts)[: self._collector.end if self._collector.stop else None]
 
     @property
     def parts(self) -> AnswerParts:
         """All parts so far."""
-        if self._splitter is None:
-            return AnswerParts(content=self.text)
         parts = self._splitter.parts
         return replace(parts, calls=parts.calls[:1]) if self.is_cut else parts
 
@@ -108,35 +111,24 @@ class OutputProcessor:
             self._waiting.append(_WaitingText(self._entries, text, self._fed))
             self._entries = []
         self._fed += len(text)
-        hit = self._matcher.feed(text)
-        parts = self._split(hit.text)
-        if hit.stop is not None and self._splitter is not None:
-            parts += self._allowed(self._splitter.finish(is_complete=False, is_stopped=True))
-        if parts:
-            self.channel = parts[-1].channel
+        self._texts.append(text)
+        piece = self._piece(self._splitter.feed(text))
         self.reasoning_tokens += self.channel == "reasoning"
-        is_over = hit.stop is not None or self.is_cut
-        return OutputPiece(parts, self._released(parts, is_over), hit.stop)
+        return piece
 
     def finish(self, is_complete: bool) -> OutputPiece:
-        """End the generation and return what was held back.
+        """End the generation and return what was held back, up to a stop string.
 
         `is_complete`: the model ended its turn itself; else what it was writing is cut off.
         """
-        parts = self._split(self._matcher.finish())
-        if self._splitter is not None:
-            parts += self._allowed(self._splitter.finish(is_complete))
-        return OutputPiece(parts, self._released(parts, is_over=True))
+        return self._piece(self._splitter.finish(is_complete), is_last=True)
 
-    def _split(self, text: str) -> list[AnswerPart]:
-        self._shown += len(text)
-        assert self._shown <= self._fed, (self._shown, self._fed)
-        if not text:
-            return []
-        self._texts.append(text)
-        if self._splitter is None:
-            return [AnswerPart("content", text, spans=((len(text), self._shown),))]
-        return self._allowed(self._splitter.feed(text))
+    def _piece(self, parts: list[AnswerPart], is_last: bool = False) -> OutputPiece:
+        parts, stop = self._allowed(parts), self._collector.stop
+        if parts:
+            self.channel = parts[-1].channel
+        is_over = is_last or stop is not None or self.is_cut
+        return OutputPiece(parts, self._released(parts, is_over), stop)
 
     def _allowed(self, parts: list[AnswerPart]) -> list[AnswerPart]:
         """Return the parts up to a call that is one too many."""

@@ -5,7 +5,12 @@ from typing import Any, Final
 
 import regex
 
-from hearth.worker.stream.answer_parts import AnswerCollector, ContentWriter, ReasoningWriter
+from hearth.worker.stream.answer_parts import (
+    AnswerCollector,
+    Channel,
+    ContentWriter,
+    ReasoningWriter,
+)
 from hearth.worker.stream.lookahead_buffer import (
     LookaheadBuffer,
     Marks,
@@ -50,6 +55,13 @@ class AnswerOptions:
     is_continued: bool  # the prompt ends amid content
 
 
+class _CallCollector(AnswerCollector):
+    """Collects calls that nothing else stands beside. Owner: the inference thread."""
+
+    def text(self, channel: Channel, text: str, behind: int = 0) -> None:
+        raise UnreadableOutput
+
+
 class ReasoningAndToolParser:
     """Parses one answer. Owner: the inference thread.
 
@@ -88,12 +100,16 @@ class ReasoningAndToolParser:
         self._call_count = 0
         self._reread_chars = 0
         self._may_close = not options.is_thinking  # a closing mark may be an orphan
+        self._has_opened = False  # a mark that would begin thinking was written as content
 
     def read(self) -> ParserSteps[None]:
         """Parse all of the answer."""
         self._content.is_fresh = not self._options.is_continued
         if self._content.is_fresh:
             yield from self._opening()
+        yield from self._answer()
+
+    def _answer(self) -> ParserSteps[None]:
         starts, closes, dropped = self._think_starts, self._think_ends, self._dropped
         ends = {each.end for each in self._sections.values()}
         marks = Marks(*starts, *closes, *dropped, *self._marks.edges, *self._sections, *ends)
@@ -111,15 +127,17 @@ class ReasoningAndToolParser:
                 yield from self._think_block()
             elif mark in dropped:
                 self._content.begin_message()
-            elif mark in closes and self._may_close and not (yield from self._quotes(mark)):
+            elif mark in closes and not self._has_opened and not (yield from self._quotes(mark)):
+                if self._may_close:
+                    self._content.begin_answer()
                 self._may_close = False
-                self._content.begin_answer()
             elif mark in ends and self._call_count and self._content.is_fresh:
                 continue  # it ends calls whose own marks were others
             elif mark in self._marks.edges and (yield from self._is_edge()):
                 self._may_close = False
             else:
                 self._may_close = self._may_close and mark in ends
+                self._has_opened = mark in starts
                 self._content.write(mark)
         self._content.end()
 
@@ -152,39 +170,88 @@ class ReasoningAndToolParser:
         if self._options.is_thinking:
             yield from self._think_block()
         elif self._options.may_think:
-            yield from self._likely_block()
+            starts = Marks(*self._sections).pattern
+            if not (yield from self._buffer.match(starts, blanks)):
+                yield from self._think_block(is_certain=False)
 
-    def _think_block(self) -> ParserSteps[None]:
-        """Read a think block behind its mark; one that never closes is all there is."""
+    def _think_block(self, is_certain: bool = True) -> ParserSteps[None]:
+        """Read a think block behind its mark; one that never closes is all there is.
+
+        The model's last calls end it, too. Not `is_certain`: nobody opened it; without any end of a
+        block in the answer it is none up to the first mark of a call, or all of it is content.
+        """
         self._may_close = False
-        ends = Marks(*self._think_ends, *self._begins)
-        mark = yield from self._buffer.scan(ends, self._reasoning.write)
+        buffer, begin, decided = self._buffer, self._buffer.position, 0
+        ends = ("", *self._think_ends, *self._begins)
+        marks = Marks(*ends, *self._sections)
+        buffer.keeps_all = not is_certain
+        while (mark := (yield from buffer.scan(marks, self._reasoning.write))) not in ends:
+            if buffer.position > decided:
+                decided = yield from self._calls_of_thought(len(mark))
+            is_certain = is_certain or not decided or (yield from self._closes())
+            if not is_certain or not decided:
+                break
+            self._reasoning.write(mark)
         self._reasoning.end()
         if mark not in self._think_ends:
-            self._buffer.at -= len(mark)
+            buffer.at -= len(mark)
         if mark:
             self._content.begin_answer()
+        elif not is_certain and buffer.is_complete:
+            self._back_to(begin)
+        buffer.keeps_all = False
 
-    def _likely_block(self) -> ParserSteps[None]:
-        """Read a think block that nobody opened; a call ends it, too.
+    def _calls_of_thought(self, back: int) -> ParserSteps[int]:
+        """Return up to where calls `back` characters before here, amid thinking, are thoughts.
 
-        An answer without any end of a block was no reasoning after all: it is content as well.
+        That is 0 where they are to be made: whole calls of offered tools, and behind them the
+        answer ends, or the block and more calls follow. With more thinking behind them they were
+        thoughts; with content behind the block, too: who thought of a call and then answered went
+        without. One that is made again was a draft. Nothing is told, and nothing is read.
         """
-        texts: list[str] = []
+        buffer, kept, here = self._buffer, self._buffer.keeps_all, self._buffer.position
+        buffer.keeps_all = True
+        buffer.at -= back
+        collector, options = _CallCollector(buffer), replace(self._options, is_thinking=False)
+        parser = ReasoningAndToolParser(self._marks, options, buffer, collector)
+        try:
+            yield from parser._answer()
+            decided = 0 if self._are_made(collector, here - back) else here
+        except UnreadableOutput:
+            decided = buffer.position
+        self._back_to(here)
+        buffer.keeps_all = kept
+        return decided
 
-        def write(text: str) -> None:
-            texts.append(text)
-            self._reasoning.write(text)
+    def _are_made(self, collector: AnswerCollector, begin: int) -> bool:
+        """Return whether all that was read from `begin` on are whole calls, to be made."""
+        marks, calls = self._marks, collector.parts.calls
+        closes = Marks(*self._think_ends).pattern.pattern
+        text = regex.sub(rf"\s*+(?:(?:{closes})\s*+)*+$", "", self._buffer.since(begin))
+        call_ends = filter(None, (form.call_end for form in marks.forms))
+        is_ended = text.endswith((*(each.end for each in self._sections.values()), *call_ends))
+        # An argument that runs beyond the block up to another call: the first was broken off.
+        starts = Marks(*self._sections).pattern.pattern
+        anew = rf"(?:{closes})(?:\s|\\n)*+(?:{starts})"
+        return (
+            is_ended
+            and len({str(call) for call in calls}) == len(calls) > 0
+            and all(self._options.tools.known(call.name) for call in calls)
+            and all(isinstance(call.arguments, dict) for call in calls)
+            and not regex.search(anew, str(calls))
+        )
 
-        mark = yield from self._buffer.scan(Marks(*self._think_ends, *self._sections), write)
-        self._reasoning.end()
-        self._may_close = False
-        if mark in self._think_ends:
-            self._content.begin_answer()
-        elif mark:
-            self._buffer.at -= len(mark)
-        elif not self._buffer.is_cut:
-            self._content.write("".join(texts))
+    def _closes(self) -> ParserSteps[bool]:
+        """Return whether a mark that ends a think block is still to come."""
+        begin = self._buffer.position
+        mark = yield from self._buffer.scan(Marks(*self._think_ends), lambda text: None)
+        self._back_to(begin)
+        return bool(mark)
+
+    def _back_to(self, begin: int) -> None:
+        """Go back to where `begin` characters were read."""
+        self._buffer.hold(back=self._buffer.position - begin)
+        self._rewind()
 
     def _quotes(self, mark: str) -> ParserSteps[bool]:
         """Return whether the mark that was read stands between quotation marks."""
@@ -217,6 +284,9 @@ class ReasoningAndToolParser:
         count = self._call_count
         self._buffer.hold(back=len(section.start))
         self._buffer.at -= len(section.start) if section.is_head else 0
+        blanks = yield from self._buffer.run(_BLANKS)
+        if not section.is_head and (yield from self._buffer.starts(section.start, blanks)):
+            self._buffer.at += blanks + len(section.start)  # the mark is doubled
         try:
             yield from section.read(self._call_context(section))
         except UnreadableOutput:

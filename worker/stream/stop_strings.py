@@ -24,31 +24,31 @@ class StopMatcher:
         assert all(stops), "an empty stop string would end everything at once"
         self._stops = stops
         self._partial_max = max(map(len, stops), default=1) - 1
-        self._held = ""
+        self.held = ""  # what may be the beginning of one
 
     def feed(self, text: str) -> StopHit:
         """Take the next piece of text."""
         if not self._stops:
             return StopHit(text, None)
-        self._held += text
+        self.held += text
         hit = self._first_complete()
         if hit is not None:
             start, stop = hit
-            shown, self._held = self._held[:start], ""
+            shown, self.held = self.held[:start], ""
             return StopHit(shown, stop)
         keep = self._partial_length()
-        cut = len(self._held) - keep
-        shown, self._held = self._held[:cut], self._held[cut:]
-        assert len(self._held) <= self._partial_max, (len(self._held), self._partial_max)
+        cut = len(self.held) - keep
+        shown, self.held = self.held[:cut], self.held[cut:]
+        assert len(self.held) <= self._partial_max, (len(self.held), self._partial_max)
         return StopHit(shown, None)
 
     def finish(self) -> str:
         """Return what was held back: no stop string can complete any more."""
-        shown, self._held = self._held, ""
+        shown, self.held = self.held, ""
         return shown
 
     def _first_complete(self) -> tuple[int, str] | None:
-        hits = [(self._held.find(stop), stop) for stop in self._stops]
+        hits = [(self.held.find(stop), stop) for stop in self._stops]
         found = [(start + len(stop), start, stop) for start, stop in hits if start >= 0]
         if not found:
             return None
@@ -57,8 +57,8 @@ class StopMatcher:
 
     def _partial_length(self) -> int:
         """Return the length of the longest tail that begins some stop string."""
-        for length in range(min(self._partial_max, len(self._held)), 0, -1):
-            tail = self._held[-length:]
+        for length in range(min(self._partial_max, len(self.held)), 0, -1):
+            tail = self.held[-length:]
             if any(stop.startswith(tail) for stop in self._stops):
                 return length
         return 0

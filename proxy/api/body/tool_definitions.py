@@ -227,16 +227,21 @@ def whole_object(text: str) -> dict[str, Any] | None:
     return value if type(value) is dict else None
 
 
-def whole_pairs(text: str) -> dict[str, Any]:
+def as_written(text: str) -> orjson.Fragment | None:
+    """Return the object that a call's arguments are, with the digits that were written; or None.
+
+    A number that was read would be a float's: 6.02214076e23 and 2**64 are others there.
+    """
+    return None if whole_object(text) is None else orjson.Fragment(text.replace("\n", " "))
+
+
+def whole_pairs(text: str) -> orjson.Fragment | dict[str, Any]:
     """Return the object that a call's arguments are, or what is whole of one that was cut off.
 
     Only pairs with a comma behind them are sure to be whole: 12 may have been going to be 1234.
     """
-    found = whole_object(text)
-    if found is not None:
-        return found
     comma = _last_comma(text)
-    return (whole_object(text[:comma] + "}") or {}) if comma else {}
+    return as_written(text) or (comma and as_written(text[:comma] + "}")) or {}
 
 
 def free_text(arguments: str) -> str:

@@ -95,7 +95,7 @@ class _AnswerReader:
         """
         call, text = self._call, "".join(self._arguments)
         self._call, self._arguments = None, []
-        arguments = tools.whole_object(text or "{}")
+        arguments = tools.as_written(text or "{}")
         if call is None or (arguments is None and is_cut):
             return _Said()
         index, self._count = self._count, self._count + 1

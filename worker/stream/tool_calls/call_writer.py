@@ -69,7 +69,7 @@ class CallWriter:
     def open(self, name: str) -> None:
         """Take it for a call of the tool `name`. Raises UnreadableOutput for an empty name."""
         assert not self.is_open
-        name = self._context.tools.known(name) or name.strip()
+        name = self._context.tools.meant(name, self.text)
         if not name:
             raise UnreadableOutput
         self.is_open = True

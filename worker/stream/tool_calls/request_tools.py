@@ -2,16 +2,17 @@
 
 import re
 from collections.abc import Iterable, Mapping
-from functools import cached_property
 from itertools import islice
 from typing import Any, Final
 from urllib.parse import unquote
 
+from hearth.worker.stream.answer_parts import object_or_text
 from hearth.worker.stream.tool_calls.lenient_json import Transcoder, json_text
 
 NESTING_MAX: Final = 4  # of schemas within a schema that are looked into for types
 TYPES_MAX: Final = 200  # of one argument that are looked at
 REFERENCE_CHARS_MAX: Final = 1_000  # of a longer one nothing is looked up
+_ID: Final = re.compile(r"(?:call|toolu|fc|chatcmpl-tool)[_-]?(?=\w*\d)\w*|\d+", re.ASCII)
 _NESTED: Final = frozenset({"array", "object"})
 _NOT_TEXT: Final = _NESTED | {"null"}  # what no text looks like
 _BY_FIRST: Final = {"{": "object", "[": "array", "t": "boolean", "f": "boolean", "n": "null"}
@@ -49,11 +50,6 @@ class RequestTools:
         """The names of all tools."""
         return [*self._functions]
 
-    @cached_property
-    def rows(self) -> list[Any]:
-        """The tools as mlx-lm's parsers take them."""
-        return [{"type": "function", "function": each} for each in self._functions.values()]
-
     def known(self, name: str) -> str:
         """Return the name of the tool that is meant by `name`, "" if there is none."""
         name = name.strip()
@@ -61,6 +57,22 @@ class RequestTools:
             if meant in self._functions:
                 return meant
         return ""
+
+    def meant(self, name: str, arguments: str) -> str:
+        """Return the name of the tool that is called: of an id in its place, the one that fits.
+
+        That is the one tool that takes arguments of these names, all that it requires among them.
+        """
+        found, given = self.known(name), object_or_text(arguments)
+        if not found and isinstance(given, dict) and _ID.fullmatch(name.strip()):
+            fits = [each for each in self._functions if self._takes(each, given)]
+            found = fits[0] if len(fits) == 1 else ""
+        return found or name.strip()
+
+    def _takes(self, name: str, given: dict[str, Any]) -> bool:
+        required = self._parameters(name).get("required")
+        is_whole = not isinstance(required, list) or all(each in given for each in required)
+        return is_whole and bool(given) and given.keys() <= self.arguments(name).keys()
 
     def arguments(self, name: str) -> dict[str, Any]:
         """Return the schemas of a tool's arguments by their names."""

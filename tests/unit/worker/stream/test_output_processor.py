@@ -64,3 +64,16 @@ def test_where_one_call_is_allowed_the_second_ends_the_answer_before_its_first_p
     assert [part.name for part in parts if part.name] == ["f"]
     assert "".join(part.text for part in parts) == 'So.{"a": 1}'
     assert output.is_cut and len(output.parts.calls) == 1
+
+
+def test_a_stop_string_acts_on_content_alone() -> None:
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
+    call = '<tool_call>\n{"name": "f", "arguments": {"a": "END"}}\n</tool_call>'
+    for written, said in ((f"END</think>{call}", ""), ("END</think>a\nEND b", "a\n")):
+        splitter = family("qwen3").reader.splitter(True, tools)
+        output = OutputProcessor(Pieces(list(written)), ["END", "f"], splitter)
+        pieces = [output.add(n, None) for n in range(len(written) - 2 * bool(said))]
+        pieces.append(output.finish(is_complete=True))
+        assert output.parts.reasoning == "END" and output.parts.content == said
+        assert [each.stop for each in pieces if each.stop][:1] == (["END"] if said else [])
+        assert len(output.parts.calls) == (not said)

@@ -56,12 +56,12 @@ def test_a_number_that_is_none_is_a_text() -> None:
     assert call.arguments == {"n": "1e999", "m": 5000.0}
 
 
-def test_an_answer_of_glm_that_a_stop_string_ended_is_content_but_not_one_cut_off() -> None:
+def test_an_answer_of_glm_without_an_end_of_thinking_is_content_but_not_one_cut_off() -> None:
     reader = family("glm4").reader
-    for is_stopped, content in ((True, "The answer."), (False, "")):
+    for is_complete, content in ((True, "The answer."), (False, "")):
         splitter = reader.splitter(False, [], may_think=True)
         splitter.feed("The answer.")
-        splitter.finish(is_complete=False, is_stopped=is_stopped)
+        splitter.finish(is_complete=is_complete)
         assert splitter.parts.content == content
 
 

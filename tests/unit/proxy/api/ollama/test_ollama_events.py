@@ -38,7 +38,10 @@ def whole(request: ParsedRequest, *given: Given, before_s: float = 0.0) -> dict[
     answer = Scripted(*given)
     admitted = AdmittedRequest(request, "m", answer, came_at=awake_s() - before_s)
     try:
-        return asyncio.run(ollama_events.whole(admitted))
+        read: dict[str, Any] = orjson.loads(
+            orjson.dumps(asyncio.run(ollama_events.whole(admitted)))
+        )
+        return read
     finally:
         assert answer.is_closed
 
@@ -83,6 +86,13 @@ def test_each_call_is_told_once_it_is_whole_with_its_arguments_as_an_object() ->
     ]
     assert last["done_reason"] == "stop", "Ollama has no other word for it"
     assert whole(CHAT, *given)["message"]["tool_calls"] == calls
+
+
+def test_the_digits_of_arguments_are_those_that_were_written() -> None:
+    written = '{"a": 18446744073709551616, "b": 6.02214076e23, "c": 0.10000000000000000555}'
+    given = Scripted(called("a", "f", written), done("tool_calls"))
+    told = asyncio.run(ollama_events.whole(AdmittedRequest(CHAT, "m", given)))
+    assert written.encode() in orjson.dumps(told)
 
 
 def test_a_call_that_was_cut_off_is_left_out() -> None:
