@@ -33,7 +33,7 @@ from hearth.proxy.startup_banner import moved_traces_line, ready_lines, starting
 from hearth.proxy.workers.death_suspects import DeathSuspects
 from hearth.proxy.workers.model_swap import ModelSwapper
 from hearth.proxy.workers.pid_file import PidFile
-from hearth.proxy.workers.remote_workers import RemoteWorkers, moves_kv
+from hearth.proxy.workers.remote_workers import RemoteWorkers
 from hearth.proxy.workers.supervisor import WORKER_COMMAND, RestartRules, Supervisor
 from hearth.proxy.workers.warm_prompts import WarmPrompts
 from hearth.shared import logging_setup as logs
@@ -93,7 +93,7 @@ class Hearth:
         models = models_of(settings)
         bounds = (settings.live_slots_max, settings.max_concurrent_requests)
         gap_max = min(LOAD_GAP_MAX, *(bound or LOAD_GAP_MAX for bound in bounds))
-        self._pool = WorkerPool(CacheAffinity(gap_max), is_apart, moves_kv(settings))
+        self._pool = WorkerPool(CacheAffinity(gap_max), is_apart)
         environment = {
             **environ,
             **openblas_environment(environ),

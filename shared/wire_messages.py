@@ -1,6 +1,5 @@
 """Defines every message that crosses the socket between proxy and worker, and nothing else.
 
-Those that move kept KV between workers are in `kv_move_messages`.
 A frame is one msgpack map: {"kind": class name, field: value, ...}. Any change to a message bumps
 PROTOCOL_VERSION; both sides compare it once, in Hello and Welcome.
 Every Submit ends in exactly one Finished or Failed, every Count in one Counted or Failed, every
@@ -16,9 +15,8 @@ from typing import Any, Final, get_args, get_origin, get_type_hints
 import msgpack
 
 from hearth.shared.errors import WireError
-from hearth.shared.kv_move_messages import Chunk, Fetch, Found, Holds, Seek, TellHeld
 
-PROTOCOL_VERSION: Final = 14
+PROTOCOL_VERSION: Final = 15
 FRAME_BYTES_MAX: Final = 80 * 1024 * 1024  # a 64 MB request body, and room for its envelope
 
 
@@ -387,9 +385,9 @@ class Told:
     body: dict[str, Any]
 
 
-Down = Hello | Submit | Cancel | Renew | Count | Status | TellHeld
+Down = Hello | Submit | Cancel | Renew | Count | Status
 Up = Welcome | Heartbeat | Admitted | Progress | Delta | Finished | Failed | Counted | Told
-Message = Down | Up | Holds | Seek | Found | Fetch | Chunk
+Message = Down | Up
 
 KINDS: Final[dict[str, type[Any]]] = {kind.__name__: kind for kind in get_args(Message)}
 

@@ -30,6 +30,7 @@ FULL_FOLDERS: Final = {
     "shared": "no concept of its own: what both processes and the installer need",
     "tests/unit/shared": "a file for each of shared",
     "worker/doctor": "one concept, a file for each check",
+    "worker/formats": "a file for each format: the folder is their list",
 }
 
 # ---------------------------------------------------------------- layers
@@ -44,9 +45,15 @@ ORDER: Final = (
         *("proxy/embeddings", "proxy/chat_page", "proxy"),
     ),
     (
-        *("worker/cache", "worker/disk", "worker/kv", "worker/remote_kv", "worker/draft"),
+        *("worker/cache", "worker/disk", "worker/kv", "worker/draft"),
         "worker/stream",
-        *("worker/constraint", "worker/engine", "worker/prompt", "worker/sessions"),
+        *(
+            "worker/constraint",
+            "worker/formats",
+            "worker/engine",
+            "worker/prompt",
+            "worker/sessions",
+        ),
         *("worker/schedule", "worker/doctor", "worker/requests", "worker/threads"),
         *("worker/embeddings", "worker/setup", "worker/ranks", "worker/verdict", "worker"),
     ),

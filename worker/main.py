@@ -50,8 +50,6 @@ from hearth.worker.kv.null_kv_manager import NullKVManager
 from hearth.worker.mpi_launch import become_mpirun
 from hearth.worker.prompt.awaited_work import while_awaited
 from hearth.worker.prompt.prefill_cuts import CutRule
-from hearth.worker.prompt.template_turn_tokens import end_of_turn_ids
-from hearth.worker.remote_kv.kv_exchange import make_remote_kv
 from hearth.worker.requests.session_prompt_builder import SessionPromptBuilder
 from hearth.worker.requests.suspect_check import SuspectCheck
 from hearth.worker.schedule.answers.answer_drafts import AnswerDrafts, DraftPolicy
@@ -69,10 +67,11 @@ from hearth.worker.setup.concurrency import running_max
 from hearth.worker.setup.cut_rule_setup import cut_rule_of, with_goal_beside
 from hearth.worker.setup.doctor_setup import ModelDoctor
 from hearth.worker.setup.draft_setup import are_trees_cheap, is_on_cpu, make_draft_policy
-from hearth.worker.setup.kv_setup import cache_root, is_exact, make_kv_manager, portable_root
+from hearth.worker.setup.kv_setup import cache_root, is_exact, make_kv_manager
 from hearth.worker.setup.load_setup import load_all
 from hearth.worker.setup.memory_setup import WorkerMemory, relief_of
 from hearth.worker.setup.prompt_and_session_setup import (
+    end_ids_of,
     make_builder,
     make_sessions,
     prompt_facts,
@@ -275,7 +274,6 @@ class Worker:
         steps.begin("cache")
         settings, rank = self._settings, self._rank
         kv_manager = self._kv_manager = make_kv_manager(engine, loaded, settings, cut_rule, rank)
-        self._wire.remote_kv = make_remote_kv(kv_manager, self._port.post, settings)
         self._requested_bits = make_requested_bits(engine, kv_manager, settings.ranks)
         forward = rank.forward(forward_of(loaded, cut_rule.grid))
         loaded = memory.fit(loaded, kv_manager.uncached.cold_bytes, forward)
@@ -296,7 +294,7 @@ class Worker:
             engine,
             kv_manager,
             vocabulary,
-            end_of_turn_ids(loaded.tokenizer, loaded.generation_config),
+            end_ids_of(loaded.tokenizer, loaded.generation_config),
             functools.partial(self.token_choice, loaded.facts.vocab_size),
             replace(with_goal_beside(config, loaded, self._settings), drafts=drafts),
         )
@@ -348,7 +346,6 @@ class Worker:
             forwards=suspects.forwards,
             isolation=suspects.isolation,
             requested_bits=self._requested_bits,
-            remote_kv=self._wire.remote_kv,
         )
 
     def token_choice(self, vocab_size: int, request: Request) -> TokenChoice:
@@ -401,7 +398,7 @@ class Worker:
         report["grammars"] = parts.grammars.report()
         report["suspects"] = parts.suspects.report(message.key)
         report |= scheduler.report(message.key) | parts.memory.report()
-        report |= self._wire.report()
+        report["wire_waiting_frames"] = self._port.waiting_frames
         return Told(message.request_id, report)
 
     # ------------------------------------------------------------ the other threads
@@ -418,14 +415,14 @@ class Worker:
         builder = make_builder(
             loaded.tokenizer,
             cut_rule.marks,
-            end_of_turn_ids(loaded.tokenizer, loaded.generation_config),
+            end_ids_of(loaded.tokenizer, loaded.generation_config),
             loaded.facts.context_tokens,
             self._settings,
             vision.form if vision is not None else None,
             loaded.facts.context_by,
         )
-        roots = cache_root(loaded, self._settings), portable_root(loaded, self._settings)
-        facts = prompt_facts(loaded, roots, builder, vocabulary, cut_rule, self._requested_bits)
+        root = cache_root(loaded, self._settings)
+        facts = prompt_facts(loaded, root, builder, vocabulary, cut_rule, self._requested_bits)
         facts = replace(facts, drafts=self._draft_policy, adapters=loaded.adapters.identities)
         prompts = SessionPromptBuilder(builder, sessions, facts)
         look = look_of(self._kv_manager, self._settings.workers)

@@ -16,7 +16,6 @@ from hearth.proxy.pool.answer_stream import AnswerStream, refused
 from hearth.proxy.pool.last_uses import LastUses
 from hearth.proxy.request.parsed_request import ParsedRequest
 from hearth.shared.errors import Overloaded, RequestError, WireError, WorkerLost
-from hearth.shared.kv_move_messages import Chunk, Fetch, Found, Holds, KVMove, Seek, TellHeld
 from hearth.shared.suspending_clock import awake_s
 from hearth.shared.wire_messages import (
     PROTOCOL_VERSION,
@@ -90,8 +89,6 @@ class WorkerLink:
         self._on_change = on_change
         # Counts what an answer cost whose client left before its end: nobody else takes its usage.
         self.count_unread: CountUnread = lambda _answer, _usage: None
-        self.hear_kv: Callable[[int, KVMove], None] = lambda _id, _message: None
-        self.is_remote = endpoint.startswith("tcp://")  # it keeps KV in a directory of its own
         self._cancelled: dict[str, AnswerStream] = {}  # until the worker tells their end
         self._models = models
         self._is_apart = is_apart
@@ -164,8 +161,6 @@ class WorkerLink:
             self._take_heartbeat(message)
         elif isinstance(message, Welcome):
             self._take_welcome(message)
-        elif isinstance(message, Holds | Seek | Found | Fetch | Chunk):
-            self.hear_kv(self.worker_id, message)
         if self.is_ready and not was_ready:
             self.ready_at = awake_s()
             self._on_change()
@@ -315,11 +310,7 @@ class WorkerLink:
         except WireError as error:
             raise RequestError(f"The request cannot be carried: {error}.") from None
 
-    def send_kv(self, message: KVMove | TellHeld) -> None:
-        """Send what is of KV that moves; where it cannot be sent, whoever waits gives up."""
-        self._send_late(message)
-
-    def _send_late(self, message: Cancel | Renew | KVMove | TellHeld) -> None:
+    def _send_late(self, message: Cancel | Renew) -> None:
         """Send what a dead worker, or one that does not read, does not need any more."""
         if not self._closed:
             with contextlib.suppress(WireError):

@@ -11,12 +11,10 @@ from typing import Any, Final
 
 from hearth.proxy.pool.answer_stream import AnswerStream
 from hearth.proxy.pool.cache_affinity import CacheAffinity, marks_of
-from hearth.proxy.pool.kv_relay import KVRelay
 from hearth.proxy.pool.waiting_requests import ModelRequest, WaitingRequests
 from hearth.proxy.pool.worker_link import CountUnread, ReportKind, WorkerLink
 from hearth.proxy.request.parsed_request import ParsedRequest
 from hearth.shared.errors import Overloaded, RequestError, WorkerLost
-from hearth.shared.kv_move_messages import TellHeld
 from hearth.shared.suspending_clock import awake_s
 from hearth.shared.wire_messages import Counted, ModelFacts, TokenQuery
 from hearth.shared.zmq_transport import LEASE_RENEW_S, CurveKeys
@@ -36,18 +34,13 @@ class WorkerPool:
 
     affinity: CacheAffinity = field(default_factory=CacheAffinity)
     is_apart: bool = False  # of Submit
-    moves_kv: bool = False  # there are workers that keep it in other directories
     links: dict[int, WorkerLink] = field(default_factory=dict)
     waiting: WaitingRequests = field(default_factory=WaitingRequests)
-    relay: KVRelay = field(init=False)
     _renewer: asyncio.Task[None] | None = None
     _known: dict[str, ModelFacts] = field(default_factory=dict)  # of models that were unloaded
     why_nobody: str = ""  # told to requests that find no worker; "" = it is loading
     on_ready: Callable[[WorkerLink], None] = lambda _: None  # a worker has loaded its model
     count_unread: CountUnread = lambda _answer, _usage: None  # of each link
-
-    def __post_init__(self) -> None:
-        self.relay = KVRelay(self.links)
 
     def connect(
         self,
@@ -64,9 +57,6 @@ class WorkerPool:
             worker_id, endpoint, lambda: self._link_ready(link), keys, models, self.is_apart
         )
         link.count_unread = self.count_unread
-        if self.moves_kv:
-            link.hear_kv = self.relay.hear
-            link.send_kv(TellHeld())
         return link
 
     def _link_ready(self, link: WorkerLink) -> None:
@@ -87,7 +77,6 @@ class WorkerPool:
         to it is sent to it again once it is back.
         """
         link = self.links.pop(worker_id, None)
-        self.relay.forget(worker_id)
         if link is not None:
             if link.heartbeat is not None and (facts := link.heartbeat.model) is not None:
                 self._known[facts.name] = facts
@@ -225,8 +214,6 @@ class WorkerPool:
             except RequestError as error:
                 return error
 
-        if what == "clear_cache":
-            self.relay.clear()
         links = [link for link in self.links.values() if link.is_ready]
         replies = await asyncio.gather(*(reply_of(link) for link in links))
         return {link.worker_id: reply for link, reply in zip(links, replies, strict=True)}

@@ -198,12 +198,6 @@ def _failed_connection(error: OSError) -> str:
     return f"Connecting gives {error.strerror or str(error)!r}."
 
 
-def moves_kv(settings: Settings) -> bool:
-    """Return whether there are workers that keep KV in a directory which others do not see."""
-    elsewhere = len(settings.worker_endpoints)
-    return elsewhere > 0 and settings.workers + elsewhere > 1
-
-
 def check_endpoints(endpoints: Sequence[str]) -> None:
     """Raise StartError where one of WORKER_ENDPOINTS cannot be connected to, or is there twice."""
     for endpoint in endpoints:

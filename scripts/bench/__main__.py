@@ -15,7 +15,6 @@
     python -m scripts.bench embeddings [--texts 1000] [--embedding DIR] [--rounds 5]
     python -m scripts.bench ranks [--only families|talks|traces] [--sizes 2,3] [--out FILE]
     python -m scripts.bench routing [--workers 1,2,4,8] [--rules NAME,...] [--sessions 2x]
-    python -m scripts.bench moves [--fixture qwen3] [--words 500,2000] [--rounds 5] [--out FILE]
 
 Each subcommand is a module of this directory with ABOUT, add_arguments(parser) and run(options).
 """
@@ -30,7 +29,6 @@ from scripts.bench import (
     embeddings,
     front,
     mac_memory,
-    moved_sessions,
     serve,
     stored_kv,
     trunk,
@@ -55,7 +53,6 @@ COMMANDS = {
     "embeddings": embeddings,
     "ranks": ranks,
     "routing": routing,
-    "moves": moved_sessions,
 }
 
 

@@ -168,7 +168,7 @@ class Desk:
             len(tokenizer.get_vocab()),
             ROOT,
             family.reader,
-            constrainer_for(family, tool_form=prompt_builder.tool_form),
+            constrainer_for(family),
             vocabulary,
             self.machine.rule,
             adapters=self.machine.engine.adapters.identities,

@@ -7,7 +7,6 @@ from typing import Any
 
 import mlx.core as mx
 import numpy as np
-from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from hearth.shared.settings_from_env import load_settings
 from hearth.shared.wire_messages import Constraints, Sampling
@@ -19,7 +18,7 @@ from hearth.worker.prompt.template_turn_tokens import end_of_turn_ids, turn_mark
 from hearth.worker.schedule.request_state import Request
 from hearth.worker.stream.detokenise import Vocabulary
 from scripts.fixtures import checkpoint_files
-from scripts.harness.model_families import Family, bare_tokenizer
+from scripts.harness.model_families import Family
 from scripts.harness.socketless_worker import Answer, Machine, loaded
 
 QUESTION = "omega"
@@ -31,9 +30,7 @@ def end_ids(tokenizer: Any) -> frozenset[int]:
     return end_of_turn_ids(tokenizer, {"eos_token_id": list(tokenizer.eos_token_ids)})
 
 
-def constrainer_for(
-    family: Family, tokenizer: Any = None, tool_form: str = "native", reader: Any = None
-) -> GrammarCompiler:
+def constrainer_for(family: Family, tokenizer: Any = None, reader: Any = None) -> GrammarCompiler:
     """Return a constrainer for a family, or for another tokenizer that thinks as it does.
 
     It waits for its processes as long as a busy machine needs.
@@ -48,17 +45,6 @@ def constrainer_for(
     )
     compiler.patience = Patience(STILL_S)
     return compiler
-
-
-def with_parser(family: Family, parser: Any) -> Any:
-    """Return the family's tokenizer with another of mlx-lm's tool parsers (its module)."""
-    return TokenizerWrapper(
-        bare_tokenizer(family.tokenizer),
-        eos_token_ids=list(family.tokenizer.eos_token_ids),
-        tool_parser=parser.parse_tool_call,
-        tool_call_start=parser.tool_call_start,
-        tool_call_end=parser.tool_call_end,
-    )
 
 
 def tool(name: str, schema: dict[str, Any] | None) -> dict[str, Any]:

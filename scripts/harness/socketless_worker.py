@@ -27,7 +27,6 @@ from hearth.worker.kv.kv_transfer import KeepRules
 from hearth.worker.kv.null_kv_manager import NullKVManager
 from hearth.worker.prompt.prefill_cuts import CutRule, TurnMarks
 from hearth.worker.prompt.template_turn_tokens import turn_marks
-from hearth.worker.remote_kv.kv_exchange import NoRemoteKV
 from hearth.worker.schedule.answers.answer_drafts import AnswerDrafts, DraftPolicy, Reach
 from hearth.worker.schedule.request_state import ClientLease, RecallDone, Request
 from hearth.worker.schedule.scheduler import Scheduler
@@ -108,8 +107,6 @@ class Machine:
         self.loaded = model
         self._root: PrefixHash = rules.pop("root", ROOT)
         end_ids = rules.pop("end_ids", frozenset())
-        # Makes what moves KV from other machines, of the KV manager.
-        connect: Callable[[Any], NoRemoteKV] | None = rules.pop("connect", None)
         self.posted: queue.SimpleQueue[RecallDone] = queue.SimpleQueue()
         # No time passes for the scheduler unless `clock` says so: no forward depends on it.
         told: dict[str, Any] = {"clock": lambda: 0.0}
@@ -142,8 +139,6 @@ class Machine:
             )
         else:
             self.keeper = NullKVManager(self.engine.new_cache)
-        if connect is not None:
-            told["remote_kv"] = connect(self.keeper)
         self.requested_bits = make_requested_bits(self.engine, self.keeper)
         self.scheduler = Scheduler(
             self.engine,
@@ -210,7 +205,6 @@ class Machine:
                 system_end=self.rule.system_end(keys),
                 kv_bits=kv_bits,
                 adapter=adapter,
-                portable_root=how.pop("portable_root", None),
             ),
             sampling=how.pop("sampling", Sampling()),
             tokens_max=tokens_max,

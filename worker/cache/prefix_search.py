@@ -30,7 +30,6 @@ class PrefixQuery:
     system_end: int = 0  # where system and tools end, a cut; 0 = nowhere
     kv_bits: int | None = None  # of its rows, 0 = raw; None = the server's. Each has its own root
     adapter: str = ""  # that its forwards are computed with, "" = none. Each has its own root
-    portable_root: PrefixHash | None = None  # `root` as other machines have it; None = not told
 
     def __post_init__(self) -> None:
         assert len(self.cuts) == len(self.names), (len(self.cuts), len(self.names))

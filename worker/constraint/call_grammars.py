@@ -5,22 +5,26 @@ bare text if the schema wants a string, otherwise JSON.
 """
 
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 
 from hearth.worker.constraint.json_schemas import ToolSchema, characters_max, is_text, words
-from hearth.worker.constraint.lark_builder import LENIENT, NEWLINE, NOTHING, Expression, Lark
+from hearth.worker.constraint.lark_builder import LENIENT, NEWLINE, NOTHING, TEXT, Expression, Lark
 from hearth.worker.stream.tool_calls.tag_form import MAY_BREAK, TagForm
 
 NUMBER: Final = Expression("/[0-9]{1,2}/")
 
 GrammarWriter = Callable[[Lark, ToolSchema], Expression]
+CallsWriter = Callable[[Lark, Sequence[ToolSchema], bool], Expression]  # whether several may stand
 
 
 @dataclass(frozen=True, slots=True)
 class CallGrammar:
-    """The grammar of a turn: `start`, calls with `between` among them, `end`. Immutable."""
+    """The grammar of a turn: `start`, calls with `between` among them, `end`. Immutable.
+
+    The last line may be ended.
+    """
 
     call: GrammarWriter
     mark: str  # that a call begins with and other text does not
@@ -34,7 +38,12 @@ class CallGrammar:
         assert tools, "a call needs a tool"
         call = lark.any_of([self.call(lark, tool) for tool in tools])
         more = lark.repeated(self.between, call) if is_parallel and not self.is_single else NOTHING
-        return lark.row(self.start, call, more, self.end)
+        return lark.row(self.start, call, more, self.end, NEWLINE)
+
+    def text(self, calls: Iterable[str]) -> str:
+        """Return such calls as a turn has them."""
+        between = "\n" if isinstance(self.between, Expression) else self.between
+        return f"{self.start}{between.join(calls)}{self.end}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +56,56 @@ class MessageGrammar:
     thinking_close: str  # what is written where thinking has to end
     again: str  # what begins thinking right behind `thinking_close`
     final_message: Callable[[Lark, Expression], Expression]  # whose text is that
-    call_message: Callable[[Lark, Sequence[ToolSchema]], Expression]
-    addressed_call: Callable[[Lark, Sequence[ToolSchema]], Expression]  # from `mark` on
+    call_message: CallsWriter
+    addressed_call: CallsWriter  # from `mark` on
     turn: Callable[[Lark, Expression, str], Expression]  # that ends so, behind an opening
+
+
+def message_grammar(
+    calls: CallGrammar,
+    thinking: tuple[str, str, str],
+    behind: str,
+    final: tuple[str, str],
+    opens: str = "",
+    skipped: str = "",
+    to: tuple[str, str] | None = None,
+) -> MessageGrammar:
+    """Return the grammar of messages of thinking, and of text or calls behind them.
+
+    `thinking` begins such a message, in two pieces of which the second tells what it is, and ends
+    it; `behind` stands behind it. `final` is around the answer's text, `skipped` in front of calls.
+    `opens` is in front of both, unless the prompt ends with it. `to` is around the tool's name in
+    front of each call, where one stands there.
+    """
+    front, kind, end = thinking
+
+    def addressed(lark: Lark, tool: ToolSchema) -> Expression:
+        name = (to[0], lark.quoted(tool.name), to[1]) if to else ()
+        return lark.row(*name, calls.call(lark, tool))
+
+    def call_message(lark: Lark, tools: Sequence[ToolSchema], is_parallel: bool) -> Expression:
+        written = replace(calls, call=addressed).expression(lark, tools, is_parallel)
+        return lark.row(skipped, written)
+
+    def turn(lark: Lark, last: Expression, opening: str) -> Expression:
+        text = lark.row(lark.optional(TEXT), end, behind)
+        begun = text if opening.endswith(f"{front}{kind}") else NOTHING
+        head = "" if opens and opening.endswith(opens) else opens
+        return lark.row(begun, lark.repeated(front, kind, text), head, last)
+
+    return MessageGrammar(
+        mark=calls.mark,
+        thinking=f"{front}{kind}",
+        thinking_end=end,
+        thinking_close=f"{end}{behind}{front}",
+        again=kind,
+        final_message=lambda lark, answer: lark.row(final[0], answer, final[1]),
+        call_message=call_message,
+        addressed_call=lambda lark, tools, several: calls.expression(
+            lark, tools, several and to is None
+        ),
+        turn=turn,
+    )
 
 
 class AnswerForm(Protocol):
@@ -71,14 +127,29 @@ def json_arguments(lark: Lark, tool: ToolSchema) -> Expression:
     return lark.json(tool.schema, **LENIENT)
 
 
-def json_call(before: str, middle: str, behind: str) -> GrammarWriter:
-    """Return calls with the arguments in one JSON object behind the name."""
+@dataclass(frozen=True, slots=True)
+class JsonCall:
+    """Writes calls with the arguments in one JSON object behind the name. Immutable."""
 
-    def write(lark: Lark, tool: ToolSchema) -> Expression:
-        name = json.dumps(tool.name, ensure_ascii=False)[1:-1]
-        return lark.row(before, lark.quoted(name), middle, json_arguments(lark, tool), behind)
+    before: str
+    middle: str
+    behind: str
 
-    return write
+    def __call__(self, lark: Lark, tool: ToolSchema) -> Expression:
+        name, arguments = lark.quoted(_in_quotes(tool.name)), json_arguments(lark, tool)
+        return lark.row(self.before, name, self.middle, arguments, self.behind)
+
+    def text(self, name: str, arguments: Any) -> str:
+        """Return a call of the history."""
+        written = json.dumps(arguments, ensure_ascii=False)
+        return f"{self.before}{_in_quotes(name)}{self.middle}{written}{self.behind}"
+
+
+json_call: Final = JsonCall  # as the others are named
+
+
+def _in_quotes(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
 def tagged(form: TagForm) -> GrammarWriter:
@@ -95,22 +166,23 @@ def tagged(form: TagForm) -> GrammarWriter:
             head = lark.row(form.key[0], lark.quoted(parameter.name), *behind)
             if form.typed:
                 is_json = not is_text(parameter.schema, parameter.schema)
-                head = lark.row(head, form.typed[is_json])
-            value = _tagged_value(lark, parameter.schema, form)
+                head = lark.row(head, lark.any_of(form.typed[1:] if is_json else form.typed[:1]))
+            end = form.value_end.format(parameter.name)
+            value = _tagged_value(lark, parameter.schema, form.gap, end)
             elements.append((lark.rule(lark.row(head, value, line_end)), parameter.is_required))
-        head = lark.row(form.name[0], lark.quoted(tool.name), literal(form.name[1]))
+        head = lark.row(form.name[0], lark.quoted(tool.name), *map(literal, form.name[1:]))
         return lark.row(head, lark.elements(elements), form.call_end, form.behind)
 
     return write
 
 
-def _tagged_value(lark: Lark, schema: dict[str, Any], form: TagForm) -> Expression:
+def _tagged_value(lark: Lark, schema: dict[str, Any], gap: str, end: str) -> Expression:
     """Return a value and the tag that ends it."""
     if not is_text(schema, schema):
-        return lark.row(lark.json(schema, **LENIENT), form.gap, form.value_end)
+        return lark.row(lark.json(schema, **LENIENT), gap, end)
     if (choices := words(schema, schema)) is not None:
-        return lark.row(lark.any_of(map(lark.quoted, choices)), form.gap, form.value_end)
-    return lark.text_until(form.value_end, characters_max(schema, schema))
+        return lark.row(lark.any_of(map(lark.quoted, choices)), gap, end)
+    return lark.text_until(end, characters_max(schema, schema))
 
 
 def python_call(lark: Lark, tool: ToolSchema) -> Expression:

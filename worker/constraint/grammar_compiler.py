@@ -31,7 +31,7 @@ from hearth.worker.constraint.grammar_client import (
     fork_base,
 )
 from hearth.worker.constraint.json_schemas import ToolSchema, tool_of
-from hearth.worker.constraint.lark_builder import LENIENT, NEWLINES, TEXT, Expression, Lark
+from hearth.worker.constraint.lark_builder import LENIENT, NEWLINES, NOTHING, TEXT, Expression, Lark
 from hearth.worker.constraint.schema_references import quoted
 from hearth.worker.constraint.thinking_budget import ThinkingBudget, think_marks
 from hearth.worker.constraint.token_mask import TokenMask
@@ -207,7 +207,9 @@ class GrammarCompiler:
         """Return the shape of calls as the model's template writes them, from their mark on."""
         tools = [tool.contained() for tool in tools]
         if self._messages:
-            return made.shape(self._messages.addressed_call(made, tools))
+            return made.shape(
+                self._messages.addressed_call(made, tools, constraints.parallel_calls)
+            )
         assert self._call_grammar is not None
         return made.shape(self._call_grammar.expression(made, tools, constraints.parallel_calls))
 
@@ -282,7 +284,7 @@ class GrammarCompiler:
 
     def _calls(self, lark: Lark, tools: list[ToolSchema], is_parallel: bool) -> Expression:
         if self._messages:
-            return self._messages.call_message(lark, tools)
+            return self._messages.call_message(lark, tools, is_parallel)
         if self._call_grammar is None:
             raise RequestError(
                 "tool_choice asks for a tool call, which cannot be enforced in the format in which "
@@ -300,10 +302,10 @@ class GrammarCompiler:
             return last
         start, end = self.think_marks.start, self.think_marks.end
         if is_open:
-            return lark.row(lark.optional(TEXT), end, NEWLINES, last)
+            return lark.row(lark.text_until(end), NEWLINES, last)
         if end in opening:
             return lark.row(NEWLINES, last)
-        block = lark.optional(start, lark.optional(TEXT), end, NEWLINES)
+        block = lark.optional(start, lark.text_until(end), NEWLINES)
         return lark.row(NEWLINES, block, last)
 
     # ------------------------------------------------------------ processes
@@ -454,8 +456,10 @@ def _marks(
 
     Others are ordinary text, as runs of blanks and HTML tags are in some vocabularies.
     """
-    found = [*think_marks, *((grammar.mark, grammar.start, grammar.end) if grammar else ())]
-    written = f"{tokenizer.chat_template}{''.join(found)}"
+    lark = Lark({})
+    probe = ToolSchema("", {"properties": {"x": {}}})
+    call = grammar.expression(lark, [probe], False) if grammar else NOTHING
+    written = f"{tokenizer.chat_template}{''.join(think_marks)}{lark.source(call)}"
     return {
         token.content: number
         for number, token in tokenizer.added_tokens_decoder.items()

@@ -34,9 +34,9 @@ class Expression(str):
 
 NOTHING: Final = Expression('""')
 TEXT: Final = Expression("TEXT")  # at least one character, and no mark
-NEWLINES: Final = Expression("(NEWLINES)?")  # at most two
+NEWLINES: Final = Expression("(NEWLINES)?")  # at most three: ERNIE writes those
 NEWLINE: Final = Expression('("\\n")?')  # at most one
-_HEAD: Final = "%llguidance {}\nTEXT: /(?s:.+)/\nNEWLINES: /\\n{1,2}/\n"
+_HEAD: Final = "%llguidance {}\nTEXT: /(?s:.+)/\nNEWLINES: /\\n{1,3}/\n"
 
 
 class Lark:
@@ -53,7 +53,9 @@ class Lark:
         self.line_end = Expression('"\\n"') if is_as_templates else NEWLINE
         self._marks = marks
         longest_first = sorted(marks, key=len, reverse=True)
-        self._split = re.compile("(" + "|".join(map(re.escape, longest_first)) + ")")
+        # A newline stands alone: llguidance's lexer never goes back from a literal that begins with
+        # one to the newline alone.
+        self._split = re.compile("(" + "|".join(map(re.escape, [*longest_first, "\n"])) + ")")
         self._rules: list[str] = []
         self._chars = 0  # of their bodies
 
@@ -83,7 +85,7 @@ class Lark:
         assert end and (characters_max is None or characters_max >= 0), (end, characters_max)
         character = f"[^{re.escape(but)}]" if but else "(?s:.)"
         text = f"/{character}{'*' if characters_max is None else f'{{0,{characters_max}}}'}/"
-        if (mark := self._split.match(end)) and mark[0]:
+        if (mark := self._split.match(end)) and mark[0] in self._marks:
             return self.row(self.rule(text), end)
         return self.rule(text, f"[suffix={json.dumps(end)}]")
 
@@ -130,10 +132,11 @@ class Lark:
         return f"{_HEAD}start: {start}\n{''.join(self._rules)}"
 
     def _literal(self, text: str) -> Expression:
-        pieces = self._split.split(text) if self._marks else [text]
         found = (
-            f"<[{self._marks[piece]}]>" if piece in self._marks else json.dumps(piece)
-            for piece in pieces
+            f"<[{self._marks[piece]}]>"
+            if piece in self._marks
+            else json.dumps(piece, ensure_ascii=False)
+            for piece in self._split.split(text)
             if piece
         )
         return Expression(" ".join(found) or NOTHING)

@@ -14,7 +14,6 @@ from hearth.worker.disk.file_store import FileStore
 
 QUEUE_BYTES_MIN: Final = 1 << 28  # of arrays that may wait to be written, and so not be freed
 READS_MAX: Final = 1_000  # that wait
-LATER_MAX: Final = 256  # jobs that wait until nothing else does
 REFRESH_S: Final = 2.0  # what other workers write is found this late, unless somebody asks
 CLOSE_WAIT_S_MAX: Final = 2.0
 
@@ -31,7 +30,7 @@ class DiskThread:
     with nothing else. An error of the disk, the file store or a caller ends its job only: it is
     counted, and the thread goes on.
     Records must be evaluated arrays that nobody writes: they leave this module unchanged.
-    Invariant: at most `queue_bytes_max` wait to be written, READS_MAX reads and LATER_MAX jobs.
+    Invariant: at most `queue_bytes_max` wait to be written, and READS_MAX reads.
     `on_put` is called on the I/O thread with each record that was put, or could not be.
     Any thread may call any method; none but `flush` and `close` blocks.
     """
@@ -48,7 +47,6 @@ class DiskThread:
         self.queue_bytes_max = queue_bytes_max
         self._reads: deque[tuple[Sequence[FileName], OnRead]] = deque()
         self._writes: deque[tuple[Record, bool]] = deque()
-        self._later: deque[Callable[[], object]] = deque()  # jobs behind all reads and writes
         self._queue_bytes = 0  # of `_writes`, and of the one that is being written
         self._is_open = True
         self._looks: list[threading.Event] = []  # of whoever waits for a look at the directory
@@ -113,19 +111,6 @@ class DiskThread:
             self._looks.append(seen)
             self._changed.notify_all()
             return seen
-
-    def later(self, job: Callable[[], object]) -> bool:
-        """Have `job` called on the I/O thread where nothing waits to be read or written.
-
-        Say whether it was taken: not once closed, nor while LATER_MAX wait.
-        """
-        with self._changed:
-            if not self._is_open or len(self._later) >= LATER_MAX:
-                self.counts["later_refused_queue"] += 1
-                return False
-            self._later.append(job)
-            self._changed.notify_all()
-            return True
 
     def discard(self, name: FileName) -> None:
         """Have a file removed that is whole and cannot be used; it is not found any more."""
@@ -210,11 +195,9 @@ class DiskThread:
         """Do one job, after a look at the directory where one is due; False at the end."""
         with self._changed:
             waiting = (self._reads, self._writes, self._clears, self._discards, self._drops)
-            if not any((*waiting, self._looks, self._later)) and self._is_open:
+            if not any((*waiting, self._looks)) and self._is_open:
                 self._changed.wait(REFRESH_S)
             is_open = self._is_open
-            if not is_open:
-                self._later.clear()
             if not is_open and self._writes:
                 self.counts["writes_dropped"] += len(self._writes)
                 self._writes.clear()
@@ -224,8 +207,6 @@ class DiskThread:
             reading = self._reads.popleft() if self._reads and not clears else None
             is_writing = bool(self._writes) and not clears and reading is None
             writing = self._writes.popleft() if is_writing else None
-            is_alone = self._later and not clears and reading is None and writing is None
-            job = self._later.popleft() if is_alone else None
             is_busy = writing is not None and bool(self._writes)
             drops, self._drops = (set(), self._drops) if is_busy else (self._drops, set())
         self._guarded(self.check_deadlines)
@@ -238,8 +219,6 @@ class DiskThread:
             self._answer(*reading, is_open)
         elif writing is not None:
             self._put(*writing)
-        elif job is not None:
-            self._guarded(job)
         elif not is_open:
             return False
         if drops:

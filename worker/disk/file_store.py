@@ -102,9 +102,6 @@ class FileStore:
         """Return what a record's file counts, 0 where there is none."""
         return self._found.nbytes(name)
 
-    def path_of(self, name: FileName) -> Path:
-        return self._home / name.file_name
-
     def hide_all(self) -> None:
         """Find nothing more until `clear` has removed it."""
         self._found = FileIndex()
@@ -128,12 +125,6 @@ class FileStore:
     def bytes_used(self) -> int:
         """What this root's files count."""
         return self._index.bytes_used
-
-    def takes(self, nbytes: int) -> bool:
-        """Whether the cap and what is left of the day's writing allow so much. Any thread."""
-        per_day, seen = self.write_bytes_per_day, self._counters_seen
-        left = per_day - self._written_today(seen)
-        return nbytes <= self.bytes_max and (not per_day or nbytes <= left)
 
     def _written_today(self, counters: UsageCounters) -> int:
         return counters.bytes_written if counters.day == self._day() else 0

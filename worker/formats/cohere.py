@@ -1,4 +1,4 @@
-"""The form of Command R7B, A and A+: a list in JSON between marks, content between others."""
+"""The forms of Command R+, R7B, A and A+: a list in JSON behind a mark."""
 
 from hearth.worker.formats.shared.format_parts import (
     CallGrammar,
@@ -21,6 +21,17 @@ FORMATS = (
             start=f"{START}[\n    ",
             end=f"\n]{END}",
             between=",\n    ",
+        ),
+    ),
+    ModelFormat(  # Command R+
+        is_of=lambda words: "Action:\\n```json" in words.template,
+        sections=(Section("Action:", "```", is_own=False),),
+        grammar=CallGrammar(
+            json_call('    {\n        "tool_name": "', '",\n        "parameters": ', "\n    }"),
+            "Action:\n```json",
+            start="Action:\n```json\n[\n",
+            end="\n]```",
+            between=",\n",
         ),
     ),
 )

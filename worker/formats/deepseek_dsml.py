@@ -1,4 +1,4 @@
-"""The forms of DeepSeek V3.2, V4 and V4.1: elements whose tags say whether a value is text."""
+"""The forms of DeepSeek V3.2, V4, V4.1 and GigaChat 3.5: tags say whether a value is text."""
 
 from typing import Final
 
@@ -9,45 +9,57 @@ from hearth.worker.formats.shared.format_parts import (
     ModelFormat,
     Section,
     TagForm,
+    tag_form,
     tagged,
 )
 
-MARK: Final = "｜DSML｜"
-# Models write each other's, doubled bars, and no wrapper.
-_TAG: Final = r"<｜++DSML｜++\s*+{}\s++name\s*+=\s*+\"(?P<{}>[^\"<>\n]*+)\""
-BLOCKS: Final = ("function_calls", "tool_calls", " calls")  # of V3.2, V4, V4.1
-HEADS: Final = (f"<{MARK}invoke", f"<{MARK} invoke")
+MARKS: Final = ("｜DSML｜", "｜｜DSML｜｜", "｜GCML｜")
+BLOCKS: Final = (" calls", "function_calls", "tool_calls")  # of V4.1, V3.2, V4 and GigaChat
+# Models write each other's, doubled bars, misspelt wrappers, and none.
+_MISSPELT: Final = (" call", "function_call", "tool_call")
+_BETWEEN: Final = ("<|message_sep|>",)  # messages of GigaChat
 
 
-def _form(gap: str) -> TagForm:
-    """Return the form with `gap` behind each mark."""
-    return TagForm(
-        name=(f'<{MARK}{gap}invoke name="', '">\n'),
-        key=(f'<{MARK}{gap}parameter name="',),
+def _form(tag: str) -> TagForm:
+    """Return the form whose tags begin with `tag`: the mark, and the blank behind it, if any."""
+    return tag_form(
+        (f'<{tag}invoke name="', '">\n'),
+        (f'<{tag}parameter name="',),
+        f"</{tag}parameter>",
+        f"</{tag}invoke>",
         typed=('" string="true">', '" string="false">'),
-        value_end=f"</{MARK}{gap}parameter>",
-        call_end=f"</{MARK}{gap}invoke>",
-        head=regex.compile(_TAG.format("invoke", "name") + r"[^<>]*+>"),
         opens=regex.compile(
-            _TAG.format("parameter", "key")
-            + r"(?:\s*+string\s*+=\s*+\"(?P<text>true|false)\")?+[^<>]*+>"
+            rf"<{tag}parameter\s++name\s*+=\s*+\"(?P<key>[^\"<>\n]*+)\""
+            r"(?:\s*+string\s*+=\s*+\"(?P<text>true|false)\")?+[^<>]*+>"
         ),
-        begins=f"<{MARK}{gap}parameter",
         has_lines=True,
     )
 
 
-def _format(block: str) -> ModelFormat:
-    gap = " " if block.startswith(" ") else ""
-    start, end, form = f"<{MARK}{block}>", f"</{MARK}{block}>", _form(gap)
-    sections = [Section(f"<{MARK}{each}>", f"</{MARK}{each}>") for each in BLOCKS]
-    sections += [Section(head, end, is_head=True) for head in HEADS]
+def _format(mark: str, block: str) -> ModelFormat:
+    tag = f"{mark} " if block.startswith(" ") else mark
+    start, end, form = f"<{mark}{block}>", f"</{mark}{block}>", _form(tag)
     return ModelFormat(
-        is_of=lambda words: start in words.template or f"{MARK}{block}" in words.template,
-        sections=tuple(sections),
+        is_of=lambda words: (
+            (mark in words.template and f"{block}>" in words.template)
+            or (mark in words.vocabulary and block == BLOCKS[1] and not words.template)
+        ),
+        thinking=("<think>", "</think>"),
+        framing=_BETWEEN,
+        part_ends=_BETWEEN,
+        sections=_SECTIONS,
         form=form,
         grammar=CallGrammar(tagged(form), start, start=f"{start}\n", end=f"\n{end}"),
     )
 
 
-FORMATS = tuple(map(_format, BLOCKS))
+_SECTIONS: Final = tuple(
+    section
+    for mark in MARKS
+    for section in (
+        *(Section(f"<{mark}{each}>", f"</{mark}{each}>") for each in BLOCKS + _MISSPELT),
+        Section(f"<{mark} invoke", f"</{mark} calls>", is_head=True),
+        Section(f"<{mark}invoke", f"</{mark}tool_calls>", is_head=True),
+    )
+)
+FORMATS = tuple(_format(mark, block) for mark in MARKS for block in BLOCKS)

@@ -20,6 +20,7 @@ _HEAD: Final = regex.compile(
 )
 _READ: Final = marked_calls(CALL, _HEAD, CALL_END, END)
 _SECTIONS: Final = (Section(START, read=_READ), Section(CALL, read=_READ))
+RESULT, RESULT_END = "<｜tool▁output▁begin｜>", "<｜tool▁output▁end｜>"
 FORMATS = (
     ModelFormat(
         is_of=lambda words: START in words.template and "```json" in words.template,
@@ -31,6 +32,7 @@ FORMATS = (
             end=END,
             between="\n",
         ),
+        result=(f"<｜tool▁outputs▁begin｜>{RESULT}", f"{RESULT_END}<｜tool▁outputs▁end｜>"),
     ),
     ModelFormat(
         is_of=lambda words: START in words.template,
@@ -39,5 +41,6 @@ FORMATS = (
         grammar=CallGrammar(
             json_call(CALL, BEHIND_NAME, CALL_END), START, start=START, end=END, between=""
         ),
+        result=(RESULT, RESULT_END),
     ),
 )

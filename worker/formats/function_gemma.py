@@ -11,6 +11,7 @@ START, END, QUOTE = "<start_function_call>", "<end_function_call>", "<escape>"
 FORMATS = (
     ModelFormat(
         is_of=lambda words: START in words.template,
+        ends=("<start_function_response>",),
         sections=(Section(START, END, quote=QUOTE),),
         grammar=CallGrammar(BareKeys(START, END, QUOTE, nests=False), START),
     ),

@@ -11,6 +11,7 @@ START, END, QUOTE = "<|tool_call>", "<tool_call|>", '<|"|>'
 FORMATS = (
     ModelFormat(
         is_of=lambda words: START in words.template and END in words.template,
+        ends=("<|tool_response>",),
         sections=(Section(START, END, quote=QUOTE),),
         grammar=CallGrammar(BareKeys(START, END, QUOTE, nests=True), START),
     ),

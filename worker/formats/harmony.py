@@ -223,13 +223,13 @@ def final_message(lark: Lark, answer: Expression) -> Expression:
     return lark.row(f"{CHANNEL}final", kind, MESSAGE, answer)
 
 
-def call_message(lark: Lark, tools: Sequence[ToolSchema]) -> Expression:
+def call_message(lark: Lark, tools: Sequence[ToolSchema], _: bool = False) -> Expression:
     """Return the message that calls one of the tools."""
     assert tools, "a call needs a tool"
     return lark.any_of([_call(lark, tool) for tool in tools])
 
 
-def addressed_call(lark: Lark, tools: Sequence[ToolSchema]) -> Expression:
+def addressed_call(lark: Lark, tools: Sequence[ToolSchema], _: bool = False) -> Expression:
     """Return a call from its recipient on, wherever in the header that stands."""
     assert tools, "a call needs a tool"
     kind = lark.any_of([*TYPE, NOTHING])

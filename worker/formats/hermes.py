@@ -9,6 +9,16 @@ from hearth.worker.formats.shared.format_parts import (
 )
 
 FORMATS = (
+    ModelFormat(  # EXAONE 4 ends no line
+        is_of=lambda words: (
+            '<tool_call>{"name"' in words.template and "<tool_call>\\n" not in words.template
+        ),
+        rank=LAST,
+        sections=(Section("<tool_call>", "</tool_call>"),),
+        grammar=CallGrammar(
+            json_call('<tool_call>{"name": "', '", "arguments": ', "}</tool_call>"), "<tool_call>"
+        ),
+    ),
     ModelFormat(
         is_of=lambda words: (
             words.tool_form == "manual"

@@ -19,11 +19,10 @@ from hearth.worker.formats.shared.format_parts import (
 START, END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
 CALL, ARGUMENTS = "<|tool_call_begin|>", "<|tool_call_argument_begin|>"
 CALL_END = "<|tool_call_end|>"
+# Without a number it is an id that another server made, where no tool has that name.
 _HEAD: Final = regex.compile(
-    rf"(?:functions\.)?+(?P<name>[^\s:<>{{}}]++)(?::\d++)?+\s*+{regex.escape(ARGUMENTS)}"
+    r"(?:functions\.)?+(?P<name>[^\s<>{}]{1,200}?)(?P<number>:\d++)?+\s*+" + regex.escape(ARGUMENTS)
 )
-
-
 READ: Final = marked_calls(CALL, _HEAD, CALL_END, END)
 
 
@@ -35,6 +34,7 @@ def write(lark: Lark, tool: ToolSchema) -> Expression:
 FORMATS = (
     ModelFormat(
         is_of=lambda words: START in words.template,
+        framing=(START, END, CALL, ARGUMENTS, CALL_END),
         sections=(Section(START, read=READ), Section(CALL, read=READ)),
         grammar=CallGrammar(write, START, start=START, end=END, between=""),
     ),

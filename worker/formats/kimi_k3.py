@@ -1,4 +1,8 @@
-"""The form of Kimi K3: calls and arguments are parts that are opened and closed."""
+"""The form of Kimi K3: thinking, response, calls and arguments are parts, opened and closed.
+
+...<|close|>think<|sep|><|open|>response<|sep|>...<|close|>response<|sep|>
+<|open|>tools<|sep|><|open|>call tool="NAME" index="1"<|sep|>...
+"""
 
 from typing import Final
 
@@ -7,44 +11,50 @@ import regex
 from hearth.worker.formats.shared.format_parts import (
     NUMBER,
     CallGrammar,
-    Expression,
-    Lark,
     ModelFormat,
     Section,
     TagForm,
-    ToolSchema,
-    json_arguments,
+    message_grammar,
+    tagged,
 )
 
-START, END = "<|open|>tools<|sep|>", "<|close|>tools<|sep|>"
-_PART: Final = r"<\|open\|>{} (?:[^<>]*? )??{}=\"(?P<{}>[^\"<>]*+)\"[^<>]*+<\|sep\|>"
+OPEN, CLOSE, SEP = "<|open|>", "<|close|>", "<|sep|>"
+START, END = f"{OPEN}tools{SEP}", f"{CLOSE}tools{SEP}"
+RESPONSE, RESPONSE_END = f"{OPEN}response{SEP}", f"{CLOSE}response{SEP}"
+MESSAGE_END: Final = f"{CLOSE}message{SEP}"
+CALL: Final = f"{OPEN}call "
+KINDS: Final = ("string", "number", "boolean", "object", "array", "null")  # text, and JSON
+_PART: Final = r"<\|open\|>{} (?:[^<>]*? )??{}=\"(?P<{}>[^\"<>]*+)\""
 FORM = TagForm(
-    name=('<|open|>call tool="', "<|sep|>"),
-    key=('<|open|>argument key="', "<|sep|>"),
-    value_end="<|close|>argument<|sep|>",
-    call_end="<|close|>call<|sep|>",
-    head=regex.compile(_PART.format("call", "tool", "name")),
-    opens=regex.compile(_PART.format("argument", "key", "key")),
-    begins="<|open|>argument ",
+    name=(f'{CALL}tool="', '" index="', NUMBER, f'"{SEP}'),
+    key=(f'{OPEN}argument key="', '" type="'),
+    typed=tuple(f'{kind}"{SEP}' for kind in KINDS),
+    value_end=f"{CLOSE}argument{SEP}",
+    call_end=f"{CLOSE}call{SEP}",
+    head=regex.compile(_PART.format("call", "tool", "name") + r"[^<>]*+<\|sep\|>"),
+    opens=regex.compile(
+        _PART.format("argument", "key", "key") + r"(?: type=\"(?P<text>\w*+)\")?+[^<>]*+<\|sep\|>"
+    ),
+    begins=f"{OPEN}argument ",
     json_opens=regex.compile(r"<\|open\|>json[^<>]*+<\|sep\|>"),
-    json_closes="<|close|>json<|sep|>",
+    json_closes=f"{CLOSE}json{SEP}",
 )
-
-
-def write(lark: Lark, tool: ToolSchema) -> Expression:
-    head = lark.row(FORM.name[0], lark.quoted(tool.name), '" index="', NUMBER, '"<|sep|>')
-    arguments = lark.row('<|open|>json type="object"<|sep|>', json_arguments(lark, tool))
-    return lark.row(head, arguments, FORM.json_closes, FORM.call_end)
-
-
 FORMATS = (
     ModelFormat(
-        is_of=lambda words: (
-            words.vocabulary >= {"<|open|>", "<|close|>", "<|sep|>", "<|end_of_msg|>"}
-        ),
-        framing=("<|open|>response<|sep|>", "<|close|>response<|sep|>", "<|close|>message<|sep|>"),
-        sections=(Section(START, END),),
+        is_of=lambda words: words.vocabulary >= {OPEN, CLOSE, SEP, "<|end_of_msg|>"},
+        thinking=(f"{OPEN}think{SEP}", f"{CLOSE}think{SEP}"),
+        framing=(OPEN, CLOSE, SEP, RESPONSE, RESPONSE_END, START, END, CALL),
+        header=regex.compile(r"(?<=<\|(?:open|close)\|>)\w*+(?: \w++=\"[^\"<>]*+\")*+<\|sep\|>"),
+        sections=(Section(START, END), Section(CALL, END, is_head=True)),
         form=FORM,
-        grammar=CallGrammar(write, START, start=START, end=END, between=""),
+        messages=message_grammar(
+            CallGrammar(tagged(FORM), START, start=START, end=f"{END}{MESSAGE_END}", between=""),
+            thinking=(OPEN, f"think{SEP}", f"{CLOSE}think{SEP}"),
+            behind="",
+            final=("", f"{RESPONSE_END}{MESSAGE_END}"),
+            opens=RESPONSE,
+            skipped=RESPONSE_END,
+        ),
+        part_ends=(OPEN, CLOSE, SEP),
     ),
 )

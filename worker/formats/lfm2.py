@@ -1,4 +1,4 @@
-"""The form of LFM2: a list of calls in Python between marks."""
+"""The forms of LFM2 and Olmo 3: calls in Python between marks."""
 
 from hearth.worker.formats.shared.format_parts import (
     CallGrammar,
@@ -6,8 +6,12 @@ from hearth.worker.formats.shared.format_parts import (
     Section,
     python_call,
 )
+from hearth.worker.formats.tool_code import python_text
 
 START, END = "<|tool_call_start|>", "<|tool_call_end|>"
+CALLS, CALLS_END = "<function_calls>", "</function_calls>"
+
+
 FORMATS = (
     ModelFormat(
         is_of=lambda words: (
@@ -15,7 +19,15 @@ FORMATS = (
             or "<|tool_list_start|>" in words.template
             or words.vocabulary >= {START, END}
         ),
+        framing=(START, END),
         sections=(Section(START, END),),
         grammar=CallGrammar(python_call, START, start=f"{START}[", end=f"]{END}", between=", "),
+        call_text=python_text,
+    ),
+    ModelFormat(
+        is_of=lambda words: CALLS in words.template,
+        thinking=("<think>", "</think>"),
+        sections=(Section(CALLS, CALLS_END),),
+        grammar=CallGrammar(python_call, CALLS, start=CALLS, end=CALLS_END),
     ),
 )

@@ -1,5 +1,6 @@
-"""The form of Llama 3: an object in JSON, maybe behind a tag, or Python behind that."""
+"""The forms of Llama 3 and 4: an object in JSON, maybe behind a tag, or Python behind that."""
 
+from dataclasses import replace
 from typing import Final
 
 from hearth.worker.formats.shared.format_parts import (
@@ -19,6 +20,7 @@ from hearth.worker.formats.shared.format_parts import (
 )
 
 TAG: Final = "<|python_tag|>"
+FRAME: Final = ("<|python_start|>", "<|python_end|>")
 
 
 def read(context: CallContext) -> ParserSteps[None]:
@@ -38,13 +40,22 @@ def read(context: CallContext) -> ParserSteps[None]:
 
 
 SECTION = Section(TAG, read=read, is_own=False)
+_BARE: Final = ModelFormat(
+    is_of=lambda words: words.tool_form == "native",
+    rank=LAST + 1,
+    ends=("<|eom_id|>",),
+    sections=(SECTION,),
+    grammar=CallGrammar(
+        json_call('{"name": "', '", "parameters": ', "}"), '{"name": "', is_single=True
+    ),
+)
 FORMATS = (
-    ModelFormat(
-        is_of=lambda words: words.tool_form == "native",
-        rank=LAST + 1,
-        sections=(SECTION,),
-        grammar=CallGrammar(
-            json_call('{"name": "', '", "parameters": ', "}"), '{"name": "', is_single=True
-        ),
+    _BARE,
+    replace(  # Llama 4 frames its calls, or what stands in front of them
+        _BARE,
+        is_of=lambda words: words.vocabulary >= {*FRAME},
+        rank=LAST,
+        framing=FRAME,
+        sections=(Section(*FRAME, is_own=False),),
     ),
 )

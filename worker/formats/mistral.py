@@ -1,5 +1,6 @@
 """The forms of Mistral: `[TOOL_CALLS]f[ARGS]{}`, and in older models a list in JSON."""
 
+from dataclasses import replace
 from typing import Final
 
 import regex
@@ -13,6 +14,7 @@ from hearth.worker.formats.shared.format_parts import (
     Section,
     Trust,
     UnreadableOutput,
+    json_arguments,
     json_call,
     json_calls,
     named_call,
@@ -45,20 +47,45 @@ def read(context: CallContext) -> ParserSteps[None]:
     raise UnreadableOutput
 
 
+_NAMED: Final = ModelFormat(
+    is_of=lambda words: START in words.template and "[ARGS]" in words.vocabulary,
+    sections=(Section(START, read=read),),
+    grammar=CallGrammar(json_call(START, "[ARGS]", ""), START, between=""),
+)
 FORMATS = (
-    ModelFormat(
-        is_of=lambda words: START in words.template and "[ARGS]" in words.vocabulary,
-        thinking=("[THINK]", "[/THINK]"),
-        sections=(Section(START, read=read),),
-        grammar=CallGrammar(json_call(START, "[ARGS]", ""), START, between=""),
+    _NAMED,
+    replace(
+        _NAMED,
+        is_of=lambda words: _NAMED.is_of(words) and "[CALL_ID]" in words.vocabulary,
+        rank=-1,
+        grammar=CallGrammar(
+            lambda lark, tool: lark.row(
+                *(START, lark.quoted(tool.name)),
+                lark.optional("[CALL_ID]", lark.rule("/[a-zA-Z0-9]{9}/")),
+                *("[ARGS]", json_arguments(lark, tool)),
+            ),
+            START,
+            between="",
+        ),
     ),
-    ModelFormat(
+    replace(
+        _NAMED,
+        is_of=lambda words: _NAMED.is_of(words) and "[THINK]" in words.vocabulary,
+        rank=-2,
+        thinking=("[THINK]", "[/THINK]"),
+    ),
+    replace(
+        _NAMED,
         is_of=lambda words: START in words.template,
         rank=1,
-        thinking=("[THINK]", "[/THINK]"),
-        sections=(Section(START, read=read),),
         grammar=CallGrammar(
-            json_call('{"name": "', '", "arguments": ', "}"),
+            lambda lark, tool: lark.row(
+                json_call('{"name": "', '", "arguments": ', "")(lark, tool),
+                lark.optional(
+                    ', "id": ', lark.json({"type": "string", "pattern": "^[a-zA-Z0-9]{9}$"})
+                ),
+                "}",
+            ),
             START,
             start=f"{START}[",
             end="]",

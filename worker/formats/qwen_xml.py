@@ -1,4 +1,6 @@
-"""The form of Qwen3-Coder, Qwen3.5 and later, Step 3.5, MiMo V2, Nemotron 3: `<function=f>`."""
+"""The form of Qwen3-Coder, Qwen3.5, Step 3.5, Nemotron 3, MiMo V2, Seed-OSS: `<function=f>`."""
+
+from dataclasses import replace
 
 import regex
 
@@ -23,12 +25,31 @@ FORM = TagForm(
     begins="<parameter=",
     trims_newline=True,
 )
+TIGHT = replace(FORM, key=("<parameter=", ">"), gap="", trims_newline=False)
+_TIGHT_SHOWN = regex.compile(r"<tool_call>\\?n?\s*+<function=\w++>\\?n?\s*+<parameter=\w++>[^\\\s]")
+START, END = "<seed:tool_call>", "</seed:tool_call>"
+SEED = replace(TIGHT, name=(f"{START}\n<function=", ">\n"), behind=f"\n{END}")
 FORMATS = (
+    ModelFormat(
+        is_of=lambda words: bool(_TIGHT_SHOWN.search(words.template)),
+        rank=4,
+        sections=(Section("<tool_call>", "</tool_call>"),),
+        form=TIGHT,
+        grammar=CallGrammar(tagged(TIGHT), "<tool_call>"),
+    ),
     ModelFormat(
         is_of=lambda words: "<tool_call>\n<function=" in words.template.replace("\\n", "\n"),
         rank=5,
         sections=(Section("<tool_call>", "</tool_call>"),),
         form=FORM,
         grammar=CallGrammar(tagged(FORM), "<tool_call>"),
+    ),
+    ModelFormat(
+        is_of=lambda words: START in words.template,
+        rank=6,
+        thinking=("<seed:think>", "</seed:think>"),
+        sections=(Section(START, END),),
+        form=SEED,
+        grammar=CallGrammar(tagged(SEED), START),
     ),
 )

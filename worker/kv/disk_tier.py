@@ -8,7 +8,7 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Final, TypeVar
@@ -105,12 +105,6 @@ class DiskTier:
                 return DiskRecall(files, reached.position)
         return None
 
-    def places(self, query: PrefixQuery, is_exact: bool) -> set[int]:
-        """Return how long the prefixes of the prompt are that are in RAM or on disk."""
-        search = PrefixSearch(self._store, query, is_exact)
-        search.run()
-        return {there.position for there in self._reached(query, is_exact, search).values()}
-
     def _reached(
         self, query: PrefixQuery, is_exact: bool, search: PrefixSearch
     ) -> dict[PrefixHash, _ReachedPrefix]:
@@ -194,18 +188,14 @@ class DiskTier:
         return None
 
     def _fits(self, files: Sequence[FileName]) -> bool:
-        rows = (name for name in files if name.kind is FileKind.ROWS)
-        return self.fits([(name.token_count, self._file_store.nbytes(name)) for name in rows])
-
-    def fits(self, rows: Collection[tuple[int, int]]) -> bool:
-        """Whether rows may be in RAM at all, each so many tokens in a file of so many bytes.
-
-        Any thread.
-        """
+        """Whether the rows may be in RAM at all."""
+        rows = [name for name in files if name.kind is FileKind.ROWS]
         row_bytes, buffers = self._layers.row_cost(None)
         budget = self._store.budget
         # A file of packed rows is smaller; a small file counts more than it holds.
-        nbytes = sum(min(tokens * row_bytes, file_bytes) for tokens, file_bytes in rows)
+        nbytes = sum(
+            min(name.token_count * row_bytes, self._file_store.nbytes(name)) for name in rows
+        )
         return nbytes <= budget.bytes_max and len(rows) * buffers <= budget.buffers_max
 
     def _rows_file_name(self, joint: Joint) -> FileName:

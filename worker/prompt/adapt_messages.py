@@ -1,6 +1,6 @@
 """Adapts a conversation to one chat template, so that no message of an agent's is refused.
 
-Each change looks only at a message and the one before it, so a conversation that grows is changed
+Each change looks only at a message and those before it, so a conversation that grows is changed
 alike at each request, and its prompt only appends. Messages are not modified.
 """
 
@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from hearth.worker.prompt.chat_template import text_of
 from hearth.worker.prompt.template_capabilities import TemplateCapabilities
-from hearth.worker.prompt.tools_as_text import ToolForm, call_text, result_text, tool_prompt
+from hearth.worker.prompt.tools_as_text import call_text, result_text, tool_prompt
 
 Messages = list[dict[str, Any]]
 MessageRow = tuple[
@@ -21,6 +21,7 @@ MessageRow = tuple[
 ]  # a message, and its place among those that were sent, or NONE
 
 NONE: Final = -1  # a message that was not sent, or not as one
+_NO_SYSTEM: Final = {"role": "system", "content": ""}
 _NO_QUESTION: Final = {"role": "user", "content": ""}
 # Stands where a template wants an answer before the next question, and none was given.
 _NO_ANSWER: Final = {"role": "assistant", "content": "Done."}
@@ -41,9 +42,13 @@ def adapted(
     """Return the messages and the tools as this template takes them."""
     rows = [(message, at) for at, message in enumerate(messages)]
     if template.tool_form != "native":
-        rows, tools = _with_tool_prompt(rows, tools, template.tool_form), []
+        rows, tools = _with_tool_prompt(rows, tools, template), []
     elif template.completes_tools:
         tools = [_whole(tool) for tool in tools]
+    if template.needs_system and tools and (not messages or messages[0]["role"] != "system"):
+        rows = [(_NO_SYSTEM, NONE), *rows]
+    if template.shortens_ids or template.names_by_id:
+        rows = list(_with_ids(rows, is_short=template.shortens_ids))
     if template.splits_calls:
         rows = list(_one_call_each(rows))
     fitting = ((_adapted_message(row[0], at, template), row[1]) for at, row in enumerate(rows))
@@ -63,12 +68,13 @@ def short_call_id(call_id: str) -> str:
 # ---------------------------------------------------------------- tools
 
 
-def _with_tool_prompt(rows: list[MessageRow], tools: list[Any], form: ToolForm) -> list[MessageRow]:
+def _with_tool_prompt(
+    rows: list[MessageRow], tools: list[Any], template: TemplateCapabilities
+) -> list[MessageRow]:
     """Return the messages with the tools at the end of the system message."""
-    assert form != "native", "the template shows the tools itself"
     if not tools:
         return rows
-    prompt = tool_prompt(tools, form)
+    prompt = tool_prompt(tools, template.tool_form, template.own)
     if not rows or rows[0][0]["role"] != "system":
         return [({"role": "system", "content": prompt}, NONE), *rows]
     (first, place), *others = rows
@@ -104,6 +110,26 @@ def _one_call_each(rows: list[MessageRow]) -> Iterator[MessageRow]:
             said = {"role": "assistant", "content": ""}
 
 
+def _with_ids(rows: list[MessageRow], is_short: bool) -> Iterator[MessageRow]:
+    """Yield the messages with the call ids that the template takes, and its results with them.
+
+    Mistral's demands nine letters and digits; Kimi's shows a name and its number in the
+    conversation, and nothing else of a name.
+    """
+    numbers = itertools.count()
+    ids: dict[Any, str] = {}  # of the calls so far
+    for message, place in rows:
+        calls = []
+        for call in message.get("tool_calls") or ():
+            own_id = f"functions.{call['function']['name']}:{next(numbers)}"
+            ids[call.get("id")] = short_call_id(call.get("id") or "") if is_short else own_id
+            calls.append({**call, "id": ids[call.get("id")]})
+        given = message.get("tool_call_id") or ""
+        new_id = ids.get(given, short_call_id(given) if is_short and given else given)
+        changed = {"tool_calls": calls} if calls else {"tool_call_id": new_id} if new_id else {}
+        yield {**message, **changed}, place
+
+
 # ---------------------------------------------------------------- one message
 
 
@@ -129,33 +155,33 @@ def _adapted_message(
 def _adapted_result(message: dict[str, Any], template: TemplateCapabilities) -> dict[str, Any]:
     if not template.shows_results:
         return _result_as_user(message, template)
-    if template.shortens_ids and (given := message.get("tool_call_id")):
-        return {**message, "tool_call_id": short_call_id(given)}
     return message
 
 
 def _result_as_user(result: dict[str, Any], template: TemplateCapabilities) -> dict[str, Any]:
     """Return a tool's result as a message of the user's."""
-    return {"role": "user", "content": result_text(text_of(result), template.tool_form)}
+    return {
+        "role": "user",
+        "content": result_text(text_of(result), template.tool_form, template.own),
+    }
 
 
 def _adapted_calls(message: dict[str, Any], template: TemplateCapabilities) -> dict[str, Any]:
     """Return a message with calls as this template takes it.
 
-    Mistral's demands call ids of nine letters and digits; harmony's refuses words and thinking
-    beside one call, and writes either as thinking.
+    Harmony's refuses words and thinking beside one call, and writes either as thinking.
     """
     calls, content = message["tool_calls"], text_of(message)
     if not template.shows_calls:
-        texts = [call_text(_with_object(call)["function"], template.tool_form) for call in calls]
+        functions = [_with_object(call)["function"] for call in calls]
+        usual = [call_text(each, template.tool_form) for each in functions]
+        texts = [template.own.calls(functions)] if template.own else usual
         said = {name: value for name, value in message.items() if name != "tool_calls"}
         return {**said, "content": "\n".join([content, *texts] if content else texts)}
     if not template.takes_objects:
         calls = [_with_text(call) for call in calls]
     elif not template.takes_text:  # a broken call of long ago must not end the conversation
         calls = [_with_object(call) for call in calls]
-    if template.shortens_ids:
-        calls = [{**call, "id": short_call_id(call.get("id") or "")} for call in calls]
     message = {**message, "tool_calls": calls}
     reasoning = message.get("reasoning_content")
     if template.folds_thinking and content and reasoning:

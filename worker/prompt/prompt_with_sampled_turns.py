@@ -21,7 +21,6 @@ from hearth.worker.prompt.tools_as_text import ToolForm
 
 UTF8_BYTES_MAX = 4  # of a character
 COUNTED_BYTES_MAX = 16 * 1024 * 1024  # of a prompt that is only counted: 3 s of a thread
-HEADER_PIECES_MAX = 4  # that an assistant header may be spread over
 
 
 class SampledTurn(Protocol):
@@ -135,7 +134,9 @@ class PromptBuilder:
             assert turn is not None, "only spans of known turns are replaced"
             prompt_ids.ids.extend(turn.ids.tolist())
             kept.add(message)
-            at = end
+            # Command writes <|END_RESPONSE|> itself, which ends the turn in its template.
+            doubled = {turn.ids[-1]} & self._history.ends - self._history.header_ids
+            at = end + (end < header and {*pieces[end].ids} == doubled)
         prompt_ids.add(pieces[at:header])
         header_token = len(prompt_ids.ids)
         prompt_ids.add(pieces[header:])
@@ -270,11 +271,7 @@ class PromptBuilder:
 
     def _header_runs(self, pieces: list[TextPiece]) -> list[list[tuple[int, int]]]:
         """Return runs of assistant headers: (its piece, the piece of the next header)."""
-        headers = [
-            at
-            for at, piece in enumerate(pieces)
-            if piece.is_added and piece.ids[0] in self._history.header_ids
-        ]
+        headers = [at for at in range(len(pieces)) if self._is_header(pieces, at)]
         runs: list[list[tuple[int, int]]] = []
         was_assistant = False
         for at, following in itertools.pairwise([*headers, len(pieces)]):
@@ -295,18 +292,27 @@ class PromptBuilder:
         return not any(piece.text.strip() for piece in behind)
 
     def _generation_prompt(self, pieces: list[TextPiece]) -> int:
-        """Return the piece where the generation prompt begins; behind all where none is seen."""
+        """Return the piece where the generation prompt begins; behind all where none is seen.
+
+        Where no header is, tokens that end the prompt are all of it: DeepSeek V3.2 goes on behind
+        results with <think> alone.
+        """
         for at in range(len(pieces) - 1, -1, -1):
-            piece = pieces[at]
-            if piece.is_added and piece.ids[0] in self._history.header_ids:
+            if self._is_header(pieces, at):
                 # A turn that has ended is none that is to be written.
                 is_open = self._end_of(pieces, at, len(pieces)) == len(pieces)
-                return at if is_open and self._is_assistants(pieces, at) else len(pieces)
-        return len(pieces)
+                if is_open and self._is_assistants(pieces, at):
+                    return at
+                break
+        texts = (at for at, piece in enumerate(pieces) if not piece.is_added and piece.text.strip())
+        return max(texts, default=-1) + 1
+
+    def _is_header(self, pieces: list[TextPiece], at: int) -> bool:
+        is_first = pieces[at].is_added and pieces[at].ids[0] in self._history.header_ids
+        return is_first and _stands_at(pieces, at, (self._history.header_start,))
 
     def _is_assistants(self, pieces: list[TextPiece], at: int) -> bool:
-        text = "".join(piece.text for piece in pieces[at : at + HEADER_PIECES_MAX])
-        return text.startswith(self._history.assistant_texts)
+        return _stands_at(pieces, at, self._history.assistant_texts)
 
     def _end_of(self, pieces: list[TextPiece], start: int, end: int) -> int:
         """Return the piece that ends the turn in [start, end); `end` where the next header does."""
@@ -314,6 +320,12 @@ class PromptBuilder:
             if pieces[at].is_added and pieces[at].ids[0] in self._history.ends:
                 return at
         return end
+
+
+def _stands_at(pieces: list[TextPiece], at: int, texts: tuple[str, ...]) -> bool:
+    """Whether one of the texts begins with piece `at`; none is empty, and so no piece."""
+    length = max(map(len, texts), default=0)
+    return "".join(piece.text[:length] for piece in pieces[at : at + length]).startswith(texts)
 
 
 def _picture(content: PromptContent, digest: str) -> PromptImage:

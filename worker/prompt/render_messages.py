@@ -2,12 +2,14 @@
 
 import inspect
 import logging
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
 from hearth.shared.errors import RequestError
+from hearth.worker.formats.shared.model_format import OwnForm
 from hearth.worker.prompt.adapt_messages import adapted
 from hearth.worker.prompt.awaited_work import NobodyWaits
 from hearth.worker.prompt.chat_template import Template
@@ -37,9 +39,18 @@ class Renderer:
     taken for a fault of the request. `capabilities` are the template's.
     """
 
-    def __init__(self, tokenizer: Any, default_thinking: bool, preserve_thinking: bool) -> None:
+    def __init__(
+        self,
+        tokenizer: Any,
+        default_thinking: bool,
+        preserve_thinking: bool,
+        own_form: Callable[[ToolForm], OwnForm | None] = lambda form: None,
+    ) -> None:
+        """`own_form` tells that of a model's calls, by the form in which prompts show tools."""
         self._template = Template(tokenizer)
-        self.capabilities = template_capabilities(self._template)
+        known = template_capabilities(self._template)
+        own = None if known.shows_calls else own_form(known.tool_form)
+        self.capabilities = replace(known, own=own)
         self._default_thinking = default_thinking
         # Templates that know `preserve_thinking` keep the thinking of turns whose tokens are not
         # known too; to others it is one variable more.
@@ -59,7 +70,7 @@ class Renderer:
     @property
     def markup(self) -> str:
         """The text around tools that is not the template's, "" where that has all of it."""
-        return markup(self.capabilities.tool_form)
+        return markup(self.capabilities.tool_form, self.capabilities.own)
 
     def rendered(
         self,

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
+from hearth.worker.formats.shared.model_format import OwnForm
 from hearth.worker.prompt.chat_template import Template
 from hearth.worker.prompt.tools_as_text import ToolForm
 
@@ -22,6 +23,7 @@ _SHORT_ID, _OTHER_ID = "abcdefgh0", "abcdefgh1"  # Mistral's takes ids of nine c
 _LONG_ID = "call_0123456789abcdef"
 
 _QUESTION: Final = {"role": "user", "content": "probe0x"}
+_SYSTEM: Final = {"role": "system", "content": ""}
 
 # A message's kind is its role, but "calls" for an assistant's with tool calls. "start" is what the
 # first message stands behind, "end" what follows a system message that nothing follows.
@@ -50,6 +52,8 @@ class TemplateCapabilities:
     completes_tools: bool  # each tool must have a description and properties
     splits_calls: bool  # of several calls in one message, some are refused or left out
     shortens_ids: bool  # call ids must have nine letters and digits
+    names_by_id: bool  # of a call its id is shown, and not its name
+    needs_system: bool  # to show tools
     takes_objects: bool  # arguments may be an object, else only its JSON text
     takes_text: bool  # arguments may be a text
     folds_thinking: bool  # words beside a call are its thinking
@@ -59,16 +63,19 @@ class TemplateCapabilities:
     variables: frozenset[str] | None  # that it may be given; None: any
     switches: frozenset[str]  # of SWITCHES, those that change what is rendered
     efforts: tuple[str, ...]  # of EFFORTS, those that it renders
+    own: OwnForm | None = None  # of the model's calls, where the template shows none
 
 
 def template_capabilities(template: Template) -> TemplateCapabilities:
     """Return what the template accepts and shows."""
-    is_shown, completes_tools = _shows_tools(template)
+    needs_system = not _shows_tools(template)[0]
+    is_shown, completes_tools = _shows_tools(template, *[_SYSTEM] * needs_system)
     tools = [_tool(is_whole=completes_tools)] if is_shown else []
-    prober = _Prober(template, tools, {})
-    takes_objects = prober.shows_calls()
-    if not takes_objects:
-        prober = _Prober(template, tools, "{}")
+    kinds: list[tuple[Any, bool]] = [
+        (arguments, by_id) for by_id in (False, True) for arguments in ({}, "{}")
+    ]
+    probers = [_Prober(template, tools, *kind) for kind in kinds]
+    prober = next((each for each in probers if each.shows_calls()), probers[1])
     form: ToolForm = "native"
     if not is_shown:
         is_gemmas = _GEMMA_TURN in template.probed([_QUESTION])
@@ -85,7 +92,9 @@ def template_capabilities(template: Template) -> TemplateCapabilities:
         completes_tools=completes_tools,
         splits_calls=shows_calls and not prober.takes(*several),
         shortens_ids=short_fits and not long_fits,
-        takes_objects=takes_objects,
+        names_by_id=shows_calls and prober.by_id,
+        needs_system=needs_system and is_shown,
+        takes_objects=prober.arguments == {},
         takes_text=prober.fits(arguments="so") or not short_fits,
         folds_thinking=prober.fits(content="so")
         and not prober.fits(content="so", reasoning_content="why"),
@@ -101,10 +110,12 @@ def template_capabilities(template: Template) -> TemplateCapabilities:
 class _Prober:
     """Renders conversations of given kinds, with tools and without, where the template has them."""
 
-    def __init__(self, template: Template, tools: list[Any], arguments: Any) -> None:
-        """`arguments` are those of the calls in the conversations."""
+    def __init__(
+        self, template: Template, tools: list[Any], arguments: Any, by_id: bool = False
+    ) -> None:
+        """`arguments` are those of the calls in the conversations; `by_id`: ids are looked for."""
         self._template = template
-        self._arguments = arguments
+        self.arguments, self.by_id = arguments, by_id
         self._tools = [tools, []] if tools else [tools]
 
     def takes(self, *kinds: str) -> bool:
@@ -138,9 +149,9 @@ class _Prober:
             return {"role": kind, "content": f"probe{at}x"}
         calls = [
             {
-                "id": call_id,
+                "id": word if self.by_id else call_id,
                 "type": "function",
-                "function": {"name": word, "arguments": self._arguments},
+                "function": {"name": "f" if self.by_id else word, "arguments": self.arguments},
             }
             for call_id, word in zip((_SHORT_ID, _OTHER_ID), _words(kind, at), strict=False)
         ]
@@ -154,7 +165,7 @@ class _Prober:
 
     def fits(self, call_id: str = _SHORT_ID, arguments: Any = None, **said: str) -> bool:
         """Whether the template takes a call with this id, said beside it what is said."""
-        function = {"name": "f", "arguments": arguments or self._arguments}
+        function = {"name": "f", "arguments": arguments or self.arguments}
         call = {"id": call_id, "type": "function", "function": function}
         turn = {"role": "assistant", "content": "", **said, "tool_calls": [call]}
         result = {**self._message("tool", 1), "tool_call_id": call_id}
@@ -180,13 +191,16 @@ class _Prober:
                 is_taken = self.takes(*probe)
                 if before == "start":  # nothing may follow, and no question may be needed
                     is_taken = is_taken and self.takes(kind)
+                if before == kind == "tool":  # the second may need a call of its own
+                    is_taken = is_taken or self.takes("user", "two calls", *probe[-4:])
                 if not is_taken:
                     yield before, kind
 
 
-def _shows_tools(template: Template) -> tuple[bool, bool]:
+def _shows_tools(template: Template, *lead: dict[str, Any]) -> tuple[bool, bool]:
     """Return whether tools are shown, and whether only those that have all their fields."""
-    whole, bare = (template.probed([_QUESTION], [_tool(is_whole)]) for is_whole in (True, False))
+    probe = [*lead, _QUESTION]
+    whole, bare = (template.probed(probe, [_tool(is_whole)]) for is_whole in (True, False))
     is_shown = all(word in whole for word in ("probename", "probedescription", "probeparameter"))
     return is_shown, is_shown and "probename" not in bare
 

@@ -3,7 +3,8 @@
 Runs once, when a model is loaded. Touches no MLX.
 """
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,9 +14,14 @@ from hearth.worker.prompt.prefill_cuts import TurnMarks
 
 @dataclass(frozen=True, slots=True)
 class HistoryMarks:
-    """The tokens and texts with which the model's own turns begin and end. Immutable."""
+    """The tokens and texts with which the model's own turns begin and end. Immutable.
 
-    header_ids: frozenset[int]  # a token of this set begins a message's header
+    A message's header begins with a token of `header_ids`, and with the text `header_start`: Kimi
+    K3 begins what a message consists of with the same token.
+    """
+
+    header_ids: frozenset[int]
+    header_start: str
     assistant_texts: tuple[str, ...]  # what the model's own turns begin with
     ends: frozenset[int]  # what ends them, where anything does
 
@@ -27,7 +33,10 @@ def history_marks(tokenizer: Any, marks: TurnMarks, end_ids: frozenset[int]) -> 
     closing = [token for token in between if token in _control_ids(tokenizer)][:1]
     ends = end_ids | (set(closing) - marks.header_ids)
     texts = tuple(text for text in texts if text)
-    return HistoryMarks(marks.header_ids, texts, ends)
+    others = map(list, filter(None, _other_headers(tokenizer, marks.header_ids)))
+    headers = [*texts, *map(tokenizer.decode, others)]
+    start = "".join(headers[:1])[: _shared(headers)]
+    return HistoryMarks(marks.header_ids, start, texts, ends)
 
 
 def turn_marks(tokenizer: Any) -> TurnMarks:
@@ -43,7 +52,7 @@ def turn_marks(tokenizer: Any) -> TurnMarks:
         if not header_ids.intersection(between):
             header_ids.update(_header_of(tokenizer, between, ends))
     usable = [prompt for prompt in prompts if prompt[0] in header_ids]
-    others = [_header(tokenizer, role, header_ids) for role in ("system", "user", "tool")]
+    others = _other_headers(tokenizer, header_ids)
     written = [_header(tokenizer, "assistant", header_ids, is_old) for is_old in (False, True)]
     headers = _assistant_headers(usable, written, others)
     assert all(header[0] in header_ids for header in headers), (headers, header_ids)
@@ -53,13 +62,20 @@ def turn_marks(tokenizer: Any) -> TurnMarks:
 def _header_of(tokenizer: Any, between: Sequence[int], ends: set[int]) -> Sequence[int]:
     """Return the token that begins a message, of those between it and the one before.
 
-    The first that ends nothing; where all do, as GLM's role tokens, the first. Tags in a message's
-    content, such as <tool_response>, are added tokens but not special.
+    The first that ends nothing; where all do, as GLM's role tokens, the first.
+    """
+    others = [token for token in between if token not in ends]
+    marks = _marks(tokenizer, others)
+    return (marks or [token for token in between if token in ends] or others)[:1]
+
+
+def _marks(tokenizer: Any, tokens: Sequence[int]) -> Sequence[int]:
+    """Return those that are no tags of a message's content, as <tool_response> and </response>.
+
+    Such tags are added tokens, but not special.
     """
     added = tokenizer.added_tokens_decoder
-    others = [token for token in between if token not in ends]
-    marks = [token for token in others if token not in added or added[token].special]
-    return (marks or [token for token in between if token in ends] or others)[:1]
+    return [token for token in tokens if token not in added or added[token].special]
 
 
 def _assistant_headers(
@@ -71,49 +87,69 @@ def _assistant_headers(
     first tokens: that one header stands for all, unless other messages begin so too.
     """
     known = [header for header in (*prompts, *written) if header]
-    shared = known[0] if known else ()
-    for header in known:
-        length = 0
-        while length < min(len(shared), len(header)) and shared[length] == header[length]:
-            length += 1
-        shared = shared[:length]
+    shared = known[0][: _shared(known)] if known else ()
     if shared and not any(other[: len(shared)] == shared for other in others):
         return (shared,)
     return tuple(prompts)
 
 
+def _shared(rows: Sequence[Sequence[Any]]) -> int:
+    """Return with how many equal items all the rows begin."""
+    columns = zip(*rows, strict=False)
+    return sum(1 for _ in itertools.takewhile(lambda column: len({*column}) == 1, columns))
+
+
+def _other_headers(tokenizer: Any, header_ids: Set[int]) -> list[tuple[int, ...]]:
+    """Return what other messages than the model's begin with."""
+    return [_header(tokenizer, role, header_ids) for role in ("system", "user", "tool")]
+
+
 def _header(
-    tokenizer: Any, role: str, header_ids: set[int], is_old: bool = False
+    tokenizer: Any, role: str, header_ids: Set[int], is_old: bool = False
 ) -> tuple[int, ...]:
     """Return what the template writes in front of a `role` message's content.
 
     `is_old`: of one that a user's message follows, whose thinking templates leave out.
     """
-    between = list(_between(tokenizer, role, is_old))
+    # Others behind an answer: some templates end a question with the answer's header.
+    is_own = role == "assistant"
+    between = list(_between(tokenizer, role, is_old) if is_own else _after_answer(tokenizer, role))
     starts = [at for at, token in enumerate(between) if token in header_ids]
     return tuple(between[starts[-1] :]) if starts else ()
 
 
-def end_of_turn_ids(tokenizer: Any, generation_config: dict[str, Any]) -> frozenset[int]:
-    """Return every token that ends a turn: of the model, its generation config, its template."""
+def end_of_turn_ids(
+    tokenizer: Any,
+    generation_config: dict[str, Any],
+    ends: Sequence[str] = (),
+    part_ends: Sequence[str] = (),
+) -> frozenset[int]:
+    """Return every token that ends a turn: of the model, its generation config, its template.
+
+    And of the model's format: `ends` end an answer, `part_ends` a part of one only.
+    """
     configured = generation_config.get("eos_token_id")
     configured = configured if isinstance(configured, list) else [configured]
-    ids = [*tokenizer.eos_token_ids, *configured, *_template_ends(tokenizer)]
+    known = tokenizer.get_vocab()
+    ids = [*tokenizer.eos_token_ids, *configured, *map(known.get, ends)]
+    ids += _template_ends(tokenizer, {known.get(each) for each in part_ends})
     return frozenset(token for token in ids if isinstance(token, int))
 
 
-def _template_ends(tokenizer: Any) -> list[int]:
+def _template_ends(tokenizer: Any, part_ends: Set[int | None] = frozenset()) -> list[int]:
     """Return the token that the template puts behind the answer that ends a conversation.
 
     Not what it puts between two messages: harmony ends a message of a turn, its reasoning for
-    one, with <|end|>, and only the whole turn with <|return|>.
+    one, with <|end|>, and only the whole turn with <|return|>. And none of `part_ends`, which it
+    puts in front of that one.
     """
     messages = [{"role": "user", "content": _FIRST}, {"role": "assistant", "content": _SECOND}]
     text = _probed(tokenizer, messages)
     _, found, tail = text.partition(_SECOND)
-    special = _control_ids(tokenizer)
+    special = _control_ids(tokenizer) - part_ends
     tail_ids = tokenizer.encode(tail, add_special_tokens=False) if found else []
-    return [token for token in tail_ids if token in special][:1]
+    ends = [token for token in tail_ids if token in special]
+    return [*(_marks(tokenizer, ends) or ends)][:1]
 
 
 def _control_ids(tokenizer: Any) -> set[int]:
@@ -133,12 +169,11 @@ def _generation_prompt(tokenizer: Any, thinking: bool) -> list[tuple[int, ...]]:
     opened = _after_question(tokenizer, thinking, True)
     if opened == closed:  # as Mistral's: the question's own end is what an answer follows
         special = _control_ids(tokenizer)
-        between = _between(tokenizer, "assistant")
+        has_prompt = list(_between(tokenizer, "user")[: len(opened)]) != opened
+        between = opened if has_prompt else _between(tokenizer, "assistant")
         starts = [at for at, token in enumerate(between) if token in special]
         return [tuple(between[starts[0] :])] if starts else []
-    common = 0
-    while common < min(len(closed), len(opened)) and closed[common] == opened[common]:
-        common += 1
+    common = _shared((closed, opened))
     return [tuple(opened[common:])] if common < len(opened) else []
 
 
@@ -173,9 +208,9 @@ def _between(tokenizer: Any, role: str, is_old: bool = False) -> Sequence[int]:
     return between
 
 
-def _after_answer(tokenizer: Any) -> Sequence[int]:
-    """Return the tokens between an answer and the user's message behind it."""
-    roles = (("user", _THIRD), ("assistant", _FIRST), ("user", _SECOND))
+def _after_answer(tokenizer: Any, role: str = "user") -> Sequence[int]:
+    """Return the tokens between an answer and the content of a `role` message behind it."""
+    roles = (("user", _THIRD), ("assistant", _FIRST), (role, _SECOND))
     messages = [{"role": role, "content": content} for role, content in roles]
     text = _probed(tokenizer, messages)
     _, _, rest = text.partition(_FIRST)

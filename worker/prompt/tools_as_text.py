@@ -1,18 +1,21 @@
 """Writes tools, calls and results as text for models whose chat template has no place for them.
 
-Two forms. "manual" is JSON in <tool_call> tags, as Hermes and Qwen write it; "tool_code" is a
-Python call in a fenced block, as Gemma 2 and 3 were trained. What is written here is what
-hearth.worker.stream reads of such models' answers.
+Two forms, beside the model's own where that is known. "manual" is JSON in <tool_call> tags, as
+Hermes and Qwen write it; "tool_code" is a Python call in a fenced block, as Gemma 2 and 3 were
+trained. What is written here is what hearth.worker.stream reads of such models' answers.
 """
 
 import json
-import keyword
-import unicodedata
 from collections.abc import Sequence
 from typing import Any, Final, Literal
 
+from hearth.worker.formats.shared.model_format import OwnForm
+from hearth.worker.formats.tool_code import python_text
+
 ToolForm = Literal["native", "manual", "tool_code"]  # native: the template's own
 
+
+_EXAMPLE: Final = {"name": "function_name", "arguments": {"argument_name": "value"}}
 _PROMPTS: Final[dict[ToolForm, str]] = {
     "manual": """\
 # Tools
@@ -22,12 +25,10 @@ You may call functions to help with the user's request. Each line in <tools></to
 {tools}
 </tools>
 
-To call a function, write its name and its arguments as a JSON object in <tool_call></tool_call>:
-<tool_call>
-{{"name": "function_name", "arguments": {{"argument_name": "value"}}}}
-</tool_call>
+To call a function, write its name and its arguments as a JSON object{place}:
+{call}
 To call several, write several such blocks. Write nothing behind the last one and wait: each \
-result comes back in <tool_response></tool_response>.""",
+result comes back in {result}.""",
     "tool_code": """\
 You have access to functions. Each line here is one, with its parameters as a JSON schema:
 {tools}
@@ -41,21 +42,28 @@ To call several, write several such blocks. Write nothing behind the last one an
 result comes back in ```tool_output```.""",
 }
 _RESULTS: Final[dict[ToolForm, tuple[str, str]]] = {
-    "manual": ("<tool_response>", "</tool_response>"),
-    "tool_code": ("```tool_output", "```"),
+    "manual": ("<tool_response>\n", "\n</tool_response>"),
+    "tool_code": ("```tool_output\n", "\n```"),
 }
 
 
-def markup(form: ToolForm) -> str:
-    """Return all that is written in `form` around names, arguments and results."""
-    return "" if form == "native" else "\n".join((_PROMPTS[form], *_RESULTS[form]))
+def markup(form: ToolForm, own: OwnForm | None) -> str:
+    """Return all that is written in these forms around names, arguments and results."""
+    texts = [] if form == "native" else [tool_prompt((), form, own), *_RESULTS[form]]
+    return "\n".join(texts if own is None else [*texts, own.calls([_EXAMPLE]), *(own.result or ())])
 
 
-def tool_prompt(tools: Sequence[Any], form: ToolForm) -> str:
+def tool_prompt(tools: Sequence[Any], form: ToolForm, own: OwnForm | None = None) -> str:
     """Return the text that shows the model its tools; `form` is not "native"."""
     assert form != "native"
     shown = tools if form == "manual" else [tool["function"] for tool in tools]
-    return _PROMPTS[form].format(tools="\n".join(map(_json, shown)))
+    call = own.calls([_EXAMPLE]) if own else call_text(_EXAMPLE, form)
+    return _PROMPTS[form].format(
+        tools="\n".join(map(_json, shown)),
+        place=" in <tool_call></tool_call>" if call.startswith("<tool_call>") else "",
+        call=call,
+        result=result_text("", form, own).replace("\n", ""),
+    )
 
 
 def call_text(function: dict[str, Any], form: ToolForm) -> str:
@@ -65,44 +73,16 @@ def call_text(function: dict[str, Any], form: ToolForm) -> str:
     """
     name, arguments = function["name"], function["arguments"]
     if form == "tool_code":
-        return f"```tool_code\n{name}({_keywords(arguments)})\n```"
+        return f"```tool_code\n{python_text(name, arguments)}\n```"
     return f"<tool_call>\n{_json({'name': name, 'arguments': arguments})}\n</tool_call>"
 
 
-def result_text(content: str, form: ToolForm) -> str:
+def result_text(content: str, form: ToolForm, own: OwnForm | None = None) -> str:
     """Return the result of a call in the form that the tool prompt announces."""
-    start, end = _RESULTS["tool_code" if form == "tool_code" else "manual"]
-    return f"{start}\n{content}\n{end}"
+    usual = _RESULTS["tool_code" if form == "tool_code" else "manual"]
+    start, end = own.result if own and own.result else usual
+    return f"{start}{content}{end}"
 
 
 def _json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
-
-
-def _keywords(arguments: dict[str, Any]) -> str:
-    """Return arguments as Python names them; those whose names are none of Python's in `**{}`."""
-    named = {name: value for name, value in arguments.items() if _is_name(name)}
-    others = {name: value for name, value in arguments.items() if name not in named}
-    written = [f"{name}={_python(value)}" for name, value in named.items()]
-    return ", ".join([*written, f"**{_python(others)}"] if others else written)
-
-
-def _is_name(text: str) -> bool:
-    """Whether Python takes `text` as an argument's name, and leaves it as it is."""
-    is_left = unicodedata.normalize("NFKC", text) == text
-    return text.isidentifier() and is_left and not keyword.iskeyword(text)
-
-
-def _python(value: Any) -> str:
-    """Return a value of JSON as a Python literal on one line."""
-    # Loops, not comprehensions: one frame a level, as deep as the wire lets JSON be nested.
-    parts = []
-    if isinstance(value, dict):
-        for key, item in value.items():
-            parts.append(f"{_json(key)}: {_python(item)}")
-        return "{" + ", ".join(parts) + "}"
-    if isinstance(value, list):
-        for item in value:
-            parts.append(_python(item))
-        return "[" + ", ".join(parts) + "]"
-    return repr(value) if value is None or isinstance(value, bool) else _json(value)

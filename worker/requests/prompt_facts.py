@@ -27,4 +27,3 @@ class PromptFacts:
     drafts: DraftPolicy = field(default_factory=DraftPolicy)  # what is drafted for answers
     requested_bits: RequestedBits = field(default_factory=RequestedBits)  # of their KV
     adapters: Mapping[str, str] = field(default_factory=dict)  # by name: what tells its bytes
-    portable_root: PrefixHash | None = None  # `root` as other machines have it; None = not told

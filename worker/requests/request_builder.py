@@ -56,7 +56,8 @@ class RequestBuilder:
         assert lease.request_id == message.request_id, (lease.request_id, message.request_id)
         check(message.sampling, self._facts.vocab_size)
         kv_bits = self._facts.requested_bits.asked(message.kv_bits)
-        root = self._root(message, self._facts.root, kv_bits)
+        root = root_of(message, self._facts.root, self._facts.adapters)
+        root = self._facts.requested_bits.root(root, kv_bits)
         visit, built = self._prompts.build(
             message.prompt, images, message.owner, message.use_kv_cache
         )
@@ -71,13 +72,7 @@ class RequestBuilder:
         new_id = self._prompts.sessions.new_id
         is_side = visit is not None and visit.is_side
         query, prompt_name = self._query(message, built, root, is_side=is_side)
-        portable = self._facts.portable_root
-        query = replace(
-            query,
-            kv_bits=kv_bits,
-            adapter=message.adapter,
-            portable_root=self._root(message, portable, kv_bits) if portable else None,
-        )
+        query = replace(query, kv_bits=kv_bits, adapter=message.adapter)
         goes_on = is_raw(message.prompt) or message.prompt.continues  # from text in the prompt
         return Request(
             lease=lease,
@@ -107,11 +102,6 @@ class RequestBuilder:
             prompt_images=images,
             visit=None if message.prefill_only else visit,  # nobody has said or heard anything
         )
-
-    def _root(self, message: Submit, root: PrefixHash, kv_bits: int | None) -> PrefixHash:
-        """Return what the prompt's hashes begin with, where those of all prompts do with `root`."""
-        owned = root_of(message, root, self._facts.adapters)
-        return self._facts.requested_bits.root(owned, kv_bits)
 
     def _tokens_max(self, message: Submit, built: BuiltPrompt) -> int:
         """Return how long the answer may be: what was asked for, or what the context has left."""

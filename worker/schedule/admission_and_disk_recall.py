@@ -1,7 +1,4 @@
-"""Prepares waiting requests for a slot: their KV comes from disk, and memory is freed.
-
-What the disk has not may come from workers elsewhere, and is then on the disk.
-"""
+"""Prepares waiting requests for a slot: their KV comes back from disk, and memory is freed."""
 
 import logging
 from collections import Counter
@@ -12,12 +9,10 @@ from hearth.shared.errors import RequestError
 from hearth.shared.wire_messages import Failed
 from hearth.worker.engine.decode.decoder import Decoder
 from hearth.worker.kv.layer_adapters import STEP
-from hearth.worker.remote_kv.kv_receiver import Move
 from hearth.worker.schedule.kv_manager_interface import KVManagerInterface
 from hearth.worker.schedule.memory_guard import PromptCost
 from hearth.worker.schedule.request_state import RecallDone, Request
 from hearth.worker.schedule.scheduler_config import SchedulerConfig
-from hearth.worker.schedule.wait_estimate import Pace
 
 RECALLS_MAX: Final = 2  # waits for the disk: on arrival, and if that was evicted before its turn
 SPARE_ROWS: Final = 512  # a slot has room for so much of an answer; it grows for a longer one
@@ -39,18 +34,13 @@ class Admission:
         decoder: Decoder,
         config: SchedulerConfig,
         counts: "Counter[str]",
-        pace: Pace,
     ) -> None:
-        """`counts` counts recalls and refusals; the scheduler's counts are in it too.
-
-        By `pace` is told whether KV comes from elsewhere sooner than it is computed.
-        """
+        """`counts` counts recalls and refusals; the scheduler's counts are in it too."""
         self._kv_manager = kv_manager
         self._uncached = kv_manager.uncached
         self._decoder = decoder
         self._config = config
         self._counts = counts
-        self._pace = pace
         self._epoch = 0  # times that the cache was emptied
 
     def kv_manager_of(self, request: Request) -> KVManagerInterface:
@@ -79,21 +69,6 @@ class Admission:
         request.kept_tokens = request.recall.position
         return True
 
-    def ask_elsewhere(self, request: Request) -> bool:
-        """Ask workers elsewhere, once, for what neither memory nor disk has of the prompt."""
-        assert request.recall is None, request.request_id
-        if request.has_sought or not request.uses_cache:
-            return False
-        request.has_sought, epoch = True, self._epoch
-        request.recall = self._config.remote_kv.seek(
-            request.query,
-            request.lease,
-            request.kept_tokens,
-            self._pace.prefill_tokens_per_s,
-            lambda: self._config.post(RecallDone(request, (), epoch)),
-        )
-        return request.recall is not None
-
     def asks_again(self, request: Request) -> bool:
         """Start reading from disk what was kept of a prompt when it came and was evicted since."""
         assert request.recall is None, request.request_id
@@ -108,32 +83,16 @@ class Admission:
         if done.epoch != self._epoch:  # the cache was emptied meanwhile
             request.recall = None
             return
-        if not done.records:
-            self._take_moved(request)
-            return
         tokens = self._kv_manager.take_in(done.records, request.query)
         if request.recall is None:  # it has given up waiting: others may go on from this
             self._counts["recalls_late"] += 1
             return
         request.recall, request.recalled_tokens = None, request.recalled_tokens + tokens
         request.kept_tokens = self._kv_manager.plan(request.query).position
-        self.ask_elsewhere(request)
-
-    def _take_moved(self, request: Request) -> None:
-        """Start reading what has come from elsewhere, all or a part, where one waits for that."""
-        if not isinstance(request.recall, Move):
-            return
-        self._config.remote_kv.give_up(request.recall)
-        request.recall = None
-        if request.recalls < RECALLS_MAX and not request.lease.is_gone:
-            self.ask_disk(request)
 
     def waits_for_disk(self, request: Request) -> bool:
         """Whether the disk still reads for it; a prompt whose KV takes too long is prefilled."""
         if request.recall is None or not request.recall.is_late:
-            return request.recall is not None
-        if isinstance(request.recall, Move):
-            self._take_moved(request)
             return request.recall is not None
         self._counts["recalls_given_up"] += 1
         request.recall, request.recalls = None, RECALLS_MAX
@@ -143,7 +102,6 @@ class Admission:
     def forget(self) -> None:
         """The cache is emptied: what is being read from disk does not come back."""
         self._epoch += 1
-        self._config.remote_kv.forget()
 
     # ------------------------------------------------------------ memory
 

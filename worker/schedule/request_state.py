@@ -21,7 +21,6 @@ from hearth.worker.draft.answer_drafter import AnswerDrafter
 from hearth.worker.draft.forced_tokens import ForcedTokens
 from hearth.worker.kv.disk_tier import DiskRecall
 from hearth.worker.kv.live_slot import LiveSlot
-from hearth.worker.remote_kv.kv_receiver import Move
 from hearth.worker.schedule.wait_estimate import Work
 from hearth.worker.sessions.session_visit import SessionVisit
 from hearth.worker.stream.output_processor import OutputProcessor
@@ -65,7 +64,7 @@ class RenderNextPrompt:
 
 @dataclass(frozen=True, slots=True)
 class RecallDone:
-    """Says that the disk thread has read what a request waits for; no records: has fetched it."""
+    """Says that the disk thread has read what a request waits for."""
 
     request: "Request"
     records: Sequence[Record | None]
@@ -130,9 +129,8 @@ class Request:
         0  # of what was kept then, those that a prefill of it would have written
     )
     idle_tokens: int = 0  # of its session, read in idle time until then
-    recall: DiskRecall | Move | None = None  # what it waits for, from disk or from elsewhere
-    recalls: int = 0  # how often it has waited for the disk
-    has_sought: bool = False  # its KV at workers elsewhere
+    recall: DiskRecall | None = None  # what it waits for from disk
+    recalls: int = 0  # how often it has waited for that
     recalled_tokens: int = 0  # that came back from there
     position: int = 0  # prompt tokens in the slot
     times: RequestTimes | None = None  # runs from its first forward on

@@ -72,7 +72,7 @@ class Scheduler:
         self._idle = IdlePrefill(engine, kv_manager, config)
         self._forwards, self._isolation = config.forwards, config.isolation
         self.counts: Counter[str] = Counter()
-        self._admission = Admission(kv_manager, engine.decoder, config, self.counts, self._pace)
+        self._admission = Admission(kv_manager, engine.decoder, config, self.counts)
         self._shares = TimeShares()
         self._has_read_short = False  # in this step
         self._reader = PrefillForwards(
@@ -160,8 +160,7 @@ class Scheduler:
         self._waiting.append(request)
         kv_manager = self._admission.kv_manager_of(request)
         request.kept_tokens = kv_manager.plan(request.query).position
-        if not self._admission.ask_disk(request):
-            self._admission.ask_elsewhere(request)
+        self._admission.ask_disk(request)
         self._forwards.rest(self._decoding.values())
         request.told_tokens = request.kept_tokens
         return Progress(request.request_id, request.told_tokens, request.prompt_tokens)
@@ -444,8 +443,6 @@ class Scheduler:
         self._close_slot(request)
         now = awake_s()
         usage = make_usage(request, now)
-        if request.is_prefilled and request.uses_cache:
-            self._config.remote_kv.note(request.query)
         if reason != "cancelled":
             self._isolation.served(request)
         if request.first_token_at is not None:

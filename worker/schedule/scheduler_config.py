@@ -8,7 +8,6 @@ from hearth.shared.wire_messages import Usage
 from hearth.worker.cache.block_hash import Tokens
 from hearth.worker.cache.prefill_grid import WHOLE, PrefillGrid
 from hearth.worker.engine.power_source import PowerSource
-from hearth.worker.remote_kv.kv_exchange import NoRemoteKV
 from hearth.worker.schedule.answers.answer_drafts import AnswerDrafts
 from hearth.worker.schedule.generation_watchdog import GenerationWatchdog
 from hearth.worker.schedule.memory_guard import MemoryGuard
@@ -46,7 +45,6 @@ class SchedulerConfig:
     isolation: SuspectIsolation = field(default_factory=SuspectIsolation)
     drafts: AnswerDrafts = field(default_factory=AnswerDrafts)
     requested_bits: RequestedBits = field(default_factory=RequestedBits)
-    remote_kv: NoRemoteKV = field(default_factory=NoRemoteKV)  # of workers elsewhere
 
     def forward_end(self, position: int, cut: int) -> int:
         """Return where a forward to a prompt's next `cut` ends: at the cut, or amid a long image.

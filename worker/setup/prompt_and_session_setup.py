@@ -27,6 +27,12 @@ from hearth.worker.stream.detokenise import Vocabulary
 log = logging.getLogger(__name__)
 
 
+def end_ids_of(tokenizer: Any, generation_config: dict[str, Any]) -> frozenset[int]:
+    """Return every token that ends an answer of the model."""
+    own = OutputFormat(tokenizer).own
+    return end_of_turn_ids(tokenizer, generation_config, own.ends, own.part_ends)
+
+
 def make_builder(
     tokenizer: Any,
     marks: TurnMarks,
@@ -41,7 +47,9 @@ def make_builder(
     `context_by` is what makes the context no longer, as ModelFacts has it.
     """
     thinks, preserves = settings.default_thinking, settings.preserve_thinking
-    renderer = Renderer(tokenizer, thinks, preserves)
+    renderer = Renderer(
+        tokenizer, thinks, preserves, lambda form: OutputFormat(tokenizer, form).own_form
+    )
     if not renderer.has_template:
         log.warning(
             "the model has no chat template: it is shown messages as a plain transcript, which "
@@ -98,25 +106,24 @@ def make_sessions(
 
 def prompt_facts(
     loaded: LoadedModel,
-    roots: tuple[PrefixHash, PrefixHash],
+    root: PrefixHash,
     builder: PromptBuilder,
     vocabulary: Vocabulary,
     cut_rule: CutRule,
     requested_bits: RequestedBits,
 ) -> PromptFacts:
-    """Return what prompts need to know of the model; `roots` name its cache, here and anywhere."""
+    """Return what prompts need to know of the model; `root` names its cache."""
     facts, tokenizer = loaded.facts, loaded.tokenizer
     output_format = OutputFormat(tokenizer, builder.tool_form)
     return PromptFacts(
         context_tokens=facts.context_tokens,
         vocab_size=facts.vocab_size,
-        root=roots[0],
-        portable_root=roots[1],
+        root=root,
         output_format=output_format,
         grammar_compiler=GrammarCompiler(
             tokenizer,
             facts.vocab_size,
-            end_of_turn_ids(tokenizer, loaded.generation_config),
+            end_ids_of(tokenizer, loaded.generation_config),
             output_format,
             vocabulary.token_bytes,
         ),

@@ -167,6 +167,7 @@ class ContentWriter:
         self._pending_end = 0  # where they end in what the model wrote
         self._is_empty = True
         self._is_behind_call = False
+        self._begins_line = False  # behind a message that has text
         self._skips_newlines = False  # they belong to the think block in front of them
         self.is_fresh = True  # nothing but blanks since the beginning, a call or a think block
 
@@ -180,7 +181,9 @@ class ContentWriter:
         self._pending_end = self._collector.position
         self._pending.append(text[: len(text) - len(behind)])
         if body:
-            self._collector.text("content", self._blanks() + body, len(behind) - len(body))
+            blanks = "\n" * self._begins_line + self._blanks()
+            self._collector.text("content", blanks + body, len(behind) - len(body))
+            self._begins_line = False
             self._pending = [behind[len(body) :]]
             self._is_empty = self._is_behind_call = self.is_fresh = False
 
@@ -197,6 +200,11 @@ class ContentWriter:
             self._before = "".join(self._pending)
         self._pending = []
         self._is_behind_call = self.is_fresh = True
+
+    def begin_message(self) -> None:
+        """Take it that a message ends or begins here: text behind it begins a line."""
+        self._begins_line = not self._is_empty
+        self.is_fresh = True
 
     def begin_answer(self) -> None:
         """Take it that a think block ends here: newlines behind it belong to the block."""

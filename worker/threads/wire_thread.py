@@ -7,10 +7,8 @@ import select
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from hearth.shared.errors import RETRY_AFTER_S_MAX, Overloaded
-from hearth.shared.kv_move_messages import Chunk, Fetch, Found, Seek, TellHeld
 from hearth.shared.suspending_clock import awake_s
 from hearth.shared.wire_messages import (
     PROTOCOL_VERSION,
@@ -31,7 +29,6 @@ from hearth.shared.wire_messages import (
     Welcome,
 )
 from hearth.shared.zmq_transport import HEARTBEAT_S, RouterPort
-from hearth.worker.remote_kv.kv_exchange import NoRemoteKV
 from hearth.worker.schedule.request_state import ClientLease
 from hearth.worker.threads.prompt_lanes import PromptLanes
 from hearth.worker.threads.thread_queues import ImageJobs, PromptJobs
@@ -78,12 +75,10 @@ class WireThread:
         self._open: dict[str, ClientLease] = {}
         self._arriving: dict[str, None] = {}  # the Submits of those that are being rendered
         self._peers: set[bytes] = set()
-        self._sharers: set[bytes] = set()  # of them, those with workers that keep KV elsewhere
         self._next_beat = 0.0
         # Set once the model is loaded, before a heartbeat says that it is ready.
         self.run_in_inference: Callable[[Status], None] | None = None
         self.image_jobs: ImageJobs | None = None  # stays None for a model that takes no images
-        self.remote_kv = NoRemoteKV()  # until the model is loaded
 
     def run(self, is_stopping: Callable[[], bool]) -> None:
         """Work until `is_stopping`, or until the supervisor's end of our stdin closes.
@@ -112,11 +107,6 @@ class WireThread:
             self._arriving.pop(request_id, None)
         self._port.post(lease.peer, message)
 
-    def report(self) -> dict[str, Any]:
-        """Return for `/v1/cache` what waits to be sent, and what KV was moved. Any thread."""
-        waiting = self._port.waiting_frames
-        return {"wire_waiting_frames": waiting, "moves": self.remote_kv.report()}
-
     def end_requests(self, *, tells: bool) -> None:
         """Take no request any more, and, where it `tells`, end those that are open. Main thread.
 
@@ -136,10 +126,6 @@ class WireThread:
                 self._port.post(peer, self._load())
             case Submit() | Count() | Status():
                 self._accept(peer, message)
-            case TellHeld():
-                self._sharers.add(peer)
-            case Seek() | Found() | Fetch() | Chunk():
-                self.remote_kv.hear(peer, message)
             case Cancel(request_id):
                 self._cancel(request_id)
             case Renew(request_ids):
@@ -205,7 +191,6 @@ class WireThread:
         """Cancel the requests of proxies that are gone. Main thread."""
         for peer in [self._port.gone.pop() for _ in range(len(self._port.gone))]:
             self._peers.discard(peer)
-            self._sharers.discard(peer)
             for lease in list(self._open.values()):
                 if lease.peer == peer:
                     lease.is_cancelled = True
@@ -223,7 +208,6 @@ class WireThread:
         beat = self._load()
         for peer in self._peers:
             self._port.post(peer, beat)
-        self.remote_kv.tell(self._sharers)
 
 
 def _ending(request_id: str) -> Failed:

@@ -9,6 +9,7 @@ from hearth.worker.constraint.call_grammars import (
     MessageGrammar,
     json_arguments,
     json_call,
+    message_grammar,
     python_call,
     tagged,
 )
@@ -24,6 +25,7 @@ from hearth.worker.constraint.lark_builder import (
 from hearth.worker.formats.shared.model_format import (
     LAST,
     ModelFormat,
+    ModelWords,
 )
 from hearth.worker.stream.answer_parts import (
     AnswerCollector,
@@ -82,6 +84,7 @@ __all__ = [
     "Marks",
     "MessageGrammar",
     "ModelFormat",
+    "ModelWords",
     "ParserSteps",
     "RequestTools",
     "Section",
@@ -97,6 +100,7 @@ __all__ = [
     "json_calls",
     "json_text",
     "marked_calls",
+    "message_grammar",
     "named_call",
     "python_call",
     "python_calls",

@@ -2,7 +2,7 @@
 
 import importlib
 import pkgutil
-from collections.abc import Callable, Set
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final
@@ -43,18 +43,32 @@ class ModelFormat:
 
     is_of: Callable[[ModelWords], bool]
     rank: int = 0
+    of_words: Callable[[ModelWords], "ModelFormat"] | None = None  # makes it of a model's own marks
     thinking: tuple[str, str] = ("", "")  # the marks around it; "" = those of the vocabulary
     leaves_thinking_open: bool = False  # an answer may begin with a block that nobody opened
+    more_thinking: tuple[tuple[str, str], ...] = ()  # other pairs that are around it, too
     framing: tuple[str, ...] = ()  # marks that only frame the content
+    header: Any = None  # matches what is no text behind `framing`: the answer is a row of messages
     sections: tuple[Section, ...] = ()  # in which calls stand
     form: TagForm | None = None  # of its calls, where they are elements
     grammar: CallGrammar | None = None  # of a forced call
     analysis: str = ""  # what a prompt ends with that has begun thinking, where no mark ends it
     read: AnswerReader | None = None  # reads the whole answer, where it is a row of messages
     messages: MessageGrammar | None = None  # and what constrains such an answer
-    # Tokens that end a part of an answer, and not the answer.
-    part_ends: tuple[str, ...] = ()
-    call_text: Callable[[str, Any], str] | None = None  # a call of the history: name, arguments
+    ends: tuple[str, ...] = ()  # tokens that end an answer, and no list may have
+    part_ends: tuple[str, ...] = ()  # tokens that end a part of an answer, and not the answer
+    # A call of the history, by name and arguments, where the grammar's writer has no `text`; and
+    # what stands around a result. Both where the template does not show them.
+    call_text: Callable[[str, Any], str] | None = None
+    result: tuple[str, str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class OwnForm:
+    """A model's own form of calls, and of results where that is known. Immutable."""
+
+    calls: Callable[[Sequence[dict[str, Any]]], str]  # those of one message, each as `function`
+    result: tuple[str, str] | None = None  # what stands around one
 
 
 @cache
@@ -68,4 +82,5 @@ def all_formats() -> tuple[ModelFormat, ...]:
 
 def format_of(words: ModelWords) -> ModelFormat | None:
     """Return the format of a model; None where nothing tells of one."""
-    return next((each for each in all_formats() if each.is_of(words)), None)
+    found = next((each for each in all_formats() if each.is_of(words)), None)
+    return found.of_words(words) if found and found.of_words else found

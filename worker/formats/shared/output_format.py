@@ -8,6 +8,7 @@ from hearth.worker.formats.llama3 import SECTION as LLAMA_TAG
 from hearth.worker.formats.shared.model_format import (
     ModelFormat,
     ModelWords,
+    OwnForm,
     all_formats,
     format_of,
 )
@@ -35,31 +36,45 @@ _STRAYS: Final = (
 class OutputFormat:
     """The format of one model's answers: found by its vocabulary and its template.
 
-    Immutable: any thread may use it, also several at once.
+    `own` is the family's. Immutable: any thread may use it, also several at once.
     """
 
     def __init__(self, tokenizer: Any, tool_form: str = "native") -> None:
         """Take mlx-lm's TokenizerWrapper, and the form in which prompts show tools."""
         vocabulary = tokenizer.get_vocab().keys()
         words = ModelWords(vocabulary, template_of(tokenizer), tool_form)
-        self._own = format_of(words) or ModelFormat(is_of=lambda words: False)
-        forms = dict.fromkeys(form for each in (self._own, *all_formats()) if (form := each.form))
+        self.own = format_of(words) or ModelFormat(is_of=lambda words: False)
+        forms = dict.fromkeys(form for each in (self.own, *all_formats()) if (form := each.form))
         self._marks = OutputMarks(
-            *_thinking(self._own, tokenizer, vocabulary),
-            _sections(self._own, vocabulary),
+            *_thinking(self.own, tokenizer, vocabulary),
+            _sections(self.own, vocabulary),
             tuple(forms),
-            self._own.framing,
+            self.own.framing,
+            self.own.more_thinking,
+            self.own.header,
         )
 
     @property
     def call_grammar(self) -> CallGrammar | None:
         """The grammar in which the model calls; None without one."""
-        return self._own.grammar
+        return self.own.grammar
+
+    @property
+    def own_form(self) -> OwnForm | None:
+        """The form of the model's calls and their results; None where the format has no text."""
+        grammar = self.own.grammar
+        text = self.own.call_text or getattr(grammar and grammar.call, "text", None)
+        if text is None or grammar is None:
+            return None
+        return OwnForm(
+            lambda calls: grammar.text(text(each["name"], each["arguments"]) for each in calls),
+            self.own.result,
+        )
 
     @property
     def messages(self) -> MessageGrammar | None:
         """The grammar of answers that are a row of messages; None where they are none."""
-        return self._own.messages
+        return self.own.messages
 
     @property
     def think_marks(self) -> tuple[str, str]:
@@ -69,24 +84,26 @@ class OutputFormat:
     @property
     def thinks(self) -> bool:
         """Whether answers may hold thinking."""
-        return self._own.read is not None or bool(self._marks.think_start)
+        return self.own.read is not None or bool(self._marks.think_start)
 
     def is_thinking_open(self, prompt_tail: str) -> bool:
         """Return whether a generation prompt leaves a think block open.
 
         `prompt_tail` is what the template writes behind the last message, nothing of a message.
         """
-        if self._own.analysis:
-            return prompt_tail.endswith(self._own.analysis)
-        start, end = self.think_marks
-        return bool(start) and prompt_tail.rfind(start) > prompt_tail.rfind(end)
+        if self.own.analysis:
+            return prompt_tail.endswith(self.own.analysis)
+        return any(
+            start and prompt_tail.rfind(start) > prompt_tail.rfind(end)
+            for start, end in (self.think_marks, *self.own.more_thinking)
+        )
 
     def may_think(self, prompt_tail: str) -> bool:
         """Return whether the answer may begin with a think block that nobody opens.
 
         So GLM may answer where its prompt neither opens nor closes thinking.
         """
-        return self._own.leaves_thinking_open and not any(
+        return self.own.leaves_thinking_open and not any(
             mark in prompt_tail for mark in self.think_marks
         )
 
@@ -117,9 +134,9 @@ class OutputFormat:
         """
         buffer, known = LookaheadBuffer(), RequestTools(tools)
         collector = AnswerCollector(buffer)
-        if self._own.read is not None:
+        if self.own.read is not None:
             begun: Channel | None = "content" if is_continued else None
-            steps = self._own.read(
+            steps = self.own.read(
                 buffer, collector, known, takes_calls, "reasoning" if is_thinking else begun
             )
             return AnswerSplitter(buffer, collector, steps)
@@ -138,10 +155,9 @@ class OutputFormat:
 def _thinking(own: ModelFormat, tokenizer: Any, vocabulary: Set[str]) -> tuple[str, str]:
     """Return the marks around thinking: the format's own, or those that mlx-lm finds."""
     found = tokenizer.think_start or "", tokenizer.think_end or ""
-    marks = [own.thinking, found, *(each.thinking for each in all_formats())]
-    return next(
-        (pair for pair in marks if (pair is found and pair[0]) or {*pair} <= vocabulary), ("", "")
-    )
+    told = [pair for pair in (own.thinking, found) if pair[0]]
+    others = [each.thinking for each in all_formats() if {*each.thinking} <= vocabulary]
+    return next(iter([*told, *others]), ("", ""))
 
 
 def _sections(own: ModelFormat, vocabulary: Set[str]) -> tuple[Section, ...]:

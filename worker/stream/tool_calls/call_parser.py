@@ -15,13 +15,14 @@ from hearth.worker.stream.tool_calls.tag_form import TagForm
 from hearth.worker.stream.tool_calls.xml_calls import element_call
 
 BLOCK_CHARS_MAX: Final = 100_000  # of a call that only a parser can read
+LINES_MAX: Final = 32  # of a block in Python with a malformed line
 
 BLANKS: Final = regex.compile(r"\s*+")
 # What may be too much behind a call.
 JUNK: Final = regex.compile(r"[\s}\])\"'`,;]*+")
 _FENCE: Final = regex.compile(r"```\w*+(?=\W)")
 _BARE_KEYS: Final = regex.compile(r"call:(?P<name>[\w.:-]++)\s*+(?=\{)")
-_PYTHON_LIST: Final = regex.compile(r"\[\s*+[\w.-]++\s*+\(")
+_PYTHON: Final = regex.compile(r"\[?+\s*+[\w.-]++\s*+\(")
 _NAME: Final = regex.compile(r"[^\s<>{}\[\]()\"'=,]++")
 
 CallsReader = Callable[[CallContext], ParserSteps[None]]
@@ -56,7 +57,8 @@ def marked_calls(call: str, head: Any, end: str, section_end: str) -> CallsReade
     """Return what reads calls of which each stands between marks of its own.
 
     `call` begins one and may be missing, `head` has the group "name" and leads to the arguments'
-    JSON, `end` ends one and `section_end` all.
+    JSON, `end` ends one and `section_end` all. Where `head` also has the group "number" and none is
+    written, the name may be an id.
     """
 
     def read(context: CallContext) -> ParserSteps[None]:
@@ -71,7 +73,8 @@ def marked_calls(call: str, head: Any, end: str, section_end: str) -> CallsReade
             if not found:
                 raise UnreadableOutput
             buffer.at += len(found[0])
-            yield from named_call(context, found["name"])
+            is_id = found.groupdict().get("number", "") is None
+            yield from named_call(context, found["name"], is_id=is_id)
             for mark in (end, section_end):
                 offset = yield from buffer.run(JUNK)
                 if (yield from buffer.starts(mark, offset)):
@@ -94,6 +97,7 @@ class Section:
     read: CallsReader = read_section
     is_own: bool = True  # else only calls of tools of the request count
     is_head: bool = False  # the mark is the beginning of the call itself
+    is_behind_name: bool = False  # the name of a tool stands in front of it
     quote: str = ""  # around strings in which nothing is escaped
 
 
@@ -145,7 +149,7 @@ def _is_bare_head(context: CallContext, form: TagForm, head: Any) -> ParserSteps
     offset = yield from context.buffer.run(BLANKS, len(head[0]))
     if (yield from context.buffer.starts(form.begins, offset)):
         return True
-    if not context.tools.known(head[0]):
+    if not context.tools.known(head["name"]):
         return False
     for mark in ("{", *context.marks):
         if (yield from context.buffer.starts(mark, offset)):
@@ -158,19 +162,23 @@ def _block(context: CallContext) -> ParserSteps[None]:
     buffer = context.buffer
     name = yield from buffer.match(_NAME)
     is_named = bool(name) and bool(context.tools.known(name[0]))
-    is_list = bool((yield from buffer.match(_PYTHON_LIST)))
-    if not is_named and not is_list:
+    is_list = (yield from buffer.peek()) == "["
+    is_python = bool((yield from buffer.match(_PYTHON))) and (is_named or is_list)
+    if not is_named and not is_python:
         raise UnreadableOutput
     texts: list[str] = []
     mark = yield from buffer.scan(Marks(*context.marks), texts.append)
     buffer.at -= len(mark)
     text = "".join(texts).strip()
     # A name in front of prose that never ends is none of a call.
-    is_whole = bool(mark) or (buffer.is_complete and is_list)
+    is_whole = bool(mark) or (buffer.is_complete and is_python)
     if len(text) > BLOCK_CHARS_MAX or not is_whole:
         raise UnreadableOutput
-    calls = python_calls(text, context.tools) if is_list else []
-    if not calls and not is_named:
+    calls = python_calls(text, context.tools) if is_python else []
+    if is_python and not calls:  # one line may be malformed
+        lines = text.splitlines()[:LINES_MAX]
+        calls = [call for line in lines for call in python_calls(line, context.tools)]
+    if not calls and not (is_named and mark):
         raise UnreadableOutput
     buffer.release()
     context.write_all(calls)

@@ -23,6 +23,7 @@ class Trust:
 
     any_name: bool = True  # also the name of no tool of the request
     any_order: bool = True  # also arguments in front of the name
+    is_keyed: bool = False  # the name may be the key of the arguments
 
 
 def json_calls(context: CallContext, trust: Trust) -> ParserSteps[None]:
@@ -46,10 +47,11 @@ def json_calls(context: CallContext, trust: Trust) -> ParserSteps[None]:
 
 
 def named_call(
-    context: CallContext, name: str, reader: LenientJsonParser | None = None
+    context: CallContext, name: str, reader: LenientJsonParser | None = None, is_id: bool = False
 ) -> ParserSteps[None]:
     """Read the arguments of the call of `name`: the JSON object that comes here.
 
+    `is_id`: where no tool has that name, the call is of the one tool that takes such arguments.
     Raises UnreadableOutput where it is no call.
     """
     reader, writer = reader or LenientJsonParser(context.buffer, context.marks), CallWriter(context)
@@ -59,9 +61,10 @@ def named_call(
         writer.open(name)
     is_whole = yield from reader.value(writer.write)
     if not writer.is_open:
-        if not is_whole or isinstance(object_or_text(writer.text), str):
+        given = object_or_text(writer.text)
+        if not is_whole or isinstance(given, str):
             raise UnreadableOutput
-        writer.open(name)
+        writer.open((is_id and context.tools.taking({*given})) or name)
 
 
 class _CallObjectParser:
@@ -98,7 +101,10 @@ class _CallObjectParser:
     def _member(self, key: str) -> ParserSteps[bool]:
         """Read the value of a key, and return whether it is an object that was only entered."""
         char = yield from self._json.blanks()
-        if key in ("function", "tool") and char == "{" and not self._name:
+        if self._trust.is_keyed and char == "{" and not self._name:
+            self._name = key
+            yield from self._read_arguments(char)
+        elif key in ("function", "tool") and char == "{" and not self._name:
             self._context.buffer.at += 1
             self._json.outer += "{"
             return True

@@ -18,16 +18,29 @@ PYTHON_CHARS_MAX: Final = 400_000  # of source that is parsed at once
 
 _IN_A_NAME: Final = re.compile(r"[\w-]")
 _OPENED: Final = re.compile(r"\s*\(")
+_STRING: Final = re.compile(r"'(?:\\.|[^'\\])*'|\"(?:\\.|[^\"\\])*\"", re.DOTALL)
+_ESCAPE_OR_BREAK: Final = re.compile(r"\\.|[\r\n]", re.DOTALL)
+# A backslash in front of a raw break is text, too.
+_BREAKS: Final = {"\n": "\\n", "\r": "\\r", "\\\n": "\\\\\\n", "\\\r": "\\\\\\r"}
 
 
 def python_calls(text: str, tools: RequestTools) -> list[ToolCall]:
     """Return the calls of tools that Python source consists of, none if it has anything else.
 
     `print(...)` around a call, a module in front of it and a variable for its result are left out.
+    Strings may have raw newlines.
     """
     if len(text) > PYTHON_CHARS_MAX:
         return []
     source, spelled = _with_python_names(text.strip(), tools)
+    calls = _calls_of(source, tools, spelled)
+    unbroken = _STRING.sub(
+        lambda string: _ESCAPE_OR_BREAK.sub(lambda e: _BREAKS.get(e[0], e[0]), string[0]), source
+    )
+    return calls if calls or unbroken == source else _calls_of(unbroken, tools, spelled)
+
+
+def _calls_of(source: str, tools: RequestTools, spelled: dict[str, str]) -> list[ToolCall]:
     try:
         with warnings.catch_warnings():  # of escapes that Python does not know
             warnings.simplefilter("ignore")

@@ -67,6 +67,11 @@ class RequestTools:
         properties = self._parameters(name).get("properties")
         return properties if isinstance(properties, dict) else {}
 
+    def taking(self, given: set[str]) -> str:
+        """Return the one tool that takes arguments of these names, "" where not one does."""
+        found = [each for each in self._functions if self._takes(each, given)]
+        return found[0] if len(found) == 1 else ""
+
     def sole_text(self, name: str) -> str:
         """Return the one argument that a tool takes, if that is a text; or else ""."""
         sole = [*self.arguments(name)]
@@ -91,11 +96,26 @@ class RequestTools:
             may_be &= _NOT_TEXT
         return found if may_be else f'"{json_text(text)}"'
 
+    def _takes(self, name: str, given: set[str]) -> bool:
+        required = self._parameters(name).get("required")
+        is_whole = not isinstance(required, list) or {*map(str, required)} <= given
+        return is_whole and given <= self.arguments(name).keys()
+
+    def within(self, name: str, argument: str) -> "RequestTools":
+        """Return what looks up the members of an argument, or its items as `item`."""
+        root, schema = self._parameters(name), self.arguments(name).get(argument)
+        members: dict[str, Any] = {}
+        for each in islice(_schemas_of(schema, root, NESTING_MAX), TYPES_MAX):
+            members |= each["properties"] if isinstance(each.get("properties"), dict) else {}
+            members.setdefault("item", each.get("items"))
+        function = {"name": name, "parameters": {**root, "properties": members}}
+        return RequestTools([{"function": function}])
+
     def _types(self, name: str, argument: str) -> set[str]:
         known = self._known_types.get((name, argument))
         if known is None:
             schema = self.arguments(name).get(argument)
-            found = _types_of(schema, self._parameters(name), NESTING_MAX)
+            found = _types_of(schema, self._parameters(name))
             known = self._known_types[name, argument] = set(islice(found, TYPES_MAX))
         return known
 
@@ -104,21 +124,27 @@ class RequestTools:
         return parameters if isinstance(parameters, dict) else {}
 
 
-def _types_of(schema: Any, root: dict[str, Any], depth: int) -> Iterable[str]:
+def _types_of(schema: Any, root: dict[str, Any]) -> Iterable[str]:
     """Yield the types that a schema allows; none where it does not say."""
+    for each in _schemas_of(schema, root, NESTING_MAX):
+        declared = each.get("type")
+        for kind in declared if isinstance(declared, list) else [declared]:
+            if isinstance(kind, str):
+                yield kind
+        if declared is None and isinstance(values := each.get("enum"), list):
+            for value in map(type, values):
+                yield next((kind for kind, known in _KINDS.items() if value in known), "string")
+
+
+def _schemas_of(schema: Any, root: dict[str, Any], depth: int) -> Iterable[dict[str, Any]]:
+    """Yield a schema, those that it offers instead of or beside it, and that it refers to."""
     if not isinstance(schema, dict) or not depth:
         return
-    declared = schema.get("type")
-    for kind in declared if isinstance(declared, list) else [declared]:
-        if isinstance(kind, str):
-            yield kind
-    if declared is None and isinstance(values := schema.get("enum"), list):
-        for value in values:
-            yield next((kind for kind, types in _KINDS.items() if type(value) in types), "string")
+    yield schema
     for choice in ("anyOf", "oneOf", "allOf"):
         for option in schema[choice] if isinstance(schema.get(choice), list) else []:
-            yield from _types_of(option, root, depth - 1)
-    yield from _types_of(referred(schema.get("$ref"), root), root, depth - 1)
+            yield from _schemas_of(option, root, depth - 1)
+    yield from _schemas_of(referred(schema.get("$ref"), root), root, depth - 1)
 
 
 def referred(reference: Any, root: Mapping[str, Any]) -> dict[str, Any] | None:

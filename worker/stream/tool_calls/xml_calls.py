@@ -53,8 +53,8 @@ class _Arguments:
         self._writer = writer
         self._name = name
         self._keys: set[str] = set()
-        # What an argument may end at, and what may stand between two.
-        self._ends = Marks(form.value_end, form.begins, form.call_end, context.end)
+        # What an argument may end at beside its own mark, and what may stand between two.
+        self._ends = (form.call_end, context.end, *(() if form.unfold else (form.begins,)))
         self._between = Marks(form.begins, form.call_end, *context.marks)
 
     def read(self) -> ParserSteps[None]:
@@ -100,33 +100,39 @@ class _Arguments:
         told = opened.groupdict().get("text") if self._form.typed else None
         value = _Value(self._context.tools, writer, self._form, (self._name, key), prefix)
         if told is not None:
-            value.is_text, value.is_json = told != "false", told == "false"
+            value.is_text = told in ("true", "string")
+            value.is_json = not value.is_text
         self._keys.add(key)
+        value_end, depth = self._form.value_end.format(key), 0
+        inner = f"{self._form.key[0]}{key}>" if self._form.unfold else ""  # of the same name
+        ends = Marks(value_end, inner, *self._ends)
         while True:
-            mark = yield from self._context.buffer.scan(self._ends, value.write)
-            if mark and not (yield from self._is_end(mark)):
+            mark = yield from self._context.buffer.scan(ends, value.write)
+            depth += (mark == inner) - (mark == value_end)
+            is_inner = bool(inner) and mark in (inner, value_end) and depth >= 0
+            if mark and (is_inner or not (yield from self._is_end(mark, value_end))):
                 value.write(mark)
                 continue
             if not mark and not self._context.buffer.is_complete:
                 return False
             break
-        if mark != self._form.value_end:
+        if mark != value_end:
             self._context.buffer.at -= len(mark)
         value.end()
         return True
 
-    def _is_end(self, mark: str) -> ParserSteps[bool]:
+    def _is_end(self, mark: str, value_end: str) -> ParserSteps[bool]:
         """Return, by what follows, whether a mark that was read ends the argument or is quoted.
 
         The argument's own mark may be missing.
         """
         buffer, form, context = self._context.buffer, self._form, self._context
-        if mark == form.begins and mark != form.value_end:
+        if mark == form.begins and mark != value_end:
             opened = yield from buffer.match(form.opens, -len(mark))
             key = opened["key"].strip().strip("\"'") if opened else ""
             return key not in self._keys and key in context.tools.arguments(self._name)
         followers = {
-            form.value_end: (form.begins, form.call_end, *context.marks),
+            value_end: (form.begins, form.call_end, *context.marks),
             form.call_end: (context.end,),
         }.get(mark, (context.start,))
         offset = yield from buffer.run(_BLANKS)
@@ -184,6 +190,9 @@ class _Value:
         text = self._trailed(self._led(self._text or "".join(self._texts)))
         if found := _CDATA_SECTION.fullmatch(text):
             text = found[1]
+        if self._form.unfold:
+            self._writer.write(self._prefix + self._form.unfold(self._tools, *self._argument, text))
+            return
         guesses = self._form.guesses_types
         fitting = self._tools.fitting(*self._argument, text, guesses=guesses)
         self._writer.write(self._prefix + (as_json(text) if self.is_json else fitting))

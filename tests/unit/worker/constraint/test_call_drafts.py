@@ -25,8 +25,10 @@ from hearth.worker.constraint.call_text.text_shape import (
     Row,
 )
 from hearth.worker.constraint.grammar_compiler import GrammarCompiler
+from hearth.worker.formats.shared.output_format import OutputFormat
 from scripts.harness.constrained_answers import constrainer_for, tool
 from scripts.harness.model_families import family
+from tests.helpers.worker.output_formats import StandIn
 
 WEATHER = {
     "type": "object",
@@ -156,7 +158,7 @@ def test_only_free_answers_with_tools_and_a_known_format_are_drafted() -> None:
     assert compiler.call_drafts(Constraints(tool_choice="required"), TOOLS) is None
     assert compiler.call_drafts(Constraints(is_json=True), TOOLS) is None
     assert compiler.call_drafts(Constraints(), TOOLS) is not None
-    unknown = constrainer_for(family("qwen3"), tool_form="unheard of")
+    unknown = constrainer_for(family("qwen3"), reader=OutputFormat(StandIn(), "unheard of"))
     assert unknown.call_drafts(Constraints(), TOOLS) is None
 
 

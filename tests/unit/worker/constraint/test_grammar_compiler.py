@@ -8,7 +8,6 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from mlx_lm.tokenizer_utils import TokenizerWrapper
-from mlx_lm.tool_parsers.json_tools import parse_tool_call
 from tokenizers import AddedToken
 
 from hearth.shared.errors import RequestError
@@ -18,6 +17,7 @@ from hearth.worker.constraint.token_mask import TokenMask
 from scripts.fixtures import checkpoint_files
 from scripts.harness.constrained_answers import Walk, constrainer_for, end_ids, tool, walk
 from scripts.harness.model_families import FAMILIES, bare_tokenizer, family
+from tests.helpers.worker.output_formats import reader
 
 CITY = {
     "type": "object",
@@ -344,11 +344,9 @@ def test_the_prompt_is_not_part_of_the_answer() -> None:
 
 def test_a_mark_of_the_format_is_no_text_whatever_the_tokenizer_says_of_it() -> None:
     base = deepcopy(bare_tokenizer(family("llama3").tokenizer))
-    base.add_tokens([AddedToken("[CALL]", special=False), AddedToken("  ", special=False)])
-    tokenizer = TokenizerWrapper(
-        base, tool_parser=parse_tool_call, tool_call_start="[CALL]", tool_call_end="[CALL]"
-    )
-    config = json.loads(constrainer_for(family("llama3"), tokenizer).tokenizer_config())
+    base.add_tokens([AddedToken("[TOOL_CALLS]", special=False), AddedToken("  ", special=False)])
+    made = constrainer_for(family("llama3"), TokenizerWrapper(base), reader("magistral"))
+    config = json.loads(made.tokenizer_config())
     is_special = {token["content"]: token["special"] for token in config["added_tokens"]}
-    assert is_special["[CALL]"]
+    assert is_special["[TOOL_CALLS]"]
     assert not is_special["  "]

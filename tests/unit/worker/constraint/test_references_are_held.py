@@ -9,7 +9,6 @@ import threading
 from typing import Any, Final
 
 import pytest
-from mlx_lm.tool_parsers import gemma4
 
 from hearth.shared.errors import RequestError
 from hearth.shared.wire_messages import Constraints
@@ -17,8 +16,9 @@ from hearth.worker.constraint import grammar_client
 from hearth.worker.constraint.grammar_client import GrammarEnded, GrammarError, GrammarProcess
 from hearth.worker.constraint.grammar_compiler import GrammarCompiler
 from hearth.worker.constraint.lark_builder import GRAMMAR_CHARS_MAX, Lark
-from scripts.harness.constrained_answers import constrainer_for, tool, walk, with_parser
+from scripts.harness.constrained_answers import constrainer_for, tool, walk
 from scripts.harness.model_families import family
+from tests.helpers.worker.output_formats import reader
 
 pytestmark = pytest.mark.process
 
@@ -297,12 +297,13 @@ def test_gemmas_parts_of_an_all_of_hide_no_required_property() -> None:
     ]
     schema = {"type": "object", "properties": {"p": {"allOf": objects}}, "required": ["p"]}
     base = family("gemma3")
-    tokenizer = with_parser(base, gemma4)
 
     def takes_call(value: str) -> bool:
         text = f"<|tool_call>call:f{{p:{value}}}<tool_call|>"
-        started = walk(constrainer_for(base, tokenizer), REQUIRED, [tool("f", schema)])
-        return started.takes(list(tokenizer.encode(text, add_special_tokens=False)))
+        started = walk(
+            constrainer_for(base, reader=reader("gemma4")), REQUIRED, [tool("f", schema)]
+        )
+        return started.takes(list(base.tokenizer.encode(text, add_special_tokens=False)))
 
     assert takes_call("{a:1,b:2}")
     assert not takes_call("{a:1}")

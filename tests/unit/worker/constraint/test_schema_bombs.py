@@ -5,22 +5,22 @@ import time
 from typing import Any
 
 import pytest
-from mlx_lm.tool_parsers import gemma4
 
 from hearth.shared.errors import RequestError
 from hearth.shared.wire_messages import Constraints
 from hearth.worker.constraint.json_schemas import is_text
 from hearth.worker.constraint.schema_patterns import patterns_of
 from hearth.worker.stream.tool_calls.request_tools import RequestTools
-from scripts.harness.constrained_answers import constrainer_for, tool, with_parser
+from scripts.harness.constrained_answers import constrainer_for, tool
 from scripts.harness.model_families import FAMILIES, family
+from tests.helpers.worker.output_formats import reader
 
 CALL = Constraints("required")
 SECONDS_MAX = 10.0  # far from what they take, near to what they took
 
 
 def guide(name: str, schema: dict[str, Any]) -> None:
-    maker = constrainer_for(family(name), tool_form=family(name).tool_form)
+    maker = constrainer_for(family(name))
     maker.token_mask(CALL, [tool("f", schema)], "", 4)
 
 
@@ -71,7 +71,7 @@ def test_marks_that_only_the_reader_knows_are_the_grammars_too(marks: tuple[str,
     base = family("qwen3")
 
     class Reader:
-        think_marks = marks
+        think_marks, messages, call_grammar = marks, None, None
 
         def is_thinking_open(self, opening: str) -> bool:
             return opening.endswith(marks[0])
@@ -85,8 +85,7 @@ def test_marks_that_only_the_reader_knows_are_the_grammars_too(marks: tuple[str,
 def test_a_schema_that_holds_itself_many_times_is_refused_and_soon(fan: int) -> None:
     node = {"type": "object", "properties": {f"p{n}": {"$ref": "#/$defs/n"} for n in range(fan)}}
     schema = {"$defs": {"n": node}, "type": "object", "properties": {"a": {"$ref": "#/$defs/n"}}}
-    base = family("qwen3")
-    maker = constrainer_for(base, with_parser(base, gemma4))
+    maker = constrainer_for(family("qwen3"), reader=reader("gemma4"))
     started = time.process_time()
     with pytest.raises(RequestError, match="rules"):
         maker.token_mask(CALL, [tool("f", schema)], "", 4)

@@ -142,14 +142,14 @@ def test_a_spent_budget_bans_the_channel_that_thinks() -> None:
 )
 def test_a_block_is_closed_as_the_template_closes_it(name: str, text: str) -> None:
     tokenizer = family(name).tokenizer
-    marks = think_marks(tokenizer, False, family(name).reader.think_marks)
+    marks = think_marks(tokenizer, None, family(name).reader.think_marks)
     assert marks is not None
     assert tokenizer.decode(list(marks.forced)) == text
 
 
 def test_harmony_leaves_the_next_channel_to_the_model() -> None:
     tokenizer = family("harmony").tokenizer
-    marks = think_marks(tokenizer, True, ("", ""))
+    marks = think_marks(tokenizer, family("harmony").reader.messages, ("", ""))
     assert marks is not None and marks.again is not None
     assert tokenizer.decode(list(marks.forced)) == "<|end|><|start|>assistant<|channel|>"
     assert "analysis".startswith(tokenizer.decode([marks.again]))
@@ -157,12 +157,8 @@ def test_harmony_leaves_the_next_channel_to_the_model() -> None:
 
 @pytest.mark.parametrize("name", [name for name, each in FAMILIES.items() if each.thinks])
 def test_forced_tokens_are_closing_ones(name: str) -> None:
-    tokenizer = family(name).tokenizer
-    marks = think_marks(
-        tokenizer,
-        tokenizer.get_vocab().keys() >= harmony_parser.MARKS,
-        family(name).reader.think_marks,
-    )
+    tokenizer, reader = family(name).tokenizer, family(name).reader
+    marks = think_marks(tokenizer, reader.messages, reader.think_marks)
     assert marks is not None
     timer = ThinkingBudget(marks, 0, True, Vocabulary(tokenizer).token_bytes)
     assert forced_from(timer) == list(marks.forced)
@@ -170,4 +166,4 @@ def test_forced_tokens_are_closing_ones(name: str) -> None:
 
 
 def test_a_model_without_marks_does_not_think() -> None:
-    assert think_marks(family("llama3").tokenizer, False, ("", "")) is None
+    assert think_marks(family("llama3").tokenizer, None, ("", "")) is None

@@ -49,20 +49,6 @@ def test_the_days_budget_is_shared_by_workers_survives_them_and_ends_with_the_da
     assert again.put(record(5)) and again.report()["bytes_written_today"] == size
 
 
-def test_what_is_too_much_for_the_day_or_the_cap_is_known_before_it_is_there(
-    tmp_path: Path,
-) -> None:
-    clock = Clock()
-    size = sum(map(len, encode(record(1))))
-    file_store = file_store_in(tmp_path, per_day=4 * size, now=clock)
-    assert file_store.put(record(1)) and file_store.takes(3 * size)
-    assert not file_store.takes(3 * size + 1)
-    clock.now_s += DAY_S
-    assert file_store.takes(4 * size) and not file_store.takes(4 * size + 1)
-    unlimited = file_store_in(tmp_path, now=clock)
-    assert unlimited.takes(unlimited.bytes_max) and not unlimited.takes(unlimited.bytes_max + 1)
-
-
 def test_a_put_lists_no_directory_and_a_look_only_what_others_changed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,10 +10,13 @@ import pytest
 
 from hearth.shared.wire_messages import Failed, Finished, Progress
 from hearth.worker.cache.cache_budget import MB
+from hearth.worker.disk.file_format import Array, Record
+from hearth.worker.disk.file_names import FileKind, FileName
 from hearth.worker.disk.file_store import FileStore
 from hearth.worker.kv.kv_transfer import IdleMode
 from hearth.worker.schedule.memory_guard import MemoryGuard
 from scripts.harness.socketless_worker import Machine, machine
+from scripts.harness.warm.token_margins import same_tokens
 from tests.helpers.worker.disk_workers import Workers
 from tests.helpers.worker.kv_prompts import KINDS, follow, prompt
 
@@ -221,6 +224,53 @@ def test_what_a_full_disk_refused_is_written_at_the_end(tmp_path: Path) -> None:
         assert again.tokens == answer.tokens
     finally:
         workers.kill()
+
+
+def odd(record: Record, how: str) -> Record:
+    """Return a record whose arrays are of another type or shape than the model's."""
+    arrays = [
+        Array(array.name, "F16", array.values.astype("<f2"))
+        if how == "type"
+        else Array(array.name, array.dtype, np.ascontiguousarray(array.values[..., 1:]))
+        for array in record.arrays
+    ]
+    return replace(record, arrays=tuple(arrays))
+
+
+def spoil(workers: Workers, warm: Machine, kind: FileKind, how: str) -> None:
+    """Have a worker's files of a kind be odd ones."""
+    store = workers.file_store
+    store.refresh()
+    joints = {joint.name for joint in warm.keeper.store.joints}
+    names: set[FileName] = {name for joint in joints for name in store.at(joint)}
+    odd_names = [name for name in names if name.kind is kind]
+    assert odd_names, kind
+    for name in odd_names:
+        record = store.get(name)
+        assert record is not None
+        store.remove(name)
+        assert store.put(odd(record, how))
+
+
+@pytest.mark.parametrize("how", ["type", "shape"])
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("qwen3", FileKind.ROWS),
+        ("gpt_oss", FileKind.WINDOW),
+        ("qwen3_5", FileKind.STATE),
+    ],
+)
+def test_kv_of_other_types_or_shapes_than_the_models_is_read_anew(
+    workers: Workers, name: str, kind: FileKind, how: str
+) -> None:
+    warm, ids = workers.start(name, tiny=True), prompt(name, 150, 400)
+    first = warm.ask(ids)
+    workers.flush()
+    spoil(workers, warm, kind, how)
+    again = workers.start(name, tiny=True)
+    same_tokens(again.ask(ids), first)
+    assert again.keeper.disk.counts["recalls_unreadable"] == 1
 
 
 # ---------------------------------------------------------------- the memory guard

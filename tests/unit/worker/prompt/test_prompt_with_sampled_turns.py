@@ -235,7 +235,7 @@ def test_a_turn_that_has_ended_is_no_generation_prompt() -> None:
     """What was recorded as the opening of a turn would carry an older turn elsewhere."""
     messages = [ASKED, message_of(parts_of("mistral", CALLED)), RESULT]
     prompt = built("mistral", messages)
-    assert prompt.header == len(prompt.ids)
+    assert family("mistral").tokenizer.decode(prompt.ids[prompt.header :]) == "[/TOOL_RESULTS]"
 
 
 def test_a_turn_without_a_header_is_not_put_where_one_stands() -> None:

@@ -1,0 +1,330 @@
+"""Every format: what its grammar allows is read, shown in history, and read again as the same.
+
+A new file of worker/formats is tested here without a line for it.
+"""
+
+import json
+import random
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from typing import Any
+from unittest.mock import patch
+
+import jsonschema
+import pytest
+from hypothesis import assume, given, settings, strategies as st
+from llguidance import LLMatcher, LLTokenizer
+
+from hearth.shared.errors import RequestError
+from hearth.worker.constraint.bare_keys_grammar import BareKeys
+from hearth.worker.constraint.json_schemas import ToolSchema, tool_of
+from hearth.worker.constraint.lark_builder import NEWLINE, NOTHING, Expression, Lark
+from hearth.worker.formats.shared import output_format
+from hearth.worker.formats.shared.model_format import ModelFormat, all_formats
+from hearth.worker.formats.shared.output_format import AnswerParts, OutputFormat, ToolCall
+from scripts.harness.constrained_answers import tool
+from scripts.harness.model_families import FAMILIES, family
+from tests.helpers.worker.output_formats import StandIn, streamed
+
+BYTES = LLTokenizer("byte")
+END = BYTES.eos_token
+QUESTION = {"role": "user", "content": "Why?"}
+
+
+def name_of(each: ModelFormat) -> str:
+    return each.is_of.__module__.rpartition(".")[2]
+
+
+# Format -> why its calls cannot be forced. It may only shrink.
+WITHOUT_GRAMMAR: dict[str, str] = {}
+WRITABLE = [each for each in all_formats() if each.grammar or each.messages]
+FAMILY_OF = {
+    each.reader.messages or each.reader.call_grammar: name
+    for name, each in reversed(FAMILIES.items())
+}
+
+
+@cache
+def reader_of(each: ModelFormat) -> OutputFormat:
+    """Return the reader of a model that has this format, whatever tells so."""
+    with patch.object(output_format, "format_of", lambda words: each):
+        return OutputFormat(StandIn(each.thinking))
+
+
+# ---------------------------------------------------------------- what a grammar lets through
+
+
+def source_of(each: ModelFormat, tools: Sequence[ToolSchema], is_parallel: bool = True) -> str:
+    lark = Lark({})
+    if each.messages:
+        return lark.source(each.messages.call_message(lark, tools))
+    assert each.grammar
+    return lark.source(each.grammar.expression(lark, tools, is_parallel))
+
+
+def takes(source: str, text: str) -> bool:
+    matcher, tokens = LLMatcher(BYTES, source, log_level=0), list(text.encode())
+    assert not matcher.is_error(), matcher.get_error()
+    return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
+
+
+def rolled(source: str, dice: random.Random, bytes_max: int = 20_000) -> str:
+    """Return a text that the grammar lets through; "" where it did not end."""
+    matcher, text = LLMatcher(BYTES, source, log_level=0), bytearray()
+    for _ in range(bytes_max):
+        if matcher.is_accepting() and dice.random() < 0.7:
+            return text.decode()
+        mask = int.from_bytes(matcher.compute_bitmask(), "little")
+        allowed = [byte for byte in range(256) if mask >> byte & 1]
+        if not allowed:
+            return text.decode()
+        text.append(dice.choice(allowed))
+        matcher.consume_token(text[-1])
+    return ""
+
+
+class Written(Lark):
+    """Writes calls with given arguments where `Lark` writes what lets them through.
+
+    An expression is the text itself, as JSON. A value's schema has the value: `default`, and of a
+    text, which has its own number as its limit, `texts`.
+    """
+
+    def __init__(self, draw: Any) -> None:
+        super().__init__({})
+        self.texts: dict[int, str] = {}
+        self._draw = draw
+
+    def text(self, part: str) -> str:
+        """Return what an expression, or a literal text, stands for."""
+        if not isinstance(part, Expression):
+            return part
+        if part == NEWLINE:
+            return self._draw(st.sampled_from(["\n", ""]))
+        if part.startswith("/"):
+            return self._draw(st.from_regex(part.strip("/"), fullmatch=True))
+        return str(json.loads(part))
+
+    def row(self, *parts: str) -> Expression:
+        return Expression(json.dumps("".join(map(self.text, parts))))
+
+    def any_of(self, choices: Iterable[str]) -> Expression:
+        return self.row(self._draw(st.sampled_from([*choices])))
+
+    def optional(self, *parts: str) -> Expression:
+        return self.row(*parts)
+
+    def repeated(self, *parts: str) -> Expression:
+        return NOTHING
+
+    def rule(self, body: str, options: str = "") -> Expression:
+        return self.row(body)
+
+    def text_until(self, end: str, characters_max: int | None = None, but: str = "") -> Expression:
+        assert characters_max is not None
+        return self.row(self.texts[characters_max], end)
+
+    def json(self, schema: Mapping[str, Any], **options: Any) -> Expression:
+        # llguidance takes no DEL as it is.
+        return self.row(
+            json.dumps(schema["default"], ensure_ascii=False).replace("\x7f", "\\u007f")
+        )
+
+    def separated(self, items: Sequence[tuple[str, bool]], separator: str) -> Expression:
+        return self.row(separator.join(self.text(item) for item, _ in items))
+
+    def schema(self, value: Any) -> dict[str, Any]:
+        """Return the schema of which `value` is the one that is written."""
+        found = {"type": _type(value), "default": value}
+        if isinstance(value, str):
+            self.texts[found.setdefault("maxLength", 99 + len(self.texts))] = value
+        elif isinstance(value, dict):
+            found["properties"] = {key: self.schema(each) for key, each in value.items()}
+            found |= {"required": [*value], "additionalProperties": False}
+        elif isinstance(value, list) and len(value) == 1:
+            found["items"] = self.schema(value[0])
+        return found
+
+
+def _type(value: Any) -> str:
+    kinds = {type(None): "null", bool: "boolean", int: "integer", float: "number", str: "string"}
+    return kinds.get(type(value)) or ("array" if isinstance(value, list) else "object")
+
+
+# ---------------------------------------------------------------- calls
+
+KEYS = st.sampled_from(["path", "old_string", "n", "größe"])
+NAMES = st.lists(st.sampled_from(["f", "read_file", "Edit-2", "mcp__x__y"]), unique=True)
+ODD = [
+    *('"', "'", "\n", "\n\n", "<", ">", "&", "&quot;", "\\", "\\n", " ", "  ", "\t", "ü", "😀"),
+    *("null", "true", "7", "1.5", "{}", "[1]", "</", "`", "def f():\n    return x\n", "<![CDATA["),
+]
+
+
+def marks_of(each: ModelFormat) -> set[str]:
+    found = [mark for section in each.sections for mark in (section.start, section.end)]
+    found += [section.quote for section in each.sections]
+    if form := each.form:
+        found += [form.value_end, form.call_end, form.begins, *form.name, *form.key]
+    if each.grammar:
+        found += [each.grammar.start, each.grammar.end, each.grammar.mark]
+    if each.messages:
+        found += ["<|call|>", "<|return|>", *re.findall(r"<.*?>", each.messages.thinking_close)]
+    return {mark.strip() for mark in (*found, *each.thinking) if len(mark.strip()) > 2}
+
+
+@st.composite
+def texts(draw: Any, each: ModelFormat) -> str:
+    """Return a text in which beginnings of the format's marks stand, and no whole mark."""
+    marks = sorted(marks_of(each))
+    begun = [mark[:end] for mark in marks for end in range(1, len(mark))]
+    pieces = st.sampled_from(ODD) | st.sampled_from(begun) | st.text(max_size=5)
+    text = "".join(draw(st.lists(pieces, max_size=6))).encode(errors="ignore").decode()[:99]
+    assume(not any(mark in text for mark in marks))
+    return text
+
+
+@st.composite
+def values(draw: Any, each: ModelFormat) -> Any:
+    scalars = (
+        texts(each)
+        | st.integers(-(2**70), 2**70)
+        | st.floats(allow_nan=False, allow_infinity=False)
+        | st.booleans()
+        | st.none()
+    )
+    nested = st.recursive(
+        scalars,
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=3),
+        max_leaves=5,
+    )
+    return draw(nested)
+
+
+def writable(each: ModelFormat, value: Any) -> Any:
+    """Return as much of a value as Gemma's grammars, which know it piece by piece, can write."""
+    kind = each.grammar.call if each.grammar else None
+    if not isinstance(kind, BareKeys):
+        return value
+    if isinstance(value, str) and not kind.nests:
+        return value.replace("}", "")
+    if isinstance(value, list):
+        return [writable(each, part) for part in [*value, 0][:1]] if kind.nests else 0
+    if isinstance(value, dict):
+        return {key: writable(each, part) for key, part in value.items()} if kind.nests else 0
+    return value
+
+
+@st.composite
+def calls_of(draw: Any, each: ModelFormat) -> list[ToolCall]:
+    names = draw(NAMES.map(lambda names: names or ["f"]))
+    count = 1 if each.messages or (each.grammar and each.grammar.is_single) else 2
+    arguments = st.dictionaries(KEYS, values(each).map(lambda it: writable(each, it)), max_size=3)
+    return [ToolCall(name, draw(arguments)) for name in names[:count]]
+
+
+def written(each: ModelFormat, lark: Written, tools: list[ToolSchema]) -> str:
+    """Return calls of all the tools, in their order."""
+    if each.messages:
+        return lark.text(each.messages.call_message(lark, tools))
+    grammar = each.grammar
+    assert grammar
+    calls = [lark.text(grammar.call(lark, tool)) for tool in tools]
+    return lark.text(grammar.start) + lark.text(grammar.between).join(calls) + grammar.end
+
+
+def history(each: ModelFormat, call: ToolCall) -> str | None:
+    """Return how a call is shown to the model that made it; None where no template is here."""
+    if each.call_text:
+        return each.call_text(call.name, call.arguments)
+    name = FAMILY_OF.get(each.messages or each.grammar)
+    if name is None:
+        return None
+    own = family(name)
+    prompt = own.render([QUESTION])
+    message = own.message(AnswerParts("Why." if own.thinks else "", "", (call,)))
+    shown = own.render([QUESTION, message], add_generation_prompt=False)
+    assert shown.startswith(prompt)
+    return shown[len(prompt) :].strip().removesuffix(own.call_end).rpartition("</think>")[2]
+
+
+def same(parts: AnswerParts, calls: Sequence[ToolCall]) -> bool:
+    """Return whether the calls are all that was read; true is not 1."""
+    return not parts.content and repr(parts.calls) == repr(tuple(calls))
+
+
+def test_all_formats_but_those_of_the_table_have_a_grammar() -> None:
+    without = {name_of(each) for each in all_formats()} - {name_of(each) for each in WRITABLE}
+    assert without == set(WITHOUT_GRAMMAR)
+
+
+@pytest.mark.parametrize("each", WRITABLE, ids=name_of)
+@given(data=st.data())
+@settings(max_examples=25)
+def test_what_a_grammar_allows_is_read_shown_and_read_again(
+    each: ModelFormat, data: st.DataObject
+) -> None:
+    lark = Written(data.draw)
+    calls = data.draw(calls_of(each))
+    shown_tools = [tool(call.name, lark.schema(call.arguments)) for call in calls]
+    tools = [tool_of(shown["function"]) for shown in shown_tools]
+    text = written(each, lark, tools)
+    assert takes(source_of(each, tools), text), text
+    reader = reader_of(each)
+    assert same(reader.read(text, False, shown_tools), calls), text
+    splitter = reader.splitter(False, shown_tools)
+    streamed(splitter, text, is_complete=True)
+    assert same(splitter.parts, calls), text
+    if (shown := history(each, calls[0])) is not None:
+        assert same(reader.read(shown, False, shown_tools), calls[:1]), shown
+
+
+# ---------------------------------------------------------------- by chance
+
+TOOLS = [
+    tool(
+        "get_weather",
+        {
+            "type": "object",
+            "properties": {
+                "city": {"type": "string", "maxLength": 8},
+                "days": {"type": "integer", "minimum": 1, "maximum": 9},
+                "unit": {"type": "string", "enum": ["c", "f"]},
+                "flags": {"type": "array", "items": {"type": "boolean"}},
+            },
+            "required": ["city", "unit"],
+        },
+    ),
+    tool("get", {"type": "object", "properties": {"n": {"$ref": "#/$defs/N"}}, "required": ["n"]}
+        | {"$defs": {"N": {"type": "integer", "minimum": 0, "maximum": 5}}}),
+    tool("stop", None),
+]  # fmt: skip
+SCHEMAS = {each["function"]["name"]: each["function"].get("parameters", {}) for each in TOOLS}
+
+
+@pytest.mark.parametrize("each", WRITABLE, ids=name_of)
+def test_what_a_grammar_lets_through_by_chance_is_read_as_calls_that_the_schemas_allow(
+    each: ModelFormat,
+) -> None:
+    tools = [tool_of(shown["function"]) for shown in TOOLS]
+    for seed in range(24):
+        source = source_of(each, tools, is_parallel=bool(seed % 3))
+        text = rolled(source, random.Random(seed))
+        assert text, "limits end every value"
+        parts = reader_of(each).read(text, False, TOOLS)
+        assert parts.calls and not parts.content, text
+        assert seed % 3 or len(parts.calls) == 1, "several need leave"
+        for call in parts.calls:
+            jsonschema.validate(call.arguments, SCHEMAS[call.name])
+        others = [tool for tool in tools if tool.name not in {call.name for call in parts.calls}]
+        assert not others or not takes(source_of(each, others), text), "only named tools"
+        for other in ("", "Let me see.", f"{text} and so on"):
+            assert not takes(source, other), other
+
+
+def test_a_format_without_nesting_refuses_lists_that_are_required() -> None:
+    (gemma,) = [each for each in WRITABLE if name_of(each) == "function_gemma"]
+    nested = ToolSchema("f", {"properties": {"a": {"type": "array"}}, "required": ["a"]})
+    with pytest.raises(RequestError, match="'a', an array or an object"):
+        source_of(gemma, [nested])
