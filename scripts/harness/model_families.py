@@ -70,13 +70,13 @@ class Family:
         """Return the directory of the tokenizer's files, made on first use on this machine."""
         target = _cache_dir() / self.name
         if not target.exists():
-            trained = trained_tokenizer()
             with checkpoint_files.new_directory(target) as directory:
-                self._write_tokenizer(directory, trained)
+                self.write_tokenizer(directory)
         return target
 
-    def _write_tokenizer(self, directory: Path, trained: Path) -> None:
-        tokenizer = Tokenizer.from_file(str(trained))
+    def write_tokenizer(self, directory: Path, **config: Any) -> None:
+        """Write the tokenizer's files, the template among them; `config` is added to its own."""
+        tokenizer = Tokenizer.from_file(str(_trained_tokenizer()))
         tokenizer.add_tokens(
             [AddedToken(text, special=True, normalized=False) for text in self.controls]
             + [AddedToken(text, special=False, normalized=False) for text in self.marks]
@@ -84,7 +84,7 @@ class Family:
         assert tokenizer.get_vocab_size() <= checkpoint_files.VOCAB_SIZE, self.name
         tokenizer.save(str(directory / "tokenizer.json"))
         names = {"eos_token": self.eos, "pad_token": self.controls[0], "bos_token": self.bos}
-        checkpoint_files.write_tokenizer_config(directory, self.template, names)
+        checkpoint_files.write_tokenizer_config(directory, self.template, names | config)
 
     @property
     def template(self) -> str:
@@ -93,8 +93,11 @@ class Family:
     @cached_property
     def tokenizer(self) -> Any:
         """Return mlx-lm's TokenizerWrapper, with what mlx-lm inferred from the files."""
-        ids = checkpoint_files.added_token_ids(self.directory / "tokenizer.json")
-        return load_from_disk(self.directory, eos_token_ids=[ids[end] for end in self.ends])
+        return self.load(self.directory)
+
+    def load(self, directory: Path) -> Any:
+        ids = checkpoint_files.added_token_ids(directory / "tokenizer.json")
+        return load_from_disk(directory, eos_token_ids=[ids[end] for end in self.ends])
 
     @cached_property
     def reader(self) -> OutputFormat:
@@ -415,7 +418,7 @@ def _cache_dir() -> Path:
     return Path("~/.cache/hearth-families").expanduser() / digest.hexdigest()[:16]
 
 
-def trained_tokenizer() -> Path:
+def _trained_tokenizer() -> Path:
     """Return the tokenizer without added tokens that all families begin from."""
     target = _cache_dir() / "trained"
     if not target.exists():

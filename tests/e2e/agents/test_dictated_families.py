@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.helpers.clients.sdk_conversations import Sdks
 from tests.helpers.families.dictated_server import DIALECTS, DictatedServer
 from tests.helpers.families.family_cases import WEATHER, written_family
 from tests.helpers.families.family_checks import JUDGED, plain
@@ -17,20 +16,19 @@ FAMILIES = ("longcat", "deepseek-v3", "functiongemma")
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
-def dictated(request: pytest.FixtureRequest) -> Iterator[tuple[DictatedServer, Sdks]]:
-    with DictatedServer(written_family(request.param)) as server, server.sdks() as sdks:
-        yield server, sdks
+def dictated(request: pytest.FixtureRequest) -> Iterator[DictatedServer]:
+    with DictatedServer(written_family(request.param)) as server:
+        yield server
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 @pytest.mark.parametrize("dialect", DIALECTS)
 def test_what_a_family_writes_reaches_the_client_as_it_is_meant(
-    dialect: str, stream: bool, dictated: tuple[DictatedServer, Sdks]
+    dialect: str, stream: bool, dictated: DictatedServer
 ) -> None:
-    server, sdks = dictated
-    for name in JUDGED.keys() & server.family.cases.keys():
-        case = server.family.cases[name]
-        told = server.told(sdks, name, dialect, stream=stream)
+    for name in JUDGED.keys() & dictated.family.cases.keys():
+        case = dictated.family.cases[name]
+        told = dictated.told(name, dialect, stream=stream)
         got = [(call, plain(arguments)) for call, arguments in told.calls]
         assert got == [(call, plain(arguments)) for call, arguments in case.calls], name
         assert told.content.strip() == case.content, name
@@ -41,8 +39,7 @@ def test_what_a_family_writes_reaches_the_client_as_it_is_meant(
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 @pytest.mark.parametrize("dialect", ["chat", "messages"])
 def test_a_forced_call_comes_in_the_familys_own_form(
-    dialect: str, stream: bool, dictated: tuple[DictatedServer, Sdks]
+    dialect: str, stream: bool, dictated: DictatedServer
 ) -> None:
-    server, sdks = dictated
-    told = server.told(sdks, "call", dialect, stream=stream, choice="get_weather")
+    told = dictated.told("call", dialect, stream=stream, choice="get_weather")
     assert told.calls == [("get_weather", WEATHER)] and not told.content.strip()

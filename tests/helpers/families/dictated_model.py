@@ -20,18 +20,16 @@ WIDTH: Final = 64
 GAIN: Final = 100
 FIRST: Final = 1_536  # tokens of the shortest prompt that has a text behind it
 SPARE: Final = 1_024  # positions behind the last text
-NORMS: Final = ("ln_1", "ln_2")
+# Name, rows and columns in WIDTHs; a norm has none.
 LAYERS: Final = (
-    ("attn.c_attn", 3, 1),
-    ("attn.c_proj", 1, 1),
-    ("mlp.c_fc", 4, 1),
-    ("mlp.c_proj", 1, 4),
+    *(("ln_1", 1, 0), ("attn.c_attn", 3, 1), ("attn.c_proj", 1, 1)),
+    *(("ln_2", 1, 0), ("mlp.c_fc", 4, 1), ("mlp.c_proj", 1, 4)),
 )
 
 
 def write_dictated_model(directory: Path, family: WrittenFamily) -> dict[str, int]:
     """Write the model of all cases of a family; return behind how many tokens each is written."""
-    family.write_tokenizer(directory)
+    family.write_tokenizer(directory, **family.config)
     tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
     vocabulary: dict[str, int] = tokenizer.get_vocab()
     end = vocabulary[family.answer_end]
@@ -39,7 +37,7 @@ def write_dictated_model(directory: Path, family: WrittenFamily) -> dict[str, in
     for name, case in family.cases.items():
         starts[name] = len(target) + 1  # a prompt of n tokens ends at position n - 1
         ids = tokenizer.encode(case.text, add_special_tokens=False).ids
-        target += [*ids, vocabulary[family.end_of(case)], end, end]
+        target += [*ids, vocabulary[family.end_after(case)], end, end]
     target += [end] * SPARE
     checkpoint_files.save_weights(directory, _weights(target, len(vocabulary)))
     ends = {"eos_token_id": [vocabulary[each] for each in family.ends]}
@@ -58,9 +56,10 @@ def _weights(target: Sequence[int], vocab_size: int) -> dict[str, Any]:
     table /= np.linalg.norm(table, axis=1, keepdims=True)
     found = {"wte.weight": table, "wpe.weight": GAIN * table[list(target)]}
     found |= {"ln_f.weight": np.full(WIDTH, 30.0), "ln_f.bias": np.zeros(WIDTH)}
-    for norm in NORMS:
-        found |= {f"h.0.{norm}.weight": np.ones(WIDTH), f"h.0.{norm}.bias": np.zeros(WIDTH)}
     for layer, rows, columns in LAYERS:
-        found[f"h.0.{layer}.weight"] = np.zeros((rows * WIDTH, columns * WIDTH))
-        found[f"h.0.{layer}.bias"] = np.zeros(rows * WIDTH)
+        shape = (rows * WIDTH, columns * WIDTH) if columns else WIDTH
+        found |= {
+            f"h.0.{layer}.weight": np.zeros(shape),
+            f"h.0.{layer}.bias": np.zeros(rows * WIDTH),
+        }
     return {f"model.{name}": mx.array(each.astype(np.float32)) for name, each in found.items()}

@@ -1,7 +1,5 @@
 """Runs all of Hearth with a model that writes a family's cases, and asks it in every dialect."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, Final
 
 import anthropic
@@ -28,36 +26,32 @@ class DictatedServer(Server):
         self.starts = write_dictated_model(directory, family)
         self.environment["MODEL_PATH"] = str(directory)
 
-    @contextmanager
-    def sdks(self) -> Iterator[Sdks]:
-        """Yield the SDKs' clients of this server."""
-        claude = anthropic.Anthropic(base_url=self.url, api_key="none", max_retries=0)
-        with self.openai() as gpt, claude:
-            yield Sdks(self, gpt, claude)
-
-    def told(self, sdks: Sdks, name: str, dialect: str, *, stream: bool, choice: str = "") -> Told:
+    def told(self, name: str, dialect: str, *, stream: bool, choice: str = "") -> Told:
         """Have a case written, behind a prompt that is padded to the length that names it."""
+        asks = self._ollama if dialect == "ollama" else self._talk
         thinks = True if self.family.cases[name].reasoning else self.family.think
-
-        def ask(text: str, is_streamed: bool) -> Told:
-            if dialect == "ollama":
-                return self._ollama(text, thinks, is_streamed)
-            talk = TALKS[dialect](sdks)
-            talk.options |= talk.thinking(thinks) if thinks is not None else {}
-            tools = [tool["function"] for tool in TOOLS]
-            return talk.user(text).ask(stream=is_streamed, tools=tools, choice=choice)
-
-        missing = self.starts[name] - ask("Go:", False).prompt
+        told = asks("Go:", thinks, False, dialect, choice)
+        missing = self.starts[name] - told.prompt
         assert missing >= 0, f"the prompt has {-missing} tokens too many: raise FIRST"
-        told = ask("Go:" + FILLER * missing, stream)
+        told = asks("Go:" + FILLER * missing, thinks, stream, dialect, choice)
         assert told.prompt == self.starts[name], "a filler word is one token"
         return told
 
-    def _ollama(self, text: str, thinks: bool | None, is_streamed: bool) -> Told:
+    def _talk(
+        self, text: str, thinks: bool | None, stream: bool, dialect: str, choice: str
+    ) -> Told:
+        claude = anthropic.Anthropic(base_url=self.url, api_key="none", max_retries=0)
+        with self.openai() as gpt, claude:
+            talk = TALKS[dialect](Sdks(self, gpt, claude))
+            talk.options |= {} if thinks is None else talk.thinking(thinks)
+            tools = [tool["function"] for tool in TOOLS]
+            return talk.user(text).ask(stream=stream, tools=tools, choice=choice)
+
+    def _ollama(self, text: str, thinks: bool | None, stream: bool, *_: str) -> Told:
         asked: dict[str, Any] = {"messages": [{"role": "user", "content": text}], "think": thinks}
         with ollama.Client(host=self.url) as client:
-            chat = client.chat(MODEL, tools=TOOLS, stream=is_streamed, **asked)
-            parts: list[Any] = list(chat) if is_streamed else [chat]
+            chat: Any = client.chat(MODEL, tools=TOOLS, stream=stream, **asked)
+            parts: list[Any] = list(chat) if stream else [chat]
         calls = [call.function for part in parts for call in part.message.tool_calls or ()]
         return Told(
             reasoning="".join(part.message.thinking or "" for part in parts),

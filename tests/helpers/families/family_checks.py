@@ -7,17 +7,12 @@ from functools import cached_property
 from typing import Any, Final
 
 from hearth.shared.errors import RequestError
-from hearth.shared.settings_from_env import load_settings
 from hearth.shared.wire_messages import Constraints
-from hearth.worker.constraint.grammar_client import Patience
-from hearth.worker.constraint.grammar_compiler import GrammarCompiler
 from hearth.worker.formats.shared.output_format import AnswerParts, OutputFormat
 from hearth.worker.prompt.prompt_with_sampled_turns import PromptContent
-from hearth.worker.prompt.template_turn_tokens import end_of_turn_ids, turn_marks
-from hearth.worker.setup.prompt_and_session_setup import make_builder
-from hearth.worker.stream.detokenise import Vocabulary
-from scripts.harness.constrained_answers import STILL_S, Walk
+from scripts.harness.constrained_answers import constrainer_for, walk
 from tests.helpers.families.family_cases import TOOLS, WEATHER, Case, WrittenFamily
+from tests.helpers.worker.prompt_builders import builder_of
 
 # Case -> the column of docs/formats.md.
 JUDGED: Final = {
@@ -42,11 +37,9 @@ class FamilyChecks:
     def __init__(self, family: WrittenFamily) -> None:
         self.family = family
         self.tokenizer = family.tokenizer
-        ids = {"eos_token_id": sorted(self.tokenizer.eos_token_ids)}
-        self.ends = end_of_turn_ids(self.tokenizer, ids)
-        marks, settings = turn_marks(self.tokenizer), load_settings({}, None)
-        self.builder = make_builder(self.tokenizer, marks, self.ends, 100_000, settings)
+        self.builder = builder_of(family)
         self.format = OutputFormat(self.tokenizer, self.builder.tool_form)
+        self.compiler = constrainer_for(family, reader=self.format)
 
     @cached_property
     def faults(self) -> dict[str, str]:
@@ -82,7 +75,11 @@ class FamilyChecks:
     def _case(self, case: Case) -> str:
         """Return what is wrong with a case read whole, token by token, character by character."""
         tail = self._opening(self.family.think if case.reasoning else None)
-        ids = list(itertools.takewhile(lambda token: token not in self.ends, self._ids(case.text)))
+        ids = list(
+            itertools.takewhile(
+                lambda token: token not in self.compiler.end_ids, self._ids(case.text)
+            )
+        )
         text = self.tokenizer.decode(ids)
         for pieces in ([text], list(self._pieces(ids)), list(text)):
             if fault := self._difference(self._read(tail, pieces), case):
@@ -92,13 +89,13 @@ class FamilyChecks:
     def _opening(self, think: bool | None) -> str:
         """Return the generation prompt."""
         options = {} if think is None else {"enable_thinking": think}
-        asked = PromptContent([{"role": "user", "content": QUESTION}], list(TOOLS), options)
+        asked = PromptContent([{"role": "user", "content": QUESTION}], TOOLS, options)
         prompt = self.builder.build(asked)
         return str(self.tokenizer.decode(prompt.ids[prompt.header :]))
 
     def _read(self, tail: str, pieces: Sequence[str]) -> AnswerParts:
         is_open, may_think = self.format.is_thinking_open(tail), self.format.may_think(tail)
-        splitter = self.format.splitter(is_open, list(TOOLS), may_think=may_think)
+        splitter = self.format.splitter(is_open, TOOLS, may_think=may_think)
         for piece in pieces:
             splitter.feed(piece)
         splitter.finish(is_complete=True)
@@ -135,9 +132,9 @@ class FamilyChecks:
 
     def _end(self, case: Case) -> str:
         """Return what is wrong with the end: it ends the answer, and no token in front does."""
-        ids, end = self._ids(case.text), self.family.end_of(case)
-        amid = [self.tokenizer.decode([token]) for token in ids if token in self.ends]
-        ends = self.tokenizer.convert_tokens_to_ids(end) in self.ends
+        ids, end = self._ids(case.text), self.family.end_after(case)
+        amid = [self.tokenizer.decode([token]) for token in ids if token in self.compiler.end_ids]
+        ends = self.tokenizer.convert_tokens_to_ids(end) in self.compiler.end_ids
         return f"{amid} end it" if amid else "" if ends else f"{end} does not end it"
 
     # ------------------------------------------------------------ history and forced calls
@@ -150,7 +147,7 @@ class FamilyChecks:
             {"role": "assistant", "content": "", "tool_calls": [call]},
             {"role": "tool", "tool_call_id": call["id"], "content": "Sunny."},
         ]
-        prompt = self.builder.build(PromptContent(messages, list(TOOLS), {}))
+        prompt = self.builder.build(PromptContent(messages, TOOLS, {}))
         _, _, rest = self.tokenizer.decode(prompt.ids).partition(QUESTION)
         shown = rest
         for piece in self.family.history:
@@ -161,17 +158,12 @@ class FamilyChecks:
 
     def _forced(self) -> str:
         """Return what is wrong with all texts of a forced call: one of them has to come through."""
-        compiler = GrammarCompiler(
-            *(self.tokenizer, len(self.tokenizer), self.ends, self.format),
-            Vocabulary(self.tokenizer).token_bytes,
-        )
-        compiler.patience = Patience(STILL_S)
         wanted = Case("", [("get_weather", WEATHER)], reasoning=None)
         faults = []
         for think in (None, False, True):
             tail = self._opening(think)
             for text in self._forced_texts():
-                fault = self._refusal(compiler, tail, text)
+                fault = self._refusal(tail, text)
                 fault = fault or self._difference(self._read(tail, list(text)), wanted)
                 if not fault:
                     return ""
@@ -186,19 +178,12 @@ class FamilyChecks:
         for text in (found + call, *self.family.forced_texts):
             yield from (text, lead + text)
 
-    def _refusal(self, compiler: GrammarCompiler, tail: str, text: str) -> str:
+    def _refusal(self, tail: str, text: str) -> str:
         try:
-            mask = compiler.token_mask(FORCED, list(TOOLS), tail, prompt_tokens=0)
-        except RequestError as error:
-            return str(error)
-        assert mask is not None
-        answer = Walk(mask, self.ends, len(self.tokenizer))
-        try:
+            answer = walk(self.compiler, FORCED, TOOLS, tail)
             takes = answer.takes(self._ids(text))
-        except AssertionError as error:  # the grammar cannot go on
+        except (RequestError, AssertionError) as error:  # no grammar, or one that cannot go on
             return str(error)
-        finally:
-            mask.close()
         return "" if takes else f"refused behind {self.tokenizer.decode(answer.tokens)!r}"
 
 
