@@ -203,7 +203,7 @@ def values(draw: Any, each: ModelFormat) -> Any:
         lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=3),
         max_leaves=5,
     )
-    return draw(nested)
+    return draw(texts(each) | scalars | nested)
 
 
 def writable(each: ModelFormat, value: Any) -> Any:
