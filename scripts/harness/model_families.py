@@ -72,10 +72,11 @@ class Family:
         if not target.exists():
             trained = trained_tokenizer()
             with checkpoint_files.new_directory(target) as directory:
-                self._write_tokenizer(directory, trained)
+                self.write_tokenizer(directory, trained)
         return target
 
-    def _write_tokenizer(self, directory: Path, trained: Path) -> None:
+    def write_tokenizer(self, directory: Path, trained: Path) -> None:
+        """Write the tokenizer's files, with the family's marks beside the `trained` tokens."""
         tokenizer = Tokenizer.from_file(str(trained))
         tokenizer.add_tokens(
             [AddedToken(text, special=True, normalized=False) for text in self.controls]
