@@ -4,9 +4,9 @@ As tests/e2e/agents/test_clients.py: each model writes as its makers' models do,
 behind its makers' own template, and everything but its words is real.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import pytest
 
@@ -29,42 +29,23 @@ THOUGHTS: Final = ("I have to see the block first.", "This block it is.", "It is
 SAID: Final = ("", "Now the edit.", "The condition is mended.")
 SLACK: Final = 16  # tokens that a step may prefill beyond what is new
 
-Call = tuple[str, dict[str, str]]
-
-
-def claude_code(file: str) -> tuple[Call, Call]:
-    texts = {"old_string": OLD, "new_string": NEW}
-    return ("Read", {"file_path": file}), ("Edit", {"file_path": file, **texts})
-
-
-def codex(file: str) -> tuple[Call, Call]:
-    """It takes patches by its tool for commands."""
-    parts = ((" ", HEAD), ("-", OLD), ("+", NEW))
-    lines = [f"{sign}{line}" for sign, text in parts for line in text.splitlines()]
-    patch = "\n".join(("*** Begin Patch", f"*** Update File: {file}", "@@", *lines))
-    command = f"    apply_patch <<'PATCH'\n{patch}\n*** End Patch\nPATCH\n"
-    return ("exec_command", {"cmd": f"cat {file}"}), ("exec_command", {"cmd": command})
-
-
-def opencode(file: str) -> tuple[Call, Call]:
-    texts = {"oldString": OLD, "newString": NEW}
-    return ("read", {"filePath": file}), ("edit", {"filePath": file, **texts})
-
-
-CALLS: Final[dict[str, Callable[[str], tuple[Call, Call]]]] = {
-    "Claude Code": claude_code,
-    "Codex": codex,
-    "opencode": opencode,
+# How the clients call their tools for reading and editing, and the arguments.
+TOOLS: Final = {
+    "Claude Code": ("Read", "Edit", "file_path", "old_string", "new_string"),
+    "opencode": ("read", "edit", "filePath", "oldString", "newString"),
 }
 
 
-def turns(client: str, file: Path) -> list[dict[str, Any]]:
-    """Return what the model writes, one an answer: it reads the file, edits it, and is done."""
-    calls = ([CALLS[client](str(file))[0]], [CALLS[client](str(file))[1]], [])
-    return [
-        {"reasoning": thought, "content": said, "calls": made}
-        for thought, said, made in zip(THOUGHTS, SAID, calls, strict=True)
-    ]
+def calls(client: str, file: str) -> list[list[tuple[str, dict[str, str]]]]:
+    """Return the calls of each answer: the model reads the file, edits it, and is done."""
+    if client == "Codex":  # takes patches by its tool for commands
+        parts = ((" ", HEAD), ("-", OLD), ("+", NEW))
+        lines = [f"{sign}{line}" for sign, text in parts for line in text.splitlines()]
+        patch = "\n".join(("*** Begin Patch", f"*** Update File: {file}", "@@", *lines))
+        command = f"    apply_patch <<'PATCH'\n{patch}\n*** End Patch\nPATCH\n"
+        return [[("exec_command", {"cmd": text})] for text in (f"cat {file}", command)] + [[]]
+    read, edit, path, old, new = TOOLS[client]
+    return [[(read, {path: file})], [(edit, {path: file, old: OLD, new: NEW})], []]
 
 
 @pytest.fixture(scope="module", params=WRITERS)
@@ -73,7 +54,7 @@ def scripted(request: pytest.FixtureRequest) -> Iterator[ScriptedServer]:
         yield running
 
 
-@pytest.mark.parametrize("client", CALLS)
+@pytest.mark.parametrize("client", ["Codex", *TOOLS])
 def test_an_indented_block_is_edited_as_the_model_wrote_it(
     client: str, scripted: ScriptedServer, tmp_path: Path
 ) -> None:
@@ -81,7 +62,11 @@ def test_an_indented_block_is_edited_as_the_model_wrote_it(
     place = made_place(tmp_path, agent, scripted.url)
     file = place.project / "block.txt"
     file.write_text(HEAD + OLD + TAIL)
-    scripted.answer({ASKED: turns(client, file)})
+    turns = [
+        {"reasoning": thought, "content": said, "calls": made}
+        for thought, said, made in zip(THOUGHTS, SAID, calls(client, str(file)), strict=True)
+    ]
+    scripted.answer({ASKED: turns})
     before = len(scripted.asked())
     run = agent.run(place, ASKED)
     assert file.read_text() == HEAD + NEW + TAIL, (run.out, run.err)
@@ -89,12 +74,10 @@ def test_an_indented_block_is_edited_as_the_model_wrote_it(
     # Claude Code warns where a loaded machine prefills its long prompt for half a minute.
     assert not [line for line in agent.warnings(place, run) if "stall" not in line]
     family = written_family(scripted.family_name)
-    shown = run.out + run.err
-    assert not [mark for mark in (*family.controls, *family.marks) if mark in shown]
+    assert not [mark for mark in (*family.controls, *family.marks) if mark in run.out + run.err]
     rows = [row for row in scripted.asked()[before:] if row.tools]
     assert len(rows) == len(SAID)
     for row, ideal in zip(rows[1:], ideals(rows)[1:], strict=True):
         assert set(row.states) == {"kept"}, row.states
         assert row.prefilled <= ideal + SLACK, (row.prefilled, ideal, len(row.ids))
-    prompts = ", ".join(f"{row.cached:,} of {len(row.ids):,}" for row in rows)
-    print(f"{client}, {family.name}: {run.seconds:.0f} s; cached {prompts} tokens")
+    print(run.seconds, "s; cached of tokens:", *(f"{row.cached}/{len(row.ids)}" for row in rows))
