@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Final
 
 from hearth.worker.stream.answer_parts import AnswerParts, ToolCall
@@ -9,22 +10,9 @@ from scripts.harness.model_families import Family, family
 from tests.helpers.families.family_cases import written_family
 
 
-class SpokenFamily(Family):
-    """A family of tests/data/families, behind its makers' own template."""
-
-    @property
-    def template(self) -> str:
-        """Raises FetchError where the makers' is not to be had."""
-        return written_family(self.name).source
-
-
 def spoken_family(name: str) -> Family:
     """Return a family of scripts/harness/model_families.py, or one of those written below."""
-    if name not in WRITERS:
-        return family(name)
-    of = written_family(name)
-    tokens = (of.controls, of.marks, of.ends, of.eos, of.answer_end, of.call_end, of.bos)
-    return SpokenFamily(name, WRITERS[name], *tokens)
+    return replace(written_family(name), write=WRITERS[name]) if name in WRITERS else family(name)
 
 
 def _deepseek(parts: AnswerParts) -> str:
