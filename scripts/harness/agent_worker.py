@@ -18,7 +18,7 @@ from hearth.worker.cache.block_hash import common_length, pack
 from hearth.worker.cache.image_keys import PromptImage
 from hearth.worker.engine.decode.sampler import TokenChoice
 from hearth.worker.engine.model_loader import LoadedModel
-from hearth.worker.prompt.template_turn_tokens import end_of_turn_ids, turn_marks
+from hearth.worker.prompt.template_turn_tokens import turn_marks
 from hearth.worker.requests.debug_prompt_log import RecentPrompts
 from hearth.worker.requests.predict_next_prompt import predict_next_prompt
 from hearth.worker.requests.prompt_facts import PromptFacts
@@ -27,7 +27,7 @@ from hearth.worker.requests.session_prompt_builder import SessionPromptBuilder
 from hearth.worker.schedule.request_state import ClientLease, RenderNextPrompt, Request
 from hearth.worker.schedule.turn_recorder import TurnRecorder
 from hearth.worker.sessions.turn_store import place_behind
-from hearth.worker.setup.prompt_and_session_setup import make_builder, make_sessions
+from hearth.worker.setup.prompt_and_session_setup import end_ids_of, make_builder, make_sessions
 from hearth.worker.stream.answer_parts import AnswerParts, ToolCall
 from hearth.worker.stream.detokenise import Vocabulary
 from scripts.fixtures.fixture_cache import TINY_NAMES
@@ -145,7 +145,7 @@ class Desk:
         )
         tokenizer = family.tokenizer
         self.marks = turn_marks(tokenizer)
-        end_ids = end_of_turn_ids(tokenizer, {"eos_token_id": list(tokenizer.eos_token_ids)})
+        end_ids = end_ids_of(tokenizer, {"eos_token_id": list(tokenizer.eos_token_ids)})
         self.sessions = make_sessions(self.settings, chunk, machine.get("is_exact", False))
         self.ids = self.sessions.new_id = Ids()
         prompt_builder = make_builder(tokenizer, self.marks, end_ids, CONTEXT_TOKENS, self.settings)
