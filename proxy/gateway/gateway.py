@@ -413,7 +413,8 @@ def cloud_json(dialect: CloudDialect, body: dict[str, Any], deployment: Deployme
         sent |= {
             name: body[name] for name in cloud_fields.CONTINUING if type(body.get(name)) is bool
         }
-    return orjson.dumps(sent)
+    as_written = orjson.OPT_PASSTHROUGH_SUBCLASS  # of a WrittenObject, which is the only one
+    return orjson.dumps(sent, lambda given: orjson.Fragment(given.text), as_written)
 
 
 async def _on_body(exchange: HttpExchange, size: int, work: Callable[[], T]) -> T:

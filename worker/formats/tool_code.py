@@ -5,6 +5,7 @@ import keyword
 import unicodedata
 from typing import Any, Final
 
+from hearth.shared import written_numbers
 from hearth.worker.formats.shared.format_parts import (
     CallContext,
     CallGrammar,
@@ -74,7 +75,7 @@ def _python(value: Any) -> str:
             parts.append(_python(item))
         return "[" + ", ".join(parts) + "]"
     is_word = value is None or isinstance(value, bool)
-    return repr(value) if is_word else json.dumps(value, ensure_ascii=False)
+    return repr(value) if is_word else written_numbers.dumps(value)
 
 
 SECTION = Section(START, read=read, is_own=False)

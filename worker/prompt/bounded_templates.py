@@ -18,6 +18,7 @@ from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from transformers.utils import chat_template_utils
 
+from hearth.shared import written_numbers
 from hearth.worker.prompt.awaited_work import joined, stop_unless_it_ends
 
 PRODUCT_SIZE_MAX: Final = 1 << 20  # bits of a number, or elements of a text or a list
@@ -133,6 +134,7 @@ class _LoopsThatAsk(CodeGenerator):
     def visit_Template(self, node: nodes.Template, frame: Any = None) -> None:
         filters = self.environment.filters  # those of transformers too, which come last
         filters |= {name: _narrow(filters[name]) for name in _OF_A_WIDTH}
+        filters["tojson"] = written_numbers.keeping(filters["tojson"])
         for loop in node.find_all(nodes.For):
             asks = nodes.Filter(nodes.Const(True), _GOES_ON, [], [], None, None)
             loop.body.insert(0, nodes.ExprStmt(asks, lineno=loop.lineno))

@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
@@ -138,10 +139,10 @@ def _joined(parts: list[AnswerPart]) -> AnswerPart:
     return AnswerPart(parts[0].channel, text, parts[0].name, spans)
 
 
-def object_or_text(text: str) -> dict[str, Any] | str:
-    """Return the JSON object that `text` is, or `text`."""
+def object_or_text(text: str, loads: Callable[[str], Any] = json.loads) -> dict[str, Any] | str:
+    """Return the JSON object that `text` is to `loads`, or `text`."""
     try:
-        value = json.loads(text)
+        value = loads(text)
     except (ValueError, RecursionError):
         return text
     return value if isinstance(value, dict) else text

@@ -14,6 +14,7 @@ import orjson
 from hearth.proxy.api.body import field_readers as fields, unknown_blocks_to_text as unknown_blocks
 from hearth.proxy.http.strict_json import parse_argument
 from hearth.shared.errors import RequestError
+from hearth.shared.written_numbers import WrittenObject
 
 NAME_CHARS_MAX: Final = 256
 GRAMMAR_CHARS_MAX: Final = 8_192  # of a custom tool's grammar, in its description
@@ -206,11 +207,14 @@ def _allowed(row: dict[str, Any], shown: Mapping[str, list[str]]) -> ToolChoice:
 def tool_call(call_id: str, name: str, arguments: Any) -> dict[str, Any]:
     """Return an assistant's call; `arguments` becomes an object where it is the text of one.
 
-    A text that is not JSON stays a text: the model wrote it, and it is what the model must see.
+    A text that is not JSON stays a text: the model wrote it, and it is what the model must see. So
+    does one with digits that 64 bits, or Python, would have otherwise.
     """
     if type(arguments) is str:
         parsed = parse_argument(arguments) if arguments.strip() else {}
         arguments = arguments if parsed is None else parsed
+    if isinstance(arguments, WrittenObject):
+        arguments = arguments.text
     return {
         "id": call_id,
         "type": "function",
