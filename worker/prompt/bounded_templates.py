@@ -190,4 +190,11 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
     tied = staticmethod(_join)  # what `~` does
 
 
+def _plain(value: Any) -> Any:
+    """Return what a template may see of a value: its digits too, where they were written so."""
+    return value if type(value) is written_numbers.WrittenNumber else _of_plain_types(value)
+
+
+_of_plain_types: Final = chat_template_utils._plain_template_data  # which asks itself by that name
+chat_template_utils._plain_template_data = _plain
 chat_template_utils.ImmutableSandboxedEnvironment = BoundedEnvironment
