@@ -4,27 +4,21 @@ A double holds neither 2^64 + 1 nor 0.10000000000000000555, and Python writes 1E
 model that is shown other digits than it wrote is shown other tokens.
 """
 
-import functools
 import json
 import re
 import secrets
-from collections.abc import Callable
 from typing import Any, Final
 
 _MARK: Final = secrets.token_hex(16)  # in front of digits on their way through a writer of JSON
 _MARKED: Final = re.compile(f'"{_MARK}([^"]*)"')
-_INTEGER_CHARS_MAX: Final = 20  # of 64 bits
+_INTEGER_CHARS_MAX: Final = 21  # more than 64 bits have
 
 
 class WrittenNumber(float):
     """A number that 64 bits do not hold, or Python writes with other digits. Immutable."""
 
-    def __new__(cls, text: str) -> "WrittenNumber":
-        number = super().__new__(cls, text)
-        number.text = text
-        return number
-
-    text: str
+    def __init__(self, text: str) -> None:
+        self.text = text
 
     def __repr__(self) -> str:
         return self.text
@@ -40,34 +34,27 @@ class WrittenObject(dict[str, Any]):
 
 def loads(text: str, **options: Any) -> Any:
     """Return the JSON in `text`, as `json.loads` does, with WrittenNumbers where one is needed."""
-    return json.loads(text, parse_int=_integer, parse_float=_fraction, **options)
+    return json.loads(text, parse_int=_number, parse_float=_number, **options)
 
 
-def keeping(write: Callable[..., str]) -> Callable[..., str]:
-    """Return `write`, which makes JSON of its first argument, with the digits of WrittenNumbers."""
-
-    @functools.wraps(write)
-    def kept(value: Any, *args: Any, **kwargs: Any) -> str:
-        return _MARKED.sub(r"\1", write(_marked(value), *args, **kwargs))
-
-    return kept
-
-
-@keeping
-def dumps(value: Any, **options: Any) -> str:
-    """Return `value` as `json.dumps` writes it, in Unicode."""
-    return json.dumps(value, ensure_ascii=False, **options)
+def dumps(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: Any = None,
+    separators: Any = None,
+    sort_keys: bool = False,
+) -> str:
+    """Return `value` as `tojson` of transformers does, WrittenNumbers with their digits."""
+    options: dict[str, Any] = {"indent": indent, "separators": separators, "sort_keys": sort_keys}
+    text = json.dumps(_marked(value), ensure_ascii=ensure_ascii, **options)
+    return _MARKED.sub(r"\1", text)
 
 
-def _integer(text: str) -> int | WrittenNumber:
-    value = int(text) if len(text) <= _INTEGER_CHARS_MAX else 0
-    is_plain = str(value) == text and -(2**63) <= value < 2**64
-    return value if is_plain else WrittenNumber(text)
-
-
-def _fraction(text: str) -> float:
-    value = float(text)
-    return value if repr(value) == text else WrittenNumber(text)
+def _number(text: str) -> int | float:
+    is_integer = text.lstrip("-").isdigit()
+    value = int(text[:_INTEGER_CHARS_MAX]) if is_integer else float(text)
+    is_held = not is_integer or -(2**63) <= value < 2**64
+    return value if is_held and repr(value) == text else WrittenNumber(text)
 
 
 def _marked(value: Any) -> Any:

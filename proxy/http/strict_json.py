@@ -6,7 +6,7 @@ import itertools
 import math
 import re
 from collections.abc import Iterator
-from typing import Any, Final, NoReturn, cast
+from typing import Any, Final, cast
 
 import orjson
 
@@ -41,8 +41,15 @@ def parse_object(body: bytes) -> dict[str, Any]:
             VALUES_MAX.
     """
     body = body.removeprefix(codecs.BOM_UTF8)  # which .NET and PowerShell write
-    value, is_exact = _read(body, "messages")
-    return cast(dict[str, Any], _carried(value)) if is_exact else value
+    _check_count(body)  # first: to read 30 million values takes seconds and gigabytes
+    try:
+        value = orjson.loads(body)
+        _check_object(value)
+        if _may_lose(body, value.get("messages")):
+            value = _carried(_exact(body))
+    except orjson.JSONDecodeError:  # of half a character, or of a number that no double holds
+        value = _carried(_exact(_mended(body)))
+    return cast(dict[str, Any], value)
 
 
 async def read_object(body: bytes) -> dict[str, Any]:
@@ -56,35 +63,14 @@ def parse_argument(text: str) -> dict[str, Any] | None:
     It is a WrittenObject where its digits are others than Python writes.
     """
     try:
-        value, is_exact = _read(text.encode(), "")
-        if not is_exact:
-            return value
-        value = _arguments(value)
-        written_numbers.dumps(value).encode()  # which fails on half a character
-        return value
-    except (RequestError, UnicodeEncodeError):
-        return None
-
-
-def _read(body: bytes, history: str) -> tuple[dict[str, Any], bool]:
-    """Return the object in `body`, and whether it is exact, as where orjson may lose digits.
-
-    `history` names the field that has calls; "" where `body` is the arguments of one.
-
-    Raises:
-        RequestError: it is none.
-    """
-    _check_count(body)  # first: to read 30 million values takes seconds and gigabytes
-    try:
+        body = text.encode()
+        _check_count(body)
         value = orjson.loads(body)
         _check_object(value)
-        is_exact = _may_lose(body, value.get(history) if history else value)
-    except orjson.JSONDecodeError:  # of half a character, or of a number that no double holds
-        body, is_exact = _mended(body) if history else body, True
-    if is_exact:
-        value = _exact(body)
-        _check_object(value)
-    return value, is_exact
+        value = _arguments(_exact(body)) if _may_lose(body, value) else value
+        return cast(dict[str, Any], value)
+    except (RequestError, UnicodeEncodeError, orjson.JSONDecodeError):
+        return None
 
 
 def _mended(body: bytes) -> bytes:
@@ -96,15 +82,13 @@ def _mended(body: bytes) -> bytes:
 
 
 def _exact(body: bytes) -> Any:
-    """Return the JSON in `body` with the digits that were written. Raises: RequestError."""
+    """Return the object in `body` with the digits that were written. Raises: RequestError."""
     try:
-        return written_numbers.loads(body.decode(), parse_constant=_refuse)
+        value = written_numbers.loads(body.decode(), parse_constant=int)  # which refuses NaN
     except (ValueError, RecursionError) as error:
         raise RequestError(f"The body is not valid JSON: {error}.", code="invalid_json") from None
-
-
-def _refuse(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is no number")
+    _check_object(value)
+    return value
 
 
 def _check_object(value: Any) -> None:

@@ -198,9 +198,9 @@ def _with_object(call: dict[str, Any]) -> dict[str, Any]:
     """
     function = call["function"]
     given = function["arguments"]
-    if isinstance(given, str):
-        given = object_or_text(given, written_numbers.loads)
-    if isinstance(given, str):
+    if isinstance(given, str) and isinstance(
+        given := object_or_text(given, written_numbers.loads), str
+    ):
         given = {"input": given}
     return {**call, "function": {**function, "arguments": given}}
 

@@ -133,8 +133,8 @@ class _LoopsThatAsk(CodeGenerator):
 
     def visit_Template(self, node: nodes.Template, frame: Any = None) -> None:
         filters = self.environment.filters  # those of transformers too, which come last
+        filters["tojson"] = written_numbers.dumps
         filters |= {name: _narrow(filters[name]) for name in _OF_A_WIDTH}
-        filters["tojson"] = written_numbers.keeping(filters["tojson"])
         for loop in node.find_all(nodes.For):
             asks = nodes.Filter(nodes.Const(True), _GOES_ON, [], [], None, None)
             loop.body.insert(0, nodes.ExprStmt(asks, lineno=loop.lineno))

@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
@@ -139,7 +138,7 @@ def _joined(parts: list[AnswerPart]) -> AnswerPart:
     return AnswerPart(parts[0].channel, text, parts[0].name, spans)
 
 
-def object_or_text(text: str, loads: Callable[[str], Any] = json.loads) -> dict[str, Any] | str:
+def object_or_text(text: str, loads: Any = json.loads) -> dict[str, Any] | str:
     """Return the JSON object that `text` is to `loads`, or `text`."""
     try:
         value = loads(text)

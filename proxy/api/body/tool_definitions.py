@@ -14,7 +14,6 @@ import orjson
 from hearth.proxy.api.body import field_readers as fields, unknown_blocks_to_text as unknown_blocks
 from hearth.proxy.http.strict_json import parse_argument
 from hearth.shared.errors import RequestError
-from hearth.shared.written_numbers import WrittenObject
 
 NAME_CHARS_MAX: Final = 256
 GRAMMAR_CHARS_MAX: Final = 8_192  # of a custom tool's grammar, in its description
@@ -213,8 +212,7 @@ def tool_call(call_id: str, name: str, arguments: Any) -> dict[str, Any]:
     if type(arguments) is str:
         parsed = parse_argument(arguments) if arguments.strip() else {}
         arguments = arguments if parsed is None else parsed
-    if isinstance(arguments, WrittenObject):
-        arguments = arguments.text
+    arguments = getattr(arguments, "text", arguments)  # of a WrittenObject
     return {
         "id": call_id,
         "type": "function",
