@@ -20,7 +20,7 @@ VALUES_MAX: Final = 1_000_000  # which orjson reads in 0.6 s, and nothing else r
 SLICE_BYTES: Final = 1024 * 1024  # of a body that is looked through by one call after the other
 _LONG_NUMBER: Final = b"0" * 19  # the shortest run that may pass 64 bits, of any _DIGITS
 _DIGITS: Final = bytes(48 if chr(octet) in "0123456789" else 32 for octet in range(256))
-_MINUS_ZERO: Final = re.compile(rb"-0\s*[],}]")
+_MINUS_ZEROS: Final = (b"-0,", b"-0]", b"-0}", b"-0\n")  # found in a tenth of a pattern's time
 _ARGUMENTS: Final = ("arguments", "input")  # of a call, beside its name
 _HIGH, _LOW = rb"[89abAB][0-9a-fA-F]{2}", rb"[c-fC-F][0-9a-fA-F]{2}"  # behind a \ud
 _LONE: Final = re.compile(
@@ -109,7 +109,7 @@ def _may_lose(body: bytes, value: Any) -> bool:
     orjson reads an integer beyond 64 bits as a float.
     """
     floats = (type(item) is float for level in _levels(value) for item in level)
-    return _has_long_number(body) or bool(_MINUS_ZERO.search(body)) or any(floats)
+    return _has_long_number(body) or any(each in body for each in _MINUS_ZEROS) or any(floats)
 
 
 def _carried(value: Any, is_history: bool = False, *, is_bounded: bool = True) -> Any:
