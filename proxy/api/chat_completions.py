@@ -243,7 +243,7 @@ def _arguments(inner: dict[str, Any], where: str) -> Any:
     arguments = inner.get("arguments")
     if arguments is None:
         return {}
-    if type(arguments) not in (str, dict):
+    if not isinstance(arguments, str | dict):
         fields.refuse(f"{where}.arguments", arguments, "a string of JSON")
     return arguments
 

@@ -413,7 +413,9 @@ def cloud_json(dialect: CloudDialect, body: dict[str, Any], deployment: Deployme
         sent |= {
             name: body[name] for name in cloud_fields.CONTINUING if type(body.get(name)) is bool
         }
-    return orjson.dumps(sent)
+    return orjson.dumps(  # a WrittenObject, the only subclass, as it was written
+        sent, lambda given: orjson.Fragment(given.text), orjson.OPT_PASSTHROUGH_SUBCLASS
+    )
 
 
 async def _on_body(exchange: HttpExchange, size: int, work: Callable[[], T]) -> T:

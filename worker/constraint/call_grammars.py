@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 
+from hearth.shared import written_numbers
 from hearth.worker.constraint.json_schemas import (
     Parameter,
     ToolSchema,
@@ -147,7 +148,7 @@ def json_call_text(before: str, middle: str, behind: str) -> Callable[[str, Any]
     """Return what writes a call of the history so."""
 
     def text(name: str, arguments: Any) -> str:
-        name, written = (json.dumps(each, ensure_ascii=False) for each in (name, arguments))
+        name, written = map(written_numbers.dumps, (name, arguments))
         return f"{before}{name[1:-1]}{middle}{written}{behind}"
 
     return text

@@ -1,8 +1,8 @@
 """The forms of Command R+, R7B, A and A+: a list in JSON behind a mark."""
 
-import json
 from typing import Final
 
+from hearth.shared import written_numbers
 from hearth.worker.formats.shared.format_parts import (
     CallGrammar,
     ModelFormat,
@@ -47,9 +47,7 @@ FORMATS = (
         ),
         call_text=lambda name, arguments: (
             "Action:\n```json\n"
-            + json.dumps(
-                [{"tool_name": name, "parameters": arguments}], indent=4, ensure_ascii=False
-            )
+            + written_numbers.dumps([{"tool_name": name, "parameters": arguments}], indent=4)
             + "```"
         ),
     ),

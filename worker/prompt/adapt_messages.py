@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
+from hearth.shared import written_numbers
 from hearth.worker.prompt.chat_template import text_of
 from hearth.worker.prompt.template_capabilities import TemplateCapabilities
 from hearth.worker.prompt.tools_as_text import call_text, result_text, tool_prompt
@@ -193,11 +194,13 @@ def _adapted_calls(message: dict[str, Any], template: TemplateCapabilities) -> d
 def _with_object(call: dict[str, Any]) -> dict[str, Any]:
     """Return the call with arguments that are an object: text that is none as its `input`.
 
-    One with integers of more than 64 bits came as the text of an object.
+    One with digits that would be lost came as the text of an object, and keeps them.
     """
     function = call["function"]
     given = function["arguments"]
-    if isinstance(given, str) and isinstance(given := object_or_text(given), str):
+    if isinstance(given, str) and isinstance(
+        given := object_or_text(given, written_numbers.loads), str
+    ):
         given = {"input": given}
     return {**call, "function": {**function, "arguments": given}}
 

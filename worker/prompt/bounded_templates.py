@@ -18,6 +18,7 @@ from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from transformers.utils import chat_template_utils
 
+from hearth.shared import written_numbers
 from hearth.worker.prompt.awaited_work import joined, stop_unless_it_ends
 
 PRODUCT_SIZE_MAX: Final = 1 << 20  # bits of a number, or elements of a text or a list
@@ -132,6 +133,7 @@ class _LoopsThatAsk(CodeGenerator):
 
     def visit_Template(self, node: nodes.Template, frame: Any = None) -> None:
         filters = self.environment.filters  # those of transformers too, which come last
+        filters["tojson"] = written_numbers.dumps
         filters |= {name: _narrow(filters[name]) for name in _OF_A_WIDTH}
         for loop in node.find_all(nodes.For):
             asks = nodes.Filter(nodes.Const(True), _GOES_ON, [], [], None, None)
@@ -188,4 +190,11 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
     tied = staticmethod(_join)  # what `~` does
 
 
+def _plain(value: Any) -> Any:
+    """Return what a template may see of a value: its digits too, where they were written so."""
+    return value if type(value) is written_numbers.WrittenNumber else _of_plain_types(value)
+
+
+_of_plain_types: Final = chat_template_utils._plain_template_data  # which asks itself by that name
+chat_template_utils._plain_template_data = _plain
 chat_template_utils.ImmutableSandboxedEnvironment = BoundedEnvironment

@@ -5,11 +5,11 @@ Hermes and Qwen write it; "tool_code" is a Python call in a fenced block, as Gem
 trained. What is written here is what hearth.worker.stream reads of such models' answers.
 """
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
+from hearth.shared import written_numbers
 from hearth.worker.formats.shared.python_text import python_text
 
 ToolForm = Literal["native", "manual", "tool_code"]  # native: the template's own
@@ -67,7 +67,7 @@ def tool_prompt(tools: Sequence[Any], form: ToolForm, own: OwnForm | None = None
     shown = tools if form == "manual" else [tool["function"] for tool in tools]
     call = own.calls([_EXAMPLE]) if own else call_text(_EXAMPLE, form)
     return _PROMPTS[form].format(
-        tools="\n".join(map(_json, shown)),
+        tools="\n".join(map(written_numbers.dumps, shown)),
         place=" in <tool_call></tool_call>" if call.startswith("<tool_call>") else "",
         call=call,
         result=result_text("", form, own).replace("\n", ""),
@@ -82,7 +82,8 @@ def call_text(function: dict[str, Any], form: ToolForm) -> str:
     name, arguments = function["name"], function["arguments"]
     if form == "tool_code":
         return f"```tool_code\n{python_text(name, arguments)}\n```"
-    return f"<tool_call>\n{_json({'name': name, 'arguments': arguments})}\n</tool_call>"
+    call = written_numbers.dumps({"name": name, "arguments": arguments})
+    return f"<tool_call>\n{call}\n</tool_call>"
 
 
 def result_text(content: str, form: ToolForm, own: OwnForm | None = None) -> str:
@@ -90,7 +91,3 @@ def result_text(content: str, form: ToolForm, own: OwnForm | None = None) -> str
     usual = _RESULTS["tool_code" if form == "tool_code" else "manual"]
     start, end = own.result if own and own.result else usual
     return f"{start}{content}{end}"
-
-
-def _json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)

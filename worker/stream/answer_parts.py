@@ -138,10 +138,10 @@ def _joined(parts: list[AnswerPart]) -> AnswerPart:
     return AnswerPart(parts[0].channel, text, parts[0].name, spans)
 
 
-def object_or_text(text: str) -> dict[str, Any] | str:
-    """Return the JSON object that `text` is, or `text`."""
+def object_or_text(text: str, loads: Any = json.loads) -> dict[str, Any] | str:
+    """Return the JSON object that `text` is to `loads`, or `text`."""
     try:
-        value = json.loads(text)
+        value = loads(text)
     except (ValueError, RecursionError):
         return text
     return value if isinstance(value, dict) else text

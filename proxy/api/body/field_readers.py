@@ -78,7 +78,7 @@ def required_text(body: Body, name: str, param: str) -> str:
 
 
 def record(value: Any, param: str) -> dict[str, Any]:
-    if type(value) is not dict:
+    if not isinstance(value, dict):
         refuse(param, value, "an object")
     return value
 

@@ -51,7 +51,8 @@ def check_prompt(prompt: Prompt, constraints: Constraints) -> None:
     _check_values(_values_in(constraints.schema), "The schema of the answer", TOOL_VALUES_MAX)
     calls = [call for message in prompt.messages for call in message.get("tool_calls") or ()]
     arguments = [call["function"]["arguments"] for call in calls]
-    _check_values(_values_in(arguments), _CALLS, CALL_VALUES_MAX)
+    texts = (each.encode("utf-8", "surrogatepass") for each in arguments if type(each) is str)
+    _check_values(_values_in(arguments) + sum(map(json_values, texts)), _CALLS, CALL_VALUES_MAX)
 
 
 _CALLS: Final = "The arguments of all tool calls"

@@ -206,11 +206,13 @@ def _allowed(row: dict[str, Any], shown: Mapping[str, list[str]]) -> ToolChoice:
 def tool_call(call_id: str, name: str, arguments: Any) -> dict[str, Any]:
     """Return an assistant's call; `arguments` becomes an object where it is the text of one.
 
-    A text that is not JSON stays a text: the model wrote it, and it is what the model must see.
+    A text that is not JSON stays a text: the model wrote it, and it is what the model must see. So
+    does one with digits that 64 bits, or Python, would have otherwise.
     """
     if type(arguments) is str:
         parsed = parse_argument(arguments) if arguments.strip() else {}
         arguments = arguments if parsed is None else parsed
+    arguments = getattr(arguments, "text", arguments)  # of a WrittenObject
     return {
         "id": call_id,
         "type": "function",

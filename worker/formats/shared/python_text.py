@@ -1,9 +1,11 @@
-"""Writes a call as Python has it. Imports nothing: the prompt's room needs it, too."""
+"""Writes a call as Python has it. The prompt's room needs it, too."""
 
 import json
 import keyword
 import unicodedata
 from typing import Any
+
+from hearth.shared import written_numbers
 
 
 def python_text(name: str, arguments: dict[str, Any]) -> str:
@@ -34,4 +36,4 @@ def _python(value: Any) -> str:
             parts.append(_python(item))
         return "[" + ", ".join(parts) + "]"
     is_word = value is None or isinstance(value, bool)
-    return repr(value) if is_word else json.dumps(value, ensure_ascii=False)
+    return repr(value) if is_word else written_numbers.dumps(value)

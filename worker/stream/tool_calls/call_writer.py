@@ -66,10 +66,13 @@ class CallWriter:
         """The text that was written before the call was open."""
         return "".join(self._texts)
 
-    def open(self, name: str) -> None:
-        """Take it for a call of the tool `name`. Raises UnreadableOutput for an empty name."""
+    def open(self, name: str, *, is_id: bool = False) -> None:
+        """Take it for a call of the tool `name`, or of the one that is meant where that `is_id`.
+
+        Raises UnreadableOutput for an empty name.
+        """
         assert not self.is_open
-        name = self._context.tools.meant(name, self.text)
+        name = self._context.tools.meant(name, self.text, is_id=is_id)
         if not name:
             raise UnreadableOutput
         self.is_open = True

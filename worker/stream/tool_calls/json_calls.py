@@ -61,10 +61,9 @@ def named_call(
         writer.open(name)
     is_whole = yield from reader.value(writer.write)
     if not writer.is_open:
-        given = object_or_text(writer.text)
-        if not is_whole or isinstance(given, str):
+        if not is_whole or isinstance(object_or_text(writer.text), str):
             raise UnreadableOutput
-        writer.open((is_id and context.tools.taking([*given])) or name)
+        writer.open(name, is_id=is_id)
 
 
 class _CallObjectParser:

@@ -58,13 +58,15 @@ class RequestTools:
                 return meant
         return ""
 
-    def meant(self, name: str, arguments: str) -> str:
+    def meant(self, name: str, arguments: str, *, is_id: bool = False) -> str:
         """Return the name of the tool that is called: of an id in its place, the one that fits.
 
         That is the one tool that takes arguments of these names, all that it requires among them.
+        `is_id`: what is no tool's name is an id, whatever it looks like.
         """
         found, given = self.known(name), object_or_text(arguments)
-        if not found and isinstance(given, dict) and _ID.fullmatch(name.strip()):
+        is_id = is_id or bool(_ID.fullmatch(name.strip()))
+        if not found and isinstance(given, dict) and is_id:
             fits = [each for each in self._functions if self._takes(each, given)]
             found = fits[0] if len(fits) == 1 else ""
         return found or name.strip()
@@ -72,23 +74,12 @@ class RequestTools:
     def _takes(self, name: str, given: dict[str, Any]) -> bool:
         required = self._parameters(name).get("required")
         is_whole = not isinstance(required, list) or all(each in given for each in required)
-        return is_whole and bool(given) and given.keys() <= self.arguments(name).keys()
+        return is_whole and given.keys() <= self.arguments(name).keys()
 
     def arguments(self, name: str) -> dict[str, Any]:
         """Return the schemas of a tool's arguments by their names."""
         properties = self._parameters(name).get("properties")
         return properties if isinstance(properties, dict) else {}
-
-    def taking(self, given: list[str]) -> str:
-        """Return the one tool that takes arguments of these names, "" where not one does."""
-        found = [
-            name
-            for name in self._functions
-            for required in [self._parameters(name).get("required")]
-            if all(each in self.arguments(name) for each in given)
-            if not isinstance(required, list) or all(each in given for each in required)
-        ]
-        return found[0] if len(found) == 1 else ""
 
     def sole_text(self, name: str) -> str:
         """Return the one argument that a tool takes, if that is a text; or else ""."""
