@@ -45,12 +45,8 @@ FORMATS = (
             end="\n]```",
             between=",\n",
         ),
-        call_text=lambda name, arguments: (
-            "Action:\n```json\n"
-            + json.dumps(
-                [{"tool_name": name, "parameters": arguments}], indent=4, ensure_ascii=False
-            )
-            + "```"
-        ),
+        call_text=lambda name, arguments: json.dumps(
+            [{"tool_name": name, "parameters": arguments}], indent=4, ensure_ascii=False
+        )[2:-2],
     ),
 )
