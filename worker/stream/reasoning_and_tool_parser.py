@@ -233,10 +233,12 @@ class ReasoningAndToolParser:
         # An argument that runs beyond the block up to another call: the first was broken off.
         starts = Marks(*self._sections).pattern.pattern
         anew = rf"(?:{closes})(?:\s|\\n)*+(?:{starts})"
-        is_closed = self._buffer.since(begin).rstrip().endswith(tuple(self._think_ends))
         return (
             is_ended
-            and (is_closed or self._buffer.is_complete)  # cut off, it might have gone on
+            and (
+                self._buffer.is_complete  # cut off here, the thinking might have gone on
+                or self._buffer.since(begin).rstrip().endswith(tuple(self._think_ends))
+            )
             and len({str(call) for call in calls}) == len(calls) > 0
             and all(self._options.tools.known(call.name) for call in calls)
             and all(isinstance(call.arguments, dict) for call in calls)
