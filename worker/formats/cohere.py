@@ -45,10 +45,8 @@ FORMATS = (
             end="\n]```",
             between=",\n",
         ),
-        call_text=lambda name, arguments: (
-            "Action:\n```json\n"
-            + written_numbers.dumps([{"tool_name": name, "parameters": arguments}], indent=4)
-            + "```"
-        ),
+        call_text=lambda name, arguments: written_numbers.dumps(
+            [{"tool_name": name, "parameters": arguments}], indent=4
+        )[2:-2],
     ),
 )

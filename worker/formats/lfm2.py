@@ -28,6 +28,6 @@ FORMATS = (
         is_of=lambda words: CALLS in words.template,
         thinking=("<think>", "</think>"),
         sections=(Section(CALLS, CALLS_END),),
-        grammar=CallGrammar(python_call, CALLS, start=CALLS, end=CALLS_END),
+        grammar=CallGrammar(python_call, CALLS, start=CALLS, end=CALLS_END, between="\n"),
     ),
 )

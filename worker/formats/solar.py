@@ -34,7 +34,7 @@ _READ: Final = marked_calls(CALL, _HEAD, CALL_END, "<|calls|>")
 
 
 def write(lark: Lark, tool: ToolSchema) -> Expression:
-    head = lark.row(CALL, lark.text_until(NAME, 10), lark.quoted(tool.name), ARGUMENTS)
+    head = lark.row(CALL, lark.text_until(NAME, 10, but="<"), lark.quoted(tool.name), ARGUMENTS)
     return lark.row(head, json_arguments(lark, tool), CALL_END)
 
 

@@ -235,6 +235,10 @@ class ReasoningAndToolParser:
         anew = rf"(?:{closes})(?:\s|\\n)*+(?:{starts})"
         return (
             is_ended
+            and (
+                self._buffer.is_complete  # cut off here, the thinking might have gone on
+                or self._buffer.since(begin).rstrip().endswith(tuple(self._think_ends))
+            )
             and len({str(call) for call in calls}) == len(calls) > 0
             and all(self._options.tools.known(call.name) for call in calls)
             and all(isinstance(call.arguments, dict) for call in calls)

@@ -6,8 +6,10 @@ A new file of worker/formats is tested here without a line for it.
 import json
 import random
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from functools import cache
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cache, cached_property
 from typing import Any
 from unittest.mock import patch
 
@@ -18,31 +20,54 @@ from llguidance import LLMatcher, LLTokenizer
 
 from hearth.shared.errors import RequestError
 from hearth.worker.constraint.bare_keys_grammar import BareKeys
+from hearth.worker.constraint.call_grammars import CallGrammar
 from hearth.worker.constraint.json_schemas import ToolSchema, tool_of
 from hearth.worker.constraint.lark_builder import NEWLINE, NOTHING, Expression, Lark
 from hearth.worker.formats.shared import output_format
-from hearth.worker.formats.shared.model_format import ModelFormat, all_formats
+from hearth.worker.formats.shared.model_format import ModelFormat, ModelWords, all_formats
 from hearth.worker.formats.shared.output_format import AnswerParts, OutputFormat, ToolCall
+from hearth.worker.prompt.prompt_with_sampled_turns import PromptBuilder, PromptContent
 from hearth.worker.stream.detokenise import Vocabulary
 from scripts.harness.constrained_answers import tool
 from scripts.harness.model_families import FAMILIES, Family
+from tests.helpers.families.family_cases import family_names, written_family
 from tests.helpers.worker.output_formats import StandIn, streamed
+from tests.helpers.worker.prompt_builders import builder_of
 
 BYTES = LLTokenizer("byte")
 END = BYTES.eos_token
 QUESTION = {"role": "user", "content": "Why?"}
 
 
-def name_of(each: ModelFormat) -> str:
-    return each.is_of.__module__.rpartition(".")[2]
+# A form of which each model has its own marks is that of these models.
+OF_WORDS = [written_family(name) for name in ("hy3", "hy4")]
 
 
+def formats() -> Iterator[tuple[str, ModelFormat]]:
+    """Yield all formats by the names of their modules, and the numbers where one has several."""
+    seen: Counter[str] = Counter()
+    for each in all_formats():
+        name = each.is_of.__module__.rpartition(".")[2]
+        if each.of_words:
+            for own in OF_WORDS:
+                yield own.name, each.of_words(ModelWords({*own.marks, *own.controls}, ""))
+        else:
+            yield f"{name}-{seen[name]}", each
+            seen[name] += 1
+
+
+TESTED = dict(formats())
 # Format -> why its calls cannot be forced. It may only shrink.
 WITHOUT_GRAMMAR: dict[str, str] = {}
-WRITABLE = [each for each in all_formats() if each.grammar or each.messages]
-# DeepSeek's template leaves thinking out.
-SHOWING = [each for name, each in FAMILIES.items() if name != "deepseek"]
-WITHOUT_WORDS = ("llama3", "mistral", "harmony")  # families whose calls stand alone
+WRITABLE = [name for name, each in TESTED.items() if each.grammar or each.messages]
+# Those whose history the makers' templates alone show, which are not in the tree. They may only
+# become fewer.
+WITHOUT_HISTORY = {
+    *(f"deepseek_dsml-{number}" for number in (0, *range(2, 8))),
+    *("functionary-0", "functionary-1", "json_list-6", "json_list-7", "json_list-11"),
+    *("minimax-0", "minimax-1", "mistral-0", "mistral-1", "mistral-2", "gemma4-0", "hy3"),
+    *("kimi_k3-0", "minicpm5-0", "muse-0", "qwen_xml-2", "solar-0"),
+}
 
 
 @cache
@@ -58,7 +83,7 @@ def reader_of(each: ModelFormat) -> OutputFormat:
 def source_of(each: ModelFormat, tools: Sequence[ToolSchema], is_parallel: bool = True) -> str:
     lark = Lark({})
     if each.messages:
-        return lark.source(each.messages.call_message(lark, tools))
+        return lark.source(each.messages.call_message(lark, tools, is_parallel))
     assert each.grammar
     return lark.source(each.grammar.expression(lark, tools, is_parallel))
 
@@ -66,7 +91,7 @@ def source_of(each: ModelFormat, tools: Sequence[ToolSchema], is_parallel: bool 
 def takes(source: str, text: str) -> bool:
     matcher, tokens = LLMatcher(BYTES, source, log_level=0), list(text.encode())
     assert not matcher.is_error(), matcher.get_error()
-    return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
+    return bool(matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting())
 
 
 def rolled(source: str, dice: random.Random, bytes_max: int = 20_000) -> str:
@@ -103,9 +128,9 @@ class Written(Lark):
         if not isinstance(part, Expression):
             return part
         if part == NEWLINE:
-            return self._draw(st.sampled_from(["\n", ""]))
+            return str(self._draw(st.sampled_from(["\n", ""])))
         if part.startswith("/"):
-            return self._draw(st.from_regex(part.strip("/"), fullmatch=True))
+            return str(self._draw(st.from_regex(part.strip("/"), fullmatch=True)))
         return str(json.loads(part))
 
     def row(self, *parts: str) -> Expression:
@@ -121,13 +146,19 @@ class Written(Lark):
         return NOTHING
 
     def rule(self, body: str, options: str = "") -> Expression:
-        return self.row(body)
+        return self.row(Expression(body))
 
     def text_until(self, end: str, characters_max: int | None = None, but: str = "") -> Expression:
-        assert characters_max is not None
-        return self.row(self.texts[characters_max], self._gap, end)
+        text = self.texts.get(characters_max or 0)
+        if text is None:  # an id, which may be any text
+            text = self._draw(st.text(max_size=characters_max).filter(lambda text: end not in text))
+        return self.row(text, self._gap, end)
 
     def json(self, schema: Mapping[str, Any], **options: Any) -> Expression:
+        if "default" not in schema:
+            return self.row(
+                f'"{self._draw(st.from_regex(schema["pattern"][1:-1], fullmatch=True))}"'
+            )
         # llguidance takes no DEL as it is.
         return self.row(
             json.dumps(schema["default"], ensure_ascii=False).replace("\x7f", "\\u007f")
@@ -159,7 +190,8 @@ def _type(value: Any) -> str:
 KEYS = st.sampled_from(["path", "old_string", "n", "größe"])
 NAMES = st.lists(st.sampled_from(["f", "read_file", "Edit-2", "mcp__x__y"]), unique=True)
 WORDS = st.text(
-    st.sampled_from("abz 019 .,:;'/{}()&%$#@!?*_-`~^ \n") | st.characters(min_codepoint=0xA1)
+    st.sampled_from("abz 019 .,:;'/{}()&%$#@!?*_-`~^ \n")
+    | st.characters(min_codepoint=0xA1, exclude_categories=["Cs"])
 ).map(str.strip)
 ODD = [
     *('"', "'", "\n", "\n\n", "<", ">", "&", "&quot;", "\\", "\\n", " ", "  ", "\t", "ü", "😀"),
@@ -185,7 +217,7 @@ def texts(draw: Any, each: ModelFormat) -> str:
     """Return a text in which beginnings of the format's marks stand, and no whole mark."""
     marks = sorted(marks_of(each))
     begun = [mark[:end] for mark in marks for end in range(1, len(mark))]
-    pieces = st.sampled_from(ODD) | st.sampled_from(begun) | st.text(max_size=5)
+    pieces = st.sampled_from([*ODD, *begun]) | st.text(max_size=5)
     text = "".join(draw(st.lists(pieces, max_size=6))).encode(errors="ignore").decode()[:90]
     assume(not any(mark in text for mark in marks))
     return text
@@ -225,34 +257,98 @@ def writable(each: ModelFormat, value: Any) -> Any:
 @st.composite
 def calls_of(draw: Any, each: ModelFormat) -> list[ToolCall]:
     names = draw(NAMES.map(lambda names: names or ["f"]))
-    count = 1 if each.messages or (each.grammar and each.grammar.is_single) else 2
+    count = 1 if each.read or (each.grammar and each.grammar.is_single) else 2
     arguments = st.dictionaries(KEYS, values(each).map(lambda it: writable(each, it)), max_size=3)
     return [ToolCall(name, draw(arguments)) for name in names[:count]]
 
 
+def all_of(
+    grammar: CallGrammar, lark: Written, tools: Sequence[ToolSchema], is_parallel: bool
+) -> Expression:
+    """Return calls of all the tools, in their order, in the place of `CallGrammar.expression`."""
+    calls = [lark.text(grammar.call(lark, tool)) for tool in tools]
+    return lark.row(grammar.start, lark.text(grammar.between).join(calls), grammar.end)
+
+
 def written(each: ModelFormat, lark: Written, tools: list[ToolSchema]) -> str:
     """Return calls of all the tools, in their order."""
-    if each.messages:
-        return lark.text(each.messages.call_message(lark, tools))
-    grammar = each.grammar
-    assert grammar
-    calls = [lark.text(grammar.call(lark, tool)) for tool in tools]
-    return lark.text(grammar.start) + lark.text(grammar.between).join(calls) + grammar.end
+    with patch.object(CallGrammar, "expression", all_of):
+        if each.messages:
+            return lark.text(each.messages.call_message(lark, tools, True))
+        assert each.grammar
+        return lark.text(each.grammar.expression(lark, tools, True))
+
+
+# ---------------------------------------------------------------- history
+
+
+@dataclass(frozen=True, eq=False)
+class Shown:
+    """A family whose prompts show what was answered."""
+
+    own: Family
+
+    @cached_property
+    def builder(self) -> PromptBuilder:
+        return builder_of(self.own)
+
+    @cached_property
+    def reader(self) -> OutputFormat:
+        return OutputFormat(self.own.tokenizer, self.builder.tool_form)
+
+    @cached_property
+    def vocabulary(self) -> Vocabulary:
+        return Vocabulary(self.own.tokenizer)
+
+    @cached_property
+    def words(self) -> tuple[bool, bool]:
+        """Return whether reasoning and content beside a call are shown."""
+        try:
+            _, text = self.text(AnswerParts("zwhy", "zsay", (ToolCall("f", {}),)), [])
+        except RequestError:  # not both
+            return True, False
+        return "zwhy" in text, "zsay" in text
+
+    def text(self, parts: AnswerParts, tools: list[Any]) -> tuple[bool, str]:
+        """Return whether the prompt has begun thinking, and how an answer is shown behind that."""
+        message = self.own.message(parts)
+        results = [
+            {"role": "tool", "content": "42", "tool_call_id": call["id"]}
+            for call in message["tool_calls"]
+        ]
+        opening = self._behind([QUESTION], tools)
+        text = self._behind([QUESTION, message, *results], tools)
+        if not text.startswith(opening):
+            opening = opening[: opening.rindex(self.reader.think_marks[0])].rstrip()
+        assert text.startswith(opening), text
+        # GigaChat's turns end with a mark of their own in a prompt.
+        ends = "|".join(map(re.escape, [*self.own.ends, "<|message_sep|>"]))
+        answer, *_ = re.split(ends, text[len(opening) :])
+        return self.reader.is_thinking_open(opening), answer.strip()
+
+    def _behind(self, messages: list[Any], tools: list[Any]) -> str:
+        """Return the prompt behind the question, with each mark as the token that it is."""
+        asked = self.builder.build(PromptContent([QUESTION], tools))
+        ids = self.builder.build(PromptContent(messages, tools)).ids[asked.header :]
+        return "".join(map(self.vocabulary.detokeniser().add, ids))
 
 
 @cache
-def vocabulary_of(own: Family) -> Vocabulary:
-    return Vocabulary(own.tokenizer)
+def showing() -> dict[str, list[Shown]]:
+    """Return by format the families that have it."""
+    found: dict[str, list[Shown]] = {name: [] for name in TESTED}
+    for own in (*FAMILIES.values(), *map(written_family, family_names(is_real=False))):
+        family = Shown(own)
+        form = family.reader.own
+        name = next((name for name, each in TESTED.items() if each is form), own.name)
+        if name in TESTED:
+            found[name].append(family)
+    return found
 
 
-def shown(own: Family, parts: AnswerParts) -> str:
-    """Return how a family's template shows an answer, with each mark as the token that it is."""
-    prompt = own.render([QUESTION])
-    text = own.render([QUESTION, own.message(parts)], add_generation_prompt=False)
-    assert text.startswith(prompt)
-    text = text[len(prompt) :].strip().removesuffix(own.call_end)
-    detokeniser = vocabulary_of(own).detokeniser()
-    return "".join(map(detokeniser.add, own.tokenizer.encode(text, add_special_tokens=False)))
+def told(parts: AnswerParts) -> str:
+    """Return the parts in one way to write them: FunctionGemma's template sorts the arguments."""
+    return json.dumps(asdict(parts), sort_keys=True)
 
 
 def same(parts: AnswerParts, calls: Sequence[ToolCall]) -> bool:
@@ -261,16 +357,19 @@ def same(parts: AnswerParts, calls: Sequence[ToolCall]) -> bool:
 
 
 def test_all_formats_but_those_of_the_table_have_a_grammar() -> None:
-    without = {name_of(each) for each in all_formats()} - {name_of(each) for each in WRITABLE}
-    assert without == set(WITHOUT_GRAMMAR)
+    assert {*TESTED} - {*WRITABLE} == {*WITHOUT_GRAMMAR}
 
 
-@pytest.mark.parametrize("each", WRITABLE, ids=name_of)
+def test_of_all_formats_but_those_of_the_table_history_is_shown() -> None:
+    without = {name for name, each in TESTED.items() if not each.call_text and not showing()[name]}
+    assert without == WITHOUT_HISTORY
+
+
+@pytest.mark.parametrize("name", WRITABLE)
 @given(data=st.data())
 @settings(max_examples=20, phases=[Phase.generate])
-def test_what_a_grammar_allows_is_read_shown_and_read_again(
-    each: ModelFormat, data: st.DataObject
-) -> None:
+def test_what_a_grammar_allows_is_read_shown_and_read_again(name: str, data: st.DataObject) -> None:
+    each = TESTED[name]
     lark = Written(data.draw, each.form.gap if each.form else "")
     calls = data.draw(calls_of(each))
     shown_tools = [tool(call.name, lark.schema(call.arguments)) for call in calls]
@@ -282,16 +381,16 @@ def test_what_a_grammar_allows_is_read_shown_and_read_again(
     splitter = reader.splitter(False, shown_tools)
     streamed(splitter, text, is_complete=True)
     assert same(splitter.parts, calls), text
-    if each.call_text:
-        text = each.call_text(calls[0].name, calls[0].arguments)
-        assert same(reader.read(text, False, shown_tools), calls[:1]), text
-    for own in SHOWING:
-        if (own.reader.messages or own.reader.call_grammar) == (each.messages or each.grammar):
-            words = data.draw(WORDS), data.draw(WORDS)
-            content = "" if own.name in WITHOUT_WORDS else words[1]
-            parts = AnswerParts(words[0] if own.thinks else "", content, tuple(calls[:1]))
-            found = own.reader.read(shown(own, parts), own.is_thinking(), shown_tools)
-            assert repr(found) == repr(parts), own.name
+    if each.call_text and each.grammar:
+        text = each.grammar.text(each.call_text(call.name, call.arguments) for call in calls)
+        assert same(reader.read(text, False, shown_tools), calls), text
+    words = data.draw(WORDS), data.draw(WORDS)
+    for family in showing()[name]:
+        is_reasoning, is_content = family.words
+        parts = AnswerParts(words[0] * is_reasoning, words[1] * is_content, tuple(calls[:1]))
+        is_thinking, text = family.text(parts, shown_tools)
+        found = family.reader.read(text, is_thinking, shown_tools)
+        assert told(found) == told(parts), (family.own.name, text)
 
 
 # ---------------------------------------------------------------- by chance
@@ -317,10 +416,11 @@ TOOLS = [
 SCHEMAS = {each["function"]["name"]: each["function"].get("parameters", {}) for each in TOOLS}
 
 
-@pytest.mark.parametrize("each", WRITABLE, ids=name_of)
+@pytest.mark.parametrize("name", WRITABLE)
 def test_what_a_grammar_lets_through_by_chance_is_read_as_calls_that_the_schemas_allow(
-    each: ModelFormat,
+    name: str,
 ) -> None:
+    each = TESTED[name]
     tools = [tool_of(shown["function"]) for shown in TOOLS]
     for seed in range(12):
         source = source_of(each, tools, is_parallel=bool(seed % 3))
@@ -338,7 +438,6 @@ def test_what_a_grammar_lets_through_by_chance_is_read_as_calls_that_the_schemas
 
 
 def test_a_format_without_nesting_refuses_lists_that_are_required() -> None:
-    (gemma,) = [each for each in WRITABLE if name_of(each) == "function_gemma"]
     nested = ToolSchema("f", {"properties": {"a": {"type": "array"}}, "required": ["a"]})
     with pytest.raises(RequestError, match="'a', an array or an object"):
-        source_of(gemma, [nested])
+        source_of(TESTED["function_gemma-0"], [nested])

@@ -23,15 +23,6 @@ def test_an_output_says_what_it_is_known_to_say(name: str) -> None:
         assert repr(splitter.parts) == repr(output.parts), "true is not 1"
 
 
-@pytest.mark.parametrize(
-    "text", ["<think>\nwhy\n\n</think>\n\n\nyes\n", "\n\n<think>why</think>yes\n"]
-)
-def test_newlines_around_a_think_block_are_its_own_one_by_one(text: str) -> None:
-    splitter = reader("qwen3").splitter(False, [])
-    streamed(splitter, text, is_complete=True)
-    assert splitter.parts == AnswerParts("why", "yes\n")
-
-
 def test_what_was_read_long_ago_is_let_go_but_not_what_stands_beside_a_mark() -> None:
     text = "x" * TRIM_CHARS + "`</think>` <think>"
     splitter = reader("qwen3").splitter(False, TOOLS)

@@ -85,8 +85,6 @@ def test_the_generation_prompt_tells_whether_thinking_is_open(
 def test_a_harmony_prompt_that_begins_the_analysis_leaves_it_open() -> None:
     prompt = "<|start|>assistant<|channel|>analysis<|message|>"
     assert family("harmony").reader.is_thinking_open(prompt)
-    parts = read("harmony", "Hm.<|end|><|start|>assistant<|channel|>final<|message|>Yes", True)
-    assert parts == AnswerParts("Hm.", "Yes")
 
 
 # ---------------------------------------------------------------- what the templates do
@@ -100,22 +98,6 @@ def test_ten_turns_of_a_tool_conversation_render(name: str) -> None:
     for turn in range(10):
         assert f"Question {turn}?" in prompt and f"Answer {turn}." in prompt
         assert f"Result {call_id(2 * turn)}." in prompt
-
-
-@pytest.mark.parametrize(
-    ("name", "shown"),
-    [
-        ("qwen3", '"arguments": {"path": "7.py", "limit": 7, "range": {"lines": [7]}}}'),
-        ("qwen3_5", '<parameter=limit>\n7\n</parameter>\n<parameter=range>\n{"lines": [7]}\n'),
-        ("glm4", '</arg_value>\n<arg_key>range</arg_key>\n<arg_value>{"lines": [7]}</arg_value>'),
-        ("harmony", 'json<|message|>{"path": "7.py", "limit": 7, "range": {"lines": [7]}}<|call|>'),
-        ("llama3", '"parameters": {"path": "7.py", "limit": 7, "range": {"lines": [7]}}}'),
-        ("mistral", '"arguments": {"path": "7.py", "limit": 7, "range": {"lines": [7]}}, "id": '),
-    ],
-)
-def test_arguments_reach_the_template_as_objects(name: str, shown: str) -> None:
-    each = family(name)
-    assert shown in each.render([*conversation(each, 10), QUESTION], TOOLS)
 
 
 @pytest.mark.parametrize("name", ["qwen3", "qwen3_5", "glm4", "llama3", "gemma3"])
@@ -227,70 +209,7 @@ def test_a_template_refuses_what_the_family_does_not_know(
         family(name).render(messages, TOOLS)
 
 
-# ---------------------------------------------------------------- think blocks
-
-
-def test_a_closing_mark_that_a_call_quotes_closes_nothing() -> None:
-    call = ToolCall("write", {"text": "a</think>b"})
-    assert read("qwen3", family("qwen3").written(AnswerParts(calls=(call,)))) == AnswerParts(
-        calls=(call,)
-    )
-
-
-def test_a_family_without_a_think_block_has_no_reasoning() -> None:
-    assert read("llama3", "<think>a</think>b", True) == AnswerParts("", "<think>a</think>b")
-
-
 # ---------------------------------------------------------------- calls between marks
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        "",
-        " \n",
-        "not json",
-        '{"name": "read_file", "arguments": [1]}',
-        '{"name": "", "arguments": {}}',
-        '{"name": 3, "arguments": {}}',
-        '{"arguments": {}}',
-        "[1]",
-        "[" * 50_000,
-    ],
-)
-def test_what_does_not_parse_stays_content_as_written(body: str) -> None:
-    text = f"A\n<tool_call>{body}</tool_call>\nB"
-    assert read("qwen3", text) == AnswerParts("", text)
-    assert read("qwen3", f"{text}\n{CALL_TEXT}") == AnswerParts("", text, (CALL,))
-    assert read("qwen3", f"<tool_call>{body}") == AnswerParts("", f"<tool_call>{body}")
-
-
-@pytest.mark.parametrize(
-    ("written", "arguments"),
-    [
-        (', "arguments": null', {}),
-        (', "arguments": ""', {}),
-        ("", {}),
-        (', "arguments": "{\\"a\\": 1}"', {"a": 1}),
-        (', "arguments": "[1]"', "[1]"),
-        (', "arguments": "ls -l"', "ls -l"),
-        (', "parameters": {"a": 1}', {"a": 1}),
-    ],
-)
-def test_arguments_become_an_object_where_they_can(written: str, arguments: Any) -> None:
-    text = f'<tool_call>{{"name": " f "{written}}}</tool_call>'
-    assert read("qwen3", text) == AnswerParts(calls=(ToolCall("f", arguments),))
-
-
-def test_a_call_may_lack_its_end_at_the_end_or_before_the_next() -> None:
-    open_call = CALL_TEXT.removesuffix("</tool_call>")
-    assert read("qwen3", open_call) == AnswerParts(calls=(CALL,))
-    assert read("qwen3", open_call + open_call + CALL_TEXT) == AnswerParts(calls=(CALL,) * 3)
-    assert read("qwen3", open_call + "and so on") == AnswerParts("", "and so on", (CALL,))
-    xml = "<tool_call>\n<function=list_dir>\n<parameter=path>\nx\n</parameter>\n</function>\n"
-    call = ToolCall("list_dir", {"path": "x"})
-    assert read("qwen3_5", xml) == AnswerParts(calls=(call,))
-    assert read("qwen3_5", f"{xml}{xml}</tool_call>") == AnswerParts(calls=(call, call))
 
 
 @pytest.mark.parametrize("name", ["qwen3", "harmony", "llama3", "mistral"])
@@ -311,16 +230,3 @@ def test_a_mark_in_an_argument_is_a_quoted_one(name: str, quoted: str) -> None:
     each = family(name)
     parts = AnswerParts("why", "", (ToolCall("list_dir", {"path": quoted}), LIST))
     assert read(name, each.written(parts), each.is_thinking()) == parts
-
-
-# ---------------------------------------------------------------- calls without marks
-
-
-def test_a_bare_object_is_a_call_only_where_it_names_a_tool_of_the_request() -> None:
-    text = '{"name": "read_file", "parameters": {"path": "a.py"}}'
-    assert read("llama3", text) == AnswerParts(calls=(CALL,))
-    assert read("llama3", f"<|python_tag|>{text}\n") == AnswerParts(calls=(CALL,))
-    assert read("llama3", f"{text}.") == AnswerParts("", ".", (CALL,))
-    for other in (text.replace("read_file", "f"), f"So: {text}", '{"a": 1}', "[1]", "{"):
-        assert read("llama3", other) == AnswerParts("", other)
-    assert family("llama3").reader.read(text, False, []) == AnswerParts("", text)

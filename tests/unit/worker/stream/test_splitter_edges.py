@@ -10,17 +10,6 @@ from hearth.worker.stream.tool_calls.request_tools import RequestTools
 from scripts.harness.model_families import family
 
 
-@pytest.mark.parametrize("name", ["qwen3", "qwen3_5", "glm4"])
-@pytest.mark.parametrize("blank", [" ", "\u3000", ""])
-def test_a_call_without_a_name_is_content(name: str, blank: str) -> None:
-    text = (
-        f'<tool_call><invoke name="{blank}"><parameter name="path">x</parameter>'
-        "</invoke></tool_call>"
-    )
-    parts = family(name).reader.read(text, False, [])
-    assert (parts.content, parts.calls) == (text, ())
-
-
 @pytest.mark.parametrize(
     ("written", "meant"),
     [
@@ -42,18 +31,6 @@ def test_half_a_character_never_leaves_a_call(written: str, meant: str, size: in
     parts += splitter.finish(is_complete=True)
     assert splitter.parts.calls == (ToolCall("run", {"cmd": f"a{meant}b"}),)
     "".join(part.text + part.name for part in parts).encode()
-
-
-def test_half_a_character_in_a_name_does_not_leave_it_either() -> None:
-    text = r'<tool_call>{"name": "ru\ud83d", "arguments": {}}</tool_call>'
-    (call,) = family("qwen3").reader.read(text, False, []).calls
-    assert call.name == "ru\ufffd"
-
-
-def test_a_number_that_is_none_is_a_text() -> None:
-    text = '<tool_call>{"name": "run", "arguments": {"n": 1e999, "m": 5000.0}}</tool_call>'
-    (call,) = family("qwen3").reader.read(text, False, []).calls
-    assert call.arguments == {"n": "1e999", "m": 5000.0}
 
 
 def test_an_answer_of_glm_without_an_end_of_thinking_is_content_but_not_one_cut_off() -> None:

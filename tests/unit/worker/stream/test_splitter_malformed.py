@@ -100,12 +100,6 @@ def test_arguments_that_are_a_text_need_the_mark_behind_them() -> None:
         assert read(format, "<tool_call>bash ls -la") == AnswerParts("", "<tool_call>bash ls -la")
 
 
-@pytest.mark.parametrize("end", ["", "</tool_call>", "</tool_call>\n"])
-def test_a_string_may_lack_its_end(end: str) -> None:
-    text = '<tool_call>{"name": "bash", "arguments": {"command": "ls -la'
-    assert read("qwen3", text + end) == calls(LS)
-
-
 @pytest.mark.parametrize(
     "body",
     [
