@@ -14,8 +14,9 @@ from hearth.worker.constraint.grammar_client import Patience
 from hearth.worker.constraint.grammar_compiler import GrammarCompiler
 from hearth.worker.constraint.token_mask import TokenMask
 from hearth.worker.engine.decode.sampler import TokenChoice, make_token_choice
-from hearth.worker.prompt.template_turn_tokens import end_of_turn_ids, turn_marks
+from hearth.worker.prompt.template_turn_tokens import turn_marks
 from hearth.worker.schedule.request_state import Request
+from hearth.worker.setup.prompt_and_session_setup import end_ids_of
 from hearth.worker.stream.detokenise import Vocabulary
 from scripts.fixtures import checkpoint_files
 from scripts.harness.model_families import Family
@@ -27,7 +28,7 @@ CLOSERS = ('"', "}", "]", "<", "\n", ")", "'", "|")
 
 
 def end_ids(tokenizer: Any) -> frozenset[int]:
-    return end_of_turn_ids(tokenizer, {"eos_token_id": list(tokenizer.eos_token_ids)})
+    return end_ids_of(tokenizer, {"eos_token_id": list(tokenizer.eos_token_ids)})
 
 
 def constrainer_for(family: Family, tokenizer: Any = None, reader: Any = None) -> GrammarCompiler:

@@ -19,6 +19,7 @@ LONGEST: Final = (
     *("test_eval", "test_figures", "test_fallbacks", "test_crossings"),
     *(
         "test_clients",
+        "test_edits",
         "test_cloud_clients",
         "test_lifecycle",
         "test_chaos",

@@ -6,7 +6,7 @@ from hearth.worker.formats.shared.format_parts import (
     Section,
     python_call,
 )
-from hearth.worker.formats.tool_code import python_text
+from hearth.worker.formats.shared.python_text import python_text
 
 START, END = "<|tool_call_start|>", "<|tool_call_end|>"
 CALLS, CALLS_END = "<function_calls>", "</function_calls>"

@@ -1,9 +1,6 @@
 """The form of Gemma 2 and 3: calls in Python, in a fenced block."""
 
-import json
-import keyword
-import unicodedata
-from typing import Any, Final
+from typing import Final
 
 from hearth.worker.formats.shared.format_parts import (
     CallContext,
@@ -44,37 +41,6 @@ def read(context: CallContext) -> ParserSteps[None]:
 
 def write(lark: Lark, tool: ToolSchema) -> Expression:
     return lark.row(f"{START}\n", python_call(lark, tool), "\n```")
-
-
-def python_text(name: str, arguments: dict[str, Any]) -> str:
-    """Return a call; arguments whose names are none of Python's stand in `**{}`."""
-    named = {key: value for key, value in arguments.items() if _is_name(key)}
-    others = {key: value for key, value in arguments.items() if key not in named}
-    written = [f"{key}={_python(value)}" for key, value in named.items()]
-    shown = [*written, f"**{_python(others)}"] if others else written
-    return f"{name}({', '.join(shown)})"
-
-
-def _is_name(text: str) -> bool:
-    """Whether Python takes `text` as an argument's name, and leaves it as it is."""
-    is_left = unicodedata.normalize("NFKC", text) == text
-    return text.isidentifier() and is_left and not keyword.iskeyword(text)
-
-
-def _python(value: Any) -> str:
-    """Return a value of JSON as a Python literal on one line."""
-    # Loops, not comprehensions: one frame a level, as deep as the wire lets JSON be nested.
-    parts = []
-    if isinstance(value, dict):
-        for key, item in value.items():
-            parts.append(f"{json.dumps(key, ensure_ascii=False)}: {_python(item)}")
-        return "{" + ", ".join(parts) + "}"
-    if isinstance(value, list):
-        for item in value:
-            parts.append(_python(item))
-        return "[" + ", ".join(parts) + "]"
-    is_word = value is None or isinstance(value, bool)
-    return repr(value) if is_word else json.dumps(value, ensure_ascii=False)
 
 
 SECTION = Section(START, read=read, is_own=False)

@@ -9,12 +9,11 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from hearth.shared.errors import RequestError
-from hearth.worker.formats.shared.model_format import OwnForm
 from hearth.worker.prompt.adapt_messages import adapted
 from hearth.worker.prompt.awaited_work import NobodyWaits
 from hearth.worker.prompt.chat_template import Template
 from hearth.worker.prompt.template_capabilities import EFFORTS, template_capabilities
-from hearth.worker.prompt.tools_as_text import ToolForm, markup
+from hearth.worker.prompt.tools_as_text import OwnForm, ToolForm, markup
 
 log = logging.getLogger(__name__)
 

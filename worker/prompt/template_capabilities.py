@@ -8,9 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
-from hearth.worker.formats.shared.model_format import OwnForm
 from hearth.worker.prompt.chat_template import Template
-from hearth.worker.prompt.tools_as_text import ToolForm
+from hearth.worker.prompt.tools_as_text import OwnForm, ToolForm
 
 EFFORTS: Final = ("none", "minimal", "low", "medium", "high", "xhigh", "max")  # least first
 SWITCHES: Final[dict[str, tuple[Any, Any]]] = {

@@ -198,14 +198,19 @@ def _thinking_or_not(
 
 
 def _between(tokenizer: Any, role: str, is_old: bool = False) -> Sequence[int]:
-    """Return the tokens between the contents of a user's message and of a `role` message."""
+    """Return the tokens between the contents of a user's message and of a `role` message.
+
+    A mark that stands on both sides of a content, as FunctionGemma's <escape>, is none between.
+    """
     messages = [{"role": "user", "content": _FIRST}, {"role": role, "content": _SECOND}]
     messages += [{"role": "user", "content": _THIRD}] if is_old else []
     text = _probed(tokenizer, messages)
     _, _, rest = text.partition(_FIRST)
-    inner, found, _ = rest.partition(_SECOND)
+    inner, found, tail = rest.partition(_SECOND)
     between: list[int] = tokenizer.encode(inner, add_special_tokens=False) if found else []
-    return between
+    last = between[-1:]
+    quotes = _control_ids(tokenizer).issuperset(last) and tail.startswith(tokenizer.decode(last))
+    return between[:-1] if last and quotes else between
 
 
 def _after_answer(tokenizer: Any, role: str = "user") -> Sequence[int]:

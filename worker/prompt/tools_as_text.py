@@ -6,13 +6,21 @@ trained. What is written here is what hearth.worker.stream reads of such models'
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from hearth.worker.formats.shared.model_format import OwnForm
-from hearth.worker.formats.tool_code import python_text
+from hearth.worker.formats.shared.python_text import python_text
 
 ToolForm = Literal["native", "manual", "tool_code"]  # native: the template's own
+
+
+@dataclass(frozen=True, slots=True)
+class OwnForm:
+    """A model's own form of calls, and of results where that is known. Immutable."""
+
+    calls: Callable[[Sequence[dict[str, Any]]], str]  # those of one message, each as `function`
+    result: tuple[str, str] | None = None  # what stands around one
 
 
 _EXAMPLE: Final = {"name": "function_name", "arguments": {"argument_name": "value"}}

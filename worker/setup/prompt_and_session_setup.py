@@ -9,7 +9,6 @@ from hearth.shared.settings_from_env import Settings
 from hearth.worker.cache.block_hash import PrefixHash, root_hash
 from hearth.worker.constraint.grammar_compiler import GrammarCompiler
 from hearth.worker.engine.model_loader import LoadedModel
-from hearth.worker.formats.shared.model_format import OwnForm
 from hearth.worker.formats.shared.output_format import OutputFormat, template_of
 from hearth.worker.prompt.images.image_placeholders import ImageForm
 from hearth.worker.prompt.prefill_cuts import CutRule, TurnMarks
@@ -20,7 +19,7 @@ from hearth.worker.prompt.template_turn_tokens import (
     history_marks,
 )
 from hearth.worker.prompt.tokenise import PieceTokeniser
-from hearth.worker.prompt.tools_as_text import ToolForm
+from hearth.worker.prompt.tools_as_text import OwnForm, ToolForm
 from hearth.worker.requests.prompt_facts import PromptFacts
 from hearth.worker.schedule.requested_bits import RequestedBits
 from hearth.worker.sessions.cache_trace_log import TraceLog

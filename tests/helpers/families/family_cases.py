@@ -89,9 +89,12 @@ class WrittenFamily(Family):
 def written_family(name: str) -> WrittenFamily:
     """Return a family; its numbers are as they are written."""
     row = json.loads((FAMILIES / f"{name}.json").read_text(), parse_float=Decimal)
-    cases = {key: Case(**values) for key, values in row.pop("cases").items()}
-    for key, case in cases.items():
-        cases[key] = case._replace(calls=CALLS.get(str(case.calls), case.calls))
+    cases = {
+        key: Case(
+            **values | {"calls": CALLS.get(str(values.get("calls")), values.get("calls", []))}
+        )
+        for key, values in row.pop("cases").items()
+    }
     return WrittenFamily(name, str, **({"marks": ()} | row), cases=cases)
 
 

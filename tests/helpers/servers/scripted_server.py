@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from scripts.fixtures.checkpoint_files import added_token_ids
 from scripts.fixtures.fixture_cache import fixture_dir
-from scripts.harness.model_families import family
 from tests.helpers.clients.run_clients import CONTEXT_TOKENS, MODEL
+from tests.helpers.families.spoken_families import spoken_family
 from tests.helpers.servers.server import Server
 
 LAUNCH = """
@@ -81,17 +82,17 @@ class ScriptedServer(Server):
 
     def prompts(self) -> list[str]:
         """Return their prompts as the model was fed them."""
-        decode = family(self.family_name).tokenizer.decode
+        decode = spoken_family(self.family_name).tokenizer.decode
         return [decode(row.ids) for row in self.asked()]
 
 
 def checkpoint(directory: Path, family_name: str) -> Path:
     """Make a checkpoint in `directory`: tiny weights behind a family's tokenizer and template."""
-    weights, words = fixture_dir("qwen3", tiny=True), family(family_name)
+    weights, words = fixture_dir("qwen3", tiny=True), spoken_family(family_name)
     directory.mkdir()
-    for file in (weights / "model.safetensors", *words.directory.iterdir()):
-        (directory / file.name).symlink_to(file)
-    ids = words.tokenizer.get_vocab()
+    (directory / "model.safetensors").symlink_to(weights / "model.safetensors")
+    words.write_tokenizer(directory)
+    ids = added_token_ids(directory / "tokenizer.json")
     ends = {"eos_token_id": [ids[end] for end in words.ends]}
     config = json.loads((weights / "config.json").read_text()) | ends
     (directory / "config.json").write_text(json.dumps(config))

@@ -5,9 +5,10 @@ from typing import Any
 
 from hearth.shared.settings_from_env import load_settings
 from hearth.worker.prompt.prompt_with_sampled_turns import PromptBuilder
-from hearth.worker.prompt.template_turn_tokens import end_of_turn_ids, turn_marks
+from hearth.worker.prompt.template_turn_tokens import turn_marks
 from hearth.worker.setup.prompt_and_session_setup import make_builder
 from hearth.worker.stream.answer_parts import AnswerParts, ToolCall
+from scripts.harness.constrained_answers import end_ids
 from scripts.harness.model_families import Family, family
 
 CALL = ToolCall("read", {"path": "/a"})
@@ -28,7 +29,7 @@ def builder_of(
     each: Family, preserve: str = "true", context_tokens: int = 100_000
 ) -> PromptBuilder:
     tokenizer = each.tokenizer
-    ends = end_of_turn_ids(tokenizer, {"eos_token_id": list(tokenizer.eos_token_ids)})
+    ends = end_ids(tokenizer)
     settings = load_settings({"PRESERVE_THINKING": preserve}, None)
     return make_builder(tokenizer, turn_marks(tokenizer), ends, context_tokens, settings)
 

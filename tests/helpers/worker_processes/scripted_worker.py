@@ -30,7 +30,8 @@ from hearth.worker.engine.engine import Engine
 from hearth.worker.schedule.request_state import Request
 from hearth.worker.setup import rank_setup
 from hearth.worker.stream.answer_parts import AnswerParts, ToolCall
-from scripts.harness.model_families import Family, family
+from scripts.harness.model_families import Family
+from tests.helpers.families.spoken_families import spoken_family
 
 MISSION: Final = "Find the secret words. Begin with "  # a path follows, of start.txt
 AGAIN: Final = "Say the secret words once more."
@@ -105,10 +106,13 @@ def written_down(prompt: Prompt) -> AnswerParts | None:
     answers = json.loads(file.read_text())
     for number, message in reversed(list(enumerate(prompt.messages))):
         if message["role"] == "user":
-            turns = answers.get(_written(message))
+            written = _written(message)  # clients put words of their own around a user's
+            turns = next((turns for text, turns in answers.items() if text in written), None)
             since = prompt.messages[number:]
             steps = sum(each["role"] == "assistant" for each in since)
-            return None if turns is None else _parts(turns[min(steps, len(turns) - 1)])
+            if turns is None or (turns[0].get("calls") and not prompt.tools):  # say for a title
+                return None
+            return _parts(turns[min(steps, len(turns) - 1)])
     return None
 
 
@@ -220,7 +224,7 @@ def _directory() -> Path:
 
 
 def main() -> int:
-    ScriptedWorker.family = replace(family(os.environ["SCRIPTED_FAMILY"]))
+    ScriptedWorker.family = replace(spoken_family(os.environ["SCRIPTED_FAMILY"]))
     # The model's own tokenizer, in which a family's marks may have other ids.
     vars(ScriptedWorker.family)["directory"] = Path(os.environ["MODEL_PATH"])
     with (

@@ -2,7 +2,7 @@
 
 import importlib
 import pkgutil
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Set
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final
@@ -62,14 +62,6 @@ class ModelFormat:
     # what stands around a result. Both where the template does not show them.
     call_text: Callable[[str, Any], str] | None = None
     result: tuple[str, str] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class OwnForm:
-    """A model's own form of calls, and of results where that is known. Immutable."""
-
-    calls: Callable[[Sequence[dict[str, Any]]], str]  # those of one message, each as `function`
-    result: tuple[str, str] | None = None  # what stands around one
 
 
 @cache

@@ -16,6 +16,7 @@ from hearth.worker.prompt.template_turn_tokens import end_of_turn_ids, turn_mark
 from hearth.worker.setup.prompt_and_session_setup import make_builder
 from scripts.fixtures.fixture_cache import TEXT_NAMES, fixture_dir
 from scripts.harness.model_families import bare_tokenizer
+from tests.helpers.families.family_cases import written_family
 from tests.helpers.worker.chat_templates import (
     CHATML,
     GEMMA,
@@ -217,3 +218,8 @@ def test_a_call_whose_arguments_are_no_object_reaches_a_template_that_needs_one(
         {"role": "assistant", "content": "", "tool_calls": [call]},
     ]
     assert 'input={"broken": ' in renderer.rendered(messages, [], {}).text
+
+
+def test_a_mark_on_both_sides_of_a_result_begins_no_message() -> None:
+    tokenizer = written_family("functiongemma").tokenizer
+    assert "<escape>" not in names(tokenizer, turn_marks(tokenizer).header_ids)

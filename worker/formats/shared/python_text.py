@@ -1,0 +1,37 @@
+"""Writes a call as Python has it. Imports nothing: the prompt's room needs it, too."""
+
+import json
+import keyword
+import unicodedata
+from typing import Any
+
+
+def python_text(name: str, arguments: dict[str, Any]) -> str:
+    """Return a call; arguments whose names are none of Python's stand in `**{}`."""
+    named = {key: value for key, value in arguments.items() if _is_name(key)}
+    others = {key: value for key, value in arguments.items() if key not in named}
+    written = [f"{key}={_python(value)}" for key, value in named.items()]
+    shown = [*written, f"**{_python(others)}"] if others else written
+    return f"{name}({', '.join(shown)})"
+
+
+def _is_name(text: str) -> bool:
+    """Whether Python takes `text` as an argument's name, and leaves it as it is."""
+    is_left = unicodedata.normalize("NFKC", text) == text
+    return text.isidentifier() and is_left and not keyword.iskeyword(text)
+
+
+def _python(value: Any) -> str:
+    """Return a value of JSON as a Python literal on one line."""
+    # Loops, not comprehensions: one frame a level, as deep as the wire lets JSON be nested.
+    parts = []
+    if isinstance(value, dict):
+        for key, item in value.items():
+            parts.append(f"{json.dumps(key, ensure_ascii=False)}: {_python(item)}")
+        return "{" + ", ".join(parts) + "}"
+    if isinstance(value, list):
+        for item in value:
+            parts.append(_python(item))
+        return "[" + ", ".join(parts) + "]"
+    is_word = value is None or isinstance(value, bool)
+    return repr(value) if is_word else json.dumps(value, ensure_ascii=False)
