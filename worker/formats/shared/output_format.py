@@ -155,9 +155,7 @@ def _thinking(own: ModelFormat, tokenizer: Any, vocabulary: Set[str]) -> tuple[s
     return next(iter([*told, *others]), ("", ""))
 
 
-def _tokens_of_marks(
-    own: ModelFormat, thinking: tuple[str, str], tokenizer: Any
-) -> frozenset[str]:
+def _tokens_of_marks(own: ModelFormat, thinking: tuple[str, str], tokenizer: Any) -> frozenset[str]:
     """Return the special tokens that the marks of a model's calls and thinking are made of."""
     lark, tool = Lark({}), ToolSchema("", {"properties": {"x": {}}})
     call = own.grammar.expression(lark, [tool], True) if own.grammar else NOTHING
