@@ -45,6 +45,9 @@ TYPE: Final = (" <|constrain|>json", "<|constrain|>json", " json")
 
 _BOUNDARIES: Final = (START, "<|end|>", "<|call|>", "<|return|>")
 _BODY_ENDS: Final = Marks(*_BOUNDARIES)
+_HEADER_MARKS: Final = (CHANNEL, MESSAGE, "<|constrain|>")
+_TEXT_ENDS: Final = Marks(*_BOUNDARIES, *_HEADER_MARKS)
+_KIND: Final = regex.compile(r"(?:analysis|commentary|final)\b")
 _HEADER_ENDS: Final = Marks(MESSAGE, *_BOUNDARIES)
 # What a header begins with that has no start mark.
 _HEADER_BEGINS: Final = (CHANNEL, MESSAGE, "<|constrain|>", "to=", "assistant", *_BOUNDARIES)
@@ -117,7 +120,11 @@ class HarmonyParser:
             self._channels_used.add(channel)
             is_first = False
 
-        return (yield from self._buffer.scan(_BODY_ENDS, write))
+        while (mark := (yield from self._buffer.scan(_TEXT_ENDS, write))) in _HEADER_MARKS:
+            if mark == CHANNEL and (yield from self._buffer.match(_KIND)):
+                self._buffer.at -= len(mark)  # the message in front of it was not ended
+                return mark
+        return mark
 
     def _call(self, name: str) -> ParserSteps[str]:
         """Collect the call of `name`, and return the mark behind it."""

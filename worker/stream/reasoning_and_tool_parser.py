@@ -42,6 +42,7 @@ class OutputMarks:
     edges: tuple[str, ...] = ()  # texts that do so at its beginning and its end
     more_thinking: tuple[tuple[str, str], ...] = ()  # other pairs around a think block
     header: Any = None  # of a message, in an answer that is a row of them
+    tokens: frozenset[str] = frozenset()  # special ones, of which calls and thinking are made
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +66,8 @@ class _CallCollector(AnswerCollector):
 class ReasoningAndToolParser:
     """Parses one answer. Owner: the inference thread.
 
-    Invariant: what turns out to be no call is content, exactly as it was written.
+    Invariant: what turns out to be no call is content, exactly as it was written, but for marks
+    that are special tokens and those of a call that was cut off.
     """
 
     def __init__(
@@ -95,6 +97,14 @@ class ReasoningAndToolParser:
         self._dropped = {
             each.replace("{name}", name) for each in output_marks.dropped for name in names
         }
+        ends = (mark for each in sections for mark in (each.start, each.end))
+        tokens = output_marks.tokens if sections and options.tools else frozenset()
+        # Where nobody offers tools, marks are what the answer is about.
+        self._tokens = {
+            mark
+            for mark in (*ends, *self._think_starts, *self._think_ends, *tokens)
+            if any(token in mark for token in tokens)
+        }
         begins = (*self._dropped, *self._sections, *self._think_starts)
         self._begins = begins if output_marks.header else ()
         self._call_count = 0
@@ -112,7 +122,8 @@ class ReasoningAndToolParser:
     def _answer(self) -> ParserSteps[None]:
         starts, closes, dropped = self._think_starts, self._think_ends, self._dropped
         ends = {each.end for each in self._sections.values()}
-        marks = Marks(*starts, *closes, *dropped, *self._marks.edges, *self._sections, *ends)
+        edges, tokens = self._marks.edges, self._tokens
+        marks = Marks(*starts, *closes, *dropped, *edges, *self._sections, *ends, *tokens)
         while True:
             if self._content.is_fresh:
                 yield from self._header()
@@ -127,14 +138,20 @@ class ReasoningAndToolParser:
                 yield from self._think_block()
             elif mark in dropped:
                 self._content.begin_message()
-            elif mark in closes and not self._has_opened and not (yield from self._quotes(mark)):
+            elif (
+                mark in closes
+                and (mark in tokens or not self._has_opened)
+                and not (yield from self._quotes(mark))
+            ):
                 if self._may_close:
                     self._content.begin_answer()
                 self._may_close = False
             elif mark in ends and self._call_count and self._content.is_fresh:
                 continue  # it ends calls whose own marks were others
-            elif mark in self._marks.edges and (yield from self._is_edge()):
+            elif mark in edges and (yield from self._is_edge()):
                 self._may_close = False
+            elif mark in tokens and not (yield from self._quotes(mark)):
+                continue
             else:
                 self._may_close = self._may_close and mark in ends
                 self._has_opened = mark in starts
@@ -294,10 +311,15 @@ class ReasoningAndToolParser:
         try:
             yield from section.read(self._call_context(section))
         except UnreadableOutput:
+            # A mark with a brace is the call's own JSON.
+            is_cut_off = self._buffer.is_cut_off and "{" not in section.start
             self._rewind()
             if count == self._call_count:
                 self._buffer.at += len(section.start)
-                if section.start not in self._dropped:
+                is_mark = section.start in {*self._dropped, *self._tokens} or (
+                    is_cut_off and bool(self._options.tools)
+                )
+                if not is_mark or (yield from self._quotes(section.start)):
                     self._content.write(section.start)
         self._buffer.release()
 

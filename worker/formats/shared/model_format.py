@@ -58,7 +58,7 @@ class ModelFormat:
     messages: MessageGrammar | None = None  # and what constrains such an answer
     ends: tuple[str, ...] = ()  # tokens that end an answer, and no list may have
     part_ends: tuple[str, ...] = ()  # tokens that end a part of an answer, and not the answer
-    # One call of the history by its name and arguments, without what `grammar` has around calls; and
+    # A call of the history by its name and arguments, without what `grammar` has around calls; and
     # what stands around a result. Both where the template does not show them.
     call_text: Callable[[str, Any], str] | None = None
     result: tuple[str, str] | None = None

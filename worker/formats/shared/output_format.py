@@ -1,9 +1,12 @@
 """Finds the marks that one model writes, and makes the splitter for its answers."""
 
+import itertools
 from collections.abc import Set
 from typing import Any, Final
 
 from hearth.worker.constraint.call_grammars import CallGrammar, MessageGrammar
+from hearth.worker.constraint.json_schemas import ToolSchema
+from hearth.worker.constraint.lark_builder import NOTHING, Lark
 from hearth.worker.formats.llama3 import SECTION as LLAMA_TAG
 from hearth.worker.formats.shared.model_format import (
     ModelFormat,
@@ -44,14 +47,16 @@ class OutputFormat:
         words = ModelWords(vocabulary, template_of(tokenizer), tool_form)
         self.own = format_of(words) or ModelFormat(is_of=lambda words: False)
         forms = dict.fromkeys(form for each in (self.own, *all_formats()) if (form := each.form))
+        thinking = _thinking(self.own, tokenizer, vocabulary)
         self._marks = OutputMarks(
-            *_thinking(self.own, tokenizer, vocabulary),
+            *thinking,
             _sections(self.own, vocabulary),
             tuple(forms),
             self.own.framing,
             self.own.edges,
             self.own.more_thinking,
             self.own.header,
+            _tokens_of_marks(self.own, thinking, tokenizer),
         )
 
     @property
@@ -117,9 +122,10 @@ class OutputFormat:
         behind it, belong to the block; each block begins a line. The first closing mark of an
         answer without a block is left out, with the newlines behind it.
 
-        What is no call is content, exactly as written, and so is all other text. Blanks beside a
-        call are content only between text and text: those in front of the call, or where there are
-        none, those behind it.
+        What is no call is content, exactly as written, and so is all other text. Where tools are
+        offered, marks that are special tokens are content only between quotation marks, and so is a
+        mark whose call was cut off. Blanks beside a call are content only
+        between text and text: those in front of the call, or where there are none, those behind it.
         """
         buffer, known = LookaheadBuffer(), RequestTools(tools)
         collector = AnswerCollector(buffer)
@@ -147,6 +153,18 @@ def _thinking(own: ModelFormat, tokenizer: Any, vocabulary: Set[str]) -> tuple[s
     told = [pair for pair in (own.thinking, found) if pair[0]]
     others = [each.thinking for each in all_formats() if {*each.thinking} <= vocabulary]
     return next(iter([*told, *others]), ("", ""))
+
+
+def _tokens_of_marks(own: ModelFormat, thinking: tuple[str, str], tokenizer: Any) -> frozenset[str]:
+    """Return the special tokens that the marks of a model's calls and thinking are made of."""
+    lark, tool = Lark({}), ToolSchema("", {"properties": {"x": {}}})
+    call = own.grammar.expression(lark, [tool], True) if own.grammar else NOTHING
+    pairs = (thinking, *own.more_thinking, *((each.start, each.end) for each in own.sections))
+    quotes = (each.quote for each in own.sections)
+    marks = (lark.source(call), *own.framing, *itertools.chain(*pairs), *quotes)
+    added = getattr(tokenizer, "added_tokens_decoder", {}).values()
+    found = (each.content for each in added if each.special)
+    return frozenset(each for each in found if any(each in mark for mark in marks))
 
 
 def _sections(own: ModelFormat, vocabulary: Set[str]) -> tuple[Section, ...]:

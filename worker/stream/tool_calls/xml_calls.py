@@ -206,7 +206,7 @@ class _Value:
             if unfold
             else self._tools.fitting(*self._argument, text, guesses=guesses)
         )
-        self._writer.write(self._prefix + (as_json(text) if self.is_json else fitting))
+        self._writer.write(self._prefix + ((self.is_json and as_json(text)) or fitting))
 
     def _led(self, text: str) -> str:
         return text.removeprefix("\n") if self._form.trims_newline else text

@@ -227,9 +227,11 @@ def test_elements_go_out_one_by_one_and_texts_as_they_come() -> None:
     assert splitter.finish(is_complete=True) == []
 
 
-def test_a_call_that_was_cut_off_before_its_name_is_content() -> None:
-    for text in ("<tool_call>", '<tool_call>\n{"name": "ba', "<tool_call>\n<function=ba"):
-        assert read("qwen3_5", text, is_complete=False) == AnswerParts("", text)
+def test_a_call_that_was_cut_off_before_its_name_is_content_without_its_mark() -> None:
+    texts = {"<tool_call>": "", '<tool_call>{"name": "ba': '{"name": "ba', "<function=ba": "ba"}
+    for text, content in texts.items():
+        assert read("qwen3_5", text, is_complete=False) == AnswerParts("", content)
+        assert read("qwen3_5", f"`{text}", is_complete=False).content == f"`{content}"
 
 
 def test_what_a_parser_raises_is_counted() -> None:

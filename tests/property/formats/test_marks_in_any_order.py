@@ -1,0 +1,151 @@
+"""A family's marks whole, cut, doubled, nested and out of order: what a client gets of them.
+
+What is drawn are pieces of the family's own cases, its marks, names of tools, JSON and words that
+occur once each, so that it shows which are lost.
+"""
+
+import json
+import random
+import re
+from functools import cache
+from types import SimpleNamespace
+from typing import Any, Final
+
+import pytest
+from hypothesis import Phase, given, settings, strategies as st
+
+from hearth.proxy.api import chat_completions, chat_completions_events
+from hearth.proxy.api.messages import messages_events, messages_request
+from hearth.proxy.api.ollama import ollama_events, ollama_request
+from hearth.proxy.api.responses import responses_events, responses_request
+from hearth.shared.wire_messages import Delta
+from hearth.worker.formats.shared.output_format import OutputFormat
+from hearth.worker.stream.answer_splitter import AnswerPart
+from tests.helpers.clients.api_events import called, done
+from tests.helpers.families.family_cases import TOOLS, family_names, written_family
+from tests.helpers.families.real_templates import NEEDS_REAL_TEMPLATES
+from tests.helpers.worker.output_formats import joined, pieces, streamed
+from tests.property.api.test_broken_calls import frames_of
+from tests.property.formats.test_all_formats import marks_of
+
+NAMES: Final = [each["function"]["name"] for each in TOOLS]
+WORD: Final = "\0"  # stands for one
+OTHERS: Final = [
+    *(WORD, f'{{"name": "get_weather", "arguments": {{"city": "{WORD}"}}}}', "{", "}", '"', "["),
+    *(
+        f'{{"city": "{WORD}"}}',
+        f'get_weather(city="{WORD}")',
+        f'get_weather\n{{"city": "{WORD}',
+        "]",
+    ),
+    *(" ", "\n", "\n\n", ". ", *NAMES),
+]
+# Families whose headers, of messages or of calls, are left out with what stands in them.
+WITH_HEADERS: Final = {"gpt_oss", "inkling", "kimi-k3", "muse_glimmer", "solar-open"}
+USER: Final[list[Any]] = [{"role": "user", "content": "x"}]
+CHAT: Final = [{"type": "function", "function": {"name": name}} for name in NAMES]
+RESPONSES: Final = [{"type": "function", "name": name, "parameters": {}} for name in NAMES]
+DIALECTS: Final = [
+    (chat_completions.parse({"messages": USER, "tools": CHAT}), chat_completions_events.events),
+    (messages_request.parse({"messages": USER}), messages_events.events),
+    (responses_request.parse({"input": "x", "tools": RESPONSES}), responses_events.events),
+    (ollama_request.parse_chat({"model": "m", "messages": USER}), ollama_events.events),
+]
+
+
+@cache
+def read_by(name: str) -> SimpleNamespace:
+    """Return a family's reader, the pieces of its cases, its marks, and those no content has."""
+    family = written_family(name)
+    reader = OutputFormat(family.tokenizer, family.tool_form)
+    ends = {*family.ends, family.answer_end, family.call_end}
+    texts = [case.text for case in family.cases.values()]
+    framing = [mark.replace("{name}", NAMES[0]) for mark in reader.own.framing]
+    marks = {*marks_of(reader.own), *reader.think_marks, *reader.own.edges, *framing}
+    written = "".join((*texts, *marks))
+    added = [each for each in (*family.controls, *family.marks) if each in written]
+    marks = {mark for mark in (*marks, *added) if mark and not any(end in mark for end in ends)}
+    special = {mark for mark in added if mark in family.controls and mark not in ends}
+    longest = sorted(marks, key=len, reverse=True)
+    cut = re.compile(f"({'|'.join(map(re.escape, longest))})")
+    cases = [cut.split(text) for text in texts if not any(end in text for end in ends)]
+    leaves_open = reader.own.leaves_thinking_open
+    return SimpleNamespace(
+        reader=reader, cases=cases, marks=sorted(marks), never=special, leaves_open=leaves_open
+    )
+
+
+@st.composite
+def texts_of(draw: Any, own: Any) -> str:
+    marks = st.sampled_from(own.marks)
+    cut = st.builds(lambda mark, end: mark[:end], marks, st.integers(1, 30))
+    piece = st.one_of(marks, marks, cut, st.sampled_from(OTHERS), st.just(WORD))
+    parts = draw(st.lists(piece, max_size=12) | st.sampled_from(own.cases).map(list)) or [WORD]
+    for _ in range(draw(st.integers(0, 4))):
+        at, other = (draw(st.integers(0, len(parts) - 1)) for _ in range(2))
+        edit = draw(st.sampled_from(["put", "double", "drop", "swap", "cut"]))
+        if edit == "put":
+            parts.insert(at, draw(piece))
+        elif edit == "swap":
+            parts[at], parts[other] = parts[other], parts[at]
+        else:
+            parts[at] = {"double": parts[at] * 2, "drop": ""}.get(edit, parts[at][: other + 1])
+    words = iter(range(999))
+    return re.sub(WORD, lambda _: f"w{next(words)}w", "".join(parts))
+
+
+def hold_all_laws(name: str, data: st.DataObject) -> None:
+    own = read_by(name)
+    text = data.draw(texts_of(own))
+    text = text[: data.draw(st.integers(0, len(text)) | st.just(len(text)))]
+    is_complete, is_thinking = data.draw(st.booleans()), data.draw(st.booleans())
+    may_think = own.leaves_open and data.draw(st.booleans())
+
+    def read(cut: Any) -> list[AnswerPart]:
+        splitter = own.reader.splitter(is_thinking, TOOLS, may_think=may_think)
+        return joined(streamed(splitter, cut, is_complete))
+
+    parts = read([text])
+    chance = random.Random(data.draw(st.integers(0, 999)))
+    assert parts == read(text) == read(pieces(text, chance)), "it says the same however it is cut"
+    content = "".join(part.text for part in parts if part.channel == "content")
+    for mark in own.never:
+        assert mark not in re.sub(rf"([`'\"]){re.escape(mark)}\1", "", content), "but quoted"
+    calls = [part for part in parts if part.name]
+    for call in calls if is_complete else []:
+        assert not call.text.startswith("{") or isinstance(json.loads(call.text), dict)
+    said = re.findall(r"w\d+w", " ".join(f"{part.name} {part.text}" for part in parts))
+    words = re.findall(r"w\d+w", text)
+    # What a client was told as thinking is told again where nobody ended the block.
+    assert calls or said in (words, words * (1 + may_think)) or name in WITH_HEADERS, "none is lost"
+    rows = [
+        called(f"c{at}", part.name, part.text)
+        if part.name
+        else Delta("r", 0, part.channel, part.text)
+        for at, part in enumerate(parts)
+    ]
+    given_rows = [*rows, done("stop" if is_complete else "length")]
+    for request, events in DIALECTS:
+        told = b"".join(frames_of(request, events, [*given_rows])).decode()
+        for begin, end in (
+            ("event: content_block_start", "event: content_block_stop"),
+            ("event: response.output_item.added", "event: response.output_item.done"),
+        ):
+            assert told.count(begin) == told.count(end), "each item that was begun is ended"
+
+
+@pytest.mark.parametrize("name", family_names(is_real=False))
+@given(data=st.data())
+@settings(max_examples=25, phases=[Phase.generate])
+def test_marks_in_any_order_are_no_content_and_lose_nothing(name: str, data: st.DataObject) -> None:
+    hold_all_laws(name, data)
+
+
+@NEEDS_REAL_TEMPLATES
+@pytest.mark.parametrize("name", family_names(is_real=True))
+@given(data=st.data())
+@settings(max_examples=25, phases=[Phase.generate])
+def test_makers_marks_in_any_order_are_no_content_and_lose_nothing(
+    name: str, data: st.DataObject
+) -> None:
+    hold_all_laws(name, data)
