@@ -37,6 +37,15 @@ def loads(text: str, **options: Any) -> Any:
     return json.loads(text, parse_int=_number, parse_float=_number, **options)
 
 
+def object_or_text(text: str, loads: Any = json.loads) -> dict[str, Any] | str:
+    """Return the JSON object that `text` is to `loads`, or `text`."""
+    try:
+        value = loads(text)
+    except (ValueError, RecursionError):
+        return text
+    return value if isinstance(value, dict) else text
+
+
 def dumps(
     value: Any,
     ensure_ascii: bool = False,

@@ -83,7 +83,8 @@ class Lark:
     def text_until(self, end: str, characters_max: int | None = None, but: str = "") -> Expression:
         """Return free text, maybe none, without the characters `but`, and the `end` behind it."""
         assert end and (characters_max is None or characters_max >= 0), (end, characters_max)
-        character = f"[^{re.escape(but)}]" if but else "(?s:.)"
+        # Lark's expressions stand on one line.
+        character = "[^{}]".format(re.escape(but).replace("\n", "n")) if but else "(?s:.)"
         text = f"{character}{'*' if characters_max is None else f'{{0,{characters_max}}}'}"
         before, mark, *_ = (*self._split.split(end, maxsplit=1), "")
         if mark:  # what stands in front of the mark ends the text

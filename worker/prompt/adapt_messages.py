@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from hearth.shared import written_numbers
+from hearth.shared.written_numbers import object_or_text
 from hearth.worker.prompt.chat_template import text_of
 from hearth.worker.prompt.template_capabilities import TemplateCapabilities
 from hearth.worker.prompt.tools_as_text import call_text, result_text, tool_prompt
-from hearth.worker.stream.answer_parts import object_or_text
 
 Messages = list[dict[str, Any]]
 MessageRow = tuple[

@@ -1,10 +1,10 @@
 """Defines the parts of an answer, and collects them in order with the blanks between them."""
 
-import json
 import re
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
+from hearth.shared.written_numbers import object_or_text
 from hearth.worker.stream.lookahead_buffer import LookaheadBuffer
 from hearth.worker.stream.stop_strings import StopMatcher
 
@@ -136,15 +136,6 @@ def _joined(parts: list[AnswerPart]) -> AnswerPart:
     text = "".join(part.text for part in parts)
     spans = tuple(span for part in parts for span in part.spans)
     return AnswerPart(parts[0].channel, text, parts[0].name, spans)
-
-
-def object_or_text(text: str, loads: Any = json.loads) -> dict[str, Any] | str:
-    """Return the JSON object that `text` is to `loads`, or `text`."""
-    try:
-        value = loads(text)
-    except (ValueError, RecursionError):
-        return text
-    return value if isinstance(value, dict) else text
 
 
 def _whole_characters(text: str) -> str:

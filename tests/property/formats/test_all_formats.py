@@ -109,6 +109,10 @@ def rolled(source: str, dice: random.Random, bytes_max: int = 20_000) -> str:
     return ""
 
 
+# Stands for what cannot be written: a text with a character that its place has no room for.
+UNWRITABLE = Expression("unwritable")
+
+
 class Written(Lark):
     """Writes calls with given arguments where `Lark` writes what lets them through.
 
@@ -134,10 +138,12 @@ class Written(Lark):
         return str(json.loads(part))
 
     def row(self, *parts: str) -> Expression:
+        if UNWRITABLE in parts:
+            return UNWRITABLE
         return Expression(json.dumps("".join(map(self.text, parts))))
 
     def any_of(self, choices: Iterable[str]) -> Expression:
-        return self.row(self._draw(st.sampled_from([*choices])))
+        return self.row(self._draw(st.sampled_from([*filter(UNWRITABLE.__ne__, choices)])))
 
     def optional(self, *parts: str) -> Expression:
         return self.row(*parts)
@@ -152,7 +158,7 @@ class Written(Lark):
         text = self.texts.get(characters_max or 0)
         if text is None:  # an id, which may be any text
             text = self._draw(st.text(max_size=characters_max).filter(lambda text: end not in text))
-        return self.row(text, self._gap, end)
+        return UNWRITABLE if {*but} & {*text} else self.row(text, self._gap, end)
 
     def json(self, schema: Mapping[str, Any], **options: Any) -> Expression:
         if "default" not in schema:

@@ -15,7 +15,11 @@ from hearth.worker.constraint.call_grammars import (
     tagged,
 )
 from hearth.worker.constraint.json_schemas import (
+    Parameter,
     ToolSchema,
+    characters_max,
+    is_text,
+    words,
 )
 from hearth.worker.constraint.lark_builder import (
     NOTHING,
@@ -46,6 +50,7 @@ from hearth.worker.stream.tool_calls.call_parser import (
 )
 from hearth.worker.stream.tool_calls.call_writer import (
     CallContext,
+    CallWriter,
 )
 from hearth.worker.stream.tool_calls.json_calls import (
     Trust,
@@ -78,6 +83,7 @@ __all__ = [
     "BareKeys",
     "CallContext",
     "CallGrammar",
+    "CallWriter",
     "Channel",
     "Expression",
     "Lark",
@@ -86,6 +92,7 @@ __all__ = [
     "MessageGrammar",
     "ModelFormat",
     "ModelWords",
+    "Parameter",
     "ParserSteps",
     "RequestTools",
     "Section",
@@ -96,6 +103,8 @@ __all__ = [
     "UnreadableOutput",
     "WriteText",
     "bare_form",
+    "characters_max",
+    "is_text",
     "json_arguments",
     "json_call",
     "json_call_text",
@@ -108,4 +117,5 @@ __all__ = [
     "python_calls",
     "tag_form",
     "tagged",
+    "words",
 ]

@@ -4,7 +4,8 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from hearth.worker.stream.answer_parts import AnswerCollector, ToolCall, object_or_text
+from hearth.shared.written_numbers import object_or_text
+from hearth.worker.stream.answer_parts import AnswerCollector, ToolCall
 from hearth.worker.stream.lookahead_buffer import LookaheadBuffer, UnreadableOutput
 from hearth.worker.stream.tool_calls.lenient_json import json_text
 from hearth.worker.stream.tool_calls.request_tools import RequestTools

@@ -5,7 +5,7 @@ from typing import Final
 
 import regex
 
-from hearth.worker.stream.answer_parts import object_or_text
+from hearth.shared.written_numbers import object_or_text
 from hearth.worker.stream.lookahead_buffer import ParserSteps, UnreadableOutput
 from hearth.worker.stream.tool_calls.call_writer import CallContext, CallWriter
 from hearth.worker.stream.tool_calls.lenient_json import LenientJsonParser, Transcoder

@@ -6,7 +6,7 @@ from itertools import islice
 from typing import Any, Final
 from urllib.parse import unquote
 
-from hearth.worker.stream.answer_parts import object_or_text
+from hearth.shared.written_numbers import object_or_text
 from hearth.worker.stream.tool_calls.lenient_json import Transcoder, json_text
 
 NESTING_MAX: Final = 4  # of schemas within a schema that are looked into for types
