@@ -143,7 +143,8 @@ class Written(Lark):
         return self.row(*parts)
 
     def repeated(self, *parts: str) -> Expression:
-        return NOTHING
+        # One item of a list has no others behind it, and no separator in front.
+        return self.row(*parts) if len(parts) == 1 else NOTHING
 
     def rule(self, body: str, options: str = "") -> Expression:
         return self.row(Expression(body))
