@@ -152,7 +152,8 @@ class Written(Lark):
     def text_until(self, end: str, characters_max: int | None = None, but: str = "") -> Expression:
         text = self.texts.get(characters_max or 0)
         if text is None:  # an id, which may be any text
-            text = self._draw(st.text(max_size=characters_max).filter(lambda text: end not in text))
+            free = st.characters(exclude_categories=["Cs"], exclude_characters=but)
+            text = self._draw(st.text(free, max_size=characters_max))
         return self.row(text, self._gap, end)
 
     def json(self, schema: Mapping[str, Any], **options: Any) -> Expression:
