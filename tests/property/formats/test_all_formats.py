@@ -149,7 +149,8 @@ class Written(Lark):
         return self.row(*parts)
 
     def repeated(self, *parts: str) -> Expression:
-        return NOTHING
+        # One item of a list has no others behind it, and no separator in front.
+        return self.row(*parts) if len(parts) == 1 else NOTHING
 
     def rule(self, body: str, options: str = "") -> Expression:
         return self.row(Expression(body))
@@ -157,7 +158,8 @@ class Written(Lark):
     def text_until(self, end: str, characters_max: int | None = None, but: str = "") -> Expression:
         text = self.texts.get(characters_max or 0)
         if text is None:  # an id, which may be any text
-            text = self._draw(st.text(max_size=characters_max).filter(lambda text: end not in text))
+            free = st.characters(exclude_categories=["Cs"], exclude_characters=but)
+            text = self._draw(st.text(free, max_size=characters_max))
         return UNWRITABLE if {*but} & {*text} else self.row(text, self._gap, end)
 
     def json(self, schema: Mapping[str, Any], **options: Any) -> Expression:

@@ -15,7 +15,6 @@ LIST = ToolCall("list_dir", {"path": "src/ü"})
 TOOLS = tools_for([READ, LIST])
 QUESTION = {"role": "user", "content": "What is in a.py?"}
 CALL_TEXT = '<tool_call>\n{"name": "read_file", "arguments": {"path": "a.py"}}\n</tool_call>'
-CALL = ToolCall("read_file", {"path": "a.py"})
 
 
 def said(each: Family, reasoning: str, content: str, *calls: ToolCall) -> AnswerParts:

@@ -1,4 +1,4 @@
-"""Checks odd outputs across formats: blank names, halves of characters, endless numbers."""
+"""Checks odd outputs across formats: halves of characters, endless thinking, names of tools."""
 
 import re
 
