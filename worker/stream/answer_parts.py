@@ -201,12 +201,14 @@ class ContentWriter:
         self._begins_line = False  # behind a message that has text
         self._skips_newlines = False  # they belong to the think block in front of them
         self.is_fresh = True  # nothing but blanks since the beginning, a call or a think block
+        self._since_fence: list[str] = []  # texts, from the last fence that was found on
 
     def write(self, text: str) -> None:
         """Take the next piece of text."""
         if self._skips_newlines:
             text = text.lstrip("\n")
             self._skips_newlines = not text
+        self._since_fence.append(text)
         behind = text.lstrip()
         body = behind.rstrip()
         self._pending_end = self._collector.position
@@ -216,6 +218,13 @@ class ContentWriter:
             self._collector.text("content", blanks + body, len(behind) - len(body))
             self._pending = [behind[len(body) :]]
             self._is_empty = self._is_behind_call = self.is_fresh = self._begins_line = False
+
+    def is_fenced(self) -> bool:
+        """Return whether what comes now stands within a fenced block."""
+        texts = "".join(self._since_fence).split("```")
+        is_open = len(texts) % 2 == 0
+        self._since_fence = ["```" * is_open, texts[-1][-2:]]
+        return is_open
 
     def _blanks(self) -> str:
         """Return the blanks in front of the text that comes now, as far as they are content."""

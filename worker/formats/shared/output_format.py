@@ -163,7 +163,7 @@ def _tokens_of_marks(own: ModelFormat, thinking: tuple[str, str], tokenizer: Any
     quotes = (each.quote for each in own.sections)
     marks = (lark.source(call), *own.framing, *itertools.chain(*pairs), *quotes)
     added = getattr(tokenizer, "added_tokens_decoder", {}).values()
-    found = (each.content for each in added if each.special)
+    found = (each.content for each in added if len(each.content.strip()) > 2)
     return frozenset(each for each in found if any(each in mark for mark in marks))
 
 
