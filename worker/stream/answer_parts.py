@@ -121,7 +121,7 @@ class AnswerCollector:
             else:
                 taken.append([part])
         self._new = []
-        return [_joined(parts) for parts in taken]
+        return [_joined(parts) if len(parts) > 1 else parts[0] for parts in taken]
 
     @property
     def parts(self) -> AnswerParts:
@@ -192,6 +192,7 @@ class ContentWriter:
         self._begins_line = False  # behind a message that has text
         self._skips_newlines = False  # they belong to the think block in front of them
         self.is_fresh = True  # nothing but blanks since the beginning, a call or a think block
+        self._since_fence: list[str] = []  # of what was told, from the last fence that was found
 
     def write(self, text: str) -> None:
         """Take the next piece of text."""
@@ -203,10 +204,18 @@ class ContentWriter:
         self._pending_end = self._collector.position
         self._pending.append(text[: len(text) - len(behind)])
         if body:
-            blanks = "\n" * self._begins_line + self._blanks()
-            self._collector.text("content", blanks + body, len(behind) - len(body))
+            said = "\n" * self._begins_line + self._blanks() + body
+            self._since_fence.append(said)
+            self._collector.text("content", said, len(behind) - len(body))
             self._pending = [behind[len(body) :]]
             self._is_empty = self._is_behind_call = self.is_fresh = self._begins_line = False
+
+    def is_fenced(self) -> bool:
+        """Return whether what comes now stands within a fenced block."""
+        texts = "".join(self._since_fence).split("```")
+        is_open = len(texts) % 2 == 0
+        self._since_fence = ["```" * is_open, texts[-1][-2:]]
+        return is_open
 
     def _blanks(self) -> str:
         """Return the blanks in front of the text that comes now, as far as they are content."""

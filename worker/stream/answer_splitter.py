@@ -1,6 +1,5 @@
 """Splits one answer, while it is generated, into reasoning, content and tool calls."""
 
-from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -54,9 +53,11 @@ class AnswerSplitter:
         return self.collector.take()
 
     def _read(self) -> None:
-        with suppress(AnswerStopped):
+        try:
             is_waiting = next(self._steps, self) is not self
-            assert not (is_waiting and self._buffer.is_over), "no more text ever comes"
+        except AnswerStopped:
+            return
+        assert not (is_waiting and self._buffer.is_over), "no more text ever comes"
 
 
 def plain_splitter() -> AnswerSplitter:

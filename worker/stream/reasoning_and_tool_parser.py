@@ -42,7 +42,7 @@ class OutputMarks:
     edges: tuple[str, ...] = ()  # texts that do so at its beginning and its end
     more_thinking: tuple[tuple[str, str], ...] = ()  # other pairs around a think block
     header: Any = None  # of a message, in an answer that is a row of them
-    tokens: frozenset[str] = frozenset()  # special ones, of which calls and thinking are made
+    tokens: frozenset[str] = frozenset()  # of which calls and thinking are made
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class ReasoningAndToolParser:
     """Parses one answer. Owner: the inference thread.
 
     Invariant: what turns out to be no call is content, exactly as it was written, but for marks
-    that are special tokens and those of a call that was cut off.
+    that are tokens and those of a call that was cut off.
     """
 
     def __init__(
@@ -275,7 +275,9 @@ class ReasoningAndToolParser:
         self._rewind()
 
     def _quotes(self, mark: str) -> ParserSteps[bool]:
-        """Return whether the mark that was read stands between quotation marks."""
+        """Return whether the mark that was read is quoted, or stands in code where tools are."""
+        if self._options.tools and self._content.is_fenced():
+            return True
         before = self._buffer.before(len(mark))
         return before in ("`", '"', "'") and (yield from self._buffer.starts(before))
 

@@ -1,10 +1,9 @@
 """Finds the client's stop strings in streamed text, across token boundaries."""
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True)
-class StopHit:
+class StopHit(NamedTuple):
     """A text that may be shown, and the stop string that ended it (None: it goes on)."""
 
     text: str

@@ -76,6 +76,21 @@ def done(reason: str = "stop", stop: str | None = None) -> Finished:
     return Finished("r", reason, stop, Usage(10, 4, 6, 3, 1))
 
 
+def frames_of(
+    request: ParsedRequest,
+    events: Callable[[AdmittedRequest], AsyncGenerator[bytes, None]],
+    given: list[Given],
+    **more_of: Any,
+) -> list[bytes]:
+    """Return the frames that `given` becomes."""
+    ticket = AdmittedRequest(request, "m", Scripted(*given), **more_of)
+
+    async def collect() -> list[bytes]:
+        return [frame async for frame in events(ticket)]
+
+    return asyncio.run(collect())
+
+
 def stream(
     request: ParsedRequest,
     events: Callable[[AdmittedRequest], AsyncGenerator[bytes, None]],

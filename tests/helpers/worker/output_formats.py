@@ -2,12 +2,14 @@
 
 import json
 import random
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from hearth.worker.formats.shared.model_format import ModelFormat
 from hearth.worker.formats.shared.output_format import AnswerParts, OutputFormat, ToolCall
 from hearth.worker.stream.answer_splitter import AnswerPart, AnswerSplitter
 from scripts.harness.model_families import FAMILIES, family
@@ -62,6 +64,20 @@ FORMATS = (*FAMILIES, *STAND_INS)
 def reader(name: str) -> OutputFormat:
     """Return what takes apart the outputs of a format."""
     return family(name).reader if name in FAMILIES else OutputFormat(STAND_INS[name])
+
+
+@cache
+def marks_of(each: ModelFormat) -> set[str]:
+    """Return the marks that a format's calls and thinking are made of."""
+    found = [mark for section in each.sections for mark in (section.start, section.end)]
+    found += [section.quote for section in each.sections]
+    if form := each.form:
+        found += [form.value_end, form.call_end, form.begins, *form.name, *form.key]
+    if each.grammar:
+        found += [each.grammar.start, each.grammar.end, each.grammar.mark]
+    if each.messages:
+        found += ["<|call|>", "<|return|>", *re.findall(r"<.*?>", each.messages.thinking_close)]
+    return {mark.strip() for mark in (*found, *each.thinking) if len(mark.strip()) > 2}
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 import asyncio
 import dataclasses
 import json
-from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 from hypothesis import given, settings, strategies as st
@@ -11,9 +10,9 @@ from hypothesis import given, settings, strategies as st
 from hearth.proxy.api import chat_completions, chat_completions_events
 from hearth.proxy.api.messages import messages_events, messages_request
 from hearth.proxy.api.responses import responses_events, responses_request
-from hearth.proxy.request.parsed_request import AdmittedRequest, ParsedRequest
+from hearth.proxy.request.parsed_request import AdmittedRequest
 from hearth.shared.wire_messages import CallStart, Delta, Finished, TokenLogprob, Usage
-from tests.helpers.clients.api_events import SIGNATURE, Scripted
+from tests.helpers.clients.api_events import SIGNATURE, Scripted, frames_of
 from tests.helpers.clients.sdk_readers import AnthropicReader, OpenAIReader
 
 TEXT = st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=12)
@@ -57,17 +56,6 @@ def deltas(draw: Any) -> list[Delta]:
 def pieces_of(draw: Any, text: str) -> list[str]:
     cuts = sorted(draw(st.lists(st.integers(0, len(text)), max_size=4)))
     return [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
-
-
-def frames_of(
-    request: ParsedRequest,
-    events: Callable[[AdmittedRequest], AsyncGenerator[bytes, None]],
-    rows: list[Any],
-) -> list[bytes]:
-    async def collect() -> list[bytes]:
-        return [frame async for frame in events(AdmittedRequest(request, "m", Scripted(*rows)))]
-
-    return asyncio.run(collect())
 
 
 def with_silences(rows: list[Delta], reason: str) -> list[Any]:

@@ -6,7 +6,7 @@ A text reaches a client piece by piece, here a character each; what was told is 
 import asyncio
 import json
 import random
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Callable
 from typing import Any, Final
 
 from hypothesis import example, given, settings, strategies as st
@@ -19,7 +19,7 @@ from hearth.proxy.http.http_exchange import ClientGone
 from hearth.proxy.request.parsed_request import AdmittedRequest, ParsedRequest
 from hearth.shared.errors import Overloaded, WorkerLost
 from hearth.shared.wire_messages import Delta, Finished
-from tests.helpers.clients.api_events import Given, Scripted, called, done, more
+from tests.helpers.clients.api_events import Given, Scripted, called, done, frames_of, more
 from tests.helpers.clients.sdk_readers import AnthropicReader
 from tests.helpers.worker.output_formats import OUTPUTS, Output, outputs, pieces, streamed
 
@@ -98,20 +98,6 @@ def object_of(text: str) -> dict[str, Any]:
     except ValueError:
         return {}
     return value if isinstance(value, dict) else {}
-
-
-def frames_of(
-    request: ParsedRequest,
-    events: Callable[[AdmittedRequest], AsyncGenerator[bytes, None]],
-    given: list[Given],
-    **more_of: Any,
-) -> list[bytes]:
-    ticket = AdmittedRequest(request, "m", Scripted(*given), **more_of)
-
-    async def collect() -> list[bytes]:
-        return [frame async for frame in events(ticket)]
-
-    return asyncio.run(collect())
 
 
 def whole_of(request: ParsedRequest, module: Any, given: list[Given]) -> Any:

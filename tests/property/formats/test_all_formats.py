@@ -31,7 +31,7 @@ from hearth.worker.stream.detokenise import Vocabulary
 from scripts.harness.constrained_answers import tool
 from scripts.harness.model_families import FAMILIES, Family
 from tests.helpers.families.family_cases import family_names, written_family
-from tests.helpers.worker.output_formats import StandIn, streamed
+from tests.helpers.worker.output_formats import StandIn, marks_of, streamed
 from tests.helpers.worker.prompt_builders import builder_of
 
 BYTES = LLTokenizer("byte")
@@ -205,19 +205,6 @@ ODD = [
     *('"', "'", "\n", "\n\n", "<", ">", "&", "&quot;", "\\", "\\n", " ", "  ", "\t", "ü", "😀"),
     *("null", "true", "7", "1.5", "{}", "[1]", "</", "`", "def f():\n    return x\n", "<![CDATA["),
 ]
-
-
-@cache
-def marks_of(each: ModelFormat) -> set[str]:
-    found = [mark for section in each.sections for mark in (section.start, section.end)]
-    found += [section.quote for section in each.sections]
-    if form := each.form:
-        found += [form.value_end, form.call_end, form.begins, *form.name, *form.key]
-    if each.grammar:
-        found += [each.grammar.start, each.grammar.end, each.grammar.mark]
-    if each.messages:
-        found += ["<|call|>", "<|return|>", *re.findall(r"<.*?>", each.messages.thinking_close)]
-    return {mark.strip() for mark in (*found, *each.thinking) if len(mark.strip()) > 2}
 
 
 @st.composite

@@ -21,12 +21,10 @@ from hearth.proxy.api.responses import responses_events, responses_request
 from hearth.shared.wire_messages import Delta
 from hearth.worker.formats.shared.output_format import OutputFormat
 from hearth.worker.stream.answer_splitter import AnswerPart
-from tests.helpers.clients.api_events import called, done
+from tests.helpers.clients.api_events import called, done, frames_of
 from tests.helpers.families.family_cases import TOOLS, family_names, written_family
 from tests.helpers.families.real_templates import NEEDS_REAL_TEMPLATES
-from tests.helpers.worker.output_formats import joined, pieces, streamed
-from tests.property.api.test_broken_calls import frames_of
-from tests.property.formats.test_all_formats import marks_of
+from tests.helpers.worker.output_formats import joined, marks_of, pieces, streamed
 
 NAMES: Final = [each["function"]["name"] for each in TOOLS]
 WORD: Final = "\0"  # stands for one
@@ -38,7 +36,7 @@ OTHERS: Final = [
         f'get_weather\n{{"city": "{WORD}',
         "]",
     ),
-    *(" ", "\n", "\n\n", ". ", *NAMES),
+    *(" ", "\n", "\n\n", ". ", "```", *NAMES),
 ]
 # Families whose headers, of messages or of calls, are left out with what stands in them.
 WITH_HEADERS: Final = {"gpt_oss", "inkling", "kimi-k3", "muse_glimmer", "solar-open"}
@@ -65,14 +63,10 @@ def read_by(name: str) -> SimpleNamespace:
     written = "".join((*texts, *marks))
     added = [each for each in (*family.controls, *family.marks) if each in written]
     marks = {mark for mark in (*marks, *added) if mark and not any(end in mark for end in ends)}
-    special = {mark for mark in added if mark in family.controls and mark not in ends}
-    longest = sorted(marks, key=len, reverse=True)
-    cut = re.compile(f"({'|'.join(map(re.escape, longest))})")
+    cut = re.compile(f"({'|'.join(map(re.escape, sorted(marks, key=len, reverse=True)))})")
     cases = [cut.split(text) for text in texts if not any(end in text for end in ends)]
-    leaves_open = reader.own.leaves_thinking_open
-    return SimpleNamespace(
-        reader=reader, cases=cases, marks=sorted(marks), never=special, leaves_open=leaves_open
-    )
+    never = {*added} - ends
+    return SimpleNamespace(reader=reader, cases=cases, marks=sorted(marks), never=never)
 
 
 @st.composite
@@ -94,12 +88,20 @@ def texts_of(draw: Any, own: Any) -> str:
     return re.sub(WORD, lambda _: f"w{next(words)}w", "".join(parts))
 
 
-def hold_all_laws(name: str, data: st.DataObject) -> None:
+REAL: Final = [
+    pytest.param(name, marks=NEEDS_REAL_TEMPLATES) for name in family_names(is_real=True)
+]
+
+
+@pytest.mark.parametrize("name", [*family_names(is_real=False), *REAL])
+@given(data=st.data())
+@settings(max_examples=25, phases=[Phase.generate])
+def test_marks_in_any_order_are_no_content_and_lose_nothing(name: str, data: st.DataObject) -> None:
     own = read_by(name)
     text = data.draw(texts_of(own))
     text = text[: data.draw(st.integers(0, len(text)) | st.just(len(text)))]
     is_complete, is_thinking = data.draw(st.booleans()), data.draw(st.booleans())
-    may_think = own.leaves_open and data.draw(st.booleans())
+    may_think = own.reader.own.leaves_thinking_open and data.draw(st.booleans())
 
     def read(cut: Any) -> list[AnswerPart]:
         splitter = own.reader.splitter(is_thinking, TOOLS, may_think=may_think)
@@ -109,8 +111,9 @@ def hold_all_laws(name: str, data: st.DataObject) -> None:
     chance = random.Random(data.draw(st.integers(0, 999)))
     assert parts == read(text) == read(pieces(text, chance)), "it says the same however it is cut"
     content = "".join(part.text for part in parts if part.channel == "content")
+    bare = re.sub(r"(?s)```.*?(?:```|$)", " ", content)
     for mark in own.never:
-        assert mark not in re.sub(rf"([`'\"]){re.escape(mark)}\1", "", content), "but quoted"
+        assert mark not in re.sub(rf"([`'\"]){re.escape(mark)}\1", "", bare), "but quoted, in code"
     calls = [part for part in parts if part.name]
     for call in calls if is_complete else []:
         assert not call.text.startswith("{") or isinstance(json.loads(call.text), dict)
@@ -124,28 +127,10 @@ def hold_all_laws(name: str, data: st.DataObject) -> None:
         else Delta("r", 0, part.channel, part.text)
         for at, part in enumerate(parts)
     ]
-    given_rows = [*rows, done("stop" if is_complete else "length")]
     for request, events in DIALECTS:
-        told = b"".join(frames_of(request, events, [*given_rows])).decode()
+        told = b"".join(frames_of(request, events, [*rows, done()])).decode()
         for begin, end in (
             ("event: content_block_start", "event: content_block_stop"),
             ("event: response.output_item.added", "event: response.output_item.done"),
         ):
             assert told.count(begin) == told.count(end), "each item that was begun is ended"
-
-
-@pytest.mark.parametrize("name", family_names(is_real=False))
-@given(data=st.data())
-@settings(max_examples=25, phases=[Phase.generate])
-def test_marks_in_any_order_are_no_content_and_lose_nothing(name: str, data: st.DataObject) -> None:
-    hold_all_laws(name, data)
-
-
-@NEEDS_REAL_TEMPLATES
-@pytest.mark.parametrize("name", family_names(is_real=True))
-@given(data=st.data())
-@settings(max_examples=25, phases=[Phase.generate])
-def test_makers_marks_in_any_order_are_no_content_and_lose_nothing(
-    name: str, data: st.DataObject
-) -> None:
-    hold_all_laws(name, data)

@@ -48,15 +48,16 @@ class OutputFormat:
         self.own = format_of(words) or ModelFormat(is_of=lambda words: False)
         forms = dict.fromkeys(form for each in (self.own, *all_formats()) if (form := each.form))
         thinking = _thinking(self.own, tokenizer, vocabulary)
+        sections = _sections(self.own, vocabulary)
         self._marks = OutputMarks(
             *thinking,
-            _sections(self.own, vocabulary),
+            sections,
             tuple(forms),
             self.own.framing,
             self.own.edges,
             self.own.more_thinking,
             self.own.header,
-            _tokens_of_marks(self.own, thinking, tokenizer),
+            _tokens_of_marks(self.own, thinking, sections, tokenizer),
         )
 
     @property
@@ -123,9 +124,10 @@ class OutputFormat:
         answer without a block is left out, with the newlines behind it.
 
         What is no call is content, exactly as written, and so is all other text. Where tools are
-        offered, marks that are special tokens are content only between quotation marks, and so is a
-        mark whose call was cut off. Blanks beside a call are content only
-        between text and text: those in front of the call, or where there are none, those behind it.
+        offered, a mark that is a token of the vocabulary, or whose call was cut off, is content
+        only between quotation marks or within a fenced block of code; one that is plain text stays
+        as written. Blanks beside a call are content only between text and text: those in front of
+        the call, or where there are none, those behind it.
         """
         buffer, known = LookaheadBuffer(), RequestTools(tools)
         collector = AnswerCollector(buffer)
@@ -155,15 +157,17 @@ def _thinking(own: ModelFormat, tokenizer: Any, vocabulary: Set[str]) -> tuple[s
     return next(iter([*told, *others]), ("", ""))
 
 
-def _tokens_of_marks(own: ModelFormat, thinking: tuple[str, str], tokenizer: Any) -> frozenset[str]:
-    """Return the special tokens that the marks of a model's calls and thinking are made of."""
+def _tokens_of_marks(
+    own: ModelFormat, thinking: tuple[str, str], sections: tuple[Section, ...], tokenizer: Any
+) -> frozenset[str]:
+    """Return the added tokens that the marks of a model's calls and thinking are made of."""
     lark, tool = Lark({}), ToolSchema("", {"properties": {"x": {}}})
     call = own.grammar.expression(lark, [tool], True) if own.grammar else NOTHING
-    pairs = (thinking, *own.more_thinking, *((each.start, each.end) for each in own.sections))
-    quotes = (each.quote for each in own.sections)
+    pairs = (thinking, *own.more_thinking, *((each.start, each.end) for each in sections))
+    quotes = (each.quote for each in sections)
     marks = (lark.source(call), *own.framing, *itertools.chain(*pairs), *quotes)
     added = getattr(tokenizer, "added_tokens_decoder", {}).values()
-    found = (each.content for each in added if each.special)
+    found = (each.content for each in added if len(each.content.strip()) > 2)
     return frozenset(each for each in found if any(each in mark for mark in marks))
 
 

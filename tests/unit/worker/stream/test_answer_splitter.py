@@ -24,7 +24,7 @@ def test_an_output_says_what_it_is_known_to_say(name: str) -> None:
 
 
 def test_what_was_read_long_ago_is_let_go_but_not_what_stands_beside_a_mark() -> None:
-    text = "x" * TRIM_CHARS + "`</think>` <think>"
+    text = "x" * TRIM_CHARS + "`</think>` `<think>`"
     splitter = reader("qwen3").splitter(False, TOOLS)
     streamed(splitter, text, is_complete=True)
     assert splitter.parts == AnswerParts("", text)
@@ -49,14 +49,14 @@ def test_of_several_calls_those_before_a_broken_one_count() -> None:
     ):
         parts = reader(format).read(text, False, TOOLS)
         assert parts.calls == (ToolCall("now", {}),)
-        assert text.endswith(parts.content) and parts.content
+        assert parts.content and parts.content in text
 
 
 def test_a_model_that_never_ends_a_call_is_not_read_for_ever() -> None:
     broken = '<tool_call>{"arguments": {"a": "'
     call = f"<tool_call>{NOW}</tool_call>"
-    text = f"{broken}{'x' * (REREAD_CHARS_MAX // 4)}" * 5 + call
+    text = f"{broken}{'x' * (REREAD_CHARS_MAX // 4)}" * 5
     splitter = reader("qwen3").splitter(False, TOOLS)
-    streamed(splitter, [text], is_complete=True)
-    assert splitter.parts == AnswerParts("", text)
+    streamed(splitter, [text + call], is_complete=True)
+    assert splitter.parts == AnswerParts("", text.replace("<tool_call>", "") + NOW)
     assert reader("qwen3").read(f"{broken}x{call}", False, TOOLS).calls == (ToolCall("now", {}),)
