@@ -2,12 +2,12 @@
 
 from typing import Final
 
-from hearth.shared import written_numbers
 from hearth.worker.formats.shared.format_parts import (
     CallGrammar,
     ModelFormat,
     Section,
     json_call,
+    written_numbers,
 )
 
 ON_LINES: Final = {

@@ -8,6 +8,7 @@ full leaves families_left.json; who is not has to be given a reason there first.
 
 import json
 import logging
+import sys
 from collections.abc import Sequence
 from typing import Final
 
@@ -42,6 +43,9 @@ def is_in_full(line: str) -> bool:
 
 def main() -> None:
     logging.disable(logging.CRITICAL)
+    if sys.argv[1:]:
+        print(*(FamilyChecks(written_family(name)).faults for name in sys.argv[1:]), sep="\n")
+        return
     names = sorted(family_names(is_real=True) + family_names(is_real=False))
     rows = {name: line_of(name, FamilyChecks(written_family(name)).cells()) for name in names}
     full = sum(map(is_in_full, rows.values()))

@@ -1,5 +1,8 @@
 """Has all that a module of formats is made of, so that it imports from one place."""
 
+from hearth.shared import (
+    written_numbers,
+)
 from hearth.worker.constraint.bare_keys_grammar import (
     BareKeys,
 )
@@ -118,4 +121,5 @@ __all__ = [
     "tag_form",
     "tagged",
     "words",
+    "written_numbers",
 ]
