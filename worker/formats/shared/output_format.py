@@ -165,7 +165,8 @@ def _tokens_of_marks(
     call = own.grammar.expression(lark, [tool], True) if own.grammar else NOTHING
     pairs = (thinking, *own.more_thinking, *((each.start, each.end) for each in sections))
     quotes = (each.quote for each in sections)
-    marks = (lark.source(call), *own.framing, *itertools.chain(*pairs), *quotes)
+    ends = (own.form.value_end, own.form.call_end) if own.form else ()
+    marks = (lark.source(call), *own.framing, *itertools.chain(*pairs), *quotes, *ends)
     added = getattr(tokenizer, "added_tokens_decoder", {}).values()
     found = (each.content for each in added if len(each.content.strip()) > 2)
     return frozenset(each for each in found if any(each in mark for mark in marks))
