@@ -256,7 +256,7 @@ class ReasoningAndToolParser:
         marks, calls = self._marks, collector.parts.calls
         closes = Marks(*self._think_ends).pattern.pattern
         text = regex.sub(rf"\s*+(?:(?:{closes})\s*+)*+$", "", self._buffer.since(begin))
-        ends = {each.end for each in self._sections.values()}
+        ends = {*self._dropped, *(each.end for each in self._sections.values())}
         if "" in ends:  # what ends so may be JSON that is whole, or a token behind it
             ends = {*ends, *"}])>"} - {""}
         is_ended = text.endswith((*ends, *filter(None, (form.call_end for form in marks.forms))))
@@ -266,7 +266,7 @@ class ReasoningAndToolParser:
         ):
             return self._buffer.position
         # An argument that runs beyond the block up to another call: the first was broken off.
-        starts = Marks(*self._sections).pattern.pattern
+        starts = Marks(*self._sections, *self._dropped).pattern.pattern
         anew = regex.compile(rf"(?:{closes})(?:\s|\\n)*+(?:{starts})")
         last = {str(call): at for call, at in zip(calls, collector.begun, strict=True)}
         thoughts = (
