@@ -86,9 +86,19 @@ def _exact(body: bytes) -> Any:
     try:
         value = written_numbers.loads(body.decode(), parse_constant=int)  # which refuses NaN
     except (ValueError, RecursionError) as error:
-        raise RequestError(f"The body is not valid JSON: {error}.", code="invalid_json") from None
+        told = _orjson_error(body) or error
+        raise RequestError(f"The body is not valid JSON: {told}.", code="invalid_json") from None
     _check_object(value)
     return value
+
+
+def _orjson_error(body: bytes) -> orjson.JSONDecodeError | None:
+    """Return what orjson says of a body that is no JSON: more than Python's reader does."""
+    try:
+        orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        return error
+    return None
 
 
 def _check_object(value: Any) -> None:

@@ -124,7 +124,8 @@ class OutputProcessor:
         return self._piece(self._splitter.finish(is_complete), is_last=True)
 
     def _piece(self, parts: list[AnswerPart], is_last: bool = False) -> OutputPiece:
-        parts, stop = self._allowed(parts), self._collector.stop
+        parts = self._allowed(parts)
+        stop = None if self.is_cut else self._collector.stop  # which stands behind the cut
         if parts:
             self.channel = parts[-1].channel
         is_over = is_last or stop is not None or self.is_cut

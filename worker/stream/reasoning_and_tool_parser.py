@@ -59,6 +59,14 @@ class AnswerOptions:
 class _CallCollector(AnswerCollector):
     """Collects calls that nothing else stands beside. Owner: the inference thread."""
 
+    def __init__(self, buffer: LookaheadBuffer) -> None:
+        super().__init__(buffer)
+        self.begun: list[int] = []  # where each call was known to be one
+
+    def call(self, name: str) -> None:
+        super().call(name)
+        self.begun.append(self.position)
+
     def text(self, channel: Channel, text: str, behind: int = 0) -> None:
         raise UnreadableOutput
 
@@ -233,34 +241,43 @@ class ReasoningAndToolParser:
         parser = ReasoningAndToolParser(self._marks, options, buffer, collector)
         try:
             yield from parser._answer()
-            decided = 0 if self._are_made(collector, here - back) else here
+            decided = self._thoughts_end(collector, here - back)
         except UnreadableOutput:
             decided = buffer.position
         self._back_to(here)
         buffer.keeps_all = kept
         return decided
 
-    def _are_made(self, collector: AnswerCollector, begin: int) -> bool:
-        """Return whether all that was read from `begin` on are whole calls, to be made."""
+    def _thoughts_end(self, collector: _CallCollector, begin: int) -> int:
+        """Return up to where calls, all that was read from `begin` on, are thoughts.
+
+        That is behind the last that cannot be made: those behind it may be, without those before.
+        """
         marks, calls = self._marks, collector.parts.calls
         closes = Marks(*self._think_ends).pattern.pattern
         text = regex.sub(rf"\s*+(?:(?:{closes})\s*+)*+$", "", self._buffer.since(begin))
-        call_ends = filter(None, (form.call_end for form in marks.forms))
-        is_ended = text.endswith((*(each.end for each in self._sections.values()), *call_ends))
+        ends = {*self._dropped, *(each.end for each in self._sections.values())}
+        if "" in ends:  # what ends so may be JSON that is whole, or a token behind it
+            ends = {*ends, *"}])>"} - {""}
+        is_ended = text.endswith((*ends, *filter(None, (form.call_end for form in marks.forms))))
+        if not is_ended or not (
+            self._buffer.is_complete  # cut off here, the thinking might have gone on
+            or self._buffer.since(begin).rstrip().endswith(tuple(self._think_ends))
+        ):
+            return self._buffer.position
         # An argument that runs beyond the block up to another call: the first was broken off.
-        starts = Marks(*self._sections).pattern.pattern
-        anew = rf"(?:{closes})(?:\s|\\n)*+(?:{starts})"
-        return (
-            is_ended
-            and (
-                self._buffer.is_complete  # cut off here, the thinking might have gone on
-                or self._buffer.since(begin).rstrip().endswith(tuple(self._think_ends))
-            )
-            and len({str(call) for call in calls}) == len(calls) > 0
-            and all(self._options.tools.known(call.name) for call in calls)
-            and all(isinstance(call.arguments, dict) for call in calls)
-            and not regex.search(anew, str(calls))
+        starts = Marks(*self._sections, *self._dropped).pattern.pattern
+        anew = regex.compile(rf"(?:{closes})(?:\s|\\n)*+(?:{starts})")
+        last = {str(call): at for call, at in zip(calls, collector.begun, strict=True)}
+        thoughts = (
+            at
+            for call, at in zip(calls, collector.begun, strict=True)
+            if last[str(call)] != at
+            or not self._options.tools.known(call.name)
+            or not isinstance(call.arguments, dict)
+            or anew.search(str(call))
         )
+        return max(thoughts, default=0) if calls else self._buffer.position
 
     def _closes(self) -> ParserSteps[bool]:
         """Return whether a mark that ends a think block is still to come."""

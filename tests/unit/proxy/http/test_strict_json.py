@@ -67,7 +67,7 @@ def test_broken_json_is_located() -> None:
         (b'{"a": "\\ud800", "b": 18446744073709551616}', "64 bits"),
         (b'["\\ud800"]', "array"),
         (b'{"a": "\\ud80"}', "not valid JSON"),
-        (b'{"a": "\xff"}', "utf-8"),
+        (b'{"a": "\xff"}', "UTF-8"),
         (b'{"a": "\\ud800\xff\\\\\xff"}', "not valid JSON"),
         (b'{"a": "\\ud800\xed\xa0\x80"}', "not valid JSON"),
         (b'{"a": 18446744073709551616}', "64 bits"),
