@@ -5,6 +5,7 @@ import dataclasses
 import json
 from typing import Any
 
+import orjson
 from hypothesis import given, settings, strategies as st
 
 from hearth.proxy.api import chat_completions, chat_completions_events
@@ -78,6 +79,7 @@ def test_a_streamed_message_is_the_whole_message(rows: list[Delta], hides: bool)
     whole = asyncio.run(
         messages_events.whole(AdmittedRequest(request, "m", Scripted(*rows, final)))
     )
+    whole = json.loads(orjson.dumps(whole))
     told = anthropic_reader.message(frames)
     for block in told["content"]:
         block.pop("parsed_output", None)
@@ -245,7 +247,7 @@ def test_of_a_call_that_is_cut_off_only_whole_pairs_are_told(
     final = Finished("r", "length", None, USAGE)
     asked = messages_request.parse({"messages": [{"role": "user", "content": "x"}]})
     whole = asyncio.run(messages_events.whole(AdmittedRequest(asked, "m", Scripted(*rows, final))))
-    (block,) = whole["content"]
+    (block,) = json.loads(orjson.dumps(whole["content"]))
     assert whole["stop_reason"] == "max_tokens"
     assert [arguments[key] for key in block["input"]] == list(block["input"].values())
     frames = frames_of(asked, messages_events.events, [*rows, final])

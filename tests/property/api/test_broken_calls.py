@@ -9,6 +9,7 @@ import random
 from collections.abc import Callable
 from typing import Any, Final
 
+import orjson
 from hypothesis import example, given, settings, strategies as st
 
 from hearth.proxy.api import chat_completions, chat_completions_events
@@ -101,7 +102,8 @@ def object_of(text: str) -> dict[str, Any]:
 
 
 def whole_of(request: ParsedRequest, module: Any, given: list[Given]) -> Any:
-    return asyncio.run(module.whole(AdmittedRequest(request, "m", Scripted(*given))))
+    whole = asyncio.run(module.whole(AdmittedRequest(request, "m", Scripted(*given))))
+    return json.loads(orjson.dumps(whole))
 
 
 # ---------------------------------------------------------------- Responses

@@ -80,7 +80,7 @@ def check(parse: Any, body: dict[str, Any]) -> None:
     async def answer() -> tuple[dict[str, Any], list[Any]]:
         whole = await ollama_events.whole(AdmittedRequest(request, "m", Scripted(*ANSWER)))
         lines = ollama_events.events(AdmittedRequest(request, "m", Scripted(*ANSWER)))
-        return whole, [orjson.loads(line) async for line in lines]
+        return orjson.loads(orjson.dumps(whole)), [orjson.loads(line) async for line in lines]
 
     whole, lines = asyncio.run(answer())
     assert [row["done"] for row in lines] == [False] * (len(lines) - 1) + [True]
