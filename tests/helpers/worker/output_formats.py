@@ -123,6 +123,16 @@ def tool(row: tuple[str, dict[str, Any]]) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name, "parameters": parameters}}
 
 
+class Pieces:
+    """Token n stands for the n-th of these texts."""
+
+    def __init__(self, texts: list[str]) -> None:
+        self._texts = texts
+
+    def add(self, token_id: int) -> str:
+        return self._texts[token_id]
+
+
 def joined(parts: Iterable[AnswerPart]) -> list[AnswerPart]:
     """Return what all parts say together: neighbours of one kind are one part."""
     found: list[AnswerPart] = []

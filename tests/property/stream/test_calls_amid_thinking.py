@@ -6,11 +6,11 @@ from typing import Any, Final
 import pytest
 
 from hearth.worker.formats.shared.output_format import OutputFormat
+from hearth.worker.stream.lookahead_buffer import LookaheadBuffer
 from hearth.worker.stream.output_processor import OutputProcessor
 from tests.helpers.families.family_cases import TOOLS, family_names, written_family
 from tests.helpers.families.real_templates import NEEDS_REAL_TEMPLATES
-from tests.helpers.worker.output_formats import joined, streamed
-from tests.unit.worker.stream.test_output_processor import Pieces
+from tests.helpers.worker.output_formats import Pieces, joined, streamed
 
 # By case: what stands behind "I think." (C a call of Oslo, D one of Rome, X one of no tool, H half
 # of C, E what ends thinking), the cities of the calls that are made, and the content.
@@ -85,10 +85,14 @@ def test_calls_amid_thinking_are_read_a_few_times_however_many_they_are(
     texts = {"C": f"\n{call}", "X": f"\n{call.replace('get_weather', 'get_x')}", "E": end}
     texts["H"] = texts["C"][: texts["C"].index("Oslo")]
     text = "I think." + "".join(texts.get(each, each) for each in form) * 200
-    splitter = reader.splitter(True, TOOLS)
-    rewound, rewind = [0], splitter._buffer.rewind
-    monkeypatch.setattr(splitter._buffer, "rewind", lambda: rewound.append(rewind()) or rewound[-1])
-    streamed(splitter, [text], is_complete=True)
+    rewound, rewind = [0], LookaheadBuffer.rewind
+
+    def counted(buffer: LookaheadBuffer) -> int:
+        rewound.append(rewind(buffer))
+        return rewound[-1]
+
+    monkeypatch.setattr(LookaheadBuffer, "rewind", counted)
+    streamed(reader.splitter(True, TOOLS), [text], is_complete=True)
     assert sum(rewound) < 4 * len(text)
 
 

@@ -5,16 +5,7 @@ from hypothesis import given, strategies as st
 from hearth.shared.wire_messages import TokenLogprob
 from hearth.worker.stream.output_processor import OutputPiece, OutputProcessor
 from scripts.harness.model_families import family
-
-
-class Pieces:
-    """Token n stands for the n-th of these texts."""
-
-    def __init__(self, texts: list[str]) -> None:
-        self._texts = texts
-
-    def add(self, token_id: int) -> str:
-        return self._texts[token_id]
+from tests.helpers.worker.output_formats import Pieces
 
 
 def entry(token_id: int) -> TokenLogprob:
