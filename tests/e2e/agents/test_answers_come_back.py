@@ -4,9 +4,11 @@ From the body to the sampled token and back: the model's words are scripted, all
 """
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 
 from hearth.proxy.api.messages import messages_events, messages_request
@@ -36,7 +38,8 @@ def answered(
         events += (row for row in desk.machine.step() if isinstance(row, Delta | Finished))
     answer = Scripted(*events, signature=worker_request.signature)
     admitted = AdmittedRequest(request, "m", answer)
-    return worker_request, asyncio.run(WHOLES[request.dialect](admitted))
+    told = asyncio.run(WHOLES[request.dialect](admitted))
+    return worker_request, json.loads(orjson.dumps(told))
 
 
 def check_found(desk: Desk, first: Request, body: dict[str, Any], dialect: str) -> None:
