@@ -140,23 +140,6 @@ def cache_root(loaded: LoadedModel, settings: Settings) -> PrefixHash:
     return schema_root(parts)
 
 
-def portable_root(loaded: LoadedModel, settings: Settings) -> PrefixHash:
-    """Return the hash of the empty prefix on any machine: `cache_root` without the machine.
-
-    What KV has this root answers for the same weights in the same layout, dtype and bits. Chip,
-    system and MLX change its last bits, so that it is fast on another machine.
-    """
-    group_size = settings.kv_group_size if settings.kv_bits else ROOT_GROUP_SIZE
-    parts = [
-        *("portable", str(ROOT_SCHEMA), *loaded.identity.parts()),
-        *(loaded.facts.cache_layout, loaded.facts.backend),
-        *(str(settings.kv_bits), str(group_size), str(settings.quantized_kv_start)),
-        *([version("mlx-vlm")] if loaded.vision is not None else []),
-        f"dtype {loaded.dtype.name}",
-    ]
-    return schema_root(parts)
-
-
 def identify(
     settings: Settings,
     is_over: Callable[[], bool],
