@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from hearth.shared import written_numbers
 from hearth.shared.written_numbers import object_or_text
-from hearth.worker.prompt.chat_template import text_of
+from hearth.worker.prompt.chat_template import parts_of, text_of
 from hearth.worker.prompt.template_capabilities import TemplateCapabilities
 from hearth.worker.prompt.tools_as_text import call_text, result_text, tool_prompt
 
@@ -46,7 +46,7 @@ def adapted(
     if template.tool_form != "native":
         rows, tools = _with_tool_prompt(rows, tools, template), []
     elif template.completes_tools:
-        tools = [_whole(tool) for tool in tools]
+        tools = [_whole(tool, template.completes_tools) for tool in tools]
     if template.needs_system and tools and (not messages or messages[0]["role"] != "system"):
         rows = [(_NO_SYSTEM, NONE), *rows]
     if template.shortens_ids or template.names_by_id:
@@ -57,7 +57,7 @@ def adapted(
     ordered = _in_order(fitting, template, adds_header)
     groups = itertools.groupby(ordered, lambda row: row[0]["role"] == "assistant")
     runs = [[place for _, place in rows] for is_own, rows in groups if is_own]
-    return AdaptedMessages([message for message, _ in ordered], tools, runs)
+    return AdaptedMessages([_with_parts(message, template) for message, _ in ordered], tools, runs)
 
 
 def short_call_id(call_id: str) -> str:
@@ -85,15 +85,15 @@ def _with_tool_prompt(
     return [({**first, "content": content}, place), *others]
 
 
-def _whole(tool: dict[str, Any]) -> dict[str, Any]:
-    """Return the tool with all the fields that a template may ask for."""
-    function = tool["function"]
-    parameters = {"type": "object", "properties": {}} | (function.get("parameters") or {})
-    description = function.get("description") or ""
-    return {
-        **tool,
-        "function": {**function, "description": description, "parameters": parameters},
-    }
+def _whole(tool: dict[str, Any], asked: frozenset[str]) -> dict[str, Any]:
+    """Return the tool with the fields that are `asked` for."""
+    function = {**tool["function"]}
+    if "description" in asked:
+        function["description"] = function.get("description") or ""
+    if "parameters" in asked:
+        given = function.get("parameters") or {}
+        function["parameters"] = {"type": "object", "properties": {}} | given
+    return {**tool, "function": function}
 
 
 def _one_call_each(rows: list[MessageRow]) -> Iterator[MessageRow]:
@@ -250,6 +250,18 @@ def _in_order(
         group[0] if len(group) == 1 else (_joined([message for message, _ in group]), NONE)
         for group in groups
     ]
+
+
+def _with_parts(message: dict[str, Any], template: TemplateCapabilities) -> dict[str, Any]:
+    """Return the message with parts for content where the template takes them, else one text."""
+    if _kind(message) not in template.part_kinds:
+        return {**message, "content": text_of(message)}
+    thinking = message.get("reasoning_content")
+    is_empty = not (message["content"] or message.get("tool_calls"))
+    if message["role"] == "assistant" and template.thinks_in_parts and (thinking or is_empty):
+        thoughts = [{"type": "thinking", "thinking": thinking}] if thinking else []
+        return {**message, "content": [*thoughts, *parts_of(message)]}
+    return message
 
 
 def _kind(message: dict[str, Any]) -> str:

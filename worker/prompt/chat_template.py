@@ -53,7 +53,7 @@ class Template:
         if not self.exists:
             return _transcript(flat, adds_header)
         if self._takes_parts:
-            flat = [{**each, "content": [_text_part(each["content"])]} for each in flat]
+            flat = [{**each, "content": parts_of(each)} for each in flat]
         rendered: str = self._tokenizer.apply_chat_template(
             flat,
             tools=list(tools) or None,
@@ -75,8 +75,10 @@ class Template:
             ValueError: the template does not show the content once; and whatever the template
                 raises.
         """
-        content, end = text_of(messages[-1]), secrets.token_hex(16)
-        marked = {**messages[-1], "content": f"{content}{end} "}
+        *said, last = parts_of(messages[-1])
+        content, end = last["text"], secrets.token_hex(16)
+        part = text_part(f"{content}{end} ")
+        marked = {**messages[-1], "content": [*said, part] if said else part["text"]}
         text = self.text([*messages[:-1], marked], tools, variables, adds_header=False)
         before, _, behind = text.partition(end)
         if text.count(end) != 1 or content.strip() not in before:
@@ -115,16 +117,20 @@ class Template:
         return _PROBE in self.probed(question)
 
 
-def _text_part(text: str) -> dict[str, str]:
+def text_part(text: str) -> dict[str, str]:
+    """Return `text` as a part of a content."""
     return {"type": "text", "text": text}
 
 
-def text_of(message: dict[str, Any]) -> str:
-    """Return the content as one string, which templates add to others."""
+def parts_of(message: dict[str, Any]) -> list[dict[str, str]]:
+    """Return the content as parts, which some templates take."""
     content = message.get("content")
-    if isinstance(content, list):
-        return "".join(part.get("text", "") for part in content)
-    return content or ""
+    return content if isinstance(content, list) else [text_part(content or "")]
+
+
+def text_of(message: dict[str, Any]) -> str:
+    """Return the content as one string, which all templates take: each part on its own line."""
+    return "\n".join(part["text"] for part in parts_of(message))
 
 
 def _flat(message: dict[str, Any]) -> dict[str, Any]:
@@ -133,7 +139,7 @@ def _flat(message: dict[str, Any]) -> dict[str, Any]:
     A call has its name and arguments beside `function` too, and thinking goes by three names:
     templates read any of them. A field that is empty is not there: templates ask for it by name.
     """
-    flat = {**message, "content": text_of(message)}
+    flat = {**message, "content": message.get("content") or ""}
     if reasoning := message.get("reasoning_content"):
         flat |= {"thinking": reasoning, "reasoning": reasoning}
     if calls := message.get("tool_calls"):

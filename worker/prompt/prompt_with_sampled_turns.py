@@ -380,7 +380,8 @@ def _words_of(message: dict[str, Any]) -> list[str]:
     """Return the words of an assistant message of which a template shows one at least."""
     names = [call["function"]["name"] for call in message.get("tool_calls") or ()]
     content = message.get("content") or ""
-    return [word for word in (content.strip(), *names) if word]
+    texts = [content] if isinstance(content, str) else [part["text"] for part in content]
+    return [word for word in (*map(str.strip, texts), *names) if word]
 
 
 def _paired(

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
-from hearth.worker.prompt.chat_template import Template
+from hearth.worker.prompt.chat_template import Template, text_part
 from hearth.worker.prompt.tools_as_text import OwnForm, ToolForm
 
 EFFORTS: Final = ("none", "minimal", "low", "medium", "high", "xhigh", "max")  # least first
@@ -33,6 +33,14 @@ _LEADS: Final[dict[str, tuple[str, ...]]] = {
     "calls": ("user", "calls"),
     "tool": ("user", "calls", "tool"),
 }
+# Conversations in which a message may have several text parts.
+_PARTED: Final = {
+    "system": ("system", "user"),
+    "user": ("user",),
+    "assistant": ("user", "assistant", "user"),
+    "calls": ("user", "calls", "tool"),
+    "tool": ("user", "calls", "tool"),
+}
 _TAILS: Final[dict[str, tuple[str, ...]]] = {
     "user": ("assistant", "user"),
     "assistant": ("user",),
@@ -48,7 +56,7 @@ class TemplateCapabilities:
     tool_form: ToolForm
     shows_calls: bool  # as `tool_calls`
     shows_results: bool  # as messages of role "tool"
-    completes_tools: bool  # each tool must have a description and properties
+    completes_tools: frozenset[str]  # "description", "parameters": those that each tool must have
     splits_calls: bool  # of several calls in one message, some are refused or left out
     shortens_ids: bool  # call ids must have nine letters and digits
     names_by_id: bool  # of a call its id is shown, and not its name
@@ -62,6 +70,8 @@ class TemplateCapabilities:
     variables: frozenset[str] | None  # that it may be given; None: any
     switches: frozenset[str]  # of SWITCHES, those that change what is rendered
     efforts: tuple[str, ...]  # of EFFORTS, those that it renders
+    part_kinds: frozenset[str]  # of messages whose text parts are shown, joined its own way
+    thinks_in_parts: bool  # an assistant's thinking is a part of its content
     own: OwnForm | None = None  # of the model's calls, where the template shows none
 
 
@@ -69,7 +79,7 @@ def template_capabilities(template: Template) -> TemplateCapabilities:
     """Return what the template accepts and shows."""
     needs_system = not _shows_tools(template)[0]
     is_shown, completes_tools = _shows_tools(template, *[_SYSTEM] * needs_system)
-    tools = [_tool(is_whole=completes_tools)] if is_shown else []
+    tools = [_tool()] if is_shown else []
     shapes: tuple[Any, ...] = ({}, "{}")
     probers = [_Prober(template, tools, each, by_id) for by_id in (False, True) for each in shapes]
     prober = next((each for each in probers if each.shows_calls()), probers[1])
@@ -100,6 +110,8 @@ def template_capabilities(template: Template) -> TemplateCapabilities:
         refused=frozenset(prober.refused(shows_calls, shows_results)),
         variables=variables,
         switches=frozenset(_switches(template, variables)),
+        part_kinds=frozenset(kind for kind in _PARTED if prober.shows_parts(kind)),
+        thinks_in_parts=_thinks_in_parts(template),
         efforts=tuple(each for each in EFFORTS if _renders(template, reasoning_effort=each)),
     )
 
@@ -160,6 +172,15 @@ class _Prober:
     def shows_results(self, shows_calls: bool) -> bool:
         return self.takes("user", "calls" if shows_calls else "assistant", "tool")
 
+    def shows_parts(self, kind: str) -> bool:
+        """Whether the text parts of such a message are shown as what they are."""
+        kinds = _PARTED[kind]
+        messages = [self._message(each, at) for at, each in enumerate(kinds)]
+        parts = [text_part("probeax"), text_part("probebx")]
+        messages[kinds.index(kind)]["content"] = parts
+        texts = [self._template.probed(messages, tools) for tools in self._tools]
+        return all(_is_told(text, "probeax", "probebx") for text in texts)
+
     def fits(self, call_id: str = _SHORT_ID, arguments: Any = None, **said: str) -> bool:
         """Whether the template takes a call with this id, said beside it what is said."""
         function = {"name": "f", "arguments": arguments or self.arguments}
@@ -194,21 +215,44 @@ class _Prober:
                     yield before, kind
 
 
-def _shows_tools(template: Template, *lead: dict[str, Any]) -> tuple[bool, bool]:
-    """Return whether tools are shown, and whether only those that have all their fields."""
+def _shows_tools(template: Template, *lead: dict[str, Any]) -> tuple[bool, frozenset[str]]:
+    """Return whether tools are shown, and the fields without which one is refused."""
     probe = [*lead, _QUESTION]
-    whole, bare = (template.probed(probe, [_tool(is_whole)]) for is_whole in (True, False))
+    whole = template.probed(probe, [_tool()])
     is_shown = all(word in whole for word in ("probename", "probedescription", "probeparameter"))
-    return is_shown, is_shown and "probename" not in bare
+    fields = {"description": "description", "parameters": "parameters", "properties": "parameters"}
+    refused = {
+        field
+        for without, field in fields.items()
+        if "probename" not in template.probed(probe, [_tool(without)])
+    }
+    return is_shown, frozenset(refused if is_shown else ())
 
 
-def _tool(is_whole: bool) -> dict[str, Any]:
-    function: dict[str, Any] = {"name": "probename", "parameters": {"type": "object"}}
-    if is_whole:
-        properties = {"probeparameter": {"type": "string", "description": "probed"}}
-        function["description"] = "probedescription"
-        function["parameters"] |= {"properties": properties, "required": ["probeparameter"]}
+def _tool(without: str = "") -> dict[str, Any]:
+    properties = {"probeparameter": {"type": "string", "description": "probed"}}
+    parameters = {"type": "object", "properties": properties, "required": ["probeparameter"]}
+    function = {"name": "probename", "description": "probedescription", "parameters": parameters}
+    function.pop(without, None)
+    if without == "properties":
+        function["parameters"] = {"type": "object"}
     return {"type": "function", "function": function}
+
+
+def _thinks_in_parts(template: Template) -> bool:
+    """Whether thinking is shown as a part of the content, and not by a name of its own."""
+    said = {"role": "assistant", "content": "probe1x"}
+    parts = [{"type": "thinking", "thinking": "probe2x"}, text_part("probe1x")]
+    by_name = template.probed([_QUESTION, said | {"reasoning_content": "probe2x"}])
+    by_part = template.probed([_QUESTION, said | {"content": parts}])
+    return "probe2x" not in by_name and _is_told(by_part, "probe0x", "probe2x")
+
+
+def _is_told(text: str, one: str, other: str) -> bool:
+    """Whether `other` is behind `one`, and no printed record of a part is between them."""
+    _, _, rest = text.partition(one)
+    between, is_found, _ = rest.partition(other)
+    return bool(is_found) and "type" not in between
 
 
 def _words(kind: str, at: int) -> list[str]:

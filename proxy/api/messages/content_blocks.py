@@ -10,7 +10,7 @@ from hearth.proxy.api.body import (
 from hearth.proxy.api.body.document_parts import document, no_files, no_urls
 from hearth.proxy.api.body.message_content import image, texts_only
 from hearth.proxy.api.messages.messages_tools import MessagesTools
-from hearth.proxy.request.content_pieces import ContentPart, join, join_text
+from hearth.proxy.request.content_pieces import ContentPart, MessageContent, as_one, join, join_text
 from hearth.proxy.request.volatile_fields import without_telemetry
 from hearth.shared.errors import RequestError
 
@@ -31,6 +31,7 @@ class MessagesReader:
         """Take the system prompt; a first block that is telemetry alone is left out."""
         if system is None:
             return
+        text: MessageContent
         if type(system) is str:
             text = without_telemetry(system)
         else:
@@ -38,7 +39,7 @@ class MessagesReader:
             if texts and system[0].get("type") == "text":
                 rest = without_telemetry(texts[0])
                 texts[:1] = [rest] if rest or not texts[0] else []
-            text = join_text(texts)
+            text = join(texts)
         if text:
             self.messages.append({"role": "system", "content": text})
 
@@ -76,7 +77,7 @@ class MessagesReader:
                 self._tool_change(block, param, texts, loaded)
             else:
                 texts += texts_only(self._block(block, param))
-        message: dict[str, Any] = {"role": "system", "content": join_text(texts)}
+        message: dict[str, Any] = {"role": "system", "content": join(texts)}
         self.messages.append(message | {"tool_references": loaded} if loaded else message)
 
     def _tool_change(
@@ -96,7 +97,8 @@ class MessagesReader:
         if name and block["type"] == "tool_addition":
             loaded.append(name)
         elif name:
-            texts.append(f"The tool {name} is not available from here on.")
+            told = f"The tool {name} is not available from here on."
+            texts[-1:] = [join_text([*texts[-1:], told])]
 
     def _user(self, blocks: list[dict[str, Any]], where: str) -> None:
         pieces: list[ContentPart] = []
@@ -137,7 +139,7 @@ class MessagesReader:
                 self.left_out.append(kind)
             else:
                 texts += texts_only(self._block(block, param))
-        message: dict[str, Any] = {"role": "assistant", "content": join_text(texts)}
+        message: dict[str, Any] = {"role": "assistant", "content": join(texts)}
         if any(thoughts):
             message["reasoning_content"] = join_text(thoughts)
         if any(signatures):
@@ -205,12 +207,12 @@ class MessagesReader:
             return self._document(block, param)
         if kind == "search_result":
             title = fields.text(block, "title", f"{param}.title") or ""
-            return [title, *self._pieces(block.get("content"), f"{param}.content")]
+            return as_one([title, *self._pieces(block.get("content"), f"{param}.content")])
         if not kind:
             fields.refuse(f"{param}.type", kind, "the type of a content block")
         tools.refuse_media(param, kind)
         self.left_out.append(kind)
-        return list(unknown_blocks.texts_of(block))
+        return as_one(list(unknown_blocks.texts_of(block)))
 
     def _document(self, block: dict[str, Any], param: str) -> list[ContentPart]:
         where = f"{param}.source"
@@ -219,9 +221,10 @@ class MessagesReader:
         named = (fields.text(block, name, f"{param}.{name}") for name in ("title", "context"))
         head = [row for row in named if row]
         if kind == "text":
-            return [*head, fields.required_text(source, "data", f"{where}.data")]
+            return as_one([*head, fields.required_text(source, "data", f"{where}.data")])
         if kind == "content":
-            return [*head, *self._pieces(source.get("content"), f"{where}.content")] or [""]
+            shown = self._pieces(source.get("content"), f"{where}.content")
+            return as_one([*head, *shown]) or [""]
         if kind == "base64":
             data = fields.required_text(source, "data", f"{where}.data")
             return [document(data, where, *head)]

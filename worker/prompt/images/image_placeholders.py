@@ -1,11 +1,11 @@
 """Puts marks in the place of images while text is rendered, and then the images' tokens.
 
-A template is given strings only, with a mark where an image stands, so that it shows images
+A template is given texts only, with a mark where an image stands, so that it shows images
 wherever it shows text, in tools' results too. Any prompt thread. Touches no MLX.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -17,6 +17,8 @@ from hearth.worker.prompt.tokenise import PieceTokeniser, TextPiece
 
 _SHOWN: Final = "\ufffc"  # what Unicode has for an object in a text
 
+_NOTICE: Final = {"type": "text", "text": "[image omitted: this model reads text only]"}
+
 
 @dataclass(frozen=True, slots=True)
 class ImageForm:
@@ -27,23 +29,37 @@ class ImageForm:
 
 
 def marked(messages: list[dict[str, Any]], mark: str) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return the messages with strings for content, and the digests of the images in them.
+    """Return the messages with texts for content, and the digests of the images in them.
+
+    A mark is one text with what stands beside it; other texts that were several stay so.
 
     `mark` is in none of them but for what shields their control tokens, which never puts two
     together.
     """
     assert len(mark) == 1, mark
     digests: list[str] = []
-    texts = []
+    shown = []
     for message in messages:
         content = message.get("content")
         if isinstance(content, list):
-            message = {
-                **message,
-                "content": "".join(_text(part, mark, digests) for part in content),
-            }
-        texts.append(message)
-    return texts, digests
+            texts = _texts(content, mark, digests)
+            parts = [{"type": "text", "text": text} for text in texts]
+            message = {**message, "content": parts if len(parts) > 1 else "".join(texts)}
+        shown.append(message)
+    return shown, digests
+
+
+def _texts(parts: list[dict[str, Any]], mark: str, digests: list[str]) -> list[str]:
+    texts: list[str] = []
+    before = "text"
+    for part in parts:
+        text = _text(part, mark, digests)
+        if texts and "image" in (before, part["type"]):
+            texts[-1] += text
+        else:
+            texts.append(text)
+        before = part["type"]
+    return texts
 
 
 def _text(part: dict[str, Any], mark: str, digests: list[str]) -> str:
@@ -102,9 +118,9 @@ def without_images(prompt: Prompt, model: str) -> list[dict[str, Any]]:
     for message in prompt.messages:
         content = message.get("content")
         if isinstance(content, list):
-            if message["role"] != "tool":
-                shown = [part["image"] for part in content if part["type"] == "image"]
-                place = prompt.places.get(shown[0], "messages") if shown else "messages"
+            shown = [part["image"] for part in content if part["type"] == "image"]
+            if shown and message["role"] != "tool":
+                place = prompt.places.get(shown[0], "messages")
                 remedy = "" if has_vision() else f"{VISION_REMEDY} and "
                 raise RequestError(
                     f"{place} is an image, and {model} reads text only. Remove the image, or "
@@ -112,11 +128,7 @@ def without_images(prompt: Prompt, model: str) -> list[dict[str, Any]]:
                     code="unsupported_content",
                     param="messages",
                 )
-            message = {**message, "content": _text_with_notice(content)}
+            texts = [part if part["type"] == "text" else _NOTICE for part in content]
+            message = {**message, "content": texts}
         shown_messages.append(message)
     return shown_messages
-
-
-def _text_with_notice(content: Sequence[Mapping[str, Any]]) -> str:
-    notice = "[image omitted: this model reads text only]"
-    return "\n".join(part["text"] if part["type"] == "text" else notice for part in content)

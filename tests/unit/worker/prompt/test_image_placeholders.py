@@ -119,7 +119,7 @@ def test_a_text_model_refuses_images_of_users_and_is_told_of_those_in_results() 
     result = Prompt([ASKED, {"role": "tool", "content": shot}])
     told = without_images(result, "pocket")
     assert told[0] is ASKED
-    assert told[1]["content"] == "here:\n[image omitted: this model reads text only]"
+    assert told[1]["content"][1] == text("[image omitted: this model reads text only]")
     question = Prompt([ASKED, {"role": "user", "content": shot}], places={"one": "input[0].image"})
     with pytest.raises(RequestError, match=r"input\[0\].image is an image, and pocket") as error:
         without_images(question, "pocket")
