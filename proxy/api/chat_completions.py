@@ -144,9 +144,7 @@ def _tools(body: dict[str, Any]) -> tuple[list[Any], list[Any], tuple[str, ...]]
             fields.refuse(f"{param}.type", kind, "'function'")
     for index, value in enumerate(fields.optional_rows(body, "functions")):
         param = f"functions[{index}]"
-        row = fields.record(value, param)
-        tools.function_tool(row, param)
-        shown.append({"type": "function", "function": row})
+        shown.append(tools.function_tool(fields.record(value, param), param))
     return shown, deferred, tuple(dropped)
 
 

@@ -87,13 +87,11 @@ def _with_tool_prompt(
 
 def _whole(tool: dict[str, Any], asked: frozenset[str]) -> dict[str, Any]:
     """Return the tool with the fields that are `asked` for."""
-    function = {**tool["function"]}
-    if "description" in asked:
-        function["description"] = function.get("description") or ""
-    if "parameters" in asked:
-        given = function.get("parameters") or {}
-        function["parameters"] = {"type": "object", "properties": {}} | given
-    return {**tool, "function": function}
+    function = tool["function"]
+    parameters = {"type": "object", "properties": {}} | (function.get("parameters") or {})
+    whole = {"description": function.get("description") or "", "parameters": parameters}
+    added = {name: value for name, value in whole.items() if name in asked}
+    return {**tool, "function": function | added}
 
 
 def _one_call_each(rows: list[MessageRow]) -> Iterator[MessageRow]:
@@ -257,8 +255,8 @@ def _with_parts(message: dict[str, Any], template: TemplateCapabilities) -> dict
     if _kind(message) not in template.part_kinds:
         return {**message, "content": text_of(message)}
     thinking = message.get("reasoning_content")
-    is_empty = not (message["content"] or message.get("tool_calls"))
-    if message["role"] == "assistant" and template.thinks_in_parts and (thinking or is_empty):
+    needs_parts = thinking or not (message["content"] or message.get("tool_calls"))
+    if template.thinks_in_parts and message["role"] == "assistant" and needs_parts:
         thoughts = [{"type": "thinking", "thinking": thinking}] if thinking else []
         return {**message, "content": [*thoughts, *parts_of(message)]}
     return message

@@ -44,8 +44,5 @@ def _with_tools(
     block = "\n".join(["These tools are available from now on:", "<tools>", *lines, "</tools>"])
     content = message.get("content") or ""
     if isinstance(content, list):
-        if content[-1]["type"] == "text":
-            block = f"{content[-1]['text']}\n{block}"
-            return {**message, "content": [*content[:-1], {"type": "text", "text": block}]}
         return {**message, "content": [*content, {"type": "text", "text": f"\n{block}"}]}
     return {**message, "content": f"{content}\n{block}" if content else block}

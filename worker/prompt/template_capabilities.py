@@ -176,8 +176,7 @@ class _Prober:
         """Whether the text parts of such a message are shown as what they are."""
         kinds = _PARTED[kind]
         messages = [self._message(each, at) for at, each in enumerate(kinds)]
-        parts = [text_part("probeax"), text_part("probebx")]
-        messages[kinds.index(kind)]["content"] = parts
+        messages[kinds.index(kind)]["content"] = [text_part("probeax"), text_part("probebx")]
         texts = [self._template.probed(messages, tools) for tools in self._tools]
         return all(_is_told(text, "probeax", "probebx") for text in texts)
 
@@ -220,22 +219,18 @@ def _shows_tools(template: Template, *lead: dict[str, Any]) -> tuple[bool, froze
     probe = [*lead, _QUESTION]
     whole = template.probed(probe, [_tool()])
     is_shown = all(word in whole for word in ("probename", "probedescription", "probeparameter"))
-    fields = {"description": "description", "parameters": "parameters", "properties": "parameters"}
-    refused = {
-        field
-        for without, field in fields.items()
-        if "probename" not in template.probed(probe, [_tool(without)])
-    }
-    return is_shown, frozenset(refused if is_shown else ())
+    lacks = (("description", None), ("parameters", None), ("parameters", {"type": "object"}))
+    tools = [(name, _tool(**{name: value})) for name, value in lacks if is_shown]
+    refused = (name for name, each in tools if "probename" not in template.probed(probe, [each]))
+    return is_shown, frozenset(refused)
 
 
-def _tool(without: str = "") -> dict[str, Any]:
+def _tool(**changes: Any) -> dict[str, Any]:
+    """Return a tool with these `changes`; None for what it is to lack."""
     properties = {"probeparameter": {"type": "string", "description": "probed"}}
     parameters = {"type": "object", "properties": properties, "required": ["probeparameter"]}
-    function = {"name": "probename", "description": "probedescription", "parameters": parameters}
-    function.pop(without, None)
-    if without == "properties":
-        function["parameters"] = {"type": "object"}
+    whole = {"name": "probename", "description": "probedescription", "parameters": parameters}
+    function = {name: value for name, value in (whole | changes).items() if value is not None}
     return {"type": "function", "function": function}
 
 

@@ -10,7 +10,7 @@ from hearth.proxy.api.body import (
 from hearth.proxy.api.body.document_parts import document, no_files, no_urls
 from hearth.proxy.api.body.message_content import image, texts_only
 from hearth.proxy.api.messages.messages_tools import MessagesTools
-from hearth.proxy.request.content_pieces import ContentPart, MessageContent, as_one, join, join_text
+from hearth.proxy.request.content_pieces import ContentPart, as_one, join, join_text
 from hearth.proxy.request.volatile_fields import without_telemetry
 from hearth.shared.errors import RequestError
 
@@ -31,9 +31,8 @@ class MessagesReader:
         """Take the system prompt; a first block that is telemetry alone is left out."""
         if system is None:
             return
-        text: MessageContent
         if type(system) is str:
-            text = without_telemetry(system)
+            text = join([without_telemetry(system)])
         else:
             texts = texts_only(self._pieces(system, "system"))
             if texts and system[0].get("type") == "text":
@@ -97,8 +96,9 @@ class MessagesReader:
         if name and block["type"] == "tool_addition":
             loaded.append(name)
         elif name:
-            told = f"The tool {name} is not available from here on."
-            texts[-1:] = [join_text([*texts[-1:], told])]
+            texts[-1:] = [
+                join_text([*texts[-1:], f"The tool {name} is not available from here on."])
+            ]
 
     def _user(self, blocks: list[dict[str, Any]], where: str) -> None:
         pieces: list[ContentPart] = []
@@ -223,8 +223,7 @@ class MessagesReader:
         if kind == "text":
             return as_one([*head, fields.required_text(source, "data", f"{where}.data")])
         if kind == "content":
-            shown = self._pieces(source.get("content"), f"{where}.content")
-            return as_one([*head, *shown]) or [""]
+            return as_one([*head, *self._pieces(source.get("content"), f"{where}.content")]) or [""]
         if kind == "base64":
             data = fields.required_text(source, "data", f"{where}.data")
             return [document(data, where, *head)]

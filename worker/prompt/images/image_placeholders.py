@@ -4,6 +4,7 @@ A template is given texts only, with a mark where an image stands, so that it sh
 wherever it shows text, in tools' results too. Any prompt thread. Touches no MLX.
 """
 
+import itertools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -42,24 +43,15 @@ def marked(messages: list[dict[str, Any]], mark: str) -> tuple[list[dict[str, An
     for message in messages:
         content = message.get("content")
         if isinstance(content, list):
-            texts = _texts(content, mark, digests)
+            texts = [_text(part, mark, digests) for part in content[:1]]
+            for before, part in itertools.pairwise(content):
+                text = _text(part, mark, digests)
+                is_apart = before["type"] == part["type"] == "text"
+                texts += [text] if is_apart else [texts.pop() + text]
             parts = [{"type": "text", "text": text} for text in texts]
             message = {**message, "content": parts if len(parts) > 1 else "".join(texts)}
         shown.append(message)
     return shown, digests
-
-
-def _texts(parts: list[dict[str, Any]], mark: str, digests: list[str]) -> list[str]:
-    texts: list[str] = []
-    before = "text"
-    for part in parts:
-        text = _text(part, mark, digests)
-        if texts and "image" in (before, part["type"]):
-            texts[-1] += text
-        else:
-            texts.append(text)
-        before = part["type"]
-    return texts
 
 
 def _text(part: dict[str, Any], mark: str, digests: list[str]) -> str:

@@ -287,6 +287,7 @@ def test_tools_stay_as_they_were_sent_and_hosted_ones_are_counted() -> None:
     assert [list(each) for each in request.prompt.tools] == [list(tool), ["type", "function"]]
     assert request.prompt.tools[0] == tool
     assert list(request.prompt.tools[0]["function"]) == list(function)
+    assert list(request.prompt.tools[1]["function"]) == ["name", "description", "parameters"]
     assert list(request.prompt.tools[1]["function"]["parameters"]["properties"]) == ["b", "a"]
     assert request.left_out == ("web_search",)
 
