@@ -255,7 +255,7 @@ def _with_parts(message: dict[str, Any], template: TemplateCapabilities) -> dict
     if _kind(message) not in template.part_kinds:
         return {**message, "content": text_of(message)}
     thinking = message.get("reasoning_content")
-    needs_parts = thinking or not (message["content"] or message.get("tool_calls"))
+    needs_parts = thinking or not (message.get("content") or message.get("tool_calls"))
     if template.thinks_in_parts and message["role"] == "assistant" and needs_parts:
         thoughts = [{"type": "thinking", "thinking": thinking}] if thinking else []
         return {**message, "content": [*thoughts, *parts_of(message)]}

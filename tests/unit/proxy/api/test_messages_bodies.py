@@ -43,6 +43,12 @@ def test_system_comes_first_and_a_later_system_message_stays_in_place() -> None:
     assert rows[0]["content"] == [text("a"), text("c")]
 
 
+def test_an_answer_that_was_begun_in_parts_is_gone_on_with() -> None:
+    begun = {"role": "assistant", "content": [text("a"), text("c")]}
+    prompt = messages_request.parse(body(HI, begun)).prompt
+    assert prompt.continues and prompt.messages[-1]["content"] == [text("a"), text("c")]
+
+
 def test_telemetry_goes_from_the_start_of_the_system_prompt_and_from_nowhere_else() -> None:
     line = "x-anthropic-billing-header: cc_version=2.1.329.649; cc_entrypoint=sdk-cli;"
     for system in ([text(line), text("a")], [text(f"{line}\na")], f"{line}\na"):

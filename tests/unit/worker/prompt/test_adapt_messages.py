@@ -196,8 +196,9 @@ def test_a_template_that_takes_arguments_as_text_only_gets_text() -> None:
 
 def test_a_template_that_needs_descriptions_gets_them() -> None:
     """Harmony writes '// ' + description for each."""
-    bare = {"type": "function", "function": {"name": "look", "parameters": {}}}
+    bare = {"type": "function", "function": {"name": "look"}}
     assert "type look = () => any;" in text("harmony", [ASKED], [bare])
+    assert '{"name": "look"}' in text("qwen3", [ASKED], [bare])
 
 
 @pytest.mark.parametrize("name", ["harmony", "llama3"])
@@ -305,6 +306,36 @@ def test_null_content_and_thinking_alone_are_taken(name: str) -> None:
         "tool_calls": [],
     }
     assert "None" not in text(name, [ASKED, silent, {**ASKED, "content": None}])
+
+
+PARTED = """\
+{%- for m in messages %}<|im_start|>{{ m.role }}
+{%- if m.role == "assistant" and not m.content %}{{ raise_exception("nothing") }}{% endif %}
+{%- if m.role == "system" or m.content is string %}{{ m.content }}{% else %}
+{%- for p in m.content %}+{{ p.text or p.thinking }}{% endfor %}{% endif %}
+{%- endfor %}"""
+
+
+def test_text_parts_are_the_templates_where_it_takes_them_and_lines_elsewhere() -> None:
+    parts = [{"type": "text", "text": word} for word in ("a", "b")]
+    asked = [{"role": role, "content": parts} for role in ("system", "user", "assistant")]
+    thought = {"role": "assistant", "content": "", "reasoning_content": "hm"}
+    messages = [*asked, ASKED, thought, ASKED, thought | {"reasoning_content": ""}]
+    parted = templated(PARTED)
+    assert parted.rendered(messages, [], {}).text.replace("<|im_start|>", "\n").split("\n") == [
+        "",
+        "systema",
+        "b",
+        "user+a+b",
+        "assistant+a+b",
+        "userfix it",
+        "assistant+hm+",
+        "userfix it",
+        "assistant+",
+    ]
+    begun = parted.rendered(asked, [], {}, continues=True).text
+    assert begun.endswith("<|im_start|>assistant+a+b")
+    assert "a\nb<" in text("qwen3", asked)
 
 
 TWO = calling(call(), call("list_dir", "call_b"))

@@ -43,6 +43,13 @@ def built(name: str, messages: list[dict[str, Any]]) -> BuiltPrompt:
     return builder(name).build(PromptContent(messages, [], pictures=PICTURES))
 
 
+def test_texts_beside_an_image_are_one_with_it_and_others_stay_apart() -> None:
+    shown = [text("a"), text("b"), image("one"), image("two"), text("c"), text("d")]
+    (message,), digests = marked([{"role": "user", "content": shown}], "*")
+    assert message["content"] == [text("a"), text("b**0****1**c"), text("d")]
+    assert digests == ["one", "two"]
+
+
 def rest_of(one: BuiltPrompt) -> list[int]:
     """Return the prompt's ids without those of its images."""
     amid = {at for run in one.images for at in range(run.start, run.end)}
