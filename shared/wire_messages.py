@@ -318,7 +318,7 @@ class TokenLogprob:
 class CallStart:
     """A tool call begins."""
 
-    id: str  # letters and digits only: some clients strip all else
+    id: str  # the model's own, where that has letters, digits, - and _ only; else made here
     name: str
 
 

@@ -21,7 +21,8 @@ CALL, ARGUMENTS = "<|tool_call_begin|>", "<|tool_call_argument_begin|>"
 CALL_END = "<|tool_call_end|>"
 # Without a number it is an id that another server made, where no tool has that name.
 _HEAD: Final = regex.compile(
-    r"(?:functions\.)?+(?P<name>[^\s<>{}]{1,200}?)(?P<number>:\d++)?+\s*+" + regex.escape(ARGUMENTS)
+    r"(?P<id>(?:functions\.)?+(?P<name>[^\s<>{}]{1,200}?)(?P<number>:\d++)?+)\s*+"
+    + regex.escape(ARGUMENTS)
 )
 READ: Final = marked_calls(CALL, _HEAD, CALL_END, END)
 

@@ -7,11 +7,13 @@ alike at each request, and its prompt only appends. Messages are not modified.
 import hashlib
 import itertools
 import json
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
 from hearth.shared import written_numbers
+from hearth.shared.our_ids import numbered_call_id, written_call_id
 from hearth.shared.written_numbers import object_or_text
 from hearth.worker.prompt.chat_template import parts_of, text_of
 from hearth.worker.prompt.template_capabilities import TemplateCapabilities
@@ -49,8 +51,8 @@ def adapted(
         tools = [_whole(tool, template.completes_tools) for tool in tools]
     if template.needs_system and tools and (not messages or messages[0]["role"] != "system"):
         rows = [(_NO_SYSTEM, NONE), *rows]
-    if template.shortens_ids or template.names_by_id:
-        rows = list(_with_ids(rows, is_short=template.shortens_ids))
+    if template.shows_ids or template.shortens_ids:
+        rows = list(_with_ids(rows, template))
     if template.splits_calls:
         rows = list(_one_call_each(rows))
     fitting = ((_adapted_message(row[0], at, template), row[1]) for at, row in enumerate(rows))
@@ -61,9 +63,10 @@ def adapted(
 
 
 def short_call_id(call_id: str) -> str:
-    """Return nine letters and digits that stand for `call_id`; itself where it is that."""
-    if len(call_id) == 9 and call_id.isascii() and call_id.isalnum():
-        return call_id
+    """Return nine letters and digits that stand for `call_id`: those that the model wrote."""
+    written = written_call_id(call_id)
+    if len(written) == 9 and written.isascii() and written.isalnum():
+        return written
     return hashlib.blake2b(call_id.encode("utf-8", "replace"), digest_size=5).hexdigest()[:9]
 
 
@@ -97,37 +100,51 @@ def _whole(tool: dict[str, Any], asked: frozenset[str]) -> dict[str, Any]:
 def _one_call_each(rows: list[MessageRow]) -> Iterator[MessageRow]:
     """Yield the messages with one call in each; what is said beside several stays with the first.
 
-    Their results follow in the order of the calls, as they were sent.
+    Each call's results stand behind it, and those of other calls behind the last.
     """
-    for message, place in rows:
+    waiting = [*reversed(rows)]
+    while waiting:
+        message, place = waiting.pop()
         calls = message.get("tool_calls") or ()
         if len(calls) < 2:
             yield message, place
             continue
-        said = message
+        said, results = message, defaultdict[Any, list[MessageRow]](list)
+        while waiting and waiting[-1][0]["role"] == "tool":
+            results[waiting[-1][0].get("tool_call_id")].append(waiting.pop())
         for call in calls:
             yield {**said, "tool_calls": [call]}, NONE
             said = {"role": "assistant", "content": ""}
+            yield from results.pop(call.get("id"), ())
+        yield from itertools.chain(*results.values())
 
 
-def _with_ids(rows: list[MessageRow], is_short: bool) -> Iterator[MessageRow]:
+def _with_ids(rows: list[MessageRow], template: TemplateCapabilities) -> Iterator[MessageRow]:
     """Yield the messages with the call ids that the template takes, and its results with them.
 
-    Mistral's demands nine letters and digits; Kimi's shows a name and its number in the
-    conversation, and nothing else of a name.
+    What the model wrote stays. Else Mistral's demands nine letters and digits; Kimi's wants a name
+    and its number in the conversation, or where it numbers calls itself, in the message.
     """
     numbers = itertools.count()
-    ids: dict[Any, str] = {}  # of the calls so far
+    ids: dict[str, str] = {}  # of the calls so far
     for message, place in rows:
         calls = []
+        numbers = itertools.count() if template.numbers_by_message else numbers
         for call in message.get("tool_calls") or ():
-            own_id = f"functions.{call['function']['name']}:{next(numbers)}"
-            ids[call.get("id")] = short_call_id(call.get("id") or "") if is_short else own_id
-            calls.append({**call, "id": ids[call.get("id")]})
+            given, name = call.get("id") or "", call["function"]["name"]
+            ids[given] = _shown_id(given, template, name, next(numbers))
+            calls.append({**call, "id": ids[given]})
         given = message.get("tool_call_id") or ""
-        new_id = ids.get(given, short_call_id(given) if is_short and given else given)
+        new_id = ids.get(given, given and _shown_id(given, template))
         changed = {"tool_calls": calls} if calls else {"tool_call_id": new_id} if new_id else {}
         yield {**message, **changed}, place
+
+
+def _shown_id(given: str, template: TemplateCapabilities, name: str = "", number: int = 0) -> str:
+    """Return the id that is shown of a call of `name`, or of a result whose call is not known."""
+    if template.names_by_id and name:
+        return numbered_call_id(given, name, number)
+    return short_call_id(given) if template.shortens_ids else written_call_id(given)
 
 
 # ---------------------------------------------------------------- one message

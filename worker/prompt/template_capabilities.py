@@ -4,7 +4,7 @@ Runs once, when a model is loaded. Templates differ in what they leave out silen
 what they refuse, so a probe counts only where all its words are in the text, in their order.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -59,7 +59,9 @@ class TemplateCapabilities:
     completes_tools: frozenset[str]  # "description", "parameters": those that each tool must have
     splits_calls: bool  # of several calls in one message, some are refused or left out
     shortens_ids: bool  # call ids must have nine letters and digits
-    names_by_id: bool  # of a call its id is shown, and not its name
+    shows_ids: bool  # of calls, or of results
+    names_by_id: bool  # an id is functions.NAME:N, and may be all that is shown of a name
+    numbers_by_message: bool  # the template itself writes that N, from 0 in each message
     needs_system: bool  # to show tools
     takes_objects: bool  # arguments may be an object, else only its JSON text
     takes_text: bool  # arguments may be a text
@@ -90,6 +92,8 @@ def template_capabilities(template: Template) -> TemplateCapabilities:
     shows_calls = is_shown and prober.shows_calls()
     shows_results = is_shown and prober.shows_results(shows_calls)
     long_fits, short_fits = prober.fits(call_id=_LONG_ID), prober.fits()
+    ids_text = prober.text_of_turns((_SHORT_ID, _OTHER_ID))
+    numbered = [number for number in "01" if f"functions.f:{number}" in ids_text]
     variables = _variables(template)
     several = ("user", "two calls", *(("tool", "tool") if shows_results else ()))
     return TemplateCapabilities(
@@ -99,7 +103,9 @@ def template_capabilities(template: Template) -> TemplateCapabilities:
         completes_tools=completes_tools,
         splits_calls=shows_calls and not prober.takes(*several),
         shortens_ids=short_fits and not long_fits,
-        names_by_id=shows_calls and prober.by_id,
+        shows_ids=_SHORT_ID in ids_text,
+        names_by_id=shows_calls and (prober.by_id or bool(numbered)),
+        numbers_by_message=numbered == ["0"],
         needs_system=needs_system and is_shown,
         takes_objects=prober.arguments == {},
         takes_text=prober.fits(arguments="so") or not short_fits,
@@ -182,11 +188,17 @@ class _Prober:
 
     def fits(self, call_id: str = _SHORT_ID, arguments: Any = None, **said: str) -> bool:
         """Whether the template takes a call with this id, said beside it what is said."""
+        return bool(self.text_of_turns([call_id], arguments, **said))
+
+    def text_of_turns(self, call_ids: Sequence[str], arguments: Any = None, **said: str) -> str:
+        """Return the text of calls with these ids, one behind the other's result, "" of none."""
         function = {"name": "f", "arguments": arguments or self.arguments}
-        call = {"id": call_id, "type": "function", "function": function}
-        turn = {"role": "assistant", "content": "", **said, "tool_calls": [call]}
-        result = {**self._message("tool", 1), "tool_call_id": call_id}
-        return bool(self._template.probed([self._message("user", 2), turn, result]))
+        turns = [self._message("user", 2)]
+        for call_id in call_ids:
+            call = {"id": call_id, "type": "function", "function": function}
+            turns.append({"role": "assistant", "content": "", **said, "tool_calls": [call]})
+            turns.append({**self._message("tool", 1), "tool_call_id": call_id})
+        return self._template.probed(turns)
 
     def refused(self, shows_calls: bool, shows_results: bool) -> Iterator[tuple[str, str]]:
         """Yield the kinds that the template refuses, or leaves out, one behind the other."""

@@ -206,7 +206,7 @@ def test_a_template_for_one_call_a_message_gets_each_in_a_message_of_its_own(nam
     two = calling(call("read"), call("list_dir", "call_b"), content="Why.")
     shown = text(name, [ASKED, two, RESULT, OTHER_RESULT, MORE])
     places = [
-        shown.find(word) for word in ("read", "list_dir", "its text", "other text", "and quick")
+        shown.find(word) for word in ("read", "its text", "list_dir", "other text", "and quick")
     ]
     assert -1 not in places and places == sorted(places)
     assert shown.count("Why.") == (name == "harmony"), "Llama's leaves words beside a call out"
@@ -346,7 +346,7 @@ TWO = calling(call(), call("list_dir", "call_b"))
     [
         ("qwen3", [SYSTEM, ASKED, CALLED, RESULT, SAID, SAID, ASKED], [[2], [4, 5]]),
         ("mistral", [ASKED, CALLED, RESULT, MORE, SAID], [[1], [NONE], [4]]),
-        ("harmony", [ASKED, TWO, RESULT, OTHER_RESULT, SAID], [[NONE, NONE], [4]]),
+        ("harmony", [ASKED, TWO, RESULT, OTHER_RESULT, SAID], [[NONE], [NONE], [4]]),
         ("gemma3", [ASKED, CALLED, RESULT, MORE, SAID, SAID, MORE, SAID], [[1], [NONE], [7]]),
         ("gemma3", [SAID, RESULT, SAID], [[0], [2]]),
     ],
