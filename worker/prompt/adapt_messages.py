@@ -182,8 +182,8 @@ def _adapted_calls(message: dict[str, Any], template: TemplateCapabilities) -> d
         return {**said, "content": "\n".join([content, *texts] if content else texts)}
     if not template.takes_objects:
         calls = [_with_text(call) for call in calls]
-    elif not template.takes_text:  # a broken call of long ago must not end the conversation
-        calls = [_with_object(call) for call in calls]
+    else:  # a broken call of long ago must not end the conversation
+        calls = [_with_object(call, template.takes_text) for call in calls]
     message = {**message, "tool_calls": calls}
     reasoning = message.get("reasoning_content")
     if template.folds_thinking and content and reasoning:
@@ -191,16 +191,17 @@ def _adapted_calls(message: dict[str, Any], template: TemplateCapabilities) -> d
     return message
 
 
-def _with_object(call: dict[str, Any]) -> dict[str, Any]:
-    """Return the call with arguments that are an object: text that is none as its `input`.
+def _with_object(call: dict[str, Any], keeps_text: bool = False) -> dict[str, Any]:
+    """Return the call with arguments that are an object.
 
-    One with digits that would be lost came as the text of an object, and keeps them.
+    Text that is none becomes its `input`, or stays. An object with digits that would be lost came
+    as text, and keeps them.
     """
     function = call["function"]
     given = function["arguments"]
-    if isinstance(given, str) and isinstance(
-        given := object_or_text(given, written_numbers.loads), str
-    ):
+    if isinstance(given, str):
+        given = object_or_text(given, written_numbers.loads)
+    if isinstance(given, str) and not keeps_text:
         given = {"input": given}
     return {**call, "function": {**function, "arguments": given}}
 
