@@ -14,7 +14,7 @@ from typing import Any, Final
 from hearth.shared import written_numbers
 from hearth.shared.written_numbers import object_or_text
 from hearth.worker.prompt.chat_template import text_of
-from hearth.worker.prompt.template_capabilities import TemplateCapabilities
+from hearth.worker.prompt.template_capabilities import TemplateCapabilities, lifted
 from hearth.worker.prompt.tools_as_text import call_text, result_text, tool_prompt
 
 Messages = list[dict[str, Any]]
@@ -45,8 +45,8 @@ def adapted(
     rows = [(message, at) for at, message in enumerate(messages)]
     if template.tool_form != "native":
         rows, tools = _with_tool_prompt(rows, tools, template), []
-    elif template.completes_tools:
-        tools = [_whole(tool) for tool in tools]
+    elif template.completes_tools or template.completes_properties:
+        tools = [_whole(tool, template.completes_properties) for tool in tools]
     if template.needs_system and tools and (not messages or messages[0]["role"] != "system"):
         rows = [(_NO_SYSTEM, NONE), *rows]
     if template.shortens_ids or template.names_by_id:
@@ -85,15 +85,28 @@ def _with_tool_prompt(
     return [({**first, "content": content}, place), *others]
 
 
-def _whole(tool: dict[str, Any]) -> dict[str, Any]:
+def _whole(tool: dict[str, Any], completes_properties: bool) -> dict[str, Any]:
     """Return the tool with all the fields that a template may ask for."""
     function = tool["function"]
     parameters = {"type": "object", "properties": {}} | (function.get("parameters") or {})
+    if completes_properties and isinstance(properties := parameters["properties"], dict):
+        properties = {name: _whole_property(schema) for name, schema in properties.items()}
+        parameters = {**parameters, "properties": properties}
     description = function.get("description") or ""
     return {
         **tool,
         "function": {**function, "description": description, "parameters": parameters},
     }
+
+
+def _whole_property(schema: Any) -> Any:
+    """Return a property's JSON schema with the fields that a template may ask for."""
+    if not isinstance(schema, dict):
+        return schema
+    whole = {"description": "", **schema}
+    if whole.get("type") == "object":
+        whole["additionalProperties"] = _whole_property(whole.get("additionalProperties", {}))
+    return whole
 
 
 def _one_call_each(rows: list[MessageRow]) -> Iterator[MessageRow]:
@@ -144,6 +157,8 @@ def _adapted_message(
     no other: moved to the front, it would change the prompt from its first token on.
     """
     role = message["role"]
+    if role == "assistant" and template.lifts_thinking is not None:
+        message = lifted(message, template.lifts_thinking)
     if role == "system" and not (template.places_system if at else template.opens_with_system):
         content = text_of(message)
         return {"role": "user", "content": f"<system>\n{content}\n</system>" if at else content}

@@ -4,11 +4,12 @@ Runs once, when a model is loaded. Templates differ in what they leave out silen
 what they refuse, so a probe counts only where all its words are in the text, in their order.
 """
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
-from hearth.worker.prompt.chat_template import Template
+from hearth.worker.prompt.chat_template import Template, text_of
 from hearth.worker.prompt.tools_as_text import OwnForm, ToolForm
 
 EFFORTS: Final = ("none", "minimal", "low", "medium", "high", "xhigh", "max")  # least first
@@ -21,8 +22,13 @@ _GEMMA_TURN: Final = "<start_of_turn>"
 _SHORT_ID, _OTHER_ID = "abcdefgh0", "abcdefgh1"  # Mistral's takes ids of nine characters only
 _LONG_ID = "call_0123456789abcdef"
 
+# Thinking at the beginning of what is said; a mark that shields a tag stands behind its "<".
+_INLINE: Final = re.compile(r"\s*<[^/]?think>\n*(.*?)\n*<[^/]?/think>(.*)", re.DOTALL)
+_THOUGHT: Final = "<think>\nprobe1x\n</think>\n\nprobe2x"
+
 _QUESTION: Final = {"role": "user", "content": "probe0x"}
 _SYSTEM: Final = {"role": "system", "content": ""}
+_PROPERTY: Final = {"type": "string", "description": "probed"}
 
 # A message's kind is its role, but "calls" for an assistant's with tool calls. "start" is what the
 # first message stands behind, "end" what follows a system message that nothing follows.
@@ -49,6 +55,7 @@ class TemplateCapabilities:
     shows_calls: bool  # as `tool_calls`
     shows_results: bool  # as messages of role "tool"
     completes_tools: bool  # each tool must have a description and properties
+    completes_properties: bool  # each property must have a description
     splits_calls: bool  # of several calls in one message, some are refused or left out
     shortens_ids: bool  # call ids must have nine letters and digits
     names_by_id: bool  # of a call its id is shown, and not its name
@@ -56,20 +63,23 @@ class TemplateCapabilities:
     takes_objects: bool  # arguments may be an object, else only its JSON text
     takes_text: bool  # arguments may be a text
     folds_thinking: bool  # words beside a call are its thinking
+    lifts_thinking: bool | None  # it reads <think> in what is said; True: and trims what follows
     opens_with_system: bool
     places_system: bool  # a system message in mid-conversation is shown where it stands
     refused: frozenset[tuple[str, str]]  # (kind, kind) that may not follow each other
     variables: frozenset[str] | None  # that it may be given; None: any
     switches: frozenset[str]  # of SWITCHES, those that change what is rendered
     efforts: tuple[str, ...]  # of EFFORTS, those that it renders
-    own: OwnForm | None = None  # of the model's calls, where the template shows none
+    own: OwnForm | None = None  # of the model's calls, where the template does not show all
 
 
 def template_capabilities(template: Template) -> TemplateCapabilities:
     """Return what the template accepts and shows."""
     needs_system = not _shows_tools(template)[0]
-    is_shown, completes_tools = _shows_tools(template, *[_SYSTEM] * needs_system)
-    tools = [_tool(is_whole=completes_tools)] if is_shown else []
+    is_shown, completes_tools, completes_properties = _shows_tools(
+        template, *[_SYSTEM] * needs_system
+    )
+    tools = [_tool(_PROPERTY if completes_tools else None)] if is_shown else []
     shapes: tuple[Any, ...] = ({}, "{}")
     probers = [_Prober(template, tools, each, by_id) for by_id in (False, True) for each in shapes]
     prober = next((each for each in probers if each.shows_calls()), probers[1])
@@ -77,8 +87,8 @@ def template_capabilities(template: Template) -> TemplateCapabilities:
     if not is_shown:
         is_gemmas = _GEMMA_TURN in template.probed([_QUESTION])
         form = "tool_code" if is_gemmas else "manual"
-    shows_calls = is_shown and prober.shows_calls()
-    shows_results = is_shown and prober.shows_results(shows_calls)
+    shows_calls = prober.shows_calls() and (is_shown or prober.grows())
+    shows_results = (is_shown or shows_calls) and prober.shows_results(shows_calls)
     long_fits, short_fits = prober.fits(call_id=_LONG_ID), prober.fits()
     variables = _variables(template)
     several = ("user", "two calls", *(("tool", "tool") if shows_results else ()))
@@ -87,6 +97,7 @@ def template_capabilities(template: Template) -> TemplateCapabilities:
         shows_calls=shows_calls,
         shows_results=shows_results,
         completes_tools=completes_tools,
+        completes_properties=completes_properties,
         splits_calls=shows_calls and not prober.takes(*several),
         shortens_ids=short_fits and not long_fits,
         names_by_id=shows_calls and prober.by_id,
@@ -95,6 +106,7 @@ def template_capabilities(template: Template) -> TemplateCapabilities:
         takes_text=prober.fits(arguments="so") or not short_fits,
         folds_thinking=prober.fits(content="so")
         and not prober.fits(content="so", reasoning_content="why"),
+        lifts_thinking=_lifts_thinking(template),
         opens_with_system=prober.takes("system", "user"),
         places_system=prober.takes("user", "assistant", "system", "user"),
         refused=frozenset(prober.refused(shows_calls, shows_results)),
@@ -160,6 +172,13 @@ class _Prober:
     def shows_results(self, shows_calls: bool) -> bool:
         return self.takes("user", "calls" if shows_calls else "assistant", "tool")
 
+    def grows(self) -> bool:
+        """Whether what precedes an answer behind a result still stands once that is a call."""
+        loop = [self._message(kind, at) for at, kind in enumerate(("user", "calls", "tool"))]
+        longer = [*loop, self._message("calls", 3)]
+        text = self._template.probed(longer, self._tools[0], adds_header=False)
+        return text.startswith(self._template.probed(loop, self._tools[0]))
+
     def fits(self, call_id: str = _SHORT_ID, arguments: Any = None, **said: str) -> bool:
         """Whether the template takes a call with this id, said beside it what is said."""
         function = {"name": "f", "arguments": arguments or self.arguments}
@@ -194,20 +213,44 @@ class _Prober:
                     yield before, kind
 
 
-def _shows_tools(template: Template, *lead: dict[str, Any]) -> tuple[bool, bool]:
-    """Return whether tools are shown, and whether only those that have all their fields."""
-    probe = [*lead, _QUESTION]
-    whole, bare = (template.probed(probe, [_tool(is_whole)]) for is_whole in (True, False))
+def lifted(message: dict[str, Any], trims: bool) -> dict[str, Any]:
+    """Return the message with the thinking that its content begins with beside it, if any."""
+    match = None if message.get("reasoning_content") else _INLINE.fullmatch(text_of(message))
+    if match is None:
+        return message
+    said = match[2].lstrip("\n") if trims else match[2]
+    return {**message, "content": said, "reasoning_content": match[1]}
+
+
+def _lifts_thinking(template: Template) -> bool | None:
+    turn = {"role": "assistant", "content": _THOUGHT}
+    text = template.probed([_QUESTION, turn, _QUESTION])
+    for trims in (True, False):
+        if text and text == template.probed([_QUESTION, lifted(turn, trims), _QUESTION]):
+            return trims
+    return None
+
+
+def _shows_tools(template: Template, *lead: dict[str, Any]) -> tuple[bool, bool, bool]:
+    """Return whether tools are shown, and whether only those that have all their fields.
+
+    And whether only those do whose properties have all of theirs.
+    """
+    whole, bare, plain = (
+        template.probed([*lead, _QUESTION], [tool])
+        for tool in (_tool(_PROPERTY), _tool(), _tool({"type": "object"}))
+    )
     is_shown = all(word in whole for word in ("probename", "probedescription", "probeparameter"))
-    return is_shown, is_shown and "probename" not in bare
+    refuses = ["probename" not in bare, "probename" not in plain]
+    return is_shown, is_shown and refuses[0], is_shown and refuses[1]
 
 
-def _tool(is_whole: bool) -> dict[str, Any]:
+def _tool(probed: dict[str, Any] | None = None) -> dict[str, Any]:
     function: dict[str, Any] = {"name": "probename", "parameters": {"type": "object"}}
-    if is_whole:
-        properties = {"probeparameter": {"type": "string", "description": "probed"}}
+    if probed:
         function["description"] = "probedescription"
-        function["parameters"] |= {"properties": properties, "required": ["probeparameter"]}
+        function["parameters"] |= {"properties": {"probeparameter": probed}}
+        function["parameters"] |= {"required": ["probeparameter"]}
     return {"type": "function", "function": function}
 
 
