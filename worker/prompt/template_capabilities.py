@@ -241,16 +241,17 @@ def _shows_tools(template: Template, *lead: dict[str, Any]) -> tuple[bool, bool,
         for tool in (_tool(_PROPERTY), _tool(), _tool({"type": "object"}))
     )
     is_shown = all(word in whole for word in ("probename", "probedescription", "probeparameter"))
-    refuses = ["probename" not in bare, "probename" not in plain]
-    return is_shown, is_shown and refuses[0], is_shown and refuses[1]
+    return is_shown, is_shown and "probename" not in bare, is_shown and "probename" not in plain
 
 
 def _tool(probed: dict[str, Any] | None = None) -> dict[str, Any]:
     function: dict[str, Any] = {"name": "probename", "parameters": {"type": "object"}}
     if probed:
         function["description"] = "probedescription"
-        function["parameters"] |= {"properties": {"probeparameter": probed}}
-        function["parameters"] |= {"required": ["probeparameter"]}
+        function["parameters"] |= {
+            "properties": {"probeparameter": probed},
+            "required": ["probeparameter"],
+        }
     return {"type": "function", "function": function}
 
 
