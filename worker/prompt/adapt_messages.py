@@ -6,7 +6,6 @@ alike at each request, and its prompt only appends. Messages are not modified.
 
 import hashlib
 import itertools
-import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
@@ -195,10 +194,9 @@ def _adapted_calls(message: dict[str, Any], template: TemplateCapabilities) -> d
         texts = [template.own.calls(functions)] if template.own else usual
         said = {name: value for name, value in message.items() if name != "tool_calls"}
         return {**said, "content": "\n".join([content, *texts] if content else texts)}
-    if not template.takes_objects:
-        calls = [_with_text(call) for call in calls]
-    else:  # a broken call of long ago must not end the conversation
-        calls = [_with_object(call, template.takes_text) for call in calls]
+    # A broken call of long ago must not end the conversation.
+    fitted = _with_object if template.takes_objects else _with_text
+    calls = [fitted(call, template.takes_text) for call in calls]
     message = {**message, "tool_calls": calls}
     reasoning = message.get("reasoning_content")
     if template.folds_thinking and content and reasoning:
@@ -221,12 +219,13 @@ def _with_object(call: dict[str, Any], keeps_text: bool = False) -> dict[str, An
     return {**call, "function": {**function, "arguments": given}}
 
 
-def _with_text(call: dict[str, Any]) -> dict[str, Any]:
-    """Return the call with arguments that are a text."""
-    function = call["function"]
-    if isinstance(function["arguments"], str):
+def _with_text(call: dict[str, Any], keeps_text: bool) -> dict[str, Any]:
+    """Return the call with arguments that are a text, that of an object unless it `keeps_text`."""
+    given = call["function"]["arguments"]
+    if isinstance(given, str) and (keeps_text or isinstance(object_or_text(given), dict)):
         return call
-    arguments = json.dumps(function["arguments"], ensure_ascii=False)
+    function = _with_object(call)["function"]
+    arguments = written_numbers.dumps(function["arguments"])
     return {**call, "function": {**function, "arguments": arguments}}
 
 
