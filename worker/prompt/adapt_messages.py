@@ -6,7 +6,6 @@ alike at each request, and its prompt only appends. Messages are not modified.
 
 import hashlib
 import itertools
-import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from hearth.shared import written_numbers
 from hearth.shared.our_ids import numbered_call_id, written_call_id
 from hearth.shared.written_numbers import object_or_text
 from hearth.worker.prompt.chat_template import parts_of, text_of
-from hearth.worker.prompt.template_capabilities import TemplateCapabilities
+from hearth.worker.prompt.template_capabilities import TemplateCapabilities, lifted
 from hearth.worker.prompt.tools_as_text import call_text, result_text, tool_prompt
 
 Messages = list[dict[str, Any]]
@@ -89,12 +88,26 @@ def _with_tool_prompt(
 
 
 def _whole(tool: dict[str, Any], asked: frozenset[str]) -> dict[str, Any]:
-    """Return the tool with the fields that are `asked` for."""
+    """Return the tool with the fields that are `asked` for, and those of its properties."""
     function = tool["function"]
     parameters = {"type": "object", "properties": {}} | (function.get("parameters") or {})
+    if "properties" in asked and isinstance(parameters["properties"], dict):
+        rows = parameters["properties"].items()
+        parameters["properties"] = {name: _whole_property(schema) for name, schema in rows}
+        asked |= {"parameters"}
     whole = {"description": function.get("description") or "", "parameters": parameters}
     added = {name: value for name, value in whole.items() if name in asked}
     return {**tool, "function": function | added}
+
+
+def _whole_property(schema: Any) -> Any:
+    """Return a property's JSON schema with the fields that a template may ask for."""
+    if not isinstance(schema, dict):
+        return schema
+    whole = {"description": "", **schema}
+    if whole.get("type") == "object":
+        whole["additionalProperties"] = _whole_property(whole.get("additionalProperties", {}))
+    return whole
 
 
 def _one_call_each(rows: list[MessageRow]) -> Iterator[MessageRow]:
@@ -159,6 +172,8 @@ def _adapted_message(
     no other: moved to the front, it would change the prompt from its first token on.
     """
     role = message["role"]
+    if role == "assistant" and template.lifts_thinking is not None:
+        message = lifted(message, template.lifts_thinking)
     if role == "system" and not (template.places_system if at else template.opens_with_system):
         content = text_of(message)
         return {"role": "user", "content": f"<system>\n{content}\n</system>" if at else content}
@@ -195,10 +210,9 @@ def _adapted_calls(message: dict[str, Any], template: TemplateCapabilities) -> d
         texts = [template.own.calls(functions)] if template.own else usual
         said = {name: value for name, value in message.items() if name != "tool_calls"}
         return {**said, "content": "\n".join([content, *texts] if content else texts)}
-    if not template.takes_objects:
-        calls = [_with_text(call) for call in calls]
-    elif not template.takes_text:  # a broken call of long ago must not end the conversation
-        calls = [_with_object(call) for call in calls]
+    # A broken call of long ago must not end the conversation.
+    fitted = _with_object if template.takes_objects else _with_text
+    calls = [fitted(call, template.takes_text) for call in calls]
     message = {**message, "tool_calls": calls}
     reasoning = message.get("reasoning_content")
     if template.folds_thinking and content and reasoning:
@@ -206,26 +220,28 @@ def _adapted_calls(message: dict[str, Any], template: TemplateCapabilities) -> d
     return message
 
 
-def _with_object(call: dict[str, Any]) -> dict[str, Any]:
-    """Return the call with arguments that are an object: text that is none as its `input`.
+def _with_object(call: dict[str, Any], keeps_text: bool = False) -> dict[str, Any]:
+    """Return the call with arguments that are an object.
 
-    One with digits that would be lost came as the text of an object, and keeps them.
+    Text that is none becomes its `input`, or stays. An object with digits that would be lost came
+    as text, and keeps them.
     """
     function = call["function"]
     given = function["arguments"]
-    if isinstance(given, str) and isinstance(
-        given := object_or_text(given, written_numbers.loads), str
-    ):
+    if isinstance(given, str):
+        given = object_or_text(given, written_numbers.loads)
+    if isinstance(given, str) and not keeps_text:
         given = {"input": given}
     return {**call, "function": {**function, "arguments": given}}
 
 
-def _with_text(call: dict[str, Any]) -> dict[str, Any]:
-    """Return the call with arguments that are a text."""
-    function = call["function"]
-    if isinstance(function["arguments"], str):
+def _with_text(call: dict[str, Any], keeps_text: bool) -> dict[str, Any]:
+    """Return the call with arguments that are a text, that of an object unless it `keeps_text`."""
+    given = call["function"]["arguments"]
+    if isinstance(given, str) and (keeps_text or isinstance(object_or_text(given), dict)):
         return call
-    arguments = json.dumps(function["arguments"], ensure_ascii=False)
+    function = _with_object(call)["function"]
+    arguments = written_numbers.dumps(function["arguments"])
     return {**call, "function": {**function, "arguments": arguments}}
 
 

@@ -14,6 +14,7 @@ from hearth.worker.prompt import bounded_templates  # noqa: F401  before any tem
 log = logging.getLogger(__name__)
 
 _PROBE: Final = "probe0x"
+_PROBED: Final = [{"role": "user", "content": _PROBE}]
 
 
 class Template:
@@ -26,6 +27,9 @@ class Template:
         """Take mlx-lm's TokenizerWrapper."""
         self._tokenizer = tokenizer
         self._takes_parts = False
+        self._no_tools: list[Any] | None = None
+        if self.exists and not self.probed(_PROBED):  # it counts the tools, where there are none
+            self._no_tools = []
         self._takes_parts = self._shows_parts_only()
 
     @property
@@ -56,7 +60,7 @@ class Template:
             flat = [{**each, "content": parts_of(each)} for each in flat]
         rendered: str = self._tokenizer.apply_chat_template(
             flat,
-            tools=list(tools) or None,
+            tools=list(tools) or self._no_tools,
             add_generation_prompt=adds_header,
             tokenize=False,
             **variables,
@@ -110,11 +114,10 @@ class Template:
 
         Of a string they show nothing: they look for parts in its characters.
         """
-        question = [{"role": "user", "content": _PROBE}]
-        if not self.exists or _PROBE in self.probed(question):
+        if not self.exists or _PROBE in self.probed(_PROBED):
             return False
         self._takes_parts = True
-        return _PROBE in self.probed(question)
+        return _PROBE in self.probed(_PROBED)
 
 
 def text_part(text: str) -> dict[str, str]:

@@ -4,11 +4,12 @@ Runs once, when a model is loaded. Templates differ in what they leave out silen
 what they refuse, so a probe counts only where all its words are in the text, in their order.
 """
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from hearth.worker.prompt.chat_template import Template, text_part
+from hearth.worker.prompt.chat_template import Template, text_of, text_part
 from hearth.worker.prompt.tools_as_text import OwnForm, ToolForm
 
 EFFORTS: Final = ("none", "minimal", "low", "medium", "high", "xhigh", "max")  # least first
@@ -20,6 +21,10 @@ SWITCHES: Final[dict[str, tuple[Any, Any]]] = {
 _GEMMA_TURN: Final = "<start_of_turn>"
 _SHORT_ID, _OTHER_ID = "abcdefgh0", "abcdefgh1"  # Mistral's takes ids of nine characters only
 _LONG_ID = "call_0123456789abcdef"
+
+# Thinking at the beginning of what is said; a mark that shields a tag stands behind its "<".
+_INLINE: Final = re.compile(r"\s*<[^/]?think>\n*(.*?)\n*<[^/]?/think>(.*)", re.DOTALL)
+_THOUGHT: Final = "<think>\nprobe1x\n</think>\n\nprobe2x"
 
 _QUESTION: Final = {"role": "user", "content": "probe0x"}
 _SYSTEM: Final = {"role": "system", "content": ""}
@@ -56,7 +61,8 @@ class TemplateCapabilities:
     tool_form: ToolForm
     shows_calls: bool  # as `tool_calls`
     shows_results: bool  # as messages of role "tool"
-    completes_tools: frozenset[str]  # "description", "parameters": those that each tool must have
+    # What each tool must have: "description", "parameters", and for "properties" theirs.
+    completes_tools: frozenset[str]
     splits_calls: bool  # of several calls in one message, some are refused or left out
     shortens_ids: bool  # call ids must have nine letters and digits
     shows_ids: bool  # of calls, or of results
@@ -66,6 +72,7 @@ class TemplateCapabilities:
     takes_objects: bool  # arguments may be an object, else only its JSON text
     takes_text: bool  # arguments may be a text
     folds_thinking: bool  # words beside a call are its thinking
+    lifts_thinking: bool | None  # it reads <think> in what is said; True: and trims what follows
     opens_with_system: bool
     places_system: bool  # a system message in mid-conversation is shown where it stands
     refused: frozenset[tuple[str, str]]  # (kind, kind) that may not follow each other
@@ -74,7 +81,7 @@ class TemplateCapabilities:
     efforts: tuple[str, ...]  # of EFFORTS, those that it renders
     part_kinds: frozenset[str]  # of messages whose text parts are shown, joined its own way
     thinks_in_parts: bool  # an assistant's thinking is a part of its content
-    own: OwnForm | None = None  # of the model's calls, where the template shows none
+    own: OwnForm | None = None  # of the model's calls, where the template does not show all
 
 
 def template_capabilities(template: Template) -> TemplateCapabilities:
@@ -89,8 +96,8 @@ def template_capabilities(template: Template) -> TemplateCapabilities:
     if not is_shown:
         is_gemmas = _GEMMA_TURN in template.probed([_QUESTION])
         form = "tool_code" if is_gemmas else "manual"
-    shows_calls = is_shown and prober.shows_calls()
-    shows_results = is_shown and prober.shows_results(shows_calls)
+    shows_calls = prober.shows_calls() and (is_shown or prober.grows())
+    shows_results = (is_shown or shows_calls) and prober.shows_results(shows_calls)
     long_fits, short_fits = prober.fits(call_id=_LONG_ID), prober.fits()
     ids_text = prober.text_of_turns((_SHORT_ID, _OTHER_ID))
     numbered = [number for number in "01" if f"functions.f:{number}" in ids_text]
@@ -111,6 +118,7 @@ def template_capabilities(template: Template) -> TemplateCapabilities:
         takes_text=prober.fits(arguments="so") or not short_fits,
         folds_thinking=prober.fits(content="so")
         and not prober.fits(content="so", reasoning_content="why"),
+        lifts_thinking=_lifts_thinking(template),
         opens_with_system=prober.takes("system", "user"),
         places_system=prober.takes("user", "assistant", "system", "user"),
         refused=frozenset(prober.refused(shows_calls, shows_results)),
@@ -186,6 +194,13 @@ class _Prober:
         texts = [self._template.probed(messages, tools) for tools in self._tools]
         return all(_is_told(text, "probeax", "probebx") for text in texts)
 
+    def grows(self) -> bool:
+        """Whether what precedes an answer behind a result still stands once that is a call."""
+        loop = [self._message(kind, at) for at, kind in enumerate(("user", "calls", "tool"))]
+        longer = [*loop, self._message("calls", 3)]
+        text = self._template.probed(longer, self._tools[0], adds_header=False)
+        return text.startswith(self._template.probed(loop, self._tools[0]))
+
     def fits(self, call_id: str = _SHORT_ID, arguments: Any = None, **said: str) -> bool:
         """Whether the template takes a call with this id, said beside it what is said."""
         return bool(self.text_of_turns([call_id], arguments, **said))
@@ -226,15 +241,42 @@ class _Prober:
                     yield before, kind
 
 
+def lifted(message: dict[str, Any], trims: bool) -> dict[str, Any]:
+    """Return the message with the thinking that its content begins with beside it, if any."""
+    match = None if message.get("reasoning_content") else _INLINE.fullmatch(text_of(message))
+    if match is None:
+        return message
+    said = match[2].lstrip("\n") if trims else match[2]
+    return {**message, "content": said, "reasoning_content": match[1]}
+
+
+def _lifts_thinking(template: Template) -> bool | None:
+    turn = {"role": "assistant", "content": _THOUGHT}
+    text = template.probed([_QUESTION, turn, _QUESTION])
+    for trims in (True, False):
+        if text and text == template.probed([_QUESTION, lifted(turn, trims), _QUESTION]):
+            return trims
+    return None
+
+
 def _shows_tools(template: Template, *lead: dict[str, Any]) -> tuple[bool, frozenset[str]]:
     """Return whether tools are shown, and the fields without which one is refused."""
     probe = [*lead, _QUESTION]
     whole = template.probed(probe, [_tool()])
     is_shown = all(word in whole for word in ("probename", "probedescription", "probeparameter"))
-    lacks = (("description", None), ("parameters", None), ("parameters", {"type": "object"}))
-    tools = [(name, _tool(**{name: value})) for name, value in lacks if is_shown]
-    refused = (name for name, each in tools if "probename" not in template.probed(probe, [each]))
-    return is_shown, frozenset(refused)
+    plain = {"type": "object", "properties": {"probeparameter": {"type": "object"}}}
+    lacks = {
+        "description": [_tool(description=None)],
+        "parameters": [_tool(parameters=None), _tool(parameters={"type": "object"})],
+        "properties": [_tool(parameters=plain)],
+    }
+    refused = {
+        name
+        for name, tools in lacks.items()
+        for tool in tools
+        if "probename" not in template.probed(probe, [tool])
+    }
+    return is_shown, frozenset(refused if is_shown else ())
 
 
 def _tool(**changes: Any) -> dict[str, Any]:

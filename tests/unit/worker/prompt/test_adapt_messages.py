@@ -10,6 +10,7 @@ from mlx_lm.chat_templates import deepseek_v32
 from mlx_lm.tokenizer_utils import TokenizerWrapper, load as load_from_disk
 
 from hearth.shared.settings_from_env import load_settings
+from hearth.worker.formats import deepseek_v3
 from hearth.worker.prompt.adapt_messages import NONE
 from hearth.worker.prompt.prompt_with_sampled_turns import PromptContent
 from hearth.worker.prompt.render_messages import Renderer
@@ -127,6 +128,43 @@ def test_gemma_gets_its_documented_form_and_results_merge_with_what_the_user_say
         "<start_of_turn>user\n```tool_output\nits text\n```\n\n```tool_output\nother text\n```\n\n"
         "and quick<end_of_turn>\n<start_of_turn>model\n"
     )
+
+
+def test_deepseek_is_shown_tools_as_its_card_has_them_and_calls_by_its_template() -> None:
+    own = deepseek_v3.FORMATS[1].tools
+    shown = own([TOOL["function"]]) if own else ""
+    parameters = json.dumps(TOOL["function"]["parameters"])
+    assert (
+        f"\n\n### read\nDescription: Reads ä.\n\nParameters: {parameters}\n\nIMPORTANT: " in shown
+    )
+    answered = text("deepseek", [SYSTEM, ASKED, CALLED, RESULT], [TOOL])
+    assert answered.endswith("<｜tool▁output▁begin｜>its text<｜tool▁output▁end｜>")
+
+
+COUNTS = (
+    "{% for tool in tools %}{% set known = tool.function.parameters.properties %}"
+    "{{ tool.function.name + tool.function.description }}"
+    "{% for name in known %}{{ name + known[name].description }}{% endfor %}{% endfor %}"
+)
+
+
+def test_a_template_that_counts_its_tools_has_them_counted_and_completed() -> None:
+    counts = templated(COUNTS + CHATML)
+    assert counts.rendered([ASKED], [], {}).text == templated(CHATML).rendered([ASKED], [], {}).text
+    assert counts.rendered([ASKED], [TOOL], {}).text.startswith("readReads ä.path")
+    plain = templated("{{ tools | tojson if tools }}" + CHATML).rendered([ASKED], [TOOL], {}).text
+    assert plain.startswith(json.dumps([TOOL], ensure_ascii=False))
+
+
+@pytest.mark.parametrize("reads", [True, False])
+def test_thinking_in_what_is_said_is_thinking_where_the_template_takes_it_for_that(
+    reads: bool,
+) -> None:
+    said = "m.content.split('</think>')[-1]" if reads else "m.content"
+    template = "{% for m in messages %}[{{ m.role + ':' + " + said + " }}]{% endfor %}"
+    thought = {"role": "assistant", "content": "<think>\nhm\n</think>\n\nwell"}
+    shown = templated(template).rendered([ASKED, thought, MORE], [], {}).text
+    assert ("hm" in shown) is not reads and "\n\nwell]" in shown
 
 
 def test_a_call_in_python_says_what_it_says_in_json() -> None:
@@ -428,3 +466,6 @@ def test_a_template_that_is_a_function_is_given_what_it_knows() -> None:
     assert shown.endswith("fix it<｜Assistant｜><think>")
     off = renderer.rendered([ASKED], [], {"enable_thinking": False}).text
     assert off.endswith("</think>")
+    broken = {**CALLED["tool_calls"][0], "function": {"name": "read", "arguments": '{"path": "/a'}}
+    told = renderer.rendered([ASKED, calling(broken), RESULT], [TOOL], {}).text
+    assert '<｜DSML｜parameter name="input" string="true">{"path": "/a</' in told
