@@ -185,19 +185,24 @@ class PromptBuilder:
     ) -> tuple[list[TextPiece], list[list[int]]]:
         """Return what is rendered, and the runs of the model's own messages in it."""
         tokeniser = self.tokeniser
-        mark = tokeniser.mark_for((content.messages, content.tools, content.options))
+        mark = tokeniser.mark
         messages, digests = marked(tokeniser.shielded(content.messages, mark), mark)
-        rendered = self._renderer.rendered(
-            messages,
-            tokeniser.shielded(content.tools, mark),
-            tokeniser.shielded(content.options, mark),
-            adds_header and not content.continues,
-            adds_header and content.continues,
-        )
+        try:
+            rendered = self._renderer.rendered(
+                messages,
+                tokeniser.shielded(content.tools, mark),
+                tokeniser.shielded(content.options, mark),
+                adds_header and not content.continues,
+                adds_header and content.continues,
+            )
+        except RequestError as error:  # it may cite what it refuses
+            error.args = (str(error).replace(mark, ""),)
+            raise
+        text = rendered.text.replace(mark, "")
         if is_counted:
-            _refuse_uncounted(rendered.text, self._bytes_max or 0)
+            _refuse_uncounted(text, self._bytes_max or 0)
         else:
-            self._refuse_long(rendered.text, "messages")
+            self._refuse_long(text, "messages")
         pictures = [_picture(content, digest) for digest in digests]
         pieces = pieces_of(tokeniser, rendered.text, mark, pictures, self._form, content.owner)
         return pieces, rendered.runs
