@@ -24,6 +24,7 @@ _LONG_ID = "call_0123456789abcdef"
 
 # Thinking at the beginning of what is said; a mark that shields a tag stands behind its "<".
 _INLINE: Final = re.compile(r"\s*<[^/]?think>\n*(.*?)\n*<[^/]?/think>(.*)", re.DOTALL)
+_BREAKS_MAX: Final = 99  # behind it: all of them
 _THOUGHT: Final = "<think>\nprobe1x\n</think>\n\nprobe2x"
 
 _QUESTION: Final = {"role": "user", "content": "probe0x"}
@@ -63,7 +64,7 @@ class TemplateCapabilities:
     takes_objects: bool  # arguments may be an object, else only its JSON text
     takes_text: bool  # arguments may be a text
     folds_thinking: bool  # words beside a call are its thinking
-    lifts_thinking: bool | None  # it reads <think> in what is said; True: and trims what follows
+    lifts_thinking: int | None  # it reads <think> in what is said; line breaks that go behind it
     opens_with_system: bool
     places_system: bool  # a system message in mid-conversation is shown where it stands
     refused: frozenset[tuple[str, str]]  # (kind, kind) that may not follow each other
@@ -213,21 +214,21 @@ class _Prober:
                     yield before, kind
 
 
-def lifted(message: dict[str, Any], trims: bool) -> dict[str, Any]:
-    """Return the message with the thinking that its content begins with beside it, if any."""
+def lifted(message: dict[str, Any], breaks_max: int) -> dict[str, Any]:
+    """Return the message with the thinking beside it that its content begins with, if any."""
     match = None if message.get("reasoning_content") else _INLINE.fullmatch(text_of(message))
     if match is None:
         return message
-    said = match[2].lstrip("\n") if trims else match[2]
+    said = re.sub(rf"\A\n{{0,{breaks_max}}}", "", match[2])
     return {**message, "content": said, "reasoning_content": match[1]}
 
 
-def _lifts_thinking(template: Template) -> bool | None:
+def _lifts_thinking(template: Template) -> int | None:
     turn = {"role": "assistant", "content": _THOUGHT}
     text = template.probed([_QUESTION, turn, _QUESTION])
-    for trims in (True, False):
-        if text and text == template.probed([_QUESTION, lifted(turn, trims), _QUESTION]):
-            return trims
+    for breaks_max in (_BREAKS_MAX, 0, 1):
+        if text and text == template.probed([_QUESTION, lifted(turn, breaks_max), _QUESTION]):
+            return breaks_max
     return None
 
 
