@@ -71,7 +71,7 @@ class TemplateCapabilities:
     variables: frozenset[str] | None  # that it may be given; None: any
     switches: frozenset[str]  # of SWITCHES, those that change what is rendered
     efforts: tuple[str, ...]  # of EFFORTS, those that it renders
-    own: OwnForm | None = None  # of the model's calls, where the template does not show all
+    own: OwnForm | None = None  # of the model's calls, where the template shows none
 
 
 def template_capabilities(template: Template) -> TemplateCapabilities:
@@ -88,8 +88,8 @@ def template_capabilities(template: Template) -> TemplateCapabilities:
     if not is_shown:
         is_gemmas = _GEMMA_TURN in template.probed([_QUESTION])
         form = "tool_code" if is_gemmas else "manual"
-    shows_calls = prober.shows_calls() and (is_shown or prober.grows())
-    shows_results = (is_shown or shows_calls) and prober.shows_results(shows_calls)
+    shows_calls = is_shown and prober.shows_calls()
+    shows_results = is_shown and prober.shows_results(shows_calls)
     long_fits, short_fits = prober.fits(call_id=_LONG_ID), prober.fits()
     variables = _variables(template)
     several = ("user", "two calls", *(("tool", "tool") if shows_results else ()))
@@ -172,13 +172,6 @@ class _Prober:
 
     def shows_results(self, shows_calls: bool) -> bool:
         return self.takes("user", "calls" if shows_calls else "assistant", "tool")
-
-    def grows(self) -> bool:
-        """Whether what precedes an answer behind a result still stands once that is a call."""
-        loop = [self._message(kind, at) for at, kind in enumerate(("user", "calls", "tool"))]
-        longer = [*loop, self._message("calls", 3)]
-        text = self._template.probed(longer, self._tools[0], adds_header=False)
-        return text.startswith(self._template.probed(loop, self._tools[0]))
 
     def fits(self, call_id: str = _SHORT_ID, arguments: Any = None, **said: str) -> bool:
         """Whether the template takes a call with this id, said beside it what is said."""
