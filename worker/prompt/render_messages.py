@@ -48,8 +48,8 @@ class Renderer:
         """`own_form` tells that of a model's calls, by the form in which prompts show tools."""
         self._template = Template(tokenizer)
         known = template_capabilities(self._template)
-        is_all = known.shows_calls and known.tool_form == "native"
-        self.capabilities = replace(known, own=None if is_all else own_form(known.tool_form))
+        own = None if known.shows_calls else own_form(known.tool_form)
+        self.capabilities = replace(known, own=own)
         self._default_thinking = default_thinking
         # Templates that know `preserve_thinking` keep the thinking of turns whose tokens are not
         # known too; to others it is one variable more.

@@ -24,6 +24,7 @@ _LONG_ID = "call_0123456789abcdef"
 
 # Thinking at the beginning of what is said; a mark that shields a tag stands behind its "<".
 _INLINE: Final = re.compile(r"\s*<[^/]?think>\n*(.*?)\n*<[^/]?/think>(.*)", re.DOTALL)
+_BREAKS_MAX: Final = 99  # behind it: all of them
 _THOUGHT: Final = "<think>\nprobe1x\n</think>\n\nprobe2x"
 
 _QUESTION: Final = {"role": "user", "content": "probe0x"}
@@ -72,7 +73,7 @@ class TemplateCapabilities:
     takes_objects: bool  # arguments may be an object, else only its JSON text
     takes_text: bool  # arguments may be a text
     folds_thinking: bool  # words beside a call are its thinking
-    lifts_thinking: bool | None  # it reads <think> in what is said; True: and trims what follows
+    lifts_thinking: int | None  # it reads <think> in what is said; line breaks that go behind it
     opens_with_system: bool
     places_system: bool  # a system message in mid-conversation is shown where it stands
     refused: frozenset[tuple[str, str]]  # (kind, kind) that may not follow each other
@@ -81,7 +82,7 @@ class TemplateCapabilities:
     efforts: tuple[str, ...]  # of EFFORTS, those that it renders
     part_kinds: frozenset[str]  # of messages whose text parts are shown, joined its own way
     thinks_in_parts: bool  # an assistant's thinking is a part of its content
-    own: OwnForm | None = None  # of the model's calls, where the template does not show all
+    own: OwnForm | None = None  # of the model's calls, where the template shows none
 
 
 def template_capabilities(template: Template) -> TemplateCapabilities:
@@ -96,8 +97,8 @@ def template_capabilities(template: Template) -> TemplateCapabilities:
     if not is_shown:
         is_gemmas = _GEMMA_TURN in template.probed([_QUESTION])
         form = "tool_code" if is_gemmas else "manual"
-    shows_calls = prober.shows_calls() and (is_shown or prober.grows())
-    shows_results = (is_shown or shows_calls) and prober.shows_results(shows_calls)
+    shows_calls = is_shown and prober.shows_calls()
+    shows_results = is_shown and prober.shows_results(shows_calls)
     long_fits, short_fits = prober.fits(call_id=_LONG_ID), prober.fits()
     ids_text = prober.text_of_turns((_SHORT_ID, _OTHER_ID))
     numbered = [number for number in "01" if f"functions.f:{number}" in ids_text]
@@ -194,13 +195,6 @@ class _Prober:
         texts = [self._template.probed(messages, tools) for tools in self._tools]
         return all(_is_told(text, "probeax", "probebx") for text in texts)
 
-    def grows(self) -> bool:
-        """Whether what precedes an answer behind a result still stands once that is a call."""
-        loop = [self._message(kind, at) for at, kind in enumerate(("user", "calls", "tool"))]
-        longer = [*loop, self._message("calls", 3)]
-        text = self._template.probed(longer, self._tools[0], adds_header=False)
-        return text.startswith(self._template.probed(loop, self._tools[0]))
-
     def fits(self, call_id: str = _SHORT_ID, arguments: Any = None, **said: str) -> bool:
         """Whether the template takes a call with this id, said beside it what is said."""
         return bool(self.text_of_turns([call_id], arguments, **said))
@@ -241,21 +235,21 @@ class _Prober:
                     yield before, kind
 
 
-def lifted(message: dict[str, Any], trims: bool) -> dict[str, Any]:
-    """Return the message with the thinking that its content begins with beside it, if any."""
+def lifted(message: dict[str, Any], breaks_max: int) -> dict[str, Any]:
+    """Return the message with the thinking beside it that its content begins with, if any."""
     match = None if message.get("reasoning_content") else _INLINE.fullmatch(text_of(message))
     if match is None:
         return message
-    said = match[2].lstrip("\n") if trims else match[2]
+    said = re.sub(rf"\A\n{{0,{breaks_max}}}", "", match[2])
     return {**message, "content": said, "reasoning_content": match[1]}
 
 
-def _lifts_thinking(template: Template) -> bool | None:
+def _lifts_thinking(template: Template) -> int | None:
     turn = {"role": "assistant", "content": _THOUGHT}
     text = template.probed([_QUESTION, turn, _QUESTION])
-    for trims in (True, False):
-        if text and text == template.probed([_QUESTION, lifted(turn, trims), _QUESTION]):
-            return trims
+    for breaks_max in (_BREAKS_MAX, 0, 1):
+        if text and text == template.probed([_QUESTION, lifted(turn, breaks_max), _QUESTION]):
+            return breaks_max
     return None
 
 

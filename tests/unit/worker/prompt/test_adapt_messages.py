@@ -130,15 +130,13 @@ def test_gemma_gets_its_documented_form_and_results_merge_with_what_the_user_say
     )
 
 
-def test_deepseek_is_shown_tools_as_its_card_has_them_and_calls_by_its_template() -> None:
+def test_deepseek_is_shown_tools_as_its_card_has_them() -> None:
     own = deepseek_v3.FORMATS[1].tools
     shown = own([TOOL["function"]]) if own else ""
     parameters = json.dumps(TOOL["function"]["parameters"])
     assert (
         f"\n\n### read\nDescription: Reads ä.\n\nParameters: {parameters}\n\nIMPORTANT: " in shown
     )
-    answered = text("deepseek", [SYSTEM, ASKED, CALLED, RESULT], [TOOL])
-    assert answered.endswith("<｜tool▁output▁begin｜>its text<｜tool▁output▁end｜>")
 
 
 COUNTS = (
