@@ -15,7 +15,7 @@ from hearth.shared import written_numbers
 from hearth.shared.our_ids import numbered_call_id, written_call_id
 from hearth.shared.written_numbers import object_or_text
 from hearth.worker.prompt.chat_template import parts_of, text_of
-from hearth.worker.prompt.template_capabilities import TemplateCapabilities, lifted
+from hearth.worker.prompt.template_capabilities import TemplateCapabilities
 from hearth.worker.prompt.tools_as_text import call_text, result_text, tool_prompt
 
 Messages = list[dict[str, Any]]
@@ -172,8 +172,6 @@ def _adapted_message(
     no other: moved to the front, it would change the prompt from its first token on.
     """
     role = message["role"]
-    if role == "assistant" and template.lifts_thinking is not None:
-        message = lifted(message, template.lifts_thinking)
     if role == "system" and not (template.places_system if at else template.opens_with_system):
         content = text_of(message)
         return {"role": "user", "content": f"<system>\n{content}\n</system>" if at else content}

@@ -4,12 +4,11 @@ Runs once, when a model is loaded. Templates differ in what they leave out silen
 what they refuse, so a probe counts only where all its words are in the text, in their order.
 """
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from hearth.worker.prompt.chat_template import Template, text_of, text_part
+from hearth.worker.prompt.chat_template import Template, text_part
 from hearth.worker.prompt.tools_as_text import OwnForm, ToolForm
 
 EFFORTS: Final = ("none", "minimal", "low", "medium", "high", "xhigh", "max")  # least first
@@ -21,11 +20,6 @@ SWITCHES: Final[dict[str, tuple[Any, Any]]] = {
 _GEMMA_TURN: Final = "<start_of_turn>"
 _SHORT_ID, _OTHER_ID = "abcdefgh0", "abcdefgh1"  # Mistral's takes ids of nine characters only
 _LONG_ID = "call_0123456789abcdef"
-
-# Thinking at the beginning of what is said; a mark that shields a tag stands behind its "<".
-_INLINE: Final = re.compile(r"\s*<[^/]?think>\n*(.*?)\n*<[^/]?/think>(.*)", re.DOTALL)
-_BREAKS_MAX: Final = 99  # behind it: all of them
-_THOUGHT: Final = "<think>\nprobe1x\n</think>\n\nprobe2x"
 
 _QUESTION: Final = {"role": "user", "content": "probe0x"}
 _SYSTEM: Final = {"role": "system", "content": ""}
@@ -73,7 +67,7 @@ class TemplateCapabilities:
     takes_objects: bool  # arguments may be an object, else only its JSON text
     takes_text: bool  # arguments may be a text
     folds_thinking: bool  # words beside a call are its thinking
-    lifts_thinking: int | None  # it reads <think> in what is said; line breaks that go behind it
+    lifts_thinking: bool  # thinking that an answer begins with is looked for in its content
     opens_with_system: bool
     places_system: bool  # a system message in mid-conversation is shown where it stands
     refused: frozenset[tuple[str, str]]  # (kind, kind) that may not follow each other
@@ -235,22 +229,11 @@ class _Prober:
                     yield before, kind
 
 
-def lifted(message: dict[str, Any], breaks_max: int) -> dict[str, Any]:
-    """Return the message with the thinking beside it that its content begins with, if any."""
-    match = None if message.get("reasoning_content") else _INLINE.fullmatch(text_of(message))
-    if match is None:
-        return message
-    said = re.sub(rf"\A\n{{0,{breaks_max}}}", "", match[2])
-    return {**message, "content": said, "reasoning_content": match[1]}
-
-
-def _lifts_thinking(template: Template) -> int | None:
-    turn = {"role": "assistant", "content": _THOUGHT}
-    text = template.probed([_QUESTION, turn, _QUESTION])
-    for breaks_max in (_BREAKS_MAX, 0, 1):
-        if text and text == template.probed([_QUESTION, lifted(turn, breaks_max), _QUESTION]):
-            return breaks_max
-    return None
+def _lifts_thinking(template: Template) -> bool:
+    start, end = template.think_tags
+    said = f"{start}\nprobe1x\n{end}\n\nprobe2x"
+    text = template.probed([_QUESTION, {"role": "assistant", "content": said}, _QUESTION])
+    return bool(start) and "probe2x" in text and said not in text
 
 
 def _shows_tools(template: Template, *lead: dict[str, Any]) -> tuple[bool, frozenset[str]]:
