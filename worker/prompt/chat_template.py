@@ -38,6 +38,11 @@ class Template:
         """Whether the tokenizer has tags around thinking."""
         return bool(self._tokenizer.has_thinking)
 
+    @property
+    def think_tags(self) -> tuple[str, str]:
+        """What stands around thinking, "" where the tokenizer has no such tags."""
+        return self._tokenizer.think_start or "", self._tokenizer.think_end or ""
+
     def text(
         self,
         messages: list[dict[str, Any]],

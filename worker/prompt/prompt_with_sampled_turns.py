@@ -187,6 +187,7 @@ class PromptBuilder:
         tokeniser = self.tokeniser
         mark = tokeniser.mark
         messages, digests = marked(tokeniser.shielded(content.messages, mark), mark)
+        self._open_thinking(messages, content, mark)
         try:
             rendered = self._renderer.rendered(
                 messages,
@@ -206,6 +207,26 @@ class PromptBuilder:
         pictures = [_picture(content, digest) for digest in digests]
         pieces = pieces_of(tokeniser, rendered.text, mark, pictures, self._form, content.owner)
         return pieces, rendered.runs
+
+    def _open_thinking(
+        self, messages: list[dict[str, Any]], content: PromptContent, mark: str
+    ) -> None:
+        """Take the marks out of the tags around thinking that an answer's content begins with.
+
+        Only where the template looks for them there, and of answers that are shown as rendered.
+        """
+        if self._renderer.lifted_tags is None:
+            return
+        start, end = self._renderer.lifted_tags
+        opened, closed = self.tokeniser.shielded([start, end], mark)
+        for at, message in enumerate(messages[: len(messages) - content.continues]):
+            said = message.get("content") or ""
+            is_known = content.turns and content.turns[at]
+            if message["role"] != "assistant" or message.get("reasoning_content") or is_known:
+                continue
+            if said.lstrip().startswith(opened) and closed in said:
+                said = said.replace(opened, start, 1).replace(closed, end, 1)
+                messages[at] = {**message, "content": said}
 
     def _refuse_long(self, text: str, param: str) -> None:
         """Raise where a text cannot fit, whatever its tokens are: it is not tokenised at all."""

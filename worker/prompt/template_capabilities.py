@@ -56,6 +56,7 @@ class TemplateCapabilities:
     takes_objects: bool  # arguments may be an object, else only its JSON text
     takes_text: bool  # arguments may be a text
     folds_thinking: bool  # words beside a call are its thinking
+    lifts_thinking: bool  # thinking that an answer begins with is looked for in its content
     opens_with_system: bool
     places_system: bool  # a system message in mid-conversation is shown where it stands
     refused: frozenset[tuple[str, str]]  # (kind, kind) that may not follow each other
@@ -95,6 +96,7 @@ def template_capabilities(template: Template) -> TemplateCapabilities:
         takes_text=prober.fits(arguments="so") or not short_fits,
         folds_thinking=prober.fits(content="so")
         and not prober.fits(content="so", reasoning_content="why"),
+        lifts_thinking=_lifts_thinking(template),
         opens_with_system=prober.takes("system", "user"),
         places_system=prober.takes("user", "assistant", "system", "user"),
         refused=frozenset(prober.refused(shows_calls, shows_results)),
@@ -213,6 +215,13 @@ def _tool(is_whole: bool) -> dict[str, Any]:
 
 def _words(kind: str, at: int) -> list[str]:
     return [f"probe{at}x", f"probe{at}y"] if kind == "two calls" else [f"probe{at}x"]
+
+
+def _lifts_thinking(template: Template) -> bool:
+    start, end = template.think_tags
+    said = f"{start}\nprobe1x\n{end}\n\nprobe2x"
+    text = template.probed([_QUESTION, {"role": "assistant", "content": said}, _QUESTION])
+    return bool(start) and "probe2x" in text and said not in text
 
 
 def _renders(template: Template, **variables: Any) -> bool:

@@ -375,7 +375,7 @@ def test_a_mark_is_digits_that_the_tokenizer_does_not_cut() -> None:
     ]
 
 
-WRITERS = {
+WRITERS: dict[str, Callable[[str], str]] = {
     "json": json.dumps,
     "json in json": lambda text: json.dumps(json.dumps(text)),
     "repr": lambda text: repr([text]),
@@ -452,7 +452,7 @@ def test_a_conversation_that_grows_is_tokenised_as_at_once(
     tokenizer = tokenizer_of("in pieces", "fixture")
     tokeniser = PieceTokeniser(tokenizer, tokenizer.chat_template)
     mark = tokeniser.mark
-    conversation, ids = "", []
+    conversation, ids = "", list[int]()
     for text in texts:
         encoded.clear()
         conversation += f"<|im_start|>user\n{tokeniser.shielded(text, mark)}<|im_end|>"
