@@ -12,18 +12,11 @@ MessageContent = str | list[Any]  # of a message, as hearth.shared.wire_messages
 
 
 def join(pieces: Sequence[ContentPart]) -> MessageContent:
-    """Return `pieces` as a message's content: a string where one text is all, or else parts.
-
-    Beside images and documents, a text without a word is left out.
-    """
-    is_text = all(type(piece) is str for piece in pieces)
-    if is_text and len(pieces) < 2:
-        return join_text([str(piece) for piece in pieces])
-    return [
-        {"type": "text", "text": piece} if type(piece) is str else piece
-        for piece in pieces
-        if piece or is_text
-    ]
+    """Return `pieces` as a message's content: a string where one text is all, or else parts."""
+    texts = [piece for piece in pieces if isinstance(piece, str)]
+    if len(texts) == len(pieces) < 2:
+        return join_text(texts)
+    return [{"type": "text", "text": each} if isinstance(each, str) else each for each in pieces]
 
 
 def as_one(pieces: list[ContentPart]) -> list[ContentPart]:

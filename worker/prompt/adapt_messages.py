@@ -96,8 +96,10 @@ def _whole(tool: dict[str, Any], asked: frozenset[str]) -> dict[str, Any]:
         parameters["properties"] = {name: _whole_property(schema) for name, schema in rows}
         asked |= {"parameters"}
     whole = {"description": function.get("description") or "", "parameters": parameters}
-    added = {name: value for name, value in whole.items() if name in asked}
-    return {**tool, "function": function | added}
+    return {
+        **tool,
+        "function": function | {name: value for name, value in whole.items() if name in asked},
+    }
 
 
 def _whole_property(schema: Any) -> Any:
@@ -288,8 +290,13 @@ def _with_parts(message: dict[str, Any], template: TemplateCapabilities) -> dict
     thinking = message.get("reasoning_content")
     needs_parts = thinking or not (message.get("content") or message.get("tool_calls"))
     if template.thinks_in_parts and message["role"] == "assistant" and needs_parts:
-        thoughts = [{"type": "thinking", "thinking": thinking}] if thinking else []
-        return {**message, "content": [*thoughts, *parts_of(message)]}
+        return {
+            **message,
+            "content": [
+                *([{"type": "thinking", "thinking": thinking}] if thinking else []),
+                *parts_of(message),
+            ],
+        }
     return message
 
 

@@ -276,8 +276,7 @@ def _thinks_in_parts(template: Template) -> bool:
 
 def _is_told(text: str, one: str, other: str) -> bool:
     """Whether `other` is behind `one`, and no printed record of a part is between them."""
-    _, _, rest = text.partition(one)
-    between, is_found, _ = rest.partition(other)
+    between, is_found, _ = text.partition(one)[2].partition(other)
     return bool(is_found) and "type" not in between
 
 

@@ -10,11 +10,12 @@ from hearth.proxy.api.body import (
 from hearth.proxy.api.body.document_parts import document, no_files, no_urls
 from hearth.proxy.api.body.message_content import image, texts_only
 from hearth.proxy.api.messages.messages_tools import MessagesTools
-from hearth.proxy.request.content_pieces import ContentPart, as_one, join, join_text
+from hearth.proxy.request.content_pieces import ContentPart, as_one, join, join_text, merged
 from hearth.proxy.request.volatile_fields import without_telemetry
 from hearth.shared.errors import RequestError
 
 ROLES: Final = ("system", "user", "assistant")
+_TEMPLATES_KNOW: Final = ("text", "image", "tool_result")  # else what is shown is our words
 _READABLE: Final = ("text", "content", "base64")  # sources of a document
 
 
@@ -103,10 +104,12 @@ class MessagesReader:
     def _user(self, blocks: list[dict[str, Any]], where: str) -> None:
         pieces: list[ContentPart] = []
         count = len(self.messages)
+        is_plain = all(block.get("type") in _TEMPLATES_KNOW for block in blocks)
 
         def flush() -> None:
             if pieces:
-                self.messages.append({"role": "user", "content": join(pieces)})
+                content = join(pieces) if is_plain else merged(join(pieces))
+                self.messages.append({"role": "user", "content": content})
                 pieces.clear()
 
         for index, block in enumerate(blocks):

@@ -120,7 +120,9 @@ def without_images(prompt: Prompt, model: str) -> list[dict[str, Any]]:
                     code="unsupported_content",
                     param="messages",
                 )
-            texts = [part if part["type"] == "text" else _NOTICE for part in content]
-            message = {**message, "content": texts}
+            message = {
+                **message,
+                "content": [part if part["type"] == "text" else _NOTICE for part in content],
+            }
         shown_messages.append(message)
     return shown_messages

@@ -259,8 +259,7 @@ def test_of_an_assistants_parts_the_text_and_the_thoughts_stay() -> None:
     ]
     request = chat_completions.parse(body(messages=[USER, {"role": "assistant", "content": parts}]))
     (turn,) = request.prompt.messages[1:]
-    assert turn["content"] == join(["a", "no", "b"])
-    assert turn["reasoning_content"] == "why\nthen"
+    assert (turn["content"], turn["reasoning_content"]) == (join(["a", "no", "b"]), "why\nthen")
     assert request.left_out == ("redacted_thinking", "image_url", "unheard_of")
     own = {"role": "assistant", "content": parts[:1], "reasoning_content": "own"}
     assert messages(USER, own)[1]["reasoning_content"] == "own"

@@ -311,7 +311,7 @@ def test_of_what_servers_made_the_text_stays(block: dict[str, Any], words: str) 
     request = messages_request.parse(body(HI, turn, user(block, text("c"))))
     _, said, asked = request.prompt.messages
     assert said["content"] == join(["a", *([words] if words else []), "b"])
-    assert asked["content"] == join([*([words] if words else []), "c"])
+    assert asked["content"] == "\n".join([*([words] if words else []), "c"])
     assert request.left_out == (block["type"], block["type"])
 
 

@@ -354,9 +354,10 @@ PARTED = """\
 
 def test_text_parts_are_the_templates_where_it_takes_them_and_lines_elsewhere() -> None:
     parts = [{"type": "text", "text": word} for word in ("a", "b")]
-    asked = [{"role": role, "content": parts} for role in ("system", "user", "assistant")]
+    roles = ("system", "user", "assistant")
+    asked: Messages = [{"role": role, "content": parts} for role in roles]
     thought = {"role": "assistant", "content": "", "reasoning_content": "hm"}
-    messages = [*asked, ASKED, thought, ASKED, thought | {"reasoning_content": ""}]
+    messages: Messages = [*asked, ASKED, thought, ASKED, thought | {"reasoning_content": ""}]
     parted = templated(PARTED)
     assert parted.rendered(messages, [], {}).text.replace("<|im_start|>", "\n").split("\n") == [
         "",
