@@ -15,13 +15,9 @@ ID_CHARS: Final = 22  # of letters and digits: 131 bits
 SIGNATURE_BEGIN: Final = "hearth-"  # of thinking
 _ALPHABET: Final = string.ascii_letters + string.digits
 _PLAIN: Final = re.compile(rf"[A-Za-z0-9]{{{ID_CHARS}}}")
-# Anthropic takes these characters in a call's id, and OpenAI no more of them.
-_TAKEN: Final = re.compile(r"[A-Za-z0-9_-]{1,40}")
 # The model's own id and what makes it unique, 95 bits; or of Kimi's, which few take, its number.
 _MARKED: Final = re.compile(r"([A-Za-z0-9_-]*?)hearth[A-Za-z0-9]{16}")
-_MARKED_NUMBER: Final = re.compile(r"(n?)([0-9]{1,9})hearth[A-Za-z0-9]{16}")
 _NUMBERED: Final = re.compile(r"(functions\.)?(.+):([0-9]{1,9})", re.DOTALL)
-_OUR_CALL: Final = re.compile(rf"[A-Za-z0-9]{{1,{ID_CHARS}}}|{_MARKED.pattern}")
 # Sessions that began before signatures had a beginning of their own carry plain ones.
 _SIGNATURE: Final = re.compile(rf"(?:{SIGNATURE_BEGIN})?{_PLAIN.pattern}")
 _RESPONSE: Final = re.compile(r"resp_[0-9a-f]{32}")
@@ -41,8 +37,9 @@ def call_id_for(written: str, name: str, known: Collection[str], unique: str) ->
 
     It is what the model wrote, where every client and provider takes that and no call of `known`
     has it: models begin their numbers anew. Else `written_call_id` finds it in what is given.
+    Anthropic takes these characters alone, OpenAI no more of them.
     """
-    kept = written if _TAKEN.fullmatch(written) else ""
+    kept = written if re.fullmatch("[A-Za-z0-9_-]{1,40}", written) else ""
     if kept and kept not in known and not _MARKED.fullmatch(kept):
         return kept
     if (found := _NUMBERED.fullmatch(written)) and found[2] == name:
@@ -60,7 +57,7 @@ def numbered_call_id(given: str, name: str, number: int) -> str:
     found = _NUMBERED.fullmatch(given)
     if found and found[1] and found[2] == name:
         return given
-    own = _MARKED_NUMBER.fullmatch(given) or ("", "", number)
+    own = re.fullmatch("(n?)([0-9]{1,9})hearth[A-Za-z0-9]{16}", given) or ("", "", number)
     return f"{'' if own[1] else 'functions.'}{name}:{own[2]}"
 
 
@@ -69,7 +66,10 @@ def is_our_call_id(value: Any) -> bool:
 
     But those of Mistral, which wants no thinking back.
     """
-    return type(value) is str and _OUR_CALL.fullmatch(value) is not None
+    return (
+        type(value) is str
+        and re.fullmatch(rf"[A-Za-z0-9]{{1,{ID_CHARS}}}|{_MARKED.pattern}", value) is not None
+    )
 
 
 def is_our_signature(value: Any) -> bool:

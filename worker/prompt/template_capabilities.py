@@ -95,7 +95,6 @@ def template_capabilities(template: Template) -> TemplateCapabilities:
     shows_results = is_shown and prober.shows_results(shows_calls)
     long_fits, short_fits = prober.fits(call_id=_LONG_ID), prober.fits()
     ids_text = prober.text_of_turns((_SHORT_ID, _OTHER_ID))
-    numbered = [number for number in "01" if f"functions.f:{number}" in ids_text]
     variables = _variables(template)
     several = ("user", "two calls", *(("tool", "tool") if shows_results else ()))
     return TemplateCapabilities(
@@ -106,8 +105,8 @@ def template_capabilities(template: Template) -> TemplateCapabilities:
         splits_calls=shows_calls and not prober.takes(*several),
         shortens_ids=short_fits and not long_fits,
         shows_ids=_SHORT_ID in ids_text,
-        names_by_id=shows_calls and (prober.by_id or bool(numbered)),
-        numbers_by_message=numbered == ["0"],
+        names_by_id=shows_calls and (prober.by_id or "functions.f:0" in ids_text),
+        numbers_by_message="functions.f:0" in ids_text and "functions.f:1" not in ids_text,
         needs_system=needs_system and is_shown,
         takes_objects=prober.arguments == {},
         takes_text=prober.fits(arguments="so") or not short_fits,

@@ -96,7 +96,9 @@ class _CallObjectParser:
             key = yield from self._json.key()
             if key:
                 depth += yield from self._member(key)
-            elif key == "" and not self._writer.is_open:
+            elif key == "" and not (
+                self._writer.is_open or (self._trust.has_id and self._writer.text)
+            ):
                 raise UnreadableOutput
             elif self._json.is_closed:
                 depth -= 1

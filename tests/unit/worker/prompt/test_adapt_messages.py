@@ -240,12 +240,16 @@ def test_a_template_that_needs_descriptions_gets_them() -> None:
 @pytest.mark.parametrize("name", ["harmony", "llama3"])
 def test_a_template_for_one_call_a_message_gets_each_in_a_message_of_its_own(name: str) -> None:
     two = calling(call("read"), call("list_dir", "call_b"), content="Why.")
-    shown = text(name, [ASKED, two, RESULT, OTHER_RESULT, MORE])
-    places = [
-        shown.find(word) for word in ("read", "its text", "list_dir", "other text", "and quick")
-    ]
-    assert -1 not in places and places == sorted(places)
-    assert shown.count("Why.") == (name == "harmony"), "Llama's leaves words beside a call out"
+    words = ("read", "its text", "list_dir", "other text", "and quick")
+    for results in ((RESULT, OTHER_RESULT), (OTHER_RESULT, RESULT)):
+        shown = text(name, [ASKED, two, *results, MORE])
+        places = [shown.find(word) for word in words]
+        assert -1 not in places and places == sorted(places)
+        assert shown.count("Why.") == (name == "harmony"), "Llama's leaves words beside a call out"
+    shown, grown = (text(name, [ASKED, two, RESULT, *more]) for more in ((), (OTHER_RESULT,)))
+    assert shown.index("list_dir") > shown.index("its text") and grown.startswith(
+        shown[: shown.index("list_dir")]
+    )
 
 
 def test_what_we_write_around_tools_is_ours_alone() -> None:
