@@ -35,7 +35,9 @@ class AdaptedMessages:
 
     messages: Messages
     tools: list[Any]
-    runs: list[list[int]]  # of the model's own messages: each one's place among those sent, or NONE
+    # Of the model's own messages: each one's place among those sent, or NONE; several of one place
+    # are its parts.
+    runs: list[list[int]]
 
 
 def adapted(
@@ -108,7 +110,7 @@ def _one_call_each(rows: list[MessageRow]) -> Iterator[MessageRow]:
             continue
         said = message
         for call in calls:
-            yield {**said, "tool_calls": [call]}, NONE
+            yield {**said, "tool_calls": [call]}, place
             said = {"role": "assistant", "content": ""}
 
 

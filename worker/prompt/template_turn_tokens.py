@@ -23,6 +23,7 @@ class HistoryMarks:
     header_ids: frozenset[int]
     header_start: str
     assistant_texts: tuple[str, ...]  # what the model's own turns begin with
+    other_texts: tuple[str, ...]  # what begins as they do, and is no turn of the model's
     ends: frozenset[int]  # what ends them, where anything does
 
 
@@ -36,7 +37,9 @@ def history_marks(tokenizer: Any, marks: TurnMarks, end_ids: frozenset[int]) -> 
     others = map(list, filter(None, _other_headers(tokenizer, marks.header_ids)))
     headers = [*texts, *map(tokenizer.decode, others)]
     start = "".join(headers[:1])[: _shared(headers)]
-    return HistoryMarks(marks.header_ids, start, texts, ends)
+    rows = [_behind_result(tokenizer, role) for role in ("tool", "user")]
+    longer = [_longer(tokenizer.decode(list(row)), texts) for row in rows]
+    return HistoryMarks(marks.header_ids, start, texts, tuple(filter(None, longer)), ends)
 
 
 def turn_marks(tokenizer: Any) -> TurnMarks:
@@ -55,8 +58,33 @@ def turn_marks(tokenizer: Any) -> TurnMarks:
     others = _other_headers(tokenizer, header_ids)
     written = [_header(tokenizer, "assistant", header_ids, is_old) for is_old in (False, True)]
     headers = _assistant_headers(usable, written, others)
+    if (closing := _result_end(tokenizer)) and not header_ids.intersection(closing):
+        header_ids.add(closing[-1])
+        headers += (tuple(closing[-1:]),)
     assert all(header[0] in header_ids for header in headers), (headers, header_ids)
     return TurnMarks(frozenset(header_ids), headers)
+
+
+def _result_end(tokenizer: Any) -> Sequence[int]:
+    """Return what ends a result where an answer follows that at once, as Mistral's; else nothing.
+
+    Its last token is then the header of the answer.
+    """
+    closed, opened = (_behind_result(tokenizer, "", adds) for adds in (False, True))
+    is_header = closed == opened == _behind_result(tokenizer, "assistant")
+    return closed if is_header and {*closed[-1:]} & _control_ids(tokenizer) else ()
+
+
+def _longer(between: str, texts: tuple[str, ...]) -> str:
+    """Return what begins with one of `texts` in what stands between two messages, and goes on.
+
+    Without what is the call's own there, its id or name.
+    """
+    for word in (_FIRST, _CALL_IDS[1]):
+        between, _, _ = between.partition(word)
+    starts = [between.find(text) for text in texts if text in between]
+    longer = between[min(starts) :] if starts else ""
+    return "" if longer in texts else longer
 
 
 def _header_of(tokenizer: Any, between: Sequence[int], ends: set[int]) -> Sequence[int]:
@@ -160,6 +188,7 @@ def _control_ids(tokenizer: Any) -> set[int]:
     return {*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder}
 
 
+_CALL_IDS = ("abcdefgh0", "abcdefgh1")  # Mistral's takes ids of nine characters only
 _FIRST, _SECOND, _THIRD = "alpha", "omega", "sigma"  # words that no template writes by itself
 
 
@@ -222,6 +251,27 @@ def _after_answer(tokenizer: Any, role: str = "user") -> Sequence[int]:
     inner, found, _ = rest.partition(_SECOND)
     after: list[int] = tokenizer.encode(inner, add_special_tokens=False) if found else []
     return after
+
+
+def _behind_result(tokenizer: Any, role: str, adds_header: bool = False) -> Sequence[int]:
+    """Return the tokens between a call's result and a `role` message's content; "": the end."""
+    for arguments in ({}, "{}"):
+        function = {"name": _FIRST, "arguments": arguments}
+        ids = _CALL_IDS[: 1 + (role == "tool")]
+        calls = [{"id": each, "type": "function", "function": function} for each in ids]
+        messages: list[dict[str, Any]] = [
+            {"role": "user", "content": _FIRST},
+            {"role": "assistant", "content": "", "tool_calls": calls},
+            {"role": "tool", "tool_call_id": ids[0], "content": _SECOND},
+        ]
+        if role:
+            messages.append({"role": role, "tool_call_id": ids[-1], "content": _THIRD})
+        _, found, rest = _probed(tokenizer, messages, adds_header).partition(_SECOND)
+        inner, is_whole, _ = rest.partition(_THIRD)
+        if found and (is_whole or not role):
+            between: list[int] = tokenizer.encode(inner, add_special_tokens=False)
+            return between
+    return ()
 
 
 def _probed(

@@ -13,6 +13,7 @@ from hearth.worker.cache.block_hash import Tokens, pack
 from hearth.worker.prompt.prompt_with_sampled_turns import BuiltPrompt, PromptContent
 from hearth.worker.prompt.render_messages import Renderer
 from hearth.worker.prompt.template_turn_tokens import turn_marks
+from hearth.worker.prompt.turn_beginnings import Beginning
 from hearth.worker.stream.answer_parts import AnswerParts, ToolCall
 from scripts.harness.model_families import FAMILIES, family, tools_for
 from tests.helpers.worker.prompt_builders import (
@@ -72,6 +73,7 @@ TAILS = {  # what each template writes behind an answer: the question behind it,
 class Turn:
     ids: Tokens
     thinking: str
+    begins: Beginning | None = None
 
 
 def built(
