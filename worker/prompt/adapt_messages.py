@@ -35,9 +35,7 @@ class AdaptedMessages:
 
     messages: Messages
     tools: list[Any]
-    # Of the model's own messages: each one's place among those sent, or NONE; several of one place
-    # are its parts.
-    runs: list[list[int]]
+    runs: list[list[int]]  # of the model's own messages: each one's place among those sent, or NONE
 
 
 def adapted(
@@ -110,7 +108,7 @@ def _one_call_each(rows: list[MessageRow]) -> Iterator[MessageRow]:
             continue
         said = message
         for call in calls:
-            yield {**said, "tool_calls": [call]}, place
+            yield {**said, "tool_calls": [call]}, NONE
             said = {"role": "assistant", "content": ""}
 
 

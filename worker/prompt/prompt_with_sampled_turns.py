@@ -7,7 +7,7 @@ Touches no MLX.
 """
 
 import itertools
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
@@ -15,7 +15,6 @@ from typing import Any, NamedTuple, Protocol
 from hearth.shared.errors import PromptTooLong, RequestError
 from hearth.worker.cache.block_hash import Tokens, pack
 from hearth.worker.cache.image_keys import ImageRun, PromptImage, PromptImages, keys_of
-from hearth.worker.prompt.adapt_messages import NONE
 from hearth.worker.prompt.images.image_placeholders import ImageForm, marked, pieces_of
 from hearth.worker.prompt.render_messages import Renderer
 from hearth.worker.prompt.template_turn_tokens import HistoryMarks
@@ -235,7 +234,7 @@ class PromptBuilder:
             self._refuse_long(rendered.text, "messages")
         pictures = [_picture(content, digest) for digest in digests]
         pieces = pieces_of(tokeniser, rendered.text, mark, pictures, self._form, content.owner)
-        return pieces, _in_one_run(rendered.runs)
+        return pieces, rendered.runs
 
     def _refuse_long(self, text: str, param: str) -> None:
         """Raise where a text cannot fit, whatever its tokens are: it is not tokenised at all."""
@@ -359,6 +358,10 @@ class PromptBuilder:
         was_assistant = False
         for at, following in itertools.pairwise([*headers, len(pieces)]):
             is_assistant = self._begins_own(pieces, at)
+            if following < len(pieces) and self._history.closes:
+                # What ends each result, or question, as Mistral's [/TOOL_RESULTS], is no header
+                # where another one follows.
+                is_assistant = is_assistant and self._end_of(pieces, at, following) < following
             if is_assistant:
                 if not was_assistant:
                     runs.append([])
@@ -397,8 +400,7 @@ class PromptBuilder:
     def _begins_own(self, pieces: list[TextPiece], at: int) -> bool:
         """Whether a turn of the model's begins at piece `at`; behind all pieces none does."""
         begins_own = _stands_at(pieces, at, self._history.assistant_texts)
-        is_other = _stands_at(pieces, at, self._history.other_texts)
-        return begins_own and not is_other and self._is_header(pieces, at)
+        return begins_own and self._is_header(pieces, at)
 
     def _end_of(self, pieces: list[TextPiece], start: int, end: int) -> int:
         """Return the piece that ends the turn in [start, end); `end` where the next header does."""
@@ -467,18 +469,7 @@ def _words_of(message: dict[str, Any]) -> list[str]:
 def _paired(
     headers: list[tuple[int, int]], messages: list[int]
 ) -> list[tuple[tuple[int, int], int]]:
-    """Return which headers each message has: all where it is alone, else one for each part.
-
-    None where they do not pair off.
-    """
-    if len({*messages}) == 1:
+    """Return which headers each message has: all where it is alone, else one each, else none."""
+    if len(messages) == 1:
         return [((headers[0][0], headers[-1][1]), messages[0])]
-    pairs = list(zip(headers, messages, strict=False)) if len(headers) == len(messages) else []
-    groups = [list(rows) for _, rows in itertools.groupby(pairs, lambda pair: pair[1])]
-    return [((rows[0][0][0], rows[-1][0][1]), rows[0][1]) for rows in groups]
-
-
-def _in_one_run(runs: list[list[int]]) -> list[list[int]]:
-    """Return the runs without the messages whose parts stand in several, a result between them."""
-    counts = Counter(itertools.chain(*({*run} for run in runs)))
-    return [[at if counts[at] == 1 else NONE for at in run] for run in runs]
+    return list(zip(headers, messages, strict=True)) if len(headers) == len(messages) else []

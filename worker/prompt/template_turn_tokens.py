@@ -23,8 +23,8 @@ class HistoryMarks:
     header_ids: frozenset[int]
     header_start: str
     assistant_texts: tuple[str, ...]  # what the model's own turns begin with
-    other_texts: tuple[str, ...]  # what begins as they do, and is no turn of the model's
     ends: frozenset[int]  # what ends them, where anything does
+    closes: bool  # each is ended, before the next header
 
 
 def history_marks(tokenizer: Any, marks: TurnMarks, end_ids: frozenset[int]) -> HistoryMarks:
@@ -37,9 +37,8 @@ def history_marks(tokenizer: Any, marks: TurnMarks, end_ids: frozenset[int]) -> 
     others = map(list, filter(None, _other_headers(tokenizer, marks.header_ids)))
     headers = [*texts, *map(tokenizer.decode, others)]
     start = "".join(headers[:1])[: _shared(headers)]
-    rows = [_behind_result(tokenizer, role) for role in ("tool", "user")]
-    longer = [_longer(tokenizer.decode(list(row)), texts) for row in rows]
-    return HistoryMarks(marks.header_ids, start, texts, tuple(filter(None, longer)), ends)
+    closes = bool({*closing} - marks.header_ids)
+    return HistoryMarks(marks.header_ids, start, texts, ends, closes)
 
 
 def turn_marks(tokenizer: Any) -> TurnMarks:
@@ -70,21 +69,9 @@ def _result_end(tokenizer: Any) -> Sequence[int]:
 
     Its last token is then the header of the answer.
     """
-    closed, opened = (_behind_result(tokenizer, "", adds) for adds in (False, True))
+    closed, opened = (_behind_result(tokenizer, adds_header=adds) for adds in (False, True))
     is_header = closed == opened == _behind_result(tokenizer, "assistant")
     return closed if is_header and {*closed[-1:]} & _control_ids(tokenizer) else ()
-
-
-def _longer(between: str, texts: tuple[str, ...]) -> str:
-    """Return what begins with one of `texts` in what stands between two messages, and goes on.
-
-    Without what is the call's own there, its id or name.
-    """
-    for word in (_FIRST, _CALL_IDS[1]):
-        between, _, _ = between.partition(word)
-    starts = [between.find(text) for text in texts if text in between]
-    longer = between[min(starts) :] if starts else ""
-    return "" if longer in texts else longer
 
 
 def _header_of(tokenizer: Any, between: Sequence[int], ends: set[int]) -> Sequence[int]:
@@ -188,7 +175,7 @@ def _control_ids(tokenizer: Any) -> set[int]:
     return {*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder}
 
 
-_CALL_IDS = ("abcdefgh0", "abcdefgh1")  # Mistral's takes ids of nine characters only
+_CALL_ID = "abcdefgh0"  # Mistral's takes ids of nine characters only
 _FIRST, _SECOND, _THIRD = "alpha", "omega", "sigma"  # words that no template writes by itself
 
 
@@ -253,19 +240,17 @@ def _after_answer(tokenizer: Any, role: str = "user") -> Sequence[int]:
     return after
 
 
-def _behind_result(tokenizer: Any, role: str, adds_header: bool = False) -> Sequence[int]:
+def _behind_result(tokenizer: Any, role: str = "", adds_header: bool = False) -> Sequence[int]:
     """Return the tokens between a call's result and a `role` message's content; "": the end."""
     for arguments in ({}, "{}"):
         function = {"name": _FIRST, "arguments": arguments}
-        ids = _CALL_IDS[: 1 + (role == "tool")]
-        calls = [{"id": each, "type": "function", "function": function} for each in ids]
+        call = {"id": _CALL_ID, "type": "function", "function": function}
         messages: list[dict[str, Any]] = [
             {"role": "user", "content": _FIRST},
-            {"role": "assistant", "content": "", "tool_calls": calls},
-            {"role": "tool", "tool_call_id": ids[0], "content": _SECOND},
+            {"role": "assistant", "content": "", "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": _CALL_ID, "content": _SECOND},
+            *([{"role": role, "content": _THIRD}] if role else []),
         ]
-        if role:
-            messages.append({"role": role, "tool_call_id": ids[-1], "content": _THIRD})
         _, found, rest = _probed(tokenizer, messages, adds_header).partition(_SECOND)
         inner, is_whole, _ = rest.partition(_THIRD)
         if found and (is_whole or not role):
