@@ -358,9 +358,8 @@ class PromptBuilder:
         was_assistant = False
         for at, following in itertools.pairwise([*headers, len(pieces)]):
             is_assistant = self._begins_own(pieces, at)
-            if following < len(pieces) and self._history.closes:
-                # What ends each result, or question, as Mistral's [/TOOL_RESULTS], is no header
-                # where another one follows.
+            if pieces[at].ids[0] in self._history.closing:
+                # It begins no turn that ends: `[/TOOL_RESULTS]` in front of the next result.
                 is_assistant = is_assistant and self._end_of(pieces, at, following) < following
             if is_assistant:
                 if not was_assistant:

@@ -24,7 +24,7 @@ class HistoryMarks:
     header_start: str
     assistant_texts: tuple[str, ...]  # what the model's own turns begin with
     ends: frozenset[int]  # what ends them, where anything does
-    closes: bool  # each is ended, before the next header
+    closing: frozenset[int]  # of `header_ids`, those that also end what others say
 
 
 def history_marks(tokenizer: Any, marks: TurnMarks, end_ids: frozenset[int]) -> HistoryMarks:
@@ -37,8 +37,14 @@ def history_marks(tokenizer: Any, marks: TurnMarks, end_ids: frozenset[int]) -> 
     others = map(list, filter(None, _other_headers(tokenizer, marks.header_ids)))
     headers = [*texts, *map(tokenizer.decode, others)]
     start = "".join(headers[:1])[: _shared(headers)]
-    closes = bool({*closing} - marks.header_ids)
-    return HistoryMarks(marks.header_ids, start, texts, ends, closes)
+    closed, opened = (_after_question(tokenizer, True, adds) for adds in (False, True))
+    headers_too = {*_result_end(tokenizer)[-1:]}
+    if closed == opened:
+        headers_too.update(header[0] for header in marks.assistant_headers)
+    is_ended = not marks.header_ids.issuperset(closing)  # a turn of the model's, by another token
+    return HistoryMarks(
+        marks.header_ids, start, texts, ends, frozenset(headers_too if is_ended else ())
+    )
 
 
 def turn_marks(tokenizer: Any) -> TurnMarks:
@@ -242,7 +248,8 @@ def _after_answer(tokenizer: Any, role: str = "user") -> Sequence[int]:
 
 def _behind_result(tokenizer: Any, role: str = "", adds_header: bool = False) -> Sequence[int]:
     """Return the tokens between a call's result and a `role` message's content; "": the end."""
-    for arguments in ({}, "{}"):
+    shapes: tuple[Any, ...] = ({}, "{}")
+    for arguments in shapes:
         function = {"name": _FIRST, "arguments": arguments}
         call = {"id": _CALL_ID, "type": "function", "function": function}
         messages: list[dict[str, Any]] = [
