@@ -102,7 +102,7 @@ class SessionPromptBuilder:
         tokens = built.keys
         assert 0 <= built.header <= len(tokens), (built.header, len(tokens))
         visit.set_prompt(tokens, built.header, built.kept)
-        visit.doubtful = built.doubtful
+        visit.doubtful, visit.begins = built.doubtful, built.begins
 
         def boundary(count: int) -> tuple[int, bool] | None:
             """Return how many of the prompt's tokens its first `count` messages make."""
