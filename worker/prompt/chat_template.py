@@ -8,12 +8,16 @@ import secrets
 from collections.abc import Sequence
 from typing import Any, Final
 
+import jinja2
+
 from hearth.shared.errors import StartError
 from hearth.worker.prompt import bounded_templates  # noqa: F401  before any template is compiled
 
 log = logging.getLogger(__name__)
 
 _PROBE: Final = "probe0x"
+SYSTEM_LINE: Final = "the last line of the system message"  # may stand among the variables
+_UNDEFINED: Final = jinja2.Undefined(name="enable_thinking")
 
 
 class Template:
@@ -25,18 +29,16 @@ class Template:
     def __init__(self, tokenizer: Any) -> None:
         """Take mlx-lm's TokenizerWrapper."""
         self._tokenizer = tokenizer
-        self._takes_parts = False
+        self._takes_parts = self.takes_any_variable = False
         self._takes_parts = self._shows_parts_only()
+        question = [{"role": "user", "content": _PROBE}]
+        # A template that is a Python function takes the variables that it knows.
+        self.takes_any_variable = bool(self.probed(question, probevariable=True))
 
     @property
     def exists(self) -> bool:
         """Whether the tokenizer has a template at all."""
         return bool(self._tokenizer.has_chat_template)
-
-    @property
-    def has_think_tags(self) -> bool:
-        """Whether the tokenizer has tags around thinking."""
-        return bool(self._tokenizer.has_thinking)
 
     def text(
         self,
@@ -52,8 +54,13 @@ class Template:
         flat = [_flat(message) for message in messages]
         if not self.exists:
             return _transcript(flat, adds_header)
+        if line := variables.get(SYSTEM_LINE):
+            flat = _with_system_line(flat, line)
+            variables = {name: value for name, value in variables.items() if name != SYSTEM_LINE}
         if self._takes_parts:
             flat = [{**each, "content": [_text_part(each["content"])]} for each in flat]
+        if self.takes_any_variable:  # else mlx-lm gives it, which is not the makers' default
+            variables = {"enable_thinking": _UNDEFINED, **variables}
         rendered: str = self._tokenizer.apply_chat_template(
             flat,
             tools=list(tools) or None,
@@ -113,6 +120,13 @@ class Template:
             return False
         self._takes_parts = True
         return _PROBE in self.probed(question)
+
+
+def _with_system_line(messages: list[dict[str, Any]], line: str) -> list[dict[str, Any]]:
+    if not messages or messages[0]["role"] != "system":
+        return [{"role": "system", "content": line}, *messages]
+    first, *others = messages
+    return [{**first, "content": f"{first['content']}\n{line}"}, *others]
 
 
 def _text_part(text: str) -> dict[str, str]:

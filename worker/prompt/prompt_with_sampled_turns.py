@@ -11,11 +11,13 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from hearth.shared.errors import PromptTooLong, RequestError
+from hearth.shared.wire_messages import ThinkingWish
 from hearth.worker.cache.block_hash import Tokens, pack
 from hearth.worker.cache.image_keys import ImageRun, PromptImage, PromptImages, keys_of
 from hearth.worker.prompt.images.image_placeholders import ImageForm, marked, pieces_of
 from hearth.worker.prompt.render_messages import Renderer
 from hearth.worker.prompt.template_turn_tokens import HistoryMarks
+from hearth.worker.prompt.thinking_switches import ThinkingSwitches
 from hearth.worker.prompt.tokenise import PieceTokeniser, TextPiece
 from hearth.worker.prompt.tools_as_text import ToolForm
 
@@ -51,6 +53,7 @@ class PromptContent:
     pictures: PromptImages = field(default_factory=dict)
     owner: str = ""
     continues: bool = False
+    thinking: ThinkingWish = field(default_factory=ThinkingWish)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +110,11 @@ class PromptBuilder:
     def tool_form(self) -> ToolForm:
         """The form in which prompts show tools and ask for calls."""
         return self._renderer.tool_form
+
+    @property
+    def thinking(self) -> ThinkingSwitches:
+        """How the template is told to think."""
+        return self._renderer.thinking
 
     def build(
         self, content: PromptContent, adds_header: bool = True, is_counted: bool = False
@@ -193,6 +201,7 @@ class PromptBuilder:
             tokeniser.shielded(content.options, mark),
             adds_header and not content.continues,
             adds_header and content.continues,
+            content.thinking,
         )
         if is_counted:
             _refuse_uncounted(rendered.text, self._bytes_max or 0)
