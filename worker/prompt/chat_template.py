@@ -54,9 +54,9 @@ class Template:
         flat = [_flat(message) for message in messages]
         if not self.exists:
             return _transcript(flat, adds_header)
-        if line := variables.get(SYSTEM_LINE):
+        variables = dict(variables)
+        if line := variables.pop(SYSTEM_LINE, None):
             flat = _with_system_line(flat, line)
-            variables = {name: value for name, value in variables.items() if name != SYSTEM_LINE}
         if self._takes_parts:
             flat = [{**each, "content": [_text_part(each["content"])]} for each in flat]
         if self.takes_any_variable:  # else mlx-lm gives it, which is not the makers' default

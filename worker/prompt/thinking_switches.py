@@ -22,7 +22,7 @@ SWITCHES: Final[tuple[tuple[str, Any, Any], ...]] = (
     ("reasoning", True, False),  # Cohere 2 MoE, GigaChat 3.5
     ("thinking_option", "on", "off"),  # Ling
     ("thinking_budget", -1, 0),  # Seed-OSS
-    (SYSTEM_LINE, "/think", "/no_think"),  # Nemotron Nano 2
+    (SYSTEM_LINE, None, "/no_think"),  # Nemotron Nano 2
 )
 LEVEL_VARIABLES: Final = ("reasoning_effort", "thinking_effort", "reasoning_strength")
 _NO_LEVELS: Final = ("no_think", "none")  # Hy3's word for off, and OpenAI's
@@ -71,10 +71,12 @@ class ThinkingSwitches:
             return []
         told, said = self.told, list[str]()
         if wish.on is False and not told.has_switch and told.default != "never":
-            least = f'its least level, "{told.levels[0]}", is used' if told.levels else "it may think"
+            least = (
+                f'its least level, "{told.levels[0]}", is used' if told.levels else "it may think"
+            )
             said.append(
-                f"Thinking cannot be switched off: this model's template has no switch, and {least}."
-                " Send thinking_budget: 1 to end it early, or ask another model."
+                "Thinking cannot be switched off: this model's template has no switch, and "
+                f"{least}. Send thinking_budget: 1 to end it early, or ask another model."
             )
         if wish.on and told.default == "never":
             said.append(
@@ -82,13 +84,13 @@ class ThinkingSwitches:
             )
         elif wish.on is not False and wish.level and not told.levels:
             said.append(
-                f'The level "{wish.level}" changes nothing: this model\'s template has no levels of '
-                "thinking. Send thinking_budget to limit it."
+                f'The level "{wish.level}" changes nothing: this model\'s template has no levels. '
+                "Send thinking_budget to limit its thinking."
             )
         elif wish.on is not False and wish.level and wish.level not in told.levels:
             said.append(
-                f'This model\'s template has no level "{wish.level}": "{self._nearest(wish.level)}" '
-                f"is used. Send one of {', '.join(told.levels)}."
+                f'This model\'s template has no level "{wish.level}": '
+                f'"{self._nearest(wish.level)}" is used. Send one of {", ".join(told.levels)}.'
             )
         return said
 
@@ -123,14 +125,12 @@ def thinking_switches(
 def _is_known(template: Template, name: str, on: Any, off: Any) -> bool:
     """Whether the template makes more of the two than to show them."""
     texts = [_text(template, {name: state}) for state in (on, off)]
-    if name == SYSTEM_LINE and (other := _text(template, {name: _UNKNOWN_WORD})):
-        return other.replace(_UNKNOWN_WORD, off) != texts[1] != texts[0]
+    if name == SYSTEM_LINE:
+        texts[0] = _text(template, {name: _UNKNOWN_WORD}).replace(_UNKNOWN_WORD, off)
     return all(texts) and texts[0] != texts[1]
 
 
-def _levels(
-    template: Template, on: Variables
-) -> tuple[dict[str, Variables], Variables | None]:
+def _levels(template: Template, on: Variables) -> tuple[dict[str, Variables], Variables | None]:
     """Return the template's levels of thinking, least first, and what is no thinking at all."""
     for name in LEVEL_VARIABLES:
         base = _text(template, on)
@@ -142,7 +142,9 @@ def _levels(
             continue
         if _UNKNOWN_WORD in other:
             known = {word: known[word] for word in _TRAINED_LEVELS}
-        elif other == base and known.keys() - {*_NO_LEVELS}:  # what it does of its own is a level too
+        elif other == base and known.keys() - {
+            *_NO_LEVELS
+        }:  # what it does of its own is a level too
             own = next(each for each in reversed(_TRAINED_LEVELS) if each not in known)
             known[own] = {}
         closing = [_CLOSING_LEVEL] if _end(texts.get(_CLOSING_LEVEL, "")) != _end(base) else []
