@@ -4,6 +4,7 @@ Runs once, when a model is loaded. Each template has words of its own for on, of
 takes most of those that it does not know in silence: a word counts where it changes the prompt.
 """
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -52,47 +53,44 @@ class ThinkingSwitches:
         """Return the template's variables for `wish`; a level that it has not is the nearest."""
         if wish.on is False:
             return self.off
-        given = (self.on if wish.on else self.base) | self._level(wish)
-        if wish.budget and self.takes_budget:
-            given |= {"thinking_budget": wish.budget}
-        return given
+        level = self.levels.get(self._nearest(wish.level), {})
+        budget = {"thinking_budget": wish.budget} if wish.budget and self.takes_budget else {}
+        return (self.on if wish.on else self.base) | level | budget
 
-    def _level(self, wish: ThinkingWish) -> Variables:
-        return self.levels[self._nearest(wish.level)] if wish.level and self.levels else {}
-
-    def _nearest(self, level: str) -> str:
+    def _nearest(self, level: str | None) -> str:
         """Return the nearest of the template's levels, of two the higher: as DeepSeek's own API."""
+        if level is None or not self.levels:
+            return ""
         place = THINKING_LEVELS.index
         return min(reversed(self.levels), key=lambda each: abs(place(each) - place(level)))
 
     def warnings(self, wish: ThinkingWish, own: Variables) -> list[str]:
         """Return what of `wish` has no effect, as sentences; `own` variables are the client's."""
-        if own.keys() & _SWITCH_NAMES:
-            return []
-        told, said = self.told, list[str]()
-        if wish.on is False and not told.has_switch and told.default != "never":
-            least = (
-                f'its least level, "{told.levels[0]}", is used' if told.levels else "it may think"
-            )
-            said.append(
+        told, level = self.told, wish.level
+        is_never, nearest = told.default == "never", self._nearest(level)
+        least = f'its least level, "{told.levels[0]}", is used' if told.levels else "it may think"
+        rows = (
+            (
+                wish.on is False and not told.has_switch and not is_never,
                 "Thinking cannot be switched off: this model's template has no switch, and "
-                f"{least}. Send thinking_budget: 1 to end it early, or ask another model."
-            )
-        if wish.on and told.default == "never":
-            said.append(
-                "Thinking cannot be switched on: this model does not think. Ask a model that does."
-            )
-        elif wish.on is not False and wish.level and not told.levels:
-            said.append(
-                f'The level "{wish.level}" changes nothing: this model\'s template has no levels. '
-                "Send thinking_budget to limit its thinking."
-            )
-        elif wish.on is not False and wish.level and wish.level not in told.levels:
-            said.append(
-                f'This model\'s template has no level "{wish.level}": '
-                f'"{self._nearest(wish.level)}" is used. Send one of {", ".join(told.levels)}.'
-            )
-        return said
+                f"{least}. Send thinking_budget: 1 to end it early, or ask another model.",
+            ),
+            (
+                wish.on and is_never,
+                "Thinking cannot be switched on: this model does not think. Ask a model that does.",
+            ),
+            (
+                level and not told.levels and not is_never,
+                f'The level "{level}" changes nothing: this model\'s template has no levels. Send '
+                "thinking_budget to limit its thinking.",
+            ),
+            (
+                told.levels and level and level != nearest,
+                f'This model\'s template has no level "{level}": "{nearest}" is used. Send one of '
+                f"{', '.join(told.levels)}.",
+            ),
+        )
+        return [text for is_so, text in rows if is_so and not own.keys() & _SWITCH_NAMES]
 
 
 def thinking_switches(
@@ -140,13 +138,11 @@ def _levels(template: Template, on: Variables) -> tuple[dict[str, Variables], Va
         known = {word: {name: word} for word, text in texts.items() if text not in ("", other)}
         if not known:
             continue
-        if _UNKNOWN_WORD in other:
-            known = {word: known[word] for word in _TRAINED_LEVELS}
-        elif other == base and known.keys() - {
-            *_NO_LEVELS
-        }:  # what it does of its own is a level too
-            own = next(each for each in reversed(_TRAINED_LEVELS) if each not in known)
-            known[own] = {}
+        if _UNKNOWN_WORD in other.lower():
+            known = {word: known[word] for word in _TRAINED_LEVELS if word in known}
+        elif other == base and not known.keys() <= {*_NO_LEVELS}:  # its own way is a level too
+            rest = (word for word in reversed(_TRAINED_LEVELS) if word not in known)
+            known |= {word: {} for word in itertools.islice(rest, 1)}
         closing = [_CLOSING_LEVEL] if _end(texts.get(_CLOSING_LEVEL, "")) != _end(base) else []
         off = next((known[word] for word in (*_NO_LEVELS, *closing) if word in known), None)
         return {word: known[word] for word in THINKING_LEVELS if word in known}, off

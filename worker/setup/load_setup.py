@@ -60,6 +60,6 @@ def load_all(
 def _told(settings: Settings, tokenizer: Any, output: OutputFormat) -> ThinkingSwitch:
     """Return what the model can be told about thinking, and what it does where nobody says."""
     told = thinking_switches(Template(tokenizer), output.thinks, output.is_thinking_open).told
-    if settings.default_thinking is None or not told.has_switch:
-        return told
-    return dataclasses.replace(told, default="on" if settings.default_thinking else "off")
+    is_set = told.has_switch and settings.default_thinking is not None
+    default = "on" if settings.default_thinking else "off"
+    return dataclasses.replace(told, default=default if is_set else told.default)
