@@ -17,7 +17,6 @@ from hearth.worker.cache.image_keys import ImageRun, PromptImage, PromptImages, 
 from hearth.worker.prompt.images.image_placeholders import ImageForm, marked, pieces_of
 from hearth.worker.prompt.render_messages import Renderer
 from hearth.worker.prompt.template_turn_tokens import HistoryMarks
-from hearth.worker.prompt.thinking_switches import ThinkingSwitches
 from hearth.worker.prompt.tokenise import PieceTokeniser, TextPiece
 from hearth.worker.prompt.tools_as_text import ToolForm
 
@@ -98,6 +97,7 @@ class PromptBuilder:
         """`form` has the text around the model's images; None where it takes none."""
         self._form = form or ImageForm()
         self._renderer = renderer
+        self.thinking = renderer.thinking
         self.tokeniser = tokeniser
         self._history = history
         self._context_tokens, self._context_by = context
@@ -110,11 +110,6 @@ class PromptBuilder:
     def tool_form(self) -> ToolForm:
         """The form in which prompts show tools and ask for calls."""
         return self._renderer.tool_form
-
-    @property
-    def thinking(self) -> ThinkingSwitches:
-        """How the template is told to think."""
-        return self._renderer.thinking
 
     def build(
         self, content: PromptContent, adds_header: bool = True, is_counted: bool = False
