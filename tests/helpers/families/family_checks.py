@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import Any, Final
 
 from hearth.shared.errors import RequestError
-from hearth.shared.wire_messages import Constraints, ThinkingWish
+from hearth.shared.wire_messages import Constraints
 from hearth.worker.formats.shared.output_format import AnswerParts, OutputFormat
 from hearth.worker.prompt.prompt_with_sampled_turns import PromptContent
 from scripts.harness.constrained_answers import constrainer_for, walk
@@ -88,8 +88,8 @@ class FamilyChecks:
 
     def _opening(self, think: bool | None) -> str:
         """Return the generation prompt."""
-        wish = ThinkingWish(think is not False)
-        asked = PromptContent([{"role": "user", "content": QUESTION}], TOOLS, thinking=wish)
+        options = {"enable_thinking": think is not False}
+        asked = PromptContent([{"role": "user", "content": QUESTION}], TOOLS, options)
         prompt = self.builder.build(asked)
         return str(self.tokenizer.decode(prompt.ids[prompt.header :]))
 
