@@ -19,7 +19,7 @@ class DictatedServer(Server):
     """A server whose model writes the case that a prompt's length names."""
 
     def __init__(self, family: WrittenFamily) -> None:
-        super().__init__(PROXY_MODEL_ID=MODEL, IDLE_PREFILL="never", DEFAULT_THINKING="true")
+        super().__init__(PROXY_MODEL_ID=MODEL, IDLE_PREFILL="never")
         directory = self.run_dir / "model"
         directory.mkdir()
         self.family = family
