@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from hearth.shared.errors import PromptTooLong, RequestError
+from hearth.shared.wire_messages import ThinkingWish
 from hearth.worker.cache.block_hash import Tokens, pack
 from hearth.worker.cache.image_keys import ImageRun, PromptImage, PromptImages, keys_of
 from hearth.worker.prompt.images.image_placeholders import ImageForm, marked, pieces_of
@@ -59,6 +60,7 @@ class PromptContent:
     pictures: PromptImages = field(default_factory=dict)
     owner: str = ""
     continues: bool = False
+    thinking: ThinkingWish = field(default_factory=ThinkingWish)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +107,7 @@ class PromptBuilder:
         """`form` has the text around the model's images; None where it takes none."""
         self._form = form or ImageForm()
         self._renderer = renderer
+        self.thinking = renderer.thinking
         self.tokeniser = tokeniser
         self._history = history
         self._context_tokens, self._context_by = context
@@ -229,6 +232,7 @@ class PromptBuilder:
                 tokeniser.shielded(content.options, mark),
                 adds_header and not content.continues,
                 adds_header and content.continues,
+                content.thinking,
             )
         except RequestError as error:  # it may cite what it refuses
             error.args = (str(error).replace(mark, ""),)

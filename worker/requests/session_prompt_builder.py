@@ -92,7 +92,8 @@ class SessionPromptBuilder:
         if prompt.continues and turns:  # it is not over: the client's text says how far it goes
             turns = [*turns[:-1], None]
         return PromptContent(
-            messages, prompt.tools, prompt.template_kwargs, turns, images, owner, prompt.continues
+            *(messages, prompt.tools, prompt.template_kwargs, turns, images, owner),
+            *(prompt.continues, prompt.thinking),
         )
 
     def explain(
