@@ -20,7 +20,6 @@ from hearth.worker.prompt.images.image_placeholders import ImageForm, marked, pi
 from hearth.worker.prompt.render_messages import Renderer
 from hearth.worker.prompt.template_turn_tokens import HistoryMarks
 from hearth.worker.prompt.tokenise import PieceTokeniser, TextPiece
-from hearth.worker.prompt.tools_as_text import ToolForm
 from hearth.worker.prompt.turn_beginnings import Beginning, PromptIds, shows_all, shows_other
 
 UTF8_BYTES_MAX = 4  # of a character
@@ -108,6 +107,7 @@ class PromptBuilder:
         self._form = form or ImageForm()
         self._renderer = renderer
         self.thinking = renderer.thinking
+        self.tool_form = renderer.capabilities.tool_form  # in which prompts show tools
         self.tokeniser = tokeniser
         self._history = history
         self._context_tokens, self._context_by = context
@@ -115,11 +115,6 @@ class PromptBuilder:
         # Text longer than this cannot fit, and is refused unread.
         self._bytes_max = token_bytes * self._context_tokens if token_bytes else None
         self.preserves_thinking = preserves_thinking
-
-    @property
-    def tool_form(self) -> ToolForm:
-        """The form in which prompts show tools and ask for calls."""
-        return self._renderer.tool_form
 
     def build(
         self, content: PromptContent, adds_header: bool = True, is_counted: bool = False
