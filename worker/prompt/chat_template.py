@@ -34,6 +34,9 @@ class Template:
     def __init__(self, tokenizer: Any) -> None:
         """Take mlx-lm's TokenizerWrapper."""
         self._tokenizer = tokenizer
+        self.exists = bool(tokenizer.has_chat_template)
+        # What stands around thinking, "" where the tokenizer has no such tags.
+        self.think_tags = tokenizer.think_start or "", tokenizer.think_end or ""
         self._takes_parts = self._takes_xml_tools = self.takes_any_variable = False
         self._no_tools: list[Any] | None = None
         if self.exists and not self.probed(_PROBED):  # it counts the tools, where there are none
@@ -46,16 +49,6 @@ class Template:
         self.takes_any_variable = bool(self.probed(_PROBED, probevariable=True))
         if "probe1x" not in self.probed(_PROBED, [_TOOL]):  # SmolLM3 looks for them elsewhere
             self._takes_xml_tools = "probe1x" in self.probed(_PROBED, xml_tools=[_TOOL["function"]])
-
-    @property
-    def exists(self) -> bool:
-        """Whether the tokenizer has a template at all."""
-        return bool(self._tokenizer.has_chat_template)
-
-    @property
-    def think_tags(self) -> tuple[str, str]:
-        """What stands around thinking, "" where the tokenizer has no such tags."""
-        return self._tokenizer.think_start or "", self._tokenizer.think_end or ""
 
     def text(
         self,

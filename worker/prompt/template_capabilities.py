@@ -89,9 +89,11 @@ def template_capabilities(template: Template) -> TemplateCapabilities:
     if not is_shown:
         is_gemmas = _GEMMA_TURN in template.probed([_QUESTION])
         form = "tool_code" if is_gemmas else "manual"
-    shows_calls = is_shown and prober.shows_calls()
+    # DeepSeek V3.1's shows calls and results, and no tools.
+    is_native = is_shown or (prober.shows_calls() and prober.grows())
+    shows_calls = is_native and prober.shows_calls()
     answer = "calls" if shows_calls else "assistant"
-    shows_results = is_shown and prober.takes("user", answer, "tool")
+    shows_results = is_native and prober.takes("user", answer, "tool")
     long_fits, short_fits = prober.fits(call_id=_LONG_ID), prober.fits()
     ids_text = prober.text_of_turns((_SHORT_ID, _OTHER_ID))
     several = ("user", "two calls", *(("tool", "tool") if shows_results else ()))
@@ -179,6 +181,11 @@ class _Prober:
 
     def shows_calls(self) -> bool:
         return self.takes("user", "calls") or self.takes("user", "calls", "tool")
+
+    def grows(self) -> bool:
+        """Whether a call behind a result stands where the answer to that was asked for."""
+        before, now = (self.text_of_turns([_SHORT_ID] * count) for count in (1, 2))
+        return bool(before) and now.startswith(before)
 
     def shows_parts(self, kind: str) -> bool:
         """Whether the text parts of such a message are shown as what they are."""
