@@ -1,7 +1,4 @@
-"""Defines what a client may wish about thinking, and what a model can be told of it.
-
-Both cross the socket, as parts of messages (hearth.shared.wire_messages).
-"""
+"""Holds what a client wishes of thinking, and what a model's template can be told of it."""
 
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -30,10 +27,10 @@ class ThinkingWish:
 
 
 @dataclass(frozen=True, slots=True)
-class ThinkingSwitch:
-    """What a model's template can be told about thinking."""
+class ThinkingFacts:
+    """What a model's template can be told about thinking, and what it does where nobody says."""
 
-    # "on" | "off" | "adaptive": the model decides; without a switch "always" | "never" too
+    # "on" | "off" | "adaptive" (the model decides); without a switch also "always" | "never"
     default: str = "never"
     has_switch: bool = False  # between on and off
     levels: list[str] = field(default_factory=list)  # of THINKING_LEVELS, least first
