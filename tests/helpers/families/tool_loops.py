@@ -1,0 +1,201 @@
+"""Leads tool loops through a worker's real prompt side: a family's own words are its answers.
+
+Nothing is computed: the sampled tokens are given, cut naturally or as no tokenizer would cut them.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Final
+
+from hearth.proxy.api.chat_completions import parse
+from hearth.proxy.request.message_digests import MessageDigester
+from hearth.shared.settings_from_env import load_settings
+from hearth.shared.wire_messages import Prompt, Sampling, Speaker, Submit, Usage
+from hearth.worker.cache.block_hash import common_length, pack
+from hearth.worker.prompt.prefill_cuts import CutRule
+from hearth.worker.prompt.template_turn_tokens import turn_marks
+from hearth.worker.requests.debug_prompt_log import RecentPrompts
+from hearth.worker.requests.request_builder import RequestBuilder
+from hearth.worker.requests.session_prompt_builder import SessionPromptBuilder
+from hearth.worker.schedule.answers.answer_deltas import piece_deltas
+from hearth.worker.schedule.request_state import ClientLease, Request
+from hearth.worker.schedule.requested_bits import RequestedBits
+from hearth.worker.schedule.turn_recorder import TurnRecorder
+from hearth.worker.setup import prompt_and_session_setup as setup
+from hearth.worker.stream.answer_parts import AnswerParts
+from hearth.worker.stream.detokenise import Vocabulary
+from scripts.harness.constrained_answers import end_ids
+from scripts.harness.store_builders import ROOT
+from tests.helpers.families.family_cases import TOOLS, Case, WrittenFamily
+
+CHUNK: Final = 256
+CONTEXT_TOKENS: Final = 200_000
+CUTS: Final = ("naturally", "by letters", "by bytes")
+CITIES: Final = ("Bodø", "Oslo 日本", "Zu\u0308rich", "a 👩‍💻 b", "x  y", "Łódź\u00a0é")
+QUESTION: Final = {"role": "user", "content": "What is the weather in all of them?"}
+LATER: Final = {"role": "user", "content": "And the next ones?\n"}
+PLAIN_TEXT: Final = "It is sunny, 日本."
+# Ids that models write themselves: Mistral's nine letters, and Kimi's, counted over all calls.
+WRITTEN_IDS: Final = re.compile(r"a1B2c3D4e|f5G6h7J8k|(?<=functions\.get_weather:)\d+")
+
+
+class ToolLoop:
+    """One conversation of a client with a family's model.
+
+    `read` has for each request how many tokens were new to a cache that keeps all, `lost` those of
+    them that were fed before and are no more where they stood, `told` what the server says of it.
+    """
+
+    def __init__(self, family: WrittenFamily, cut: str = CUTS[0], directory: Any = None) -> None:
+        """`directory` is where the sessions are remembered; None = in memory alone."""
+        self.family, self.cut = family, cut
+        self.tokenizer = tokenizer = family.tokenizer
+        marks, self.ends = turn_marks(tokenizer), end_ids(tokenizer)
+        settings = load_settings({"LOG_ROOT": "/nonexistent", "LOG_REQUESTS": "false"}, None)
+        self.sessions = setup.make_sessions(settings, CHUNK, directory=directory)
+        builder = setup.make_builder(tokenizer, marks, self.ends, CONTEXT_TOKENS, settings)
+        facts = SimpleNamespace(
+            context_tokens=CONTEXT_TOKENS, vocab_size=len(tokenizer.get_vocab()), name=""
+        )
+        generation = {"eos_token_id": list(tokenizer.eos_token_ids)}
+        model: Any = SimpleNamespace(facts=facts, tokenizer=tokenizer, generation_config=generation)
+        self.vocabulary = Vocabulary(tokenizer)
+        rule = CutRule(CHUNK, marks)
+        told = setup.prompt_facts(model, ROOT, builder, self.vocabulary, rule, RequestedBits())
+        prompts = SessionPromptBuilder(builder, self.sessions, told)
+        self.builder = RequestBuilder(prompts, RecentPrompts(False), told, 1_000)
+        self.recorder = TurnRecorder(self.sessions, lambda: 0, lambda _: None)
+        self.messages: list[dict[str, Any]] = [QUESTION]
+        self.fed: list[int] = []
+        self.read: list[int] = []
+        self.lost: list[int] = []
+        self.told: list[dict[str, Any] | None] = []
+        self.requests: list[Request] = []
+        self.written_ids: list[str] = []
+
+    # ------------------------------------------------------------ what the client does
+
+    def lead(self, turns: int, name: str = "", keeps: bool = True) -> None:
+        """Lead `turns` turns of calls; the case `name`, or one case after another.
+
+        The client `keeps` the thinking and writes arguments as they were, or else leaves it out and
+        writes JSON in another way.
+        """
+        names = [name] * turns if name in self.family.cases else self._call_cases()
+        for turn in range(turns):
+            self.take(self.family.cases[names[turn % len(names)]], keeps)
+
+    def _call_cases(self) -> list[str]:
+        return [n for n in ("call", "words_call", "thinking_call") if n in self.family.cases]
+
+    def take(self, case: Case, keeps: bool) -> AnswerParts:
+        """Ask, have `case` answered with other arguments, and take the results, if any."""
+        text, cities = self._text(case)
+        request = self.ask()
+        parts = self.answer(request, text)
+        got = [call.arguments for call in parts.calls]
+        wanted = [city for city in cities if case.calls]
+        assert [isinstance(row, dict) and row["city"] for row in got] == wanted, (text, parts)
+        self.messages.append(self.echo(parts, request.call_ids, keeps))
+        for call_id, city in zip(request.call_ids, cities, strict=False):
+            result = {"role": "tool", "tool_call_id": call_id, "content": f"Sunny in {city}.\n"}
+            self.messages.append(result)
+        return parts
+
+    def echo(self, parts: AnswerParts, ids: Sequence[str], keeps: bool) -> dict[str, Any]:
+        """Return the answer as a client sends it back."""
+        form: dict[str, Any] = {"ensure_ascii": False} if keeps else {"separators": (",", ":")}
+        message: dict[str, Any] = {"role": "assistant", "content": parts.content or None}
+        if keeps and parts.reasoning:
+            message["reasoning_content"] = parts.reasoning
+        if parts.calls:
+            texts = [json.dumps(call.arguments, **form) for call in parts.calls]
+            message["tool_calls"] = [
+                {"id": id, "type": "function", "function": {"name": call.name, "arguments": text}}
+                for id, call, text in zip(ids, parts.calls, texts, strict=True)
+            ]
+        return message
+
+    def body(self) -> dict[str, Any]:
+        think = self.family.think
+        options = {} if think is None else {"chat_template_kwargs": {"enable_thinking": think}}
+        return {"model": "m", "messages": self.messages, "tools": TOOLS, **options}
+
+    # ------------------------------------------------------------ what the server does
+
+    def ask(self) -> Request:
+        """Return the request as the worker makes it; note what of it is new."""
+        prompt: Prompt = parse(self.body()).prompt
+        names, delta = MessageDigester(True, False).names(prompt.messages)
+        prompt = replace(prompt, names=names, delta_chars=delta, speaker=Speaker("key", "s1"))
+        lease = ClientLease(f"q{len(self.read)}", b"peer")
+        request = self.builder.build(lease, Submit(lease.request_id, prompt, Sampling()))
+        kept = common_length(pack(request.ids), pack(self.fed))
+        self.read.append(len(request.ids) - kept)
+        self.lost.append(len(self.fed) - kept)
+        self.requests.append(request)
+        return request
+
+    def answer(self, request: Request, text: str) -> AnswerParts:
+        """Have `text` sampled behind a request, and record it; return it as it was read."""
+        sampled = self.ids_of(text)
+        for token in sampled:
+            [*piece_deltas(request, request.output.add(token, None))]
+        [*piece_deltas(request, request.output.finish(is_complete=True))]
+        request.sampled = sampled
+        self.fed = [*request.ids, *sampled]
+        length, read = len(request.ids), self.read[-1]
+        usage = Usage(length, length - read, read, len(sampled))
+        self.told.append(self.recorder.ended(request, usage, "stop", None).divergence)
+        return request.output.parts
+
+    def ids_of(self, text: str) -> list[int]:
+        """Return the tokens of a text, cut as `cut` says, up to one that ends a turn."""
+        found = self._natural(text) if self.cut == CUTS[0] else [*self._cut(text)]
+        ends = [at for at, token in enumerate(found) if token in self.ends]
+        return found[: ends[0]] if ends else found
+
+    def _natural(self, text: str) -> list[int]:
+        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False)
+        return ids
+
+    def _cut(self, text: str) -> Iterator[int]:
+        """Yield the tokens of each letter, or byte; the family's marks stay whole."""
+        marks = [*self.family.controls, *self.family.marks]
+        for part in re.split(f"({'|'.join(map(re.escape, marks))})", text):
+            if part in marks:
+                yield from self._natural(part)
+                continue
+            for letter in part:
+                told = letter.encode()
+                whole = self._ids_by_bytes.get(told) if self.cut == "by letters" else None
+                yield from [whole] if whole is not None else map(self._id_of_byte, told)
+
+    def _id_of_byte(self, byte: int) -> int:
+        return self._ids_by_bytes[bytes([byte])]
+
+    @cached_property
+    def _ids_by_bytes(self) -> dict[bytes, int]:
+        added = self.tokenizer.added_tokens_decoder
+        ids = [token for token in self.tokenizer.get_vocab().values() if token not in added]
+        return {self.vocabulary.token_bytes(token): token for token in ids}
+
+    # ------------------------------------------------------------ texts
+
+    def _text(self, case: Case) -> tuple[str, list[str]]:
+        """Return a case's text with cities, and ids, that no other turn has."""
+        at = len(self.read)
+        first, second = (f"{CITIES[(2 * at + n) % len(CITIES)]} {2 * at + n}" for n in (0, 1))
+        text = case.text.replace("Oslo", first).replace("Bergen", second).replace("Rome", second)
+        return WRITTEN_IDS.sub(self._next_id, text), [first, second][: len(case.calls)]
+
+    def _next_id(self, found: re.Match[str]) -> str:
+        number = len(self.written_ids)
+        written = f"{number}" if found[0].isdigit() else f"abcd{number:05d}"
+        self.written_ids.append(written)
+        return written
