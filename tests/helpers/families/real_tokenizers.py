@@ -8,7 +8,6 @@ whose templates know no tools.
 
 import base64
 import hashlib
-import importlib
 import json
 import shutil
 import sys
@@ -22,6 +21,11 @@ from typing import Any, Final
 
 import mlx.core as mx
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
+from transformers.convert_slow_tokenizer import (
+    SpmConverter,
+    TikTokenConverter,
+    import_protobuf,
+)
 
 from scripts.fixtures import checkpoint_files
 from scripts.nightly.sources import checked
@@ -42,10 +46,6 @@ QWEN35_WORDS: Final = (
 CONTROL: Final = 3  # a piece's type in SentencePiece, and in GGUF
 
 
-def converters() -> Any:
-    return importlib.import_module("transformers.convert_slow_tokenizer")
-
-
 def with_controls(made: Tokenizer, kinds: dict[str, int]) -> Tokenizer:
     controls = [token for token, kind in kinds.items() if kind == CONTROL]
     made.add_tokens([AddedToken(text, special=True, normalized=False) for text in controls])
@@ -54,7 +54,7 @@ def with_controls(made: Tokenizer, kinds: dict[str, int]) -> Tokenizer:
 
 def of_ranks(ranks: dict[bytes, int], words: str) -> Tokenizer:
     """Return the tokenizer of tiktoken's ranks, its words found by a pattern."""
-    converter = converters().TikTokenConverter(ranks, words)
+    converter = TikTokenConverter(ranks, words)
     converter.load_tiktoken_bpe = lambda ranks: ranks
     made: Tokenizer = converter.converted()
     return made
@@ -79,10 +79,10 @@ def of_json(file: Path) -> Tokenizer:
 
 
 def of_sentencepiece(file: Path) -> Tokenizer:
-    proto = converters().import_protobuf().ModelProto()
+    proto = import_protobuf().ModelProto()
     proto.ParseFromString(file.read_bytes())
     vocabulary = {row.piece: number for number, row in enumerate(proto.pieces)}
-    made = converters().SpmConverter.build_tokenizer_from_spm_proto(proto, vocabulary)
+    made = SpmConverter.build_tokenizer_from_spm_proto(proto, vocabulary)
     return with_controls(made, {row.piece: row.type for row in proto.pieces})
 
 

@@ -58,7 +58,10 @@ class LoopDesk(Desk):
                 continue
             for told in map(str.encode, part):
                 is_whole = cut == CUTS[1] and told in by_bytes
-                yield from (by_bytes[each] for each in ([told] if is_whole else _bytes(told)))
+                yield from (
+                    by_bytes[each]
+                    for each in ([told] if is_whole else map(bytes, zip(told, strict=True)))
+                )
 
 
 @lru_cache(maxsize=1)  # a large vocabulary takes much memory
@@ -144,7 +147,10 @@ class ToolLoop:
         kept = common_length(pack(request.ids), pack(self.fed))
         changes = self.desk.family.name in CHANGES and self.messages[-1] is LATER
         if changes != (kept < len(self.fed)):
-            was, now = (self.text(ids[max(0, kept - 8) :][:16]) for ids in (self.fed, request.ids))
+            was, now = (
+                self.desk.prompts.text(ids[max(0, kept - 8) :][:16])
+                for ids in (self.fed, request.ids)
+            )
             lost = len(self.fed) - kept
             self.wrong.append(f"{lost} tokens of {self.asked}: {was!r} became {now!r}")
         assert request.visit is not None
@@ -172,14 +178,10 @@ class ToolLoop:
 
     def end(self) -> None:
         """Look at the prompt that nobody answers: each written id has a call and a result."""
-        shown = self.text(self.ask().ids)
+        shown = self.desk.prompts.text(self.ask().ids)
         for written in self.written_ids:
             if (times := len(re.findall(rf"(?<!\w){written}(?!\w)", shown))) != 2:
                 self.wrong.append(f"{written} stands {times} times, not in its call and its result")
-
-    def text(self, ids: Sequence[int]) -> str:
-        text: str = self.desk.family.tokenizer.decode(list(ids))
-        return text
 
 
 def echo(parts: AnswerParts, ids: Sequence[str], keeps: bool) -> dict[str, Any]:
@@ -196,10 +198,6 @@ def echo(parts: AnswerParts, ids: Sequence[str], keeps: bool) -> dict[str, Any]:
         for call_id, function in zip(ids, functions, strict=True)
     ]
     return message | ({"tool_calls": calls} if calls else {})
-
-
-def _bytes(text: bytes) -> list[bytes]:
-    return [bytes([byte]) for byte in text]
 
 
 def _in(text: str) -> Any:

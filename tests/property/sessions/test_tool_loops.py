@@ -1,7 +1,12 @@
-"""Prompts on the makers' own tokenizers: as transformers has them, and what was sent is shown."""
+"""A prompt only ever grows, a result has its call's id, and what a client changed is shown.
+
+Tool loops of every family, on small tokenizers of ours and on the makers' own; and prompts on those
+are transformers'.
+"""
 
 import json
 import unicodedata
+from collections.abc import Iterator
 from typing import Any, Final
 
 import pytest
@@ -10,12 +15,19 @@ from hypothesis import Phase, assume, given, settings, strategies as st
 from hearth.worker.prompt.prompt_with_sampled_turns import PromptContent
 from hearth.worker.sessions.echoed_turn_match import is_trimmed
 from scripts.harness.constrained_answers import tool
+from tests.helpers.families.family_cases import family_names
 from tests.helpers.families.real_templates import NEEDS_REAL_TEMPLATES
-from tests.helpers.families.real_tokenizers import PLAIN, TOLD
-from tests.helpers.families.tool_loops import CUTS, LATER, QUESTION, SPOKEN, ToolLoop, desk_of
+from tests.helpers.families.real_tokenizers import PLAIN, SOURCE_OF, TOLD
+from tests.helpers.families.tool_loops import (
+    CUTS,
+    LATER,
+    QUESTION,
+    SPOKEN,
+    LoopDesk,
+    ToolLoop,
+    desk_of,
+)
 from tests.helpers.worker.prompt_builders import builder_of
-
-pytestmark = NEEDS_REAL_TEMPLATES
 
 NAMES: Final = [row["families"][0] for row in TOLD["tokenizers"].values()]
 NO_CALLS: Final = (*PLAIN, "gemma3", "deepseek-v3")  # their templates have none of their own
@@ -35,6 +47,30 @@ SAID: Final = "First.\r\n  Zu\u0308rich 👩‍💻\t\u00a0x  y\n\nEnd"
 CITY: Final = " Zu\u0308rich  é 👩‍💻\u00a0x "
 
 
+def faults(desk: LoopDesk) -> Iterator[str]:
+    """Yield what is wrong: each way to cut, half of the time with a client that keeps all."""
+    for number, cut in enumerate(CUTS):
+        for lead in (ToolLoop.lead, ToolLoop.lead_pairs):
+            loop = ToolLoop(desk, cut)
+            lead(loop, keeps=(lead is ToolLoop.lead) == bool(number % 2))
+            yield from (f"{lead.__name__} {cut}: {fault}" for fault in loop.wrong)
+
+
+FAMILIES: Final = [
+    *(pytest.param(name, False, id=name) for name in family_names(is_real=False)),
+    *(
+        pytest.param(name, is_real, id=f"{name}, {is_real}", marks=NEEDS_REAL_TEMPLATES)
+        for is_real, names in ((False, family_names(is_real=True)), (True, SOURCE_OF))
+        for name in names
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "has_real_tokenizer"), FAMILIES)
+def test_what_was_sampled_stands_in_a_tool_loop(name: str, has_real_tokenizer: bool) -> None:
+    assert not [*faults(desk_of(name, has_real_tokenizer))]
+
+
 def conversations(text: str) -> list[list[dict[str, Any]]]:
     """Return conversations whose parts are `text`; the last has a call."""
     asked, answer = {"role": "user", "content": text}, {"role": "assistant", "content": text}
@@ -45,6 +81,7 @@ def conversations(text: str) -> list[list[dict[str, Any]]]:
     return [[asked], talk, [*talk, answer, asked], [QUESTION, call, result]]
 
 
+@NEEDS_REAL_TEMPLATES
 @pytest.mark.parametrize("name", NAMES)
 def test_a_prompt_has_the_ids_that_transformers_gives(name: str) -> None:
     family = desk_of(name, is_real=True).family
@@ -71,6 +108,7 @@ def changed(data: st.DataObject, text: str) -> str:
     return data.draw(st.just(one) | st.sampled_from(whole))
 
 
+@NEEDS_REAL_TEMPLATES
 @pytest.mark.parametrize("name", NAMES)
 @given(data=st.data())
 @settings(max_examples=15, phases=[Phase.generate])
@@ -85,7 +123,7 @@ def test_what_a_client_changed_in_an_answer_is_shown_as_it_sent_it(
     loop.take(case._replace(text=case.text.replace(spoken.content, SAID).replace("Oslo", CITY)))
     message = loop.messages[1]
     texts = [name for name in ("content", "reasoning_content") if message.get(name)]
-    if texts and data.draw(st.booleans()) or not case.calls:
+    if (texts and data.draw(st.booleans())) or not case.calls:
         where = data.draw(st.sampled_from(texts))
         was, message[where] = message[where], changed(data, message[where])
         # Clients trim answers of themselves.
