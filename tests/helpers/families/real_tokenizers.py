@@ -141,11 +141,11 @@ def real_tokenizer(name: str) -> Path:
 class RealFamily(WrittenFamily):
     """A family whose tokenizer is its makers'; marks that this one lacks are added to it."""
 
-    written: str = ""  # the template, where the family is none of tests/data/families
+    own_template: str = ""  # the template, where the family is none of tests/data/families
 
     @property
     def template(self) -> str:
-        return self.written or super().template
+        return self.own_template or super().template
 
     def write_tokenizer(self, directory: Path, **config: Any) -> None:
         tokenizer = Tokenizer.from_file(str(real_tokenizer(SOURCE_OF[self.name])))

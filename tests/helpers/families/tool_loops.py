@@ -24,7 +24,7 @@ from hearth.worker.stream.answer_parts import AnswerParts
 from scripts.harness.agent_worker import Desk
 from scripts.harness.zero_model import zero_model
 from scripts.nightly.sources import FetchError
-from tests.helpers.families.family_cases import DATA, TOOLS, Case, written_family
+from tests.helpers.families.family_cases import DATA, TOOLS, Case, WrittenFamily, written_family
 from tests.helpers.families.real_tokenizers import real_family
 
 CUTS: Final = ("naturally", "by letters", "by bytes")
@@ -40,6 +40,8 @@ CHANGES: Final[dict[str, str]] = json.loads((DATA / "template_changes.json").rea
 
 class LoopDesk(Desk):
     """A worker without a model. Its loops share what takes long to make, and no conversation."""
+
+    family: WrittenFamily
 
     @cached_property
     def ids_by_bytes(self) -> dict[bytes, int]:
