@@ -124,7 +124,7 @@ def test_what_a_client_changed_in_an_answer_is_shown_as_it_sent_it(
     loop.take(case._replace(text=case.text.replace(spoken.content, SAID).replace("Oslo", CITY)))
     message = loop.messages[1]
     texts = [name for name in ("content", "reasoning_content") if message.get(name)]
-    if (texts and data.draw(st.booleans())) or not case.calls:
+    if (bool(texts) and data.draw(st.booleans())) or not case.calls:
         where = data.draw(st.sampled_from(texts))
         was, message[where] = message[where], changed(data, message[where])
         # Clients trim answers of themselves.
