@@ -41,8 +41,14 @@ class Departure:
     changed: str
     reason: str
     change: Callable[[Asked], Asked]
+    sign: str = ""  # a pattern that such a template has
     is_chosen: bool = False
-    follows: bool = False  # has something to do only behind other changes, perhaps
+    follows: bool = False  # may have something to do only behind other changes
+
+    def may(self, asked: Asked) -> bool:
+        """Whether it may change what is asked."""
+        is_its = re.search(self.sign, asked.source) is not None
+        return is_its and (self.follows or self.change(asked) != asked)
 
 
 # ---------------------------------------------------------------- the same words elsewhere
@@ -82,9 +88,11 @@ def _joined_parts(joint: str) -> Callable[[Asked], Asked]:
 
 def _parts(asked: Asked) -> Asked:
     return asked.each(
-        lambda m: {**m, "content": [{"type": "text", "text": m["content"]}]}
-        if isinstance(m.get("content"), str)
-        else m
+        lambda m: (
+            {**m, "content": [{"type": "text", "text": m["content"]}]}
+            if isinstance(m.get("content"), str)
+            else m
+        )
     )
 
 
@@ -228,9 +236,7 @@ def _whole_tools(asked: Asked) -> Asked:
     def whole(tool: dict[str, Any]) -> dict[str, Any]:
         function = {"description": "", **tool["function"]}
         given = {"type": "object", "properties": {}, **function.get("parameters", {})}
-        shown = {
-            name: {"description": "", **value} for name, value in given["properties"].items()
-        }
+        shown = {name: {"description": "", **value} for name, value in given["properties"].items()}
         return {**tool, "function": {**function, "parameters": {**given, "properties": shown}}}
 
     return asked._replace(tools=[whole(tool) for tool in asked.tools or ()] or None)
@@ -251,8 +257,10 @@ def _control_text(asked: Asked) -> Asked:
 
     return asked._replace(
         messages=[
-            {name: broken(each) if name in ("content", "tool_calls") else each
-             for name, each in message.items()}
+            {
+                name: broken(each) if name in ("content", "tool_calls") else each
+                for name, each in message.items()
+            }
             for message in asked.messages
         ],
         tools=broken(asked.tools),
@@ -299,7 +307,8 @@ class CallForm:
     prompt: str = OWN_PROMPT
 
     def calls(self, functions: Sequence[tuple[str, Any]]) -> str:
-        return self.around.format(self.between.join(self.call(*each) for each in functions))
+        texts = (self.call(name, _input(arguments)) for name, arguments in functions)
+        return self.around.replace("{}", self.between.join(texts))
 
 
 def _json(name: str, arguments: Any) -> str:
@@ -322,12 +331,14 @@ FORMS: Final = (
         "```tool_output\n{}\n```",
         GEMMA_PROMPT,
     ),
-    CallForm("<|tool_list_start|>", _python, "<|tool_call_start|>[{}]<|tool_call_end|>", ", ", ""),
+    CallForm("List of tools: ", _python, "<|tool_call_start|>[{}]<|tool_call_end|>", ", ", ""),
     CallForm("start_of_role", _json, "<|tool_call|>[{}]", ", ", ""),
     CallForm(
         "<｜tool▁calls▁begin｜>",
-        lambda name, given: "<｜tool▁call▁begin｜>function<｜tool▁sep｜>"
-        f"{name}\n```json\n{json.dumps(given, ensure_ascii=False)}\n```<｜tool▁call▁end｜>",
+        lambda name, given: (
+            "<｜tool▁call▁begin｜>function<｜tool▁sep｜>"
+            f"{name}\n```json\n{json.dumps(given, ensure_ascii=False)}\n```<｜tool▁call▁end｜>"
+        ),
         "<｜tool▁calls▁begin｜>{}<｜tool▁calls▁end｜>",
         "\n",
         "<｜tool▁outputs▁begin｜><｜tool▁output▁begin｜>{}<｜tool▁output▁end｜><｜tool▁outputs▁end｜>",
@@ -354,7 +365,7 @@ def _tool_prompt(asked: Asked) -> Asked:
     shown = [tool["function"] if is_gemma else tool for tool in asked.tools]
     call = form.calls([("function_name", {"argument_name": "value"})])
     if is_gemma:
-        call = call.replace("value\"", "value\", other_name=3")
+        call = call.replace('value"', 'value", other_name=3')
     place = " in <tool_call></tool_call>" if call.startswith("<tool_call>") else ""
     told = form.prompt.format(
         tools="\n".join(json.dumps(each, ensure_ascii=False) for each in shown),
@@ -365,7 +376,9 @@ def _tool_prompt(asked: Asked) -> Asked:
     has_system = asked.messages[0]["role"] in ("system", "developer")
     said = text_of(asked.messages[0]["content"], "\n") if has_system else ""
     system = {"role": "system", "content": f"{said}\n\n{told}" if said else told}
-    return asked._replace(messages=[system, *asked.messages[has_system:]], tools=None)
+    asked = asked._replace(messages=[system, *asked.messages[has_system:]], tools=None)
+    asked = _written_calls(asked) if re.search(_NO_CALLS, asked.source) else asked
+    return _written_results(asked) if re.search(_NO_RESULTS, asked.source) else asked
 
 
 def _written_calls(asked: Asked) -> Asked:
@@ -384,9 +397,11 @@ def _written_calls(asked: Asked) -> Asked:
 def _written_results(asked: Asked) -> Asked:
     shape = _form(asked).result
     return asked.each(
-        lambda m: {"role": "user", "content": shape.format(text_of(m["content"], "\n"))}
-        if m["role"] == "tool"
-        else m
+        lambda m: (
+            {"role": "user", "content": shape.format(text_of(m["content"], "\n"))}
+            if m["role"] == "tool"
+            else m
+        )
     )
 
 
@@ -402,31 +417,181 @@ def _text(arguments: Any) -> Any:
     return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
 
 
+# A template that has no word of what is looked for.
+_NO_CALLS: Final = r"(?s)\A(?!.*tool_calls)"
+_NO_RESULTS: Final = r"(?s)\A(?!.*['\"]tool['\"])"
+_NO_TOOLS: Final = r"(?s)\A(?!.*\btools\b)"
+_NO_DEVELOPER: Final = r"(?s)\A(?!.*['\"]developer['\"])"
+
 DEPARTURES: Final = (
-    Departure("developer", "a developer's message is the system's", "The template knows no such role.", _developer),
-    Departure("whole tools", "a tool without description or parameters has empty ones", "The template asks for them.", _whole_tools),
-    Departure("empty content", "`content: null` beside calls is an empty text", "The template adds it to a text, or shows `None`.", _nothing_said),
-    Departure("broken arguments", "arguments that are no JSON are the one argument `input`", "The template takes an object.", _arguments(_input)),
-    Departure("argument text", "arguments are the text of their JSON", "The template adds them to a text.", _arguments(_text)),
-    Departure("joined parts", "text parts are one text", "The template takes a text.", _joined_parts("")),
-    Departure("lines of parts", "text parts are one text, of lines", "The template takes a text.", _joined_parts("\n")),
-    Departure("tools in words", "tools stand in the system message, in words of ours", "The template shows none.", _tool_prompt),
-    Departure("calls in words", "calls stand in the answer's text, in the family's own form", "The template shows none.", _written_calls),
-    Departure("results in words", "results are the user's messages, in the family's own form", "The template shows none.", _written_results),
-    Departure("developer system", "a later system message", "x", _as_user(True), follows=True),
-    Departure("system as user", "a first system message is the user's", "The template refuses it, or leaves it out.", _as_user(False), follows=True),
-    Departure("opening question", "an empty question stands in front of an answer", "x", _opened("user"), follows=True),
-    Departure("opening system", "an empty system message stands in front", "x", _opened("system")),
-    Departure("one call each", "each call is a message, its result behind it", "x", _one_call_each),
-    Departure("short ids", "a call's id is nine letters", "The template refuses others.", _ids(_nine_letters)),
-    Departure("own ids", "a call's id is `functions.NAME:N`", "The template shows the id alone.", _ids(_kimi_id)),
-    Departure("result names", "a result has its function's name", "x", _result_names),
-    Departure("folded words", "words beside thinking and a call are thinking", "x", _folded),
-    Departure("named thinking", "thinking in the field", "x", _named_thinking),
-    Departure("thinking chunks", "thinking is a part of the content", "x", _chunks),
-    Departure("answered results", "`Done.` is said between a result and a question", "x", _answered, follows=True),
-    Departure("merged neighbours", "neighbours of one role are one message, a blank line between", "x", _merged, follows=True),
-    Departure("parts", "a text is a list of one part", "x", _parts, follows=True),
-    Departure("kept thinking", "thinking of old turns stays", "PRESERVE_THINKING", _kept_thinking, is_chosen=True),
-    Departure("control text", "marks in a client's text are text", "x", _control_text, is_chosen=True),
+    Departure(
+        "developer",
+        "a developer's message is the system's",
+        "It is OpenAI's newer word for it, and no role that these models have seen.",
+        _developer,
+        _NO_DEVELOPER,
+        is_chosen=True,
+    ),
+    Departure(
+        "whole tools",
+        "a tool has a description and parameters, empty where the client gave none",
+        "Without them the template refuses the tool, or leaves it out.",
+        _whole_tools,
+    ),
+    Departure(
+        "empty content",
+        "`content: null` beside calls is an empty text",
+        "OpenAI's clients send null; the template adds it to a text and fails, or writes `None`.",
+        _nothing_said,
+    ),
+    Departure(
+        "broken arguments",
+        "arguments that are no JSON are the text of the argument `input`",
+        "The template goes through an object. Refused, one broken call would end the session.",
+        _arguments(_input),
+    ),
+    Departure(
+        "argument text",
+        "a call's arguments are the text of their JSON, as OpenAI's clients send them",
+        "The template adds them to a text, and refuses an object.",
+        _arguments(_text),
+    ),
+    Departure(
+        "joined parts",
+        "text parts of one message are one text",
+        "The template takes a text; of a list it shows Python's notation, or nothing.",
+        _joined_parts(""),
+    ),
+    Departure(
+        "tools in words",
+        "tools stand in the system message in words of ours, calls and results in texts",
+        "The template has no place for tools. What it has one for stands there.",
+        _tool_prompt,
+        _NO_TOOLS,
+    ),
+    Departure(
+        "calls in words",
+        "calls stand in the answer's text, in the family's own form",
+        "The template shows tools, but leaves out the calls.",
+        _written_calls,
+        _NO_CALLS,
+    ),
+    Departure(
+        "results in words",
+        "results are messages of the user's, in the family's own form",
+        "The template leaves out, or refuses, messages of the role `tool`.",
+        _written_results,
+        _NO_RESULTS,
+    ),
+    Departure(
+        "later system",
+        "a system message behind the first is the user's, in `<system>`",
+        "The template refuses it there, or leaves it out. Moved to the front, it would change the "
+        "prompt from its first token on.",
+        _as_user(True),
+        follows=True,
+    ),
+    Departure(
+        "system as user",
+        "a first system message is the user's",
+        "The template refuses the system's messages, or leaves this one out.",
+        _as_user(False),
+        follows=True,
+    ),
+    Departure(
+        "opening question",
+        "an empty question stands in front of a first answer",
+        "The template refuses a conversation that the model begins.",
+        _opened("user"),
+        follows=True,
+    ),
+    Departure(
+        "opening system",
+        "an empty system message stands in front",
+        "Without one the template leaves out the tools.",
+        _opened("system"),
+    ),
+    Departure(
+        "one call each",
+        "of several calls each is a message, with its result behind it",
+        "The template refuses several, or shows the first alone.",
+        _one_call_each,
+        r"tool_calls\[0\]|tool_calls ?\| ?length|single tool",
+    ),
+    Departure(
+        "nine letters",
+        "a call's id is nine letters or digits that stand for it, its result's too",
+        "The template refuses others.",
+        _ids(_nine_letters),
+        "length 9!",
+    ),
+    Departure(
+        "Kimi's ids",
+        "a call's id is `functions.NAME:NUMBER`, its result's too",
+        "The template shows a call by its id alone: by another's, the name would be lost.",
+        _ids(_kimi_id),
+        r"tool_call\['id'\]|Return of",
+    ),
+    Departure(
+        "result names",
+        "a result has the name of its function",
+        "The template asks for it; OpenAI's clients send the id alone.",
+        _result_names,
+    ),
+    Departure(
+        "folded words",
+        "words beside thinking and a call are the end of the thinking",
+        "The template refuses both together.",
+        _folded,
+        "both content and thinking",
+    ),
+    Departure(
+        "named thinking",
+        "thinking has all names that templates have for it",
+        "The template reads `thinking`, which chat's clients do not send.",
+        _named_thinking,
+    ),
+    Departure(
+        "thinking chunks",
+        "thinking is a part of the content",
+        "The template reads it there alone.",
+        _chunks,
+        "chunk|type.\\] == .thinking",
+    ),
+    Departure(
+        "answered results",
+        "`Done.` is said between a result and the next question",
+        "The template refuses a question behind a result.",
+        _answered,
+        follows=True,
+    ),
+    Departure(
+        "merged neighbours",
+        "messages of one role behind one another are one, a blank line between",
+        "The template refuses two of one role.",
+        _merged,
+        follows=True,
+    ),
+    Departure(
+        "list of parts",
+        "a text is a list of one part",
+        "The template looks for parts, and shows nothing of a text.",
+        _parts,
+        follows=True,
+    ),
+    Departure(
+        "kept thinking",
+        "the template's own variable `preserve_thinking` is set",
+        "`PRESERVE_THINKING`, see below.",
+        _kept_thinking,
+        "preserve_thinking",
+        is_chosen=True,
+    ),
+    Departure(
+        "control text",
+        "a mark that a client's text, result or argument spells out is text, and no token",
+        "Else what a web page has in it could end a turn, or speak as the system.",
+        _control_text,
+        is_chosen=True,
+    ),
 )
