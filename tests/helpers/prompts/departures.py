@@ -1,277 +1,170 @@
 """Names the changes to a conversation with which a template gives what Hearth shows, and why.
 
 Each is written anew here, from the templates and from what their makers say, so that it holds
-Hearth's own code to something. Whether a template has a prompt by one of them is measured: the
-page has which.
+Hearth's own code to something. Which templates have a prompt by one of them is measured: the page
+tells.
 """
 
-import hashlib
 import itertools
 import json
 import re
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from collections import namedtuple
+from collections.abc import Callable
+from hashlib import blake2b
+from typing import Any, Final
 
-Messages = list[dict[str, Any]]
+Message = dict[str, Any]
 
-
-class Asked(NamedTuple):
-    """What a template is given."""
-
-    messages: Messages
-    tools: list[Any] | None
-    variables: dict[str, Any]
-    source: str  # of the template
-    marks: tuple[str, ...]  # its added tokens
-
-    def each(self, change: Callable[[dict[str, Any]], dict[str, Any]]) -> "Asked":
-        return self._replace(messages=[change(message) for message in self.messages])
-
-
-@dataclass(frozen=True)
-class Departure:
-    """One change, and why it is made.
-
-    It counts where the template refuses the conversation without it, or shows less of it;
-    `is_chosen`: it counts anywhere, for its own reason.
-    """
-
-    name: str
-    changed: str
-    reason: str
-    change: Callable[[Asked], Asked]
-    sign: str = ""  # a pattern that such a template has
-    is_chosen: bool = False
-    follows: bool = False  # may have something to do only behind other changes
-
-    def may(self, asked: Asked) -> bool:
-        """Whether it may change what is asked."""
-        is_its = re.search(self.sign, asked.source) is not None
-        return is_its and (self.follows or self.change(asked) != asked)
+# What a template is given: `source` is its own text, `marks` are the added tokens.
+Asked = namedtuple("Asked", "messages tools variables source marks")
+# One change, and why it is made. It counts where the template has its `sign`, a pattern, and
+# without it refuses the conversation or shows less of it; where it `is_chosen`, for its own reason.
+# One that `follows` may have something to do only behind others.
+Departure = namedtuple(
+    "Departure", "name changed reason change sign is_chosen follows", defaults=("", False, False)
+)
+# How calls, results and tools are written for a family whose template shows none: `sign` is a text
+# of such templates, `around` stands around all calls of a message.
+CallForm = namedtuple(
+    "CallForm", "sign call around between result prompt tool", defaults=("", None)
+)
+Change = Callable[[Asked], Asked]
 
 
-# ---------------------------------------------------------------- the same words elsewhere
+def may_change(departure: Departure, asked: Asked) -> bool:
+    is_its = re.search(departure.sign, asked.source) is not None
+    return is_its and (departure.follows or departure.change(asked) != asked)
 
 
-def _developer(asked: Asked) -> Asked:
-    return asked.each(lambda m: {**m, "role": "system"} if m["role"] == "developer" else m)
+def each_message(change: Callable[[Message, Asked], Message]) -> Change:
+    return lambda asked: asked._replace(messages=[change(each, asked) for each in asked.messages])
 
 
-def _nothing_said(asked: Asked) -> Asked:
-    return asked.each(lambda m: {**m, "content": ""} if m.get("content") is None else m)
-
-
-def _arguments(write: Callable[[Any], Any]) -> Callable[[Asked], Asked]:
-    def rewritten(call: dict[str, Any]) -> dict[str, Any]:
+def _arguments(write: Callable[[Any], Any]) -> Change:
+    def rewritten(call: Message) -> Message:
         function = call["function"]
         return {**call, "function": {**function, "arguments": write(function["arguments"])}}
 
-    def change(message: dict[str, Any]) -> dict[str, Any]:
-        calls = message.get("tool_calls")
-        return {**message, "tool_calls": list(map(rewritten, calls))} if calls else message
-
-    return lambda asked: asked.each(change)
-
-
-def text_of(content: Any, joint: str = "") -> str:
-    return content if isinstance(content, str) else joint.join(part["text"] for part in content)
-
-
-def _joined_parts(joint: str) -> Callable[[Asked], Asked]:
-    def change(message: dict[str, Any]) -> dict[str, Any]:
-        content = message.get("content")
-        return {**message, "content": text_of(content, joint)} if content is not None else message
-
-    return lambda asked: asked.each(change)
-
-
-def _parts(asked: Asked) -> Asked:
-    return asked.each(
-        lambda m: (
-            {**m, "content": [{"type": "text", "text": m["content"]}]}
-            if isinstance(m.get("content"), str)
-            else m
+    return each_message(
+        lambda m, _: (
+            {**m, "tool_calls": list(map(rewritten, m["tool_calls"]))} if m.get("tool_calls") else m
         )
     )
 
 
-def _result_names(asked: Asked) -> Asked:
-    names = {call["id"]: call["function"]["name"] for call in _calls(asked.messages)}
-    return asked.each(
-        lambda m: {**m, "name": names.get(m["tool_call_id"])} if m["role"] == "tool" else m
-    )
+def _as_object(arguments: Any) -> Any:
+    return {"input": arguments} if isinstance(arguments, str) else arguments
 
 
-def _calls(messages: Messages) -> Iterable[dict[str, Any]]:
-    return itertools.chain.from_iterable(message.get("tool_calls") or () for message in messages)
+def text_of(content: Any) -> str:
+    return content if isinstance(content, str) else "\n".join(part["text"] for part in content)
 
 
-def _chunks(asked: Asked) -> Asked:
-    def change(message: dict[str, Any]) -> dict[str, Any]:
-        if not (thought := message.get("reasoning_content")):
-            return message
-        said = [{"type": "text", "text": message["content"]}] if message.get("content") else []
-        return {**message, "content": [{"type": "thinking", "thinking": thought}, *said]}
-
-    return asked.each(change)
+def _calls(*messages: Message) -> list[Message]:
+    return [call for message in messages for call in message.get("tool_calls") or ()]
 
 
-def _named_thinking(asked: Asked) -> Asked:
-    def change(message: dict[str, Any]) -> dict[str, Any]:
-        thought = message.get("reasoning_content")
-        return {**message, "thinking": thought, "reasoning": thought} if thought else message
-
-    return asked.each(change)
-
-
-# ---------------------------------------------------------------- ids and order
-
-
-def _ids(new_id: Callable[[dict[str, Any], int], str]) -> Callable[[Asked], Asked]:
+def _ids(new_id: Callable[[Message, int], str]) -> Change:
     def change(asked: Asked) -> Asked:
-        new = {each["id"]: new_id(each, n) for n, each in enumerate(_calls(asked.messages))}
-
-        def renamed(message: dict[str, Any]) -> dict[str, Any]:
-            if message["role"] == "tool":
-                given = message["tool_call_id"]
-                return {**message, "tool_call_id": new.get(given, given)}
-            calls = [{**call, "id": new[call["id"]]} for call in message.get("tool_calls") or ()]
-            return {**message, "tool_calls": calls} if calls else message
-
-        return asked.each(renamed)
+        new = {call["id"]: new_id(call, n) for n, call in enumerate(_calls(*asked.messages))}
+        messages = [
+            {
+                **{
+                    name: new.get(value, value) if name == "tool_call_id" else value
+                    for name, value in message.items()
+                },
+                **(
+                    {"tool_calls": [{**call, "id": new[call["id"]]} for call in _calls(message)]}
+                    if _calls(message)
+                    else {}
+                ),
+            }
+            for message in asked.messages
+        ]
+        return asked._replace(messages=messages)
 
     return change
 
 
-def _kimi_id(call: dict[str, Any], number: int) -> str:
-    return f"functions.{call['function']['name']}:{number}"
-
-
-def _nine_letters(call: dict[str, Any], number: int) -> str:
-    own: str = call["id"]
-    if re.fullmatch(r"[A-Za-z0-9]{9}", own):
-        return own
-    return hashlib.blake2b(own.encode(), digest_size=5).hexdigest()[:9]
+def _nine_letters(call: Message, _: int) -> str:
+    is_one = re.fullmatch(r"[A-Za-z0-9]{9}", call["id"])
+    return call["id"] if is_one else blake2b(call["id"].encode(), digest_size=5).hexdigest()[:9]
 
 
 def _one_call_each(asked: Asked) -> Asked:
-    said: Messages = []
-    for message in asked.messages:
-        calls = message.get("tool_calls") or ()
-        if message["role"] == "tool":  # behind its call, which may have others behind it by now
-            own = [message["tool_call_id"]]
-            ids = [[call["id"] for call in _calls([each])] for each in said]
-            place = ids.index(own) + 1 if own in ids else len(said)
-            said.insert(place, message)
-        elif len(calls) < 2:
-            said.append(message)
-        else:
-            bare = {"role": "assistant", "content": ""}
-            said += [{**(bare if n else message), "tool_calls": [c]} for n, c in enumerate(calls)]
-    return asked._replace(messages=said)
-
-
-# ---------------------------------------------------------------- roles that may not stand there
-
-
-def _as_user(is_late: bool) -> Callable[[Asked], Asked]:
-    def change(asked: Asked) -> Asked:
-        said = list(asked.messages)
-        for at, message in enumerate(said):
-            if message["role"] == "system" and bool(at) == is_late:
-                text = text_of(message["content"])
-                shown = f"<system>\n{text}\n</system>" if is_late else text
-                said[at] = {"role": "user", "content": shown}
-        return asked._replace(messages=said)
-
-    return change
+    results = {m["tool_call_id"]: m for m in asked.messages if m["role"] == "tool"}
+    bare = {"role": "assistant", "content": ""}
+    split = [
+        {**(bare if number else message), **({"tool_calls": [call]} if call else {})}
+        for message in asked.messages
+        for number, call in enumerate(_calls(message) or [None])
+    ]
+    return asked._replace(
+        messages=[
+            each
+            for said in split
+            if said["role"] != "tool"
+            for each in (said, *(results[c["id"]] for c in _calls(said) if c["id"] in results))
+        ]
+    )
 
 
 def _merged(asked: Asked) -> Asked:
-    said: Messages = []
-    for message in asked.messages:
-        last = said[-1] if said else {"role": ""}
-        plain = message["role"] != "tool" and not message.get("tool_calls")
-        if plain and last["role"] == message["role"] and not last.get("tool_calls"):
-            texts = filter(None, (text_of(last["content"]), text_of(message["content"])))
-            said[-1] = {**last, "content": "\n\n".join(texts)}
-        else:
-            said.append(message)
-    return asked._replace(messages=said)
-
-
-def _answered(asked: Asked) -> Asked:
-    said: Messages = []
-    for message in asked.messages:
-        if said and (said[-1]["role"], message["role"]) == ("tool", "user"):
-            said.append({"role": "assistant", "content": "Done."})
-        said.append(message)
-    return asked._replace(messages=said)
-
-
-def _opened(role: str) -> Callable[[Asked], Asked]:
-    def change(asked: Asked) -> Asked:
-        if asked.messages[0]["role"] in ("system", role):
-            return asked
-        return asked._replace(messages=[{"role": role, "content": ""}, *asked.messages])
-
-    return change
-
-
-def _folded(asked: Asked) -> Asked:
-    def change(message: dict[str, Any]) -> dict[str, Any]:
-        thought, said = message.get("reasoning_content"), message.get("content")
-        if not (message.get("tool_calls") and thought and said):
-            return message
-        return {**message, "content": "", "reasoning_content": f"{thought}\n{said}"}
-
-    return asked.each(change)
-
-
-# ---------------------------------------------------------------- tools
-
-
-def _whole_tools(asked: Asked) -> Asked:
-    def whole(tool: dict[str, Any]) -> dict[str, Any]:
-        function = {"description": "", **tool["function"]}
-        given = {"type": "object", "properties": {}, **function.get("parameters", {})}
-        shown = {name: {"description": "", **value} for name, value in given["properties"].items()}
-        return {**tool, "function": {**function, "parameters": {**given, "properties": shown}}}
-
-    return asked._replace(tools=[whole(tool) for tool in asked.tools or ()] or None)
-
-
-def _control_text(asked: Asked) -> Asked:
-    """Break the marks that are spelled in what is not the model's own; `ids` mends them."""
-
-    def broken(value: Any) -> Any:
-        if isinstance(value, str):
-            marks = "|".join(map(re.escape, sorted(asked.marks, key=len, reverse=True)))
-            return re.sub(marks, lambda hit: f"{hit[0][0]}{BREAK}{hit[0][1:]}", value)
-        if isinstance(value, list):
-            return [broken(each) for each in value]
-        if isinstance(value, dict):
-            return {name: broken(each) for name, each in value.items()}
-        return value
-
+    groups = itertools.groupby(
+        enumerate(asked.messages),
+        lambda row: row[0] if row[1]["role"] == "tool" or _calls(row[1]) else row[1]["role"],
+    )
+    said = [[message for _, message in group] for _, group in groups]
+    texts = ["\n\n".join(filter(None, (text_of(m["content"] or "") for m in g))) for g in said]
     return asked._replace(
         messages=[
-            {
-                name: broken(each) if name in ("content", "tool_calls") else each
-                for name, each in message.items()
-            }
-            for message in asked.messages
-        ],
-        tools=broken(asked.tools),
+            {**group[0], "content": text} if group[1:] else group[0]
+            for group, text in zip(said, texts, strict=True)
+        ]
     )
 
+
+# ---------------------------------------------------------------- text for marks, text for tools
 
 BREAK: Final = "qZqXq"  # letters, which no template escapes
 
 
-# ---------------------------------------------------------------- where a template has no tools
+def _control_text(asked: Asked) -> Asked:
+    """Break the marks in all that is not the model's own words; `encoded` mends them."""
+    marks = "|".join(map(re.escape, sorted(asked.marks, key=len, reverse=True)))
 
+    def broken(value: Any) -> Any:
+        text = _dumped(value)
+        return json.loads(re.sub(marks, lambda hit: f"{hit[0][0]}{BREAK}{hit[0][1:]}", text))
+
+    messages = [
+        {
+            **message,
+            **{key: broken(message[key]) for key in ("content", "tool_calls") if key in message},
+        }
+        for message in asked.messages
+    ]
+    return asked._replace(messages=messages, tools=broken(asked.tools))
+
+
+def _json(name: str, arguments: Any) -> str:
+    return _dumped({"name": name, "arguments": arguments})
+
+
+def _python(name: str, arguments: Any) -> str:
+    words = {"null": "None", "true": "True", "false": "False"}
+    literals = [
+        re.sub(r"\b(null|true|false)\b", lambda hit: words[hit[0]], _dumped(value))
+        for value in arguments.values()
+    ]
+    return f"{name}({', '.join(map('='.join, zip(arguments, literals, strict=True)))})"
+
+
+def _dumped(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+_NO_PARAMETERS: Final = {"type": "object", "properties": {}}
 OWN_PROMPT: Final = """\
 # Tools
 
@@ -294,34 +187,20 @@ argument its name, and use literal values only:
 To call several, write several such blocks. Write nothing behind the last one and wait: each \
 result comes back in {result}."""
 
+# Of DeepSeek V3.1's card.
+CARD_PROMPT: Final = """\
+## Tools
+You have access to the following tools:
 
-@dataclass(frozen=True)
-class CallForm:
-    """How calls and results are written for a family whose template shows none."""
+{tools}
+IMPORTANT: ALWAYS adhere to this exact format for tool use:
+<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>tool_call_name<｜tool▁sep｜>tool_call_arguments\
+<｜tool▁call▁end｜>{{additional_tool_calls}}<｜tool▁calls▁end｜>
 
-    sign: str  # a text of its templates
-    call: Callable[[str, Any], str]
-    around: str  # all calls of a message
-    between: str
-    result: str
-    prompt: str = OWN_PROMPT
-
-    def calls(self, functions: Sequence[tuple[str, Any]]) -> str:
-        texts = (self.call(name, _input(arguments)) for name, arguments in functions)
-        return self.around.replace("{}", self.between.join(texts))
-
-
-def _json(name: str, arguments: Any) -> str:
-    return json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
-
-
-def _python(name: str, arguments: Any) -> str:
-    def literal(value: Any) -> str:
-        return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)
-
-    return f"{name}({', '.join(f'{key}={literal(value)}' for key, value in arguments.items())})"
-
-
+Where:
+- `tool_call_name` must be an exact match to one of the available tools
+- `tool_call_arguments` must be valid JSON that strictly follows the tool's Parameters Schema
+- For multiple tool calls, chain them directly without separators or spaces"""
 FORMS: Final = (
     CallForm(
         "<start_of_turn>",
@@ -330,18 +209,36 @@ FORMS: Final = (
         "\n",
         "```tool_output\n{}\n```",
         GEMMA_PROMPT,
+        lambda tool: _dumped(tool["function"]),
     ),
-    CallForm("List of tools: ", _python, "<|tool_call_start|>[{}]<|tool_call_end|>", ", ", ""),
-    CallForm("start_of_role", _json, "<|tool_call|>[{}]", ", ", ""),
+    CallForm(
+        "List of tools: ", _python, "<|tool_call_start|>[{}]<|tool_call_end|>", ", ", "{}", ""
+    ),
+    CallForm("start_of_role", _json, "<|tool_call|>[{}]", ", ", "{}", ""),
+    CallForm(
+        "<｜Assistant｜><think></think>",
+        None,  # this and what is around it, the template shows
+        "",
+        "",
+        "",
+        CARD_PROMPT,
+        lambda tool: "### {name}\nDescription: {description}\n\nParameters: {told}\n".format(
+            description=tool["function"].get("description") or "",
+            told=_dumped(tool["function"].get("parameters") or _NO_PARAMETERS),
+            name=tool["function"]["name"],
+        ),
+    ),
     CallForm(
         "<｜tool▁calls▁begin｜>",
         lambda name, given: (
             "<｜tool▁call▁begin｜>function<｜tool▁sep｜>"
-            f"{name}\n```json\n{json.dumps(given, ensure_ascii=False)}\n```<｜tool▁call▁end｜>"
+            f"{name}\n```json\n{_dumped(given)}\n```<｜tool▁call▁end｜>"
         ),
         "<｜tool▁calls▁begin｜>{}<｜tool▁calls▁end｜>",
         "\n",
         "<｜tool▁outputs▁begin｜><｜tool▁output▁begin｜>{}<｜tool▁output▁end｜><｜tool▁outputs▁end｜>",
+        OWN_PROMPT,
+        lambda tool: _dumped(tool),
     ),
     CallForm(
         "",
@@ -349,6 +246,8 @@ FORMS: Final = (
         "{}",
         "\n",
         "<tool_response>\n{}\n</tool_response>",
+        OWN_PROMPT,
+        lambda tool: _dumped(tool),
     ),
 )
 
@@ -357,68 +256,67 @@ def _form(asked: Asked) -> CallForm:
     return next(form for form in FORMS if form.sign in asked.source)
 
 
+def _in_form(asked: Asked, *functions: Message) -> str:
+    form = _form(asked)
+    texts = [form.call(each["name"], _as_object(each["arguments"])) for each in functions]
+    return str(form.around.replace("{}", form.between.join(texts)))
+
+
 def _tool_prompt(asked: Asked) -> Asked:
     if not asked.tools:
         return asked
     form = _form(asked)
-    is_gemma = form.prompt is GEMMA_PROMPT
-    shown = [tool["function"] if is_gemma else tool for tool in asked.tools]
-    call = form.calls([("function_name", {"argument_name": "value"})])
-    if is_gemma:
-        call = call.replace('value"', 'value", other_name=3')
-    place = " in <tool_call></tool_call>" if call.startswith("<tool_call>") else ""
+    example = {"argument_name": "value"} | ({"other_name": 3} if "Python" in form.prompt else {})
+    call = form.call and _in_form(asked, {"name": "function_name", "arguments": example})
     told = form.prompt.format(
-        tools="\n".join(json.dumps(each, ensure_ascii=False) for each in shown),
+        tools="\n".join(map(form.tool, asked.tools)),
+        place=" in <tool_call></tool_call>" if form.sign == "" else "",
         call=call,
-        place=place,
         result=form.result.format("").replace("\n", ""),
     )
     has_system = asked.messages[0]["role"] in ("system", "developer")
-    said = text_of(asked.messages[0]["content"], "\n") if has_system else ""
-    system = {"role": "system", "content": f"{said}\n\n{told}" if said else told}
+    said = [text_of(message["content"]) for message in asked.messages[:has_system]]
+    system = {"role": "system", "content": "\n\n".join(filter(None, (*said, told)))}
     asked = asked._replace(messages=[system, *asked.messages[has_system:]], tools=None)
-    asked = _written_calls(asked) if re.search(_NO_CALLS, asked.source) else asked
-    return _written_results(asked) if re.search(_NO_RESULTS, asked.source) else asked
+    asked = _WRITTEN_CALLS(asked) if re.search(_NO_CALLS, asked.source) else asked
+    return _WRITTEN_RESULTS(asked) if re.search(_NO_RESULTS, asked.source) else asked
 
 
-def _written_calls(asked: Asked) -> Asked:
-    def change(message: dict[str, Any]) -> dict[str, Any]:
-        if not (calls := message.get("tool_calls")):
-            return message
-        functions = [(call["function"]["name"], call["function"]["arguments"]) for call in calls]
-        texts = filter(None, (message.get("content"), _form(asked).calls(functions)))
-        return {"role": "assistant", "content": "\n".join(texts)} | {
-            name: value for name, value in message.items() if name == "reasoning_content"
+_WRITTEN_CALLS: Final = each_message(
+    lambda m, asked: (
+        {
+            **{name: value for name, value in m.items() if name != "tool_calls"},
+            "content": "\n".join(
+                filter(None, (m["content"], _in_form(asked, *(c["function"] for c in _calls(m)))))
+            ),
         }
-
-    return asked.each(change)
-
-
-def _written_results(asked: Asked) -> Asked:
-    shape = _form(asked).result
-    return asked.each(
-        lambda m: (
-            {"role": "user", "content": shape.format(text_of(m["content"], "\n"))}
-            if m["role"] == "tool"
-            else m
-        )
+        if _calls(m)
+        else m
     )
+)
+_WRITTEN_RESULTS: Final = each_message(
+    lambda m, asked: (
+        {
+            "role": "user",
+            "content": _form(asked).result.replace("{}", text_of(m["content"])),
+        }
+        if m["role"] == "tool"
+        else m
+    )
+)
 
 
-def _kept_thinking(asked: Asked) -> Asked:
-    return asked._replace(variables={"preserve_thinking": True, **asked.variables})
+def _whole(tool: Message) -> Message:
+    function = {"description": "", **tool["function"]}
+    given = {"type": "object", "properties": {}, **function.get("parameters", {})}
+    shown = {name: {"description": "", **value} for name, value in given["properties"].items()}
+    return {**tool, "function": {**function, "parameters": {**given, "properties": shown}}}
 
 
-def _input(arguments: Any) -> Any:
-    return {"input": arguments} if isinstance(arguments, str) else arguments
-
-
-def _text(arguments: Any) -> Any:
-    return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-
-
+_DONE: Final = {"role": "assistant", "content": "Done."}
 # A template that has no word of what is looked for.
-_NO_CALLS: Final = r"(?s)\A(?!.*tool_calls)"
+# A sandbox, as transformers has one, lets no template append to a list.
+_NO_CALLS: Final = r"(?s)\A(?!.*tool_calls)|\.append\("
 _NO_RESULTS: Final = r"(?s)\A(?!.*['\"]tool['\"])"
 _NO_TOOLS: Final = r"(?s)\A(?!.*\btools\b)"
 _NO_DEVELOPER: Final = r"(?s)\A(?!.*['\"]developer['\"])"
@@ -428,7 +326,7 @@ DEPARTURES: Final = (
         "developer",
         "a developer's message is the system's",
         "It is OpenAI's newer word for it, and no role that these models have seen.",
-        _developer,
+        each_message(lambda m, _: {**m, "role": "system"} if m["role"] == "developer" else m),
         _NO_DEVELOPER,
         is_chosen=True,
     ),
@@ -436,31 +334,41 @@ DEPARTURES: Final = (
         "whole tools",
         "a tool has a description and parameters, empty where the client gave none",
         "Without them the template refuses the tool, or leaves it out.",
-        _whole_tools,
+        lambda asked: asked._replace(tools=asked.tools and list(map(_whole, asked.tools))),
+    ),
+    Departure(
+        "empty list of tools",
+        "who offers no tools offers an empty list of them",
+        "The template counts them, and fails without a list.",
+        lambda asked: asked._replace(tools=asked.tools or []),
     ),
     Departure(
         "empty content",
         "`content: null` beside calls is an empty text",
         "OpenAI's clients send null; the template adds it to a text and fails, or writes `None`.",
-        _nothing_said,
+        each_message(lambda m, _: {**m, "content": ""} if m.get("content") is None else m),
     ),
     Departure(
         "broken arguments",
         "arguments that are no JSON are the text of the argument `input`",
         "The template goes through an object. Refused, one broken call would end the session.",
-        _arguments(_input),
+        _arguments(_as_object),
     ),
     Departure(
         "argument text",
         "a call's arguments are the text of their JSON, as OpenAI's clients send them",
         "The template adds them to a text, and refuses an object.",
-        _arguments(_text),
+        _arguments(lambda given: given if isinstance(given, str) else _dumped(given)),
     ),
     Departure(
-        "joined parts",
-        "text parts of one message are one text",
-        "The template takes a text; of a list it shows Python's notation, or nothing.",
-        _joined_parts(""),
+        "lines of parts",
+        "text parts of one message are the lines of one text",
+        "The template takes a text; a list it refuses, or shows in Python's notation or in JSON.",
+        each_message(
+            lambda m, _: (
+                {**m, "content": text_of(m["content"])} if isinstance(m["content"], list) else m
+            )
+        ),
     ),
     Departure(
         "tools in words",
@@ -472,15 +380,15 @@ DEPARTURES: Final = (
     Departure(
         "calls in words",
         "calls stand in the answer's text, in the family's own form",
-        "The template shows tools, but leaves out the calls.",
-        _written_calls,
+        "The template leaves out the calls, or fails at each (`.append` in llama.cpp's Kimi-K2).",
+        _WRITTEN_CALLS,
         _NO_CALLS,
     ),
     Departure(
         "results in words",
         "results are messages of the user's, in the family's own form",
         "The template leaves out, or refuses, messages of the role `tool`.",
-        _written_results,
+        _WRITTEN_RESULTS,
         _NO_RESULTS,
     ),
     Departure(
@@ -488,28 +396,46 @@ DEPARTURES: Final = (
         "a system message behind the first is the user's, in `<system>`",
         "The template refuses it there, or leaves it out. Moved to the front, it would change the "
         "prompt from its first token on.",
-        _as_user(True),
+        each_message(
+            lambda m, asked: (
+                {"role": "user", "content": f"<system>\n{text_of(m['content'])}\n</system>"}
+                if m["role"] == "system" and m is not asked.messages[0]
+                else m
+            )
+        ),
         follows=True,
     ),
     Departure(
         "system as user",
         "a first system message is the user's",
         "The template refuses the system's messages, or leaves this one out.",
-        _as_user(False),
+        each_message(
+            lambda m, asked: (
+                {"role": "user", "content": text_of(m["content"])}
+                if m["role"] == "system" and m is asked.messages[0]
+                else m
+            )
+        ),
         follows=True,
     ),
     Departure(
         "opening question",
         "an empty question stands in front of a first answer",
         "The template refuses a conversation that the model begins.",
-        _opened("user"),
+        lambda asked: asked._replace(
+            messages=[{"role": "user", "content": ""}] * (asked.messages[0]["role"] == "assistant")
+            + asked.messages
+        ),
         follows=True,
     ),
     Departure(
         "opening system",
         "an empty system message stands in front",
         "Without one the template leaves out the tools.",
-        _opened("system"),
+        lambda asked: asked._replace(
+            messages=[{"role": "system", "content": ""}] * (asked.messages[0]["role"] != "system")
+            + asked.messages
+        ),
     ),
     Departure(
         "one call each",
@@ -529,40 +455,85 @@ DEPARTURES: Final = (
         "Kimi's ids",
         "a call's id is `functions.NAME:NUMBER`, its result's too",
         "The template shows a call by its id alone: by another's, the name would be lost.",
-        _ids(_kimi_id),
+        _ids(lambda call, number: f"functions.{call['function']['name']}:{number}"),
         r"tool_call\['id'\]|Return of",
     ),
     Departure(
         "result names",
         "a result has the name of its function",
         "The template asks for it; OpenAI's clients send the id alone.",
-        _result_names,
+        each_message(
+            lambda m, asked: (
+                {
+                    **m,
+                    "name": {
+                        call["id"]: call["function"]["name"] for call in _calls(*asked.messages)
+                    }.get(m["tool_call_id"]),
+                }
+                if m["role"] == "tool" and _calls(*asked.messages)
+                else m
+            )
+        ),
     ),
     Departure(
         "folded words",
         "words beside thinking and a call are the end of the thinking",
         "The template refuses both together.",
-        _folded,
+        each_message(
+            lambda m, _: (
+                {
+                    **m,
+                    "content": "",
+                    "reasoning_content": f"{m['reasoning_content']}\n{m['content']}",
+                }
+                if _calls(m) and m.get("reasoning_content") and m["content"]
+                else m
+            )
+        ),
         "both content and thinking",
     ),
     Departure(
         "named thinking",
         "thinking has all names that templates have for it",
         "The template reads `thinking`, which chat's clients do not send.",
-        _named_thinking,
+        each_message(
+            lambda m, _: (
+                {**m, **dict.fromkeys(("thinking", "reasoning"), m["reasoning_content"])}
+                if m.get("reasoning_content")
+                else m
+            )
+        ),
     ),
     Departure(
         "thinking chunks",
         "thinking is a part of the content",
         "The template reads it there alone.",
-        _chunks,
+        each_message(
+            lambda m, _: (
+                {
+                    **m,
+                    "content": [
+                        {"type": "thinking", "thinking": m["reasoning_content"]},
+                        *({"type": "text", "text": text} for text in [m["content"]] if text),
+                    ],
+                }
+                if m.get("reasoning_content")
+                else m
+            )
+        ),
         "chunk|type.\\] == .thinking",
     ),
     Departure(
         "answered results",
         "`Done.` is said between a result and the next question",
         "The template refuses a question behind a result.",
-        _answered,
+        lambda asked: asked._replace(
+            messages=[
+                each
+                for before, m in zip([{"role": ""}, *asked.messages], asked.messages, strict=False)
+                for each in (*[_DONE] * ((before["role"], m["role"]) == ("tool", "user")), m)
+            ]
+        ),
         follows=True,
     ),
     Departure(
@@ -576,14 +547,20 @@ DEPARTURES: Final = (
         "list of parts",
         "a text is a list of one part",
         "The template looks for parts, and shows nothing of a text.",
-        _parts,
+        each_message(
+            lambda m, _: (
+                {**m, "content": [{"type": "text", "text": m["content"]}]}
+                if isinstance(m["content"], str)
+                else m
+            )
+        ),
         follows=True,
     ),
     Departure(
         "kept thinking",
         "the template's own variable `preserve_thinking` is set",
         "`PRESERVE_THINKING`, see below.",
-        _kept_thinking,
+        lambda asked: asked._replace(variables={"preserve_thinking": True, **asked.variables}),
         "preserve_thinking",
         is_chosen=True,
     ),

@@ -10,7 +10,7 @@ import json
 import logging
 import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -50,61 +50,50 @@ def line_of(name: str, found: Found) -> str:
     """Return a template's line of the table."""
     chat, *dialects = (kinds(each) for each in found.values())
     right = [f"{sum(each[:3])} of {len(IN_DIALECTS)}" for each in dialects]
-    by: Counter[str] = Counter()
-    for kind in found["chat"].values():
-        by.update([] if kind in _KINDS else kind.split(" + "))
-    names = [each.name for each in DEPARTURES if each.name in by]
-    before = json.loads(BEFORE.read_text()).get(name, [])
-    told = ", ".join(f"{each} {by[each]}" for each in names)
-    return f"| {' | '.join((name, *map(str, chat), *right, *map(str, before[3:4]), told))} |"
+    by = Counter(each for kind in found["chat"].values() for each in kind.split(" + "))
+    before = json.loads(BEFORE.read_text())[name]
+    told = ", ".join(f"{each[0]} {by[each[0]]}" for each in DEPARTURES if each[0] in by)
+    return f"| {' | '.join((name, *map(str, chat), *right, str(before[3]), told))} |"
 
 
 def lines() -> dict[str, str]:
     """Return the page's lines by template."""
     rest = PAGE.read_text().partition(BEGIN.format("templates"))[2]
-    rows = rest.partition(END.format("templates"))[0].splitlines()[4:]
+    rows = rest.partition(END.format("templates"))[0].splitlines()[5:]
     return {row.split(" | ")[0].removeprefix("| "): row for row in rows}
 
 
-def departures_table(rows: Iterable[str]) -> str:
+def departures_table(rows: Sequence[str]) -> str:
     """Return the table of departures, as the lines of the templates count them."""
-    templates: Counter[str] = Counter()
-    prompts: Counter[str] = Counter()
-    for row in rows:
-        for told in filter(None, row.rpartition(" | ")[2].removesuffix(" |").split(", ")):
-            name, _, count = told.rpartition(" ")
-            templates[name] += 1
-            prompts[name] += int(count)
+    told = [row.rpartition(" | ")[2].removesuffix(" |").split(", ") for row in rows]
+    parted = [each.rpartition(" ") for row in told for each in row if each]
+    counts = {name: [int(n) for other, _, n in parted if other == name] for name, _, _ in parted}
     head = "| departure | what is changed | why | templates | prompts |\n|---|---|---|---|---|\n"
     return head + "".join(
-        f"| {each.name} | {each.changed} | {each.reason} | {templates[each.name]} "
-        f"| {prompts[each.name]:,} |\n"
-        for each in DEPARTURES
-        if templates[each.name]
+        f"| {name} | {changed} | {reason} | {len(counts[name])} | {sum(counts[name]):,} |\n"
+        for name, changed, reason, *_ in DEPARTURES
+        if name in counts
     )
 
 
-def templates_table(rows: Iterable[str]) -> str:
-    """Return the table of templates below a line with its sums."""
+def templates_table(rows: Sequence[str]) -> str:
+    """Return the table of templates below lines with its sums, and those before."""
     counts = [[int(cell) for cell in row.split(" | ")[1:5]] for row in rows]
-    sums = [f"{sum(column):,} {kind}" for column, kind in zip(zip(*counts), _KINDS, strict=True)]
-    kept = zip(*json.loads(BEFORE.read_text()).values())
-    before = [f"{sum(column):,} {kind}" for column, kind in zip(kept, _KINDS)]
-    told = f"Of {len(CONVERSATIONS) * len(counts):,} prompts in chat: {', '.join(sums)}."
+    now, before = (
+        ", ".join(f"{sum(row[at] for row in each):,} {kind}" for at, kind in enumerate(_KINDS))
+        for each in (counts, json.loads(BEFORE.read_text()).values())
+    )
+    told = f"Of {len(CONVERSATIONS) * len(rows):,} prompts in chat: {now}.\nBefore: {before}."
     line = "|---" * len(_HEAD) + "|"
-    first = f"{told} Before: {', '.join(before)}."
-    return "\n".join((first, "", f"| {' | '.join(_HEAD)} |", line, *rows)) + "\n"
+    return "\n".join((told, "", f"| {' | '.join(_HEAD)} |", line, *rows)) + "\n"
 
 
-def with_tables(page: str, rows: Iterable[str]) -> str:
+def with_tables(page: str, rows: Sequence[str]) -> str:
     """Return the page with both tables written anew."""
-    for name, table in (
-        ("departures", departures_table(rows)),
-        ("templates", templates_table(rows)),
-    ):
+    for name, write in (("departures", departures_table), ("templates", templates_table)):
         before, _, rest = page.partition(BEGIN.format(name))
         behind = rest.partition(END.format(name))[2]
-        page = f"{before}{BEGIN.format(name)}{table}{END.format(name)}{behind}"
+        page = f"{before}{BEGIN.format(name)}{write(rows)}{END.format(name)}{behind}"
     return page
 
 
@@ -112,15 +101,11 @@ def main() -> None:
     logging.disable(logging.CRITICAL)
     all_of = sources()
     wanted = [name for name in all_of if any(word in name for word in sys.argv[1:])]
-    found = {}
-    for name in wanted or all_of:
-        found[name] = PromptChecks(name, all_of[name]).found
-        print(line_of(name, found[name]), flush=True)
-        if wanted:
-            rows = [(where, *row) for where, each in found[name].items() for row in each.items()]
-            print(*rows, sep="\n")
-    if not wanted:
-        rows = [line_of(name, each) for name, each in found.items()]
+    found = {name: PromptChecks(name, all_of[name]).found for name in wanted or all_of}
+    rows = [line_of(*row) for row in found.items()]
+    if wanted:
+        print(json.dumps(found, indent=1), *rows, sep="\n")
+    else:
         PAGE.write_text(with_tables(PAGE.read_text(), rows))
 
 
