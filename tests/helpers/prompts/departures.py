@@ -64,9 +64,13 @@ def _calls(*messages: Message) -> list[Message]:
     return [call for message in messages for call in message.get("tool_calls") or ()]
 
 
-def _ids(new_id: Callable[[Message, int], str]) -> Change:
+def _ids(new_id: Callable[[Message, int, int], str]) -> Change:
+    """`new_id` takes a call, its number in the conversation and that in its message."""
+
     def change(asked: Asked) -> Asked:
-        new = {call["id"]: new_id(call, n) for n, call in enumerate(_calls(*asked.messages))}
+        numbers = itertools.count()
+        calls = [(call, n) for message in asked.messages for n, call in enumerate(_calls(message))]
+        new = {call["id"]: new_id(call, next(numbers), n) for call, n in calls}
         messages = [
             {
                 **{
@@ -86,7 +90,7 @@ def _ids(new_id: Callable[[Message, int], str]) -> Change:
     return change
 
 
-def _nine_letters(call: Message, _: int) -> str:
+def _nine_letters(call: Message, *_: int) -> str:
     is_one = re.fullmatch(r"[A-Za-z0-9]{9}", call["id"])
     return call["id"] if is_one else blake2b(call["id"].encode(), digest_size=5).hexdigest()[:9]
 
@@ -453,10 +457,17 @@ DEPARTURES: Final = (
     ),
     Departure(
         "Kimi's ids",
-        "a call's id is `functions.NAME:NUMBER`, its result's too",
+        "a call's id is `functions.NAME:NUMBER`, counted over the conversation, its result's too",
         "The template shows a call by its id alone: by another's, the name would be lost.",
-        _ids(lambda call, number: f"functions.{call['function']['name']}:{number}"),
-        r"tool_call\['id'\]|Return of",
+        _ids(lambda call, number, _: f"functions.{call['function']['name']}:{number}"),
+        "Return of",
+    ),
+    Departure(
+        "Kimi's first ids",
+        "a result's id is `functions.NAME:NUMBER`, counted in the message",
+        "The template shows its call so, whatever id it has.",
+        _ids(lambda call, _, number: f"functions.{call['function']['name']}:{number}"),
+        "functions\\.",
     ),
     Departure(
         "result names",

@@ -34,7 +34,8 @@ Found = dict[str, dict[str, str]]  # what a prompt is, by dialect and conversati
 EQUAL, REFUSED, NEITHER = "equal", "refused by both", "neither"
 CHANGES_MAX: Final = 4  # in one prompt
 BOS, EOS = "<s>", "</s>"
-# File of a template -> a client's switch, * = any other -> the variables that say it there.
+# File of a template -> a client's switch, * = any other -> the variables that say it there;
+# `_system` is a word for the system's message.
 SWITCHES: Final[dict[str, Any]] = json.loads((DATA / "switches.json").read_text())
 # What templates name as a token: the added tokens of the tokenizer.
 _MARK: Final = re.compile(
@@ -127,7 +128,7 @@ class PromptChecks:
                 return -1
             end = functools.reduce(lambda at, each: text.find(each, at) if at >= 0 else at, said, 0)
             strays = len(_STRAY.findall(text))
-            return sum(map(text.count, words)) + (end >= 0) - 99 * strays
+            return 2 * sum(map(text.count, words)) + (end >= 0) - 99 * strays
 
         others = ((one, [each for each in some if each is not one]) for one in some)
         return all(one.is_chosen or worth(*rest) < worth(*some) for one, rest in others)
@@ -149,6 +150,10 @@ class PromptChecks:
         switch = {True: "on", False: "off"}.get(body.get("enable_thinking", ""))
         switch = switch or body.get("reasoning_effort")
         variables = self._switches.get(switch, self._switches.get("*", {})) if switch else {}
+        if word := variables.get("_system"):  # it stands in the system's message
+            lead = [each["content"] for each in messages[:1] if each["role"] == "system"]
+            told = {"role": "system", "content": "\n".join((*lead, word))}
+            messages, variables = [told, *messages[len(lead) :]], {}
         return self._asked._replace(
             messages=messages, tools=body.get("tools") or None, variables=variables
         )
