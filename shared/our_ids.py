@@ -8,12 +8,16 @@ import base64
 import re
 import secrets
 import string
+from collections.abc import Collection
 from typing import Any, Final
 
 ID_CHARS: Final = 22  # of letters and digits: 131 bits
 SIGNATURE_BEGIN: Final = "hearth-"  # of thinking
 _ALPHABET: Final = string.ascii_letters + string.digits
 _PLAIN: Final = re.compile(rf"[A-Za-z0-9]{{{ID_CHARS}}}")
+# The model's own id and what makes it unique, 95 bits; or of Kimi's, which few take, its number.
+_MARKED: Final = re.compile(r"([A-Za-z0-9_-]*?)hearth[A-Za-z0-9]{16}")
+_NUMBERED: Final = re.compile(r"(functions\.)?(.+):([0-9]{1,9})", re.DOTALL)
 # Sessions that began before signatures had a beginning of their own carry plain ones.
 _SIGNATURE: Final = re.compile(rf"(?:{SIGNATURE_BEGIN})?{_PLAIN.pattern}")
 _RESPONSE: Final = re.compile(r"resp_[0-9a-f]{32}")
@@ -28,8 +32,44 @@ def new_id() -> str:
     return "".join(secrets.choice(_ALPHABET) for _ in range(ID_CHARS))
 
 
+def call_id_for(written: str, name: str, known: Collection[str], unique: str) -> str:
+    """Return the id that a client is given for a call of `name`; `unique` is a new one.
+
+    It is what the model wrote, where every client and provider takes that and no call of `known`
+    has it: models begin their numbers anew. Else `written_call_id` finds it in what is given.
+    Anthropic takes these characters alone, OpenAI no more of them.
+    """
+    kept = written if re.fullmatch("[A-Za-z0-9_-]{1,40}", written) else ""
+    if kept and kept not in known and not _MARKED.fullmatch(kept):
+        return kept
+    if (found := _NUMBERED.fullmatch(written)) and found[2] == name:
+        kept = ("" if found[1] else "n") + found[3]
+    return f"{kept}hearth{unique[-16:]}" if kept else unique
+
+
+def written_call_id(given: str) -> str:
+    """Return the id of a call as the model wrote it; of one as its client was given it."""
+    return found[1] if (found := _MARKED.fullmatch(given)) else given
+
+
+def numbered_call_id(given: str, name: str, number: int) -> str:
+    """Return Kimi's id of a call of `name`: as the model wrote it, or else with this number."""
+    found = _NUMBERED.fullmatch(given)
+    if found and found[1] and found[2] == name:
+        return given
+    own = re.fullmatch("(n?)([0-9]{1,9})hearth[A-Za-z0-9]{16}", given) or ("", "", number)
+    return f"{'' if own[1] else 'functions.'}{name}:{own[2]}"
+
+
 def is_our_call_id(value: Any) -> bool:
-    return type(value) is str and _PLAIN.fullmatch(value) is not None
+    """Return whether we gave a call this id: of letters and digits alone, no provider's is.
+
+    But those of Mistral, which wants no thinking back.
+    """
+    return (
+        type(value) is str
+        and re.fullmatch(rf"[A-Za-z0-9]{{1,{ID_CHARS}}}|{_MARKED.pattern}", value) is not None
+    )
 
 
 def is_our_signature(value: Any) -> bool:

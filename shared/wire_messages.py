@@ -84,8 +84,8 @@ class Prompt:
     """A prompt before rendering: all three API dialects become this.
 
     A message is {role, content, reasoning_content, tool_calls, tool_call_id, name}. Its content is
-    a string; where it shows images, a list of {"type": "text", "text"} and {"type": "image",
-    "image": a key of `images`}, in their order.
+    a string; where it shows images, or is several texts, a list of {"type": "text", "text"} and
+    {"type": "image", "image": a key of `images`}, in their order.
     Not for templates are an assistant's `signatures` (of thinking that we may have issued) and a
     tool result's `tool_references` (names of deferred tools that it loads).
     Where it `continues`, the last message is an assistant's text, and the answer is its rest.
@@ -318,7 +318,7 @@ class TokenLogprob:
 class CallStart:
     """A tool call begins."""
 
-    id: str  # letters and digits only: some clients strip all else
+    id: str  # the model's own, where that has letters, digits, - and _ only; else made here
     name: str
 
 

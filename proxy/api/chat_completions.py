@@ -10,13 +10,13 @@ from hearth.proxy.api.body import (
     tool_definitions as tools,
 )
 from hearth.proxy.api.body.message_content import (
-    content_text,
     read_content,
     result_content,
     said_texts,
+    text_content,
 )
 from hearth.proxy.api.body.prediction import read_prediction
-from hearth.proxy.request.content_pieces import join_text
+from hearth.proxy.request.content_pieces import MessageContent, join, join_text
 from hearth.proxy.request.parsed_request import ParsedRequest
 from hearth.shared.errors import RequestError
 from hearth.shared.wire_messages import Constraints, Prompt
@@ -132,7 +132,8 @@ def _tools(body: dict[str, Any]) -> tuple[list[Any], list[Any], tuple[str, ...]]
         if kind == "function" or (kind is None and "function" in row):
             inner = fields.record(row.get("function"), f"{param}.function")
             is_late = fields.boolean(row, "defer_loading") or fields.boolean(inner, "defer_loading")
-            tool = tools.function_tool(inner, param, inner="function")
+            tools.function_tool(inner, param, inner="function")
+            tool = tools.as_sent(row | {"type": "function", "function": tools.as_sent(inner)})
             (deferred if is_late else shown).append(tool)
         elif kind == "custom":
             inner = fields.record(row.get("custom"), f"{param}.custom")
@@ -189,7 +190,7 @@ def _message(value: Any, param: str, left_out: list[str]) -> dict[str, Any]:
     elif content is None:  # agents send it where there is nothing to say
         message["content"] = ""
     else:
-        read = read_content if role == "user" else content_text
+        read = read_content if role == "user" else text_content
         message["content"] = read(content, where, untyped="text")
     if name := fields.text(row, "name", f"{param}.name"):
         message["name"] = name
@@ -248,11 +249,11 @@ def _arguments(inner: dict[str, Any], where: str) -> Any:
     return arguments
 
 
-def _said(content: Any, param: str, left_out: list[str]) -> tuple[str, str]:
+def _said(content: Any, param: str, left_out: list[str]) -> tuple[MessageContent, str]:
     """Return what an assistant said and what it thought; null where it only called."""
     if content is None:
         return "", ""
     if type(content) is not list:
-        return content_text(content, param), ""
+        return text_content(content, param), ""
     texts, thoughts = said_texts(content, param, left_out)
-    return join_text(texts), join_text(thoughts)
+    return join(texts), join_text(thoughts)

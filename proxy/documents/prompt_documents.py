@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from hearth.proxy.documents.document_reader import DocumentReader
-from hearth.proxy.request.content_pieces import ContentPart, join
+from hearth.proxy.request.content_pieces import ContentPart, join, merged
 from hearth.shared.errors import RequestError
 from hearth.shared.wire_messages import Prompt
 
@@ -74,7 +74,7 @@ class _Reading:
                 pieces.append(await self._text(part, is_result))
             else:
                 pieces.append(part["text"] if part["type"] == "text" else part)
-        return message | {"content": join(pieces)}
+        return message | {"content": merged(join(pieces))}
 
     async def _text(self, part: dict[str, Any], is_result: bool) -> str:
         try:

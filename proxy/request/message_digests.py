@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import orjson
 
+from hearth.proxy.request.content_pieces import merged
 from hearth.proxy.request.volatile_fields import ASKING_ROLES, canonical_text
 from hearth.shared.memory_by_owner import MemoryByOwner
 from hearth.shared.wire_messages import MessageName
@@ -61,7 +62,7 @@ class MessageDigester:
         known = self._known.get(owner, exact)
         if known is not None:
             return known
-        content: str | list[Any] = message["content"]
+        content = merged(message["content"])
         chars = _chars(content)
         if self._is_on:
             left, rules = _canonical_content(message["role"], content)

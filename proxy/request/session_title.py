@@ -8,6 +8,8 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
+from hearth.proxy.request.content_pieces import text_of
+
 TITLE_CHARS_MAX: Final = 72
 TEXT_CHARS_MAX: Final = 131_072  # of all messages together, in which the words are sought
 MESSAGES_MAX: Final = 8  # of a person's, in which they are sought
@@ -31,17 +33,11 @@ def title_of(messages: Iterable[Mapping[str, Any]]) -> str:
     asked = (row for row in messages if row.get("role") == "user")
     left = TEXT_CHARS_MAX
     for _, message in zip(range(MESSAGES_MAX), asked, strict=False):
-        text = _text(message.get("content"))[:left]
+        text = text_of(message.get("content") or "")[:left]
         if title := _title(text):
             return title
         left -= len(text)
     return ""
-
-
-def _text(content: Any) -> str:
-    if isinstance(content, str):
-        return content
-    return "\n".join(part.get("text", "") for part in content or () if part.get("type") == "text")
 
 
 def _title(text: str) -> str:

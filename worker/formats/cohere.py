@@ -3,6 +3,7 @@
 from typing import Final
 
 from hearth.worker.formats.shared.format_parts import (
+    NUMBER,
     CallGrammar,
     ModelFormat,
     Section,
@@ -25,7 +26,10 @@ FORMATS = (
         part_ends=("<|END_RESPONSE|>", "<|END_TEXT|>"),
         sections=(Section(START, END),),
         grammar=CallGrammar(
-            json_call('{"tool_call_id": "0", "tool_name": "', '", "parameters": ', "}"),
+            lambda lark, tool: lark.row(
+                *('{"tool_call_id": "', NUMBER),
+                json_call('", "tool_name": "', '", "parameters": ', "}")(lark, tool),
+            ),
             START,
             start=f"{START}[\n    ",
             end=f"\n]{END}",

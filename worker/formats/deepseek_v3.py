@@ -1,6 +1,7 @@
 """The forms of DeepSeek V3, R1 and V3.1: a name and JSON, each call between marks of its own."""
 
-from typing import Final
+from collections.abc import Sequence
+from typing import Any, Final
 
 import regex
 
@@ -11,6 +12,7 @@ from hearth.worker.formats.shared.format_parts import (
     json_call,
     json_call_text,
     marked_calls,
+    written_numbers,
 )
 
 START, END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
@@ -22,7 +24,27 @@ _HEAD: Final = regex.compile(
 _READ: Final = marked_calls(CALL, _HEAD, CALL_END, END)
 _SECTIONS: Final = (Section(START, read=_READ), Section(CALL, read=_READ))
 _FENCED: Final = (f"{CALL}function{BEHIND_NAME}", "\n```json\n", f"\n```{CALL_END}")
+_RULES: Final = f"""\
+IMPORTANT: ALWAYS adhere to this exact format for tool use:
+{START}{CALL}tool_call_name{BEHIND_NAME}tool_call_arguments{CALL_END}{{additional_tool_calls}}{END}
+
+Where:
+- `tool_call_name` must be an exact match to one of the available tools
+- `tool_call_arguments` must be valid JSON that strictly follows the tool's Parameters Schema
+- For multiple tool calls, chain them directly without separators or spaces"""
 RESULT, RESULT_END = "<｜tool▁output▁begin｜>", "<｜tool▁output▁end｜>"
+
+
+def _tools(functions: Sequence[dict[str, Any]]) -> str:
+    """Return what shows V3.1 its tools, as its makers' model card has it."""
+    shown = [
+        f"### {each['name']}\nDescription: {each.get('description') or ''}\n\n"
+        f"Parameters: {written_numbers.dumps(each.get('parameters') or {})}"
+        for each in functions
+    ]
+    return "\n\n".join(["## Tools\nYou have access to the following tools:", *shown, _RULES])
+
+
 FORMATS = (
     ModelFormat(
         is_of=lambda words: START in words.template and "```json" in words.template,
@@ -46,5 +68,6 @@ FORMATS = (
         ),
         call_text=json_call_text(CALL, BEHIND_NAME, CALL_END),
         result=(RESULT, RESULT_END),
+        tools=_tools,
     ),
 )

@@ -13,6 +13,7 @@ from hearth.worker.formats.shared.format_parts import (
     Section,
     ToolSchema,
     json_arguments,
+    json_call_text,
     marked_calls,
 )
 
@@ -21,7 +22,8 @@ CALL, ARGUMENTS = "<|tool_call_begin|>", "<|tool_call_argument_begin|>"
 CALL_END = "<|tool_call_end|>"
 # Without a number it is an id that another server made, where no tool has that name.
 _HEAD: Final = regex.compile(
-    r"(?:functions\.)?+(?P<name>[^\s<>{}]{1,200}?)(?P<number>:\d++)?+\s*+" + regex.escape(ARGUMENTS)
+    r"(?P<id>(?:functions\.)?+(?P<name>[^\s<>{}]{1,200}?)(?P<number>:\d++)?+)\s*+"
+    + regex.escape(ARGUMENTS)
 )
 READ: Final = marked_calls(CALL, _HEAD, CALL_END, END)
 
@@ -37,5 +39,6 @@ FORMATS = (
         framing=(START, END, CALL, ARGUMENTS, CALL_END),
         sections=(Section(START, read=READ), Section(CALL, read=READ)),
         grammar=CallGrammar(write, START, start=START, end=END, between=""),
+        call_text=json_call_text(f"{CALL}functions.", f":0{ARGUMENTS}", CALL_END),
     ),
 )

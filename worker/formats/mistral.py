@@ -1,6 +1,7 @@
 """The forms of Mistral: `[TOOL_CALLS]f[ARGS]{}`, and in older models a list in JSON."""
 
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
 import regex
@@ -22,22 +23,25 @@ from hearth.worker.formats.shared.format_parts import (
 
 START = "[TOOL_CALLS]"
 _HEAD: Final = regex.compile(
-    r"(?P<name>[\w./:-]++)\s*+(?:\[CALL_ID\]\s*+[\w-]++\s*+)?+(?:\[ARGS\]\s*+)?+(?=\{)"
+    r"(?P<name>[\w./:-]++)\s*+(?:\[CALL_ID\]\s*+(?P<id>[\w-]++)\s*+)?+(?:\[ARGS\]\s*+)?+(?=\{)"
 )
 _NEXT: Final = regex.compile(r"[\w./:-]++\[ARGS\]")
 
 
-def read(context: CallContext) -> ParserSteps[None]:
-    """Read a list, or names with arguments behind them; there is no end mark."""
+def read(context: CallContext, has_id: bool = False) -> ParserSteps[None]:
+    """Read a list, or names with arguments behind them; there is no end mark.
+
+    `has_id`: the list's calls have ids, behind their arguments.
+    """
     buffer = context.buffer
     yield from buffer.skip(BLANKS)
     if (yield from buffer.peek()) in ("[", "{"):
-        yield from json_calls(context, Trust())
+        yield from json_calls(context, Trust(has_id=has_id))
         return
     head = yield from buffer.match(_HEAD)
     while head:
         buffer.at += len(head[0])
-        yield from named_call(context, head["name"])
+        yield from named_call(context, head["name"], call_id=head["id"] or "")
         offset = yield from buffer.run(BLANKS)
         if not (yield from buffer.match(_NEXT, offset)):
             return
@@ -78,6 +82,7 @@ FORMATS = (
         _NAMED,
         is_of=lambda words: START in words.template,
         rank=1,
+        sections=(Section(START, read=partial(read, has_id=True)),),
         grammar=CallGrammar(
             lambda lark, tool: lark.row(
                 json_call('{"name": "', '", "arguments": ', "")(lark, tool),

@@ -29,7 +29,9 @@ START, THINK, CONTENT, END, BEGIN = (
 CALL, NAME, ARGUMENTS, CALL_END = (
     f"<|tool_call:{each}|>" for each in ("begin", "name", "args", "end")
 )
-_HEAD: Final = regex.compile(r"[^<]*+<\|tool_call:name\|>(?P<name>[^<]++)<\|tool_call:args\|>")
+_HEAD: Final = regex.compile(
+    r"(?P<id>[^<]*+)<\|tool_call:name\|>(?P<name>[^<]++)<\|tool_call:args\|>"
+)
 _READ: Final = marked_calls(CALL, _HEAD, CALL_END, "<|calls|>")
 
 

@@ -6,14 +6,15 @@ alike at each request, and its prompt only appends. Messages are not modified.
 
 import hashlib
 import itertools
-import json
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
 from hearth.shared import written_numbers
+from hearth.shared.our_ids import numbered_call_id, written_call_id
 from hearth.shared.written_numbers import object_or_text
-from hearth.worker.prompt.chat_template import text_of
+from hearth.worker.prompt.chat_template import parts_of, text_of
 from hearth.worker.prompt.template_capabilities import TemplateCapabilities
 from hearth.worker.prompt.tools_as_text import call_text, result_text, tool_prompt
 
@@ -46,24 +47,25 @@ def adapted(
     if template.tool_form != "native":
         rows, tools = _with_tool_prompt(rows, tools, template), []
     elif template.completes_tools:
-        tools = [_whole(tool) for tool in tools]
+        tools = [_whole(tool, template.completes_tools) for tool in tools]
     if template.needs_system and tools and (not messages or messages[0]["role"] != "system"):
         rows = [(_NO_SYSTEM, NONE), *rows]
-    if template.shortens_ids or template.names_by_id:
-        rows = list(_with_ids(rows, is_short=template.shortens_ids))
+    if template.shows_ids or template.shortens_ids:
+        rows = list(_with_ids(rows, template))
     if template.splits_calls:
         rows = list(_one_call_each(rows))
     fitting = ((_adapted_message(row[0], at, template), row[1]) for at, row in enumerate(rows))
     ordered = _in_order(fitting, template, adds_header)
     groups = itertools.groupby(ordered, lambda row: row[0]["role"] == "assistant")
     runs = [[place for _, place in rows] for is_own, rows in groups if is_own]
-    return AdaptedMessages([message for message, _ in ordered], tools, runs)
+    return AdaptedMessages([_with_parts(message, template) for message, _ in ordered], tools, runs)
 
 
 def short_call_id(call_id: str) -> str:
-    """Return nine letters and digits that stand for `call_id`; itself where it is that."""
-    if len(call_id) == 9 and call_id.isascii() and call_id.isalnum():
-        return call_id
+    """Return nine letters and digits that stand for `call_id`: those that the model wrote."""
+    written = written_call_id(call_id)
+    if len(written) == 9 and written.isascii() and written.isalnum():
+        return written
     return hashlib.blake2b(call_id.encode("utf-8", "replace"), digest_size=5).hexdigest()[:9]
 
 
@@ -85,51 +87,79 @@ def _with_tool_prompt(
     return [({**first, "content": content}, place), *others]
 
 
-def _whole(tool: dict[str, Any]) -> dict[str, Any]:
-    """Return the tool with all the fields that a template may ask for."""
+def _whole(tool: dict[str, Any], asked: frozenset[str]) -> dict[str, Any]:
+    """Return the tool with the fields that are `asked` for, and those of its properties."""
     function = tool["function"]
     parameters = {"type": "object", "properties": {}} | (function.get("parameters") or {})
-    description = function.get("description") or ""
+    if "properties" in asked and isinstance(parameters["properties"], dict):
+        rows = parameters["properties"].items()
+        parameters["properties"] = {name: _whole_property(schema) for name, schema in rows}
+        asked |= {"parameters"}
+    whole = {"description": function.get("description") or "", "parameters": parameters}
     return {
         **tool,
-        "function": {**function, "description": description, "parameters": parameters},
+        "function": function | {name: value for name, value in whole.items() if name in asked},
     }
+
+
+def _whole_property(schema: Any) -> Any:
+    """Return a property's JSON schema with the fields that a template may ask for."""
+    if not isinstance(schema, dict):
+        return schema
+    whole = {"description": "", **schema}
+    if whole.get("type") == "object":
+        whole["additionalProperties"] = _whole_property(whole.get("additionalProperties", {}))
+    return whole
 
 
 def _one_call_each(rows: list[MessageRow]) -> Iterator[MessageRow]:
     """Yield the messages with one call in each; what is said beside several stays with the first.
 
-    Their results follow in the order of the calls, as they were sent.
+    Each call's results stand behind it, and those of other calls behind the last.
     """
-    for message, place in rows:
+    waiting = [*reversed(rows)]
+    while waiting:
+        message, place = waiting.pop()
         calls = message.get("tool_calls") or ()
         if len(calls) < 2:
             yield message, place
             continue
-        said = message
+        said, results = message, defaultdict[Any, list[MessageRow]](list)
+        while waiting and waiting[-1][0]["role"] == "tool":
+            results[waiting[-1][0].get("tool_call_id")].append(waiting.pop())
         for call in calls:
             yield {**said, "tool_calls": [call]}, NONE
             said = {"role": "assistant", "content": ""}
+            yield from results.pop(call.get("id"), ())
+        yield from itertools.chain(*results.values())
 
 
-def _with_ids(rows: list[MessageRow], is_short: bool) -> Iterator[MessageRow]:
+def _with_ids(rows: list[MessageRow], template: TemplateCapabilities) -> Iterator[MessageRow]:
     """Yield the messages with the call ids that the template takes, and its results with them.
 
-    Mistral's demands nine letters and digits; Kimi's shows a name and its number in the
-    conversation, and nothing else of a name.
+    What the model wrote stays. Else Mistral's demands nine letters and digits; Kimi's wants a name
+    and its number in the conversation, or where it numbers calls itself, in the message.
     """
     numbers = itertools.count()
-    ids: dict[Any, str] = {}  # of the calls so far
+    ids: dict[str, str] = {}  # of the calls so far
     for message, place in rows:
         calls = []
+        numbers = itertools.count() if template.numbers_by_message else numbers
         for call in message.get("tool_calls") or ():
-            own_id = f"functions.{call['function']['name']}:{next(numbers)}"
-            ids[call.get("id")] = short_call_id(call.get("id") or "") if is_short else own_id
-            calls.append({**call, "id": ids[call.get("id")]})
+            given, name = call.get("id") or "", call["function"]["name"]
+            ids[given] = _shown_id(given, template, name, next(numbers))
+            calls.append({**call, "id": ids[given]})
         given = message.get("tool_call_id") or ""
-        new_id = ids.get(given, short_call_id(given) if is_short and given else given)
+        new_id = ids.get(given, given and _shown_id(given, template))
         changed = {"tool_calls": calls} if calls else {"tool_call_id": new_id} if new_id else {}
         yield {**message, **changed}, place
+
+
+def _shown_id(given: str, template: TemplateCapabilities, name: str = "", number: int = 0) -> str:
+    """Return the id that is shown of a call of `name`, or of a result whose call is not known."""
+    if template.names_by_id and name:
+        return numbered_call_id(given, name, number)
+    return short_call_id(given) if template.shortens_ids else written_call_id(given)
 
 
 # ---------------------------------------------------------------- one message
@@ -180,10 +210,9 @@ def _adapted_calls(message: dict[str, Any], template: TemplateCapabilities) -> d
         texts = [template.own.calls(functions)] if template.own else usual
         said = {name: value for name, value in message.items() if name != "tool_calls"}
         return {**said, "content": "\n".join([content, *texts] if content else texts)}
-    if not template.takes_objects:
-        calls = [_with_text(call) for call in calls]
-    elif not template.takes_text:  # a broken call of long ago must not end the conversation
-        calls = [_with_object(call) for call in calls]
+    # A broken call of long ago must not end the conversation.
+    fitted = _with_object if template.takes_objects else _with_text
+    calls = [fitted(call, template.takes_text) for call in calls]
     message = {**message, "tool_calls": calls}
     reasoning = message.get("reasoning_content")
     if template.folds_thinking and content and reasoning:
@@ -191,26 +220,28 @@ def _adapted_calls(message: dict[str, Any], template: TemplateCapabilities) -> d
     return message
 
 
-def _with_object(call: dict[str, Any]) -> dict[str, Any]:
-    """Return the call with arguments that are an object: text that is none as its `input`.
+def _with_object(call: dict[str, Any], keeps_text: bool = False) -> dict[str, Any]:
+    """Return the call with arguments that are an object.
 
-    One with digits that would be lost came as the text of an object, and keeps them.
+    Text that is none becomes its `input`, or stays. An object with digits that would be lost came
+    as text, and keeps them.
     """
     function = call["function"]
     given = function["arguments"]
-    if isinstance(given, str) and isinstance(
-        given := object_or_text(given, written_numbers.loads), str
-    ):
+    if isinstance(given, str):
+        given = object_or_text(given, written_numbers.loads)
+    if isinstance(given, str) and not keeps_text:
         given = {"input": given}
     return {**call, "function": {**function, "arguments": given}}
 
 
-def _with_text(call: dict[str, Any]) -> dict[str, Any]:
-    """Return the call with arguments that are a text."""
-    function = call["function"]
-    if isinstance(function["arguments"], str):
+def _with_text(call: dict[str, Any], keeps_text: bool) -> dict[str, Any]:
+    """Return the call with arguments that are a text, that of an object unless it `keeps_text`."""
+    given = call["function"]["arguments"]
+    if isinstance(given, str) and (keeps_text or isinstance(object_or_text(given), dict)):
         return call
-    arguments = json.dumps(function["arguments"], ensure_ascii=False)
+    function = _with_object(call)["function"]
+    arguments = written_numbers.dumps(function["arguments"])
     return {**call, "function": {**function, "arguments": arguments}}
 
 
@@ -250,6 +281,23 @@ def _in_order(
         group[0] if len(group) == 1 else (_joined([message for message, _ in group]), NONE)
         for group in groups
     ]
+
+
+def _with_parts(message: dict[str, Any], template: TemplateCapabilities) -> dict[str, Any]:
+    """Return the message with parts for content where the template takes them, else one text."""
+    if _kind(message) not in template.part_kinds:
+        return {**message, "content": text_of(message)}
+    thinking = message.get("reasoning_content")
+    needs_parts = thinking or not (message.get("content") or message.get("tool_calls"))
+    if template.thinks_in_parts and message["role"] == "assistant" and needs_parts:
+        return {
+            **message,
+            "content": [
+                *([{"type": "thinking", "thinking": thinking}] if thinking else []),
+                *parts_of(message),
+            ],
+        }
+    return message
 
 
 def _kind(message: dict[str, Any]) -> str:

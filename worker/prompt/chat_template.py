@@ -14,6 +14,7 @@ from hearth.worker.prompt import bounded_templates  # noqa: F401  before any tem
 log = logging.getLogger(__name__)
 
 _PROBE: Final = "probe0x"
+_PROBED: Final = [{"role": "user", "content": _PROBE}]
 
 
 class Template:
@@ -26,6 +27,9 @@ class Template:
         """Take mlx-lm's TokenizerWrapper."""
         self._tokenizer = tokenizer
         self._takes_parts = False
+        self._no_tools: list[Any] | None = None
+        if self.exists and not self.probed(_PROBED):  # it counts the tools, where there are none
+            self._no_tools = []
         self._takes_parts = self._shows_parts_only()
 
     @property
@@ -37,6 +41,11 @@ class Template:
     def has_think_tags(self) -> bool:
         """Whether the tokenizer has tags around thinking."""
         return bool(self._tokenizer.has_thinking)
+
+    @property
+    def think_tags(self) -> tuple[str, str]:
+        """What stands around thinking, "" where the tokenizer has no such tags."""
+        return self._tokenizer.think_start or "", self._tokenizer.think_end or ""
 
     def text(
         self,
@@ -53,10 +62,10 @@ class Template:
         if not self.exists:
             return _transcript(flat, adds_header)
         if self._takes_parts:
-            flat = [{**each, "content": [_text_part(each["content"])]} for each in flat]
+            flat = [{**each, "content": parts_of(each)} for each in flat]
         rendered: str = self._tokenizer.apply_chat_template(
             flat,
-            tools=list(tools) or None,
+            tools=list(tools) or self._no_tools,
             add_generation_prompt=adds_header,
             tokenize=False,
             **variables,
@@ -75,8 +84,10 @@ class Template:
             ValueError: the template does not show the content once; and whatever the template
                 raises.
         """
-        content, end = text_of(messages[-1]), secrets.token_hex(16)
-        marked = {**messages[-1], "content": f"{content}{end} "}
+        *said, last = parts_of(messages[-1])
+        content, end = last["text"], secrets.token_hex(16)
+        part = text_part(f"{content}{end} ")
+        marked = {**messages[-1], "content": [*said, part] if said else part["text"]}
         text = self.text([*messages[:-1], marked], tools, variables, adds_header=False)
         before, _, behind = text.partition(end)
         if text.count(end) != 1 or content.strip() not in before:
@@ -108,23 +119,26 @@ class Template:
 
         Of a string they show nothing: they look for parts in its characters.
         """
-        question = [{"role": "user", "content": _PROBE}]
-        if not self.exists or _PROBE in self.probed(question):
+        if not self.exists or _PROBE in self.probed(_PROBED):
             return False
         self._takes_parts = True
-        return _PROBE in self.probed(question)
+        return _PROBE in self.probed(_PROBED)
 
 
-def _text_part(text: str) -> dict[str, str]:
+def text_part(text: str) -> dict[str, str]:
+    """Return `text` as a part of a content."""
     return {"type": "text", "text": text}
 
 
-def text_of(message: dict[str, Any]) -> str:
-    """Return the content as one string, which templates add to others."""
+def parts_of(message: dict[str, Any]) -> list[dict[str, str]]:
+    """Return the content as parts, which some templates take."""
     content = message.get("content")
-    if isinstance(content, list):
-        return "".join(part.get("text", "") for part in content)
-    return content or ""
+    return content if isinstance(content, list) else [text_part(content or "")]
+
+
+def text_of(message: dict[str, Any]) -> str:
+    """Return the content as one string, which all templates take: each part on its own line."""
+    return "\n".join(part["text"] for part in parts_of(message))
 
 
 def _flat(message: dict[str, Any]) -> dict[str, Any]:
@@ -133,7 +147,7 @@ def _flat(message: dict[str, Any]) -> dict[str, Any]:
     A call has its name and arguments beside `function` too, and thinking goes by three names:
     templates read any of them. A field that is empty is not there: templates ask for it by name.
     """
-    flat = {**message, "content": text_of(message)}
+    flat = {**message, "content": message.get("content") or ""}
     if reasoning := message.get("reasoning_content"):
         flat |= {"thinking": reasoning, "reasoning": reasoning}
     if calls := message.get("tool_calls"):

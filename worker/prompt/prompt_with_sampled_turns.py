@@ -185,22 +185,49 @@ class PromptBuilder:
     ) -> tuple[list[TextPiece], list[list[int]]]:
         """Return what is rendered, and the runs of the model's own messages in it."""
         tokeniser = self.tokeniser
-        mark = tokeniser.mark_for((content.messages, content.tools, content.options))
+        mark = tokeniser.mark
         messages, digests = marked(tokeniser.shielded(content.messages, mark), mark)
-        rendered = self._renderer.rendered(
-            messages,
-            tokeniser.shielded(content.tools, mark),
-            tokeniser.shielded(content.options, mark),
-            adds_header and not content.continues,
-            adds_header and content.continues,
-        )
+        self._open_thinking(messages, content, mark)
+        try:
+            rendered = self._renderer.rendered(
+                messages,
+                tokeniser.shielded(content.tools, mark),
+                tokeniser.shielded(content.options, mark),
+                adds_header and not content.continues,
+                adds_header and content.continues,
+            )
+        except RequestError as error:  # it may cite what it refuses
+            error.args = (str(error).replace(mark, ""),)
+            raise
+        text = rendered.text.replace(mark, "")
         if is_counted:
-            _refuse_uncounted(rendered.text, self._bytes_max or 0)
+            _refuse_uncounted(text, self._bytes_max or 0)
         else:
-            self._refuse_long(rendered.text, "messages")
+            self._refuse_long(text, "messages")
         pictures = [_picture(content, digest) for digest in digests]
         pieces = pieces_of(tokeniser, rendered.text, mark, pictures, self._form, content.owner)
         return pieces, rendered.runs
+
+    def _open_thinking(
+        self, messages: list[dict[str, Any]], content: PromptContent, mark: str
+    ) -> None:
+        """Take the marks out of the tags around thinking that an answer's content begins with.
+
+        Only where the template looks for them there, and of answers that are shown as rendered.
+        """
+        if self._renderer.lifted_tags is None:
+            return
+        start, end = self._renderer.lifted_tags
+        opened, closed = self.tokeniser.shielded([start, end], mark)
+        for at, message in enumerate(messages[: len(messages) - content.continues]):
+            said = message.get("content") or ""
+            is_known = content.turns and content.turns[at]
+            is_own = message["role"] == "assistant" and isinstance(said, str)
+            if not is_own or message.get("reasoning_content") or is_known:
+                continue
+            if said.lstrip().startswith(opened) and closed in said:
+                said = said.replace(opened, start, 1).replace(closed, end, 1)
+                messages[at] = {**message, "content": said}
 
     def _refuse_long(self, text: str, param: str) -> None:
         """Raise where a text cannot fit, whatever its tokens are: it is not tokenised at all."""
@@ -380,7 +407,8 @@ def _words_of(message: dict[str, Any]) -> list[str]:
     """Return the words of an assistant message of which a template shows one at least."""
     names = [call["function"]["name"] for call in message.get("tool_calls") or ()]
     content = message.get("content") or ""
-    return [word for word in (content.strip(), *names) if word]
+    texts = [content] if isinstance(content, str) else [part["text"] for part in content]
+    return [word for word in (*map(str.strip, texts), *names) if word]
 
 
 def _paired(

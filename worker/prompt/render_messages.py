@@ -67,6 +67,11 @@ class Renderer:
         return self.capabilities.tool_form
 
     @property
+    def lifted_tags(self) -> tuple[str, str] | None:
+        """The tags that the template looks for in an answer that begins with its thinking."""
+        return self._template.think_tags if self.capabilities.lifts_thinking else None
+
+    @property
     def markup(self) -> str:
         """The text around tools that is not the template's, "" where that has all of it."""
         return markup(self.capabilities.tool_form, self.capabilities.own)

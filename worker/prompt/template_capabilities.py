@@ -4,11 +4,11 @@ Runs once, when a model is loaded. Templates differ in what they leave out silen
 what they refuse, so a probe counts only where all its words are in the text, in their order.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from hearth.worker.prompt.chat_template import Template
+from hearth.worker.prompt.chat_template import Template, text_part
 from hearth.worker.prompt.tools_as_text import OwnForm, ToolForm
 
 EFFORTS: Final = ("none", "minimal", "low", "medium", "high", "xhigh", "max")  # least first
@@ -33,6 +33,14 @@ _LEADS: Final[dict[str, tuple[str, ...]]] = {
     "calls": ("user", "calls"),
     "tool": ("user", "calls", "tool"),
 }
+# Conversations in which a message may have several text parts.
+_PARTED: Final = {
+    "system": ("system", "user"),
+    "user": ("user",),
+    "assistant": ("user", "assistant", "user"),
+    "calls": ("user", "calls", "tool"),
+    "tool": ("user", "calls", "tool"),
+}
 _TAILS: Final[dict[str, tuple[str, ...]]] = {
     "user": ("assistant", "user"),
     "assistant": ("user",),
@@ -48,20 +56,26 @@ class TemplateCapabilities:
     tool_form: ToolForm
     shows_calls: bool  # as `tool_calls`
     shows_results: bool  # as messages of role "tool"
-    completes_tools: bool  # each tool must have a description and properties
+    # What each tool must have: "description", "parameters", and for "properties" theirs.
+    completes_tools: frozenset[str]
     splits_calls: bool  # of several calls in one message, some are refused or left out
     shortens_ids: bool  # call ids must have nine letters and digits
-    names_by_id: bool  # of a call its id is shown, and not its name
+    shows_ids: bool  # of calls, or of results
+    names_by_id: bool  # an id is functions.NAME:N, and may be all that is shown of a name
+    numbers_by_message: bool  # the template itself writes that N, from 0 in each message
     needs_system: bool  # to show tools
     takes_objects: bool  # arguments may be an object, else only its JSON text
     takes_text: bool  # arguments may be a text
     folds_thinking: bool  # words beside a call are its thinking
+    lifts_thinking: bool  # thinking that an answer begins with is looked for in its content
     opens_with_system: bool
     places_system: bool  # a system message in mid-conversation is shown where it stands
     refused: frozenset[tuple[str, str]]  # (kind, kind) that may not follow each other
     variables: frozenset[str] | None  # that it may be given; None: any
     switches: frozenset[str]  # of SWITCHES, those that change what is rendered
     efforts: tuple[str, ...]  # of EFFORTS, those that it renders
+    part_kinds: frozenset[str]  # of messages whose text parts are shown, joined its own way
+    thinks_in_parts: bool  # an assistant's thinking is a part of its content
     own: OwnForm | None = None  # of the model's calls, where the template shows none
 
 
@@ -69,7 +83,7 @@ def template_capabilities(template: Template) -> TemplateCapabilities:
     """Return what the template accepts and shows."""
     needs_system = not _shows_tools(template)[0]
     is_shown, completes_tools = _shows_tools(template, *[_SYSTEM] * needs_system)
-    tools = [_tool(is_whole=completes_tools)] if is_shown else []
+    tools = [_tool()] if is_shown else []
     shapes: tuple[Any, ...] = ({}, "{}")
     probers = [_Prober(template, tools, each, by_id) for by_id in (False, True) for each in shapes]
     prober = next((each for each in probers if each.shows_calls()), probers[1])
@@ -80,6 +94,7 @@ def template_capabilities(template: Template) -> TemplateCapabilities:
     shows_calls = is_shown and prober.shows_calls()
     shows_results = is_shown and prober.shows_results(shows_calls)
     long_fits, short_fits = prober.fits(call_id=_LONG_ID), prober.fits()
+    ids_text = prober.text_of_turns((_SHORT_ID, _OTHER_ID))
     variables = _variables(template)
     several = ("user", "two calls", *(("tool", "tool") if shows_results else ()))
     return TemplateCapabilities(
@@ -89,17 +104,22 @@ def template_capabilities(template: Template) -> TemplateCapabilities:
         completes_tools=completes_tools,
         splits_calls=shows_calls and not prober.takes(*several),
         shortens_ids=short_fits and not long_fits,
-        names_by_id=shows_calls and prober.by_id,
+        shows_ids=_SHORT_ID in ids_text,
+        names_by_id=shows_calls and (prober.by_id or "functions.f:0" in ids_text),
+        numbers_by_message="functions.f:0" in ids_text and "functions.f:1" not in ids_text,
         needs_system=needs_system and is_shown,
         takes_objects=prober.arguments == {},
         takes_text=prober.fits(arguments="so") or not short_fits,
         folds_thinking=prober.fits(content="so")
         and not prober.fits(content="so", reasoning_content="why"),
+        lifts_thinking=_lifts_thinking(template),
         opens_with_system=prober.takes("system", "user"),
         places_system=prober.takes("user", "assistant", "system", "user"),
         refused=frozenset(prober.refused(shows_calls, shows_results)),
         variables=variables,
         switches=frozenset(_switches(template, variables)),
+        part_kinds=frozenset(kind for kind in _PARTED if prober.shows_parts(kind)),
+        thinks_in_parts=_thinks_in_parts(template),
         efforts=tuple(each for each in EFFORTS if _renders(template, reasoning_effort=each)),
     )
 
@@ -160,13 +180,27 @@ class _Prober:
     def shows_results(self, shows_calls: bool) -> bool:
         return self.takes("user", "calls" if shows_calls else "assistant", "tool")
 
+    def shows_parts(self, kind: str) -> bool:
+        """Whether the text parts of such a message are shown as what they are."""
+        kinds = _PARTED[kind]
+        messages = [self._message(each, at) for at, each in enumerate(kinds)]
+        messages[kinds.index(kind)]["content"] = [text_part("probeax"), text_part("probebx")]
+        texts = [self._template.probed(messages, tools) for tools in self._tools]
+        return all(_is_told(text, "probeax", "probebx") for text in texts)
+
     def fits(self, call_id: str = _SHORT_ID, arguments: Any = None, **said: str) -> bool:
         """Whether the template takes a call with this id, said beside it what is said."""
+        return bool(self.text_of_turns([call_id], arguments, **said))
+
+    def text_of_turns(self, call_ids: Sequence[str], arguments: Any = None, **said: str) -> str:
+        """Return the text of calls with these ids, one behind the other's result, "" of none."""
         function = {"name": "f", "arguments": arguments or self.arguments}
-        call = {"id": call_id, "type": "function", "function": function}
-        turn = {"role": "assistant", "content": "", **said, "tool_calls": [call]}
-        result = {**self._message("tool", 1), "tool_call_id": call_id}
-        return bool(self._template.probed([self._message("user", 2), turn, result]))
+        turns = [self._message("user", 2)]
+        for call_id in call_ids:
+            call = {"id": call_id, "type": "function", "function": function}
+            turns.append({"role": "assistant", "content": "", **said, "tool_calls": [call]})
+            turns.append({**self._message("tool", 1), "tool_call_id": call_id})
+        return self._template.probed(turns)
 
     def refused(self, shows_calls: bool, shows_results: bool) -> Iterator[tuple[str, str]]:
         """Yield the kinds that the template refuses, or leaves out, one behind the other."""
@@ -194,21 +228,55 @@ class _Prober:
                     yield before, kind
 
 
-def _shows_tools(template: Template, *lead: dict[str, Any]) -> tuple[bool, bool]:
-    """Return whether tools are shown, and whether only those that have all their fields."""
+def _lifts_thinking(template: Template) -> bool:
+    start, end = template.think_tags
+    said = f"{start}\nprobe1x\n{end}\n\nprobe2x"
+    text = template.probed([_QUESTION, {"role": "assistant", "content": said}, _QUESTION])
+    return bool(start) and "probe2x" in text and said not in text
+
+
+def _shows_tools(template: Template, *lead: dict[str, Any]) -> tuple[bool, frozenset[str]]:
+    """Return whether tools are shown, and the fields without which one is refused."""
     probe = [*lead, _QUESTION]
-    whole, bare = (template.probed(probe, [_tool(is_whole)]) for is_whole in (True, False))
+    whole = template.probed(probe, [_tool()])
     is_shown = all(word in whole for word in ("probename", "probedescription", "probeparameter"))
-    return is_shown, is_shown and "probename" not in bare
+    plain = {"type": "object", "properties": {"probeparameter": {"type": "object"}}}
+    lacks = {
+        "description": [_tool(description=None)],
+        "parameters": [_tool(parameters=None), _tool(parameters={"type": "object"})],
+        "properties": [_tool(parameters=plain)],
+    }
+    refused = {
+        name
+        for name, tools in lacks.items()
+        for tool in tools
+        if "probename" not in template.probed(probe, [tool])
+    }
+    return is_shown, frozenset(refused if is_shown else ())
 
 
-def _tool(is_whole: bool) -> dict[str, Any]:
-    function: dict[str, Any] = {"name": "probename", "parameters": {"type": "object"}}
-    if is_whole:
-        properties = {"probeparameter": {"type": "string", "description": "probed"}}
-        function["description"] = "probedescription"
-        function["parameters"] |= {"properties": properties, "required": ["probeparameter"]}
+def _tool(**changes: Any) -> dict[str, Any]:
+    """Return a tool with these `changes`; None for what it is to lack."""
+    properties = {"probeparameter": {"type": "string", "description": "probed"}}
+    parameters = {"type": "object", "properties": properties, "required": ["probeparameter"]}
+    whole = {"name": "probename", "description": "probedescription", "parameters": parameters}
+    function = {name: value for name, value in (whole | changes).items() if value is not None}
     return {"type": "function", "function": function}
+
+
+def _thinks_in_parts(template: Template) -> bool:
+    """Whether thinking is shown as a part of the content, and not by a name of its own."""
+    said = {"role": "assistant", "content": "probe1x"}
+    parts = [{"type": "thinking", "thinking": "probe2x"}, text_part("probe1x")]
+    by_name = template.probed([_QUESTION, said | {"reasoning_content": "probe2x"}])
+    by_part = template.probed([_QUESTION, said | {"content": parts}])
+    return "probe2x" not in by_name and _is_told(by_part, "probe0x", "probe2x")
+
+
+def _is_told(text: str, one: str, other: str) -> bool:
+    """Whether `other` is behind `one`, and no printed record of a part is between them."""
+    between, is_found, _ = text.partition(one)[2].partition(other)
+    return bool(is_found) and "type" not in between
 
 
 def _words(kind: str, at: int) -> list[str]:

@@ -7,10 +7,12 @@ by a mark inside each control token that it spells out, and the marks go when th
 The prompt threads share it.
 """
 
+import json
 import re
 import secrets
+import string
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Final
@@ -26,9 +28,11 @@ from hearth.worker.prompt.longest_token import longest_token_bytes
 REMEMBERED_CHARS_MAX: Final = 64 * 1024 * 1024
 PIECE_OVERHEAD_CHARS: Final = 256  # what remembering a piece costs beside its text, about
 
-NONCHARACTERS: Final = tuple(map(chr, range(0xFDD0, 0xFDF0)))  # in no text that is interchanged
-PRIVATE_USE: Final = (range(0xE000, 0xF900), range(0xF0000, 0xFFFFE), range(0x100000, 0x10FFFE))
+MARK_LENGTH: Final = 16  # 10^16 marks: no text has one by chance, and nobody can foresee it
+_NONCHARACTERS: Final = "".join(map(chr, range(0xFDD0, 0xFDF0)))  # in no text that is interchanged
 
+# A name of the vocabulary's own, such as <|fim_prefix|>: no tag of HTML has a bar or an underscore.
+_NAMED_MARK = re.compile(r"<[^<>\s]*[|\uff5c_][^<>\s]*>")
 # What Rust calls white space, as `lstrip` and `rstrip` of an added token do; Python's \s has more.
 _SPACE = re.compile("[\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]")
 _IN_NO_VOCABULARY = "\ufdd0\U000e0fff\U0010fffd"
@@ -52,6 +56,9 @@ class PieceTokeniser:
 
     `tokenizer` is mlx-lm's TokenizerWrapper or the tokenizer in it, `template` the source of its
     chat template, "" where it has none.
+
+    `mark` shields content: digits, which a template's JSON, repr, quotes, markup and letter case
+    leave as they are. The same for the process, so that a prompt that grows is written alike.
 
     Content that went through `shielded` yields no control token, wherever the template puts it,
     and reads as it was written. A control token that comes about where the template joins two
@@ -83,8 +90,11 @@ class PieceTokeniser:
         self._added = _AddedTokens(added)
         controls = _controls(tokenizer, template)
         self.controls = frozenset(controls.values())
-        self._control = _any_of(self.controls)
-        self._reserved = "".join([template, *(token.content for token in added.values())])
+        in_json = (json.dumps(each, ensure_ascii=False)[1:-1] for each in self.controls)
+        self._control = _any_of({*self.controls, *in_json})
+        has_digits = any(token.content.isdecimal() for token in added.values())  # cut in any mark
+        characters = _NONCHARACTERS if has_digits else string.digits
+        self.mark = "".join(secrets.choice(characters) for _ in range(MARK_LENGTH))
         backend = getattr(tokenizer, "backend_tokenizer", None)
         self._plain = None if backend is None else PlainTextEncoder(backend, controls)
         self.is_incremental = self._plain is not None  # so that the trial goes by pieces
@@ -95,31 +105,12 @@ class PieceTokeniser:
         """Characters of the texts that are remembered, and PIECE_OVERHEAD_CHARS for each."""
         return self._cache.chars
 
-    def mark_for(self, values: Iterable[Any]) -> str:
-        """Return a character that is in no string, key or template.
-
-        Raises:
-            RequestError: the values use up every character that is free for private use.
-        """
-        strings = [self._reserved, *_strings(values)]
-        for mark in NONCHARACTERS:
-            if not any(mark in string for string in strings):
-                return mark
-        used = set().union(*strings)
-        for mark in map(chr, chain(*PRIVATE_USE)):
-            if mark not in used:
-                return mark
-        raise RequestError(
-            "The messages contain every character that Unicode leaves for private use. "
-            "Remove at least one of them.",
-            param="messages",
-        )
-
     def shielded(self, value: Any, mark: str) -> Any:
         """Return `value` with the mark inside each control token that its strings spell out.
 
+        Also of one that JSON in a string spells: a template may be given what it holds.
         Strings, lists and dicts (keys too) are gone through; what needs no mark is returned as it
-        is. `mark` comes from `mark_for` these values.
+        is.
         """
         # Loops, not comprehensions: one frame a level, as deep as the wire lets JSON be nested.
         if isinstance(value, str):
@@ -199,7 +190,7 @@ class PieceTokeniser:
         hit = self._control.search(text)
         if hit is None:
             return text
-        assert len(mark) == 1, mark
+        assert mark, text
         parts = []
         done = 0
         while hit is not None:
@@ -394,9 +385,10 @@ def _interleaved(
 
 
 def _controls(tokenizer: Any, template: str) -> dict[int, str]:
-    """Return the added tokens that only a template may make: special ones and those it names.
+    """Return the added tokens that only a template may make.
 
-    One of a single character has no inside for a mark, and is left out.
+    They are the special ones, those that it names, and names in angle brackets, such as a gap's.
+    Others are words: blanks, tags of HTML. One of a single character has no inside for a mark.
     """
     special = frozenset(tokenizer.all_special_tokens)
     kinds = ("think_start", "think_end", "tool_call_start", "tool_call_end")
@@ -411,6 +403,7 @@ def _controls(tokenizer: Any, template: str) -> dict[int, str]:
             token.special
             or token.content in special
             or (token.content in named and not token.content.isspace())
+            or _NAMED_MARK.fullmatch(token.content)
         )
     }
 
@@ -449,20 +442,6 @@ def _common_prefix(one: str, other: str) -> str:
     while length < min(len(one), len(other)) and one[length] == other[length]:
         length += 1
     return one[:length]
-
-
-def _strings(values: Iterable[Any]) -> Iterator[str]:
-    """Yield every string in nested lists and dicts, keys too."""
-    waiting = list(values)
-    while waiting:
-        value = waiting.pop()
-        if isinstance(value, str):
-            yield value
-        elif isinstance(value, dict):
-            waiting += value.keys()
-            waiting += value.values()
-        elif isinstance(value, list):
-            waiting += value
 
 
 def _before_spaces(text: str, end: int) -> int:

@@ -21,6 +21,7 @@ class OwnForm:
 
     calls: Callable[[Sequence[dict[str, Any]]], str]  # those of one message, each as `function`
     result: tuple[str, str] | None = None  # what stands around one
+    tools: Callable[[Sequence[dict[str, Any]]], str] | None = None  # shows the model functions
 
 
 _EXAMPLE: Final = {"name": "function_name", "arguments": {"argument_name": "value"}}
@@ -64,7 +65,10 @@ def markup(form: ToolForm, own: OwnForm | None) -> str:
 def tool_prompt(tools: Sequence[Any], form: ToolForm, own: OwnForm | None = None) -> str:
     """Return the text that shows the model its tools; `form` is not "native"."""
     assert form != "native"
-    shown = tools if form == "manual" else [tool["function"] for tool in tools]
+    functions = [tool["function"] for tool in tools]
+    if own and own.tools:
+        return own.tools(functions)
+    shown = tools if form == "manual" else functions
     call = own.calls([_EXAMPLE]) if own else call_text(_EXAMPLE, form)
     return _PROMPTS[form].format(
         tools="\n".join(map(written_numbers.dumps, shown)),

@@ -92,6 +92,11 @@ class RequestBuilder:
             owner=message.owner,
             asker=asker_of(message.prompt, goes_on=visit is not None and visit.goes_on),
             new_id=new_id,
+            known_ids=frozenset(
+                call.get("id") or ""
+                for each in message.prompt.messages
+                for call in each.get("tool_calls") or ()
+            ),
             signature=SIGNATURE_BEGIN + new_id(),
             guide=guide,
             call_drafts=call_drafts,

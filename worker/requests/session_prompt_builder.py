@@ -71,7 +71,7 @@ class SessionPromptBuilder:
             return prompt.ids
         text, mark, tokeniser = prompt.text, "", self._builder.tokeniser
         if not query.reads_controls:
-            mark = tokeniser.mark_for([text])
+            mark = tokeniser.mark
             text = tokeniser.shielded(text, mark)
         ids = tokeniser.ids(text, mark, owner)
         return self._builder.with_beginning(ids) if query.adds_beginning else ids

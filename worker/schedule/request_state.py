@@ -109,7 +109,8 @@ class Request:
     owner: str = ""  # whom alone what is remembered of its text serves; "" = everybody
     asker: str = ""  # whose turn for a slot it uses
     turn: int = 0  # see `fair_queue`
-    new_id: Callable[[], str] = str  # of each tool call
+    new_id: Callable[[], str] = str  # of each tool call, where the model writes none that is taken
+    known_ids: frozenset[str] = frozenset()  # of the calls in its prompt
     signature: str = ""  # of the thinking
     guide: TokenMask | None = None  # holds the answer to its constraints
     call_drafts: ForcedTokens | None = None  # forces tokens in its calls, which nothing constrains

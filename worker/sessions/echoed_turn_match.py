@@ -94,7 +94,7 @@ def turn_content(message: dict[str, Any]) -> TurnContent:
     functions = [call["function"] for call in message.get("tool_calls") or ()]
     return TurnContent(
         reasoning=message.get("reasoning_content") or "",
-        content=message.get("content") or "",
+        content=_text_of(message.get("content")),
         calls=tuple((each["name"], _parsed(each["arguments"])) for each in functions),
     )
 
@@ -364,7 +364,7 @@ def working_directory(messages: list[dict[str, Any]]) -> str:
 
 
 def _text_of(content: Any) -> str:
-    """Return the words of a content, which may show images too."""
+    """Return the words of a content, which may be parts."""
     if isinstance(content, list):
         return "\n".join(part["text"] for part in content if part["type"] == "text")
     return content if isinstance(content, str) else ""

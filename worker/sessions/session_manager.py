@@ -151,6 +151,7 @@ class SessionManager:
             if each["role"] == "assistant"
         }
         run_in = directories(known.directory, messages, contents)
+        ids: dict[Any, str] = {}  # those that a client changed or lost, and what it was given
         for at, message in enumerate(messages):
             turn = None
             if at in contents:
@@ -166,6 +167,17 @@ class SessionManager:
                     if turn is not None and not is_trimmed(turn.said.content, said.content):
                         # The client moved it there: else a <think> in a content is text.
                         visit.messages[at]["content"] = turn.said.content
+                calls = message.get("tool_calls") or ()
+                if turn is not None and 0 < len(calls) == len(turn.call_ids):
+                    ids |= zip((call.get("id") for call in calls), turn.call_ids, strict=True)
+                    visit.messages[at] = visit.messages[at] | {
+                        "tool_calls": [
+                            {**call, "id": given}
+                            for call, given in zip(calls, turn.call_ids, strict=True)
+                        ]
+                    }
+            elif message.get("tool_call_id") in ids:
+                visit.messages[at] = message | {"tool_call_id": ids[message["tool_call_id"]]}
             visit.turns.append(turn)
 
     def _find(self, visit: SessionVisit, at: int, said: TurnContent, known: Known) -> Turn | None:
@@ -174,6 +186,8 @@ class SessionManager:
         if not found:
             found = self._turns_at([place_behind(visit.key, visit.place.links[at])])
         same = [turn for turn in found if is_echo(turn, said, known)]
+        # A model may write one id in several conversations.
+        same = [turn for turn in same if turn.place == visit.place.links[at]] or same
         if len({turn.ids.tobytes() for turn in same}) == 1:
             visit.states[at] = KEPT
             return same[0]

@@ -75,6 +75,7 @@ def _own_form(tokenizer: Any, tool_form: ToolForm) -> OwnForm | None:
     return OwnForm(
         lambda calls: grammar.text(text(each["name"], each["arguments"]) for each in calls),
         own.result,
+        own.tools,
     )
 
 

@@ -22,6 +22,7 @@ class AnswerPart:
     name: str = ""  # of the tool that is called, where a call begins
     # Of content: (characters of the text, where they end in what the model wrote).
     spans: tuple[tuple[int, int], ...] = field(default=(), compare=False)
+    call_id: str = field(default="", compare=False)  # as the model wrote it, "" = it wrote none
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,13 +97,13 @@ class AnswerCollector:
             spans = ((len(text), self.end),) if channel == "content" else ()
             self._new.append(AnswerPart(channel, text, spans=spans))
 
-    def call(self, name: str) -> None:
-        """Begin a call."""
+    def call(self, name: str, call_id: str = "") -> None:
+        """Begin a call, to which the model may have written an id."""
         assert name
         self.flush()
         name = _whole_characters(name)
         self._calls.append((name, []))
-        self._new.append(AnswerPart("tool_call", "", name))
+        self._new.append(AnswerPart("tool_call", "", name, call_id=call_id))
 
     def arguments(self, text: str) -> None:
         """Add a piece of the arguments of the call that began last."""
@@ -135,7 +136,7 @@ class AnswerCollector:
 def _joined(parts: list[AnswerPart]) -> AnswerPart:
     text = "".join(part.text for part in parts)
     spans = tuple(span for part in parts for span in part.spans)
-    return AnswerPart(parts[0].channel, text, parts[0].name, spans)
+    return AnswerPart(parts[0].channel, text, parts[0].name, spans, parts[0].call_id)
 
 
 def _whole_characters(text: str) -> str:

@@ -63,8 +63,8 @@ class _CallCollector(AnswerCollector):
         super().__init__(buffer)
         self.begun: list[int] = []  # where each call was known to be one
 
-    def call(self, name: str) -> None:
-        super().call(name)
+    def call(self, name: str, call_id: str = "") -> None:
+        super().call(name, call_id)
         self.begun.append(self.position)
 
     def text(self, channel: Channel, text: str, behind: int = 0) -> None:

@@ -14,7 +14,7 @@ from hearth.proxy.api.body import (
     unknown_blocks_to_text as unknown_blocks,
 )
 from hearth.proxy.api.body.document_parts import FILE_PARTS, file_part, no_files
-from hearth.proxy.request.content_pieces import ContentPart, MessageContent, join, join_text
+from hearth.proxy.request.content_pieces import ContentPart, MessageContent, as_one, join, text_of
 from hearth.shared.errors import RequestError
 
 _TEXT_PARTS: Final = frozenset(("text", "input_text", "output_text"))
@@ -34,7 +34,9 @@ def ends_open(messages: list[Any]) -> bool:
     Calls are over with their marks, and nothing said is no beginning.
     """
     return any(
-        last["role"] == "assistant" and not last.get("tool_calls") and last["content"].strip()
+        last["role"] == "assistant"
+        and not last.get("tool_calls")
+        and text_of(last["content"]).strip()
         for last in messages[-1:]
     )
 
@@ -68,15 +70,15 @@ def read_content(content: Any, param: str, *, untyped: str = "") -> MessageConte
     return content if type(content) is str else join(_pieces(content, param, untyped))
 
 
-def content_text(content: Any, param: str, *, untyped: str = "") -> str:
-    """Return `content`, of who may show no images, as one string.
+def text_content(content: Any, param: str, *, untyped: str = "") -> MessageContent:
+    """Return `content`, of who may show no images.
 
     Raises:
         RequestError: it is neither a string nor a list of text parts.
     """
     if type(content) is str:
         return content
-    return join_text(texts_only(_pieces(content, param, untyped)))
+    return join(texts_only(_pieces(content, param, untyped)))
 
 
 def _pieces(content: Any, param: str, untyped: str) -> list[ContentPart]:
@@ -127,7 +129,7 @@ def result_content(output: Any, param: str, left_out: list[str]) -> MessageConte
     if type(output) is dict:
         return orjson.dumps(output).decode()
     if type(output) is not list:
-        return content_text(output, param)
+        return text_content(output, param)
     pieces: list[ContentPart] = []
     for index, value in enumerate(output):
         where = f"{param}[{index}]"
@@ -169,5 +171,5 @@ def said_texts(content: list[Any], param: str, left_out: list[str]) -> tuple[lis
             thoughts += [text for each in held for text in unknown_blocks.texts_of(each)]
         else:
             left_out.append(kind)
-            texts += unknown_blocks.texts_of(row)
+            texts += texts_only(as_one(list(unknown_blocks.texts_of(row))))
     return texts, thoughts

@@ -11,6 +11,7 @@ from hearth.shared.errors import RequestError
 from hearth.shared.wire_messages import Constraints, Prompt
 
 MESSAGES_MAX: Final = 20_000
+PARTS_MAX: Final = 20_000  # of the contents of all messages together
 TOOLS_MAX: Final = 10_000
 TOOL_VALUES_MAX: Final = 200_000  # JSON values in all tools together; in an answer's schema too
 OPTION_VALUES_MAX: Final = 1_000  # in chat_template_kwargs
@@ -44,6 +45,8 @@ def check_prompt(prompt: Prompt, constraints: Constraints) -> None:
         RequestError: more than a limit above.
     """
     _check_count(prompt.messages, "messages", MESSAGES_MAX, "messages")
+    contents = [row["content"] for row in prompt.messages if type(row["content"]) is list]
+    _check_count([part for each in contents for part in each], "messages", PARTS_MAX, "parts")
     tools = [*prompt.tools, *prompt.deferred]
     _check_count(tools, "tools", TOOLS_MAX, "tools")
     _check_values(_values_in(tools), "tools", TOOL_VALUES_MAX)

@@ -1,7 +1,6 @@
 """Gives the tools of every dialect one shape: {"type": "function", "function": {name, ...}}.
 
-The client's order of tools is kept; each tool's outer keys come in one order, so that the same
-tools render to the same tokens.
+The template shows what the client says of a tool, and in its order: nothing is filled in.
 """
 
 import re
@@ -19,6 +18,7 @@ NAME_CHARS_MAX: Final = 256
 GRAMMAR_CHARS_MAX: Final = 8_192  # of a custom tool's grammar, in its description
 FREE_TEXT: Final = "input"  # a custom tool's one argument, as the model sees it
 MODES: Final = ("none", "auto", "required")
+_FOR_SERVERS: Final = ("defer_loading", "cache_control")
 _VERSION: Final = re.compile(r"(_preview)?([_-]\d{4}[_-]?\d\d[_-]?\d\d)?$")  # of a hosted tool
 _FREE_TEXT_SCHEMA: Final = {
     "type": "object",
@@ -46,11 +46,14 @@ def function_tool(
     description = fields.text(row, "description", f"{prefix}.description")
     if description is not None:
         function["description"] = description
-    parameters = row.get(schema)
-    if parameters is None:
-        parameters = {"type": "object", "properties": {}}
-    function["parameters"] = fields.record(parameters, f"{prefix}.{schema}")
+    if row.get(schema) is not None:
+        function["parameters"] = fields.record(row[schema], f"{prefix}.{schema}")
     return {"type": "function", "function": function}
+
+
+def as_sent(row: dict[str, Any]) -> dict[str, Any]:
+    """Return all that `row` says of a tool; what tells a server how to keep it is not of that."""
+    return {key: value for key, value in row.items() if key not in _FOR_SERVERS}
 
 
 def custom_tool(row: dict[str, Any], param: str) -> dict[str, Any]:

@@ -10,11 +10,12 @@ from hearth.proxy.api.body import (
 from hearth.proxy.api.body.document_parts import document, no_files, no_urls
 from hearth.proxy.api.body.message_content import image, texts_only
 from hearth.proxy.api.messages.messages_tools import MessagesTools
-from hearth.proxy.request.content_pieces import ContentPart, join, join_text
+from hearth.proxy.request.content_pieces import ContentPart, as_one, join, join_text, merged
 from hearth.proxy.request.volatile_fields import without_telemetry
 from hearth.shared.errors import RequestError
 
 ROLES: Final = ("system", "user", "assistant")
+_TEMPLATES_KNOW: Final = ("text", "image", "tool_result")  # else what is shown is our words
 _READABLE: Final = ("text", "content", "base64")  # sources of a document
 
 
@@ -32,13 +33,13 @@ class MessagesReader:
         if system is None:
             return
         if type(system) is str:
-            text = without_telemetry(system)
+            text = join([without_telemetry(system)])
         else:
             texts = texts_only(self._pieces(system, "system"))
             if texts and system[0].get("type") == "text":
                 rest = without_telemetry(texts[0])
                 texts[:1] = [rest] if rest or not texts[0] else []
-            text = join_text(texts)
+            text = join(texts)
         if text:
             self.messages.append({"role": "system", "content": text})
 
@@ -76,7 +77,7 @@ class MessagesReader:
                 self._tool_change(block, param, texts, loaded)
             else:
                 texts += texts_only(self._block(block, param))
-        message: dict[str, Any] = {"role": "system", "content": join_text(texts)}
+        message: dict[str, Any] = {"role": "system", "content": join(texts)}
         self.messages.append(message | {"tool_references": loaded} if loaded else message)
 
     def _tool_change(
@@ -96,15 +97,19 @@ class MessagesReader:
         if name and block["type"] == "tool_addition":
             loaded.append(name)
         elif name:
-            texts.append(f"The tool {name} is not available from here on.")
+            texts[-1:] = [
+                join_text([*texts[-1:], f"The tool {name} is not available from here on."])
+            ]
 
     def _user(self, blocks: list[dict[str, Any]], where: str) -> None:
         pieces: list[ContentPart] = []
         count = len(self.messages)
+        is_plain = all(block.get("type") in _TEMPLATES_KNOW for block in blocks)
 
         def flush() -> None:
             if pieces:
-                self.messages.append({"role": "user", "content": join(pieces)})
+                content = join(pieces) if is_plain else merged(join(pieces))
+                self.messages.append({"role": "user", "content": content})
                 pieces.clear()
 
         for index, block in enumerate(blocks):
@@ -137,7 +142,7 @@ class MessagesReader:
                 self.left_out.append(kind)
             else:
                 texts += texts_only(self._block(block, param))
-        message: dict[str, Any] = {"role": "assistant", "content": join_text(texts)}
+        message: dict[str, Any] = {"role": "assistant", "content": join(texts)}
         if any(thoughts):
             message["reasoning_content"] = join_text(thoughts)
         if any(signatures):
@@ -205,12 +210,12 @@ class MessagesReader:
             return self._document(block, param)
         if kind == "search_result":
             title = fields.text(block, "title", f"{param}.title") or ""
-            return [title, *self._pieces(block.get("content"), f"{param}.content")]
+            return as_one([title, *self._pieces(block.get("content"), f"{param}.content")])
         if not kind:
             fields.refuse(f"{param}.type", kind, "the type of a content block")
         tools.refuse_media(param, kind)
         self.left_out.append(kind)
-        return list(unknown_blocks.texts_of(block))
+        return as_one(list(unknown_blocks.texts_of(block)))
 
     def _document(self, block: dict[str, Any], param: str) -> list[ContentPart]:
         where = f"{param}.source"
@@ -219,9 +224,9 @@ class MessagesReader:
         named = (fields.text(block, name, f"{param}.{name}") for name in ("title", "context"))
         head = [row for row in named if row]
         if kind == "text":
-            return [*head, fields.required_text(source, "data", f"{where}.data")]
+            return as_one([*head, fields.required_text(source, "data", f"{where}.data")])
         if kind == "content":
-            return [*head, *self._pieces(source.get("content"), f"{where}.content")] or [""]
+            return as_one([*head, *self._pieces(source.get("content"), f"{where}.content")]) or [""]
         if kind == "base64":
             data = fields.required_text(source, "data", f"{where}.data")
             return [document(data, where, *head)]

@@ -9,6 +9,7 @@ from typing import Any, Final
 import orjson
 
 from hearth.proxy.api.body import field_readers as fields
+from hearth.proxy.request.content_pieces import text_of
 from hearth.shared.errors import RequestError
 
 BYTES_MAX: Final = 256 * 1024  # of JSON: encoding it takes the event loop some ms
@@ -21,7 +22,7 @@ def context_of(messages: list[Any], answer: str) -> list[int]:
 
     Images are left out.
     """
-    rows = [[row["role"], _text(row["content"])] for row in messages]
+    rows = [[row["role"], text_of(row["content"])] for row in messages]
     octets = orjson.dumps([*rows, ["assistant", answer]])
     if len(octets) > BYTES_MAX:
         return []
@@ -51,12 +52,6 @@ def messages_of(context: Any) -> list[dict[str, Any]]:
         if message["role"] not in _ROLES or type(message["content"]) is not str:
             raise _foreign()
     return messages
-
-
-def _text(content: str | list[Any]) -> str:
-    if isinstance(content, str):
-        return content
-    return "\n".join(part["text"] for part in content if part["type"] == "text")
 
 
 def _foreign() -> RequestError:

@@ -8,13 +8,13 @@ from hearth.proxy.api.body import (
     unknown_blocks_to_text as unknown_blocks,
 )
 from hearth.proxy.api.body.message_content import (
-    content_text,
     read_content,
     result_content,
     said_texts,
+    text_content,
 )
 from hearth.proxy.api.responses.responses_tools import LOADING, SEARCH, ResponsesTools, loaded_rows
-from hearth.proxy.request.content_pieces import MessageContent, join_text
+from hearth.proxy.request.content_pieces import MessageContent, join, join_text
 from hearth.shared.our_ids import is_our_signature
 
 ROLES: Final = ("system", "developer", "user", "assistant")
@@ -75,9 +75,9 @@ class InputItemReader:
         if role == "assistant" and type(content) is list:  # another server's may have any parts
             texts, thoughts = said_texts(content, where, self.left_out)
             self._reasoning += thoughts
-            self._said(join_text(texts))
+            self._said(join(texts))
             return
-        text = "" if content is None else content_text(content, where)
+        text = "" if content is None else text_content(content, where)
         if role == "assistant":
             self._said(text)
         else:
@@ -87,7 +87,7 @@ class InputItemReader:
         self.flush_reasoning()
         self.messages.append({"role": role, "content": content})
 
-    def _said(self, text: str) -> None:
+    def _said(self, text: MessageContent) -> None:
         self.messages.append(self._with_reasoning({"role": "assistant", "content": text}))
 
     def _thought(self, item: dict[str, Any], param: str) -> None:

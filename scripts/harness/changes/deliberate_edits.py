@@ -116,7 +116,9 @@ def _turn_changes(
 def _texts(message: Message) -> list[Spot]:
     """Return where `message` holds words: what was said, thought, and given to tools."""
     found: list[Spot] = [(message, key) for key in ("content", "reasoning_content")]
-    found = [(where, key) for where, key in found if where.get(key)]
+    parts = message.get("content") or ""
+    found += [(part, "text") for part in parts if type(part) is dict]
+    found = [(where, key) for where, key in found if type(where.get(key)) is str and where[key]]
     inside = [spot for call in _arguments(message) for spot in _spots(call)]
     return found + [(where, key) for where, key in inside if type(where[key]) is str and where[key]]
 

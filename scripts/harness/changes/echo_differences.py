@@ -8,6 +8,7 @@ import json
 import re
 from typing import Any, Final
 
+from hearth.proxy.request.content_pieces import text_of
 from hearth.shared.wire_messages import Prompt
 from hearth.worker.stream.answer_parts import AnswerParts
 
@@ -21,7 +22,7 @@ def differences(
     """Return what of `message` the recorded turn hides, and which rules the rest took."""
     hidden, rules = [], []
     thinking = message.get("reasoning_content") or ""
-    if (message["content"] or "") != record.content:
+    if text_of(message["content"] or "") != record.content:
         hidden.append("content")
     if not thinking and record.reasoning:
         rules.append("thinking-stripped")

@@ -3,6 +3,9 @@
 Tokenizers of each kind that models come with are made here, beside the fixtures' own.
 """
 
+import html
+import json
+import urllib.parse
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -21,12 +24,10 @@ from tokenizers import (
 )
 from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 
-from hearth.shared.errors import RequestError
 from hearth.worker.prompt import tokenise
 from hearth.worker.prompt.tokenise import (
-    NONCHARACTERS,
+    MARK_LENGTH,
     PIECE_OVERHEAD_CHARS,
-    PRIVATE_USE,
     PieceTokeniser,
     TextPiece,
 )
@@ -236,7 +237,7 @@ def test_content_yields_no_control_token(any_kind: tuple[Any, PieceTokeniser], v
     tokenizer, tokeniser = any_kind
     if tokenizer is tokenizer_of("whole", "lower case"):
         value = lower(value)  # its normalising makes control tokens of what is none in capitals
-    mark = tokeniser.mark_for([value])
+    mark = tokeniser.mark
     parts = list(strings(tokeniser.shielded(value, mark)))
     control = max(tokeniser.controls, key=len)
     text = "".join(f"{control}\n{part}\n" for part in parts)
@@ -257,7 +258,7 @@ def test_content_yields_no_control_token(any_kind: tuple[Any, PieceTokeniser], v
 def test_content_reads_as_it_was_written(kind: str, content: str) -> None:
     tokenizer, tokeniser = tokenizer_of("in pieces", kind), tokeniser_of("in pieces", kind)
     content = content.replace("▁", "")  # SentencePiece's word for a space
-    mark = tokeniser.mark_for([content])
+    mark = tokeniser.mark
     pieces = tokeniser.pieces(tokeniser.shielded(content, mark), mark)
     assert "".join(piece.text for piece in pieces) == content
     ids = [token_id for piece in pieces for token_id in piece.ids]
@@ -281,7 +282,7 @@ def test_the_template_alone_makes_control_tokens(content: str, name: str) -> Non
             {"role": "tool", "content": word},
         ]
         tools = [{"type": "function", "function": {"name": "f", "parameters": {key: word}}}]
-        mark = tokeniser.mark_for([messages, tools])
+        mark = tokeniser.mark
         text = tokenizer.apply_chat_template(
             tokeniser.shielded(messages, mark),
             tools=tokeniser.shielded(tools, mark),
@@ -326,19 +327,21 @@ def test_what_a_vocabulary_has_as_a_control_token_is_cut_in_two() -> None:
     )
     ids = dict.fromkeys(tokenizer.added_tokens_decoder)
     content = "the <s> and＜s＞ <unk> " + "</s>" * 3000 + "<unk>" * 3000
-    mark = tokeniser.mark_for([content])
+    mark = tokeniser.mark
     found = tokeniser.ids(tokeniser.shielded(content, mark), mark)
     assert not [token_id for token_id in found if token_id in ids]
     plain = Tokenizer(tokenizer.backend_tokenizer.model)
     assert any(token_id in ids for token_id in plain.encode("</s>").ids), "nothing to cut"
 
 
-def test_controls_are_special_or_named_by_the_template_or_the_wrapper() -> None:
+def test_controls_are_special_or_named_by_template_or_wrapper_or_names_themselves() -> None:
     backend = byte_level(added("<|im_end|>") + added("<tool>", "<td>", "\n\n", special=False))
     backend.add_tokens(added("<think>", "</think>", special=False))
+    backend.add_tokens(added("<|gap|>", "<\uff5cfim\u2581end\uff5c>", "<file_sep>", special=False))
     template = "{{ '<tool>' }}\n\n{{ message.content }}"
     tokeniser = PieceTokeniser(wrapped(backend), template)
-    assert tokeniser.controls == {"<|im_end|>", "<tool>", "<think>", "</think>"}
+    named = {"<|gap|>", "<\uff5cfim\u2581end\uff5c>", "<file_sep>"}
+    assert tokeniser.controls == {"<|im_end|>", "<tool>", "<think>", "</think>"} | named
 
 
 # ---------------------------------------------------------------- marks
@@ -348,7 +351,7 @@ def test_controls_are_special_or_named_by_the_template_or_the_wrapper() -> None:
 @many
 def test_shielding_puts_marks_and_nothing_else(value: Any) -> None:
     tokeniser = tokeniser_of("in pieces", "overlapping")
-    mark = tokeniser.mark_for([value])
+    mark = tokeniser.mark
     shielded = tokeniser.shielded(value, mark)
     before, after = list(strings(value)), list(strings(shielded))
     assert [text.replace(mark, "") for text in after] == before
@@ -359,25 +362,45 @@ def test_shielding_puts_marks_and_nothing_else(value: Any) -> None:
         assert shielded is value
 
 
-@given(value=st.recursive(st.text(), st.lists), taken=st.integers(0, len(NONCHARACTERS)))
+def test_a_mark_is_digits_that_the_tokenizer_does_not_cut() -> None:
+    one, other = (tokeniser_of("in pieces", kind).mark for kind in ("gemma", "unigram"))
+    assert one != other
+    assert one.isdecimal() and other.isdecimal() and len(one) == len(other) == MARK_LENGTH
+    tokenizer = wrapped(byte_level(added(*CONTROLS) + added(*"0123456789", special=False)))
+    tokeniser = PieceTokeniser(tokenizer, "")
+    mark = tokeniser.mark
+    assert tokeniser.ids(tokeniser.shielded("a 1 <s>", mark), mark) == [
+        *tokeniser.ids("a 1 <"),
+        *tokeniser.ids("s>"),
+    ]
+
+
+WRITERS: dict[str, Callable[[str], str]] = {
+    "json": json.dumps,
+    "json in json": lambda text: json.dumps(json.dumps(text)),
+    "repr": lambda text: repr([text]),
+    "markup": html.escape,
+    "a link": urllib.parse.quote,
+    "capitals": str.upper,
+    "a title": str.title,
+}
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+@given(content=contents)
 @many
-def test_a_mark_is_in_no_string(value: Any, taken: int) -> None:
-    content = {"".join(NONCHARACTERS[:taken]): value}
-    mark = tokeniser_of("in pieces", "gemma").mark_for([content, {"role": mark_free(value)}])
-    assert len(mark) == 1
-    assert not any(mark in text for text in strings([content]))
+def test_nothing_of_a_mark_is_left_however_content_is_written(writer: str, content: str) -> None:
+    tokeniser = tokeniser_of("in pieces", "fixture")
+    mark, write = tokeniser.mark, WRITERS[writer]
+    pieces = tokeniser.pieces(write(tokeniser.shielded(content, mark)), mark)
+    assert "".join(piece.text for piece in pieces) == write(content)
 
 
-def mark_free(value: Any) -> str:
-    return "".join(strings(value))[:10]
-
-
-def test_a_text_with_every_private_character_is_refused() -> None:
-    tokeniser = tokeniser_of("in pieces", "gemma")
-    everything = "".join(chr(code) for codes in PRIVATE_USE for code in codes)
-    assert tokeniser.mark_for(["".join(NONCHARACTERS), everything[1:]]) == everything[0]
-    with pytest.raises(RequestError, match="private use"):
-        tokeniser.mark_for(["".join(NONCHARACTERS), {everything: 1}])
+def test_a_control_token_that_json_spells_is_shielded_in_what_the_json_holds() -> None:
+    tokeniser = PieceTokeniser(wrapped(byte_level(added('<|"|>'))), "")
+    mark = tokeniser.mark
+    shielded = tokeniser.shielded(json.dumps({"a": '<|"|>'}), mark)
+    assert json.loads(shielded) == {"a": f'<{mark}|"|>'}
 
 
 def test_values_as_deep_as_the_wire_carries_are_shielded() -> None:
@@ -385,7 +408,7 @@ def test_values_as_deep_as_the_wire_carries_are_shielded() -> None:
     for _ in range(255):
         value = [{"a": value}]
     tokeniser = tokeniser_of("in pieces", "byte level")
-    mark = tokeniser.mark_for([value])
+    mark = tokeniser.mark
     shielded = tokeniser.shielded(value, mark)
     while isinstance(shielded, list):
         shielded = shielded[0]["a"]
@@ -428,8 +451,8 @@ def test_a_conversation_that_grows_is_tokenised_as_at_once(
 ) -> None:
     tokenizer = tokenizer_of("in pieces", "fixture")
     tokeniser = PieceTokeniser(tokenizer, tokenizer.chat_template)
-    mark = tokeniser.mark_for(texts)
-    conversation, ids = "", []
+    mark = tokeniser.mark
+    conversation, ids = "", list[int]()
     for text in texts:
         encoded.clear()
         conversation += f"<|im_start|>user\n{tokeniser.shielded(text, mark)}<|im_end|>"

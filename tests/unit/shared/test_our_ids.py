@@ -35,7 +35,7 @@ def test_ids_of_calls_fit_what_every_provider_takes() -> None:
 
 
 def test_what_a_provider_made_is_not_ours() -> None:
-    for call_id in ("toolu_01A09q90qw90lq917835lq9", "call_abc123", "D681PevKs", "", None, 7):
+    for call_id in ("toolu_01A09q90qw90lq917835lq9", "call_abc123", "functions.f:0", "", None, 7):
         assert not is_our_call_id(call_id)
     for signature in (ANTHROPIC, "", None, ["a"], "litellm_enc:bW9kZWw=;gAAAA", "a" * 21):
         assert not is_our_signature(signature)

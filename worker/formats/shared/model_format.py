@@ -2,7 +2,7 @@
 
 import importlib
 import pkgutil
-from collections.abc import Callable, Set
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final
@@ -62,6 +62,7 @@ class ModelFormat:
     # what stands around a result. Both where the template does not show them.
     call_text: Callable[[str, Any], str] | None = None
     result: tuple[str, str] | None = None
+    tools: Callable[[Sequence[dict[str, Any]]], str] | None = None  # shows functions, likewise
 
 
 @cache

@@ -1,11 +1,12 @@
 """Puts marks in the place of images while text is rendered, and then the images' tokens.
 
-A template is given strings only, with a mark where an image stands, so that it shows images
+A template is given texts only, with a mark where an image stands, so that it shows images
 wherever it shows text, in tools' results too. Any prompt thread. Touches no MLX.
 """
 
+import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -17,6 +18,8 @@ from hearth.worker.prompt.tokenise import PieceTokeniser, TextPiece
 
 _SHOWN: Final = "\ufffc"  # what Unicode has for an object in a text
 
+_NOTICE: Final = {"type": "text", "text": "[image omitted: this model reads text only]"}
+
 
 @dataclass(frozen=True, slots=True)
 class ImageForm:
@@ -27,23 +30,28 @@ class ImageForm:
 
 
 def marked(messages: list[dict[str, Any]], mark: str) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return the messages with strings for content, and the digests of the images in them.
+    """Return the messages with texts for content, and the digests of the images in them.
+
+    A mark is one text with what stands beside it; other texts that were several stay so.
 
     `mark` is in none of them but for what shields their control tokens, which never puts two
     together.
     """
-    assert len(mark) == 1, mark
+    assert mark, messages
     digests: list[str] = []
-    texts = []
+    shown = []
     for message in messages:
         content = message.get("content")
         if isinstance(content, list):
-            message = {
-                **message,
-                "content": "".join(_text(part, mark, digests) for part in content),
-            }
-        texts.append(message)
-    return texts, digests
+            texts = [_text(part, mark, digests) for part in content[:1]]
+            for before, part in itertools.pairwise(content):
+                text = _text(part, mark, digests)
+                is_apart = before["type"] == part["type"] == "text"
+                texts += [text] if is_apart else [texts.pop() + text]
+            parts = [{"type": "text", "text": text} for text in texts]
+            message = {**message, "content": parts if len(parts) > 1 else "".join(texts)}
+        shown.append(message)
+    return shown, digests
 
 
 def _text(part: dict[str, Any], mark: str, digests: list[str]) -> str:
@@ -70,7 +78,7 @@ def pieces_of(
     if not pictures:
         return tokeniser.pieces(text, mark, owner=owner)
     twice = re.escape(mark + mark)
-    parts = re.split(f"{twice}([0-9]+){twice}", text)
+    parts = re.split(f"{twice}([0-9]+?){twice}", text)
     if missing := set(range(len(pictures))) - {int(number) for number in parts[1::2]}:
         raise RequestError(
             f"The model's chat template leaves out {len(missing)} of the {len(pictures)} images in "
@@ -102,9 +110,9 @@ def without_images(prompt: Prompt, model: str) -> list[dict[str, Any]]:
     for message in prompt.messages:
         content = message.get("content")
         if isinstance(content, list):
-            if message["role"] != "tool":
-                shown = [part["image"] for part in content if part["type"] == "image"]
-                place = prompt.places.get(shown[0], "messages") if shown else "messages"
+            shown = [part["image"] for part in content if part["type"] == "image"]
+            if shown and message["role"] != "tool":
+                place = prompt.places.get(shown[0], "messages")
                 remedy = "" if has_vision() else f"{VISION_REMEDY} and "
                 raise RequestError(
                     f"{place} is an image, and {model} reads text only. Remove the image, or "
@@ -112,11 +120,9 @@ def without_images(prompt: Prompt, model: str) -> list[dict[str, Any]]:
                     code="unsupported_content",
                     param="messages",
                 )
-            message = {**message, "content": _text_with_notice(content)}
+            message = {
+                **message,
+                "content": [part if part["type"] == "text" else _NOTICE for part in content],
+            }
         shown_messages.append(message)
     return shown_messages
-
-
-def _text_with_notice(content: Sequence[Mapping[str, Any]]) -> str:
-    notice = "[image omitted: this model reads text only]"
-    return "\n".join(part["text"] if part["type"] == "text" else notice for part in content)

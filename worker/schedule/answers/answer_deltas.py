@@ -5,6 +5,7 @@ Functions of the inference thread: the state that they change is the request's o
 
 from collections.abc import Iterator
 
+from hearth.shared.our_ids import call_id_for
 from hearth.shared.wire_messages import CallStart, Delta, TokenLogprob
 from hearth.worker.engine.decode.decoder import SampledToken
 from hearth.worker.schedule.request_state import Request
@@ -36,7 +37,12 @@ def last_deltas(request: Request) -> Iterator[Delta]:
 def _delta(request: Request, part: AnswerPart) -> Delta:
     call = None
     if part.name:
-        call = CallStart(request.new_id(), part.name)
+        call = CallStart(
+            call_id_for(
+                part.call_id, part.name, {*request.known_ids, *request.call_ids}, request.new_id()
+            ),
+            part.name,
+        )
         request.call_ids.append(call.id)
     logprobs: list[TokenLogprob] = []
     if part.channel == "content":

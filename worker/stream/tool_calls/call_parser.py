@@ -58,7 +58,7 @@ def marked_calls(call: str, head: Any, end: str, section_end: str) -> CallsReade
 
     `call` begins one and may be missing, `head` has the group "name" and leads to the arguments'
     JSON, `end` ends one and `section_end` all. Where `head` also has the group "number" and none is
-    written, the name may be an id.
+    written, the name may be an id; its group "id" is the call's.
     """
 
     def read(context: CallContext) -> ParserSteps[None]:
@@ -73,8 +73,9 @@ def marked_calls(call: str, head: Any, end: str, section_end: str) -> CallsReade
             if not found:
                 raise UnreadableOutput
             buffer.at += len(found[0])
-            is_id = found.groupdict().get("number", "") is None
-            yield from named_call(context, found["name"], is_id=is_id)
+            groups = found.groupdict()
+            is_id, call_id = groups.get("number", "") is None, groups.get("id", "").strip()
+            yield from named_call(context, found["name"], is_id=is_id, call_id=call_id)
             for mark in (end, section_end):
                 offset = yield from buffer.run(JUNK)
                 if (yield from buffer.starts(mark, offset)):

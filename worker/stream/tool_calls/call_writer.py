@@ -26,12 +26,12 @@ class CallContext:
     forms: tuple[TagForm, ...]  # of elements, the model's own first
     quote: str  # around strings in which nothing is escaped, "" = there is none
 
-    def write(self, name: str, arguments: str) -> None:
+    def write(self, name: str, arguments: str, call_id: str = "") -> None:
         """Write a call that is whole: with a JSON object, or a text that is none.
 
         A text is the argument of a tool that takes one only, and that a text.
         """
-        writer = CallWriter(self)
+        writer = CallWriter(self, call_id)
         sole = self.tools.sole_text(name)
         if sole and isinstance(object_or_text(arguments), str):
             arguments = f'{{"{json_text(sole)}": "{json_text(arguments)}"}}'
@@ -57,7 +57,8 @@ class CallWriter:
     Invariant: nothing reaches the collector before the call is open, and it opens once.
     """
 
-    def __init__(self, context: CallContext) -> None:
+    def __init__(self, context: CallContext, call_id: str = "") -> None:
+        self.call_id = call_id  # as the model wrote it
         self.is_open = False
         self._texts: list[str] = []
         self._context = context
@@ -79,7 +80,7 @@ class CallWriter:
         self.is_open = True
         self._context.buffer.release()
         self._context.on_call()
-        self._context.collector.call(name)
+        self._context.collector.call(name, self.call_id)
         self._context.collector.arguments(self.text)
 
     def write(self, text: str) -> None:

@@ -24,6 +24,7 @@ class Trust:
     any_name: bool = True  # also the name of no tool of the request
     any_order: bool = True  # also arguments in front of the name
     is_keyed: bool = False  # the name may be the key of the arguments
+    has_id: bool = False  # an id belongs to it, and may stand behind the arguments
 
 
 def json_calls(context: CallContext, trust: Trust) -> ParserSteps[None]:
@@ -47,14 +48,20 @@ def json_calls(context: CallContext, trust: Trust) -> ParserSteps[None]:
 
 
 def named_call(
-    context: CallContext, name: str, reader: LenientJsonParser | None = None, is_id: bool = False
+    context: CallContext,
+    name: str,
+    reader: LenientJsonParser | None = None,
+    is_id: bool = False,
+    call_id: str = "",
 ) -> ParserSteps[None]:
     """Read the arguments of the call of `name`: the JSON object that comes here.
 
     `is_id`: where no tool has that name, the call is of the one tool that takes such arguments.
+    `call_id` is what the model wrote as the call's own.
     Raises UnreadableOutput where it is no call.
     """
-    reader, writer = reader or LenientJsonParser(context.buffer, context.marks), CallWriter(context)
+    reader = reader or LenientJsonParser(context.buffer, context.marks)
+    writer = CallWriter(context, call_id)
     if not 0 < len(name) <= NAME_CHARS_MAX or (yield from reader.blanks()) != "{":
         raise UnreadableOutput
     if context.tools.known(name):
@@ -89,7 +96,9 @@ class _CallObjectParser:
             key = yield from self._json.key()
             if key:
                 depth += yield from self._member(key)
-            elif key == "" and not self._writer.is_open:
+            elif key == "" and not (
+                self._writer.is_open or (self._trust.has_id and self._writer.text)
+            ):
                 raise UnreadableOutput
             elif self._json.is_closed:
                 depth -= 1
@@ -114,7 +123,10 @@ class _CallObjectParser:
                 raise UnreadableOutput
             yield from self._read_arguments(char)
         elif self._name or key in _BESIDE:
-            yield from self._json.value(lambda text: None)
+            texts: list[str] = []
+            yield from self._json.value(texts.append)
+            if self._trust.has_id and key == "id":
+                self._writer.call_id = "".join(texts).strip('"')
         else:
             raise UnreadableOutput
         return False
@@ -134,7 +146,7 @@ class _CallObjectParser:
 
     def _read_arguments(self, char: str) -> ParserSteps[None]:
         if char == "{":
-            if self._context.tools.known(self._name):
+            if self._context.tools.known(self._name) and not self._trust.has_id:
                 self._writer.open(self._name)
             yield from self._json.value(self._writer.write)
         elif char and char in "\"'":
@@ -147,9 +159,11 @@ class _CallObjectParser:
 
     def _finish(self, is_closed: bool) -> ParserSteps[None]:
         """Write what is not written yet. Raises UnreadableOutput where it is no call."""
+        buffer, is_known = self._context.buffer, bool(self._context.tools.known(self._name))
+        if self._trust.has_id and is_known and self._writer.text and not is_closed:
+            self._writer.open(self._name)  # cut off, but for its id
         if self._writer.is_open:
             return
-        buffer, is_known = self._context.buffer, bool(self._context.tools.known(self._name))
         is_over = not (yield from buffer.peek())
         if not self._name or not (is_closed or (is_known and (buffer.is_complete or not is_over))):
             raise UnreadableOutput
@@ -157,7 +171,7 @@ class _CallObjectParser:
         is_text = isinstance(object_or_text(text or "{}"), str)
         if not is_known and is_text and (self._text is None or text.startswith("{")):
             raise UnreadableOutput
-        self._context.write(self._name, text or "{}")
+        self._context.write(self._name, text or "{}", self._writer.call_id)
 
 
 def _object_of(text: str) -> str:

@@ -6,6 +6,7 @@ import pytest
 
 from hearth.proxy.api import chat_completions, chat_completions_events
 from hearth.proxy.api.body import sampling_params
+from hearth.proxy.request.content_pieces import join, text_of
 from hearth.shared.errors import RequestError
 from hearth.shared.wire_messages import Constraints, TokenLogprob
 
@@ -238,7 +239,7 @@ def test_what_a_result_shows_is_replaced_by_words(role: str) -> None:
     request = chat_completions.parse(
         body(messages=[USER, {"role": role, "name": "f", "content": parts}])
     )
-    assert request.prompt.messages[1]["content"].splitlines() == [
+    assert text_of(request.prompt.messages[1]["content"]).splitlines() == [
         "a",
         "[audio omitted: no model here reads it]",
         "[file omitted: no model here reads it]",
@@ -258,7 +259,7 @@ def test_of_an_assistants_parts_the_text_and_the_thoughts_stay() -> None:
     ]
     request = chat_completions.parse(body(messages=[USER, {"role": "assistant", "content": parts}]))
     (turn,) = request.prompt.messages[1:]
-    assert turn == {"role": "assistant", "content": "a\nno\nb", "reasoning_content": "why\nthen"}
+    assert (turn["content"], turn["reasoning_content"]) == (join(["a", "no", "b"]), "why\nthen")
     assert request.left_out == ("redacted_thinking", "image_url", "unheard_of")
     own = {"role": "assistant", "content": parts[:1], "reasoning_content": "own"}
     assert messages(USER, own)[1]["reasoning_content"] == "own"
@@ -275,15 +276,18 @@ def test_a_result_without_an_id_is_that_of_the_next_call() -> None:
     assert messages(turn, result | {"tool_call_id": ""})[1]["tool_call_id"] == "c1"
 
 
-def test_tools_are_normalised_and_hosted_ones_are_counted() -> None:
+def test_tools_stay_as_they_were_sent_and_hosted_ones_are_counted() -> None:
     schema = {"type": "object", "properties": {"b": {}, "a": {}}}
     function = {"parameters": schema, "description": "d", "name": "f", "strict": True}
+    tool = {"function": function, "type": "function"}
     request = chat_completions.parse(
-        body(tools=[{"function": function, "type": "function"}, {"type": "web_search"}])
+        body(tools=[tool | {"cache_control": {}}, {"type": "web_search"}], functions=[function])
     )
-    (tool,) = request.prompt.tools
-    assert list(tool["function"]) == ["name", "description", "parameters"]
-    assert list(tool["function"]["parameters"]["properties"]) == ["b", "a"]
+    assert [list(each) for each in request.prompt.tools] == [list(tool), ["type", "function"]]
+    assert request.prompt.tools[0] == tool
+    assert list(request.prompt.tools[0]["function"]) == list(function)
+    assert list(request.prompt.tools[1]["function"]) == ["name", "description", "parameters"]
+    assert list(request.prompt.tools[1]["function"]["parameters"]["properties"]) == ["b", "a"]
     assert request.left_out == ("web_search",)
 
 

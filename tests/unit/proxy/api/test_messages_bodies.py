@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from hearth.proxy.api.messages import messages_request
+from hearth.proxy.request.content_pieces import join, text_of
 from hearth.shared.errors import RequestError
 from hearth.shared.wire_messages import Constraints
 
@@ -39,7 +40,13 @@ HI = {"role": "user", "content": "hi"}
 def test_system_comes_first_and_a_later_system_message_stays_in_place() -> None:
     rows = parsed(HI, {"role": "system", "content": "b"}, HI, system=[text("a"), text("c")])
     assert [row["role"] for row in rows] == ["system", "user", "system", "user"]
-    assert rows[0]["content"] == "a\nc"
+    assert rows[0]["content"] == [text("a"), text("c")]
+
+
+def test_an_answer_that_was_begun_in_parts_is_gone_on_with() -> None:
+    begun = {"role": "assistant", "content": [text("a"), text("c")]}
+    prompt = messages_request.parse(body(HI, begun)).prompt
+    assert prompt.continues and prompt.messages[-1]["content"] == [text("a"), text("c")]
 
 
 def test_telemetry_goes_from_the_start_of_the_system_prompt_and_from_nowhere_else() -> None:
@@ -48,7 +55,7 @@ def test_telemetry_goes_from_the_start_of_the_system_prompt_and_from_nowhere_els
         assert parsed(HI, system=system)[0] == {"role": "system", "content": "a"}
     assert [row["role"] for row in parsed(HI, system=[text(line)])] == ["user"]
     for system in ([text("a"), text(line)], [text(""), text(line)], [text(f"{line} x=1;")]):
-        assert parsed(HI, system=system)[0]["content"].splitlines()[-1].startswith(line)
+        assert text_of(parsed(HI, system=system)[0]["content"]).splitlines()[-1].startswith(line)
     document = {"type": "document", "source": {"type": "text", "data": line}}
     assert parsed(HI, system=[document])[0]["content"] == line
     rows = parsed(user(text(line)), {"role": "system", "content": line})
@@ -66,7 +73,7 @@ def test_a_result_names_the_tools_that_it_loads() -> None:
     }
     mixed = result | {"content": [text("a"), *loads[:1], text("b")], "is_error": True}
     row = parsed(user(mixed))[0]
-    assert (row["content"], row["tool_references"]) == ("Error: a\nb", ["CronList"])
+    assert (row["content"], row["tool_references"]) == (join(["Error: a", "b"]), ["CronList"])
     assert "tool_references" not in parsed(user(result | {"content": [text("a")]}))[0]
     bad = refused(user(result | {"content": [{"type": "tool_reference"}]}))
     assert bad.param == "messages[0].content[0].content[0].tool_name"
@@ -246,7 +253,7 @@ def test_what_no_model_reads_is_replaced_by_words_in_a_result_and_refused_of_a_u
     document = {"type": "document", "source": {"type": "file", "file_id": "f"}}
     result = {"type": "tool_result", "tool_use_id": "t", "content": [text("a"), audio, document]}
     request = messages_request.parse(body(user(result)))
-    assert request.prompt.messages[0]["content"] == (
+    assert text_of(request.prompt.messages[0]["content"]) == (
         "a\n[audio omitted: no model here reads it]\n[document omitted: no model here reads it]"
     )
     assert request.left_out == ("audio", "document")
@@ -303,7 +310,7 @@ def test_of_what_servers_made_the_text_stays(block: dict[str, Any], words: str) 
     turn = {"role": "assistant", "content": [text("a"), block, text("b")]}
     request = messages_request.parse(body(HI, turn, user(block, text("c"))))
     _, said, asked = request.prompt.messages
-    assert said["content"] == "\n".join(["a", *([words] if words else []), "b"])
+    assert said["content"] == join(["a", *([words] if words else []), "b"])
     assert asked["content"] == "\n".join([*([words] if words else []), "c"])
     assert request.left_out == (block["type"], block["type"])
 

@@ -17,7 +17,7 @@ from hearth.proxy.api.responses import responses_request
 from hearth.proxy.images import prompt_images
 from hearth.proxy.images.image_fetch import ImageFetcher, NamedImage
 from hearth.proxy.images.prompt_images import IMAGES_MAX, shows_images, with_images
-from hearth.proxy.request.content_pieces import join, join_text
+from hearth.proxy.request.content_pieces import join, join_text, merged
 from hearth.shared.errors import Overloaded, RequestError
 from hearth.shared.wire_messages import Prompt
 from tests.helpers.proxy.proxy_app import HOST, app_of
@@ -103,10 +103,10 @@ def test_images_of_any_turn_stand_among_the_texts_as_they_were_sent(
     assert shows_images(prompt)
     told = read(prompt)
     assert [row["content"] for row in told.messages] == [
-        [text("a\nb"), shown(ONE), shown(TWO)],
+        [text("a"), text("b"), shown(ONE), shown(TWO)],
         "ok",
         [shown(ONE), text("c")],
-        "d\ne",
+        [text("d"), text("e")],
     ]
     assert told.images == {digest(ONE): ONE, digest(TWO): TWO}
     rows = "input" if dialect == "responses" else "messages"
@@ -144,7 +144,7 @@ def test_images_of_tool_results_are_shown(dialect: str, result: Any, form: Any) 
     assert row == {
         "role": "tool",
         "tool_call_id": "c",
-        "content": [text("a"), shown(ONE), text("b\nc")],
+        "content": [text("a"), shown(ONE), text("b"), text("c")],
     }
     (alone,) = read(parsed(dialect, *result(form(ONE)))).messages
     assert alone["content"] == [shown(ONE)]
@@ -185,7 +185,7 @@ PIECES = st.lists(st.text("ab\n", max_size=3) | st.just({"type": "image", "url":
 
 @given(PIECES)
 def test_joined_pieces_are_the_pieces(pieces: list[Any]) -> None:
-    content = join(pieces)
+    content = merged(join(pieces))
     texts = [piece for piece in pieces if type(piece) is str]
     if len(texts) == len(pieces):
         assert content == join_text(texts)

@@ -50,6 +50,21 @@ def test_what_the_model_said_is_recognised_as_clients_echo_it() -> None:
     assert name_of(assistant("Tun  nut.")).canonical != name_of(said).canonical
 
 
+@pytest.mark.parametrize("role", ["system", "user", "assistant", "tool"])
+def test_a_message_is_known_by_its_words_however_they_are_cut(role: str) -> None:
+    words = [f"{REMINDER}\nTun", "nut."]
+    parts = [{"type": "text", "text": each} for each in words]
+    whole, cut = ({"role": role, "content": each} for each in ("\n".join(words), parts))
+    assert name_of(cut).canonical == name_of(whole).canonical
+    assert name_of(cut).exact != name_of(whole).exact
+    image = {"type": "image", "image": "0f"}
+    shown, joined = (
+        {"role": role, "content": [*each, image]}
+        for each in (parts, [{"type": "text", "text": "\n".join(words)}])
+    )
+    assert name_of(shown).canonical == name_of(joined).canonical
+
+
 def test_a_call_is_known_by_its_name_and_what_its_arguments_are() -> None:
     call = calling('{"b": [5000.0, {"x": -0.0}], "a": "caf\\u00e9"}')
     echo = calling({"a": "café", "b": [5000, {"x": 0}]}, "call1")

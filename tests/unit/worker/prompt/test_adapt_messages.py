@@ -10,6 +10,7 @@ from mlx_lm.chat_templates import deepseek_v32
 from mlx_lm.tokenizer_utils import TokenizerWrapper, load as load_from_disk
 
 from hearth.shared.settings_from_env import load_settings
+from hearth.worker.formats import deepseek_v3
 from hearth.worker.prompt.adapt_messages import NONE
 from hearth.worker.prompt.prompt_with_sampled_turns import PromptContent
 from hearth.worker.prompt.render_messages import Renderer
@@ -129,6 +130,41 @@ def test_gemma_gets_its_documented_form_and_results_merge_with_what_the_user_say
     )
 
 
+def test_deepseek_is_shown_tools_as_its_card_has_them() -> None:
+    own = deepseek_v3.FORMATS[1].tools
+    shown = own([TOOL["function"]]) if own else ""
+    parameters = json.dumps(TOOL["function"]["parameters"])
+    assert (
+        f"\n\n### read\nDescription: Reads ä.\n\nParameters: {parameters}\n\nIMPORTANT: " in shown
+    )
+
+
+COUNTS = (
+    "{% for tool in tools %}{% set known = tool.function.parameters.properties %}"
+    "{{ tool.function.name + tool.function.description }}"
+    "{% for name in known %}{{ name + known[name].description }}{% endfor %}{% endfor %}"
+)
+
+
+def test_a_template_that_counts_its_tools_has_them_counted_and_completed() -> None:
+    counts = templated(COUNTS + CHATML)
+    assert counts.rendered([ASKED], [], {}).text == templated(CHATML).rendered([ASKED], [], {}).text
+    assert counts.rendered([ASKED], [TOOL], {}).text.startswith("readReads ä.path")
+    plain = templated("{{ tools | tojson if tools }}" + CHATML).rendered([ASKED], [TOOL], {}).text
+    assert plain.startswith(json.dumps([TOOL], ensure_ascii=False))
+
+
+@pytest.mark.parametrize("reads", [True, False])
+def test_thinking_in_what_is_said_is_thinking_where_the_template_takes_it_for_that(
+    reads: bool,
+) -> None:
+    said = "m.content.split('</think>')[-1]" if reads else "m.content"
+    template = "{% for m in messages %}[{{ m.role + ':' + " + said + " }}]{% endfor %}"
+    thought = {"role": "assistant", "content": "<think>\nhm\n</think>\n\nwell"}
+    shown = templated(template).rendered([ASKED, thought, MORE], [], {}).text
+    assert ("hm" in shown) is not reads and "\n\nwell]" in shown
+
+
 def test_a_call_in_python_says_what_it_says_in_json() -> None:
     arguments = {
         "path": 'say "hi"\n\\ é \u2028 ```',
@@ -196,19 +232,24 @@ def test_a_template_that_takes_arguments_as_text_only_gets_text() -> None:
 
 def test_a_template_that_needs_descriptions_gets_them() -> None:
     """Harmony writes '// ' + description for each."""
-    bare = {"type": "function", "function": {"name": "look", "parameters": {}}}
+    bare = {"type": "function", "function": {"name": "look"}}
     assert "type look = () => any;" in text("harmony", [ASKED], [bare])
+    assert '{"name": "look"}' in text("qwen3", [ASKED], [bare])
 
 
 @pytest.mark.parametrize("name", ["harmony", "llama3"])
 def test_a_template_for_one_call_a_message_gets_each_in_a_message_of_its_own(name: str) -> None:
     two = calling(call("read"), call("list_dir", "call_b"), content="Why.")
-    shown = text(name, [ASKED, two, RESULT, OTHER_RESULT, MORE])
-    places = [
-        shown.find(word) for word in ("read", "list_dir", "its text", "other text", "and quick")
-    ]
-    assert -1 not in places and places == sorted(places)
-    assert shown.count("Why.") == (name == "harmony"), "Llama's leaves words beside a call out"
+    words = ("read", "its text", "list_dir", "other text", "and quick")
+    for results in ((RESULT, OTHER_RESULT), (OTHER_RESULT, RESULT)):
+        shown = text(name, [ASKED, two, *results, MORE])
+        places = [shown.find(word) for word in words]
+        assert -1 not in places and places == sorted(places)
+        assert shown.count("Why.") == (name == "harmony"), "Llama's leaves words beside a call out"
+    shown, grown = (text(name, [ASKED, two, RESULT, *more]) for more in ((), (OTHER_RESULT,)))
+    assert shown.index("list_dir") > shown.index("its text") and grown.startswith(
+        shown[: shown.index("list_dir")]
+    )
 
 
 def test_what_we_write_around_tools_is_ours_alone() -> None:
@@ -307,6 +348,37 @@ def test_null_content_and_thinking_alone_are_taken(name: str) -> None:
     assert "None" not in text(name, [ASKED, silent, {**ASKED, "content": None}])
 
 
+PARTED = """\
+{%- for m in messages %}<|im_start|>{{ m.role }}
+{%- if m.role == "assistant" and not m.content %}{{ raise_exception("nothing") }}{% endif %}
+{%- if m.role == "system" or m.content is string %}{{ m.content }}{% else %}
+{%- for p in m.content %}+{{ p.text or p.thinking }}{% endfor %}{% endif %}
+{%- endfor %}"""
+
+
+def test_text_parts_are_the_templates_where_it_takes_them_and_lines_elsewhere() -> None:
+    parts = [{"type": "text", "text": word} for word in ("a", "b")]
+    roles = ("system", "user", "assistant")
+    asked: Messages = [{"role": role, "content": parts} for role in roles]
+    thought = {"role": "assistant", "content": "", "reasoning_content": "hm"}
+    messages: Messages = [*asked, ASKED, thought, ASKED, thought | {"reasoning_content": ""}]
+    parted = templated(PARTED)
+    assert parted.rendered(messages, [], {}).text.replace("<|im_start|>", "\n").split("\n") == [
+        "",
+        "systema",
+        "b",
+        "user+a+b",
+        "assistant+a+b",
+        "userfix it",
+        "assistant+hm+",
+        "userfix it",
+        "assistant+",
+    ]
+    begun = parted.rendered(asked, [], {}, continues=True).text
+    assert begun.endswith("<|im_start|>assistant+a+b")
+    assert "a\nb<" in text("qwen3", asked)
+
+
 TWO = calling(call(), call("list_dir", "call_b"))
 
 
@@ -315,7 +387,7 @@ TWO = calling(call(), call("list_dir", "call_b"))
     [
         ("qwen3", [SYSTEM, ASKED, CALLED, RESULT, SAID, SAID, ASKED], [[2], [4, 5]]),
         ("mistral", [ASKED, CALLED, RESULT, MORE, SAID], [[1], [NONE], [4]]),
-        ("harmony", [ASKED, TWO, RESULT, OTHER_RESULT, SAID], [[NONE, NONE], [4]]),
+        ("harmony", [ASKED, TWO, RESULT, OTHER_RESULT, SAID], [[NONE], [NONE], [4]]),
         ("gemma3", [ASKED, CALLED, RESULT, MORE, SAID, SAID, MORE, SAID], [[1], [NONE], [7]]),
         ("gemma3", [SAID, RESULT, SAID], [[0], [2]]),
     ],
@@ -397,3 +469,6 @@ def test_a_template_that_is_a_function_is_given_what_it_knows() -> None:
     assert shown.endswith("fix it<｜Assistant｜><think>")
     off = renderer.rendered([ASKED], [], {"enable_thinking": False}).text
     assert off.endswith("</think>")
+    broken = {**CALLED["tool_calls"][0], "function": {"name": "read", "arguments": '{"path": "/a'}}
+    told = renderer.rendered([ASKED, calling(broken), RESULT], [TOOL], {}).text
+    assert '<｜DSML｜parameter name="input" string="true">{"path": "/a</' in told

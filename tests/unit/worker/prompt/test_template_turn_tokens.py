@@ -109,7 +109,7 @@ def test_content_parts_and_null_become_one_string() -> None:
     renderer = Renderer(tokenizer_with(CHATML), True, True)
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     prompt = Prompt([{"role": "user", "content": parts}, {"role": "assistant", "content": None}])
-    assert "ab<|im_end|>" in text_of(renderer, prompt)
+    assert "a\nb<|im_end|>" in text_of(renderer, prompt)
     assert "None" not in text_of(renderer, prompt)
 
 

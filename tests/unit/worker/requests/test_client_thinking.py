@@ -25,12 +25,16 @@ ASKED = {"role": "user", "content": "how is it?"}
 TEXTS = (
     "I see</think>done",
     "</think>",
-    "<think>I see</think>done",
-    "<think>\nI see\n</think>\n\ndone",
-    "\n<think></think>done",
-    "<think>I see</think>and <think>again</think>done",
+    "<think>I see",
     "it says </think> there",
+    "it <think>says</think> there",
 )
+LIFTED = {  # thinking, and what is said behind it
+    "<think>I see</think>done": ("I see", "done"),
+    "<think>\nI see\n</think>\n\ndone": ("I see", "done"),
+    "\n<think></think>done": ("", "done"),
+    "<think>I see</think>and <think>again</think>done": ("I see", "and <think>again</think>done"),
+}
 
 
 def prompt_of(dialect: str, *said: str) -> Prompt:
@@ -56,8 +60,10 @@ def test_an_assistants_text_with_the_marks_of_thinking_stays_text(desk: Desk, di
     tokenizer = desk.family.tokenizer
     added = set(tokenizer.added_tokens_decoder)
 
-    def controls(text: str) -> tuple[list[int], str]:
-        ids = desk.request(desk.named(prompt_of(dialect, text))).ids
+    def controls(text: str, thought: str = "") -> tuple[list[int], str]:
+        prompt = prompt_of("chat" if thought else dialect, text)
+        prompt.messages[1] |= {"reasoning_content": thought} if thought else {}
+        ids = desk.request(desk.named(prompt)).ids
         shown = tokenizer.decode(ids, skip_special_tokens=False)
         return [each for each in ids if each in added], shown
 
@@ -65,6 +71,8 @@ def test_an_assistants_text_with_the_marks_of_thinking_stays_text(desk: Desk, di
         written, shown = controls(text)
         assert text.strip() in shown, text
         assert written == controls("a word")[0], text
+    for text, (thought, rest) in LIFTED.items():  # which these templates look for
+        assert controls(text) == controls(rest, thought), text
 
 
 @pytest.mark.parametrize("desk", THINKERS[:1], indirect=True)

@@ -214,6 +214,25 @@ def test_two_answers_that_say_the_same_in_other_tokens_are_told_apart_by_ids_alo
     assert doubtful.states == {2: RENDERED} and doubtful.ambiguous == 1
 
 
+def test_a_call_whose_id_the_client_lost_is_shown_with_that_which_it_was_given() -> None:
+    desk = Desk()
+    (given,) = ids_of(desk.ask(QUESTION, SAID))
+    lost = stripped(SAID, ["call2n0"])
+    result = {"role": "tool", "tool_call_id": "call2n0", "content": "x"}
+    called, answered = desk.arrive([*QUESTION, lost, result]).messages[2:]
+    assert called["tool_calls"][0]["id"] == answered["tool_call_id"] == given
+    assert lost["tool_calls"][0]["id"] == result["tool_call_id"] == "call2n0"
+
+
+def test_one_id_in_two_conversations_is_that_of_the_call_at_its_place() -> None:
+    desk = Desk()
+    desk.sessions.new_id = lambda: "a1B2c3D4e"
+    other = [{**QUESTION[0], "content": "else"}, *QUESTION[1:]]
+    one, two = desk.ask(QUESTION, SAID, (1, 2)), desk.ask(other, SAID, (3, 4))
+    assert desk.arrive([*QUESTION, stripped(SAID, ids_of(one))]).turns[2] is one.turn
+    assert desk.arrive([*other, stripped(SAID, ids_of(two))]).turns[2] is two.turn
+
+
 def test_two_answers_of_the_same_tokens_are_one() -> None:
     desk = Desk()
     desk.ask(QUESTION, SAID, (1, 2))

@@ -29,6 +29,7 @@ def _small_limits() -> Iterator[None]:
     with mock.patch.multiple(
         prompt_limits,
         MESSAGES_MAX=4,
+        PARTS_MAX=8,
         TOOLS_MAX=3,
         TOOL_VALUES_MAX=40,
         OPTION_VALUES_MAX=5,
@@ -55,6 +56,7 @@ def item(arguments: str) -> dict[str, Any]:
     return {"type": "function_call", "call_id": "c", "name": "f", "arguments": arguments}
 
 
+PART = {"type": "text", "text": "x"}
 RESULT = {"type": "tool_result", "tool_use_id": "t", "content": "x"}
 USE = {"type": "tool_use", "id": "t", "name": "f", "input": {"a": ["x"] * 12}}
 DEFINED = {"type": "tool_definition", "definition": {"name": "f", "input_schema": SCHEMA}}
@@ -63,6 +65,7 @@ MANY: list[tuple[Dialect, dict[str, Any], str]] = [
     ("messages", {"messages": [USER] * 5}, "messages is a list of 5"),
     ("messages", {"messages": [{"role": "user", "content": [RESULT] * 5}]}, "is a list of 5"),
     ("responses", {"input": [USER] * 5}, "input is a list of 5"),
+    ("chat", {"messages": [{"role": "user", "content": [PART] * 3}] * 3}, "accepts 8 parts"),
     ("chat", {"messages": [USER], "tools": [chat_tool(n) for n in "abcd"]}, "accepts 3 tools"),
     ("chat", {"messages": [USER], "functions": [{"name": n} for n in "abcd"]}, "accepts 3 tools"),
     ("messages", {"messages": [USER], "tools": [{"name": n} for n in "abcd"]}, "accepts 3 tools"),

@@ -7,6 +7,7 @@ import pytest
 from hearth.proxy.api import chat_completions
 from hearth.proxy.api.messages import messages_request
 from hearth.proxy.api.responses import responses_request
+from hearth.proxy.request.content_pieces import join
 from hearth.shared.our_ids import SIGNATURE_BEGIN, new_id
 
 SEALED = "EqoBCkgIARABGAIi" + "x" * 100
@@ -101,7 +102,7 @@ def test_redacted_thinking_is_left_out() -> None:
 )
 def test_blocks_that_a_provider_ran_leave_their_text(block: dict[str, Any], shown: str) -> None:
     turn, left_out = from_messages(block, {"type": "text", "text": "yo", "citations": [{}]})
-    assert turn["content"] == "\n".join(filter(None, (shown, "yo")))
+    assert turn["content"] == join([*filter(None, (shown, "yo"))])
     assert left_out == (block["type"],)
     assert SEALED not in str(turn["content"])
 
@@ -175,7 +176,7 @@ def test_a_message_of_another_server_may_have_any_parts() -> None:
         {"type": "output_image", "image_url": "https://e.com/a.png"},
     ]
     rows, left_out = from_responses({"role": "assistant", "content": parts, "phase": "x"})
-    assert (rows[0]["content"], rows[0]["reasoning_content"]) == ("yo\nno", "hm")
+    assert (rows[0]["content"], rows[0]["reasoning_content"]) == (join(["yo", "no"]), "hm")
     assert left_out == ("hologram", "output_image")
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from hearth.proxy.api.responses import responses_request
 from hearth.proxy.api.responses.responses_tools import ToolOrigin, responses_tools_of
+from hearth.proxy.request.content_pieces import text_of
 from hearth.shared.errors import RequestError
 from hearth.shared.wire_messages import Constraints
 
@@ -407,7 +408,7 @@ def test_what_a_result_shows_is_replaced_by_words() -> None:
         {"type": "encrypted_content", "encrypted_content": "x"},
     ]
     (row,) = parsed([RESULT | {"output": output}])
-    assert row["content"].splitlines() == [
+    assert text_of(row["content"]).splitlines() == [
         "a",
         "[audio omitted: no model here reads it]",
         "[file omitted: no model here reads it]",
