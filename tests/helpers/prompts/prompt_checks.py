@@ -69,7 +69,7 @@ class PromptChecks:
         marks = [*dict.fromkeys((BOS, EOS, *_MARK.findall(source)))][:ADDED_TOKENS_MAX]
         controls = tuple(mark for mark in marks if not _TEXT_MARK.fullmatch(mark))
         texts = tuple(filter(_TEXT_MARK.fullmatch, marks))
-        ends = {"eos": EOS, "answer_end": EOS, "call_end": EOS, "bos": BOS}
+        ends: Any = {"eos": EOS, "answer_end": EOS, "call_end": EOS, "bos": BOS}
         family = TemplateFamily(name, str, controls, texts, (EOS,), **ends, source=source)
         self._tokenizer, self._builder = family.tokenizer, builder_of(family)
         self._asked = Asked([], None, {}, source, tuple(marks))
@@ -164,7 +164,7 @@ class PromptChecks:
 
     def _shown(self, asked: str) -> str | None:
         messages, tools, variables = json.loads(asked)
-        sandbox = {"ImmutableSandboxedEnvironment": ImmutableSandboxedEnvironment}
+        sandbox: Any = {"ImmutableSandboxedEnvironment": ImmutableSandboxedEnvironment}
         named = {"bos_token": BOS, "eos_token": EOS, "pad_token": EOS, **variables}
         with (
             contextlib.suppress(Exception),  # a template raises whatever it likes
