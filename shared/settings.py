@@ -83,6 +83,10 @@ def always_true(reason: str) -> SettingParser:
     return parse
 
 
+def boolean_or_auto(text: str) -> bool | None:
+    return None if text.lower() == "auto" else boolean(text)
+
+
 def one_of(*allowed: str) -> SettingParser:
     def parse(text: str) -> str:
         if text.lower() not in allowed:
@@ -663,11 +667,11 @@ class Settings:
         integer(1, 16_777_216),
         "Completion limit where the client names none",
     )
-    default_thinking: bool = _setting(
+    default_thinking: bool | None = _setting(
         "DEFAULT_THINKING",
-        "true",
-        boolean,
-        "Whether templates that can think do so unless told otherwise",
+        "auto",
+        boolean_or_auto,
+        "Whether models that can think do so unless told otherwise; auto = as their makers have it",
     )
 
     @property

@@ -16,8 +16,9 @@ import msgpack
 
 from hearth.shared.errors import WireError
 
-PROTOCOL_VERSION: Final = 15
+PROTOCOL_VERSION: Final = 16
 FRAME_BYTES_MAX: Final = 80 * 1024 * 1024  # a 64 MB request body, and room for its envelope
+THINKING_LEVELS: Final = ("minimal", "low", "medium", "high", "xhigh", "max")  # least first
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +72,26 @@ class Speaker:
 
 
 @dataclass(frozen=True, slots=True)
+class ThinkingWish:
+    """How much the model may think, as the client said it; the worker knows its template's words.
+
+    A level with no `on` says how hard to work, not whether to think.
+    """
+
+    on: bool | None = None
+    level: str | None = None  # of THINKING_LEVELS
+    budget: int | None = None  # tokens, >= 0
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The fields in which a client says the same, but for the budget."""
+        level = {"effort": self.level} if self.on is None else self.level
+        name = "output_config" if self.on is None else "reasoning_effort"
+        rows = (("enable_thinking", self.on), (name, self.level and level))
+        return {key: value for key, value in rows if value is not None}
+
+
+@dataclass(frozen=True, slots=True)
 class MessageName:
     """One message in the canonical pipeline: what it is known by, never what the model is fed."""
 
@@ -94,7 +115,7 @@ class Prompt:
 
     messages: list[Any]
     tools: list[Any] = field(default_factory=list)  # {"type": "function", "function": {...}}
-    template_kwargs: dict[str, Any] = field(default_factory=dict)  # e.g. enable_thinking
+    template_kwargs: dict[str, Any] = field(default_factory=dict)  # the template's own, as sent
     deferred: list[Any] = field(default_factory=list)  # tools shown only where they are loaded
     speaker: Speaker = field(default_factory=Speaker)
     names: list[MessageName] = field(default_factory=list)  # one a message, or none at all
@@ -104,6 +125,17 @@ class Prompt:
     images: dict[str, bytes] = field(default_factory=dict)  # by digest: files as they came
     places: dict[str, str] = field(default_factory=dict)  # by digest: where the client has it first
     continues: bool = False
+    thinking: ThinkingWish = field(default_factory=ThinkingWish)
+
+
+@dataclass(frozen=True, slots=True)
+class ThinkingSwitch:
+    """What a model's template can be told about thinking."""
+
+    # "on" | "off" | "adaptive": the model decides; without a switch "always" | "never" too
+    default: str = "never"
+    has_switch: bool = False  # between on and off
+    levels: list[str] = field(default_factory=list)  # of THINKING_LEVELS, least first
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +155,7 @@ class ModelFacts:
     model_tokens: int = 0  # the context that the model was made for
     context_by: str = "model"  # the smallest of "model" | "setting" | "memory"
     thinks: bool = False  # its answers may hold thinking
+    thinking: ThinkingSwitch = field(default_factory=ThinkingSwitch)
     ranks: int = 1  # processes that compute it together
 
 
@@ -150,6 +183,7 @@ class Usage:
     accepted_prediction_tokens: int = 0  # drafted, and the model said the same
     rejected_prediction_tokens: int = 0  # drafted, and it did not
     decode_forwards: int = 0  # in which its tokens were computed, <= completion_tokens
+    warnings: list[str] = field(default_factory=list)  # what was asked for and had no effect
 
 
 # ---------------------------------------------------------------- proxy to worker

@@ -43,7 +43,9 @@ def parse(body: dict[str, Any]) -> ParsedRequest:
         dialect="chat",
         model=str(body.get("model") or ""),
         prompt=Prompt(
-            rows, shown, thought.template_kwargs, deferred, continues=_continues(body, rows[-1])
+            *(rows, shown, thought.template_kwargs, deferred),
+            continues=_continues(body, rows[-1]),
+            thinking=thought.wish,
         ),
         sampling=sampling_params.read_sampling(
             body, max_tokens=limit, stop="stop", top_logprobs=_top_logprobs(body)
@@ -52,7 +54,7 @@ def parse(body: dict[str, Any]) -> ParsedRequest:
         body=body,
         include_usage=fields.boolean(stream_options, "include_usage"),
         left_out=(*dropped, *left_out),
-        constraints=_constraints(body, [*shown, *deferred], dropped, thought.budget),
+        constraints=_constraints(body, [*shown, *deferred], dropped, thought.wish.budget),
         choices=choices,
         prediction=read_prediction(body, choices),
     )

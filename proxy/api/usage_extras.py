@@ -7,7 +7,11 @@ from hearth.shared.wire_messages import Usage
 
 def extra_fields(usage: Usage) -> dict[str, Any]:
     """Return the fields of ours that the usage of every dialect has."""
-    return {"kv_cache": kv_cache_fields(usage), "speculation": speculation_fields(usage)}
+    return {
+        "kv_cache": kv_cache_fields(usage),
+        "speculation": speculation_fields(usage),
+        **({"warnings": usage.warnings} if usage.warnings else {}),
+    }
 
 
 def kv_cache_fields(usage: Usage) -> dict[str, Any]:

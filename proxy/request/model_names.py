@@ -337,6 +337,11 @@ class ModelNames:
                 "input_modalities": ["text", "image"] if facts.takes_images else ["text"],
                 "output_modalities": ["text"],
             },
+            "thinking": {
+                "default": facts.thinking.default,
+                "switch": facts.thinking.has_switch,
+                "levels": facts.thinking.levels,
+            },
             "meta": {
                 "n_ctx_train": facts.model_tokens,
                 "n_ctx": facts.context_tokens,

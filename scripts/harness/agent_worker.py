@@ -141,7 +141,9 @@ class Desk:
         self.family = family
         self.foreseen: list[RenderNextPrompt] = []  # what the prompt thread would render next
         self.settings: Settings = load_settings(
-            {"LOG_ROOT": str(log_root), "PROXY_API_KEY": "k"} | (settings or {}), None
+            {"LOG_ROOT": str(log_root), "PROXY_API_KEY": "k", "DEFAULT_THINKING": "true"}
+            | (settings or {}),
+            None,
         )
         tokenizer = family.tokenizer
         self.marks = turn_marks(tokenizer)

@@ -26,7 +26,9 @@ TOLD_MIN: Final = 64  # tokens read again, less SLACK for each place, that must 
 HEAD_CAUSES: Final = frozenset(
     ("tool added", "tool removed", "tool order", "tool schema", "template option")
 )
-AS_IT_WAS: Final = frozenset(("template", "thinking dropped", "turn not recorded", "unexplained"))
+AS_IT_WAS: Final = frozenset(
+    ("template", "template moves", "thinking dropped", "turn not recorded", "unexplained")
+)
 NOT_KEPT: Final = frozenset(("eviction", "restart", "exact mode"))
 EDITED: Final = {
     "system prompt": "system",

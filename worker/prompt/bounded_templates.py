@@ -14,7 +14,7 @@ from jinja2 import nodes, pass_context
 from jinja2.compiler import CodeGenerator
 from jinja2.exceptions import SecurityError
 from jinja2.filters import sync_do_map
-from jinja2.runtime import Context
+from jinja2.runtime import Context, Undefined
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from transformers.utils import chat_template_utils
 
@@ -192,7 +192,8 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
 def _plain(value: Any) -> Any:
     """Return what a template may see of a value: its digits too, where they were written so."""
-    return value if type(value) is written_numbers.WrittenNumber else _of_plain_types(value)
+    is_plain = type(value) in (written_numbers.WrittenNumber, Undefined)
+    return value if is_plain else _of_plain_types(value)
 
 
 _of_plain_types: Final = chat_template_utils._plain_template_data  # which asks itself by that name

@@ -8,6 +8,8 @@ import secrets
 from collections.abc import Sequence
 from typing import Any, Final
 
+import jinja2
+
 from hearth.shared.errors import StartError
 from hearth.worker.prompt import bounded_templates  # noqa: F401  before any template is compiled
 
@@ -15,6 +17,8 @@ log = logging.getLogger(__name__)
 
 _PROBE: Final = "probe0x"
 _PROBED: Final = [{"role": "user", "content": _PROBE}]
+SYSTEM_LINE: Final = "the last line of the system message"  # may stand among the variables
+_UNDEFINED: Final = jinja2.Undefined(name="enable_thinking")
 
 
 class Template:
@@ -26,21 +30,18 @@ class Template:
     def __init__(self, tokenizer: Any) -> None:
         """Take mlx-lm's TokenizerWrapper."""
         self._tokenizer = tokenizer
-        self._takes_parts = False
+        self._takes_parts = self.takes_any_variable = False
         self._no_tools: list[Any] | None = None
         if self.exists and not self.probed(_PROBED):  # it counts the tools, where there are none
             self._no_tools = []
         self._takes_parts = self._shows_parts_only()
+        # A template that is a Python function takes the variables that it knows.
+        self.takes_any_variable = bool(self.probed(_PROBED, probevariable=True))
 
     @property
     def exists(self) -> bool:
         """Whether the tokenizer has a template at all."""
         return bool(self._tokenizer.has_chat_template)
-
-    @property
-    def has_think_tags(self) -> bool:
-        """Whether the tokenizer has tags around thinking."""
-        return bool(self._tokenizer.has_thinking)
 
     @property
     def think_tags(self) -> tuple[str, str]:
@@ -61,8 +62,13 @@ class Template:
         flat = [_flat(message) for message in messages]
         if not self.exists:
             return _transcript(flat, adds_header)
+        variables = dict(variables)
+        if line := variables.pop(SYSTEM_LINE, None):
+            flat = _with_system_line(flat, line)
         if self._takes_parts:
             flat = [{**each, "content": parts_of(each)} for each in flat]
+        if self.takes_any_variable:  # else mlx-lm gives it, which is not the makers' default
+            variables = {"enable_thinking": _UNDEFINED, **variables}
         rendered: str = self._tokenizer.apply_chat_template(
             flat,
             tools=list(tools) or self._no_tools,
@@ -123,6 +129,13 @@ class Template:
             return False
         self._takes_parts = True
         return _PROBE in self.probed(_PROBED)
+
+
+def _with_system_line(messages: list[dict[str, Any]], line: str) -> list[dict[str, Any]]:
+    if not messages or messages[0]["role"] != "system":
+        return [{"role": "system", "content": line}, *messages]
+    first, *others = messages
+    return [{**first, "content": f"{text_of(first)}\n{line}"}, *others]
 
 
 def text_part(text: str) -> dict[str, str]:

@@ -13,7 +13,7 @@ from hearth.worker.cache.block_hash import Tokens, pack
 from hearth.worker.cache.image_keys import has_images, image_borders, is_inside
 from hearth.worker.cache.prefill_grid import FULL_TO, HEADER_GAP, STEP_MIN, PrefillGrid
 
-RULES = "r2"  # these rules, as `label` names them: other rules, another name
+RULES = "r3"  # these rules, as `label` names them: other rules, another name
 # Tokens: conversations with other tools part amid system and tools, where there is no header.
 SYSTEM_STEP_MAX = 1024
 LAST_OF_SEVERAL = [False, False, True]  # which of three messages in a row are the model's own

@@ -1,16 +1,19 @@
 """Builds a prompt's token ids from messages, with each known turn as it was sampled.
 
 The template renders every message. The span of an assistant turn whose tokens are known, from its
-header to its end-of-turn token, is then replaced by them. Any doubt about a span leaves what was
-rendered. Touches no MLX.
+header to its end-of-turn token, is then replaced by them. Where no header is seen, a turn begins
+where the prompt is what it was sampled behind. Any doubt about a span leaves what was rendered.
+Touches no MLX.
 """
 
 import itertools
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from hearth.shared.errors import PromptTooLong, RequestError
+from hearth.shared.wire_messages import ThinkingWish
 from hearth.worker.cache.block_hash import Tokens, pack
 from hearth.worker.cache.image_keys import ImageRun, PromptImage, PromptImages, keys_of
 from hearth.worker.prompt.images.image_placeholders import ImageForm, marked, pieces_of
@@ -18,6 +21,7 @@ from hearth.worker.prompt.render_messages import Renderer
 from hearth.worker.prompt.template_turn_tokens import HistoryMarks
 from hearth.worker.prompt.tokenise import PieceTokeniser, TextPiece
 from hearth.worker.prompt.tools_as_text import ToolForm
+from hearth.worker.prompt.turn_beginnings import Beginning, PromptIds, shows_all, shows_other
 
 UTF8_BYTES_MAX = 4  # of a character
 COUNTED_BYTES_MAX = 16 * 1024 * 1024  # of a prompt that is only counted: 3 s of a thread
@@ -33,6 +37,11 @@ class SampledTurn(Protocol):
 
     @property
     def thinking(self) -> str: ...
+
+    @property
+    def begins(self) -> Beginning | None:
+        """What it was sampled behind; None where that is not known."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +60,7 @@ class PromptContent:
     pictures: PromptImages = field(default_factory=dict)
     owner: str = ""
     continues: bool = False
+    thinking: ThinkingWish = field(default_factory=ThinkingWish)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +78,7 @@ class BuiltPrompt:
     header: int
     kept: frozenset[int]  # messages that stand there as they were sampled
     doubtful: int  # turns whose tokens were known, and whose span was not found
+    begins: Beginning | None = None  # what its answer is sampled behind
 
 
 class ContextLimit(NamedTuple):
@@ -80,7 +91,8 @@ class ContextLimit(NamedTuple):
 class PromptBuilder:
     """Builds prompts for one model. The prompt threads share it; it never changes.
 
-    Invariant: a span is replaced only by a turn that begins with the same token.
+    Invariant: a span is replaced only by a turn that begins with the same token, or that was
+    sampled behind the very tokens that stand before it.
     """
 
     def __init__(
@@ -95,6 +107,7 @@ class PromptBuilder:
         """`form` has the text around the model's images; None where it takes none."""
         self._form = form or ImageForm()
         self._renderer = renderer
+        self.thinking = renderer.thinking
         self.tokeniser = tokeniser
         self._history = history
         self._context_tokens, self._context_by = context
@@ -123,25 +136,49 @@ class PromptBuilder:
         said = pieces if content.continues else pieces[:header]
         spans, doubtful = self._spans(said, content, runs)
         # A template writes its own beginning-of-text token; without one the tokenizer must.
-        prompt_ids = _PromptIds(
-            [] if self._renderer.has_template else list(self.tokeniser.beginning)
+        prompt_ids = PromptIds([] if self._renderer.has_template else self.tokeniser.beginning)
+        kept = self._replaced(prompt_ids, pieces[:header], spans, content, runs)
+        begins = prompt_ids.beginning
+        for piece in pieces[header:]:
+            prompt_ids.add(piece)
+        self._check(prompt_ids.ids, "The messages render to nothing.", "messages", is_counted)
+        return _built(prompt_ids, begins, kept, len(doubtful - kept))
+
+    def _replaced(
+        self,
+        prompt_ids: PromptIds,
+        pieces: list[TextPiece],
+        spans: list[tuple[int, int, int]],
+        content: PromptContent,
+        runs: list[list[int]],
+    ) -> frozenset[int]:
+        """Add the pieces, and in the place of spans the turns; return the messages of those."""
+        found = {start: (end, message) for start, end, message in spans}
+        waiting = _waiting(
+            content, {*itertools.chain(*runs)} - {message for _, _, message in spans}
         )
         kept, at = set(), 0
-        for start, end, message in spans:
-            assert at <= start < end <= header, (at, start, end, header)
-            prompt_ids.add(pieces[at:start])
+        while at < len(pieces):
+            span = found.get(at)
+            lead: Sequence[int] = ()
+            while waiting and waiting[0][0].tokens < len(prompt_ids.ids):
+                waiting.popleft()
+            if span is None and waiting:
+                limit = min((start for start in found if start > at), default=len(pieces))
+                lead, span = self._begun(prompt_ids, pieces[:limit], at, *waiting[0], content)
+            if span is None:
+                prompt_ids.add(pieces[at])
+                at += 1
+                continue
+            end, message = span
             turn = content.turns[message]
-            assert turn is not None, "only spans of known turns are replaced"
-            prompt_ids.ids.extend(turn.ids.tolist())
+            assert at <= end and turn is not None, "only spans of known turns are replaced"
+            prompt_ids.extend([*lead, *turn.ids.tolist()])
             kept.add(message)
             # Command writes <|END_RESPONSE|> itself, which ends the turn in its template.
             doubled = {turn.ids[-1]} & self._history.ends - self._history.header_ids
-            at = end + (end < header and {*pieces[end].ids} == doubled)
-        prompt_ids.add(pieces[at:header])
-        header_token = len(prompt_ids.ids)
-        prompt_ids.add(pieces[header:])
-        self._check(prompt_ids.ids, "The messages render to nothing.", "messages", is_counted)
-        return _built(prompt_ids, header_token, frozenset(kept), doubtful)
+            at = end + (end < len(pieces) and {*pieces[end].ids} == doubled)
+        return frozenset(kept)
 
     def raw(self, text: str | None, ids: list[int], owner: str = "") -> BuiltPrompt:
         """Return the prompt that a client wrote itself: `text` if there is one, or else `ids`.
@@ -195,6 +232,7 @@ class PromptBuilder:
                 tokeniser.shielded(content.options, mark),
                 adds_header and not content.continues,
                 adds_header and content.continues,
+                content.thinking,
             )
         except RequestError as error:  # it may cite what it refuses
             error.args = (str(error).replace(mark, ""),)
@@ -254,19 +292,19 @@ class PromptBuilder:
 
     def _spans(
         self, pieces: list[TextPiece], content: PromptContent, said: list[list[int]]
-    ) -> tuple[list[tuple[int, int, int]], int]:
+    ) -> tuple[list[tuple[int, int, int]], set[int]]:
         """Return (first piece, piece behind the last, message) of each turn to replace, in order.
 
-        And how many known turns are in doubt. A run of assistant messages is rendered as a run of
+        And which known turns are in doubt. A run of assistant messages is rendered as a run of
         assistant headers: harmony writes one for each channel. Where the runs do not pair off, no
         span is certain.
         """
         doubtful = {at for at, turn in enumerate(content.turns) if turn is not None}
         if not doubtful:
-            return [], 0
+            return [], doubtful
         runs = self._header_runs(pieces)
         if len(runs) != len(said):
-            return [], len(doubtful)
+            return [], doubtful
         spans = []
         for headers, messages in zip(runs, said, strict=True):
             for (start, end), message in _paired(headers, messages):
@@ -275,7 +313,7 @@ class PromptBuilder:
                     span = (start, self._end_of(pieces, start, end), message)
                     if self._may_replace(pieces, span, content):
                         spans.append(span)
-        return spans, len(doubtful)
+        return spans, doubtful
 
     def _may_replace(
         self, pieces: list[TextPiece], span: tuple[int, int, int], content: PromptContent
@@ -294,6 +332,54 @@ class PromptBuilder:
         shown = _words_of(content.messages[message])
         if shown and not any(word in text for word in shown):
             return False
+        # Gemma 4's puts what is said beside a call behind the call's result.
+        if shown and shown[0] not in text and any(shown[0] in each.text for each in pieces[end:]):
+            return False
+        return self.preserves_thinking or turn.thinking.strip() in text
+
+    def _begun(
+        self,
+        prompt_ids: PromptIds,
+        pieces: list[TextPiece],
+        at: int,
+        begins: Beginning,
+        message: int,
+        content: PromptContent,
+    ) -> tuple[Sequence[int], tuple[int, int] | None]:
+        """Return where the turn of `message` ends, and it, where it begins in piece `at`.
+
+        And the ids of that piece's text in front of it. It ends with the first end of a turn by
+        which all is shown that it says: harmony's ends its parts too.
+        """
+        turn, piece, own = content.turns[message], pieces[at], content.messages[message]
+        assert turn is not None, "only known turns are looked for"
+        lead: Sequence[int] = ()
+        missing = begins.tokens - len(prompt_ids.ids)
+        is_in_text = not piece.is_added and begins.chars < len(piece.text)
+        if is_in_text and 0 < missing <= UTF8_BYTES_MAX * begins.chars + 1:
+            lead = self.tokeniser.text_ids(piece.text[: begins.chars], at == 0, content.owner)
+        if not prompt_ids.are(begins, lead):
+            return (), None
+        text = ""
+        for end in range(at, len(pieces)):
+            is_first = end == at and (lead or pieces[at].ids[0] == turn.ids[0])
+            if not is_first and self._is_end(pieces, end) and shows_all(own, text):
+                may = self._may_stand(pieces[end + 1 :], text, message, content)
+                return lead, (end, message) if may else None
+            text += pieces[end].text[begins.chars if lead and end == at else 0 :]
+        return (), None
+
+    def _may_stand(
+        self, behind: list[TextPiece], text: str, message: int, content: PromptContent
+    ) -> bool:
+        """Whether `text` is the turn of `message` and no more, and none of it is `behind`."""
+        turn, own = content.turns[message], content.messages[message]
+        assert turn is not None, "only known turns are looked for"
+        for other in content.messages[message + 1 : message + 2]:
+            at = next((at for at, piece in enumerate(behind) if piece.text.strip()), len(behind))
+            goes_on = other["role"] != "assistant" and self._begins_own(behind, at)
+            if goes_on or shows_other(own, other, text):
+                return False
         return self.preserves_thinking or turn.thinking.strip() in text
 
     def _header_runs(self, pieces: list[TextPiece]) -> list[list[tuple[int, int]]]:
@@ -302,7 +388,10 @@ class PromptBuilder:
         runs: list[list[tuple[int, int]]] = []
         was_assistant = False
         for at, following in itertools.pairwise([*headers, len(pieces)]):
-            is_assistant = self._is_assistants(pieces, at)
+            is_assistant = self._begins_own(pieces, at)
+            if pieces[at].ids[0] in self._history.closing:
+                # It begins no turn that ends: `[/TOOL_RESULTS]` in front of the next result.
+                is_assistant = is_assistant and self._end_of(pieces, at, following) < following
             if is_assistant:
                 if not was_assistant:
                     runs.append([])
@@ -328,7 +417,7 @@ class PromptBuilder:
             if self._is_header(pieces, at):
                 # A turn that has ended is none that is to be written.
                 is_open = self._end_of(pieces, at, len(pieces)) == len(pieces)
-                if is_open and self._is_assistants(pieces, at):
+                if is_open and self._begins_own(pieces, at):
                     return at
                 break
         texts = (at for at, piece in enumerate(pieces) if not piece.is_added and piece.text.strip())
@@ -338,15 +427,20 @@ class PromptBuilder:
         is_first = pieces[at].is_added and pieces[at].ids[0] in self._history.header_ids
         return is_first and _stands_at(pieces, at, (self._history.header_start,))
 
-    def _is_assistants(self, pieces: list[TextPiece], at: int) -> bool:
-        return _stands_at(pieces, at, self._history.assistant_texts)
+    def _begins_own(self, pieces: list[TextPiece], at: int) -> bool:
+        """Whether a turn of the model's begins at piece `at`; behind all pieces none does."""
+        begins_own = _stands_at(pieces, at, self._history.assistant_texts)
+        return begins_own and self._is_header(pieces, at)
 
     def _end_of(self, pieces: list[TextPiece], start: int, end: int) -> int:
         """Return the piece that ends the turn in [start, end); `end` where the next header does."""
         for at in range(end - 1, start, -1):
-            if pieces[at].is_added and pieces[at].ids[0] in self._history.ends:
+            if self._is_end(pieces, at):
                 return at
         return end
+
+    def _is_end(self, pieces: list[TextPiece], at: int) -> bool:
+        return pieces[at].is_added and pieces[at].ids[0] in self._history.ends
 
 
 def _stands_at(pieces: list[TextPiece], at: int, texts: tuple[str, ...]) -> bool:
@@ -355,26 +449,18 @@ def _stands_at(pieces: list[TextPiece], at: int, texts: tuple[str, ...]) -> bool
     return "".join(piece.text[:length] for piece in pieces[at : at + length]).startswith(texts)
 
 
+def _waiting(content: PromptContent, messages: set[int]) -> deque[tuple[Beginning, int]]:
+    """Return what the known turns of `messages` were sampled behind, the fewest tokens first."""
+    turns = [(content.turns[at], at) for at in messages if 0 <= at < len(content.turns)]
+    known = [(turn.begins, at) for turn, at in turns if turn is not None and len(turn.ids)]
+    return deque(sorted((begins, at) for begins, at in known if begins is not None))
+
+
 def _picture(content: PromptContent, digest: str) -> PromptImage:
     picture = content.pictures.get(digest)
     if picture is None:
         raise RequestError(f"The image {digest:.80} is in the messages and was not sent.")
     return picture
-
-
-class _PromptIds:
-    """A prompt's ids while they are put one behind the other, and the images among them."""
-
-    def __init__(self, ids: list[int]) -> None:
-        self.ids = ids
-        self.images: list[ImageRun] = []
-
-    def add(self, pieces: list[TextPiece]) -> None:
-        for piece in pieces:
-            start = len(self.ids)
-            self.ids.extend(piece.ids)
-            if piece.picture is not None:
-                self.images.append(ImageRun(start, len(self.ids), piece.picture))
 
 
 def _refuse_uncounted(text: str, context_bytes: int) -> None:
@@ -389,18 +475,18 @@ def _refuse_uncounted(text: str, context_bytes: int) -> None:
         )
 
 
-def _built(prompt_ids: _PromptIds, header: int, kept: frozenset[int], doubtful: int) -> BuiltPrompt:
+def _built(
+    prompt_ids: PromptIds, begins: Beginning, kept: frozenset[int], doubtful: int
+) -> BuiltPrompt:
     """Return the prompt. Raises RequestError where nothing follows an image that ends it."""
-    images = tuple(prompt_ids.images)
-    if images and images[-1].end == len(prompt_ids.ids):
+    ids, images = prompt_ids.ids, tuple(prompt_ids.images)
+    if images and images[-1].end == len(ids):
         raise RequestError(
             "The model's chat template puts nothing behind the image that the messages end with. "
             "Send some text behind it.",
             param="messages",
         )
-    return BuiltPrompt(
-        prompt_ids.ids, keys_of(prompt_ids.ids, images), images, header, kept, doubtful
-    )
+    return BuiltPrompt(ids, keys_of(ids, images), images, begins.tokens, kept, doubtful, begins)
 
 
 def _words_of(message: dict[str, Any]) -> list[str]:

@@ -9,14 +9,17 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from hearth.shared.errors import RequestError
+from hearth.shared.wire_messages import ThinkingWish
 from hearth.worker.prompt.adapt_messages import adapted
 from hearth.worker.prompt.awaited_work import NobodyWaits
 from hearth.worker.prompt.chat_template import Template
-from hearth.worker.prompt.template_capabilities import EFFORTS, template_capabilities
+from hearth.worker.prompt.template_capabilities import template_capabilities
+from hearth.worker.prompt.thinking_switches import thinking_switches
 from hearth.worker.prompt.tools_as_text import OwnForm, ToolForm, markup
 
 log = logging.getLogger(__name__)
 
+_NO_WISH = ThinkingWish()
 # Arguments of the renderer itself: a client that could set them could bring its own template.
 NOT_TEMPLATE_VARIABLES = frozenset(
     inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters
@@ -41,15 +44,19 @@ class Renderer:
     def __init__(
         self,
         tokenizer: Any,
-        default_thinking: bool,
+        default_thinking: bool | None,
         preserve_thinking: bool,
         own_form: Callable[[ToolForm], OwnForm | None] = lambda form: None,
     ) -> None:
-        """`own_form` tells that of a model's calls, by the form in which prompts show tools."""
+        """`default_thinking` is for who says nothing of it, None = as the template has it.
+
+        `own_form` tells that of a model's calls, by the form in which prompts show tools.
+        """
         self._template = Template(tokenizer)
         known = template_capabilities(self._template)
         own = None if known.shows_calls else own_form(known.tool_form)
         self.capabilities = replace(known, own=own)
+        self.thinking = thinking_switches(self._template)
         self._default_thinking = default_thinking
         # Templates that know `preserve_thinking` keep the thinking of turns whose tokens are not
         # known too; to others it is one variable more.
@@ -83,6 +90,7 @@ class Renderer:
         options: dict[str, Any],
         adds_header: bool = True,
         continues: bool = False,
+        thinking: ThinkingWish = _NO_WISH,
     ) -> Rendered:
         """Return the messages as text, with the generation prompt where `adds_header`.
 
@@ -98,7 +106,7 @@ class Renderer:
                 param="chat_template_kwargs",
             )
         shown = adapted(messages, tools, self.capabilities, adds_header)
-        variables = self._variables(options)
+        variables = self._variables(options, thinking)
         try:
             if continues:
                 text = self._template.text_to_continue(shown.messages, shown.tools, variables)
@@ -114,34 +122,13 @@ class Renderer:
             ) from error
         return Rendered(text, shown.runs)
 
-    def _variables(self, options: dict[str, Any]) -> dict[str, Any]:
-        """Return what the template is given for a request's template options.
-
-        The switch for thinking has two names, and a template knows one of them. Without tags
-        around thinking, only those who ask for it get it.
-        """
-        capabilities = self.capabilities
-        asked = dict(options)
-        for name, other in (("enable_thinking", "thinking"), ("thinking", "enable_thinking")):
-            if name not in asked and isinstance(options.get(other), bool):
-                asked[name] = options[other]
-        if "thinking" in capabilities.switches:
-            thinks = self._default_thinking and self._template.has_think_tags
-            asked.setdefault("thinking", thinks)
-        if asked.get("reasoning_effort") in EFFORTS:
-            asked["reasoning_effort"] = self._effort(asked["reasoning_effort"])
-        defaults = {
-            "enable_thinking": self._default_thinking,
-            "preserve_thinking": self._preserve_thinking,
-        }
-        given = defaults | asked
-        if capabilities.variables is None:
+    def _variables(self, options: dict[str, Any], wish: ThinkingWish) -> dict[str, Any]:
+        """Return what the template is given for a request's template options, and its wish."""
+        if wish.on is None:
+            wish = replace(wish, on=self._default_thinking)
+        kept = {"preserve_thinking": self._preserve_thinking}
+        given = kept | self.thinking.variables(wish) | options
+        known = self.capabilities.variables
+        if known is None:
             return given
-        return {name: value for name, value in given.items() if name in capabilities.variables}
-
-    def _effort(self, asked: str) -> str:
-        """Return the effort nearest to what is asked, of those that the template renders."""
-        known = self.capabilities.efforts or EFFORTS
-        assert asked in EFFORTS, asked
-        place = EFFORTS.index(asked)
-        return min(known, key=lambda each: abs(EFFORTS.index(each) - place))
+        return {name: value for name, value in given.items() if name in known}

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from hearth.worker.prompt.chat_template import Template, text_part
+from hearth.worker.prompt.thinking_switches import LEVEL_VARIABLES, SWITCHES
 from hearth.worker.prompt.tools_as_text import OwnForm, ToolForm
 
-EFFORTS: Final = ("none", "minimal", "low", "medium", "high", "xhigh", "max")  # least first
-SWITCHES: Final[dict[str, tuple[Any, Any]]] = {
-    "enable_thinking": (True, False),
-    "thinking": (True, False),
-    "reasoning_effort": ("low", "high"),
+_VARIABLES: Final = {  # that templates which are Python functions know, one or the other
+    **{name: on for name, on, _ in SWITCHES},
+    **dict.fromkeys(LEVEL_VARIABLES, "high"),
+    **dict.fromkeys(("preserve_thinking", "drop_thinking"), True),
 }
 _GEMMA_TURN: Final = "<start_of_turn>"
 _SHORT_ID, _OTHER_ID = "abcdefgh0", "abcdefgh1"  # Mistral's takes ids of nine characters only
@@ -72,8 +72,6 @@ class TemplateCapabilities:
     places_system: bool  # a system message in mid-conversation is shown where it stands
     refused: frozenset[tuple[str, str]]  # (kind, kind) that may not follow each other
     variables: frozenset[str] | None  # that it may be given; None: any
-    switches: frozenset[str]  # of SWITCHES, those that change what is rendered
-    efforts: tuple[str, ...]  # of EFFORTS, those that it renders
     part_kinds: frozenset[str]  # of messages whose text parts are shown, joined its own way
     thinks_in_parts: bool  # an assistant's thinking is a part of its content
     own: OwnForm | None = None  # of the model's calls, where the template shows none
@@ -95,7 +93,6 @@ def template_capabilities(template: Template) -> TemplateCapabilities:
     shows_results = is_shown and prober.shows_results(shows_calls)
     long_fits, short_fits = prober.fits(call_id=_LONG_ID), prober.fits()
     ids_text = prober.text_of_turns((_SHORT_ID, _OTHER_ID))
-    variables = _variables(template)
     several = ("user", "two calls", *(("tool", "tool") if shows_results else ()))
     return TemplateCapabilities(
         tool_form=form,
@@ -116,11 +113,9 @@ def template_capabilities(template: Template) -> TemplateCapabilities:
         opens_with_system=prober.takes("system", "user"),
         places_system=prober.takes("user", "assistant", "system", "user"),
         refused=frozenset(prober.refused(shows_calls, shows_results)),
-        variables=variables,
-        switches=frozenset(_switches(template, variables)),
+        variables=_variables(template),
         part_kinds=frozenset(kind for kind in _PARTED if prober.shows_parts(kind)),
         thinks_in_parts=_thinks_in_parts(template),
-        efforts=tuple(each for each in EFFORTS if _renders(template, reasoning_effort=each)),
     )
 
 
@@ -283,25 +278,12 @@ def _words(kind: str, at: int) -> list[str]:
     return [f"probe{at}x", f"probe{at}y"] if kind == "two calls" else [f"probe{at}x"]
 
 
-def _renders(template: Template, **variables: Any) -> bool:
-    return bool(template.probed([_QUESTION], **variables))
-
-
 def _variables(template: Template) -> frozenset[str] | None:
     """Return the variables that the template takes; None where it takes any.
 
     Some are Python functions, which take those that they know.
     """
-    if _renders(template, probevariable=True):
+    if template.takes_any_variable:
         return None
-    some = {name: values[0] for name, values in SWITCHES.items()} | {"preserve_thinking": True}
-    return frozenset(name for name, value in some.items() if _renders(template, **{name: value}))
-
-
-def _switches(template: Template, variables: frozenset[str] | None) -> Iterator[str]:
-    probe = [_QUESTION, {"role": "assistant", "content": "probe1x"}, _QUESTION]
-    for name, (one, other) in SWITCHES.items():
-        if variables is None or name in variables:
-            texts = {template.probed(probe, **{name: value}) for value in (one, other)}
-            if len(texts - {""}) > 1:
-                yield name
+    rows = _VARIABLES.items()
+    return frozenset(name for name, value in rows if template.probed([_QUESTION], **{name: value}))

@@ -24,6 +24,7 @@ class HistoryMarks:
     header_start: str
     assistant_texts: tuple[str, ...]  # what the model's own turns begin with
     ends: frozenset[int]  # what ends them, where anything does
+    closing: frozenset[int]  # of `header_ids`, those that also end what others say
 
 
 def history_marks(tokenizer: Any, marks: TurnMarks, end_ids: frozenset[int]) -> HistoryMarks:
@@ -36,7 +37,14 @@ def history_marks(tokenizer: Any, marks: TurnMarks, end_ids: frozenset[int]) -> 
     others = map(list, filter(None, _other_headers(tokenizer, marks.header_ids)))
     headers = [*texts, *map(tokenizer.decode, others)]
     start = "".join(headers[:1])[: _shared(headers)]
-    return HistoryMarks(marks.header_ids, start, texts, ends)
+    closed, opened = (_after_question(tokenizer, True, adds) for adds in (False, True))
+    headers_too = {*_result_end(tokenizer)[-1:]}
+    if closed == opened:
+        headers_too.update(header[0] for header in marks.assistant_headers)
+    is_ended = not marks.header_ids.issuperset(closing)  # a turn of the model's, by another token
+    return HistoryMarks(
+        marks.header_ids, start, texts, ends, frozenset(headers_too if is_ended else ())
+    )
 
 
 def turn_marks(tokenizer: Any) -> TurnMarks:
@@ -55,8 +63,21 @@ def turn_marks(tokenizer: Any) -> TurnMarks:
     others = _other_headers(tokenizer, header_ids)
     written = [_header(tokenizer, "assistant", header_ids, is_old) for is_old in (False, True)]
     headers = _assistant_headers(usable, written, others)
+    if (closing := _result_end(tokenizer)) and not header_ids.intersection(closing):
+        header_ids.add(closing[-1])
+        headers += (tuple(closing[-1:]),)
     assert all(header[0] in header_ids for header in headers), (headers, header_ids)
     return TurnMarks(frozenset(header_ids), headers)
+
+
+def _result_end(tokenizer: Any) -> Sequence[int]:
+    """Return what ends a result where an answer follows that at once, as Mistral's; else nothing.
+
+    Its last token is then the header of the answer.
+    """
+    closed, opened = (_behind_result(tokenizer, adds_header=adds) for adds in (False, True))
+    is_header = closed == opened == _behind_result(tokenizer, "assistant")
+    return closed if is_header and {*closed[-1:]} & _control_ids(tokenizer) else ()
 
 
 def _header_of(tokenizer: Any, between: Sequence[int], ends: set[int]) -> Sequence[int]:
@@ -160,6 +181,7 @@ def _control_ids(tokenizer: Any) -> set[int]:
     return {*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder}
 
 
+_CALL_ID = "abcdefgh0"  # Mistral's takes ids of nine characters only
 _FIRST, _SECOND, _THIRD = "alpha", "omega", "sigma"  # words that no template writes by itself
 
 
@@ -222,6 +244,26 @@ def _after_answer(tokenizer: Any, role: str = "user") -> Sequence[int]:
     inner, found, _ = rest.partition(_SECOND)
     after: list[int] = tokenizer.encode(inner, add_special_tokens=False) if found else []
     return after
+
+
+def _behind_result(tokenizer: Any, role: str = "", adds_header: bool = False) -> Sequence[int]:
+    """Return the tokens between a call's result and a `role` message's content; "": the end."""
+    shapes: tuple[Any, ...] = ({}, "{}")
+    for arguments in shapes:
+        function = {"name": _FIRST, "arguments": arguments}
+        call = {"id": _CALL_ID, "type": "function", "function": function}
+        messages: list[dict[str, Any]] = [
+            {"role": "user", "content": _FIRST},
+            {"role": "assistant", "content": "", "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": _CALL_ID, "content": _SECOND},
+            *([{"role": role, "content": _THIRD}] if role else []),
+        ]
+        _, found, rest = _probed(tokenizer, messages, adds_header).partition(_SECOND)
+        inner, is_whole, _ = rest.partition(_THIRD)
+        if found and (is_whole or not role):
+            between: list[int] = tokenizer.encode(inner, add_special_tokens=False)
+            return between
+    return ()
 
 
 def _probed(

@@ -166,6 +166,10 @@ class PieceTokeniser:
         ]
         return _interleaved(contents, runs, added)
 
+    def text_ids(self, text: str, is_first: bool, owner: str) -> tuple[int, ...]:
+        """Return the ids of text of one piece; none where it is not by pieces that it encodes."""
+        return self._plain_ids(text, is_first, owner) if self.is_incremental else ()
+
     def _plain_ids(self, content: str, is_first: bool, owner: str) -> tuple[int, ...]:
         assert self._plain is not None and content
         stop_unless_awaited()

@@ -101,6 +101,9 @@ class RequestBuilder:
             guide=guide,
             call_drafts=call_drafts,
             prediction=self._prediction(message, built),
+            warnings=self._facts.thinking.warnings(
+                message.prompt.thinking, message.prompt.template_kwargs
+            ),
             uses_cache=message.use_kv_cache,
             is_prefill_only=message.prefill_only,
             pin_key=message.owner if message.pin else None,
@@ -179,7 +182,7 @@ def constraints_of(message: Submit) -> Constraints:
     have a form may never come.
     """
     constraints = message.constraints
-    is_off = message.prompt.template_kwargs.get("enable_thinking") is False
+    is_off = message.prompt.thinking.on is False
     if not is_off or not (constraints.is_json or constraints.tool_choice == "required"):
         return constraints
     return replace(constraints, thinking_budget=0)

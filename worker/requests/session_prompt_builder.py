@@ -92,7 +92,8 @@ class SessionPromptBuilder:
         if prompt.continues and turns:  # it is not over: the client's text says how far it goes
             turns = [*turns[:-1], None]
         return PromptContent(
-            messages, prompt.tools, prompt.template_kwargs, turns, images, owner, prompt.continues
+            *(messages, prompt.tools, prompt.template_kwargs, turns, images, owner),
+            *(prompt.continues, prompt.thinking),
         )
 
     def explain(
@@ -102,7 +103,7 @@ class SessionPromptBuilder:
         tokens = built.keys
         assert 0 <= built.header <= len(tokens), (built.header, len(tokens))
         visit.set_prompt(tokens, built.header, built.kept)
-        visit.doubtful = built.doubtful
+        visit.doubtful, visit.begins = built.doubtful, built.begins
 
         def boundary(count: int) -> tuple[int, bool] | None:
             """Return how many of the prompt's tokens its first `count` messages make."""

@@ -42,6 +42,7 @@ def make_usage(request: Request, now: float) -> Usage:
         accepted_prediction_tokens=request.drafted_tokens,
         rejected_prediction_tokens=_drafted(request) - request.drafted_tokens,
         decode_forwards=request.completion_tokens - request.drafted_tokens,
+        warnings=request.warnings,
     )
 
 

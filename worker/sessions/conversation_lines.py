@@ -447,11 +447,12 @@ def first_user(shape: PromptShape) -> int:
 def shape_of(prompt: Prompt, links: Sequence[bytes]) -> PromptShape:
     """Return the shape of `prompt`, whose messages are all named."""
     assert len(prompt.names) == len(prompt.messages), (len(prompt.names), len(prompt.messages))
+    options = prompt.thinking.options | prompt.template_kwargs
     return PromptShape(
         names=tuple(prompt.names),
         roles=tuple(message["role"] for message in prompt.messages),
         tools=tuple(_tool_name(tool) for tool in (*prompt.tools, *prompt.deferred)),
-        options=tuple(sorted(map(_option, prompt.template_kwargs.items()))),
+        options=tuple(sorted(map(_option, options.items()))),
         chain=links[-1],
         said=frozenset(name.exact for name in prompt.names),
     )

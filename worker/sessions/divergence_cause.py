@@ -41,6 +41,9 @@ REMEDIES = {
     "history rewritten": "The client compacted its history; what both have in common is reused.",
     "template": "The model's template renders old messages by what stands behind them; no setting "
     "changes that.",
+    "template moves": "The model's template moves this to the last question, so that each question "
+    "has all behind its old place read again; what helps is another template beside the weights, "
+    "as chat_template.jinja, that keeps it in front.",
     "thinking dropped": "The model's template leaves old thinking out; PRESERVE_THINKING=true "
     "keeps it.",
     "turn not recorded": "The answer was cut by a stop string, or is too old to be remembered.",
@@ -65,7 +68,7 @@ class Cause:
 
     name: str  # a key of REMEDIES
     message: int
-    rule: str = ""  # the canonical rule, tool or option that it is about
+    rule: str = ""  # the canonical rule, tool, option or part of the prompt that it is about
     is_drift: bool = False  # a rule of the canonical pipeline explains it
 
 

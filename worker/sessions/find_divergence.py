@@ -1,6 +1,7 @@
 """Finds the message at which a prompt leaves its own conversation line, and why."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -8,8 +9,10 @@ from numpy.typing import NDArray
 
 from hearth.worker.cache.block_hash import Tokens, pack
 from hearth.worker.cache.image_keys import image_borders
+from hearth.worker.prompt.chat_template import text_of
 from hearth.worker.sessions.conversation_lines import EarlierLine, PromptShape
 from hearth.worker.sessions.divergence_cause import (
+    HEAD,
     IN_PLACE,
     SLACK,
     SNIPPET_BEFORE,
@@ -21,6 +24,9 @@ from hearth.worker.sessions.divergence_cause import (
 )
 from hearth.worker.sessions.session_visit import RENDERED, SessionVisit
 
+MOVED_TOKENS: Final = (
+    64  # from the first that differs on, of which the names of tools are looked for
+)
 RUN: Final = 16  # tokens that must stand together to be taken for the same text; a power of two
 ECHO_MIN: Final = 0.5  # of an answer stand in what echoes it
 HASH_FACTOR: Final = np.uint64(0x9E3779B97F4A7C15)  # odd, its bits evenly spread (Knuth)
@@ -58,6 +64,8 @@ def explain(
         return None
     state = visit.states.get(message, RENDERED)
     cause = cause_of(before, now, at, message, state, preserves_thinking)
+    if cause.name in ("template", "unexplained"):
+        cause = template_cause(visit, cause, boundary, decode)
     if cause.name in IN_PLACE:
         cause = image_cause(before.tokens, visit.tokens, at, message) or cause
     role = now.roles[cause.message] if 0 <= cause.message < len(now.roles) else "head"
@@ -69,6 +77,34 @@ def explain(
     # The text of another conversation is not shown, though it looks alike.
     shown = (was, new) if before.is_own else ("", "")
     return Divergence(cause, at, len(again), role, *shown, again=again)
+
+
+def template_cause(
+    visit: SessionVisit, cause: Cause, boundary: Boundary, decode: Callable[[Sequence[int]], str]
+) -> Cause:
+    """Return `cause` more exactly, where the template renders messages by what stands behind them.
+
+    It does where they leave the prompt at the same token when they are rendered alone. Some move
+    the tools, or the system prompt, to the last question.
+    """
+    before, at = visit.place.before, visit.shared
+    assert before is not None, "what has a cause left a line"
+    if cause.name == "unexplained":
+        alone = boundary(len(before.shape.names))
+        if alone is None or alone[0] > at:
+            return cause
+        cause = replace(cause, name="template")
+    was = before.tokens[at : at + MOVED_TOKENS]
+    if not len(tokens_read_again(was[:RUN], visit.tokens[at:])):
+        return cause
+    text = decode(was.tolist())
+    if any(name in text for name, _ in before.shape.tools):
+        return Cause("template moves", HEAD, "tools")
+    start = decode(was[:RUN].tolist()).strip()
+    first = visit.messages[0]
+    if first["role"] == "system" and start in text_of(first):
+        return Cause("template moves", 0, "system prompt")
+    return cause
 
 
 def tokens_read_again(was: Tokens, now: Tokens) -> Tokens:

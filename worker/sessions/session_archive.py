@@ -18,6 +18,7 @@ from hearth.shared.durable_journal import Adapter
 from hearth.shared.durable_journal_writer import open_journal_writer
 from hearth.shared.wire_messages import MessageName, Speaker
 from hearth.worker.cache.block_hash import Tokens, common_length
+from hearth.worker.prompt.turn_beginnings import Beginning
 from hearth.worker.sessions.conversation_lines import (
     PAST_MAX,
     Line,
@@ -278,6 +279,7 @@ def _turn_row(turn: Turn) -> list[Any]:
         turn.call_ids,
         turn.signature,
         turn.made_at,
+        turn.begins,
     ]
 
 
@@ -418,9 +420,11 @@ def _grow(line: Line, row: ArchiveRow) -> None:
 
 
 def _turn(row: list[Any]) -> Turn:
-    key, place, ids, reasoning, content, calls, text, call_ids, signature, made_at = row
+    # Older records do not tell what the turn was sampled behind.
+    key, place, ids, reasoning, content, calls, text, call_ids, signature, made_at, *rest = row
     said = TurnContent(reasoning, content, tuple((name, arguments) for name, arguments in calls))
-    return Turn(key, place, _tokens(ids), said, text, tuple(call_ids), signature, made_at)
+    begins = Beginning(*rest[0]) if any(rest) else None
+    return Turn(key, place, _tokens(ids), said, text, tuple(call_ids), signature, made_at, begins)
 
 
 def _tokens(octets: bytes) -> Tokens:

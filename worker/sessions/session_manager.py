@@ -190,7 +190,7 @@ class SessionManager:
         same = [turn for turn in same if turn.place == visit.place.links[at]] or same
         if len({turn.ids.tobytes() for turn in same}) == 1:
             visit.states[at] = KEPT
-            return same[0]
+            return same[-1]  # what the same was sampled behind changes where a client edits
         assert len(visit.turns) == at, (len(visit.turns), at)
         visit.ambiguous += len(same) > 1
         visit.states[at] = CHANGED if found and not same else RENDERED
@@ -438,6 +438,7 @@ def _turn(visit: SessionVisit, ending: RequestEnding) -> Turn:
         call_ids=ending.call_ids,
         signature=ending.signature if ending.said.reasoning else "",
         made_at=time.time(),
+        begins=visit.begins,
     )
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from hearth.shared.wire_messages import Prompt, Usage
 from hearth.worker.cache.block_hash import Tokens, common_length, pack
+from hearth.worker.prompt.turn_beginnings import Beginning
 from hearth.worker.sessions.conversation_lines import LinePosition
 from hearth.worker.sessions.divergence_cause import Divergence
 from hearth.worker.sessions.echoed_turn_match import TurnContent
@@ -42,6 +43,7 @@ class SessionVisit:
     kv_bits: int | None = None  # of its KV, None = the server's
     adapter: str = ""  # that the model has for it
     header: int = 0  # the token at which the generation prompt begins
+    begins: Beginning | None = None  # the tokens before it
     tokens: Tokens = field(default_factory=lambda: pack([]))  # of the prompt
     shared: int = 0  # tokens that the prompt shares with its own line's last
     divergence: Divergence | None = None

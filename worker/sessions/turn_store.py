@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hearth.worker.cache.block_hash import Tokens
+from hearth.worker.prompt.turn_beginnings import Beginning
 from hearth.worker.sessions.echoed_turn_match import TurnContent
 
 TURNS_MAX = 20_000
@@ -36,6 +37,7 @@ class Turn:
     call_ids: tuple[str, ...] = ()  # as the client was given them
     signature: str = ""  # of its thinking, as the client was given it
     made_at: float = 0.0  # wall clock, in seconds
+    begins: Beginning | None = None  # what it was sampled behind; older records do not say
 
     @property
     def thinking(self) -> str:
@@ -144,4 +146,4 @@ def place_behind(key: str, chain: bytes) -> Hashable:
 
 def _is_same(one: Turn, other: Turn) -> bool:
     given = one.call_ids == other.call_ids and one.signature == other.signature
-    return given and one.ids.tobytes() == other.ids.tobytes()
+    return given and one.begins == other.begins and one.ids.tobytes() == other.ids.tobytes()

@@ -3,11 +3,15 @@
 import dataclasses
 import functools
 from collections.abc import Callable
+from typing import Any
 
 from hearth.shared.settings_from_env import Settings
+from hearth.shared.wire_messages import ThinkingSwitch
 from hearth.worker.engine.lora.lora_loader import LoraLoader
 from hearth.worker.engine.model_loader import LoadedModel, load_model, weights_of
 from hearth.worker.formats.shared.output_format import OutputFormat
+from hearth.worker.prompt.chat_template import Template
+from hearth.worker.prompt.thinking_switches import thinking_switches
 from hearth.worker.schedule.model_load_and_prefill_log import StartSteps
 from hearth.worker.setup.doctor_setup import is_float16_good
 from hearth.worker.setup.draft_model_setup import DraftModelSetup
@@ -43,9 +47,19 @@ def load_all(
     steps.begin("images")
     vision = make_vision(loaded, settings)
     memory.loaded(weight.nbytes for weight in weights_of(loaded))
+    output = OutputFormat(loaded.tokenizer)
     facts = dataclasses.replace(
         loaded.facts,
         takes_images=vision is not None,
-        thinks=OutputFormat(loaded.tokenizer).thinks,
+        thinks=output.thinks,
+        thinking=_told(settings, loaded.tokenizer, output),
     )
     return dataclasses.replace(loaded, facts=facts), vision
+
+
+def _told(settings: Settings, tokenizer: Any, output: OutputFormat) -> ThinkingSwitch:
+    """Return what the model can be told about thinking, and what it does where nobody says."""
+    told = thinking_switches(Template(tokenizer), output.thinks, output.is_thinking_open).told
+    is_set = told.has_switch and settings.default_thinking is not None
+    default = "on" if settings.default_thinking else "off"
+    return dataclasses.replace(told, default=default if is_set else told.default)

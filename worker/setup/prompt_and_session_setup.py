@@ -1,5 +1,6 @@
 """Makes the prompt builder, the sessions and the prompt facts of a loaded model."""
 
+import dataclasses
 import functools
 import logging
 from pathlib import Path
@@ -144,4 +145,5 @@ def prompt_facts(
         cut_rule=cut_rule,
         model_name=facts.name,
         requested_bits=requested_bits,
+        thinking=dataclasses.replace(builder.thinking, told=facts.thinking),
     )

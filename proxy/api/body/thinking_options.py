@@ -1,8 +1,8 @@
 """Reads how much the model may think from the many fields in which clients say it.
 
-A chat template knows `enable_thinking`, or a level in `reasoning_effort`, or neither; the budget is
-the worker's. Of what a body says twice, the field that comes first in `_READERS` holds, and what
-stands at the top before what is nested in `extra_body` or `metadata`.
+What the model's template makes of it is the worker's to know. Of what a body says twice, the field
+that comes first in `_READERS` holds, and what stands at the top before what is nested in
+`extra_body` or `metadata`.
 """
 
 from collections.abc import Callable, Iterator
@@ -12,21 +12,17 @@ from typing import Any, Final
 from hearth.proxy.api.body import field_readers as fields
 from hearth.proxy.api.body.field_readers import Body
 from hearth.shared.errors import RequestError
+from hearth.shared.wire_messages import THINKING_LEVELS, ThinkingWish
 
 BUDGET_MAX: Final = 2**31 - 1
 _NESTED: Final = ("extra_body", "metadata")
-_OFF: Final = ("off", "none", "disabled", "false")
+_OFF: Final = ("off", "none", "disabled", "false", "no_think")
 _ON: Final = ("on", "enabled", "adaptive", "between_tools", "auto", "true")
-_LEAST: Final = "low"
-# A client's word -> the nearest level that templates know; they raise for any other.
-_LEVELS: Final = {
-    "minimal": "low",
-    "low": "low",
-    "medium": "medium",
-    "high": "high",
-    "xhigh": "high",
-    "max": "high",
-}
+# The switches of templates, of which `chat_template_kwargs` may say the same in their own words.
+TEMPLATE_SWITCHES: Final = (
+    *("enable_thinking", "thinking", "thinking_mode", "reasoning", "thinking_option"),
+    "reasoning_effort",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +30,7 @@ class ThinkingOptions:
     """A request's wishes about thinking; empty where the client left it open."""
 
     template_kwargs: dict[str, Any] = field(default_factory=dict)  # for the chat template
-    budget: int | None = None  # tokens, >= 0
+    wish: ThinkingWish = field(default_factory=ThinkingWish)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +60,12 @@ def read(body: Body) -> ThinkingOptions:
     on = next((row.on for row in said if row.on is not None), None)
     level = next((row.level for row in said if row.level is not None), None)
     budget = next((row.budget for row in said if row.budget is not None), None)
-    if on is False and level is not None:
-        level = _LEAST  # where a template knows levels only
-    kwargs = ({} if level is None else {"reasoning_effort": level}) | given
-    if on is not None:
-        kwargs["enable_thinking"] = on
-    return ThinkingOptions(kwargs, None if on is False else budget)
+    for name in TEMPLATE_SWITCHES[:2]:  # a template takes "false" for true
+        if _options({name: given.get(name)}, name).on is not None:
+            given[name] = on
+    if on is False:
+        level = budget = None
+    return ThinkingOptions(given, ThinkingWish(on, level, budget))
 
 
 def _said(body: Body, *, strict: bool) -> Iterator[_ThinkingFields]:
@@ -87,7 +83,7 @@ def _said(body: Body, *, strict: bool) -> Iterator[_ThinkingFields]:
 def _options(value: Any, param: str) -> _ThinkingFields:
     """Read what is for the template itself: a word of its own is its own business."""
     options = fields.record(value, param)
-    for name in ("enable_thinking", "thinking"):
+    for name in TEMPLATE_SWITCHES:
         said = options.get(name)
         if type(said) is bool or (type(said) is str and said.lower() in (*_OFF, *_ON)):
             return _word(said, f"{param}.{name}")
@@ -102,18 +98,19 @@ def _word(value: Any, param: str) -> _ThinkingFields:
     if word in _ON:
         return _ThinkingFields(True)
     if word in _OFF:
-        return _ThinkingFields(False, _LEAST)
-    if word in _LEVELS:
-        return _ThinkingFields(True, _LEVELS[word])
-    fields.refuse(param, value, "true, false, on, off, none or one of " + ", ".join(_LEVELS))
+        return _ThinkingFields(False)
+    if word in THINKING_LEVELS:
+        return _ThinkingFields(True, word)
+    allowed = "true, false, on, off, none or one of " + ", ".join(THINKING_LEVELS)
+    fields.refuse(param, value, allowed)
 
 
 def _level(value: Any, param: str) -> _ThinkingFields:
     if value == "":
         return _ThinkingFields()
     word = value.lower() if type(value) is str else ""
-    if word not in _LEVELS and word not in _OFF:
-        fields.refuse(param, value, "none, " + ", ".join(_LEVELS))
+    if word not in THINKING_LEVELS and word not in _OFF:
+        fields.refuse(param, value, "none, " + ", ".join(THINKING_LEVELS))
     return _word(word, param)
 
 

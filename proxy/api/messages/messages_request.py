@@ -32,6 +32,7 @@ def parse(body: dict[str, Any]) -> ParsedRequest:
             thought.template_kwargs,
             found.deferred,
             continues=ends_open(conversation.messages),
+            thinking=thought.wish,
         ),
         sampling=sampling_params.read_sampling(
             body, max_tokens=limit or None, stop="stop_sequences"
@@ -39,7 +40,7 @@ def parse(body: dict[str, Any]) -> ParsedRequest:
         stream=fields.boolean(body, "stream"),
         body=body,
         left_out=(*found.dropped, *conversation.left_out),
-        constraints=_constraints(body, found, thought.budget),
+        constraints=_constraints(body, found, thought.wish.budget),
         prefill_only=limit == 0,
     )
 

@@ -33,7 +33,8 @@ def parse(body: dict[str, Any]) -> ParsedRequest:
         dialect="responses",
         model=str(body.get("model") or ""),
         prompt=Prompt(
-            items.messages, request_tools.shown, thought.template_kwargs, request_tools.deferred
+            *(items.messages, request_tools.shown, thought.template_kwargs, request_tools.deferred),
+            thinking=thought.wish,
         ),
         sampling=sampling_params.read_sampling(
             body, max_tokens=limit, stop="stop", top_logprobs=_top_logprobs(body)
@@ -41,7 +42,7 @@ def parse(body: dict[str, Any]) -> ParsedRequest:
         stream=fields.boolean(body, "stream"),
         body=body,
         left_out=(*request_tools.dropped, *items.left_out),
-        constraints=_constraints(body, request_tools, thought.budget),
+        constraints=_constraints(body, request_tools, thought.wish.budget),
     )
 
 

@@ -228,9 +228,8 @@ def as_chat(dialect: str, body: Body) -> Body:
         "stream": True,
         "stream_options": {"include_usage": True},
     }
-    if parsed.prompt.template_kwargs:
-        chat["chat_template_kwargs"] = parsed.prompt.template_kwargs
-    return chat
+    chat |= parsed.prompt.thinking.options
+    return chat | {"chat_template_kwargs": parsed.prompt.template_kwargs}
 
 
 def _as_sent(message: Body) -> Body:

@@ -167,7 +167,7 @@ def test_what_an_answer_has_to_be_reaches_the_worker(gpt: openai.OpenAI, fake: F
         "schema": schema,
         "thinking_budget": 5,
     }
-    assert row["prompt"]["template_kwargs"] == {"enable_thinking": True}
+    assert row["prompt"]["thinking"] == {"on": True, "level": None, "budget": 5}
     assert [tool["function"]["name"] for tool in row["prompt"]["tools"]] == ["f", "g"]
 
 

@@ -88,7 +88,7 @@ class FamilyChecks:
 
     def _opening(self, think: bool | None) -> str:
         """Return the generation prompt."""
-        options = {} if think is None else {"enable_thinking": think}
+        options = {"enable_thinking": think is not False}
         asked = PromptContent([{"role": "user", "content": QUESTION}], TOOLS, options)
         prompt = self.builder.build(asked)
         return str(self.tokenizer.decode(prompt.ids[prompt.header :]))

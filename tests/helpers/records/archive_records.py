@@ -7,6 +7,7 @@ from typing import Any
 
 from hearth.shared.wire_messages import MessageName, Prompt, Speaker
 from hearth.worker.cache.block_hash import pack
+from hearth.worker.prompt.turn_beginnings import Beginning
 from hearth.worker.sessions.conversation_lines import Line, chains, shape_of
 from hearth.worker.sessions.echoed_turn_match import TurnContent
 from hearth.worker.sessions.session_archive import (
@@ -35,12 +36,13 @@ def turn(number: int, size: int = 20, arguments: Any = None) -> Turn:
         call_ids=(f"id{number}",),
         signature=f"seal{number}",
         made_at=1_000.0 + number,
+        begins=Beginning(number, 3, b"digest") if number % 2 else None,
     )
 
 
 def plain(turn: Turn) -> tuple[Any, ...]:
     """Return all that a turn is, as what can be compared."""
-    rest = (turn.said, turn.text, turn.call_ids, turn.signature, turn.made_at)
+    rest = (turn.said, turn.text, turn.call_ids, turn.signature, turn.made_at, turn.begins)
     return (turn.key, turn.place, turn.ids.tolist(), *rest)
 
 

@@ -51,6 +51,7 @@ class ScriptedServer(Server):
             "MODEL_PATH": str(model or checkpoint(self.run_dir / "model", family_name)),
             "SCRIPTED_DIR": str(self.directory),
             "SCRIPTED_FAMILY": family_name,
+            "DEFAULT_THINKING": "true",  # as the script has it, whatever the family's default
         }
 
     def start(self, *command: str) -> None:

@@ -30,7 +30,7 @@ def builder_of(
 ) -> PromptBuilder:
     tokenizer = each.tokenizer
     ends = end_ids(tokenizer)
-    settings = load_settings({"PRESERVE_THINKING": preserve}, None)
+    settings = load_settings({"PRESERVE_THINKING": preserve, "DEFAULT_THINKING": "true"}, None)
     return make_builder(tokenizer, turn_marks(tokenizer), ends, context_tokens, settings)
 
 

@@ -179,7 +179,7 @@ class ScriptedWorker(real.Worker):
         parts = AnswerParts(content=SMALL_TALK)
         if visit is not None:
             parts = written_down(visit.prompt) or answer(visit.prompt)
-            if visit.prompt.template_kwargs.get("enable_thinking") is False:
+            if visit.prompt.thinking.on is False:
                 parts = replace(parts, reasoning="")
         encode = self.family.tokenizer.encode
         text = self.family.written(parts)

@@ -84,7 +84,13 @@ def renderer(name: str) -> Renderer:
 def builder(name: str) -> PromptBuilder:
     tokenizer = family(name).tokenizer
     ends = end_of_turn_ids(tokenizer, {"eos_token_id": list(tokenizer.eos_token_ids)})
-    return make_builder(tokenizer, turn_marks(tokenizer), ends, 200_000, load_settings({}, None))
+    return make_builder(
+        tokenizer,
+        turn_marks(tokenizer),
+        ends,
+        200_000,
+        load_settings({"DEFAULT_THINKING": "true"}, None),
+    )
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -53,7 +53,13 @@ def tokenizer_of(name: str) -> Any:
 def builder(name: str) -> PromptBuilder:
     tokenizer = tokenizer_of(name)
     ends = end_of_turn_ids(tokenizer, {"eos_token_id": list(tokenizer.eos_token_ids)})
-    return make_builder(tokenizer, turn_marks(tokenizer), ends, 10_000, load_settings({}, None))
+    return make_builder(
+        tokenizer,
+        turn_marks(tokenizer),
+        ends,
+        10_000,
+        load_settings({"DEFAULT_THINKING": "true"}, None),
+    )
 
 
 def talk(*contents: str) -> list[dict[str, Any]]:

@@ -8,7 +8,7 @@ from hearth.proxy.api import chat_completions, chat_completions_events
 from hearth.proxy.api.body import sampling_params
 from hearth.proxy.request.content_pieces import join, text_of
 from hearth.shared.errors import RequestError
-from hearth.shared.wire_messages import Constraints, TokenLogprob
+from hearth.shared.wire_messages import Constraints, ThinkingWish, TokenLogprob
 
 USER = {"role": "user", "content": "hi"}
 
@@ -486,9 +486,10 @@ def test_a_turn_of_nothing_is_an_empty_one() -> None:
 
 def test_thinking_reaches_the_template_and_its_budget_the_worker() -> None:
     request = chat_completions.parse(body(enable_thinking=False, chat_template_kwargs={"x": 1}))
-    assert request.prompt.template_kwargs == {"x": 1, "enable_thinking": False}
+    assert request.prompt.template_kwargs == {"x": 1}
+    assert request.prompt.thinking == ThinkingWish(False)
     request = chat_completions.parse(body(reasoning_effort="high", thinking_budget=99))
-    assert request.prompt.template_kwargs == {"enable_thinking": True, "reasoning_effort": "high"}
+    assert request.prompt.thinking == ThinkingWish(True, "high", 99)
     assert request.constraints == Constraints(thinking_budget=99)
     assert refused(reasoning_effort="hard").param == "reasoning_effort"
 

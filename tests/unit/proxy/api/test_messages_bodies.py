@@ -7,7 +7,7 @@ import pytest
 from hearth.proxy.api.messages import messages_request
 from hearth.proxy.request.content_pieces import join, text_of
 from hearth.shared.errors import RequestError
-from hearth.shared.wire_messages import Constraints
+from hearth.shared.wire_messages import Constraints, ThinkingWish
 
 
 def body(*rows: Any, **fields: Any) -> dict[str, Any]:
@@ -139,9 +139,9 @@ def test_an_assistant_turn_keeps_thinking_text_and_calls() -> None:
 @pytest.mark.parametrize(("kind", "flag"), [("enabled", True), ("adaptive", True), ("auto", True)])
 def test_thinking_is_a_template_switch(kind: str, flag: bool) -> None:
     request = messages_request.parse(body(HI, thinking={"type": kind, "budget_tokens": 2048}))
-    assert request.prompt.template_kwargs == {"enable_thinking": flag}
+    assert request.prompt.thinking == ThinkingWish(flag, None, 2048)
     off = messages_request.parse(body(HI, thinking={"type": "disabled"}))
-    assert off.prompt.template_kwargs["enable_thinking"] is False
+    assert off.prompt.thinking == ThinkingWish(False)
 
 
 def test_tools_take_their_schema_and_hosted_ones_are_counted() -> None:

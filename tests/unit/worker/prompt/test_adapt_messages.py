@@ -10,6 +10,7 @@ from mlx_lm.chat_templates import deepseek_v32
 from mlx_lm.tokenizer_utils import TokenizerWrapper, load as load_from_disk
 
 from hearth.shared.settings_from_env import load_settings
+from hearth.shared.wire_messages import ThinkingWish
 from hearth.worker.formats import deepseek_v3
 from hearth.worker.prompt.adapt_messages import NONE
 from hearth.worker.prompt.prompt_with_sampled_turns import PromptContent
@@ -407,58 +408,6 @@ THINKING = (
 )
 
 
-@pytest.mark.parametrize(
-    ("name", "switches"),
-    [
-        ("qwen3", {"enable_thinking"}),
-        ("deepseek", {"thinking"}),
-        ("harmony", {"reasoning_effort"}),
-        ("llama3", set()),
-    ],
-)
-def test_the_switches_that_a_template_reacts_to_are_known(name: str, switches: set[str]) -> None:
-    assert family(name).capabilities.switches == switches
-
-
-def test_either_name_switches_thinking_whichever_the_template_knows() -> None:
-    other = templated(THINKING)
-    assert other.capabilities.switches == {"thinking"}
-    for options in ({"enable_thinking": False}, {"thinking": False}):
-        assert other.rendered([ASKED], [], options).text.endswith("</think>")
-        assert (
-            renderer("qwen3")
-            .rendered([ASKED], [], options)
-            .text.endswith("<think>\n\n</think>\n\n")
-        )
-    for options in ({"enable_thinking": True}, {"thinking": True}):
-        assert other.rendered([ASKED], [], options).text.endswith("<think>")
-        assert renderer("qwen3").rendered([ASKED], [], options).text.endswith("assistant\n")
-
-
-def test_a_model_whose_thinking_cannot_be_told_from_its_answer_thinks_only_when_asked() -> None:
-    assert templated(THINKING).rendered([ASKED], [], {}).text.endswith("</think>")
-    assert text("deepseek", [ASKED]).endswith("<think>")
-    silent = Renderer(family("deepseek").tokenizer, False, True)
-    assert silent.rendered([ASKED], [], {}).text.endswith("</think>")
-
-
-LEVELS = CHATML + (
-    "{% if reasoning_effort is defined and reasoning_effort not in ('none', 'high') %}"
-    "{{ raise_exception('reasoning_effort') }}{% endif %}{{ reasoning_effort }}"
-)
-
-
-@pytest.mark.parametrize(
-    ("asked", "given"), [("minimal", "none"), ("medium", "high"), ("max", "high"), ("none", "none")]
-)
-def test_an_effort_that_a_template_refuses_is_the_nearest_that_it_takes(
-    asked: str, given: str
-) -> None:
-    shown = templated(LEVELS).rendered([ASKED], [], {"reasoning_effort": asked}).text
-    assert shown.endswith(given)
-    assert f"Reasoning: {asked}" in text("harmony", [ASKED], reasoning_effort=asked)
-
-
 def test_a_template_that_is_a_function_is_given_what_it_knows() -> None:
     tokenizer = TokenizerWrapper(
         bare_tokenizer(tokenizer_with(CHATML)), chat_template=deepseek_v32.apply_chat_template
@@ -467,7 +416,7 @@ def test_a_template_that_is_a_function_is_given_what_it_knows() -> None:
     options = {"reasoning_effort": "low", "anything": 1}
     shown = renderer.rendered([SYSTEM, ASKED], [TOOL], options).text
     assert shown.endswith("fix it<｜Assistant｜><think>")
-    off = renderer.rendered([ASKED], [], {"enable_thinking": False}).text
+    off = renderer.rendered([ASKED], [], {}, thinking=ThinkingWish(False)).text
     assert off.endswith("</think>")
     broken = {**CALLED["tool_calls"][0], "function": {"name": "read", "arguments": '{"path": "/a'}}
     told = renderer.rendered([ASKED, calling(broken), RESULT], [TOOL], {}).text

@@ -9,12 +9,16 @@ from typing import Any
 import pytest
 
 from hearth.shared.errors import PromptTooLong, RequestError
+from hearth.shared.settings_from_env import load_settings
 from hearth.worker.cache.block_hash import Tokens, pack
 from hearth.worker.prompt.prompt_with_sampled_turns import BuiltPrompt, PromptContent
 from hearth.worker.prompt.render_messages import Renderer
-from hearth.worker.prompt.template_turn_tokens import turn_marks
+from hearth.worker.prompt.template_turn_tokens import end_of_turn_ids, turn_marks
+from hearth.worker.prompt.turn_beginnings import Beginning
+from hearth.worker.setup.prompt_and_session_setup import make_builder
 from hearth.worker.stream.answer_parts import AnswerParts, ToolCall
 from scripts.harness.model_families import FAMILIES, family, tools_for
+from tests.helpers.worker.chat_templates import SPECIALS, tokenizer_with
 from tests.helpers.worker.prompt_builders import (
     ASKED,
     CALL,
@@ -29,6 +33,11 @@ from tests.helpers.worker.prompt_builders import (
 )
 
 Messages = list[dict[str, Any]]
+
+PLAIN_HEADERS = (
+    "{% for m in messages %}{% if m.role == 'user' %}Q: {{ m.content }} A:"
+    "{% else %} {{ m.content | trim }}</s>{% endif %}{% endfor %}"
+)
 
 TOOLS = tools_for([CALL])
 RESULT = {"role": "tool", "tool_call_id": "call00000", "content": "its text"}
@@ -72,6 +81,7 @@ TAILS = {  # what each template writes behind an answer: the question behind it,
 class Turn:
     ids: Tokens
     thinking: str
+    begins: Beginning | None = None
 
 
 def built(
@@ -221,14 +231,33 @@ def test_a_turn_that_became_part_of_another_is_in_doubt_and_the_others_stand() -
 # ---------------------------------------------------------------- doubt
 
 
-def test_where_runs_of_turns_do_not_pair_off_all_is_as_the_client_sent_it() -> None:
-    """Mistral writes no header behind a tool's result: there are two turns behind one."""
+def test_what_ends_a_result_is_the_header_of_the_answer_behind_it() -> None:
+    """Mistral writes none of its own there."""
     one, two = parts_of("mistral", CALLED), parts_of("mistral")
     messages = [ASKED, message_of(one), RESULT, message_of(two), NEXT]
     turns = [None, sampled("mistral", [ASKED], one), None, sampled("mistral", messages[:3], two)]
     prompt = built("mistral", messages, turns)
-    assert (prompt.kept, prompt.doubtful) == (frozenset(), 2)
-    assert prompt.ids == built("mistral", messages).ids
+    assert (prompt.kept, prompt.doubtful) == (frozenset({1, 3}), 0)
+
+
+@pytest.mark.parametrize("behind", ["", "Q: A: "])
+def test_a_turn_behind_a_header_of_plain_text_stands_where_its_own_prompt_ends(behind: str) -> None:
+    SPECIALS[PLAIN_HEADERS] = ["</s>"]
+    tokenizer = tokenizer_with(PLAIN_HEADERS)
+    marks, ends = turn_marks(tokenizer), end_of_turn_ids(tokenizer, {})
+    build = make_builder(tokenizer, marks, ends, 1_000, load_settings({}, None)).build
+    asked, said = {**ASKED, "content": f"one{behind}"}, {"role": "assistant", "content": "Well."}
+    first = build(PromptContent([asked], []))
+    odd = tokenizer.encode("Well. ", add_special_tokens=False)  # which the template trims
+    turn = Turn(pack([*first.ids[first.header :], *odd]), "", first.begins)
+    messages = [asked, said, NEXT]
+    prompt = build(PromptContent(messages, [], {}, [None, turn, None]))
+    assert (prompt.kept, prompt.doubtful) == (frozenset({1}), 0)
+    assert prompt.ids[: len(first.ids) + len(odd) + 1] == [*first.ids, *odd, *ends]
+    other = [{**asked, "content": "two"}, *messages[1:]]
+    prompt = build(PromptContent(other, [], {}, [None, turn, None]))
+    assert (prompt.kept, prompt.doubtful) == (frozenset(), 1)
+    assert prompt.ids == build(PromptContent(other, [])).ids
 
 
 def test_a_turn_that_has_ended_is_no_generation_prompt() -> None:

@@ -186,7 +186,7 @@ def test_what_a_template_refuses_is_the_requests_fault_and_counted() -> None:
 
 def test_a_prompt_that_does_not_fit_says_by_how_much() -> None:
     built = builder(tokenizer_with(CHATML), 64)
-    with pytest.raises(PromptTooLong, match=r"The prompt is 119 tokens .* accepts 63") as caught:
+    with pytest.raises(PromptTooLong, match=r"The prompt is 138 tokens .* accepts 63") as caught:
         ids_of(built, Prompt([{"role": "user", "content": "x" * 100}]))
     assert caught.value.code == "context_length_exceeded"
 

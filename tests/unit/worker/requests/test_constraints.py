@@ -2,31 +2,31 @@
 
 import pytest
 
-from hearth.shared.wire_messages import Constraints, Prompt, Sampling, Submit
+from hearth.shared.wire_messages import Constraints, Prompt, Sampling, Submit, ThinkingWish
 from hearth.worker.requests.request_builder import constraints_of
 
 
-def submitted(constraints: Constraints, **template_kwargs: object) -> Submit:
-    return Submit("r1", Prompt([], template_kwargs=template_kwargs), Sampling(), constraints)
+def submitted(constraints: Constraints, on: bool | None) -> Submit:
+    return Submit("r1", Prompt([], thinking=ThinkingWish(on)), Sampling(), constraints)
 
 
 @pytest.mark.parametrize(
     "constraints", [Constraints(is_json=True), Constraints(tool_choice="required")]
 )
 def test_a_form_and_no_thinking_leave_no_room_to_think(constraints: Constraints) -> None:
-    assert constraints_of(submitted(constraints, enable_thinking=False)).thinking_budget == 0
+    assert constraints_of(submitted(constraints, on=False)).thinking_budget == 0
 
 
 @pytest.mark.parametrize(
-    ("constraints", "options"),
+    ("constraints", "on"),
     [
-        (Constraints(is_json=True), {"enable_thinking": True}),
-        (Constraints(is_json=True, thinking_budget=9), {}),
-        (Constraints(), {"enable_thinking": False}),
-        (Constraints(tool_choice="none"), {"enable_thinking": False}),
+        (Constraints(is_json=True), True),
+        (Constraints(is_json=True, thinking_budget=9), None),
+        (Constraints(), False),
+        (Constraints(tool_choice="none"), False),
     ],
 )
 def test_whoever_lets_it_think_or_asks_for_no_form_is_obeyed(
-    constraints: Constraints, options: dict[str, bool]
+    constraints: Constraints, on: bool | None
 ) -> None:
-    assert constraints_of(submitted(constraints, **options)) == constraints
+    assert constraints_of(submitted(constraints, on)) == constraints

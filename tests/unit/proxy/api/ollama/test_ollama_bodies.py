@@ -10,7 +10,7 @@ from hearth.proxy.api.ollama import generate_context, ollama_request
 from hearth.proxy.api.ollama.ollama_request import CHAT, GENERATE, parse_chat, parse_generate
 from hearth.proxy.request.parsed_request import ParsedRequest
 from hearth.shared.errors import RequestError
-from hearth.shared.wire_messages import Constraints
+from hearth.shared.wire_messages import Constraints, ThinkingWish
 
 USER = {"role": "user", "content": "hi"}
 SCHEMA = {"type": "object", "properties": {"age": {"type": "integer"}}}
@@ -97,18 +97,18 @@ def test_a_limit_that_is_none_is_none(limit: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("think", "kwargs"),
+    ("think", "wish"),
     [
-        (None, {}),
-        (True, {"enable_thinking": True}),
-        (False, {"enable_thinking": False}),
-        ("low", {"enable_thinking": True, "reasoning_effort": "low"}),
-        ("max", {"enable_thinking": True, "reasoning_effort": "high"}),
+        (None, ThinkingWish()),
+        (True, ThinkingWish(True)),
+        (False, ThinkingWish(False)),
+        ("low", ThinkingWish(True, "low")),
+        ("max", ThinkingWish(True, "max")),
     ],
 )
-def test_think_is_on_off_or_a_level(think: Any, kwargs: Any) -> None:
-    assert chat(think=think).prompt.template_kwargs == kwargs
-    assert generate(think=think).prompt.template_kwargs == kwargs
+def test_think_is_on_off_or_a_level(think: Any, wish: ThinkingWish) -> None:
+    assert chat(think=think).prompt.thinking == wish
+    assert generate(think=think).prompt.thinking == wish
 
 
 def test_a_format_is_json_or_a_schema() -> None:
