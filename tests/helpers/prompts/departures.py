@@ -151,11 +151,11 @@ def _control_text(asked: Asked) -> Asked:
     return asked._replace(messages=messages, tools=broken(asked.tools))
 
 
-def _json(name: str, arguments: Any) -> str:
+def _json(name: str, arguments: Any, *_: str) -> str:
     return _dumped({"name": name, "arguments": arguments})
 
 
-def _python(name: str, arguments: Any) -> str:
+def _python(name: str, arguments: Any, *_: str) -> str:
     words = {"null": "None", "true": "True", "false": "False"}
     literals = [
         re.sub(r"\b(null|true|false)\b", lambda hit: words[hit[0]], _dumped(value))
@@ -218,6 +218,16 @@ FORMS: Final = (
     CallForm(
         "List of tools: ", _python, "<|tool_call_start|>[{}]<|tool_call_end|>", ", ", "{}", ""
     ),
+    CallForm(
+        "functions.",
+        lambda _, given, call_id: (
+            f"<|tool_call_begin|>{call_id}<|tool_call_argument_begin|>{_dumped(given)}"
+            "<|tool_call_end|>"
+        ),
+        "<|tool_calls_section_begin|>{}<|tool_calls_section_end|>",
+        "",
+        "{}",
+    ),
     CallForm("start_of_role", _json, "<|tool_call|>[{}]", ", ", "{}", ""),
     CallForm(
         "<｜Assistant｜><think></think>",
@@ -234,7 +244,7 @@ FORMS: Final = (
     ),
     CallForm(
         "<｜tool▁calls▁begin｜>",
-        lambda name, given: (
+        lambda name, given, _: (
             "<｜tool▁call▁begin｜>function<｜tool▁sep｜>"
             f"{name}\n```json\n{_dumped(given)}\n```<｜tool▁call▁end｜>"
         ),
@@ -260,9 +270,9 @@ def _form(asked: Asked) -> CallForm:
     return next(form for form in FORMS if form.sign in asked.source)
 
 
-def _in_form(asked: Asked, *functions: Message) -> str:
-    form = _form(asked)
-    texts = [form.call(each["name"], _as_object(each["arguments"])) for each in functions]
+def _in_form(asked: Asked, *calls: Message) -> str:
+    form, functions = _form(asked), [(call["function"], call["id"]) for call in calls]
+    texts = [form.call(each["name"], _as_object(each["arguments"]), i) for each, i in functions]
     return str(form.around.replace("{}", form.between.join(texts)))
 
 
@@ -271,7 +281,9 @@ def _tool_prompt(asked: Asked) -> Asked:
         return asked
     form = _form(asked)
     example = {"argument_name": "value"} | ({"other_name": 3} if "Python" in form.prompt else {})
-    call = form.call and _in_form(asked, {"name": "function_name", "arguments": example})
+    call = form.call and _in_form(
+        asked, {"id": "", "function": {"name": "function_name", "arguments": example}}
+    )
     told = form.prompt.format(
         tools="\n".join(map(form.tool, asked.tools)),
         place=" in <tool_call></tool_call>" if form.sign == "" else "",
@@ -282,17 +294,14 @@ def _tool_prompt(asked: Asked) -> Asked:
     said = [text_of(message["content"]) for message in asked.messages[:has_system]]
     system = {"role": "system", "content": "\n\n".join(filter(None, (*said, told)))}
     asked = asked._replace(messages=[system, *asked.messages[has_system:]], tools=None)
-    asked = _WRITTEN_CALLS(asked) if re.search(_NO_CALLS, asked.source) else asked
-    return _WRITTEN_RESULTS(asked) if re.search(_NO_RESULTS, asked.source) else asked
+    return _WRITTEN_RESULTS(_WRITTEN_CALLS(asked)) if re.search(_NO_CALLS, asked.source) else asked
 
 
 _WRITTEN_CALLS: Final = each_message(
     lambda m, asked: (
         {
             **{name: value for name, value in m.items() if name != "tool_calls"},
-            "content": "\n".join(
-                filter(None, (m["content"], _in_form(asked, *(c["function"] for c in _calls(m)))))
-            ),
+            "content": "\n".join(filter(None, (m["content"], _in_form(asked, *_calls(m))))),
         }
         if _calls(m)
         else m
@@ -375,6 +384,27 @@ DEPARTURES: Final = (
         ),
     ),
     Departure(
+        "nine letters",
+        "a call's id is nine letters or digits that stand for it, its result's too",
+        "The template refuses others.",
+        _ids(_nine_letters),
+        "length 9!",
+    ),
+    Departure(
+        "Kimi's ids",
+        "a call's id is `functions.NAME:NUMBER`, counted over the conversation, its result's too",
+        "The template shows a call by its id alone: by another's, the name would be lost.",
+        _ids(lambda call, number, _: f"functions.{call['function']['name']}:{number}"),
+        "Return of",
+    ),
+    Departure(
+        "Kimi's first ids",
+        "a result's id is `functions.NAME:NUMBER`, counted in the message",
+        "The template shows its call so, whatever id it has.",
+        _ids(lambda call, _, number: f"functions.{call['function']['name']}:{number}"),
+        "functions\\.",
+    ),
+    Departure(
         "tools in words",
         "tools stand in the system message in words of ours, calls and results in texts",
         "The template has no place for tools. What it has one for stands there.",
@@ -447,27 +477,6 @@ DEPARTURES: Final = (
         "The template refuses several, or shows the first alone.",
         _one_call_each,
         r"tool_calls\[0\]|tool_calls ?\| ?length|single tool",
-    ),
-    Departure(
-        "nine letters",
-        "a call's id is nine letters or digits that stand for it, its result's too",
-        "The template refuses others.",
-        _ids(_nine_letters),
-        "length 9!",
-    ),
-    Departure(
-        "Kimi's ids",
-        "a call's id is `functions.NAME:NUMBER`, counted over the conversation, its result's too",
-        "The template shows a call by its id alone: by another's, the name would be lost.",
-        _ids(lambda call, number, _: f"functions.{call['function']['name']}:{number}"),
-        "Return of",
-    ),
-    Departure(
-        "Kimi's first ids",
-        "a result's id is `functions.NAME:NUMBER`, counted in the message",
-        "The template shows its call so, whatever id it has.",
-        _ids(lambda call, _, number: f"functions.{call['function']['name']}:{number}"),
-        "functions\\.",
     ),
     Departure(
         "result names",
