@@ -15,7 +15,10 @@ from tokenizers import Tokenizer
 from transformers.utils import chat_template_utils
 
 from hearth.shared.errors import RequestError
+from hearth.shared.settings_from_env import load_settings
 from hearth.worker.prompt.prompt_with_sampled_turns import PromptContent
+from hearth.worker.prompt.template_turn_tokens import turn_marks
+from hearth.worker.setup.prompt_and_session_setup import end_ids_of, make_builder
 from scripts.harness.model_families import ADDED_TOKENS_MAX, _trained_tokenizer
 from tests.helpers.families.family_cases import WrittenFamily
 from tests.helpers.prompts.conversations import (
@@ -27,7 +30,6 @@ from tests.helpers.prompts.conversations import (
     prompt_of,
 )
 from tests.helpers.prompts.departures import BREAK, DEPARTURES, Asked, may_change
-from tests.helpers.worker.prompt_builders import builder_of
 
 Found = dict[str, dict[str, str]]  # what a prompt is, by dialect and conversation
 
@@ -71,7 +73,9 @@ class PromptChecks:
         texts = tuple(filter(_TEXT_MARK.fullmatch, marks))
         ends: Any = {"eos": EOS, "answer_end": EOS, "call_end": EOS, "bos": BOS}
         family = TemplateFamily(name, str, controls, texts, (EOS,), **ends, source=source)
-        self._tokenizer, self._builder = family.tokenizer, builder_of(family)
+        self._tokenizer, settings = family.tokenizer, load_settings({}, None)
+        turns, end_ids = turn_marks(self._tokenizer), end_ids_of(self._tokenizer, {})
+        self._builder = make_builder(self._tokenizer, turns, end_ids, 100_000, settings)
         self._asked = Asked([], None, {}, source, tuple(marks))
         self._switches = SWITCHES.get(name, {})
         self._known: dict[Any, None] = {}  # departures that have explained a prompt together
