@@ -332,8 +332,7 @@ class PromptBuilder:
         shown = _words_of(content.messages[message])
         if shown and not any(word in text for word in shown):
             return False
-        # Gemma 4's puts what is said beside a call behind the call's result.
-        if shown and shown[0] not in text and any(shown[0] in each.text for each in pieces[end:]):
+        if self._history.moves_words and len(shown) > 1 and shown[0] not in text:
             return False
         return self.preserves_thinking or turn.thinking.strip() in text
 

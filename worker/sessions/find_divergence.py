@@ -95,7 +95,8 @@ def template_cause(
             return cause
         cause = replace(cause, name="template")
     was = before.tokens[at : at + MOVED_TOKENS]
-    if not len(tokens_read_again(was[:RUN], visit.tokens[at:])):
+    is_in_loop = visit.messages[max(0, cause.message)]["role"] in ("assistant", "tool")
+    if is_in_loop or not len(tokens_read_again(was[:RUN], visit.tokens[at:])):
         return cause
     text = decode(was.tolist())
     if any(name in text for name, _ in before.shape.tools):
