@@ -8,7 +8,8 @@ from hearth.proxy.api import chat_completions, chat_completions_events
 from hearth.proxy.api.body import sampling_params
 from hearth.proxy.request.content_pieces import join, text_of
 from hearth.shared.errors import RequestError
-from hearth.shared.wire_messages import Constraints, ThinkingWish, TokenLogprob
+from hearth.shared.thinking import ThinkingWish
+from hearth.shared.wire_messages import Constraints, TokenLogprob
 
 USER = {"role": "user", "content": "hi"}
 

@@ -10,7 +10,7 @@ from mlx_lm.chat_templates import deepseek_v32
 from mlx_lm.tokenizer_utils import TokenizerWrapper, load as load_from_disk
 
 from hearth.shared.settings_from_env import load_settings
-from hearth.shared.wire_messages import ThinkingWish
+from hearth.shared.thinking import ThinkingWish
 from hearth.worker.formats import deepseek_v3
 from hearth.worker.prompt.adapt_messages import NONE
 from hearth.worker.prompt.prompt_with_sampled_turns import PromptContent
