@@ -17,8 +17,9 @@ log = logging.getLogger(__name__)
 
 _PROBE: Final = "probe0x"
 _PROBED: Final = [{"role": "user", "content": _PROBE}]
-SYSTEM_LINE: Final = "the last line of the system message"  # may stand among the variables
-_UNDEFINED: Final = jinja2.Undefined(name="enable_thinking")
+# The name of a variable of ours: its text becomes the last line of the system message.
+SYSTEM_LINE: Final = "the last line of the system message"
+_UNDEFINED: Final = jinja2.Undefined(name="enable_thinking")  # as where nobody gives it
 
 
 class Template:
@@ -32,10 +33,10 @@ class Template:
         self._tokenizer = tokenizer
         self._takes_parts = self.takes_any_variable = False
         self._no_tools: list[Any] | None = None
-        if self.exists and not self.probed(_PROBED):  # it counts the tools, where there are none
+        if self.exists and not self.probed(_PROBED):  # such a template counts its tools
             self._no_tools = []
         self._takes_parts = self._shows_parts_only()
-        # A template that is a Python function takes the variables that it knows.
+        # A template that is a Python function takes no variables but those that it knows.
         self.takes_any_variable = bool(self.probed(_PROBED, probevariable=True))
 
     @property
@@ -67,7 +68,7 @@ class Template:
             flat = _with_system_line(flat, line)
         if self._takes_parts:
             flat = [{**each, "content": parts_of(each)} for each in flat]
-        if self.takes_any_variable:  # else mlx-lm gives it, which is not the makers' default
+        if self.takes_any_variable:  # mlx-lm would give it, which is not the makers' default
             variables = {"enable_thinking": _UNDEFINED, **variables}
         rendered: str = self._tokenizer.apply_chat_template(
             flat,
@@ -132,6 +133,7 @@ class Template:
 
 
 def _with_system_line(messages: list[dict[str, Any]], line: str) -> list[dict[str, Any]]:
+    """Return the messages with `line` at the end of the system message, which may be new."""
     if not messages or messages[0]["role"] != "system":
         return [{"role": "system", "content": line}, *messages]
     first, *others = messages
@@ -150,7 +152,7 @@ def parts_of(message: dict[str, Any]) -> list[dict[str, str]]:
 
 
 def text_of(message: dict[str, Any]) -> str:
-    """Return the texts of the content as one string, each on its own line: all templates take it."""
+    """Return the texts of the content as one, which all templates take: each on its own line."""
     return "\n".join(part["text"] for part in parts_of(message) if part["type"] == "text")
 
 

@@ -18,7 +18,7 @@ BUDGET_MAX: Final = 2**31 - 1
 _NESTED: Final = ("extra_body", "metadata")
 _OFF: Final = ("off", "none", "disabled", "false", "no_think")
 _ON: Final = ("on", "enabled", "adaptive", "between_tools", "auto", "true")
-# The switches of templates, of which `chat_template_kwargs` may say the same in their own words.
+# The switches of templates: a wish may come in `chat_template_kwargs`, too, in a template's words.
 TEMPLATE_SWITCHES: Final = (
     *("enable_thinking", "thinking", "thinking_mode", "reasoning", "thinking_option"),
     "reasoning_effort",
@@ -60,7 +60,7 @@ def read(body: Body) -> ThinkingOptions:
     on = next((row.on for row in said if row.on is not None), None)
     level = next((row.level for row in said if row.level is not None), None)
     budget = next((row.budget for row in said if row.budget is not None), None)
-    for name in TEMPLATE_SWITCHES[:2]:  # a template takes "false" for true
+    for name in TEMPLATE_SWITCHES[:2]:  # booleans: a template takes the text "false" for true
         if _options({name: given.get(name)}, name).on is not None:
             given[name] = on
     if on is False:
