@@ -346,11 +346,10 @@ class PromptBuilder:
         message: int,
         content: PromptContent,
     ) -> tuple[Sequence[int], tuple[int, int] | None]:
-        """Return (ids in front, (end, message)) of a turn without a header; None: not in piece `at`.
+        """Return (ids, (end, message)) of a turn that begins in piece `at`, or ((), None).
 
-        The ids in front are of the text that piece `at` has before the turn begins in it. `end` is
-        the piece that ends the turn: the first end by which all is shown that the turn says, since
-        harmony ends its parts too.
+        The ids are of the text that the piece has in front of the turn. `end` is the piece with the
+        first end of a turn by which all is shown that this one says: harmony ends its parts too.
         """
         turn, piece, own = content.turns[message], pieces[at], content.messages[message]
         assert turn is not None, "only known turns are looked for"

@@ -58,8 +58,8 @@ class PieceTokeniser:
     chat template, "" where it has none.
 
     `mark` shields content. It is of digits, where none is an added token: a template's JSON, repr,
-    quotes, markup and letter case leave them as they are. It stays the same while the process runs, so that a prompt that
-    grows is written alike.
+    quotes, markup and letter case leave them as they are. It stays the same while the process runs,
+    so that a prompt that grows is written alike.
 
     Content that went through `shielded` yields no control token, wherever the template puts it,
     and reads as it was written. A control token that comes about where the template joins two
