@@ -17,9 +17,8 @@ log = logging.getLogger(__name__)
 
 _PROBE: Final = "probe0x"
 _PROBED: Final = [{"role": "user", "content": _PROBE}]
-# The name of a variable of ours: its text becomes the last line of the system message.
-SYSTEM_LINE: Final = "the last line of the system message"
-_UNDEFINED: Final = jinja2.Undefined(name="enable_thinking")  # as where nobody gives it
+SYSTEM_LINE: Final = "the last line of the system message"  # may stand among the variables
+_UNDEFINED: Final = jinja2.Undefined(name="enable_thinking")
 
 
 class Template:
@@ -33,10 +32,10 @@ class Template:
         self._tokenizer = tokenizer
         self._takes_parts = self.takes_any_variable = False
         self._no_tools: list[Any] | None = None
-        if self.exists and not self.probed(_PROBED):  # such a template counts its tools
+        if self.exists and not self.probed(_PROBED):  # it counts the tools, where there are none
             self._no_tools = []
         self._takes_parts = self._shows_parts_only()
-        # A template that is a Python function takes no variables but those that it knows.
+        # A template that is a Python function takes the variables that it knows.
         self.takes_any_variable = bool(self.probed(_PROBED, probevariable=True))
 
     @property
@@ -68,7 +67,7 @@ class Template:
             flat = _with_system_line(flat, line)
         if self._takes_parts:
             flat = [{**each, "content": parts_of(each)} for each in flat]
-        if self.takes_any_variable:  # mlx-lm would give it, which is not the makers' default
+        if self.takes_any_variable:  # else mlx-lm gives it, which is not the makers' default
             variables = {"enable_thinking": _UNDEFINED, **variables}
         rendered: str = self._tokenizer.apply_chat_template(
             flat,
@@ -152,7 +151,7 @@ def parts_of(message: dict[str, Any]) -> list[dict[str, str]]:
 
 
 def text_of(message: dict[str, Any]) -> str:
-    """Return the texts of the content as one, which all templates take: each on its own line."""
+    """Return the content as one string, which all templates take: each text on its own line."""
     return "\n".join(part["text"] for part in parts_of(message) if part["type"] == "text")
 
 

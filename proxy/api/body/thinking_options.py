@@ -60,7 +60,7 @@ def read(body: Body) -> ThinkingOptions:
     on = next((row.on for row in said if row.on is not None), None)
     level = next((row.level for row in said if row.level is not None), None)
     budget = next((row.budget for row in said if row.budget is not None), None)
-    for name in TEMPLATE_SWITCHES[:2]:  # booleans: a template takes the text "false" for true
+    for name in TEMPLATE_SWITCHES[:2]:  # a template takes "false" for true
         if _options({name: given.get(name)}, name).on is not None:
             given[name] = on
     if on is False:
