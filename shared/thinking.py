@@ -27,10 +27,10 @@ class ThinkingWish:
 
 
 @dataclass(frozen=True, slots=True)
-class ThinkingSwitch:
-    """What a model's template can be told about thinking."""
+class ThinkingFacts:
+    """What a model's template can be told about thinking, and what it does where nobody says."""
 
-    # "on" | "off" | "adaptive": the model decides; without a switch "always" | "never" too
+    # "on" | "off" | "adaptive" (the model decides); without a switch also "always" | "never"
     default: str = "never"
     has_switch: bool = False  # between on and off
     levels: list[str] = field(default_factory=list)  # of THINKING_LEVELS, least first

@@ -15,7 +15,7 @@ from typing import Any, Final, get_args, get_origin, get_type_hints
 import msgpack
 
 from hearth.shared.errors import WireError
-from hearth.shared.thinking import ThinkingSwitch, ThinkingWish
+from hearth.shared.thinking import ThinkingFacts, ThinkingWish
 
 PROTOCOL_VERSION: Final = 16
 FRAME_BYTES_MAX: Final = 80 * 1024 * 1024  # a 64 MB request body, and room for its envelope
@@ -85,7 +85,7 @@ class Prompt:
     """A prompt before rendering: all three API dialects become this.
 
     A message is {role, content, reasoning_content, tool_calls, tool_call_id, name}. Its content is
-    a string; where it shows images, or is several texts, a list of {"type": "text", "text"} and
+    a string; where it shows images, or has several texts, a list of {"type": "text", "text"} and
     {"type": "image", "image": a key of `images`}, in their order.
     Not for templates are an assistant's `signatures` (of thinking that we may have issued) and a
     tool result's `tool_references` (names of deferred tools that it loads).
@@ -125,7 +125,7 @@ class ModelFacts:
     model_tokens: int = 0  # the context that the model was made for
     context_by: str = "model"  # the smallest of "model" | "setting" | "memory"
     thinks: bool = False  # its answers may hold thinking
-    thinking: ThinkingSwitch = field(default_factory=ThinkingSwitch)
+    thinking: ThinkingFacts = field(default_factory=ThinkingFacts)
     ranks: int = 1  # processes that compute it together
 
 
@@ -153,7 +153,7 @@ class Usage:
     accepted_prediction_tokens: int = 0  # drafted, and the model said the same
     rejected_prediction_tokens: int = 0  # drafted, and it did not
     decode_forwards: int = 0  # in which its tokens were computed, <= completion_tokens
-    warnings: list[str] = field(default_factory=list)  # what was asked for and had no effect
+    warnings: list[str] = field(default_factory=list)  # sentences: what was not done as asked
 
 
 # ---------------------------------------------------------------- proxy to worker
