@@ -126,6 +126,7 @@ class Template:
 
 
 def _with_system_line(messages: list[dict[str, Any]], line: str) -> list[dict[str, Any]]:
+    """Return the messages with `line` at the end of the system message, which may be new."""
     if not messages or messages[0]["role"] != "system":
         return [{"role": "system", "content": line}, *messages]
     first, *others = messages
@@ -138,7 +139,7 @@ def text_part(text: str) -> dict[str, str]:
 
 
 def parts_of(message: dict[str, Any]) -> list[dict[str, str]]:
-    """Return the content as parts, which some templates take."""
+    """Return the content as parts, which some templates take: texts, and images until marked."""
     content = message.get("content")
     return content if isinstance(content, list) else [text_part(content or "")]
 

@@ -25,6 +25,7 @@ class HistoryMarks:
     assistant_texts: tuple[str, ...]  # what the model's own turns begin with
     ends: frozenset[int]  # what ends them, where anything does
     closing: frozenset[int]  # of `header_ids`, those that also end what others say
+    moves_words: bool  # what is said beside a call stands behind its result
 
 
 def history_marks(tokenizer: Any, marks: TurnMarks, end_ids: frozenset[int]) -> HistoryMarks:
@@ -41,8 +42,10 @@ def history_marks(tokenizer: Any, marks: TurnMarks, end_ids: frozenset[int]) -> 
     if closed == opened:
         headers_too.update(header[0] for header in marks.assistant_headers)
     is_ended = not marks.header_ids.issuperset(closing)  # a turn of the model's, by another token
+    text = _called(tokenizer, [], said=_THIRD)
     return HistoryMarks(
-        marks.header_ids, start, texts, ends, frozenset(headers_too if is_ended else ())
+        *(marks.header_ids, start, texts, ends, frozenset(headers_too if is_ended else ())),
+        moves_words=text.find(_SECOND) < text.find(_THIRD),
     )
 
 
@@ -240,22 +243,32 @@ def _after_answer(tokenizer: Any, role: str = "user") -> Sequence[int]:
 
 def _behind_result(tokenizer: Any, role: str = "", adds_header: bool = False) -> Sequence[int]:
     """Return the tokens between a call's result and a `role` message's content; "": the end."""
+    behind = [{"role": role, "content": _THIRD}] if role else []
+    _, found, rest = _called(tokenizer, behind, adds_header=adds_header).partition(_SECOND)
+    inner, is_whole, _ = rest.partition(_THIRD)
+    is_shown = found and (is_whole or not role)
+    between: list[int] = tokenizer.encode(inner, add_special_tokens=False) if is_shown else []
+    return between
+
+
+def _called(
+    tokenizer: Any, behind: list[dict[str, Any]], said: str = "", adds_header: bool = False
+) -> str:
+    """Return a call with `said` beside it, its result and what is `behind`; "" of none shown."""
     shapes: tuple[Any, ...] = ({}, "{}")
     for arguments in shapes:
         function = {"name": _FIRST, "arguments": arguments}
         call = {"id": _CALL_ID, "type": "function", "function": function}
         messages: list[dict[str, Any]] = [
             {"role": "user", "content": _FIRST},
-            {"role": "assistant", "content": "", "tool_calls": [call]},
+            {"role": "assistant", "content": said, "tool_calls": [call]},
             {"role": "tool", "tool_call_id": _CALL_ID, "content": _SECOND},
-            *([{"role": role, "content": _THIRD}] if role else []),
+            *behind,
         ]
-        _, found, rest = _probed(tokenizer, messages, adds_header).partition(_SECOND)
-        inner, is_whole, _ = rest.partition(_THIRD)
-        if found and (is_whole or not role):
-            between: list[int] = tokenizer.encode(inner, add_special_tokens=False)
-            return between
-    return ()
+        text = _probed(tokenizer, messages, adds_header)
+        if _SECOND in text:
+            return text
+    return ""
 
 
 def _probed(
