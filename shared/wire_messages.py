@@ -105,7 +105,7 @@ class Prompt:
     """A prompt before rendering: all three API dialects become this.
 
     A message is {role, content, reasoning_content, tool_calls, tool_call_id, name}. Its content is
-    a string; where it shows images, or is several texts, a list of {"type": "text", "text"} and
+    a string; where it shows images, or has several texts, a list of {"type": "text", "text"} and
     {"type": "image", "image": a key of `images`}, in their order.
     Not for templates are an assistant's `signatures` (of thinking that we may have issued) and a
     tool result's `tool_references` (names of deferred tools that it loads).
@@ -130,9 +130,9 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class ThinkingSwitch:
-    """What a model's template can be told about thinking."""
+    """What a model's template can be told about thinking, and what it does where nobody says."""
 
-    # "on" | "off" | "adaptive": the model decides; without a switch "always" | "never" too
+    # "on" | "off" | "adaptive" (the model decides); without a switch also "always" | "never"
     default: str = "never"
     has_switch: bool = False  # between on and off
     levels: list[str] = field(default_factory=list)  # of THINKING_LEVELS, least first
@@ -183,7 +183,7 @@ class Usage:
     accepted_prediction_tokens: int = 0  # drafted, and the model said the same
     rejected_prediction_tokens: int = 0  # drafted, and it did not
     decode_forwards: int = 0  # in which its tokens were computed, <= completion_tokens
-    warnings: list[str] = field(default_factory=list)  # what was asked for and had no effect
+    warnings: list[str] = field(default_factory=list)  # sentences: what was not done as asked
 
 
 # ---------------------------------------------------------------- proxy to worker

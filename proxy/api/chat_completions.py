@@ -134,7 +134,7 @@ def _tools(body: dict[str, Any]) -> tuple[list[Any], list[Any], tuple[str, ...]]
         if kind == "function" or (kind is None and "function" in row):
             inner = fields.record(row.get("function"), f"{param}.function")
             is_late = fields.boolean(row, "defer_loading") or fields.boolean(inner, "defer_loading")
-            tools.function_tool(inner, param, inner="function")
+            tools.function_tool(inner, param, inner="function")  # refuses what is wrong
             tool = tools.as_sent(row | {"type": "function", "function": tools.as_sent(inner)})
             (deferred if is_late else shown).append(tool)
         elif kind == "custom":

@@ -132,6 +132,7 @@ class Template:
 
 
 def _with_system_line(messages: list[dict[str, Any]], line: str) -> list[dict[str, Any]]:
+    """Return the messages with `line` at the end of the system message, which may be new."""
     if not messages or messages[0]["role"] != "system":
         return [{"role": "system", "content": line}, *messages]
     first, *others = messages
@@ -144,14 +145,14 @@ def text_part(text: str) -> dict[str, str]:
 
 
 def parts_of(message: dict[str, Any]) -> list[dict[str, str]]:
-    """Return the content as parts, which some templates take."""
+    """Return the content as parts, which some templates take: texts, and images until marked."""
     content = message.get("content")
     return content if isinstance(content, list) else [text_part(content or "")]
 
 
 def text_of(message: dict[str, Any]) -> str:
-    """Return the content as one string, which all templates take: each part on its own line."""
-    return "\n".join(part["text"] for part in parts_of(message))
+    """Return the content as one string, which all templates take: each text on its own line."""
+    return "\n".join(part["text"] for part in parts_of(message) if part["type"] == "text")
 
 
 def _flat(message: dict[str, Any]) -> dict[str, Any]:

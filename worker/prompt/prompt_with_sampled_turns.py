@@ -152,7 +152,7 @@ class PromptBuilder:
         content: PromptContent,
         runs: list[list[int]],
     ) -> frozenset[int]:
-        """Add the pieces, and in the place of spans the turns; return the messages of those."""
+        """Add the pieces, with known turns in their places; return the messages of these turns."""
         found = {start: (end, message) for start, end, message in spans}
         waiting = _waiting(
             content, {*itertools.chain(*runs)} - {message for _, _, message in spans}
@@ -249,9 +249,9 @@ class PromptBuilder:
     def _open_thinking(
         self, messages: list[dict[str, Any]], content: PromptContent, mark: str
     ) -> None:
-        """Take the marks out of the tags around thinking that an answer's content begins with.
+        """Unshield the tags around the thinking that an answer's content begins with, in place.
 
-        Only where the template looks for them there, and of answers that are shown as rendered.
+        Only where the template looks for them there, and in answers that stand as rendered.
         """
         if self._renderer.lifted_tags is None:
             return
@@ -345,10 +345,10 @@ class PromptBuilder:
         message: int,
         content: PromptContent,
     ) -> tuple[Sequence[int], tuple[int, int] | None]:
-        """Return where the turn of `message` ends, and it, where it begins in piece `at`.
+        """Return (ids, (end, message)) of a turn that begins in piece `at`, or ((), None).
 
-        And the ids of that piece's text in front of it. It ends with the first end of a turn by
-        which all is shown that it says: harmony's ends its parts too.
+        The ids are of the text that the piece has in front of the turn. `end` is the piece with the
+        first end of a turn by which all is shown that this one says: harmony ends its parts too.
         """
         turn, piece, own = content.turns[message], pieces[at], content.messages[message]
         assert turn is not None, "only known turns are looked for"

@@ -48,7 +48,7 @@ class Renderer:
         preserve_thinking: bool,
         own_form: Callable[[ToolForm], OwnForm | None] = lambda form: None,
     ) -> None:
-        """`default_thinking` is for who says nothing of it, None = as the template has it.
+        """`default_thinking` holds where a request says nothing, None = as the template has it.
 
         `own_form` tells that of a model's calls, by the form in which prompts show tools.
         """
@@ -123,7 +123,7 @@ class Renderer:
         return Rendered(text, shown.runs)
 
     def _variables(self, options: dict[str, Any], wish: ThinkingWish) -> dict[str, Any]:
-        """Return what the template is given for a request's template options, and its wish."""
+        """Return the template's variables for a request's options and its wish about thinking."""
         if wish.on is None:
             wish = replace(wish, on=self._default_thinking)
         kept = {"preserve_thinking": self._preserve_thinking}

@@ -42,15 +42,15 @@ _SWITCH_NAMES: Final = {name for name, _, _ in SWITCHES}.union(LEVEL_VARIABLES)
 class ThinkingSwitches:
     """What one template is given for a wish about thinking. Immutable."""
 
-    told: ThinkingSwitch = field(default_factory=ThinkingSwitch)
-    base: Variables = field(default_factory=dict)  # of no wish: none, unless the template needs it
+    told: ThinkingSwitch = field(default_factory=ThinkingSwitch)  # to clients
+    base: Variables = field(default_factory=dict)  # where nobody wishes: mostly none
     on: Variables = field(default_factory=dict)
     off: Variables = field(default_factory=dict)  # the least level where there is no off
-    levels: dict[str, Variables] = field(default_factory=dict)  # none for the template's default
+    levels: dict[str, Variables] = field(default_factory=dict)  # {} where that is its default
     takes_budget: bool = False
 
     def variables(self, wish: ThinkingWish) -> Variables:
-        """Return the template's variables for `wish`; a level that it has not is the nearest."""
+        """Return the template's variables for `wish`, with the nearest level that it has."""
         if wish.on is False:
             return self.off
         level = self.levels.get(self._nearest(wish.level), {})
@@ -58,14 +58,18 @@ class ThinkingSwitches:
         return (self.on if wish.on else self.base) | level | budget
 
     def _nearest(self, level: str | None) -> str:
-        """Return the nearest of the template's levels, of two the higher: as DeepSeek's own API."""
+        """Return the nearest of the template's levels, of two the higher, as DeepSeek's API."""
         if level is None or not self.levels:
             return ""
         place = THINKING_LEVELS.index
         return min(reversed(self.levels), key=lambda each: abs(place(each) - place(level)))
 
     def warnings(self, wish: ThinkingWish, own: Variables) -> list[str]:
-        """Return what of `wish` has no effect, as sentences; `own` variables are the client's."""
+        """Return, as sentences, what of `wish` is not done as said.
+
+        `own` has the variables that the client gives the template itself: with one of thinking
+        among them there is no warning.
+        """
         told, level = self.told, wish.level
         is_never, nearest = told.default == "never", self._nearest(level)
         least = f'its least level, "{told.levels[0]}", is used' if told.levels else "it may think"
@@ -98,7 +102,8 @@ def thinking_switches(
 ) -> ThinkingSwitches:
     """Return how the template is told to think.
 
-    `thinks`: answers may hold it; `is_open` tells of a generation prompt whether it begins it.
+    `thinks`: whether answers may hold thinking. `is_open` tells whether a generation prompt opens
+    the thinking.
     """
     found = next((row for row in SWITCHES if _is_known(template, *row)), None)
     name, *states = found or ("enable_thinking", True, False)  # which may count elsewhere
@@ -121,7 +126,7 @@ def thinking_switches(
 
 
 def _is_known(template: Template, name: str, on: Any, off: Any) -> bool:
-    """Whether the template makes more of the two than to show them."""
+    """Whether the template renders the two states differently; of a line, beyond showing it."""
     texts = [_text(template, {name: state}) for state in (on, off)]
     if name == SYSTEM_LINE:
         texts[0] = _text(template, {name: _UNKNOWN_WORD}).replace(_UNKNOWN_WORD, off)
@@ -129,7 +134,7 @@ def _is_known(template: Template, name: str, on: Any, off: Any) -> bool:
 
 
 def _levels(template: Template, on: Variables) -> tuple[dict[str, Variables], Variables | None]:
-    """Return the template's levels of thinking, least first, and what is no thinking at all."""
+    """Return the template's levels of thinking, least first, and the one that is off, if any."""
     for name in LEVEL_VARIABLES:
         base = _text(template, on)
         words = (*_NO_LEVELS, *THINKING_LEVELS, _UNKNOWN_WORD)
@@ -150,6 +155,7 @@ def _levels(template: Template, on: Variables) -> tuple[dict[str, Variables], Va
 
 
 def _end(text: str) -> str:
+    """Return the generation prompt, and what else stands behind the last question."""
     return text.rpartition("probe3x")[2]
 
 

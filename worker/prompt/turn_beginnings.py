@@ -16,9 +16,9 @@ from hearth.worker.prompt.tokenise import TextPiece
 
 
 class Beginning(NamedTuple):
-    """The first `tokens` of a prompt, by their digest. Immutable.
+    """Names the first `tokens` of a prompt, images included, by their digest. Immutable.
 
-    `chars` are those of the text that they end with, 0 where that is an added token or a turn.
+    `chars` counts the characters of the text that they end with, 0 behind an added token or a turn.
     """
 
     tokens: int
@@ -27,7 +27,10 @@ class Beginning(NamedTuple):
 
 
 class PromptIds:
-    """A prompt's ids while they are put one behind the other, and the images among them."""
+    """A prompt's ids while they are put one behind the other, and the images among them.
+
+    Owner: the prompt thread that builds the prompt.
+    """
 
     def __init__(self, ids: list[int]) -> None:
         self.ids: list[int] = []
@@ -38,15 +41,17 @@ class PromptIds:
 
     @property
     def beginning(self) -> Beginning:
-        """What a turn would be sampled behind that begins here."""
+        """What a turn is sampled behind that begins at this place."""
         return Beginning(len(self.ids), self._chars, self._digest.digest())
 
     def extend(self, ids: Sequence[int]) -> None:
+        """Add ids that are of no text of the template's: a turn, or what begins the prompt."""
         self.ids.extend(ids)
         self._chars = 0
         self._digest.update(pack(ids).tobytes())
 
     def add(self, piece: TextPiece) -> None:
+        """Add a piece of what was rendered, or an image."""
         start = len(self.ids)
         self.extend(piece.ids)
         if piece.picture is not None:
@@ -67,7 +72,8 @@ class PromptIds:
 def shows_all(message: dict[str, Any], text: str) -> bool:
     """Whether `text` shows all that an assistant's message says, in the order of writing.
 
-    What it thought comes first, and may be left out: it may name what is called.
+    Its thinking comes first and may be missing. The search goes on behind it, since it may name
+    what is called.
     """
     names = [call["function"]["name"] for call in message.get("tool_calls") or ()]
     thinking = (message.get("reasoning_content") or "").strip()

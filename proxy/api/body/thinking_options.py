@@ -18,7 +18,7 @@ BUDGET_MAX: Final = 2**31 - 1
 _NESTED: Final = ("extra_body", "metadata")
 _OFF: Final = ("off", "none", "disabled", "false", "no_think")
 _ON: Final = ("on", "enabled", "adaptive", "between_tools", "auto", "true")
-# The switches of templates, of which `chat_template_kwargs` may say the same in their own words.
+# The switches of templates: a wish may come in `chat_template_kwargs`, too, in a template's words.
 TEMPLATE_SWITCHES: Final = (
     *("enable_thinking", "thinking", "thinking_mode", "reasoning", "thinking_option"),
     "reasoning_effort",

@@ -280,14 +280,13 @@ def test_tools_stay_as_they_were_sent_and_hosted_ones_are_counted() -> None:
     schema = {"type": "object", "properties": {"b": {}, "a": {}}}
     function = {"parameters": schema, "description": "d", "name": "f", "strict": True}
     tool = {"function": function, "type": "function"}
-    request = chat_completions.parse(
-        body(tools=[tool | {"cache_control": {}}, {"type": "web_search"}], functions=[function])
-    )
+    tools = [tool | {"cache_control": {}}, {"type": "web_search"}]
+    request = chat_completions.parse(body(tools=tools, functions=[function]))
     assert [list(each) for each in request.prompt.tools] == [list(tool), ["type", "function"]]
-    assert request.prompt.tools[0] == tool
-    assert list(request.prompt.tools[0]["function"]) == list(function)
-    assert list(request.prompt.tools[1]["function"]) == ["name", "description", "parameters"]
-    assert list(request.prompt.tools[1]["function"]["parameters"]["properties"]) == ["b", "a"]
+    sent, legacy = (each["function"] for each in request.prompt.tools)
+    assert request.prompt.tools[0] == tool and list(sent) == list(function)
+    assert list(legacy) == ["name", "description", "parameters"]
+    assert list(legacy["parameters"]["properties"]) == ["b", "a"]
     assert request.left_out == ("web_search",)
 
 
