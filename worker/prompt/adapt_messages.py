@@ -177,16 +177,10 @@ def _adapted_message(
     if role == "system" and not (template.places_system if at else template.opens_with_system):
         content = text_of(message)
         return {"role": "user", "content": f"<system>\n{content}\n</system>" if at else content}
-    if role == "tool":
-        return _adapted_result(message, template)
+    if role == "tool" and not template.shows_results:
+        return _result_as_user(message, template)
     if message.get("tool_calls"):
         return _adapted_calls(message, template)
-    return message
-
-
-def _adapted_result(message: dict[str, Any], template: TemplateCapabilities) -> dict[str, Any]:
-    if not template.shows_results:
-        return _result_as_user(message, template)
     return message
 
 

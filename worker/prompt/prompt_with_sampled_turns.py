@@ -13,15 +13,20 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from hearth.shared.errors import PromptTooLong, RequestError
-from hearth.shared.wire_messages import ThinkingWish
+from hearth.shared.thinking import ThinkingWish
 from hearth.worker.cache.block_hash import Tokens, pack
 from hearth.worker.cache.image_keys import ImageRun, PromptImage, PromptImages, keys_of
 from hearth.worker.prompt.images.image_placeholders import ImageForm, marked, pieces_of
 from hearth.worker.prompt.render_messages import Renderer
 from hearth.worker.prompt.template_turn_tokens import HistoryMarks
 from hearth.worker.prompt.tokenise import PieceTokeniser, TextPiece
-from hearth.worker.prompt.tools_as_text import ToolForm
-from hearth.worker.prompt.turn_beginnings import Beginning, PromptIds, shows_all, shows_other
+from hearth.worker.prompt.turn_beginnings import (
+    Beginning,
+    PromptIds,
+    shows_all,
+    shows_other,
+    words_of,
+)
 
 UTF8_BYTES_MAX = 4  # of a character
 COUNTED_BYTES_MAX = 16 * 1024 * 1024  # of a prompt that is only counted: 3 s of a thread
@@ -33,7 +38,6 @@ class SampledTurn(Protocol):
     @property
     def ids(self) -> Tokens:
         """Its generation prompt and what was sampled, without the end-of-turn token."""
-        ...
 
     @property
     def thinking(self) -> str: ...
@@ -41,7 +45,6 @@ class SampledTurn(Protocol):
     @property
     def begins(self) -> Beginning | None:
         """What it was sampled behind; None where that is not known."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +111,7 @@ class PromptBuilder:
         self._form = form or ImageForm()
         self._renderer = renderer
         self.thinking = renderer.thinking
+        self.tool_form = renderer.capabilities.tool_form  # in which prompts show tools
         self.tokeniser = tokeniser
         self._history = history
         self._context_tokens, self._context_by = context
@@ -115,11 +119,6 @@ class PromptBuilder:
         # Text longer than this cannot fit, and is refused unread.
         self._bytes_max = token_bytes * self._context_tokens if token_bytes else None
         self.preserves_thinking = preserves_thinking
-
-    @property
-    def tool_form(self) -> ToolForm:
-        """The form in which prompts show tools and ask for calls."""
-        return self._renderer.tool_form
 
     def build(
         self, content: PromptContent, adds_header: bool = True, is_counted: bool = False
@@ -329,7 +328,7 @@ class PromptBuilder:
         if not len(turn.ids) or turn.ids[0] != pieces[start].ids[0]:
             return False
         text = "".join(piece.text for piece in pieces[start:end])
-        shown = _words_of(content.messages[message])
+        shown = words_of(content.messages[message])
         if shown and not any(word in text for word in shown):
             return False
         if self._history.moves_words and len(shown) > 1 and shown[0] not in text:
@@ -486,14 +485,6 @@ def _built(
             param="messages",
         )
     return BuiltPrompt(ids, keys_of(ids, images), images, begins.tokens, kept, doubtful, begins)
-
-
-def _words_of(message: dict[str, Any]) -> list[str]:
-    """Return the words of an assistant message of which a template shows one at least."""
-    names = [call["function"]["name"] for call in message.get("tool_calls") or ()]
-    content = message.get("content") or ""
-    texts = [content] if isinstance(content, str) else [part["text"] for part in content]
-    return [word for word in (*map(str.strip, texts), *names) if word]
 
 
 def _paired(

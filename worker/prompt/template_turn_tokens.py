@@ -30,11 +30,10 @@ class HistoryMarks:
 
 def history_marks(tokenizer: Any, marks: TurnMarks, end_ids: frozenset[int]) -> HistoryMarks:
     """Return the marks of the tokenizer's template; `end_ids` end what is generated."""
-    texts = tuple(tokenizer.decode(list(header)) for header in marks.assistant_headers)
+    texts = tuple(filter(None, map(tokenizer.decode, map(list, marks.assistant_headers))))
     between = _after_answer(tokenizer)
     closing = [token for token in between if token in _control_ids(tokenizer)][:1]
     ends = end_ids | (set(closing) - marks.header_ids)
-    texts = tuple(text for text in texts if text)
     others = map(list, filter(None, _other_headers(tokenizer, marks.header_ids)))
     headers = [*texts, *map(tokenizer.decode, others)]
     start = "".join(headers[:1])[: _shared(headers)]
@@ -66,11 +65,13 @@ def turn_marks(tokenizer: Any) -> TurnMarks:
     others = _other_headers(tokenizer, header_ids)
     written = [_header(tokenizer, "assistant", header_ids, is_old) for is_old in (False, True)]
     headers = _assistant_headers(usable, written, others)
-    if (closing := _result_end(tokenizer)) and not header_ids.intersection(closing):
+    closing = _result_end(tokenizer)
+    ends_results = bool(closing) and header_ids.isdisjoint(closing)
+    if ends_results:
         header_ids.add(closing[-1])
         headers += (tuple(closing[-1:]),)
     assert all(header[0] in header_ids for header in headers), (headers, header_ids)
-    return TurnMarks(frozenset(header_ids), headers)
+    return TurnMarks(frozenset(header_ids), headers, ends_results)
 
 
 def _result_end(tokenizer: Any) -> Sequence[int]:
@@ -203,23 +204,14 @@ def _generation_prompt(tokenizer: Any, thinking: bool) -> list[tuple[int, ...]]:
 
 
 def _after_question(tokenizer: Any, thinking: bool, add_generation_prompt: bool) -> list[int]:
-    question = [{"role": "user", "content": _FIRST}]
-    text = _thinking_or_not(tokenizer, question, thinking, add_generation_prompt)
+    question, adds = [{"role": "user", "content": _FIRST}], add_generation_prompt
+    known = {"enable_thinking": thinking}
+    both = _probed(tokenizer, question, adds, **known, thinking=thinking)
+    # A template that is a function takes only the name that it knows.
+    text = both or _probed(tokenizer, question, adds, **known)
     _, found, tail = text.partition(_FIRST)
     ids: list[int] = tokenizer.encode(tail, add_special_tokens=False) if found else []
     return ids
-
-
-def _thinking_or_not(
-    tokenizer: Any, messages: list[dict[str, Any]], thinking: bool, adds_header: bool
-) -> str:
-    """Return the probe rendered with thinking switched on or off, by both names that it has.
-
-    A template that is a function takes only the name that it knows.
-    """
-    known = {"enable_thinking": thinking}
-    both = _probed(tokenizer, messages, adds_header, **known, thinking=thinking)
-    return both or _probed(tokenizer, messages, adds_header, **known)
 
 
 def _between(tokenizer: Any, role: str, is_old: bool = False) -> Sequence[int]:

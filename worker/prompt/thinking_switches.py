@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from hearth.shared.wire_messages import THINKING_LEVELS, ThinkingSwitch, ThinkingWish
+from hearth.shared.thinking import THINKING_LEVELS, ThinkingSwitch, ThinkingWish
 from hearth.worker.prompt.chat_template import SYSTEM_LINE, Template
 
 Variables = dict[str, Any]

@@ -14,7 +14,7 @@ import string
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, takewhile
 from typing import Any, Final
 
 from tokenizers import AddedToken, Tokenizer
@@ -433,7 +433,8 @@ def _longest(literals: set[str]) -> str:
     """Return a regular expression that is a tree: what literals share is looked at once."""
     if not literals:
         return ""
-    shared = _common_prefix(min(literals), max(literals))
+    pairs = zip(min(literals), max(literals), strict=False)
+    shared = "".join(one for one, _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
     rests: dict[str, set[str]] = {}
     for literal in literals:
         if rest := literal[len(shared) :]:
@@ -442,13 +443,6 @@ def _longest(literals: set[str]) -> str:
         return re.escape(shared)
     branches = "|".join(_longest(rests[first]) for first in sorted(rests))
     return f"{re.escape(shared)}(?:{branches}){'?' if shared in literals else ''}"
-
-
-def _common_prefix(one: str, other: str) -> str:
-    length = 0
-    while length < min(len(one), len(other)) and one[length] == other[length]:
-        length += 1
-    return one[:length]
 
 
 def _before_spaces(text: str, end: int) -> int:

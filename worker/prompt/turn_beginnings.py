@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from hearth.worker.cache.block_hash import HASH_BYTES, pack
 from hearth.worker.cache.image_keys import ImageRun
-from hearth.worker.prompt.chat_template import text_of
+from hearth.worker.prompt.chat_template import parts_of, text_of
 from hearth.worker.prompt.tokenise import TextPiece
 
 
@@ -69,16 +69,22 @@ class PromptIds:
         return digest.digest() == begins.digest
 
 
+def words_of(message: dict[str, Any]) -> list[str]:
+    """Return the words of an assistant message of which a template shows one at least."""
+    names = [call["function"]["name"] for call in message.get("tool_calls") or ()]
+    words = (*(part["text"].strip() for part in parts_of(message)), *names)
+    return [word for word in words if word]
+
+
 def shows_all(message: dict[str, Any], text: str) -> bool:
     """Whether `text` shows all that an assistant's message says, in the order of writing.
 
     Its thinking comes first and may be missing. The search goes on behind it, since it may name
     what is called.
     """
-    names = [call["function"]["name"] for call in message.get("tool_calls") or ()]
     thinking = (message.get("reasoning_content") or "").strip()
     place = text.find(thinking) + len(thinking) if thinking in text else 0
-    for word in (text_of(message).strip(), *names):
+    for word in words_of(message):
         place = text.find(word, place)
         if place < 0:
             return False

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from hearth.shared.settings_from_env import Settings
-from hearth.shared.wire_messages import ThinkingSwitch
+from hearth.shared.thinking import ThinkingSwitch
 from hearth.worker.engine.lora.lora_loader import LoraLoader
 from hearth.worker.engine.model_loader import LoadedModel, load_model, weights_of
 from hearth.worker.formats.shared.output_format import OutputFormat

@@ -25,12 +25,7 @@ from tokenizers import (
 from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 
 from hearth.worker.prompt import tokenise
-from hearth.worker.prompt.tokenise import (
-    MARK_LENGTH,
-    PIECE_OVERHEAD_CHARS,
-    PieceTokeniser,
-    TextPiece,
-)
+from hearth.worker.prompt.tokenise import PIECE_OVERHEAD_CHARS, PieceTokeniser, TextPiece
 from scripts.fixtures.fixture_cache import fixture_dir
 
 CORPUS = ["the quick brown fox — über 日本語 🦊 naïve <b>x</b>", "def f(x):\n    return x\n"] * 20
@@ -364,7 +359,7 @@ def test_shielding_puts_marks_and_nothing_else(value: Any) -> None:
 def test_a_mark_is_digits_that_the_tokenizer_does_not_cut() -> None:
     one, other = (tokeniser_of("in pieces", kind).mark for kind in ("gemma", "unigram"))
     assert one != other
-    assert one.isdecimal() and other.isdecimal() and len(one) == len(other) == MARK_LENGTH
+    assert one.isdecimal() and other.isdecimal() and len(one) == len(other) == tokenise.MARK_LENGTH
     tokenizer = wrapped(byte_level(added(*CONTROLS) + added(*"0123456789", special=False)))
     cut = PieceTokeniser(tokenizer, "")
     found = cut.ids(cut.shielded("a 1 <s>", cut.mark), cut.mark)
