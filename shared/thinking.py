@@ -19,10 +19,14 @@ class ThinkingWish:
 
     @property
     def options(self) -> dict[str, Any]:
-        """The fields in which a client says the same, but for the budget."""
+        """The fields in which a client says the same."""
         level = {"effort": self.level} if self.on is None else self.level
         name = "output_config" if self.on is None else "reasoning_effort"
-        rows = (("enable_thinking", self.on), (name, self.level and level))
+        rows = (
+            ("enable_thinking", self.on),
+            (name, self.level and level),
+            ("thinking_budget", self.budget),
+        )
         return {key: value for key, value in rows if value is not None}
 
 

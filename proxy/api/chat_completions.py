@@ -220,12 +220,13 @@ def _assistant(row: dict[str, Any], param: str, left_out: list[str]) -> dict[str
 
 
 def _tool_calls(row: dict[str, Any], param: str) -> list[Any]:
+    """Return the calls; one without an id gets that of its place, which no other has."""
     given = row.get("tool_calls")
     calls = []
     for index, value in enumerate(fields.rows(given, f"{param}.tool_calls") if given else []):
         where = f"{param}.tool_calls[{index}]"
         call = fields.record(value, where)
-        call_id = fields.text(call, "id", f"{where}.id") or ""
+        call_id = fields.text(call, "id", f"{where}.id") or "".join(filter(str.isalnum, where))
         kind = "custom" if call.get("type") == "custom" else "function"
         inner = fields.record(call.get(kind), f"{where}.{kind}")
         name = fields.required_text(inner, "name", f"{where}.{kind}.name")

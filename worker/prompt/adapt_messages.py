@@ -90,16 +90,15 @@ def _with_tool_prompt(
 def _whole(tool: dict[str, Any], asked: frozenset[str]) -> dict[str, Any]:
     """Return the tool with the fields that are `asked` for, and those of its properties."""
     function = tool["function"]
-    parameters = {"type": "object", "properties": {}} | (function.get("parameters") or {})
-    if "properties" in asked and isinstance(parameters["properties"], dict):
+    parameters = {**(function.get("parameters") or {})}
+    if ("schema" if parameters else "parameters") in asked:
+        parameters = parameters | {"type": "object", "properties": {}} | parameters  # in its order
+    if "properties" in asked and isinstance(parameters.get("properties"), dict):
         rows = parameters["properties"].items()
         parameters["properties"] = {name: _whole_property(schema) for name, schema in rows}
-        asked |= {"parameters"}
     whole = {"description": function.get("description") or "", "parameters": parameters}
-    return {
-        **tool,
-        "function": function | {name: value for name, value in whole.items() if name in asked},
-    }
+    added = {name: whole[name] for name in whole if name in asked or function.get(name)}
+    return {**tool, "function": function | added}
 
 
 def _whole_property(schema: Any) -> Any:

@@ -353,7 +353,7 @@ class PromptBuilder:
         assert turn is not None, "only known turns are looked for"
         lead: Sequence[int] = ()
         missing = begins.tokens - len(prompt_ids.ids)
-        is_in_text = not piece.is_added and begins.chars < len(piece.text)
+        is_in_text = not piece.is_added and 0 < begins.chars < len(piece.text)
         if is_in_text and 0 < missing <= UTF8_BYTES_MAX * begins.chars + 1:
             lead = self.tokeniser.text_ids(piece.text[: begins.chars], at == 0, content.owner)
         if not prompt_ids.are(begins, lead):

@@ -56,7 +56,8 @@ class TemplateCapabilities:
     tool_form: ToolForm
     shows_calls: bool  # as `tool_calls`
     shows_results: bool  # as messages of role "tool"
-    # What each tool must have: "description", "parameters", and for "properties" theirs.
+    # What each tool must have: "description", "parameters", "schema": what is in those, and for
+    # "properties" theirs.
     completes_tools: frozenset[str]
     splits_calls: bool  # of several calls in one message, some are refused or left out
     shortens_ids: bool  # call ids must have nine letters and digits
@@ -250,7 +251,8 @@ def _shows_tools(template: Template, *lead: dict[str, Any]) -> tuple[bool, froze
     plain = {"type": "object", "properties": {"probeparameter": {"type": "object"}}}
     lacks = {
         "description": [_tool(description=None)],
-        "parameters": [_tool(parameters=None), _tool(parameters={"type": "object"})],
+        "parameters": [_tool(parameters=None)],
+        "schema": [_tool(parameters={"type": "object"})],
         "properties": [_tool(parameters=plain)],
     }
     refused = {

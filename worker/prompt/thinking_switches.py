@@ -53,9 +53,13 @@ class ThinkingSwitches:
         """Return the template's variables for `wish`, with the nearest level that it has."""
         if wish.on is False:
             return self.off
-        level = self.levels.get(self._nearest(wish.level), {})
+        level = self.levels.get(self._nearest(self._level(wish)), {})
         budget = {"thinking_budget": wish.budget} if wish.budget and self.takes_budget else {}
         return (self.on if wish.on else self.base) | level | budget
+
+    def _level(self, wish: ThinkingWish) -> str | None:
+        """Return the level; None where it says how hard to work, and nobody asks for thinking."""
+        return wish.level if wish.on or self.told.default != "off" else None
 
     def _nearest(self, level: str | None) -> str:
         """Return the nearest of the template's levels, of two the higher, as DeepSeek's API."""
@@ -70,14 +74,14 @@ class ThinkingSwitches:
         `own` has the variables that the client gives the template itself: with one of thinking
         among them there is no warning.
         """
-        told, level = self.told, wish.level
+        told, level = self.told, self._level(wish)
         is_never, nearest = told.default == "never", self._nearest(level)
         least = f'its least level, "{told.levels[0]}", is used' if told.levels else "it may think"
         rows = (
             (
                 wish.on is False and not told.has_switch and not is_never,
                 "Thinking cannot be switched off: this model's template has no switch, and "
-                f"{least}. Send thinking_budget: 1 to end it early, or ask another model.",
+                f"{least}. Send thinking_budget: 1 instead to end it early, or ask another model.",
             ),
             (
                 wish.on and is_never,
