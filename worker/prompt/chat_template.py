@@ -63,7 +63,8 @@ class Template:
         """
         flat = [_flat(message) for message in messages]
         if not self.exists:
-            return _transcript(flat, adds_header)
+            lines = [f"{message['role']}: {message['content']}\n" for message in flat]
+            return "".join(lines) + ("assistant:" if adds_header else "")
         variables = dict(variables)
         if line := variables.pop(SYSTEM_LINE, None):
             flat = _with_system_line(flat, line)
@@ -163,8 +164,3 @@ def _flat(message: dict[str, Any]) -> dict[str, Any]:
     else:
         flat.pop("tool_calls", None)
     return flat
-
-
-def _transcript(messages: list[dict[str, Any]], adds_header: bool) -> str:
-    lines = [f"{message['role']}: {message['content']}\n" for message in messages]
-    return "".join(lines) + ("assistant:" if adds_header else "")
