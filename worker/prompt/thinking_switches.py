@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from hearth.shared.thinking import THINKING_LEVELS, ThinkingSwitch, ThinkingWish
+from hearth.shared.thinking import THINKING_LEVELS, ThinkingFacts, ThinkingWish
 from hearth.worker.prompt.chat_template import SYSTEM_LINE, Template
 
 Variables = dict[str, Any]
@@ -42,7 +42,7 @@ _SWITCH_NAMES: Final = {name for name, _, _ in SWITCHES}.union(LEVEL_VARIABLES)
 class ThinkingSwitches:
     """What one template is given for a wish about thinking. Immutable."""
 
-    told: ThinkingSwitch = field(default_factory=ThinkingSwitch)  # to clients
+    told: ThinkingFacts = field(default_factory=ThinkingFacts)  # to clients
     base: Variables = field(default_factory=dict)  # where nobody wishes: mostly none
     on: Variables = field(default_factory=dict)
     off: Variables = field(default_factory=dict)  # the least level where there is no off
@@ -125,7 +125,7 @@ def thinking_switches(
     if has_switch:
         texts = {"on": _text(template, on), "off": _text(template, off)}
         default = next((each for each, text in texts.items() if text == shown), "adaptive")
-    told = ThinkingSwitch(default, has_switch, list(levels))
+    told = ThinkingFacts(default, has_switch, list(levels))
     return ThinkingSwitches(told, base, on, off, levels, name == "thinking_budget")
 
 
