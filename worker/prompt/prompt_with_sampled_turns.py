@@ -310,7 +310,7 @@ class PromptBuilder:
             for (start, end), message in _paired(headers, messages):
                 if message in doubtful:
                     doubtful.remove(message)
-                    span = (start, self._end_of(pieces, start, end), message)
+                    span = (start, self._end_of_own(pieces, start, end, message, content), message)
                     if self._may_replace(pieces, span, content):
                         spans.append(span)
         return spans, doubtful
@@ -355,17 +355,22 @@ class PromptBuilder:
         assert turn is not None, "only known turns are looked for"
         lead: Sequence[int] = ()
         missing = begins.tokens - len(prompt_ids.ids)
-        is_in_text = not piece.is_added and begins.chars < len(piece.text)
+        is_in_text = not piece.is_added and 0 < begins.chars < len(piece.text)
         if is_in_text and 0 < missing <= UTF8_BYTES_MAX * begins.chars + 1:
             lead = self.tokeniser.text_ids(piece.text[: begins.chars], at == 0, content.owner)
         if not prompt_ids.are(begins, lead):
             return (), None
-        text = ""
+        text, inner = "", self._ends_in(turn)
         for end in range(at, len(pieces)):
             is_first = end == at and (lead or pieces[at].ids[0] == turn.ids[0])
-            if not is_first and self._is_end(pieces, end) and shows_all(own, text):
-                may = self._may_stand(pieces[end + 1 :], text, message, content)
-                return lead, (end, message) if may else None
+            if not is_first and self._is_end(pieces, end):
+                if shows_all(own, text):
+                    may = self._may_stand(pieces[end + 1 :], text, message, content)
+                    return lead, (end, message) if may else None
+                inner -= 1
+            is_others = self._is_header(pieces, end) and not self._begins_own(pieces, end)
+            if inner < 0 or (is_others and pieces[end].ids[0] != turn.ids[0]):
+                break  # another message stands there now
             text += pieces[end].text[begins.chars if lead and end == at else 0 :]
         return (), None
 
@@ -375,6 +380,8 @@ class PromptBuilder:
         """Whether `text` is the turn of `message` and no more, and none of it is `behind`."""
         turn, own = content.turns[message], content.messages[message]
         assert turn is not None, "only known turns are looked for"
+        if message and shows_other(own, content.messages[message - 1], text):
+            return False
         for other in content.messages[message + 1 : message + 2]:
             at = next((at for at, piece in enumerate(behind) if piece.text.strip()), len(behind))
             goes_on = other["role"] != "assistant" and self._begins_own(behind, at)
@@ -438,6 +445,28 @@ class PromptBuilder:
             if self._is_end(pieces, at):
                 return at
         return end
+
+    def _end_of_own(
+        self, pieces: list[TextPiece], start: int, end: int, message: int, content: PromptContent
+    ) -> int:
+        """Return the piece that ends the turn of `message` in [start, end).
+
+        The first by which all is shown that it says, behind those that it has itself: Apertus puts
+        results behind one end, and another behind them.
+        """
+        turn, text = content.turns[message], ""
+        assert turn is not None, "only known turns have spans"
+        inner = self._ends_in(turn)
+        for at in range(start, end):
+            if at > start and self._is_end(pieces, at):
+                if inner <= 0 and shows_all(content.messages[message], text):
+                    return at
+                inner -= 1
+            text += pieces[at].text
+        return self._end_of(pieces, start, end)
+
+    def _ends_in(self, turn: SampledTurn) -> int:
+        return sum(token in self._history.ends for token in turn.ids[1:].tolist())
 
     def _is_end(self, pieces: list[TextPiece], at: int) -> bool:
         return pieces[at].is_added and pieces[at].ids[0] in self._history.ends
