@@ -15,7 +15,7 @@ ID_CHARS: Final = 22  # of letters and digits: 131 bits
 SIGNATURE_BEGIN: Final = "hearth-"  # of thinking
 _ALPHABET: Final = string.ascii_letters + string.digits
 _PLAIN: Final = re.compile(rf"[A-Za-z0-9]{{{ID_CHARS}}}")
-# The model's own id and what makes it unique, 95 bits; or of Kimi's, which few take, its number.
+# The model's own id, or the number in Kimi's, which few clients take; 95 bits make it unique.
 _MARKED: Final = re.compile(r"([A-Za-z0-9_-]*?)hearth[A-Za-z0-9]{16}")
 _NUMBERED: Final = re.compile(r"(functions\.)?(.+):([0-9]{1,9})", re.DOTALL)
 # Sessions that began before signatures had a beginning of their own carry plain ones.
@@ -35,9 +35,9 @@ def new_id() -> str:
 def call_id_for(written: str, name: str, known: Collection[str], unique: str) -> str:
     """Return the id that a client is given for a call of `name`; `unique` is a new one.
 
-    It is what the model wrote, where every client and provider takes that and no call of `known`
-    has it: models begin their numbers anew. Else `written_call_id` finds it in what is given.
-    Anthropic takes these characters alone, OpenAI no more of them.
+    It is the id that the model wrote, where every client and provider takes that and it is not
+    among `known`: models begin their numbers anew. Else `written_call_id` finds it in the result.
+    Anthropic takes these characters alone, OpenAI 40 of them at most.
     """
     kept = written if re.fullmatch("[A-Za-z0-9_-]{1,40}", written) else ""
     if kept and kept not in known and not _MARKED.fullmatch(kept):
@@ -48,7 +48,7 @@ def call_id_for(written: str, name: str, known: Collection[str], unique: str) ->
 
 
 def written_call_id(given: str) -> str:
-    """Return the id of a call as the model wrote it; of one as its client was given it."""
+    """Return the id that the model wrote for a call, of the id that its client was given."""
     return found[1] if (found := _MARKED.fullmatch(given)) else given
 
 
@@ -62,9 +62,10 @@ def numbered_call_id(given: str, name: str, number: int) -> str:
 
 
 def is_our_call_id(value: Any) -> bool:
-    """Return whether we gave a call this id: of letters and digits alone, no provider's is.
+    """Return whether we may have given a call this id.
 
-    But those of Mistral, which wants no thinking back.
+    Of other providers only Mistral's are letters and digits alone, and Mistral wants no thinking
+    back.
     """
     return (
         type(value) is str

@@ -15,10 +15,10 @@ from typing import Any, Final, get_args, get_origin, get_type_hints
 import msgpack
 
 from hearth.shared.errors import WireError
+from hearth.shared.thinking import ThinkingFacts, ThinkingWish
 
 PROTOCOL_VERSION: Final = 16
 FRAME_BYTES_MAX: Final = 80 * 1024 * 1024  # a 64 MB request body, and room for its envelope
-THINKING_LEVELS: Final = ("minimal", "low", "medium", "high", "xhigh", "max")  # least first
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,26 +72,6 @@ class Speaker:
 
 
 @dataclass(frozen=True, slots=True)
-class ThinkingWish:
-    """How much the model may think, as the client said it; the worker knows its template's words.
-
-    A level with no `on` says how hard to work, not whether to think.
-    """
-
-    on: bool | None = None
-    level: str | None = None  # of THINKING_LEVELS
-    budget: int | None = None  # tokens, >= 0
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """The fields in which a client says the same, but for the budget."""
-        level = {"effort": self.level} if self.on is None else self.level
-        name = "output_config" if self.on is None else "reasoning_effort"
-        rows = (("enable_thinking", self.on), (name, self.level and level))
-        return {key: value for key, value in rows if value is not None}
-
-
-@dataclass(frozen=True, slots=True)
 class MessageName:
     """One message in the canonical pipeline: what it is known by, never what the model is fed."""
 
@@ -105,7 +85,7 @@ class Prompt:
     """A prompt before rendering: all three API dialects become this.
 
     A message is {role, content, reasoning_content, tool_calls, tool_call_id, name}. Its content is
-    a string; where it shows images, or is several texts, a list of {"type": "text", "text"} and
+    a string; where it shows images, or has several texts, a list of {"type": "text", "text"} and
     {"type": "image", "image": a key of `images`}, in their order.
     Not for templates are an assistant's `signatures` (of thinking that we may have issued) and a
     tool result's `tool_references` (names of deferred tools that it loads).
@@ -129,16 +109,6 @@ class Prompt:
 
 
 @dataclass(frozen=True, slots=True)
-class ThinkingSwitch:
-    """What a model's template can be told about thinking."""
-
-    # "on" | "off" | "adaptive": the model decides; without a switch "always" | "never" too
-    default: str = "never"
-    has_switch: bool = False  # between on and off
-    levels: list[str] = field(default_factory=list)  # of THINKING_LEVELS, least first
-
-
-@dataclass(frozen=True, slots=True)
 class ModelFacts:
     """The facts that a worker found out about its model when it loaded it."""
 
@@ -155,7 +125,7 @@ class ModelFacts:
     model_tokens: int = 0  # the context that the model was made for
     context_by: str = "model"  # the smallest of "model" | "setting" | "memory"
     thinks: bool = False  # its answers may hold thinking
-    thinking: ThinkingSwitch = field(default_factory=ThinkingSwitch)
+    thinking: ThinkingFacts = field(default_factory=ThinkingFacts)
     ranks: int = 1  # processes that compute it together
 
 
@@ -183,7 +153,7 @@ class Usage:
     accepted_prediction_tokens: int = 0  # drafted, and the model said the same
     rejected_prediction_tokens: int = 0  # drafted, and it did not
     decode_forwards: int = 0  # in which its tokens were computed, <= completion_tokens
-    warnings: list[str] = field(default_factory=list)  # what was asked for and had no effect
+    warnings: list[str] = field(default_factory=list)  # sentences: what was not done as asked
 
 
 # ---------------------------------------------------------------- proxy to worker

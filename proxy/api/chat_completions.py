@@ -134,7 +134,7 @@ def _tools(body: dict[str, Any]) -> tuple[list[Any], list[Any], tuple[str, ...]]
         if kind == "function" or (kind is None and "function" in row):
             inner = fields.record(row.get("function"), f"{param}.function")
             is_late = fields.boolean(row, "defer_loading") or fields.boolean(inner, "defer_loading")
-            tools.function_tool(inner, param, inner="function")
+            tools.function_tool(inner, param, inner="function")  # refuses what is wrong
             tool = tools.as_sent(row | {"type": "function", "function": tools.as_sent(inner)})
             (deferred if is_late else shown).append(tool)
         elif kind == "custom":
@@ -220,12 +220,13 @@ def _assistant(row: dict[str, Any], param: str, left_out: list[str]) -> dict[str
 
 
 def _tool_calls(row: dict[str, Any], param: str) -> list[Any]:
+    """Return the calls; one without an id gets that of its place, which no other has."""
     given = row.get("tool_calls")
     calls = []
     for index, value in enumerate(fields.rows(given, f"{param}.tool_calls") if given else []):
         where = f"{param}.tool_calls[{index}]"
         call = fields.record(value, where)
-        call_id = fields.text(call, "id", f"{where}.id") or ""
+        call_id = fields.text(call, "id", f"{where}.id") or "".join(filter(str.isalnum, where))
         kind = "custom" if call.get("type") == "custom" else "function"
         inner = fields.record(call.get(kind), f"{where}.{kind}")
         name = fields.required_text(inner, "name", f"{where}.{kind}.name")

@@ -12,7 +12,7 @@ MessageContent = str | list[Any]  # of a message, as hearth.shared.wire_messages
 
 
 def join(pieces: Sequence[ContentPart]) -> MessageContent:
-    """Return `pieces` as a message's content: a string where one text is all, or else parts."""
+    """Return `pieces` as a message's content: a string where one text is all, else parts."""
     texts = [piece for piece in pieces if isinstance(piece, str)]
     if len(texts) == len(pieces) < 2:
         return join_text(texts)
@@ -20,7 +20,7 @@ def join(pieces: Sequence[ContentPart]) -> MessageContent:
 
 
 def as_one(pieces: list[ContentPart]) -> list[ContentPart]:
-    """Return what one block of a client's shows: one text, where it is texts only."""
+    """Return the pieces of one block of a client's: one text where they are texts only."""
     text = merged(join(pieces))
     return [text] if pieces and isinstance(text, str) else pieces
 
@@ -37,7 +37,7 @@ def merged(content: MessageContent) -> MessageContent:
 
 
 def text_of(content: MessageContent) -> str:
-    """Return the words of `content`."""
+    """Return the texts of `content` as one string, each on its own line."""
     if isinstance(content, str):
         return content
     return join_text([part["text"] for part in content if part["type"] == "text"])

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import orjson
 
-from hearth.proxy.request.content_pieces import merged
+from hearth.proxy.request.content_pieces import merged, text_of
 from hearth.proxy.request.volatile_fields import ASKING_ROLES, canonical_text
 from hearth.shared.memory_by_owner import MemoryByOwner
 from hearth.shared.wire_messages import MessageName
@@ -63,12 +63,14 @@ class MessageDigester:
         if known is not None:
             return known
         content = merged(message["content"])
-        chars = _chars(content)
+        chars = len(text_of(content))
         if self._is_on:
             left, rules = _canonical_content(message["role"], content)
             is_volatile = not left and bool(content) and message["role"] in ASKING_ROLES
             canonical = b"" if is_volatile else _canonical_digest(message, left)
-            named = _KnownMessage(MessageName(canonical, exact, rules), chars, chars - _chars(left))
+            named = _KnownMessage(
+                MessageName(canonical, exact, rules), chars, chars - len(text_of(left))
+            )
         else:
             named = _KnownMessage(MessageName(exact, exact), chars, 0)
         assert named.delta_chars >= 0, (named.delta_chars, named.name.rules)
@@ -84,13 +86,6 @@ def exact_digest(message: dict[str, Any]) -> bytes:
     ]
     shown = ("role", "content", "reasoning_content", "tool_call_id", "name", "tool_references")
     return _digest([calls, *(message.get(key) for key in shown)], 0)
-
-
-def _chars(content: str | list[Any]) -> int:
-    """Return how many characters of text are in a message's content."""
-    if isinstance(content, str):
-        return len(content)
-    return sum(len(part.get("text", "")) for part in content)
 
 
 def _canonical_content(role: str, content: str | list[Any]) -> tuple[str | list[Any], list[str]]:

@@ -18,6 +18,7 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 from transformers.convert_slow_tokenizer import TikTokenConverter
 
+from hearth.proxy.request.content_pieces import text_of
 from hearth.shared.settings_from_env import PROJECT_DIR
 from hearth.worker.stream.answer_parts import ToolCall
 from scripts.bench.drafts_replay import TokenAnswer
@@ -131,8 +132,9 @@ def _call_answer(exchange: Exchange, text: str) -> TokenAnswer:
 
 
 def _rendered(messages: list[Any], tools: list[Any]) -> str:
+    texts = [{**each, "content": text_of(each["content"])} for each in messages]
     text = chat_tokenizer().apply_chat_template(
-        messages, tools=tools or None, add_generation_prompt=True, tokenize=False
+        texts, tools=tools or None, add_generation_prompt=True, tokenize=False
     )
     assert isinstance(text, str)
     return text

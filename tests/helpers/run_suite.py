@@ -1,6 +1,6 @@
 """Runs the whole suite in parts, or with the argument `fast` the pure tests.
 
-With `all` it runs also what needs the makers' chat templates, which the package index has.
+With `all` it runs also what needs the makers' templates and tokenizers, which package indexes have.
 `python3 install_and_run.py test [all|fast]` starts it, with what makes MLX fast on a CPU.
 """
 

@@ -22,7 +22,10 @@ FORMATS = (
     ModelFormat(
         is_of=lambda words: (
             words.tool_form == "manual"
-            or ("<tool_call>" in words.template and "tool_call.name" in words.template)
+            or (
+                "<tool_call>" in words.template
+                and ("tool_call.name" in words.template or "xml_tools" in words.template)
+            )
         ),
         rank=LAST,
         sections=(Section("<tool_call>", "</tool_call>"),),

@@ -17,6 +17,10 @@ log = logging.getLogger(__name__)
 
 _PROBE: Final = "probe0x"
 _PROBED: Final = [{"role": "user", "content": _PROBE}]
+_TOOL: Final = {
+    "type": "function",
+    "function": {"name": "probe1x", "description": "", "parameters": {"type": "object"}},
+}
 SYSTEM_LINE: Final = "the last line of the system message"  # may stand among the variables
 _UNDEFINED: Final = jinja2.Undefined(name="enable_thinking")
 
@@ -30,23 +34,21 @@ class Template:
     def __init__(self, tokenizer: Any) -> None:
         """Take mlx-lm's TokenizerWrapper."""
         self._tokenizer = tokenizer
-        self._takes_parts = self.takes_any_variable = False
+        self.exists = bool(tokenizer.has_chat_template)
+        # What stands around thinking, "" where the tokenizer has no such tags.
+        self.think_tags = tokenizer.think_start or "", tokenizer.think_end or ""
+        self._takes_parts = self._takes_xml_tools = self.takes_any_variable = False
         self._no_tools: list[Any] | None = None
         if self.exists and not self.probed(_PROBED):  # it counts the tools, where there are none
             self._no_tools = []
-        self._takes_parts = self._shows_parts_only()
+        if self.exists and _PROBE not in self.probed(_PROBED):
+            # Some vision models' templates show nothing of a string: they look for parts in it.
+            self._takes_parts = True
+            self._takes_parts = _PROBE in self.probed(_PROBED)
         # A template that is a Python function takes the variables that it knows.
         self.takes_any_variable = bool(self.probed(_PROBED, probevariable=True))
-
-    @property
-    def exists(self) -> bool:
-        """Whether the tokenizer has a template at all."""
-        return bool(self._tokenizer.has_chat_template)
-
-    @property
-    def think_tags(self) -> tuple[str, str]:
-        """What stands around thinking, "" where the tokenizer has no such tags."""
-        return self._tokenizer.think_start or "", self._tokenizer.think_end or ""
+        if "probe1x" not in self.probed(_PROBED, [_TOOL]):  # SmolLM3 looks for them elsewhere
+            self._takes_xml_tools = "probe1x" in self.probed(_PROBED, xml_tools=[_TOOL["function"]])
 
     def text(
         self,
@@ -69,6 +71,8 @@ class Template:
             flat = [{**each, "content": parts_of(each)} for each in flat]
         if self.takes_any_variable:  # else mlx-lm gives it, which is not the makers' default
             variables = {"enable_thinking": _UNDEFINED, **variables}
+        if self._takes_xml_tools and tools:  # bare functions, as its makers' card has them
+            variables = {"xml_tools": [tool["function"] for tool in tools], **variables}
         rendered: str = self._tokenizer.apply_chat_template(
             flat,
             tools=list(tools) or self._no_tools,
@@ -120,18 +124,9 @@ class Template:
             log.debug("template probe refused: %s", error)
             return ""
 
-    def _shows_parts_only(self) -> bool:
-        """Whether content has to be a list of parts, as for some vision models' templates.
-
-        Of a string they show nothing: they look for parts in its characters.
-        """
-        if not self.exists or _PROBE in self.probed(_PROBED):
-            return False
-        self._takes_parts = True
-        return _PROBE in self.probed(_PROBED)
-
 
 def _with_system_line(messages: list[dict[str, Any]], line: str) -> list[dict[str, Any]]:
+    """Return the messages with `line` at the end of the system message, which may be new."""
     if not messages or messages[0]["role"] != "system":
         return [{"role": "system", "content": line}, *messages]
     first, *others = messages
@@ -144,14 +139,14 @@ def text_part(text: str) -> dict[str, str]:
 
 
 def parts_of(message: dict[str, Any]) -> list[dict[str, str]]:
-    """Return the content as parts, which some templates take."""
+    """Return the content as parts, which some templates take: texts, and images until marked."""
     content = message.get("content")
     return content if isinstance(content, list) else [text_part(content or "")]
 
 
 def text_of(message: dict[str, Any]) -> str:
-    """Return the content as one string, which all templates take: each part on its own line."""
-    return "\n".join(part["text"] for part in parts_of(message))
+    """Return the content as one string, which all templates take: each text on its own line."""
+    return "\n".join(part["text"] for part in parts_of(message) if part["type"] == "text")
 
 
 def _flat(message: dict[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,8 @@ from hearth.worker.cache.block_hash import Tokens, pack
 from hearth.worker.cache.image_keys import has_images, image_borders, is_inside
 from hearth.worker.cache.prefill_grid import FULL_TO, HEADER_GAP, STEP_MIN, PrefillGrid
 
-RULES = "r3"  # these rules, as `label` names them: other rules, another name
+# These rules, as `label` names them: other rules, another name. By whether `ends_results` holds.
+RULES = {False: "r2", True: "r3"}
 # Tokens: conversations with other tools part amid system and tools, where there is no header.
 SYSTEM_STEP_MAX = 1024
 LAST_OF_SEVERAL = [False, False, True]  # which of three messages in a row are the model's own
@@ -26,6 +27,7 @@ class TurnMarks:
 
     header_ids: frozenset[int]  # a token of this set begins a message's header
     assistant_headers: tuple[tuple[int, ...], ...]  # how those of the model's own turns begin
+    ends_results: bool = False  # the last of these ends a result, behind which an answer begins
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +49,10 @@ class CutRule:
     @property
     def label(self) -> str:
         """The rule, as files of KV name it: what another rule cut is not canonical here."""
-        return f"{RULES}.{self.chunk}.{self.gap}.{self.step_min}.{self.full_to}"
+        return (
+            f"{RULES[self.marks.ends_results]}.{self.chunk}.{self.gap}"
+            f".{self.step_min}.{self.full_to}"
+        )
 
     @property
     def grid(self) -> PrefillGrid:
@@ -107,7 +112,11 @@ class CutRule:
             begins, ends = image_borders(keys)
             always = {cut for cut in always if not is_inside(keys, cut)} | set(ends)
             maybe.update(begins)
-        is_own = [self._is_assistants(ids, start) for start in starts]
+        headers = self.marks.assistant_headers
+        is_own = [
+            any(tuple(ids[start : start + len(header)]) == header for header in headers)
+            for start in starts
+        ]
         for number, start in enumerate(starts):
             # The second message begins where system and tools end; what a model's own turn is
             # an answer to ends where its header begins, whatever follows (thinking or none). Of
@@ -133,7 +142,3 @@ class CutRule:
         found = np.isin(keys, list(self.marks.header_ids))
         positions: list[int] = np.flatnonzero(found).tolist()
         return positions
-
-    def _is_assistants(self, ids: Sequence[int] | Tokens, start: int) -> bool:
-        headers = self.marks.assistant_headers
-        return any(tuple(ids[start : start + len(header)]) == header for header in headers)

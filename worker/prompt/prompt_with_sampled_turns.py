@@ -13,15 +13,20 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from hearth.shared.errors import PromptTooLong, RequestError
-from hearth.shared.wire_messages import ThinkingWish
+from hearth.shared.thinking import ThinkingWish
 from hearth.worker.cache.block_hash import Tokens, pack
 from hearth.worker.cache.image_keys import ImageRun, PromptImage, PromptImages, keys_of
 from hearth.worker.prompt.images.image_placeholders import ImageForm, marked, pieces_of
 from hearth.worker.prompt.render_messages import Renderer
 from hearth.worker.prompt.template_turn_tokens import HistoryMarks
 from hearth.worker.prompt.tokenise import PieceTokeniser, TextPiece
-from hearth.worker.prompt.tools_as_text import ToolForm
-from hearth.worker.prompt.turn_beginnings import Beginning, PromptIds, shows_all, shows_other
+from hearth.worker.prompt.turn_beginnings import (
+    Beginning,
+    PromptIds,
+    shows_all,
+    shows_other,
+    words_of,
+)
 
 UTF8_BYTES_MAX = 4  # of a character
 COUNTED_BYTES_MAX = 16 * 1024 * 1024  # of a prompt that is only counted: 3 s of a thread
@@ -33,7 +38,6 @@ class SampledTurn(Protocol):
     @property
     def ids(self) -> Tokens:
         """Its generation prompt and what was sampled, without the end-of-turn token."""
-        ...
 
     @property
     def thinking(self) -> str: ...
@@ -41,7 +45,6 @@ class SampledTurn(Protocol):
     @property
     def begins(self) -> Beginning | None:
         """What it was sampled behind; None where that is not known."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +111,7 @@ class PromptBuilder:
         self._form = form or ImageForm()
         self._renderer = renderer
         self.thinking = renderer.thinking
+        self.tool_form = renderer.capabilities.tool_form  # in which prompts show tools
         self.tokeniser = tokeniser
         self._history = history
         self._context_tokens, self._context_by = context
@@ -115,11 +119,6 @@ class PromptBuilder:
         # Text longer than this cannot fit, and is refused unread.
         self._bytes_max = token_bytes * self._context_tokens if token_bytes else None
         self.preserves_thinking = preserves_thinking
-
-    @property
-    def tool_form(self) -> ToolForm:
-        """The form in which prompts show tools and ask for calls."""
-        return self._renderer.tool_form
 
     def build(
         self, content: PromptContent, adds_header: bool = True, is_counted: bool = False
@@ -152,7 +151,7 @@ class PromptBuilder:
         content: PromptContent,
         runs: list[list[int]],
     ) -> frozenset[int]:
-        """Add the pieces, and in the place of spans the turns; return the messages of those."""
+        """Add the pieces, with known turns in their places; return the messages of these turns."""
         found = {start: (end, message) for start, end, message in spans}
         waiting = _waiting(
             content, {*itertools.chain(*runs)} - {message for _, _, message in spans}
@@ -249,9 +248,9 @@ class PromptBuilder:
     def _open_thinking(
         self, messages: list[dict[str, Any]], content: PromptContent, mark: str
     ) -> None:
-        """Take the marks out of the tags around thinking that an answer's content begins with.
+        """Unshield the tags around the thinking that an answer's content begins with, in place.
 
-        Only where the template looks for them there, and of answers that are shown as rendered.
+        Only where the template looks for them there, and in answers that stand as rendered.
         """
         if self._renderer.lifted_tags is None:
             return
@@ -329,11 +328,10 @@ class PromptBuilder:
         if not len(turn.ids) or turn.ids[0] != pieces[start].ids[0]:
             return False
         text = "".join(piece.text for piece in pieces[start:end])
-        shown = _words_of(content.messages[message])
+        shown = words_of(content.messages[message])
         if shown and not any(word in text for word in shown):
             return False
-        # Gemma 4's puts what is said beside a call behind the call's result.
-        if shown and shown[0] not in text and any(shown[0] in each.text for each in pieces[end:]):
+        if self._history.moves_words and len(shown) > 1 and shown[0] not in text:
             return False
         return self.preserves_thinking or turn.thinking.strip() in text
 
@@ -346,10 +344,10 @@ class PromptBuilder:
         message: int,
         content: PromptContent,
     ) -> tuple[Sequence[int], tuple[int, int] | None]:
-        """Return where the turn of `message` ends, and it, where it begins in piece `at`.
+        """Return (ids, (end, message)) of a turn that begins in piece `at`, or ((), None).
 
-        And the ids of that piece's text in front of it. It ends with the first end of a turn by
-        which all is shown that it says: harmony's ends its parts too.
+        The ids are of the text that the piece has in front of the turn. `end` is the piece with the
+        first end of a turn by which all is shown that this one says: harmony ends its parts too.
         """
         turn, piece, own = content.turns[message], pieces[at], content.messages[message]
         assert turn is not None, "only known turns are looked for"
@@ -516,14 +514,6 @@ def _built(
             param="messages",
         )
     return BuiltPrompt(ids, keys_of(ids, images), images, begins.tokens, kept, doubtful, begins)
-
-
-def _words_of(message: dict[str, Any]) -> list[str]:
-    """Return the words of an assistant message of which a template shows one at least."""
-    names = [call["function"]["name"] for call in message.get("tool_calls") or ()]
-    content = message.get("content") or ""
-    texts = [content] if isinstance(content, str) else [part["text"] for part in content]
-    return [word for word in (*map(str.strip, texts), *names) if word]
 
 
 def _paired(

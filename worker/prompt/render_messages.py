@@ -9,7 +9,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from hearth.shared.errors import RequestError
-from hearth.shared.wire_messages import ThinkingWish
+from hearth.shared.thinking import ThinkingWish
 from hearth.worker.prompt.adapt_messages import adapted
 from hearth.worker.prompt.awaited_work import NobodyWaits
 from hearth.worker.prompt.chat_template import Template
@@ -48,40 +48,26 @@ class Renderer:
         preserve_thinking: bool,
         own_form: Callable[[ToolForm], OwnForm | None] = lambda form: None,
     ) -> None:
-        """`default_thinking` is for who says nothing of it, None = as the template has it.
+        """`default_thinking` holds where a request says nothing, None = as the template has it.
 
         `own_form` tells that of a model's calls, by the form in which prompts show tools.
         """
         self._template = Template(tokenizer)
+        self.has_template = self._template.exists  # without one, messages are a transcript
         known = template_capabilities(self._template)
-        own = None if known.shows_calls else own_form(known.tool_form)
+        shows_all = known.shows_calls and known.tool_form == "native"
+        own = None if shows_all else own_form(known.tool_form)
         self.capabilities = replace(known, own=own)
+        # The text around tools that is not the template's, "" where that has all of it.
+        self.markup = markup(known.tool_form, own)
+        # The tags that the template looks for in an answer that begins with its thinking.
+        self.lifted_tags = self._template.think_tags if known.lifts_thinking else None
         self.thinking = thinking_switches(self._template)
         self._default_thinking = default_thinking
         # Templates that know `preserve_thinking` keep the thinking of turns whose tokens are not
         # known too; to others it is one variable more.
         self._preserve_thinking = preserve_thinking
         self.template_failures = 0
-
-    @property
-    def has_template(self) -> bool:
-        """Whether the model has a chat template; without one it gets a transcript."""
-        return self._template.exists
-
-    @property
-    def tool_form(self) -> ToolForm:
-        """The form in which prompts show tools and ask for calls."""
-        return self.capabilities.tool_form
-
-    @property
-    def lifted_tags(self) -> tuple[str, str] | None:
-        """The tags that the template looks for in an answer that begins with its thinking."""
-        return self._template.think_tags if self.capabilities.lifts_thinking else None
-
-    @property
-    def markup(self) -> str:
-        """The text around tools that is not the template's, "" where that has all of it."""
-        return markup(self.capabilities.tool_form, self.capabilities.own)
 
     def rendered(
         self,
@@ -123,7 +109,7 @@ class Renderer:
         return Rendered(text, shown.runs)
 
     def _variables(self, options: dict[str, Any], wish: ThinkingWish) -> dict[str, Any]:
-        """Return what the template is given for a request's template options, and its wish."""
+        """Return the template's variables for a request's options and its wish about thinking."""
         if wish.on is None:
             wish = replace(wish, on=self._default_thinking)
         kept = {"preserve_thinking": self._preserve_thinking}

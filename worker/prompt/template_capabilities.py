@@ -56,7 +56,8 @@ class TemplateCapabilities:
     tool_form: ToolForm
     shows_calls: bool  # as `tool_calls`
     shows_results: bool  # as messages of role "tool"
-    # What each tool must have: "description", "parameters", and for "properties" theirs.
+    # What each tool must have: "description", "parameters", "schema": what is in those, and for
+    # "properties" theirs.
     completes_tools: frozenset[str]
     splits_calls: bool  # of several calls in one message, some are refused or left out
     shortens_ids: bool  # call ids must have nine letters and digits
@@ -89,8 +90,11 @@ def template_capabilities(template: Template) -> TemplateCapabilities:
     if not is_shown:
         is_gemmas = _GEMMA_TURN in template.probed([_QUESTION])
         form = "tool_code" if is_gemmas else "manual"
-    shows_calls = is_shown and prober.shows_calls()
-    shows_results = is_shown and prober.shows_results(shows_calls)
+    # DeepSeek V3.1's shows calls and results, and no tools.
+    is_native = is_shown or (prober.shows_calls() and prober.grows())
+    shows_calls = is_native and prober.shows_calls()
+    answer = "calls" if shows_calls else "assistant"
+    shows_results = is_native and prober.takes("user", answer, "tool")
     long_fits, short_fits = prober.fits(call_id=_LONG_ID), prober.fits()
     ids_text = prober.text_of_turns((_SHORT_ID, _OTHER_ID))
     several = ("user", "two calls", *(("tool", "tool") if shows_results else ()))
@@ -113,7 +117,14 @@ def template_capabilities(template: Template) -> TemplateCapabilities:
         opens_with_system=prober.takes("system", "user"),
         places_system=prober.takes("user", "assistant", "system", "user"),
         refused=frozenset(prober.refused(shows_calls, shows_results)),
-        variables=_variables(template),
+        # Templates that are Python functions take those that they know.
+        variables=None
+        if template.takes_any_variable
+        else frozenset(
+            name
+            for name, value in _VARIABLES.items()
+            if template.probed([_QUESTION], **{name: value})
+        ),
         part_kinds=frozenset(kind for kind in _PARTED if prober.shows_parts(kind)),
         thinks_in_parts=_thinks_in_parts(template),
     )
@@ -172,8 +183,10 @@ class _Prober:
     def shows_calls(self) -> bool:
         return self.takes("user", "calls") or self.takes("user", "calls", "tool")
 
-    def shows_results(self, shows_calls: bool) -> bool:
-        return self.takes("user", "calls" if shows_calls else "assistant", "tool")
+    def grows(self) -> bool:
+        """Whether a call behind a result stands where the answer to that was asked for."""
+        before, now = (self.text_of_turns([_SHORT_ID] * count) for count in (1, 2))
+        return bool(before) and now.startswith(before)
 
     def shows_parts(self, kind: str) -> bool:
         """Whether the text parts of such a message are shown as what they are."""
@@ -238,7 +251,8 @@ def _shows_tools(template: Template, *lead: dict[str, Any]) -> tuple[bool, froze
     plain = {"type": "object", "properties": {"probeparameter": {"type": "object"}}}
     lacks = {
         "description": [_tool(description=None)],
-        "parameters": [_tool(parameters=None), _tool(parameters={"type": "object"})],
+        "parameters": [_tool(parameters=None)],
+        "schema": [_tool(parameters={"type": "object"})],
         "properties": [_tool(parameters=plain)],
     }
     refused = {
@@ -276,14 +290,3 @@ def _is_told(text: str, one: str, other: str) -> bool:
 
 def _words(kind: str, at: int) -> list[str]:
     return [f"probe{at}x", f"probe{at}y"] if kind == "two calls" else [f"probe{at}x"]
-
-
-def _variables(template: Template) -> frozenset[str] | None:
-    """Return the variables that the template takes; None where it takes any.
-
-    Some are Python functions, which take those that they know.
-    """
-    if template.takes_any_variable:
-        return None
-    rows = _VARIABLES.items()
-    return frozenset(name for name, value in rows if template.probed([_QUESTION], **{name: value}))

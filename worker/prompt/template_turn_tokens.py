@@ -25,15 +25,15 @@ class HistoryMarks:
     assistant_texts: tuple[str, ...]  # what the model's own turns begin with
     ends: frozenset[int]  # what ends them, where anything does
     closing: frozenset[int]  # of `header_ids`, those that also end what others say
+    moves_words: bool  # what is said beside a call stands behind its result
 
 
 def history_marks(tokenizer: Any, marks: TurnMarks, end_ids: frozenset[int]) -> HistoryMarks:
     """Return the marks of the tokenizer's template; `end_ids` end what is generated."""
-    texts = tuple(tokenizer.decode(list(header)) for header in marks.assistant_headers)
+    texts = tuple(filter(None, map(tokenizer.decode, map(list, marks.assistant_headers))))
     between = _after_answer(tokenizer)
     closing = [token for token in between if token in _control_ids(tokenizer)][:1]
     ends = end_ids | (set(closing) - marks.header_ids)
-    texts = tuple(text for text in texts if text)
     others = map(list, filter(None, _other_headers(tokenizer, marks.header_ids)))
     headers = [*texts, *map(tokenizer.decode, others)]
     start = "".join(headers[:1])[: _shared(headers)]
@@ -42,8 +42,10 @@ def history_marks(tokenizer: Any, marks: TurnMarks, end_ids: frozenset[int]) -> 
     if closed == opened:
         headers_too.update(header[0] for header in marks.assistant_headers)
     is_ended = not marks.header_ids.issuperset(closing)  # a turn of the model's, by another token
+    text = _called(tokenizer, [], said=_THIRD)
     return HistoryMarks(
-        marks.header_ids, start, texts, ends, frozenset(headers_too if is_ended else ())
+        *(marks.header_ids, start, texts, ends, frozenset(headers_too if is_ended else ())),
+        moves_words=text.find(_SECOND) < text.find(_THIRD),
     )
 
 
@@ -63,11 +65,13 @@ def turn_marks(tokenizer: Any) -> TurnMarks:
     others = _other_headers(tokenizer, header_ids)
     written = [_header(tokenizer, "assistant", header_ids, is_old) for is_old in (False, True)]
     headers = _assistant_headers(usable, written, others)
-    if (closing := _result_end(tokenizer)) and not header_ids.intersection(closing):
+    closing = _result_end(tokenizer)
+    ends_results = bool(closing) and header_ids.isdisjoint(closing)
+    if ends_results:
         header_ids.add(closing[-1])
         headers += (tuple(closing[-1:]),)
     assert all(header[0] in header_ids for header in headers), (headers, header_ids)
-    return TurnMarks(frozenset(header_ids), headers)
+    return TurnMarks(frozenset(header_ids), headers, ends_results)
 
 
 def _result_end(tokenizer: Any) -> Sequence[int]:
@@ -200,23 +204,14 @@ def _generation_prompt(tokenizer: Any, thinking: bool) -> list[tuple[int, ...]]:
 
 
 def _after_question(tokenizer: Any, thinking: bool, add_generation_prompt: bool) -> list[int]:
-    question = [{"role": "user", "content": _FIRST}]
-    text = _thinking_or_not(tokenizer, question, thinking, add_generation_prompt)
+    question, adds = [{"role": "user", "content": _FIRST}], add_generation_prompt
+    known = {"enable_thinking": thinking}
+    both = _probed(tokenizer, question, adds, **known, thinking=thinking)
+    # A template that is a function takes only the name that it knows.
+    text = both or _probed(tokenizer, question, adds, **known)
     _, found, tail = text.partition(_FIRST)
     ids: list[int] = tokenizer.encode(tail, add_special_tokens=False) if found else []
     return ids
-
-
-def _thinking_or_not(
-    tokenizer: Any, messages: list[dict[str, Any]], thinking: bool, adds_header: bool
-) -> str:
-    """Return the probe rendered with thinking switched on or off, by both names that it has.
-
-    A template that is a function takes only the name that it knows.
-    """
-    known = {"enable_thinking": thinking}
-    both = _probed(tokenizer, messages, adds_header, **known, thinking=thinking)
-    return both or _probed(tokenizer, messages, adds_header, **known)
 
 
 def _between(tokenizer: Any, role: str, is_old: bool = False) -> Sequence[int]:
@@ -248,22 +243,32 @@ def _after_answer(tokenizer: Any, role: str = "user") -> Sequence[int]:
 
 def _behind_result(tokenizer: Any, role: str = "", adds_header: bool = False) -> Sequence[int]:
     """Return the tokens between a call's result and a `role` message's content; "": the end."""
+    behind = [{"role": role, "content": _THIRD}] if role else []
+    _, found, rest = _called(tokenizer, behind, adds_header=adds_header).partition(_SECOND)
+    inner, is_whole, _ = rest.partition(_THIRD)
+    is_shown = found and (is_whole or not role)
+    between: list[int] = tokenizer.encode(inner, add_special_tokens=False) if is_shown else []
+    return between
+
+
+def _called(
+    tokenizer: Any, behind: list[dict[str, Any]], said: str = "", adds_header: bool = False
+) -> str:
+    """Return a call with `said` beside it, its result and what is `behind`; "" of none shown."""
     shapes: tuple[Any, ...] = ({}, "{}")
     for arguments in shapes:
         function = {"name": _FIRST, "arguments": arguments}
         call = {"id": _CALL_ID, "type": "function", "function": function}
         messages: list[dict[str, Any]] = [
             {"role": "user", "content": _FIRST},
-            {"role": "assistant", "content": "", "tool_calls": [call]},
+            {"role": "assistant", "content": said, "tool_calls": [call]},
             {"role": "tool", "tool_call_id": _CALL_ID, "content": _SECOND},
-            *([{"role": role, "content": _THIRD}] if role else []),
+            *behind,
         ]
-        _, found, rest = _probed(tokenizer, messages, adds_header).partition(_SECOND)
-        inner, is_whole, _ = rest.partition(_THIRD)
-        if found and (is_whole or not role):
-            between: list[int] = tokenizer.encode(inner, add_special_tokens=False)
-            return between
-    return ()
+        text = _probed(tokenizer, messages, adds_header)
+        if _SECOND in text:
+            return text
+    return ""
 
 
 def _probed(

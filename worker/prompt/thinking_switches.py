@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from hearth.shared.wire_messages import THINKING_LEVELS, ThinkingSwitch, ThinkingWish
+from hearth.shared.thinking import THINKING_LEVELS, ThinkingFacts, ThinkingWish
 from hearth.worker.prompt.chat_template import SYSTEM_LINE, Template
 
 Variables = dict[str, Any]
@@ -42,38 +42,46 @@ _SWITCH_NAMES: Final = {name for name, _, _ in SWITCHES}.union(LEVEL_VARIABLES)
 class ThinkingSwitches:
     """What one template is given for a wish about thinking. Immutable."""
 
-    told: ThinkingSwitch = field(default_factory=ThinkingSwitch)
-    base: Variables = field(default_factory=dict)  # of no wish: none, unless the template needs it
+    told: ThinkingFacts = field(default_factory=ThinkingFacts)  # to clients
+    base: Variables = field(default_factory=dict)  # where nobody wishes: mostly none
     on: Variables = field(default_factory=dict)
     off: Variables = field(default_factory=dict)  # the least level where there is no off
-    levels: dict[str, Variables] = field(default_factory=dict)  # none for the template's default
+    levels: dict[str, Variables] = field(default_factory=dict)  # {} where that is its default
     takes_budget: bool = False
 
     def variables(self, wish: ThinkingWish) -> Variables:
-        """Return the template's variables for `wish`; a level that it has not is the nearest."""
+        """Return the template's variables for `wish`, with the nearest level that it has."""
         if wish.on is False:
             return self.off
-        level = self.levels.get(self._nearest(wish.level), {})
+        level = self.levels.get(self._nearest(self._level(wish)), {})
         budget = {"thinking_budget": wish.budget} if wish.budget and self.takes_budget else {}
         return (self.on if wish.on else self.base) | level | budget
 
+    def _level(self, wish: ThinkingWish) -> str | None:
+        """Return the level; None where it says how hard to work, and nobody asks for thinking."""
+        return wish.level if wish.on or self.told.default != "off" else None
+
     def _nearest(self, level: str | None) -> str:
-        """Return the nearest of the template's levels, of two the higher: as DeepSeek's own API."""
+        """Return the nearest of the template's levels, of two the higher, as DeepSeek's API."""
         if level is None or not self.levels:
             return ""
         place = THINKING_LEVELS.index
         return min(reversed(self.levels), key=lambda each: abs(place(each) - place(level)))
 
     def warnings(self, wish: ThinkingWish, own: Variables) -> list[str]:
-        """Return what of `wish` has no effect, as sentences; `own` variables are the client's."""
-        told, level = self.told, wish.level
+        """Return, as sentences, what of `wish` is not done as said.
+
+        `own` has the variables that the client gives the template itself: with one of thinking
+        among them there is no warning.
+        """
+        told, level = self.told, self._level(wish)
         is_never, nearest = told.default == "never", self._nearest(level)
         least = f'its least level, "{told.levels[0]}", is used' if told.levels else "it may think"
         rows = (
             (
                 wish.on is False and not told.has_switch and not is_never,
                 "Thinking cannot be switched off: this model's template has no switch, and "
-                f"{least}. Send thinking_budget: 1 to end it early, or ask another model.",
+                f"{least}. Send thinking_budget: 1 instead to end it early, or ask another model.",
             ),
             (
                 wish.on and is_never,
@@ -98,7 +106,8 @@ def thinking_switches(
 ) -> ThinkingSwitches:
     """Return how the template is told to think.
 
-    `thinks`: answers may hold it; `is_open` tells of a generation prompt whether it begins it.
+    `thinks`: whether answers may hold thinking. `is_open` tells whether a generation prompt opens
+    the thinking.
     """
     found = next((row for row in SWITCHES if _is_known(template, *row)), None)
     name, *states = found or ("enable_thinking", True, False)  # which may count elsewhere
@@ -116,12 +125,12 @@ def thinking_switches(
     if has_switch:
         texts = {"on": _text(template, on), "off": _text(template, off)}
         default = next((each for each, text in texts.items() if text == shown), "adaptive")
-    told = ThinkingSwitch(default, has_switch, list(levels))
+    told = ThinkingFacts(default, has_switch, list(levels))
     return ThinkingSwitches(told, base, on, off, levels, name == "thinking_budget")
 
 
 def _is_known(template: Template, name: str, on: Any, off: Any) -> bool:
-    """Whether the template makes more of the two than to show them."""
+    """Whether the template renders the two states differently; of a line, beyond showing it."""
     texts = [_text(template, {name: state}) for state in (on, off)]
     if name == SYSTEM_LINE:
         texts[0] = _text(template, {name: _UNKNOWN_WORD}).replace(_UNKNOWN_WORD, off)
@@ -129,7 +138,7 @@ def _is_known(template: Template, name: str, on: Any, off: Any) -> bool:
 
 
 def _levels(template: Template, on: Variables) -> tuple[dict[str, Variables], Variables | None]:
-    """Return the template's levels of thinking, least first, and what is no thinking at all."""
+    """Return the template's levels of thinking, least first, and the one that is off, if any."""
     for name in LEVEL_VARIABLES:
         base = _text(template, on)
         words = (*_NO_LEVELS, *THINKING_LEVELS, _UNKNOWN_WORD)
@@ -150,6 +159,7 @@ def _levels(template: Template, on: Variables) -> tuple[dict[str, Variables], Va
 
 
 def _end(text: str) -> str:
+    """Return the generation prompt, and what else stands behind the last question."""
     return text.rpartition("probe3x")[2]
 
 

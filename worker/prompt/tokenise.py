@@ -14,7 +14,7 @@ import string
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, takewhile
 from typing import Any, Final
 
 from tokenizers import AddedToken, Tokenizer
@@ -28,7 +28,7 @@ from hearth.worker.prompt.longest_token import longest_token_bytes
 REMEMBERED_CHARS_MAX: Final = 64 * 1024 * 1024
 PIECE_OVERHEAD_CHARS: Final = 256  # what remembering a piece costs beside its text, about
 
-MARK_LENGTH: Final = 16  # 10^16 marks: no text has one by chance, and nobody can foresee it
+MARK_LENGTH: Final = 16  # characters: no text has the mark by chance, and nobody can foresee it
 _NONCHARACTERS: Final = "".join(map(chr, range(0xFDD0, 0xFDF0)))  # in no text that is interchanged
 
 # A name of the vocabulary's own, such as <|fim_prefix|>: no tag of HTML has a bar or an underscore.
@@ -57,8 +57,9 @@ class PieceTokeniser:
     `tokenizer` is mlx-lm's TokenizerWrapper or the tokenizer in it, `template` the source of its
     chat template, "" where it has none.
 
-    `mark` shields content: digits, which a template's JSON, repr, quotes, markup and letter case
-    leave as they are. The same for the process, so that a prompt that grows is written alike.
+    `mark` shields content. It is of digits, where none is an added token: a template's JSON, repr,
+    quotes, markup and letter case leave them as they are. It stays the same while the process runs,
+    so that a prompt that grows is written alike.
 
     Content that went through `shielded` yields no control token, wherever the template puts it,
     and reads as it was written. A control token that comes about where the template joins two
@@ -108,7 +109,8 @@ class PieceTokeniser:
     def shielded(self, value: Any, mark: str) -> Any:
         """Return `value` with the mark inside each control token that its strings spell out.
 
-        Also of one that JSON in a string spells: a template may be given what it holds.
+        A control token that JSON in a string spells has it too: a template may be given what that
+        JSON holds.
         Strings, lists and dicts (keys too) are gone through; what needs no mark is returned as it
         is.
         """
@@ -167,7 +169,7 @@ class PieceTokeniser:
         return _interleaved(contents, runs, added)
 
     def text_ids(self, text: str, is_first: bool, owner: str) -> tuple[int, ...]:
-        """Return the ids of text of one piece; none where it is not by pieces that it encodes."""
+        """Return the ids of one piece's text; none where the tokenizer has no pieces."""
         return self._plain_ids(text, is_first, owner) if self.is_incremental else ()
 
     def _plain_ids(self, content: str, is_first: bool, owner: str) -> tuple[int, ...]:
@@ -194,7 +196,7 @@ class PieceTokeniser:
         hit = self._control.search(text)
         if hit is None:
             return text
-        assert mark, text
+        assert mark, "only a mark shields"
         parts = []
         done = 0
         while hit is not None:
@@ -391,8 +393,9 @@ def _interleaved(
 def _controls(tokenizer: Any, template: str) -> dict[int, str]:
     """Return the added tokens that only a template may make.
 
-    They are the special ones, those that it names, and names in angle brackets, such as a gap's.
-    Others are words: blanks, tags of HTML. One of a single character has no inside for a mark.
+    They are the special ones, those that it names, and names in angle brackets with a bar or an
+    underscore, such as `<|fim_prefix|>`. Others are words: blanks, tags of HTML. One of a single
+    character has no inside for a mark, and is left out.
     """
     special = frozenset(tokenizer.all_special_tokens)
     kinds = ("think_start", "think_end", "tool_call_start", "tool_call_end")
@@ -430,7 +433,8 @@ def _longest(literals: set[str]) -> str:
     """Return a regular expression that is a tree: what literals share is looked at once."""
     if not literals:
         return ""
-    shared = _common_prefix(min(literals), max(literals))
+    pairs = zip(min(literals), max(literals), strict=False)
+    shared = "".join(one for one, _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
     rests: dict[str, set[str]] = {}
     for literal in literals:
         if rest := literal[len(shared) :]:
@@ -439,13 +443,6 @@ def _longest(literals: set[str]) -> str:
         return re.escape(shared)
     branches = "|".join(_longest(rests[first]) for first in sorted(rests))
     return f"{re.escape(shared)}(?:{branches}){'?' if shared in literals else ''}"
-
-
-def _common_prefix(one: str, other: str) -> str:
-    length = 0
-    while length < min(len(one), len(other)) and one[length] == other[length]:
-        length += 1
-    return one[:length]
 
 
 def _before_spaces(text: str, end: int) -> int:

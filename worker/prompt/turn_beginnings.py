@@ -11,14 +11,14 @@ from typing import Any, NamedTuple
 
 from hearth.worker.cache.block_hash import HASH_BYTES, pack
 from hearth.worker.cache.image_keys import ImageRun
-from hearth.worker.prompt.chat_template import text_of
+from hearth.worker.prompt.chat_template import parts_of, text_of
 from hearth.worker.prompt.tokenise import TextPiece
 
 
 class Beginning(NamedTuple):
-    """The first `tokens` of a prompt, by their digest. Immutable.
+    """Names the first `tokens` of a prompt, images included, by their digest. Immutable.
 
-    `chars` are those of the text that they end with, 0 where that is an added token or a turn.
+    `chars` counts the characters of the text that they end with, 0 behind an added token or a turn.
     """
 
     tokens: int
@@ -27,7 +27,10 @@ class Beginning(NamedTuple):
 
 
 class PromptIds:
-    """A prompt's ids while they are put one behind the other, and the images among them."""
+    """A prompt's ids while they are put one behind the other, and the images among them.
+
+    Owner: the prompt thread that builds the prompt.
+    """
 
     def __init__(self, ids: list[int]) -> None:
         self.ids: list[int] = []
@@ -38,15 +41,17 @@ class PromptIds:
 
     @property
     def beginning(self) -> Beginning:
-        """What a turn would be sampled behind that begins here."""
+        """What a turn is sampled behind that begins at this place."""
         return Beginning(len(self.ids), self._chars, self._digest.digest())
 
     def extend(self, ids: Sequence[int]) -> None:
+        """Add ids that are of no text of the template's: a turn, or what begins the prompt."""
         self.ids.extend(ids)
         self._chars = 0
         self._digest.update(pack(ids).tobytes())
 
     def add(self, piece: TextPiece) -> None:
+        """Add a piece of what was rendered, or an image."""
         start = len(self.ids)
         self.extend(piece.ids)
         if piece.picture is not None:
@@ -64,15 +69,22 @@ class PromptIds:
         return digest.digest() == begins.digest
 
 
+def words_of(message: dict[str, Any]) -> list[str]:
+    """Return the words of an assistant message of which a template shows one at least."""
+    names = [call["function"]["name"] for call in message.get("tool_calls") or ()]
+    words = (*(part["text"].strip() for part in parts_of(message)), *names)
+    return [word for word in words if word]
+
+
 def shows_all(message: dict[str, Any], text: str) -> bool:
     """Whether `text` shows all that an assistant's message says, in the order of writing.
 
-    What it thought comes first, and may be left out: it may name what is called.
+    Its thinking comes first and may be missing. The search goes on behind it, since it may name
+    what is called.
     """
-    names = [call["function"]["name"] for call in message.get("tool_calls") or ()]
     thinking = (message.get("reasoning_content") or "").strip()
     place = text.find(thinking) + len(thinking) if thinking in text else 0
-    for word in (text_of(message).strip(), *names):
+    for word in words_of(message):
         place = text.find(word, place)
         if place < 0:
             return False

@@ -115,7 +115,7 @@ class Request:
     guide: TokenMask | None = None  # holds the answer to its constraints
     call_drafts: ForcedTokens | None = None  # forces tokens in its calls, which nothing constrains
     prediction: Sequence[int] = ()  # tokens that its client expects
-    warnings: list[str] = field(default_factory=list)  # wishes that this model cannot meet
+    warnings: list[str] = field(default_factory=list)  # sentences: what is not done as asked
     uses_cache: bool = True  # else it neither finds nor leaves anything
     is_prefill_only: bool = False  # it ends where its first token would come
     pin_key: str | None = None  # whose pin its prompt becomes then, an API key's; None = nobody's

@@ -15,6 +15,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn
 
+from hearth.worker.prompt.chat_template import text_of
+
 CONTENT_TRIMMED: Final = "content-trimmed"
 THINKING_STRIPPED: Final = "thinking-stripped"
 THINKING_TRIMMED: Final = "thinking-trimmed"
@@ -94,7 +96,7 @@ def turn_content(message: dict[str, Any]) -> TurnContent:
     functions = [call["function"] for call in message.get("tool_calls") or ()]
     return TurnContent(
         reasoning=message.get("reasoning_content") or "",
-        content=_text_of(message.get("content")),
+        content=text_of(message),
         calls=tuple((each["name"], _parsed(each["arguments"])) for each in functions),
     )
 
@@ -351,7 +353,7 @@ def working_directory(messages: list[dict[str, Any]]) -> str:
     named: set[str] = set()
     is_first = True
     for message in messages[:HEAD_MESSAGES_MAX]:
-        role, text = message.get("role"), _text_of(message.get("content"))[:_HEAD_CHARS_MAX]
+        role, text = message.get("role"), text_of(message)[:_HEAD_CHARS_MAX]
         if role == "system":
             stated |= _named_in(text)
         elif role == "user" and is_first:
@@ -361,13 +363,6 @@ def working_directory(messages: list[dict[str, Any]]) -> str:
             named = named.union(*map(_named_in, reminders))
     named |= stated
     return stated.pop() if stated and len(named) == 1 else ""
-
-
-def _text_of(content: Any) -> str:
-    """Return the words of a content, which may be parts."""
-    if isinstance(content, list):
-        return "\n".join(part["text"] for part in content if part["type"] == "text")
-    return content if isinstance(content, str) else ""
 
 
 def _reminders(text: str) -> list[str]:
@@ -408,7 +403,7 @@ def directories(
     now = home
     for at, message in enumerate(messages if home else ()):
         if at not in said:
-            typed = _TYPED.findall(_text_of(message.get("content")))
+            typed = _TYPED.findall(text_of(message))
             now = "" if any(map(_MOVES.search, typed)) else now
             continue
         found[at], now = now, _left_in(said[at], now, home)

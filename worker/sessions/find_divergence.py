@@ -24,9 +24,7 @@ from hearth.worker.sessions.divergence_cause import (
 )
 from hearth.worker.sessions.session_visit import RENDERED, SessionVisit
 
-MOVED_TOKENS: Final = (
-    64  # from the first that differs on, of which the names of tools are looked for
-)
+MOVED_TOKENS: Final = 64  # from the first that differs, in which a tool's name is looked for
 RUN: Final = 16  # tokens that must stand together to be taken for the same text; a power of two
 ECHO_MIN: Final = 0.5  # of an answer stand in what echoes it
 HASH_FACTOR: Final = np.uint64(0x9E3779B97F4A7C15)  # odd, its bits evenly spread (Knuth)
@@ -82,10 +80,10 @@ def explain(
 def template_cause(
     visit: SessionVisit, cause: Cause, boundary: Boundary, decode: Callable[[Sequence[int]], str]
 ) -> Cause:
-    """Return `cause` more exactly, where the template renders messages by what stands behind them.
+    """Return `cause`, or that the template caused it, where old messages are rendered anew.
 
-    It does where they leave the prompt at the same token when they are rendered alone. Some move
-    the tools, or the system prompt, to the last question.
+    The template did so if the old messages, rendered alone, leave the line at the same token. Some
+    templates move the tools, or the system prompt, to the last question ("template moves").
     """
     before, at = visit.place.before, visit.shared
     assert before is not None, "what has a cause left a line"
@@ -95,7 +93,8 @@ def template_cause(
             return cause
         cause = replace(cause, name="template")
     was = before.tokens[at : at + MOVED_TOKENS]
-    if not len(tokens_read_again(was[:RUN], visit.tokens[at:])):
+    is_in_loop = visit.messages[max(0, cause.message)]["role"] in ("assistant", "tool")
+    if is_in_loop or not len(tokens_read_again(was[:RUN], visit.tokens[at:])):
         return cause
     text = decode(was.tolist())
     if any(name in text for name, _ in before.shape.tools):

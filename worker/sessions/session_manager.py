@@ -151,7 +151,7 @@ class SessionManager:
             if each["role"] == "assistant"
         }
         run_in = directories(known.directory, messages, contents)
-        ids: dict[Any, str] = {}  # those that a client changed or lost, and what it was given
+        ids: dict[Any, str] = {}  # of calls: as the client sends one -> as it was given it
         for at, message in enumerate(messages):
             turn = None
             if at in contents:
@@ -185,7 +185,7 @@ class SessionManager:
         if not found:
             found = self._turns_at([place_behind(visit.key, visit.place.links[at])])
         same = [turn for turn in found if is_echo(turn, said, known)]
-        # A model may write one id in several conversations.
+        # A model may write one id in several conversations: the turn of this place goes first.
         same = [turn for turn in same if turn.place == visit.place.links[at]] or same
         if len({turn.ids.tobytes() for turn in same}) == 1:
             visit.states[at] = KEPT

@@ -43,7 +43,7 @@ class SessionVisit:
     kv_bits: int | None = None  # of its KV, None = the server's
     adapter: str = ""  # that the model has for it
     header: int = 0  # the token at which the generation prompt begins
-    begins: Beginning | None = None  # the tokens before it
+    begins: Beginning | None = None  # what its answer is sampled behind
     tokens: Tokens = field(default_factory=lambda: pack([]))  # of the prompt
     shared: int = 0  # tokens that the prompt shares with its own line's last
     divergence: Divergence | None = None

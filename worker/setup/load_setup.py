@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from hearth.shared.settings_from_env import Settings
-from hearth.shared.wire_messages import ThinkingSwitch
+from hearth.shared.thinking import ThinkingFacts
 from hearth.worker.engine.lora.lora_loader import LoraLoader
 from hearth.worker.engine.model_loader import LoadedModel, load_model, weights_of
 from hearth.worker.formats.shared.output_format import OutputFormat
@@ -57,7 +57,7 @@ def load_all(
     return dataclasses.replace(loaded, facts=facts), vision
 
 
-def _told(settings: Settings, tokenizer: Any, output: OutputFormat) -> ThinkingSwitch:
+def _told(settings: Settings, tokenizer: Any, output: OutputFormat) -> ThinkingFacts:
     """Return what the model can be told about thinking, and what it does where nobody says."""
     told = thinking_switches(Template(tokenizer), output.thinks, output.is_thinking_open).told
     is_set = told.has_switch and settings.default_thinking is not None

@@ -71,7 +71,7 @@ def read_content(content: Any, param: str, *, untyped: str = "") -> MessageConte
 
 
 def text_content(content: Any, param: str, *, untyped: str = "") -> MessageContent:
-    """Return `content`, of who may show no images.
+    """Return the `content` of a role that may show no images.
 
     Raises:
         RequestError: it is neither a string nor a list of text parts.

@@ -12,13 +12,13 @@ from typing import Any, Final
 from hearth.proxy.api.body import field_readers as fields
 from hearth.proxy.api.body.field_readers import Body
 from hearth.shared.errors import RequestError
-from hearth.shared.wire_messages import THINKING_LEVELS, ThinkingWish
+from hearth.shared.thinking import THINKING_LEVELS, ThinkingWish
 
 BUDGET_MAX: Final = 2**31 - 1
 _NESTED: Final = ("extra_body", "metadata")
 _OFF: Final = ("off", "none", "disabled", "false", "no_think")
 _ON: Final = ("on", "enabled", "adaptive", "between_tools", "auto", "true")
-# The switches of templates, of which `chat_template_kwargs` may say the same in their own words.
+# The switches of templates: a wish may come in `chat_template_kwargs`, too, in a template's words.
 TEMPLATE_SWITCHES: Final = (
     *("enable_thinking", "thinking", "thinking_mode", "reasoning", "thinking_option"),
     "reasoning_effort",
@@ -31,15 +31,6 @@ class ThinkingOptions:
 
     template_kwargs: dict[str, Any] = field(default_factory=dict)  # for the chat template
     wish: ThinkingWish = field(default_factory=ThinkingWish)
-
-
-@dataclass(frozen=True, slots=True)
-class _ThinkingFields:
-    """The wishes of one field; None where it has none."""
-
-    on: bool | None = None
-    level: str | None = None
-    budget: int | None = None
 
 
 def read(body: Body) -> ThinkingOptions:
@@ -57,18 +48,23 @@ def read(body: Body) -> ThinkingOptions:
             said += _said(nested, strict=False)
             options = nested.get("chat_template_kwargs")
             given = (options if type(options) is dict else {}) | given
-    on = next((row.on for row in said if row.on is not None), None)
-    level = next((row.level for row in said if row.level is not None), None)
-    budget = next((row.budget for row in said if row.budget is not None), None)
+    wish = _first(said)
     for name in TEMPLATE_SWITCHES[:2]:  # a template takes "false" for true
         if _options({name: given.get(name)}, name).on is not None:
-            given[name] = on
-    if on is False:
-        level = budget = None
-    return ThinkingOptions(given, ThinkingWish(on, level, budget))
+            given[name] = wish.on
+    return ThinkingOptions(given, ThinkingWish(False) if wish.on is False else wish)
 
 
-def _said(body: Body, *, strict: bool) -> Iterator[_ThinkingFields]:
+def _first(said: list[ThinkingWish]) -> ThinkingWish:
+    """Return what is `said` as one wish: of each field the first that is there."""
+    return ThinkingWish(
+        next((each.on for each in said if each.on is not None), None),
+        next((each.level for each in said if each.level is not None), None),
+        next((each.budget for each in said if each.budget is not None), None),
+    )
+
+
+def _said(body: Body, *, strict: bool) -> Iterator[ThinkingWish]:
     for name, reader in _READERS:
         value = body.get(name)
         if value is None:
@@ -80,41 +76,41 @@ def _said(body: Body, *, strict: bool) -> Iterator[_ThinkingFields]:
                 raise
 
 
-def _options(value: Any, param: str) -> _ThinkingFields:
+def _options(value: Any, param: str) -> ThinkingWish:
     """Read what is for the template itself: a word of its own is its own business."""
     options = fields.record(value, param)
     for name in TEMPLATE_SWITCHES:
         said = options.get(name)
         if type(said) is bool or (type(said) is str and said.lower() in (*_OFF, *_ON)):
             return _word(said, f"{param}.{name}")
-    return _ThinkingFields()
+    return ThinkingWish()
 
 
-def _word(value: Any, param: str) -> _ThinkingFields:
+def _word(value: Any, param: str) -> ThinkingWish:
     """Read true or false, a level, or one of the words for on and off."""
     if type(value) is bool:
-        return _ThinkingFields(value)
+        return ThinkingWish(value)
     word = value.lower() if type(value) is str else ""
     if word in _ON:
-        return _ThinkingFields(True)
+        return ThinkingWish(True)
     if word in _OFF:
-        return _ThinkingFields(False)
+        return ThinkingWish(False)
     if word in THINKING_LEVELS:
-        return _ThinkingFields(True, word)
+        return ThinkingWish(True, word)
     allowed = "true, false, on, off, none or one of " + ", ".join(THINKING_LEVELS)
     fields.refuse(param, value, allowed)
 
 
-def _level(value: Any, param: str) -> _ThinkingFields:
+def _level(value: Any, param: str) -> ThinkingWish:
     if value == "":
-        return _ThinkingFields()
+        return ThinkingWish()
     word = value.lower() if type(value) is str else ""
     if word not in THINKING_LEVELS and word not in _OFF:
         fields.refuse(param, value, "none, " + ", ".join(THINKING_LEVELS))
     return _word(word, param)
 
 
-def _control(value: Any, param: str) -> _ThinkingFields:
+def _control(value: Any, param: str) -> ThinkingWish:
     """Read a word, Anthropic's {type, budget_tokens} or {enabled, effort, level, max_tokens}."""
     if type(value) is not dict:
         return _word(value, param)
@@ -123,37 +119,33 @@ def _control(value: Any, param: str) -> _ThinkingFields:
         for name, reader in _CONTROLS
         if value.get(name) is not None
     ]
-    return _ThinkingFields(
-        next((part.on for part in parts if part.on is not None), None),
-        next((part.level for part in parts if part.level is not None), None),
-        next((part.budget for part in parts if part.budget is not None), None),
-    )
+    return _first(parts)
 
 
-def _kind(value: Any, param: str) -> _ThinkingFields:
+def _kind(value: Any, param: str) -> ThinkingWish:
     if value not in ("enabled", "adaptive", "auto", "between_tools", "disabled"):
         fields.refuse(param, value, "enabled, adaptive, auto, between_tools or disabled")
     return _word(value, param)
 
 
-def _output_config(value: Any, param: str) -> _ThinkingFields:
+def _output_config(value: Any, param: str) -> ThinkingWish:
     """Read Anthropic's effort: it says how hard to work, not whether to think."""
     effort = fields.record(value, param).get("effort")
     return (
-        _ThinkingFields()
+        ThinkingWish()
         if effort is None
-        else _ThinkingFields(None, _level(effort, f"{param}.effort").level)
+        else ThinkingWish(None, _level(effort, f"{param}.effort").level)
     )
 
 
-def _budget(value: Any, param: str) -> _ThinkingFields:
+def _budget(value: Any, param: str) -> ThinkingWish:
     """Read a number of tokens: 0 is none at all, -1 as many as it takes."""
     tokens = fields.integer({param: value}, param, -1, BUDGET_MAX)
     assert tokens is not None, param
-    return _ThinkingFields(tokens != 0, None, tokens if tokens >= 0 else None)
+    return ThinkingWish(tokens != 0, None, tokens if tokens >= 0 else None)
 
 
-_Reader = Callable[[Any, str], _ThinkingFields]  # (value, its name for errors); raises RequestError
+_Reader = Callable[[Any, str], ThinkingWish]  # (value, its name for errors); raises RequestError
 _CONTROLS: Final[tuple[tuple[str, _Reader], ...]] = (
     ("enabled", _word),
     ("type", _kind),

@@ -1,6 +1,6 @@
 """Gives the tools of every dialect one shape: {"type": "function", "function": {name, ...}}.
 
-The template shows what the client says of a tool, and in its order: nothing is filled in.
+A tool has what its client says of it, in the client's order: nothing is filled in.
 """
 
 import re
@@ -52,7 +52,7 @@ def function_tool(
 
 
 def as_sent(row: dict[str, Any]) -> dict[str, Any]:
-    """Return all that `row` says of a tool; what tells a server how to keep it is not of that."""
+    """Return `row` without the fields that tell a server how to keep the tool."""
     return {key: value for key, value in row.items() if key not in _FOR_SERVERS}
 
 

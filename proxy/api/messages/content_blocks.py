@@ -15,7 +15,7 @@ from hearth.proxy.request.volatile_fields import without_telemetry
 from hearth.shared.errors import RequestError
 
 ROLES: Final = ("system", "user", "assistant")
-_TEMPLATES_KNOW: Final = ("text", "image", "tool_result")  # else what is shown is our words
+_TEMPLATES_KNOW: Final = ("text", "image", "tool_result")  # the words that show any other are ours
 _READABLE: Final = ("text", "content", "base64")  # sources of a document
 
 

@@ -25,12 +25,7 @@ from tokenizers import (
 from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 
 from hearth.worker.prompt import tokenise
-from hearth.worker.prompt.tokenise import (
-    MARK_LENGTH,
-    PIECE_OVERHEAD_CHARS,
-    PieceTokeniser,
-    TextPiece,
-)
+from hearth.worker.prompt.tokenise import PIECE_OVERHEAD_CHARS, PieceTokeniser, TextPiece
 from scripts.fixtures.fixture_cache import fixture_dir
 
 CORPUS = ["the quick brown fox — über 日本語 🦊 naïve <b>x</b>", "def f(x):\n    return x\n"] * 20
@@ -336,12 +331,11 @@ def test_what_a_vocabulary_has_as_a_control_token_is_cut_in_two() -> None:
 
 def test_controls_are_special_or_named_by_template_or_wrapper_or_names_themselves() -> None:
     backend = byte_level(added("<|im_end|>") + added("<tool>", "<td>", "\n\n", special=False))
-    backend.add_tokens(added("<think>", "</think>", special=False))
-    backend.add_tokens(added("<|gap|>", "<\uff5cfim\u2581end\uff5c>", "<file_sep>", special=False))
+    named = ("<|gap|>", "<\uff5cfim\u2581end\uff5c>", "<file_sep>")
+    backend.add_tokens(added("<think>", "</think>", *named, special=False))
     template = "{{ '<tool>' }}\n\n{{ message.content }}"
     tokeniser = PieceTokeniser(wrapped(backend), template)
-    named = {"<|gap|>", "<\uff5cfim\u2581end\uff5c>", "<file_sep>"}
-    assert tokeniser.controls == {"<|im_end|>", "<tool>", "<think>", "</think>"} | named
+    assert tokeniser.controls == {"<|im_end|>", "<tool>", "<think>", "</think>", *named}
 
 
 # ---------------------------------------------------------------- marks
@@ -365,14 +359,11 @@ def test_shielding_puts_marks_and_nothing_else(value: Any) -> None:
 def test_a_mark_is_digits_that_the_tokenizer_does_not_cut() -> None:
     one, other = (tokeniser_of("in pieces", kind).mark for kind in ("gemma", "unigram"))
     assert one != other
-    assert one.isdecimal() and other.isdecimal() and len(one) == len(other) == MARK_LENGTH
+    assert one.isdecimal() and other.isdecimal() and len(one) == len(other) == tokenise.MARK_LENGTH
     tokenizer = wrapped(byte_level(added(*CONTROLS) + added(*"0123456789", special=False)))
-    tokeniser = PieceTokeniser(tokenizer, "")
-    mark = tokeniser.mark
-    assert tokeniser.ids(tokeniser.shielded("a 1 <s>", mark), mark) == [
-        *tokeniser.ids("a 1 <"),
-        *tokeniser.ids("s>"),
-    ]
+    cut = PieceTokeniser(tokenizer, "")
+    found = cut.ids(cut.shielded("a 1 <s>", cut.mark), cut.mark)
+    assert found == [*cut.ids("a 1 <"), *cut.ids("s>")]
 
 
 WRITERS: dict[str, Callable[[str], str]] = {
@@ -398,9 +389,8 @@ def test_nothing_of_a_mark_is_left_however_content_is_written(writer: str, conte
 
 def test_a_control_token_that_json_spells_is_shielded_in_what_the_json_holds() -> None:
     tokeniser = PieceTokeniser(wrapped(byte_level(added('<|"|>'))), "")
-    mark = tokeniser.mark
-    shielded = tokeniser.shielded(json.dumps({"a": '<|"|>'}), mark)
-    assert json.loads(shielded) == {"a": f'<{mark}|"|>'}
+    shielded = tokeniser.shielded(json.dumps({"a": '<|"|>'}), tokeniser.mark)
+    assert json.loads(shielded) == {"a": f'<{tokeniser.mark}|"|>'}
 
 
 def test_values_as_deep_as_the_wire_carries_are_shielded() -> None:

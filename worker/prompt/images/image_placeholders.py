@@ -32,12 +32,12 @@ class ImageForm:
 def marked(messages: list[dict[str, Any]], mark: str) -> tuple[list[dict[str, Any]], list[str]]:
     """Return the messages with texts for content, and the digests of the images in them.
 
-    A mark is one text with what stands beside it; other texts that were several stay so.
+    The mark of an image is one text with the texts beside it; two texts side by side stay two.
 
     `mark` is in none of them but for what shields their control tokens, which never puts two
     together.
     """
-    assert mark, messages
+    assert mark, "only a mark shows where an image stands"
     digests: list[str] = []
     shown = []
     for message in messages:

@@ -58,7 +58,7 @@ def marked_calls(call: str, head: Any, end: str, section_end: str) -> CallsReade
 
     `call` begins one and may be missing, `head` has the group "name" and leads to the arguments'
     JSON, `end` ends one and `section_end` all. Where `head` also has the group "number" and none is
-    written, the name may be an id; its group "id" is the call's.
+    written, the name may be an id. The group "id", where `head` has it, is the call's id.
     """
 
     def read(context: CallContext) -> ParserSteps[None]:

@@ -57,7 +57,7 @@ def named_call(
     """Read the arguments of the call of `name`: the JSON object that comes here.
 
     `is_id`: where no tool has that name, the call is of the one tool that takes such arguments.
-    `call_id` is what the model wrote as the call's own.
+    `call_id` is the id that the model wrote for the call, "" = none.
     Raises UnreadableOutput where it is no call.
     """
     reader = reader or LenientJsonParser(context.buffer, context.marks)
@@ -161,7 +161,7 @@ class _CallObjectParser:
         """Write what is not written yet. Raises UnreadableOutput where it is no call."""
         buffer, is_known = self._context.buffer, bool(self._context.tools.known(self._name))
         if self._trust.has_id and is_known and self._writer.text and not is_closed:
-            self._writer.open(self._name)  # cut off, but for its id
+            self._writer.open(self._name)  # all but its id was written
         if self._writer.is_open:
             return
         is_over = not (yield from buffer.peek())

@@ -7,7 +7,8 @@ import pytest
 from hearth.proxy.api.messages import messages_request
 from hearth.proxy.request.content_pieces import join, text_of
 from hearth.shared.errors import RequestError
-from hearth.shared.wire_messages import Constraints, ThinkingWish
+from hearth.shared.thinking import ThinkingWish
+from hearth.shared.wire_messages import Constraints
 
 
 def body(*rows: Any, **fields: Any) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from mlx_lm.chat_templates import deepseek_v32
 from mlx_lm.tokenizer_utils import TokenizerWrapper, load as load_from_disk
 
 from hearth.shared.settings_from_env import load_settings
-from hearth.shared.wire_messages import ThinkingWish
+from hearth.shared.thinking import ThinkingWish
 from hearth.worker.formats import deepseek_v3
 from hearth.worker.prompt.adapt_messages import NONE
 from hearth.worker.prompt.prompt_with_sampled_turns import PromptContent
@@ -82,12 +82,12 @@ def text(name: str, messages: Messages, tools: list[Any] | None = None, **option
     ],
 )
 def test_what_a_template_shows_of_tools_is_found_by_rendering(name: str, form: str) -> None:
-    assert renderer(name).tool_form == form
+    assert renderer(name).capabilities.tool_form == form
     assert bool(renderer(name).markup) == (form != "native")
 
 
 def test_a_template_without_tools_tells_of_them_behind_the_system_message() -> None:
-    assert templated(LLAMA).tool_form == "manual"
+    assert templated(LLAMA).capabilities.tool_form == "manual"
     shown = templated(LLAMA).rendered([SYSTEM, ASKED], [TOOL], {}).text
     system, _, rest = shown.partition("<|eot_id|>")
     assert system.startswith("<|start_header_id|>system<|end_header_id|>\n\nbe brief\n\n# Tools")
@@ -155,6 +155,14 @@ def test_a_template_that_counts_its_tools_has_them_counted_and_completed() -> No
     assert plain.startswith(json.dumps([TOOL], ensure_ascii=False))
 
 
+def test_tools_are_given_by_the_name_by_which_a_template_asks_for_them() -> None:
+    asks = "{% for tool in xml_tools or () %}{{ tool }}{% endfor %}"
+    given = (TOOL["function"], {"name": "mine"})
+    for options, shown in zip(({}, {"xml_tools": given[1:]}), given, strict=True):
+        rendered = templated(asks + CHATML).rendered([ASKED], [TOOL], options).text
+        assert rendered == str(shown) + templated(CHATML).rendered([ASKED], [], {}).text
+
+
 @pytest.mark.parametrize("reads", [True, False])
 def test_thinking_in_what_is_said_is_thinking_where_the_template_takes_it_for_that(
     reads: bool,
@@ -209,7 +217,7 @@ TEXT_CALLS = TOOLS_ONLY.replace(
 
 def test_where_only_calls_are_missing_only_they_become_text() -> None:
     shown = templated(TOOLS_ONLY)
-    assert shown.tool_form == "native"
+    assert shown.capabilities.tool_form == "native"
     rendered = shown.rendered([ASKED, CALLED, RESULT], [TOOL], {}).text
     assert rendered.startswith('[{"type": "function"') and "# Tools" not in rendered
     assert 'assistant\n<tool_call>\n{"name": "read", "arg' in rendered

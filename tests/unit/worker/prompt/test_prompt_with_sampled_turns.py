@@ -11,6 +11,7 @@ import pytest
 from hearth.shared.errors import PromptTooLong, RequestError
 from hearth.shared.settings_from_env import load_settings
 from hearth.worker.cache.block_hash import Tokens, pack
+from hearth.worker.cache.image_keys import PromptImage
 from hearth.worker.prompt.prompt_with_sampled_turns import BuiltPrompt, PromptContent
 from hearth.worker.prompt.render_messages import Renderer
 from hearth.worker.prompt.template_turn_tokens import end_of_turn_ids, turn_marks
@@ -254,6 +255,10 @@ def test_a_turn_behind_a_header_of_plain_text_stands_where_its_own_prompt_ends(b
     prompt = build(PromptContent(messages, [], {}, [None, turn, None]))
     assert (prompt.kept, prompt.doubtful) == (frozenset({1}), 0)
     assert prompt.ids[: len(first.ids) + len(odd) + 1] == [*first.ids, *odd, *ends]
+    seen = {"role": "user", "content": [{"type": "image", "image": "one"}]}
+    picture = {"one": PromptImage(b"1" * 16, (7, 7, 7), (), dict)}
+    prompt = build(PromptContent([asked, said, seen], [], {}, [None, turn, None], picture))
+    assert prompt.kept == {1} and len(prompt.images) == 1
     other = [{**asked, "content": "two"}, *messages[1:]]
     prompt = build(PromptContent(other, [], {}, [None, turn, None]))
     assert (prompt.kept, prompt.doubtful) == (frozenset(), 1)

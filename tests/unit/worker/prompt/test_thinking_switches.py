@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from hearth.shared.wire_messages import THINKING_LEVELS, ThinkingSwitch, ThinkingWish
+from hearth.shared.thinking import THINKING_LEVELS, ThinkingFacts, ThinkingWish
 from hearth.worker.prompt.chat_template import SYSTEM_LINE, Template
 from hearth.worker.prompt.thinking_switches import ThinkingSwitches, thinking_switches
 from scripts.harness.model_families import bare_tokenizer
@@ -53,7 +53,7 @@ def test_the_words_of_a_template_are_found_by_what_they_change(
     ending: str, told: Any, on: Any, off: Any
 ) -> None:
     found = switches(ending)
-    assert (found.told, found.variables(ON)) == (ThinkingSwitch(*told), on)
+    assert (found.told, found.variables(ON)) == (ThinkingFacts(*told), on)
     expected = {"reasoning_effort": off} if isinstance(off, str) else off
     assert found.variables(OFF) == (expected or {"enable_thinking": False})
     assert found.variables(ThinkingWish()) == {}

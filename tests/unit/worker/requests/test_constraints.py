@@ -2,7 +2,8 @@
 
 import pytest
 
-from hearth.shared.wire_messages import Constraints, Prompt, Sampling, Submit, ThinkingWish
+from hearth.shared.thinking import ThinkingWish
+from hearth.shared.wire_messages import Constraints, Prompt, Sampling, Submit
 from hearth.worker.requests.request_builder import constraints_of
 
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings, strategies as st
 from hearth.proxy.api.body import thinking_options
 from hearth.proxy.api.body.thinking_options import ThinkingOptions
 from hearth.shared.errors import RequestError
-from hearth.shared.wire_messages import THINKING_LEVELS, ThinkingWish
+from hearth.shared.thinking import THINKING_LEVELS, ThinkingWish
 
 FIELDS = [
     "chat_template_kwargs",

@@ -10,7 +10,8 @@ from hearth.proxy.api.ollama import generate_context, ollama_request
 from hearth.proxy.api.ollama.ollama_request import CHAT, GENERATE, parse_chat, parse_generate
 from hearth.proxy.request.parsed_request import ParsedRequest
 from hearth.shared.errors import RequestError
-from hearth.shared.wire_messages import Constraints, ThinkingWish
+from hearth.shared.thinking import ThinkingWish
+from hearth.shared.wire_messages import Constraints
 
 USER = {"role": "user", "content": "hi"}
 SCHEMA = {"type": "object", "properties": {"age": {"type": "integer"}}}
