@@ -23,8 +23,12 @@ from hearth.worker.prompt.tokenise import PieceTokeniser, TextPiece
 from hearth.worker.prompt.turn_beginnings import (
     Beginning,
     PromptIds,
+    end_of_own,
+    ends_in,
+    paired,
     shows_all,
     shows_other,
+    stands_at,
     words_of,
 )
 
@@ -306,10 +310,14 @@ class PromptBuilder:
             return [], doubtful
         spans = []
         for headers, messages in zip(runs, said, strict=True):
-            for (start, end), message in _paired(headers, messages):
+            for (start, end), message in paired(headers, messages):
                 if message in doubtful:
                     doubtful.remove(message)
-                    span = (start, self._end_of_own(pieces, start, end, message, content), message)
+                    turn, own = content.turns[message], content.messages[message]
+                    assert turn is not None, "only known turns are in doubt"
+                    shown = end_of_own(pieces[start:end], own, self._history.ends, turn.ids)
+                    last = start + shown if shown else self._end_of(pieces, start, end)
+                    span = (start, last, message)
                     if self._may_replace(pieces, span, content):
                         spans.append(span)
         return spans, doubtful
@@ -358,7 +366,7 @@ class PromptBuilder:
             lead = self.tokeniser.text_ids(piece.text[: begins.chars], at == 0, content.owner)
         if not prompt_ids.are(begins, lead):
             return (), None
-        text, inner = "", self._ends_in(turn)
+        text, inner = "", ends_in(turn.ids, self._history.ends)
         for end in range(at, len(pieces)):
             is_first = end == at and (lead or pieces[at].ids[0] == turn.ids[0])
             if not is_first and self._is_end(pieces, end):
@@ -430,11 +438,11 @@ class PromptBuilder:
 
     def _is_header(self, pieces: list[TextPiece], at: int) -> bool:
         is_first = pieces[at].is_added and pieces[at].ids[0] in self._history.header_ids
-        return is_first and _stands_at(pieces, at, (self._history.header_start,))
+        return is_first and stands_at(pieces, at, (self._history.header_start,))
 
     def _begins_own(self, pieces: list[TextPiece], at: int) -> bool:
         """Whether a turn of the model's begins at piece `at`; behind all pieces none does."""
-        begins_own = _stands_at(pieces, at, self._history.assistant_texts)
+        begins_own = stands_at(pieces, at, self._history.assistant_texts)
         return begins_own and self._is_header(pieces, at)
 
     def _end_of(self, pieces: list[TextPiece], start: int, end: int) -> int:
@@ -444,36 +452,8 @@ class PromptBuilder:
                 return at
         return end
 
-    def _end_of_own(
-        self, pieces: list[TextPiece], start: int, end: int, message: int, content: PromptContent
-    ) -> int:
-        """Return the piece that ends the turn of `message` in [start, end).
-
-        The first by which all is shown that it says, behind those that it has itself: Apertus puts
-        results behind one end, and another behind them.
-        """
-        turn, text = content.turns[message], ""
-        assert turn is not None, "only known turns have spans"
-        inner = self._ends_in(turn)
-        for at in range(start, end):
-            if at > start and self._is_end(pieces, at):
-                if inner <= 0 and shows_all(content.messages[message], text):
-                    return at
-                inner -= 1
-            text += pieces[at].text
-        return self._end_of(pieces, start, end)
-
-    def _ends_in(self, turn: SampledTurn) -> int:
-        return sum(token in self._history.ends for token in turn.ids[1:].tolist())
-
     def _is_end(self, pieces: list[TextPiece], at: int) -> bool:
         return pieces[at].is_added and pieces[at].ids[0] in self._history.ends
-
-
-def _stands_at(pieces: list[TextPiece], at: int, texts: tuple[str, ...]) -> bool:
-    """Whether one of the texts begins with piece `at`; none is empty, and so no piece."""
-    length = max(map(len, texts), default=0)
-    return "".join(piece.text[:length] for piece in pieces[at : at + length]).startswith(texts)
 
 
 def _waiting(content: PromptContent, messages: set[int]) -> deque[tuple[Beginning, int]]:
@@ -514,12 +494,3 @@ def _built(
             param="messages",
         )
     return BuiltPrompt(ids, keys_of(ids, images), images, begins.tokens, kept, doubtful, begins)
-
-
-def _paired(
-    headers: list[tuple[int, int]], messages: list[int]
-) -> list[tuple[tuple[int, int], int]]:
-    """Return which headers each message has: all where it is alone, else one each, else none."""
-    if len(messages) == 1:
-        return [((headers[0][0], headers[-1][1]), messages[0])]
-    return list(zip(headers, messages, strict=True)) if len(headers) == len(messages) else []
