@@ -94,8 +94,9 @@ def _whole(tool: dict[str, Any], asked: frozenset[str]) -> dict[str, Any]:
     if ("schema" if parameters else "parameters") in asked:
         parameters = parameters | {"type": "object", "properties": {}} | parameters  # in its order
     if "properties" in asked and isinstance(parameters.get("properties"), dict):
-        rows = parameters["properties"].items()
-        parameters["properties"] = {name: _whole_property(schema) for name, schema in rows}
+        parameters["properties"] = {
+            name: _whole_property(schema) for name, schema in parameters["properties"].items()
+        }
     whole = {"description": function.get("description") or "", "parameters": parameters}
     added = {name: whole[name] for name in whole if name in asked or function.get(name)}
     return {**tool, "function": function | added}
@@ -176,16 +177,10 @@ def _adapted_message(
     if role == "system" and not (template.places_system if at else template.opens_with_system):
         content = text_of(message)
         return {"role": "user", "content": f"<system>\n{content}\n</system>" if at else content}
-    if role == "tool":
-        return _adapted_result(message, template)
+    if role == "tool" and not template.shows_results:
+        return _result_as_user(message, template)
     if message.get("tool_calls"):
         return _adapted_calls(message, template)
-    return message
-
-
-def _adapted_result(message: dict[str, Any], template: TemplateCapabilities) -> dict[str, Any]:
-    if not template.shows_results:
-        return _result_as_user(message, template)
     return message
 
 
