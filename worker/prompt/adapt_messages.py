@@ -218,11 +218,11 @@ def _with_object(call: dict[str, Any], keeps_text: bool = False) -> dict[str, An
     """Return the call with arguments that are an object.
 
     Text that is none becomes its `input`, or stays. An object with digits that would be lost came
-    as text, and keeps them.
+    as text, and keeps them. One with half a character cannot be read: its text spells that out.
     """
     function = call["function"]
     given = function["arguments"]
-    if isinstance(given, str):
+    if isinstance(given, str) and "\\ud" not in given.lower():
         given = object_or_text(given, written_numbers.loads)
     if isinstance(given, str) and not keeps_text:
         given = {"input": given}
