@@ -16,6 +16,7 @@ from hearth.shared.errors import PromptTooLong, RequestError
 from hearth.shared.thinking import ThinkingWish
 from hearth.worker.cache.block_hash import Tokens, pack
 from hearth.worker.cache.image_keys import ImageRun, PromptImage, PromptImages, keys_of
+from hearth.worker.prompt.chat_template import parts_of, text_part
 from hearth.worker.prompt.images.image_placeholders import ImageForm, marked, pieces_of
 from hearth.worker.prompt.render_messages import Renderer
 from hearth.worker.prompt.template_turn_tokens import HistoryMarks
@@ -224,9 +225,9 @@ class PromptBuilder:
         self, content: PromptContent, adds_header: bool, is_counted: bool
     ) -> tuple[list[TextPiece], list[list[int]]]:
         """Return what is rendered, and the runs of the model's own messages in it."""
-        tokeniser = self.tokeniser
-        mark = tokeniser.mark
+        tokeniser, mark = self.tokeniser, self.tokeniser.mark
         messages, digests = marked(tokeniser.shielded(content.messages, mark), mark)
+        messages = [tokeniser.kept_apart(message, mark) for message in messages]
         self._open_thinking(messages, content, mark)
         try:
             rendered = self._renderer.rendered(
@@ -261,14 +262,17 @@ class PromptBuilder:
         start, end = self._renderer.lifted_tags
         opened, closed = self.tokeniser.shielded([start, end], mark)
         for at, message in enumerate(messages[: len(messages) - content.continues]):
-            said = message.get("content") or ""
             is_known = content.turns and content.turns[at]
-            is_own = message["role"] == "assistant" and isinstance(said, str)
-            if not is_own or message.get("reasoning_content") or is_known:
+            if message["role"] != "assistant" or message.get("reasoning_content") or is_known:
                 continue
+            first, *others = parts_of(message)
+            said = first["text"]
             if said.lstrip().startswith(opened) and closed in said:
                 said = said.replace(opened, start, 1).replace(closed, end, 1)
-                messages[at] = {**message, "content": said}
+                messages[at] = {
+                    **message,
+                    "content": [text_part(said), *others] if others else said,
+                }
 
     def _refuse_long(self, text: str, param: str) -> None:
         """Raise where a text cannot fit, whatever its tokens are: it is not tokenised at all."""
