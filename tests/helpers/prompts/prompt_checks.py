@@ -139,8 +139,8 @@ class PromptChecks:
 
     def ids(self, prompt: Any) -> list[int] | None:
         """Return the token ids of what the proxy read; None where Hearth refuses it."""
-        more = {"thinking": prompt.thinking} if hasattr(prompt, "thinking") else {}
-        content = PromptContent(prompt.messages, prompt.tools, prompt.template_kwargs, **more)
+        told = prompt.template_kwargs
+        content = PromptContent(prompt.messages, prompt.tools, told, thinking=prompt.thinking)
         with contextlib.suppress(RequestError):
             return self._builder.build(content).ids
         return None
