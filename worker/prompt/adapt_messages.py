@@ -94,8 +94,9 @@ def _whole(tool: dict[str, Any], asked: frozenset[str]) -> dict[str, Any]:
     if ("schema" if parameters else "parameters") in asked:
         parameters = parameters | {"type": "object", "properties": {}} | parameters  # in its order
     if "properties" in asked and isinstance(parameters.get("properties"), dict):
-        rows = parameters["properties"].items()
-        parameters["properties"] = {name: _whole_property(schema) for name, schema in rows}
+        parameters["properties"] = {
+            name: _whole_property(schema) for name, schema in parameters["properties"].items()
+        }
     whole = {"description": function.get("description") or "", "parameters": parameters}
     added = {name: whole[name] for name in whole if name in asked or function.get(name)}
     return {**tool, "function": function | added}
@@ -217,11 +218,11 @@ def _with_object(call: dict[str, Any], keeps_text: bool = False) -> dict[str, An
     """Return the call with arguments that are an object.
 
     Text that is none becomes its `input`, or stays. An object with digits that would be lost came
-    as text, and keeps them.
+    as text, and keeps them. One with half a character cannot be read: its text spells that out.
     """
     function = call["function"]
     given = function["arguments"]
-    if isinstance(given, str):
+    if isinstance(given, str) and "\\ud" not in given.lower():
         given = object_or_text(given, written_numbers.loads)
     if isinstance(given, str) and not keeps_text:
         given = {"input": given}

@@ -38,10 +38,9 @@ class Template:
         # What stands around thinking, "" where the tokenizer has no such tags.
         self.think_tags = tokenizer.think_start or "", tokenizer.think_end or ""
         self._takes_parts = self._takes_xml_tools = self.takes_any_variable = False
-        self._no_tools: list[Any] | None = None
-        if self.exists and not self.probed(_PROBED):  # it counts the tools, where there are none
-            self._no_tools = []
-        if self.exists and _PROBE not in self.probed(_PROBED):
+        self.counts_tools = False  # also where there are none: it refuses None
+        self.counts_tools = not self.probed(_PROBED)
+        if _PROBE not in self.probed(_PROBED):
             # Some vision models' templates show nothing of a string: they look for parts in it.
             self._takes_parts = True
             self._takes_parts = _PROBE in self.probed(_PROBED)
@@ -63,7 +62,8 @@ class Template:
         """
         flat = [_flat(message) for message in messages]
         if not self.exists:
-            return _transcript(flat, adds_header)
+            lines = [f"{message['role']}: {message['content']}\n" for message in flat]
+            return "".join(lines) + ("assistant:" if adds_header else "")
         variables = dict(variables)
         if line := variables.pop(SYSTEM_LINE, None):
             flat = _with_system_line(flat, line)
@@ -75,7 +75,7 @@ class Template:
             variables = {"xml_tools": [tool["function"] for tool in tools], **variables}
         rendered: str = self._tokenizer.apply_chat_template(
             flat,
-            tools=list(tools) or self._no_tools,
+            tools=list(tools) or ([] if self.counts_tools else None),
             add_generation_prompt=adds_header,
             tokenize=False,
             **variables,
@@ -163,8 +163,3 @@ def _flat(message: dict[str, Any]) -> dict[str, Any]:
     else:
         flat.pop("tool_calls", None)
     return flat
-
-
-def _transcript(messages: list[dict[str, Any]], adds_header: bool) -> str:
-    lines = [f"{message['role']}: {message['content']}\n" for message in messages]
-    return "".join(lines) + ("assistant:" if adds_header else "")

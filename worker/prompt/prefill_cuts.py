@@ -13,7 +13,7 @@ from hearth.worker.cache.block_hash import Tokens, pack
 from hearth.worker.cache.image_keys import has_images, image_borders, is_inside
 from hearth.worker.cache.prefill_grid import FULL_TO, HEADER_GAP, STEP_MIN, PrefillGrid
 
-# These rules, as `label` names them: other rules, another name. By whether `ends_results` holds.
+# These rules, as `label` names them: other rules, another name. By whether marks are of r3.
 RULES = {False: "r2", True: "r3"}
 # Tokens: conversations with other tools part amid system and tools, where there is no header.
 SYSTEM_STEP_MAX = 1024
@@ -27,7 +27,7 @@ class TurnMarks:
 
     header_ids: frozenset[int]  # a token of this set begins a message's header
     assistant_headers: tuple[tuple[int, ...], ...]  # how those of the model's own turns begin
-    ends_results: bool = False  # the last of these ends a result, behind which an answer begins
+    is_r3: bool = False  # r2 found others: none of a template that counts tools, no result's end
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +49,7 @@ class CutRule:
     @property
     def label(self) -> str:
         """The rule, as files of KV name it: what another rule cut is not canonical here."""
-        return (
-            f"{RULES[self.marks.ends_results]}.{self.chunk}.{self.gap}"
-            f".{self.step_min}.{self.full_to}"
-        )
+        return f"{RULES[self.marks.is_r3]}.{self.chunk}.{self.gap}.{self.step_min}.{self.full_to}"
 
     @property
     def grid(self) -> PrefillGrid:

@@ -16,6 +16,7 @@ from hearth.shared.errors import PromptTooLong, RequestError
 from hearth.shared.thinking import ThinkingWish
 from hearth.worker.cache.block_hash import Tokens, pack
 from hearth.worker.cache.image_keys import ImageRun, PromptImage, PromptImages, keys_of
+from hearth.worker.prompt.chat_template import parts_of, text_part
 from hearth.worker.prompt.images.image_placeholders import ImageForm, marked, pieces_of
 from hearth.worker.prompt.render_messages import Renderer
 from hearth.worker.prompt.template_turn_tokens import HistoryMarks
@@ -23,8 +24,12 @@ from hearth.worker.prompt.tokenise import PieceTokeniser, TextPiece
 from hearth.worker.prompt.turn_beginnings import (
     Beginning,
     PromptIds,
+    end_of_own,
+    ends_in,
+    paired,
     shows_all,
     shows_other,
+    stands_at,
     words_of,
 )
 
@@ -220,9 +225,9 @@ class PromptBuilder:
         self, content: PromptContent, adds_header: bool, is_counted: bool
     ) -> tuple[list[TextPiece], list[list[int]]]:
         """Return what is rendered, and the runs of the model's own messages in it."""
-        tokeniser = self.tokeniser
-        mark = tokeniser.mark
+        tokeniser, mark = self.tokeniser, self.tokeniser.mark
         messages, digests = marked(tokeniser.shielded(content.messages, mark), mark)
+        messages = [tokeniser.kept_apart(message, mark) for message in messages]
         self._open_thinking(messages, content, mark)
         try:
             rendered = self._renderer.rendered(
@@ -257,14 +262,17 @@ class PromptBuilder:
         start, end = self._renderer.lifted_tags
         opened, closed = self.tokeniser.shielded([start, end], mark)
         for at, message in enumerate(messages[: len(messages) - content.continues]):
-            said = message.get("content") or ""
             is_known = content.turns and content.turns[at]
-            is_own = message["role"] == "assistant" and isinstance(said, str)
-            if not is_own or message.get("reasoning_content") or is_known:
+            if message["role"] != "assistant" or message.get("reasoning_content") or is_known:
                 continue
+            first, *others = parts_of(message)
+            said = first["text"]
             if said.lstrip().startswith(opened) and closed in said:
                 said = said.replace(opened, start, 1).replace(closed, end, 1)
-                messages[at] = {**message, "content": said}
+                messages[at] = {
+                    **message,
+                    "content": [text_part(said), *others] if others else said,
+                }
 
     def _refuse_long(self, text: str, param: str) -> None:
         """Raise where a text cannot fit, whatever its tokens are: it is not tokenised at all."""
@@ -306,10 +314,14 @@ class PromptBuilder:
             return [], doubtful
         spans = []
         for headers, messages in zip(runs, said, strict=True):
-            for (start, end), message in _paired(headers, messages):
+            for (start, end), message in paired(headers, messages):
                 if message in doubtful:
                     doubtful.remove(message)
-                    span = (start, self._end_of(pieces, start, end), message)
+                    turn, own = content.turns[message], content.messages[message]
+                    assert turn is not None, "only known turns are in doubt"
+                    shown = end_of_own(pieces[start:end], own, self._history.ends, turn.ids)
+                    last = start + shown if shown else self._end_of(pieces, start, end)
+                    span = (start, last, message)
                     if self._may_replace(pieces, span, content):
                         spans.append(span)
         return spans, doubtful
@@ -358,12 +370,17 @@ class PromptBuilder:
             lead = self.tokeniser.text_ids(piece.text[: begins.chars], at == 0, content.owner)
         if not prompt_ids.are(begins, lead):
             return (), None
-        text = ""
+        text, inner = "", ends_in(turn.ids, self._history.ends)
         for end in range(at, len(pieces)):
             is_first = end == at and (lead or pieces[at].ids[0] == turn.ids[0])
-            if not is_first and self._is_end(pieces, end) and shows_all(own, text):
-                may = self._may_stand(pieces[end + 1 :], text, message, content)
-                return lead, (end, message) if may else None
+            if not is_first and self._is_end(pieces, end):
+                if shows_all(own, text):
+                    may = self._may_stand(pieces[end + 1 :], text, message, content)
+                    return lead, (end, message) if may else None
+                inner -= 1
+            is_others = self._is_header(pieces, end) and not self._begins_own(pieces, end)
+            if inner < 0 or (is_others and pieces[end].ids[0] != turn.ids[0]):
+                break  # another message stands there now
             text += pieces[end].text[begins.chars if lead and end == at else 0 :]
         return (), None
 
@@ -373,6 +390,8 @@ class PromptBuilder:
         """Whether `text` is the turn of `message` and no more, and none of it is `behind`."""
         turn, own = content.turns[message], content.messages[message]
         assert turn is not None, "only known turns are looked for"
+        if message and shows_other(own, content.messages[message - 1], text):
+            return False
         for other in content.messages[message + 1 : message + 2]:
             at = next((at for at, piece in enumerate(behind) if piece.text.strip()), len(behind))
             goes_on = other["role"] != "assistant" and self._begins_own(behind, at)
@@ -423,11 +442,11 @@ class PromptBuilder:
 
     def _is_header(self, pieces: list[TextPiece], at: int) -> bool:
         is_first = pieces[at].is_added and pieces[at].ids[0] in self._history.header_ids
-        return is_first and _stands_at(pieces, at, (self._history.header_start,))
+        return is_first and stands_at(pieces, at, (self._history.header_start,))
 
     def _begins_own(self, pieces: list[TextPiece], at: int) -> bool:
         """Whether a turn of the model's begins at piece `at`; behind all pieces none does."""
-        begins_own = _stands_at(pieces, at, self._history.assistant_texts)
+        begins_own = stands_at(pieces, at, self._history.assistant_texts)
         return begins_own and self._is_header(pieces, at)
 
     def _end_of(self, pieces: list[TextPiece], start: int, end: int) -> int:
@@ -439,12 +458,6 @@ class PromptBuilder:
 
     def _is_end(self, pieces: list[TextPiece], at: int) -> bool:
         return pieces[at].is_added and pieces[at].ids[0] in self._history.ends
-
-
-def _stands_at(pieces: list[TextPiece], at: int, texts: tuple[str, ...]) -> bool:
-    """Whether one of the texts begins with piece `at`; none is empty, and so no piece."""
-    length = max(map(len, texts), default=0)
-    return "".join(piece.text[:length] for piece in pieces[at : at + length]).startswith(texts)
 
 
 def _waiting(content: PromptContent, messages: set[int]) -> deque[tuple[Beginning, int]]:
@@ -485,12 +498,3 @@ def _built(
             param="messages",
         )
     return BuiltPrompt(ids, keys_of(ids, images), images, begins.tokens, kept, doubtful, begins)
-
-
-def _paired(
-    headers: list[tuple[int, int]], messages: list[int]
-) -> list[tuple[tuple[int, int], int]]:
-    """Return which headers each message has: all where it is alone, else one each, else none."""
-    if len(messages) == 1:
-        return [((headers[0][0], headers[-1][1]), messages[0])]
-    return list(zip(headers, messages, strict=True)) if len(headers) == len(messages) else []

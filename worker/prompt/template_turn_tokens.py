@@ -71,7 +71,8 @@ def turn_marks(tokenizer: Any) -> TurnMarks:
         header_ids.add(closing[-1])
         headers += (tuple(closing[-1:]),)
     assert all(header[0] in header_ids for header in headers), (headers, header_ids)
-    return TurnMarks(frozenset(header_ids), headers, ends_results)
+    counts_tools = Template(tokenizer).counts_tools
+    return TurnMarks(frozenset(header_ids), headers, is_r3=ends_results or counts_tools)
 
 
 def _result_end(tokenizer: Any) -> Sequence[int]:

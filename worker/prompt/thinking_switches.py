@@ -63,10 +63,8 @@ class ThinkingSwitches:
 
     def _nearest(self, level: str | None) -> str:
         """Return the nearest of the template's levels, of two the higher, as DeepSeek's API."""
-        if level is None or not self.levels:
-            return ""
-        place = THINKING_LEVELS.index
-        return min(reversed(self.levels), key=lambda each: abs(place(each) - place(level)))
+        known, place = self.levels if level else {}, THINKING_LEVELS.index
+        return min(reversed(known), key=lambda each: abs(place(each) - place(level)), default="")
 
     def warnings(self, wish: ThinkingWish, own: Variables) -> list[str]:
         """Return, as sentences, what of `wish` is not done as said.

@@ -15,6 +15,7 @@ import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import chain, takewhile
+from operator import is_
 from typing import Any, Final
 
 from tokenizers import AddedToken, Tokenizer
@@ -119,21 +120,31 @@ class PieceTokeniser:
             return self._shielded_text(value, mark)
         if isinstance(value, dict):
             items = {}
-            is_same = True
             for key, item in value.items():
-                new_key, new_item = self.shielded(key, mark), self.shielded(item, mark)
-                is_same = is_same and new_key is key and new_item is item
-                items[new_key] = new_item
+                items[self.shielded(key, mark)] = self.shielded(item, mark)
+            is_same = all(map(is_, chain(items, items.values()), chain(value, value.values())))
             return value if is_same else items
         if isinstance(value, list):
             elements = []
-            is_same = True
             for item in value:
-                new_item = self.shielded(item, mark)
-                is_same = is_same and new_item is item
-                elements.append(new_item)
-            return value if is_same else elements
+                elements.append(self.shielded(item, mark))
+            return value if all(map(is_, elements, value)) else elements
         return value
+
+    def kept_apart(self, message: dict[str, Any], mark: str) -> dict[str, Any]:
+        """Return the message, its text parts with marks at their ends if they join to a control.
+
+        A template may join them, and strip each.
+        """
+        parts = message.get("content")
+        texts = [part["text"] for part in parts] if isinstance(parts, list) else []
+        if self.shielded(joined := "".join(map(str.strip, texts)), mark) is joined:
+            return message
+        # Blanks stay: a template may leave out a text of nothing else.
+        ended = [
+            text.rstrip() + mark * bool(text.strip()) + text[len(text.rstrip()) :] for text in texts
+        ]
+        return {**message, "content": [{"type": "text", "text": text} for text in ended]}
 
     def ids(self, text: str, mark: str = "", owner: str = "") -> list[int]:
         """Return the token ids of a rendered text, without any that only a tokenizer adds."""

@@ -6,10 +6,10 @@ header is, tokens, plain text or none at all. Touches no MLX.
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import Any, NamedTuple
 
-from hearth.worker.cache.block_hash import HASH_BYTES, pack
+from hearth.worker.cache.block_hash import HASH_BYTES, Tokens, pack
 from hearth.worker.cache.image_keys import ImageRun
 from hearth.worker.prompt.chat_template import parts_of, text_of
 from hearth.worker.prompt.tokenise import TextPiece
@@ -96,3 +96,41 @@ def shows_other(message: dict[str, Any], other: dict[str, Any], text: str) -> bo
     """Whether `text` shows the `other` message, and not because `message` says the same."""
     said = text_of(other).strip()
     return bool(said) and said in text and json.dumps(said)[1:-1] not in json.dumps(message)
+
+
+def ends_in(ids: Tokens, ends: Set[int]) -> int:
+    """Return how many of a turn's tokens, behind the first, are `ends`."""
+    return sum(token in ends for token in ids[1:].tolist())
+
+
+def end_of_own(
+    pieces: list[TextPiece], message: dict[str, Any], ends: Set[int], ids: Tokens
+) -> int | None:
+    """Return the piece that ends the turn of `message`, which begins with the first; None of none.
+
+    The first by which all is shown that it says, behind the ends that its own `ids` have: Apertus
+    puts results behind one end, and another behind them.
+    """
+    text, inner = pieces[0].text, ends_in(ids, ends)
+    for at, piece in enumerate(pieces[1:], 1):
+        if piece.is_added and piece.ids[0] in ends:
+            if inner <= 0 and shows_all(message, text):
+                return at
+            inner -= 1
+        text += piece.text
+    return None
+
+
+def stands_at(pieces: list[TextPiece], at: int, texts: tuple[str, ...]) -> bool:
+    """Whether one of the texts begins with piece `at`; none is empty, and so no piece."""
+    length = max(map(len, texts), default=0)
+    return "".join(piece.text[:length] for piece in pieces[at : at + length]).startswith(texts)
+
+
+def paired(
+    headers: list[tuple[int, int]], messages: list[int]
+) -> list[tuple[tuple[int, int], int]]:
+    """Return which headers each message has: all where it is alone, else one each, else none."""
+    if len(messages) == 1:
+        return [((headers[0][0], headers[-1][1]), messages[0])]
+    return list(zip(headers, messages, strict=True)) if len(headers) == len(messages) else []

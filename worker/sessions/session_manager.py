@@ -168,14 +168,13 @@ class SessionManager:
                         # The client moved it there: else a <think> in a content is text.
                         visit.messages[at]["content"] = turn.said.content
                 calls = message.get("tool_calls") or ()
+                # A client that numbers the calls of each message anew means these from here on.
+                given = shown = [call.get("id") for call in calls]
                 if turn is not None and 0 < len(calls) == len(turn.call_ids):
-                    ids |= zip((call.get("id") for call in calls), turn.call_ids, strict=True)
-                    visit.messages[at] = visit.messages[at] | {
-                        "tool_calls": [
-                            {**call, "id": given}
-                            for call, given in zip(calls, turn.call_ids, strict=True)
-                        ]
-                    }
+                    shown = list(turn.call_ids)
+                    rows = [{**call, "id": each} for call, each in zip(calls, shown, strict=True)]
+                    visit.messages[at] = visit.messages[at] | {"tool_calls": rows}
+                ids |= zip(given, shown, strict=True)
             elif message.get("tool_call_id") in ids:
                 visit.messages[at] = message | {"tool_call_id": ids[message["tool_call_id"]]}
             visit.turns.append(turn)

@@ -24,7 +24,8 @@ def read_sampling(
 ) -> Sampling:
     """Return the sampling that `body` asks for; `stop` names its field of stop strings."""
     top_p = fields.number(body, "top_p", 0, 1)
-    top_k = _top_k(body)
+    given = fields.integer(body, "top_k", -1, TOP_K_MAX)
+    top_k = 0 if given == -1 else given  # other servers write -1 for "off"
     if top_p == 0:  # the limit of ever smaller values: only the likeliest token is left
         top_p, top_k = 1.0, 1
     return Sampling(
@@ -55,11 +56,6 @@ def _limit(body: Body, name: str, low: int) -> int | None:
         return None
     value = fields.integer(body, name, low, INTEGER_MAX)
     return None if value is None else min(value, TOKENS_MAX)
-
-
-def _top_k(body: Body) -> int | None:
-    value = fields.integer(body, "top_k", -1, TOP_K_MAX)
-    return 0 if value == -1 else value  # other servers write -1 for "off"
 
 
 def _seed(body: Body) -> int | None:

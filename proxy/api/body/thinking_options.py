@@ -49,9 +49,13 @@ def read(body: Body) -> ThinkingOptions:
             options = nested.get("chat_template_kwargs")
             given = (options if type(options) is dict else {}) | given
     wish = _first(said)
-    for name in TEMPLATE_SWITCHES[:2]:  # a template takes "false" for true
-        if _options({name: given.get(name)}, name).on is not None:
-            given[name] = wish.on
+    given |= {  # a template takes "false" for true
+        each: wish.on
+        for each in TEMPLATE_SWITCHES[:2]
+        if _options({each: given.get(each)}, each).on is not None
+    }
+    if given.get("reasoning_effort") in _OFF:  # templates have other words, or raise
+        del given["reasoning_effort"]
     return ThinkingOptions(given, ThinkingWish(False) if wish.on is False else wish)
 
 

@@ -129,6 +129,7 @@ def test_system_and_tools_are_cut_more_finely_than_what_follows() -> None:
 def test_the_label_names_all_that_decides_the_cuts() -> None:
     rules = [RULE, DEEP, WIDE, CutRule(32, MARKS, gap=63), CutRule(32, MARKS, step_min=1)]
     rules += [CutRule(32, MARKS, full_to=99), CutRule(16_384, MARKS, 256, 1024)]
+    rules += [CutRule(32, TurnMarks(MARKS.header_ids, MARKS.assistant_headers, True))]
     labels = {rule.label for rule in rules}
     assert len(labels) == len(rules)
     assert all(re.fullmatch(r"[a-z0-9.]{1,24}", label) for label in labels), labels

@@ -56,8 +56,7 @@ def marked(messages: list[dict[str, Any]], mark: str) -> tuple[list[dict[str, An
 
 def _text(part: dict[str, Any], mark: str, digests: list[str]) -> str:
     if part["type"] == "text":
-        text: str = part["text"]
-        return text
+        return str(part["text"])
     digests.append(part["image"])
     return f"{mark}{mark}{len(digests) - 1}{mark}{mark}"
 
@@ -78,7 +77,7 @@ def pieces_of(
     if not pictures:
         return tokeniser.pieces(text, mark, owner=owner)
     twice = re.escape(mark + mark)
-    parts = re.split(f"{twice}([0-9]+?){twice}", text)
+    parts = re.split(f"{twice}([0-9]{{1,9}}?){twice}", text)
     if missing := set(range(len(pictures))) - {int(number) for number in parts[1::2]}:
         raise RequestError(
             f"The model's chat template leaves out {len(missing)} of the {len(pictures)} images in "

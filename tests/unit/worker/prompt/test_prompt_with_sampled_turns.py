@@ -75,6 +75,19 @@ TAILS = {  # what each template writes behind an answer: the question behind it,
 }
 
 
+RESULTS_INSIDE = (
+    "{% set ns = namespace(own=false) %}{% if tools %}{{ tools | tojson }}{% endif %}"
+    "{% for m in messages %}{% if m.role == 'user' %}"
+    "{% if ns.own %}<|a_end|>{% set ns.own = false %}{% endif %}<|u|>{{ m.content }}<|u_end|>"
+    "{% elif m.role == 'tool' %}[{{ m.content }}]{% else %}"
+    "{% if not ns.own %}<|a|>{% set ns.own = true %}{% endif %}{{ m.content }}"
+    "{% for c in m.tool_calls or [] %}<|call|>{{ c.function.name }} "
+    "{{ c.function.arguments | tojson }}<|ran|>{% endfor %}{% endif %}{% endfor %}"
+    "{% if ns.own and not add_generation_prompt %}<|a_end|>{% endif %}"
+    "{% if add_generation_prompt %}<|a|>{% endif %}"
+)
+
+
 @dataclass(frozen=True)
 class Turn:
     ids: Tokens
@@ -344,3 +357,30 @@ def test_the_last_header_of_tokens_is_where_the_last_message_begins(name: str) -
     prompt = built(name, [ASKED])
     assert builder(name).last_header(prompt.ids) == prompt.header
     assert builder(name).last_header([0, 1, 2]) == 0
+
+
+# ---------------------------------------------------------------- what others say stays
+
+
+def test_a_turn_swallows_no_result_behind_it_and_no_message_put_in_front_of_it() -> None:
+    """Results stand inside the model's turn, as Apertus has them."""
+    SPECIALS[RESULTS_INSIDE] = ["<|u|>", "<|u_end|>", "<|a|>", "<|a_end|>", "<|call|>", "<|ran|>"]
+    tokenizer = tokenizer_with(RESULTS_INSIDE)
+    vocab = tokenizer.get_vocab()
+    ends = end_of_turn_ids(tokenizer, {"eos_token_id": [vocab["<|a_end|>"], vocab["<|ran|>"]]})
+    build = make_builder(
+        tokenizer, turn_marks(tokenizer), ends, 1_000, load_settings({}, None)
+    ).build
+    call = message_of(parts_of("qwen3", CALLED))
+    first = build(PromptContent([ASKED], []))
+    whole = build(PromptContent([ASKED, call], []), adds_header=False).ids
+    said = whole[len(first.ids) : whole.index(vocab["<|ran|>"])]
+    turn = Turn(pack([*first.ids[first.header :], *said]), "", first.begins)
+    inserted = {"role": "user", "content": "Mind the gap."}
+    answered = [call, RESULT, {"role": "assistant", "content": "Sunny, then."}, NEXT]
+    cases = ([ASKED, call, RESULT, NEXT], [ASKED, *answered], [ASKED, inserted, *answered])
+    for messages, kept in zip(cases, ({1}, {1}, set[int]()), strict=True):
+        turns = [turn if message is call else None for message in messages]
+        prompt = build(PromptContent(messages, [], {}, turns))
+        assert prompt.ids == build(PromptContent(messages, [])).ids
+        assert prompt.kept == kept

@@ -68,6 +68,18 @@ def test_a_level_is_the_templates_own_or_the_nearest_of_them_and_of_two_the_high
     assert switches(SEED).variables(ThinkingWish(True, "low", 9)) == {"thinking_budget": 9}
 
 
+@pytest.mark.parametrize("ending", [HY3, V4])
+def test_a_level_alone_neither_switches_thinking_on_nor_is_said_to_be_used(ending: str) -> None:
+    found, alone = switches(ending), ThinkingWish(None, "low")
+    assert found.variables(alone) == {}
+    assert not found.warnings(alone, {})
+    assert switches(GPT_OSS).variables(alone) == {"reasoning_effort": "low"}
+
+
+def test_whatever_a_wish_says_can_be_told_as_what_changed() -> None:
+    assert ThinkingWish(True, "low", 9).options.keys() >= {"thinking_budget", "reasoning_effort"}
+
+
 def test_what_has_no_effect_is_told_unless_the_client_used_the_templates_words() -> None:
     plain, never, least = switches(""), switches("", thinks=False), switches(GPT_OSS)
     (off,), (on,) = plain.warnings(OFF, {}), never.warnings(ON, {})

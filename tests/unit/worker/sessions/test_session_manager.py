@@ -464,3 +464,14 @@ def test_the_trace_tells_of_each_request_what_the_three_counters_sum() -> None:
     desk.end(visit, WORDS, raised=frozenset(names[:2]), cached=2)
     assert [desk.log.rows[-1][1][name] for name in names] == [1, 1, 1]
     assert desk.sessions.counters()[REJECTED] == 1
+
+
+def test_a_client_that_numbers_each_answers_calls_anew_has_results_at_their_own_calls() -> None:
+    desk = Desk()
+    desk.ask(QUESTION, SAID)
+    result = {"role": "tool", "tool_call_id": "call_0", "content": "5"}
+    known, unknown = echo(SAID, ["call_0"]), echo(replace(SAID, content="Once more."), ["call_0"])
+    visit = desk.arrive([*QUESTION, known, result, unknown, result])
+    calls = [visit.messages[at]["tool_calls"][0]["id"] for at in (2, 4)]
+    assert [visit.messages[at]["tool_call_id"] for at in (3, 5)] == calls
+    assert calls[0] != calls[1] == "call_0"

@@ -134,6 +134,8 @@ def test_the_templates_own_words_reach_it_untouched() -> None:
     assert thinking_options.read({"chat_template_kwargs": given}) == ThinkingOptions(given)
     both = {"chat_template_kwargs": {"reasoning_effort": "max"}, "reasoning_effort": "low"}
     assert thinking_options.read(both) == ThinkingOptions({"reasoning_effort": "max"}, on("low"))
+    off = {"reasoning_effort": "none"}  # each template has a word of its own for it
+    assert thinking_options.read({"chat_template_kwargs": off}) == ThinkingOptions({}, OFF)
     for name, word in (("thinking", False), ("thinking_mode", "disabled"), ("reasoning", False)):
         own = {name: word}
         assert thinking_options.read({"chat_template_kwargs": own}) == ThinkingOptions(own, OFF)
