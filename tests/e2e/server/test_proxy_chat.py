@@ -97,10 +97,3 @@ def test_a_prediction_reaches_the_worker_and_what_came_of_it_the_client(
     assert (row["prediction"], row["sampling"]["speculate"]) == ("tok0 tok1", True)
     assert row["kv_bits"] == 4
     assert "tok0 tok1" not in json.dumps(row["prompt"])
-
-
-def test_a_malformed_prediction_is_told_in_openais_shape(gpt: openai.OpenAI) -> None:
-    refused: Any = {"prediction": {"type": "content", "content": [{"type": "image_url"}]}}
-    with pytest.raises(openai.BadRequestError) as caught:
-        gpt.chat.completions.create(**asked("n=1"), **refused)
-    assert caught.value.param == "prediction.content[0].type"

@@ -55,27 +55,7 @@ def post(fake: FakeServer, path: str, body: Any, **headers: str) -> httpx.Respon
     return httpx.post(fake.url + path, content=content, headers=HEADERS | headers, timeout=30)
 
 
-# ---------------------------------------------------------------- answers
-
-
-def test_a_chat_completion(gpt: openai.OpenAI) -> None:
-    answer = gpt.chat.completions.create(**chat_body("n=3 reason=2"), logprobs=True, top_logprobs=2)
-    choice = answer.choices[0]
-    assert choice.message.content == "tok0 tok1 tok2 "
-    assert choice.message.reasoning_content == "think0 think1 "  # type: ignore[attr-defined]
-    assert choice.finish_reason == "stop"
-    assert choice.logprobs is not None
-    assert choice.logprobs.content is not None
-    assert [len(row.top_logprobs) for row in choice.logprobs.content] == [2, 2, 2]
-    assert answer.model == "org/some-model"
-    usage = answer.usage
-    assert usage is not None
-    assert usage.prompt_tokens_details is not None
-    assert usage.completion_tokens_details is not None
-    assert usage.completion_tokens == 5
-    assert usage.completion_tokens_details.reasoning_tokens == 2
-    assert usage.prompt_tokens_details.cached_tokens == usage.prompt_tokens // 2
-    assert usage.kv_cache["source"] == "ram"  # type: ignore[attr-defined]
+# ---------------------------------------------------------------- counts and models
 
 
 def test_a_count_is_the_workers(claude: anthropic.Anthropic) -> None:
@@ -124,8 +104,7 @@ def test_the_worker_gets_what_the_client_sent(fake: FakeServer, gpt: openai.Open
         model="gpt-x", messages=history, temperature=0, seed=7, stop=["x"], extra_body={"top_k": 3}
     )
     (row,) = fake.events("Submit", before)
-    assert row["prompt"]["messages"][0] == history[0]
-    assert row["prompt"]["messages"][1]["content"] == "a\nb"
+    assert row["prompt"]["messages"][:2] == history[:2]
     call = row["prompt"]["messages"][2]["tool_calls"][0]
     assert (call["id"], call["function"]["arguments"]) == ("functions.Bash:0", {"x": 1})
     sampling = row["sampling"]
