@@ -124,7 +124,6 @@ class ModelFacts:
     takes_images: bool = False
     model_tokens: int = 0  # the context that the model was made for
     context_by: str = "model"  # the smallest of "model" | "setting" | "memory"
-    thinks: bool = False  # its answers may hold thinking
     thinking: ThinkingFacts = field(default_factory=ThinkingFacts)
     ranks: int = 1  # processes that compute it together
 

@@ -26,7 +26,6 @@ READ_ROUNDS: Final = 3  # of all sizes in turn; the first warms kernels up and i
 PROMPTS_READ: Final = 13
 ANSWERS_DECODED: Final = 40
 CANARY_SHARE: Final = 0.6  # of the time; the rest is for rows, chunks, memory and SSD
-DEPTH_STEP: Final = 64
 ANSWER_TOKENS_MIN: Final = 4
 
 

@@ -35,8 +35,6 @@ class Template:
         """Take mlx-lm's TokenizerWrapper."""
         self._tokenizer = tokenizer
         self.exists = bool(tokenizer.has_chat_template)
-        # What stands around thinking, "" where the tokenizer has no such tags.
-        self.think_tags = tokenizer.think_start or "", tokenizer.think_end or ""
         self._takes_parts = self._takes_xml_tools = self.takes_any_variable = False
         self.counts_tools = False  # also where there are none: it refuses None
         self.counts_tools = not self.probed(_PROBED)
@@ -48,6 +46,11 @@ class Template:
         self.takes_any_variable = bool(self.probed(_PROBED, probevariable=True))
         if "probe1x" not in self.probed(_PROBED, [_TOOL]):  # SmolLM3 looks for them elsewhere
             self._takes_xml_tools = "probe1x" in self.probed(_PROBED, xml_tools=[_TOOL["function"]])
+
+    @property
+    def think_tags(self) -> tuple[str, str]:
+        """What stands around thinking, "" where the tokenizer has no such tags."""
+        return self._tokenizer.think_start or "", self._tokenizer.think_end or ""
 
     def text(
         self,

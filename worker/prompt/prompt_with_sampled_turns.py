@@ -158,16 +158,15 @@ class PromptBuilder:
     ) -> frozenset[int]:
         """Add the pieces, with known turns in their places; return the messages of these turns."""
         found = {start: (end, message) for start, end, message in spans}
-        waiting = _waiting(
-            content, {*itertools.chain(*runs)} - {message for _, _, message in spans}
-        )
+        waiting = _waiting(content, {*itertools.chain(*runs)} - {each[2] for each in spans})
         kept, at = set(), 0
         while at < len(pieces):
             span = found.get(at)
             lead: Sequence[int] = ()
             while waiting and waiting[0][0].tokens < len(prompt_ids.ids):
                 waiting.popleft()
-            if span is None and waiting:
+            reach = len(prompt_ids.ids) + UTF8_BYTES_MAX * len(pieces[at].text) + 1
+            if span is None and waiting and waiting[0][0].tokens <= reach:
                 limit = min((start for start in found if start > at), default=len(pieces))
                 lead, span = self._begun(prompt_ids, pieces[:limit], at, *waiting[0], content)
             if span is None:

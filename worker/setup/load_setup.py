@@ -51,7 +51,6 @@ def load_all(
     facts = dataclasses.replace(
         loaded.facts,
         takes_images=vision is not None,
-        thinks=output.thinks,
         thinking=_told(settings, loaded.tokenizer, output),
     )
     return dataclasses.replace(loaded, facts=facts), vision

@@ -33,7 +33,7 @@ class TagModel:
     def of_text(cls, name: str, facts: ModelFacts | None) -> "TagModel":
         if facts is None:
             return cls(name, _TEXT)
-        thinks = ("thinking",) if facts.thinks else ()
+        thinks = ("thinking",) if facts.thinking.default != "never" else ()
         sees = ("vision",) if facts.takes_images else ()
         return cls(
             name,
