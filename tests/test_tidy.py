@@ -24,6 +24,7 @@ FILES_MAX: Final = 16  # of a folder, __init__.py not counted
 LONG_FILES: Final = {
     "shared/settings.py": "one table: every setting with its bounds, unit and reason",
     "scripts/fixtures/vision_family_configs.py": "one table: what each family's checkpoint says",
+    "tests/helpers/prompts/departures.py": "one table: every departure with its change and reason",
 }
 FULL_FOLDERS: Final = {
     "scripts/bench": "a file for each subcommand, and what several of them share",
@@ -105,6 +106,7 @@ UPSTREAM_NAMES: Final = {
     "_exit": "os: ends a process whose threads may not outlive the interpreter",
     "_idx": "mlx-lm: where a rotating cache writes next",
     "_position_ids": "mlx-vlm: what a model remembers of its last prompt",
+    "_replace": "namedtuple: a copy with other values, so named as to be no field",
     "_rope_deltas": "mlx-vlm: what a model remembers of its last prompt",
     "_server": "aiohttp: the asyncio server of a TCPSite, which alone knows its port",
     "_tokenizer": "mlx-lm: the tokenizer that its wrapper holds",

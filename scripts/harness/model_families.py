@@ -76,7 +76,7 @@ class Family:
 
     def write_tokenizer(self, directory: Path, **config: Any) -> None:
         """Write the tokenizer's files, the template among them; `config` is added to its own."""
-        tokenizer = Tokenizer.from_file(str(_trained_tokenizer()))
+        tokenizer = Tokenizer.from_file(str(trained_tokenizer()))
         tokenizer.add_tokens(
             [AddedToken(text, special=True, normalized=False) for text in self.controls]
             + [AddedToken(text, special=False, normalized=False) for text in self.marks]
@@ -418,7 +418,7 @@ def _cache_dir() -> Path:
     return Path("~/.cache/hearth-families").expanduser() / digest.hexdigest()[:16]
 
 
-def _trained_tokenizer() -> Path:
+def trained_tokenizer() -> Path:
     """Return the tokenizer without added tokens that all families begin from."""
     target = _cache_dir() / "trained"
     if not target.exists():

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 # Files that take longest, longest first: one that starts last keeps a core busy alone.
 LONGEST: Final = (
     *("test_models", "test_restart", "test_pocket_meaning", "test_bench_command"),
-    *("test_docs_snippets", "test_pocket_skills", "test_harmony", "test_security_restart"),
+    *("test_docs_snippets", "test_pocket_skills", "test_security_restart"),
     *("test_remote", "test_security", "test_dashboard", "test_proxy_start", "test_origin"),
     *("test_eval", "test_figures", "test_fallbacks", "test_crossings"),
     *(

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from hearth.shared.wire_messages import Constraints, Delta, Finished, Prompt, Sampling, Submit, Up
+from hearth.shared.wire_messages import Delta, Finished, Prompt, Sampling, Submit, Up
 from hearth.worker.schedule.request_state import ClientLease, Request
 from hearth.worker.sessions.turn_store import plain_id
 from hearth.worker.stream.answer_parts import AnswerParts, ToolCall
@@ -29,16 +29,13 @@ def desk(name: str, tmp_path: Path) -> Desk:
     return Desk("qwen3", family(name), tmp_path)
 
 
-def events_of(desk: Desk, parts: AnswerParts, **more: object) -> tuple[Request, list[Up]]:
+def events_of(desk: Desk, parts: AnswerParts) -> tuple[Request, list[Up]]:
     """Have one question answered `parts`; return all that the proxy is sent."""
     prompt = desk.named(Prompt(QUESTION, TOOLS))
     lease = ClientLease("q", b"peer")
     lease.lease_until = float("inf")
-    sampling = Sampling(max_tokens=more.pop("max_tokens", 10_000))  # type: ignore[arg-type]
-    stop = more.pop("stop", [])
-    sampling.stop.extend(stop)  # type: ignore[arg-type]
-    constraints = Constraints(**more)  # type: ignore[arg-type]
-    request = desk.builder.build(lease, Submit("q", prompt, sampling, constraints))
+    submitted = Submit("q", prompt, Sampling(max_tokens=10_000))
+    request = desk.builder.build(lease, submitted)
     script = desk.script(request, parts)
     end = desk.family.tokenizer.encode(desk.family.end_of(parts), add_special_tokens=False)
     desk.machine.scripts["q"] = [*script, *end]
@@ -91,36 +88,3 @@ def test_an_answer_comes_in_its_channels_and_its_calls_by_the_ids_that_are_recor
     used = ending(events).usage
     assert (used.reasoning_tokens > 0) == bool(thought)
     assert used.reasoning_tokens < used.completion_tokens
-
-
-def test_an_answer_without_a_call_ends_with_stop(tmp_path: Path) -> None:
-    _, events = events_of(desk("qwen3", tmp_path), AnswerParts("Hm.", "Nothing."))
-    assert collected(events) == ("Hm.", "Nothing.", [])
-    assert ending(events).reason == "stop"
-
-
-def test_a_call_that_the_limit_cut_off_stays_cut_and_says_length(tmp_path: Path) -> None:
-    parts = AnswerParts("", "", (ToolCall("read", {"path": "/a/" + "b" * 60}),))
-    _, events = events_of(desk("qwen3", tmp_path), parts, max_tokens=25)
-    assert ending(events).reason == "length"
-    for _, name, arguments in collected(events)[2]:
-        assert name == "read" and not arguments.endswith("}")
-
-
-def test_under_the_choice_none_a_call_is_what_the_model_wrote(tmp_path: Path) -> None:
-    worker = desk("qwen3", tmp_path)
-    parts = AnswerParts("", "", (ToolCall("read", {"path": "/a"}),))
-    request, events = events_of(worker, parts, tool_choice="none")
-    reasoning, content, calls = collected(events)
-    assert (reasoning, calls) == ("", [])
-    assert content.strip() == worker.family.written(parts).strip()
-    assert ending(events).reason == "stop" and not request.call_ids
-
-
-def test_a_stop_string_ends_the_text_before_it(tmp_path: Path) -> None:
-    _, events = events_of(
-        desk("qwen3", tmp_path), AnswerParts("Hm.", "One, two, three."), stop=["two"]
-    )
-    assert collected(events) == ("Hm.", "One, ", [])
-    finished = ending(events)
-    assert (finished.reason, finished.stop_sequence) == ("stop", "two")

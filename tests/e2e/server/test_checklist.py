@@ -3,8 +3,8 @@
 Shown elsewhere, or not ours:
   Streaming
     output matches JSONEncoder's byte for byte: that is Swift's. Ours: a stream adds up,
-      tests/unit/proxy/api/test_chat_events.py::
-      test_openais_client_adds_a_stream_up_to_the_whole_answer
+      tests/property/api/test_api_streams.py::
+      test_the_chunks_of_a_chat_add_up_to_the_whole_completion
   Tool Use
     Gemma tool_code blocks: tests/e2e/agents/test_delivery.py::
       test_an_answer_comes_in_its_channels_and_its_calls_by_the_ids_that_are_recorded[gemma3]
@@ -24,7 +24,7 @@ Shown elsewhere, or not ours:
     streamed and whole completions: tests/e2e/sdks/test_sdk_answers.py::test_a_text_is_answered
     the model field swaps models: tests/e2e/server/test_models.py::
       test_models_change_places_and_answer_as_if_each_were_alone; a name that no model has is a 404:
-      tests/e2e/sdks/test_sdks.py::test_an_unknown_model_is_a_404_that_names_what_there_is
+      tests/e2e/sdks/test_sdk_errors.py::test_messages_refuse_with_what_helps[whole-a model]
     UI chat unaffected: not ours, there is no chat in the dashboard
   Disconnect Handling
     no Metal assertion failures: on whatever device it runs, tests/e2e/faults/test_faults.py::

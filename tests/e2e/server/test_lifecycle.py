@@ -119,7 +119,7 @@ def start_and_fail(**settings: str) -> str:
     try:
         server.start()
         assert server.process is not None
-        assert server.process.wait(60) != 0
+        assert server.process.wait(60) == 78
         return server.log.read_text()
     finally:
         assert server.process is not None

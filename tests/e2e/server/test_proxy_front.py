@@ -5,7 +5,6 @@ Usage, cancellation, pings, errors, keys, and no outbound connection.
 
 import contextlib
 import json
-import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -56,91 +55,7 @@ def post(fake: FakeServer, path: str, body: Any, **headers: str) -> httpx.Respon
     return httpx.post(fake.url + path, content=content, headers=HEADERS | headers, timeout=30)
 
 
-# ---------------------------------------------------------------- answers
-
-
-def test_a_chat_completion(gpt: openai.OpenAI) -> None:
-    answer = gpt.chat.completions.create(**chat_body("n=3 reason=2"), logprobs=True, top_logprobs=2)
-    choice = answer.choices[0]
-    assert choice.message.content == "tok0 tok1 tok2 "
-    assert choice.message.reasoning_content == "think0 think1 "  # type: ignore[attr-defined]
-    assert choice.finish_reason == "stop"
-    assert choice.logprobs is not None
-    assert choice.logprobs.content is not None
-    assert [len(row.top_logprobs) for row in choice.logprobs.content] == [2, 2, 2]
-    assert answer.model == "org/some-model"
-    usage = answer.usage
-    assert usage is not None
-    assert usage.prompt_tokens_details is not None
-    assert usage.completion_tokens_details is not None
-    assert usage.completion_tokens == 5
-    assert usage.completion_tokens_details.reasoning_tokens == 2
-    assert usage.prompt_tokens_details.cached_tokens == usage.prompt_tokens // 2
-    assert usage.kv_cache["source"] == "ram"  # type: ignore[attr-defined]
-
-
-def test_a_streamed_chat_completion(gpt: openai.OpenAI) -> None:
-    chunks = list(
-        gpt.chat.completions.create(
-            **chat_body("n=3 reason=2 delay=0.01"),
-            stream=True,
-            stream_options={"include_usage": True},
-            logprobs=True,
-        )
-    )
-    deltas = [chunk.choices[0].delta for chunk in chunks if chunk.choices]
-    assert deltas[0].role == "assistant"
-    assert "".join(row.content or "" for row in deltas) == "tok0 tok1 tok2 "
-    thoughts = [getattr(row, "reasoning_content", None) or "" for row in deltas]
-    assert "".join(thoughts) == "think0 think1 "
-    reasons = [c.choices[0].finish_reason for c in chunks if c.choices]
-    assert [reason for reason in reasons if reason] == ["stop"]
-    rows = [c.choices[0].logprobs for c in chunks if c.choices and c.choices[0].logprobs]
-    assert sum(len(row.content or ()) for row in rows) == 3
-    usages = [chunk.usage for chunk in chunks if chunk.usage]
-    assert len(usages) == 1
-    assert usages[0].completion_tokens == 5
-    assert usages[0].prompt_tokens_details is not None
-    assert usages[0].prompt_tokens_details.cached_tokens == usages[0].prompt_tokens // 2
-    fields = [getattr(row, "provider_specific_fields", None) for row in deltas]
-    assert [row["kv_cache"]["source"] for row in fields if row] == ["ram"]
-    assert [row["speculation"]["decode_forwards"] for row in fields if row] == [5]
-
-
-def test_a_stream_without_include_usage_has_none(gpt: openai.OpenAI) -> None:
-    chunks = list(gpt.chat.completions.create(**chat_body("n=2"), stream=True))
-    assert not any(chunk.usage for chunk in chunks)
-
-
-def test_a_length_limit_is_a_finish_reason(gpt: openai.OpenAI) -> None:
-    answer = gpt.chat.completions.create(**chat_body("n=9"), max_completion_tokens=2)
-    assert answer.choices[0].finish_reason == "length"
-    assert answer.choices[0].message.content == "tok0 tok1 "
-
-
-def test_a_message(claude: anthropic.Anthropic) -> None:
-    answer = claude.messages.create(model="claude-x", max_tokens=9, messages=user("n=2 reason=1"))
-    assert [block.type for block in answer.content] == ["thinking", "text"]
-    assert answer.content[1].text == "tok0 tok1 "  # type: ignore[union-attr]
-    assert answer.stop_reason == "end_turn"
-    usage = answer.usage
-    assert usage.output_tokens == 3
-    assert usage.cache_read_input_tokens is not None
-    assert usage.input_tokens - usage.cache_read_input_tokens in (0, 1)  # half of it was kept
-
-
-def test_a_streamed_message(claude: anthropic.Anthropic) -> None:
-    with claude.messages.stream(
-        model="claude-x", max_tokens=9, messages=user("n=3 reason=2 delay=0.01 stopped=1")
-    ) as stream:
-        kinds = [event.type for event in stream]
-        final = stream.get_final_message()
-    assert kinds[0] == "message_start"
-    assert kinds[-1] == "message_stop"
-    assert kinds.count("content_block_start") == kinds.count("content_block_stop") == 2
-    assert [block.type for block in final.content] == ["thinking", "text"]
-    assert (final.stop_reason, final.stop_sequence) == ("stop_sequence", "STOP")
-    assert final.usage.output_tokens == 5
+# ---------------------------------------------------------------- counts and models
 
 
 def test_a_count_is_the_workers(claude: anthropic.Anthropic) -> None:
@@ -151,24 +66,6 @@ def test_a_count_is_the_workers(claude: anthropic.Anthropic) -> None:
 def test_a_count_of_responses_is_the_workers_too(gpt: openai.OpenAI) -> None:
     count = gpt.responses.input_tokens.count(model="mine", input="a b c")
     assert (count.object, count.input_tokens) == ("response.input_tokens", 6)
-
-
-def test_a_response(gpt: openai.OpenAI) -> None:
-    answer = gpt.responses.create(model="mine", input="n=2 reason=1")
-    assert answer.status == "completed"
-    assert answer.output_text == "tok0 tok1 "
-    assert answer.usage is not None
-    assert answer.usage.output_tokens_details.reasoning_tokens == 1
-
-
-def test_a_streamed_response(gpt: openai.OpenAI) -> None:
-    events = list(gpt.responses.create(model="mine", input="n=3 delay=0.01", stream=True))
-    assert events[0].type == "response.created"
-    assert events[-1].type == "response.completed"
-    assert [event.sequence_number for event in events] == list(range(len(events)))
-    text = "".join(e.delta for e in events if e.type == "response.output_text.delta")
-    assert text == "tok0 tok1 tok2 "
-    assert events[-1].response.output_text == text
 
 
 def test_the_list_of_models_names_the_context(
@@ -207,8 +104,7 @@ def test_the_worker_gets_what_the_client_sent(fake: FakeServer, gpt: openai.Open
         model="gpt-x", messages=history, temperature=0, seed=7, stop=["x"], extra_body={"top_k": 3}
     )
     (row,) = fake.events("Submit", before)
-    assert row["prompt"]["messages"][0] == history[0]
-    assert row["prompt"]["messages"][1]["content"] == "a\nb"
+    assert row["prompt"]["messages"][:2] == history[:2]
     call = row["prompt"]["messages"][2]["tool_calls"][0]
     assert (call["id"], call["function"]["arguments"]) == ("functions.Bash:0", {"x": 1})
     sampling = row["sampling"]
@@ -352,36 +248,6 @@ def test_a_client_that_leaves_is_cancelled_at_once(
     assert cancel["at"] - left_at < 1.0, "its lease alone would run out after 5 s"
 
 
-def test_streams_stay_alive_through_a_long_prefill(fake: FakeServer) -> None:
-    """Each says something that its client's parser counts, at once and then every 5 s."""
-    texts: dict[str, str] = {}
-    silences: dict[str, float] = {}
-
-    def ask(path: str) -> None:
-        body, told_at, parts = BODIES[path]("n=1 prefill=11", stream=True), time.monotonic(), []
-        url, gaps = fake.url + path, []
-        with httpx.stream("POST", url, json=body, headers=HEADERS, timeout=30) as answer:
-            for part in answer.iter_text():
-                gaps.append(time.monotonic() - told_at)
-                told_at += gaps[-1]
-                parts.append(part)
-        texts[path], silences[path] = "".join(parts), max(gaps)
-        assert gaps[0] < 1.0
-
-    threads = [threading.Thread(target=ask, args=(path,)) for path in PATHS]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert set(texts) == set(PATHS)
-    assert all(silence < 6.0 for silence in silences.values()), silences
-    assert texts["/v1/chat/completions"].count('"prefill":{"done_tokens"') == 2
-    assert "event: ping" in texts["/v1/messages"].split("content_block_start")[0]
-    assert texts["/v1/responses"].count("event: response.in_progress") == 3
-    assert all("tok0" in text for text in texts.values())
-    assert not any(line.startswith(":") for text in texts.values() for line in text.split("\n"))
-
-
 # ---------------------------------------------------------------- browsers and the network
 
 
@@ -407,18 +273,3 @@ def test_the_log_holds_no_prompt_and_no_key(fake: FakeServer) -> None:
     assert "a-secret-prompt" not in text
     assert KEY not in text
     assert "Traceback" not in text
-
-
-# ---------------------------------------------------------------- start and end
-
-
-def test_a_busy_port_is_one_line_and_harms_nobody(fake: FakeServer) -> None:
-    second = FakeServer()
-    second.environment |= {"PROXY_PORT": str(fake.port), "RUN_DIR": fake.environment["RUN_DIR"]}
-    second.start()
-    assert second.process is not None
-    assert second.process.wait(10) == 78
-    (line,) = second.log.read_text().splitlines()
-    assert str(fake.port) in line
-    assert fake.health()["status"] == "ok"
-    assert post(fake, "/v1/messages", BODIES["/v1/messages"]("n=1")).status_code == 200

@@ -19,7 +19,7 @@ from hearth.shared.settings_from_env import load_settings
 from hearth.worker.prompt.prompt_with_sampled_turns import PromptContent
 from hearth.worker.prompt.template_turn_tokens import turn_marks
 from hearth.worker.setup.prompt_and_session_setup import end_ids_of, make_builder
-from scripts.harness.model_families import ADDED_TOKENS_MAX, _trained_tokenizer
+from scripts.harness.model_families import ADDED_TOKENS_MAX, trained_tokenizer
 from tests.helpers.families.family_cases import WrittenFamily
 from tests.helpers.prompts.conversations import (
     CONVERSATIONS,
@@ -49,7 +49,7 @@ _MARK: Final = re.compile(
 _TEXT_MARK: Final = re.compile(r"</?(?:think|tool_call|tool_response|arg_key|arg_value)>")
 # What a template makes of what it does not read: nothing that a model was trained on.
 _STRAY: Final = re.compile(r"(?<!: )(?<!=)None|(['\"])type\1: ?\1text\1")
-_PLAIN: Final = functools.cache(lambda: Tokenizer.from_file(str(_trained_tokenizer())))
+_PLAIN: Final = functools.cache(lambda: Tokenizer.from_file(str(trained_tokenizer())))
 _compiled: Final = functools.cache(chat_template_utils._compile_jinja_template.__wrapped__)
 
 
@@ -139,8 +139,8 @@ class PromptChecks:
 
     def ids(self, prompt: Any) -> list[int] | None:
         """Return the token ids of what the proxy read; None where Hearth refuses it."""
-        more = {"thinking": prompt.thinking} if hasattr(prompt, "thinking") else {}
-        content = PromptContent(prompt.messages, prompt.tools, prompt.template_kwargs, **more)
+        told = prompt.template_kwargs
+        content = PromptContent(prompt.messages, prompt.tools, told, thinking=prompt.thinking)
         with contextlib.suppress(RequestError):
             return self._builder.build(content).ids
         return None

@@ -41,11 +41,6 @@ MISTRAL = (
     "{% elif m.role == 'assistant' %}{{ m.content }}</s>{% else %}{{ raise_exception('role') }}"
     "{% endif %}{% endfor %}"
 )
-PARTS_ONLY = (  # as SmolVLM's
-    "{% for m in messages %}<|im_start|>{{ m.role | capitalize }}: {% for line in m.content %}"
-    "{% if line.type == 'text' %}{{ line.text }}{% elif line.type == 'image' %}<image>{% endif %}"
-    "{% endfor %}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}Assistant:{% endif %}"
-)
 PLAIN = "{% for m in messages %}{{ m.role | upper }}: {{ m.content }}\n{% endfor %}"
 
 SPECIALS = {
@@ -64,7 +59,6 @@ SPECIALS = {
     HARMONY: ["<|return|>", "<|start|>", "<|end|>", "<|message|>", "<|channel|>"],
     PHI: ["<|endoftext|>", "<|system|>", "<|user|>", "<|assistant|>", "<|tool|>", "<|end|>"],
     MISTRAL: ["</s>", "<s>", "[INST]", "[/INST]"],
-    PARTS_ONLY: ["<|endoftext|>", "<|im_start|>", "<|im_end|>"],
     PLAIN: ["</s>"],
 }
 

@@ -1,4 +1,4 @@
-"""What others write makes no token of the template's, and no conversation that ends for good."""
+"""Others' words make no token of the template's, and no conversation that ends for good."""
 
 import itertools
 import json

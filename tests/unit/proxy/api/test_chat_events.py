@@ -8,15 +8,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings, strategies as st
-from openai.lib.streaming.chat import ChatCompletionStreamState
-from openai.types.chat import ChatCompletion, ChatCompletionChunk, ChatCompletionMessage
+from openai.types.chat import ChatCompletion
 
 from hearth.proxy.api import chat_completions, chat_completions_events, server_sent_events as sse
 from hearth.proxy.api.chat_completions_events import logprob_fields, usage_fields
 from hearth.proxy.request.parsed_request import AdmittedRequest
 from hearth.shared.errors import WorkerLost
-from hearth.shared.wire_messages import Delta
 from tests.helpers.proxy.virtual_time import run_in_virtual_time
 from tests.helpers.worker_processes.fixed_answers import (
     Step,
@@ -80,14 +77,6 @@ def whole(*scripts: Sequence[Step], body: dict[str, Any] = BODY) -> Any:
 
 def message(*steps: Step, body: dict[str, Any] = BODY) -> Any:
     return whole(steps, body=body)["choices"][0]["message"]
-
-
-def accumulated(rows: Sequence[Any]) -> Any:
-    """Return what OpenAI's own client makes of the chunks."""
-    state: Any = ChatCompletionStreamState()
-    for row in rows:
-        state.handle_chunk(ChatCompletionChunk.model_validate(row))
-    return state.get_final_completion()
 
 
 def test_channels_become_the_fields_of_a_delta() -> None:
@@ -263,38 +252,3 @@ def test_a_stream_that_breaks_ends_with_the_error_and_is_not_called_done() -> No
 def test_a_whole_answer_that_breaks_is_an_error() -> None:
     with pytest.raises(WorkerLost):
         whole([said("a"), WorkerLost("gone")])
-
-
-TEXTS = st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=6)
-SAID = st.one_of(TEXTS.map(said), TEXTS.map(thought), TEXTS.map(arguments))
-CALLS = st.sampled_from(["f", "g"]).map(lambda name: call("c", name))
-STEPS = st.lists(st.one_of(SAID, CALLS), max_size=12)
-
-
-@settings(max_examples=200)
-@given(STEPS)
-def test_openais_client_adds_a_stream_up_to_the_whole_answer(steps: list[Delta]) -> None:
-    started = False
-    rows: list[Step] = []
-    for step in steps:
-        started = started or step.call is not None
-        if step.channel != "tool_call" or started:
-            rows.append(step)
-    told = message(*rows, end("stop"))
-    built = accumulated(chunks([*rows, end("stop")])).choices[0].message
-    wanted = ChatCompletionMessage.model_validate(told)
-    assert (built.content or None) == (wanted.content or None)
-    assert getattr(built, "reasoning_content", None) == told.get("reasoning_content")
-    calls = [(row.id, row.function.name, row.function.arguments) for row in built.tool_calls or ()]
-    assert calls == [
-        (row["id"], row["function"]["name"], row["function"]["arguments"])
-        for row in told.get("tool_calls", ())
-    ]
-
-
-def test_openais_client_parses_calls_as_they_arrive() -> None:
-    steps = [call("c1", "f"), *map(arguments, json.dumps({"a": [1, "é"]})), end("tool_calls")]
-    final = accumulated(chunks(steps))
-    (made,) = final.choices[0].message.tool_calls
-    assert json.loads(made.function.arguments) == {"a": [1, "é"]}
-    assert final.choices[0].finish_reason == "tool_calls"

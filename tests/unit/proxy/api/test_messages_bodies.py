@@ -7,7 +7,6 @@ import pytest
 from hearth.proxy.api.messages import messages_request
 from hearth.proxy.request.content_pieces import join, text_of
 from hearth.shared.errors import RequestError
-from hearth.shared.thinking import ThinkingWish
 from hearth.shared.wire_messages import Constraints
 
 
@@ -34,7 +33,6 @@ def refused(*rows: Any, **fields: Any) -> RequestError:
 
 
 _SOURCE = "messages[0].content[0].source"
-IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "iVBO"}}
 HI = {"role": "user", "content": "hi"}
 
 
@@ -135,14 +133,6 @@ def test_an_assistant_turn_keeps_thinking_text_and_calls() -> None:
             {"id": "t", "type": "function", "function": {"name": "f", "arguments": {"a": 1}}}
         ],
     }
-
-
-@pytest.mark.parametrize(("kind", "flag"), [("enabled", True), ("adaptive", True), ("auto", True)])
-def test_thinking_is_a_template_switch(kind: str, flag: bool) -> None:
-    request = messages_request.parse(body(HI, thinking={"type": kind, "budget_tokens": 2048}))
-    assert request.prompt.thinking == ThinkingWish(flag, None, 2048)
-    off = messages_request.parse(body(HI, thinking={"type": "disabled"}))
-    assert off.prompt.thinking == ThinkingWish(False)
 
 
 def test_tools_take_their_schema_and_hosted_ones_are_counted() -> None:

@@ -86,51 +86,6 @@ def test_what_a_template_shows_of_tools_is_found_by_rendering(name: str, form: s
     assert bool(renderer(name).markup) == (form != "native")
 
 
-def test_a_template_without_tools_tells_of_them_behind_the_system_message() -> None:
-    assert templated(LLAMA).capabilities.tool_form == "manual"
-    shown = templated(LLAMA).rendered([SYSTEM, ASKED], [TOOL], {}).text
-    system, _, rest = shown.partition("<|eot_id|>")
-    assert system.startswith("<|start_header_id|>system<|end_header_id|>\n\nbe brief\n\n# Tools")
-    lines = system.splitlines()
-    assert json.loads(lines[lines.index("<tools>") + 1]) == TOOL
-    assert "ä" in system and '<tool_call>\n{"name": ' in system
-    assert "fix it" in rest
-    alone = templated(LLAMA).rendered([ASKED], [TOOL], {}).text
-    assert alone == shown.replace("be brief\n\n", "")
-
-
-def test_a_template_without_tools_gets_calls_and_results_as_text() -> None:
-    shown = (
-        templated(LLAMA)
-        .rendered(
-            [ASKED, calling(call(path="ä"), call("ls"), content="Let me see."), RESULT, ASKED],
-            [],
-            {},
-        )
-        .text
-    )
-    header = "<|start_header_id|>{}<|end_header_id|>\n\n"
-    assert (
-        f"{header.format('assistant')}Let me see.\n"
-        '<tool_call>\n{"name": "read", "arguments": {"path": "ä"}}\n</tool_call>\n'
-        '<tool_call>\n{"name": "ls", "arguments": {}}\n</tool_call><|eot_id|>'
-        f"{header.format('user')}<tool_response>\nits text\n</tool_response><|eot_id|>"
-    ) in shown
-
-
-def test_gemma_gets_its_documented_form_and_results_merge_with_what_the_user_says() -> None:
-    two = calling(call(path="/a"), call("ls", "call_b"))
-    shown = text("gemma3", [SYSTEM, ASKED, two, RESULT, OTHER_RESULT, MORE], [TOOL])
-    head, _, rest = shown.partition("fix it<end_of_turn>\n<start_of_turn>model\n")
-    assert head.startswith("<bos><start_of_turn>user\nbe brief\n\nYou have access to functions.")
-    assert json.dumps(TOOL["function"], ensure_ascii=False) in head.splitlines()
-    assert rest == (
-        '```tool_code\nread(path="/a")\n```\n```tool_code\nls()\n```<end_of_turn>\n'
-        "<start_of_turn>user\n```tool_output\nits text\n```\n\n```tool_output\nother text\n```\n\n"
-        "and quick<end_of_turn>\n<start_of_turn>model\n"
-    )
-
-
 def test_deepseek_is_shown_tools_as_its_card_has_them() -> None:
     own = deepseek_v3.FORMATS[1].tools
     shown = own([TOOL["function"]]) if own else ""
@@ -138,21 +93,6 @@ def test_deepseek_is_shown_tools_as_its_card_has_them() -> None:
     assert (
         f"\n\n### read\nDescription: Reads ä.\n\nParameters: {parameters}\n\nIMPORTANT: " in shown
     )
-
-
-COUNTS = (
-    "{% for tool in tools %}{% set known = tool.function.parameters.properties %}"
-    "{{ tool.function.name + tool.function.description }}"
-    "{% for name in known %}{{ name + known[name].description }}{% endfor %}{% endfor %}"
-)
-
-
-def test_a_template_that_counts_its_tools_has_them_counted_and_completed() -> None:
-    counts = templated(COUNTS + CHATML)
-    assert counts.rendered([ASKED], [], {}).text == templated(CHATML).rendered([ASKED], [], {}).text
-    assert counts.rendered([ASKED], [TOOL], {}).text.startswith("readReads ä.path")
-    plain = templated("{{ tools | tojson if tools }}" + CHATML).rendered([ASKED], [TOOL], {}).text
-    assert plain.startswith(json.dumps([TOOL], ensure_ascii=False))
 
 
 def test_tools_are_given_by_the_name_by_which_a_template_asks_for_them() -> None:
@@ -207,45 +147,6 @@ def test_arguments_that_are_no_object_are_shown_in_every_form() -> None:
     )
 
 
-TOOLS_ONLY = CHATML.replace("{% for m", "{% if tools %}{{ tools | tojson }}{% endif %}{% for m", 1)
-TEXT_CALLS = TOOLS_ONLY.replace(
-    "{{ m.content }}",
-    "{{ m.content }}{% for c in m.tool_calls or [] %}"
-    "[{{ c.function.name + c.function.arguments }}]{% endfor %}",
-)
-
-
-def test_where_only_calls_are_missing_only_they_become_text() -> None:
-    shown = templated(TOOLS_ONLY)
-    assert shown.capabilities.tool_form == "native"
-    rendered = shown.rendered([ASKED, CALLED, RESULT], [TOOL], {}).text
-    assert rendered.startswith('[{"type": "function"') and "# Tools" not in rendered
-    assert 'assistant\n<tool_call>\n{"name": "read", "arg' in rendered
-    assert "<|im_start|>tool\nits text<|im_end|>" in rendered
-
-
-def test_where_only_results_are_missing_only_they_become_text() -> None:
-    template = TEXT_CALLS.replace(
-        "{% for m in messages %}", "{% for m in messages if m.role != 'tool' %}"
-    )
-    rendered = templated(template).rendered([ASKED, CALLED, RESULT], [TOOL], {}).text
-    assert '[read{"path": "/a"}]' in rendered and "<tool_call>" not in rendered
-    assert "user\n<tool_response>\nits text\n</tool_response><|im_end|>" in rendered
-
-
-def test_a_template_that_takes_arguments_as_text_only_gets_text() -> None:
-    assert (
-        '[read{"path": "/a"}]' in templated(TEXT_CALLS).rendered([ASKED, CALLED], [TOOL], {}).text
-    )
-
-
-def test_a_template_that_needs_descriptions_gets_them() -> None:
-    """Harmony writes '// ' + description for each."""
-    bare = {"type": "function", "function": {"name": "look"}}
-    assert "type look = () => any;" in text("harmony", [ASKED], [bare])
-    assert '{"name": "look"}' in text("qwen3", [ASKED], [bare])
-
-
 @pytest.mark.parametrize("name", ["harmony", "llama3"])
 def test_a_template_for_one_call_a_message_gets_each_in_a_message_of_its_own(name: str) -> None:
     two = calling(call("read"), call("list_dir", "call_b"), content="Why.")
@@ -279,28 +180,6 @@ def test_what_we_write_around_tools_is_ours_alone() -> None:
 # ---------------------------------------------------------------- order
 
 
-def test_neighbours_of_one_role_become_one_message_only_where_they_must() -> None:
-    conversation = [ASKED, MORE, SAID, {**SAID, "content": "done"}, ASKED]
-    assert text("gemma3", conversation) == (
-        "<bos><start_of_turn>user\nfix it\n\nand quick<end_of_turn>\n<start_of_turn>model\n"
-        "well\n\ndone<end_of_turn>\n<start_of_turn>user\nfix it<end_of_turn>\n"
-        "<start_of_turn>model\n"
-    )
-    assert "[INST]fix it\n\nand quick[/INST]well\n\ndone</s>[INST]" in text("mistral", conversation)
-    assert text("qwen3", conversation).count("<|im_start|>user") == 3
-
-
-def test_a_first_message_of_the_models_stands_behind_an_empty_question() -> None:
-    assert text("gemma3", [SAID, ASKED]).startswith(
-        "<bos><start_of_turn>user\n<end_of_turn>\n<start_of_turn>model\nwell<end_of_turn>"
-    )
-    assert text("qwen3_5", [SYSTEM, SAID]).startswith(
-        "<|im_start|>system\nbe brief<|im_end|>\n<|im_start|>user\n<|im_end|>\n"
-        "<|im_start|>assistant\n"
-    )
-    assert "<|im_start|>user" not in text("qwen3", [SAID])
-
-
 def test_llama_does_not_take_a_first_answer_for_the_question_that_it_shows_tools_in() -> None:
     shown = text("llama3", [SAID, ASKED], [TOOL])
     assert "assistant<|end_header_id|>\n\nwell<|eot_id|>" in shown
@@ -311,50 +190,16 @@ def test_a_system_message_alone_is_shown() -> None:
         assert "be brief" in text(name, [SYSTEM], [TOOL])
 
 
-def test_a_question_behind_a_result_follows_an_answer_where_it_has_to() -> None:
-    shown = text("mistral", [ASKED, CALLED, RESULT, MORE])
-    assert "[/TOOL_RESULTS]Done.</s>[INST]and quick[/INST]" in shown
-
-
 def test_a_result_of_no_call_is_the_users_where_the_template_refuses_it() -> None:
     told = "<|start|>user<|message|><tool_response>\nits text\n</tool_response><|end|>"
     assert told in text("harmony", [ASKED, SAID, RESULT])
     assert "<tool_response>" not in text("harmony", [ASKED, CALLED, RESULT, OTHER_RESULT])
 
 
-LLAMA2 = (
-    "{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}"
-    "{% endif %}{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
-    "{{ raise_exception('Conversation roles must alternate') }}{% endif %}"
-    "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-)
-
-
-def test_a_template_without_a_system_role_has_it_at_the_head_of_the_first_question() -> None:
-    renderer = templated(LLAMA2)
-    shown = renderer.rendered(
-        [SYSTEM, ASKED, SAID, {**SYSTEM, "content": "hush"}, MORE], [TOOL], {}
-    ).text
-    assert shown.startswith("<|im_start|>user\nbe brief\n\n# Tools\n")
-    assert "</tool_response>.\n\nfix it<|im_end|>" in shown
-    assert "user\n<system>\nhush\n</system>\n\nand quick<|im_end|>" in shown
-
-
 def test_many_neighbours_are_joined_in_linear_time() -> None:
     texts = [str(number) for number in range(20_000)]
     messages = [{"role": "user", "content": each} for each in texts]
     assert "\n\n".join(texts) in text("gemma3", messages)
-
-
-@pytest.mark.parametrize("name", ["qwen3", "qwen3_5", "glm4", "harmony", "llama3", "gemma3"])
-def test_null_content_and_thinking_alone_are_taken(name: str) -> None:
-    silent: dict[str, Any] = {
-        "role": "assistant",
-        "content": None,
-        "reasoning_content": "hm",
-        "tool_calls": [],
-    }
-    assert "None" not in text(name, [ASKED, silent, {**ASKED, "content": None}])
 
 
 PARTED = """\
@@ -405,15 +250,6 @@ def test_each_turn_of_the_models_is_known_by_its_place_among_what_was_sent(
     name: str, messages: Messages, runs: list[list[int]]
 ) -> None:
     assert renderer(name).rendered(messages, [TOOL], {}).runs == runs
-
-
-# ---------------------------------------------------------------- thinking
-
-THINKING = (
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n"
-    "{{ '<think>' if thinking else '</think>' }}{% endif %}"
-)
 
 
 def test_a_template_that_is_a_function_is_given_what_it_knows() -> None:

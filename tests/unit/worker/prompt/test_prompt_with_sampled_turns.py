@@ -1,6 +1,5 @@
 """A known turn stands in the next prompt as it was sampled, and the template renders the rest."""
 
-import itertools
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,12 +7,10 @@ from typing import Any
 
 import pytest
 
-from hearth.shared.errors import PromptTooLong, RequestError
 from hearth.shared.settings_from_env import load_settings
 from hearth.worker.cache.block_hash import Tokens, pack
 from hearth.worker.cache.image_keys import PromptImage
 from hearth.worker.prompt.prompt_with_sampled_turns import BuiltPrompt, PromptContent
-from hearth.worker.prompt.render_messages import Renderer
 from hearth.worker.prompt.template_turn_tokens import end_of_turn_ids, turn_marks
 from hearth.worker.prompt.turn_beginnings import Beginning
 from hearth.worker.setup.prompt_and_session_setup import make_builder
@@ -144,35 +141,6 @@ def test_a_known_turn_stands_as_it_was_sampled_between_its_question_and_what_fol
     assert prompt.ids != rendered, "other tokens than the template's text gives"
 
 
-@pytest.mark.parametrize("name", ["qwen3", "qwen3_5", "harmony", "glm4", "llama3", *TOOLLESS])
-def test_a_long_conversation_only_ever_appends(name: str) -> None:
-    """Each prompt begins with the prompt before it and the answer as it was sampled."""
-    messages, turns = [SYSTEM, ASKED], list[Turn | None]([None, None])
-    tokens: list[int] = []
-    for kind, following in itertools.islice(
-        itertools.cycle([(CALLED, RESULT), (SPOKEN, NEXT), (CALLED, RESULT)]), 6
-    ):
-        prompt = built(name, messages, turns)
-        assert prompt.ids[: len(tokens)] == tokens
-        assert (len(prompt.kept), prompt.doubtful) == (sum(t is not None for t in turns), 0)
-        parts = parts_of(name, kind)
-        turn = sampled(name, messages, parts)
-        opening = len(prompt.ids) - prompt.header
-        tokens = [*prompt.ids, *turn.ids.tolist()[opening:]]
-        messages, turns = [*messages, message_of(parts), following], [*turns, turn, None]
-
-
-def test_a_conversation_in_which_a_question_ends_with_the_header_appends_too() -> None:
-    messages, turns, tokens = [ASKED], list[Turn | None]([None]), list[int]()
-    for _ in range(4):
-        prompt = built("mistral", messages, turns, tools=[])
-        assert prompt.ids[: len(tokens)] == tokens and prompt.doubtful == 0
-        turn = sampled("mistral", messages, parts_of("mistral"), tools=[])
-        tokens = [*prompt.ids, *turn.ids.tolist()[1:]]
-        messages = [*messages, message_of(parts_of("mistral")), NEXT]
-        turns = [*turns, turn, None]
-
-
 @pytest.mark.parametrize("name", THINKERS)
 def test_only_turns_that_are_known_are_replaced(name: str) -> None:
     parts = parts_of(name)
@@ -243,15 +211,6 @@ def test_a_turn_that_became_part_of_another_is_in_doubt_and_the_others_stand() -
 
 
 # ---------------------------------------------------------------- doubt
-
-
-def test_what_ends_a_result_is_the_header_of_the_answer_behind_it() -> None:
-    """Mistral writes none of its own there."""
-    one, two = parts_of("mistral", CALLED), parts_of("mistral")
-    messages = [ASKED, message_of(one), RESULT, message_of(two), NEXT]
-    turns = [None, sampled("mistral", [ASKED], one), None, sampled("mistral", messages[:3], two)]
-    prompt = built("mistral", messages, turns)
-    assert (prompt.kept, prompt.doubtful) == (frozenset({1, 3}), 0)
 
 
 @pytest.mark.parametrize("behind", ["", "Q: A: "])
@@ -386,45 +345,11 @@ def test_content_that_spells_a_header_moves_no_turn(name: str) -> None:
     assert spelled in family(name).tokenizer.decode(prompt.ids)
 
 
-# ---------------------------------------------------------------- as the tokenizer has it
-
-
-@pytest.mark.parametrize("name", FAMILIES)
-def test_a_prompt_without_known_turns_is_the_rendered_text_tokenised_whole(name: str) -> None:
-    call = message_of(parts_of(name, CALLED)) if name != "mistral" else None
-    middle = [call, RESULT] if call else []
-    messages = [
-        ASKED,
-        *middle,
-        message_of(parts_of(name)),
-        {**NEXT, "content": "é 日本 \U0001f98a"},
-    ]
-    tokenizer = family(name).tokenizer
-    tools = TOOLS if call else []
-    text = Renderer(tokenizer, True, True).rendered(messages, tools, {}).text
-    assert built(name, messages, tools=tools).ids == encoded(name, text)
-    again = built(name, messages, tools=tools)
-    assert again.ids == encoded(name, text), "and a second time, from memory"
-    assert again.kept == frozenset() and again.doubtful == 0
-
-
 def test_the_messages_are_not_modified() -> None:
     messages, tools, _ = hostile("qwen3")
     before = json.dumps([messages, tools])
     built("qwen3", messages, tools=tools)
     assert json.dumps([messages, tools]) == before
-
-
-# ---------------------------------------------------------------- limits
-
-
-def test_a_prompt_over_the_context_is_refused_with_its_size() -> None:
-    small = builder("qwen3", "true", 50)
-    long = {"role": "user", "content": "q " * 100}
-    with pytest.raises(PromptTooLong):
-        small.build(PromptContent([long], []))
-    with pytest.raises(RequestError, match=r"bytes and this server's context is 50 tokens"):
-        small.build(PromptContent([{**long, "content": "q" * 5_000}], []))
 
 
 @pytest.mark.parametrize("name", ["qwen3", "harmony", "glm4", "llama3"])

@@ -1,4 +1,4 @@
-"""What a model sees is what its makers' template makes of it, or docs/prompts.md tells why not."""
+"""Prompts are what the makers' templates make of them, or docs/prompts.md tells why not."""
 
 from typing import Any
 

@@ -24,7 +24,6 @@ from tests.helpers.worker.chat_templates import (
     HARMONY,
     LLAMA,
     MISTRAL,
-    PARTS_ONLY,
     PHI,
     PLAIN,
     SPECIALS,
@@ -105,23 +104,6 @@ def ids_of(built: PromptBuilder, prompt: Prompt) -> list[int]:
     return built.build(PromptContent(prompt.messages, prompt.tools, prompt.template_kwargs)).ids
 
 
-def test_content_parts_and_null_become_one_string() -> None:
-    renderer = Renderer(tokenizer_with(CHATML), True, True)
-    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
-    prompt = Prompt([{"role": "user", "content": parts}, {"role": "assistant", "content": None}])
-    assert "a\nb<|im_end|>" in text_of(renderer, prompt)
-    assert "None" not in text_of(renderer, prompt)
-
-
-def test_a_template_that_looks_for_parts_is_given_them() -> None:
-    renderer = Renderer(tokenizer_with(PARTS_ONLY), default_thinking=True, preserve_thinking=True)
-    asked = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "hi"}]
-    text = renderer.rendered(asked, [], {}).text
-    assert text == (
-        "<|im_start|>User: hello<|im_end|>\n<|im_start|>Assistant: hi<|im_end|>\nAssistant:"
-    )
-
-
 def test_thinking_follows_the_default_unless_the_request_says_otherwise() -> None:
     tokenizer = tokenizer_with(CHATML)
     off = Prompt(PROMPT.messages, template_kwargs={"enable_thinking": False})
@@ -200,24 +182,6 @@ def test_ten_megabytes_are_refused_without_tokenising_them() -> None:
 def test_a_model_without_a_template_gets_a_transcript() -> None:
     renderer = Renderer(tokenizer_with(None), True, True)
     assert text_of(renderer, PROMPT) == "user: hello\nassistant:"
-
-
-def test_a_call_whose_arguments_are_no_object_reaches_a_template_that_needs_one() -> None:
-    template = (
-        "{{ tools | tojson }}{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}"
-        "{% for c in m.tool_calls or [] %}{{ c.name }} "
-        "{% for k, v in c.arguments|items %}{{ k }}={{ v }}"
-        "{% endfor %}{% endfor %}<|im_end|>\n{% endfor %}"
-    )
-    SPECIALS[template] = SPECIALS[CHATML]
-    renderer = Renderer(tokenizer_with(template), True, True)
-    function = {"name": "f", "arguments": '{"broken": '}
-    call = {"id": "call1", "type": "function", "function": function}
-    messages: list[dict[str, Any]] = [
-        {"role": "user", "content": "q"},
-        {"role": "assistant", "content": "", "tool_calls": [call]},
-    ]
-    assert 'input={"broken": ' in renderer.rendered(messages, [], {}).text
 
 
 def test_a_mark_on_both_sides_of_a_result_begins_no_message() -> None:

@@ -5,7 +5,6 @@ from typing import Any
 import orjson
 import pytest
 
-from hearth.proxy.api import chat_completions
 from hearth.proxy.api.ollama import generate_context, ollama_request
 from hearth.proxy.api.ollama.ollama_request import CHAT, GENERATE, parse_chat, parse_generate
 from hearth.proxy.request.parsed_request import ParsedRequest
@@ -15,10 +14,6 @@ from hearth.shared.wire_messages import Constraints
 
 USER = {"role": "user", "content": "hi"}
 SCHEMA = {"type": "object", "properties": {"age": {"type": "integer"}}}
-TOOL = {
-    "type": "function",
-    "function": {"name": "f", "description": "d", "parameters": {"type": "object"}},
-}
 
 
 def chat(*rows: Any, **fields: Any) -> ParsedRequest:
@@ -34,25 +29,6 @@ def refused(parse: Any, *rows: Any, **fields: Any) -> RequestError:
         parse(*rows, **fields)
     assert caught.value.status == 400
     return caught.value
-
-
-def test_a_conversation_is_the_prompt_that_the_chat_api_makes_of_it() -> None:
-    calls = [{"function": {"name": "f", "arguments": {"x": 1}}}]
-    ours = [
-        {"role": "system", "content": "s"},
-        USER,
-        {"role": "assistant", "thinking": "t", "content": "", "tool_calls": calls},
-        {"role": "tool", "tool_name": "f", "content": "r"},
-    ]
-    call = {"id": "call2n0", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}
-    theirs = [
-        {"role": "system", "content": "s"},
-        USER,
-        {"role": "assistant", "reasoning_content": "t", "content": None, "tool_calls": [call]},
-        {"role": "tool", "tool_call_id": "call2n0", "content": "r"},
-    ]
-    wanted = chat_completions.parse({"messages": theirs, "tools": [TOOL]})
-    assert chat(*ours, tools=[TOOL]).prompt == wanted.prompt
 
 
 def test_answers_are_streamed_unless_the_client_says_no() -> None:
