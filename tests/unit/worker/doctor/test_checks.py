@@ -144,11 +144,11 @@ def test_one_check_that_breaks_is_a_fault_and_the_others_run(
         raise OSError(5, "it is broken", str(Path.home() / "secret"))
 
     context = context_of("qwen3", depth_max=120)
-    monkeypatch.setattr("hearth.worker.doctor.check_batches._prompts", broken)
-    results = checked(context, "speed", "logits", "batches")
-    assert results["batches"].verdict == "fault"
-    assert results["batches"].reason == "the check broke: OSError it is broken"
-    assert results["logits"].verdict == "ok"
+    monkeypatch.setattr("hearth.worker.doctor.check_drafts.median_costs", broken)
+    results = checked(context, "speed", "logits", "drafts", "decode rows")
+    assert results["drafts"].verdict == "fault"
+    assert results["drafts"].reason == "the check broke: OSError it is broken"
+    assert results["decode rows"].verdict == "ok"
 
 
 def test_what_does_not_fit_beside_what_is_kept_is_left_out() -> None:
