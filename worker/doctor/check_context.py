@@ -38,7 +38,6 @@ class CheckRules:
     seconds_max: float = SECONDS_MAX
     depth_max: int = DEPTH_MAX
     answer_tokens: int = 16
-    footprint_block_bytes: int = 256 << 20
     ssd_directory: Path | None = None  # KV_CACHE_DIR; None = nothing is written
     ssd_bytes: int = 256 << 20
     ssd_bytes_per_day: int = 0  # all that is written to it; 0 = no limit
@@ -56,8 +55,6 @@ class CheckContext:
     rule: CutRule
     rules: CheckRules
     room: Callable[[], int]  # bytes that may be taken now
-    process_bytes: Callable[[], int]
-    counted_bytes: Callable[[], int]  # what the server believes that it takes
     clock: Callable[[], float] = time.perf_counter
     results: dict[str, CheckResult] = field(default_factory=dict)
     spent_s: float = 0.0

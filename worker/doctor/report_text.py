@@ -8,8 +8,6 @@ from hearth.worker.doctor.findings import CheckResult, Findings, findings_from
 
 ABOUT: Final = {
     "speed": "how fast it reads and decodes",
-    "footprint": "what the system says of the process's memory against MLX's count",
-    "KV estimate": "what a live cache takes against what is expected",
     "logits": "log probabilities of cold answers are numbers",
     "exact": "CACHE_EXACT=true: warm answers against cold ones",
     "rewinds": "a conversation taken back to an earlier turn",

@@ -12,12 +12,6 @@ from hearth.worker.doctor.check_context import CheckContext, LeftOut, Steps
 from hearth.worker.doctor.check_cuts import NAME as CUTS, check_cuts
 from hearth.worker.doctor.check_drafts import NAME as DRAFTS, check_drafts, costs_in
 from hearth.worker.doctor.check_float16 import NAME as FLOAT16, check_float16
-from hearth.worker.doctor.check_memory import (
-    ESTIMATE,
-    FOOTPRINT,
-    check_estimate,
-    check_footprint,
-)
 from hearth.worker.doctor.check_warm import (
     COLD,
     DEFAULT,
@@ -39,8 +33,6 @@ Check = Callable[[CheckContext], Steps]
 # The checks in order, what matters most first, and the results that each is to tell.
 CHECKS: Final[tuple[tuple[Check, tuple[str, ...]], ...]] = (
     (measure_speed, (SPEED,)),
-    (check_footprint, (FOOTPRINT,)),
-    (check_estimate, (ESTIMATE,)),
     (check_cold, (COLD,)),
     (check_exact, (EXACT, REWINDS, RESTORES)),
     (check_default, (DEFAULT, SLOTS, FAST_RESTORES)),

@@ -55,7 +55,7 @@ class ThinkingSwitches:
             return self.off
         level = self.levels.get(self._nearest(self._level(wish)), {})
         budget = {"thinking_budget": wish.budget} if wish.budget and self.takes_budget else {}
-        return (self.on if wish.on else self.base) | level | budget
+        return {**(self.on if wish.on else self.base), **level, **budget}
 
     def _level(self, wish: ThinkingWish) -> str | None:
         """Return the level; None where it says how hard to work, and nobody asks for thinking."""

@@ -12,7 +12,6 @@ from hearth.worker.doctor.findings import Findings, FindingsFile
 from hearth.worker.doctor.idle_checks import IdleChecks, is_due
 from hearth.worker.doctor.run_checks import CheckRun
 from hearth.worker.engine.engine import Engine
-from hearth.worker.engine.footprint import process_bytes
 from hearth.worker.engine.memory_pressure import Pressure, system_pressure
 from hearth.worker.engine.mlx_memory import GB
 from hearth.worker.engine.model_loader import LoadedModel
@@ -62,7 +61,6 @@ def check_run(
     settings: Settings,
     rule: CutRule,
     room: Callable[[], int],
-    counted_bytes: Callable[[], int],
 ) -> CheckRun:
     """Return a run of all checks, which may take the bytes that `room` tells."""
     context = CheckContext(
@@ -75,8 +73,6 @@ def check_run(
             ssd_bytes_per_day=settings.kv_disk_write_gb_per_day * GB,
         ),
         room=room,
-        process_bytes=process_bytes,
-        counted_bytes=counted_bytes,
     )
     return CheckRun(context, subject_of(loaded.identity))
 
@@ -127,7 +123,7 @@ class ModelDoctor:
             return int(free_bytes(memory) * ROOM_SHARE)
 
         def make_run() -> CheckRun:
-            return check_run(self._loaded, self.settings, rule, room, memory.used)
+            return check_run(self._loaded, self.settings, rule, room)
 
         is_wanted = (
             self._starts_itself and self._file is not None and is_due(self._found, self._dtype)
@@ -147,13 +143,7 @@ class ModelDoctor:
         self, rule: CutRule, memory: MemoryGuard, tell: Callable[[str], None]
     ) -> dict[str, Any]:
         """Run all checks, telling each one's name; keep and return what they found."""
-        run = check_run(
-            self._loaded,
-            self.settings,
-            rule,
-            lambda: free_bytes(memory),
-            memory.used,
-        )
+        run = check_run(self._loaded, self.settings, rule, lambda: free_bytes(memory))
         name = ""
         while run.step():
             if run.running not in ("", name):

@@ -5,14 +5,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import mlx.core as mx
-
 from hearth.worker.doctor.check_context import CheckContext, CheckRules
 from hearth.worker.doctor.checked_machine import subject_of
 from hearth.worker.doctor.findings import CheckResult
 from hearth.worker.doctor.run_checks import CHECKS, CheckRun
 from hearth.worker.engine.engine import Engine
-from hearth.worker.engine.footprint import process_bytes
 from hearth.worker.engine.model_loader import LoadedModel
 from hearth.worker.prompt.prefill_cuts import CutRule
 from scripts.harness.socketless_worker import loaded, marks
@@ -20,7 +17,6 @@ from scripts.harness.socketless_worker import loaded, marks
 CHUNK = 64
 DEPTH = 150  # tokens of the canary's last prompt
 ANSWER_TOKENS = 3
-BLOCK_BYTES = 64 << 20  # by which the footprint is measured
 ROOM_BYTES = 1 << 30
 
 
@@ -28,7 +24,6 @@ def context_of(
     name: str,
     fixture: tuple[Any, ...] = (),
     model: Callable[[Any], Any] = lambda model: model,
-    process: Callable[[], int] = process_bytes,
     directory: Path | None = None,
     **rules: Any,
 ) -> CheckContext:
@@ -36,15 +31,13 @@ def context_of(
     plain = loaded(name, *fixture)
     wrapped: LoadedModel = dataclasses.replace(plain, model=model(plain.model))
     small = {"depth_max": DEPTH, "answer_tokens": ANSWER_TOKENS}
-    small |= {"footprint_block_bytes": BLOCK_BYTES, "ssd_bytes": 32 << 20}
+    small |= {"ssd_bytes": 32 << 20}
     return CheckContext(
         loaded=wrapped,
         engine=Engine(wrapped),
         rule=CutRule(CHUNK, marks(name)),
         rules=CheckRules(default_chunk=CHUNK, ssd_directory=directory, **(small | rules)),
         room=lambda: ROOM_BYTES,
-        process_bytes=process,
-        counted_bytes=mx.get_active_memory,
     )
 
 

@@ -11,7 +11,6 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from hearth.worker.doctor.check_context import CheckContext
 from hearth.worker.doctor.findings import CheckResult
-from hearth.worker.engine.footprint import process_bytes
 from tests.helpers.worker import planted_faults
 from tests.helpers.worker.checked_fixture import checked, context_of, run_of
 from tests.helpers.worker.planted_faults import ForgetfulDecoding, Plant, RowDependentModel
@@ -86,14 +85,6 @@ def test_a_kernel_that_differs_by_rows_is_found(name: str) -> None:
     assert results["batches"].verdict == "fault", results["batches"]
 
 
-@pytest.mark.parametrize("name", FIXTURES)
-@pytest.mark.parametrize("share", [0.85, 1.15])
-def test_a_footprint_that_lies_is_found(name: str, share: float) -> None:
-    lying = found(name, "footprint", process=lambda: int(share * process_bytes()))
-    assert lying["footprint"].verdict == "fault", lying["footprint"]
-    assert abs(lying["footprint"].figures["grown_per_byte_taken"] - share) < 0.05  # type: ignore[operator]
-
-
 def changes_no_bit(name: str, plant: Plant) -> bool:
     """Whether the reading is as it was: a BLAS that rounds no row by its shape may cut anywhere."""
     if plant is not planted_faults.forward_one_short:
@@ -153,20 +144,20 @@ def test_one_check_that_breaks_is_a_fault_and_the_others_run(
         raise OSError(5, "it is broken", str(Path.home() / "secret"))
 
     context = context_of("qwen3", depth_max=120)
-    monkeypatch.setattr("hearth.worker.kv.layer_adapters.LayerMap.reserve", broken)
-    results = checked(context, "speed", "KV estimate", "logits")
-    assert results["KV estimate"].verdict == "fault"
-    assert results["KV estimate"].reason == "the check broke: OSError it is broken"
-    assert results["logits"].verdict == "ok"
+    monkeypatch.setattr("hearth.worker.doctor.check_drafts.median_costs", broken)
+    results = checked(context, "speed", "logits", "drafts", "decode rows")
+    assert results["drafts"].verdict == "fault"
+    assert results["drafts"].reason == "the check broke: OSError it is broken"
+    assert results["decode rows"].verdict == "ok"
 
 
 def test_what_does_not_fit_beside_what_is_kept_is_left_out() -> None:
     context = context_of("qwen3", depth_max=120)
     checked(context, "speed", "logits")
     context.room = lambda: 1000
-    results = checked(context, "exact", "batches", "KV estimate", "decode rows", "drafts")
+    results = checked(context, "exact", "batches", "decode rows", "drafts")
     assert {check.name for check in results.values() if check.verdict == "left out"} == {
-        *("exact", "rewinds", "restores", "batches", "KV estimate", "decode rows", "drafts"),
+        *("exact", "rewinds", "restores", "batches", "decode rows", "drafts"),
     }
     assert "0 MB are free" in results["exact"].reason
 
