@@ -153,13 +153,6 @@ def test_a_context_remembers_what_was_said(client: ollama.Client) -> None:
     assert "4417" in (asked.response or "")
 
 
-def test_an_answer_ends_where_it_is_told_to(client: ollama.Client) -> None:
-    short = client.generate("pocket", "Hello", think=False, options={"num_predict": 3})
-    assert (short.done_reason, short.eval_count) == ("length", 3)
-    stopped = client.generate("pocket", "Hello", think=False, options={**GREEDY, "stop": ["Poc"]})
-    assert stopped.response == "Hello! I am "
-
-
 def test_a_text_has_one_vector_by_either_route_and_by_openais(
     client: ollama.Client, server: Server
 ) -> None:

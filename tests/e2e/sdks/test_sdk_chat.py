@@ -112,13 +112,6 @@ def test_functions_of_the_old_api_are_called_and_answered(gpt: openai.OpenAI, st
     assert final_of(gpt, False, body).choices[0].message.content == "Warm."
 
 
-def test_a_function_of_the_old_api_is_forced(gpt: openai.OpenAI) -> None:
-    body = asked(FREEDOM, functions=FUNCTIONS, extra_body={"enable_thinking": False})
-    answer = gpt.chat.completions.create(**body, function_call={"name": "get_time"})
-    call: Any = answer.choices[0].message.function_call
-    assert call.name == "get_time" and type(json.loads(call.arguments)["utc"]) is bool
-
-
 def test_calls_that_may_not_be_parallel_are_one(sdks: Sdks) -> None:
     talk = TALKS["chat"](sdks, parallel_tool_calls=False)
     talk.options |= talk.thinking(False)

@@ -147,6 +147,13 @@ def test_arguments_that_are_no_object_are_shown_in_every_form() -> None:
     )
 
 
+def test_a_template_that_needs_descriptions_gets_them() -> None:
+    """Harmony writes '// ' + description for each."""
+    bare = {"type": "function", "function": {"name": "look"}}
+    assert "type look = () => any;" in text("harmony", [ASKED], [bare])
+    assert '{"name": "look"}' in text("qwen3", [ASKED], [bare])
+
+
 @pytest.mark.parametrize("name", ["harmony", "llama3"])
 def test_a_template_for_one_call_a_message_gets_each_in_a_message_of_its_own(name: str) -> None:
     two = calling(call("read"), call("list_dir", "call_b"), content="Why.")
@@ -194,6 +201,24 @@ def test_a_result_of_no_call_is_the_users_where_the_template_refuses_it() -> Non
     told = "<|start|>user<|message|><tool_response>\nits text\n</tool_response><|end|>"
     assert told in text("harmony", [ASKED, SAID, RESULT])
     assert "<tool_response>" not in text("harmony", [ASKED, CALLED, RESULT, OTHER_RESULT])
+
+
+LLAMA2 = (
+    "{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}"
+    "{% endif %}{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('Conversation roles must alternate') }}{% endif %}"
+    "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+)
+
+
+def test_a_template_without_a_system_role_has_it_at_the_head_of_the_first_question() -> None:
+    renderer = templated(LLAMA2)
+    shown = renderer.rendered(
+        [SYSTEM, ASKED, SAID, {**SYSTEM, "content": "hush"}, MORE], [TOOL], {}
+    ).text
+    assert shown.startswith("<|im_start|>user\nbe brief\n\n# Tools\n")
+    assert "</tool_response>.\n\nfix it<|im_end|>" in shown
+    assert "user\n<system>\nhush\n</system>\n\nand quick<|im_end|>" in shown
 
 
 def test_many_neighbours_are_joined_in_linear_time() -> None:
