@@ -13,7 +13,6 @@ from hearth.worker.formats.shared.format_parts import (
     Section,
     ToolSchema,
     json_arguments,
-    json_call_text,
     marked_calls,
 )
 
@@ -39,6 +38,5 @@ FORMATS = (
         framing=(START, END, CALL, ARGUMENTS, CALL_END),
         sections=(Section(START, read=READ), Section(CALL, read=READ)),
         grammar=CallGrammar(write, START, start=START, end=END, between=""),
-        call_text=json_call_text(f"{CALL}functions.", f":0{ARGUMENTS}", CALL_END),
     ),
 )

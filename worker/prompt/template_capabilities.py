@@ -39,7 +39,7 @@ _PARTED: Final = {
     "user": ("user",),
     "assistant": ("user", "assistant", "user"),
     "calls": ("user", "calls", "tool"),
-    "tool": ("user", "calls", "tool"),
+    "tool": (),  # behind what the template shows of an answer
 }
 _TAILS: Final[dict[str, tuple[str, ...]]] = {
     "user": ("assistant", "user"),
@@ -125,7 +125,7 @@ def template_capabilities(template: Template) -> TemplateCapabilities:
             for name, value in _VARIABLES.items()
             if template.probed([_QUESTION], **{name: value})
         ),
-        part_kinds=frozenset(kind for kind in _PARTED if prober.shows_parts(kind)),
+        part_kinds=frozenset(kind for kind in _PARTED if prober.shows_parts(kind, answer)),
         thinks_in_parts=_thinks_in_parts(template),
     )
 
@@ -188,9 +188,9 @@ class _Prober:
         before, now = (self.text_of_turns([_SHORT_ID] * count) for count in (1, 2))
         return bool(before) and now.startswith(before)
 
-    def shows_parts(self, kind: str) -> bool:
-        """Whether the text parts of such a message are shown as what they are."""
-        kinds = _PARTED[kind]
+    def shows_parts(self, kind: str, answer: str) -> bool:
+        """Whether such a message's text parts are shown as that; a result is behind `answer`."""
+        kinds = ("user", answer, "tool") if kind == "tool" else _PARTED[kind]
         messages = [self._message(each, at) for at, each in enumerate(kinds)]
         messages[kinds.index(kind)]["content"] = [text_part("probeax"), text_part("probebx")]
         texts = [self._template.probed(messages, tools) for tools in self._tools]

@@ -168,7 +168,6 @@ def _dumped(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-_NO_PARAMETERS: Final = {"type": "object", "properties": {}}
 OWN_PROMPT: Final = """\
 # Tools
 
@@ -218,16 +217,6 @@ FORMS: Final = (
     CallForm(
         "List of tools: ", _python, "<|tool_call_start|>[{}]<|tool_call_end|>", ", ", "{}", ""
     ),
-    CallForm(
-        "functions.",
-        lambda _, given, call_id: (
-            f"<|tool_call_begin|>{call_id}<|tool_call_argument_begin|>{_dumped(given)}"
-            "<|tool_call_end|>"
-        ),
-        "<|tool_calls_section_begin|>{}<|tool_calls_section_end|>",
-        "",
-        "{}",
-    ),
     CallForm("start_of_role", _json, "<|tool_call|>[{}]", ", ", "{}", ""),
     CallForm(
         "<｜Assistant｜><think></think>",
@@ -238,7 +227,7 @@ FORMS: Final = (
         CARD_PROMPT,
         lambda tool: "### {name}\nDescription: {description}\n\nParameters: {told}\n".format(
             description=tool["function"].get("description") or "",
-            told=_dumped(tool["function"].get("parameters") or _NO_PARAMETERS),
+            told=_dumped(tool["function"].get("parameters") or {}),
             name=tool["function"]["name"],
         ),
     ),
@@ -319,8 +308,13 @@ _WRITTEN_RESULTS: Final = each_message(
 )
 
 
+def _described(tool: Message) -> Message:
+    function = tool["function"]
+    return {**tool, "function": function | {"description": function.get("description") or ""}}
+
+
 def _whole(tool: Message) -> Message:
-    function = {"description": "", **tool["function"]}
+    function = _described(tool)["function"]
     given = {"type": "object", "properties": {}, **function.get("parameters", {})}
     shown = {name: {"description": "", **value} for name, value in given["properties"].items()}
     return {**tool, "function": {**function, "parameters": {**given, "properties": shown}}}
@@ -329,19 +323,39 @@ def _whole(tool: Message) -> Message:
 _DONE: Final = {"role": "assistant", "content": "Done."}
 # A template that has no word of what is looked for.
 # A sandbox, as transformers has one, lets no template append to a list.
-_NO_CALLS: Final = r"(?s)\A(?!.*tool_calls)|\.append\("
-_NO_RESULTS: Final = r"(?s)\A(?!.*['\"]tool['\"])"
-_NO_TOOLS: Final = r"(?s)\A(?!.*\btools\b)"
-_NO_DEVELOPER: Final = r"(?s)\A(?!.*['\"]developer['\"])"
+_NO_CALLS: Final = r"(?s)\A(?!.*tool_calls)|\.append\(|is_output_first"
+_NO_RESULTS: Final = r"(?s)\A(?!.*['\"]tool['\"])|is_output_first|SmolLM"
+_NO_TOOLS: Final = r"(?s)\A(?!.*\btools\b)|tools \| map\("
+
+_LATER_SYSTEM: Final = each_message(
+    lambda m, asked: (
+        {"role": "user", "content": f"<system>\n{text_of(m['content'])}\n</system>"}
+        if m["role"] == "system" and m is not asked.messages[0]
+        else m
+    )
+)
 
 DEPARTURES: Final = (
     Departure(
+        "control text",
+        "a mark that a client's text, result or argument spells out is text, and no token",
+        "Else what a web page has in it could end a turn, or speak as the system.",
+        _control_text,
+        is_chosen=True,
+    ),
+    Departure(
         "developer",
         "a developer's message is the system's",
-        "It is OpenAI's newer word for it, and no role that these models have seen.",
+        "It is OpenAI's newer word for it. DeepSeek V3.2's and V4's own role of that name is for "
+        "their search agent.",
         each_message(lambda m, _: {**m, "role": "system"} if m["role"] == "developer" else m),
-        _NO_DEVELOPER,
         is_chosen=True,
+    ),
+    Departure(
+        "described tools",
+        "a tool has a description, empty where the client gave none",
+        "Without one the template refuses the tool, or leaves it out.",
+        lambda asked: asked._replace(tools=asked.tools and list(map(_described, asked.tools))),
     ),
     Departure(
         "whole tools",
@@ -358,8 +372,10 @@ DEPARTURES: Final = (
     Departure(
         "empty content",
         "`content: null` beside calls is an empty text",
-        "OpenAI's clients send null; the template adds it to a text and fails, or writes `None`.",
+        "OpenAI's clients send null where others send an empty text; the template adds it to a "
+        "text and fails, writes `None`, or leaves the result open (Apertus).",
         each_message(lambda m, _: {**m, "content": ""} if m.get("content") is None else m),
+        is_chosen=True,
     ),
     Departure(
         "broken arguments",
@@ -407,36 +423,44 @@ DEPARTURES: Final = (
     Departure(
         "tools in words",
         "tools stand in the system message in words of ours, calls and results in texts",
-        "The template has no place for tools. What it has one for stands there.",
+        "The template has no place for tools, or fails at them. What it has one for stands there.",
         _tool_prompt,
         _NO_TOOLS,
+        follows=True,
     ),
     Departure(
         "calls in words",
-        "calls stand in the answer's text, in the family's own form",
-        "The template leaves out the calls, or fails at each (`.append` in llama.cpp's Kimi-K2).",
+        "calls stand in the answer's text, in the family's own form where that is known",
+        "The template leaves out the calls, fails at each (`.append` in llama.cpp's Kimi-K2), or "
+        "writes the marks around the first alone (R1).",
         _WRITTEN_CALLS,
         _NO_CALLS,
+        is_chosen=True,
     ),
     Departure(
         "results in words",
         "results are messages of the user's, in the family's own form",
-        "The template leaves out, or refuses, messages of the role `tool`.",
+        "The template leaves out, or refuses, messages of the role `tool`, writes the marks around "
+        "the first alone (R1), or shows it as a question (SmolLM3).",
         _WRITTEN_RESULTS,
         _NO_RESULTS,
+        is_chosen=True,
     ),
     Departure(
         "later system",
         "a system message behind the first is the user's, in `<system>`",
         "The template refuses it there, or leaves it out. Moved to the front, it would change the "
         "prompt from its first token on.",
-        each_message(
-            lambda m, asked: (
-                {"role": "user", "content": f"<system>\n{text_of(m['content'])}\n</system>"}
-                if m["role"] == "system" and m is not asked.messages[0]
-                else m
-            )
-        ),
+        _LATER_SYSTEM,
+        follows=True,
+    ),
+    Departure(
+        "system turn",
+        "a system message behind the first is the user's, in `<system>`",
+        "The template writes it as the turn of a role that Gemma was never shown.",
+        _LATER_SYSTEM,
+        "System role not supported",
+        is_chosen=True,
         follows=True,
     ),
     Departure(
@@ -582,13 +606,6 @@ DEPARTURES: Final = (
         "`PRESERVE_THINKING`, see below.",
         lambda asked: asked._replace(variables={"preserve_thinking": True, **asked.variables}),
         "preserve_thinking",
-        is_chosen=True,
-    ),
-    Departure(
-        "control text",
-        "a mark that a client's text, result or argument spells out is text, and no token",
-        "Else what a web page has in it could end a turn, or speak as the system.",
-        _control_text,
         is_chosen=True,
     ),
 )

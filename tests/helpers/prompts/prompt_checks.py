@@ -49,6 +49,8 @@ _MARK: Final = re.compile(
 _TEXT_MARK: Final = re.compile(r"</?(?:think|tool_call|tool_response|arg_key|arg_value)>")
 # What a template makes of what it does not read: nothing that a model was trained on.
 _STRAY: Final = re.compile(r"(?<!: )(?<!=)None|(['\"])type\1: ?\1text\1")
+# Tokens of a model that its template does not name.
+UNNAMED: Final = {"LFM2.5-Instruct.jinja": ("<|tool_call_start|>", "<|tool_call_end|>")}
 _PLAIN: Final = functools.cache(lambda: Tokenizer.from_file(str(trained_tokenizer())))
 _compiled: Final = functools.cache(chat_template_utils._compile_jinja_template.__wrapped__)
 
@@ -68,7 +70,8 @@ class PromptChecks:
     """The prompts of one template."""
 
     def __init__(self, name: str, source: str) -> None:
-        marks = [*dict.fromkeys((BOS, EOS, *_MARK.findall(source)))][:ADDED_TOKENS_MAX]
+        found = (BOS, EOS, *UNNAMED.get(name, ()), *_MARK.findall(source))
+        marks = [*dict.fromkeys(found)][:ADDED_TOKENS_MAX]
         controls = tuple(mark for mark in marks if not _TEXT_MARK.fullmatch(mark))
         texts = tuple(filter(_TEXT_MARK.fullmatch, marks))
         ends: Any = {"eos": EOS, "answer_end": EOS, "call_end": EOS, "bos": BOS}
@@ -106,7 +109,9 @@ class PromptChecks:
         active = [each for each in DEPARTURES if may_change(each, asked)]
         if shown is not None:  # then what shows nothing of itself explains nothing
             active = [
-                each for each in active if each.is_chosen or self.text(each.change(asked)) != shown
+                each
+                for each in active
+                if each.is_chosen or each.follows or self.text(each.change(asked)) != shown
             ]
         sizes = range(1, CHANGES_MAX + 1)
         groups = itertools.chain.from_iterable(itertools.combinations(active, n) for n in sizes)
