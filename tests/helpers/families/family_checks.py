@@ -37,7 +37,7 @@ class FamilyChecks:
     def __init__(self, family: WrittenFamily) -> None:
         self.family = family
         self.tokenizer = family.tokenizer
-        self.builder = builder_of(family)
+        self.builder = builder_of(family, thinking="auto")
         self.format = OutputFormat(self.tokenizer, self.builder.tool_form)
         self.compiler = constrainer_for(family, reader=self.format)
 

@@ -26,11 +26,11 @@ def builder(name: str, preserve: str = "true", context_tokens: int = 100_000) ->
 
 
 def builder_of(
-    each: Family, preserve: str = "true", context_tokens: int = 100_000
+    each: Family, preserve: str = "true", context_tokens: int = 100_000, thinking: str = "true"
 ) -> PromptBuilder:
     tokenizer = each.tokenizer
     ends = end_ids(tokenizer)
-    settings = load_settings({"PRESERVE_THINKING": preserve, "DEFAULT_THINKING": "true"}, None)
+    settings = load_settings({"PRESERVE_THINKING": preserve, "DEFAULT_THINKING": thinking}, None)
     return make_builder(tokenizer, turn_marks(tokenizer), ends, context_tokens, settings)
 
 
