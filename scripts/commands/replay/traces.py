@@ -229,7 +229,10 @@ def as_chat(dialect: str, body: Body) -> Body:
         "stream_options": {"include_usage": True},
     }
     chat |= parsed.prompt.thinking.options
-    return chat | {"chat_template_kwargs": parsed.prompt.template_kwargs}
+    switch = {name: chat[name] for name in ("enable_thinking",) if name in chat}
+    if kwargs := switch | parsed.prompt.template_kwargs:  # where other servers look for it
+        chat["chat_template_kwargs"] = kwargs
+    return chat
 
 
 def _as_sent(message: Body) -> Body:
