@@ -23,6 +23,7 @@ from unittest import mock
 
 import mlx.core as mx
 
+from hearth.proxy.request.content_pieces import text_of
 from hearth.shared.wire_messages import Prompt
 from hearth.worker import main as real
 from hearth.worker.engine.decode.sampler import TokenChoice
@@ -128,8 +129,7 @@ def _is_free(prompt: Prompt) -> bool:
 
 
 def _text(message: dict[str, Any]) -> str:
-    content = message.get("content")
-    return content if isinstance(content, str) else json.dumps(content)
+    return text_of(message.get("content") or "")
 
 
 def _written(message: dict[str, Any]) -> str:
