@@ -158,7 +158,8 @@ class PromptBuilder:
     ) -> frozenset[int]:
         """Add the pieces, with known turns in their places; return the messages of these turns."""
         found = {start: (end, message) for start, end, message in spans}
-        waiting = _waiting(content, {*itertools.chain(*runs)} - {each[2] for each in spans})
+        # Of several answers in a row none is looked for by its beginning.
+        waiting = _waiting(content, {r[0] for r in runs if len(r) == 1} - {s[2] for s in spans})
         kept, at = set(), 0
         while at < len(pieces):
             span = found.get(at)
