@@ -326,8 +326,7 @@ class Proof:
         ours, theirs = self._runs(warm), self._runs(cold)
         if [kind for kind, _ in ours] != [kind for kind, _ in theirs]:
             return Held(["the messages stand in another order"])
-        splits = self.family.capabilities.splits_calls
-        groups = iter(_assistant_groups(prompt.messages, splits))
+        groups = iter(_assistant_groups(prompt.messages, self.family.capabilities.splits_calls))
         for (is_assistant, mine), (_, other) in zip(ours, theirs, strict=True):
             group = next(groups, []) if is_assistant else []
             if mine == other:
@@ -440,19 +439,16 @@ def _assistant_groups(messages: list[dict[str, Any]], splits: bool) -> list[list
     shown: list[dict[str, Any]] = []
     waiting = [*reversed(messages)]
     while waiting:
-        message = waiting.pop()
-        shown.append(message)
+        shown.append(message := waiting.pop())
         first, *others = (message.get("tool_calls") if splits else ()) or (None,)
         results = []
         while others and waiting and waiting[-1]["role"] == "tool":
             results.append(waiting.pop())
         for call in (first, *others) if others else ():
             if shown[-1]["role"] == "tool":
-                shown.append({"role": "assistant", "content": "", "tool_calls": [call]})
-            elif call is first:
-                shown[-1] = {**message, "tool_calls": [call]}
-            else:
-                shown[-1] = {**shown[-1], "tool_calls": [*shown[-1]["tool_calls"], call]}
+                shown.append({"role": "assistant", "content": ""})
+            before = [] if call is first else shown[-1].get("tool_calls", [])
+            shown[-1] = {**shown[-1], "tool_calls": [*before, call]}
             shown += [each for each in results if each.get("tool_call_id") == call.get("id")]
             results = [each for each in results if each not in shown[-len(results) - 1 :]]
         shown += results

@@ -285,7 +285,7 @@ class Shown:
 
     @cached_property
     def builder(self) -> PromptBuilder:
-        return builder_of(self.own)
+        return builder_of(self.own, thinking="auto")
 
     @cached_property
     def reader(self) -> OutputFormat:

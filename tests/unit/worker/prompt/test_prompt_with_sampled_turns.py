@@ -69,8 +69,8 @@ TAILS = {  # what each template writes behind an answer: the question behind it,
     ("chatml", SPOKEN): CHATML_NEXT,
     ("chatml", CALLED): CHATML_RESULT,
     ("deepseek", SPOKEN): "<｜end▁of▁sentence｜><｜User｜>and now<｜Assistant｜><think>",
-    ("deepseek", CALLED): "<｜end▁of▁sentence｜><｜tool▁output▁begin｜>its text"
-    "<｜tool▁output▁end｜>",
+    ("deepseek", CALLED): "<｜end▁of▁sentence｜><｜User｜><tool_response>\nits text\n"
+    "</tool_response><｜Assistant｜><think>",
     ("mistral", SPOKEN): "</s>[INST]and now[/INST]",
 }
 
