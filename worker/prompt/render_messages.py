@@ -57,7 +57,7 @@ class Renderer:
         known = template_capabilities(self._template)
         shows_all = known.shows_calls and known.tool_form == "native"
         own = None if shows_all else own_form(known.tool_form)
-        if own is None and not shows_all:  # the model is asked for calls in words of ours
+        if own is None and known.tool_form != "native":  # calls are asked for in words of ours
             known = replace(known, shows_calls=False, shows_results=False)
         self.capabilities = replace(known, own=own)
         # The text around tools that is not the template's, "" where that has all of it.
