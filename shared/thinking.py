@@ -4,6 +4,16 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 THINKING_LEVELS: Final = ("minimal", "low", "medium", "high", "xhigh", "max")  # least first
+# (variable, on, off) of chat templates; enable_thinking and thinking come first.
+TEMPLATE_SWITCHES: Final[tuple[tuple[str, Any, Any], ...]] = (
+    ("enable_thinking", True, False),
+    ("thinking", True, False),  # Kimi K3, Granite 3.3
+    ("thinking_mode", "enabled", "disabled"),  # MiniMax M3
+    ("thinking_mode", "thinking", "chat"),  # DeepSeek's encoders, which are Python functions
+    ("reasoning", True, False),  # Cohere 2 MoE, GigaChat 3.5
+    ("thinking_option", "on", "off"),  # Ling
+    ("thinking_budget", -1, 0),  # Seed-OSS
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,20 +9,19 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from hearth.shared.thinking import THINKING_LEVELS, ThinkingFacts, ThinkingWish
+from hearth.shared.thinking import (
+    TEMPLATE_SWITCHES,
+    THINKING_LEVELS,
+    ThinkingFacts,
+    ThinkingWish,
+)
 from hearth.worker.prompt.chat_template import SYSTEM_LINE, Template
 
 Variables = dict[str, Any]
 
-# (variable, on, off): a template's switch is the first of them that it knows.
-SWITCHES: Final[tuple[tuple[str, Any, Any], ...]] = (
-    ("enable_thinking", True, False),
-    ("thinking", True, False),  # Kimi K3, Granite 3.3
-    ("thinking_mode", "enabled", "disabled"),  # MiniMax M3
-    ("thinking_mode", "thinking", "chat"),  # DeepSeek's encoders, which are Python functions
-    ("reasoning", True, False),  # Cohere 2 MoE, GigaChat 3.5
-    ("thinking_option", "on", "off"),  # Ling
-    ("thinking_budget", -1, 0),  # Seed-OSS
+# A template's switch is the first of them that it knows.
+SWITCHES: Final = (
+    *TEMPLATE_SWITCHES,
     (SYSTEM_LINE, None, "/no_think"),  # Nemotron Nano 2
 )
 LEVEL_VARIABLES: Final = ("reasoning_effort", "thinking_effort", "reasoning_strength")

@@ -12,17 +12,15 @@ from typing import Any, Final
 from hearth.proxy.api.body import field_readers as fields
 from hearth.proxy.api.body.field_readers import Body
 from hearth.shared.errors import RequestError
-from hearth.shared.thinking import THINKING_LEVELS, ThinkingWish
+from hearth.shared.thinking import TEMPLATE_SWITCHES, THINKING_LEVELS, ThinkingWish
 
 BUDGET_MAX: Final = 2**31 - 1
 _NESTED: Final = ("extra_body", "metadata")
 _OFF: Final = ("off", "none", "disabled", "false", "no_think")
 _ON: Final = ("on", "enabled", "adaptive", "between_tools", "auto", "true")
-# The switches of templates: a wish may come in `chat_template_kwargs`, too, in a template's words.
-TEMPLATE_SWITCHES: Final = (
-    *("enable_thinking", "thinking", "thinking_mode", "reasoning", "thinking_option"),
-    "reasoning_effort",
-)
+# A wish may come in `chat_template_kwargs`, too, in a template's words.
+_SWITCHES: Final = tuple(name for name, *_ in TEMPLATE_SWITCHES if name != "thinking_budget")
+_NAMES: Final = (*_SWITCHES, "reasoning_effort")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +49,7 @@ def read(body: Body) -> ThinkingOptions:
     wish = _first(said)
     given |= {  # a template takes "false" for true
         each: wish.on
-        for each in TEMPLATE_SWITCHES[:2]
+        for each in _SWITCHES[:2]
         if _options({each: given.get(each)}, each).on is not None
     }
     if given.get("reasoning_effort") in _OFF:  # templates have other words, or raise
@@ -83,7 +81,7 @@ def _said(body: Body, *, strict: bool) -> Iterator[ThinkingWish]:
 def _options(value: Any, param: str) -> ThinkingWish:
     """Read what is for the template itself: a word of its own is its own business."""
     options = fields.record(value, param)
-    for name in TEMPLATE_SWITCHES:
+    for name in _NAMES:
         said = options.get(name)
         if type(said) is bool or (type(said) is str and said.lower() in (*_OFF, *_ON)):
             return _word(said, f"{param}.{name}")
