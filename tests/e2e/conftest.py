@@ -1,7 +1,7 @@
 """One server for all tests that leave it as they found it; and the files' order."""
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Final
+from collections.abc import Generator, Iterator
+from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
@@ -32,6 +32,17 @@ LONGEST: Final = (
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     ranks = {name: rank for rank, name in enumerate(LONGEST)}
     items.sort(key=lambda item: ranks.get(item.path.stem, len(ranks)))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, Any]:
+    """Add to a failure what the test's servers are at: one that has ended is why."""
+    report = yield
+    if report.failed:
+        for name, value in getattr(item, "funcargs", {}).items():
+            if hasattr(value, "state_text"):
+                report.sections.append((name, value.state_text()))
+    return report
 
 
 @pytest.fixture(scope="session")

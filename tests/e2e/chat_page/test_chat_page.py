@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import pytest
 
-from tests.helpers.chat_page.chat_tab import LOOKS, STATE, ChatTab
+from tests.helpers.chat_page.chat_tab import ANSWER_KEPT, LOOKS, STATE, ChatTab
 from tests.helpers.clients.axe import serious_findings
 from tests.helpers.clients.browser import CONTROL, NEEDS_CHROMIUM, SHIFT, page
 from tests.helpers.servers.scripted_server import ScriptedServer
@@ -55,6 +55,7 @@ ASK: Final = "What is 17 % of 2,480?"
 RESULT: Final = "421.6"
 LONG: Final = "\n\n".join(f"Part {number}. The fox jumps over the dog." for number in range(400))
 READ: Final = "What does the file say?"
+TELLS: Final = "It tells of a fox."
 ANSWERS: Final = {
     QUESTION: [{"reasoning": "A counter of words is wanted.", "content": COUNTED}],
     MORE: [{"content": "That depends on the file."}],
@@ -64,7 +65,7 @@ ANSWERS: Final = {
         {"content": f"17 % of 2,480 is **{RESULT}**."},
     ],
     LONG_ASK: [{"content": LONG}],
-    READ: [{"content": "It tells of a fox."}],
+    READ: [{"content": TELLS}],
 }
 FILE: Final = ("fox.txt", "text/plain", "The fox jumps over the dog. " * 250)
 
@@ -214,6 +215,7 @@ class Visit:
         seen = self.seen
         await self.chat.write("Half a thought")
         seen.kept.append(await self.chat.shown())
+        await self.tab.until(ANSWER_KEPT % json.dumps(TELLS))
         await self.chat.reload()
         await self.tab.value(CHECKS)
         await self.tab.until("document.querySelectorAll('.message').length > 0")

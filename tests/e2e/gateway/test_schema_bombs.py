@@ -1,6 +1,5 @@
 """A schema whose definitions name one another is a 400 in each dialect, and holds nobody up."""
 
-import time
 from typing import Any, Final
 
 import psutil
@@ -9,7 +8,7 @@ import pytest
 from tests.helpers.cloud.dialect_requests import ask, body_of
 from tests.helpers.cloud.gateway_server import GatewayServer
 
-ANSWERED_S_MAX: Final = 10.0
+CPU_S_MAX: Final = 10.0
 GROWN_BYTES_MAX: Final = 256 * 1024 * 1024
 
 
@@ -40,6 +39,11 @@ def tools_of(dialect: str, schema: dict[str, Any]) -> list[dict[str, Any]]:
     return [{"type": "function"} | ({"function": function} if dialect == "chat" else function)]
 
 
+def cpu_s(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return float(times.user + times.system)
+
+
 @pytest.mark.parametrize("bomb", BOMBS)
 @pytest.mark.parametrize("dialect", ["chat", "messages", "responses"])
 def test_a_schema_bomb_is_a_400_and_the_next_is_answered(
@@ -48,10 +52,10 @@ def test_a_schema_bomb_is_a_400_and_the_next_is_answered(
     assert gateway.process is not None
     ask(gateway.url, dialect, body_of(dialect, "cloud", "Hi"))  # LiteLLM is there now
     proxy = psutil.Process(gateway.process.pid)
-    before, began = proxy.memory_info().rss, time.monotonic()
+    before, began_s = proxy.memory_info().rss, cpu_s(proxy)
     tools = tools_of(dialect, BOMBS[bomb])
     answer = ask(gateway.url, dialect, body_of(dialect, "gemini-cloud", "Hi", tools=tools))
     assert answer.status == 400 and "schema" in answer.error, answer.raw
     assert ask(gateway.url, dialect, body_of(dialect, "cloud", "Hi")).status == 200
-    assert time.monotonic() - began < ANSWERED_S_MAX
+    assert cpu_s(proxy) - began_s < CPU_S_MAX
     assert proxy.memory_info().rss - before < GROWN_BYTES_MAX

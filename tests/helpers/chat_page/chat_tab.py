@@ -18,6 +18,9 @@ IS_IDLE: Final = (
     "!document.getElementById('send').hidden && !document.querySelector('[aria-busy=true]')"
 )
 STATE: Final = "document.getElementById('status').textContent"
+# Tells whether an answer of these words is in the browser's store, which outlives the page.
+ANSWER_KEPT: Final = """import('/chat/store.js').then((store) => store.all()).then((all) =>
+  all.some((each) => Object.values(each.nodes).some((node) => node.content === %s)))"""
 # The list of conversations is drawn once one is kept; what is kept survives a reload.
 IS_KEPT: Final = "document.querySelectorAll('#conversations li').length"
 

@@ -67,6 +67,7 @@ class Page:
         self._numbers = itertools.count(1)
         self._waiting: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._session: dict[str, str] = {}
+        self._target = ""
         self.profile = ""  # what cookies and kept data are of
         self.errors: list[str] = []
         self.requests: list[str] = []
@@ -112,15 +113,19 @@ class Page:
             profile = (await self.call("Target.createBrowserContext"))["browserContextId"]
         self.profile = profile
         target = await self.call("Target.createTarget", url="about:blank", browserContextId=profile)
-        attached = await self.call(
-            "Target.attachToTarget", targetId=target["targetId"], flatten=True
-        )
+        self._target = target["targetId"]
+        attached = await self.call("Target.attachToTarget", targetId=self._target, flatten=True)
         self._session = {"sessionId": attached["sessionId"]}
         for domain in ("Page", "Runtime", "Log", "Network", "Accessibility"):
             await self.call(f"{domain}.enable")
         # A Tab past the last element hands the focus to Chromium itself, some time later; what a
         # script focuses meanwhile tells nobody. A page that always has the focus tells.
         await self.call("Emulation.setFocusEmulationEnabled", enabled=True)
+
+    async def close(self) -> None:
+        """Close the tab: one that stays open asks for its server for as long as Chromium runs."""
+        self._session = {}
+        await self.call("Target.closeTarget", targetId=self._target)
 
     async def look(self, width: int, height: int, scheme: str) -> None:
         """Have the window that size and the system that colour scheme."""
@@ -219,6 +224,7 @@ async def page(devtools: str, profile: str = "") -> AsyncIterator[Page]:
         try:
             await opened.attach(profile)
             yield opened
+            await opened.close()
         finally:
             reader.cancel()
             with contextlib.suppress(asyncio.CancelledError):

@@ -21,6 +21,7 @@ from hearth.shared.settings_from_env import PROJECT_DIR, example_lines
 from hearth.shared.zmq_transport import HEARTBEAT_S
 
 READY_S_MAX = 120.0  # a loaded 2-core machine takes 20 s
+LOG_CHARS_MAX = 4_000  # told where a test fails
 WAIT_S_MAX = 60.0  # for what takes tenths of a second on an idle machine
 
 
@@ -48,6 +49,7 @@ class Server:
             "RUN_DIR": str(self.run_dir / "run"),
             "LOG_ROOT": str(self.run_dir / "logs"),
             "KV_CACHE_DIR": str(self.run_dir / "kv"),
+            "PYTHONFAULTHANDLER": "1",  # a crash is in the log
             "DOCTOR": "off",  # no checks in a test that pauses for a minute
             **settings,
         }
@@ -105,6 +107,13 @@ class Server:
             return dict(self.get("/health"))
         except (urllib.error.URLError, ConnectionError, TimeoutError):
             return {}
+
+    def state_text(self) -> str:
+        """Return whether its process runs, and the end of its log."""
+        code = None if self.process is None else self.process.poll()
+        log = self.log.read_text(errors="replace") if self.log.exists() else ""
+        state = "runs" if code is None else f"ended with {code}"
+        return f"The server at {self.url} {state}. Its log ends:\n{log[-LOG_CHARS_MAX:]}"
 
     def openai(self, api_key: str = "none") -> openai.OpenAI:
         """Return a client of this server; close it, or use it in a `with`."""
