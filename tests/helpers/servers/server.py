@@ -25,11 +25,24 @@ LOG_CHARS_MAX = 4_000  # told where a test fails
 WAIT_S_MAX = 60.0  # for what takes tenths of a second on an idle machine
 
 
+_reserved: list[socket.socket] = []
+
+
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """Return a port that nobody else is given while this process runs, and nobody listens on.
+
+    A server takes seconds to bind its port, and clients of one that has ended may ask on. On Linux
+    a port that is bound and not listened on may be bound again by who asks for that very one.
+    """
+    probe = socket.socket()
+    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    probe.bind(("127.0.0.1", 0))
+    port: int = probe.getsockname()[1]
+    if sys.platform == "linux":
+        _reserved.append(probe)
+    else:
+        probe.close()
+    return port
 
 
 class Server:
