@@ -1,7 +1,7 @@
 """Runs the command line: `hearth COMMAND ...` calls the module of that name's command.
 
-A command's module is imported when it is called, so that `hearth --help` and `hearth top` import
-neither MLX nor LiteLLM.
+A command's module is imported when it is called, so that `hearth --help` and `hearth why`
+import neither MLX nor LiteLLM.
 """
 
 import argparse
@@ -36,7 +36,6 @@ COMMANDS: Final = {
     "launch": Command("agents.launch", "starts an agent set up for this server"),
     "connect": Command("agents.connect", "writes this server into an agent's settings"),
     "doctor": Command("doctor", "checks the model on this machine, and says what auto means"),
-    "top": Command("top", "shows what a running server does, once a second"),
     "why": Command("why", "says why requests of a session lost what was kept"),
     "cache": Command("inspect_cache", "shows what a server's workers keep"),
     "probe": Command("probe_cache", "checks a server's prefix cache with short conversations"),
@@ -47,6 +46,8 @@ COMMANDS: Final = {
     "ranks": Command("ranks.command", "joins a model over several machines, or checks one"),
     "keys": Command("make_keys", "makes the keys that processes on other machines need"),
 }
+# What stands in the place of a command that went.
+DROPPED: Final = {"top": "/dashboard and `hearth cache` show what a server does"}
 
 
 def parser_of_all() -> argparse.ArgumentParser:
@@ -61,11 +62,18 @@ def parser_of_all() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"hearth {VERSION}")
-    parser.add_argument("command", metavar="COMMAND", choices=COMMANDS, help=argparse.SUPPRESS)
+    parser.add_argument("command", metavar="COMMAND", type=_command, help=argparse.SUPPRESS)
     parser.add_argument(
         "arguments", metavar="...", nargs=argparse.REMAINDER, help=argparse.SUPPRESS
     )
     return parser
+
+
+def _command(name: str) -> str:
+    if name in COMMANDS:
+        return name
+    instead = DROPPED.get(name, f"choose from {', '.join(COMMANDS)}")
+    raise argparse.ArgumentTypeError(f"there is no command {name!r}: {instead}")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

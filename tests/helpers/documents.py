@@ -21,7 +21,7 @@ LANGUAGES: Final = {"sh", "python", "json", "toml", "yaml", "dotenv", "mermaid",
 _FENCE: Final = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _NOT_RUN: Final = re.compile(r"<!-- not run: (.+) -->\n\Z")
 # The commands that ask a running server.
-_ASKING: Final = "top|why|probe|probe-agent|cache|diff-turns|eval"
+_ASKING: Final = "why|probe|probe-agent|cache|diff-turns|eval"
 
 
 @dataclass(frozen=True, slots=True)

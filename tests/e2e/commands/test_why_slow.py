@@ -15,7 +15,6 @@ GUIDE = ROOT / "docs" / "why-slow.md"
 COMMANDS = [line for block in blocks(GUIDE) for line in block.text.splitlines()]
 # What a command is known by -> what it shows.
 SHOWS = {
-    "hearth top --once": ("hit rate", "What is the code of the gate?"),
     "hearth why my-session": ("tool added", "List tools in a stable order", "all explained"),
     "/v1/sessions/my-session": ('"cause":"tool added"',),
     "hearth cache": ("evictions", "within their bounds"),

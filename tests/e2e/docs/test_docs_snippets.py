@@ -30,7 +30,6 @@ SHOWS = {
     "/v1/models": ('"pocket"',),
     "/health": ('"status":"ok"',),
     "/metrics": ("hearth_prompt_tokens_total",),
-    "hearth top --once": ("hello, documents",),
     "hearth cache": ("verdict: good",),
     "hearth eval": ("verdict: good: none of 10 answers changed",),
     "hearth keys": ("worker.key_secret", "proxy.key_secret"),
@@ -69,9 +68,7 @@ def shell(pocket: Server, tmp_path_factory: pytest.TempPathFactory) -> SnippetSh
 
 
 @pytest.mark.parametrize("block", RUN, ids=str)
-def test_a_snippet_runs_as_it_stands(block: CodeBlock, shell: SnippetShell, pocket: Server) -> None:
-    if "hearth top" in block.text:
-        talk_to(pocket)  # it shows the sessions that were used last
+def test_a_snippet_runs_as_it_stands(block: CodeBlock, shell: SnippetShell) -> None:
     done = shell.run(block, WAIT_S)
     assert done.returncode == 0, done.stdout + done.stderr
     for known, texts in SHOWS.items():

@@ -132,9 +132,9 @@ def test_a_server_from_the_wheel_answers_logs_at_home_and_imports_nothing_from_h
                 model="pocket", messages=[{"role": "user", "content": "Hello"}], max_tokens=8
             )
             assert answer.usage is not None and answer.usage.completion_tokens > 0
-        once = hearth(site, "top", "--once", "--base-url", server.url)
-        shown_top = subprocess.run(once, cwd=here, env=environ, capture_output=True, text=True)
-        assert shown_top.returncode == 0 and "pocket" in shown_top.stdout
+        why = hearth(site, "why", "--base-url", server.url)
+        listed = subprocess.run(why, cwd=here, env=environ, capture_output=True, text=True)
+        assert listed.returncode == 0 and "pocket" in listed.stdout
     finally:
         server.stop(signal.SIGINT)
     home = Path(environ["HOME"])

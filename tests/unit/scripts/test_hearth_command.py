@@ -59,16 +59,26 @@ def test_the_version_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
     assert (end.value.code, capsys.readouterr().out) == (0, f"hearth {VERSION}\n")
 
 
-@pytest.mark.parametrize("arguments", [[], ["server"], ["--verbose", "top"]])
+@pytest.mark.parametrize("arguments", [[], ["server"], ["--verbose", "why"]])
 def test_what_is_no_command_is_refused_by_the_usage(arguments: list[str]) -> None:
     with pytest.raises(SystemExit) as end:
         hearth.main(arguments)
     assert end.value.code == 2
 
 
+@pytest.mark.parametrize("name", hearth.DROPPED)
+def test_a_command_that_went_is_told_with_what_stands_in_its_place(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        hearth.main([name, "--once"])
+    assert (end.value.code, name in hearth.COMMANDS) == (2, False)
+    assert hearth.DROPPED[name] in capsys.readouterr().err
+
+
 @pytest.mark.process
-@pytest.mark.parametrize("arguments", [["--help"], ["top", "--help"], ["check", "--help"]])
-def test_help_and_top_import_neither_mlx_nor_litellm(arguments: list[str]) -> None:
+@pytest.mark.parametrize("arguments", [["--help"], ["why", "--help"], ["check", "--help"]])
+def test_help_and_why_import_neither_mlx_nor_litellm(arguments: list[str]) -> None:
     code = (
         "import sys\nfrom hearth.commands.main import main\n"
         f"try:\n    main({arguments})\nexcept SystemExit:\n    pass\n"
