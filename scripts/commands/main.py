@@ -34,7 +34,7 @@ COMMANDS: Final = {
     "service": Command("service.command", "runs the server from login on (launchd, systemd)"),
     "check": Command("check", "says whether a start would succeed: packages, settings, port"),
     "launch": Command("agents.launch", "starts an agent set up for this server"),
-    "connect": Command("agents.connect", "writes this server into an agent's settings"),
+    "connect": Command("agents.connect", "says how an agent is set up for this server"),
     "doctor": Command("doctor", "checks the model on this machine, and says what auto means"),
     "why": Command("why", "says why requests of a session lost what was kept"),
     "cache": Command("inspect_cache", "shows what a server's workers keep"),

@@ -1,6 +1,6 @@
 """Holds what a setup of an agent is made of: the server, and what launch and connect do with it.
 
-A setup only says what is to be. Nothing here reads or writes a file.
+A setup only says what is to be.
 """
 
 import json
@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from hearth.commands.agents.config_values import Values
-
+OURS: Final = "hearth"  # the name of our provider in an agent's configuration
 KEY_VARIABLE: Final = "HEARTH_KEY"  # the server's key, in an agent's environment
 NO_KEY: Final = "local"  # what agents that must send one send to a server that needs none
 ANSWER_TOKENS_MAX: Final = 16_384
@@ -33,6 +32,10 @@ class Endpoint:
     @property
     def sent_key(self) -> str:
         return self.key or NO_KEY
+
+    def key_or(self, reference: str) -> str:
+        """Return what stands for the key in a file: where it is read, as no file has the key."""
+        return reference if self.key else NO_KEY
 
     @property
     def answer_tokens(self) -> int:
@@ -70,13 +73,12 @@ class Launch:
 
 
 @dataclass(frozen=True, slots=True)
-class ConfigFile:
-    """A configuration file of an agent, and what it is to say."""
+class ConfigText:
+    """What a configuration file of an agent is to say beside what it says."""
 
     path: Path
-    syntax: str  # json, json5, toml
-    wanted: Callable[[Values], Values]  # of what it says now
-    holds_key: bool = False  # the server's, as its agent has no way to read that elsewhere
+    text: str
+    remark: str = ""  # what else its user has to see to
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,14 +89,10 @@ class Agent:
     binary: str
     package: str  # of npm
     launch: Callable[[Endpoint, Surroundings], Launch]
-    config_files: Callable[[Endpoint, Surroundings], list[ConfigFile]]  # directory: the key file's
+    config_texts: Callable[[Endpoint, Surroundings], list[ConfigText]]
     apart: str = ""  # what of its user's own settings `launch` does not keep
     context_tokens_min: int = 0  # with fewer it does not work well
-
-
-def key_file(surroundings: Surroundings) -> Path:
-    """Return the file that holds the server's key for an agent that can read it there."""
-    return surroundings.directory / "key"
+    key_variable: str = KEY_VARIABLE  # where it reads the server's key
 
 
 def json_of(value: Any) -> str:

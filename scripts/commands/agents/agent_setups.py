@@ -1,22 +1,22 @@
 """Sets up the agents that Hearth knows: each one's variables, files and options, as values."""
 
 import json
-import shlex
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
-from hearth.commands.agents import config_file
 from hearth.commands.agents.agent_setup import (
     KEY_VARIABLE,
+    OURS,
     Agent,
-    ConfigFile,
+    ConfigText,
     Endpoint,
     Launch,
     Surroundings,
     json_of,
-    key_file,
 )
-from hearth.commands.agents.config_values import OURS, Values
+from hearth.commands.agents.user_config import Values, json_in
+from hearth.shared.errors import StartError
 
 TITLE: Final = "Hearth"
 
@@ -28,6 +28,7 @@ def _told(**values: Any) -> Values:
 
 # ---------------------------------------------------------------- Claude Code
 
+CLAUDE_KEY: Final = "ANTHROPIC_AUTH_TOKEN"
 # Any of these, set, has it ask another provider.
 CLAUDE_PROVIDERS: Final = (
     "BEDROCK",
@@ -55,7 +56,7 @@ def _claude_environment(endpoint: Endpoint) -> dict[str, str]:
 
 
 def _launch_claude(endpoint: Endpoint, surroundings: Surroundings) -> Launch:
-    environment = _claude_environment(endpoint) | {"ANTHROPIC_AUTH_TOKEN": endpoint.sent_key}
+    environment = _claude_environment(endpoint) | {CLAUDE_KEY: endpoint.sent_key}
     others = tuple(f"CLAUDE_CODE_USE_{name}" for name in CLAUDE_PROVIDERS)
     removed = ("ANTHROPIC_API_KEY", *others)
     # The user's own settings.json may set the same variables, and comes before the environment.
@@ -66,50 +67,36 @@ def _launch_claude(endpoint: Endpoint, surroundings: Surroundings) -> Launch:
     )
 
 
-def _claude_files(endpoint: Endpoint, surroundings: Surroundings) -> list[ConfigFile]:
-    settings: Values = {"env": _claude_environment(endpoint)}
-    if endpoint.key:
-        settings["apiKeyHelper"] = f"cat {shlex.quote(str(key_file(surroundings)))}"
-    else:
-        settings["env"]["ANTHROPIC_AUTH_TOKEN"] = endpoint.sent_key
+def _claude_texts(endpoint: Endpoint, surroundings: Surroundings) -> list[ConfigText]:
+    environment = _claude_environment(endpoint)
+    if not endpoint.key:
+        environment[CLAUDE_KEY] = endpoint.sent_key
     path = surroundings.folder("CLAUDE_CONFIG_DIR", ".claude") / "settings.json"
-    return [ConfigFile(path, "json", lambda present: settings)]
+    return [ConfigText(path, json_of({"env": environment}))]
 
 
 # ---------------------------------------------------------------- Codex
 
 
-def _codex_provider(endpoint: Endpoint) -> Values:
-    return {"name": TITLE, "base_url": endpoint.v1, "wire_api": "responses"}
-
-
-def _codex_settings(endpoint: Endpoint, provider: Values) -> Values:
-    return _told(  # each key goes to the top of the file
-        model_context_window=endpoint.context_tokens,
-        model_provider=OURS,
-        model=endpoint.model,
-        model_providers={OURS: provider},
-    )
+def _codex_lines(endpoint: Endpoint, key_variable: str | None) -> list[str]:
+    """Return its settings as lines of TOML, each with the whole path of its key."""
+    provider = _told(name=TITLE, base_url=endpoint.v1, wire_api="responses", env_key=key_variable)
+    settings = _told(
+        model=endpoint.model, model_provider=OURS, model_context_window=endpoint.context_tokens
+    ) | {f"model_providers.{OURS}.{name}": value for name, value in provider.items()}
+    return [f"{name} = {json.dumps(value, ensure_ascii=False)}" for name, value in settings.items()]
 
 
 def _launch_codex(endpoint: Endpoint, surroundings: Surroundings) -> Launch:
-    provider = _codex_provider(endpoint) | {"env_key": KEY_VARIABLE}
-    options: list[str] = []
-    for name, value in _codex_settings(endpoint, {}).items():
-        if name != "model_providers":
-            options += ["-c", f"{name}={json.dumps(value)}"]
-    for name, value in provider.items():
-        options += ["-c", f"model_providers.{OURS}.{name}={json.dumps(value)}"]
-    return Launch(tuple(options), {KEY_VARIABLE: endpoint.sent_key})
+    options = (("-c", line) for line in _codex_lines(endpoint, KEY_VARIABLE))
+    return Launch(tuple(chain(*options)), {KEY_VARIABLE: endpoint.sent_key})
 
 
-def _codex_files(endpoint: Endpoint, surroundings: Surroundings) -> list[ConfigFile]:
-    provider = _codex_provider(endpoint)
-    if endpoint.key:
-        provider["auth"] = {"command": "cat", "args": [str(key_file(surroundings))]}
-    settings = _codex_settings(endpoint, provider)
+def _codex_texts(endpoint: Endpoint, surroundings: Surroundings) -> list[ConfigText]:
+    lines = _codex_lines(endpoint, KEY_VARIABLE if endpoint.key else None)
     path = surroundings.folder("CODEX_HOME", ".codex") / "config.toml"
-    return [ConfigFile(path, "toml", lambda present: settings)]
+    remark = "These lines stand at the top of the file, above its first [table]."
+    return [ConfigText(path, "\n".join(lines) + "\n", remark)]
 
 
 # ---------------------------------------------------------------- opencode
@@ -135,24 +122,19 @@ def _launch_opencode(endpoint: Endpoint, surroundings: Surroundings) -> Launch:
     settings = _opencode_settings(endpoint, f"{{env:{KEY_VARIABLE}}}")
     settings |= {"small_model": settings["model"], "enabled_providers": [OURS]}
     variable = "OPENCODE_CONFIG_CONTENT"  # comes before all its files
-    own = config_file.parsed(Path(f"${variable}"), "json5", surroundings.environ.get(variable, ""))
+    own = json_in(surroundings.environ.get(variable, ""), f"${variable}")
     content = json.dumps(_merged(own, settings))
     return Launch(environment={variable: content, KEY_VARIABLE: endpoint.sent_key})
 
 
-def _opencode_files(endpoint: Endpoint, surroundings: Surroundings) -> list[ConfigFile]:
-    key = f"{{file:{key_file(surroundings)}}}" if endpoint.key else endpoint.sent_key
-    settings = _opencode_settings(endpoint, key)
-
-    def wanted(present: Values) -> Values:
-        is_listed = isinstance(present.get("enabled_providers"), list)
-        return settings | ({"enabled_providers": [OURS]} if is_listed else {})
-
+def _opencode_texts(endpoint: Endpoint, surroundings: Surroundings) -> list[ConfigText]:
+    settings = _opencode_settings(endpoint, endpoint.key_or(f"{{env:{KEY_VARIABLE}}}"))
     folder = surroundings.folder("XDG_CONFIG_HOME", ".config") / "opencode"
     path = folder / "opencode.jsonc"  # comes before opencode.json
     if not path.exists():
         path = folder / "opencode.json"
-    return [ConfigFile(path, "json5", wanted)]
+    remark = f'Where it has "enabled_providers", "{OURS}" is to be one of them.'
+    return [ConfigText(path, json_of(settings), remark)]
 
 
 # ---------------------------------------------------------------- PI
@@ -184,15 +166,13 @@ def _launch_pi(endpoint: Endpoint, surroundings: Surroundings) -> Launch:
     )
 
 
-def _pi_files(endpoint: Endpoint, surroundings: Surroundings) -> list[ConfigFile]:
+def _pi_texts(endpoint: Endpoint, surroundings: Surroundings) -> list[ConfigText]:
     folder = surroundings.folder("PI_CODING_AGENT_DIR", ".pi/agent")
-    command = f"!cat {shlex.quote(str(key_file(surroundings)))}"
-    provider = _pi_provider(endpoint, command if endpoint.key else endpoint.sent_key)
-    models: Values = {"providers": {OURS: provider}}
-    settings: Values = {"defaultProvider": OURS, "defaultModel": endpoint.model}
+    provider = _pi_provider(endpoint, endpoint.key_or(f"${KEY_VARIABLE}"))
+    default = {"defaultProvider": OURS, "defaultModel": endpoint.model}
     return [
-        ConfigFile(folder / "models.json", "json5", lambda present: models),
-        ConfigFile(folder / "settings.json", "json", lambda present: settings),
+        ConfigText(folder / "models.json", json_of({"providers": {OURS: provider}})),
+        ConfigText(folder / "settings.json", json_of(default)),
     ]
 
 
@@ -228,8 +208,10 @@ def _launch_qwen(endpoint: Endpoint, surroundings: Surroundings) -> Launch:
     if named := surroundings.environ.get(QWEN_SYSTEM):
         paths = [Path(named)]
     system = next((path for path in paths if path.is_file()), paths[0])
-    text = config_file.text_of(system, config_file.read(system))
-    settings = config_file.parsed(system, "json5", text)
+    try:
+        settings = json_in(system.read_text() if system.exists() else "", str(system))
+    except (OSError, UnicodeDecodeError) as error:
+        raise StartError(f"{system} cannot be read: {error}") from None
     file = surroundings.directory / "settings.json"
     defaults = surroundings.environ.get(QWEN_DEFAULTS) or str(
         system.parent / "system-defaults.json"
@@ -244,10 +226,12 @@ def _launch_qwen(endpoint: Endpoint, surroundings: Surroundings) -> Launch:
     )
 
 
-def _qwen_files(endpoint: Endpoint, surroundings: Surroundings) -> list[ConfigFile]:
-    settings = _qwen_settings(endpoint) | {"env": {KEY_VARIABLE: endpoint.sent_key}}
+def _qwen_texts(endpoint: Endpoint, surroundings: Surroundings) -> list[ConfigText]:
+    settings = _qwen_settings(endpoint)
+    if not endpoint.key:
+        settings["env"] = {KEY_VARIABLE: endpoint.sent_key}
     path = surroundings.folder("QWEN_HOME", ".qwen") / "settings.json"
-    return [ConfigFile(path, "json5", lambda present: settings, holds_key=bool(endpoint.key))]
+    return [ConfigText(path, json_of(settings))]
 
 
 def _merged(values: Values, over: Values) -> Values:
@@ -263,7 +247,7 @@ def _merged(values: Values, over: Values) -> Values:
 # ---------------------------------------------------------------- OpenClaw
 
 
-def _openclaw_settings(endpoint: Endpoint, key: str | Values) -> Values:
+def _openclaw_settings(endpoint: Endpoint, key: str) -> Values:
     model = _told(
         id=endpoint.model,
         name=endpoint.model,
@@ -311,15 +295,9 @@ def _launch_openclaw(endpoint: Endpoint, surroundings: Surroundings) -> Launch:
     )
 
 
-def _openclaw_files(endpoint: Endpoint, surroundings: Surroundings) -> list[ConfigFile]:
-    key: str | Values = endpoint.sent_key
-    if endpoint.key:
-        key = {"source": "file", "provider": OURS, "id": "value"}
-    settings = _openclaw_settings(endpoint, key)
-    if endpoint.key:
-        source = {"source": "file", "path": str(key_file(surroundings)), "mode": "singleValue"}
-        settings["secrets"] = {"providers": {OURS: source}}
-    return [ConfigFile(_openclaw_path(surroundings), "json5", lambda present: settings)]
+def _openclaw_texts(endpoint: Endpoint, surroundings: Surroundings) -> list[ConfigText]:
+    settings = _openclaw_settings(endpoint, endpoint.key_or(f"${{{KEY_VARIABLE}}}"))
+    return [ConfigText(_openclaw_path(surroundings), json_of(settings))]
 
 
 # ---------------------------------------------------------------- all
@@ -330,26 +308,27 @@ AGENTS: Final = {
         "claude",
         "@anthropic-ai/claude-code",
         _launch_claude,
-        _claude_files,
+        _claude_texts,
         "a managed settings file comes before these, and a --settings of yours instead of them",
         context_tokens_min=65_536,
+        key_variable=CLAUDE_KEY,
     ),
-    "codex": Agent("Codex", "codex", "@openai/codex", _launch_codex, _codex_files),
+    "codex": Agent("Codex", "codex", "@openai/codex", _launch_codex, _codex_texts),
     "opencode": Agent(
         "opencode",
         "opencode",
         "opencode-ai",
         _launch_opencode,
-        _opencode_files,
+        _opencode_texts,
         "only Hearth's provider is on, so an agent of yours with another model finds none",
     ),
-    "pi": Agent("PI", "pi", "@earendil-works/pi-coding-agent", _launch_pi, _pi_files),
+    "pi": Agent("PI", "pi", "@earendil-works/pi-coding-agent", _launch_pi, _pi_texts),
     "qwen": Agent(
         "Qwen Code",
         "qwen",
         "@qwen-code/qwen-code",
         _launch_qwen,
-        _qwen_files,
+        _qwen_texts,
         "models of your own modelProviders.openai are not listed",
     ),
     "openclaw": Agent(
@@ -357,7 +336,7 @@ AGENTS: Final = {
         "openclaw",
         "openclaw",
         _launch_openclaw,
-        _openclaw_files,
+        _openclaw_texts,
         "a gateway that runs keeps its own configuration, and changes that OpenClaw makes to its "
         "configuration meanwhile are not kept",
     ),

@@ -26,7 +26,6 @@ from urllib.parse import urlsplit
 
 from hearth.commands.agents.agent_setup import Agent, Endpoint, Launch, Surroundings
 from hearth.commands.agents.agent_setups import AGENTS
-from hearth.commands.agents.config_values import ConfigError
 from hearth.commands.server.find_or_start import RunningServer, find_or_start
 from hearth.shared.errors import StartError
 from hearth.shared.paths import env_file
@@ -139,7 +138,7 @@ def _signals_for_child() -> Iterator[Callable[[subprocess.Popen[bytes]], None]]:
 
 
 def launch(options: argparse.Namespace) -> int:
-    """Raises: StartError, ConfigError: the agent cannot be started."""
+    """Raises: StartError: the agent cannot be started."""
     agent = AGENTS[options.agent]
     binary = shutil.which(agent.binary)
     if binary is None:
@@ -189,7 +188,7 @@ def options_of(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return launch(options_of(arguments))
-    except (StartError, ConfigError) as error:
+    except StartError as error:
         print(error, file=sys.stderr)
         return CANNOT
 

@@ -1,4 +1,4 @@
-"""`hearth launch` and `hearth connect` set up the six real agents; their users keep their files.
+"""The six real agents work as `hearth launch` starts them, and as `hearth connect` says.
 
 Each user has another server in the files, and the server here wants a key.
 """
@@ -13,6 +13,7 @@ import pytest
 
 from tests.helpers.clients.agent_projects import WORDS, installed
 from tests.helpers.clients.npm_clients import node_bin, node_modules
+from tests.helpers.clients.printed_setup import environment_in, put, texts_in
 from tests.helpers.clients.run_clients import Run, run_command
 from tests.helpers.clients.user_configs import USERS, User
 from tests.helpers.servers.scripted_server import ScriptedServer
@@ -47,11 +48,11 @@ class Desk:
         ours.pop("XDG_CONFIG_HOME", None)  # the user's files are below HOME
         return run_command(command, self.project, ours)
 
-    def agent(self, *arguments: str) -> Run:
-        """Run the agent itself, which knows of no server but by its files."""
+    def agent(self, environment: dict[str, str], *arguments: str) -> Run:
+        """Run the agent itself, which knows of no server but by its files and `environment`."""
         agent = self.user.agent
         binary = node_modules(agent.package) / ".bin" / agent.binary
-        return run_command([str(binary), *arguments], self.project, self.around)
+        return run_command([str(binary), *arguments], self.project, {**self.around, **environment})
 
     @property
     def around(self) -> dict[str, str]:
@@ -106,18 +107,15 @@ def test_a_launched_agent_does_its_work_and_its_users_files_stay_as_they_are(des
     assert not files_with(KEY, desk.home)
 
 
-def test_a_connected_agent_asks_this_server_and_undo_gives_its_files_back(desk: Desk) -> None:
+def test_an_agent_that_is_set_up_as_connect_prints_asks_this_server(desk: Desk) -> None:
     before = desk.snapshot()
-    connected = desk.hearth("connect", desk.name, "--yes")
+    connected = desk.hearth("connect", desk.name)
     assert connected.code == 0, (connected.out, connected.err)
     assert KEY not in connected.out + connected.err
-    assert desk.snapshot() != before
-    for name in files_with(KEY, desk.home):
-        assert stat.S_IMODE((desk.home / name).stat().st_mode) == 0o600, name
-    run = desk.agent(*desk.user.arguments, desk.mission)
+    assert desk.snapshot() == before
+    for path, text in texts_in(connected.out).items():
+        put(path, text)
+    run = desk.agent(environment_in(connected.out, KEY), *desk.user.arguments, desk.mission)
     assert run.code == 0, (run.out, run.err)
     assert desk.user.said(run) == TOLD
-    undone = desk.hearth("connect", desk.name, "--undo", "--yes")
-    assert undone.code == 0, (undone.out, undone.err)
-    assert desk.snapshot() == before
     assert not files_with(KEY, desk.home)
