@@ -1,4 +1,4 @@
-"""Shows what a server's workers keep: budget, disk, live slots, lines, pins, counters.
+"""Prints what a server's workers keep, as GET /v1/cache tells it: sums, figures, slots, lines.
 
     hearth cache --base-url http://127.0.0.1:4000 [--key K] [--lines 20]
 
@@ -28,85 +28,28 @@ LIMITS: Final = (
     *(("bytes", "budget_bytes"), ("buffers", "budget_buffers")),
     *(("pinned_bytes", "pinned_bytes_max"), ("directory_bytes_used", "bytes_max")),
 )
-HEAD: Final = (
-    *("worker", "MB", "of MB", "buffers", "of buffers", "slots", "slots MB", "extents"),
-    *("snapshots", "evictions", "mode"),
-)
-DISK_HEAD: Final = (
-    *("disk: files", "MB", "MB of all", "of MB", "MB written today", "of MB a day", "MB to write"),
-)
-DISK_FIGURES: Final = (
-    *("bytes_used", "directory_bytes_used", "bytes_max"),
-    *("bytes_written_today", "write_bytes_per_day", "queue_bytes"),
-)
 
 
-def summary_row(worker: Row) -> tuple[Any, ...]:
-    slots, slots_max = worker.get("slots") or [], worker.get("slots_max", "-")
-    return (
-        worker.get("worker", "-"),
-        *(megabytes(worker, name) for name in ("bytes", "budget_bytes")),
-        *(worker.get(name, "-") for name in ("buffers", "budget_buffers")),
-        f"{len(slots)}/{slots_max}",
-        megabytes(worker, "slots_bytes"),
-        *(worker.get(name, "-") for name in ("extents", "snapshots", "evictions")),
-        {True: "exact", False: "fast"}.get(worker.get("exact", ""), "none"),
-    )
-
-
-def megabytes(row: Row, name: str) -> str:
-    return f"{row[name] / 1024 / 1024:,.1f}" if name in row else "-"
-
-
-def slot_rows(worker: Row) -> list[tuple[Any, ...]]:
-    return [
-        (
-            slot.get("slot", "-"),
-            figure(slot, "tokens"),
-            megabytes(slot, "bytes"),
-            "busy" if slot.get("busy") else "idle",
-            "-" if slot.get("line") is None else slot["line"],
-        )
-        for slot in worker.get("slots") or ()
-    ]
-
-
-def line_rows(worker: Row, lines_max: int) -> list[tuple[Any, ...]]:
-    names = ("line", "tokens", "own_tokens", "hits", "turns", "age_s", "idle_s")
-    return [
-        (*(entry.get(name, "-") for name in names), megabytes(entry, "bytes"))
-        for entry in (worker.get("entries") or [])[:lines_max]
-    ]
-
-
-def counter_rows(worker: Row) -> list[tuple[Any, ...]]:
-    """Return the counters of the cache, the sessions and the disk, a nested one by both names."""
-    counts = counts_of(worker) | {"disk": (worker.get("disk") or {}).get("counts") or {}}
+def figures_of(told: Row, outer: str = "") -> dict[str, Any]:
+    """Return what of `told` is no list, each by its whole name (`disk.counts.reads`)."""
     rows: dict[str, Any] = {}
-    for name, count in counts.items():
-        nested = count if isinstance(count, dict) else {"": count}
-        rows |= {f"{name}_{each}".rstrip("_"): value for each, value in nested.items()}
-    return sorted(rows.items())
+    for name, value in told.items():
+        if isinstance(value, dict):
+            rows |= figures_of(value, f"{outer}{name}.")
+        elif not isinstance(value, list):
+            rows[f"{outer}{name}"] = "-" if value is None else value
+    return rows
 
 
 def show(worker: Row, lines_max: int) -> None:
-    """Print one worker's disk, slots, lines, pins and counters, or why it tells none."""
-    print(f"\nworker {worker.get('worker', '-')}")
-    if "error" in worker:
-        print(worker["error"])
-    if disk := worker.get("disk"):
-        figures = (megabytes(disk, name) for name in DISK_FIGURES)
-        print(table(DISK_HEAD, [(disk.get("files", "-"), *figures)]))
-    if slots := slot_rows(worker):
-        print(table(("slot", "tokens", "MB", "state", "line"), slots))
-    if lines := line_rows(worker, lines_max):
-        head = ("line", "tokens", "own tokens", "hits", "turns", "age s", "idle s", "MB")
-        print(table(head, lines))
-    if pins := worker.get("pins"):
-        rows = [(pin["id"], figure(pin, "tokens"), megabytes(pin, "bytes")) for pin in pins]
-        print(table(("pin", "tokens", "MB"), rows))
-    if counts := counter_rows(worker):
-        print(table(("counter", "count"), counts))
+    """Print what one worker tells: its figures, then each list, `entries` being the lines."""
+    print(table(("figure", "value"), list(figures_of(worker).items())))
+    for name, value in worker.items():
+        if isinstance(value, list) and (rows := value[:lines_max]):
+            head = list(rows[0])
+            cells = [[row.get(each, "-") for each in head] for row in rows]
+            print("", name, table(head, cells), sep="\n")
+    print()
 
 
 def misses_of(worker: Row) -> list[str]:
@@ -132,18 +75,19 @@ def misses_of(worker: Row) -> list[str]:
 
 async def inspect_cache(options: argparse.Namespace) -> int:
     async with server_of(options) as server:
-        workers = (await server.get("/v1/cache"))["workers"]
-    print(table(HEAD, [summary_row(worker) for worker in workers]))
+        told = await server.get("/v1/cache")
+    workers = told["workers"]
+    sums = figures_of(told.get("totals") or {})
+    print(table(("all requests", "value"), list(sums.items())), end="\n\n")
     for worker in workers:
         show(worker, options.lines)
-    print()
     misses = [miss for worker in workers for miss in misses_of(worker)]
     return verdict(misses, f"{len(workers)} workers within their bounds")
 
 
 def options_of(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = parser_of("cache", __doc__)
-    parser.add_argument("--lines", type=int, default=20, help="of each worker, last used first")
+    parser.add_argument("--lines", type=int, default=20, help="of each list, last used first")
     return parser.parse_args(arguments)
 
 

@@ -17,17 +17,7 @@ from urllib.parse import quote
 
 import aiohttp
 
-from hearth.commands.stream_client import (
-    ODD_FORM,
-    READERS,
-    Event,
-    Reading,
-    SseReader,
-    Tokens,
-    body_of,
-    chunks_of,
-    tokens_of,
-)
+from hearth.commands.stream_client import ODD_FORM, Tokens, body_of, chunks_of, send
 from hearth.shared.terminal_text import plain, plain_lines
 
 COUNTERS: Final = (
@@ -140,20 +130,17 @@ class Server:
     async def ask(self, path: str, body: Row, headers: Mapping[str, str]) -> Answer:
         """Stream one request, greedy, to its end."""
         dialect = "messages" if path == MESSAGES else "chat"
+        assert self._session is not None
         body = {"model": await self.model_name(), "temperature": 0, "stream": True, **body}
         if dialect == "chat":
             body["stream_options"] = {"include_usage": True}
-        reading, calls, events = Reading(), Calls(), SseReader()
-        async with self._request("POST", path, body, headers) as response:
-            async for chunk in chunks_of(response):
-                for data in events.feed(chunk):
-                    _take(dialect, data, reading, calls)
-            for data in events.close():
-                _take(dialect, data, reading, calls)
-        tokens = tokens_of(dialect, reading)
-        if reading.error or not reading.is_complete or tokens is None:
-            raise ProbeError(f"{path} broke off: {reading.error or 'no end, or no usage'}")
-        return Answer(tokens, "".join(reading.text), "".join(reading.reasoning), calls.rows())
+        outcome = await send(self._session, path, dialect, body, headers)
+        if outcome.tokens is None or outcome.error:
+            raise ProbeError(f"{self.base_url}{path} gives no whole answer: {outcome.error}")
+        told = outcome.reading
+        return Answer(
+            outcome.tokens, "".join(told.text), "".join(told.reasoning), told.calls.rows()
+        )
 
     async def _json(
         self, method: str, path: str, body: Row | None, headers: Mapping[str, str]
@@ -186,33 +173,6 @@ class Server:
 def counts_of(worker: Row) -> Row:
     """Return the counters in a worker's row of /v1/cache: of its cache, and of its sessions."""
     return {**(worker.get("counts") or {}), **(worker.get("sessions") or {})}
-
-
-@dataclass(slots=True)
-class Calls:
-    """Tool calls, joined from the deltas of a chat stream."""
-
-    _rows: dict[int, Row] = field(default_factory=dict)
-
-    def read(self, event: Event) -> None:
-        for choice in event.get("choices") or ():
-            for delta in (choice.get("delta") or {}).get("tool_calls") or ():
-                empty = {"id": "", "type": "function", "function": {"name": "", "arguments": ""}}
-                row = self._rows.setdefault(delta.get("index") or 0, empty)
-                row["id"] = delta.get("id") or row["id"]
-                for name, text in (delta.get("function") or {}).items():
-                    row["function"][name] += text or ""
-
-    def rows(self) -> list[Row]:
-        return [self._rows[index] for index in sorted(self._rows)]
-
-
-def _take(dialect: str, data: str, reading: Reading, calls: Calls) -> None:
-    if data.strip() == "[DONE]":
-        return
-    event = json.loads(data)
-    READERS[dialect](reading, event)
-    calls.read(event)
 
 
 # ---------------------------------------------------------------- a session's requests

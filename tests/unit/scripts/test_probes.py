@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, strategies as st
 
 from hearth.commands import diff_turns, inspect_cache, probe_agent, probe_cache, why
-from hearth.commands.server_client import Answer, Calls, run, table
-from hearth.commands.stream_client import Tokens
+from hearth.commands.server_client import Answer, run, table
+from hearth.commands.stream_client import Calls, Tokens
 from hearth.proxy.api.messages import messages_request
 from hearth.proxy.request.message_digests import MessageDigester
 from tests.helpers.servers.probed_server import (
@@ -141,7 +141,8 @@ def test_a_tool_call_is_answered_with_a_result_under_its_id() -> None:
 
 def answer_of(text: str, reasoning: str, arguments: str) -> Answer:
     calls = Calls()
-    calls.read({"choices": [{"delta": delta} for delta in call_deltas("c1", arguments)]})
+    for delta in call_deltas("c1", arguments):
+        calls.read(delta["tool_calls"])
     return Answer(Tokens(1, 0, 1, 1, ""), text, reasoning, calls.rows())
 
 
@@ -252,18 +253,34 @@ def test_a_worker_that_keeps_nothing_has_no_bounds_to_miss() -> None:
     assert played(inspect_cache.inspect_cache, inspect_cache.options_of, fake) == 0
 
 
-def test_slots_lines_and_counters_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    fake = FakeServer(workers=[WORKER])
+def test_figures_slots_lines_and_pins_are_shown_as_the_server_tells_them(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    fake = FakeServer(workers=[WORKER | {"vision": None}])
     assert played(inspect_cache.inspect_cache, inspect_cache.options_of, fake) == 0
     out = capsys.readouterr().out
-    assert re.search(r"0 +32.0 +512.0 +568 +1,000 +1/4 +1.0 +106 +0 +0 +fast\n", out)
-    assert re.search(r"0 +2,150 +1.0 +idle +1\n", out)
-    assert re.search(r"1 +2,150 +- +3 +- +- +- +0.5\n", out)
-    assert re.search(r"match_lcp +14\n", out)
-    assert re.search(r"archive_written +9\n", out)
-    assert re.search(r"disk_reads +8\n", out)
-    assert re.search(r"7 +3.0 +5.0 +10.0 +6.0 +200.0 +0.0\n", out)
-    assert re.search(r"warm-1 +44 +0.5\n", out)
+    for line in (
+        r"bytes +33,554,432",
+        r"exact +False",
+        r"vision +-",
+        r"counts.match_lcp +14",
+        r"sessions.archive.written +9",
+        r"disk.counts.reads +8",
+        r"slots\nslot +tokens +bytes +busy +line\n +0 +2,150 +1,048,576 +False +1",
+        r"entries\nline +tokens +hits +bytes\n +1 +2,150 +3 +524,288",
+        r"pins\nid +tokens +bytes\nwarm-1 +44 +524,288",
+    ):
+        assert re.search(rf"(?m)^{line}$", out), (line, out)
+
+
+def test_as_many_rows_of_a_list_are_shown_as_was_asked_for(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    lines = [{"line": number, "tokens": 7} for number in (11, 22, 33)]
+    fake = FakeServer(workers=[WORKER | {"entries": lines}])
+    assert played(inspect_cache.inspect_cache, inspect_cache.options_of, fake, "--lines", "2") == 0
+    out = capsys.readouterr().out
+    assert " 22 " in out and " 33 " not in out
 
 
 def test_a_worker_that_is_unloaded_is_no_miss(capsys: pytest.CaptureFixture[str]) -> None:
