@@ -17,7 +17,6 @@ a question was refused, or nothing was kept.
 """
 
 import argparse
-import asyncio
 import json
 import secrets
 import sys
@@ -54,9 +53,6 @@ _THINKING: Final = (
     *("enable_thinking", "thinking", "thinking_budget", "reasoning", "reasoning_effort"),
     "chat_template_kwargs",
 )
-# Of a worker's row of /v1/cache, and of a model's of /v1/models: what may change its answers.
-_WORKER_FACTS: Final = ("reuses", "exact", "budget_bytes", "slots_max", "quantisation")
-_MODEL_FACTS: Final = ("architecture", "backend", "cache_layout", "size")
 
 
 # ---------------------------------------------------------------- asking
@@ -102,24 +98,18 @@ def reply_of(told: Row) -> Reply:
 
 @dataclass(slots=True)
 class Examiner:
-    """Asks one server all questions, pass by pass, at most `concurrency` at a time."""
+    """Asks one server all questions, pass by pass, one after another."""
 
     server: Server
     bodies: Mapping[str, Row]  # by the question's id
-    concurrency: int
     session: str = field(default_factory=lambda: f"eval-{secrets.token_hex(4)}")
 
     async def play(self, name: str) -> PassResult:
         """Return what all questions are answered in pass `name`."""
-        result, turns = PassResult(name), asyncio.Semaphore(self.concurrency)
-        began = time.monotonic()
-
-        async def ask(each: str) -> None:
-            async with turns:
-                await self._ask(result, each)
-                _progress(result, len(self.bodies))
-
-        await asyncio.gather(*map(ask, self.bodies))
+        result, began = PassResult(name), time.monotonic()
+        for each in self.bodies:
+            await self._ask(result, each)
+            _progress(result, len(self.bodies))
         result.took_s = time.monotonic() - began
         return result
 
@@ -150,20 +140,6 @@ def _progress(result: PassResult, count: int) -> None:
         done = len(result.replies) + len(result.errors)
         end = "\n" if done == count else ""
         print(f"\r{result.name}: {done} of {count}", end=end, file=sys.stderr, flush=True)
-
-
-async def facts_of(server: Server) -> Row:
-    """Return what the server says of itself that may change answers."""
-    name = await server.model_name()
-    models = [row for row in (await server.get("/v1/models"))["data"] if row["id"] == name]
-    meta = (models[0].get("meta") or {}) if models else {}
-    workers = (await server.get("/v1/cache"))["workers"]
-    told = [row for row in workers if "exact" in row]
-    facts: Row = {"model": name, "version": (await server.get("/health")).get("version")}
-    facts |= {each: meta[each] for each in _MODEL_FACTS if each in meta}
-    return facts | {
-        each: told[0][each] for row in told[:1] for each in _WORKER_FACTS if each in row
-    }
 
 
 # ---------------------------------------------------------------- command line
@@ -202,17 +178,16 @@ async def eval_answers(options: argparse.Namespace) -> int:
     bodies = {question.id: body_of(question, options) for question in questions}
     digests = {each: digest_of(body) for each, body in bodies.items()}
     async with server_of(options) as server:
-        examiner = Examiner(server, bodies, options.concurrency)
+        examiner = Examiner(server, bodies)
         passes = [await examiner.play(name) for name in PASSES]
-        facts = await facts_of(server)
     cold, *others = passes
     compared = [Comparison.of(COLD, cold.replies, each.name, each.replies) for each in others]
     grade = options.grade or ("match" if options.file else "includes")
-    report = EvalReport(questions, grade, facts, passes, compared, saved)
+    report = EvalReport(questions, grade, passes, compared, saved)
     if saved is not None:
         report.against = against(saved, digests, passes)
     if options.save:
-        save(options.save, SavedRun(facts, digests, {each.name: each.replies for each in passes}))
+        save(options.save, SavedRun(digests, {each.name: each.replies for each in passes}))
     if options.json:
         print(json.dumps(as_json(report), ensure_ascii=False))
     else:
@@ -236,12 +211,6 @@ def options_of(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         help=f"of an answer; default what the question says, else {TOKENS_MAX}",
     )
     parser.add_argument("--thinking", action="store_true", help="leave thinking to the server")
-    parser.add_argument(
-        "--concurrency",
-        type=_positive,
-        default=1,
-        help="questions at a time; more than 1 may change last bits, as requests share a batch",
-    )
     parser.add_argument("--save", metavar="OUT", type=Path, help="keep the answers in this file")
     parser.add_argument("--compare", metavar="IN", type=Path, help="with a run that was saved")
     parser.add_argument("--json", action="store_true", help="print one JSON object")

@@ -78,7 +78,6 @@ class EvalReport:
 
     questions: Sequence[Question]
     grade: str
-    server: Row
     passes: list[PassResult]
     compared: list[Comparison]
     saved: SavedRun | None = None  # another run, and `against` what changed since
@@ -126,8 +125,9 @@ def verdict_of(report: EvalReport) -> str:
     """Return the last line: whether anything changed, and what that means."""
     count = len(report.questions)
     if report.changed:
+        meaning = _CHANGED if any(each.changes for each in report.compared) else _SETTINGS
         told = f"verdict: CHANGED: {len(report.changed)} of {count} answers: "
-        return f"{told}{_some(report.changed)}. {_meaning(report)}"
+        return f"{told}{_some(report.changed)}. {meaning}"
     if report.refused:
         return f"verdict: none: {len(report.refused)} of {count} refused: {_some(report.refused)}"
     if not report.checked:
@@ -140,21 +140,11 @@ def verdict_of(report: EvalReport) -> str:
 
 _SETTINGS: Final = "The cache changed none of them: the runs differ in settings or model."
 _NONE: Final = "The model's cache cannot be restored (hearth cache), or the prompts are too short."
-_EXACT: Final = (
-    "This server reuses only KV that a cold run makes to the bit, so that no answer may change: "
-    "this is a bug, or the KV is of other weights. Please report it."
+_CHANGED: Final = (
+    "With CACHE_EXACT=true this is a bug, please report it. Without it KV may be reused that "
+    "decoding wrote or that was quantised, which is not to the bit what a cold run makes: start "
+    "the server with it and ask again."
 )
-_FAST: Final = (
-    "This server may reuse KV that decoding wrote or that was quantised, which is not to the bit "
-    "what a cold run makes. Start it with CACHE_EXACT=true and ask again: what changes then is a "
-    "bug."
-)
-
-
-def _meaning(report: EvalReport) -> str:
-    if not any(each.changes for each in report.compared):
-        return _SETTINGS
-    return _EXACT if report.server.get("exact") else _FAST
 
 
 def _some(ids: Sequence[str]) -> str:
@@ -172,8 +162,6 @@ def show(report: EvalReport) -> None:
     if report.saved is not None:
         rows = [(name, report.accuracy(found)) for name, found in report.saved.passes.items()]
         print("", table(("saved pass", "right"), rows), sep="\n")
-        for name, was, now in differing(report.saved.server, report.server):
-            print(f"{name}: was {was}, is {now}")
     for comparison in (*report.compared, *report.against):
         print("", *comparison_lines(comparison), sep="\n")
     for result in report.passes:
@@ -217,20 +205,11 @@ def comparison_lines(comparison: Comparison) -> list[str]:
     return lines
 
 
-def differing(one: Row, other: Row) -> list[tuple[str, Any, Any]]:
-    """Return the names whose values are not the same in both, with the values."""
-    names = [*one, *(name for name in other if name not in one)]
-    return [
-        (name, one.get(name), other.get(name)) for name in names if one.get(name) != other.get(name)
-    ]
-
-
 def as_json(report: EvalReport) -> Row:
     """Return the report for programs."""
     return {
         "status": report.status,
         "verdict": verdict_of(report),
-        "server": report.server,
         "grade": report.grade,
         "changed": report.changed,
         "passes": [

@@ -19,9 +19,8 @@ FORMAT: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class SavedRun:
-    """What a run found: the server it asked, each request's digest, the replies of each pass."""
+    """What a run found: each request's digest, the replies of each pass."""
 
-    server: Row
     digests: Mapping[str, str]  # by the question's id
     passes: Mapping[str, Mapping[str, Reply]]  # by the pass, then by the question's id
 
@@ -75,7 +74,7 @@ def load(path: Path) -> SavedRun:
             name: {each: _reply(row) for each, row in replies.items()}
             for name, replies in rows["passes"].items()
         }
-        return SavedRun(dict(rows["server"]), dict(rows["digests"]), passes)
+        return SavedRun(dict(rows["digests"]), passes)
     except OSError as error:
         raise ProbeError(f"{path} cannot be read: {error.strerror}") from error
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:

@@ -16,7 +16,7 @@ from hearth.commands.accuracy.saved_answers import (
 from hearth.commands.server_client import ProbeError
 
 REPLY = Reply("B é", "hm", ('read {"path": "a"}',), ((" B", -0.25), ("é", -3e-7)), 90, 80, "ssd")
-RUN = SavedRun({"exact": True, "model": "m"}, {"q": "abc"}, {"cold": {"q": REPLY}, "warm": {}})
+RUN = SavedRun({"q": "abc"}, {"cold": {"q": REPLY}, "warm": {}})
 
 
 def test_a_saved_run_comes_back_whole(tmp_path: Path) -> None:
@@ -42,7 +42,7 @@ def test_a_saved_run_is_the_owners_alone_also_over_an_open_file(tmp_path: Path) 
         ("", "holds no saved answers"),
         ("[]", "holds no saved answers"),
         ('{"format": 2}', "its format is 2, expected 1"),
-        ('{"format": 1, "server": {}, "digests": {}}', "KeyError 'passes'"),
+        ('{"format": 1, "digests": {}}', "KeyError 'passes'"),
         ('{"format": 1, "passes": {"cold": {"q": {"x": 1}}}}', "make one with hearth eval --save"),
     ],
 )
