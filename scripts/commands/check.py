@@ -64,12 +64,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"Gateway   {config}: {', '.join(table.listed)}")
         for source in (settings.model_path, *settings.models):
             print(f"Model     {check_model(source)}")
-        if settings.draft_model:
-            print(f"Drafts    {check_model(settings.draft_model, 'DRAFT_MODEL')}")
-        if settings.embedding_model:
-            print(f"Embedding {check_model(settings.embedding_model, 'EMBEDDING_MODEL')}")
-        if settings.rerank_model:
-            print(f"Reranking {check_model(settings.rerank_model, 'RERANK_MODEL')}")
+        for about, other, setting in (
+            ("Drafts   ", settings.draft_model, "DRAFT_MODEL"),
+            ("Embedding", settings.embedding_model, "EMBEDDING_MODEL"),
+            ("Reranking", settings.rerank_model, "RERANK_MODEL"),
+        ):
+            if other:
+                print(f"{about} {check_model(other, setting)}")
         status = 1
         print(f"Port      {port_of(settings, is_check=True)}")
     except StartError as error:

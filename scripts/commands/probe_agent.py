@@ -24,7 +24,6 @@ from hearth.commands.probe_images import (
     ProbeImage,
     add_image_options,
     hit_misses,
-    hit_table,
     probe_images,
 )
 from hearth.commands.server_client import (
@@ -242,9 +241,7 @@ async def agent_probe(options: argparse.Namespace) -> int:
     ]
     if images:
         second = next(each for each in costs if (each.who, each.turn) == (MAIN, 2))
-        figures = (second.prompt, second.cached)
-        print("", hit_table(*figures, second.prefilled, options.image_hit), sep="\n")
-        misses += hit_misses(*figures, options.image_hit)
+        misses += hit_misses(second.prompt, second.cached, options.image_hit)
     worst = max(each.excess for each in costs)
     return verdict(misses, f"{len(costs)} requests, at most {worst:,} tokens beyond what was new")
 

@@ -23,7 +23,6 @@ from hearth.commands.probe_images import (
     ProbeImage,
     add_image_options,
     hit_misses,
-    hit_table,
     probe_images,
 )
 from hearth.commands.server_client import (
@@ -88,11 +87,17 @@ class Report:
     name: str
     rows: list[list[Any]] = field(default_factory=list)
     misses: list[str] = field(default_factory=list)
-    remarks: list[str] = field(default_factory=list)  # told below the table
 
     def expect(self, is_met: bool, otherwise: str) -> None:
         if not is_met:
             self.misses.append(f"{self.name}: {otherwise}")
+
+    def expect_between(self, cached: int, floor: int, ceiling: int) -> None:
+        """Expect all before a change to be reused, and nothing from it on; in tokens."""
+        hidden = f"{cached:,} tokens cached, but the change stands before {ceiling:,}"
+        self.expect(cached < ceiling, f"{hidden}: it was hidden")
+        unused = f"{cached:,} tokens cached of at least {floor:,} that stand before the change"
+        self.expect(cached >= floor, unused)
 
 
 @dataclass(slots=True)
@@ -109,7 +114,9 @@ class Probe:
     def talk(self, name: str) -> Talk:
         """Return a conversation that shares no beginning with any other."""
         session = f"{self.session}-{name}"
-        return Talk(session, [{"type": "text", "text": _system(session, self.sentences)}])
+        rules = (f" Rule {n}: read what you are given twice." for n in range(self.sentences))
+        text = f"Session {session}. You are careful and brief.{''.join(rules)}"
+        return Talk(session, [{"type": "text", "text": text}])
 
     async def fit(self, tokens: int) -> None:
         """Choose the length of all system prompts so that one is about `tokens` long."""
@@ -229,8 +236,7 @@ async def semantic(probe: Probe) -> Report:
     talk.messages[1:3] = reading(f"{NOTES}ninety{behind}")
     talk.say("And the limit is?")
     tokens = (await probe.ask(report, "the limit is ninety", talk)).tokens
-    report.expect(tokens.cached < ceiling, hidden(tokens.cached, ceiling))
-    report.expect(tokens.cached >= floor, unused(tokens.cached, floor))
+    report.expect_between(tokens.cached, floor, ceiling)
     return report
 
 
@@ -248,17 +254,8 @@ async def insertion(probe: Probe) -> Report:
     talk.messages.insert(place, inserted)
     talk.say("Question 3: and which comes third?")
     tokens = (await probe.ask(report, "inserted before turn 2's answer", talk)).tokens
-    report.expect(tokens.cached < ceiling, hidden(tokens.cached, ceiling))
-    report.expect(tokens.cached >= floor, unused(tokens.cached, floor))
+    report.expect_between(tokens.cached, floor, ceiling)
     return report
-
-
-def hidden(cached: int, ceiling: int) -> str:
-    return f"{cached:,} tokens cached, but the change stands before {ceiling:,}: it was hidden"
-
-
-def unused(cached: int, floor: int) -> str:
-    return f"{cached:,} tokens cached of at least {floor:,} that stand before the change"
 
 
 # ---------------------------------------------------------------- images
@@ -271,9 +268,7 @@ async def image(probe: Probe) -> Report:
     await probe.ask(report, "turn 1, the image is new", talk)
     talk.say("And what stands out most?")
     tokens = (await probe.ask(report, "turn 2, words behind it", talk)).tokens
-    figures = (tokens.prompt, tokens.cached)
-    report.remarks.append(hit_table(*figures, tokens.prefilled, probe.image_hit_min))
-    report.misses += hit_misses(*figures, probe.image_hit_min)
+    report.misses += hit_misses(tokens.prompt, tokens.cached, probe.image_hit_min)
     return report
 
 
@@ -310,11 +305,6 @@ def counter_rows(rise: Mapping[str, int], names: Sequence[str]) -> list[tuple[st
     ]
 
 
-def _system(nonce: str, sentences: int) -> str:
-    rules = "".join(f" Rule {n}: read what you are given twice." for n in range(sentences))
-    return f"Session {nonce}. You are careful and brief.{rules}"
-
-
 async def probe_session(options: argparse.Namespace) -> int:
     names = options.only or [name for name in SCENARIOS if name != IMAGE or options.image]
     async with server_of(options) as server:
@@ -327,8 +317,6 @@ async def probe_session(options: argparse.Namespace) -> int:
         counts = counter_rows(since(before, await server.counters()), names)
     head = ("scenario", "request", "prompt", "cached", "prefilled", "hit")
     print(table(head, [row for report in reports for row in report.rows]), end="\n\n")
-    for remark in (remark for report in reports for remark in report.remarks):
-        print(remark, end="\n\n")
     print(table(("counter", "rose by", "expected"), [row[:3] for row in counts]))
     misses = [miss for report in reports for miss in report.misses]
     misses += [

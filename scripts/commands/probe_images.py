@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from hearth.commands.server_client import ProbeError, Row, Server, table
+from hearth.commands.server_client import ProbeError, Row, Server
 
 IMAGE_HIT_MIN: Final = 0.94  # of the second turn's prompt
-HEAD: Final = ("image turn", "prompt", "cached", "prefilled", "hit", "healthy")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,12 +75,6 @@ def _read(path: Path) -> ProbeImage:
     except OSError as error:
         raise ProbeError(f"{path} cannot be read: {error}") from error
     return ProbeImage(media_type, base64.b64encode(data).decode())
-
-
-def hit_table(prompt: int, cached: int, prefilled: int, hit_min: float) -> str:
-    """Return the figures of the turn behind the images, beside the healthy share."""
-    row = ("turn 2", prompt, cached, prefilled, f"{cached / prompt:.4f}", f">= {hit_min}")
-    return table(HEAD, [row])
 
 
 def hit_misses(prompt: int, cached: int, hit_min: float) -> Sequence[str]:

@@ -17,7 +17,14 @@ from urllib.parse import quote
 
 import aiohttp
 
-from hearth.commands.stream_client import ODD_FORM, Tokens, body_of, chunks_of, send
+from hearth.commands.stream_client import (
+    ERROR_CHARS_MAX,
+    ODD_FORM,
+    Tokens,
+    body_of,
+    chunks_of,
+    send,
+)
 from hearth.shared.terminal_text import plain, plain_lines
 
 COUNTERS: Final = (
@@ -28,8 +35,7 @@ COUNTERS: Final = (
 )
 CHAT: Final = "/v1/chat/completions"
 MESSAGES: Final = "/v1/messages"
-ERROR_CHARS_MAX: Final = 300
-NAME_CHARS_MAX: Final = 200  # of a name that a client chose, on a terminal
+CELL_CHARS_MAX: Final = 200  # of a table: a client may have chosen what is in it
 MISSES_TOLD_MAX: Final = 5  # by a verdict
 # A line whose every request costs only what is new in it stays within this: 16 tokens, and a
 # generation prompt of 8.
@@ -139,7 +145,10 @@ class Server:
             raise ProbeError(f"{self.base_url}{path} gives no whole answer: {outcome.error}")
         told = outcome.reading
         return Answer(
-            outcome.tokens, "".join(told.text), "".join(told.reasoning), told.calls.rows()
+            outcome.tokens,
+            "".join(told.text),
+            "".join(told.reasoning),
+            [told.calls[index] for index in sorted(told.calls)],
         )
 
     async def _json(
@@ -270,15 +279,10 @@ def _log_rows(path: Path) -> list[Row]:
 # ---------------------------------------------------------------- telling
 
 
-def plain_name(text: str) -> str:
-    """Return `text` on one line, with nothing in it that a terminal would obey."""
-    return plain(text[:NAME_CHARS_MAX])
-
-
 def table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    """Return `rows` in columns, numbers to the right."""
+    """Return `rows` in columns, numbers to the right, with nothing that a terminal would obey."""
     shown = [
-        [f"{cell:,}" if type(cell) is int else plain_name(str(cell)) for cell in row]
+        [f"{cell:,}" if type(cell) is int else plain(str(cell)[:CELL_CHARS_MAX]) for cell in row]
         for row in rows
     ]
     columns = list(zip(head, *shown, strict=True))

@@ -33,26 +33,6 @@ class Tokens:
 
 
 @dataclass(slots=True)
-class Calls:
-    """Tool calls, joined from the deltas of a chat stream."""
-
-    _rows: dict[int, Event] = field(default_factory=dict)
-
-    def read(self, deltas: Sequence[Event]) -> None:
-        for delta in deltas:
-            empty = {"id": "", "type": "function", "function": {"name": "", "arguments": ""}}
-            row = self._rows.setdefault(delta.get("index") or 0, empty)
-            row["id"] = delta.get("id") or row["id"]
-            told = delta.get("function") or {}
-            for name in ("name", "arguments"):
-                row["function"][name] += _words(told.get(name))
-
-    def rows(self) -> list[Event]:
-        """Return the calls as chat completions have them."""
-        return [self._rows[index] for index in sorted(self._rows)]
-
-
-@dataclass(slots=True)
 class Reading:
     """What a stream has told so far."""
 
@@ -60,7 +40,7 @@ class Reading:
     reasoning: list[str] = field(default_factory=list)
     usage: dict[str, Any] = field(default_factory=dict)
     kv_cache: dict[str, Any] = field(default_factory=dict)
-    calls: Calls = field(default_factory=Calls)  # of a chat stream alone
+    calls: dict[int, Event] = field(default_factory=dict)  # of a chat, by their index
     error: str = ""
     is_complete: bool = False
 
@@ -144,10 +124,21 @@ def read_chat(reading: Reading, event: Event) -> bool:
         thought = delta.get("reasoning_content") or delta.get("reasoning") or ""
         reading.text.append(_words(delta.get("content")))
         reading.reasoning.append(_words(thought))
-        reading.calls.read(delta.get("tool_calls") or ())
+        _read_calls(reading, delta.get("tool_calls") or ())
         reading.is_complete |= bool(choice.get("finish_reason"))
         has_output |= bool(delta.get("content") or thought or delta.get("tool_calls"))
     return has_output or reading.is_complete
+
+
+def _read_calls(reading: Reading, deltas: Sequence[Event]) -> None:
+    """Join the deltas of tool calls to whole ones, as chat completions have them."""
+    for delta in deltas:
+        empty = {"id": "", "type": "function", "function": {"name": "", "arguments": ""}}
+        call = reading.calls.setdefault(delta.get("index") or 0, empty)
+        call["id"] = delta.get("id") or call["id"]
+        told = delta.get("function") or {}
+        for name in ("name", "arguments"):
+            call["function"][name] += _words(told.get(name))
 
 
 def read_messages(reading: Reading, event: Event) -> bool:

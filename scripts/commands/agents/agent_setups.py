@@ -150,8 +150,12 @@ def _pi_provider(endpoint: Endpoint, key: str) -> Values:
         maxTokens=endpoint.answer_tokens,
         cost=dict.fromkeys(("input", "output", "cacheRead", "cacheWrite"), 0),
     )
-    api = "openai-completions"
-    return {"baseUrl": endpoint.v1, "api": api, "apiKey": key, "models": [model]}
+    return {
+        "baseUrl": endpoint.v1,
+        "api": "openai-completions",
+        "apiKey": key,
+        "models": [model],
+    }
 
 
 def _launch_pi(endpoint: Endpoint, surroundings: Surroundings) -> Launch:

@@ -3,7 +3,7 @@
     hearth connect codex
 
 The agents are claude (Claude Code), codex, opencode, pi, qwen (Qwen Code) and openclaw. What an
-earlier version wrote into their files is listed first, to be taken out; there is no --undo.
+earlier version wrote into their files is listed first, to be taken out.
 Exit status 0: it is printed; 2: there is no server to set it up for.
 """
 
@@ -72,7 +72,13 @@ def options_of(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("agent", metavar="AGENT", choices=AGENTS, help=", ".join(AGENTS))
     parser.add_argument("--model", default="", help="default the first that the server lists")
-    return parser.parse_args(arguments)
+    options, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        parser.error(
+            f"there is no {' '.join(unknown)}: connect edits no file, and lists what an earlier "
+            "version wrote"
+        )
+    return options
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

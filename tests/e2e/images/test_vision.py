@@ -331,8 +331,9 @@ def test_a_probe_finds_the_turn_behind_an_image_healthy(
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "verdict: good" in done.stdout
-    (hit,) = re.findall(r"^turn 2 .* (0\.\d{4}) +>= 0\.94$", done.stdout, re.MULTILINE)
-    assert float(hit) >= 0.94
+    second = r"^(?:image +turn 2, .*?|main +2 +\d+) +([\d,]+) +(?:[\d,]+ +)?([\d,]+) +\d+ +[\d.]+$"
+    ((prompt, cached),) = re.findall(second, done.stdout, re.MULTILINE)
+    assert int(cached.replace(",", "")) / int(prompt.replace(",", "")) >= 0.94
 
 
 def test_no_plan_ever_cut_an_image(server: Server) -> None:

@@ -11,7 +11,7 @@ from hypothesis import given, strategies as st
 
 from hearth.commands import diff_turns, inspect_cache, probe_agent, probe_cache, why
 from hearth.commands.server_client import Answer, run, table
-from hearth.commands.stream_client import Calls, Tokens
+from hearth.commands.stream_client import Reading, Tokens, read_chat
 from hearth.proxy.api.messages import messages_request
 from hearth.proxy.request.message_digests import MessageDigester
 from tests.helpers.servers.probed_server import (
@@ -140,10 +140,10 @@ def test_a_tool_call_is_answered_with_a_result_under_its_id() -> None:
 
 
 def answer_of(text: str, reasoning: str, arguments: str) -> Answer:
-    calls = Calls()
+    reading = Reading()
     for delta in call_deltas("c1", arguments):
-        calls.read(delta["tool_calls"])
-    return Answer(Tokens(1, 0, 1, 1, ""), text, reasoning, calls.rows())
+        read_chat(reading, {"choices": [{"delta": delta}]})
+    return Answer(Tokens(1, 0, 1, 1, ""), text, reasoning, list(reading.calls.values()))
 
 
 def test_each_way_of_echoing_changes_what_its_clients_change() -> None:

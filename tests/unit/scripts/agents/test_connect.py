@@ -197,4 +197,4 @@ def test_a_server_that_ends_with_the_command_is_not_enough(home: Home) -> None:
 def test_the_earlier_versions_options_are_refused(home: Home) -> None:
     with pytest.raises(SystemExit, match="2"):
         connect.main(["codex", "--undo"])
-    assert "unrecognized arguments: --undo" in home.capsys.readouterr().err
+    assert "there is no --undo: connect edits no file" in home.capsys.readouterr().err
