@@ -1,4 +1,4 @@
-"""Does with what `hearth connect` prints what its reader does: puts each text into its file."""
+"""Puts each text that `hearth connect` prints into its file, as its reader does."""
 
 import json
 import re
