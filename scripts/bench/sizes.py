@@ -5,20 +5,17 @@ clocks are only counted (scripts/harness/layouts), so that 60 pairs take minutes
 """
 
 import argparse
-import json
+import itertools
 import logging
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Final
+from typing import Final
 
 from hearth.commands.replay.traces import TRACES_DIR
 from hearth.shared.errors import StartError
-from scripts.bench.mac_memory import print_row, print_rows
-from scripts.harness.layouts.confirm import SMALL, confirmed
 from scripts.harness.layouts.counted_server import MACS, serving
 from scripts.harness.layouts.model_layouts import LAYOUTS, ModelLayout
 from scripts.harness.layouts.pair_replay import (
@@ -48,21 +45,16 @@ HEAD: Final = (
     *("forwards", "mean", "median", "< 64", "< 256", "refused"),
 )
 READ_RATIO_MAX: Final = 1.03  # of tokens read over the ideal, where all fits
-PARTS: Final = ("layouts", "pairs", "restarts", "days", "confirm")
+PARTS: Final = ("pairs", "restarts", "days")
 DAY_OF: Final = "claude-code-session-1"
 SPENT_GB_PER_DAY: Final = "50"  # three quarters of it are gone before the last three sessions
 RESTART_HEAD: Final = (
     *("model", "Mac", "end", "live caches", "tokens held", "read again: all", "mean", "most"),
     *("in", "a state's worth"),
 )
-CONFIRM_HEAD: Final = ("model", "session", "written bytes", "read bytes", "all figures")
 DAY_HEAD: Final = (
     *("model", "Mac", "GB a day", "rows GB", "written GB", "all / rows", "refused writes"),
     *("held by each session", "read again by each session, the oldest first"),
-)
-LAYOUT_HEAD: Final = (
-    *("model", "kind", "parameters", "4 bits, GB", "active, GB", "row bytes", "arrays"),
-    *("window", "window row bytes", "arrays", "state MiB", "arrays", "state / row"),
 )
 
 
@@ -82,34 +74,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--set", action="append", default=[], metavar="NAME=VALUE", help="a setting"
     )
-    parser.add_argument("--json", type=Path, metavar="FILE")
 
 
 def run(options: argparse.Namespace) -> None:
     logging.getLogger("hearth").setLevel(logging.ERROR)
     began = time.perf_counter()
     layouts = [each for each in LAYOUTS if _is_named(each.name, options.models)]
-    if options.only in (None, "layouts"):
-        print_layouts(layouts)
-    if options.only == "layouts":
-        return
     sessions = rendered(options.traces_dir, options.sessions, options.limit)
     bench = Bench(options, layouts, sessions)
-    if options.only in (None, "pairs"):
-        bench.print_pairs()
-    if options.only in (None, "restarts"):
-        bench.print_restarts()
-    if options.only in (None, "days"):
-        bench.print_days()
-    if options.only == "confirm":
-        bench.print_confirmed()
+    parts = {"pairs": bench.print_pairs, "restarts": bench.print_restarts, "days": bench.print_days}
+    for name in [options.only] if options.only else PARTS:
+        parts[name]()
     print(f"\n{time.perf_counter() - began:.0f} s", file=sys.stderr)
-    if options.json:
-        options.json.write_text(json.dumps(bench.told, indent=1) + "\n")
 
 
 class Bench:
-    """Replays sessions on layouts and Macs, prints a table for each part, and keeps the figures."""
+    """Replays sessions on layouts and Macs, and prints a table for each part."""
 
     def __init__(
         self,
@@ -117,7 +97,6 @@ class Bench:
         layouts: Sequence[ModelLayout],
         sessions: Sequence[SessionScript],
     ) -> None:
-        self.told: dict[str, list[Any]] = {part: [] for part in PARTS[1:]}
         self._options = options
         self._layouts = layouts
         self._sessions = sessions
@@ -132,31 +111,26 @@ class Bench:
         print(f"\n{names}: {how}. GB are 10^9 bytes; least: rows, and a state and a window for")
         print("each conversation. What exact mode has to read again of answers is in the ideal:\n")
         pairs: list[PairFigures] = []
-        print_rows(HEAD)
-        for layout in self._layouts:
-            for size in self._sizes:
-                is_apart = not options.in_a_row
-                pair = replay_pair(layout, size, self._sessions, settings, options.pause, is_apart)
-                _print_pair(layout, size, pair, options.each)
-                if pair is not None:
-                    self.told["pairs"].append(_report(pair))
-                    pairs.append(pair)
+        print_head(HEAD)
+        for layout, size in itertools.product(self._layouts, self._sizes):
+            is_apart = not options.in_a_row
+            pair = replay_pair(layout, size, self._sessions, settings, options.pause, is_apart)
+            if pair is None:
+                print_row([layout.name, f"{size} GB", "does not fit", *([""] * (len(HEAD) - 3))])
+            else:
+                _print_pair(pair, options.each)
+                pairs.append(pair)
         _print_over(pairs)
 
     def print_restarts(self) -> None:
         """Print what live caches read again after restarts amid the sessions."""
         print(f"\nRestarts at {MOMENTS} moments of each session; tokens that are read again:\n")
-        print_rows(RESTART_HEAD)
+        print_head(RESTART_HEAD)
         settings = UNLIMITED | self._settings
-        for layout in self._layouts:
-            size = self._smallest(layout)
-            for how, restart in (("SIGTERM", stopped), ("SIGKILL", killed)) if size else ():
-                assert size is not None
+        for layout, size in self._on_smallest():
+            for how, restart in (("SIGTERM", stopped), ("SIGKILL", killed)):
                 found = [r for s in self._sessions for r in restart(layout, size, s, settings)]
                 print_row([layout.name, f"{size} GB", how, *_restart_cells(layout, found)])
-                sys.stdout.flush()
-                rows = [asdict(each) | {"how": how} for each in found]
-                self.told["restarts"] += [{"model": layout.name, "mac_gb": size, **r} for r in rows]
 
     def print_days(self) -> None:
         """Print what a day of sessions writes, and what each reads again after a restart."""
@@ -164,47 +138,24 @@ class Bench:
         if session is None:
             return
         print(f"\nA day of {DAY_SESSIONS} sessions like {session.name}, then a restart:\n")
-        print_rows(DAY_HEAD)
+        print_head(DAY_HEAD)
+        for layout, size in self._on_smallest():
+            for budget in ({}, {"KV_DISK_WRITE_GB_PER_DAY": SPENT_GB_PER_DAY}):
+                told = day(layout, size, session, self._settings | budget)
+                name = ", ".join(budget.values()) or "default"
+                print_row([layout.name, f"{size} GB", name, *_day_cells(told)])
+
+    def _on_smallest(self) -> Iterator[tuple[ModelLayout, int]]:
+        """Yield each layout with the smallest of the Macs that the model fits on."""
         for layout in self._layouts:
-            size = self._smallest(layout)
-            for budget in ("", SPENT_GB_PER_DAY) if size else ():
-                assert size is not None
-                settings = {"KV_DISK_WRITE_GB_PER_DAY": budget} if budget else {}
-                told = day(layout, size, session, self._settings | settings)
-                print_row([layout.name, f"{size} GB", budget or "default", *_day_cells(told)])
-                sys.stdout.flush()
-                row = {"model": layout.name, "mac_gb": size, "budget": budget, **asdict(told)}
-                self.told["days"].append(row)
-
-    def print_confirmed(self) -> None:
-        """Play sessions with arrays too, on small models; print whether all figures are equal.
-
-        `--limit` bounds the time: a request takes some seconds.
-        """
-        print("\nCounted, and with arrays, before and after a restart:\n")
-        print_rows(CONFIRM_HEAD)
-        for layout in self._layouts:
-            small = SMALL.get(layout.name)
-            for session in self._sessions if small is not None else ():
-                assert small is not None
-                counted, computed = confirmed(small, layout, session)
-                is_equal = "equal" if counted == computed else "DIFFER"
-                written, read = (sum(counted[name].values()) for name in ("written", "read"))
-                print_row([small.name, session.name, f"{written:,}", f"{read:,}", is_equal])
-                row = {"counted": counted, "computed": computed}
-                names = {"model": small.name, "session": session.name}
-                self.told["confirm"].append(names | row)
-
-    def _smallest(self, layout: ModelLayout) -> int | None:
-        """Return the smallest of the Macs that the model fits on."""
-        for size in self._sizes:
-            with serving(layout, size, self._sessions[0].marks, self._settings) as server:
-                try:
-                    server.start()
-                except StartError:
-                    continue
-                return size
-        return None
+            for size in self._sizes:
+                with serving(layout, size, self._sessions[0].marks, self._settings) as server:
+                    try:
+                        server.start()
+                    except StartError:
+                        continue
+                yield layout, size
+                break
 
 
 def _is_named(name: str, names: str) -> bool:
@@ -220,36 +171,20 @@ def rendered(directory: Path, names: str, limit: int) -> list[SessionScript]:
     return [render(path, limit) for path in wanted]
 
 
-def print_layouts(layouts: Sequence[ModelLayout]) -> None:
-    """Print what each model keeps, as its config.json and mlx-lm's caches have it."""
-    print("\nLayouts:\n")
-    print_rows(LAYOUT_HEAD)
-    for each in layouts:
-        layers = each.layers
-        row_bytes, arrays = layers.row_cost(None)
-        print_row(
-            [
-                *(each.name, each.kind, f"{each.parameter_count / 1e9:.2f} B"),
-                *(f"{each.weight_bytes / GB:.1f}", f"{each.active_bytes / GB:.1f}"),
-                *(f"{row_bytes:,}", str(arrays), str(layers.layout.window)),
-                *(f"{layers.window_bytes(1):,}", str(layers.window_buffers)),
-                *(f"{layers.state_bytes / 2**20:.1f}", str(layers.state_buffers)),
-                f"{layers.state_bytes / row_bytes:,.0f}",
-            ]
-        )
+def print_head(head: Sequence[str]) -> None:
+    print_row(head)
+    print_row(["---"] * len(head))
 
 
-def _print_pair(
-    layout: ModelLayout, size: int, pair: PairFigures | None, prints_each: bool
-) -> None:
-    if pair is None:
-        print_row([layout.name, f"{size} GB", "does not fit", *([""] * (len(HEAD) - 3))])
-        return
-    start = [layout.name, f"{size} GB", f"{pair.budget_bytes / GB:.2f}", str(pair.chunk)]
+def print_row(cells: Sequence[str]) -> None:
+    print("| " + " | ".join(cells) + " |", flush=True)
+
+
+def _print_pair(pair: PairFigures, prints_each: bool) -> None:
+    start = [f"{pair.mac.memory_gb} GB", f"{pair.budget_bytes / GB:.2f}", str(pair.chunk)]
     for name, figures in pair.sessions.items() if prints_each else ():
-        print_row([name, *start[1:], *_cells(figures)])
-    print_row([*start, *_cells(pair.total)])
-    sys.stdout.flush()
+        print_row([name, *start, *_cells(figures)])
+    print_row([pair.layout.name, *start, *_cells(pair.total)])
 
 
 def _print_over(pairs: Sequence[PairFigures]) -> None:
@@ -310,35 +245,3 @@ def _day_cells(told: Day) -> list[str]:
         f"{max(told.held):,}",
         ", ".join(f"{tokens:,}" for tokens in told.again),
     ]
-
-
-def _report(pair: PairFigures) -> dict[str, Any]:
-    """Return what --json writes of a pair."""
-    return {
-        "model": pair.layout.name,
-        "mac_gb": pair.mac.memory_gb,
-        "budget_bytes": pair.budget_bytes,
-        "chunk": pair.chunk,
-        "context_tokens": pair.context_tokens,
-        "total": _figures(pair.total),
-        "sessions": {name: _figures(figures) for name, figures in pair.sessions.items()},
-    }
-
-
-def _figures(figures: Figures) -> dict[str, Any]:
-    return {
-        "rows_bytes": figures.rows_bytes,
-        "least_bytes": figures.least_bytes,
-        "written_bytes": dict(figures.written),
-        "read_bytes": dict(figures.read),
-        "kept_bytes_max": figures.kept_bytes_max,
-        "slot_bytes_max": figures.slot_bytes_max,
-        "prefilled": figures.prefilled,
-        "ideal": figures.ideal,
-        "idle": figures.idle,
-        "new": figures.new,
-        "forwards": len(figures.forwards),
-        "forward_mean": figures.forward_mean,
-        "forward_median": figures.forward_median,
-        "refused": dict(figures.refused),
-    }
