@@ -25,11 +25,8 @@ from scripts.harness.layouts.pair_replay import (
     replay_pair,
 )
 from scripts.harness.layouts.restarts import (
-    DAY_SESSIONS,
     MOMENTS,
-    Day,
     Restart,
-    day,
     killed,
     stopped,
 )
@@ -45,16 +42,10 @@ HEAD: Final = (
     *("forwards", "mean", "median", "< 64", "< 256", "refused"),
 )
 READ_RATIO_MAX: Final = 1.03  # of tokens read over the ideal, where all fits
-PARTS: Final = ("pairs", "restarts", "days")
-DAY_OF: Final = "claude-code-session-1"
-SPENT_GB_PER_DAY: Final = "50"  # three quarters of it are gone before the last three sessions
+PARTS: Final = ("pairs", "restarts")
 RESTART_HEAD: Final = (
     *("model", "Mac", "end", "live caches", "tokens held", "read again: all", "mean", "most"),
     *("in", "a state's worth"),
-)
-DAY_HEAD: Final = (
-    *("model", "Mac", "GB a day", "rows GB", "written GB", "all / rows", "refused writes"),
-    *("held by each session", "read again by each session, the oldest first"),
 )
 
 
@@ -70,7 +61,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--in-a-row", action="store_true", help="on one server; default one for each session"
     )
     parser.add_argument("--each", action="store_true", help="a row for each session too")
-    parser.add_argument("--day-of", default=DAY_OF, help=f"the session; default {DAY_OF}")
     parser.add_argument(
         "--set", action="append", default=[], metavar="NAME=VALUE", help="a setting"
     )
@@ -82,7 +72,7 @@ def run(options: argparse.Namespace) -> None:
     layouts = [each for each in LAYOUTS if _is_named(each.name, options.models)]
     sessions = rendered(options.traces_dir, options.sessions, options.limit)
     bench = Bench(options, layouts, sessions)
-    parts = {"pairs": bench.print_pairs, "restarts": bench.print_restarts, "days": bench.print_days}
+    parts = {"pairs": bench.print_pairs, "restarts": bench.print_restarts}
     for name in [options.only] if options.only else PARTS:
         parts[name]()
     print(f"\n{time.perf_counter() - began:.0f} s", file=sys.stderr)
@@ -131,19 +121,6 @@ class Bench:
             for how, restart in (("SIGTERM", stopped), ("SIGKILL", killed)):
                 found = [r for s in self._sessions for r in restart(layout, size, s, settings)]
                 print_row([layout.name, f"{size} GB", how, *_restart_cells(layout, found)])
-
-    def print_days(self) -> None:
-        """Print what a day of sessions writes, and what each reads again after a restart."""
-        session = next((s for s in self._sessions if s.name == self._options.day_of), None)
-        if session is None:
-            return
-        print(f"\nA day of {DAY_SESSIONS} sessions like {session.name}, then a restart:\n")
-        print_head(DAY_HEAD)
-        for layout, size in self._on_smallest():
-            for budget in ({}, {"KV_DISK_WRITE_GB_PER_DAY": SPENT_GB_PER_DAY}):
-                told = day(layout, size, session, self._settings | budget)
-                name = ", ".join(budget.values()) or "default"
-                print_row([layout.name, f"{size} GB", name, *_day_cells(told)])
 
     def _on_smallest(self) -> Iterator[tuple[ModelLayout, int]]:
         """Yield each layout with the smallest of the Macs that the model fits on."""
@@ -233,15 +210,4 @@ def _restart_cells(layout: ModelLayout, found: Sequence[Restart]) -> list[str]:
         f"{max(again, default=0):,}",
         f"{worst.session} at {worst.at_s:.0f} s" if any(again) else "",
         f"{layers.state_bytes / layers.row_bytes:,.0f}",
-    ]
-
-
-def _day_cells(told: Day) -> list[str]:
-    return [
-        f"{told.rows_bytes / GB:.2f}",
-        f"{told.written_bytes / GB:.2f}",
-        f"{told.written_bytes / told.rows_bytes:.2f}",
-        f"{told.refused:,}",
-        f"{max(told.held):,}",
-        ", ".join(f"{tokens:,}" for tokens in told.again),
     ]
