@@ -1,8 +1,8 @@
 #!/usr/bin/env python
 """Measures parts of Hearth on this machine; asserts no timing. Whole servers: `hearth bench`.
 
-    python -m scripts.bench cache [--fixtures qwen3] [--pairs 20] [--json FILE]
-    python -m scripts.bench stored [--models pocket,random128] [--prompts 40] [--out FILE]
+    python -m scripts.bench cache [--only PART] [--json FILE]
+    python -m scripts.bench stored [--models pocket,DIR] [--prompts 20] [--out FILE]
     python -m scripts.bench macs
     python -m scripts.bench sizes [--models NAME,...] [--macs GB,...] [--sessions NAME,...]
     python -m scripts.bench beside [--fixture qwen3] [--tokens 16000] [--goal SECONDS]

@@ -4,13 +4,13 @@ No server runs. What the cache saves beside other servers, `hearth bench` tells.
 """
 
 import argparse
+import itertools
 import json
 import os
 import random
 import statistics
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
@@ -35,8 +35,8 @@ from hearth.worker.prompt.template_turn_tokens import end_of_turn_ids, turn_mark
 from hearth.worker.setup.prompt_and_session_setup import make_builder
 from scripts.harness.socketless_worker import Answer, Machine, loaded, machine
 
+FIXTURE = "qwen3"
 ABOUT = "what lookups, copies and cuts of the prefix cache cost"
-FIXTURES = "qwen3,qwen3_5,gpt_oss"
 
 Figures = dict[str, Any]
 
@@ -44,18 +44,17 @@ CHUNK = 256  # tokens between the cuts of the index figures
 INDEX_TOKENS = (1_000, 10_000, 100_000)
 INDEX_ROUNDS = 20
 CONTEXT_TOKENS = 131_072
-COLD_TOKENS, COLD_MESSAGES = 5_700, 12
+MESSAGES = 12
 TRUNK_TOKENS, BRANCHES, BRANCH_TOKENS = 8_000, 8, 500
 COPY_TOKENS, COPY_ROUNDS = 8_000, 5
 SESSION_START_TOKENS, SESSION_TURN_TOKENS, SESSION_REQUESTS, SESSION_ENDS = 4_000, 300, 30, 5
 BUDGET_MB = 4096
+WORDS = ["".join(each) for each in itertools.product("bdfgklmnprstvz", "aeiou", repeat=2)]
 ROOT = PrefixHash(b"root of the bench")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--fixtures", default=FIXTURES, help="for the cold request; others: qwen3")
-    parser.add_argument("--pairs", type=int, default=20, help="of the cold-request comparison")
-    parser.add_argument("--only", help="one part: index, copies, bytes, session, cold")
+    parser.add_argument("--only", help="one part: index, copies, bytes, session")
     parser.add_argument("--json", type=Path)
 
 
@@ -67,9 +66,6 @@ def run(options: argparse.Namespace) -> None:
         "copies": copy_figures,
         "bytes": byte_figures,
         "session": session_figures,
-        "cold": lambda: {
-            name: cold_figures(name, options.pairs) for name in options.fixtures.split(",")
-        },
     }
     told: Figures = {"chunk": default_chunk()}
     for name in [options.only] if options.only else parts:
@@ -137,77 +133,57 @@ def _commit(
 
 
 @cache
-def builder(fixture: str) -> PromptBuilder:
-    tokenizer = loaded(fixture).tokenizer
+def builder() -> PromptBuilder:
+    tokenizer = loaded(FIXTURE).tokenizer
     marks, ends = turn_marks(tokenizer), end_of_turn_ids(tokenizer, {})
     return make_builder(tokenizer, marks, ends, CONTEXT_TOKENS, load_settings({}, None))
 
 
-class Conversation:
-    """Messages of random words, about as many tokens each as asked for, and their prompt."""
-
-    def __init__(self, fixture: str, seed: str) -> None:
-        self._builder = builder(fixture)
-        self._rng = random.Random(seed)
-        self.messages: list[dict[str, str]] = []
-        sample = " ".join(self._word() for _ in range(200))
-        self._tokens_per_word = self._length(sample) / 200
-
-    def add(self, tokens: int) -> "Conversation":
-        """Add the next message; roles take turns, system first."""
-        roles = ("user", "assistant")
-        role = roles[(len(self.messages) - 1) % 2] if self.messages else "system"
-        count = max(1, round(tokens / self._tokens_per_word))
-        self.messages.append({"role": role, "content": " ".join(self._words(count))})
-        return self
-
-    def ids(self, *more: dict[str, str]) -> list[int]:
-        return self._builder.build(PromptContent([*self.messages, *more], [])).ids
-
-    def _length(self, text: str) -> int:
-        return len(self._builder.build(PromptContent([{"role": "user", "content": text}], [])).ids)
-
-    def _words(self, count: int) -> list[str]:
-        return [self._word() for _ in range(count)]
-
-    def _word(self) -> str:
-        syllables = (self._rng.choice("bdfgklmnprstvz") + self._rng.choice("aeiou") for _ in "ab")
-        return "".join(syllables)
+@cache
+def tokens_per_word() -> float:
+    return len(loaded(FIXTURE).tokenizer.encode(" ".join(WORDS))) / len(WORDS)
 
 
-def conversation(fixture: str, seed: str, tokens: int, messages: int) -> Conversation:
-    """Return one of so many messages; the system message is half of it, as with agents."""
-    made = Conversation(fixture, seed).add(tokens // 2)
-    for _ in range(messages - 1):
-        made.add(tokens // 2 // (messages - 1))
-    return made
+def conversation(seed: str, *sizes: int) -> list[dict[str, str]]:
+    """Return messages of random words, of about so many tokens each: system first, then in turns.
+
+    With more sizes the first messages are the same.
+    """
+    rng = random.Random(seed)
+    return [
+        {
+            "role": ("user", "assistant")[(number - 1) % 2] if number else "system",
+            "content": " ".join(rng.choices(WORDS, k=max(1, round(size / tokens_per_word())))),
+        }
+        for number, size in enumerate(sizes)
+    ]
+
+
+def agent_sizes(tokens: int, messages: int) -> list[int]:
+    """Return the sizes of so many messages; the system message is half of them, as with agents."""
+    return [tokens // 2] + [tokens // 2 // (messages - 1)] * (messages - 1)
+
+
+def ids_of(messages: list[dict[str, str]]) -> list[int]:
+    return builder().build(PromptContent(messages, [])).ids
 
 
 # ---------------------------------------------------------------- copies
 
 
-class Meter:
-    """Sums what calls of some methods cost: seconds of wall and CPU, and how often."""
+def timed_calls(owner: Any, name: str) -> list[float]:
+    """Return a list to which each call of a method of this one object adds its seconds."""
+    seconds: list[float] = []
+    method = getattr(owner, name)
 
-    def __init__(self) -> None:
-        self.counts: Counter[str] = Counter()
-        self.wall_s: Counter[str] = Counter()
+    def timed(*args: Any, **kwargs: Any) -> Any:
+        start = time.perf_counter()
+        result = method(*args, **kwargs)
+        seconds.append(time.perf_counter() - start)
+        return result
 
-    def watch(self, owner: Any, *names: str) -> None:
-        """Time calls of the methods `names` of this one object from now on."""
-        for name in names:
-            setattr(owner, name, self._timed(name, getattr(owner, name)))
-
-    def _timed(self, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
-        def timed(*args: Any, **kwargs: Any) -> Any:
-            start = time.perf_counter()
-            try:
-                return method(*args, **kwargs)
-            finally:
-                self.wall_s[name] += time.perf_counter() - start  # type: ignore[assignment]
-                self.counts[name] += 1
-
-        return timed
+    setattr(owner, name, timed)
+    return seconds
 
 
 def copy_figures() -> Figures:
@@ -218,46 +194,39 @@ def copy_figures() -> Figures:
     """
     spent: dict[str, list[float]] = {"commit": [], "cut_out": [], "restore": []}
     for number in range(COPY_ROUNDS):
-        warm = machine("qwen3", chunk=default_chunk(), budget_mb=BUDGET_MB, slots_max=1)
-        meter = Meter()
-        meter.watch(warm.keeper, "open", "commit")
-        long = conversation("qwen3", f"long {number}", COPY_TOKENS, COLD_MESSAGES).ids()
-        short = conversation("qwen3", f"short {number}", 40, 2).ids()
-        warm.ask(long, 1)
-        thousands = len(long) / 1000
-        spent["commit"].append(meter.wall_s["commit"] * 1000 / thousands)
-        spent["cut_out"].append(_opening_s(warm, meter, short) * 1000 / thousands)
-        spent["restore"].append(_opening_s(warm, meter, long) * 1000 / thousands)
+        warm = machine(FIXTURE, chunk=default_chunk(), budget_mb=BUDGET_MB, slots_max=1)
+        opens, commits = (timed_calls(warm.keeper, name) for name in ("open", "commit"))
+        long = ids_of(conversation(f"long {number}", *agent_sizes(COPY_TOKENS, MESSAGES)))
+        short = ids_of(conversation(f"short {number}", 20, 20))
+        for name, ids, calls in (
+            ("commit", long, commits),
+            ("cut_out", short, opens),
+            ("restore", long, opens),
+        ):
+            calls.clear()
+            warm.ask(ids, 1)
+            spent[name].append(sum(calls) * 1e6 / len(long))
         assert warm.keeper.counts["restored_tokens"] > 0.9 * len(long), warm.keeper.counts
     return {f"{name}_ms_per_1k": statistics.median(values) for name, values in spent.items()}
-
-
-def _opening_s(warm: Machine, meter: Meter, ids: list[int]) -> float:
-    before = meter.wall_s["open"]
-    warm.ask(ids, 1)
-    return float(meter.wall_s["open"] - before)
 
 
 def byte_figures() -> Figures:
     """Return kept bytes over those of every distinct token: a trunk and its branches."""
     warm = machine(
-        "qwen3",
+        FIXTURE,
         chunk=default_chunk(),
         budget_mb=BUDGET_MB,
         slots_max=4,
         session_idle_s=1e-9,  # `sweep` empties the slots at once
     )
-    trunk = conversation("qwen3", "trunk", TRUNK_TOKENS, COLD_MESSAGES + 1)
-    prompts = []
-    for number in range(BRANCHES):
-        branch = Conversation("qwen3", f"branch {number}").add(BRANCH_TOKENS).messages[0]
-        prompts.append(trunk.ids({"role": "user", "content": branch["content"]}))
-        warm.ask(prompts[-1], 1)
+    trunk = conversation("trunk", *agent_sizes(TRUNK_TOKENS, MESSAGES + 1))
+    branches = (conversation(f"branch {n}", BRANCH_TOKENS)[0]["content"] for n in range(BRANCHES))
+    prompts = [ids_of([*trunk, {"role": "user", "content": text}]) for text in branches]
+    for ids in prompts:
+        warm.ask(ids, 1)
     shared = ideal_cached(prompts)
     distinct = sum(len(p) - s for p, s in zip(prompts, shared, strict=True) if s is not None)
     wanted = distinct * warm.layers.row_bytes
-    live = sum(warm.keeper.slot_bytes(slot) for slot in warm.keeper.slots)
-    beside = warm.keeper.store.budget.bytes_used
     time.sleep(0.01)
     with mx.stream(generation_stream):
         warm.keeper.sweep()
@@ -267,54 +236,10 @@ def byte_figures() -> Figures:
         "distinct_tokens": distinct,
         "trunk_and_branches_bytes": wanted,
         "kept_ratio": kept / wanted,
-        "kept_and_live_ratio_before": (beside + live) / wanted,
     }
 
 
 # ---------------------------------------------------------------- CPU
-
-
-def cold_figures(fixture: str, pairs: int) -> Figures:
-    """Return the CPU of a cold request with a KV manager over that without one, in pairs."""
-    chunk = default_chunk()
-    keeping = machine(fixture, chunk=chunk, budget_mb=BUDGET_MB)
-    bare = machine(fixture, chunk=chunk, keeps=False)
-    meters = []
-    for one in (keeping, bare):
-        meters.append(Meter())
-        meters[-1].watch(one.engine, "prefill")
-    ratios, spent = [], {"keeper": 0.0, "none": 0.0}
-    token_count = kept = 0
-    for number in range(-1, pairs):  # the first pair warms up
-        ids = conversation(fixture, f"cold {number}", COLD_TOKENS, COLD_MESSAGES).ids()
-        order = [("keeper", keeping), ("none", bare)]
-        cpu = {name: _cpu_s(one, ids) for name, one in order[:: 1 if number % 2 else -1]}
-        if number >= 0:
-            ratios.append(cpu["keeper"] / cpu["none"])
-            spent = {name: spent[name] + cpu[name] for name in spent}
-        token_count = len(ids)
-        kept = keeping.keeper.store.budget.bytes_used
-        with mx.stream(generation_stream):
-            keeping.scheduler.forget()
-    return {
-        "tokens": token_count,
-        "cpu_ratio": statistics.median(ratios),
-        "cpu_ratio_of_sums": spent["keeper"] / spent["none"],
-        "cpu_s": spent["none"] / pairs,
-        "forwards": meters[0].counts["prefill"] / (pairs + 1),
-        "forwards_without": meters[1].counts["prefill"] / (pairs + 1),
-        "store_bytes": kept,  # windows and states; rows stay in the slot
-        "cut_out_bytes": keeping.keeper.counts["cut_out_bytes"],
-        "values": ratios,
-    }
-
-
-def _cpu_s(one: Machine, ids: list[int]) -> float:
-    start = time.process_time()
-    answer = one.ask(ids, 1)
-    spent = time.process_time() - start
-    assert answer.cached == 0, answer.usage
-    return spent
 
 
 def session_figures() -> Figures:
@@ -324,17 +249,16 @@ def session_figures() -> Figures:
     no KV manager touches: what a session costs at the least.
     """
     chunk = default_chunk()
-    warm = machine("qwen3", chunk=chunk, budget_mb=BUDGET_MB)
+    warm = machine(FIXTURE, chunk=chunk, budget_mb=BUDGET_MB)
     bare = _BareSession(warm)
-    talk = conversation("qwen3", "session", SESSION_START_TOKENS, 2)
     rows = []
-    for _ in range(SESSION_REQUESTS + 1):  # the first is the cold beginning
-        ids = talk.ids()
+    for number in range(SESSION_REQUESTS + 1):  # the first is the cold beginning
+        turns = [SESSION_TURN_TOKENS] * 2 * number
+        ids = ids_of(conversation("session", *agent_sizes(SESSION_START_TOKENS, 2), *turns))
         start = time.process_time()
         answer = warm.ask(ids, 1)
         spent = time.process_time() - start
         rows.append((answer.prefilled, spent, bare.follow(answer)))
-        talk.add(SESSION_TURN_TOKENS).add(SESSION_TURN_TOKENS)
     early, late = rows[1 : 1 + SESSION_ENDS], rows[-SESSION_ENDS:]
     return {
         "prompt_tokens_last": len(ids),
