@@ -27,7 +27,6 @@ LONG_FILES: Final = {
     "tests/helpers/prompts/departures.py": "one table: every departure with its change and reason",
 }
 FULL_FOLDERS: Final = {
-    "scripts/bench": "a file for each subcommand, and what several of them share",
     "shared": "no concept of its own: what both processes and the installer need",
     "tests/unit/shared": "a file for each of shared",
     "worker/doctor": "one concept, a file for each check",

@@ -8,8 +8,7 @@ import functools
 import json
 import random
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
@@ -81,16 +80,6 @@ def token_answers(session: RecordedSession) -> Iterator[TokenAnswer]:
         yield _token_answer([*prompt, *begin], answer)
 
 
-def one_chat(sessions: Iterable[list[TokenAnswer]]) -> list[TokenAnswer]:
-    """Return the answers of several conversations as if they were one, in order."""
-    before: list[int] = []
-    answers: list[TokenAnswer] = []
-    for session in sessions:
-        answers += (replace(answer, prompt=[*before, *answer.prompt]) for answer in session)
-        before = [*answers[-1].prompt, *answers[-1].tokens]
-    return answers
-
-
 def _token_answer(prompt: Sequence[int], answer: RecordedAnswer) -> TokenAnswer:
     tokens: list[int] = []
     kinds: list[str] = []
@@ -104,19 +93,15 @@ def _token_answer(prompt: Sequence[int], answer: RecordedAnswer) -> TokenAnswer:
 # ---------------------------------------------------------------- calls of captured agents
 
 
-def captured_calls(
-    path: Path, is_each_once: bool, is_shuffled: bool = False
-) -> Iterator[TokenAnswer]:
-    """Yield the calls of a captured session: what else was said there is a script's.
+def captured_calls(path: Path) -> Iterator[TokenAnswer]:
+    """Yield the calls of a captured session, each once: what else was said there is a script's.
 
-    With `is_each_once` calls that the session made before, to the letter, are only in the prompts;
-    with `is_shuffled` each has its arguments in an order of its own.
+    Calls that the session made before, to the letter, are only in the prompts.
     """
     seen: set[str] = set()
-    draws = random.Random(path.name) if is_shuffled else None
     for exchange in load(path):
-        calls = [_written(call, exchange.prompt.tools, draws) for call in exchange.parts.calls]
-        fresh = [call for call in calls if not is_each_once or call not in seen]
+        calls = [_written(call, exchange.prompt.tools) for call in exchange.parts.calls]
+        fresh = [call for call in calls if call not in seen]
         seen.update(calls)
         if fresh:
             yield _call_answer(exchange, "\n".join(fresh))
@@ -140,17 +125,12 @@ def _rendered(messages: list[Any], tools: list[Any]) -> str:
     return text
 
 
-def _written(call: ToolCall, tools: Sequence[Any], draws: random.Random | None) -> str:
-    """Return a call with its arguments in the schema's order, as models mostly write them.
-
-    With `draws` they are in any order.
-    """
-    schemas = (tool["function"].get("parameters") for tool in tools if _name(tool) == call.name)
+def _written(call: ToolCall, tools: Sequence[Any]) -> str:
+    """Return a call with its arguments in the schema's order, as models mostly write them."""
+    schemas = (each["function"].get("parameters") for each in tools if _name(each) == call.name)
     order = list((next(schemas, None) or {}).get("properties") or {})
     arguments = json.loads(call.arguments) if isinstance(call.arguments, str) else call.arguments
     names = sorted(arguments, key=lambda name: order.index(name) if name in order else len(order))
-    if draws is not None:
-        draws.shuffle(names)
     return call_text(call.name, {name: arguments[name] for name in names})
 
 

@@ -47,7 +47,6 @@ class DraftCounts:
     accepted: Counter[str] = field(default_factory=Counter)
     costs: dict[str, float] = field(default_factory=lambda: dict.fromkeys(CURVES, 0.0))
     token_us: list[float] = field(default_factory=list)  # the drafter's time, of each forward
-    later_us: list[float] = field(default_factory=list)  # without those that index a prompt
 
     def add(self, other: "DraftCounts") -> None:
         self.tokens += other.tokens
@@ -57,7 +56,6 @@ class DraftCounts:
         self.accepted += other.accepted
         self.costs = {name: cost + other.costs[name] for name, cost in self.costs.items()}
         self.token_us += other.token_us
-        self.later_us += other.later_us
 
     def note(self, draft: Draft, path: Sequence[int], rows: int) -> None:
         """Count a forward of so many rows, and the nodes of its draft that were right."""
@@ -68,15 +66,10 @@ class DraftCounts:
         for name in CURVES:
             self.costs[name] += rows_cost(name, rows)
 
-    def note_time(self, used_s: float, tokens: int, is_first: bool) -> None:
-        """Count the tokens that a forward brought, and the drafter's time for it.
-
-        The answer's first draft (`is_first`) indexes the prompt.
-        """
+    def note_time(self, used_s: float, tokens: int) -> None:
+        """Count the tokens that a forward brought, and the drafter's time for it."""
         self.tokens += tokens
         self.token_us.append(used_s * 1e6 / tokens)
-        if not is_first:
-            self.later_us.append(used_s * 1e6 / tokens)
 
 
 KindCounts = dict[str, DraftCounts]
@@ -117,7 +110,7 @@ def replay(drafter: Drafter, answer: TokenAnswer, rows_max: int, has_states: boo
         drafter.take(fresh)
         used_s += time.perf_counter() - began_s
         counts[answer.kinds[at]].note(draft, path, rows)
-        counts[answer.kinds[at]].note_time(used_s, len(fresh), is_first=at == 1)
+        counts[answer.kinds[at]].note_time(used_s, len(fresh))
         waiting = waiting + len(fresh) if has_states and len(path) < len(draft) else 1
         at, used_s = at + len(fresh), 0.0
     return counts

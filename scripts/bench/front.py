@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import json
 import os
+import socket
 import statistics
 import sys
 import tempfile
@@ -18,10 +19,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Final
 
-import aiohttp
 import psutil
 
-from scripts.bench.servers import PROJECT_DIR, cpu_s, free_port, ready, running
+from hearth.shared.paths import PROJECT_DIR
 
 ABOUT: Final = "CPU of the proxy per chunk and request, first byte, seconds to /health, memory"
 OURS: Final = "ours"
@@ -33,14 +33,16 @@ FAST_STREAMS: Final = 4
 FAST_TOKEN_S: Final = 0.005
 REQUESTS: Final = 50
 FIRST_BYTES: Final = 20
-SETTLE_S: Final = 2.0  # from READY until memory is looked at
+SETTLE_S: Final = 2.0  # from the worker's welcome until memory is looked at
 POLL_S: Final = 0.005
-WORKERS: Final = ("tests/helpers/worker_processes/fake_worker.py", "tests/fake_worker.py")
+START_S_MAX: Final = 60.0
+STOP_S_MAX: Final = 30.0
 LAUNCH: Final = """
 import sys
-from {package}proxy.main import end, main
-end(main([sys.executable, "-m", "{worker}"]))
+from hearth.proxy.main import end, main
+end(main([sys.executable, "-m", "tests.helpers.worker_processes.fake_worker"]))
 """
+HEALTH: Final = b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n"
 
 Figures = dict[str, float]
 
@@ -118,7 +120,7 @@ class _Proxy:
         await asyncio.sleep(SETTLE_S)
         return {
             "health_s": self._health_s,
-            "start_cpu_s": cpu_s([self._process]),
+            "start_cpu_s": self._cpu_s(),
             "rss_mb": self._process.memory_info().rss / 1e6,
         }
 
@@ -133,22 +135,28 @@ class _Proxy:
             "first_byte_ms": await self._first_byte(),
         }
 
+    def _cpu_s(self) -> float:
+        if sys.platform == "linux":  # its CPU clock counts nanoseconds, cpu_times() 10 ms
+            return time.clock_gettime(~self._process.pid << 3 | 2)  # clock_getcpuclockid(3)
+        times = self._process.cpu_times()
+        return float(times.user + times.system)
+
     async def _streams(self, streams: int, token_s: float) -> tuple[float, float]:
         """Return the CPU milliseconds of a chunk, and of a token, over several streams at once."""
         tokens = round(STREAM_S / token_s)
         asked = f"n={tokens} delay={token_s}"
-        before_s = cpu_s([self._process])
+        before_s = self._cpu_s()
         replies = await asyncio.gather(*(self._ask(asked, stream=True) for _ in range(streams)))
-        used_ms = (cpu_s([self._process]) - before_s) * 1000
-        count = sum(reply.count(b"data: {") for reply in replies)
+        used_ms = (self._cpu_s() - before_s) * 1000
+        count = sum(reply.count(b"data: {") for reply, _ in replies)
         return used_ms / count, used_ms / (tokens * streams)
 
     async def _requests(self) -> float:
         """Return the CPU milliseconds of a request that is answered whole, with one token."""
-        before_s = cpu_s([self._process])
+        before_s = self._cpu_s()
         for _ in range(REQUESTS):
             await self._ask("n=1", stream=False)
-        return (cpu_s([self._process]) - before_s) * 1000 / REQUESTS
+        return (self._cpu_s() - before_s) * 1000 / REQUESTS
 
     async def _first_byte(self) -> float:
         """Return the milliseconds from the worker's receipt of a request to its first event.
@@ -157,9 +165,8 @@ class _Proxy:
         """
         taken_ms = []
         for _ in range(FIRST_BYTES):
-            first_at: list[float] = []
-            await self._ask("n=1 delay=0.01", stream=True, first_at=first_at)
-            taken_ms.append((first_at[0] - self._last_submit_at()) * 1000)
+            _, first_at = await self._ask("n=1 delay=0.01", stream=True)
+            taken_ms.append((first_at - self._last_submit_at()) * 1000)
         return statistics.median(taken_ms)
 
     def _last_submit_at(self) -> float:
@@ -167,39 +174,45 @@ class _Proxy:
         at = next(row["at"] for row in map(json.loads, reversed(lines)) if row["event"] == "Submit")
         return float(at)
 
-    async def _ask(self, asked: str, *, stream: bool, first_at: list[float] | None = None) -> bytes:
-        """Return the reply to one request, on a connection of its own."""
+    async def _ask(self, asked: str, *, stream: bool) -> tuple[bytes, float]:
+        """Return the reply to one request, and when its first event came."""
         body = {"model": "pocket", "messages": [{"role": "user", "content": asked}]}
         content = json.dumps(body | {"stream": stream}).encode()
-        reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
         head = (
             "POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n"
             f"Content-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
         )
-        writer.write(head.encode() + content)
-        parts = []
-        while part := await reader.read(65_536):
-            if first_at is not None and not first_at and b"data: {" in part:
-                first_at.append(time.time())
-            parts.append(part)
-        writer.close()
-        reply = b"".join(parts)
+        reply, first_at = await _exchange(self._port, head.encode() + content)
         assert reply.startswith(b"HTTP/1.1 200"), reply[:400]
-        return reply
+        return reply, first_at
+
+
+async def _exchange(port: int, request: bytes) -> tuple[bytes, float]:
+    """Return the reply to a request on a connection of its own, and when its first event came.
+
+    0 where it has none. Raises OSError where nothing listens.
+    """
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(request)
+    reply, first_at = b"", 0.0
+    while part := await reader.read(65_536):
+        if not first_at and b"data: {" in part:
+            first_at = time.time()
+        reply += part
+    writer.close()
+    return reply, first_at
 
 
 @contextlib.asynccontextmanager
 async def _proxy(project: Path, directory: Path) -> AsyncIterator[_Proxy]:
     """Run the proxy of the checkout `project` before a scripted worker."""
     directory.mkdir(exist_ok=True)
-    port, worker_log, log = free_port(), directory / "worker.log", directory / "proxy.log"
-    worker = next(path for path in WORKERS if (project / path).exists())
-    package = "hearth." if (project / ".ci" / "types" / "hearth").exists() else ""
-    source = LAUNCH.format(package=package, worker=worker.removesuffix(".py").replace("/", "."))
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
     environment = {
         **os.environ,
         "PYTHONPATH": f"{project / '.ci' / 'types'}:{project}",
-        "FAKE_WORKER_LOG": str(worker_log),
+        "FAKE_WORKER_LOG": str(directory / "worker.log"),
         "PROXY_PORT": str(port),
         "PROXY_HOST": "127.0.0.1",
         "PROXY_API_KEY": "",
@@ -209,26 +222,37 @@ async def _proxy(project: Path, directory: Path) -> AsyncIterator[_Proxy]:
         "LOG_ROOT": str(directory / "logs"),
         "KV_CACHE_DIR": str(directory / "kv"),
     }
-    began = time.perf_counter()
-    async with running(["-c", source], environment, log, project) as child:
-        assert child.stdout is not None
-        reading = asyncio.create_task(child.stdout.read())
-        while not await _answers(port):
-            await asyncio.sleep(POLL_S)
-        health_s = time.perf_counter() - began
-        async with aiohttp.ClientSession(f"http://127.0.0.1:{port}") as session:
-            await ready(session, child, log)
-        yield _Proxy(port, psutil.Process(child.pid), worker_log, health_s)
-    await reading
-
-
-async def _answers(port: int) -> bool:
-    """Return whether /health is answered, whatever it says."""
+    with open(directory / "proxy.log", "wb") as log:
+        child = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-c", LAUNCH), cwd=project, env=environment, stdout=log, stderr=log
+        )
     try:
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        health_s = await _start_s(port, directory / "proxy.log")
+        yield _Proxy(port, psutil.Process(child.pid), directory / "worker.log", health_s)
+    finally:
+        child.terminate()
+        await asyncio.wait_for(child.wait(), STOP_S_MAX)
+
+
+async def _start_s(port: int, log: Path) -> float:
+    """Wait for the proxy and its worker; return the seconds until /health was answered at all."""
+    began = time.perf_counter()
+    try:
+        async with asyncio.timeout(START_S_MAX):
+            while not await _health(port):
+                await asyncio.sleep(POLL_S)
+            health_s = time.perf_counter() - began
+            while await _health(port) != "ok":
+                await asyncio.sleep(POLL_S)
+    except TimeoutError:
+        raise SystemExit(f"the proxy does not start:\n{log.read_text()}") from None
+    return health_s
+
+
+async def _health(port: int) -> str:
+    """Return the status that /health tells; empty where nothing answers yet."""
+    try:
+        reply, _ = await _exchange(port, HEALTH)
     except OSError:
-        return False
-    writer.write(b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n")
-    found = await reader.read(64)
-    writer.close()
-    return found.startswith(b"HTTP/1.1")
+        return ""
+    return str(json.loads(reply.partition(b"\r\n\r\n")[2])["status"])

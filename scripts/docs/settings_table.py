@@ -1,8 +1,8 @@
-"""Writes the tables of docs/settings.md, from those of `hearth.shared`: settings and dropped ones.
+"""Writes the lists of docs/settings.md, from the tables of `hearth.shared`: settings, dropped ones.
 
     .venv/bin/python -m scripts.docs.settings_table
 
-The text around the tables stays as it is. A test holds the file equal to what this writes.
+The text around the lists stays as it is. A test holds the file equal to what this writes.
 """
 
 from pathlib import Path
@@ -10,6 +10,7 @@ from typing import Final
 
 from hearth.shared.dropped_settings import DROPPED
 from hearth.shared.settings_from_env import PROJECT_DIR, example_lines
+from scripts.docs.wrapped_line import wrapped
 
 PAGE: Final = PROJECT_DIR / "docs" / "settings.md"
 BEGIN: Final = "<!-- settings: begin, written by scripts/docs/settings_table.py -->\n"
@@ -18,28 +19,26 @@ DROPPED_BEGIN: Final = "<!-- dropped: begin, written by scripts/docs/settings_ta
 DROPPED_END: Final = "<!-- dropped: end -->\n"
 
 
-def table() -> str:
-    """Return the settings as a Markdown table, in the order of `.env.example`."""
-    rows = ["| setting | default | what it does |", "|---|---|---|"]
+def settings_list() -> str:
+    """Return the settings as a Markdown list, in the order of `.env.example`."""
+    rows = []
     lines = example_lines()
     for about, setting in zip(lines[::2], lines[1::2], strict=True):
         name, default = setting.split("=", 1)
         shown = f"`{default}`" if default else "empty"
-        rows.append(f"| `{name}` | {shown} | {about.removeprefix('# ')} |")
-    return "\n".join(rows) + "\n"
+        rows.append(wrapped(f"- `{name}` ({shown}): {about.removeprefix('# ')}"))
+    return "".join(rows)
 
 
-def dropped_table() -> str:
-    """Return the settings that are not read, and what to do instead, as a Markdown table."""
-    rows = ["| setting | why, and what instead |", "|---|---|"]
-    rows += [f"| `{name}` | {reason} |" for name, reason in DROPPED.items()]
-    return "\n".join(rows) + "\n"
+def dropped_list() -> str:
+    """Return the settings that are not read, and what to do instead, as a Markdown list."""
+    return "".join(wrapped(f"- `{name}`: {reason}") for name, reason in DROPPED.items())
 
 
-def with_tables(text: str) -> str:
-    """Return the page's text with both tables between their marks written anew."""
-    text = _with(text, BEGIN, table(), END)
-    return _with(text, DROPPED_BEGIN, dropped_table(), DROPPED_END)
+def with_lists(text: str) -> str:
+    """Return the page's text with both lists between their marks written anew."""
+    text = _with(text, BEGIN, settings_list(), END)
+    return _with(text, DROPPED_BEGIN, dropped_list(), DROPPED_END)
 
 
 def _with(text: str, begin: str, rows: str, end: str) -> str:
@@ -50,7 +49,7 @@ def _with(text: str, begin: str, rows: str, end: str) -> str:
 
 
 def main(page: Path = PAGE) -> None:
-    page.write_text(with_tables(page.read_text()))
+    page.write_text(with_lists(page.read_text()))
 
 
 if __name__ == "__main__":

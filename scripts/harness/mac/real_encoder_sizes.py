@@ -48,11 +48,3 @@ def _qwen3(name: str, weight_bytes: float, hidden: int, inner: int, heads: int) 
 EMBEDDER: Final = _qwen3("Qwen3-Embedding-0.6B", 0.63e9, 1_024, 3_072, 16)
 LARGE_EMBEDDER: Final = _qwen3("Qwen3-Embedding-4B", 4.27e9, 2_560, 9_728, 32)
 RANKER: Final = _qwen3("Qwen3-Reranker-0.6B", 0.63e9, 1_024, 3_072, 16)
-XLM_EMBEDDER: Final = RealEncoder(
-    "bge-m3 (16 bits)",
-    int(1.14e9),
-    {
-        **{"model_type": "xlm-roberta", "hidden_size": 1_024, "intermediate_size": 4_096},
-        **{"num_attention_heads": 16, "max_position_embeddings": 8_194},
-    },
-)

@@ -1,35 +1,41 @@
-"""Writes the tables of docs/prompts.md: what of each template's prompts is the makers' own.
+"""Writes the lists of docs/prompts.md: what of each template's prompts is the makers' own.
 
     .venv/bin/python -m tests.helpers.prompts.prompts_table
 
-The text around the tables stays as it is. A test holds them to what is measured. With words of
+The text around the lists stays as it is. A test holds them to what is measured. With words of
 templates' names it tells what each prompt of theirs is, and writes nothing.
 """
 
 import json
 import logging
+import re
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+from scripts.docs.wrapped_line import wrapped
 from tests.helpers.families.family_cases import FAMILIES
 from tests.helpers.families.real_templates import real_templates
-from tests.helpers.prompts.conversations import CONVERSATIONS, DATA, IN_DIALECTS
+from tests.helpers.prompts.conversations import CONVERSATIONS, IN_DIALECTS
 from tests.helpers.prompts.departures import DEPARTURES
 from tests.helpers.prompts.prompt_checks import EQUAL, NEITHER, REFUSED, Found, PromptChecks
 
 PAGE: Final = Path(__file__).parents[3] / "docs" / "prompts.md"
 BEGIN: Final = "<!-- {}: begin, written by tests/helpers/prompts/prompts_table.py -->\n"
 END: Final = "<!-- {}: end -->\n"
-BEFORE: Final = DATA / "before.json"
-# Those of the table that are our own: their makers publish theirs under a licence of their own.
+# Those of the list that are our own: their makers publish theirs under a licence of their own.
 OWN: Final = ("kimi_k2_thinking.jinja",)
 # A file of a package whose name tells nothing.
 _RENAMED: Final = {"chat_template.jinja": "gmlx-DeepSeek-V4.1.jinja"}
 _KINDS: Final = (EQUAL, "departing", REFUSED, NEITHER)
-_HEAD: Final = ("template", *_KINDS, "Messages", "Responses", "Ollama", "before", "departs by")
+_DIALECTS: Final = ("Messages", "Responses", "Ollama")
+# The departures of so many templates that their lines do not name them.
+COMMON: Final = (
+    *("control text", "developer", "empty content"),
+    *("broken arguments", "lines of parts", "later system"),
+)
 
 
 def sources() -> dict[str, str]:
@@ -47,50 +53,54 @@ def kinds(found: Mapping[str, str]) -> list[int]:
 
 
 def line_of(name: str, found: Found) -> str:
-    """Return a template's line of the table."""
+    """Return a template's line: prompts of each kind, and the rarer departures by name."""
     chat, *dialects = (kinds(each) for each in found.values())
-    right = [f"{sum(each[:3])} of {len(IN_DIALECTS)}" for each in dialects]
-    by = Counter(each for kind in found["chat"].values() for each in kind.split(" + "))
-    before = json.loads(BEFORE.read_text())[name]
-    told = ", ".join(f"{each[0]} {by[each[0]]}" for each in DEPARTURES if each[0] in by)
-    return f"| {' | '.join((name, *map(str, chat), *right, str(before[3]), told))} |"
+    told = [f"{count} {kind}" for count, kind in zip(chat, _KINDS, strict=True) if count]
+    told += [
+        f"{dialect} {sum(each[:3])} of {len(IN_DIALECTS)}"
+        for dialect, each in zip(_DIALECTS, dialects, strict=True)
+        if sum(each[:3]) < len(IN_DIALECTS)
+    ]
+    by = {each for kind in found["chat"].values() for each in kind.split(" + ")} - {*COMMON}
+    named = ", ".join(each.name for each in DEPARTURES if each.name in by)
+    return ": ".join(filter(None, (f"- {name.removesuffix('.jinja')}", ", ".join(told), named)))
 
 
 def lines() -> dict[str, str]:
     """Return the page's lines by template."""
     rest = PAGE.read_text().partition(BEGIN.format("templates"))[2]
-    rows = rest.partition(END.format("templates"))[0].splitlines()[5:]
-    return {row.split(" | ")[0].removeprefix("| "): row for row in rows}
+    rows = rest.partition(END.format("templates"))[0].replace("\n  ", " ").splitlines()
+    return {
+        row.removeprefix("- ").partition(": ")[0] + ".jinja": row
+        for row in rows
+        if row.startswith("- ")
+    }
 
 
-def departures_table(rows: Sequence[str]) -> str:
-    """Return the table of departures, as the lines of the templates count them."""
-    told = [row.rpartition(" | ")[2].removesuffix(" |").split(", ") for row in rows]
-    parted = [each.rpartition(" ") for row in told for each in row if each]
-    counts = {name: [int(n) for other, _, n in parted if other == name] for name, _, _ in parted}
-    head = "| departure | what is changed | why | templates | prompts |\n|---|---|---|---|---|\n"
-    return head + "".join(
-        f"| {name} | {changed} | {reason} | {len(counts[name])} | {sum(counts[name]):,} |\n"
-        for name, changed, reason, *_ in DEPARTURES
-        if name in counts
+def departures_list(rows: Sequence[str]) -> str:
+    """Return the departures that the templates' lines name, and those that are common."""
+    named = {*COMMON, *(name for row in rows for name in row.split(": ")[-1].split(", "))}
+    return "".join(
+        wrapped(
+            f"- **{each.name}**{' (common)' if each.name in COMMON else ''}: {each.changed}. "
+            f"{each.reason}"
+        )
+        for each in DEPARTURES
+        if each.name in named
     )
 
 
-def templates_table(rows: Sequence[str]) -> str:
-    """Return the table of templates below lines with its sums, and those before."""
-    counts = [[int(cell) for cell in row.split(" | ")[1:5]] for row in rows]
-    now, before = (
-        ", ".join(f"{sum(row[at] for row in each):,} {kind}" for at, kind in enumerate(_KINDS))
-        for each in (counts, json.loads(BEFORE.read_text()).values())
-    )
-    told = f"Of {len(CONVERSATIONS) * len(rows):,} prompts in chat: {now}.\nBefore: {before}."
-    line = "|---" * len(_HEAD) + "|"
-    return "\n".join((told, "", f"| {' | '.join(_HEAD)} |", line, *rows)) + "\n"
+def templates_list(rows: Sequence[str]) -> str:
+    """Return the lines of the templates, below their sums."""
+    sums = {kind: sum(map(int, re.findall(rf"(\d+) {kind}", "\n".join(rows)))) for kind in _KINDS}
+    told = ", ".join(f"{count:,} {kind}" for kind, count in sums.items())
+    first = f"Of {len(CONVERSATIONS) * len(rows):,} prompts in chat: {told}."
+    return "".join((first, "\n\n", *map(wrapped, rows)))
 
 
-def with_tables(page: str, rows: Sequence[str]) -> str:
-    """Return the page with both tables written anew."""
-    for name, write in (("departures", departures_table), ("templates", templates_table)):
+def with_lists(page: str, rows: Sequence[str]) -> str:
+    """Return the page with both lists written anew."""
+    for name, write in (("departures", departures_list), ("templates", templates_list)):
         before, _, rest = page.partition(BEGIN.format(name))
         behind = rest.partition(END.format(name))[2]
         page = f"{before}{BEGIN.format(name)}{write(rows)}{END.format(name)}{behind}"
@@ -106,7 +116,7 @@ def main() -> None:
     if wanted:
         print(json.dumps(found, indent=1), *rows, sep="\n")
     else:
-        PAGE.write_text(with_tables(PAGE.read_text(), rows))
+        PAGE.write_text(with_lists(PAGE.read_text(), rows))
 
 
 if __name__ == "__main__":

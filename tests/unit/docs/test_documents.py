@@ -257,7 +257,7 @@ def sizes(folder: str) -> set[int]:
 def test_the_page_of_settings_is_what_the_table_of_settings_makes_it() -> None:
     text = settings_table.PAGE.read_text()
     remedy = "run .venv/bin/python -m scripts.docs.settings_table"
-    assert text == settings_table.with_tables(text), remedy
+    assert text == settings_table.with_lists(text), remedy
 
 
 def test_nobody_is_told_to_install_somebody_elses_package() -> None:

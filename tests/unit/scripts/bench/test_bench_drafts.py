@@ -1,6 +1,5 @@
-"""The bench of drafts counts what the engine would do, and its answers and peers are as told."""
+"""The bench of drafts counts what the engine would do, and its answers are as told."""
 
-import functools
 import random
 from collections.abc import Sequence
 from importlib.util import find_spec
@@ -15,15 +14,7 @@ from tiktoken.load import load_tiktoken_bpe
 from hearth.commands.replay.traces import EXCERPTS_DIR
 from hearth.worker.draft.draft import NO_DRAFT, Draft, chain
 from scripts.bench import drafts, drafts_answers
-from scripts.bench.drafts_baselines import (
-    BASELINES,
-    BaselineDrafter,
-    Lies,
-    NgramCache,
-    Oracle,
-    PromptLookup,
-)
-from scripts.bench.drafts_forced import SchemaForced, compiler
+from scripts.bench.drafts_forced import Lies, compiler, forced_by_schema
 from scripts.bench.drafts_replay import (
     WAITING_MAX,
     DraftCounts,
@@ -51,8 +42,33 @@ def answer_of(tokens: Sequence[int], prompt: Sequence[int] = ()) -> TokenAnswer:
     return TokenAnswer(prompt, tokens, ["text"] * len(tokens))
 
 
-def oracle(answer: TokenAnswer, lies: float) -> Oracle:
-    return Oracle(answer, lies, random.Random(1))
+class Oracle:
+    """Knows the answer, and lies about each token with a chance."""
+
+    def __init__(self, answer: TokenAnswer, lies: float) -> None:
+        self.count = 0
+        self._answer, self._lies, self._draws = answer, lies, random.Random(1)
+
+    def take(self, tokens: Sequence[int]) -> None:
+        self.count += len(tokens)
+
+    def is_promising(self) -> bool:
+        return True
+
+    def propose(self, tokens_max: int, waiting: int) -> Draft:
+        truth = self._answer.tokens[self.count : self.count + tokens_max]
+        told = [token + 1 if self._draws.random() < self._lies else token for token in truth]
+        return chain(told, ["history"] * len(told)) if told else NO_DRAFT
+
+    def note(self, draft: Draft, accepted: Sequence[int], rows: int) -> None:
+        pass
+
+
+class Silent(Oracle):
+    """Has no draft."""
+
+    def propose(self, tokens_max: int, waiting: int) -> Draft:
+        return NO_DRAFT
 
 
 # ---------------------------------------------------------------- replay
@@ -60,14 +76,14 @@ def oracle(answer: TokenAnswer, lies: float) -> Oracle:
 
 def test_plain_decoding_has_a_forward_of_one_row_for_each_token_but_the_prompts_own() -> None:
     answer = answer_of(range(10))
-    counts = replay(BaselineDrafter(answer), answer, rows_max=8, has_states=False)["text"]
+    counts = replay(Silent(answer, 0), answer, rows_max=8, has_states=False)["text"]
     assert (counts.tokens, counts.forwards, counts.rows) == (9, 9, 9)
     assert counts.costs == {"m4": 9.0, "m5": 9.0}
 
 
 def test_an_oracle_that_never_lies_fills_each_forward() -> None:
     answer = answer_of(range(17))
-    counts = replay(oracle(answer, lies=0), answer, rows_max=8, has_states=False)["text"]
+    counts = replay(Oracle(answer, lies=0), answer, rows_max=8, has_states=False)["text"]
     assert (counts.tokens, counts.forwards, counts.rows) == (16, 2, 16)
     assert counts.accepted == {"history": 14}
     assert counts.costs["m4"] == 5.0
@@ -75,7 +91,7 @@ def test_an_oracle_that_never_lies_fills_each_forward() -> None:
 
 def test_an_oracle_that_always_lies_costs_rows_alone() -> None:
     answer = answer_of(range(100, 121))
-    counts = replay(oracle(answer, lies=1), answer, rows_max=4, has_states=False)["text"]
+    counts = replay(Oracle(answer, lies=1), answer, rows_max=4, has_states=False)["text"]
     assert (counts.tokens, counts.forwards) == (20, 20)
     # The draft is what the oracle still knows: three tokens but for the last forwards.
     assert counts.rows == 20 * 4 - 3
@@ -84,7 +100,7 @@ def test_an_oracle_that_always_lies_costs_rows_alone() -> None:
 
 def test_with_states_what_a_reject_leaves_is_fed_again_until_nothing_is_drafted() -> None:
     answer = answer_of(range(100, 110))
-    counts = replay(oracle(answer, lies=1), answer, rows_max=9, has_states=True)["text"]
+    counts = replay(Oracle(answer, lies=1), answer, rows_max=9, has_states=True)["text"]
     drafted_to_the_full = 7 * 9
     assert counts.rows == drafted_to_the_full + WAITING_MAX + 2
     assert counts.forwards == 9
@@ -96,8 +112,7 @@ class Late(Oracle):
     is_hopeful = True
 
     def propose(self, tokens_max: int, waiting: int) -> Draft:
-        at = len(self.known)
-        return super().propose(tokens_max, waiting) if at > 1 else NO_DRAFT
+        return super().propose(tokens_max, waiting) if self.count > 1 else NO_DRAFT
 
     def is_promising(self) -> bool:
         return self.is_hopeful
@@ -108,7 +123,7 @@ def test_behind_a_forward_without_a_draft_only_a_promise_has_the_next_one_wait(
     is_hopeful: bool, forwards: int
 ) -> None:
     answer = answer_of(range(17))
-    late = Late(answer, 0, random.Random(1))
+    late = Late(answer, lies=0)
     late.is_hopeful = is_hopeful
     counts = replay(late, answer, rows_max=8, has_states=False)["text"]
     assert (counts.forwards, counts.tokens) == (forwards, 16)
@@ -116,17 +131,15 @@ def test_behind_a_forward_without_a_draft_only_a_promise_has_the_next_one_wait(
 
 @given(
     tokens=st.lists(st.integers(0, 3), min_size=2, max_size=60),
-    prompt=st.lists(st.integers(0, 3), max_size=60),
     rows_max=st.integers(1, 8),
     has_states=st.booleans(),
-    way=st.sampled_from([*BASELINES, "oracle"]),
+    lies=st.sampled_from([0.0, 0.1, 0.4, 1.0]),
 )
 def test_each_token_comes_of_a_forward_or_of_a_right_draft(
-    tokens: list[int], prompt: list[int], rows_max: int, has_states: bool, way: str
+    tokens: list[int], rows_max: int, has_states: bool, lies: float
 ) -> None:
-    answer = answer_of(tokens, prompt)
-    made = BASELINES.get(way, functools.partial(oracle, lies=0.4))
-    counts = replay(made(answer), answer, rows_max, has_states)["text"]
+    answer = answer_of(tokens)
+    counts = replay(Oracle(answer, lies), answer, rows_max, has_states)["text"]
     assert counts.tokens == len(tokens) - 1
     right = counts.accepted.total()
     # The answer's last token may be a draft's: what the model says behind it is not taken.
@@ -146,7 +159,7 @@ def test_the_longest_right_path_of_a_tree_is_accepted() -> None:
 
 def test_a_kind_has_the_forwards_whose_first_token_it_is() -> None:
     answer = TokenAnswer((), range(9), ["thought"] * 5 + ["edit"] * 4)
-    counts = replay(oracle(answer, lies=0), answer, rows_max=3, has_states=False)
+    counts = replay(Oracle(answer, lies=0), answer, rows_max=3, has_states=False)
     assert {kind: (count.tokens, count.forwards) for kind, count in counts.items()} == {
         "thought": (6, 2),
         "edit": (2, 1),
@@ -160,36 +173,13 @@ def test_what_rows_cost_lies_on_the_curves_of_the_macs() -> None:
 
 def test_counts_add_up() -> None:
     answer = answer_of(range(17))
-    one = replay(oracle(answer, lies=0), answer, rows_max=8, has_states=False)["text"]
+    one = replay(Oracle(answer, lies=0), answer, rows_max=8, has_states=False)["text"]
     total = DraftCounts()
     total.add(one)
     total.add(one)
     assert (total.tokens, total.forwards, total.rows) == (32, 4, 32)
     assert total.costs["m4"] == 2 * one.costs["m4"]
     assert drafts.figures(total)["forwards_per_token"] == 0.125
-
-
-# ---------------------------------------------------------------- what others draft
-
-
-@given(st.lists(st.integers(0, 3), min_size=3, max_size=40))
-def test_prompt_lookup_drafts_what_followed_first(known: list[int]) -> None:
-    drafted = PromptLookup(answer_of([0], known)).following(4)
-    expected: list[int] = []
-    for length in (2, 1):
-        ends = (n + length for n in range(len(known)) if known[n : n + length] == known[-length:])
-        end = next(ends, len(known))
-        if end < len(known):
-            expected = known[end : end + 4]
-            break
-    assert drafted == expected
-
-
-def test_the_ngram_cache_drafts_what_mostly_followed() -> None:
-    known = [1, 2, 3, 4, 9, 1, 2, 3, 4, 9, 1, 2, 3, 4]
-    assert NgramCache(answer_of([0], known)).following(3) == [9, 1, 2]
-    # One of two that followed is half: enough for three tokens before it, too little for one.
-    assert NgramCache(answer_of([0], [7, 1, 7, 2, 7])).following(3) == []
 
 
 def test_a_lying_grammar_forces_what_never_comes() -> None:
@@ -230,20 +220,15 @@ def test_a_prompt_is_the_conversation_and_an_answer_ends_with_its_mark() -> None
     assert decoded.endswith(drafts_answers.BEGIN)
 
 
-def test_chats_as_one_hold_all_that_was_before() -> None:
-    one, other = [answer_of([3], [1, 2])], [answer_of([6], [5])]
-    joined = drafts_answers.one_chat([one, other])
-    assert [list(answer.prompt) for answer in joined] == [[1, 2], [1, 2, 3, 5]]
-
-
-def test_calls_made_before_are_left_out_where_each_counts_once() -> None:
+def test_each_call_counts_once_behind_its_whole_prompt() -> None:
     path = EXCERPTS_DIR / "claude-code-session-1.jsonl.xz"
-    every = list(drafts_answers.captured_calls(path, is_each_once=False))
-    once = list(drafts_answers.captured_calls(path, is_each_once=True))
-    assert 0 < len(once) <= len(every)
-    text = drafts_answers.tokenizer().decode(every[0].tokens, skip_special_tokens=False)
-    assert text.startswith('<tool_call>\n{"name": ') and text.endswith("</tool_call><|im_end|>")
-    assert every[0].tools
+    once = list(drafts_answers.captured_calls(path))
+    decode = drafts_answers.tokenizer().decode
+    texts = [decode(each.tokens, skip_special_tokens=False) for each in once]
+    assert texts and len(set(texts)) == len(texts)
+    assert all(each.startswith('<tool_call>\n{"name": ') for each in texts)
+    assert all(each.endswith("</tool_call><|im_end|>") for each in texts)
+    assert once[0].tools
 
 
 # ---------------------------------------------------------------- forced tokens of calls
@@ -251,7 +236,9 @@ def test_calls_made_before_are_left_out_where_each_counts_once() -> None:
 
 def forced_in(text: str, tools: list[dict[str, Any]]) -> str:
     answer = TokenAnswer((), [0], ["call"], tuple(tools))
-    forced = SchemaForced(answer)
+    forced = forced_by_schema(answer)
+    if forced is None:
+        return ""
     forced.take(drafts_answers.encode(text))
     found = drafts_answers.tokenizer().decode(forced.forced(16), skip_special_tokens=False)
     assert isinstance(found, str)
@@ -280,9 +267,8 @@ def test_where_nothing_is_to_accept_drafting_costs_next_to_nothing(
     name: str, has_states: bool
 ) -> None:
     sessions = drafts.all_sets(EXCERPTS_DIR)[name]()
-    way = drafts.ways(name, with_others=False)["hearth"]
     count = DraftCounts()
-    for one in drafts.replay_sessions(sessions, way, 8, has_states).values():
+    for one in drafts.replay_sessions(sessions, drafts.way(name), 8, has_states).values():
         count.add(one)
     assert count.forwards <= count.tokens
     assert count.rows <= 1.05 * count.tokens

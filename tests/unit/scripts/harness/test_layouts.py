@@ -13,13 +13,11 @@ from hearth.worker.engine.layer_exactness import differs_when_decoded
 from hearth.worker.kv import serialise_kv
 from hearth.worker.kv.layer_adapters import LayerMap
 from hearth.worker.kv.serialise_kv import arrays_of_rows, arrays_of_state
-from hearth.worker.prompt.prefill_cuts import CutRule
 from scripts.harness.layouts import counted_disk
 from scripts.harness.layouts.confirm import SMALL, confirmed
 from scripts.harness.layouts.counted_layers import CountedLayerMap, hollow
 from scripts.harness.layouts.model_layouts import LAYOUTS, layout
 from scripts.harness.layouts.pair_replay import replay_pair
-from scripts.harness.layouts.restarts import disguised
 from scripts.harness.layouts.session_scripts import SessionScript, ideals, render
 from scripts.harness.layouts.simulated_clock import SimulatedClock
 from scripts.harness.socketless_worker import machine
@@ -187,18 +185,6 @@ def test_the_ideal_reads_only_what_nothing_before_begins_with(session: SessionSc
     assert found == [len(first.ids), len(second.ids) - min(shared, len(second.ids) - 1)]
     assert ideals([session, session], 1 << 30)[1] == [1, 1]
     assert ideals([session], 10) == [[0, 0]]  # refused
-
-
-def test_disguised_sessions_share_system_and_tools_alone(session: SessionScript) -> None:
-    rule = CutRule(512, session.marks)
-    one, other = (disguised(session, rule, number) for number in range(2))
-    (first, second), (theirs, _) = one.turns, other.turns
-    end = rule.system_end(first.tokens)
-    assert end and common_length(first.tokens, theirs.tokens) in range(end, end + 8)
-    assert rule.cuts(first.tokens) == rule.cuts(session.turns[0].tokens)
-    assert common_length(first.held, second.tokens) == common_length(
-        session.turns[0].held, session.turns[1].tokens
-    )
 
 
 def test_simulated_time_passes_on_all_clocks() -> None:

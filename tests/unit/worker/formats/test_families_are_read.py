@@ -8,7 +8,7 @@ from tests.helpers.families.family_cases import family_names, written_family
 from tests.helpers.families.family_checks import FamilyChecks
 from tests.helpers.families.real_templates import NEEDS_REAL_TEMPLATES
 
-AGAIN = "python -m tests.helpers.families.families_table writes the table anew"
+AGAIN = "python -m tests.helpers.families.families_table writes the page anew"
 
 
 @pytest.mark.parametrize("name", family_names(is_real=False))

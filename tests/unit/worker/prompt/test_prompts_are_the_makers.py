@@ -9,9 +9,9 @@ from tests.helpers.families.family_cases import FAMILIES
 from tests.helpers.families.real_templates import NEEDS_REAL_TEMPLATES
 from tests.helpers.prompts.conversations import IN_DIALECTS
 from tests.helpers.prompts.prompt_checks import EQUAL, NEITHER, PromptChecks
-from tests.helpers.prompts.prompts_table import OWN, PAGE, line_of, lines, sources, with_tables
+from tests.helpers.prompts.prompts_table import OWN, PAGE, line_of, lines, sources, with_lists
 
-AGAIN = "python -m tests.helpers.prompts.prompts_table writes the tables anew"
+AGAIN = "python -m tests.helpers.prompts.prompts_table writes the lists anew"
 
 
 def own(name: str) -> PromptChecks:
@@ -36,7 +36,7 @@ def test_prompts_are_those_of_the_makers_template(name: str) -> None:
 
 def test_the_page_counts_what_its_lines_tell() -> None:
     page = PAGE.read_text()
-    assert with_tables(page, list(lines().values())) == page, AGAIN
+    assert with_lists(page, list(lines().values())) == page, AGAIN
     assert len(lines()) == 72
 
 

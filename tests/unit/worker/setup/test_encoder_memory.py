@@ -20,9 +20,11 @@ from hearth.worker.setup.encoder_memory import (
 )
 from hearth.worker.setup.memory_setup import WorkerMemory
 from hearth.worker.verdict.memory_verdict import memory_verdict
-from scripts.bench.mac_memory import encoder_table
 from scripts.fixtures.fixture_cache import fixture_dir
-from scripts.harness.mac.real_encoder_sizes import EMBEDDER, RANKER
+from scripts.harness.mac.imagined_worker import ImaginedWorker
+from scripts.harness.mac.mac_hardware import Mac
+from scripts.harness.mac.real_encoder_sizes import EMBEDDER, LARGE_EMBEDDER, RANKER, RealEncoder
+from scripts.harness.mac.real_model_sizes import MODELS
 
 
 def settings_of(**environ: str) -> Settings:
@@ -103,8 +105,25 @@ def test_fused_attention_takes_no_scores(monkeypatch: pytest.MonkeyPatch) -> Non
     assert forward_bytes(dict(EMBEDDER.config)) < on_cpu / 2
 
 
-def test_the_document_has_the_arithmetic_of_a_large_model_on_a_mac_of_64() -> None:
-    assert encoder_table() in (PROJECT_DIR / "docs" / "hardware.md").read_text()
+def test_the_document_has_the_contexts_of_a_large_model_on_a_mac_of_64(tmp_path: Path) -> None:
+    page = " ".join((PROJECT_DIR / "docs" / "hardware.md").read_text().split())
+    (large,) = [model for model in MODELS if model.name == "Llama-3.3-70B"]
+
+    def told(**encoders: RealEncoder) -> tuple[int, str]:
+        settings = {name: str(one.written(tmp_path)) for name, one in encoders.items()}
+        worker = ImaginedWorker(Mac("M4 Max", 64), large, Path("worker-0.sock"), **settings)
+        worker.start()
+        return worker.context(), f"{worker.memory.encoders_bytes / GB:.1f} GB"
+
+    alone, _ = told()
+    beside, beside_gb = told(EMBEDDING_MODEL=EMBEDDER)
+    both, both_gb = told(EMBEDDING_MODEL=EMBEDDER, RERANK_MODEL=RANKER)
+    larger, larger_gb = told(EMBEDDING_MODEL=LARGE_EMBEDDER)
+    assert (
+        f"a context of {alone:,} tokens alone, {beside:,} beside {EMBEDDER.name} ({beside_gb}), "
+        f"{both:,} with {RANKER.name} too ({both_gb}), "
+        f"and {larger:,} beside {LARGE_EMBEDDER.name} ({larger_gb})" in page
+    )
 
 
 def test_an_imagined_model_takes_no_disk(tmp_path: Path) -> None:
