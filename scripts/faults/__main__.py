@@ -20,14 +20,24 @@ from typing import Any, Final
 
 from scripts.faults.own_server import ServerError
 
+ONLY: Final = {"action": "append", "default": [], "help": "one by its printed name; repeat it"}
 OPTIONS: Final[dict[str, dict[str, dict[str, Any]]]] = {
-    "chaos": {"--minutes": {"type": float, "default": 10.0}, "--ranks": {"type": int, "default": 1}}
-    | {"--only": {"action": "append", "default": [], "help": "a fault, as it is printed"}},
+    "chaos": {
+        "--minutes": {"type": float, "default": 10.0},
+        "--ranks": {"type": int, "default": 1},
+        "--only": ONLY,
+    },
     "soak": {"--requests": {"type": int, "default": 10_000}},
-    "keys": {"--probes": {"type": int, "default": 400}, "--shared": {"action": "store_true"}}
-    | {"--only": {"action": "append", "default": []}},
-    "ranks": {"--episodes": {"type": int, "default": 100}, "--ranks": {"type": int, "default": 2}}
-    | {"--plant": {"choices": ("order", "dropped", "changed", "noise")}},
+    "keys": {
+        "--probes": {"type": int, "default": 400, "help": "of each route"},
+        "--only": ONLY,
+        "--shared": {"action": "store_true"},
+    },
+    "ranks": {
+        "--episodes": {"type": int, "default": 100},
+        "--ranks": {"type": int, "default": 2},
+        "--plant": {"choices": ("order", "dropped", "changed", "noise")},
+    },
 }
 
 

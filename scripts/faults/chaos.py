@@ -69,7 +69,10 @@ class Chaos:
     async def run(self, faults: Sequence[str], minutes: float) -> None:
         """Play everything, and enter what does not hold."""
         await self.load.learn(lambda: self.server.cache(clears=True))
-        print(f"{len(self.load.known)} of {len(self.load.pages)} pages have a known answer")
+        known, different = self.load.known, len(set(self.load.known.values()))
+        print(f"{len(known)} of {len(self.load.pages)} pages have an answer, {different} differ")
+        if different < len(known) / 2:
+            self._miss("known answers are alike: they hold nothing")
         with self.load.ledger.playing("flood"):
             await self.flood()  # a server that has seen one is warm
         before = await self._quiet()
@@ -83,7 +86,7 @@ class Chaos:
         after = await self._quiet()
         self.memory = [*before, *after]
         for was, now in zip(before[:1], after[:1], strict=True):
-            self._compare(was, now)
+            self.compare(was, now)
         self._end()
 
     @contextlib.asynccontextmanager
@@ -145,7 +148,8 @@ class Chaos:
         await asyncio.sleep(SETTLE_S)
         return self.server.held()
 
-    def _compare(self, was: Held, now: Held) -> None:
+    def compare(self, was: Held, now: Held) -> None:
+        """Enter where a process holds far more memory or files than it did."""
         grown = now.rss - was.rss
         if grown > GROWN_BYTES_MAX and grown > GROWTH_MAX * was.rss:
             self._miss(f"memory of the {now.role} is {grown / MB:.0f} MB above its level")

@@ -37,7 +37,7 @@ class Malformed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """How one request ended. `said` is a streamed answer's text and calls, whatever the dialect."""
+    """How one request ended. `said` is a streamed answer's thinking, text and calls."""
 
     kind: Kind
     detail: str = ""
@@ -196,7 +196,8 @@ def _chat_stream(rows: Sequence[Any]) -> Told:
     first = [choice for choice in choices if choice["index"] == 0]
     deltas = [choice.get("delta") or {"content": choice.get("text")} for choice in first]
     calls = [call["function"] for delta in deltas for call in delta.get("tool_calls") or ()]
-    said = [delta.get("content") or "" for delta in deltas]
+    texts = ("reasoning_content", "content")
+    said = [delta.get(name) or "" for delta in deltas for name in texts]
     said += [call.get(name) or "" for call in calls for name in ("name", "arguments")]
     return None, "".join(said)
 
@@ -220,7 +221,8 @@ def _messages_stream(rows: Sequence[Row]) -> Told:
             opened.remove(row["index"])
         elif row["type"] == "content_block_delta":
             _demand(row["index"] in opened, "a delta of a block that is not open")
-            said.append(row["delta"].get("text", "") + row["delta"].get("partial_json", ""))
+            texts = ("thinking", "text", "partial_json")
+            said += [row["delta"].get(name, "") for name in texts]
     _demand(not opened, "a block that is not closed")
     return None, "".join(said)
 
@@ -238,7 +240,7 @@ def _responses_stream(rows: Sequence[Row]) -> Told:
         return response["error"], ""
     _demand(_is_whole("responses", response), f"a response that is {response['status']!r}")
     parts = [part for item in response["output"] for part in item.get("content") or ()]
-    said = [part["text"] for part in parts if part["type"] == "output_text"]
+    said = [part.get("text", "") for part in parts]
     calls = [item for item in response["output"] if item["type"] == "function_call"]
     return None, "".join([*said, *(call["name"] + call["arguments"] for call in calls)])
 

@@ -93,7 +93,7 @@ ROUTES: Final[dict[str, Callable[[random.Random], Body]]] = {
 
 async def measured(route: str, load: Load, port: int, rounds: int, seed: int) -> dict[str, Any]:
     """Have A say `rounds` texts, and B ask with each and with as many others."""
-    chance, times = random.Random(f"{seed} {route}"), ([], [])  # type: tuple[list[float], ...]
+    chance, times = random.Random(f"{seed} {route}"), (list[float](), list[float]())
     path = "/v1/messages/count_tokens" if route == "count_tokens" else "/v1/chat/completions"
 
     async def seconds(body: Body, key: str) -> float:

@@ -143,7 +143,8 @@ class Ledger:
         if end.kind == "cut":
             is_excused = any(began <= up and down <= now for down, up in self.downs)
         if end.kind not in asked.allowed and not is_excused:
-            self.miss(f"{stage}: {asked.kind} {asked.dialect}: {end.kind} {end.detail}")
+            told = end.detail.partition("; got ")[0]  # alike where only the bytes differ
+            self.miss(f"{stage}: {asked.kind} {asked.dialect}: {end.kind} {told}")
 
 
 # ---------------------------------------------------------------- what is asked
@@ -163,6 +164,8 @@ class Load:
             row for file in files for row in shortened(load_trace(file), TEXT_CHARS)[:PAGES]
         ]
         self.pages = [(row, request_body(row, MODEL_ID, PAGE_TOKENS)) for row in captured]
+        for _, body in self.pages:  # thinking alone would not all be shown, and so not be held
+            body.pop("thinking", None)
         self._malformed = list(malformed())
         self._smuggled = [sent + HIDDEN for sent in SMUGGLED.values()]
 
@@ -287,8 +290,8 @@ async def exchange(port: int, payload: bytes, manner: Manner, raw: bytearray) ->
 
 def settings() -> dict[str, str]:
     """Return those of a server that takes this load."""
-    model = str(fixture_dir("qwen3", tiny=True))
-    return {"MODEL_PATH": model, "PROXY_API_KEY": KEYS[0], "PROXY_API_KEYS": ",".join(KEYS[1:])}
+    model = {"MODEL_PATH": str(fixture_dir("qwen3", tiny=True)), "DEFAULT_THINKING": "false"}
+    return {**model, "PROXY_API_KEY": KEYS[0], "PROXY_API_KEYS": ",".join(KEYS[1:])}
 
 
 # ---------------------------------------------------------------- bodies

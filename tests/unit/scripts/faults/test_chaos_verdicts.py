@@ -16,7 +16,7 @@ def test_memory_has_grown_where_it_did_so_by_its_share_and_by_more_than_sessions
     def has_grown(before_mb: int, after_mb: int) -> bool:
         before, after = (Held("proxy", each * MB, 9, 9) for each in (before_mb, after_mb))
         played = run()
-        played._compare(before, after)
+        played.compare(before, after)
         return bool(played.load.ledger.misses)
 
     assert not has_grown(150, 182)
@@ -28,9 +28,9 @@ def test_memory_has_grown_where_it_did_so_by_its_share_and_by_more_than_sessions
 
 def test_files_that_stay_open_are_missed() -> None:
     played = run()
-    played._compare(Held("proxy", MB, 9, 9), Held("proxy", MB, 9 + chaos.FILES_MORE_MAX, 9))
+    played.compare(Held("proxy", MB, 9, 9), Held("proxy", MB, 9 + chaos.FILES_MORE_MAX, 9))
     assert not played.load.ledger.misses
-    played._compare(Held("proxy", MB, 9, 9), Held("proxy", MB, 10 + chaos.FILES_MORE_MAX, 9))
+    played.compare(Held("proxy", MB, 9, 9), Held("proxy", MB, 10 + chaos.FILES_MORE_MAX, 9))
     assert list(played.load.ledger.misses) == ["the proxy has 9 -> 18 open files"]
 
 

@@ -19,18 +19,16 @@ CALL = [
     {"index": 0, "function": {"name": "f", "arguments": '{"b": 1,'}},
     {"index": 0, "function": {"arguments": ' "a": 2}'}},
 ]
-MESSAGES = b"".join(
-    sse.event(kind, row)
-    for kind, row in [
-        ("message_start", {"message": {}}),
-        ("ping", {}),
-        ("content_block_start", {"index": 0, "content_block": {"type": "text", "text": ""}}),
-        ("content_block_delta", {"index": 0, "delta": {"type": "text_delta", "text": "Hello"}}),
-        ("content_block_stop", {"index": 0}),
-        ("message_delta", {"delta": {"stop_reason": "end_turn"}}),
-        ("message_stop", {}),
-    ]
-)
+EVENTS: list[tuple[str, dict[str, Any]]] = [
+    ("message_start", {"message": {}}),
+    ("ping", {}),
+    ("content_block_start", {"index": 0, "content_block": {"type": "text", "text": ""}}),
+    ("content_block_delta", {"index": 0, "delta": {"type": "text_delta", "text": "Hello"}}),
+    ("content_block_stop", {"index": 0}),
+    ("message_delta", {"delta": {"stop_reason": "end_turn"}}),
+    ("message_stop", {}),
+]
+MESSAGES = b"".join(sse.event(kind, row) for kind, row in EVENTS)
 OUTPUT = [{"type": "message", "content": [{"type": "output_text", "text": "Hello"}]}]
 RESPONSES = b"".join(
     [

@@ -66,7 +66,7 @@ def test_one_high_round_is_no_growth() -> None:
 def test_files_may_rise_by_two_and_threads_by_five(what: str, most: int) -> None:
     def found(rise: int) -> list[str]:
         risen = [10 + rise * max(0, at - 4) // 4 for at in range(9)]
-        return list(misses(rounds([100] * 9, **{what: risen})))  # type: ignore[arg-type]
+        return list(misses(rounds([100] * 9, **{what: risen})))
 
     assert not found(most)
     (miss,) = found(2 * most)
