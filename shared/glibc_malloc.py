@@ -2,7 +2,7 @@
 
 On a CPU MLX's arrays come from malloc. By default glibc takes blocks of up to 32 MB from its heaps
 once some were freed, and what lies between living blocks stays: a worker that held 150 MB had
-659 MB after 20 minutes of scripts/soak.py, and a proxy 816 MB in place of 467 after 300 requests
+659 MB after 20 minutes of a soak, and a proxy 816 MB in place of 467 after 300 requests
 with images of 2 MB. Blocks that are mapped go back when they are freed.
 """
 

@@ -1,29 +1,30 @@
-"""Fetches the suites of other projects, each at its one version, and unpacks what is run of them.
+"""Fetches other projects' sources and packages, each at its one version, without the user's keys.
 
-An sdist comes by pip from PyPI, a repository by git from GitHub, or both from a folder that has
-them already: `NAME-VERSION.tar.gz`, or `OWNER+NAME/repo`, a git directory.
+A source comes by pip from PyPI (`NAME==VERSION`), or by git from GitHub (`OWNER/NAME@COMMIT`). What
+lies in CACHE_DIR is not fetched again.
 """
 
+import hashlib
 import io
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tarfile
+import venv
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from hearth.commands.bench.servers.install_server import installer_environment
-from scripts.nightly.suites import Origin, Source, Suite
-
+CACHE_DIR: Final = Path("~/.cache/hearth-nightly").expanduser()
 FETCH_WAIT_S_MAX: Final = 600
+# Packages may run code while they are installed, and no key of a user is theirs.
+NEEDED: Final = re.compile(
+    r"PATH|HOME|LANG|LC_\w+|TMPDIR|XDG_\w+|SSL_CERT_\w+|REQUESTS_CA_BUNDLE|PIP_\w+|\w+_PROXY", re.I
+)
 # Neither a prompt for a password nor the user's own settings of git.
-GIT_ENVIRONMENT: Final = {
-    "GIT_TERMINAL_PROMPT": "0",
-    "GIT_CONFIG_GLOBAL": "/dev/null",
-    "GIT_CONFIG_NOSYSTEM": "1",
-}
+GIT_ENVIRONMENT: Final = {"GIT_TERMINAL_PROMPT": "0", "GIT_CONFIG_GLOBAL": "/dev/null"}
 
 
 class FetchError(Exception):
@@ -36,14 +37,10 @@ def checked(command: Sequence[str | Path], what: str) -> bytes:
     Raises:
         FetchError: it failed, is not there, or took longer than FETCH_WAIT_S_MAX.
     """
+    kept = {name: value for name, value in os.environ.items() if NEEDED.fullmatch(name)}
+    words, env = [str(word) for word in command], {**kept, **GIT_ENVIRONMENT}
     try:
-        done = subprocess.run(
-            [str(word) for word in command],
-            capture_output=True,
-            check=False,
-            timeout=FETCH_WAIT_S_MAX,
-            env={**installer_environment(os.environ), **GIT_ENVIRONMENT},
-        )
+        done = subprocess.run(words, capture_output=True, timeout=FETCH_WAIT_S_MAX, env=env)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise FetchError(f"{what}: {error}") from error
     if done.returncode:
@@ -51,61 +48,47 @@ def checked(command: Sequence[str | Path], what: str) -> bytes:
     return done.stdout
 
 
-def unpacked(source: Source, cache_dir: Path, sources_dir: Path | None, target: Path) -> Path:
-    """Return a fresh copy of `source` below `target`; what was fetched stays in `cache_dir`.
+def unpacked(source: str, paths: Sequence[str], target: Path) -> Path:
+    """Return a fresh copy of `source` below `target`: all of a package, `paths` of a repository.
 
     Raises:
         FetchError: it cannot be fetched.
     """
-    shutil.rmtree(target, ignore_errors=True)
-    target.mkdir(parents=True)
-    if source.origin is Origin.SDIST:
-        archive = _sdist(source, cache_dir, sources_dir)
-        with tarfile.open(archive) as tar:
-            tar.extractall(target, filter="data")
-        return target / archive.name.removesuffix(".tar.gz")
-    git_dir = _git_dir(source, cache_dir, sources_dir)
-    command: list[str | Path] = ["git", "--git-dir", git_dir, "archive", source.version]
-    command += source.paths
-    with tarfile.open(fileobj=io.BytesIO(checked(command, source.label))) as tar:
+    CACHE_DIR.mkdir(parents=True, exist_ok=True)
+    if "==" in source:
+        archive = CACHE_DIR / f"{source.replace('==', '-')}.tar.gz"
+        if not archive.exists():
+            pip = (sys.executable, "-m", "pip", "download", "--quiet", "--no-deps")
+            checked((*pip, "--no-binary", ":all:", "--dest", CACHE_DIR, source), source)
+        shutil.unpack_archive(archive, target, filter="data")
+        return target / source.replace("==", "-")
+    project, _, commit = source.partition("@")
+    kept = CACHE_DIR / project.replace("/", "+")
+    if not kept.exists():
+        part = kept.with_suffix(".part")
+        shutil.rmtree(part, ignore_errors=True)
+        checked(
+            ("git", "clone", "--quiet", "--bare", f"https://github.com/{project}", part), source
+        )
+        part.rename(kept)
+    tree = checked(("git", "--git-dir", kept, "archive", commit, *paths), source)
+    with tarfile.open(fileobj=io.BytesIO(tree)) as tar:
         tar.extractall(target, filter="data")
     return target
 
 
-def place_address(suite: Suite, directory: Path, url: str) -> None:
-    """Write the server's address where a program has a fixed one."""
-    for old, new in suite.replaced:
-        for name in suite.arguments:
-            path = directory / name
-            text = path.read_text()
-            if old not in text:
-                raise FetchError(f"{name} has no {old} any more: see how it is given its address")
-            path.write_text(text.replace(old, new.format(url=url)))
+def python_of(packages: Sequence[str]) -> Path:
+    """Return the interpreter of an environment that has `packages`, made where it is missing.
 
-
-def _sdist(source: Source, cache_dir: Path, sources_dir: Path | None) -> Path:
-    name = f"{source.project.replace('-', '_')}-{source.version}.tar.gz"
-    for folder in (sources_dir, cache_dir):
-        if folder is not None and (folder / name).is_file():
-            return folder / name
-    cache_dir.mkdir(parents=True, exist_ok=True)
-    wanted = f"{source.project}=={source.version}"
-    pip = (sys.executable, "-m", "pip", "download", "--quiet", "--no-deps")
-    checked((*pip, "--no-binary", ":all:", "--dest", cache_dir, wanted), source.label)
-    if not (cache_dir / name).is_file():
-        raise FetchError(f"{source.label}: pip gave no {name}")
-    return cache_dir / name
-
-
-def _git_dir(source: Source, cache_dir: Path, sources_dir: Path | None) -> Path:
-    name = source.project.replace("/", "+")
-    if sources_dir is not None and (sources_dir / name / "repo").is_dir():
-        return sources_dir / name / "repo"
-    kept = cache_dir / name
-    if not kept.is_dir():
-        url = f"https://github.com/{source.project}"
-        part = cache_dir / f"{name}.part"
-        shutil.rmtree(part, ignore_errors=True)
-        checked(("git", "clone", "--quiet", "--bare", url, part), source.label)
-        part.rename(kept)
-    return kept
+    Raises:
+        FetchError: a package cannot be installed here.
+    """
+    named = "\n".join((sys.version, *packages))
+    made = CACHE_DIR / hashlib.sha256(named.encode()).hexdigest()[:12]
+    if not made.exists():
+        part = made.with_suffix(".part")
+        venv.create(part, clear=True, with_pip=True)
+        pip = (part / "bin" / "python", "-m", "pip", "install", "--quiet")
+        checked((*pip, *packages), "packages")
+        part.rename(made)
+    return made / "bin" / "python"

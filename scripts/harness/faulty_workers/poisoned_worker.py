@@ -2,7 +2,7 @@
 
 It is started in place of `hearth.worker.main`, with the same arguments, and needs no settings:
 
-    OwnServer(settings, worker="scripts.harness.faulty_workers.poisoned_worker")  # scripts/chaos
+    OwnServer(settings, worker="scripts.harness.faulty_workers.poisoned_worker")  # scripts/faults
     main([sys.executable, "-m", "scripts.harness.faulty_workers.poisoned_worker"])
 
 A mark is a text in any message, `poison-HOW-WHEN!`, or `poison-HOW-WHEN-TIMES!`:

@@ -11,7 +11,7 @@ from hearth.worker.requests import request_builder
 if __name__ == "__main__":
     with (
         mock.patch.object(wire_messages, "_owner", lambda _message: ""),
-        mock.patch.object(request_builder, "root_of", lambda _message, root: root),
+        mock.patch.object(request_builder, "root_of", lambda _message, root, *_: root),
     ):
         code = real.main()
     sys.stderr.flush()

@@ -6,7 +6,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from scripts.chaos.rank_server import FOLLOWER, rank_settings
+from scripts.faults.own_server import FOLLOWER
 from scripts.fixtures.rank_fixtures import rank_fixture_dir
 from scripts.harness.ranks.rank_talk import (
     TalkRow,
@@ -23,6 +23,13 @@ RULES = 40
 PROMPT = [system_message(RULES), user_message("Name the last rule.")]
 
 
+def rank_settings(ranks: int, **more: str) -> dict[str, str]:
+    """Return the settings of a server of `ranks` that decodes greedily."""
+    model, plain = str(rank_fixture_dir("qwen3_5")), {"DEFAULT_TEMPERATURE": "0"}
+    plain |= {"PROXY_MODEL_ID": "m", "DEFAULT_REPETITION_PENALTY": "1", "RANKS": str(ranks)}
+    return {"MODEL_PATH": model, **plain, **more}
+
+
 @pytest.fixture(scope="module")
 def kv_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("kv")
@@ -30,7 +37,7 @@ def kv_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def ranked(kv_dir: Path) -> Iterator[Server]:
-    settings = rank_settings(rank_fixture_dir("qwen3_5"), 2, KV_CACHE_DIR=str(kv_dir))
+    settings = rank_settings(2, KV_CACHE_DIR=str(kv_dir))
     with Server(**settings) as server:
         yield server
 
@@ -47,7 +54,7 @@ def followers(server: Server) -> list[psutil.Process]:
 
 
 def test_two_ranks_say_and_keep_what_one_does(talk: list[TalkRow]) -> None:
-    with Server(**rank_settings(rank_fixture_dir("qwen3_5"), 1)) as lone:
+    with Server(**rank_settings(1)) as lone:
         assert talk_differences(led_talk(lone.url, RULES), talk) == []
 
 

@@ -1,6 +1,6 @@
 """Random conversations over two ranks in two processes, warm against cold, and against one rank.
 
-HEARTH_EXAMPLES=N plays N other episodes; `python -m scripts.soak_ranks` plays them for an hour.
+HEARTH_EXAMPLES=N plays N other episodes; `python -m scripts.faults ranks` plays many.
 """
 
 import json
@@ -22,7 +22,7 @@ def soaked(directory: Path, *arguments: str) -> tuple[int, dict[str, Any], str]:
     """Run the soak; return its exit code, what it told, and what it said beside."""
     out = directory / "told.json"
     run = subprocess.run(
-        [sys.executable, "-m", "scripts.soak_ranks", "--json", str(out), *arguments],
+        [sys.executable, "-m", "scripts.faults", "ranks", "--json", str(out), *arguments],
         cwd=PROJECT_DIR,
         env=mlx_environment(),
         capture_output=True,
@@ -48,7 +48,7 @@ def test_on_two_ranks_warm_is_cold_and_cold_is_what_one_rank_says(tmp_path: Path
 
 def test_an_operation_that_was_not_told_is_found_within_two_seconds(tmp_path: Path) -> None:
     """Rank 0 waits in a sum for a rank that waits for an operation: neither would ever end."""
-    code, told, said = soaked(tmp_path, "--plant", "dropped", "--after", "40")
+    code, told, said = soaked(tmp_path, "--plant", "dropped")
     assert code == 0, said
     assert "an operation was not told" in told["failure"]
     assert told["found_s"] <= 2.0

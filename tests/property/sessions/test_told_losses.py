@@ -1,10 +1,11 @@
 """A request is told what it lost and nothing else, whatever its client does to a conversation.
 
-`python -m scripts.check_told_losses` plays thousands; this file plays some, and the smallest ones
-that tell the rules apart.
+This file plays some conversations, HEARTH_EXAMPLES=N as many others, and the smallest ones that
+tell the rules apart.
 """
 
 import dataclasses
+import os
 from pathlib import Path
 from typing import Any
 
@@ -61,12 +62,12 @@ PLANS = st.builds(
         max_size=7,
     ).map(tuple),
     is_named=st.sampled_from([True, True, False]),
-    rounds=st.sampled_from([1, 1, 3, 6]),
-    tools=st.sampled_from([0, 2]),
+    rounds=st.sampled_from([1, 1, 3, 6, 10, 24]),
+    tools=st.sampled_from([0, 2, 3]),
 )
 
 
-@settings(max_examples=40)
+@settings(max_examples=int(os.environ.get("HEARTH_EXAMPLES", "40")))
 @given(plan=PLANS)
 def test_losses_are_told_as_they_are_and_no_others(plan: Plan, logs: Path) -> None:
     player = Player(plan, logs)

@@ -15,7 +15,7 @@ from hearth.proxy.http import connection_places, http1_protocol
 from hearth.proxy.http.body_memory_budget import BodyBudget
 from hearth.proxy.http.connection_places import ConnectionPlaces, Standing
 from hearth.proxy.http.http_exchange import ClientGone, HttpExchange
-from scripts.chaos.smuggled_requests import HIDDEN, HOST, SMUGGLED
+from scripts.faults.smuggled_requests import HIDDEN, HOST, SMUGGLED
 from tests.helpers.proxy.proxy_app import app_of, serving
 
 pytestmark = pytest.mark.process

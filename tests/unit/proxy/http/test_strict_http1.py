@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from hearth.proxy.http.strict_http1 import CHUNK_LINE_BYTES_MAX, HEAD_BYTES_MAX, StrictConnection
-from scripts.chaos.smuggled_requests import HIDDEN, HOST, SMUGGLED
+from scripts.faults.smuggled_requests import HIDDEN, HOST, SMUGGLED
 
 pytestmark = pytest.mark.pure
 

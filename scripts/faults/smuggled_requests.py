@@ -1,4 +1,4 @@
-"""Holds requests that are no HTTP as it must be, for chaos and for the tests of the listener."""
+"""Holds requests that are no HTTP as it must be, for the load and for the tests of the listener."""
 
 from typing import Final
 

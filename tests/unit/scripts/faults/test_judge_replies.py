@@ -1,4 +1,4 @@
-"""Chaos' judge: what is one well-formed end of a request, and what is not."""
+"""The judge of replies: what is one well-formed end of a request, and what is not."""
 
 import json
 from typing import Any
@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from hearth.proxy.api import server_sent_events as sse
-from scripts.chaos.judge_replies import Said, judge
+from scripts.faults.judge_replies import judge
 
 CHAT_ROWS: list[dict[str, Any]] = [
     {"choices": [{"index": 0, "delta": {"role": "assistant", "content": "Hel"}}]},
@@ -19,18 +19,16 @@ CALL = [
     {"index": 0, "function": {"name": "f", "arguments": '{"b": 1,'}},
     {"index": 0, "function": {"arguments": ' "a": 2}'}},
 ]
-MESSAGES = b"".join(
-    sse.event(kind, row)
-    for kind, row in [
-        ("message_start", {"message": {}}),
-        ("ping", {}),
-        ("content_block_start", {"index": 0, "content_block": {"type": "text", "text": ""}}),
-        ("content_block_delta", {"index": 0, "delta": {"type": "text_delta", "text": "Hello"}}),
-        ("content_block_stop", {"index": 0}),
-        ("message_delta", {"delta": {"stop_reason": "end_turn"}}),
-        ("message_stop", {}),
-    ]
-)
+EVENTS: list[tuple[str, dict[str, Any]]] = [
+    ("message_start", {"message": {}}),
+    ("ping", {}),
+    ("content_block_start", {"index": 0, "content_block": {"type": "text", "text": ""}}),
+    ("content_block_delta", {"index": 0, "delta": {"type": "text_delta", "text": "Hello"}}),
+    ("content_block_stop", {"index": 0}),
+    ("message_delta", {"delta": {"stop_reason": "end_turn"}}),
+    ("message_stop", {}),
+]
+MESSAGES = b"".join(sse.event(kind, row) for kind, row in EVENTS)
 OUTPUT = [{"type": "message", "content": [{"type": "output_text", "text": "Hello"}]}]
 RESPONSES = b"".join(
     [
@@ -66,7 +64,7 @@ def reply(status: int, value: Any, more: bytes = b"") -> bytes:
 @pytest.mark.parametrize("dialect", STREAMS)
 def test_a_whole_stream_is_an_answer_and_says_its_text(dialect: str) -> None:
     end = judge(dialect, True, stream(STREAMS[dialect]))
-    assert (end.kind, end.said) == ("answered", Said("Hello")), end.detail
+    assert (end.kind, end.said) == ("answered", "Hello"), end.detail
 
 
 @given(dialect=st.sampled_from(sorted(STREAMS)), share=st.floats(0, 1, exclude_max=True))
@@ -121,14 +119,39 @@ def test_a_block_left_open_is_malformed() -> None:
     assert judge("messages", True, stream(MESSAGES.replace(stop, b""))).kind == "malformed"
 
 
-def test_calls_are_compared_by_what_they_mean() -> None:
+def test_calls_are_part_of_what_a_stream_says() -> None:
     rows = [{"choices": [{"index": 0, "delta": {"tool_calls": [call]}}]} for call in CALL]
-    body = b"".join(map(sse.data, [*rows, CHAT_ROWS[-1]])) + sse.DONE
-    call = {"type": "tool_use", "name": "f", "input": {"b": 1, "a": 2}}
-    whole = {"type": "message", "stop_reason": "tool_use", "content": [call]}
-    said = Said("", (("f", '{"a": 2, "b": 1}'),))
-    assert judge("chat", True, stream(body)).said == said
-    assert judge("messages", False, reply(200, whole)).said == said
+    chat = b"".join(map(sse.data, [*rows, CHAT_ROWS[-1]])) + sse.DONE
+    assert judge("chat", True, stream(chat)).said == 'f{"b": 1, "a": 2}'
+    block = {"index": 0, "content_block": {"type": "tool_use", "name": "f", "input": {}}}
+    delta = {"index": 0, "delta": {"type": "input_json_delta", "partial_json": '{"a": 2}'}}
+    told = [sse.event("content_block_start", block), sse.event("content_block_delta", delta)]
+    start, end = (
+        MESSAGES.index(b"event: content_block_start"),
+        MESSAGES.index(b"event: content_block_stop"),
+    )
+    messages = MESSAGES[:start] + b"".join(told) + MESSAGES[end:]
+    assert judge("messages", True, stream(messages)).said == 'f{"a": 2}'
+    call = {"type": "function_call", "name": "f", "arguments": "{}"}
+    responses = RESPONSES.replace(json.dumps(OUTPUT).encode(), json.dumps([call]).encode())
+    responses = responses.replace(_compact(OUTPUT), _compact([call]))
+    assert judge("responses", True, stream(responses)).said == "f{}"
+
+
+def _compact(value: Any) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode()
+
+
+@pytest.mark.parametrize(
+    ("dialect", "body"),
+    [
+        ("chat", {"choices": [{"message": {"content": "x"}, "finish_reason": None}]}),
+        ("messages", {"type": "message", "stop_reason": None, "content": []}),
+        ("responses", {"status": "in_progress", "output": []}),
+    ],
+)
+def test_a_whole_answer_without_its_end_is_malformed(dialect: str, body: dict[str, Any]) -> None:
+    assert judge(dialect, False, reply(200, body)).kind == "malformed"
 
 
 @pytest.mark.parametrize("dialect", REFUSED)

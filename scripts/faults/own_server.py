@@ -11,7 +11,10 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,12 +22,13 @@ import psutil
 
 from hearth.shared.openblas_preload import openblas_environment
 from hearth.shared.settings_from_env import PROJECT_DIR, example_lines
-from scripts.chaos.judge_replies import Reply, reply_of
 
 READY_S_MAX: Final = 120.0
+ANSWER_S_MAX: Final = 15.0
 END_S_MAX: Final = 20.0  # until a server that does not end is killed
-BUFFER_BYTES: Final = 65_536
 MB: Final = 1_000_000
+MODEL_ID: Final = "m"
+FOLLOWER: Final = "hearth.worker.ranks.follower_main"
 LAUNCH: Final = """
 import sys
 from hearth.proxy.main import end, main
@@ -36,19 +40,24 @@ class ServerError(Exception):
     """The server does not start, or does not tell what it must; the text says why."""
 
 
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What a process holds at a moment."""
+
+    role: str
+    rss: int  # bytes
+    files: int
+    threads: int
+
+
 class OwnServer:
     """One `python -m hearth.proxy.main` on a free port, in a directory of its own.
 
     Every process that it was seen to have is remembered, for none may outlive it.
     """
 
-    def __init__(
-        self, settings: Mapping[str, str], command: Sequence[str] = (), worker: str = ""
-    ) -> None:
-        """`command` is put before the interpreter's, and must become it (as setpriv does).
-
-        `worker` names a module that runs the workers instead of their own.
-        """
+    def __init__(self, settings: Mapping[str, str], worker: str = "") -> None:
+        """`worker` names a module that runs the workers instead of their own."""
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port: int = probe.getsockname()[1]
@@ -66,17 +75,19 @@ class OwnServer:
             "LOG_ROOT": str(self.directory / "logs"),
             "KV_CACHE_DIR": str(self.kv_dir),
             "DOCTOR": "off",
+            "PROXY_MODEL_ID": MODEL_ID,
+            "PRESSURE_FILE": str(self.directory / "pressure"),  # of broken_worker
+            "SLOW_DISK_FILE": str(self.directory / "slow-disk"),  # likewise
             **settings,
         }
         run = ["-c", LAUNCH.format(worker)] if worker else ["-m", "hearth.proxy.main"]
-        self._command = [*command, sys.executable, *run]
+        self._command = [sys.executable, *run]
         self.process: subprocess.Popen[bytes] | None = None
         self.seen: dict[int, psutil.Process] = {}
-        self.helpers: dict[int, psutil.Process] = {}  # that workers have started
 
-    def set(self, name: str, value: str) -> None:
-        """Set a variable of the environment that it is started in."""
-        self._environment[name] = value
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
 
     @property
     def instance_dir(self) -> Path:
@@ -119,31 +130,37 @@ class OwnServer:
 
     # ------------------------------------------------------------ its processes
 
-    @property
-    def pid(self) -> int:
-        assert self.process is not None
-        return self.process.pid
-
     def look(self) -> list[psutil.Process]:
-        """Return the proxy that it has now, and its workers.
-
-        The processes of the workers' grammars come and go with answers: they are only noted.
-        """
+        """Return the proxy that it has now, and its workers."""
         try:
-            proxy = psutil.Process(self.pid)
-            workers = proxy.children()
-            helpers = set(proxy.children(recursive=True)) - set(workers)
+            assert self.process is not None
+            proxy = psutil.Process(self.process.pid)
+            found = [proxy, *proxy.children()]
+            everyone = {*found, *proxy.children(recursive=True)}
         except psutil.NoSuchProcess:
             return []
-        for process in (proxy, *workers):
-            self.seen.setdefault(process.pid, process)
-        self.helpers.update({process.pid: process for process in helpers})
-        return [proxy, *workers]
+        self.seen.update({process.pid: process for process in everyone})
+        return found
+
+    def held(self) -> list[Held]:
+        """Return what the proxy and its workers hold now, in the order of `look`."""
+        found = []
+        for number, process in enumerate(self.look()):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                role = f"worker {number - 1}" if number else "proxy"
+                rss, files = process.memory_info().rss, process.num_fds()
+                found.append(Held(role, rss, files, process.num_threads()))
+        return found
+
+    def ranks(self) -> list[psutil.Process]:
+        """Return the processes of the first worker's ranks, in their order."""
+        workers = self.look()[1:2]
+        below = [child for worker in workers for child in worker.children(recursive=True)]
+        return [*workers, *(child for child in below if FOLLOWER in " ".join(child.cmdline()))]
 
     def left(self) -> list[int]:
         """Return the processes of all its starts that run."""
-        everyone = self.seen | self.helpers
-        return [pid for pid, process in everyone.items() if is_alive(process)]
+        return [pid for pid, process in self.seen.items() if is_alive(process)]
 
     def stop(self) -> tuple[int, float]:
         """End it as its user would; return its exit code and the seconds that took."""
@@ -163,7 +180,7 @@ class OwnServer:
         self.look()
         for pid in self.left():
             with contextlib.suppress(psutil.NoSuchProcess):
-                (self.seen | self.helpers)[pid].kill()
+                self.seen[pid].kill()
         if self.process is not None:
             self.process.wait()
         if not keeps:
@@ -187,25 +204,17 @@ class OwnServer:
         return list((await self.health()).get("workers", []))
 
     async def _json(self, method: str, path: str) -> dict[str, Any]:
-        head = (
-            f"{method} {path} HTTP/1.1\r\nHost: 127.0.0.1:{self.port}\r\nConnection: close\r\n"
-            f"Authorization: Bearer {self._environment.get('PROXY_API_KEY', '')}\r\n\r\n"
-        )
-        reply = await self.ask(head.encode())
-        return dict(json.loads(reply.body)) if reply is not None and reply.status == 200 else {}
+        key = {"Authorization": f"Bearer {self._environment.get('PROXY_API_KEY', '')}"}
+        request = urllib.request.Request(self.url + path, headers=key, method=method)
 
-    async def ask(self, payload: bytes, wait_s: float = 15.0) -> Reply | None:
-        """Send bytes and return the answer to them; None where none came."""
+        def read() -> dict[str, Any]:
+            with urllib.request.urlopen(request, timeout=ANSWER_S_MAX) as reply:
+                return dict(json.load(reply))
+
         try:
-            async with asyncio.timeout(wait_s):
-                reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
-                try:
-                    writer.write(payload)
-                    return reply_of(await reader.read())
-                finally:
-                    writer.close()
-        except (OSError, TimeoutError):
-            return None
+            return await asyncio.to_thread(read)
+        except (OSError, HTTPException):
+            return {}
 
 
 def is_alive(process: psutil.Process) -> bool:
@@ -216,9 +225,10 @@ def is_alive(process: psutil.Process) -> bool:
         return False
 
 
-def rss_bytes(process: psutil.Process) -> int:
-    """Return what a process holds in memory; 0 where it has ended."""
-    try:
-        return int(process.memory_info().rss)
-    except (psutil.NoSuchProcess, psutil.ZombieProcess):
-        return 0
+def drafts_line(workers: Sequence[Mapping[str, Any]]) -> str:
+    """Return what rows of `/v1/cache` say was drafted; with 0 a check of drafts tells nothing."""
+    sources = [row.get("speculation", {}).get("by_source", {}).values() for row in workers]
+    drafted, accepted = (
+        sum(told[name] for rows in sources for told in rows) for name in ("drafted", "accepted")
+    )
+    return f"{drafted:,} tokens were drafted, {accepted:,} of them accepted"

@@ -1,0 +1,319 @@
+"""Plays faults against its own server under steady traffic, and checks that it keeps its promises.
+
+Faults come in random order, one at a time, each once before any comes again. Each request must have
+one well-formed end: a whole answer (the one that a cold cache gave, where that is known), or an
+error in its dialect; a connection that is cut counts only while the proxy itself was dead, or where
+the client left. After each fault the server must answer again. At the end nobody waits, no slot is
+busy, nothing that the server started is left, its log tells no bug, and the proxy is back at its
+memory and files. With --ranks the model runs over several processes, of which one
+is struck.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import random
+import signal
+import sys
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final
+
+import psutil
+
+from hearth.commands.server_client import table
+from hearth.shared.zmq_transport import SILENCE_S_MAX
+from scripts.faults.load import PATHS, Asked, Load, body_of, settings
+from scripts.faults.own_server import MB, Held, OwnServer, ServerError, is_alive
+from scripts.fixtures.rank_fixtures import rank_fixture_dir
+
+WORKER: Final = "scripts.faults.broken_worker"
+CLIENTS: Final = 3
+REST_S: Final = 0.5  # of a client between two requests, at most
+GAP_S: Final = 1.0  # between two faults
+FLOOD: Final = 150  # requests at once
+STOP_S: Final = 3.0  # less than a server takes a worker for hung after
+SLEEP_S: Final = 7.0  # longer than the lease of a request
+DISK_S: Final = 6.0
+FILE_BYTES_MAX: Final = 4_096
+PRESSURE_LEVELS: Final = ("NORMAL", "WARNING", "CRITICAL")
+PRESSURE_S_MAX: Final = 4.0
+STALL_SECONDS: Final = 12  # of ranks
+HUNG_S_MAX: Final = max(SILENCE_S_MAX, STALL_SECONDS) + 10.0
+ERROR_S_MAX: Final = 5.0  # from a kill to the errors of those who waited, on a busy machine
+ANEW_S_MAX: Final = 10.0  # from a worker's end to the start of the next
+GONE_S_MAX: Final = 5.0  # until the processes of before are gone
+RECOVERY_S_MAX: Final = 60.0
+IDLE_S_MAX: Final = 30.0
+SETTLE_S: Final = 3.0
+END_S_MAX: Final = 7.0  # SIGTERM: 5 s and SHUTDOWN_FLUSH_SECONDS
+GROWTH_MAX: Final = 0.05
+GROWN_BYTES_MAX: Final = 32 * MB  # that less may be what sessions remember
+FILES_MORE_MAX: Final = 8
+BUGS: Final = ("Traceback", "failed by a bug", "thread broke", "link failed")
+
+
+@dataclass(slots=True)
+class Chaos:
+    """One run. Owner: the event loop. The methods behind `flood` play a fault, and lift it."""
+
+    server: OwnServer
+    load: Load
+    rng: random.Random
+    times: Counter[str] = field(default_factory=Counter)  # that each fault was played
+    recovery_s: dict[str, float] = field(default_factory=dict)  # the longest of each
+    memory: list[Held] = field(default_factory=list)  # before, and after
+
+    async def run(self, faults: Sequence[str], minutes: float) -> None:
+        """Play everything, and enter what does not hold."""
+        await self.load.learn(lambda: self.server.cache(clears=True))
+        known, different = self.load.known, len(set(self.load.known.values()))
+        print(f"{len(known)} of {len(self.load.pages)} pages have an answer, {different} differ")
+        if different < len(known) / 2:
+            self._miss("known answers are alike: they hold nothing")
+        with self.load.ledger.playing("flood"):
+            await self.flood()  # a server that has seen one is warm
+        before = await self._quiet()
+        end, deck = time.monotonic() + minutes * 60, list(faults)
+        self.rng.shuffle(deck)
+        async with self._traffic():
+            while deck:
+                await self._one(deck.pop())
+                if not deck and time.monotonic() < end:
+                    deck = self.rng.sample(faults, len(faults))
+        after = await self._quiet()
+        self.memory = [*before, *after]
+        for was, now in zip(before[:1], after[:1], strict=True):
+            self.compare(was, now)
+        self._end()
+
+    @contextlib.asynccontextmanager
+    async def _traffic(self) -> AsyncIterator[None]:
+        """Steady clients for as long as this is open; each ends the request that it is at."""
+        running = asyncio.Event()
+        running.set()
+
+        async def be_client() -> None:
+            while running.is_set():
+                await self.load.send(self.load.draw())
+                await asyncio.sleep(self.rng.random() * REST_S)
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(CLIENTS):
+                group.create_task(be_client())
+            yield
+            running.clear()
+
+    async def _one(self, name: str) -> None:
+        print(f"{name} ...", flush=True)
+        await asyncio.sleep(GAP_S)
+        self.times[name] += 1
+        with self.load.ledger.playing(name):
+            await FAULTS[name](self)
+            began = time.monotonic()
+            while not await self._answers() and time.monotonic() - began < RECOVERY_S_MAX:
+                await asyncio.sleep(0.1)
+            took_s = time.monotonic() - began
+            await self.server.until_ready(RECOVERY_S_MAX)
+        self.recovery_s[name] = max(took_s, self.recovery_s.get(name, 0.0))
+        if took_s > RECOVERY_S_MAX:
+            self._miss(f"{name}: no answer {RECOVERY_S_MAX:g} s after it")
+        if (late_s := self.load.ledger.failed_s) > ERRORS_S_MAX.get(name, RECOVERY_S_MAX):
+            self._miss(f"{name}: an error came after {late_s:.1f} s")
+
+    async def _answers(self) -> bool:
+        asked = Asked("Hi", "chat", self.load.post(PATHS["chat"], body_of("chat", "Hi")))
+        return (await self.load.send(asked)).kind == "answered"
+
+    def _miss(self, text: str) -> None:
+        self.load.ledger.miss(text)
+
+    # ------------------------------------------------------------ what must hold at the end
+
+    async def _quiet(self) -> list[Held]:
+        """Wait until nobody waits, empty the cache, and return what each process holds."""
+        deadline = time.monotonic() + IDLE_S_MAX
+        rows: list[dict[str, Any]] = [{"running": 1, "waiting": 0, "in_flight": 0}]
+        while any(row["running"] + row["waiting"] + row["in_flight"] for row in rows):
+            if time.monotonic() > deadline:
+                self._miss(f"requests are left in the queue: {rows}")
+                break
+            await asyncio.sleep(1.2)  # a heartbeat of each worker, sent from now on
+            rows = await self.server.workers()
+        for row in (await self.server.cache(clears=True)).get("workers", [{"error": "none"}]):
+            if "error" in row or any(slot["busy"] for slot in row.get("slots", ())):
+                self._miss(f"a slot is busy, or not told: {row.get('error', row)}")
+        await asyncio.sleep(SETTLE_S)
+        return self.server.held()
+
+    def compare(self, was: Held, now: Held) -> None:
+        """Enter where a process holds far more memory or files than it did."""
+        grown = now.rss - was.rss
+        if grown > GROWN_BYTES_MAX and grown > GROWTH_MAX * was.rss:
+            self._miss(f"memory of the {now.role} is {grown / MB:.0f} MB above its level")
+        if now.files > was.files + FILES_MORE_MAX:
+            self._miss(f"the {now.role} has {was.files} -> {now.files} open files")
+
+    def _end(self) -> None:
+        """End the server as its user would: nothing of it may be left."""
+        server, ledger = self.server, self.load.ledger
+        code, stop_s = server.stop()
+        left = server.left(), sorted(path.name for path in server.instance_dir.glob("*"))
+        if code != 0 or stop_s > END_S_MAX or any(left):
+            self._miss(f"SIGTERM: exit code {code} after {stop_s:.1f} s; left are {left}")
+        if ledger.begun != ledger.ended:
+            self._miss(f"{ledger.begun} requests and {ledger.ended} ends")
+        for line in server.log.read_text(errors="replace").splitlines():
+            if any(bug in line for bug in BUGS):
+                self._miss(f"log: {line[:200]}")
+
+    # ------------------------------------------------------------ faults
+
+    async def flood(self) -> None:
+        await asyncio.gather(*(self.load.send(self.load.draw()) for _ in range(FLOOD)))
+
+    async def worker_killed(self) -> None:
+        await self._lost(signal.SIGKILL, ERROR_S_MAX)
+
+    async def worker_hung(self) -> None:
+        """Stopped and left so: the supervisor, or the other ranks, must end it."""
+        await self._lost(signal.SIGSTOP, HUNG_S_MAX)
+
+    async def _lost(self, sent: signal.Signals, limit_s: float) -> None:
+        """Strike one rank; in time all are gone, and a worker starts anew."""
+        ranks, before = self.server.ranks(), self.server.look()
+        fault = self.load.ledger.stage
+        _signal([self.rng.choice(ranks)], sent)
+        if not await _gone(ranks, limit_s + GONE_S_MAX):
+            self._miss(f"{fault}: {sum(map(is_alive, ranks))} processes outlived it")
+            _signal(ranks, signal.SIGCONT)
+        deadline = time.monotonic() + ANEW_S_MAX
+        while set(self.server.look()) <= set(before) and time.monotonic() < deadline:
+            await asyncio.sleep(0.05)
+        if time.monotonic() > deadline:
+            self._miss(f"{fault}: no other worker {ANEW_S_MAX:g} s after it")
+
+    async def worker_stopped(self) -> None:
+        """Stopped for a moment, then continued."""
+        await self._stopped([self.rng.choice(self.server.ranks())], STOP_S)
+
+    async def worker_slow(self) -> None:
+        """It has a quarter of the time."""
+        worker = self.server.look()[1:]
+        for _ in range(25):
+            await self._stopped(worker, 0.15)
+            await asyncio.sleep(0.05)
+
+    async def all_stopped(self) -> None:
+        """The machine sleeps."""
+        await self._stopped(self.server.look(), SLEEP_S)
+
+    async def _stopped(self, processes: Sequence[psutil.Process], stop_s: float) -> None:
+        _signal(processes, signal.SIGSTOP)
+        await asyncio.sleep(stop_s)
+        _signal(processes, signal.SIGCONT)
+
+    async def proxy_killed(self) -> None:
+        """And started again at once, amid its workers' end."""
+        server, family = self.server, self.server.look()
+        with self.load.ledger.proxy_down():
+            family[0].kill()
+            assert server.process is not None
+            server.process.wait()
+            server.start()
+            if not await _gone(family, GONE_S_MAX):
+                self._miss(f"proxy killed: a worker outlived it by {GONE_S_MAX:g} s")
+            if not await server.until_ready(RECOVERY_S_MAX):
+                self._miss(f"proxy killed: no start after it; {server.log_tail(3)}")
+
+    async def disk_full(self) -> None:
+        """No file grows beyond a page: EFBIG in place of ENOSPC, which needs a disk of its own."""
+        if sys.platform != "linux":
+            return
+        workers = self.server.look()[1:]
+        before = [worker.rlimit(psutil.RLIMIT_FSIZE) for worker in workers]
+        for worker, (_, most) in zip(workers, before, strict=True):
+            worker.rlimit(psutil.RLIMIT_FSIZE, (FILE_BYTES_MAX, most))
+        await asyncio.sleep(DISK_S)
+        for worker, limits in zip(workers, before, strict=True):
+            worker.rlimit(psutil.RLIMIT_FSIZE, limits)
+
+    async def disk_slow(self) -> None:
+        path = self.server.directory / "slow-disk"
+        path.touch()
+        await asyncio.sleep(DISK_S)
+        path.unlink()
+
+    async def memory_pressure(self) -> None:
+        """The system says at random how short of memory it is, and at last that it is not."""
+        path = self.server.directory / "pressure"
+        for level in (*self.rng.choices(PRESSURE_LEVELS, k=6), PRESSURE_LEVELS[0]):
+            path.write_text(level)
+            await asyncio.sleep(self.rng.random() * PRESSURE_S_MAX)
+
+
+FAULTS: Final[dict[str, Callable[[Chaos], Awaitable[None]]]] = {
+    play.__name__.replace("_", " "): play
+    for play in (
+        *(Chaos.flood, Chaos.worker_killed, Chaos.worker_hung, Chaos.worker_stopped),
+        *(Chaos.worker_slow, Chaos.all_stopped, Chaos.proxy_killed, Chaos.disk_full),
+        *(Chaos.disk_slow, Chaos.memory_pressure),
+    )
+}
+ERRORS_S_MAX: Final = {"worker killed": ERROR_S_MAX, "worker hung": HUNG_S_MAX}
+
+
+def _signal(processes: Iterable[psutil.Process], number: signal.Signals) -> None:
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.send_signal(number)
+
+
+async def _gone(processes: Sequence[psutil.Process], wait_s: float) -> bool:
+    deadline = time.monotonic() + wait_s
+    while any(map(is_alive, processes)) and time.monotonic() < deadline:
+        await asyncio.sleep(0.05)
+    return not any(map(is_alive, processes))
+
+
+# ---------------------------------------------------------------- the subcommand
+
+
+async def chaos(options: argparse.Namespace) -> dict[str, Any]:
+    """Play it; return what was seen, with the misses.
+
+    Raises:
+        ServerError: the server does not start.
+    """
+    if unknown := set(options.only) - set(FAULTS):
+        raise ServerError(f"no such fault: {', '.join(unknown)}; there are: {', '.join(FAULTS)}")
+    given = settings() | {"MAX_KV_SIZE_GB": "1", "STALL_SECONDS": str(STALL_SECONDS)}
+    if options.ranks > 1:
+        given |= {"MODEL_PATH": str(rank_fixture_dir("qwen3")), "RANKS": str(options.ranks)}
+    server = OwnServer(given, WORKER)
+    run = Chaos(server, Load(server.port, options.seed), random.Random(options.seed))
+    try:
+        await server.started()
+        await run.run(options.only or list(FAULTS), options.minutes)
+    finally:
+        server.close(keeps=bool(run.load.ledger.misses))
+    return report(run)
+
+
+def report(run: Chaos) -> dict[str, Any]:
+    """Return what was seen, and print it as people read it."""
+    ends = run.load.ledger.ends
+    kinds = sorted({kind for row in ends.values() for kind in row})
+    back = {name: f"{took_s:.1f}" for name, took_s in run.recovery_s.items()}
+    rows = [
+        [name, run.times[name] or "-", *(row[kind] for kind in kinds), back.get(name, "-")]
+        for name, row in ends.items()
+    ]
+    print(table(["fault, or request", "times", *kinds, "recovery s"], rows))
+    for held in run.memory:
+        print(f"{held.role}: {held.rss / MB:.1f} MB, {held.files} files, {held.threads} threads")
+    counts = {"ends": {name: dict(row) for name, row in ends.items()}, "times": dict(run.times)}
+    memory = [asdict(held) for held in run.memory]
+    return counts | {"memory": memory, "log": str(run.server.log)} | run.load.ledger.told()

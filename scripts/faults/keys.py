@@ -1,0 +1,139 @@
+"""Checks that one API key's client cannot tell by time what another's has said.
+
+For each route A says a text, and B asks, in random order, with that text and with one that nobody
+has said. The figure is the share of pairs in which B's answer for what A said came sooner (the area
+under the ROC curve), each time being held against those around it: 0.5 tells nothing, 1 tells all.
+Each must be between 0.4 and 0.6; with --shared, where workers do not keep keys apart, above 0.9.
+"""
+
+import argparse
+import random
+import statistics
+import string
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from scripts.faults.judge_replies import judge
+from scripts.faults.load import KEYS, Body, Load, Manner, body_of, exchange, settings
+from scripts.faults.own_server import OwnServer, drafts_line
+
+COUNTED_WORDS: Final = 2_000  # each new, of a text that is counted
+CHAT_WORDS: Final = 150  # and of one that the model reads
+ANSWER_TOKENS: Final = 32  # of one that drafts may shorten
+WARM_UP: Final = 5  # texts of each route before it is measured
+NEARBY: Final = 8  # rounds before and after, by whose median a time is judged
+SHARING_WORKER: Final = "scripts.harness.faulty_workers.sharing_worker"
+TELLS_NOTHING: Final = (0.4, 0.6)
+TELLS_ALL: Final = (0.9, 1.0)
+
+
+def auc(said: Sequence[float], new: Sequence[float]) -> float:
+    """Return the share of pairs in which what was said took less time than what was not.
+
+    As an attacker reckons it, to whom it is no matter how busy the machine is otherwise.
+    """
+    usual = [_median_around(number, said, new) for number in range(len(said))]
+    rows = list(zip(said, new, usual, strict=True))
+    ours, theirs = [one / each for one, _, each in rows], [other / each for _, other, each in rows]
+    less = sum((a < b) + (a == b) / 2 for a in ours for b in theirs)
+    return less / (len(said) * len(new))
+
+
+def _median_around(number: int, *times: Sequence[float]) -> float:
+    start, end = max(0, number - NEARBY), number + NEARBY + 1
+    return statistics.median([took for each in times for took in each[start:end]])
+
+
+# ---------------------------------------------------------------- what is asked
+
+
+def _word(chance: random.Random) -> str:
+    return "".join(chance.choices(string.ascii_lowercase, k=9))
+
+
+def _chat(chance: random.Random, words: int = CHAT_WORDS, tokens: int = 1) -> Body:
+    text = " ".join(_word(chance) for _ in range(words))
+    plain = {"chat_template_kwargs": {"enable_thinking": False}}
+    return body_of("chat", text, tokens) | plain
+
+
+def _schema(chance: random.Random) -> Body:
+    names = [_word(chance) for _ in range(6)]
+    values = {name: {"type": "string", "enum": [_word(chance) for _ in range(5)]} for name in names}
+    return {
+        "type": "object",
+        "properties": values,
+        "required": names,
+        "additionalProperties": False,
+    }
+
+
+def _with_tools(chance: random.Random) -> Body:
+    tool = {"type": "function", "function": {"name": _word(chance), "parameters": _schema(chance)}}
+    return _chat(chance, words=5) | {"tools": [tool], "tool_choice": "required"}
+
+
+def _with_format(chance: random.Random) -> Body:
+    told = {"name": _word(chance), "strict": True, "schema": _schema(chance)}
+    form = {"type": "json_schema", "json_schema": told}
+    return _chat(chance, words=5) | {"response_format": form}
+
+
+ROUTES: Final[dict[str, Callable[[random.Random], Body]]] = {
+    "count_tokens": lambda chance: _chat(chance, COUNTED_WORDS),
+    "chat prompt": _chat,
+    "answer": lambda chance: _chat(chance, 5, ANSWER_TOKENS),  # drafted from another's: hardly read
+    "tools": _with_tools,
+    "response_format": _with_format,
+}
+
+# ---------------------------------------------------------------- asking
+
+
+async def measured(route: str, load: Load, port: int, rounds: int, seed: int) -> dict[str, Any]:
+    """Have A say `rounds` texts, and B ask with each and with as many others."""
+    chance, times = random.Random(f"{seed} {route}"), (list[float](), list[float]())
+    path = "/v1/messages/count_tokens" if route == "count_tokens" else "/v1/chat/completions"
+
+    async def seconds(body: Body, key: str) -> float:
+        payload, raw = load.post(path, body, key), bytearray()
+        began = time.perf_counter()
+        await exchange(port, payload, Manner(), raw)
+        took = time.perf_counter() - began
+        end = judge("" if route == "count_tokens" else "chat", False, bytes(raw))
+        load.ledger.misses.update([f"{route}: {end}"] if end.kind != "answered" else [])
+        return took
+
+    for number in range(WARM_UP + rounds):
+        said, new = ROUTES[route](chance), ROUTES[route](chance)
+        await seconds(said, KEYS[0])
+        for body, found in chance.sample([(said, times[0]), (new, times[1])], 2):
+            took = await seconds(body, KEYS[1])
+            found += [took] * (number >= WARM_UP)
+    medians = [round(1000 * statistics.median(each), 2) for each in times]
+    told = {"route": route, "said_ms": medians[0], "new_ms": medians[1]}
+    return told | {"auc": round(auc(*times), 3)}
+
+
+async def keys(options: argparse.Namespace) -> dict[str, Any]:
+    """Measure each route; return the figures, with the misses.
+
+    Raises:
+        ServerError: the server does not start.
+    """
+    server = OwnServer(settings(), SHARING_WORKER if options.shared else "")
+    load, rows = Load(server.port, options.seed), list[dict[str, Any]]()
+    low, high = TELLS_ALL if options.shared else TELLS_NOTHING
+    try:
+        await server.started()
+        for route in options.only or ROUTES:
+            row = await measured(route, load, server.port, options.probes // 2, options.seed)
+            rows.append(row)
+            print(*(f"{name} {value}" for name, value in row.items()), flush=True)
+            if not low <= row["auc"] <= high:
+                load.ledger.miss(f"{route}: {row['auc']} is not within {low} to {high}")
+        print(drafts_line((await server.cache()).get("workers", [])))
+    finally:
+        server.close()
+    return {"routes": rows} | load.ledger.told()
