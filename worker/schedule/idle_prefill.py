@@ -31,8 +31,9 @@ class IdlePrefill:
 
     Invariant: at most one slot is open here, that of `_running`.
 
-    By IdleMode.AUTO that is what the session's next request would have to read, and only while the
-    machine is on mains power. A new request interrupts it after the chunk, or the image.
+    By IdleMode.AUTO it reads what the session's next request would have to, and only while the
+    machine is on mains power; by IdleMode.NEVER nothing. A new request interrupts it after the
+    chunk, or the image.
     """
 
     def __init__(
@@ -113,8 +114,7 @@ class IdlePrefill:
         self._close()
 
     def _is_allowed(self) -> bool:
-        mode = self._kv_manager.idle_mode
-        return mode is not IdleMode.AUTO or self._config.power.is_on_mains()
+        return self._kv_manager.idle_mode is IdleMode.AUTO and self._config.power.is_on_mains()
 
     def _begin(self) -> bool | None:
         """Open a slot for what is prefilled next; None where one is open now.
@@ -162,8 +162,6 @@ class IdlePrefill:
 
     def _next(self) -> tuple[PrefixQuery | None, bool]:
         """Return what is prefilled next, and whether it was foreseen: rendered prompts first."""
-        if self._kv_manager.idle_mode is IdleMode.NEVER:
-            self._next_prompts.clear()
         if self._next_prompts:
             return self._next_prompts.pop(), True  # the newest first: it is asked soonest
         return self._kv_manager.unfinished(self._config.natural_cuts), False
