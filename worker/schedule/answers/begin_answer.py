@@ -7,16 +7,16 @@ from hearth.worker.draft.answer_drafter import AnswerDrafter
 from hearth.worker.engine.decode.decoding_sequence import Sequence
 from hearth.worker.engine.decode.sampler import TokenChoice
 from hearth.worker.engine.engine import Engine
+from hearth.worker.kv.kv_manager import AnyKVManager
 from hearth.worker.kv.rewind import RewindPoint, can_rewind
 from hearth.worker.schedule.answers.answer_drafts import AnswerDrafts
-from hearth.worker.schedule.kv_manager_interface import KVManagerInterface
 from hearth.worker.schedule.request_state import Request
 
 
 def begin_answer(
     request: Request,
     engine: Engine,
-    kv_manager: KVManagerInterface,
+    kv_manager: AnyKVManager,
     choose: Callable[[Request], TokenChoice],
     drafts: AnswerDrafts,
 ) -> Sequence:
