@@ -54,10 +54,9 @@ class InferenceThread:
     def run_once(self) -> None:
         """One turn. Blocks only when there is nothing to compute."""
         self._drain(self._wait_s())
-        checks = self.checks
         if not self._scheduler.is_idle:
-            if checks is not None:
-                checks.interrupt()
+            if self.checks is not None:
+                self.checks.interrupt()
             for message in self._scheduler.step():
                 self._send(message)
             self._idle_wait_s = IDLE_BEFORE_PREFILL_S
@@ -65,7 +64,7 @@ class InferenceThread:
         elif (
             self._scheduler.prefill_idle()
             or self._expire()
-            or (checks is not None and checks.step())
+            or (self.checks is not None and self.checks.step())
         ):
             self._idle_wait_s = 0.0
         elif self._idle_wait_s < IDLE_WAIT_S:
