@@ -497,6 +497,3 @@ class KVManager:
         """Assert that the slot's layers hold as many tokens as its bookkeeping says."""
         depth = self._layers.depth(slot.cache)
         assert depth is None or depth == slot.position, (depth, slot.position)
-
-
-AnyKVManager = KVManager | NullKVManager

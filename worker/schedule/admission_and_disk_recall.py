@@ -8,9 +8,8 @@ from typing import Final
 from hearth.shared.errors import RequestError
 from hearth.shared.wire_messages import Failed
 from hearth.worker.engine.decode.decoder import Decoder
-from hearth.worker.kv.kv_manager import AnyKVManager
 from hearth.worker.kv.layer_adapters import STEP
-from hearth.worker.schedule.memory_guard import PromptCost
+from hearth.worker.schedule.memory_guard import AnyKVManager, PromptCost
 from hearth.worker.schedule.request_state import RecallDone, Request
 from hearth.worker.schedule.scheduler_config import SchedulerConfig
 

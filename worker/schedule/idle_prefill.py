@@ -8,9 +8,9 @@ from typing import Any, Final
 from hearth.worker.cache.image_keys import ids_of
 from hearth.worker.cache.prefix_search import PrefixQuery
 from hearth.worker.engine.engine import Engine
-from hearth.worker.kv.kv_manager import AnyKVManager
 from hearth.worker.kv.kv_transfer import IdleMode
 from hearth.worker.kv.live_slot import LiveSlot
+from hearth.worker.schedule.memory_guard import AnyKVManager
 from hearth.worker.schedule.scheduler_config import SchedulerConfig
 
 NEXT_PROMPTS_MAX: Final = 4  # rendered next prompts that wait for idle time

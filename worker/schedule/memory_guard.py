@@ -6,11 +6,14 @@ from dataclasses import dataclass
 from typing import Final
 
 from hearth.worker.cache.prefix_search import PrefixQuery
-from hearth.worker.kv.kv_manager import AnyKVManager
+from hearth.worker.kv.kv_manager import KVManager
+from hearth.worker.kv.null_kv_manager import NullKVManager
 
 GB: Final = 1024**3
 WARN_SHARE: Final = 0.8  # of a budget; the proxy's hearth_budget_tight is 1 from there on
 _UNLIMITED: Final = 1 << 62
+
+AnyKVManager = KVManager | NullKVManager  # gives requests slots, and memory back
 
 log = logging.getLogger(__name__)
 

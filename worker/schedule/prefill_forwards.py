@@ -8,7 +8,7 @@ from typing import Final
 
 from hearth.worker.cache.image_keys import ImageName, is_inside
 from hearth.worker.engine.engine import Engine
-from hearth.worker.kv.kv_manager import AnyKVManager
+from hearth.worker.schedule.memory_guard import AnyKVManager
 from hearth.worker.schedule.model_load_and_prefill_log import log_prefill
 from hearth.worker.schedule.request_state import Request
 from hearth.worker.schedule.scheduler_config import SchedulerConfig

@@ -14,12 +14,12 @@ from hearth.worker.engine.decode.decoder import SampledToken
 from hearth.worker.engine.decode.sampler import TokenChoice
 from hearth.worker.engine.engine import Engine
 from hearth.worker.engine.memory_pressure import Pressure
-from hearth.worker.kv.kv_manager import AnyKVManager
 from hearth.worker.schedule.admission_and_disk_recall import Admission, prefills_for, rows_of
 from hearth.worker.schedule.answers.answer_deltas import last_deltas, piece_deltas, token_logprob
 from hearth.worker.schedule.answers.begin_answer import begin_answer
 from hearth.worker.schedule.fair_queue import give_turn, in_turn
 from hearth.worker.schedule.idle_prefill import IdlePrefill
+from hearth.worker.schedule.memory_guard import AnyKVManager
 from hearth.worker.schedule.prefill_forwards import PrefillForwards, TimeShares, begun_images
 from hearth.worker.schedule.request_state import RecallDone, Request
 from hearth.worker.schedule.scheduler_config import SchedulerConfig
