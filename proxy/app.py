@@ -11,11 +11,11 @@ from typing import Any, Final
 import orjson
 
 from hearth.proxy.api import prefill_endpoint, tokenize_endpoints
-from hearth.proxy.api.body import field_readers as fields
 from hearth.proxy.api.error_bodies import error_body, error_headers
 from hearth.proxy.api.ollama.ollama_routes import PREFIX as OLLAMA_PREFIX
 from hearth.proxy.chat_page.chat_page_routes import ChatPage
-from hearth.proxy.embeddings.encoder_routes import ENCODER_PATHS, EncoderRoutes, Encoders
+from hearth.proxy.embeddings.embedding_process import EmbeddingProcess
+from hearth.proxy.embeddings.encoder_routes import ENCODER_PATHS, EncoderRoutes
 from hearth.proxy.gateway.cloud.cloud_bodies import CloudDialect
 from hearth.proxy.gateway.config.routing_table import Deployment
 from hearth.proxy.gateway.gateway import FALLBACK_HEADER, Gateway, GatewayCall
@@ -92,7 +92,7 @@ class ProxyApp:
         routes: AdminRoutes,
         places: ConnectionPlaces | None = None,
         gateway: Gateway | None = None,
-        encoders: Encoders | None = None,
+        encoders: EmbeddingProcess | None = None,
     ) -> None:
         """`places` are the listener's; without a `gateway` only local models answer.
 
@@ -143,7 +143,11 @@ class ProxyApp:
             exchange.end()
 
     async def _refuse(self, exchange: HttpExchange, error: RequestError) -> None:
-        self._count_refused(exchange, error)
+        exchange.count()
+        if not exchange.is_counted:
+            self.metrics.refused(_counted_as(exchange.path), error)
+            if exchange.is_trusted:  # the sums are of keys that were checked
+                self.routes.requests.refused(error, key_digest(exchange.headers))
         if exchange.has_started or isinstance(error, ClientGone):
             return
         log.info(
@@ -159,14 +163,6 @@ class ProxyApp:
         body = error_body(error, dialect, exchange.request_id)
         await exchange.drain()
         await exchange.send_json(error.status, body, error_headers(error))
-
-    def _count_refused(self, exchange: HttpExchange, error: RequestError) -> None:
-        """Count a request that ends with `error`, unless its end is counted."""
-        exchange.count()
-        if not exchange.is_counted:
-            self.metrics.refused(_counted_as(exchange.path), error)
-            if exchange.is_trusted:  # the sums are of keys that were checked
-                self.routes.requests.refused(error, key_digest(exchange.headers))
 
     def refuse_unread(self, error: RequestError, is_anthropic: bool) -> tuple[RawHeaders, bytes]:
         """Return headers and body that tell a client why its connection is read no further."""
@@ -253,23 +249,7 @@ class ProxyApp:
         if path in _OWN:
             dialect = prefill_endpoint.dialect_of(body.fields, exchange.headers, exchange.query)
             exchange.is_anthropic |= dialect == "messages"
-        if _GENERATE.get(path) == "responses" and body.fields.get("background") is True:
-            await self._answer_in_background(exchange, body)
-        else:
-            await self._answer(exchange, dialect, body)
-
-    async def _answer_in_background(self, exchange: HttpExchange, body: ClientBody) -> None:
-        streamed = ClientBody(body.fields | {"stream": True}, body.size)
-
-        async def answer(detached: HttpExchange) -> None:
-            try:
-                await self._answer(detached, "responses", streamed)
-            except RequestError as error:
-                self._count_refused(detached, error)
-                raise
-
-        wants_events = fields.boolean(body.fields, "stream")
-        await self.routes.running.serve(exchange, answer, wants_events=wants_events)
+        await self._answer(exchange, dialect, body)
 
     async def _answer(
         self, exchange: HttpExchange, dialect: Dialect | None, body: ClientBody
@@ -366,8 +346,7 @@ class ProxyApp:
                 await gateway.accounts.check(exchange, deployment.group)
                 await self._answer_here(exchange, dialect, body, target)
 
-        is_background = dialect == "responses" and body.fields.get("background") is True
-        is_local = exchange.path in _OWN or is_background or dialect in OLLAMA_DIALECTS
+        is_local = exchange.path in _OWN or dialect in OLLAMA_DIALECTS
         if exchange.path in _COUNT:  # of a local model none leaves this machine
             is_local = any(row.local for row in gateway.table.deployments(group))
         if is_local:

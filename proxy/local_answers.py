@@ -1,6 +1,5 @@
 """Answers requests with the models of this server's workers: parses, submits, writes and counts."""
 
-import contextlib
 import dataclasses
 import functools
 import logging
@@ -70,7 +69,7 @@ class LocalAnswers:
     ) -> None:
         """`is_apart` as of BodyParser."""
         self._names = routes.names
-        self._running = routes.running
+        self._stored = routes.stored
         self._metrics = routes.metrics
         self._requests = routes.requests
         self.body_parser = BodyParser(settings, routes.stored, is_apart=is_apart)
@@ -181,14 +180,14 @@ class LocalAnswers:
             return
         request = await self._parse(exchange, dialect, body, target)
         name = request.served_as or self._names.public
-        begun = None
-        if request.is_background:
-            begun = await self._running.accept(exchange, request, name, body.size)
         started = awake_s()
         opening = self._open(request, exchange.request_id, started)
         answer, *others = await exchange.while_connected(opening)
         read = answer if account is None else account.admitted(request, [answer, *others])
-        admitted = AdmittedRequest(request, name, read, tuple(others), begun, came_at=started)
+        admitted = AdmittedRequest(request, name, read, tuple(others), came_at=started)
+        if dialect == "responses" and request.is_stored:
+            key = request.prompt.speaker.key
+            admitted.note_end = functools.partial(self._stored.keep, key, request.body)
         exchange.on_disconnect(lambda: _close(admitted.answers))
         exchange.reply_headers.append((SERVED_BY_HEADER, served_here(name).encode("latin-1")))
         if not request.stream:
@@ -196,8 +195,7 @@ class LocalAnswers:
         try:
             if dialect == "messages" and request.stream:
                 await answer.planned()  # the first event tells what is kept
-            with self._findable(admitted):
-                await _write(exchange, admitted)
+            await _write(exchange, admitted)
         finally:
             _close(admitted.answers)
             exchange.count_later = functools.partial(
@@ -220,19 +218,6 @@ class LocalAnswers:
             await exchange.while_connected(self._pool.load(model))
         name = self._names.named(body.fields.get("model"))
         await exchange.send_json(200, ollama_events.empty_answer(dialect, name, reason))
-
-    def _findable(self, admitted: AdmittedRequest) -> contextlib.AbstractContextManager[None]:
-        """Have a response be kept at its end, and be found by its id until then if it streams."""
-        request = admitted.request
-        if request.dialect != "responses":
-            return contextlib.nullcontext()
-        admitted.note_end = functools.partial(self._running.note_end, request)
-        if request.is_background or not request.stream:
-            return contextlib.nullcontext()
-        request_id = admitted.answer.request_id
-        admitted.opened = responses_events.opened(request, admitted.model, request_id)
-        cancel = functools.partial(_close, admitted.answers)
-        return self._running.streaming(request, admitted.opened, cancel)
 
     async def _open(
         self, request: ParsedRequest, request_id: str, came_at: float

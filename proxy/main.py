@@ -238,7 +238,6 @@ class Hearth:
         await asyncio.gather(serving, ending, encoders_ending, return_exceptions=True)
         if self._gateway is not None:
             await self._gateway.close()
-        await self._routes.running.close()
         self._routes.stored.close()
         for each in self._sockets:
             each.close()

@@ -96,6 +96,15 @@ def one_of(*allowed: str) -> SettingParser:
     return parse
 
 
+def idle_prefill(text: str) -> str:
+    if text.lower() == "always":
+        raise ValueError(
+            "never or auto: always also read again what an answer had written; auto reads on mains "
+            "power what the next request would have to"
+        )
+    return str(one_of("never", "auto")(text))
+
+
 KV_BITS: Final = (0, 4, 8)  # of KV in a live cache, 0 = as it is computed
 
 
@@ -514,9 +523,9 @@ class Settings:
     idle_prefill: str = _setting(
         "IDLE_PREFILL",
         "auto",
-        one_of("never", "auto", "always"),
+        idle_prefill,
         "Read in idle time: auto = on mains power, what the next request would have to read; "
-        "always = what is not canonical too",
+        "or never",
     )
     prompt_cache_ttl_seconds: int = _setting(
         "PROMPT_CACHE_TTL_SECONDS",

@@ -5,11 +5,11 @@ and written in the threads of large bodies, where it is large.
 """
 
 import functools
-from collections.abc import Mapping, Sequence
-from typing import Any, Final, Protocol
+from collections.abc import Mapping
+from typing import Any, Final
 
 from hearth.proxy.embeddings import ollama_embeddings
-from hearth.proxy.embeddings.embedding_process import Embeddings, Reranking
+from hearth.proxy.embeddings.embedding_process import EmbeddingProcess, Embeddings
 from hearth.proxy.embeddings.encoder_answers import embeddings_json, json_bytes_max, rerank_answer
 from hearth.proxy.embeddings.encoder_bodies import EmbeddingRequest, read_embedding, read_rerank
 from hearth.proxy.http.body_threads import work_on_body
@@ -19,7 +19,6 @@ from hearth.proxy.monitoring.encoder_records import EncoderRecords, EncoderReply
 from hearth.proxy.monitoring.gateway_metrics import served_here
 from hearth.proxy.request.encoder_names import SETTINGS, EncoderKind, EncoderNames, encoders_of
 from hearth.proxy.request.model_names import ListedGroup, ModelNames
-from hearth.shared.embedding_messages import EmbeddingInput
 from hearth.shared.errors import RequestError
 from hearth.shared.settings_from_env import Settings
 from hearth.shared.suspending_clock import awake_s
@@ -34,20 +33,6 @@ ENCODER_PATHS: Final[dict[str, EncoderKind]] = {
 }
 
 
-class Encoders(Protocol):
-    """The process that embeds and ranks."""
-
-    async def embed(
-        self, texts: Sequence[EmbeddingInput], dimensions: int | None = None, truncate: bool = False
-    ) -> Embeddings: ...
-
-    async def rerank(
-        self, query: str, documents: Sequence[str], truncate: bool = False
-    ) -> Reranking: ...
-
-    def facts(self) -> dict[str, Any]: ...
-
-
 class EncoderRoutes:
     """Answers with vectors and scores. Owner: the event loop.
 
@@ -57,7 +42,7 @@ class EncoderRoutes:
     def __init__(
         self,
         models: Mapping[EncoderKind, EncoderNames],
-        process: Encoders | None,
+        process: EmbeddingProcess | None,
         records: EncoderRecords,
     ) -> None:
         """Without a `process` there are no `models`."""
@@ -68,7 +53,7 @@ class EncoderRoutes:
 
     @classmethod
     def of(
-        cls, settings: Settings, routes: AdminRoutes, process: Encoders | None
+        cls, settings: Settings, routes: AdminRoutes, process: EmbeddingProcess | None
     ) -> "EncoderRoutes":
         """Return the routes that `settings` give, and have their models listed."""
         models = encoders_of(settings) if process is not None else {}

@@ -107,19 +107,6 @@ class HttpExchange:
         self._send = send
         self._watcher: asyncio.Task[None] | None = None
 
-    def detached(self, receive: Receive, send: Send) -> "HttpExchange":
-        """Return an exchange of the same request that goes on without this one's client.
-
-        What is held for the body is its from here on, and so is being counted.
-        """
-        assert self._has_body and not self.has_started, self.path
-        other = HttpExchange({**self.scope, "state": {}}, receive, send, self._budget)
-        other.request_id, other.headers = self.request_id, dict(self.headers)
-        other.is_trusted, other.is_anthropic = self.is_trusted, self.is_anthropic
-        other._held_bytes, self._held_bytes = self._held_bytes, 0
-        self.is_counted = True
-        return other
-
     # -------------------------------------------------- what the connection is to others
 
     def check_place(self) -> None:

@@ -6,7 +6,6 @@ from typing import Any, Final
 from hearth.proxy.api.body import field_readers as fields
 from hearth.proxy.api.ollama.ollama_routes import OllamaRoutes
 from hearth.proxy.api.responses.response_store import ResponseStore
-from hearth.proxy.api.responses.running_responses import RunningResponses
 from hearth.proxy.http.http_exchange import HttpExchange, wrong_method
 from hearth.proxy.monitoring import request_metrics
 from hearth.proxy.monitoring.dashboard_feed import DashboardFeed
@@ -30,7 +29,6 @@ _PINS: Final = "/v1/cache/pins/"
 _SESSIONS: Final = "/v1/sessions/"
 _RESPONSES: Final = ("/v1/responses/", "/responses/")
 _ITEMS: Final = "/input_items"
-_CANCEL: Final = "/cancel"
 
 _TAKING: Final = {"ready", "unloaded"}  # a request is taken at once, or loads the model
 _UP_OR_DOWN: Final = {"ready", "dead", "restarting", "unreachable"}  # all but at its first start
@@ -68,7 +66,6 @@ class AdminRoutes:
         self.metrics.gateway.know(map(served_here, self.names.adapters), is_cloud=False)
         directory = settings.kv_cache_dir / "responses" if settings.max_kv_size_gb != 0 else None
         self.stored = ResponseStore(directory=directory)
-        self.running = RunningResponses(self.stored)
         self._table: dict[str, Methods] = {
             "/": {"GET": self._root},
             "/health": {"GET": self._health},
@@ -115,8 +112,6 @@ class AdminRoutes:
         if rest := _rest(path, *_RESPONSES):
             if rest.endswith(_ITEMS):
                 return {"GET": self._response_items}
-            if rest.endswith(_CANCEL):
-                return {"POST": self._cancel_response}
             if "/" not in rest and rest != "compact":
                 return {"GET": self._response, "DELETE": self._delete_response}
             return {}
@@ -261,21 +256,13 @@ class AdminRoutes:
 
     async def _response(self, exchange: HttpExchange) -> None:
         key, response_id = _key(exchange), _rest(exchange.path, *_RESPONSES)
-        if exchange.query.get("stream", "false") == "false":
-            await exchange.send_json(200, self.running.response(key, response_id))
-            return
-        after = exchange.query.get("starting_after", "-1")
-        if not (after.removeprefix("-").isdecimal() and after.isascii() and len(after) < 10):
-            fields.refuse("starting_after", after, "the sequence_number of an event")
-        await exchange.send_events(self.running.follow(key, response_id, max(-1, int(after))))
+        if (stream := exchange.query.get("stream", "false")) != "false":
+            fields.refuse("stream", stream, "false: of a kept response no events are kept")
+        await exchange.send_json(200, self.stored.response(key, response_id))
 
     async def _delete_response(self, exchange: HttpExchange) -> None:
         response_id = _rest(exchange.path, *_RESPONSES)
-        await exchange.send_json(200, await self.running.delete(_key(exchange), response_id))
-
-    async def _cancel_response(self, exchange: HttpExchange) -> None:
-        response_id = _rest(exchange.path, *_RESPONSES).removesuffix(_CANCEL)
-        await exchange.send_json(200, await self.running.cancel(_key(exchange), response_id))
+        await exchange.send_json(200, self.stored.delete(_key(exchange), response_id))
 
     async def _response_items(self, exchange: HttpExchange) -> None:
         response_id = _rest(exchange.path, *_RESPONSES).removesuffix(_ITEMS)

@@ -61,11 +61,6 @@ class ParsedRequest:
         store = self.body.get("store")
         return store is not False and (self.use_kv_cache or store is True)
 
-    @property
-    def is_background(self) -> bool:
-        """Return whether its response is made for nobody who waits."""
-        return self.dialect == "responses" and self.body.get("background") is True
-
     def submissions(self) -> "list[ParsedRequest]":
         """Return the request of each choice: all of the first prompt, then of the next.
 
@@ -125,8 +120,7 @@ class AdmittedRequest:
     model: str  # the public name of what answers
     answer: AnswerEvents
     others: tuple[AnswerEvents, ...] = ()  # the choices after the first
-    opened: dict[str, Any] | None = None  # a response as it was told when it began
-    note_end: Callable[[dict[str, Any]], None] = lambda _: None  # is given it in its last state
+    note_end: Callable[[dict[str, Any]], None] = lambda _: None  # is given a response that is whole
     came_at: float = field(default_factory=awake_s)  # when it was asked
 
     @property

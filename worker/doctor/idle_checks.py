@@ -109,17 +109,3 @@ class IdleChecks:
             self._file.save(found)
         except OSError as error:
             log.warning("what the checks found cannot be kept: %s", error)
-
-
-class NoChecks(IdleChecks):
-    """Runs none."""
-
-    def __init__(self) -> None:
-        super().__init__(_no_run, None, None, False)
-
-    def ask_again(self) -> None:
-        pass
-
-
-def _no_run() -> CheckRun:
-    raise AssertionError("no checks are wanted")

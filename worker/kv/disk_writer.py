@@ -31,23 +31,7 @@ UNLIMITED: Final = 1 << 62
 SHUTDOWN_TOKENS: Final = 64  # fewer are sooner read again than written at the end
 
 
-class NoDiskWriter:
-    """Writes nothing: what the KV manager has where no disk is used."""
-
-    def begin(self, slot: LiveSlot, query: PrefixQuery) -> None: ...
-
-    def note_read(self, slot: LiveSlot) -> None: ...
-
-    def end(self, slot: LiveSlot) -> None: ...
-
-    def leave(self, slot: LiveSlot) -> None: ...
-
-    def write_quiet(self, slots: Iterable[LiveSlot]) -> None: ...
-
-    def write_rest(self, slots: Collection[LiveSlot]) -> None: ...
-
-
-class DiskWriter(NoDiskWriter):
+class DiskWriter:
     """Hands the disk's thread what is to be written.
 
     Nothing is written twice; what the thread refuses is offered again. `_tips` are the ends of

@@ -9,7 +9,7 @@ from hearth.worker.cache.conversation_priority import LinePriorities, LinePriori
 from hearth.worker.cache.extent_store import ExtentStore
 from hearth.worker.cache.prefix_search import PrefixQuery, PrefixSearch
 from hearth.worker.cache.resume_planner import ResumePlan, make_plan, shared_cuts
-from hearth.worker.kv.kv_transfer import IdleMode, KeepRules
+from hearth.worker.kv.kv_transfer import KeepRules
 from hearth.worker.kv.layer_adapters import LayerMap
 from hearth.worker.kv.live_slot import LiveSlot
 
@@ -28,8 +28,8 @@ class IdleWork:
     """The part of a KVManager that idle time uses. Owner: the inference thread.
 
     Two kinds of work. What the next request would have to read is read in the session's own slot,
-    from where that request would go on: nothing is read twice, and nothing copied. What was read
-    already and is fast is read again in a slot of its own, a spare: its canonical copy is for
+    from where that request would go on: nothing is read twice, and nothing copied. A trunk that was
+    read already and is fast is read again in a slot of its own, a spare: its canonical copy is for
     whoever restores it.
     """
 
@@ -58,12 +58,13 @@ class IdleWork:
         done where stored KV is not canonical anyway.
         """
         rules = self._rules()
-        if rules.idle_prefill is IdleMode.NEVER or rules.store_format is not None:
+        if rules.store_format is not None:
             return None
         for slot in sorted(self._slots.values(), key=lambda s: -s.used_at):
             if slot.is_busy or slot.is_spare or slot.is_settled:
                 continue
-            end = slot.position if self._is_all_wanted else slot.system_end
+            # Exact mode does not reuse what decoding wrote: the next request would have to read it.
+            end = slot.position if rules.is_exact else slot.system_end
             if slot.canonical_to >= end:
                 continue
             cuts = [cut for cut in natural(slot.tokens) if cut <= end]
@@ -72,15 +73,6 @@ class IdleWork:
                 return query
             slot.is_settled = True
         return None
-
-    @property
-    def _is_all_wanted(self) -> bool:
-        """Whether a slot's tokens are read to their end, not their trunk alone.
-
-        Exact mode does not reuse what decoding wrote: the next request would have to read it.
-        """
-        rules = self._rules()
-        return rules.is_exact or rules.idle_prefill is IdleMode.ALWAYS
 
     def _query_of(self, slot: LiveSlot, cuts: list[int]) -> PrefixQuery:
         return PrefixQuery(
@@ -113,13 +105,9 @@ class IdleWork:
         `has_room` says whether so many bytes may be held more. None where that is not so, where
         sessions have all slots, or where there is nothing to read.
         """
-        if self._reads_ahead(is_foreseen):
+        if is_foreseen or self._rules().is_exact:
             return self._open_own(query, has_room)
         return self._open_spare(query, has_room)
-
-    def _reads_ahead(self, is_foreseen: bool) -> bool:
-        rules = self._rules()
-        return rules.idle_prefill is IdleMode.AUTO and (is_foreseen or rules.is_exact)
 
     def _open_own(self, query: PrefixQuery, has_room: Callable[[int], bool]) -> LiveSlot | None:
         """Check out the slot in which the session's next request would go on."""

@@ -24,14 +24,13 @@ from hearth.worker.cache.prefix_search import PrefixQuery
 from hearth.worker.cache.resume_planner import ResumePlan, make_plan, shared_cuts
 from hearth.worker.disk.disk_thread import DiskThread
 from hearth.worker.disk.file_format import Record
-from hearth.worker.kv.cache_bypass_kv_manager import UncachedKVManager
 from hearth.worker.kv.disk_tier import DiskRecall, DiskTier
-from hearth.worker.kv.disk_writer import NoDiskWriter
 from hearth.worker.kv.idle_slots import least_needed, surplus
 from hearth.worker.kv.idle_work import IdleWork, SlotSteps
 from hearth.worker.kv.kv_transfer import IdleMode, KeepRules, KVTransfer
 from hearth.worker.kv.layer_adapters import LayerMap
 from hearth.worker.kv.live_slot import LiveSlot
+from hearth.worker.kv.null_kv_manager import NullKVManager
 from hearth.worker.kv.quantise_kv import QuantFormat
 from hearth.worker.kv.return_freed_memory import release_memory
 
@@ -57,7 +56,7 @@ class KVManager:
     ) -> None:
         self.rules = rules
         self.store = ExtentStore(root, layers.layout, budget)
-        self.uncached = UncachedKVManager(layers, new_cache, rules)  # of what is not to be kept
+        self.uncached = NullKVManager(new_cache, layers, rules)  # of what is not to be kept
         self.pins = Pins(self.store, rules.keys)
         self._layers = layers
         self._slots: dict[int, LiveSlot] = {}
@@ -72,10 +71,9 @@ class KVManager:
             lambda: self.rules,
             SlotSteps(self.uncached.cold_bytes, self._fill, self.give_up),
         )
-        self.disk, self._writer = None, NoDiskWriter()
+        self.disk: DiskTier | None = None
         if disk_thread is not None:
             self.disk = DiskTier(self.store, layers, self.transfer.evictor, rules, disk_thread)
-            self._writer = self.disk.writer
 
     # ------------------------------------------------------------ a request's life
 
@@ -101,7 +99,8 @@ class KVManager:
         slot.canonical_cuts = shared_cuts(slot.canonical_cuts, query.cuts)
         slot.capacity = self._layers.reserve(slot.cache, rows)
         self._check_depth(slot)
-        self._writer.begin(slot, query)
+        if self.disk is not None:
+            self.disk.writer.begin(slot, query)
         assert slot.position == plan.position <= query.limit, (slot.position, plan.position)
         assert slot.capacity >= rows, (slot.capacity, rows)
         return slot, plan
@@ -126,7 +125,8 @@ class KVManager:
         self._check_depth(slot)
         if is_canonical or not self.rules.is_exact:
             self.transfer.index(slot, start, end, name, is_canonical)
-        self._writer.note_read(slot)
+        if self.disk is not None:
+            self.disk.writer.note_read(slot)
         self.transfer.quantise(slot, end)
 
     def grow(self, slot: LiveSlot, rows: int) -> None:
@@ -190,7 +190,6 @@ class KVManager:
         if len(tokens) > start and is_whole and not self.rules.is_exact:
             (name,) = prefix_hashes(slot.root.name, tokens, [len(tokens)])
             self.transfer.index(slot, start, len(tokens), name, is_canonical=False)
-        self._writer.end(slot)
         self._check_in(slot)
 
     # ------------------------------------------------------------ memory
@@ -345,7 +344,8 @@ class KVManager:
 
     def hand_over(self) -> None:
         """Give the disk's thread, at the end, what is not on disk and is gone on from."""
-        self._writer.write_rest(self._slots.values())
+        if self.disk is not None:
+            self.disk.writer.write_rest(self._slots.values())
 
     def shut(self, flush_s: float) -> None:
         """Write what is queued, for so long, and end the disk's thread. Any thread, at the end."""
@@ -354,6 +354,8 @@ class KVManager:
             self.disk.thread.close()
 
     def _check_in(self, slot: LiveSlot) -> None:
+        if self.disk is not None:
+            self.disk.writer.end(slot)
         assert slot.is_busy and slot.joint.pins > 0, (slot.is_busy, slot.joint.pins)
         slot.joint.pins -= 1
         slot.is_busy, slot.used_at = False, time.monotonic()
@@ -371,8 +373,8 @@ class KVManager:
     ) -> LiveSlot | None:
         """Check out a slot for idle work; see IdleWork."""
         slot = self.idle_work.open(query, is_foreseen, has_room)
-        if slot is not None:
-            self._writer.begin(slot, query)
+        if slot is not None and self.disk is not None:
+            self.disk.writer.begin(slot, query)
         return slot
 
     def settle(self, query: PrefixQuery) -> None:
@@ -388,14 +390,14 @@ class KVManager:
     def close_spare(self, slot: LiveSlot) -> None:
         if slot.joint.is_dropped:
             self.transfer.reindex(slot)
-        self._writer.end(slot)
         self._check_in(slot)
 
     def sweep(self) -> bool:
         """Give up the slots of sessions idle for long; say whether there were any."""
         now, idle_s = time.monotonic(), self.rules.session_idle_s
         old = [s for s in self._slots.values() if not s.is_busy and now - s.used_at > idle_s]
-        self._writer.write_quiet(self._slots.values())
+        if self.disk is not None:
+            self.disk.writer.write_quiet(self._slots.values())
         for slot in old if idle_s else ():
             self.give_up(slot)
         self.lines.forget({extent.line for extent in self.store.extents})
@@ -480,7 +482,8 @@ class KVManager:
     def give_up(self, slot: LiveSlot) -> None:
         """Empty an idle slot, and copy what only it holds into the store where there is room."""
         assert not slot.is_busy and self._slots[slot.number] is slot, (slot.number, slot.is_busy)
-        self._writer.leave(slot)
+        if self.disk is not None:
+            self.disk.writer.leave(slot)
         self.transfer.give_up_rows(slot, 0)
         slot.cache = []
         del self._slots[slot.number]

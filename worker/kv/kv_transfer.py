@@ -31,7 +31,6 @@ class IdleMode(Enum):
 
     NEVER = "never"
     AUTO = "auto"  # what the next request would have to read; a trunk that is fast, once more
-    ALWAYS = "always"  # all that no canonical prefill has read yet
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,7 @@
-"""Gives each request an empty slot and keeps nothing: for models whose caches can't be reused."""
+"""Gives each request an empty slot and keeps nothing of it.
+
+So run requests with `use_kv_cache: false`, and models whose caches can't be reused.
+"""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -9,21 +12,32 @@ from hearth.worker.cache.block_hash import PrefixHash, Tokens
 from hearth.worker.cache.extent_store import Joint
 from hearth.worker.cache.prefix_search import PrefixQuery
 from hearth.worker.cache.resume_planner import ResumePlan
-from hearth.worker.kv.kv_transfer import IdleMode
+from hearth.worker.kv.kv_transfer import IdleMode, KeepRules
+from hearth.worker.kv.layer_adapters import LayerMap
 from hearth.worker.kv.live_slot import LiveSlot
 
 _NO_PLAN = ResumePlan.cold()
+_RAW = KeepRules(slots_max=1, chunk=1, is_exact=True)  # no rows are packed
 
 
 class NullKVManager:
     """The KV manager that keeps nothing: each request runs in an empty slot of its own.
 
-    Also what tests compare a warm cache with. Owner: the inference thread.
+    With `layers` and `rules` requests compute what they would in `KVManager` from an empty cache:
+    slots grow and are packed alike. Without, nobody knows what a slot takes. Also what tests
+    compare a warm cache with. Owner: the inference thread.
     """
 
-    def __init__(self, new_cache: Callable[[], list[Any]]) -> None:
+    def __init__(
+        self,
+        new_cache: Callable[[], list[Any]],
+        layers: LayerMap | None = None,
+        rules: KeepRules = _RAW,
+    ) -> None:
         self.counts: Counter[str] = Counter()
         self._new_cache = new_cache
+        self._layers = layers
+        self._rules = rules
 
     @property
     def uncached(self) -> "NullKVManager":
@@ -36,7 +50,10 @@ class NullKVManager:
     def open(self, query: PrefixQuery, rows: int) -> tuple[LiveSlot, ResumePlan]:
         self.counts["match_miss"] += 1
         joint = Joint(PrefixHash(b""), 0)
-        return LiveSlot(0, self._new_cache(), joint, kv_bits=query.kv_bits), _NO_PLAN
+        slot = LiveSlot(0, self._new_cache(), joint, kv_bits=query.kv_bits)
+        self._quantise(slot, 0)
+        self._reserve(slot, rows)
+        return slot, _NO_PLAN
 
     def slot_cost(self, query: PrefixQuery, rows: int) -> int:
         return self.cold_bytes(rows, query.kv_bits)
@@ -46,11 +63,13 @@ class NullKVManager:
 
     def cold_bytes(self, rows: int, kv_bits: int | None = None) -> int:
         """Return what an empty slot for `rows` tokens takes, in the bits that are asked for."""
-        return 0  # nobody knows what such a model's caches take
+        if self._layers is None:
+            return 0
+        return self._layers.slot_bytes(rows, self._rules.format_at(rows, kv_bits))
 
     def unwritten_bytes(self, rows: int) -> int:
         """Return what of that the first forward allocates: windows and states."""
-        return 0
+        return 0 if self._layers is None else self._layers.unwritten_bytes(rows)
 
     def releasable(self, spared: PrefixQuery | None = None) -> int:
         return 0
@@ -68,11 +87,18 @@ class NullKVManager:
         self, slot: LiveSlot, tokens: Tokens, name: PrefixHash, *, is_fast: bool = False
     ) -> None:
         slot.tokens = tokens
+        self._quantise(slot, len(tokens))
 
     def grow(self, slot: LiveSlot, rows: int) -> None:
-        pass
+        is_packed_now = self._quantise(slot, rows)
+        if is_packed_now or rows > slot.capacity:
+            self._reserve(slot, rows)
 
     def grow_for_draft(self, slot: LiveSlot, rows: int, draft_rows: int) -> int:
+        self.grow(slot, rows)
+        later = self._rules.format_at(rows + draft_rows, slot.kv_bits)
+        if later is not None and slot.format is None:
+            return 0  # rows are packed from amid the draft on
         self.grow(slot, rows + draft_rows)
         return draft_rows
 
@@ -80,7 +106,7 @@ class NullKVManager:
         pass
 
     def lend(self, slot: LiveSlot) -> None:
-        pass
+        slot.cache, slot.capacity = [], 0
 
     def take_back(self, slot: LiveSlot, cache: list[Any]) -> None:
         slot.cache = cache
@@ -137,3 +163,17 @@ class NullKVManager:
     @property
     def slots(self) -> Sequence[LiveSlot]:
         return []
+
+    def _reserve(self, slot: LiveSlot, rows: int) -> None:
+        if self._layers is not None:
+            slot.capacity = self._layers.reserve(slot.cache, rows)
+            assert slot.capacity >= rows, (slot.capacity, rows)
+
+    def _quantise(self, slot: LiveSlot, position: int) -> bool:
+        """Pack the slot's rows once there are enough; say whether they were packed now."""
+        form = self._rules.format_at(position, slot.kv_bits)
+        if form is None or slot.format is not None or self._layers is None:
+            return False
+        self._layers.quantise(slot.cache, form)
+        slot.format = form
+        return True

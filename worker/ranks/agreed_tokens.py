@@ -19,12 +19,11 @@ Owner: the inference thread.
 
 import zlib
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 import mlx.core as mx
 
 from hearth.worker.cache.block_hash import pack
-from hearth.worker.ranks.rank_link import RankMismatch, Value
+from hearth.worker.ranks.rank_link import FollowerLink, LeaderLink, RankMismatch
 
 Sum = Callable[[mx.array], mx.array]  # over all ranks
 
@@ -37,12 +36,6 @@ def checksum(ids: Sequence[int]) -> int:
 def said_facts(ids: Sequence[int]) -> tuple[str, int, int]:
     """Return what both sides witness of the tokens of a step: none of them, as facts are shown."""
     return "said", len(ids), checksum(ids)
-
-
-class Witness(Protocol):
-    """A link's end, as far as facts go."""
-
-    def witness(self, *facts: Value) -> None: ...
 
 
 def sum_over(group: mx.distributed.Group) -> Sum:
@@ -58,7 +51,7 @@ def sum_over(group: mx.distributed.Group) -> Sum:
 class LeadingTokens:
     """Rank 0's tokens, told to the other ranks; see `decoding_sequence.Agree`."""
 
-    def __init__(self, link: Witness, total: Sum) -> None:
+    def __init__(self, link: LeaderLink, total: Sum) -> None:
         self._link = link
         self._total = total
         self._unchecked: list[tuple[mx.array, mx.array]] = []  # chosen here, and the sum
@@ -90,7 +83,7 @@ def check_sums(pairs: list[tuple[mx.array, mx.array]]) -> None:
 class FollowingTokens:
     """A follower's tokens: rank 0's."""
 
-    def __init__(self, link: Witness, total: Sum) -> None:
+    def __init__(self, link: FollowerLink, total: Sum) -> None:
         self._link = link
         self._total = total
 

@@ -9,8 +9,7 @@ from hearth.shared.errors import RequestError
 from hearth.shared.wire_messages import Failed
 from hearth.worker.engine.decode.decoder import Decoder
 from hearth.worker.kv.layer_adapters import STEP
-from hearth.worker.schedule.kv_manager_interface import KVManagerInterface
-from hearth.worker.schedule.memory_guard import PromptCost
+from hearth.worker.schedule.memory_guard import AnyKVManager, PromptCost
 from hearth.worker.schedule.request_state import RecallDone, Request
 from hearth.worker.schedule.scheduler_config import SchedulerConfig
 
@@ -30,7 +29,7 @@ class Admission:
 
     def __init__(
         self,
-        kv_manager: KVManagerInterface,
+        kv_manager: AnyKVManager,
         decoder: Decoder,
         config: SchedulerConfig,
         counts: "Counter[str]",
@@ -43,7 +42,7 @@ class Admission:
         self._counts = counts
         self._epoch = 0  # times that the cache was emptied
 
-    def kv_manager_of(self, request: Request) -> KVManagerInterface:
+    def kv_manager_of(self, request: Request) -> AnyKVManager:
         return self._kv_manager if request.uses_cache else self._uncached
 
     def refusal(self, request: Request) -> Failed | None:

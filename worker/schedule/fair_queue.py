@@ -3,24 +3,11 @@
 import heapq
 from collections import deque
 from collections.abc import Iterable, Iterator
-from typing import Protocol, TypeVar
+
+from hearth.worker.schedule.request_state import Request
 
 
-class WaitingRequest(Protocol):
-    """A request that waits for a slot. Owner: the inference thread."""
-
-    @property
-    def asker(self) -> str:
-        """The session or API key whose turn it uses."""
-        ...
-
-    turn: int  # slots that had been given when it came, or when its asker was given the last one
-
-
-W = TypeVar("W", bound=WaitingRequest)
-
-
-def in_turn(waiting: Iterable[W], turn: int) -> Iterator[W]:
+def in_turn(waiting: Iterable[Request], turn: int) -> Iterator[Request]:
     """Yield `waiting`, which is in the order of arrival, in the order in which slots go to it.
 
     `turn` is how many slots have been given. The asker whose last one is the longest ago is next,
@@ -28,7 +15,7 @@ def in_turn(waiting: Iterable[W], turn: int) -> Iterator[W]:
     So each asker has one slot at most between its arrival and its turn, and nobody is overtaken
     for ever.
     """
-    queues: dict[str, deque[tuple[int, W]]] = {}
+    queues: dict[str, deque[tuple[int, Request]]] = {}
     for number, each in enumerate(waiting):
         queues.setdefault(each.asker, deque()).append((number, each))
     heads = [(queue[0][1].turn, queue[0][0], queue) for queue in queues.values()]
@@ -42,7 +29,7 @@ def in_turn(waiting: Iterable[W], turn: int) -> Iterator[W]:
         yield each
 
 
-def give_turn(to: WaitingRequest, waiting: Iterable[WaitingRequest], turn: int) -> int:
+def give_turn(to: Request, waiting: Iterable[Request], turn: int) -> int:
     """Note that `to` was given a slot, and return how many have been given now."""
     assert to.turn <= turn, (to.turn, turn)
     for each in waiting:

@@ -10,7 +10,7 @@ from hearth.worker.cache.prefix_search import PrefixQuery
 from hearth.worker.engine.engine import Engine
 from hearth.worker.kv.kv_transfer import IdleMode
 from hearth.worker.kv.live_slot import LiveSlot
-from hearth.worker.schedule.kv_manager_interface import KVManagerInterface
+from hearth.worker.schedule.memory_guard import AnyKVManager
 from hearth.worker.schedule.scheduler_config import SchedulerConfig
 
 NEXT_PROMPTS_MAX: Final = 4  # rendered next prompts that wait for idle time
@@ -31,13 +31,12 @@ class IdlePrefill:
 
     Invariant: at most one slot is open here, that of `_running`.
 
-    By IdleMode.AUTO that is what the session's next request would have to read, and only while the
-    machine is on mains power. A new request interrupts it after the chunk, or the image.
+    By IdleMode.AUTO it reads what the session's next request would have to, and only while the
+    machine is on mains power; by IdleMode.NEVER nothing. A new request interrupts it after the
+    chunk, or the image.
     """
 
-    def __init__(
-        self, engine: Engine, kv_manager: KVManagerInterface, config: SchedulerConfig
-    ) -> None:
+    def __init__(self, engine: Engine, kv_manager: AnyKVManager, config: SchedulerConfig) -> None:
         self.counts: Counter[str] = Counter(ahead=0, again=0)  # tokens; again: known before
         self._sessions: Counter[str] = Counter()  # tokens by session
         self._engine = engine
@@ -113,8 +112,7 @@ class IdlePrefill:
         self._close()
 
     def _is_allowed(self) -> bool:
-        mode = self._kv_manager.idle_mode
-        return mode is not IdleMode.AUTO or self._config.power.is_on_mains()
+        return self._kv_manager.idle_mode is IdleMode.AUTO and self._config.power.is_on_mains()
 
     def _begin(self) -> bool | None:
         """Open a slot for what is prefilled next; None where one is open now.
@@ -162,8 +160,6 @@ class IdlePrefill:
 
     def _next(self) -> tuple[PrefixQuery | None, bool]:
         """Return what is prefilled next, and whether it was foreseen: rendered prompts first."""
-        if self._kv_manager.idle_mode is IdleMode.NEVER:
-            self._next_prompts.clear()
         if self._next_prompts:
             return self._next_prompts.pop(), True  # the newest first: it is asked soonest
         return self._kv_manager.unfinished(self._config.natural_cuts), False

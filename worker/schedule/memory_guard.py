@@ -3,23 +3,19 @@
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 from hearth.worker.cache.prefix_search import PrefixQuery
+from hearth.worker.kv.kv_manager import KVManager
+from hearth.worker.kv.null_kv_manager import NullKVManager
 
 GB: Final = 1024**3
 WARN_SHARE: Final = 0.8  # of a budget; the proxy's hearth_budget_tight is 1 from there on
 _UNLIMITED: Final = 1 << 62
 
+AnyKVManager = KVManager | NullKVManager  # gives requests slots, and memory back
+
 log = logging.getLogger(__name__)
-
-
-class KVHolder(Protocol):
-    """Holds KV and can give some up. Owner: the inference thread."""
-
-    def releasable(self, spared: PrefixQuery | None = None) -> int: ...
-
-    def release(self, nbytes: int, spared: PrefixQuery | None = None) -> None: ...
 
 
 def _none(_depth: int = 0) -> int:
@@ -93,7 +89,7 @@ class MemoryGuard:
 
     def admits(
         self,
-        holder: KVHolder,
+        holder: AnyKVManager,
         query: PrefixQuery,
         cost: PromptCost,
         is_last: bool,
@@ -119,7 +115,7 @@ class MemoryGuard:
                 return not later or later <= holder.releasable(spared), needed
         return False, needed
 
-    def makes_room(self, holder: KVHolder, nbytes: int, depth: int = 0) -> bool:
+    def makes_room(self, holder: AnyKVManager, nbytes: int, depth: int = 0) -> bool:
         """Give up kept KV until `nbytes` more fit beside a forward; say whether they do."""
         assert nbytes >= 0, nbytes
         missing = self.over(nbytes, depth)

@@ -8,7 +8,7 @@ from typing import Final
 
 from hearth.worker.cache.image_keys import ImageName, is_inside
 from hearth.worker.engine.engine import Engine
-from hearth.worker.schedule.kv_manager_interface import KVManagerInterface
+from hearth.worker.schedule.memory_guard import AnyKVManager
 from hearth.worker.schedule.model_load_and_prefill_log import log_prefill
 from hearth.worker.schedule.request_state import Request
 from hearth.worker.schedule.scheduler_config import SchedulerConfig
@@ -104,7 +104,7 @@ class PrefillForwards:
         self,
         engine: Engine,
         config: SchedulerConfig,
-        kv_manager_of: Callable[[Request], KVManagerInterface],
+        kv_manager_of: Callable[[Request], AnyKVManager],
         pace: Pace,
         shares: TimeShares,
     ) -> None:

@@ -8,7 +8,7 @@ from hearth.shared.suspending_clock import awake_s
 from hearth.shared.wire_messages import Failed
 from hearth.worker.engine.memory_pressure import Pressure
 from hearth.worker.kv.return_freed_memory import release_memory
-from hearth.worker.schedule.memory_guard import KVHolder
+from hearth.worker.schedule.memory_guard import AnyKVManager
 
 LOOK_S: Final = 1.0  # between two looks at the system's level
 SHED_SHARE: Final = 8  # of kept KV, 1 / 8 goes at each look
@@ -33,7 +33,7 @@ class PressureRelief:
 
     def __init__(
         self,
-        holder: KVHolder | None = None,
+        holder: AnyKVManager | None = None,
         kept_bytes: Callable[[], int] = lambda: 0,
         level: Callable[[], Pressure] = _normal,
         clock: Callable[[], float] = awake_s,
@@ -64,7 +64,7 @@ class PressureRelief:
                 self._shed(self._holder)
             release_memory()
 
-    def _shed(self, holder: KVHolder) -> None:
+    def _shed(self, holder: AnyKVManager) -> None:
         is_critical = self.level == Pressure.CRITICAL
         there = holder.releasable() if is_critical else self._kept_bytes()
         nbytes = min(there, max(there // SHED_SHARE, SHED_BYTES_MIN))

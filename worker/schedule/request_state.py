@@ -108,7 +108,7 @@ class Request:
     key: str = ""  # digest of the API key that it is for
     owner: str = ""  # whom alone what is remembered of its text serves; "" = everybody
     asker: str = ""  # whose turn for a slot it uses
-    turn: int = 0  # see `fair_queue`
+    turn: int = 0  # slots given when it came, or when its asker was given the last one
     new_id: Callable[[], str] = str  # of each tool call, where the model writes none that is taken
     known_ids: frozenset[str] = frozenset()  # of the calls in its prompt
     signature: str = ""  # of the thinking

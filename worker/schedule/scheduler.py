@@ -19,7 +19,7 @@ from hearth.worker.schedule.answers.answer_deltas import last_deltas, piece_delt
 from hearth.worker.schedule.answers.begin_answer import begin_answer
 from hearth.worker.schedule.fair_queue import give_turn, in_turn
 from hearth.worker.schedule.idle_prefill import IdlePrefill
-from hearth.worker.schedule.kv_manager_interface import KVManagerInterface
+from hearth.worker.schedule.memory_guard import AnyKVManager
 from hearth.worker.schedule.prefill_forwards import PrefillForwards, TimeShares, begun_images
 from hearth.worker.schedule.request_state import RecallDone, Request
 from hearth.worker.schedule.scheduler_config import SchedulerConfig
@@ -47,7 +47,7 @@ class Scheduler:
     def __init__(
         self,
         engine: Engine,
-        kv_manager: KVManagerInterface,
+        kv_manager: AnyKVManager,
         vocabulary: Vocabulary,
         end_ids: frozenset[int],
         choose: Callable[[Request], TokenChoice],

@@ -7,7 +7,7 @@ import mlx.core as mx
 
 from hearth.shared.wire_messages import Up
 from hearth.worker.cache.prefix_search import PrefixQuery
-from hearth.worker.doctor.idle_checks import IdleChecks, NoChecks
+from hearth.worker.doctor.idle_checks import IdleChecks
 from hearth.worker.kv.return_freed_memory import release_memory
 from hearth.worker.schedule.request_state import RecallDone
 from hearth.worker.schedule.scheduler import Scheduler
@@ -44,7 +44,7 @@ class InferenceThread:
         self._send = send
         self._sweep = sweep
         self._expire = expire
-        self.checks: IdleChecks = NoChecks()  # what runs behind all other idle work
+        self.checks: IdleChecks | None = None  # which run behind all other idle work
         self._watch_memory = watch_memory
         self._idle_wait_s = IDLE_BEFORE_PREFILL_S
         self._has_stepped = False  # since memory was released
@@ -55,12 +55,17 @@ class InferenceThread:
         """One turn. Blocks only when there is nothing to compute."""
         self._drain(self._wait_s())
         if not self._scheduler.is_idle:
-            self.checks.interrupt()
+            if self.checks is not None:
+                self.checks.interrupt()
             for message in self._scheduler.step():
                 self._send(message)
             self._idle_wait_s = IDLE_BEFORE_PREFILL_S
             self._has_stepped = True
-        elif self._scheduler.prefill_idle() or self._expire() or self.checks.step():
+        elif (
+            self._scheduler.prefill_idle()
+            or self._expire()
+            or (self.checks is not None and self.checks.step())
+        ):
             self._idle_wait_s = 0.0
         elif self._idle_wait_s < IDLE_WAIT_S:
             self._idle_wait_s = IDLE_WAIT_S

@@ -17,7 +17,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
@@ -43,11 +43,6 @@ _PREFIX: Final = "resp_"
 ID_CHARS_MAX: Final = 1_024  # of a response that a cloud model made
 OUTPUT_MAX: Final = 1_000  # items of that
 _SEALED: Final = ("reasoning", "compaction")  # only their maker reads them
-_OPEN: Final = ("queued", "in_progress")
-_INTERRUPTED: Final = {
-    "code": "server_error",
-    "message": "The server was started anew while it made this response. Send the request again.",
-}
 _PREVIOUS: Final = "previous_response_id"
 
 
@@ -59,7 +54,6 @@ class _StoredResponse:
     items: bytes  # JSON of the input, those before it included
     response: bytes  # JSON of the response
     maker: str = ""  # the id of the cloud deployment that made it; "" = a model here
-    is_open: bool = False  # one in background whose end is not known
 
     @property
     def nbytes(self) -> int:
@@ -131,7 +125,7 @@ class ResponseStore:
         previous = fields.text(body, _PREVIOUS)
         if not previous and not _has_references(body.get("input")):
             return body
-        before = _ended(self._find(key, previous, _PREVIOUS)).conversation if previous else []
+        before = self._find(key, previous, _PREVIOUS).conversation if previous else []
         return body | {"input": before + self._items(key, body)}
 
     def maker(self, key: str, body: dict[str, Any]) -> str:
@@ -157,7 +151,7 @@ class ResponseStore:
         if previous and entry is None and (is_apart or not response_maker(previous)):
             _missing(f"Response {previous!r:.80}", _PREVIOUS)
         now = self._items(key, body, lets_pass=not is_apart)
-        before = _ended(entry).conversation if entry is not None else []
+        before = entry.conversation if entry is not None else []
         is_whole = (entry is not None or not previous) and not _has_references(now)
         whole = body | {"input": before + now} if is_whole else None
         if entry is not None:
@@ -179,10 +173,6 @@ class ResponseStore:
         entry = self.made(body, response, maker)
         if entry is not None:
             self.add(key, response, entry)
-        elif not maker:  # it grew too large: what is kept of its beginning has no end
-            entry_key = self._entry_key(key, response["id"])
-            if entry_key in self._entries:
-                self._forget(entry_key)
 
     def made(
         self, body: dict[str, Any], response: dict[str, Any], maker: str
@@ -191,8 +181,7 @@ class ResponseStore:
         if body.get("store") is False or (maker and not _is_response(response)):
             return None
         items, made = kept_json(input_items(body)), kept_json(response)
-        is_open = response.get("status") in _OPEN
-        entry = _StoredResponse(self._clock(), items, made, maker, is_open)
+        entry = _StoredResponse(self._clock(), items, made, maker)
         return entry if entry.nbytes <= BYTES_MAX else None
 
     def add(self, key: str, response: dict[str, Any], entry: _StoredResponse) -> None:
@@ -268,7 +257,7 @@ class ResponseStore:
         (owner, response_id), entry = item
         if entry is None:
             return [owner, response_id]
-        more = [entry.maker, True] if entry.is_open else [entry.maker] if entry.maker else []
+        more = [entry.maker] if entry.maker else []
         return [owner, response_id, entry.kept_at, entry.items, entry.response, *more]
 
     def lost(self) -> None:
@@ -288,18 +277,6 @@ class ResponseStore:
                 self._add(entry_key, entry)
             elif entry_key in self._entries:
                 self._drop(entry_key)
-        self._end_interrupted()
-
-    def _end_interrupted(self) -> None:
-        """Have what was being made when the server ended be told as failed."""
-        for entry_key, entry in [*self._entries.items()]:
-            if entry.is_open:
-                response = orjson.loads(entry.response)
-                response |= {"status": "failed", "error": _INTERRUPTED}
-                failed = replace(entry, response=kept_json(response), is_open=False)
-                with self._lock:
-                    self._entries[entry_key] = failed
-                self.nbytes += failed.nbytes - entry.nbytes
 
     # ---------------------------------------------------------------- within
 
@@ -422,18 +399,6 @@ def _is_response(value: dict[str, Any]) -> bool:
         and len(output) <= OUTPUT_MAX
         and all(type(row) is dict for row in output)
     )
-
-
-def _ended(entry: _StoredResponse) -> _StoredResponse:
-    """Return `entry`, which a request goes on from. Raises: RequestError: it is being made."""
-    if entry.is_open:
-        raise RequestError(
-            "The response that previous_response_id names is still being made. Ask for it until "
-            "it has ended, then go on from it.",
-            code="response_not_ended",
-            param=_PREVIOUS,
-        )
-    return entry
 
 
 def _missing(what: str, param: str | None) -> NoReturn:

@@ -10,12 +10,10 @@ from hearth.proxy.api.responses import output_items
 from hearth.proxy.api.responses.output_items import OutputItem
 from hearth.proxy.api.responses.responses_tools import responses_tools_of
 from hearth.proxy.api.usage_extras import extra_fields, image_fields
-from hearth.proxy.http.http_exchange import ClientGone
 from hearth.proxy.request.parsed_request import AdmittedRequest, ParsedRequest
 from hearth.shared.errors import RequestError
 from hearth.shared.wire_messages import Delta, Finished, Usage
 
-QUEUED: Final = ("response.created", "response.queued")  # events that begin one in background
 _ECHOED: Final = (  # as the client sent them, or null
     "max_output_tokens",
     "max_tool_calls",
@@ -39,7 +37,7 @@ def usage_fields(usage: Usage) -> dict[str, Any]:
     }
 
 
-def opened(request: ParsedRequest, model: str, request_id: str) -> dict[str, Any]:
+def _opened(request: ParsedRequest, model: str, request_id: str) -> dict[str, Any]:
     """Return the response object before anything of it is there."""
     body = request.body
     text = body.get("text") or {}
@@ -48,8 +46,8 @@ def opened(request: ParsedRequest, model: str, request_id: str) -> dict[str, Any
         "object": "response",
         "created_at": int(time.time()),
         "completed_at": None,
-        "status": "queued" if request.is_background else "in_progress",
-        "background": request.is_background,
+        "status": "in_progress",
+        "background": False,
         "error": None,
         "incomplete_details": None,
         "instructions": body.get("instructions"),
@@ -72,24 +70,6 @@ def opened(request: ParsedRequest, model: str, request_id: str) -> dict[str, Any
     }
 
 
-def state(kind: str, number: int, response: dict[str, Any]) -> bytes:
-    """Return the event of that number that carries the whole response."""
-    return sse.event(kind, {"sequence_number": number, "response": response})
-
-
-def broken_off(
-    response: dict[str, Any], error: RequestError, number: int
-) -> tuple[dict[str, Any], bytes]:
-    """Return `response` as it ends with `error`, and the event, of that number, that tells it."""
-    if isinstance(error, ClientGone):
-        ended = response | {"status": "cancelled"}
-        return ended, state("response.incomplete", number, ended)
-    told = openai_error(error)
-    failure = {"code": told["code"], "message": told["message"]}
-    ended = response | {"status": "failed", "error": failure}
-    return ended, state("response.failed", number, ended)
-
-
 class _ResponseWriter:
     """The response object of one answer as it grows, and the numbering of its events."""
 
@@ -99,14 +79,11 @@ class _ResponseWriter:
         self._tools = responses_tools_of(body)
         asked = body.get("reasoning") or {}
         self._summarises = bool(asked.get("summary") or asked.get("generate_summary"))
-        self._sequence = len(QUEUED) - 1 if admitted.request.is_background else -1
+        self._sequence = -1
         self._output: list[dict[str, Any]] = []
         self._item: OutputItem | None = None  # the open one
         self._channel = ""  # of that
-        begun = admitted.opened or opened(
-            admitted.request, admitted.model, admitted.answer.request_id
-        )
-        self._response = begun | {"status": "in_progress"}
+        self._response = _opened(admitted.request, admitted.model, admitted.answer.request_id)
 
     def event(self, kind: str, **data: Any) -> bytes:
         self._sequence += 1
@@ -140,10 +117,12 @@ class _ResponseWriter:
         }
         return self._response
 
-    def break_off(self, error: RequestError) -> tuple[dict[str, Any], bytes]:
-        """Close the response with `error`. Return it, and the event that tells so."""
-        self._sequence += 1
-        return broken_off(self._response | {"output": self._output}, error, self._sequence)
+    def break_off(self, error: RequestError) -> bytes:
+        """Close the response with `error`, and return the event that tells so."""
+        told = openai_error(error)
+        failure = {"code": told["code"], "message": told["message"]}
+        self._response |= {"status": "failed", "error": failure}
+        return self.state("response.failed")
 
     # -------------------------------------------------- items: each opened, grown, closed
 
@@ -218,13 +197,9 @@ async def whole(admitted: AdmittedRequest) -> dict[str, Any]:
 
 
 async def events(admitted: AdmittedRequest) -> AsyncGenerator[bytes, None]:
-    """Yield the stream of `admitted`; where it breaks off, response.failed is its end.
-
-    Of one that is called back it is response.incomplete, as a state "cancelled" has no event.
-    """
+    """Yield the stream of `admitted`; where it breaks off, response.failed is its end."""
     writer = _ResponseWriter(admitted)
-    if not admitted.request.is_background:  # which was told when it was queued
-        yield writer.state("response.created")
+    yield writer.state("response.created")
     yield writer.state("response.in_progress")
     sent_at = time.monotonic()
     try:
@@ -244,8 +219,6 @@ async def events(admitted: AdmittedRequest) -> AsyncGenerator[bytes, None]:
     except RequestError as error:
         for frame in writer.close_item("incomplete"):
             yield frame
-        response, frame = writer.break_off(error)
-        admitted.note_end(response)
-        yield frame
+        yield writer.break_off(error)
     finally:
         admitted.answer.close()

@@ -60,7 +60,13 @@ def _refuse_unsupported(body: dict[str, Any]) -> None:
             code="unsupported_parameter",
             param="conversation",
         )
-    fields.boolean(body, "background")
+    if fields.boolean(body, "background"):
+        raise RequestError(
+            "background is not supported: a response is made while its client waits. Leave it out, "
+            "or send false.",
+            code="unsupported_parameter",
+            param="background",
+        )
     for name in ("reasoning", "metadata"):  # the answer repeats them
         fields.optional_record(body, name)
 

@@ -12,7 +12,6 @@ from hearth.proxy.gateway.accounts.litellm_usage import (
     AccountDialect,
     CloudUsage,
     KeyedCall,
-    LiteLLMLoop,
     LocalAnswerLog,
     LocalAnswerLogs,
     section,
@@ -22,6 +21,7 @@ from hearth.proxy.gateway.accounts.litellm_usage import (
 from hearth.proxy.gateway.accounts.local_account import LocalAccount
 from hearth.proxy.gateway.config.routing_table import Deployment
 from hearth.proxy.gateway.litellm_paths import PATHS
+from hearth.proxy.gateway.litellm_thread import LiteLLMThread
 from hearth.proxy.http.http_exchange import ClientBody, HttpExchange
 from hearth.shared.errors import RequestError
 
@@ -37,13 +37,13 @@ class Accounts:
     logs: LocalAnswerLogs | None  # None: nothing in the config has a use for them
     keys: LiteLLMKeys | None  # None: PROXY_API_KEY(S) are checked, or none
     keeps_texts: bool  # a callback may see what was asked and answered
-    _loop: LiteLLMLoop
+    _loop: LiteLLMThread
 
     @classmethod
     def of(
         cls,
         config: Mapping[str, Any],
-        loop: LiteLLMLoop,
+        loop: LiteLLMThread,
         ready: Callable[[], Awaitable[None]],
         *,
         checks_keys: bool,

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Sequence
-from typing import Protocol
 
 from hearth.proxy.api.multi_choice_stream import merged
 from hearth.proxy.gateway.accounts.litellm_usage import (
@@ -10,6 +9,7 @@ from hearth.proxy.gateway.accounts.litellm_usage import (
     LocalAnswerLog,
     RecordedAnswer,
 )
+from hearth.proxy.gateway.config.routing_table import Deployment
 from hearth.proxy.pool.answer_stream import AnswerStream
 from hearth.proxy.request.parsed_request import ParsedRequest, crossed_dialect
 from hearth.shared.errors import RequestError
@@ -18,23 +18,10 @@ from hearth.shared.suspending_clock import awake_s
 Answer = AnswerStream | RecordedAnswer
 
 
-class LocalDeployment(Protocol):
-    """A local deployment of the config, as the routing table has it."""
-
-    @property
-    def id(self) -> str: ...
-
-    @property
-    def group(self) -> str: ...
-
-    @property
-    def local(self) -> str: ...  # the public name of its model
-
-
 def answer_log(
     request: ParsedRequest,
     answers: Sequence[Answer],
-    deployment: LocalDeployment,
+    deployment: Deployment,
     started: float,
     broken: RequestError | None = None,
     *,

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeVar
 
 from hearth.proxy.api import prefill_endpoint
-from hearth.proxy.gateway.accounts.litellm_usage import AccountDialect, KeyedCall, LiteLLMLoop
+from hearth.proxy.gateway.accounts.litellm_usage import AccountDialect, KeyedCall
+from hearth.proxy.gateway.litellm_thread import LiteLLMThread
 from hearth.proxy.http.api_keys import Headers
 from hearth.proxy.http.http_exchange import RawHeaders
 from hearth.proxy.request.session_id import key_digest
@@ -98,7 +99,7 @@ class LiteLLMKeys:
 
     def __init__(
         self,
-        loop: LiteLLMLoop,
+        loop: LiteLLMThread,
         ready: Callable[[], Awaitable[None]],
         checks: KeyChecks,
         own_header: str = "",

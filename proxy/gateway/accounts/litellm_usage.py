@@ -7,8 +7,9 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, TypeVar
 
+from hearth.proxy.gateway.litellm_thread import LiteLLMThread
 from hearth.proxy.request.encoder_names import EncoderKind
 from hearth.proxy.request.parsed_request import AnswerEvents, CrossedDialect
 from hearth.shared.errors import RequestError
@@ -26,14 +27,6 @@ LOG_BYTES_MAX: Final = 64 * 1024 * 1024  # of their requests and answers togethe
 AT_ONCE_MAX: Final = 16  # answers that callbacks are told of at the same time
 LOG_S_MAX: Final = 60.0  # for all callbacks to take one
 CLIENT_LEFT: Final = 499  # the status of an answer whose client left
-
-
-class LiteLLMLoop(Protocol):
-    """The event loop on which all of LiteLLM runs, in a thread of its own."""
-
-    async def run(self, work: Callable[[], Coroutine[Any, Any, T]], /) -> T:
-        """Return what `work` gives on that loop; cancelling this cancels it there."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +143,7 @@ class LocalAnswerLogs:
     as many can wait as LiteLLM has let in. `tell` never waits and never raises.
     """
 
-    loop: LiteLLMLoop
+    loop: LiteLLMThread
     ready: Callable[[], Awaitable[None]]  # returns once LiteLLM serves; raises where it never will
     write: Callable[[LocalAnswerLog], Coroutine[Any, Any, None]]  # runs on LiteLLM's loop
     dropped: int = 0  # there was no room

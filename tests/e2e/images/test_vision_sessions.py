@@ -11,7 +11,6 @@ from hearth.proxy.request.session_id import session_of
 from hearth.shared.errors import RequestError
 from hearth.shared.wire_messages import Prompt
 from hearth.worker.cache.image_keys import PromptImage
-from hearth.worker.kv.kv_transfer import IdleMode
 from hearth.worker.stream.answer_parts import AnswerParts, ToolCall
 from scripts.harness.agent_worker import Desk, Reply
 from scripts.harness.model_families import family
@@ -154,11 +153,10 @@ def test_in_idle_time_what_was_generated_beside_images_becomes_canonical(
     talk.take(first, shown("now:", "second"))
     second = talk.ask(DONE)
     machine = talk.desk.machine
-    machine.keeper.rules = replace(machine.keeper.rules, idle_prefill=IdleMode.ALWAYS)
+    machine.keeper.rules = replace(machine.keeper.rules, is_exact=True)
     talk.desk.idle()
     assert machine.scheduler.idle_tokens > 0 and talk.encoder_calls == 2
     talk.take(second, "Thanks. And now?")
-    machine.keeper.rules = replace(machine.keeper.rules, is_exact=True)
     assert talk.ask(DONE).cached >= len(second.ids) - 1, "exact mode reuses canonical KV only"
 
 

@@ -10,7 +10,6 @@ import orjson
 import uvicorn
 
 from hearth.proxy.app import ProxyApp
-from hearth.proxy.embeddings.encoder_routes import Encoders
 from hearth.proxy.http.connection_places import ConnectionPlaces
 from hearth.proxy.http.http1_protocol import protocol_of
 from hearth.proxy.monitoring.admin_routes import AdminRoutes
@@ -35,7 +34,7 @@ class Reply:
 def app_of(
     tmp_path: Any,
     places: ConnectionPlaces | None = None,
-    encoders: Encoders | None = None,
+    encoders: Any = None,
     **environ: str,
 ) -> ProxyApp:
     settings: Settings = load_settings(

@@ -120,7 +120,6 @@ def test_an_item_that_was_added_was_never_closed(rows: list[Delta], end: str) ->
     events = [json.loads(frame.split(b"data: ")[1]) for frame in frames]
     assert [row["sequence_number"] for row in events] == list(range(len(events)))
     output = events[-1]["response"]["output"]
-    assert kept[0]["output"] == output, "what is stored is what was told"
     own = [row for row in events if "output_index" in row]
     for index, item in enumerate(output):
         first, *between, last = [row for row in own if row["output_index"] == index]
@@ -136,6 +135,7 @@ def test_an_item_that_was_added_was_never_closed(rows: list[Delta], end: str) ->
         given_text = item["input"] if "input" in item else item["arguments"]
         assert given_text == text if is_function else given_text in ("", {}) or object_of(text)
     if isinstance(given_rows[-1], Finished):
+        assert kept[0]["output"] == output, "what is stored is what was told"
         assert whole_of(RESPONSES, responses_events, given_rows)["output"] == output
 
 

@@ -33,7 +33,7 @@ PATHS: Final = sorted(
     | {"/v1/responses/resp_x", "/v1/responses/resp_x/input_items", "/dashboard/login"}
     | {"/dashboard/events", "/dashboard/", "/chat", "/nothing", "/health/", "//"}
     | {"/chat/sign-in", "/chat/chat.js", "/chat/api/v1/models", "/chat/api/v1/chat/completions"}
-    | {"/v1/responses/resp_x/cancel", "/tokenize", "/detokenize", "/apply-template"}
+    | {"/tokenize", "/detokenize", "/apply-template"}
 )
 
 labels = st.from_regex(r"[a-z0-9]([a-z0-9-]{0,8}[a-z0-9])?", fullmatch=True)

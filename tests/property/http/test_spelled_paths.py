@@ -28,7 +28,7 @@ POSTED: Final = (
 PATHS: Final = (
     *("/v1/models", f"/v1/models/{MODEL}", "/models", "/v1/sessions", "/v1/cache", "/v1/doctor"),
     *("/health", "/health/ready", "/metrics", "/api/tags", "/chat/chat.js", "/", *POSTED),
-    *("/v1/responses/resp_x", "/v1/responses/resp_x/cancel", "/v1/cache/pins/x", "/nothing"),
+    *("/v1/responses/resp_x", "/v1/cache/pins/x", "/nothing"),
     *("/chat/sign-in", "/chat/api/v1/models", "/chat/api/health", "/chat/api/v1/sessions"),
     *("/dashboard", "/dashboard/login", "/v1/embeddings", "/rerank", "/responses/compact"),
 )

@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given, strategies as st
 
 from hearth.worker.cache.block_hash import common_length, pack
-from hearth.worker.kv.kv_transfer import IdleMode
 from hearth.worker.schedule.answers.answer_drafts import DraftPolicy
 from scripts.harness.lora_files import ADAPTERS, adapted, adapted_machine, upstream_adapted
 from scripts.harness.socketless_worker import Answer, Machine, marks, vocabulary
@@ -81,13 +80,12 @@ def talk_of(
 @given(
     operations=OPERATIONS,
     seed=st.integers(0, 10**6),
-    mode=st.sampled_from([IdleMode.AUTO, IdleMode.ALWAYS]),
     slots=st.integers(1, 4),
 )
 def test_in_exact_mode_each_adapter_says_what_its_own_model_says_to_the_bit(
-    name: str, operations: list[tuple[str, int]], seed: int, mode: IdleMode, slots: int
+    name: str, operations: list[tuple[str, int]], seed: int, slots: int
 ) -> None:
-    talk_of(name, operations, seed, is_exact=True, idle_prefill=mode, slots_max=slots)
+    talk_of(name, operations, seed, is_exact=True, slots_max=slots)
 
 
 @pytest.mark.parametrize("name", ["qwen3", "qwen3_5", "gpt_oss"])
@@ -95,12 +93,11 @@ def test_in_exact_mode_each_adapter_says_what_its_own_model_says_to_the_bit(
 @given(
     operations=OPERATIONS,
     seed=st.integers(0, 10**6),
-    mode=st.sampled_from([IdleMode.AUTO, IdleMode.ALWAYS]),
 )
 def test_by_default_each_adapter_says_what_its_own_model_says(
-    name: str, operations: list[tuple[str, int]], seed: int, mode: IdleMode
+    name: str, operations: list[tuple[str, int]], seed: int
 ) -> None:
-    talk_of(name, operations, seed, is_exact=False, idle_prefill=mode)
+    talk_of(name, operations, seed, is_exact=False)
 
 
 @pytest.mark.parametrize("name", ["qwen3", "qwen3_5"])

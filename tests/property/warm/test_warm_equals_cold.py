@@ -11,15 +11,12 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from hearth.worker.kv.kv_transfer import IdleMode
 from hearth.worker.kv.quantise_kv import QuantFormat
 from hearth.worker.schedule.answers.answer_drafts import DraftPolicy
 from scripts.fixtures.fixture_cache import TEXT_NAMES
 from scripts.harness.socketless_worker import machine
 from scripts.harness.warm.warm_talks import KINDS, OPERATIONS, Talk, play, slow
 from tests.helpers.models.oracle_drafts import OracleDrafts
-
-MODES = st.sampled_from([IdleMode.AUTO, IdleMode.ALWAYS])
 
 
 @pytest.fixture(scope="module", params=TEXT_NAMES)
@@ -33,38 +30,35 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 
 @slow(3)
-@given(operations=OPERATIONS, mode=MODES)
+@given(operations=OPERATIONS)
 def test_in_exact_mode_warm_is_cold_to_the_bit(
-    name: str, operations: list[tuple[str, int]], mode: IdleMode
+    name: str, operations: list[tuple[str, int]]
 ) -> None:
-    warm = machine(name, is_exact=True, idle_prefill=mode)
+    warm = machine(name, is_exact=True)
     cold = machine(name, keeps=False, is_exact=True)
     play(Talk(name, warm, cold), operations, is_exact=True)
 
 
 @slow(3)
-@given(operations=OPERATIONS, mode=MODES)
-def test_by_default_warm_says_what_cold_says(
-    name: str, operations: list[tuple[str, int]], mode: IdleMode
-) -> None:
-    warm, cold = machine(name, idle_prefill=mode), machine(name, keeps=False)
+@given(operations=OPERATIONS)
+def test_by_default_warm_says_what_cold_says(name: str, operations: list[tuple[str, int]]) -> None:
+    warm, cold = machine(name), machine(name, keeps=False)
     play(Talk(name, warm, cold), operations, is_exact=False)
 
 
 @slow(2)
 @given(
     operations=OPERATIONS,
-    mode=MODES,
     lies=st.sampled_from([0.0, 0.25]),
     lengths=st.sampled_from([[4], [7, 0, 1], [3, 5, 0]]),
 )
 def test_with_drafts_right_and_wrong_warm_says_what_cold_says_and_reads_nothing_twice(
-    name: str, operations: list[tuple[str, int]], mode: IdleMode, lies: float, lengths: list[int]
+    name: str, operations: list[tuple[str, int]], lies: float, lengths: list[int]
 ) -> None:
     cold = machine(name, keeps=False)
     cold.drafts.policy = DraftPolicy()
     drafts = OracleDrafts(lambda ids: talk.expected(ids).tokens, lies, lengths)
-    talk = Talk(name, machine(name, idle_prefill=mode, drafts=drafts), cold)
+    talk = Talk(name, machine(name, drafts=drafts), cold)
     play(talk, operations, is_exact=False)
     assert drafts.accepted > 0
 
@@ -121,12 +115,12 @@ def test_with_kv_stored_in_eight_bits_everything_still_goes_on(
 
 
 @slow(2)
-@given(operations=OPERATIONS, mode=MODES)
+@given(operations=OPERATIONS)
 def test_what_default_mode_calls_canonical_is_what_a_cold_prefill_writes(
-    kind: str, operations: list[tuple[str, int]], mode: IdleMode
+    kind: str, operations: list[tuple[str, int]]
 ) -> None:
     """Fast KV passes for canonical nowhere: all that is kept is put to exact mode's test."""
-    warm = machine(kind, idle_prefill=mode)
+    warm = machine(kind)
     cold = machine(kind, keeps=False, is_exact=True)
     talk = Talk(kind, warm, cold)
     play(talk, operations, is_exact=False)

@@ -98,6 +98,13 @@ def test_the_environment_wins_over_the_file(tmp_path: Path) -> None:
         ("CACHE_STORE_BITS", "1.5", STORED_BITS),
         ("KV_QUANT_SCHEME", "polar", "one of uniform, turboquant"),
         ("CACHE_STORE_QUANT_MIN_TOKENS", "-1", "a whole number from 0 to 16,777,216"),
+        ("IDLE_PREFILL", "later", "one of never, auto"),
+        (
+            "IDLE_PREFILL",
+            "always",
+            "never or auto: always also read again what an answer had written; auto reads on mains "
+            "power what the next request would have to",
+        ),
         ("MODEL_PATH", "", "not empty"),
         ("MAX_IMAGE_PIXELS", "0", "a whole number from 1 to 89,478,485"),
         ("MAX_IMAGE_PIXELS", "89478486", "a whole number from 1 to 89,478,485"),

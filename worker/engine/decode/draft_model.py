@@ -9,7 +9,7 @@ the model's KV. Owner: the inference thread.
 import copy
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import mlx.core as mx
 from mlx_lm.models.cache import make_prompt_cache
@@ -26,6 +26,10 @@ _TRIED_TOKENS: Final = 4
 _TRIALS: Final = 3
 
 
+# Gives a layer's K and V of its last tokens as views, oldest first; None where packed.
+RawRows = Callable[[Any], tuple[mx.array, mx.array] | None]
+
+
 class DraftModel:
     """A head or an assistant, and the model whose embeddings and hidden states it works with.
 
@@ -38,7 +42,7 @@ class DraftModel:
         target: Any,
         token_cost: float = 0.0,
         drafts: "Callable[[DraftModel], ModelDrafts] | None" = None,
-        raw_rows: "RawRows | None" = None,
+        raw_rows: RawRows | None = None,
     ) -> None:
         """`target` is mlx-vlm's model, `token_cost` a drafted token's in forwards of one row.
 
@@ -78,12 +82,6 @@ class DraftModel:
             drafts.append(clock() - began)
             following.look_at(None)
         self.token_cost = min(drafts[1:]) / _TRIED_TOKENS / max(min(forwards[1:]), 1e-9)
-
-
-class RawRows(Protocol):
-    """Gives a layer's K and V of its last tokens as views, oldest first; None where packed."""
-
-    def __call__(self, layer: Any, /) -> tuple[mx.array, mx.array] | None: ...
 
 
 class HeadDrafts:

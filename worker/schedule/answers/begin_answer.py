@@ -9,14 +9,14 @@ from hearth.worker.engine.decode.sampler import TokenChoice
 from hearth.worker.engine.engine import Engine
 from hearth.worker.kv.rewind import RewindPoint, can_rewind
 from hearth.worker.schedule.answers.answer_drafts import AnswerDrafts
-from hearth.worker.schedule.kv_manager_interface import KVManagerInterface
+from hearth.worker.schedule.memory_guard import AnyKVManager
 from hearth.worker.schedule.request_state import Request
 
 
 def begin_answer(
     request: Request,
     engine: Engine,
-    kv_manager: KVManagerInterface,
+    kv_manager: AnyKVManager,
     choose: Callable[[Request], TokenChoice],
     drafts: AnswerDrafts,
 ) -> Sequence:

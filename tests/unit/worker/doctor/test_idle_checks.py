@@ -10,7 +10,6 @@ from hearth.worker.doctor.idle_checks import (
     ATTEMPTS_MAX,
     IDLE_BEFORE_CHECKS_S,
     IdleChecks,
-    NoChecks,
     is_due,
 )
 
@@ -139,10 +138,3 @@ def test_a_disk_that_refuses_keeps_nothing_and_breaks_nothing(
     while bench.checks.step():
         pass
     assert bench.checks.found is not None and "cannot be kept" in caplog.text
-
-
-def test_no_checks_are_none() -> None:
-    checks = NoChecks()
-    checks.ask_again()
-    checks.interrupt()
-    assert not checks.step() and checks.report()["state"] == "idle"

@@ -13,7 +13,6 @@ from hearth.worker.cache.cache_budget import MB
 from hearth.worker.disk.file_format import Array, Record
 from hearth.worker.disk.file_names import FileKind, FileName
 from hearth.worker.disk.file_store import FileStore
-from hearth.worker.kv.kv_transfer import IdleMode
 from hearth.worker.schedule.memory_guard import MemoryGuard
 from scripts.harness.socketless_worker import Machine, machine
 from scripts.harness.warm.token_margins import same_tokens
@@ -328,14 +327,14 @@ def test_no_more_is_held_than_allowed_though_what_a_prompt_went_on_from_had_to_g
 
 
 def test_idle_work_takes_no_memory_that_is_not_free() -> None:
-    watched = Watched(slot_bytes(1_000), slots_max=2, idle_prefill=IdleMode.ALWAYS)
+    watched = Watched(slot_bytes(1_000), slots_max=2, is_exact=True)
     warm, ids = watched.machine, prompt("qwen3", 250, 250)
     first = warm.ask(ids, 100)
     kept = len(list(warm.keeper.store.extents))
     warm.work_ahead()
     assert watched.held() <= slot_bytes(1_000)
     assert len(list(warm.keeper.store.extents)) >= kept
-    roomy = Watched(slot_bytes(3_000), slots_max=2, idle_prefill=IdleMode.ALWAYS).machine
+    roomy = Watched(slot_bytes(3_000), slots_max=2, is_exact=True).machine
     roomy.ask(ids, 100)
     roomy.work_ahead()
     assert roomy.scheduler.idle_tokens > 0 and first.tokens

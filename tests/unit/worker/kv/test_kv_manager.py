@@ -18,7 +18,6 @@ from hearth.worker.engine.engine import Engine
 from hearth.worker.engine.memory_reserve import working_bytes
 from hearth.worker.kv import kv_manager
 from hearth.worker.kv.kv_manager import KVManager
-from hearth.worker.kv.kv_transfer import IdleMode
 from hearth.worker.kv.layer_adapters import LayerMap, UnknownCache
 from hearth.worker.kv.null_kv_manager import NullKVManager
 from hearth.worker.kv.quantise_kv import QuantFormat
@@ -262,10 +261,10 @@ def test_a_storm_of_sub_agents_leaves_its_orchestrator(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_what_was_generated_is_prefilled_again_in_idle_time_and_interrupted_at_once(
+def test_in_exact_mode_what_was_generated_is_read_in_idle_time_and_interrupted_at_once(
     name: str,
 ) -> None:
-    warm = machine(name, idle_prefill=IdleMode.ALWAYS)
+    warm = machine(name, is_exact=True)
     ids = prompt(name, 150, 100)
     answer = warm.ask(ids, 200)
     assert warm.scheduler.prefill_idle()

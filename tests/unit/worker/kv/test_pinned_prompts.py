@@ -2,6 +2,7 @@
 
 import math
 import time
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,6 @@ from hearth.worker.cache import conversation_priority, pinned_prompts as module
 from hearth.worker.cache.cache_budget import MB
 from hearth.worker.cache.eviction import Evictor
 from hearth.worker.cache.pinned_prompts import Pins
-from hearth.worker.kv.kv_transfer import IdleMode
 from hearth.worker.kv.quantise_kv import QuantFormat
 from hearth.worker.schedule.request_state import ClientLease
 from hearth.worker.stream.answer_parts import AnswerParts
@@ -254,11 +254,14 @@ def test_rows_are_pinned_raw_where_others_are_stored_in_fewer_bits() -> None:
 
 
 def test_a_pin_of_a_conversation_outlives_what_would_replace_its_decoded_part() -> None:
-    warm = machine("qwen3", slots_max=3, idle_prefill=IdleMode.ALWAYS)
+    warm = machine("qwen3", slots_max=3)
     ids = prompt("qwen3", 150, 100)
     longer = follow("qwen3", ids, warm.ask(ids, 40).tokens, 30)
     prefill(warm, longer, pin_key=ME)
+    rules = warm.keeper.rules
+    warm.keeper.rules = replace(rules, is_exact=True)
     warm.work_ahead()  # makes the answer canonical
+    warm.keeper.rules = rules
     assert warm.scheduler.idle_tokens > 0
     need_all(warm)
     (row,) = warm.keeper.pins_report()["pins"]

@@ -12,7 +12,7 @@ from hearth.shared.settings import KV_BITS
 from hearth.worker.cache.block_hash import key_root
 from hearth.worker.cache_report import cache_report
 from hearth.worker.draft.draft_memory import DraftMemory
-from hearth.worker.kv.kv_transfer import IdleMode, KeepRules
+from hearth.worker.kv.kv_transfer import KeepRules
 from hearth.worker.kv.quantise_kv import QuantFormat
 from hearth.worker.schedule.answers.answer_drafts import DraftPolicy
 from hearth.worker.schedule.memory_guard import MemoryGuard, PromptCost
@@ -22,7 +22,7 @@ from scripts.harness.socketless_worker import Answer, Machine, machine
 from scripts.harness.store_builders import ROOT
 from scripts.harness.warm.token_margins import same_tokens
 from tests.helpers.worker.disk_workers import Workers
-from tests.helpers.worker.kv_prompts import follow, prompt
+from tests.helpers.worker.kv_prompts import prompt
 
 BITS = (None, *KV_BITS)
 EIGHT: dict[str, Any] = {"running_format": QuantFormat(8, 64)}
@@ -257,18 +257,6 @@ def test_a_conversation_is_found_on_disk_by_requests_of_its_bits_alone(workers: 
         same_tokens(again, before)
     counts = later.keeper.disk_report()["counts"]
     assert not {"recalls_unreadable", "recalled_packed_tokens"} & counts.keys(), "none is foreign"
-
-
-def test_idle_time_reads_with_the_bits_of_the_conversation() -> None:
-    warm = machine("qwen3", idle_prefill=IdleMode.ALWAYS)
-    ids = prompt("qwen3", 150, 100)
-    answer = asked(warm, 4, ids, tokens_max=100)
-    warm.work_ahead()
-    assert warm.scheduler.idle_tokens > 0
-    assert {slot.kv_bits for slot in warm.keeper.slots} == {4}
-    longer = follow("qwen3", ids, answer.tokens, 30)
-    assert asked(warm, None, longer).cached == 0
-    assert asked(warm, 4, longer).cached > len(ids)
 
 
 def test_a_keys_report_tells_of_all_its_bits() -> None:

@@ -262,36 +262,3 @@ def test_records_that_are_no_responses_are_counted(tmp_path: Path) -> None:
     store = kept(ResponseStore(Clock(), home))
     assert (len(store), store.report()["odd"]) == (1, 4)
     store.close()
-
-
-def test_what_was_being_made_when_the_server_ended_is_told_as_failed(tmp_path: Path) -> None:
-    home = tmp_path / "responses"
-    store = ResponseStore(directory=home)
-    for number, status in enumerate(("queued", "in_progress", "completed")):
-        store.keep("k", {"input": "hi"}, answer(number) | {"status": status})
-    store.keep("k", {"input": "hi"}, answer(4) | {"status": "queued"})
-    store.keep("k", {"input": "hi"}, answer(4) | {"status": "cancelled"})
-    assert refused(store, "k", {"previous_response_id": "resp_0"}).code == "response_not_ended"
-    store.close()
-    for _ in range(2):  # it is told so after each start
-        again = ResponseStore(directory=home)
-        told = [again.response("k", f"resp_{number}") for number in (0, 1, 2, 4)]
-        assert [row["status"] for row in told] == ["failed", "failed", "completed", "cancelled"]
-        assert "started anew" in told[0]["error"]["message"]
-        assert again.nbytes == sum(entry.nbytes for _, entry in again.everything() if entry)
-        again.close()
-
-
-def test_what_grew_too_large_to_be_kept_is_not_there_without_its_end(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(response_store, "BYTES_MAX", 500)
-    store = ResponseStore(directory=tmp_path)
-    store.keep("k", {"input": "hi"}, answer(1) | {"status": "queued"})
-    assert store.response("k", "resp_1")["status"] == "queued"
-    store.keep("k", {"input": "hi"}, answer(1, said(1, "yo" * 500)) | {"status": "completed"})
-    store.close()
-    for each in (store, ResponseStore(directory=tmp_path)):
-        with pytest.raises(RequestError, match="is not kept"):
-            each.response("k", "resp_1")
-        each.close()

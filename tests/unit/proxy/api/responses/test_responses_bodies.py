@@ -137,6 +137,13 @@ def test_a_conversation_object_is_refused_with_what_to_do() -> None:
     assert "previous_response_id" in str(error)
 
 
+def test_a_response_in_background_is_refused_with_what_to_do() -> None:
+    error = refused("hi", background=True)
+    assert (error.status, error.code, error.param) == (400, "unsupported_parameter", "background")
+    assert "send false" in str(error)
+    assert parsed("hi", background=False)
+
+
 @pytest.mark.parametrize(
     ("given", "param"),
     [
