@@ -96,12 +96,9 @@ def one_of(*allowed: str) -> SettingParser:
     return parse
 
 
-KV_BITS: Final = (0, 4, 8)  # of KV in a live cache, 0 = as it is computed
-
-
 def bits(text: str) -> int:
     """Bits of a quantised value; 0 = off."""
-    if text.lower() not in ("off", *map(str, KV_BITS[1:])):
+    if text.lower() not in ("off", "4", "8"):
         raise ValueError("off, 4 or 8")
     return 0 if text.lower() == "off" else int(text)
 

@@ -24,7 +24,6 @@ from hearth.proxy.request.message_digests import MessageDigester
 from hearth.proxy.request.parsed_request import Dialect, ParsedRequest
 from hearth.proxy.request.session_id import conversation_of, key_digest, session_of
 from hearth.proxy.request.session_title import title_of
-from hearth.shared.settings import KV_BITS
 from hearth.shared.settings_from_env import Settings
 from hearth.shared.wire_messages import Prompt, Sampling
 
@@ -99,7 +98,6 @@ class BodyParser:
             prompt=prompt,
             more_prompts=more,
             use_kv_cache=use_kv_cache,
-            kv_bits=fields.one_of(body, "kv_bits", KV_BITS),
         )
 
     def raw(

@@ -27,10 +27,10 @@ class UncachedKVManager(NullKVManager):
         self._rules = rules
 
     def slot_cost(self, query: PrefixQuery, rows: int) -> int:
-        return self.cold_bytes(rows, query.kv_bits)
+        return self.cold_bytes(rows)
 
-    def cold_bytes(self, rows: int, kv_bits: int | None = None) -> int:
-        return self._layers.slot_bytes(rows, self._rules.format_at(rows, kv_bits))
+    def cold_bytes(self, rows: int) -> int:
+        return self._layers.slot_bytes(rows, self._rules.format_at(rows))
 
     def unwritten_bytes(self, rows: int) -> int:
         return self._layers.unwritten_bytes(rows)
@@ -55,7 +55,7 @@ class UncachedKVManager(NullKVManager):
 
     def grow_for_draft(self, slot: LiveSlot, rows: int, draft_rows: int) -> int:
         self.grow(slot, rows)
-        later = self._rules.format_at(rows + draft_rows, slot.kv_bits)
+        later = self._rules.format_at(rows + draft_rows)
         if later is not None and slot.format is None:
             return 0  # rows are packed from amid the draft on
         self.grow(slot, rows + draft_rows)
@@ -69,7 +69,7 @@ class UncachedKVManager(NullKVManager):
 
     def _quantise(self, slot: LiveSlot, position: int) -> bool:
         """Pack the slot's rows once there are enough; say whether they were packed now."""
-        form = self._rules.format_at(position, slot.kv_bits)
+        form = self._rules.format_at(position)
         if form is None or slot.format is not None:
             return False
         self._layers.quantise(slot.cache, form)

@@ -36,16 +36,16 @@ class NullKVManager:
     def open(self, query: PrefixQuery, rows: int) -> tuple[LiveSlot, ResumePlan]:
         self.counts["match_miss"] += 1
         joint = Joint(PrefixHash(b""), 0)
-        return LiveSlot(0, self._new_cache(), joint, kv_bits=query.kv_bits), _NO_PLAN
+        return LiveSlot(0, self._new_cache(), joint), _NO_PLAN
 
     def slot_cost(self, query: PrefixQuery, rows: int) -> int:
-        return self.cold_bytes(rows, query.kv_bits)
+        return self.cold_bytes(rows)
 
     def copied_bytes(self, query: PrefixQuery) -> int:
         return 0
 
-    def cold_bytes(self, rows: int, kv_bits: int | None = None) -> int:
-        """Return what an empty slot for `rows` tokens takes, in the bits that are asked for."""
+    def cold_bytes(self, rows: int) -> int:
+        """Return what an empty slot for `rows` tokens takes."""
         return 0  # nobody knows what such a model's caches take
 
     def unwritten_bytes(self, rows: int) -> int:

@@ -54,8 +54,6 @@ REMEDIES = {
     "SHUTDOWN_FLUSH_SECONDS.",
     "exact mode": "CACHE_EXACT=false also reuses what was generated or prefilled by other cuts, at "
     "the price of the last bits.",
-    "other kv_bits": "KV of other bits is kept apart: have a conversation ask for the same kv_bits "
-    "each time.",
     "other adapter": "KV of another adapter, or of none, is kept apart: have a conversation stay "
     "with one model name.",
     "unexplained": "Please report this with the session's log: the server should have known.",
@@ -222,7 +220,7 @@ def _turn_cause(
 def not_kept(cause: str, at: int, lost: int, message: int) -> Divergence:
     """Return the loss of tokens that the line had, from token `at` on.
 
-    `cause` is "eviction", "expired", "restart", "turn not recorded", "other kv_bits", "other
-    adapter", or "exact mode": they were generated, and only what was prefilled is reused here.
+    `cause` is "eviction", "expired", "restart", "turn not recorded", "other adapter", or "exact
+    mode": they were generated, and only what was prefilled is reused here.
     """
     return Divergence(Cause(cause, message - 1), at, lost, "")

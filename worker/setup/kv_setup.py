@@ -84,7 +84,6 @@ def make_kv_manager(
         store_ignored=store_ignored,
         running_format=running,
         running_from=settings.quantized_kv_start,
-        group_size=settings.kv_group_size,
         idle_prefill=IdleMode(settings.idle_prefill),
         keys=max(1, len(settings.api_keys)),
     )

@@ -227,19 +227,6 @@ def test_every_dialect_says_whether_its_request_is_drafted_for_or_the_worker_doe
     assert body_parser.read(dialect, BODIES[dialect], {}).sampling.speculate is None  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("dialect", BODIES)
-def test_every_dialect_says_in_which_bits_its_kv_is_held_or_the_worker_does(
-    dialect: str, tmp_path: Path
-) -> None:
-    body_parser = app_of(tmp_path).local.body_parser
-    for wanted in (0, 4, 8, None):
-        body = BODIES[dialect] | {"kv_bits": wanted}
-        told = body_parser.read(dialect, body, {})  # type: ignore[arg-type]
-        assert told.kv_bits == wanted
-        assert prefill_endpoint.prepared(told).kv_bits == wanted, "it is read as it will be asked"
-    assert body_parser.read(dialect, BODIES[dialect], {}).kv_bits is None  # type: ignore[arg-type]
-
-
 def test_a_prediction_is_nothing_to_a_prompt_that_is_only_read() -> None:
     body = BODIES["chat"] | {"prediction": {"type": "content", "content": "words"}}
     request = chat_completions.parse(body)
