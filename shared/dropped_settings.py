@@ -28,6 +28,20 @@ DROPPED: Final = {
     "PROXY_API_KEYS keeps users apart",
     "VLM_CACHE_DEBUG": "the divergence report names the image that changed; CACHE_DEBUG serves "
     "the token ids of prompts",
+    "CACHE_VLM_IMAGE_IDENTITY": "what an image shows is always part of what kept KV is found by",
+    "SESSION_TITLES": "sessions are always shown by their first words, which are held in memory "
+    "only, for their own key",
+    "MAX_IMAGE_PIXELS": "an image has 40,000,000 pixels at most; the model's processor makes it "
+    "smaller then",
+    "VISION_CACHE_MB": "256 MB of encoded images are kept for other conversations that show them; "
+    "MEMORY_LIMIT_MB bounds all that is held",
+    "CACHE_STORE_QUANT_MIN_TOKENS": "prefixes of fewer than 256 tokens are stored as they are, "
+    "longer ones as CACHE_STORE_BITS says",
+    "EMBEDDING_IDLE_SECONDS": "the process of EMBEDDING_MODEL and RERANK_MODEL ends after 300 s "
+    "without a request, until the next one",
+    "SHUTDOWN_FLUSH_SECONDS": "a worker that ends writes for 2 s what is not on disk yet",
+    "KEEP_AWAKE": "a Mac is always kept from idle sleep while requests run, and for 3 minutes "
+    "after",
 }
 REFUSED: Final = {
     "NORMALIZE_WRITE_TOOL_CONTENT_FOR_PROMPT": (

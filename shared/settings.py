@@ -18,7 +18,6 @@ POCKET: Final = "builtin:pocket"
 # it should use. Elsewhere it follows the machine (worker/setup/kv_room.py).
 CACHE_RAM_MB_UNKNOWN: Final = 512
 RANK_PORT: Final = 4100
-DECODABLE_PIXELS_MAX: Final = 89_478_485  # beyond it Pillow takes an image for an attack
 
 
 SettingParser = Callable[[str], Any]  # raises ValueError(what is allowed)
@@ -70,17 +69,6 @@ def boolean(text: str) -> bool:
     if text.lower() not in words:
         raise ValueError("true or false")
     return words[text.lower()]
-
-
-def always_true(reason: str) -> SettingParser:
-    """A promise that has a name and cannot be switched off; `reason` says what else would be."""
-
-    def parse(text: str) -> bool:
-        if not boolean(text):
-            raise ValueError(f"true: {reason}")
-        return True
-
-    return parse
 
 
 def boolean_or_auto(text: str) -> bool | None:
@@ -317,12 +305,6 @@ class Settings:
         state_bits,
         "Bits of a hybrid's recurrent states on disk: 32, or 16, which are half and fast KV",
     )
-    shutdown_flush_seconds: int = _setting(
-        "SHUTDOWN_FLUSH_SECONDS",
-        "2",
-        integer(0, 60),
-        "How long a worker that ends may go on writing what is not on disk yet",
-    )
     use_kv_cache: bool = _setting(
         "USE_KV_CACHE",
         "true",
@@ -373,13 +355,6 @@ class Settings:
         words,
         "Files of request bodies (JSON) that are prefilled and pinned at start, comma-separated",
     )
-    keep_awake: bool = _setting(
-        "KEEP_AWAKE",
-        "true",
-        boolean,
-        "Keep a Mac from idle sleep while requests run, and for 3 minutes after; no effect on "
-        "Linux",
-    )
     worker_endpoints: tuple[str, ...] = _setting(
         "WORKER_ENDPOINTS",
         "",
@@ -397,24 +372,6 @@ class Settings:
         "false",
         boolean,
         "Fetch the http(s) images that requests name, from public addresses only",
-    )
-    max_image_pixels: int = _setting(
-        "MAX_IMAGE_PIXELS",
-        "40000000",
-        integer(1, DECODABLE_PIXELS_MAX),
-        "Largest image that is decoded, in pixels; the model's processor makes it smaller then",
-    )
-    vision_cache_mb: int = _setting(
-        "VISION_CACHE_MB",
-        "256",
-        integer(0, 1_048_576),
-        "Encoded images kept for other conversations that show them, in MB; 0 = none",
-    )
-    cache_vlm_image_identity: bool = _setting(
-        "CACHE_VLM_IMAGE_IDENTITY",
-        "true",
-        always_true("else what is kept of one image would be served for another"),
-        "What an image shows is part of what kept KV is found by; cannot be switched off",
     )
     curve_keys_dir: Path = _setting(
         "CURVE_KEYS_DIR",
@@ -445,12 +402,6 @@ class Settings:
         "false",
         boolean,
         "Also log snippets of prompts where a prefix broke",
-    )
-    session_titles: bool = _setting(
-        "SESSION_TITLES",
-        "true",
-        boolean,
-        "Show sessions by the first words asked in them; held in memory only, in no log or file",
     )
     max_kv_size: int = _setting(
         "MAX_KV_SIZE",
@@ -563,12 +514,6 @@ class Settings:
         one_of("uniform", "turboquant"),
         "How stored KV is packed: uniform, or turboquant (of mlx-vlm; 2 to 8 bits in steps of 0.5)",
     )
-    cache_store_quant_min_tokens: int = _setting(
-        "CACHE_STORE_QUANT_MIN_TOKENS",
-        "256",
-        integer(0, 16_777_216),
-        "Prefixes of fewer tokens are stored as they are",
-    )
     cache_debug: bool = _setting(
         "CACHE_DEBUG",
         "false",
@@ -624,12 +569,6 @@ class Settings:
         any_text,
         "Hub id, directory or name of the model that /v1/rerank is answered by, in the same "
         "process; empty = none",
-    )
-    embedding_idle_seconds: int = _setting(
-        "EMBEDDING_IDLE_SECONDS",
-        "300",
-        integer(0, 31_536_000),
-        "The process of both ends when it is unused for so long, until the next request; 0 = never",
     )
     default_temperature: float = _setting(
         "DEFAULT_TEMPERATURE", "0.1", number(0, 2), "Sampling temperature; 0 = greedy"

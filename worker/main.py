@@ -26,6 +26,7 @@ from hearth.shared.paths import env_file
 from hearth.shared.private_temp_directory import temp_environment
 from hearth.shared.settings_from_env import Settings, load_settings
 from hearth.shared.start_failure_file import leave_reason
+from hearth.shared.stop_times import FLUSH_WAIT_S
 from hearth.shared.thread_turns import take_short_turns
 from hearth.shared.wire_messages import Failed, Heartbeat, Status, Told
 from hearth.shared.zmq_transport import PROXY_NAME, WORKER_NAME, RouterPort, curve_keys
@@ -179,7 +180,7 @@ class Worker:
                 if self._sessions is not None:
                     self._sessions.close()  # turns are small, and worth more than KV
                 if self._kv_manager is not None:
-                    self._kv_manager.shut(self._settings.shutdown_flush_seconds)
+                    self._kv_manager.shut(FLUSH_WAIT_S)
                 if not inference.is_alive():
                     self._rank.end()
             self._shutdown.note_end(inference)

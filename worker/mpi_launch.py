@@ -14,7 +14,7 @@ from typing import Final
 
 from hearth.shared.errors import StartError
 from hearth.shared.settings_from_env import Settings
-from hearth.shared.stop_times import CHUNK_WAIT_S, END_WAIT_S
+from hearth.shared.stop_times import CHUNK_WAIT_S, END_WAIT_S, FLUSH_WAIT_S
 from hearth.worker.ranks.transport.rank_processes import MPI_RANK_VARIABLE
 
 LIBRARIES: Final = ("libmpi.dylib", "libmpi.so.40", "libmpi.so")  # a wheel has text in the last
@@ -52,7 +52,7 @@ def command_of(mpirun: str, settings: Settings, arguments: Sequence[str]) -> lis
     One that is lost is rank 0's to find, who says which it was (recoverable): mpirun would end
     all of them first. Rank 0 that is told to end has as long as the supervisor gives it.
     """
-    wait_s = CHUNK_WAIT_S + settings.shutdown_flush_seconds + END_WAIT_S
+    wait_s = CHUNK_WAIT_S + FLUSH_WAIT_S + END_WAIT_S
     how = ["--oversubscribe", "--rtos", "recoverable"]
     how += ["--prtemca", "odls_base_sigkill_timeout", f"{wait_s:.0f}"]
     rank = [sys.executable, "-m", "hearth.worker.mpi_rank", *arguments]

@@ -59,7 +59,6 @@ class BodyParser:
         self.documents = DocumentReader()
         self._uses_kv_cache = settings.use_kv_cache
         self._is_apart = is_apart or len(settings.api_keys) > 1
-        self._shows_titles = settings.session_titles
         self._stored = stored
 
     def read(
@@ -89,8 +88,7 @@ class BodyParser:
         use_kv_cache = fields.boolean(body, "use_kv_cache", default=self._uses_kv_cache)
         unknown_blocks.note(request.left_out)
         speaker = session_of(headers, body, key)
-        if self._shows_titles:
-            speaker = dataclasses.replace(speaker, title=title_of(request.prompt.messages))
+        speaker = dataclasses.replace(speaker, title=title_of(request.prompt.messages))
         prompt = dataclasses.replace(request.prompt, speaker=speaker)
         more = tuple(dataclasses.replace(each, speaker=speaker) for each in request.more_prompts)
         return dataclasses.replace(

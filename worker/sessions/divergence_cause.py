@@ -50,8 +50,7 @@ REMEDIES = {
     "eviction": "Raise CACHE_RAM_BUDGET_MB, or run fewer conversations at once.",
     "expired": "It was unused for PROMPT_CACHE_TTL_SECONDS: raise it, or MAX_KV_SIZE_GB, so that "
     "the disk keeps it.",
-    "restart": "The server was restarted and this was not on its disk: raise MAX_KV_SIZE_GB or "
-    "SHUTDOWN_FLUSH_SECONDS.",
+    "restart": "The server was restarted and this was not on its disk: raise MAX_KV_SIZE_GB.",
     "exact mode": "CACHE_EXACT=false also reuses what was generated or prefilled by other cuts, at "
     "the price of the last bits.",
     "other adapter": "KV of another adapter, or of none, is kept apart: have a conversation stay "

@@ -80,7 +80,6 @@ def make_kv_manager(
         session_idle_s=settings.prompt_cache_session_max_idle_seconds,
         store_format=store_format,
         state_bits=settings.kv_disk_state_bits,
-        store_from=settings.cache_store_quant_min_tokens,
         store_ignored=store_ignored,
         running_format=running,
         running_from=settings.quantized_kv_start,

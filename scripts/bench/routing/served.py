@@ -50,7 +50,6 @@ _SETTINGS: Final = {
     "MAX_KV_SIZE": "262144",
     "IDLE_PREFILL": "never",  # what idle time reads depends on how busy the machine is
     "DOCTOR": "off",
-    "KEEP_AWAKE": "false",
 }
 _FINISHED: Final = re.compile(r" worker-(\d+) \S+ finished request=(\S+) ")
 

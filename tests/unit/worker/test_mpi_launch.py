@@ -11,7 +11,7 @@ from hearth.shared.settings_from_env import load_settings
 from hearth.worker.mpi_launch import LIBRARY_VARIABLE, become_mpirun, library_of
 from hearth.worker.ranks.transport.rank_processes import MPI_RANK_VARIABLE
 
-MPI = {"RANKS": "3", "RANK_BACKEND": "mpi", "SHUTDOWN_FLUSH_SECONDS": "2"}
+MPI = {"RANKS": "3", "RANK_BACKEND": "mpi"}
 ARGUMENTS = ["--worker-id", "0", "--endpoint", "ipc:///run/worker-0.sock"]
 
 
