@@ -42,6 +42,8 @@ DROPPED: Final = {
     "SHUTDOWN_FLUSH_SECONDS": "a worker that ends writes for 2 s what is not on disk yet",
     "KEEP_AWAKE": "a Mac is always kept from idle sleep while requests run, and for 3 minutes "
     "after",
+    "KV_DISK_STATE_BITS": "a hybrid's recurrent states are written as they are; MAX_KV_SIZE_GB and "
+    "KV_DISK_WRITE_GB_PER_DAY bound what they take",
 }
 REFUSED: Final = {
     "NORMALIZE_WRITE_TOOL_CONTENT_FOR_PROMPT": (

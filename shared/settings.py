@@ -105,12 +105,6 @@ def stored_bits(text: str) -> float:
     return value
 
 
-def state_bits(text: str) -> int:
-    if text not in ("16", "32"):
-        raise ValueError("16 or 32")
-    return int(text)
-
-
 def group_size(text: str) -> int:
     if text not in ("32", "64", "128"):
         raise ValueError("32, 64 or 128")
@@ -298,12 +292,6 @@ class Settings:
         "200",
         integer(0, 100_000),
         "KV written to disk a day, all workers together; 0 = no limit",
-    )
-    kv_disk_state_bits: int = _setting(
-        "KV_DISK_STATE_BITS",
-        "32",
-        state_bits,
-        "Bits of a hybrid's recurrent states on disk: 32, or 16, which are half and fast KV",
     )
     use_kv_cache: bool = _setting(
         "USE_KV_CACHE",

@@ -45,7 +45,6 @@ class KeepRules:
     ttl_s: float = 0.0  # KV unused for longer goes in idle time, and before others; 0 = never
     session_idle_s: float = 0.0  # a slot unused for longer is given up; 0 = never
     store_format: PackedFormat | None = None  # of rows in the store and on disk
-    state_bits: int = 32  # of the states of 32 bits on disk
     store_from: int = 256  # tokens: shorter prefixes are kept as they are
     store_ignored: str = ""  # why rows are stored as they are, though bits are set
     running_format: QuantFormat | None = None  # of a live slot's rows ...

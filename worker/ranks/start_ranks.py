@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 TOLD_SETTINGS: Final = (
     *("model_path", "dtype", "prefill_chunk", "max_kv_size", "use_kv_cache", "cache_exact"),
     *("kv_bits", "kv_group_size", "quantized_kv_start"),
-    *("cache_store_bits", "kv_quant_scheme", "kv_disk_state_bits"),
+    *("cache_store_bits", "kv_quant_scheme"),
     *("live_slots_max", "max_concurrent_requests", "stall_seconds"),
     *("ranks", "rank_backend", "rank_split", "max_kv_size_gb"),
 )

@@ -79,7 +79,6 @@ def make_kv_manager(
         ttl_s=settings.prompt_cache_ttl_seconds,
         session_idle_s=settings.prompt_cache_session_max_idle_seconds,
         store_format=store_format,
-        state_bits=settings.kv_disk_state_bits,
         store_ignored=store_ignored,
         running_format=running,
         running_from=settings.quantized_kv_start,

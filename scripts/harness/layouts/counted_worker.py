@@ -406,7 +406,6 @@ def counted(
             (file_store, "read", counted_disk.reader(disk)),
             (serialise_kv, "_array", counted_disk.array_of),
             (serialise_kv, "_restored", counted_disk.restored),
-            (serialise_kv, "_halves", counted_disk.halves),
         ]
     with contextlib.ExitStack() as stack:
         stack.enter_context(FakeMac(mac).installed())
