@@ -44,6 +44,7 @@ DROPPED: Final = {
     "after",
     "KV_DISK_STATE_BITS": "a hybrid's recurrent states are written as they are; MAX_KV_SIZE_GB and "
     "KV_DISK_WRITE_GB_PER_DAY bound what they take",
+    "WIRE": "the weights are wired, and nothing else: KV in wired memory made macOS panic",
 }
 REFUSED: Final = {
     "NORMALIZE_WRITE_TOOL_CONTENT_FOR_PROMPT": (

@@ -318,13 +318,6 @@ class Settings:
         "What all workers of a machine may take, weights included; 0 = what the device recommends, "
         "or RAM less a reserve of 8 GB or a quarter",
     )
-    wire: str = _setting(
-        "WIRE",
-        "weights",
-        one_of("weights", "none", "all"),
-        "What is wired, so that the system cannot move it out of memory: the weights, nothing, or "
-        "all that MLX holds up to the limit",
-    )
     models: tuple[str, ...] = _setting(
         "MODELS",
         "",
