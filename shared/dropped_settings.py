@@ -45,6 +45,10 @@ DROPPED: Final = {
     "KV_DISK_STATE_BITS": "a hybrid's recurrent states are written as they are; MAX_KV_SIZE_GB and "
     "KV_DISK_WRITE_GB_PER_DAY bound what they take",
     "WIRE": "the weights are wired, and nothing else: KV in wired memory made macOS panic",
+    "RANK_BACKEND": "tensors take RDMA (jaccl) where the file of RANK_HOSTS has rdma lists, else "
+    "TCP (ring); mpi, which was for one machine, is gone",
+    "RANK_PORT": "rank 0 waits at the port 100 above PROXY_PORT; hearth ranks join ADDRESS:PORT "
+    "names it",
 }
 REFUSED: Final = {
     "NORMALIZE_WRITE_TOOL_CONTENT_FOR_PROMPT": (

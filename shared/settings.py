@@ -17,7 +17,7 @@ POCKET: Final = "builtin:pocket"
 # Kept KV at most, of all workers, where CACHE_RAM_BUDGET_MB is 0 and the device does not say what
 # it should use. Elsewhere it follows the machine (worker/setup/kv_room.py).
 CACHE_RAM_MB_UNKNOWN: Final = 512
-RANK_PORT: Final = 4100
+RANK_PORT_ABOVE: Final = 100  # the proxy's
 
 
 SettingParser = Callable[[str], Any]  # raises ValueError(what is allowed)
@@ -257,23 +257,11 @@ class Settings:
         optional_file,
         "File of the machines of the ranks, as mlx.launch reads it; empty = all on this machine",
     )
-    rank_backend: str = _setting(
-        "RANK_BACKEND",
-        "ring",
-        one_of("ring", "jaccl", "mpi"),
-        "What carries tensors between ranks: ring (TCP), jaccl (RDMA over Thunderbolt), or mpi",
-    )
     rank_split: str = _setting(
         "RANK_SPLIT",
         "tensor",
         one_of("tensor", "pipeline"),
         "What each rank has of the model: a part of every layer, or (pipeline) some of the layers",
-    )
-    rank_port: int = _setting(
-        "RANK_PORT",
-        str(RANK_PORT),
-        integer(1, 65535),
-        "Port at which rank 0 waits for ranks on other machines",
     )
     run_dir: Path = _setting(
         "RUN_DIR", "~/.hearth/run", path, "Directory for sockets and the pid file (0700)"
@@ -616,6 +604,12 @@ class Settings:
     def instance_dir(self) -> Path:
         """Where this server's sockets and pid file are: one directory for each port."""
         return self.run_dir / str(self.proxy_port)
+
+    @property
+    def rank_port(self) -> int:
+        """The port at which rank 0 waits for ranks on other machines."""
+        above = self.proxy_port + RANK_PORT_ABOVE
+        return above if above <= 65535 else self.proxy_port - RANK_PORT_ABOVE
 
     @property
     def is_loopback(self) -> bool:

@@ -48,7 +48,6 @@ from hearth.worker.engine.mlx_memory import held_bytes
 from hearth.worker.engine.model_loader import LoadedModel
 from hearth.worker.kv.kv_manager import KVManager
 from hearth.worker.kv.null_kv_manager import NullKVManager
-from hearth.worker.mpi_launch import become_mpirun
 from hearth.worker.prompt.awaited_work import while_awaited
 from hearth.worker.prompt.prefill_cuts import CutRule
 from hearth.worker.requests.session_prompt_builder import SessionPromptBuilder
@@ -479,7 +478,6 @@ def main() -> int:
         settings = load_settings(os.environ, env_file())
         configure(settings.log_level.upper(), f"worker-{options.worker_id}", settings.log_prompts)
         os.environ |= temp_environment(os.environ, settings.instance_dir)
-        become_mpirun(settings, sys.argv[1:])
         worker = Worker(settings, options.worker_id, options.endpoint, options.listen)
     except StartError as error:
         _refuse(options.endpoint, error)
