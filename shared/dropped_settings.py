@@ -26,7 +26,7 @@ DROPPED: Final = {
     "CACHE_USE_BLOCK_INDEX": "kept KV is always found by an index",
     "CACHE_SESSION_PARTITIONING": "KV is found by its tokens, whatever the session; "
     "PROXY_API_KEYS keeps users apart",
-    "VLM_CACHE_DEBUG": "the divergence report names the image that changed; CACHE_DEBUG serves "
+    "VLM_CACHE_DEBUG": "the divergence report names the image that changed; LOG_PROMPTS serves "
     "the token ids of prompts",
     "CACHE_VLM_IMAGE_IDENTITY": "what an image shows is always part of what kept KV is found by",
     "SESSION_TITLES": "sessions are always shown by their first words, which are held in memory "
@@ -49,6 +49,9 @@ DROPPED: Final = {
     "TCP (ring); mpi, which was for one machine, is gone",
     "RANK_PORT": "rank 0 waits at the port 100 above PROXY_PORT; hearth ranks join ADDRESS:PORT "
     "names it",
+    "CACHE_DEBUG": "LOG_PROMPTS=true serves the token ids of recent prompts, where PROXY_API_KEY "
+    "is set",
+    "DEFAULT_REPETITION_CONTEXT_SIZE": "DEFAULT_REPETITION_PENALTY looks at the last 256 tokens",
 }
 REFUSED: Final = {
     "NORMALIZE_WRITE_TOOL_CONTENT_FOR_PROMPT": (

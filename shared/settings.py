@@ -370,7 +370,8 @@ class Settings:
         "LOG_PROMPTS",
         "false",
         boolean,
-        "Also log snippets of prompts where a prefix broke",
+        "Also log snippets of prompts where a prefix broke; with PROXY_API_KEY serve token ids of "
+        "recent prompts at /v1/cache/prompts",
     )
     max_kv_size: int = _setting(
         "MAX_KV_SIZE",
@@ -483,12 +484,6 @@ class Settings:
         one_of("uniform", "turboquant"),
         "How stored KV is packed: uniform, or turboquant (of mlx-vlm; 2 to 8 bits in steps of 0.5)",
     )
-    cache_debug: bool = _setting(
-        "CACHE_DEBUG",
-        "false",
-        boolean,
-        "Serve the token ids of recent prompts at /v1/cache/prompts; needs PROXY_API_KEY",
-    )
     kv_bits: int = _setting(
         "KV_BITS",
         "OFF",
@@ -560,12 +555,6 @@ class Settings:
         number(0.01, 10),
         "Divides the logits of recent tokens; 1 = off",
     )
-    default_repetition_context_size: int = _setting(
-        "DEFAULT_REPETITION_CONTEXT_SIZE",
-        "256",
-        integer(1, 1_000_000),
-        "Recent tokens that it looks at",
-    )
     default_max_tokens: int = _setting(
         "DEFAULT_MAX_TOKENS",
         "2048",
@@ -599,6 +588,11 @@ class Settings:
         """Every key that is accepted; where there is none, nobody needs one."""
         keys = (self.proxy_api_key, *self.proxy_api_keys)
         return tuple(key for key in dict.fromkeys(keys) if key)
+
+    @property
+    def serves_prompts(self) -> bool:
+        """Whether a key may read the token ids of its recent prompts."""
+        return self.log_prompts and bool(self.api_keys)
 
     @property
     def instance_dir(self) -> Path:

@@ -45,7 +45,7 @@ _SETTINGS: Final = {
     "PROXY_HOST": "127.0.0.1",
     "PROXY_API_KEY": KEY,
     "PROXY_MODEL_ID": "local",
-    "CACHE_DEBUG": "true",  # tells the ids of prompts
+    "LOG_PROMPTS": "true",  # tells the ids of prompts
     "CACHE_RAM_BUDGET_MB": "1024",
     "MAX_KV_SIZE": "262144",
     "IDLE_PREFILL": "never",  # what idle time reads depends on how busy the machine is

@@ -25,7 +25,7 @@ SERVERS: Final = {
                 "PROXY_PORT": "{port}",
                 # Without a key it tells no ids of prompts, from which the ideal is computed.
                 "PROXY_API_KEY": KEY,
-                "CACHE_DEBUG": "true",
+                "LOG_PROMPTS": "true",
                 "RUN_DIR": "{dir}/run",
                 "LOG_ROOT": "{dir}/logs",
                 "KV_CACHE_DIR": "{dir}/kv",

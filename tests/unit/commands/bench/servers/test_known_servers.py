@@ -112,7 +112,7 @@ def test_hearth_is_measured_with_its_defaults_whatever_its_env_file_says(tmp_pat
         name for name in Settings.__slots__ if getattr(settings, name) != getattr(plain, name)
     }
     assert (settings.use_kv_cache, settings.workers) == (True, 1)
-    expected = {"proxy_port", "api_keys", "cache_debug", "run_dir", "log_root", "kv_cache_dir"}
+    expected = {"proxy_port", "api_keys", "log_prompts", "run_dir", "log_root", "kv_cache_dir"}
     assert {name for name in changed if "key" not in name} <= expected, changed
 
 
@@ -132,7 +132,7 @@ def test_the_facts_hold_what_a_reader_needs_and_no_key() -> None:
     assert facts.notes == (*SERVERS["rapid-mlx"].notes, "It is new.")
     mine = Server("mine", url="http://127.0.0.1:1", notes=(BY_URL,))
     assert facts_of(mine, "1", is_metered=False).command == "(as its owner has started it)"
-    assert f"PROXY_API_KEY={KEY}" in command_of(SERVERS[HEARTH]), "CACHE_DEBUG needs some key"
+    assert f"PROXY_API_KEY={KEY}" in command_of(SERVERS[HEARTH]), "LOG_PROMPTS needs some key"
 
 
 @pytest.mark.parametrize("platform", ["linux", "darwin"])
