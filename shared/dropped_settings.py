@@ -52,6 +52,7 @@ DROPPED: Final = {
     "CACHE_DEBUG": "LOG_PROMPTS=true serves the token ids of recent prompts, where PROXY_API_KEY "
     "is set",
     "DEFAULT_REPETITION_CONTEXT_SIZE": "DEFAULT_REPETITION_PENALTY looks at the last 256 tokens",
+    "USE_KV_CACHE": 'requests read and write the cache unless they send "use_kv_cache": false',
 }
 REFUSED: Final = {
     "NORMALIZE_WRITE_TOOL_CONTENT_FOR_PROMPT": (

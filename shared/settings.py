@@ -281,12 +281,6 @@ class Settings:
         integer(0, 100_000),
         "KV written to disk a day, all workers together; 0 = no limit",
     )
-    use_kv_cache: bool = _setting(
-        "USE_KV_CACHE",
-        "true",
-        boolean,
-        "Whether requests that do not say so themselves read and write the cache and the turns",
-    )
     generation_watchdog_seconds: int = _setting(
         "GENERATION_WATCHDOG_SECONDS",
         "600",

@@ -57,7 +57,6 @@ class BodyParser:
         )
         self.images = ImageFetcher(settings.allow_image_urls)
         self.documents = DocumentReader()
-        self._uses_kv_cache = settings.use_kv_cache
         self._is_apart = is_apart or len(settings.api_keys) > 1
         self._stored = stored
 
@@ -85,7 +84,7 @@ class BodyParser:
         prompt_limits.check_body(body)
         request = _PARSERS[dialect](body)
         prompt_limits.check_prompt(request.prompt, request.constraints)
-        use_kv_cache = fields.boolean(body, "use_kv_cache", default=self._uses_kv_cache)
+        use_kv_cache = fields.boolean(body, "use_kv_cache", default=True)
         unknown_blocks.note(request.left_out)
         speaker = session_of(headers, body, key)
         speaker = dataclasses.replace(speaker, title=title_of(request.prompt.messages))

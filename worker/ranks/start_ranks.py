@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 # What a follower computes follows from these; it has them from rank 0. What is a machine's own
 # (directories, memory, keys, leave to run a model's code) is not among them.
 TOLD_SETTINGS: Final = (
-    *("model_path", "dtype", "prefill_chunk", "max_kv_size", "use_kv_cache", "cache_exact"),
+    *("model_path", "dtype", "prefill_chunk", "max_kv_size", "cache_exact"),
     *("kv_bits", "kv_group_size", "quantized_kv_start"),
     *("cache_store_bits", "kv_quant_scheme"),
     *("live_slots_max", "max_concurrent_requests", "stall_seconds"),

@@ -31,10 +31,10 @@ SERVERS: Final = {
                 "KV_CACHE_DIR": "{dir}/kv",
             },
             memory_environment={
-                Memory.NONE: {"USE_KV_CACHE": "false"},
                 # A live cache that rests beside what is kept is a session in memory too.
                 Memory.ONE_SESSION: {"CACHE_RAM_BUDGET_MB": "{memory_mb}", "LIVE_SLOTS_MAX": "1"},
             },
+            memory_extra={Memory.NONE: {"use_kv_cache": False}},
             extra={},
         ),
         Server(
