@@ -71,9 +71,10 @@ def test_each_server_is_told_to_listen_on_loopback_alone(name: str) -> None:
 
 @pytest.mark.parametrize("name", TRIED)
 def test_each_server_that_was_tried_can_be_told_what_it_may_keep(name: str) -> None:
-    told = {command_of(SERVERS[name], memory) for memory in Memory}
-    assert len(told) == 3 and all(SERVERS[name].can_be_told(memory) for memory in Memory)
-    assert all("{model}" in each and "{port}" in each for each in told)
+    server = SERVERS[name]
+    told = {(command_of(server, each), str(server.memory_extra.get(each))) for each in Memory}
+    assert len(told) == 3 and all(server.can_be_told(memory) for memory in Memory)
+    assert all("{model}" in command and "{port}" in command for command, _ in told)
 
 
 def test_a_server_without_such_an_option_says_so() -> None:
