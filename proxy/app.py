@@ -116,7 +116,7 @@ class ProxyApp:
         sign_ins = BrowserSignIns(settings.proxy_port, self._keys)
         self.dashboard = Dashboard(routes.feed, sign_ins)
         self.chat_page = ChatPage(sign_ins)
-        self.keep_awake = KeepAwake(settings.keep_awake)
+        self.keep_awake = KeepAwake()
         self.metrics.watch(self.keep_awake)
         self.places = ConnectionPlaces() if places is None else places
         self.metrics.watch_connections(self.places)

@@ -51,6 +51,7 @@ from hearth.shared.settings_from_env import (
     variables_in,
 )
 from hearth.shared.stop_signals import StopSignals
+from hearth.shared.stop_times import FLUSH_WAIT_S
 from hearth.shared.suspects.suspect_store import open_store
 from hearth.shared.thread_turns import take_short_turns
 from hearth.shared.version import VERSION
@@ -105,7 +106,7 @@ class Hearth:
             self._directory,
             self._pool,
             environment,
-            RestartRules(models[0], settings.shutdown_flush_seconds, settings.stall_seconds),
+            RestartRules(models[0], FLUSH_WAIT_S, settings.stall_seconds),
         )
         self._encoders: EmbeddingProcess | None = embedding_process(
             settings, environment, self._pool

@@ -26,8 +26,33 @@ DROPPED: Final = {
     "CACHE_USE_BLOCK_INDEX": "kept KV is always found by an index",
     "CACHE_SESSION_PARTITIONING": "KV is found by its tokens, whatever the session; "
     "PROXY_API_KEYS keeps users apart",
-    "VLM_CACHE_DEBUG": "the divergence report names the image that changed; CACHE_DEBUG serves "
+    "VLM_CACHE_DEBUG": "the divergence report names the image that changed; LOG_PROMPTS serves "
     "the token ids of prompts",
+    "CACHE_VLM_IMAGE_IDENTITY": "what an image shows is always part of what kept KV is found by",
+    "SESSION_TITLES": "sessions are always shown by their first words, which are held in memory "
+    "only, for their own key",
+    "MAX_IMAGE_PIXELS": "an image has 40,000,000 pixels at most; the model's processor makes it "
+    "smaller then",
+    "VISION_CACHE_MB": "256 MB of encoded images are kept for other conversations that show them; "
+    "MEMORY_LIMIT_MB bounds all that is held",
+    "CACHE_STORE_QUANT_MIN_TOKENS": "prefixes of fewer than 256 tokens are stored as they are, "
+    "longer ones as CACHE_STORE_BITS says",
+    "EMBEDDING_IDLE_SECONDS": "the process of EMBEDDING_MODEL and RERANK_MODEL ends after 300 s "
+    "without a request, until the next one",
+    "SHUTDOWN_FLUSH_SECONDS": "a worker that ends writes for 2 s what is not on disk yet",
+    "KEEP_AWAKE": "a Mac is always kept from idle sleep while requests run, and for 3 minutes "
+    "after",
+    "KV_DISK_STATE_BITS": "a hybrid's recurrent states are written as they are; MAX_KV_SIZE_GB and "
+    "KV_DISK_WRITE_GB_PER_DAY bound what they take",
+    "WIRE": "the weights are wired, and nothing else: KV in wired memory made macOS panic",
+    "RANK_BACKEND": "tensors take RDMA (jaccl) where the file of RANK_HOSTS has rdma lists, else "
+    "TCP (ring); mpi, which was for one machine, is gone",
+    "RANK_PORT": "rank 0 waits at the port 100 above PROXY_PORT; hearth ranks join ADDRESS:PORT "
+    "names it",
+    "CACHE_DEBUG": "LOG_PROMPTS=true serves the token ids of recent prompts, where PROXY_API_KEY "
+    "is set",
+    "DEFAULT_REPETITION_CONTEXT_SIZE": "DEFAULT_REPETITION_PENALTY looks at the last 256 tokens",
+    "USE_KV_CACHE": 'requests read and write the cache unless they send "use_kv_cache": false',
 }
 REFUSED: Final = {
     "NORMALIZE_WRITE_TOOL_CONTENT_FOR_PROMPT": (

@@ -17,8 +17,7 @@ POCKET: Final = "builtin:pocket"
 # Kept KV at most, of all workers, where CACHE_RAM_BUDGET_MB is 0 and the device does not say what
 # it should use. Elsewhere it follows the machine (worker/setup/kv_room.py).
 CACHE_RAM_MB_UNKNOWN: Final = 512
-RANK_PORT: Final = 4100
-DECODABLE_PIXELS_MAX: Final = 89_478_485  # beyond it Pillow takes an image for an attack
+RANK_PORT_ABOVE: Final = 100  # the proxy's
 
 
 SettingParser = Callable[[str], Any]  # raises ValueError(what is allowed)
@@ -72,17 +71,6 @@ def boolean(text: str) -> bool:
     return words[text.lower()]
 
 
-def always_true(reason: str) -> SettingParser:
-    """A promise that has a name and cannot be switched off; `reason` says what else would be."""
-
-    def parse(text: str) -> bool:
-        if not boolean(text):
-            raise ValueError(f"true: {reason}")
-        return True
-
-    return parse
-
-
 def boolean_or_auto(text: str) -> bool | None:
     return None if text.lower() == "auto" else boolean(text)
 
@@ -105,12 +93,9 @@ def idle_prefill(text: str) -> str:
     return str(one_of("never", "auto")(text))
 
 
-KV_BITS: Final = (0, 4, 8)  # of KV in a live cache, 0 = as it is computed
-
-
 def bits(text: str) -> int:
     """Bits of a quantised value; 0 = off."""
-    if text.lower() not in ("off", *map(str, KV_BITS[1:])):
+    if text.lower() not in ("off", "4", "8"):
         raise ValueError("off, 4 or 8")
     return 0 if text.lower() == "off" else int(text)
 
@@ -127,12 +112,6 @@ def stored_bits(text: str) -> float:
     if not 2 <= value <= 8 or not (2 * value).is_integer():
         raise ValueError(allowed)
     return value
-
-
-def state_bits(text: str) -> int:
-    if text not in ("16", "32"):
-        raise ValueError("16 or 32")
-    return int(text)
 
 
 def group_size(text: str) -> int:
@@ -287,23 +266,11 @@ class Settings:
         optional_file,
         "File of the machines of the ranks, as mlx.launch reads it; empty = all on this machine",
     )
-    rank_backend: str = _setting(
-        "RANK_BACKEND",
-        "ring",
-        one_of("ring", "jaccl", "mpi"),
-        "What carries tensors between ranks: ring (TCP), jaccl (RDMA over Thunderbolt), or mpi",
-    )
     rank_split: str = _setting(
         "RANK_SPLIT",
         "tensor",
         one_of("tensor", "pipeline"),
         "What each rank has of the model: a part of every layer, or (pipeline) some of the layers",
-    )
-    rank_port: int = _setting(
-        "RANK_PORT",
-        str(RANK_PORT),
-        integer(1, 65535),
-        "Port at which rank 0 waits for ranks on other machines",
     )
     run_dir: Path = _setting(
         "RUN_DIR", "~/.hearth/run", path, "Directory for sockets and the pid file (0700)"
@@ -322,24 +289,6 @@ class Settings:
         "200",
         integer(0, 100_000),
         "KV written to disk a day, all workers together; 0 = no limit",
-    )
-    kv_disk_state_bits: int = _setting(
-        "KV_DISK_STATE_BITS",
-        "32",
-        state_bits,
-        "Bits of a hybrid's recurrent states on disk: 32, or 16, which are half and fast KV",
-    )
-    shutdown_flush_seconds: int = _setting(
-        "SHUTDOWN_FLUSH_SECONDS",
-        "2",
-        integer(0, 60),
-        "How long a worker that ends may go on writing what is not on disk yet",
-    )
-    use_kv_cache: bool = _setting(
-        "USE_KV_CACHE",
-        "true",
-        boolean,
-        "Whether requests that do not say so themselves read and write the cache and the turns",
     )
     generation_watchdog_seconds: int = _setting(
         "GENERATION_WATCHDOG_SECONDS",
@@ -360,13 +309,6 @@ class Settings:
         "What all workers of a machine may take, weights included; 0 = what the device recommends, "
         "or RAM less a reserve of 8 GB or a quarter",
     )
-    wire: str = _setting(
-        "WIRE",
-        "weights",
-        one_of("weights", "none", "all"),
-        "What is wired, so that the system cannot move it out of memory: the weights, nothing, or "
-        "all that MLX holds up to the limit",
-    )
     models: tuple[str, ...] = _setting(
         "MODELS",
         "",
@@ -385,13 +327,6 @@ class Settings:
         words,
         "Files of request bodies (JSON) that are prefilled and pinned at start, comma-separated",
     )
-    keep_awake: bool = _setting(
-        "KEEP_AWAKE",
-        "true",
-        boolean,
-        "Keep a Mac from idle sleep while requests run, and for 3 minutes after; no effect on "
-        "Linux",
-    )
     worker_endpoints: tuple[str, ...] = _setting(
         "WORKER_ENDPOINTS",
         "",
@@ -409,24 +344,6 @@ class Settings:
         "false",
         boolean,
         "Fetch the http(s) images that requests name, from public addresses only",
-    )
-    max_image_pixels: int = _setting(
-        "MAX_IMAGE_PIXELS",
-        "40000000",
-        integer(1, DECODABLE_PIXELS_MAX),
-        "Largest image that is decoded, in pixels; the model's processor makes it smaller then",
-    )
-    vision_cache_mb: int = _setting(
-        "VISION_CACHE_MB",
-        "256",
-        integer(0, 1_048_576),
-        "Encoded images kept for other conversations that show them, in MB; 0 = none",
-    )
-    cache_vlm_image_identity: bool = _setting(
-        "CACHE_VLM_IMAGE_IDENTITY",
-        "true",
-        always_true("else what is kept of one image would be served for another"),
-        "What an image shows is part of what kept KV is found by; cannot be switched off",
     )
     curve_keys_dir: Path = _setting(
         "CURVE_KEYS_DIR",
@@ -456,13 +373,8 @@ class Settings:
         "LOG_PROMPTS",
         "false",
         boolean,
-        "Also log snippets of prompts where a prefix broke",
-    )
-    session_titles: bool = _setting(
-        "SESSION_TITLES",
-        "true",
-        boolean,
-        "Show sessions by the first words asked in them; held in memory only, in no log or file",
+        "Also log snippets of prompts where a prefix broke; with PROXY_API_KEY serve token ids of "
+        "recent prompts at /v1/cache/prompts",
     )
     max_kv_size: int = _setting(
         "MAX_KV_SIZE",
@@ -575,18 +487,6 @@ class Settings:
         one_of("uniform", "turboquant"),
         "How stored KV is packed: uniform, or turboquant (of mlx-vlm; 2 to 8 bits in steps of 0.5)",
     )
-    cache_store_quant_min_tokens: int = _setting(
-        "CACHE_STORE_QUANT_MIN_TOKENS",
-        "256",
-        integer(0, 16_777_216),
-        "Prefixes of fewer tokens are stored as they are",
-    )
-    cache_debug: bool = _setting(
-        "CACHE_DEBUG",
-        "false",
-        boolean,
-        "Serve the token ids of recent prompts at /v1/cache/prompts; needs PROXY_API_KEY",
-    )
     kv_bits: int = _setting(
         "KV_BITS",
         "OFF",
@@ -637,12 +537,6 @@ class Settings:
         "Hub id, directory or name of the model that /v1/rerank is answered by, in the same "
         "process; empty = none",
     )
-    embedding_idle_seconds: int = _setting(
-        "EMBEDDING_IDLE_SECONDS",
-        "300",
-        integer(0, 31_536_000),
-        "The process of both ends when it is unused for so long, until the next request; 0 = never",
-    )
     default_temperature: float = _setting(
         "DEFAULT_TEMPERATURE", "0.1", number(0, 2), "Sampling temperature; 0 = greedy"
     )
@@ -663,12 +557,6 @@ class Settings:
         "1",
         number(0.01, 10),
         "Divides the logits of recent tokens; 1 = off",
-    )
-    default_repetition_context_size: int = _setting(
-        "DEFAULT_REPETITION_CONTEXT_SIZE",
-        "256",
-        integer(1, 1_000_000),
-        "Recent tokens that it looks at",
     )
     default_max_tokens: int = _setting(
         "DEFAULT_MAX_TOKENS",
@@ -705,9 +593,20 @@ class Settings:
         return tuple(key for key in dict.fromkeys(keys) if key)
 
     @property
+    def serves_prompts(self) -> bool:
+        """Whether a key may read the token ids of its recent prompts."""
+        return self.log_prompts and bool(self.api_keys)
+
+    @property
     def instance_dir(self) -> Path:
         """Where this server's sockets and pid file are: one directory for each port."""
         return self.run_dir / str(self.proxy_port)
+
+    @property
+    def rank_port(self) -> int:
+        """The port at which rank 0 waits for ranks on other machines."""
+        above = self.proxy_port + RANK_PORT_ABOVE
+        return above if above <= 65535 else self.proxy_port - RANK_PORT_ABOVE
 
     @property
     def is_loopback(self) -> bool:

@@ -112,11 +112,6 @@ def _check_together(settings: Settings) -> None:
             "was stored quantised is not exact. Set CACHE_STORE_BITS=off, or CACHE_EXACT=false."
         )
     _check_scheme(settings)
-    if settings.cache_debug and not settings.api_keys:
-        raise StartError(
-            "CACHE_DEBUG is true and PROXY_API_KEY is empty: prompts would be readable without a "
-            "key. Set PROXY_API_KEY, or CACHE_DEBUG=false."
-        )
 
 
 def _check_scheme(settings: Settings) -> None:

@@ -17,7 +17,7 @@ import msgpack
 from hearth.shared.errors import WireError
 from hearth.shared.thinking import ThinkingFacts, ThinkingWish
 
-PROTOCOL_VERSION: Final = 16
+PROTOCOL_VERSION: Final = 17
 FRAME_BYTES_MAX: Final = 80 * 1024 * 1024  # a 64 MB request body, and room for its envelope
 
 
@@ -182,7 +182,6 @@ class Submit:
     pin: bool = False  # what is kept of the prompt stays, whatever else would need its room
     is_apart: bool = False  # there are several API keys: what is kept of this serves its key only
     prediction: str = ""  # the client's guess of the answer's text
-    kv_bits: int | None = None  # of its KV while it runs: 0 = raw, 4, 8; None = the setting's
     adapter: str = ""  # of ADAPTERS, that the model is to have; "" = none
 
     @property

@@ -68,8 +68,8 @@ class RankRouter:
             socket.close()
             text = f"{endpoint} cannot be bound: {os.strerror(error.errno or 0)}."
             if path is None:
-                text += " Set RANK_PORT to a port that no other server has, and name first in "
-                text += "RANK_HOSTS an address of this machine."
+                text += " Set PROXY_PORT to one 100 below a port that no other server has, and "
+                text += "name first in RANK_HOSTS an address of this machine."
             raise StartError(text) from None
         if path is not None:
             path.chmod(0o600)

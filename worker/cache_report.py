@@ -15,7 +15,6 @@ from hearth.worker.kv.kv_manager import KVManager
 from hearth.worker.kv.live_slot import LiveSlot
 from hearth.worker.kv.null_kv_manager import NullKVManager
 from hearth.worker.kv.quantise_kv import PackedFormat, QuantFormat
-from hearth.worker.schedule.requested_bits import roots_of
 from hearth.worker.sessions.session_manager import REJECTED, SessionManager
 from hearth.worker.setup.vision_setup import VisionParts
 
@@ -83,10 +82,9 @@ def _slot(kv_manager: KVManager, slot: LiveSlot) -> dict[str, Any]:
 
 
 def _roots_of(kv_manager: KVManager, name: PrefixHash, adapters: Iterable[str]) -> list[Joint]:
-    """Return a key's root, and its roots of adapters and other bits, as far as there are any."""
+    """Return a key's root, and its roots of adapters, as far as there are any."""
     names = [name, *(adapter_root(name, identity) for identity in adapters)]
-    found = [store_name for each in names for store_name in roots_of(kv_manager.rules, each)]
-    joints = map(kv_manager.store.joint, found)
+    joints = map(kv_manager.store.joint, names)
     return [root for root in joints if root is not None]
 
 

@@ -26,6 +26,7 @@ from hearth.shared.paths import env_file
 from hearth.shared.private_temp_directory import temp_environment
 from hearth.shared.settings_from_env import Settings, load_settings
 from hearth.shared.start_failure_file import leave_reason
+from hearth.shared.stop_times import FLUSH_WAIT_S
 from hearth.shared.thread_turns import take_short_turns
 from hearth.shared.wire_messages import Failed, Heartbeat, Status, Told
 from hearth.shared.zmq_transport import PROXY_NAME, WORKER_NAME, RouterPort, curve_keys
@@ -47,7 +48,6 @@ from hearth.worker.engine.mlx_memory import held_bytes
 from hearth.worker.engine.model_loader import LoadedModel
 from hearth.worker.kv.kv_manager import KVManager
 from hearth.worker.kv.null_kv_manager import NullKVManager
-from hearth.worker.mpi_launch import become_mpirun
 from hearth.worker.prompt.awaited_work import while_awaited
 from hearth.worker.prompt.prefill_cuts import CutRule
 from hearth.worker.requests.session_prompt_builder import SessionPromptBuilder
@@ -58,7 +58,6 @@ from hearth.worker.schedule.memory_guard import MemoryGuard
 from hearth.worker.schedule.model_load_and_prefill_log import StartSteps
 from hearth.worker.schedule.pressure_relief import PressureRelief
 from hearth.worker.schedule.request_state import RenderNextPrompt, Request
-from hearth.worker.schedule.requested_bits import RequestedBits
 from hearth.worker.schedule.scheduler import Scheduler
 from hearth.worker.schedule.scheduler_config import SchedulerConfig
 from hearth.worker.schedule.turn_recorder import TurnRecorder
@@ -78,7 +77,6 @@ from hearth.worker.setup.prompt_and_session_setup import (
     turns_directory,
 )
 from hearth.worker.setup.rank_setup import SingleRank
-from hearth.worker.setup.requested_bits_setup import make_requested_bits
 from hearth.worker.setup.suspect_setup import SuspectParts, make_suspect_parts
 from hearth.worker.setup.upkeep_setup import evictions_of, expire_of, look_of, sweep_of
 from hearth.worker.setup.vision_setup import VisionParts, image_grid
@@ -140,7 +138,6 @@ class Worker:
         self._memory: WorkerMemory | None = None
         self._rank = SingleRank()
         self._draft_policy = DraftPolicy()
-        self._requested_bits = RequestedBits()  # until the model is known
         self._running_max = running_max(settings, is_batched=True)  # until the model is known
         self._port = RouterPort(endpoint)
         if listens_on:
@@ -182,7 +179,7 @@ class Worker:
                 if self._sessions is not None:
                     self._sessions.close()  # turns are small, and worth more than KV
                 if self._kv_manager is not None:
-                    self._kv_manager.shut(self._settings.shutdown_flush_seconds)
+                    self._kv_manager.shut(FLUSH_WAIT_S)
                 if not inference.is_alive():
                     self._rank.end()
             self._shutdown.note_end(inference)
@@ -274,7 +271,6 @@ class Worker:
         steps.begin("cache")
         settings, rank = self._settings, self._rank
         kv_manager = self._kv_manager = make_kv_manager(engine, loaded, settings, cut_rule, rank)
-        self._requested_bits = make_requested_bits(engine, kv_manager, settings.ranks)
         forward = rank.forward(forward_of(loaded, cut_rule.grid))
         loaded = memory.fit(loaded, kv_manager.uncached.cold_bytes, forward)
         memory.share_out(kv_manager, loaded.facts.context_tokens, forward)
@@ -345,7 +341,6 @@ class Worker:
             relief=relief,
             forwards=suspects.forwards,
             isolation=suspects.isolation,
-            requested_bits=self._requested_bits,
         )
 
     def token_choice(self, vocab_size: int, request: Request) -> TokenChoice:
@@ -422,7 +417,7 @@ class Worker:
             loaded.facts.context_by,
         )
         root = cache_root(loaded, self._settings)
-        facts = prompt_facts(loaded, root, builder, vocabulary, cut_rule, self._requested_bits)
+        facts = prompt_facts(loaded, root, builder, vocabulary, cut_rule)
         facts = replace(facts, drafts=self._draft_policy, adapters=loaded.adapters.identities)
         prompts = SessionPromptBuilder(builder, sessions, facts)
         look = look_of(self._kv_manager, self._settings.workers)
@@ -483,7 +478,6 @@ def main() -> int:
         settings = load_settings(os.environ, env_file())
         configure(settings.log_level.upper(), f"worker-{options.worker_id}", settings.log_prompts)
         os.environ |= temp_environment(os.environ, settings.instance_dir)
-        become_mpirun(settings, sys.argv[1:])
         worker = Worker(settings, options.worker_id, options.endpoint, options.listen)
     except StartError as error:
         _refuse(options.endpoint, error)

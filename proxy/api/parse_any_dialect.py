@@ -24,7 +24,6 @@ from hearth.proxy.request.message_digests import MessageDigester
 from hearth.proxy.request.parsed_request import Dialect, ParsedRequest
 from hearth.proxy.request.session_id import conversation_of, key_digest, session_of
 from hearth.proxy.request.session_title import title_of
-from hearth.shared.settings import KV_BITS
 from hearth.shared.settings_from_env import Settings
 from hearth.shared.wire_messages import Prompt, Sampling
 
@@ -58,9 +57,7 @@ class BodyParser:
         )
         self.images = ImageFetcher(settings.allow_image_urls)
         self.documents = DocumentReader()
-        self._uses_kv_cache = settings.use_kv_cache
         self._is_apart = is_apart or len(settings.api_keys) > 1
-        self._shows_titles = settings.session_titles
         self._stored = stored
 
     def read(
@@ -87,11 +84,10 @@ class BodyParser:
         prompt_limits.check_body(body)
         request = _PARSERS[dialect](body)
         prompt_limits.check_prompt(request.prompt, request.constraints)
-        use_kv_cache = fields.boolean(body, "use_kv_cache", default=self._uses_kv_cache)
+        use_kv_cache = fields.boolean(body, "use_kv_cache", default=True)
         unknown_blocks.note(request.left_out)
         speaker = session_of(headers, body, key)
-        if self._shows_titles:
-            speaker = dataclasses.replace(speaker, title=title_of(request.prompt.messages))
+        speaker = dataclasses.replace(speaker, title=title_of(request.prompt.messages))
         prompt = dataclasses.replace(request.prompt, speaker=speaker)
         more = tuple(dataclasses.replace(each, speaker=speaker) for each in request.more_prompts)
         return dataclasses.replace(
@@ -99,7 +95,6 @@ class BodyParser:
             prompt=prompt,
             more_prompts=more,
             use_kv_cache=use_kv_cache,
-            kv_bits=fields.one_of(body, "kv_bits", KV_BITS),
         )
 
     def raw(

@@ -25,7 +25,7 @@ def embedding_process(
     rerank = _named(settings.rerank_model, "RERANK_MODEL")
     if not embedding and not rerank:
         return None
-    told = EmbeddingSettings(embedding, rerank, settings.embedding_idle_seconds, environ)
+    told = EmbeddingSettings(embedding, rerank, environ=environ)
     return EmbeddingProcess(told, lambda: pool.is_answering)
 
 

@@ -79,7 +79,7 @@ class AdminRoutes:
         }
         unload_s = settings.model_idle_unload_seconds
         self._ollama = OllamaRoutes(self.names, pool, unload_s, self._groups)
-        self._shows_prompts = settings.cache_debug
+        self._shows_prompts = settings.serves_prompts
         self.requests = RecentRequests(separates_keys=is_apart or len(settings.api_keys) > 1)
         self.feed = DashboardFeed(pool, self.health, self.requests)
         pool.count_unread = self._count_unread

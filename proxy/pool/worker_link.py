@@ -233,7 +233,6 @@ class WorkerLink:
             pin=request.pin,
             is_apart=self._is_apart,
             prediction=request.prediction,
-            kv_bits=request.kv_bits,
             adapter=request.adapter,
         )
         self._send(message)

@@ -44,7 +44,6 @@ class ParsedRequest:
     target: str = ""  # public name of the model that is to answer; "" = there is one only
     adapter: str = ""  # that it is to have; "" = none
     use_kv_cache: bool = True  # else nothing kept is read, and nothing of it is kept
-    kv_bits: int | None = None  # of its KV while it runs, 0 = raw; None = the setting's
     prefill_only: bool = False  # the prompt is read and nothing is answered
     pin: bool = False  # what is kept of the prompt stays until it is unpinned
     prediction: str = ""  # the client's guess of the answer's text; no part of the prompt

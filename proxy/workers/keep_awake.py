@@ -28,9 +28,9 @@ class KeepAwake:
     ends, and none outlives this process (`-w`), however that ends.
     """
 
-    def __init__(self, is_wanted: bool, platform: str = sys.platform) -> None:
-        """`is_wanted` is KEEP_AWAKE. Nothing is done but on macOS."""
-        self._is_on = is_wanted and platform == "darwin"
+    def __init__(self, platform: str = sys.platform) -> None:
+        """Nothing is done but on macOS."""
+        self._is_on = platform == "darwin"
         self._open = 0  # requests
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -113,8 +113,7 @@ class KeepAwake:
         self.on_failure()
         if self.failures == 1:  # each request would tell it again
             log.warning(
-                "%s %s. This Mac may fall asleep amid a request: set `sudo pmset sleep 0`, or "
-                "KEEP_AWAKE=false if it may.",
+                "%s %s. This Mac may fall asleep amid a request: set `sudo pmset sleep 0`.",
                 COMMAND,
                 what,
             )

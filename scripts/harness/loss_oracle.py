@@ -36,7 +36,7 @@ EDITED: Final = {
     "tool result": "tool",
     "assistant turn": "assistant",
 }
-OF_RESTARTS: Final = ("restarted", "MAX_KV_SIZE_GB", "SHUTDOWN_FLUSH_SECONDS")
+OF_RESTARTS: Final = ("restarted", "MAX_KV_SIZE_GB")
 
 
 @dataclass(frozen=True)

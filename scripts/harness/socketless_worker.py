@@ -11,7 +11,7 @@ import numpy as np
 from mlx_lm.generate import generation_stream
 
 from hearth.shared.settings_from_env import load_settings
-from hearth.shared.wire_messages import Failed, Finished, Sampling, Up, Usage
+from hearth.shared.wire_messages import Finished, Sampling, Up, Usage
 from hearth.worker.cache.block_hash import PrefixHash, adapter_root, prefix_hashes
 from hearth.worker.cache.cache_budget import MB, Budget
 from hearth.worker.cache.image_keys import ImageRun, keys_of
@@ -32,7 +32,6 @@ from hearth.worker.schedule.request_state import ClientLease, RecallDone, Reques
 from hearth.worker.schedule.scheduler import Scheduler
 from hearth.worker.schedule.scheduler_config import SchedulerConfig
 from hearth.worker.setup.rank_setup import SingleRank
-from hearth.worker.setup.requested_bits_setup import make_requested_bits
 from hearth.worker.stream.detokenise import Vocabulary
 from hearth.worker.stream.output_processor import OutputProcessor
 from scripts.fixtures.fixture_cache import fixture_dir
@@ -139,7 +138,6 @@ class Machine:
             )
         else:
             self.keeper = NullKVManager(self.engine.new_cache)
-        self.requested_bits = make_requested_bits(self.engine, self.keeper)
         self.scheduler = Scheduler(
             self.engine,
             self.keeper,
@@ -153,7 +151,6 @@ class Machine:
                 **told,
                 post=self.posted.put,
                 drafts=self.drafts,
-                requested_bits=self.requested_bits,
             ),
         )
 
@@ -173,7 +170,6 @@ class Machine:
         ids: list[int],
         tokens_max: int = 8,
         images: Sequence[ImageRun] = (),
-        kv_bits: int | None = None,
         root: PrefixHash | None = None,
         adapter: str = "",
         **how: Any,
@@ -187,11 +183,9 @@ class Machine:
         lease.lease_until = float("inf")
         keys = keys_of(ids, images)
         cuts = self.rule.cuts(keys)
-        kv_bits = self.requested_bits.asked(kv_bits)
         root = root or self._root
         if adapter:
             root = adapter_root(root, self.engine.adapters.identities[adapter])
-        root = self.requested_bits.root(root, kv_bits)
         names = prefix_hashes(root, keys, cuts)
         request = Request(
             lease=lease,
@@ -203,7 +197,6 @@ class Machine:
                 root=root,
                 images=tuple(images),
                 system_end=self.rule.system_end(keys),
-                kv_bits=kv_bits,
                 adapter=adapter,
             ),
             sampling=how.pop("sampling", Sampling()),
@@ -216,9 +209,7 @@ class Machine:
     def enter(self, request: Request) -> Answer:
         answer = self.answers[request.request_id] = Answer(request, self)
         with mx.stream(generation_stream):
-            told = self.scheduler.submit(request)
-        if isinstance(told, Failed):
-            answer.reason = told.text
+            self.scheduler.submit(request)
         return answer
 
     def step(self) -> list[Up]:

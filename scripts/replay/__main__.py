@@ -6,7 +6,7 @@
 Each request goes to the path it was captured on, in captured order; those that overlapped in the
 capture overlap here unless --serial. Sessions follow each other, or run at once with --together,
 and are then held to one ideal of them all. The ideal needs the prompts' token ids, which Hearth
-tells with CACHE_DEBUG=true and a PROXY_API_KEY; --save-ids keeps them for holding another server
+tells with LOG_PROMPTS=true and a PROXY_API_KEY; --save-ids keeps them for holding another server
 to the same ideal with --ids. A 4xx is a refusal, left out of all sums. Any other error is exit
 status 1.
 """

@@ -54,14 +54,6 @@ def adapter_root(root: PrefixHash, identity: str) -> PrefixHash:
     return root_hash([root.hex(), "adapter", identity])
 
 
-def bits_root(root: PrefixHash, kv_bits: int, group_size: int) -> PrefixHash:
-    """Return the name of the empty prefix for KV in other bits than the server's.
-
-    What was computed beside rows of some bits is not what others give: they share nothing.
-    """
-    return root_hash([root.hex(), f"kv_bits {kv_bits} {group_size if kv_bits else 0}"])
-
-
 def prefix_hashes(root: PrefixHash, tokens: Tokens, ends: Sequence[int]) -> list[PrefixHash]:
     """Return the name of `tokens[:end]` for each of the ascending `ends`."""
     digest = hashlib.blake2b(root, digest_size=HASH_BYTES)

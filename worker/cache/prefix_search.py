@@ -28,7 +28,6 @@ class PrefixQuery:
     root: PrefixHash | None = None  # what `names` begin with; None = the model's own
     images: tuple[ImageRun, ...] = ()  # ascending
     system_end: int = 0  # where system and tools end, a cut; 0 = nowhere
-    kv_bits: int | None = None  # of its rows, 0 = raw; None = the server's. Each has its own root
     adapter: str = ""  # that its forwards are computed with, "" = none. Each has its own root
 
     def __post_init__(self) -> None:

@@ -62,7 +62,6 @@ class CheckContext:
     decode_s: float = 0.0  # of one token alone
     canary: Canary | None = None
     cold: list[Answer] = field(default_factory=list)  # to each of the canary's prompts
-    noise: float | None = None  # relative, of other cuts
     stage: str = ""  # the check that is running
     stage_began_s: float = 0.0
 

@@ -1,16 +1,12 @@
 """Checks that drafts change no token, and measures what forwards that verify them cost."""
 
 import statistics
+import time
 from collections.abc import Generator, Mapping, Sequence
 from typing import Final
 
 import numpy as np
 
-from hearth.worker.doctor.check_batches import (
-    TIMED_FORWARDS,
-    WARM_UP_STEPS,
-    timed_forward,
-)
 from hearth.worker.doctor.check_context import CheckContext, LeftOut, Steps
 from hearth.worker.doctor.difference import Difference, difference, together
 from hearth.worker.doctor.findings import Figure
@@ -20,6 +16,8 @@ from hearth.worker.kv.rewind import can_rewind
 
 NAME: Final = "drafts"
 ROW_COUNTS: Final = (2, 4, 8)  # of a forward that verifies; none has more
+WARM_UP_STEPS: Final = 3  # the first forwards of a shape
+TIMED_FORWARDS: Final = WARM_UP_STEPS + 5
 
 
 def check_drafts(context: CheckContext) -> Steps:
@@ -60,6 +58,15 @@ def _row_costs(context: CheckContext) -> Generator[None, None, dict[int, float]]
             times[rows] = yield from timed_forward(sequence, ids[:rows])
         rounds.append(times)
     return median_costs(rounds[WARM_UP_STEPS:])
+
+
+def timed_forward(sequence: UpstreamSequence, ids: Sequence[int]) -> Generator[None, None, float]:
+    """Return the seconds of one forward of the tokens `ids`, behind what the sequence holds."""
+    seconds, began = 0.0, time.perf_counter()
+    for _ in sequence.answer(ids, 1):
+        seconds = time.perf_counter() - began
+        yield
+    return seconds
 
 
 def median_costs(rounds: Sequence[Mapping[int, float]]) -> dict[int, float]:

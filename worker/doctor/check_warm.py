@@ -1,16 +1,16 @@
 """Checks warm answers against cold ones: in exact mode, by default, rewound and restored."""
 
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from hearth.worker.doctor.check_context import CheckContext, Steps
 from hearth.worker.doctor.difference import Difference, difference, together
 from hearth.worker.doctor.findings import Figure
-from hearth.worker.doctor.kept_conversation import KeptAnswer, KeptConversation
-from hearth.worker.doctor.upstream_forwards import Answer, UpstreamSequence, cold_answer
+from hearth.worker.doctor.kept_conversation import KeptConversation
+from hearth.worker.doctor.upstream_forwards import Answer, cold_answer
 
 COLD, EXACT, REWINDS, RESTORES = "logits", "exact", "rewinds", "restores"
-DEFAULT, SLOTS, FAST_RESTORES = "default", "live slots", "fast restores"
+DEFAULT: Final = "default"
 FORKED_TURN: Final = 2  # of the canary's, counted from 0: another one is asked in its place
 _NAN: Final = "log probabilities are no numbers"
 
@@ -57,26 +57,13 @@ def check_default(context: CheckContext) -> Steps:
     context.begin(DEFAULT)
     kept = _conversation(context, is_exact=False)
     prompts = context.prompts()
-    warm: list[KeptAnswer] = []
+    parts = []
     for ids, cold in zip(prompts, context.cold, strict=True):
-        warm.append((yield from kept.ask(ids, cold.tokens)))
-    found = together([difference(w.answer, c) for w, c in zip(warm, context.cold, strict=True)])
+        warm = yield from kept.ask(ids, cold.tokens)
+        parts.append(difference(warm.answer, cold))
+    found = together(parts)
     reason = str(found) if found.has_other_tokens else ""
     context.tell("differs" if reason else "ok", found.figures(), reason)
-    context.begin(SLOTS)
-    reached = [
-        0,
-        *(len(ids) + len(c.tokens) - 1 for ids, c in zip(prompts, context.cold, strict=True)),
-    ]
-    anew = sum(each.position < end for each, end in zip(warm, reached, strict=False))
-    if anew:
-        _tell_bits(context, [], anew)
-        return
-    straight = yield from _straight(context, prompts, warm)
-    pairs = zip(warm, straight, strict=True)
-    _tell_bits(context, [difference(w.answer, s) for w, s in pairs], 0)
-    context.begin(FAST_RESTORES)
-    yield from _check_restores(context, kept, straight[-1])
 
 
 def _conversation(context: CheckContext, is_exact: bool) -> KeptConversation:
@@ -123,23 +110,6 @@ def _check_restores(context: CheckContext, kept: KeptConversation, expected: Ans
         found.append(difference(warm.answer, expected))
         lost += warm.source != "ram" or bool(warm.ends)
     _tell_bits(context, found, lost)
-
-
-def _straight(
-    context: CheckContext, prompts: list[list[int]], warm: list[KeptAnswer]
-) -> Generator[None, None, list[Answer]]:
-    """Return what the same forwards answer in one cache that is never stored nor taken back."""
-    sequence = UpstreamSequence(context.model)
-    answers = []
-    fed = 0
-    for ids, kept, cold in zip(prompts, warm, context.cold, strict=True):
-        assert kept.position == fed, (kept.position, fed)
-        ends = [end - fed for end in kept.ends]
-        yield from sequence.read(ids[fed:], ends)
-        tail = ids[kept.ends[-1] if kept.ends else fed :]
-        answers.append((yield from sequence.answer(tail, len(cold.tokens), cold.tokens)))
-        fed = len(ids) + len(cold.tokens) - 1
-    return answers
 
 
 def _tell_bits(

@@ -21,11 +21,11 @@ CHUNKS: Final = (256, 512, 1024, 2048)
 CHUNK_GAIN_MIN: Final = 0.10  # another chunk makes what is kept fast: it has to be worth it
 READ_ROUNDS: Final = 3  # of all sizes in turn; the first warms kernels up and is not counted
 # What the checks of the canary read and decode altogether, in lengths of its last prompt and in
-# answers: cold, exact, default, straight, forks, cuts, drafts. Of rows that a draft is verified in
+# answers: cold, exact, default, forks, drafts. Of rows that a draft is verified in
 # it counts what they cost on a GPU, some one and a half tokens each four.
-PROMPTS_READ: Final = 13
-ANSWERS_DECODED: Final = 40
-CANARY_SHARE: Final = 0.6  # of the time; the rest is for rows, chunks, memory and SSD
+PROMPTS_READ: Final = 9
+ANSWERS_DECODED: Final = 30
+CANARY_SHARE: Final = 0.6  # of the time; the rest is for batches, chunks and SSD
 ANSWER_TOKENS_MIN: Final = 4
 
 

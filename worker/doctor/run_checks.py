@@ -7,19 +7,16 @@ from typing import Final
 import mlx.core as mx
 
 from hearth.shared.paths import without_home
-from hearth.worker.doctor.check_batches import BATCHES, ROWS, check_batches, measure_rows
+from hearth.worker.doctor.check_batches import NAME as BATCHES, check_batches
 from hearth.worker.doctor.check_context import CheckContext, LeftOut, Steps
-from hearth.worker.doctor.check_cuts import NAME as CUTS, check_cuts
 from hearth.worker.doctor.check_drafts import NAME as DRAFTS, check_drafts, costs_in
 from hearth.worker.doctor.check_float16 import NAME as FLOAT16, check_float16
 from hearth.worker.doctor.check_warm import (
     COLD,
     DEFAULT,
     EXACT,
-    FAST_RESTORES,
     RESTORES,
     REWINDS,
-    SLOTS,
     check_cold,
     check_default,
     check_exact,
@@ -35,12 +32,10 @@ CHECKS: Final[tuple[tuple[Check, tuple[str, ...]], ...]] = (
     (measure_speed, (SPEED,)),
     (check_cold, (COLD,)),
     (check_exact, (EXACT, REWINDS, RESTORES)),
-    (check_default, (DEFAULT, SLOTS, FAST_RESTORES)),
-    (check_cuts, (CUTS,)),
+    (check_default, (DEFAULT,)),
     (check_batches, (BATCHES,)),
     (check_drafts, (DRAFTS,)),
     (check_float16, (FLOAT16,)),
-    (measure_rows, (ROWS,)),
     (measure_chunk, (CHUNK,)),
     (measure_ssd, (SSD,)),
 )

@@ -71,21 +71,13 @@ def wire(nbytes: int) -> None:
     mx.set_wired_limit(min(nbytes, recommended))
 
 
-def wire_for_load(how: str, nbytes: int, limit: int) -> None:
-    """Wire what a model whose files are `nbytes` will take. Called before they are read.
-
-    `how` is the setting WIRE: "weights", "none" or "all".
-    """
-    wire({"weights": nbytes, "none": 0, "all": limit}[how])
-
-
-def wire_loaded(how: str, sizes: Iterable[int]) -> None:
+def wire_loaded(sizes: Iterable[int]) -> None:
     """Wire the weights that are in memory now, and no byte more. Called when a model is whole.
 
     Files are not quite what arrays take, and the difference would be room for KV. `sizes` has the
     bytes of each weight.
     """
-    if how == "weights" and recommended_bytes() is not None:
+    if recommended_bytes() is not None:
         mx.clear_cache()
         wire(int(mx.get_active_memory()) + unpaged_bytes(sizes))
 

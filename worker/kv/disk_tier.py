@@ -276,7 +276,7 @@ class DiskTier:
             self.counts["recalls_other_tokens"] += 1
             return False
         tips[1:] = [start]
-        form = self._rules.running(query.kv_bits)
+        form = self._rules.running_format
         rows = self._rows_of(record, form)
         body = self._with_room(rows, tips)
         if body is None:

@@ -55,8 +55,6 @@ class DiskWriter:
         self._file_store = thread.file_store
         self._clock = clock
         self._tips: dict[Joint, float] = {}
-        is_narrow = bool(layers.wide_state_bytes) and not rules.is_exact
-        self._state_bits = rules.state_bits if is_narrow else 32
 
     # ------------------------------------------------------------ a request's life
 
@@ -198,9 +196,7 @@ class DiskWriter:
         """Return what is written for a resume point."""
         runs = self._window_runs(joint)
         window = self._layers.window_bytes(sum(end - start for _, start, end in runs))
-        saved = self._layers.wide_state_bytes * (32 - self._state_bits) // 32
-        state = self._layers.state_bytes - saved
-        return window + (state if self._store.layout.has_state else 0)
+        return window + (self._layers.state_bytes if self._store.layout.has_state else 0)
 
     def _window_runs(self, joint: Joint) -> list[tuple[Extent, int, int]]:
         """Return the runs within the window before `joint` whose window rows are not on disk."""
@@ -285,12 +281,11 @@ class DiskWriter:
 
     def _arrays(self, kept: KVRows | LayerStates) -> tuple[Array, ...]:
         if isinstance(kept, LayerStates):
-            return arrays_of_state(kept, self._state_bits)
+            return arrays_of_state(kept)
         return arrays_of_rows(kept.layers)
 
     def _file_name(self, extent: Extent, kind: FileKind) -> FileName:
-        is_fast_state = self._state_bits < 32 or extent.end.is_snapshot_fast
-        is_fast = kind is FileKind.STATE and is_fast_state
+        is_fast = kind is FileKind.STATE and extent.end.is_snapshot_fast
         is_canonical = extent.is_stored_canonical and not is_fast
         return file_name(extent, kind, is_canonical, self._rules.cut_label)
 

@@ -18,8 +18,7 @@ from hearth.worker.kv.live_slot import LiveSlot
 class SlotSteps:
     """What a KVManager does for idle work."""
 
-    # That an empty slot for so many tokens takes, in the bits that are asked for.
-    cold_bytes: Callable[[int, int | None], int]
+    cold_bytes: Callable[[int], int]  # that an empty slot for so many tokens takes
     fill: Callable[[ResumePlan, PrefixQuery, LinePriority, int], LiveSlot]
     give_up: Callable[[LiveSlot], None]
 
@@ -83,7 +82,6 @@ class IdleWork:
             root=slot.root.name,
             images=slot.images,
             system_end=slot.system_end,
-            kv_bits=slot.kv_bits,
             adapter=slot.adapter,
         )
 
@@ -177,7 +175,7 @@ class IdleWork:
         if slot is not None and slot.capacity >= rows:
             return 0
         held = self._layers.nbytes(slot.cache) if slot is not None else 0
-        return max(0, self._steps.cold_bytes(rows, query.kv_bits) - held)
+        return max(0, self._steps.cold_bytes(rows) - held)
 
     def _line_of(self, plan: ResumePlan, query: PrefixQuery) -> LinePriority:
         """Return the line that idle work is for."""

@@ -214,7 +214,7 @@ class KVManager:
             if slot.capacity >= rows:
                 return 0
             held = self.slot_bytes(slot)
-        form = self.rules.format_at(rows, query.kv_bits)
+        form = self.rules.format_at(rows)
         return max(0, self._layers.slot_bytes(rows, form) - held)
 
     def copied_bytes(self, query: PrefixQuery) -> int:
@@ -223,7 +223,7 @@ class KVManager:
         They go when memory is needed, before all else.
         """
         plan = self.plan(query)
-        return self.transfer.copied_bytes(plan, query.kv_bits) if plan.slot is None else 0
+        return self.transfer.copied_bytes(plan) if plan.slot is None else 0
 
     def releasable(self, spared: PrefixQuery | None = None) -> int:
         """Return how many bytes `release` could give up."""
@@ -454,10 +454,9 @@ class KVManager:
             assert len(self._slots) < self.rules.slots_max, (len(self._slots), self.rules.slots_max)
             number = min(set(range(self.rules.slots_max)) - self._slots.keys())
             root = self.store.root_of(query.root)
-            slot = self._slots[number] = LiveSlot(number, [], root, line, kv_bits=query.kv_bits)
+            slot = self._slots[number] = LiveSlot(number, [], root, line)
             self.transfer.restore(slot, plan, rows)
-        assert slot.root is self.store.root_of(query.root), "bits, keys and adapters share no KV"
-        assert slot.kv_bits == query.kv_bits, (slot.kv_bits, query.kv_bits)
+        assert slot.root is self.store.root_of(query.root), "keys and adapters share no KV"
         slot.adapter = query.adapter  # of the same bytes; it may have two names
         slot.joint.pins += 1
         slot.images = tuple(run.bare() for run in query.images)

@@ -44,24 +44,16 @@ class KeepRules:
     ttl_s: float = 0.0  # KV unused for longer goes in idle time, and before others; 0 = never
     session_idle_s: float = 0.0  # a slot unused for longer is given up; 0 = never
     store_format: PackedFormat | None = None  # of rows in the store and on disk
-    state_bits: int = 32  # of the states of 32 bits on disk
     store_from: int = 256  # tokens: shorter prefixes are kept as they are
     store_ignored: str = ""  # why rows are stored as they are, though bits are set
     running_format: QuantFormat | None = None  # of a live slot's rows ...
     running_from: int = 0  # ... once it has so many tokens
-    group_size: int = 64  # of rows in the bits that a request asks for
     idle_prefill: IdleMode = IdleMode.AUTO
     keys: int = 1  # API keys that are named, among which pins are shared
 
-    def running(self, kv_bits: int | None) -> QuantFormat | None:
-        """Return how a live slot's rows are packed that asks for so many bits; None is raw."""
-        if kv_bits is None:
-            return self.running_format
-        return QuantFormat(kv_bits, self.group_size) if kv_bits else None
-
-    def format_at(self, tokens: int, kv_bits: int | None) -> QuantFormat | None:
-        """Return how its rows are packed once it has so many tokens; None is raw."""
-        return self.running(kv_bits) if tokens >= self.running_from else None
+    def format_at(self, tokens: int) -> QuantFormat | None:
+        """Return how a live slot's rows are packed once it has so many tokens; None is raw."""
+        return self.running_format if tokens >= self.running_from else None
 
     def packing(self, slot: LiveSlot, end: int) -> PackedFormat | None:
         """Return how rows of the slot up to `end` are stored; None is as they are."""
@@ -316,7 +308,7 @@ class KVTransfer:
         slot.cache = self._new_cache()
         if plan.position == 0:
             return
-        form = self.rules.format_at(plan.position, slot.kv_bits)
+        form = self.rules.format_at(plan.position)
         if form is not None:
             self._layers.quantise(slot.cache, form)
             slot.format, slot.floor = form, plan.position
@@ -331,9 +323,9 @@ class KVTransfer:
         slot.canonical_cuts = _canonical_cuts(plan.path, _sound_to(plan))
         self._set_position(slot, plan)
 
-    def copied_bytes(self, plan: ResumePlan, kv_bits: int | None) -> int:
+    def copied_bytes(self, plan: ResumePlan) -> int:
         """Return the bytes of kept rows that a slot restored by `plan` holds too."""
-        form = self.rules.format_at(plan.position, kv_bits)
+        form = self.rules.format_at(plan.position)
         inside = [e for e in plan.path if e.end.position <= plan.position and not e.pinned]
         return sum(e.body.nbytes for e in inside if e.body is not None and self._is_in(e, form))
 
@@ -411,11 +403,11 @@ class KVTransfer:
 
     def is_due(self, slot: LiveSlot, position: int) -> bool:
         """Whether a live slot's rows are quantised once it has so many tokens."""
-        return self.rules.format_at(position, slot.kv_bits) is not None
+        return self.rules.format_at(position) is not None
 
     def quantise(self, slot: LiveSlot, position: int) -> None:
         """Quantise a live slot's rows, once there are enough; copy out first what is raw."""
-        form = self.rules.format_at(position, slot.kv_bits)
+        form = self.rules.format_at(position)
         if form is None or slot.format is not None:
             return
         self.give_up_rows(slot, 0)

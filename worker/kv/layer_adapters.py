@@ -74,9 +74,6 @@ class LayerMap:
         self._row_costs: dict[PackedFormat | None, tuple[int, int]] = {}
         self.row_bytes = self.row_cost(None)[0]
         self.state_bytes = LayerStates(tuple(tuple(leaf.cache) for leaf in states)).nbytes
-        self.wide_state_bytes = sum(
-            array.nbytes for leaf in states for array in leaf.cache if array.dtype == mx.float32
-        )
         self.state_buffers = sum(len(leaf.cache) for leaf in states)
         self.layout = Layout(
             has_state=bool(states),

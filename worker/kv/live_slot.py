@@ -39,8 +39,7 @@ class LiveSlot:
     idle_prefilled_to: int = 0  # its tokens up to here were prefilled in idle time once
     capacity: int = 0  # tokens that fit without a copy
     format: QuantFormat | None = None  # of its rows
-    kv_bits: int | None = None  # that they are to have, as its root's queries say
-    adapter: str = ""  # that its rows were computed with, likewise
+    adapter: str = ""  # that its rows were computed with, as its root's queries say
     used_at: float = 0.0
     system_end: int = 0  # of the prompt that it was opened for ...
     cuts: Sequence[int] = ()  # ... and where its reading is cut, the last time at its end

@@ -50,22 +50,22 @@ class NullKVManager:
     def open(self, query: PrefixQuery, rows: int) -> tuple[LiveSlot, ResumePlan]:
         self.counts["match_miss"] += 1
         joint = Joint(PrefixHash(b""), 0)
-        slot = LiveSlot(0, self._new_cache(), joint, kv_bits=query.kv_bits)
+        slot = LiveSlot(0, self._new_cache(), joint)
         self._quantise(slot, 0)
         self._reserve(slot, rows)
         return slot, _NO_PLAN
 
     def slot_cost(self, query: PrefixQuery, rows: int) -> int:
-        return self.cold_bytes(rows, query.kv_bits)
+        return self.cold_bytes(rows)
 
     def copied_bytes(self, query: PrefixQuery) -> int:
         return 0
 
-    def cold_bytes(self, rows: int, kv_bits: int | None = None) -> int:
-        """Return what an empty slot for `rows` tokens takes, in the bits that are asked for."""
+    def cold_bytes(self, rows: int) -> int:
+        """Return what an empty slot for `rows` tokens takes."""
         if self._layers is None:
             return 0
-        return self._layers.slot_bytes(rows, self._rules.format_at(rows, kv_bits))
+        return self._layers.slot_bytes(rows, self._rules.format_at(rows))
 
     def unwritten_bytes(self, rows: int) -> int:
         """Return what of that the first forward allocates: windows and states."""

@@ -5,8 +5,7 @@ Owner: the inference thread.
 A record's arrays are named `<layer>.<part>`, those of packed rows `<layer>.<part>.<format>`, so
 that they are read in their own format whatever the settings are: `<bits>x<group>` is MLX's own,
 `turboquant<bits>-<dtype>-<fingerprint>` is TurboQuant's. A state's entry that a layer has not made
-yet is `<layer>.<part>.none`, an array of nothing; one of 32 bits that is stored in 16 is
-`<layer>.<part>.float32`.
+yet is `<layer>.<part>.none`, an array of nothing.
 """
 
 import re
@@ -45,7 +44,6 @@ _KINDS: Final[dict[mx.Dtype, str]] = {
 _NOTHING: Final = np.zeros(0, np.uint8)
 _NAME: Final = re.compile(r"([0-9]{1,4})\.([0-9]{1,3})(?:\.([a-z0-9.-]{1,60}))?")
 _ABSENT: Final = "none"
-_WIDE: Final = "float32"  # what a part is computed in, and is read back as
 _UNIFORM: Final = re.compile(r"([0-9]{1,2})x([0-9]{1,4})")
 _TURBO: Final = re.compile(r"turboquant([0-9](?:\.5)?)-(float32|float16|bfloat16)-[0-9a-f]{8}")
 
@@ -64,44 +62,17 @@ def arrays_of_rows(layers: Iterable[LayerRows]) -> tuple[Array, ...]:
     return tuple(found)
 
 
-def arrays_of_state(state: LayerStates, bits: int = 32) -> tuple[Array, ...]:
-    """Return a snapshot as a record's arrays, likewise; those of 32 bits are stored in `bits`."""
-    halves = _halves(state) if bits == 16 else None
+def arrays_of_state(state: LayerStates) -> tuple[Array, ...]:
+    """Return a snapshot as a record's arrays, likewise."""
     found = []
     for number, layer in enumerate(state.layers):
         for part, array in enumerate(layer):
             name = f"{number}.{part}"
             if array is None:
                 found.append(Array(f"{name}.{_ABSENT}", "U8", _NOTHING))
-            elif halves is not None and array.dtype == mx.float32:
-                half = halves.layers[number][part]
-                assert half is not None, name
-                found.append(_array(f"{name}.{_WIDE}", half))
             else:
                 found.append(_array(name, array))
     return tuple(found)
-
-
-def stored_bits(arrays: Iterable[Array]) -> int:
-    """Return in how many bits a snapshot's parts of 32 bits are in a record: 16 or 32."""
-    return 16 if any(array.name.endswith(f".{_WIDE}") for array in arrays) else 32
-
-
-def _halves(state: LayerStates) -> LayerStates | None:
-    """Return a snapshot whose parts of 32 bits have 16; None where float16 has no such number.
-
-    float16 has three bits more of a number than bfloat16, and a state's numbers are small.
-    """
-    layers = tuple(
-        tuple(a.astype(mx.float16) if a is not None and a.dtype == mx.float32 else a for a in layer)
-        for layer in state.layers
-    )
-    halves = [a for layer in layers for a in layer if a is not None and a.dtype == mx.float16]
-    if not halves:
-        return None
-    are_finite = mx.all(mx.stack([mx.all(mx.isfinite(half)) for half in halves]))
-    mx.eval(halves, are_finite)
-    return LayerStates(layers) if are_finite.item() else None
 
 
 def rows_from(arrays: Iterable[Array]) -> KVRows:
@@ -123,7 +94,7 @@ def state_from(arrays: Iterable[Array]) -> LayerStates:
     """
     layers = []
     for parts in _layers(arrays):
-        if any(label not in ("", _ABSENT, _WIDE) for label, _ in parts):
+        if any(label not in ("", _ABSENT) for label, _ in parts):
             raise UnreadableRecord("a state is never packed")
         layers.append(tuple(array for _, array in parts))
     mx.eval([array for layer in layers for array in layer if array is not None])
@@ -181,13 +152,11 @@ def _layers(arrays: Iterable[Array]) -> list[list[tuple[str, mx.array | None]]]:
         if number != len(layers) - 1 or part != len(layers[-1]):
             raise UnreadableRecord(f"array {array.name!r} is out of order")
         label = match[3] or ""
-        layers[-1].append((label, None if label == _ABSENT else _restored(array, label)))
+        layers[-1].append((label, None if label == _ABSENT else _restored(array)))
     return layers
 
 
-def _restored(array: Array, label: str) -> mx.array:
+def _restored(array: Array) -> mx.array:
     """Return an array of its own: the record's buffer is not pinned by it."""
     restored = mx.array(array.values)
-    if label == _WIDE:
-        return restored.astype(mx.float32)
     return restored.view(mx.bfloat16) if array.dtype == "BF16" else restored

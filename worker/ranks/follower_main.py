@@ -10,7 +10,6 @@ import os
 import signal
 import sys
 import threading
-import time
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -25,14 +24,12 @@ from hearth.shared.zmq_rank_port import RankContext
 from hearth.worker.ranks.rank_link import RankLost, RankMismatch
 from hearth.worker.ranks.start_ranks import rank_keys, with_told
 from hearth.worker.ranks.transport.follower_link import TransportFollowerLink
-from hearth.worker.ranks.transport.rank_processes import MPI_RANK_VARIABLE
 from hearth.worker.ranks.transport.tensor_group import join_group
 
 log = logging.getLogger("hearth.worker.ranks")
 
 OPEN_FILES = 4096
 OPEN_FILES_MIN = 128
-MPI_WAIT_S = 120.0  # as long as a supervisor waits for a worker's first sign of life
 OTHER_REASON_S = 1.0  # for rank 0 to find that another rank is why a collective failed
 
 Follow = Callable[[TransportFollowerLink, Any, Settings], None]  # (link, group, settings)
@@ -44,8 +41,7 @@ def run_follower(follow: Follow) -> int:
     take_short_turns()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # rank 0 decides when a rank ends
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    if MPI_RANK_VARIABLE not in os.environ:  # mpirun gives a standard input to rank 0 alone
-        threading.Thread(target=_end_with_stdin, name="stdin", daemon=True).start()
+    threading.Thread(target=_end_with_stdin, name="stdin", daemon=True).start()
     try:
         raise_open_file_limit(OPEN_FILES, OPEN_FILES_MIN)
         settings = load_settings(os.environ, env_file())
@@ -54,7 +50,7 @@ def run_follower(follow: Follow) -> int:
         keys = rank_keys(settings) if options.leader.startswith("tcp://") else None
         context = RankContext(keys, is_leader=False)
         link = TransportFollowerLink(context, options.leader, options.address, _end)
-        welcome = link.join(options.rank, _patience())
+        welcome = link.join(options.rank)
     except StartError as error:
         return _refuse(error)
     except RankLost as error:
@@ -79,14 +75,6 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--rank", type=int, help="left out: rank 0 knows it by its address")
     parser.add_argument("--address", default="", help="of this machine, to connect from")
     return parser.parse_args()
-
-
-def _patience() -> Callable[[], bool]:
-    """Return what says that rank 0 was waited for long enough, where nobody else ends this rank."""
-    if MPI_RANK_VARIABLE not in os.environ:
-        return lambda: False
-    until = time.monotonic() + MPI_WAIT_S
-    return lambda: time.monotonic() > until
 
 
 def _name(rank: int | None) -> str:

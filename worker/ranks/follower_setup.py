@@ -51,10 +51,10 @@ class FollowerMemory:
     def admit(self, nbytes: int) -> None:
         """Make ready for weights of `nbytes`. Raises: StartError, where they do not fit."""
         mlx_memory.refuse_heavy(nbytes, self._settings.model_path, self._limit)
-        mlx_memory.wire_for_load(self._settings.wire, nbytes, self._limit)
+        mlx_memory.wire(nbytes)
 
     def loaded(self, model: LoadedModel) -> None:
-        mlx_memory.wire_loaded(self._settings.wire, (one.nbytes for one in weights_of(model)))
+        mlx_memory.wire_loaded(one.nbytes for one in weights_of(model))
         self.measure()
 
     def measure(self, *, is_due: bool = False) -> None:

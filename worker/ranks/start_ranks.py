@@ -24,11 +24,11 @@ log = logging.getLogger(__name__)
 # What a follower computes follows from these; it has them from rank 0. What is a machine's own
 # (directories, memory, keys, leave to run a model's code) is not among them.
 TOLD_SETTINGS: Final = (
-    *("model_path", "dtype", "prefill_chunk", "max_kv_size", "use_kv_cache", "cache_exact"),
+    *("model_path", "dtype", "prefill_chunk", "max_kv_size", "cache_exact"),
     *("kv_bits", "kv_group_size", "quantized_kv_start"),
-    *("cache_store_bits", "kv_quant_scheme", "cache_store_quant_min_tokens", "kv_disk_state_bits"),
-    *("live_slots_max", "max_concurrent_requests", "stall_seconds", "shutdown_flush_seconds"),
-    *("ranks", "rank_backend", "rank_split", "max_kv_size_gb"),
+    *("cache_store_bits", "kv_quant_scheme"),
+    *("live_slots_max", "max_concurrent_requests", "stall_seconds"),
+    *("ranks", "rank_split", "max_kv_size_gb"),
 )
 
 # What is off -> why.
@@ -85,7 +85,7 @@ def lead_ranks(
     refuse_settings(settings)
     hosts = read_hosts(settings.rank_hosts, settings.ranks)
     local = are_local(hosts)
-    tensors = plan_tensors(settings.rank_backend, hosts, local)
+    tensors = plan_tensors(hosts, local)
     told = told_settings(settings)
     terms = LinkTerms(hosts, settings.stall_seconds, tensors, told, purpose)
     keys = rank_keys(settings) if settings.rank_hosts else None
@@ -95,8 +95,7 @@ def lead_ranks(
     link = TransportLeaderLink(
         terms, context, endpoints_of(settings, worker_id, hosts[0].name), end
     )
-    is_mpi = settings.rank_backend == "mpi"  # which has started all of them
-    ranks = [rank for rank in range(1, settings.ranks) if local[rank] and not is_mpi]
+    ranks = [rank for rank in range(1, settings.ranks) if local[rank]]
     link.how_ended = processes.how_ended
     processes.start(ranks, link.endpoint, link.lose, command)
     elsewhere = [host.name for host, is_here in zip(hosts, local, strict=True) if not is_here]

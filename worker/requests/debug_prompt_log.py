@@ -1,4 +1,4 @@
-"""Remembers the token ids of recent prompts, for CACHE_DEBUG."""
+"""Remembers the token ids of recent prompts, for LOG_PROMPTS."""
 
 from typing import Final
 
@@ -10,7 +10,7 @@ RECENT_MAX: Final = 64  # prompts whose ids are remembered
 class RecentPrompts:
     """Keeps the newest prompts by request id. The prompt threads share it.
 
-    Invariant: it holds at most `RECENT_MAX`, and none unless `is_on` (the setting CACHE_DEBUG).
+    Invariant: it holds at most `RECENT_MAX`, and none unless `is_on` (LOG_PROMPTS, and a key).
     """
 
     def __init__(self, is_on: bool) -> None:

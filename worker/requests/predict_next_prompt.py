@@ -53,7 +53,6 @@ def predict_next_prompt(
         root=root,
         images=images,
         system_end=facts.cut_rule.system_end(tokens),
-        kv_bits=request.query.kv_bits,
         adapter=request.query.adapter,
     )
 

@@ -9,7 +9,6 @@ from hearth.worker.formats.shared.output_format import OutputFormat
 from hearth.worker.prompt.prefill_cuts import CutRule
 from hearth.worker.prompt.thinking_switches import ThinkingSwitches
 from hearth.worker.schedule.answers.answer_drafts import DraftPolicy
-from hearth.worker.schedule.requested_bits import RequestedBits
 from hearth.worker.stream.detokenise import Vocabulary
 
 
@@ -26,6 +25,5 @@ class PromptFacts:
     cut_rule: CutRule  # where prefills are cut
     model_name: str = ""
     drafts: DraftPolicy = field(default_factory=DraftPolicy)  # what is drafted for answers
-    requested_bits: RequestedBits = field(default_factory=RequestedBits)  # of their KV
     thinking: ThinkingSwitches = field(default_factory=ThinkingSwitches)
     adapters: Mapping[str, str] = field(default_factory=dict)  # by name: what tells its bytes

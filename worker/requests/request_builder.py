@@ -55,9 +55,7 @@ class RequestBuilder:
         """Return the request ready to be computed. Raises RequestError."""
         assert lease.request_id == message.request_id, (lease.request_id, message.request_id)
         check(message.sampling, self._facts.vocab_size)
-        kv_bits = self._facts.requested_bits.asked(message.kv_bits)
         root = root_of(message, self._facts.root, self._facts.adapters)
-        root = self._facts.requested_bits.root(root, kv_bits)
         visit, built = self._prompts.build(
             message.prompt, images, message.owner, message.use_kv_cache
         )
@@ -65,14 +63,14 @@ class RequestBuilder:
         suspicions = self._suspects.suspicions(root, built.keys)
         self._recent.add(message, built.ids)
         if visit is not None:
-            visit.kv_bits, visit.adapter = kv_bits, message.adapter
+            visit.adapter = message.adapter
         if visit is not None and not message.prefill_only:
             self._prompts.explain(visit, built, images, message.owner)
         splitter, guide, call_drafts = self._readers(message, built, visit)
         new_id = self._prompts.sessions.new_id
         is_side = visit is not None and visit.is_side
         query, prompt_name = self._query(message, built, root, is_side=is_side)
-        query = replace(query, kv_bits=kv_bits, adapter=message.adapter)
+        query = replace(query, adapter=message.adapter)
         goes_on = is_raw(message.prompt) or message.prompt.continues  # from text in the prompt
         return Request(
             lease=lease,
@@ -193,8 +191,7 @@ def root_of(
 ) -> PrefixHash:
     """Return what a prompt's hashes begin with: its key's own where there are several, its adapter.
 
-    That is but for the bits of its KV: see `RequestedBits.root`. `adapters` has by the name of each
-    what tells its bytes.
+    `adapters` has by the name of each what tells its bytes.
 
     Raises:
         RequestError: 404, the worker has no such adapter.

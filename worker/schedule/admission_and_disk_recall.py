@@ -5,7 +5,6 @@ from collections import Counter
 from collections.abc import Collection
 from typing import Final
 
-from hearth.shared.errors import RequestError
 from hearth.shared.wire_messages import Failed
 from hearth.worker.engine.decode.decoder import Decoder
 from hearth.worker.kv.layer_adapters import STEP
@@ -44,14 +43,6 @@ class Admission:
 
     def kv_manager_of(self, request: Request) -> AnyKVManager:
         return self._kv_manager if request.uses_cache else self._uncached
-
-    def refusal(self, request: Request) -> Failed | None:
-        """Return what ends a request whose KV cannot be held in the bits that it asks for."""
-        try:
-            self._config.requested_bits.try_out(request.query.kv_bits)
-        except RequestError as error:
-            return Failed(request.request_id, error.status, error.code, str(error))
-        return None
 
     # ------------------------------------------------------------ the disk
 
@@ -137,11 +128,10 @@ class Admission:
         trunk = max(_shared_tokens(other, request) for other in running)
         if trunk < self._decoder.trunk_tokens_min:
             return 1
-        rows, kv_bits = rows_of(request), request.query.kv_bits
         cold_bytes = self._uncached.cold_bytes
         # Windows and states are each row's own.
-        spared = cold_bytes(trunk, kv_bits) - self._uncached.unwritten_bytes(trunk)
-        return 1 - max(0, spared) / max(1, cold_bytes(rows, kv_bits))
+        spared = cold_bytes(trunk) - self._uncached.unwritten_bytes(trunk)
+        return 1 - max(0, spared) / max(1, cold_bytes(rows_of(request)))
 
     def _promised_bytes(self, request: Request) -> int:
         """Return what its first forward will allocate: states and windows; rows are there."""
@@ -152,8 +142,7 @@ class Admission:
         """Return what its answer is thought to take yet; a batch has no rows to spare for it."""
         told = request.prompt_tokens + request.completion_tokens
         end = min(request.prompt_tokens + request.tokens_max, told + GROWTH_ROWS)
-        cost, kv_bits = self._uncached.cold_bytes, request.query.kv_bits
-        return cost(end + STEP, kv_bits) - cost(told, kv_bits)
+        return self._uncached.cold_bytes(end + STEP) - self._uncached.cold_bytes(told)
 
     def no_room(self, request: Request, cost: int) -> Failed:
         """Refuse a prompt that does not fit though all else was given up."""

@@ -143,8 +143,8 @@ class Scheduler:
         queue = [request.request_id for request in in_turn(waiting, self._turn)]
         return Load(len(running), queue, wait_s)
 
-    def submit(self, request: Request) -> Progress | Failed:
-        """Take a request; it waits for a slot. Return how much of it is kept now, or its refusal.
+    def submit(self, request: Request) -> Progress:
+        """Take a request; it waits for a slot. Return how much of it is kept now.
 
         Others may add to that before the request has a slot.
         """
@@ -153,9 +153,6 @@ class Scheduler:
         assert request.query.limit < request.prompt_tokens, request.request_id
         self._forwards.admit(request)
         self._idle.stop()
-        if (refusal := self._admission.refusal(request)) is not None:
-            self._forwards.rest(self._decoding.values())
-            return refusal
         request.turn = self._turn
         self._waiting.append(request)
         kv_manager = self._admission.kv_manager_of(request)

@@ -13,7 +13,6 @@ from hearth.worker.schedule.generation_watchdog import GenerationWatchdog
 from hearth.worker.schedule.memory_guard import MemoryGuard
 from hearth.worker.schedule.pressure_relief import PressureRelief
 from hearth.worker.schedule.request_state import RecallDone, Request
-from hearth.worker.schedule.requested_bits import RequestedBits
 from hearth.worker.schedule.suspects.running_forwards import RunningForwards
 from hearth.worker.schedule.suspects.suspect_isolation import SuspectIsolation
 
@@ -44,7 +43,6 @@ class SchedulerConfig:
     forwards: RunningForwards = field(default_factory=RunningForwards)
     isolation: SuspectIsolation = field(default_factory=SuspectIsolation)
     drafts: AnswerDrafts = field(default_factory=AnswerDrafts)
-    requested_bits: RequestedBits = field(default_factory=RequestedBits)
 
     def forward_end(self, position: int, cut: int) -> int:
         """Return where a forward to a prompt's next `cut` ends: at the cut, or amid a long image.

@@ -99,7 +99,6 @@ class Line:
     rows: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=REQUESTS_MAX))
     uid: bytes = field(default_factory=lambda: new_uid())
     is_restored: bool = False  # from an earlier worker, and not gone on with since
-    kv_bits: int | None = None  # of its KV, which the last request asked for
     adapter: str = ""  # that the model had for the last request
     about: LineFacts = LineFacts()
     title: str = field(default="", repr=False)  # its first question's words; in memory only
@@ -185,7 +184,6 @@ class LineSnapshot:
     prompt_tokens: int
     is_restored: bool
     used_at: float
-    kv_bits: int | None
     adapter: str
 
 
@@ -215,7 +213,6 @@ class EarlierLine:
     is_own: bool  # it is this conversation, not one that only begins alike
     is_restored: bool = False  # what was computed of it was computed before a restart
     used_at: float = math.inf  # monotonic seconds
-    kv_bits: int | None = None  # of its KV, None = the server's
     adapter: str = ""
 
 
@@ -435,7 +432,7 @@ def _snapshot(line: Line) -> LineSnapshot | None:
         return None
     return LineSnapshot(
         *(line, line.shape, line.tokens, line.prompt_tokens, line.is_restored, line.used_at),
-        *(line.kv_bits, line.adapter),
+        line.adapter,
     )
 
 

@@ -50,12 +50,9 @@ REMEDIES = {
     "eviction": "Raise CACHE_RAM_BUDGET_MB, or run fewer conversations at once.",
     "expired": "It was unused for PROMPT_CACHE_TTL_SECONDS: raise it, or MAX_KV_SIZE_GB, so that "
     "the disk keeps it.",
-    "restart": "The server was restarted and this was not on its disk: raise MAX_KV_SIZE_GB or "
-    "SHUTDOWN_FLUSH_SECONDS.",
+    "restart": "The server was restarted and this was not on its disk: raise MAX_KV_SIZE_GB.",
     "exact mode": "CACHE_EXACT=false also reuses what was generated or prefilled by other cuts, at "
     "the price of the last bits.",
-    "other kv_bits": "KV of other bits is kept apart: have a conversation ask for the same kv_bits "
-    "each time.",
     "other adapter": "KV of another adapter, or of none, is kept apart: have a conversation stay "
     "with one model name.",
     "unexplained": "Please report this with the session's log: the server should have known.",
@@ -222,7 +219,7 @@ def _turn_cause(
 def not_kept(cause: str, at: int, lost: int, message: int) -> Divergence:
     """Return the loss of tokens that the line had, from token `at` on.
 
-    `cause` is "eviction", "expired", "restart", "turn not recorded", "other kv_bits", "other
-    adapter", or "exact mode": they were generated, and only what was prefilled is reused here.
+    `cause` is "eviction", "expired", "restart", "turn not recorded", "other adapter", or "exact
+    mode": they were generated, and only what was prefilled is reused here.
     """
     return Divergence(Cause(cause, message - 1), at, lost, "")

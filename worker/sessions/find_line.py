@@ -74,7 +74,6 @@ def _before(known: LineSnapshot, shape: PromptShape, is_own: bool) -> EarlierLin
         *(known.shape, known.tokens, known.prompt_tokens, is_own),
         is_restored=known.is_restored,
         used_at=known.used_at,
-        kv_bits=known.kv_bits,
         adapter=known.adapter,
     )
 

@@ -253,7 +253,7 @@ class SessionManager:
             line.branch_token = visit.shared
         self.lines.write(line, visit.place.shape, tokens, len(visit.tokens))
         assert visit.turn is None or len(visit.turn.ids) <= len(tokens)
-        line.used_at, line.kv_bits, line.adapter = now, visit.kv_bits, visit.adapter
+        line.used_at, line.adapter = now, visit.adapter
         line.about = facts_after(line.about, visit, row)
         line.title = line.title or visit.prompt.speaker.title
         session = self.lines.session_of(line)
@@ -294,8 +294,6 @@ class SessionManager:
         cause = "restart" if before.is_restored else "expired" if is_expired else "eviction"
         if before.adapter != visit.adapter:
             cause = "other adapter"
-        elif before.kv_bits != visit.kv_bits:
-            cause = "other kv_bits"
         elif self._rules.is_exact and (is_answers or not ending.evictions):
             cause = "exact mode"  # what was generated, or prefilled by other cuts
         elif is_answers and visit.states.get(len(before.shape.names), KEPT) != KEPT:

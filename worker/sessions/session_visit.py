@@ -40,7 +40,6 @@ class SessionVisit:
     healed: int = 0
     doubtful: int = 0  # turns whose tokens are known and whose span was not found
     ambiguous: int = 0  # echoes that more than one turn says
-    kv_bits: int | None = None  # of its KV, None = the server's
     adapter: str = ""  # that the model has for it
     header: int = 0  # the token at which the generation prompt begins
     begins: Beginning | None = None  # what its answer is sampled behind

@@ -200,6 +200,6 @@ def settings_row(settings: Settings) -> dict[str, Any]:
             "memory_limit_mb",
             "cache_ram_budget_mb",
         ),
-        *("max_kv_size_gb", "kv_disk_write_gb_per_day", "use_kv_cache"),
+        *("max_kv_size_gb", "kv_disk_write_gb_per_day"),
     )
     return {name.upper(): getattr(settings, name) for name in names}

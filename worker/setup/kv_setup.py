@@ -79,12 +79,9 @@ def make_kv_manager(
         ttl_s=settings.prompt_cache_ttl_seconds,
         session_idle_s=settings.prompt_cache_session_max_idle_seconds,
         store_format=store_format,
-        state_bits=settings.kv_disk_state_bits,
-        store_from=settings.cache_store_quant_min_tokens,
         store_ignored=store_ignored,
         running_format=running,
         running_from=settings.quantized_kv_start,
-        group_size=settings.kv_group_size,
         idle_prefill=IdleMode(settings.idle_prefill),
         keys=max(1, len(settings.api_keys)),
     )

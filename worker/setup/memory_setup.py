@@ -69,14 +69,14 @@ class WorkerMemory:
         except Exception:
             share.give_up()
             raise
-        mlx_memory.wire_for_load(settings.wire, nbytes, share.limit)
+        mlx_memory.wire(nbytes)
 
     def loaded(self, sizes: Iterable[int]) -> None:
         """Note that the model is whole, with all that encodes images. Nothing computes yet.
 
         `sizes` has the bytes of each of its weights.
         """
-        mlx_memory.wire_loaded(self._settings.wire, sizes)
+        mlx_memory.wire_loaded(sizes)
         self.use.measure()
 
     def fit(

@@ -22,7 +22,6 @@ from hearth.worker.prompt.template_turn_tokens import (
 from hearth.worker.prompt.tokenise import PieceTokeniser
 from hearth.worker.prompt.tools_as_text import OwnForm, ToolForm
 from hearth.worker.requests.prompt_facts import PromptFacts
-from hearth.worker.schedule.requested_bits import RequestedBits
 from hearth.worker.sessions.cache_trace_log import TraceLog
 from hearth.worker.sessions.session_manager import SessionManager, SessionRules
 from hearth.worker.stream.detokenise import Vocabulary
@@ -124,7 +123,6 @@ def prompt_facts(
     builder: PromptBuilder,
     vocabulary: Vocabulary,
     cut_rule: CutRule,
-    requested_bits: RequestedBits,
 ) -> PromptFacts:
     """Return what prompts need to know of the model; `root` names its cache."""
     facts, tokenizer = loaded.facts, loaded.tokenizer
@@ -144,6 +142,5 @@ def prompt_facts(
         vocabulary=vocabulary,
         cut_rule=cut_rule,
         model_name=facts.name,
-        requested_bits=requested_bits,
         thinking=dataclasses.replace(builder.thinking, told=facts.thinking),
     )

@@ -3,6 +3,7 @@
 import dataclasses
 import io
 import logging
+from typing import Final
 
 from PIL import Image
 
@@ -15,6 +16,8 @@ from hearth.worker.engine.vision.image_encoding_and_positions import ImageEncode
 from hearth.worker.engine.vision.vision_self_test import checked_vision
 from hearth.worker.prompt.images.image_placeholders import ImageForm
 from hearth.worker.prompt.images.image_processor import ImageReader, image_marker
+
+FEATURES_BYTES_MAX: Final = 256 * MB  # of encoded images kept for other conversations
 
 log = logging.getLogger(__name__)
 
@@ -48,15 +51,13 @@ def make_vision(loaded: LoadedModel, settings: Settings) -> VisionParts | None:
         log.warning("images are refused: the chat template does not say how it shows one")
         return None
     try:
-        reader = ImageReader(
-            loaded.vision.processor, loaded.config, marker, settings.max_image_pixels
-        )
+        reader = ImageReader(loaded.vision.processor, loaded.config, marker)
         probe = reader.read("probe", _probe_file())
     except (StartError, RequestError) as error:
         log.warning("images are refused: %s", error)
         return None
     reader.counts.clear()  # of images that somebody showed
-    encoder = checked_vision(loaded, probe, settings.vision_cache_mb * MB)
+    encoder = checked_vision(loaded, probe, FEATURES_BYTES_MAX)
     if encoder is None:
         return None
     return VisionParts(reader, encoder, ImageForm(reader.before, reader.after))

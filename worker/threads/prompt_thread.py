@@ -54,7 +54,7 @@ class PromptThread:
         self._look = look
         self._prompts = prompts
         self._facts = facts
-        self._recent = RecentPrompts(settings.cache_debug)
+        self._recent = RecentPrompts(settings.serves_prompts)
         self._builder = RequestBuilder(
             prompts, self._recent, facts, settings.default_max_tokens, suspects
         )

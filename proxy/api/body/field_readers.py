@@ -5,7 +5,7 @@ JSON null counts as absent, as it does for the official APIs. Booleans are not n
 
 import math
 import reprlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from hearth.shared.errors import RequestError
@@ -41,13 +41,6 @@ def integer(body: Body, name: str, low: int, high: int) -> int | None:
         value = int(value)  # JavaScript and Lua print whole numbers either way
     if type(value) is not int or not low <= value <= high:
         refuse(name, value, f"a whole number from {low} to {high}")
-    return value
-
-
-def one_of(body: Body, name: str, allowed: Sequence[int]) -> int | None:
-    value = integer(body, name, allowed[0], allowed[-1])
-    if value is not None and value not in allowed:
-        refuse(name, value, " or ".join(map(str, allowed)))
     return value
 
 

@@ -31,6 +31,7 @@ class Server:
     # More arguments, and more environment, by what it may keep.
     memory_arguments: Mapping[Memory, tuple[str, ...]] = field(default_factory=dict)
     memory_environment: Mapping[Memory, Mapping[str, str]] = field(default_factory=dict)
+    memory_extra: Mapping[Memory, Mapping[str, Any]] = field(default_factory=dict)  # for every body
     package: str = ""  # name==version, in an environment of its own; "" = in Hearth's
     program: str = ""  # an executable on PATH, in place of Python
     extra: Mapping[str, Any] = field(default_factory=lambda: THINKING)  # for every body
@@ -43,7 +44,8 @@ class Server:
         """Say whether it has a way to be told what it may keep."""
         if memory is Memory.DEFAULT:
             return True
-        return memory in self.memory_arguments or memory in self.memory_environment
+        told = {*self.memory_arguments, *self.memory_environment, *self.memory_extra}
+        return memory in told
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,8 +46,3 @@ def check() -> int:
 def _refuse(settings: Settings) -> None:
     if settings.ranks < 2:
         raise StartError("RANKS is 1: there is nothing to check. Set it to 2 or more.")
-    if settings.rank_backend == "mpi":  # only a worker becomes mpirun: nobody would come
-        raise StartError(
-            "RANK_BACKEND is mpi, whose ranks mpirun starts for a server alone. Check with "
-            "RANK_BACKEND=ring, on the same ranks."
-        )

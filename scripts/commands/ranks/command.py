@@ -10,7 +10,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from hearth.shared.settings import RANK_PORT
+from hearth.shared.settings import RANK_PORT_ABOVE
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -35,7 +35,7 @@ def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
     join.add_argument(
         "leader",
         metavar="ADDRESS[:PORT]",
-        help=f"of rank 0, as its host file has it; the port is RANK_PORT ({RANK_PORT})",
+        help=f"of rank 0, as its host file has it; the port is {RANK_PORT_ABOVE} above PROXY_PORT",
     )
     join.add_argument(
         "--address", default="", help="of this machine, where it has several that lead there"

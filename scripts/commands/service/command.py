@@ -36,6 +36,7 @@ from hearth.commands.service.systemd import Systemd
 from hearth.shared.errors import StartError
 from hearth.shared.make_private_directory import make_private
 from hearth.shared.settings_from_env import Settings
+from hearth.shared.stop_times import FLUSH_WAIT_S
 
 START_WAIT_S: Final = 20.0  # until the server listens: importing it from a cold disk
 POLL_S: Final = 0.1
@@ -83,7 +84,7 @@ class Service:
         return self.needs.settings()
 
     def plan(self, settings: Settings) -> ServicePlan:
-        return plan_of(self.host, settings.shutdown_flush_seconds, self.arguments)
+        return plan_of(self.host, FLUSH_WAIT_S, self.arguments)
 
     @property
     def install_command(self) -> str:

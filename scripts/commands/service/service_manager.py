@@ -9,7 +9,7 @@ from typing import Final, Protocol
 from hearth.commands.service.service_plan import ServicePlan
 from hearth.shared.errors import StartError
 
-# A stop is waited for: 82 s where SHUTDOWN_FLUSH_SECONDS is at its highest.
+# A stop is waited for: it takes 30 s at most.
 TOOL_WAIT_S: Final = 120.0
 
 

@@ -28,6 +28,7 @@ from hearth.shared.openblas_preload import openblas_environment
 from hearth.shared.paths import env_file
 from hearth.shared.settings_from_env import Settings, setting_warnings
 from hearth.shared.stop_signals import StopSignals
+from hearth.shared.stop_times import FLUSH_WAIT_S
 from hearth.shared.suspects.suspect_store import open_store
 from hearth.shared.version import VERSION
 from hearth.shared.zmq_transport import PROXY_NAME, WORKER_NAME, private_directory
@@ -51,9 +52,7 @@ class WorkerHost:
             directory,
             pool,
             {**environ, **openblas_environment(environ), **malloc_environment(environ)},
-            RestartRules(
-                models_of(settings)[0], settings.shutdown_flush_seconds, settings.stall_seconds
-            ),
+            RestartRules(models_of(settings)[0], FLUSH_WAIT_S, settings.stall_seconds),
         )
         self._supervisor.suspects = DeathSuspects(open_store(settings.kv_cache_dir))
         self._pool = pool

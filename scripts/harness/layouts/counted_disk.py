@@ -21,8 +21,7 @@ from hearth.worker.disk.disk_thread import DiskThread
 from hearth.worker.disk.file_format import Array, Record, _header
 from hearth.worker.disk.file_names import FileName
 from hearth.worker.disk.file_store import FileStore
-from hearth.worker.kv.quantise_kv import LayerStates
-from hearth.worker.kv.serialise_kv import _KINDS, _WIDE, _array as _real_array
+from hearth.worker.kv.serialise_kv import _KINDS, _array as _real_array
 from scripts.harness.layouts.counted_layers import hollow
 from scripts.harness.layouts.simulated_clock import SimulatedClock
 
@@ -66,21 +65,9 @@ def _array_of(name: str, shape: tuple[int, ...], dtype: mx.Dtype) -> Array:
     return _real_array(name, hollow(shape, dtype))
 
 
-def restored(array: Array, label: str) -> mx.array:
+def restored(array: Array) -> mx.array:
     """Stand in for `serialise_kv._restored`: an array of the same shape and type, without bytes."""
-    return hollow(array.values.shape, mx.float32 if label == _WIDE else DTYPES[array.dtype])
-
-
-def halves(state: LayerStates) -> LayerStates:
-    """Stand in for `serialise_kv._halves`: what is of 32 bits has 16, without bytes."""
-    layers = []
-    for layer in state.layers:
-        parts = []
-        for part in layer:
-            is_wide = part is not None and part.dtype == mx.float32
-            parts.append(hollow(part.shape, mx.float16) if part is not None and is_wide else part)
-        layers.append(tuple(parts))
-    return LayerStates(tuple(layers))
+    return hollow(array.values.shape, DTYPES[array.dtype])
 
 
 def _data_bytes(record: Record) -> int:

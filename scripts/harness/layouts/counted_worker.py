@@ -12,6 +12,7 @@ from typing import Any, Final
 from unittest import mock
 
 from hearth.shared.settings_from_env import Settings, load_settings
+from hearth.shared.stop_times import FLUSH_WAIT_S
 from hearth.shared.wire_messages import Failed, Finished, ModelFacts, Sampling, Up, Usage
 from hearth.worker.cache.block_hash import Tokens, pack
 from hearth.worker.disk import file_store, open_file_store
@@ -340,7 +341,7 @@ class CountedWorker:
         """End as at SIGTERM: hand over to the disk what it lacks, and let it write."""
         self.scheduler.leave_forwards()
         self.manager.hand_over()
-        self.manager.shut(self.settings.shutdown_flush_seconds)
+        self.manager.shut(FLUSH_WAIT_S)
 
 
 def loaded_layout(layout: ModelLayout, settings: Settings) -> LoadedModel:
@@ -405,7 +406,6 @@ def counted(
             (file_store, "read", counted_disk.reader(disk)),
             (serialise_kv, "_array", counted_disk.array_of),
             (serialise_kv, "_restored", counted_disk.restored),
-            (serialise_kv, "_halves", counted_disk.halves),
         ]
     with contextlib.ExitStack() as stack:
         stack.enter_context(FakeMac(mac).installed())

@@ -63,7 +63,7 @@ class RankedModels:
         os.environ |= told  # of the followers too
         self._settings = load_settings(told, None)
         hosts = read_hosts(None, ranks)
-        tensors = plan_tensors("ring", hosts, are_local(hosts))
+        tensors = plan_tensors(hosts, are_local(hosts))
         terms = LinkTerms(hosts, STALL_SECONDS, tensors, told_settings(self._settings))
         endpoints = (ipc_endpoint(self.directory / "said"), ipc_endpoint(self.directory / "told"))
         self._processes = RankProcesses()

@@ -104,9 +104,7 @@ def read(
     """
     request, machine = cold.request, cold.machine
     network = network_of(machine.loaded)
-    how: dict[str, Any] = dict(
-        images=request.query.images, kv_bits=request.query.kv_bits, uses_cache=False
-    )
+    how: dict[str, Any] = dict(images=request.query.images, uses_cache=False)
     ids = [*request.ids, *cold.tokens[:at]]
     with scaled_embeddings(network, bits), watched_routers(network, nudges) as scores:
         again = Machine.submit(machine, ids, 1, adapter=request.query.adapter, **how)

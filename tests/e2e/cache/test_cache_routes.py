@@ -26,7 +26,7 @@ def debug() -> Iterator[Server]:
     made = Server(
         MODEL_PATH=str(fixture_dir("qwen3")),
         PROXY_MODEL_ID="local",
-        CACHE_DEBUG="true",
+        LOG_PROMPTS="true",
         PROXY_API_KEY=KEY,
     )
     with made as running:

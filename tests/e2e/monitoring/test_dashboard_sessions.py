@@ -31,7 +31,6 @@ class Seen:
     losses: list[str] = field(default_factory=list)
     rows: list[dict[str, Any]] = field(default_factory=list)  # of /v1/sessions
     logs: str = ""
-    untitled: list[dict[str, Any]] = field(default_factory=list)  # where SESSION_TITLES=false
     errors: list[str] = field(default_factory=list)
 
 
@@ -63,9 +62,6 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seen]:
         server.stop()
         files = [path for path in server.run_dir.rglob("*") if path.is_file()]
         told.logs = "".join(path.read_text(errors="replace") for path in files if is_log(path))
-    with Server(MODEL_PATH="builtin:pocket", SESSION_TITLES="false") as server:
-        lead(server.url, told.led[2])
-        told.untitled = server.get("/v1/sessions")["sessions"]
     yield told
 
 
@@ -101,8 +97,6 @@ def test_each_has_an_id_of_its_own_that_says_whose_it_is(seen: Seen) -> None:
     assert sum(each.startswith("curl-") for each in ids) == COUNT // len(CLIENTS)
 
 
-def test_no_title_is_in_a_log_and_a_setting_shows_none(seen: Seen) -> None:
+def test_no_title_is_in_a_log(seen: Seen) -> None:
     assert "ready model=pocket" in seen.logs
     assert [each.title for each in seen.led if each.title in seen.logs] == []
-    (row,) = seen.untitled
-    assert row["title"] == "" and row["client"] == seen.led[2].client

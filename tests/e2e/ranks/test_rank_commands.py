@@ -26,7 +26,7 @@ def environ(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     hosts = [{"ssh": "a", "ips": ["127.0.0.1"]}, {"ssh": "b", "ips": ["127.0.0.2"]}]
     (directory / "hosts.json").write_text(json.dumps({"hosts": hosts}))
     told = {"RANKS": "2", "RANK_HOSTS": str(directory / "hosts.json")}
-    told |= {"RANK_PORT": str(free_port()), "CURVE_KEYS_DIR": str(directory / "keys")}
+    told |= {"PROXY_PORT": str(free_port()), "CURVE_KEYS_DIR": str(directory / "keys")}
     told |= {"RUN_DIR": str(directory / "run"), "KV_CACHE_DIR": str(directory / "kv")}
     return {**os.environ, **told}
 
@@ -68,7 +68,7 @@ def test_ranks_are_checked_twice_and_a_joined_one_ends_by_a_signal(
     joined.send_signal(signal.SIGTERM)
     out, _ = joined.communicate(timeout=60)
     assert joined.returncode == 0
-    assert out == f"A rank of tcp://127.0.0.1:{environ['RANK_PORT']}; Ctrl-C ends it.\n"
+    assert out == f"A rank of tcp://127.0.0.1:{int(environ['PROXY_PORT']) + 100}; Ctrl-C ends it.\n"
 
 
 @pytest.mark.parametrize(
@@ -95,15 +95,3 @@ def test_what_cannot_start_says_why_in_one_line(
     assert main(arguments) == EXIT_CANNOT_START
     err = capsys.readouterr().err
     assert err.startswith("hearth ranks ") and says in err and err.count("\n") == 1
-
-
-def test_a_check_over_mpi_is_refused_and_waits_for_nobody(
-    environ: dict[str, str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from hearth.commands.ranks.command import main
-
-    told = {"RANKS": "2", "RANK_BACKEND": "mpi", "RUN_DIR": environ["RUN_DIR"]}
-    for name, value in told.items():
-        monkeypatch.setenv(name, value)
-    assert main(["check"]) == EXIT_CANNOT_START
-    assert "Check with RANK_BACKEND=ring" in capsys.readouterr().err

@@ -77,7 +77,7 @@ def test_a_prediction_reaches_the_worker_and_what_came_of_it_the_client(
     gpt: openai.OpenAI, fake: FakeServer, stream: bool
 ) -> None:
     before = time.time()
-    body = asked("n=9 accepted=6 rejected=2", extra_body={"speculate": True, "kv_bits": 4})
+    body = asked("n=9 accepted=6 rejected=2", extra_body={"speculate": True})
     body["prediction"] = {"type": "content", "content": [{"type": "text", "text": "tok0 tok1"}]}
     if stream:
         with gpt.chat.completions.stream(**body, stream_options=USAGE) as events:
@@ -95,5 +95,4 @@ def test_a_prediction_reaches_the_worker_and_what_came_of_it_the_client(
     }
     (row,) = fake.events("Submit", before)
     assert (row["prediction"], row["sampling"]["speculate"]) == ("tok0 tok1", True)
-    assert row["kv_bits"] == 4
     assert "tok0 tok1" not in json.dumps(row["prompt"])

@@ -17,7 +17,7 @@ from tests.helpers.proxy.fake_worker_pool import Bench, bench
 from tests.helpers.proxy.proxy_app import Reply, asked
 
 KEY = (b"x-api-key", b"k")
-DEBUG = {"CACHE_DEBUG": "true", "PROXY_API_KEY": "k"}
+DEBUG = {"LOG_PROMPTS": "true", "PROXY_API_KEY": "k"}
 
 
 class Front:

@@ -121,9 +121,9 @@ class DisksOfRanks:
         arrays = arrays_of_rows(rows.layers)
         return record(seed, before=before, arrays=arrays, source=rows)
 
-    def snapshot(self, seed: int, bits: int) -> Record:
+    def snapshot(self, seed: int) -> Record:
         states = self.states(seed)
-        arrays = arrays_of_state(states, bits)
+        arrays = arrays_of_state(states)
         return record(seed, kind=FileKind.STATE, arrays=arrays, source=states)
 
     def settle(self) -> None:

@@ -13,50 +13,13 @@ from mlx_lm.models.cache import KVCache, make_prompt_cache
 
 from hearth.worker.cache.resume_planner import ResumePlan
 from hearth.worker.doctor import kept_conversation
-from hearth.worker.engine.engine import Engine
 from hearth.worker.kv import serialise_kv
 from hearth.worker.kv.kv_manager import KVManager
 from hearth.worker.kv.kv_transfer import KVTransfer
 from hearth.worker.kv.layer_adapters import LayerMap
 from hearth.worker.kv.quantise_kv import LayerRows, LayerStates
-from hearth.worker.prompt.prefill_cuts import CutRule
 
 Plant = Callable[[pytest.MonkeyPatch], None]
-
-
-def cut_one_late(patch: pytest.MonkeyPatch) -> None:
-    """Every second prompt is cut one token behind the end of its first chunk."""
-    rule = CutRule.cuts
-
-    def cuts(self: CutRule, ids: Any) -> list[int]:
-        found = rule(self, ids)
-        return [found[0] + len(ids) % 2, *found[1:]] if len(found) > 1 else found
-
-    patch.setattr(CutRule, "cuts", cuts)
-
-
-def cut_one_late_always(patch: pytest.MonkeyPatch) -> None:
-    """All prompts alike: warm is cold, and neither is cut where other workers cut."""
-    rule = CutRule.cuts
-
-    def cuts(self: CutRule, ids: Any) -> list[int]:
-        return [cut + (cut == self.chunk) for cut in rule(self, ids)]
-
-    patch.setattr(CutRule, "cuts", cuts)
-
-
-def forward_one_short(patch: pytest.MonkeyPatch) -> None:
-    """The engine reads a chunk in two forwards, of which the last reads one token."""
-    prefill = Engine.prefill
-
-    def shifted(
-        self: Engine, cache: list[Any], ids: list[int], images: Any = (), adapter: str = ""
-    ) -> None:
-        if len(ids) > 1:
-            prefill(self, cache, ids[:-1], images, adapter)
-        prefill(self, cache, ids[-1:], images, adapter)
-
-    patch.setattr(Engine, "prefill", shifted)
 
 
 def stale_state(patch: pytest.MonkeyPatch) -> None:

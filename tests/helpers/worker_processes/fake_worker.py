@@ -321,7 +321,7 @@ class FakeWorker:
         if isinstance(message, Submit):
             row["sampling"] = dataclasses.asdict(message.sampling)
             row["constraints"] = dataclasses.asdict(message.constraints)
-            names = ("use_kv_cache", "prefill_only", "pin", "prediction", "kv_bits")
+            names = ("use_kv_cache", "prefill_only", "pin", "prediction")
             row |= {name: getattr(message, name) for name in names}
         self._note_row(row)
 

@@ -1,4 +1,4 @@
-"""Checks that `prediction`, `speculate` and `kv_bits` leave what is asked as it is."""
+"""Checks that `prediction` and `speculate` leave what is asked as it is."""
 
 import asyncio
 from dataclasses import replace
@@ -12,7 +12,6 @@ from hearth.proxy.api.responses.response_store import ResponseStore
 from hearth.proxy.pool.cache_affinity import marks_of
 from hearth.proxy.request.parsed_request import Dialect, ParsedRequest
 from hearth.shared.errors import RequestError
-from hearth.shared.settings import KV_BITS
 from hearth.shared.settings_from_env import load_settings
 from hearth.shared.wire_messages import Submit, decode, encode
 from tests.helpers.proxy.request_bodies import BODIES
@@ -79,26 +78,6 @@ def test_prediction_and_speculate_never_alter_what_is_asked(
     assert undrafted == plain and replace(told.sampling, speculate=None) == plain.sampling
     submit = Submit("r", told.prompt, told.sampling, prediction=told.prediction)
     assert decode(encode(submit)) == submit
-
-
-@given(
-    DIALECTS,
-    st.integers() | st.text(max_size=5) | st.booleans() | st.floats() | st.just([4]),
-)
-def test_kv_bits_are_0_4_or_8_and_anything_else_is_refused_in_each_dialect(
-    dialect: Dialect, value: Any
-) -> None:
-    is_allowed = type(value) in (int, float) and value in KV_BITS
-    plain = asked(dialect, ["x"], {})
-    try:
-        told = asked(dialect, ["x"], {"kv_bits": value})
-    except RequestError as error:
-        assert not is_allowed and (error.status, error.param) == (400, "kv_bits")
-    else:
-        assert is_allowed and told.kv_bits == value
-        assert replace(told, body=plain.body, kv_bits=None) == plain, "nothing else is asked"
-        submit = Submit("r", told.prompt, told.sampling, kv_bits=told.kv_bits)
-        assert decode(encode(submit)) == submit
 
 
 @given(

@@ -31,7 +31,7 @@ from tests.helpers.worker.disk_workers import GB, TEXT, Workers, prompt
 Contents = dict[FileName, tuple[str, frozenset[str]]]  # digest of a file, labels of its arrays
 
 CUTS: Final = CutRule(64, TurnMarks(frozenset(), ()))
-MIN_TOKENS: Final = 256  # the default of CACHE_STORE_QUANT_MIN_TOKENS
+MIN_TOKENS: Final = 256  # of a prefix that is packed
 OFF: Final[dict[str, str]] = {}
 EIGHT: Final = {"CACHE_STORE_BITS": "8"}
 FOUR: Final = {"CACHE_STORE_BITS": "4", "KV_GROUP_SIZE": "32"}
@@ -269,7 +269,8 @@ def test_packed_rows_come_back_where_raw_ones_would_have_no_room(
     workers: Workers, settings: dict[str, str], comes_back: bool
 ) -> None:
     ids = prompt("qwen3", TEXT, TEXT)
-    start(workers, "qwen3", settings | {"CACHE_STORE_QUANT_MIN_TOKENS": "0"}).ask(ids)
+    rules = rules_under("qwen3", tuple(sorted(settings.items())))
+    workers.start("qwen3", **(rules | {"store_from": 0})).ask(ids)
     workers.flush()
     answer = start(workers, "qwen3", OFF, budget_mb=1).ask(ids)  # raw rows of it are 2 MB
     assert (answer.cached == answer.request.query.limit) is comes_back

@@ -32,6 +32,7 @@ T = TypeVar("T")
 
 TOP_P_MIN = 1e-6  # OpenAI allows top_p = 0, which means the likeliest token
 TEMPERATURE_MIN = 1e-4  # below it a logit divided by it overflows; only the likeliest is left
+REPETITION_CONTEXT_TOKENS = 256  # that the repetition penalty looks at
 ALL_GENERATED = 1 << 30  # presence and frequency penalties look at everything generated
 
 
@@ -135,7 +136,7 @@ def _processors(
     over_everything = make_logits_processors(
         logit_bias={int(name): bias for name, bias in sampling.logit_bias.items()} or None,
         repetition_penalty=None if penalty == 1 else penalty,
-        repetition_context_size=settings.default_repetition_context_size,
+        repetition_context_size=REPETITION_CONTEXT_TOKENS,
     )
     over_the_answer = make_logits_processors(
         presence_penalty=sampling.presence_penalty or None,

@@ -24,6 +24,7 @@ log = logging.getLogger(__name__)
 # Pillow warns of metadata that it skips, for one: no news for those who run the server.
 warnings.filterwarnings("ignore", module=r"PIL\.")
 
+PIXELS_MAX: Final = 40_000_000
 SEGMENTS_MAX: Final = 500  # what libjpeg's own fuzzers allow; a camera's file has some 10 of each
 
 _READERS: Final[dict[str, Callable[[io.BytesIO], Image.Image]]] = {
@@ -139,8 +140,7 @@ def _eight_bits(image: Image.Image) -> Image.Image:
 
 def _too_many(measured: str, pixels_max: int) -> RequestError:
     return RequestError(
-        f"The image has {measured} and this server accepts {pixels_max:,}. Send a smaller one, or "
-        "raise MAX_IMAGE_PIXELS.",
+        f"The image has {measured} and this server accepts {pixels_max:,}. Send a smaller one.",
         code="image_too_many_pixels",
     )
 

@@ -17,7 +17,7 @@ from PIL import Image
 
 from hearth.shared.errors import RequestError, StartError
 from hearth.worker.cache.image_keys import PromptImage, identity_of
-from hearth.worker.prompt.images.image_decode import decoded
+from hearth.worker.prompt.images.image_decode import PIXELS_MAX, decoded
 from hearth.worker.prompt.images.unpadded_processor import UnpaddedProcessor
 
 log = logging.getLogger(__name__)
@@ -72,12 +72,15 @@ class ImageReader:
     tokenizer must be no other thread's: it is set up anew for each call.
     Memory: ARRAYS_BYTES_MAX of arrays (the newest stays whatever its size) and FACTS_MAX facts. A
     PromptImage holds its file, and lives as long as its request. One image is decoded at a time;
-    with the processor's copies that takes 16 bytes a pixel at its peak, 640 MB at the default
-    MAX_IMAGE_PIXELS.
+    with the processor's copies that takes 16 bytes a pixel at its peak, 640 MB at PIXELS_MAX.
     """
 
     def __init__(
-        self, processor: Any, config: Mapping[str, Any], marker: str, pixels_max: int
+        self,
+        processor: Any,
+        config: Mapping[str, Any],
+        marker: str,
+        pixels_max: int = PIXELS_MAX,
     ) -> None:
         """`marker` is what the chat template writes for an image, `config` the model's.
 

@@ -68,10 +68,10 @@ class FollowedDisk:
         self._thread = DiskThread(store, UNLIMITED, self._note_put)
         return [store.bytes_max, ""]
 
-    def _write(self, handle: Handle, told: list[Any], bits: int, is_needed: bool) -> None:
-        """Write rows or states; of the latter what has 32 bits in `bits`."""
+    def _write(self, handle: Handle, told: list[Any], is_needed: bool) -> None:
+        """Write rows or states."""
         if kind_from(told) is FileKind.STATE:
-            arrays = arrays_of_state(self._kv.states[handle], bits)
+            arrays = arrays_of_state(self._kv.states[handle])
         else:
             arrays = arrays_of_rows(self._kv.rows[handle].layers)
         with self._queue_said:

@@ -19,7 +19,7 @@ from hearth.worker.disk.file_format import Record
 from hearth.worker.disk.file_names import FileName
 from hearth.worker.disk.file_store import FileStore
 from hearth.worker.kv.disk_tier import RECALL_S_MAX
-from hearth.worker.kv.serialise_kv import UnreadableRecord, stored_bits
+from hearth.worker.kv.serialise_kv import UnreadableRecord
 from hearth.worker.ranks.disk.told_records import name_from, told_name, told_record
 from hearth.worker.ranks.named_kv import Telling, handle_of
 from hearth.worker.ranks.rank_link import Handle
@@ -125,8 +125,7 @@ class LeadingDiskThread(DiskThread):
             return False
         with self._changed:
             self._writes_told += 1
-        handle, bits = handle_of(record.source), stored_bits(record.arrays)
-        self._telling.tell("disk_write", handle, told_record(record), bits, is_needed)
+        self._telling.tell("disk_write", handle_of(record.source), told_record(record), is_needed)
         return True
 
     def read(self, names: Sequence[FileName], then: OnRead) -> bool:

@@ -61,18 +61,15 @@ class TransportFollowerLink:
         self._is_closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="rank 0", daemon=True)
 
-    def join(self, rank: int | None, is_over: Callable[[], bool]) -> RankWelcome:
+    def join(self, rank: int | None) -> RankWelcome:
         """Say hello and wait to be let in; `rank` is None where the address says which it is.
 
         Raises:
             StartError: rank 0 refuses this one.
             RankLost: rank 0 is gone, or takes this one for a stranger.
-            SystemExit: the process ends.
         """
         self._status.send(pack([HELLO, rank, own_versions()]))
         while (frame := self._status.receive(BEAT_S)) is None:
-            if is_over():
-                raise SystemExit
             if self._status.wait_for_end(0):
                 raise RankLost("rank 0 ended the connection: it restarts, or has other keys")
         kind, *items = message(frame)

@@ -13,7 +13,6 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
-MPI_RANK_VARIABLE: Final = "OMPI_COMM_WORLD_RANK"  # of each process that Open MPI started
 STATUS_WAIT_S: Final = 2.0  # for the status of a process whose connection ended
 FOLLOWER: Final = (sys.executable, "-m", "hearth.worker.ranks.follower_main")
 

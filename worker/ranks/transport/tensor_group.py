@@ -27,25 +27,19 @@ PORTS: Final = range(20_000, 32_000)  # below those that systems give to connect
 PORT_TRIES_MAX: Final = 100
 
 
-def plan_tensors(
-    backend: str, hosts: Sequence[RankHost], are_local: Sequence[bool]
-) -> dict[str, Any]:
+def plan_tensors(hosts: Sequence[RankHost], are_local: Sequence[bool]) -> dict[str, Any]:
     """Return how the tensors of one start travel; each start has ports of its own.
+
+    That is by RDMA (JACCL) where the hosts have devices for it, else by TCP (MLX's ring).
 
     Raises:
         StartError: the hosts have not what the backend needs.
     """
-    if backend == "ring":
-        return {"backend": backend, "addresses": _ring_addresses(hosts, are_local)}
-    if backend == "jaccl":
-        devices = _devices(hosts)
-        port = _free_port(hosts[0].name, is_local=True)
-        return {
-            "backend": backend,
-            "coordinator": f"{hosts[0].name}:{port}",
-            "devices": devices,
-        }
-    return {"backend": backend}
+    if not any(host.rdma for host in hosts):
+        return {"backend": "ring", "addresses": _ring_addresses(hosts, are_local)}
+    devices = _devices(hosts)
+    port = _free_port(hosts[0].name, is_local=True)
+    return {"backend": "jaccl", "coordinator": f"{hosts[0].name}:{port}", "devices": devices}
 
 
 def _ring_addresses(hosts: Sequence[RankHost], are_local: Sequence[bool]) -> list[list[str]]:
@@ -82,8 +76,8 @@ def _devices(hosts: Sequence[RankHost]) -> list[list[Any]]:
     is_square = all(len(row) == len(hosts) for row in rows)
     if not is_square or any(row[rank] is not None for rank, row in enumerate(rows)):
         raise StartError(
-            "RANK_HOSTS: RANK_BACKEND=jaccl needs an rdma list of every rank: the device that "
-            "leads to each rank, null for itself. mlx.distributed_config writes such a file."
+            "RANK_HOSTS: RDMA needs an rdma list of every rank: the device that leads to each "
+            "rank, null for itself. mlx.distributed_config writes such a file."
         )
     return rows
 
@@ -109,13 +103,13 @@ def join_group(tensors: dict[str, Any], rank: int, size: int) -> Any:
         try:
             group = mx.distributed.init(strict=True, backend=backend)
         except (RuntimeError, ValueError) as error:
-            raise StartError(f"RANK_BACKEND={backend}: MLX cannot connect: {error}") from None
+            raise StartError(f"MLX cannot connect the ranks ({backend}): {error}") from None
         finally:
             faulthandler.cancel_dump_traceback_later()
     if (group.rank(), group.size()) != (rank, size):
         raise StartError(
-            f"RANK_BACKEND={backend}: MLX says that this is rank {group.rank()} of {group.size()}, "
-            f"and it is rank {rank} of {size}."
+            f"MLX ({backend}) says that this is rank {group.rank()} of {group.size()}, and it is "
+            f"rank {rank} of {size}."
         )
     return group
 
@@ -125,17 +119,15 @@ def _environment(tensors: dict[str, Any], rank: int, file: Path) -> dict[str, st
     if tensors["backend"] == "ring":
         file.write_text(json.dumps(tensors["addresses"]))
         return {"MLX_RANK": str(rank), "MLX_HOSTFILE": str(file)}
-    if tensors["backend"] == "jaccl":
-        file.write_text(json.dumps(tensors["devices"]))
-        coordinator = tensors["coordinator"]
-        names = ("MLX_RANK", "MLX_IBV_DEVICES", "MLX_JACCL_COORDINATOR")
-        return dict(zip(names, (str(rank), str(file), coordinator), strict=True))
-    return {}
+    file.write_text(json.dumps(tensors["devices"]))
+    names = ("MLX_RANK", "MLX_IBV_DEVICES", "MLX_JACCL_COORDINATOR")
+    return dict(zip(names, (str(rank), str(file), tensors["coordinator"]), strict=True))
 
 
 def _missing(backend: str) -> str:
-    remedy = {
-        "jaccl": "It needs macOS 26.2 and RDMA over Thunderbolt, enabled in recovery mode",
-        "mpi": "It needs Open MPI; name its library in MLX_MPI_LIBNAME (as libmpi.so.40)",
-    }.get(backend, "Reinstall mlx")
-    return f"RANK_BACKEND={backend}: MLX has no such backend here. {remedy}, or use ring."
+    if backend == "ring":
+        return "MLX has no ring here. Reinstall mlx."
+    return (
+        "MLX has no RDMA (jaccl) here. It needs macOS 26.2 and RDMA over Thunderbolt, enabled in "
+        "recovery mode; without rdma in the file of RANK_HOSTS tensors take TCP."
+    )

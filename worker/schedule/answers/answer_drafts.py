@@ -76,10 +76,7 @@ class AnswerDrafts:
                 model=self._follow() if reach == "all" else None,
             ),
             lambda: TEXT_KINDS[request.output.channel],
-            # Branches were tried on raw rows, and can be moved in these alone.
-            allows_trees=(
-                self.policy.takes_trees and request.guide is None and not request.query.kv_bits
-            ),
+            allows_trees=self.policy.takes_trees and request.guide is None,
         )
 
     def stop(self, drafter: AnswerDrafter) -> None:

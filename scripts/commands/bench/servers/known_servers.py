@@ -25,16 +25,16 @@ SERVERS: Final = {
                 "PROXY_PORT": "{port}",
                 # Without a key it tells no ids of prompts, from which the ideal is computed.
                 "PROXY_API_KEY": KEY,
-                "CACHE_DEBUG": "true",
+                "LOG_PROMPTS": "true",
                 "RUN_DIR": "{dir}/run",
                 "LOG_ROOT": "{dir}/logs",
                 "KV_CACHE_DIR": "{dir}/kv",
             },
             memory_environment={
-                Memory.NONE: {"USE_KV_CACHE": "false"},
                 # A live cache that rests beside what is kept is a session in memory too.
                 Memory.ONE_SESSION: {"CACHE_RAM_BUDGET_MB": "{memory_mb}", "LIVE_SLOTS_MAX": "1"},
             },
+            memory_extra={Memory.NONE: {"use_kv_cache": False}},
             extra={},
         ),
         Server(

@@ -254,7 +254,7 @@ async def started(
         tokens_max=tokens_max,
         timeout_s=REQUEST_WAIT_S_MAX,
         is_chat_only=server.is_chat_only,
-        extra=server.extra,
+        extra={**server.extra, **server.memory_extra.get(memory, {})},
     )
     if server.url:
         yield StartedServer(target)

@@ -202,17 +202,15 @@ def test_with_one_key_whoever_has_it_gives_up_any_pin() -> None:
 
 
 @pytest.mark.parametrize("dialect", BODIES)
-@pytest.mark.parametrize("default", ["true", "false"])
-def test_every_dialect_says_whether_its_request_is_kept_or_the_settings_do(
-    dialect: str, default: str, tmp_path: Path
+def test_every_dialect_says_whether_its_request_is_kept_and_otherwise_it_is(
+    dialect: str, tmp_path: Path
 ) -> None:
-    body_parser = app_of(tmp_path, USE_KV_CACHE=default).local.body_parser
+    body_parser = app_of(tmp_path).local.body_parser
     for wanted in (True, False):
         body = BODIES[dialect] | {"use_kv_cache": wanted}
         assert body_parser.read(dialect, body, {}).use_kv_cache is wanted  # type: ignore[arg-type]
     for silent in (BODIES[dialect], BODIES[dialect] | {"use_kv_cache": None}):
-        kept = body_parser.read(dialect, silent, {}).use_kv_cache  # type: ignore[arg-type]
-        assert kept is (default == "true")
+        assert body_parser.read(dialect, silent, {}).use_kv_cache  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("dialect", BODIES)
@@ -225,19 +223,6 @@ def test_every_dialect_says_whether_its_request_is_drafted_for_or_the_worker_doe
         sampling = body_parser.read(dialect, body, {}).sampling  # type: ignore[arg-type]
         assert sampling.speculate is wanted
     assert body_parser.read(dialect, BODIES[dialect], {}).sampling.speculate is None  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("dialect", BODIES)
-def test_every_dialect_says_in_which_bits_its_kv_is_held_or_the_worker_does(
-    dialect: str, tmp_path: Path
-) -> None:
-    body_parser = app_of(tmp_path).local.body_parser
-    for wanted in (0, 4, 8, None):
-        body = BODIES[dialect] | {"kv_bits": wanted}
-        told = body_parser.read(dialect, body, {})  # type: ignore[arg-type]
-        assert told.kv_bits == wanted
-        assert prefill_endpoint.prepared(told).kv_bits == wanted, "it is read as it will be asked"
-    assert body_parser.read(dialect, BODIES[dialect], {}).kv_bits is None  # type: ignore[arg-type]
 
 
 def test_a_prediction_is_nothing_to_a_prompt_that_is_only_read() -> None:

@@ -72,10 +72,12 @@ def test_several_keys_come_from_both_settings_and_lift_the_same_limits() -> None
     settings = load_settings({"PROXY_API_KEY": "a", "PROXY_API_KEYS": "b, a,, c"}, None)
     assert settings.api_keys == ("a", "b", "c")
     assert load_settings({}, None).api_keys == ()
-    for environ in ({"PROXY_HOST": "0.0.0.0"}, {"CACHE_DEBUG": "true"}):
-        with pytest.raises(StartError, match="PROXY_API_KEY"):
-            load_settings(environ | {"PROXY_API_KEYS": " , "}, None)
-        assert load_settings(environ | {"PROXY_API_KEYS": "k"}, None).api_keys == ("k",)
+    environ = {"PROXY_HOST": "0.0.0.0", "LOG_PROMPTS": "true"}
+    with pytest.raises(StartError, match="PROXY_API_KEY"):
+        load_settings(environ | {"PROXY_API_KEYS": " , "}, None)
+    settings = load_settings(environ | {"PROXY_API_KEYS": "k"}, None)
+    assert (settings.api_keys, settings.serves_prompts) == (("k",), True)
+    assert not load_settings({"LOG_PROMPTS": "true"}, None).serves_prompts
 
 
 def test_a_worthless_key_beside_a_good_one_makes_nobody_someone_else(tmp_path: Path) -> None:

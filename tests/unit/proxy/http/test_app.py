@@ -223,7 +223,7 @@ def test_what_computes_for_a_client_keeps_the_machine_awake(
             opened.append("request")
             yield
 
-    edge.keep_awake = Noting(True)
+    edge.keep_awake = Noting()
     ask(edge, method, path, body=b'{"model": "claude-x"}')
     assert len(opened) == count
 

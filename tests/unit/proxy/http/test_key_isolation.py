@@ -57,11 +57,11 @@ def asked_of_workers(
 def test_a_key_asks_for_its_own_sessions_prompts_and_lines_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, what: tuple[str, str]
 ) -> None:
-    several = app_of(tmp_path, PROXY_API_KEYS="mine, theirs", CACHE_DEBUG="true")
+    several = app_of(tmp_path, PROXY_API_KEYS="mine, theirs", LOG_PROMPTS="true")
     for key in ("mine", "theirs"):
         digest = key_digest({"x-api-key": key})
         assert asked_of_workers(several, path, key, monkeypatch) == [(*what, digest)]
-    single = app_of(tmp_path, PROXY_API_KEY="mine", CACHE_DEBUG="true")
+    single = app_of(tmp_path, PROXY_API_KEY="mine", LOG_PROMPTS="true")
     assert asked_of_workers(single, path, "mine", monkeypatch) == [(*what, "")]
 
 

@@ -78,7 +78,7 @@ def test_one_runs_while_any_request_is_open_and_ends_with_the_last(
     monkeypatch.setattr(keep_awake, "GRACE_S", 0.0)
 
     async def body() -> None:
-        awake, metrics = KeepAwake(True, "darwin"), RequestMetrics("0", "m")
+        awake, metrics = KeepAwake("darwin"), RequestMetrics("0", "m")
         metrics.watch(awake)
         with awake.request():
             await until(notes.starts)
@@ -101,7 +101,7 @@ def test_between_two_requests_of_an_agent_it_stays(
     notes: Notes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def body() -> None:
-        awake = KeepAwake(True, "darwin")
+        awake = KeepAwake("darwin")
         for _ in range(3):
             with awake.request():
                 await until(notes.starts)
@@ -121,7 +121,7 @@ def test_a_request_that_comes_as_it_ends_gets_another(
     monkeypatch.setattr(keep_awake, "GRACE_S", 0.0)
 
     async def body() -> None:
-        awake = KeepAwake(True, "darwin")
+        awake = KeepAwake("darwin")
         with awake.request():
             await until(lambda: awake.is_held)
         while awake.is_held:
@@ -136,7 +136,7 @@ def test_a_request_that_comes_as_it_ends_gets_another(
 
 def test_it_ends_with_the_server(notes: Notes) -> None:
     async def body() -> None:
-        awake = KeepAwake(True, "darwin")
+        awake = KeepAwake("darwin")
         with awake.request():
             await until(notes.starts)
         await awake.close()
@@ -161,7 +161,7 @@ def test_one_that_does_not_run_is_told_once_and_counted(
         notes.write("false")
 
     async def body() -> None:
-        awake, metrics = KeepAwake(True, "darwin"), RequestMetrics("0", "m")
+        awake, metrics = KeepAwake("darwin"), RequestMetrics("0", "m")
         metrics.watch(awake)
         for number in range(1, 4):
             with awake.request():
@@ -173,15 +173,12 @@ def test_one_that_does_not_run_is_told_once_and_counted(
 
     run(body)
     (told,) = caplog.messages
-    assert told.startswith("caffeinate ") and "pmset" in told and "KEEP_AWAKE=false" in told
+    assert told.startswith("caffeinate ") and "pmset" in told
 
 
-@pytest.mark.parametrize(("is_wanted", "platform"), [(False, "darwin"), (True, "linux")])
-def test_nothing_runs_where_it_is_off_or_no_mac(
-    is_wanted: bool, platform: str, notes: Notes
-) -> None:
+def test_nothing_runs_where_it_is_no_mac(notes: Notes) -> None:
     async def body() -> None:
-        awake = KeepAwake(is_wanted, platform)
+        awake = KeepAwake("linux")
         with awake.request():
             await asyncio.sleep(0.05)
         await awake.close()

@@ -31,13 +31,13 @@ def test_a_whole_life_leaves_nothing(desk: Desk, capsys: pytest.CaptureFixture[s
     where = (desk.home / "starts").read_text().split(" ", 1)[1]
     assert where == f"{desk.home / '.hearth'}\n"
 
-    desk.add_setting("SHUTDOWN_FLUSH_SECONDS=60")
+    desk.unit.write_text(desk.unit.read_text().replace("30", "82"))
     assert desk.run("status") == 0
     assert "the unit file is not what an install would write now" in capsys.readouterr().out
     assert desk.run("install") == 0
     second = desk.pid
     assert second not in (None, first) and process_started(first or 0) is None
-    assert capsys.readouterr().out.startswith("Upgraded ") and "82" in desk.unit.read_text()
+    assert capsys.readouterr().out.startswith("Upgraded ") and "82" not in desk.unit.read_text()
 
     assert (desk.run("start"), desk.pid) == (0, second)  # it runs already
     assert (desk.run("stop"), desk.pid) == (0, None)

@@ -109,7 +109,6 @@ def test_each_setting_that_decides_what_is_kept_gives_its_own_root(
         {"CACHE_STORE_BITS": "4"},
         {"CACHE_STORE_BITS": "8", "KV_GROUP_SIZE": "32"},
         {"CACHE_STORE_BITS": "3.5", "KV_QUANT_SCHEME": "turboquant"},
-        {"CACHE_STORE_QUANT_MIN_TOKENS": "0"},
         {"RANK_SPLIT": "pipeline"},
         {"RANKS": "1"},
     ],

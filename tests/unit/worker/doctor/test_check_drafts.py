@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from hearth.worker.doctor.check_batches import timed_forward
-from hearth.worker.doctor.check_drafts import median_costs
+from hearth.worker.doctor.check_drafts import median_costs, timed_forward
 from hearth.worker.doctor.findings import CheckResult, Findings
 from tests.helpers.worker.checked_fixture import context_of, run_of
 from tests.helpers.worker.planted_faults import DraftDependentModel, UnknownCacheModel

@@ -52,25 +52,17 @@ def test_a_setting_stands_for_all_workers_together(monkeypatch: pytest.MonkeyPat
     assert memory_limit(load_settings({"MEMORY_LIMIT_MB": "700"}, None)) == 700 << 20
 
 
-@pytest.mark.parametrize(
-    ("how", "expected"),
-    [
-        ("weights", [3 * GB, 2 * GB + (1 << 20) + 16_384 - 1_000 - 100, 0]),
-        ("none", [0, 0]),
-        ("all", [int(17.8 * GB), 0]),
-    ],
-)
 def test_a_life_wires_its_weights_twice_and_nothing_at_its_end(
-    how: str, expected: list[int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     device = Device(24, 17.8, monkeypatch)
     monkeypatch.setattr(mx, "get_active_memory", lambda: 2 * GB)
-    memory = WorkerMemory(load_settings({"WIRE": how}, None), ENDPOINT.format(tmp_path, 0))
+    memory = WorkerMemory(load_settings({}, None), ENDPOINT.format(tmp_path, 0))
     memory.admit(3 * GB)
     memory.loaded([2 * GB, 1_000, 100])  # one of a page, one in the heap
     mlx_memory.unwire()
     memory.end()
-    assert device.wired() == expected
+    assert device.wired() == [3 * GB, 2 * GB + (1 << 20) + 16_384 - 1_000 - 100, 0]
 
 
 def test_workers_share_what_their_models_leave(
@@ -139,7 +131,7 @@ def test_a_prefill_leaves_its_buffers_for_the_next_chunk_and_gives_back_what_is_
 def test_a_device_that_recommends_nothing_wires_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
     monkeypatch.setattr(mx, "set_wired_limit", asked.append)
-    mlx_memory.wire_for_load("all", GB, 2 * GB)
-    mlx_memory.wire_loaded("weights", [1_000])
+    mlx_memory.wire(GB)
+    mlx_memory.wire_loaded([1_000])
     mlx_memory.unwire()
     assert asked == []

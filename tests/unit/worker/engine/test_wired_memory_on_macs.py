@@ -28,9 +28,9 @@ def has_room(mac: Mac, model: RealModel) -> bool:
 HOMES = [(next(mac for mac in MACS if has_room(mac, model)), model) for model in MODELS]
 
 
-def served(mac: Mac, model: RealModel, wire: str = "weights") -> ResidencySet:
+def served(mac: Mac, model: RealModel) -> ResidencySet:
     """Return what was wired of a worker's that has loaded a model and served it for a while."""
-    worker = ImaginedWorker(mac, model, Path("worker-0.sock"), WIRE=wire)
+    worker = ImaginedWorker(mac, model, Path("worker-0.sock"))
     worker.start()
     worker.serve(CHUNKS)
     return worker.fake.memory.residency
@@ -39,21 +39,20 @@ def served(mac: Mac, model: RealModel, wire: str = "weights") -> ResidencySet:
 @pytest.mark.parametrize(
     ("mac", "model"), HOMES, ids=[f"{mac.memory_gb} GB {model.name}" for mac, model in HOMES]
 )
-def test_with_wire_weights_no_kv_is_ever_wired(mac: Mac, model: RealModel) -> None:
+def test_no_kv_is_ever_wired(mac: Mac, model: RealModel) -> None:
     residency = served(mac, model)
     assert not residency.entered.get("kv") and not residency.entered.get("forward")
     assert residency.wired_of("weights") >= 0.999 * model.weight_bytes
 
 
-def test_with_wire_all_kv_comes_and_goes_among_what_is_wired() -> None:
+def test_with_the_whole_limit_wired_kv_comes_and_goes_among_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Shows that the test above sees what it looks for."""
-    residency = served(MACS[-1], MODELS[0], "all")
+    wire = mlx_memory.wire
+    monkeypatch.setattr(mlx_memory, "wire", lambda nbytes: wire(nbytes and 1 << 50))
+    residency = served(MACS[-1], MODELS[0])
     assert residency.entered["kv"] > 1_000 and residency.left["kv"] > 1_000
-
-
-def test_with_wire_none_nothing_is_wired() -> None:
-    residency = served(MACS[-1], MODELS[0], "none")
-    assert residency.wired_bytes == 0 and not residency.entered
 
 
 @pytest.mark.parametrize("mac", MACS, ids=lambda mac: f"{mac.memory_gb} GB")

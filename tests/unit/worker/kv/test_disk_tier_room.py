@@ -36,7 +36,6 @@ def tier(
     layers: Any = SimpleNamespace(
         layout=layout,
         row_bytes=RUN_BYTES // RUN,
-        wide_state_bytes=0,
         are_rows=lambda kept, tokens: True,
         are_window_rows=lambda kept, tokens_max: True,
         is_state=lambda kept: True,

@@ -13,7 +13,7 @@ from PIL import Image
 
 from hearth.shared.errors import RequestError
 from hearth.shared.settings_from_env import PROJECT_DIR
-from hearth.worker.prompt.images.image_decode import SEGMENTS_MAX, decoded
+from hearth.worker.prompt.images.image_decode import PIXELS_MAX, SEGMENTS_MAX, decoded
 from scripts.harness.image_files import (
     chunk,
     gif,
@@ -25,7 +25,6 @@ from scripts.harness.image_files import (
     webp_that_claims,
 )
 
-PIXELS_MAX = 40_000_000
 BLACK_ROW = b"\0" + bytes(3)
 
 # As hearth.worker.prompt.images.image_decode does itself, where nobody has set other filters.
@@ -157,8 +156,7 @@ def test_the_size_is_measured_before_anything_is_decoded() -> None:
     error = refusal(data, pixels_max=199)
     assert error.code == "image_too_many_pixels"
     assert str(error) == (
-        "The image has 20 x 10 = 200 pixels and this server accepts 199. Send a smaller one, or "
-        "raise MAX_IMAGE_PIXELS."
+        "The image has 20 x 10 = 200 pixels and this server accepts 199. Send a smaller one."
     )
 
 

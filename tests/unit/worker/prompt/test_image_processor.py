@@ -22,7 +22,7 @@ from hearth.worker.prompt.images import image_processor
 from hearth.worker.prompt.images.image_processor import ImageReader, image_marker
 from scripts.fixtures.fixture_cache import VISION_NAMES, fixture_dir, mlx_environment
 from scripts.harness.image_files import noise, saved
-from tests.helpers.models.vision_processors import PIXELS_MAX, processor_of, reader_of
+from tests.helpers.models.vision_processors import processor_of, reader_of
 
 QWEN_NAMES = [name for name in VISION_NAMES if name != "gemma3"]
 every_model = pytest.mark.parametrize("name", VISION_NAMES)
@@ -295,7 +295,7 @@ def test_an_image_that_the_processor_would_cut_into_several_is_refused(
 def test_a_processor_that_reads_no_image_is_told_at_the_start() -> None:
     processor, config = processor_of("qwen3_vl")
     with pytest.raises(StartError, match="cannot read images"):
-        ImageReader(processor, config, "no marker", PIXELS_MAX)
+        ImageReader(processor, config, "no marker")
 
 
 # ------------------------------------------------------------ the marker
@@ -369,7 +369,7 @@ class _WithEnds:
 
 
 def test_tokens_that_a_tokenizer_puts_around_every_text_are_no_images() -> None:
-    reader = ImageReader(_WithEnds(), {}, "<img>", PIXELS_MAX)
+    reader = ImageReader(_WithEnds(), {}, "<img>")
     assert (reader.before, reader.after) == ("(", ")")
     picture = reader.read("a", saved(noise(4, 4), "PNG"))
     assert picture.ids == (7, 7, 7)
@@ -388,11 +388,11 @@ class _Telling(_WithEnds):
 
 def test_what_is_told_of_each_token_is_kept_for_those_of_the_image() -> None:
     data = saved(noise(4, 4), "PNG")
-    picture = ImageReader(_Telling(), {}, "<img>", PIXELS_MAX).read("a", data)
+    picture = ImageReader(_Telling(), {}, "<img>").read("a", data)
     inputs = picture.inputs()
     assert inputs["mm_token_type_ids"].tolist() == [[1, 1, 1]]
     assert set(inputs) == {"pixel_values", "image_sizes", "mm_token_type_ids"}, "no texts"
-    plain = ImageReader(_WithEnds(), {}, "<img>", PIXELS_MAX).read("a", data)
+    plain = ImageReader(_WithEnds(), {}, "<img>").read("a", data)
     assert picture.identity == plain.identity, "it follows from the tokens"
 
 
@@ -407,7 +407,7 @@ class _Numbering(_WithEnds):
 
 def test_a_processor_that_numbers_its_images_is_told_at_the_start() -> None:
     with pytest.raises(StartError, match="two images otherwise than each by itself"):
-        ImageReader(_Numbering(), {}, "<img>", PIXELS_MAX)
+        ImageReader(_Numbering(), {}, "<img>")
 
 
 class _Single(_WithEnds):
@@ -419,7 +419,7 @@ class _Single(_WithEnds):
 
 
 def test_a_processor_that_takes_a_single_image_is_given_no_more() -> None:
-    reader = ImageReader(_Single(), {}, "<img>", PIXELS_MAX)
+    reader = ImageReader(_Single(), {}, "<img>")
     assert reader.read("a", saved(noise(4, 4), "PNG")).ids == (7, 7, 7)
 
 
@@ -433,7 +433,7 @@ class _WithoutPadding(_WithEnds):
 
 
 def test_a_processor_that_takes_no_padding_is_given_none() -> None:
-    reader = ImageReader(_WithoutPadding(), {}, "<img>", PIXELS_MAX)
+    reader = ImageReader(_WithoutPadding(), {}, "<img>")
     assert reader.read("a", saved(noise(4, 4), "PNG")).ids == (7, 7, 7)
 
 

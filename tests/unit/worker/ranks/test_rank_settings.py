@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from hearth.shared.errors import RequestError, StartError
+from hearth.shared.errors import StartError
 from hearth.shared.settings_from_env import Settings, load_settings
 from hearth.worker.kv.layer_adapters import LayerMap, UnknownCache
 from hearth.worker.ranks.leading_layer_map import LeadingLayerMap, kinds_of
@@ -15,7 +15,6 @@ from hearth.worker.ranks.rank_link import Handle, RankRoom
 from hearth.worker.ranks.start_ranks import refuse_settings
 from hearth.worker.setup.draft_setup import draft_policy
 from hearth.worker.setup.kv_setup import cache_root
-from hearth.worker.setup.requested_bits_setup import make_requested_bits
 from scripts.harness.socketless_worker import loaded, machine
 
 
@@ -45,14 +44,6 @@ def test_nothing_is_drafted_and_the_reason_names_ranks() -> None:
     policy = draft_policy(settings(), None, engine, is_exact=False, is_cpu=True)
     assert (policy.reach, policy.reach_max) == ("none", "none")
     assert "RANKS is 2" in policy.reason
-
-
-def test_a_request_for_packed_rows_is_refused() -> None:
-    worker = machine("qwen3", tiny=True)
-    bits = make_requested_bits(worker.engine, worker.keeper, ranks=2)
-    with pytest.raises(RequestError, match="RANKS is 2"):
-        bits.asked(8)
-    assert bits.asked(None) is None
 
 
 def test_kv_of_other_ranks_or_splits_is_never_found() -> None:

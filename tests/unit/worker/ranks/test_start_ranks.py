@@ -46,7 +46,7 @@ def test_settings_that_a_rank_does_not_know_are_refused() -> None:
 def test_ranks_of_one_machine_meet_at_a_socket_and_others_at_a_port(tmp_path: Path) -> None:
     settings = load_settings({"RUN_DIR": str(tmp_path), "PROXY_PORT": "4007"}, None)
     assert endpoints_of(settings, 3)[0] == f"ipc://{tmp_path}/4007/ranks-3.sock"
-    elsewhere = dataclasses.replace(settings, rank_hosts=tmp_path / "hosts.json", rank_port=4111)
+    elsewhere = dataclasses.replace(settings, rank_hosts=tmp_path / "hosts.json", proxy_port=4011)
     assert endpoints_of(elsewhere, 0, "192.168.2.1") == (
         "tcp://192.168.2.1:4111",
         "tcp://192.168.2.1:0",
@@ -79,7 +79,7 @@ def test_what_rank_0_says_to_join_by_is_an_address_that_join_takes(
     tmp_path: Path, host: str
 ) -> None:
     settings = load_settings({"RUN_DIR": str(tmp_path)}, None)
-    elsewhere = dataclasses.replace(settings, rank_hosts=tmp_path / "hosts.json", rank_port=4111)
+    elsewhere = dataclasses.replace(settings, rank_hosts=tmp_path / "hosts.json", proxy_port=4011)
     endpoint = endpoints_of(elsewhere, 0, host)[0]
     assert endpoint_of(endpoint.removeprefix("tcp://"), settings) == endpoint
     assert endpoint_of(host, elsewhere) == endpoint

@@ -1,4 +1,4 @@
-"""Checks which prompts CACHE_DEBUG remembers, and which keys may read them."""
+"""Checks which prompts LOG_PROMPTS remembers, and which keys may read them."""
 
 import pytest
 

@@ -54,9 +54,8 @@ def test_nothing_is_packed_by_default() -> None:
 
 
 def test_the_settings_say_how_rows_are_packed_and_from_where() -> None:
-    uniform = {"CACHE_STORE_BITS": "4", "KV_GROUP_SIZE": "32", "CACHE_STORE_QUANT_MIN_TOKENS": "9"}
-    rules = rules_of(64, uniform)
-    assert (rules.store_format, rules.store_from) == (QuantFormat(4, 32), 9)
+    rules = rules_of(64, {"CACHE_STORE_BITS": "4", "KV_GROUP_SIZE": "32"})
+    assert (rules.store_format, rules.store_from) == (QuantFormat(4, 32), 256)
     rules = rules_of(64, TURBO)
     assert rules.store_format == TurboFormat(3.5, mx.bfloat16)
 

@@ -28,7 +28,7 @@ TRIED = ("hearth", "mlx_lm", "mlx_vlm", "vllm-mlx", "rapid-mlx", "mlx-openai-ser
 USERS = {
     "PATH": "/bin",
     "HOME": "/Users/ann",
-    "USE_KV_CACHE": "false",
+    "CACHE_EXACT": "true",
     "APC_ENABLED": "0",
     "RAPID_MLX_API_KEY": "secret",
     "OPENAI_API_KEY": "secret",
@@ -71,9 +71,10 @@ def test_each_server_is_told_to_listen_on_loopback_alone(name: str) -> None:
 
 @pytest.mark.parametrize("name", TRIED)
 def test_each_server_that_was_tried_can_be_told_what_it_may_keep(name: str) -> None:
-    told = {command_of(SERVERS[name], memory) for memory in Memory}
-    assert len(told) == 3 and all(SERVERS[name].can_be_told(memory) for memory in Memory)
-    assert all("{model}" in each and "{port}" in each for each in told)
+    server = SERVERS[name]
+    told = {(command_of(server, each), str(server.memory_extra.get(each))) for each in Memory}
+    assert len(told) == 3 and all(server.can_be_told(memory) for memory in Memory)
+    assert all("{model}" in command and "{port}" in command for command, _ in told)
 
 
 def test_a_server_without_such_an_option_says_so() -> None:
@@ -89,7 +90,7 @@ def test_nothing_of_the_users_settings_and_keys_comes_to_a_server(
     name: str, tmp_path: Path
 ) -> None:
     made = environment_of(SERVERS[name], Memory.DEFAULT, given(tmp_path), USERS)
-    assert "secret" not in made.values() and not set(made) & {"HF_TOKEN", "USE_KV_CACHE"}
+    assert "secret" not in made.values() and not set(made) & {"HF_TOKEN", "CACHE_EXACT"}
     assert {made["HF_HUB_OFFLINE"], made["DO_NOT_TRACK"]} == {"1"}
     assert made["RAPID_MLX_DISABLE_VERSION_CHECK"] == "1", "else it asks GitHub at each start"
     assert made["HOME"] == str(tmp_path / "home") and made["PATH"] == "/bin"
@@ -102,8 +103,8 @@ def test_nothing_of_the_users_settings_and_keys_comes_to_a_server(
 
 def test_hearth_is_measured_with_its_defaults_whatever_its_env_file_says(tmp_path: Path) -> None:
     env_file = tmp_path / ".env"
-    env_file.write_text("USE_KV_CACHE=false\nWORKERS=4\nMODEL_PATH=/mine\nOTHER=1\n")
-    assert set(defaults_against(env_file)) == {"USE_KV_CACHE", "WORKERS", "MODEL_PATH"}
+    env_file.write_text("CACHE_EXACT=true\nWORKERS=4\nMODEL_PATH=/mine\nOTHER=1\n")
+    assert set(defaults_against(env_file)) == {"CACHE_EXACT", "WORKERS", "MODEL_PATH"}
     made = environment_of(SERVERS[HEARTH], Memory.DEFAULT, given(tmp_path), USERS, env_file)
     settings = load_settings(made, env_file)
     plain = load_settings({"MODEL_PATH": str(tmp_path / "qwen")}, None)
@@ -111,8 +112,8 @@ def test_hearth_is_measured_with_its_defaults_whatever_its_env_file_says(tmp_pat
     changed = {
         name for name in Settings.__slots__ if getattr(settings, name) != getattr(plain, name)
     }
-    assert (settings.use_kv_cache, settings.workers) == (True, 1)
-    expected = {"proxy_port", "api_keys", "cache_debug", "run_dir", "log_root", "kv_cache_dir"}
+    assert (settings.cache_exact, settings.workers) == ("auto", 1)
+    expected = {"proxy_port", "api_keys", "log_prompts", "run_dir", "log_root", "kv_cache_dir"}
     assert {name for name in changed if "key" not in name} <= expected, changed
 
 
@@ -132,7 +133,7 @@ def test_the_facts_hold_what_a_reader_needs_and_no_key() -> None:
     assert facts.notes == (*SERVERS["rapid-mlx"].notes, "It is new.")
     mine = Server("mine", url="http://127.0.0.1:1", notes=(BY_URL,))
     assert facts_of(mine, "1", is_metered=False).command == "(as its owner has started it)"
-    assert f"PROXY_API_KEY={KEY}" in command_of(SERVERS[HEARTH]), "CACHE_DEBUG needs some key"
+    assert f"PROXY_API_KEY={KEY}" in command_of(SERVERS[HEARTH]), "LOG_PROMPTS needs some key"
 
 
 @pytest.mark.parametrize("platform", ["linux", "darwin"])

@@ -56,7 +56,7 @@ class Ranks:
         context = RankContext(None, is_leader=False)
         link = TransportFollowerLink(context, self.leader.endpoint, "", self.ender(rank or 9))
         try:
-            welcome = link.join(rank, lambda: False)
+            welcome = link.join(rank)
         except StartError:
             link.close()
             raise

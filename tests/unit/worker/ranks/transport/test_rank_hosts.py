@@ -81,29 +81,31 @@ def test_no_address_that_the_internet_reaches_is_taken(
 
 def test_each_start_has_ports_of_its_own() -> None:
     hosts = read_hosts(None, 2)
-    plans = [plan_tensors("ring", hosts, are_local(hosts)) for _ in range(3)]
+    plans = [plan_tensors(hosts, are_local(hosts)) for _ in range(3)]
     assert len({address for plan in plans for (address,) in plan["addresses"]}) == 6
 
 
 @pytest.mark.parametrize(
-    ("backend", "rows", "says"),
+    ("rows", "says"),
     [
-        ("ring", [TWO[0], {"ips": ["192.168.2.2", "192.168.3.2"]}], "as many ips as the others"),
-        ("ring", [{"ips": ["fe80::1"]}, {"ips": ["fe80::2"]}], "IPv4 addresses only"),
-        ("jaccl", TWO, "needs an rdma list of every rank"),
+        ([TWO[0], {"ips": ["192.168.2.2", "192.168.3.2"]}], "as many ips as the others"),
+        ([{"ips": ["fe80::1"]}, {"ips": ["fe80::2"]}], "IPv4 addresses only"),
+        ([TWO[0] | {"rdma": [None, "rdma_en2"]}, TWO[1]], "needs an rdma list of every rank"),
     ],
 )
 def test_hosts_without_what_a_backend_needs_are_refused(
-    tmp_path: Path, backend: str, rows: Any, says: str
+    tmp_path: Path, rows: Any, says: str
 ) -> None:
     hosts = read_hosts(written(tmp_path, rows), 2)
     with pytest.raises(StartError, match=says):
-        plan_tensors(backend, hosts, (False, False))
+        plan_tensors(hosts, (False, False))
 
 
-def test_jaccl_is_told_its_devices_and_where_the_ranks_meet(tmp_path: Path) -> None:
+def test_hosts_with_rdma_take_jaccl_which_is_told_devices_and_where_to_meet(
+    tmp_path: Path,
+) -> None:
     rows = [{"ips": ["127.0.0.1"], "rdma": [None, "rdma_en2"]}]
     rows.append({"ips": ["127.0.0.2"], "rdma": ["rdma_en3", None]})
-    plan = plan_tensors("jaccl", read_hosts(written(tmp_path, rows), 2), (True, False))
+    plan = plan_tensors(read_hosts(written(tmp_path, rows), 2), (True, False))
     assert plan["devices"] == [[None, "rdma_en2"], ["rdma_en3", None]]
     assert plan["coordinator"].startswith("127.0.0.1:")

@@ -91,6 +91,6 @@ def test_a_port_that_another_server_has_is_told_with_its_setting(
     keys: CurveKeys, router: RankRouter
 ) -> None:
     context = RankContext(keys, is_leader=False)
-    with pytest.raises(StartError, match=r"cannot be bound: Address .* in use\. Set RANK_PORT"):
+    with pytest.raises(StartError, match=r"cannot be bound: Address .* in use\. Set PROXY_PORT"):
         RankRouter(context, router.endpoint)
     context.close()
