@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """Trains builtin:pocket: makes its conversations, its tokenizer and its weights.
 
-    python -m scripts.pocket.train train --work DIR [--kind dense|hybrid] [--minutes 60]
+    python -m scripts.pocket.train train --work DIR [--minutes 60]
     python -m scripts.pocket.train train --work DIR --from worker/engine/pocket
     python -m scripts.pocket.train export --work DIR --out DIR
     python -m scripts.pocket.train evaluate DIR [--talks 200]
@@ -209,17 +209,12 @@ def tokenizer_in(work: Path) -> Tokenizer:
     return Tokenizer.from_file(str(path))
 
 
-def new_model(kind: str) -> tuple[Any, dict[str, Any]]:
+def new_model() -> tuple[Any, dict[str, Any]]:
     """Return a model with initial weights, and its config.json."""
-    from scripts.pocket import qwen3_5_torch, qwen3_torch
+    from scripts.pocket import qwen3_torch
 
-    config, make = (
-        (qwen3_5_torch.CONFIG, qwen3_5_torch.Hybrid)
-        if kind == "hybrid"
-        else (qwen3_torch.CONFIG, qwen3_torch.Dense)
-    )
-    config = config | {"vocab_size": conversation_tokens.VOCAB_SIZE}
-    return make(config), config
+    config = qwen3_torch.CONFIG | {"vocab_size": conversation_tokens.VOCAB_SIZE}
+    return qwen3_torch.Dense(config), config
 
 
 def optimizers(model: Any) -> "list[torch.optim.Optimizer]":
@@ -249,10 +244,10 @@ def train(options: argparse.Namespace) -> None:
         options.work.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(options.exported / "tokenizer.json", options.work / "tokenizer.json")
     tokenizer = tokenizer_in(options.work)
-    model = new_model(options.kind)[0].to(device)
+    model = new_model()[0].to(device)
     steppers = optimizers(model)
     progress = Progress(options.minutes, is_tuning=options.exported is not None)
-    state = options.work / f"{options.kind}.state.pt"
+    state = options.work / "dense.state.pt"
     if state.exists():
         _load(state, model, steppers, progress)
     elif options.exported is not None:
@@ -320,7 +315,7 @@ def _load(path: Path, model: Any, steppers: Any, progress: Progress) -> None:
 
 
 def _load_exported(directory: Path, model: Any) -> None:
-    """Take over weights as `export` writes them. It keeps the names of a dense model alone."""
+    """Take over weights as `export` writes them."""
     from safetensors.torch import load_file
 
     model.load_state_dict(load_file(directory / "model.safetensors"))
@@ -383,8 +378,8 @@ def export(options: argparse.Namespace) -> None:
         write_tokenizer_config,
     )
 
-    model, config = new_model(options.kind)
-    whole = torch.load(options.work / f"{options.kind}.state.pt", weights_only=True)
+    model, config = new_model()
+    whole = torch.load(options.work / "dense.state.pt", weights_only=True)
     model.load_state_dict(whole["model"])
     options.out.mkdir(parents=True, exist_ok=True)
     weights = {
@@ -436,7 +431,6 @@ def main() -> None:
     training.add_argument(
         "--work", type=Path, required=True, help="directory of states and tokenizer"
     )
-    training.add_argument("--kind", choices=("dense", "hybrid"), default="dense")
     training.add_argument("--minutes", type=float, default=60.0)
     training.add_argument(
         "--from", dest="exported", type=Path, help="exported weights to go on from"
@@ -446,7 +440,6 @@ def main() -> None:
     training.set_defaults(run=train)
     exporting = commands.add_parser("export", help="write what is served")
     exporting.add_argument("--work", type=Path, required=True)
-    exporting.add_argument("--kind", choices=("dense", "hybrid"), default="dense")
     exporting.add_argument("--out", type=Path, required=True)
     exporting.set_defaults(run=export)
     examining = commands.add_parser("evaluate", help="ask what no training conversation asked")
