@@ -111,7 +111,7 @@ class ImaginedWorker:
             self.memory.end()
 
     def _process(self) -> int:
-        return BESIDE_MAC_BYTES + int(self._arrays() * self.fake.footprint_share)
+        return BESIDE_MAC_BYTES + self._arrays()
 
     def _arrays(self) -> int:
         return self.fake.memory.active_bytes
