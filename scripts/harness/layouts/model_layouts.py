@@ -13,7 +13,7 @@ each group of 64; gpt-oss as published, MXFP4 for its experts and 8 bits for the
 """
 
 import importlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final
@@ -175,11 +175,6 @@ class ModelLayout:
 
     def _bytes(self, plain: int, experts: int) -> int:
         return int(plain * self.bits + experts * self.expert_bits) // 8
-
-    def weights(self) -> Iterator[int]:
-        """Yield the bytes of each tensor of the checkpoint."""
-        for name, size in self._parameters:
-            yield int(size * (self.expert_bits if _is_expert(name) else self.bits)) // 8
 
 
 def _as_bfloat16(array: mx.array) -> mx.array:
