@@ -95,7 +95,7 @@ class Soak:
 
     def play(self, episode: Episode, *, adds_noise: bool = False) -> None:
         """Do an episode. Raises: AssertionError, where an answer differs."""
-        directory = rank_fixture_dir(episode.fixture, self.dtype, self.quant)
+        directory = rank_fixture_dir(episode.fixture)
         talk = self._talk(episode, directory, adds_noise)
         play(talk, list(episode.operations), episode.is_exact, is_ample=episode.budget_kb is None)
         self._count(talk, episode)
