@@ -221,10 +221,10 @@ class Judge:
         so = {
             "PRESERVE_THINKING=true": variant.preserves_thinking,
             "CACHE_EXACT=false": not variant.is_exact,
-            "CACHE_RAM_BUDGET_MB": not asked.has_evicted,
-            "cut by a stop string": not asked.has_stopped,
+            "CACHE_RAM_BUDGET_MB": "evicted" not in asked.happened,
+            "cut by a stop string": "stopped" not in asked.happened,
             "Please report this": True,
-            **dict.fromkeys(OF_RESTARTS, not asked.has_restarted),
+            **dict.fromkeys(OF_RESTARTS, "restarted" not in asked.happened),
         }
         return [
             Finding("remedy", f"{told['cause']}: {words}")
