@@ -118,18 +118,8 @@ class ModelLayout:
         return sum(size for name, size in self._parameters if _is_expert(name))
 
     @property
-    def is_moe(self) -> bool:
-        return self.expert_count > 0
-
-    @property
     def is_hybrid(self) -> bool:
         return self.layers.layout.has_state
-
-    @property
-    def kind(self) -> str:
-        """Its architecture in a word or two."""
-        mixer = "window" if self.layers.layout.window else "hybrid" if self.is_hybrid else "dense"
-        return f"{mixer} MoE" if self.is_moe else mixer
 
     @cached_property
     def weight_bytes(self) -> int:
