@@ -46,15 +46,6 @@ _SMALL: Final = {
 # Small models by the real one that each stands for: fewer and narrower layers, so many that a state
 # is worth about as many tokens' rows.
 SMALL: Final = {
-    "hidden_size": 32,
-    "intermediate_size": 32,
-    "vocab_size": VOCABULARY,
-    "max_position_embeddings": 262_144,
-    "rms_norm_eps": 1e-6,
-}
-# Small models, each with the real one that it stands for: fewer and narrower layers, so many that a
-# state is worth about as many tokens' rows, and a window's row as much of one.
-SMALL: Final = {
     "Qwen3.5-27B": ModelLayout(
         "like Qwen3.5-27B",
         "",
