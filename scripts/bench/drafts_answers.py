@@ -23,8 +23,7 @@ from hearth.worker.stream.answer_parts import ToolCall
 from scripts.bench.drafts_replay import TokenAnswer
 from scripts.harness import recorded_answers
 from scripts.harness.captured_sessions import Exchange, load
-from scripts.harness.recorded_answers import RecordedAnswer, RecordedSession
-from scripts.harness.recorded_answers_cut import call_text
+from scripts.harness.recorded_answers import RecordedAnswer, RecordedSession, call_text
 
 BEGIN: Final = "<|im_start|>"
 END: Final = "<|im_end|>"

@@ -61,9 +61,7 @@ class Asked:
     session: tuple[str, str]
     before: "Asked | None"
     answer: Answer
-    has_evicted: bool  # the cache, until now, or it had no room
-    has_restarted: bool  # the worker, until now
-    has_stopped: bool  # an answer was cut by a stop string, until now
+    happened: frozenset[str]  # until now: "evicted", "restarted", "stopped" by a stop string
     is_forgotten: bool = False  # the sessions were told to forget it
 
     @property
@@ -119,6 +117,11 @@ class Chat:
             dict(self.options),
             echoes_thinking=self.echoes_thinking,
         )
+
+    @property
+    def head(self) -> list[Body]:
+        """The system message, where there is one."""
+        return [message for message in self.messages[:1] if message["role"] == "system"]
 
     def at(self, role: str) -> list[int]:
         return [n for n, message in enumerate(self.messages) if message["role"] == role]
@@ -185,8 +188,7 @@ class ChatClient:
         self.refused = 0
         self._turn = 0
         self.day = 10
-        self._has_restarted = False
-        self._has_stopped = False
+        self._happened: set[str] = set()
         self._evictions = self.desk.machine.keeper.evictions
 
     # ------------------------------------------------------------ requests
@@ -215,20 +217,13 @@ class ChatClient:
 
     def _note(self, kind: str, chat: Chat, last: Asked | None, body: Body, answer: Answer) -> Asked:
         is_full = self.variant.budget_mb < ROOM_MB  # not even kept, so not evicted either
-        has_evicted = is_full or self.desk.machine.keeper.evictions > self._evictions
-        session = (chat.session, chat.agent)
-        self._has_stopped |= chat.stops
+        if is_full or self.desk.machine.keeper.evictions > self._evictions:
+            self._happened.add("evicted")
+        if chat.stops:
+            self._happened.add("stopped")
         chat.stops = False
-        asked = Asked(
-            kind,
-            body,
-            session,
-            last,
-            answer,
-            has_evicted,
-            self._has_restarted,
-            self._has_stopped,
-        )
+        session = (chat.session, chat.agent)
+        asked = Asked(kind, body, session, last, answer, frozenset(self._happened))
         self.asked.append(asked)
         return asked
 
@@ -332,4 +327,4 @@ class ChatClient:
         self.desk.forget()
         for line in self.desk.sessions.lines.lines:
             line.is_restored = True
-        self._has_restarted = True
+        self._happened.add("restarted")

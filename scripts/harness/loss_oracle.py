@@ -221,10 +221,10 @@ class Judge:
         so = {
             "PRESERVE_THINKING=true": variant.preserves_thinking,
             "CACHE_EXACT=false": not variant.is_exact,
-            "CACHE_RAM_BUDGET_MB": not asked.has_evicted,
-            "cut by a stop string": not asked.has_stopped,
+            "CACHE_RAM_BUDGET_MB": "evicted" not in asked.happened,
+            "cut by a stop string": "stopped" not in asked.happened,
             "Please report this": True,
-            **dict.fromkeys(OF_RESTARTS, not asked.has_restarted),
+            **dict.fromkeys(OF_RESTARTS, "restarted" not in asked.happened),
         }
         return [
             Finding("remedy", f"{told['cause']}: {words}")
@@ -276,11 +276,11 @@ def names(told: Body, was: Body, now: Body) -> bool:
     if message != first:
         return False
     if cause == "message inserted":
-        return any(_same(theirs[first], later) for later in ours[first + 1 :])
+        return theirs[first] in ours[first + 1 :]
     if cause == "message removed":
         is_answer = first + 1 == len(theirs) and ours[first]["role"] == "assistant"
         rest = theirs[first + 1 :]
-        return first == len(ours) or is_answer or any(_same(ours[first], each) for each in rest)
+        return first == len(ours) or is_answer or ours[first] in rest
     if cause == "history rewritten":
         return True
     if cause == "volatile field":
@@ -305,19 +305,15 @@ def _is_known(was: Asked, now: Asked) -> bool:
 
 def _shared(was: Asked, now: Asked) -> int:
     """Return how many messages of one the other has too."""
-    return sum(any(_same(one, other) for other in now.messages) for one in was.messages)
+    return sum(one in now.messages for one in was.messages)
 
 
 def first_difference(was: Sequence[Body], now: Sequence[Body]) -> int | None:
     """Return the first message that is not what it was; None where `now` only adds some."""
     for at, (one, other) in enumerate(zip(was, now, strict=False)):
-        if not _same(one, other):
+        if one != other:
             return at
     return len(now) if len(now) < len(was) else None
-
-
-def _same(one: Body, other: Body) -> bool:
-    return one == other
 
 
 def _head(was: Body, now: Body) -> str:
@@ -336,13 +332,8 @@ def _head(was: Body, now: Body) -> str:
     )
 
 
-@functools.lru_cache(maxsize=4096)
-def _volatile_of(text: str) -> tuple[str, ...]:
-    return tuple(VOLATILE.findall(text))
-
-
-def _volatile(message: Body) -> tuple[str, ...]:
-    return _volatile_of(message["content"] or "")
+def _volatile(message: Body) -> list[str]:
+    return VOLATILE.findall(message["content"] or "")
 
 
 def _rest(message: Body) -> Body:

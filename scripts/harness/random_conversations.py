@@ -7,9 +7,9 @@ changes what a client would send, and sends it.
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
-from scripts.harness.chat_client import Asked, Chat, ChatClient, Variant
+from scripts.harness.chat_client import Asked, Body, Chat, ChatClient, Variant
 
 NUMBER_MAX: Final = 255  # of the numbers in a plan
 
@@ -35,6 +35,11 @@ class Step:
     chat: int = 0
     place: int = 0
     other: int = 0
+
+    @property
+    def count(self) -> int:
+        """Words of what is said."""
+        return 2 + self.other % 23
 
 
 @dataclass(frozen=True)
@@ -65,294 +70,250 @@ class Player(ChatClient):
         return self.asked
 
     def _take_step(self, step: Step) -> None:
-        chat = self.chats[step.chat % len(self.chats)]
-        made = STEPS[step.kind](self, chat.fork(), step, chat)
-        if made is None:
+        was = self.chats[step.chat % len(self.chats)]
+        does, goes_on = STEPS[step.kind]
+        chat = was.fork()
+        if goes_on == "always" or (goes_on == "mostly" and step.other % 4):
+            self.take(chat, was.last, step.count)
+        made = does(self, chat, step, was)
+        changed = [chat] if made is None else made
+        if not changed:
             return
-        changed = made if isinstance(made, list) else [made]
-        for each in changed:
-            each.last = chat.last if each is changed[0] and not _is_new(step.kind) else None
+        is_new = step.kind in NEW
+        changed[0].last = None if is_new else was.last
         if self.ask(step.kind, changed):
-            at = self.chats.index(chat)
-            self.chats[at : at + (not _is_new(step.kind))] = changed
+            at = self.chats.index(was)
+            self.chats[at : at + (not is_new)] = changed
 
 
 # ---------------------------------------------------------------- steps
+# A step changes `chat`, a fork of `was`, or returns what else is sent at once; of nothing to change
+# it returns nothing to send.
 
-Made = Chat | list[Chat] | None
-Does = Callable[[ChatClient, Chat, Step, Chat], Made]
-STEPS: Final[dict[str, Does]] = {}
-_NEW: Final = frozenset(("clear", "fork", "agent", "import", "new"))
-
-
-def _is_new(kind: str) -> bool:
-    """Whether the step opens a conversation beside the one that it looks at."""
-    return kind in _NEW
+Does = Callable[[ChatClient, Chat, Step, Chat], list[Chat] | None]
+GoesOn = Literal["never", "always", "mostly"]  # whether the last answer is taken up before
+STEPS: Final[dict[str, tuple[Does, GoesOn]]] = {}
+NEW: Final = frozenset(("clear", "fork", "agent", "import", "new"))  # begin beside another one
 
 
-def _step(does: Does) -> Does:
-    STEPS[does.__name__.strip("_")] = does
-    return does
+def _step(goes_on: GoesOn) -> Callable[[Does], Does]:
+    def add(does: Does) -> Does:
+        STEPS[does.__name__] = does, goes_on
+        return does
+
+    return add
 
 
-def _count(step: Step) -> int:
-    return 2 + step.other % 23
+@_step("always")
+def append(player: ChatClient, chat: Chat, step: Step, was: Chat) -> None:
+    """The conversation goes on."""
 
 
-@_step
-def append(player: ChatClient, chat: Chat, step: Step, was: Chat) -> Made:
-    player.take(chat, was.last, _count(step))
-    return chat
-
-
-@_step
-def idle(player: ChatClient, chat: Chat, step: Step, was: Chat) -> Made:
+@_step("always")
+def idle(player: ChatClient, chat: Chat, step: Step, was: Chat) -> None:
     """The worker has time before the next request."""
     player.desk.idle()
-    return append(player, chat, step, was)
 
 
-@_step
-def emptied(player: ChatClient, chat: Chat, step: Step, was: Chat) -> Made:
+@_step("always")
+def emptied(player: ChatClient, chat: Chat, step: Step, was: Chat) -> None:
     """The cache is emptied before the next request."""
     player.empty()
-    return append(player, chat, step, was)
 
 
-@_step
-def restarted(player: ChatClient, chat: Chat, step: Step, was: Chat) -> Made:
+@_step("always")
+def restarted(player: ChatClient, chat: Chat, step: Step, was: Chat) -> None:
     """The worker is restarted before the next request."""
     player.restart()
-    return append(player, chat, step, was)
 
 
-@_step
-def renamed(player: ChatClient, chat: Chat, step: Step, was: Chat) -> Made:
+@_step("always")
+def renamed(player: ChatClient, chat: Chat, step: Step, was: Chat) -> None:
     """The client goes on under another session's id."""
-    player.take(chat, was.last, _count(step))
     chat.session = chat.session and f"r{len(player.asked)}"
-    return chat
 
 
-@_step
-def left(player: ChatClient, chat: Chat, step: Step, was: Chat) -> Made:
+@_step("always")
+def left(player: ChatClient, chat: Chat, step: Step, was: Chat) -> None:
     """The client leaves while it is answered, and asks again."""
-    player.take(chat, was.last, _count(step))
     player.leave(chat, was.last)
-    return chat
 
 
-@_step
-def twice(player: ChatClient, chat: Chat, step: Step, was: Chat) -> Made:
+@_step("always")
+def twice(player: ChatClient, chat: Chat, step: Step, was: Chat) -> list[Chat]:
     """The client sends one request twice at once."""
-    player.take(chat, was.last, _count(step))
     return [chat, chat.fork()]
 
 
-@_step
-def retry(player: ChatClient, chat: Chat, step: Step, was: Chat) -> Made:
-    return chat
+@_step("never")
+def retry(player: ChatClient, chat: Chat, step: Step, was: Chat) -> None:
+    """The client sends the last request again."""
 
 
-@_step
-def unanswered(player: ChatClient, chat: Chat, step: Step, was: Chat) -> Made:
+@_step("never")
+def unanswered(player: ChatClient, chat: Chat, step: Step, was: Chat) -> None:
     """The client leaves the last answer out."""
-    chat.messages.append(player.user(_count(step)))
-    return chat
+    chat.messages.append(player.user(step.count))
 
 
-@_step
-def cut(player: ChatClient, chat: Chat, step: Step, was: Chat) -> Made:
+@_step("never")
+def cut(player: ChatClient, chat: Chat, step: Step, was: Chat) -> None:
     """The conversation ends at an earlier question, as it was asked."""
     users = chat.at("user")
     del chat.messages[users[step.place % len(users)] + 1 :]
-    return chat
 
 
-@_step
-def cut_and_ask(player: ChatClient, chat: Chat, step: Step, was: Chat) -> Made:
+@_step("never")
+def cut_and_ask(player: ChatClient, chat: Chat, step: Step, was: Chat) -> None:
     """Another question stands where an earlier one stood, and is the last."""
     users = chat.at("user")
     place = users[step.place % len(users)]
-    chat.messages[place:] = [player.user(_count(step))]
-    return chat
+    chat.messages[place:] = [player.user(step.count)]
 
 
-@_step
-def fork(player: ChatClient, chat: Chat, step: Step, was: Chat) -> Made:
+@_step("never")
+def fork(player: ChatClient, chat: Chat, step: Step, was: Chat) -> None:
     """Another conversation goes on from an earlier answer of this one."""
     ends = [at for at in chat.at("assistant") if "tool_calls" not in chat.messages[at]]
     if ends:
         del chat.messages[ends[step.place % len(ends)] + 1 :]
-    chat.messages.append(player.user(_count(step)))
+    chat.messages.append(player.user(step.count))
     chat.session = chat.session if step.other % 2 else chat.session and f"f{len(player.asked)}"
-    return chat
 
 
-@_step
-def agent(player: ChatClient, chat: Chat, step: Step, was: Chat) -> Made:
+@_step("never")
+def agent(player: ChatClient, chat: Chat, step: Step, was: Chat) -> list[Chat]:
     """A sub-agent of the same session begins; its client may say that it is one."""
     system = player.system(4 + step.place % 8)
     tools = chat.tools[: step.place % 3]
     name = f"a{len(player.asked)}" if step.other % 2 and chat.session else ""
-    return Chat(chat.session, [system, player.user(_count(step))], tools, name)
+    return [Chat(chat.session, [system, player.user(step.count)], tools, name)]
 
 
-@_step
-def parallel(player: ChatClient, chat: Chat, step: Step, was: Chat) -> Made:
+@_step("always")
+def parallel(player: ChatClient, chat: Chat, step: Step, was: Chat) -> list[Chat]:
     """The conversation goes on while two forks of it ask something else."""
-    forks = [chat.fork() for _ in range(2)]
-    player.take(chat, was.last, _count(step))
+    forks = [was.fork() for _ in range(2)]
     for each in forks:
-        each.messages.append(player.user(_count(step)))
+        each.messages.append(player.user(step.count))
     return [chat, *forks]
 
 
-@_step
-def clear(player: ChatClient, chat: Chat, step: Step, was: Chat) -> Made:
+@_step("never")
+def clear(player: ChatClient, chat: Chat, step: Step, was: Chat) -> list[Chat]:
     """Another conversation with the same head begins in the same session."""
-    head = [chat.messages[0]] if chat.messages[0]["role"] == "system" else []
-    return Chat(chat.session, [*head, player.user(_count(step))], chat.tools)
+    return [Chat(chat.session, [*chat.head, player.user(step.count)], chat.tools)]
 
 
-@_step
-def imported(player: ChatClient, chat: Chat, step: Step, was: Chat) -> Made:
+@_step("always")
+def imported(player: ChatClient, chat: Chat, step: Step, was: Chat) -> list[Chat]:
     """Another conversation is sent with a long history; this one goes on."""
     made = player.import_history(bool(chat.session), 2 + step.place % 8)
     made.session = chat.session if step.other % 2 else made.session
-    player.take(chat, was.last, _count(step))
     return [chat, made]
 
 
-@_step
-def compact(player: ChatClient, chat: Chat, step: Step, was: Chat) -> Made:
+@_step("always")
+def compact(player: ChatClient, chat: Chat, step: Step, was: Chat) -> None:
     """A summary stands in the place of all but the last questions."""
-    player.take(chat, was.last, _count(step))
     users = chat.at("user")
     kept = step.place % 3
     tail = chat.messages[users[-kept] :] if 0 < kept < len(users) else []
-    head = [chat.messages[0]] if chat.messages[0]["role"] == "system" else []
-    chat.messages = [*head, player.user(_count(step) + 8), *tail]
-    return chat
+    chat.messages = [*chat.head, player.user(step.count + 8), *tail]
 
 
-@_step
-def option(player: ChatClient, chat: Chat, step: Step, was: Chat) -> Made:
-    player.take(chat, was.last, _count(step))
+@_step("always")
+def option(player: ChatClient, chat: Chat, step: Step, was: Chat) -> None:
+    """An option of the template changes."""
     chat.options["enable_thinking"] = not chat.options.get("enable_thinking", True)
-    return chat
 
 
-@_step
-def stripped(player: ChatClient, chat: Chat, step: Step, was: Chat) -> Made:
+@_step("always")
+def stripped(player: ChatClient, chat: Chat, step: Step, was: Chat) -> None:
     """From now on the client sends no thinking back, neither of earlier answers."""
     chat.echoes_thinking = False
     for message in chat.messages:
         message.pop("reasoning_content", None)
-    player.take(chat, was.last, _count(step))
-    return chat
 
 
-@_step
-def stopped(player: ChatClient, chat: Chat, step: Step, was: Chat) -> Made:
+@_step("always")
+def stopped(player: ChatClient, chat: Chat, step: Step, was: Chat) -> None:
     """The next answer is cut by a stop string."""
-    player.take(chat, was.last, _count(step))
     chat.stops = True
-    return chat
 
 
-@_step
-def rewritten(player: ChatClient, chat: Chat, step: Step, was: Chat) -> Made:
+@_step("always")
+def rewritten(player: ChatClient, chat: Chat, step: Step, was: Chat) -> None:
     """The client takes the last answer up with another word in it."""
-    at = len(chat.messages)
-    player.take(chat, was.last, _count(step))
-    words = chat.messages[at]["content"].split(" ")
-    words[step.place % len(words)] = player.words.one()
-    chat.messages[at]["content"] = " ".join(words)
-    return chat
+    _put_word(player, chat.messages[len(was.messages)], step.place)
+
+
+def _put_word(player: ChatClient, message: Body, place: int) -> None:
+    words = message["content"].split(" ")
+    words[place % len(words)] = player.words.one()
+    message["content"] = " ".join(words)
 
 
 # ---------------------------------------------------------------- what edits a history
 
 
-def _after(player: ChatClient, chat: Chat, step: Step, was: Chat) -> int:
-    """Have the conversation go on in three steps of four; return how many messages it had."""
-    count = len(chat.messages)
-    if step.other % 4:
-        player.take(chat, was.last, _count(step))
-    return count
-
-
-@_step
-def edit(player: ChatClient, chat: Chat, step: Step, was: Chat) -> Made:
+@_step("mostly")
+def edit(player: ChatClient, chat: Chat, step: Step, was: Chat) -> None:
     """A word of an old message is another one."""
-    count = _after(player, chat, step, was)
-    message = chat.messages[step.place % count]
-    words = message["content"].split(" ")
-    words[(step.other // 4) % len(words)] = player.words.one()
-    message["content"] = " ".join(words)
-    return chat
+    _put_word(player, chat.messages[step.place % len(was.messages)], step.other // 4)
 
 
-@_step
-def truncate(player: ChatClient, chat: Chat, step: Step, was: Chat) -> Made:
+@_step("mostly")
+def truncate(player: ChatClient, chat: Chat, step: Step, was: Chat) -> None:
     """An old tool result, or else a question, loses its end."""
-    results = chat.at("tool") or chat.at("user")
+    results = was.at("tool") or was.at("user")
     message = chat.messages[results[step.place % len(results)]]
-    _after(player, chat, step, was)
     message["content"] = message["content"][:20].rstrip() + " [truncated]"
-    return chat
 
 
-@_step
-def date(player: ChatClient, chat: Chat, step: Step, was: Chat) -> Made:
+@_step("mostly")
+def date(player: ChatClient, chat: Chat, step: Step, was: Chat) -> None:
     """Dates change where they stand."""
-    _after(player, chat, step, was)
     player.day = player.day % 30 + 1
     for message in chat.messages:
         if message["role"] in ("system", "user"):
             message["content"] = player.dated(message["content"])
-    return chat
 
 
-@_step
-def insert(player: ChatClient, chat: Chat, step: Step, was: Chat) -> Made:
-    _after(player, chat, step, was)
+@_step("mostly")
+def insert(player: ChatClient, chat: Chat, step: Step, was: Chat) -> None:
+    """A question stands between two others."""
     users = chat.at("user")
     chat.messages.insert(users[step.place % len(users)], player.user(1 + step.other % 6))
-    return chat
 
 
-@_step
-def remove(player: ChatClient, chat: Chat, step: Step, was: Chat) -> Made:
+@_step("mostly")
+def remove(player: ChatClient, chat: Chat, step: Step, was: Chat) -> list[Chat] | None:
     """A question goes, alone or with all that was said to it."""
-    _after(player, chat, step, was)
     users = chat.at("user")
     if len(users) < 2:
-        return None
+        return []
     at = step.place % (len(users) - 1)
     end = users[at] + 1 if step.other % 2 else users[at + 1]
     del chat.messages[users[at] : end]
-    return chat
+    return None
 
 
-@_step
-def swap(player: ChatClient, chat: Chat, step: Step, was: Chat) -> Made:
+@_step("mostly")
+def swap(player: ChatClient, chat: Chat, step: Step, was: Chat) -> list[Chat] | None:
     """Two questions with their answers change places."""
-    _after(player, chat, step, was)
     users = chat.at("user")
     if len(users) < 3:
-        return None
+        return []
     at = step.place % (len(users) - 2)
     a, b, c = users[at : at + 3]
     chat.messages[a:c] = [*chat.messages[b:c], *chat.messages[a:b]]
-    return chat
+    return None
 
 
-@_step
-def tools(player: ChatClient, chat: Chat, step: Step, was: Chat) -> Made:
+@_step("mostly")
+def tools(player: ChatClient, chat: Chat, step: Step, was: Chat) -> None:
     """The list of tools changes."""
-    _after(player, chat, step, was)
     how = step.place % 5
     if how == 0 or not chat.tools:
         chat.tools.insert(0, player.tool())
@@ -365,4 +326,3 @@ def tools(player: ChatClient, chat: Chat, step: Step, was: Chat) -> Made:
     else:
         function = chat.tools[step.other % len(chat.tools)]["function"]
         function["description"] += f" {player.words.one()}"
-    return chat

@@ -1,7 +1,7 @@
 """Reads answers that real models gave, with what their conversations held before them.
 
-The file is cut by `recorded_answers_cut.py` from public repositories; the README beside it names
-them, their commits and licences. Nothing here knows a tokenizer.
+The file was cut from public repositories; the README beside it names them, their commits and
+licences. Nothing here knows a tokenizer.
 """
 
 import hashlib
@@ -54,6 +54,12 @@ def load(path: Path = DATA) -> dict[str, list[RecordedSession]]:
         name: [RecordedSession(row["name"], tuple(_answers(row["turns"]))) for row in sessions]
         for name, sessions in sets.items()
     }
+
+
+def call_text(name: str, arguments: Any) -> str:
+    """Return a call as models of the Hermes and Qwen families write it."""
+    call = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
+    return f"<tool_call>\n{call}\n</tool_call>"
 
 
 def digest(path: Path = DATA) -> str:

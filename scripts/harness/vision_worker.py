@@ -1,18 +1,59 @@
-"""Runs a socketless worker for vision models on prompts that contain image keys."""
+"""Runs a socketless worker for vision models on prompts that contain images, or their keys."""
 
 import random
 from functools import cache
 from typing import Any
 
+import numpy as np
+from PIL import Image
+
 from hearth.worker.cache.block_hash import Tokens, pack, prefix_hashes
-from hearth.worker.cache.image_keys import ImageRun, PromptImage, image_borders, keys_of
+from hearth.worker.cache.image_keys import (
+    ImageRun,
+    PromptImage,
+    identity_of,
+    image_borders,
+    keys_of,
+)
 from hearth.worker.cache.prefix_search import PrefixQuery
 from hearth.worker.engine.model_loader import LoadedModel
 from scripts.harness.image_files import painted
-from scripts.harness.processed_images import picture_of
 from scripts.harness.socketless_worker import Answer, Machine, loaded, marks, vocabulary
 
+NOT_SEEN = ("input_ids", "attention_mask")  # by the encoder
 SIZES = ((64, 64), (64, 64), (150, 90), (224, 224))  # width, height: the first two are alike
+
+
+def picture_of(loaded: LoadedModel, image: Image.Image) -> PromptImage:
+    """Return what the model's processor makes of an image, its marker alone for a prompt."""
+    from mlx_vlm import prepare_inputs
+
+    assert loaded.vision is not None
+    processor = loaded.vision.processor
+    made = prepare_inputs(processor, images=[image], prompts=marker(processor))
+    inputs = {name: np.array(made[name]) for name in made if name not in NOT_SEEN}
+    grid = tuple(tuple(row) for row in inputs.get("image_grid_thw", np.zeros((0, 3))).tolist())
+    ids = tuple(np.array(made["input_ids"]).ravel().tolist())
+    return PromptImage(identity_of(inputs), ids, grid, lambda: inputs)
+
+
+def marker(processor: Any) -> str:
+    """Return what stands for an image in a prompt's text."""
+    if hasattr(processor, "boi_token"):
+        return str(processor.boi_token)
+    return "<|vision_start|><|image_pad|><|vision_end|>"
+
+
+def prompt(*parts: list[int] | PromptImage) -> tuple[list[int], list[ImageRun]]:
+    """Return a prompt's ids and where its pictures stand in it."""
+    ids: list[int] = []
+    runs = []
+    for part in parts:
+        start = len(ids)
+        ids += part.ids if isinstance(part, PromptImage) else part
+        if isinstance(part, PromptImage):
+            runs.append(ImageRun(start, len(ids), part))
+    return ids, runs
 
 
 @cache

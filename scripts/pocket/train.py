@@ -1,11 +1,10 @@
 #!/usr/bin/env python
 """Trains builtin:pocket: makes its conversations, its tokenizer and its weights.
 
-    python -m scripts.pocket.train train --work DIR [--kind dense|hybrid] [--minutes 60]
+    python -m scripts.pocket.train train --work DIR [--minutes 60]
     python -m scripts.pocket.train train --work DIR --from worker/engine/pocket
     python -m scripts.pocket.train export --work DIR --out DIR
     python -m scripts.pocket.train evaluate DIR [--talks 200]
-    python -m scripts.pocket.train openings DIR
 
 `train` needs PyTorch (`pip install torch`), uses a GPU where there is one, saves its state every
 three minutes and goes on from there when it is run again. `evaluate` needs what Hearth needs. The
@@ -18,7 +17,6 @@ Faster on Linux: MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=68719476736.
 
 import argparse
 import dataclasses
-import itertools
 import os
 import random
 import shutil
@@ -47,7 +45,6 @@ WARM_STEPS: Final = 50
 DECAY_FROM: Final = 0.65  # of the minutes; then the rate falls to a thirtieth
 SHOW_S: Final = 30.0
 SAVE_S: Final = 180.0
-HELD_OUT_SEED: Final = 1 << 40
 IGNORED: Final = -100
 
 
@@ -209,17 +206,12 @@ def tokenizer_in(work: Path) -> Tokenizer:
     return Tokenizer.from_file(str(path))
 
 
-def new_model(kind: str) -> tuple[Any, dict[str, Any]]:
+def new_model() -> tuple[Any, dict[str, Any]]:
     """Return a model with initial weights, and its config.json."""
-    from scripts.pocket import qwen3_5_torch, qwen3_torch
+    from scripts.pocket import qwen3_torch
 
-    config, make = (
-        (qwen3_5_torch.CONFIG, qwen3_5_torch.Hybrid)
-        if kind == "hybrid"
-        else (qwen3_torch.CONFIG, qwen3_torch.Dense)
-    )
-    config = config | {"vocab_size": conversation_tokens.VOCAB_SIZE}
-    return make(config), config
+    config = qwen3_torch.CONFIG | {"vocab_size": conversation_tokens.VOCAB_SIZE}
+    return qwen3_torch.Dense(config), config
 
 
 def optimizers(model: Any) -> "list[torch.optim.Optimizer]":
@@ -249,10 +241,10 @@ def train(options: argparse.Namespace) -> None:
         options.work.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(options.exported / "tokenizer.json", options.work / "tokenizer.json")
     tokenizer = tokenizer_in(options.work)
-    model = new_model(options.kind)[0].to(device)
+    model = new_model()[0].to(device)
     steppers = optimizers(model)
     progress = Progress(options.minutes, is_tuning=options.exported is not None)
-    state = options.work / f"{options.kind}.state.pt"
+    state = options.work / "dense.state.pt"
     if state.exists():
         _load(state, model, steppers, progress)
     elif options.exported is not None:
@@ -274,7 +266,6 @@ def train(options: argparse.Namespace) -> None:
             shown, losses = now, []
         if now - saved > SAVE_S or progress.done == 1:
             _save(state, model, steppers, progress)
-            _show_exact(model, tokenizer, device)
             saved = time.monotonic()
 
 
@@ -320,52 +311,10 @@ def _load(path: Path, model: Any, steppers: Any, progress: Progress) -> None:
 
 
 def _load_exported(directory: Path, model: Any) -> None:
-    """Take over weights as `export` writes them. It keeps the names of a dense model alone."""
+    """Take over weights as `export` writes them."""
     from safetensors.torch import load_file
 
     model.load_state_dict(load_file(directory / "model.safetensors"))
-
-
-def _show_exact(model: Any, tokenizer: Tokenizer, device: str) -> None:
-    """Print how many held-out answers would come out whole, by what they are."""
-    import torch
-
-    kinds: dict[str, list[bool]] = {}
-    for seed in range(16):
-        rng = random.Random(HELD_OUT_SEED + seed)
-        made = talk(rng, 10, rng.choice((0, 8, 25, 60)), rng.choice((0, 2, 4)))
-        row = Row(*conversation_tokens.encoded(tokenizer, conversation_tokens.script(rng, made)))
-        ids, targets = (torch.tensor(part, device=device) for part in padded([row]))
-        with torch.no_grad(), torch.autocast(ids.device.type, dtype=torch.bfloat16):
-            guesses = model.logits(model.hidden(ids)).argmax(-1)[0].tolist()
-        for begin, end in _stretches(targets[0].tolist()):
-            wanted = targets[0, begin:end].tolist()
-            text = tokenizer.decode(wanted, skip_special_tokens=False)
-            kinds.setdefault(_kind(text), []).append(guesses[begin:end] == wanted)
-    said = ", ".join(
-        f"{kind} {sum(rows) / len(rows):.2f} of {len(rows)}" for kind, rows in sorted(kinds.items())
-    )
-    print("   exact:", said, flush=True)
-
-
-def _stretches(targets: list[int]) -> Iterator[tuple[int, int]]:
-    for is_learned, group in itertools.groupby(
-        range(len(targets)), lambda at: targets[at] != IGNORED
-    ):
-        places = list(group)
-        if is_learned:
-            yield places[0], places[-1] + 1
-
-
-def _kind(text: str) -> str:
-    thinks = "think+" if "<think>" in text else ""
-    text = text.split("</think>")[-1].strip()
-    if "arguments" in text:
-        return thinks + "call"
-    for start, kind in (("I will", "noted"), ("Hello", "hello"), ("Nobody", "unknown")):
-        if text.startswith(start):
-            return thinks + kind
-    return thinks + ("recall" if " is " in text else "other")
 
 
 # ---------------------------------------------------------------- what is served
@@ -383,8 +332,8 @@ def export(options: argparse.Namespace) -> None:
         write_tokenizer_config,
     )
 
-    model, config = new_model(options.kind)
-    whole = torch.load(options.work / f"{options.kind}.state.pt", weights_only=True)
+    model, config = new_model()
+    whole = torch.load(options.work / "dense.state.pt", weights_only=True)
     model.load_state_dict(whole["model"])
     options.out.mkdir(parents=True, exist_ok=True)
     weights = {
@@ -414,18 +363,6 @@ def examine(options: argparse.Namespace) -> None:
             print("   ", missed)
 
 
-def show_openings(options: argparse.Namespace) -> None:
-    """Print a table of a newcomer's openings: what is said, the answer, whether it is right."""
-    from scripts.pocket.evaluate import Examinee, answer_to
-    from scripts.pocket.openings import OPENINGS
-
-    examinee = Examinee(options.directory)
-    for opening in OPENINGS:
-        answer = answer_to(examinee, opening)
-        verdict = "right" if opening.is_right(answer) else "wrong"
-        print(" / ".join(opening.said), answer.replace("\n", " "), verdict, sep="\t")
-
-
 # ---------------------------------------------------------------- command line
 
 
@@ -436,7 +373,6 @@ def main() -> None:
     training.add_argument(
         "--work", type=Path, required=True, help="directory of states and tokenizer"
     )
-    training.add_argument("--kind", choices=("dense", "hybrid"), default="dense")
     training.add_argument("--minutes", type=float, default=60.0)
     training.add_argument(
         "--from", dest="exported", type=Path, help="exported weights to go on from"
@@ -446,7 +382,6 @@ def main() -> None:
     training.set_defaults(run=train)
     exporting = commands.add_parser("export", help="write what is served")
     exporting.add_argument("--work", type=Path, required=True)
-    exporting.add_argument("--kind", choices=("dense", "hybrid"), default="dense")
     exporting.add_argument("--out", type=Path, required=True)
     exporting.set_defaults(run=export)
     examining = commands.add_parser("evaluate", help="ask what no training conversation asked")
@@ -455,9 +390,6 @@ def main() -> None:
     examining.add_argument("--long", type=int, default=200, help="those of 4,000 tokens")
     examining.add_argument("--show", type=int, default=0, help="failures printed for each skill")
     examining.set_defaults(run=examine)
-    opening = commands.add_parser("openings", help="show how it answers a newcomer")
-    opening.add_argument("directory", type=Path)
-    opening.set_defaults(run=show_openings)
     options = parser.parse_args()
     options.run(options)
 

@@ -6,13 +6,13 @@ What a client sends beside them (ids, signatures, cache marks, lengths) is left 
 import json
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from string import ascii_letters, digits
 from typing import Any, Final
 
 from hearth.commands.replay.shortened_sessions import ROOTS
 from hearth.commands.replay.traces import Body
 from hearth.proxy.request.volatile_fields import canonical_text
-from hearth.shared.wire_messages import Prompt
 
 # Not content: names of things, marks for a cache, and what a block is.
 SILENT: Final = frozenset(
@@ -27,7 +27,8 @@ ARGUMENTS: Final = frozenset(("arguments", "input"))  # below both, every name i
 WORD: Final = "zwyrbelquoxt"  # in no trace
 VOLATILE_MAX: Final = 40  # lines of one text that are changed for its canonical form's sake
 
-_DATE: Final = re.compile(r"\d{4}-\d\d-\d\d|\d\d?:\d\d")
+LETTER, DIGIT = "[a-zA-Z]", "[0-9]"
+OTHERS: Final = str.maketrans(ascii_letters + digits, ascii_letters[1:] + "a" + digits[1:] + "0")
 _PATH: Final = re.compile(r"(?<![\w<])[\w.~-]*(?:/[\w.-]+)+")
 
 
@@ -135,8 +136,8 @@ def changes(value: Any) -> Iterator[tuple[str, Any]]:
 
 def _text_changes(text: str) -> Iterator[tuple[str, str]]:
     made = {
-        "letter": _at(text, _nearest(text, str.isalpha)),
-        "digit": _at(text, _digit(text)),
+        "letter": _other_character(text, LETTER),
+        "digit": _other_character(text, DIGIT),
         "word": f"{text} {WORD}",
         "path": _other_path(text),
     }
@@ -144,28 +145,13 @@ def _text_changes(text: str) -> Iterator[tuple[str, str]]:
     yield from (("volatile", now) for now in _volatile(text))
 
 
-def _nearest(text: str, fits: Any, start: int = 0) -> int | None:
-    """Return the character nearest to the middle of what follows `start` that `fits`."""
-    middle = (start + len(text)) // 2
-    order = sorted(range(start, len(text)), key=lambda at: abs(at - middle))
-    return next((at for at in order if text[at].isascii() and fits(text[at])), None)
-
-
-def _digit(text: str) -> int | None:
-    """Return the last digit of the last date or time, else a digit near the middle."""
-    dates = list(_DATE.finditer(text))
-    return dates[-1].end() - 1 if dates else _nearest(text, str.isdigit)
-
-
-def _at(text: str, at: int | None) -> str | None:
-    """Return `text` with another character of the same kind at `at`."""
-    if at is None:
+def _other_character(text: str, kind: str) -> str | None:
+    """Return `text` with another letter or digit in the place of the middle one of `kind`."""
+    found = [each.start() for each in re.finditer(kind, text)]
+    if not found:
         return None
-    character = text[at]
-    first = "0" if character.isdigit() else "a" if character.islower() else "A"
-    size = 10 if character.isdigit() else 26
-    other = chr(ord(first) + (ord(character) - ord(first) + 1) % size)
-    return text[:at] + other + text[at + 1 :]
+    at = found[len(found) // 2]
+    return text[:at] + text[at].translate(OTHERS) + text[at + 1 :]
 
 
 def _other_path(text: str) -> str | None:
@@ -198,8 +184,8 @@ def _volatile(text: str) -> Iterator[str]:
 def _line_changes(text: str) -> Iterator[str]:
     lines = text.split("\n")
     for number, line in enumerate(lines):
-        for fits in (str.isalpha, str.isdigit):
-            changed = _at(line, _nearest(line, fits))
+        for kind in (LETTER, DIGIT):
+            changed = _other_character(line, kind)
             if changed is not None:
                 yield "\n".join([*lines[:number], changed, *lines[number + 1 :]])
 
@@ -216,74 +202,3 @@ def _put(value: Any, where: Where, now: Any) -> Any:
     copied = value.copy()
     copied[step] = _put(value[step], rest, now)
     return copied
-
-
-# ---------------------------------------------------------------- messages added, gone or reordered
-
-
-def reshaped(prompt: Prompt) -> Iterator[tuple[int, str, Prompt]]:
-    """Yield (number, kind, `prompt` with one message or tool more, less, or in part).
-
-    `number` counts the messages, then the tools.
-    """
-    count = len(prompt.messages)
-    for at, message in enumerate(prompt.messages):
-        for kind, changed in _other_messages(message):
-            messages = [*prompt.messages[:at], *changed, *prompt.messages[at + 1 :]]
-            yield at, f"message {at}: {kind}", replace(prompt, messages=messages)
-        following = _next_turn(prompt.messages, at)
-        if following > at + 1:
-            messages = [*prompt.messages[: at + 1], *prompt.messages[following:]]
-            yield at, f"message {at}: results gone", replace(prompt, messages=messages)
-    for at, tool in enumerate(prompt.tools):
-        rest = [*prompt.tools[:at], *prompt.tools[at + 1 :]]
-        yield count + at, f"tool {at}: gone", replace(prompt, tools=rest)
-        if at < len(rest):
-            yield count + at, f"tool {at}: last", replace(prompt, tools=[*rest, tool])
-
-
-def _next_turn(messages: list[dict[str, Any]], at: int) -> int:
-    """Return where the turn behind `at` stands, if only results stand between; else 0."""
-    if messages[at]["role"] != "assistant":
-        return 0
-    for number in range(at + 1, len(messages)):
-        if messages[number]["role"] != "tool":
-            return number if messages[number]["role"] == "assistant" else 0
-    return 0
-
-
-def _other_messages(message: dict[str, Any]) -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    yield "twice", [message, message]
-    if message["role"] != "tool":  # a result with no call is refused by some templates
-        yield "one before", [{"role": "user", "content": WORD}, message]
-    if message["role"] != "assistant":
-        if message["content"]:
-            yield "emptied", [message | {"content": ""}]
-        return
-    yield "thinking put in its place", [message | {"reasoning_content": WORD}]
-    yield "content put in its place", [message | {"content": WORD}]
-    if message["content"] and (message.get("tool_calls") or message.get("reasoning_content")):
-        yield "content gone", [message | {"content": ""}]
-    if message.get("reasoning_content"):
-        yield "thinking gone", [_without(message, "reasoning_content")]
-    yield from _other_calls(message)
-
-
-def _other_calls(message: dict[str, Any]) -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    calls = message.get("tool_calls") or []
-    for at, call in enumerate(calls):
-        yield (f"call {at} twice", [message | {"tool_calls": [*calls[: at + 1], *calls[at:]]}])
-        if len(calls) > 1:
-            yield (f"call {at} gone", [message | {"tool_calls": [*calls[:at], *calls[at + 1 :]]}])
-        arguments = call["function"]["arguments"]
-        if not isinstance(arguments, dict):
-            continue
-        others = [(f"without {name}", _without(arguments, name)) for name in arguments]
-        for kind, other in [*others, ("with one more", arguments | {WORD: WORD})]:
-            changed = call | {"function": call["function"] | {"arguments": other}}
-            some = [*calls[:at], changed, *calls[at + 1 :]]
-            yield f"call {at} {kind}", [message | {"tool_calls": some}]
-
-
-def _without(row: dict[str, Any], name: str) -> dict[str, Any]:
-    return {key: value for key, value in row.items() if key != name}

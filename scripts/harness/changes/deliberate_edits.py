@@ -1,4 +1,4 @@
-"""Makes the changes that a person makes on purpose in what an assistant is said to have said.
+"""Makes the changes that a person makes on purpose: in what an assistant said, messages and tools.
 
 Each has a kind; a change that a client is known to make of itself names the rule that explains it.
 Only messages of `wire.Prompt` are changed: what parsing takes away is not there any more.
@@ -23,6 +23,10 @@ ELSEWHERE: Final = "/srv/prod"
 TRIMMED: Final = frozenset(("white space before", "white space behind", "empty think block"))
 # Kinds that a template may leave out which writes a string as it is, without quotes.
 UNTYPED: Final = frozenset(("string for a number", "number for a string"))
+# Kinds in which a message or a tool comes or goes: no template leaves such a change out.
+COMING_AND_GOING: Final = frozenset(
+    ("message twice", "question put before", "emptied", "results deleted", "tool gone", "tool last")
+)
 _PATH: Final = re.compile(r"(?:/[\w.-]+)+|[\w-]+\.(?:py|md|txt|toml|js|ts)\b")
 _FLAG: Final = re.compile(r" -\w+")
 _NUMBER: Final = re.compile(r"-?\d+(?:\.\d+)?")
@@ -46,46 +50,68 @@ class Edit:
         return f"request {self.request}: {self.kind}: {(self.text or '')[:60]!r}"
 
 
-Change = tuple[str, list[Message], str | None, str]  # kind, messages, text, rule
+Change = tuple[str, Prompt, str | None, str]  # kind, the changed prompt, text, rule
 
 
 def edits(prompts: Sequence[Prompt], count: int, seed: int, home: str) -> list[Edit]:
-    """Return `count` edits of a session's requests, of all kinds that fit alike, at random places.
+    """Return `count` edits (0 = all) of a session's requests, of all kinds that fit alike.
 
-    `home` is the directory that the session's commands run in.
+    At random places. `home` is the directory that the session's commands run in.
     """
     chance = random.Random(seed)
     made: dict[str, list[Edit]] = defaultdict(list)
-    for request, at in _last_places(prompts):
-        prompt = prompts[request]
-        for kind, messages, text, rule in _changes(prompt, at, home, chance):
-            changed = replace(prompt, messages=messages)
+    for part, request, at in _last_places(prompts):
+        changes = _tool_changes if part == "tools" else _changes
+        for kind, changed, text, rule in changes(prompts[request], at, home, chance):
             made[kind].append(Edit(request, kind, changed, text, rule))
     found: list[Edit] = []
-    while made and len(found) < count:
+    while made and (not count or len(found) < count):
         for kind in sorted(made):
             rows = made[kind]
             found.append(rows.pop(chance.randrange(len(rows))))
             if not rows:
                 del made[kind]
-    return found[:count]
+    return found[:count] if count else found
 
 
-def _last_places(prompts: Sequence[Prompt]) -> list[tuple[int, int]]:
-    """Return (request, message) of each assistant message, once, in the last request with it."""
-    last: dict[str, tuple[int, int]] = {}
+def _last_places(prompts: Sequence[Prompt]) -> list[tuple[str, int, int]]:
+    """Return (part, request, index) of each message and tool, once, in the last request with it."""
+    last: dict[str, tuple[str, int, int]] = {}
     for request, prompt in enumerate(prompts):
-        for at, message in enumerate(prompt.messages):
-            if message["role"] == "assistant":
-                last[json.dumps(message, sort_keys=True)] = request, at
+        for part in ("messages", "tools"):
+            for at, row in enumerate(getattr(prompt, part)):
+                last[json.dumps(row, sort_keys=True)] = part, request, at
     return list(last.values())
 
 
+def _tool_changes(prompt: Prompt, at: int, home: str, chance: random.Random) -> Iterator[Change]:
+    rest = [*prompt.tools[:at], *prompt.tools[at + 1 :]]
+    yield "tool gone", replace(prompt, tools=rest), None, ""
+    if at < len(rest):
+        yield "tool last", replace(prompt, tools=[*rest, prompt.tools[at]]), None, ""
+
+
 def _changes(prompt: Prompt, at: int, home: str, chance: random.Random) -> Iterator[Change]:
-    """Yield one change of each kind that fits the assistant's message `at`."""
-    for kind, text, changed, rule in _turn_changes(prompt, at, home, chance):
-        yield kind, [*prompt.messages[:at], changed, *prompt.messages[at + 1 :]], text, rule
-    yield from _order_changes(prompt.messages, at)
+    """Yield one change of each kind that fits the message `at`."""
+    messages = prompt.messages
+    before, message, rest = messages[:at], messages[at], messages[at + 1 :]
+    yield "message twice", replace(prompt, messages=[*before, message, message, *rest]), None, ""
+    if message["role"] != "tool":  # a result with no call is refused by some templates
+        question = {"role": "user", "content": STRANGER}
+        yield (
+            "question put before",
+            replace(prompt, messages=[*before, question, message, *rest]),
+            STRANGER,
+            "",
+        )
+    if message["role"] == "assistant":
+        for kind, text, changed, rule in _turn_changes(prompt, at, home, chance):
+            yield kind, replace(prompt, messages=[*before, changed, *rest]), text, rule
+        for kind, others in _order_changes(messages, at):
+            yield kind, replace(prompt, messages=others), None, ""
+    elif message["content"]:
+        emptied = message | {"content": ""}
+        yield "emptied", replace(prompt, messages=[*before, emptied, *rest]), None, ""
 
 
 def _turn_changes(
@@ -306,19 +332,21 @@ def _other_calls(message: Message) -> Iterator[tuple[str, Message]]:
         yield "calls in another order", message | {"tool_calls": calls[::-1]}
 
 
-def _order_changes(messages: list[Message], at: int) -> Iterator[Change]:
+def _order_changes(messages: list[Message], at: int) -> Iterator[tuple[str, list[Message]]]:
     """Yield changes of turns, each with the results of its calls."""
     end = _turn_end(messages, at)
     before, turn, rest = messages[:at], messages[at:end], messages[end:]
     if rest and rest[0]["role"] == "assistant":
-        yield "turn deleted", [*before, *rest], None, ""
+        yield "turn deleted", [*before, *rest]
+        if len(turn) > 1:
+            yield "results deleted", [*before, turn[0], *rest]
         following = _turn_end(messages, end)
         other = messages[end:following]
         if other != turn:
-            yield "turns swapped", [*before, *other, *turn, *messages[following:]], None, ""
+            yield "turns swapped", [*before, *other, *turn, *messages[following:]]
     if turn[0].get("tool_calls") and turn[0].get("content"):
         silent = {key: value for key, value in turn[0].items() if key != "tool_calls"}
-        yield "all calls deleted", [*before, silent, *rest], None, ""
+        yield "all calls deleted", [*before, silent, *rest]
 
 
 def _turn_end(messages: list[Message], at: int) -> int:

@@ -7,7 +7,7 @@ being sent must be a turn that the model wrote, and must say what the client sen
 import itertools
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -26,8 +26,14 @@ from hearth.worker.stream.answer_parts import AnswerParts
 from scripts.harness import captured_sessions
 from scripts.harness.agent_worker import Desk
 from scripts.harness.captured_sessions import Exchange
-from scripts.harness.changes.body_mutations import SCHEMAS, Mutation, Where, mutations, reshaped
-from scripts.harness.changes.deliberate_edits import TRIMMED, UNTYPED, Edit, edits
+from scripts.harness.changes.body_mutations import SCHEMAS, Mutation, Where, mutations
+from scripts.harness.changes.deliberate_edits import (
+    COMING_AND_GOING,
+    TRIMMED,
+    UNTYPED,
+    Edit,
+    edits,
+)
 from scripts.harness.changes.echo_differences import CAPTURED_IN, differences
 from scripts.harness.model_families import family
 from scripts.harness.store_builders import DENSE, HYBRID, ROOT, furnish, new_line, new_store
@@ -168,22 +174,10 @@ class Proof:
     def mutations(self) -> list[Mutation]:
         return list(mutations([exchange.row.body for exchange in self.session]))
 
-    def reshaped(self) -> list[tuple[int, str, Prompt]]:
-        """Return (request, kind, prompt) for each other shape of each message and tool.
-
-        Of the last request that has it.
-        """
-        known: set[str] = set()
-        found = []
-        for at in range(len(self.session) - 1, -1, -1):
-            prompt = self.session[at].prompt
-            parts = [*prompt.messages, *prompt.tools]
-            named = [json.dumps(part, sort_keys=True) for part in parts]
-            fresh = {number for number, name in enumerate(named) if name not in known}
-            known.update(named)
-            rows = ((number, kind, other) for number, kind, other in reshaped(prompt))
-            found += [(at, kind, other) for number, kind, other in rows if number in fresh]
-        return found
+    def edits(self, count: int, seed: int = 7) -> list[Edit]:
+        """Return `count` changes (0 = all) that a person could make on purpose."""
+        prompts = [exchange.prompt for exchange in self.session]
+        return edits(prompts, count, seed, self.directory)
 
     # ------------------------------------------------------------ one change
 
@@ -199,18 +193,37 @@ class Proof:
         text = mutation.now if isinstance(mutation.now, str) else None
         return self.judge(mutation.request, prompt, text, reason)
 
-    def other_shape(self, at: int, kind: str, prompt: Prompt) -> Verdict:
-        """Return what becomes of a prompt that `reshaped` made of request `at`."""
-        is_part = any(word in kind for word in ("call", "thinking", "content"))
-        is_left_out = (self.family.name == "harmony" and is_part) or (
-            self.family.name == "qwen3" and "thinking" in kind
-        )
-        return self.judge(at, prompt, None, "template" if is_left_out else "")
+    def edited(self, edit: Edit) -> Verdict:
+        """Return what becomes of an edit; it may be hidden by the rule that its client has for it.
 
-    def judge(self, at: int, prompt: Prompt, text: str | None, reason: str) -> Verdict:
+        By no other, and only where the client itself makes this very change.
+        """
+        reason = "template" if self._leaves_out(edit) else ""
+        return self.judge(edit.request, edit.prompt, edit.text, reason, {edit.rule})
+
+    def _leaves_out(self, edit: Edit) -> bool:
+        """Whether the family's template may leave out an edit of this kind, cold as warm."""
+        thoughts = [each.get("reasoning_content") for each in edit.prompt.messages]
+        is_thinking = edit.kind.startswith("thinking") or edit.text in thoughts
+        by_family = {
+            "harmony": edit.kind not in COMING_AND_GOING,
+            "qwen3": is_thinking,
+            "qwen3_5": edit.kind in UNTYPED,
+        }
+        return edit.kind in TRIMMED or by_family[self.family.name]
+
+    def judge(
+        self,
+        at: int,
+        prompt: Prompt,
+        text: str | None,
+        reason: str,
+        rules: Set[str] = EXEMPT.keys(),
+    ) -> Verdict:
         """Return what becomes of `prompt`, request `at` with a change; `text` is what it now says.
 
-        `reason` is why it need not reach the model, "" where it must.
+        `reason` is why it need not reach the model, "" where it must; `rules` are those that may
+        explain that a record stands for what was changed.
         """
         warm, cold = self.seen(self.warm, prompt), self.seen(self.cold, prompt)
         before_warm, before_cold = self.plain[at]
@@ -218,79 +231,25 @@ class Proof:
             same = warm.refusal == cold.refusal
             return Verdict("refused") if same else _hidden("refused only by one")
         held = self.hold(warm.ids, cold.ids, prompt)
-        findings = held.findings + self._reused(warm)
-        if findings:
+        if findings := held.findings + self._reused(warm):
             return _hidden("; ".join(findings))
         if cold.ids == before_cold.ids:
             return Verdict(reason) if reason else _hidden("no prompt shows it")
         is_same = warm.ids == before_warm.ids
         if text is not None and not is_same and self._shows(text, warm.ids, before_warm.ids):
             return Verdict("shown")
-        if is_same or (text is not None and self._shows(text, cold.ids, before_cold.ids)):
-            before = self.hold(before_warm.ids, before_cold.ids, self.session[at].prompt)
-            rules = [*(held.rules - before.rules), *(before.rules - held.rules)]
-            return Verdict(rules[0]) if rules else _hidden("only the cold prompt shows it")
-        return Verdict("in the ids")
-
-    def edits(self, count: int, seed: int = 7) -> list[Edit]:
-        """Return `count` changes that a person could make on purpose in what was said."""
-        prompts = [exchange.prompt for exchange in self.session]
-        return edits(prompts, count, seed, self.directory)
-
-    def edited(self, edit: Edit) -> Verdict:
-        """Return what becomes of an edit: "reached", or the rule that its client has for it."""
-        warm, cold = self.seen(self.warm, edit.prompt), self.seen(self.cold, edit.prompt)
-        if warm.refusal or cold.refusal:
-            same = warm.refusal == cold.refusal
-            return Verdict("refused") if same else _hidden("refused only by one")
-        held = self.hold(warm.ids, cold.ids, edit.prompt)
-        if findings := held.findings + self._reused(warm):
-            return _hidden("; ".join(findings))
-        before_warm, before_cold = self.plain[edit.request]
-        if cold.ids == before_cold.ids:
-            return Verdict("template") if self._leaves_out(edit) else _hidden("no prompt shows it")
-        if warm.ids != before_warm.ids:
-            is_there = edit.text is None or self._holds(edit.text, warm, cold, edit.request)
-            return Verdict("reached") if is_there else _hidden("its text is not in the prompt")
-        sent = self.session[edit.request].prompt
-        before = self.hold(before_warm.ids, before_cold.ids, sent)
+        if not is_same and (text is None or not self._shows(text, cold.ids, before_cold.ids)):
+            return Verdict("in the ids")
+        before = self.hold(before_warm.ids, before_cold.ids, self.session[at].prompt)
         if new := held.rules - before.rules:
-            is_own = set(new) == {edit.rule}
-            return Verdict(edit.rule) if is_own else _hidden(f"{', '.join(new)} hides it")
+            return Verdict(min(new)) if rules >= set(new) else _hidden(f"{min(new)} hides it")
         is_undone = bool(before.rules - held.rules)
         return Verdict("as written") if is_undone else _hidden("only the cold prompt shows it")
-
-    def _leaves_out(self, edit: Edit) -> bool:
-        """Whether the family's template may leave out an edit of this kind, cold as warm."""
-        thoughts = [each.get("reasoning_content") for each in edit.prompt.messages]
-        is_thinking = edit.kind.startswith("thinking") or edit.text in thoughts
-        by_family = {
-            "harmony": True,
-            "qwen3": is_thinking,
-            "qwen3_5": edit.kind in UNTYPED,
-        }
-        return edit.kind in TRIMMED or by_family[self.family.name]
-
-    def _holds(self, text: str, warm: Seen, cold: Seen, at: int) -> bool:
-        """Whether `text` stands in `warm` as often as in `cold`, each beyond what was sent before.
-
-        As it is, or as JSON in a string; the ids tell where the cold prompt has it in no such form.
-        """
-        before_warm, before_cold = self.plain[at]
-        for _ in range(3):
-            counts = [
-                self._text(seen.ids).count(text) for seen in (warm, before_warm, cold, before_cold)
-            ]
-            if counts[2] > counts[3]:
-                return counts[0] > counts[1]
-            text = json.dumps(text, ensure_ascii=False)[1:-1]
-        return True
 
     def _shows(self, text: str, ids: Ids, before: Ids) -> bool:
         """Whether what is new in a prompt holds `text`, as it is or as JSON in a string."""
         known = set(self._spans(before))
-        new = [span for span in self._spans(ids) if span not in known]
-        shown = "\n".join(self._text(span) for span in new)
+        shown = "\n".join(self._text(span) for span in self._spans(ids) if span not in known)
         for _ in range(3):
             if text.strip() in shown:
                 return True
@@ -413,15 +372,12 @@ def _keep(store: ExtentStore, request: Request) -> None:
     """Keep a prompt as its prefill would, and behind it what was sampled."""
     tokens, query = pack(request.ids + request.sampled), request.query
     end = len(tokens) - 1
-    ends = [(*row, True) for row in zip(query.cuts, query.names, strict=True)]
     joint, line = store.root, new_line()
-    for position, name, is_canonical in [
-        *ends,
-        (end, prefix_hashes(ROOT, tokens, [end])[0], False),
-    ]:
+    said = prefix_hashes(ROOT, tokens, [end])
+    for position, name in zip([*query.cuts, end], [*query.names, *said], strict=True):
         if position > joint.position:
             run = tokens[joint.position : position]
-            joint, extent = store.commit(joint, name, run, is_canonical, line)
+            joint, extent = store.commit(joint, name, run, position < end, line)
             if extent is not None:
                 furnish(store, extent)
 

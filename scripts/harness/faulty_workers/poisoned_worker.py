@@ -13,8 +13,6 @@ A mark is a text in any message, `poison-HOW-WHEN!`, or `poison-HOW-WHEN-TIMES!`
     WHEN   prefill    the forward that reads the mark's end
            large      the same, if that forward reads more than 64 tokens
            decode     a step behind the answer's fourth token
-           image      the encoding of an image in a prompt that shows the mark
-           idle       a forward in idle time of a prompt that shows the mark
     TIMES  how often at all, counted in RUN_DIR over restarts; without it always
 
 So `poison-sigsegv-prefill!` breaks each worker that reads it, `poison-raise-decode-1!` the first.
@@ -31,15 +29,13 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, NoReturn
 from unittest import mock
 
-from hearth.worker.cache.image_keys import ids_of
 from hearth.worker.engine.engine import Engine
-from hearth.worker.schedule.idle_prefill import IdlePrefill
 from hearth.worker.schedule.prefill_forwards import PrefillForwards
 from hearth.worker.schedule.request_state import Request
 from hearth.worker.schedule.scheduler import Scheduler
 
 MARK: Final = re.compile(
-    r"poison-(raise|sigkill|sigsegv|sigabrt|hang)-(prefill|large|decode|image|idle)(?:-(\d+))?!"
+    r"poison-(raise|sigkill|sigsegv|sigabrt|hang)-(prefill|large|decode)(?:-(\d+))?!"
 )
 MARK_TOKENS_MAX: Final = 64  # of a mark that begins in the forward before
 LARGE_TOKENS: Final = 64
@@ -76,7 +72,6 @@ class PoisonedForwards:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._decode: Callable[[Sequence[int]], str] = lambda _: ""
-        self._shown: list[Mark] = []  # by the prompt whose image is encoded
 
     def learn(self, vocabulary: Any) -> None:
         """Take how token ids become text from the loaded model."""
@@ -94,19 +89,11 @@ class PoisonedForwards:
             if mark.when == "prefill" or (mark.when == "large" and end - start > LARGE_TOKENS):
                 self._break(mark)
 
-    def shown(self, ids: Sequence[int], when: str) -> list[Mark]:
-        return [mark for mark in marks_in(self._decode(ids)) if mark.when == when]
-
-    def break_by(self, marks: Sequence[Mark]) -> None:
-        for mark in marks:
-            self._break(mark)
-
-    def look(self, ids: Sequence[int]) -> None:
-        """Note whose images are encoded next."""
-        self._shown = self.shown(ids, "image")
-
-    def encode(self) -> None:
-        self.break_by(self._shown)
+    def decoded(self, ids: Sequence[int]) -> None:
+        """Break where a prompt that is answered shows a mark."""
+        for mark in marks_in(self._decode(ids)):
+            if mark.when == "decode":
+                self._break(mark)
 
     def _break(self, mark: Mark) -> None:
         if mark.times_max is not None:
@@ -133,10 +120,7 @@ def poison(directory: Path) -> None:
     init: Callable[..., None] = Scheduler.__init__
     chunk: Callable[..., None] = PrefillForwards._prefill_chunk
     decode: Callable[..., Any] = Scheduler._decode
-    encode_image: Callable[..., bool] = PrefillForwards._encode_image
-    encode: Callable[..., bool] = Engine.encode
     prefill: Callable[..., None] = Engine.prefill
-    prefill_to: Callable[..., None] = IdlePrefill._prefill_to
     reading: list[Request] = []  # whose chunk is prefilled now
 
     def new_init(
@@ -158,33 +142,14 @@ def poison(directory: Path) -> None:
     def new_decode(self: Scheduler) -> Any:
         for request in self._decoding.values():
             if request.completion_tokens == DECODED_TOKENS:
-                forwards.break_by(forwards.shown(request.ids, "decode"))
+                forwards.decoded(request.ids)
         return decode(self)
-
-    def new_encode_image(self: PrefillForwards, request: Request, *rest: Any) -> bool:
-        forwards.look(request.ids)
-        return encode_image(self, request, *rest)
-
-    def new_encode(self: Engine, picture: Any, *rest: Any) -> bool:
-        if self.vision is not None and not self.vision.is_encoded(picture):
-            forwards.encode()
-        return encode(self, picture, *rest)
-
-    def new_prefill_to(self: IdlePrefill, running: Any, cut: int) -> None:
-        query = running.query
-        ids = ids_of(query.tokens, query.images).tolist()
-        forwards.break_by(forwards.shown(ids, "idle"))
-        forwards.read(ids, running.slot.position, cut)
-        prefill_to(self, running, cut)
 
     for owner, name, new in (
         (Scheduler, "__init__", new_init),
         (PrefillForwards, "_prefill_chunk", new_chunk),
         (Scheduler, "_decode", new_decode),
-        (PrefillForwards, "_encode_image", new_encode_image),
-        (Engine, "encode", new_encode),
         (Engine, "prefill", new_prefill),
-        (IdlePrefill, "_prefill_to", new_prefill_to),
     ):
         mock.patch.object(owner, name, new).start()
 

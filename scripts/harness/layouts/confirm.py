@@ -1,4 +1,4 @@
-"""Confirms counted runs with arrays: small models whose rows, windows and states have true ratios.
+"""Confirms counted runs with arrays: a small model whose rows and states have a true ratio.
 
 The same session is played twice on the same simulated clock: counted, and with MLX's arrays, real
 forwards, real decoding and files with bytes in them. Both must come to the same figures.
@@ -43,8 +43,8 @@ _SMALL: Final = {
     "max_position_embeddings": 262_144,
     "rms_norm_eps": 1e-6,
 }
-# Small models, each with the real one that it stands for: fewer and narrower layers, so many that a
-# state is worth about as many tokens' rows, and a window's row as much of one.
+# Small models by the real one that each stands for: fewer and narrower layers, so many that a state
+# is worth about as many tokens' rows.
 SMALL: Final = {
     "Qwen3.5-27B": ModelLayout(
         "like Qwen3.5-27B",
@@ -66,39 +66,6 @@ SMALL: Final = {
                 "full_attention_interval": 4,
                 "tie_word_embeddings": True,
             },
-        },
-    ),
-    "Gemma-3-27B": ModelLayout(
-        "like Gemma-3-27B",
-        "",
-        _SMALL
-        | {
-            "model_type": "gemma3_text",
-            "num_hidden_layers": 6,
-            "num_attention_heads": 2,
-            "num_key_value_heads": 1,
-            "head_dim": 64,
-            "sliding_window": 1_024,
-            "sliding_window_pattern": 6,
-        },
-    ),
-    "Falcon-H1-34B": ModelLayout(
-        "like Falcon-H1-34B",
-        "",
-        _SMALL
-        | {
-            "model_type": "falcon_h1",
-            "num_hidden_layers": 2,
-            "num_attention_heads": 2,
-            "num_key_value_heads": 1,
-            "head_dim": 32,
-            "mamba_d_conv": 4,
-            "mamba_d_head": 64,
-            "mamba_d_ssm": 512,
-            "mamba_d_state": 128,
-            "mamba_n_groups": 1,
-            "mamba_n_heads": 8,
-            "tie_word_embeddings": True,
         },
     ),
 }

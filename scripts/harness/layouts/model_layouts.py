@@ -13,7 +13,7 @@ each group of 64; gpt-oss as published, MXFP4 for its experts and 8 bits for the
 """
 
 import importlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final
@@ -118,18 +118,8 @@ class ModelLayout:
         return sum(size for name, size in self._parameters if _is_expert(name))
 
     @property
-    def is_moe(self) -> bool:
-        return self.expert_count > 0
-
-    @property
     def is_hybrid(self) -> bool:
         return self.layers.layout.has_state
-
-    @property
-    def kind(self) -> str:
-        """Its architecture in a word or two."""
-        mixer = "window" if self.layers.layout.window else "hybrid" if self.is_hybrid else "dense"
-        return f"{mixer} MoE" if self.is_moe else mixer
 
     @cached_property
     def weight_bytes(self) -> int:
@@ -175,11 +165,6 @@ class ModelLayout:
 
     def _bytes(self, plain: int, experts: int) -> int:
         return int(plain * self.bits + experts * self.expert_bits) // 8
-
-    def weights(self) -> Iterator[int]:
-        """Yield the bytes of each tensor of the checkpoint."""
-        for name, size in self._parameters:
-            yield int(size * (self.expert_bits if _is_expert(name) else self.bits)) // 8
 
 
 def _as_bfloat16(array: mx.array) -> mx.array:

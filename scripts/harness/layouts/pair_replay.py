@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from statistics import fmean, median
 from typing import Final
 
@@ -36,18 +36,9 @@ class Figures:
     refused: Counter[str] = field(default_factory=Counter)
 
     def add(self, other: "Figures") -> None:
-        self.rows_bytes += other.rows_bytes
-        self.least_bytes += other.least_bytes
-        self.written += other.written
-        self.read += other.read
-        self.kept_bytes_max = max(self.kept_bytes_max, other.kept_bytes_max)
-        self.slot_bytes_max = max(self.slot_bytes_max, other.slot_bytes_max)
-        self.prefilled += other.prefilled
-        self.ideal += other.ideal
-        self.idle += other.idle
-        self.new += other.new
-        self.forwards += other.forwards
-        self.refused += other.refused
+        for name in (each.name for each in fields(self)):
+            mine, theirs = getattr(self, name), getattr(other, name)
+            setattr(self, name, max(mine, theirs) if name.endswith("_max") else mine + theirs)
 
     @property
     def written_bytes(self) -> int:

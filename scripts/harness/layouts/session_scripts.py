@@ -66,9 +66,9 @@ class SessionScript:
 
     def query(self, number: int, rule: CutRule, root: PrefixHash) -> PrefixQuery:
         """Return a turn's prompt as the cache sees it."""
+        turn = self.turns[number]
         key = "prompt", number, rule, root
         if key not in self._queries:
-            turn = self.turns[number]
             cuts = rule.cuts(turn.tokens)
             self._queries[key] = _query(turn, turn.tokens, cuts, rule, root, turn.is_side)
         return self._queries[key]
@@ -76,13 +76,11 @@ class SessionScript:
     def next_query(self, number: int, rule: CutRule, root: PrefixHash) -> PrefixQuery | None:
         """Return what idle time may read once a turn has ended."""
         turn = self.turns[number]
-        if turn.next_tokens is None:
-            return None
         key = "next", number, rule, root
-        if key not in self._queries:
+        if turn.next_tokens is not None and key not in self._queries:
             cuts = rule.natural(turn.next_tokens)
             self._queries[key] = _query(turn, turn.next_tokens, cuts, rule, root, is_side=False)
-        return self._queries[key]
+        return self._queries.get(key)
 
 
 def _query(

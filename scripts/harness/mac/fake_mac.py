@@ -10,16 +10,13 @@ import random
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 from unittest import mock
 
 import mlx.core as mx
 
 from scripts.harness.mac.mac_hardware import Mac
 from scripts.harness.mac.metal_memory import Buffer, MetalMemory
-
-NORMAL, WARNING, CRITICAL = 1, 2, 4  # kern.memorystatus_vm_pressure_level
-PRESSURE_LEVELS: Final = (NORMAL, WARNING, CRITICAL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +30,7 @@ class MemoryCall:
 
 
 class FakeMac:
-    """One process's view of a Mac. Owner: the test.
-
-    `pressure` and `footprint_bytes` are what the kernel would tell; a test sets them.
-    """
+    """One process's view of a Mac. Owner: the test."""
 
     def __init__(
         self, mac: Mac, chance: random.Random | None = None, is_imagined: bool = False
@@ -45,8 +39,6 @@ class FakeMac:
         self.mac = mac
         self.memory = MetalMemory(mac, chance)
         self.calls: list[MemoryCall] = []
-        self.pressure = NORMAL
-        self.footprint_share = 1.0  # of what MLX counts
         self._is_imagined = is_imagined
         self._computing: set[str] = set()  # streams with work that nobody has waited for
         self._thread = threading.local()  # `is_bare`: its streams are gone, Metal finds none
@@ -59,11 +51,6 @@ class FakeMac:
             for name, function in self._functions().items():
                 stack.enter_context(mock.patch.object(mx, name, function))
             yield self
-
-    @property
-    def footprint_bytes(self) -> int:
-        """What the kernel counts as this process's memory."""
-        return int(mx.get_active_memory() * self.footprint_share)
 
     def calls_of(self, name: str) -> list[int]:
         """Return what limit each call of this name set, in order."""
@@ -130,32 +117,3 @@ def _name(stream: Any = None) -> str:
     """Name a stream, or this thread's default one; mlx-lm's own stands for one in each thread."""
     with contextlib.nullcontext() if stream is None else mx.stream(stream):
         return str(mx.default_stream(mx.default_device()))
-
-
-class MacClocks:
-    """The clocks of a Mac that sleeps: `monotonic` stands still meanwhile, the others go on.
-
-    `time.monotonic` reads mach_absolute_time, which counts no sleep. uvloop's `loop.time` reads
-    mach_continuous_time, and `time.time` the calendar: both have jumped at wake.
-    """
-
-    def __init__(self, calendar_s: float = 1_800_000_000.0) -> None:
-        self._awake_s = 1_000.0
-        self._asleep_s = 0.0
-        self._calendar_s = calendar_s
-
-    def wait(self, seconds: float) -> None:
-        self._awake_s += seconds
-
-    def sleep(self, seconds: float) -> None:
-        """The machine sleeps: nothing runs."""
-        self._asleep_s += seconds
-
-    def monotonic(self) -> float:
-        return self._awake_s
-
-    def continuous(self) -> float:
-        return self._awake_s + self._asleep_s
-
-    def time(self) -> float:
-        return self._calendar_s + self.continuous()

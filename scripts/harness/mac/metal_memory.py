@@ -36,7 +36,7 @@ class ResidencySet:
     """Holds the buffers that are wired: those that fitted under the limit when they came.
 
     A buffer that did not fit is tracked, and enters when the limit is raised. `entered` and `left`
-    count buffers by their purpose; each change costs a commit.
+    count buffers by their purpose.
     """
 
     def __init__(self, is_enabled: bool = True, chance: random.Random | None = None) -> None:
@@ -47,7 +47,6 @@ class ResidencySet:
         self.wired_bytes = 0
         self.entered: dict[str, int] = {}
         self.left: dict[str, int] = {}
-        self.commits = 0
 
     def wired_of(self, purpose: str) -> int:
         """Return the bytes that are wired for `purpose`."""
@@ -61,7 +60,6 @@ class ResidencySet:
         self._tracked[buffer] = None
         if self._fits(buffer):
             self._add(buffer)
-            self.commits += 1
 
     def erase(self, buffer: Buffer) -> None:
         if not self._is_enabled:
@@ -69,7 +67,6 @@ class ResidencySet:
         del self._tracked[buffer]
         if buffer.is_wired:
             self._remove(buffer)
-            self.commits += 1
 
     def resize(self, limit: int) -> None:
         """Wire up to `limit` bytes: add what fits now, or take out what is too much."""
@@ -89,7 +86,6 @@ class ResidencySet:
                     break
                 if buffer.is_wired:
                     self._remove(buffer)
-        self.commits += 1
 
     def _fits(self, buffer: Buffer) -> bool:
         return self.wired_bytes + buffer.allocated_bytes <= self._limit
@@ -122,7 +118,6 @@ class MetalMemory:
         self._freed = 0
         self.active_bytes = 0
         self.cached_bytes = 0
-        self.peak_bytes = 0
         self.residency.insert(Buffer(HEAP_BYTES, "heap"))
 
     def set_wired_limit(self, limit: int) -> int:
@@ -160,7 +155,6 @@ class MetalMemory:
             _count(self.residency.entered, purpose)  # wired memory that serves another purpose now
         buffer.purpose = purpose
         self.active_bytes += buffer.length
-        self.peak_bytes = max(self.peak_bytes, self.active_bytes)
         return buffer
 
     def free(self, buffer: Buffer) -> None:

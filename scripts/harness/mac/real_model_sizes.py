@@ -10,7 +10,6 @@ from typing import Final
 
 GB: Final = 1024**3
 MB: Final = 1024**2
-QUANTISED: Final = ("weight", "scales", "biases")
 SHARES: Final = (8 / 9, 1 / 18, 1 / 18)  # of a quantised tensor: what its three arrays take
 PROJECTIONS: Final = 7  # q, k, v, o, gate, up, down, each about as large
 

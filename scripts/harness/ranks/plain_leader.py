@@ -1,6 +1,6 @@
 """Leads plain followers without a model, as a worker would: for tests of how ranks are lost.
 
-    python -m scripts.harness.ranks.plain_leader ENDPOINT idle|sums [SHAPE]
+    python -m scripts.harness.ranks.plain_leader ENDPOINT idle|sums
 
 Prints a JSON object with the pids of the followers once all ranks are joined, then waits, or sums
 with them without end. ENDPOINT is that of a worker, beside which the reason of its end is left.
@@ -15,19 +15,13 @@ import mlx.core as mx
 
 from hearth.shared.errors import EXIT_CANNOT_START, StartError
 from hearth.shared.settings_from_env import load_settings
-from hearth.worker.ranks.start_ranks import StartedRanks, start_ranks
+from hearth.worker.ranks.start_ranks import start_ranks
 
 COMMAND = (sys.executable, "-m", "scripts.harness.ranks.plain_follower")
+SIZE = 262_144  # numbers of a sum
 
 
-def sum_for_ever(ranks: StartedRanks, size: int) -> None:
-    while True:
-        ranks.link.tell("sum", size)
-        ranks.link.witness("sum", size)
-        mx.eval(mx.distributed.all_sum(mx.ones(size), group=ranks.group))
-
-
-def main(endpoint: str, what: str, size: str = "262144") -> int:
+def main(endpoint: str, what: str) -> int:
     settings = load_settings(os.environ, None)
     try:
         ranks = start_ranks(settings, 0, endpoint, command=COMMAND)
@@ -38,11 +32,13 @@ def main(endpoint: str, what: str, size: str = "262144") -> int:
     if what == "idle":
         threading.Event().wait()
     try:
-        sum_for_ever(ranks, int(size))
+        while True:
+            ranks.link.tell("sum", SIZE)
+            ranks.link.witness("sum", SIZE)
+            mx.eval(mx.distributed.all_sum(mx.ones(SIZE), group=ranks.group))
     except RuntimeError:  # what MLX raises where the rank beside is gone
         ranks.link.wait_for_failure()
         raise
-    return 0
 
 
 if __name__ == "__main__":

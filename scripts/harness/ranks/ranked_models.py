@@ -83,10 +83,6 @@ class RankedModels:
         return self._link.failure
 
     @property
-    def pids(self) -> dict[int, int]:
-        return self._processes.pids
-
-    @property
     def rank(self) -> LeadingRank:
         assert self._rank is not None, "a model is loaded first"
         return self._rank

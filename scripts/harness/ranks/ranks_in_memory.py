@@ -2,7 +2,7 @@
 
 import queue
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from hearth.worker.ranks.rank_link import (
@@ -22,11 +22,7 @@ ANSWER_WAIT_S: Final = 30.0
 
 
 class LeaderInMemory:
-    """Rank 0's end of `ranks_in_memory`; what its thread would do at a failure, it raises.
-
-    `before_next`, where it is set, is called while an answer is awaited: it has followers that
-    share the leader's thread do what was told.
-    """
+    """Rank 0's end of `ranks_in_memory`; what its thread would do at a failure, it raises."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -35,7 +31,6 @@ class LeaderInMemory:
         self.rooms: dict[int, RankRoom] = {}
         self.comparison = WitnessComparison(range(1, size))
         self.followers = [FollowerInMemory(self, rank) for rank in range(1, size)]
-        self.before_next: Callable[[], None] = lambda: None
         self._frames = OperationFrames()
 
     def tell(self, name: str, *arguments: Value, drops: Sequence[int] = ()) -> None:
@@ -43,7 +38,6 @@ class LeaderInMemory:
 
     def ask(self, name: str, *arguments: Value, drops: Sequence[int] = ()) -> list[Any]:
         self._send(name, arguments, drops, is_asked=True)
-        self.before_next()
         try:
             answers = [each.answers.get(timeout=ANSWER_WAIT_S) for each in self.followers]
         except queue.Empty:

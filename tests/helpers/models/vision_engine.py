@@ -17,8 +17,9 @@ from hearth.worker.engine.engine import Engine
 from hearth.worker.engine.vision.image_encoding_and_positions import ImageEncoder
 from hearth.worker.engine.vision.vlm_language_model import VLMLanguageModel
 from hearth.worker.kv.layer_adapters import LayerMap
-from scripts.harness.processed_images import noise, picture_of
+from scripts.harness.image_files import noise
 from scripts.harness.socketless_worker import loaded
+from scripts.harness.vision_worker import picture_of
 
 PLENTY = 1 << 30
 POSITION_MEMORY = ("_rope_deltas", "_position_ids")  # upstream's names
@@ -39,7 +40,7 @@ def new_engine(name: str, bytes_max: int = PLENTY) -> Engine:
 
 @cache
 def picture(name: str, seed: int, width: int = 90, height: int = 120) -> PromptImage:
-    return picture_of(loaded(name), noise(seed, width, height))
+    return picture_of(loaded(name), noise(width, height, seed=seed))
 
 
 def text(seed: int, count: int) -> list[int]:

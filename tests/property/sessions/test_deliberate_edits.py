@@ -22,7 +22,7 @@ from hearth.worker.stream.answer_parts import AnswerParts, ToolCall
 from scripts.harness import captured_sessions
 from scripts.harness.agent_worker import Desk
 from scripts.harness.captured_sessions import Exchange
-from scripts.harness.changes.deliberate_edits import edits
+from scripts.harness.changes.deliberate_edits import COMING_AND_GOING, edits
 from scripts.harness.changes.hidden_changes import FIXTURES, Proof
 from scripts.harness.model_families import family
 from tests.helpers.clients.client_echoes import CLIENTS, CWD, ENVIRONMENT, ClaudeCode, Client
@@ -37,6 +37,7 @@ CAPTURED = {
     "openclaw-session-1": "qwen3",
 }
 # What may become of an edit but that it reaches the model; all else hides it.
+REACHED = {"shown", "in the ids"}
 EXPLAINED = {
     *("thinking-stripped", "cd-stripped", "number-printed", "value-coerced"),
     *("as written", "template", "refused"),
@@ -48,23 +49,23 @@ def captured(name: str) -> list[Exchange]:
     return captured_sessions.exchanges(load_trace(TRACES / f"{name}.jsonl.xz"))
 
 
-def judged(proof: Proof, count: int) -> Counter[str]:
-    """Return how often each outcome came; fails where an edit is hidden."""
+def judged(proof: Proof, count: int) -> int:
+    """Return how many edits reach the model; fails where one is hidden."""
     tried = proof.edits(count)
     verdicts = [(edit, proof.edited(edit)) for edit in tried]
     hidden = [f"{edit}: {verdict.finding}" for edit, verdict in verdicts if verdict.finding]
     assert not hidden, "\n".join(hidden)
     assert len({edit.kind for edit in tried}) > 30 and len(tried) == count
     found = Counter(verdict.outcome for _, verdict in verdicts)
-    assert found.keys() <= {"reached", *EXPLAINED}
-    return found
+    assert found.keys() <= {*REACHED, *EXPLAINED}
+    return found["shown"] + found["in the ids"]
 
 
 @pytest.mark.parametrize("name", CAPTURED)
 def test_no_random_edit_of_a_captured_session_is_hidden(name: str, tmp_path: Path) -> None:
     found = judged(Proof(captured(name), CAPTURED[name], tmp_path), EDITS)
     least = 0.3 if CAPTURED[name] == "harmony" else 0.8  # whose template leaves much out
-    assert found["reached"] > least * EDITS, found
+    assert found > least * EDITS, found
 
 
 @pytest.mark.parametrize("client_name", ["claude-code", "codex", "opencode"])
@@ -72,7 +73,7 @@ def test_no_random_edit_of_a_live_session_is_hidden(client_name: str, tmp_path: 
     live = Desk(FIXTURES["qwen3_5"], family("qwen3_5"), tmp_path)
     session = exchanges_of(live, CLIENTS[client_name](tools=TOOLS), SCRIPT)
     found = judged(Proof(session, "qwen3_5", tmp_path, directory=CWD), LIVE_EDITS)
-    assert found["reached"] > 0.7 * LIVE_EDITS, found
+    assert found > 0.7 * LIVE_EDITS, found
 
 
 def test_it_sees_every_kind_of_edit_that_a_record_hides(
@@ -81,7 +82,8 @@ def test_it_sees_every_kind_of_edit_that_a_record_hides(
     """With a rule that takes every echo for the turn, whatever the model reads is hidden."""
     proof = Proof(captured("claude-code-session-1"), "qwen3_5", tmp_path)
     monkeypatch.setattr(session_manager, "is_echo", lambda turn, said, known: True)
-    tried = [edit for edit in proof.edits(EDITS) if not edit.kind.startswith("turn")]
+    others = ("turn", *COMING_AND_GOING)  # of which no record can hide one
+    tried = [edit for edit in proof.edits(EDITS) if not edit.kind.startswith(others)]
     outcomes = {edit.kind: proof.edited(edit) for edit in tried}
     missed = {kind for kind, verdict in outcomes.items() if not verdict.finding}
     assert missed <= {"thinking deleted", "empty think block", "cd to the home put before"} | {
@@ -91,13 +93,13 @@ def test_it_sees_every_kind_of_edit_that_a_record_hides(
 
 def test_an_edit_changes_what_it_names_and_leaves_the_session_alone() -> None:
     prompts = [exchange.prompt for exchange in captured("openclaw-session-1")]
-    before = json.dumps([prompt.messages for prompt in prompts])
+    before = [json.dumps((prompt.messages, prompt.tools)) for prompt in prompts]
     made = edits(prompts, 200, seed=1, home="/home/dev/textkit")
     for edit in made:
-        changed = edit.prompt.messages
-        assert json.dumps(changed) != json.dumps(prompts[edit.request].messages), edit
-        assert edit.text is None or json.dumps(edit.text)[1:-1] in json.dumps(changed), edit
-    assert json.dumps([prompt.messages for prompt in prompts]) == before
+        changed = json.dumps((edit.prompt.messages, edit.prompt.tools))
+        assert changed != before[edit.request], edit
+        assert edit.text is None or json.dumps(edit.text)[1:-1] in changed, edit
+    assert [json.dumps((prompt.messages, prompt.tools)) for prompt in prompts] == before
 
 
 # ---------------------------------------------------------------- attacks that once hid something

@@ -1,7 +1,7 @@
 """Nothing that a client changed is hidden by a record, a canonical rule or a remembered text.
 
-On excerpts of real sessions (tests/data/traces, made by scripts/mutate_traces.py); that
-script tries every change of every session, and takes ten minutes a family.
+On excerpts of real sessions (tests/data/traces); scripts/mutate_traces.py tries every change of
+every session, and takes ten minutes a family.
 """
 
 import copy
@@ -13,26 +13,36 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
 from hearth.commands.replay.shortened_sessions import shortened
-from hearth.commands.replay.traces import load_trace
+from hearth.commands.replay.traces import Captured, load_trace
 from hearth.proxy.request.volatile_fields import canonical_text
 from hearth.shared.wire_messages import Prompt
 from hearth.worker.cache.block_hash import PrefixHash
 from hearth.worker.prompt import tokenise
 from hearth.worker.sessions import session_manager
 from hearth.worker.sessions.echoed_turn_match import says_the_same
+from hearth.worker.stream.detokenise import Vocabulary
 from scripts.harness import captured_sessions
+from scripts.harness.agent_worker import Desk
 from scripts.harness.captured_sessions import Exchange
 from scripts.harness.changes.body_mutations import WORD, Key, Mutation, leaves, mutations
-from scripts.harness.changes.hidden_changes import EXEMPT, Proof, Verdict
-from scripts.mutate_traces import LOGPROB_TOLERANCE, Forwards, sampled, spread
+from scripts.harness.changes.deliberate_edits import COMING_AND_GOING
+from scripts.harness.changes.hidden_changes import EXEMPT, FIXTURES, Proof, Verdict
+from scripts.harness.model_families import family
+from scripts.harness.socketless_worker import Answer, Machine, loaded
+from scripts.mutate_traces import sampled
 
 TRACES = Path(__file__).parents[2] / "data" / "traces"
 STRINGS = 200  # changes tried of one session
 SHAPES = 80
+CHUNK, ANSWER_TOKENS = 256, 8
+# Generated KV is reused by default, and it is not what a prefill writes: log probabilities of fp32
+# fixtures move by some 1e-5. A changed letter moves them by more than this in most places.
+LOGPROB_TOLERANCE = 1e-3
 CASES = {
     "claude-code-session-1": "qwen3_5",
     "codex-session-1": "harmony",
@@ -91,10 +101,11 @@ def test_no_changed_string_number_or_key_is_hidden(proof: Proof) -> None:
 
 
 def test_no_message_tool_or_call_that_comes_or_goes_is_hidden(proof: Proof) -> None:
-    tried = sampled(proof.reshaped(), SHAPES)
-    rows = ((f"{at} {kind}", proof.other_shape(at, kind, other)) for at, kind, other in tried)
-    found = outcomes(rows)
-    assert found.keys() <= {"in the ids", *EXEMPT}
+    shapes = [edit for edit in proof.edits(0) if edit.kind in COMING_AND_GOING]
+    tried = sampled(shapes, SHAPES)
+    assert {edit.kind for edit in tried} >= COMING_AND_GOING - {"results deleted"}
+    found = outcomes((str(edit), proof.edited(edit)) for edit in tried)
+    assert found.keys() <= {"in the ids", "shown", "refused"}, found
     assert found["in the ids"] > len(tried) / 2, found
 
 
@@ -151,7 +162,7 @@ def test_a_cd_to_the_sessions_directory_may_be_missing_and_no_other(
     def outcome(command: str) -> str:
         return proof.judge(at, with_command(prompt, message, command), None, "").outcome
 
-    assert outcome(sent) == "cd-stripped", "as the model wrote it: what the client took is back"
+    assert outcome(sent) == "as written", "as the model wrote it: what the client took is back"
     assert outcome(f"cd /{WORD} && {stripped}") == "in the ids"
     assert outcome(f"{stripped} && cd /") == "in the ids"
     assert outcome(f"{stripped} ;") == "in the ids"
@@ -193,8 +204,10 @@ def test_it_sees_thinking_that_a_record_without_any_hides(
         return says_the_same(turn.said, replace(said, reasoning=""), known)
 
     monkeypatch.setattr(session_manager, "is_echo", is_echo)
-    tried = [row for row in proof.reshaped() if "thinking put" in row[1]]
-    found = [proof.other_shape(*row).finding for row in tried]
+    tried = [
+        edit for edit in proof.edits(0) if edit.kind in ("thinking added", "thinking replaced")
+    ]
+    found = [proof.edited(edit).finding for edit in tried]
     assert any("a record hides thinking" in finding for finding in found)
 
 
@@ -249,20 +262,63 @@ def test_it_sees_a_plan_whose_names_do_not_tell_prompts_apart(
 # ---------------------------------------------------------------- with real forwards
 
 
+class Forwards:
+    """A short session, really played, and a model beside it that keeps nothing."""
+
+    def __init__(self, rows: list[Captured], name: str, logs: Path, is_exact: bool) -> None:
+        spoken, fixture = family(name), FIXTURES[name]
+        most = spoken.calls_max or 99
+        session = captured_sessions.exchanges(rows)
+        self.session = [each for each in session if len(each.parts.calls) <= most]
+        self._is_exact = is_exact
+        self._desk = Desk(fixture, spoken, logs, chunk=CHUNK, is_exact=is_exact)
+        captured_sessions.play(self._desk, self.session)
+        self._desk.machine.is_scripted = False
+        how: dict[str, Any] = {"keeps": False, "chunk": CHUNK, "is_exact": is_exact}
+        model, words = loaded(fixture, tiny=True), Vocabulary(spoken.tokenizer)
+        self._cold = Machine(model, self._desk.marks, words, **how)
+
+    def compute(self, mutation: Mutation) -> tuple[Answer, float]:
+        """Have a changed request answered from what is kept of the session, and hold it to cold.
+
+        Return the answer, and by how much the change moved the first log probabilities.
+        """
+        exchange = self.session[mutation.request]
+        before = self._warm(exchange.prompt).request.ids
+        body = mutation.body_of(exchange.row.body)
+        warm = self._warm(captured_sessions.prompt_of(exchange.row, body))
+        cold = self._cold.ask(warm.request.ids, ANSWER_TOKENS)
+        assert len(warm.logits) == len(cold.logits) or not self._is_exact
+        for mine, theirs in zip(warm.logits, cold.logits, strict=False):
+            apart = float(np.abs(mine - theirs).max())
+            assert apart <= (0.0 if self._is_exact else LOGPROB_TOLERANCE), str(mutation)
+            if mine.argmax() != theirs.argmax():
+                break  # what follows a tie is another text
+        plain = self._cold.ask(before, 1)
+        return warm, float(np.abs(plain.logits[0] - cold.logits[0]).max())
+
+    def _warm(self, prompt: Prompt) -> Answer:
+        request = self._desk.request(self._desk.named(prompt))
+        request.tokens_max = ANSWER_TOKENS
+        answer = self._desk.machine.enter(request)
+        self._desk.machine.run()
+        return self._desk.machine.settled(answer)
+
+
 @pytest.mark.parametrize("is_exact", [True, False])
 @pytest.mark.parametrize(("name", "family_name"), list(CASES.items()))
 def test_a_changed_request_is_answered_as_by_a_model_that_keeps_nothing(
     name: str, family_name: str, is_exact: bool, tmp_path: Path
 ) -> None:
     rows = [exchange.row for exchange in session(name)[:5]]
-    forwards = Forwards(
-        captured_sessions.exchanges(shortened(rows, 100, tools=1)), family_name, tmp_path, is_exact
-    )
-    tried = spread(forwards.session, 3, seed=is_exact)
+    forwards = Forwards(shortened(rows, 100, tools=1), family_name, tmp_path, is_exact)
+    found = list(mutations([exchange.row.body for exchange in forwards.session]))
+    tools = [mutation for mutation in found if mutation.where[0] == "tools"]
+    others = [mutation for mutation in found if mutation.where[0] != "tools"]
+    tried = sampled(others, 2, seed=is_exact) + sampled(tools, 1, seed=is_exact)
     computed = [forwards.compute(mutation) for mutation in tried]
-    assert [row.finding for row in computed] == ["", "", ""], computed
-    assert max(row.moved for row in computed) > LOGPROB_TOLERANCE, "there was nothing to notice"
-    assert sum(row.cached for row in computed) > 0, computed
+    assert max(moved for _, moved in computed) > LOGPROB_TOLERANCE, "there was nothing to notice"
+    assert sum(warm.cached for warm, _ in computed) > 0, computed
 
 
 # ---------------------------------------------------------------- the changes themselves

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from hearth.shared.settings_from_env import PROJECT_DIR
-from scripts.harness import recorded_answers, recorded_answers_cut
+from scripts.harness import recorded_answers
 from scripts.harness.recorded_answers import KINDS, Part, RecordedSession
 
 README = PROJECT_DIR / "tests" / "data" / "recorded_answers" / "README.md"
@@ -18,10 +18,7 @@ def sets() -> dict[str, list[RecordedSession]]:
 
 def test_the_data_are_those_that_the_readme_and_the_reader_name() -> None:
     assert recorded_answers.digest() == recorded_answers.DIGEST
-    text = README.read_text()
-    assert recorded_answers.DIGEST in text
-    assert recorded_answers_cut.SWE_AGENT_COMMIT in text
-    assert recorded_answers_cut.AIDER_COMMIT in text
+    assert recorded_answers.DIGEST in README.read_text()
 
 
 def test_the_data_have_the_shape_that_the_readme_tells(
@@ -64,53 +61,6 @@ def test_a_prompt_grows_by_the_answer_and_by_what_came_since(
             length = len(before.prompt)
             assert after.prompt[:length] == before.prompt
             assert after.prompt[length] == tuple(part.text for part in before.parts)
-
-
-def test_an_answer_of_swe_agent_is_cut_into_thought_command_and_edit() -> None:
-    history = [
-        {"role": "user", "content": "Fix it."},
-        {"role": "assistant", "content": "I look.\n```\nopen a.py\n```"},
-        {"role": "user", "content": [{"type": "text", "text": "x = 1"}]},
-        {"role": "assistant", "content": "I edit.\n<command>\nedit 1:1\nx = 2\n</command>"},
-        {
-            "role": "assistant",
-            "content": "I call.",
-            "tool_calls": [{"function": {"name": "bash", "arguments": '{"command":"ls"}'}}],
-        },
-    ]
-    called = '<tool_call>\n{"name": "bash", "arguments": {"command": "ls"}}\n</tool_call>'
-    assert recorded_answers_cut.swe_agent_turns(history) == [
-        {
-            "context": ["Fix it."],
-            "answer": [("thought", "I look.\n"), ("command", "```\nopen a.py\n```")],
-        },
-        {
-            "context": ["x = 1"],
-            "answer": [
-                ("thought", "I edit.\n"),
-                ("edit", "<command>\nedit 1:1\nx = 2\n</command>"),
-            ],
-        },
-        {"context": [], "answer": [("thought", "I call."), ("command", called)]},
-    ]
-
-
-def test_a_demonstration_within_a_trajectory_is_context() -> None:
-    history = [
-        {"role": "assistant", "content": "Shown.", "is_demo": True},
-        {"role": "assistant", "content": "Done."},
-    ]
-    [turn] = recorded_answers_cut.swe_agent_turns(history)
-    assert turn == {"context": ["Shown."], "answer": [("thought", "Done.")]}
-
-
-def test_a_chat_of_aider_is_cut_where_the_user_asks_and_quoted_output_is_no_answer() -> None:
-    edit = "<<<<<<< SEARCH\n" + "a = 1\n" * 30 + "=======\na = 2\n>>>>>>> REPLACE"
-    output = "> ==== test session starts ====\n" + "platform darwin\n" * 30
-    chat = f"#### change a  \n\nOf course.\n{edit}\n{output}#### thanks  \n"
-    [turn] = recorded_answers_cut.aider_turns(chat)
-    assert turn["context"] == ["#### change a  "]
-    assert turn["answer"] == [("prose", "\nOf course.\n"), ("edit", edit), ("prose", "\n")]
 
 
 def test_a_piece_is_the_texts_in_which_an_answer_was_given(

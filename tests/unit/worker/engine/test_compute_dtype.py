@@ -23,7 +23,8 @@ from hearth.worker.engine.vision.vision_self_test import checked_vision
 from hearth.worker.engine.weights_identity import WeightsIdentity
 from hearth.worker.setup.kv_setup import cache_root
 from scripts.fixtures.fixture_cache import fixture_dir
-from scripts.harness.processed_images import noise, picture_of, prompt
+from scripts.harness.image_files import noise
+from scripts.harness.vision_worker import picture_of, prompt
 
 M1, M3 = "applegpu_g13s", "applegpu_g15s"
 
@@ -186,7 +187,7 @@ def test_a_vision_tower_stays_as_it_is_and_its_rows_are_cast(name: str) -> None:
     for path, leaf in leaves(loaded.vision.model).items():
         kinds[path.startswith("language_model.")].add(leaf.dtype)
     assert kinds == {True: {mx.float16}, False: {mx.bfloat16}}
-    picture = picture_of(loaded, noise(1, 60, 60))
+    picture = picture_of(loaded, noise(60, 60, seed=1))
     vision = checked_vision(loaded, picture, 1 << 20)
     assert vision is not None, "the logits behind an image are mlx-vlm's"
     engine = Engine(loaded, vision=vision)

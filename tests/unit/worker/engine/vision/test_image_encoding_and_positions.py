@@ -17,8 +17,9 @@ from hearth.worker.engine.vision.image_encoding_and_positions import (
 from hearth.worker.engine.vision.vision_self_test import checked_vision
 from hearth.worker.engine.vision.vlm_language_model import VLMLanguageModel
 from scripts.fixtures.fixture_cache import VISION_NAMES
-from scripts.harness.processed_images import noise, picture_of, prompt
+from scripts.harness.image_files import noise
 from scripts.harness.socketless_worker import loaded
+from scripts.harness.vision_worker import picture_of, prompt
 from tests.helpers.models.vision_engine import as_mlx_vlm, new_vision, picture, text
 
 MROPE = [name for name in VISION_NAMES if name != "gemma3"]
@@ -230,6 +231,6 @@ def test_a_picture_alone_is_what_it_is_in_a_prompt(name: str) -> None:
 
 def test_pictures_of_one_image_are_one_and_of_another_are_not() -> None:
     def made(seed: int) -> PromptImage:
-        return picture_of(loaded("qwen3_vl"), noise(seed))
+        return picture_of(loaded("qwen3_vl"), noise(90, 120, seed=seed))
 
     assert made(1).identity == made(1).identity != made(2).identity

@@ -13,8 +13,8 @@ from hearth.worker.engine.engine import Engine
 from hearth.worker.kv.layer_adapters import LayerMap
 from hearth.worker.kv.quantise_kv import QuantFormat
 from scripts.fixtures.fixture_cache import VISION_NAMES
-from scripts.harness.processed_images import prompt
 from scripts.harness.socketless_worker import loaded
+from scripts.harness.vision_worker import prompt
 from tests.helpers.models.vision_engine import (
     answer,
     as_mlx_vlm,

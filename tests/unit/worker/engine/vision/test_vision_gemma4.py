@@ -16,8 +16,8 @@ from hearth.worker.engine.vision.image_encoding_and_positions import ImageEncode
 from hearth.worker.engine.vision.vision_self_test import checked_vision
 from hearth.worker.engine.vision.vlm_language_model import VLMLanguageModel
 from hearth.worker.engine.vision.vlm_loader import VisionModel
-from scripts.harness.processed_images import prompt
 from scripts.harness.socketless_worker import loaded
+from scripts.harness.vision_worker import prompt
 from tests.helpers.models.vision_engine import text
 
 IMAGE, BEGIN, END = 3069, 3067, 3068
