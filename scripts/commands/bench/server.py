@@ -1,12 +1,9 @@
-"""Describes a server that `hearth bench` measures, and how it runs while it is measured."""
+"""Describes a server that `hearth bench` measures."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from pathlib import Path
-from typing import Any, Final, Protocol
-
-from hearth.commands.replay.player import Target
+from typing import Any, Final
 
 KEY: Final = "bench"
 # What Hearth's templates are given unless a request says otherwise, so that prompts are alike.
@@ -26,13 +23,13 @@ class Server:
     """How one server is started. `{model}`, `{port}`, `{dir}`, `{memory_mb}` are those of a run."""
 
     name: str
-    arguments: tuple[str, ...] = ()  # behind the program
+    command: tuple[str, ...] = ()  # a program beside Hearth's Python or on PATH, and its arguments
     environment: Mapping[str, str] = field(default_factory=dict)
     # More arguments, and more environment, by what it may keep.
     memory_arguments: Mapping[Memory, tuple[str, ...]] = field(default_factory=dict)
     memory_environment: Mapping[Memory, Mapping[str, str]] = field(default_factory=dict)
-    package: str = ""  # name==version, in an environment of its own; "" = in Hearth's
-    program: str = ""  # an executable on PATH, in place of Python
+    install: str = ""  # the command by which a user gets it
+    packages: tuple[str, ...] = ()  # whose versions a reader must know
     extra: Mapping[str, Any] = field(default_factory=lambda: THINKING)  # for every body
     model: str = ""  # as requests name it; empty = the first that the server lists
     is_chat_only: bool = False
@@ -52,20 +49,3 @@ class Meter:
 
     read_tokens: float  # rows of forwards of more than one token, over the attention layers
     forwards: float  # calls, over the attention layers
-
-
-class Running(Protocol):
-    """A server that answers."""
-
-    target: Target
-    is_metered: bool
-
-    def meter(self) -> Meter | None:
-        """Return the meter, None where the server has none."""
-
-    def pids(self) -> list[int]:
-        """Return its processes, those that its processes started too; none by URL."""
-
-    @property
-    def directory(self) -> Path | None:
-        """Return its home, where it keeps files; None by URL."""

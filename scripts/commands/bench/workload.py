@@ -6,7 +6,8 @@ from enum import StrEnum
 from typing import Final
 
 from hearth.commands.bench.results import ModelFacts
-from hearth.commands.bench.server import Running, Server
+from hearth.commands.bench.server import Server
+from hearth.commands.bench.servers.started_server import StartedServer
 
 
 class Start(StrEnum):
@@ -51,7 +52,7 @@ class Visit:
     """
 
     server: Server
-    running: Running
+    running: StartedServer
     model: ModelFacts
     scale: Scale
     round: int
@@ -77,4 +78,3 @@ class Workload:
     run: Callable[[Visit], Awaitable[Measured]]
     is_quick: bool = True  # `--quick` plays it too
     needs_images: bool = False
-    read_tokens: Callable[[Scale], int] = lambda scale: 0  # rough, by an ideal cache: for the plan

@@ -12,16 +12,23 @@ from hearth.commands.bench.servers.started_server import started
 from hearth.commands.bench.workload import SCALES, Measured, Visit, Workload
 from hearth.commands.bench.workloads.counted_tokens import (
     cancelled,
+    captured_sessions,
     forks_and_edits,
-    linear,
-    live,
     shared_trunk,
-    sub_agents,
 )
 from scripts.fixtures.fixture_cache import fixture_dir
 
-MODULES = (linear, sub_agents, shared_trunk, forks_and_edits, cancelled, live)
-ALL = {workload.name: workload for module in MODULES for workload in module.WORKLOADS}
+ALL = {
+    workload.name: workload
+    for workload in (
+        *captured_sessions.ALONE,
+        *captured_sessions.SUB_AGENTS,
+        *captured_sessions.LIVE,
+        *shared_trunk.WORKLOADS,
+        *forks_and_edits.WORKLOADS,
+        *cancelled.WORKLOADS,
+    )
+}
 # Those that wait three seconds, or read twice as much, are left out for time.
 PLAYED = ("linear", "sub-agents", "shared-trunk", "forks-and-edits", "cancel-0s", "live")
 DIALECTS = ("linear", "claude-code", "codex")

@@ -1,1 +1,0 @@
-"""Plans a run of `hearth bench`, plays its rounds and keeps what they measured."""
