@@ -8,10 +8,10 @@ import venv
 from pathlib import Path
 from typing import Final
 
-from hearth.commands.bench.servers.install_server import UV
 from scripts.nightly.sources import checked
 from scripts.nightly.suites import Packages
 
+UV: Final = "uv==0.13.9"
 CACHE_DIR: Final = Path("~/.cache/hearth-nightly").expanduser()
 # A suite is given no variable of the user's, so that no key of his reaches a server or a test.
 KEPT_VARIABLES: Final = ("PATH", "LANG", "LC_ALL", "TMPDIR")

@@ -14,10 +14,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from hearth.commands.bench.servers.install_server import installer_environment
 from scripts.nightly.suites import Origin, Source, Suite
 
 FETCH_WAIT_S_MAX: Final = 600
+# What pip, uv and git are given of the user's environment. Packages may run code while they are
+# built, and no key of a user is theirs.
+INSTALLER_NEEDS: Final = frozenset((
+    *("PATH", "HOME", "LANG", "LC_ALL", "LC_CTYPE", "TMPDIR", "XDG_CACHE_HOME", "SSL_CERT_FILE"),
+    *("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "SSL_CERT_DIR", "XDG_CONFIG_HOME"),
+    *("XDG_DATA_HOME", "REQUESTS_CA_BUNDLE", "DEVELOPER_DIR", "SDKROOT"),
+))  # fmt: skip
+INSTALLERS_OWN: Final = ("PIP_", "UV_")
 # Neither a prompt for a password nor the user's own settings of git.
 GIT_ENVIRONMENT: Final = {
     "GIT_TERMINAL_PROMPT": "0",
@@ -42,7 +49,7 @@ def checked(command: Sequence[str | Path], what: str) -> bytes:
             capture_output=True,
             check=False,
             timeout=FETCH_WAIT_S_MAX,
-            env={**installer_environment(os.environ), **GIT_ENVIRONMENT},
+            env={**_installer_environment(), **GIT_ENVIRONMENT},
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise FetchError(f"{what}: {error}") from error
@@ -81,6 +88,14 @@ def place_address(suite: Suite, directory: Path, url: str) -> None:
             if old not in text:
                 raise FetchError(f"{name} has no {old} any more: see how it is given its address")
             path.write_text(text.replace(old, new.format(url=url)))
+
+
+def _installer_environment() -> dict[str, str]:
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name.upper() in INSTALLER_NEEDS or name.startswith(INSTALLERS_OWN)
+    }
 
 
 def _sdist(source: Source, cache_dir: Path, sources_dir: Path | None) -> Path:
