@@ -126,8 +126,8 @@ async def _play_visit(
         try:
             async with _started(course, visit, start, directory) as running:
                 has_run = True
-                told = replace(results.servers[visit.server.name], is_metered=running.is_metered)
-                results.servers[visit.server.name] = told
+                served = results.servers[visit.server.name]
+                results.servers[served.name] = replace(served, is_metered=running.is_metered)
                 facts = visit.model.facts
                 given = Visit(visit.server, running, facts, course.scale, visit.round, kept)
                 while left and (left[0].start == start or is_url):
@@ -153,7 +153,10 @@ def _started(
     home = directory / ("cold" if start == Start.COLD else "home")
     home.mkdir(exist_ok=True)
     memory, model = MEMORY.get(start, Memory.DEFAULT), visit.model.directory
-    one_mb = memory_mb(model, course.scale) if memory == Memory.ONE_SESSION else 0
+    try:
+        one_mb = memory_mb(model, course.scale) if memory == Memory.ONE_SESSION else 0
+    except Exception as error:  # whatever an architecture raises that Hearth does not know
+        raise ServerStartError(f"the memory of one session is not known: {error}") from error
     return started(visit.server, model, home, memory, one_mb)
 
 

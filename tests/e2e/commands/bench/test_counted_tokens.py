@@ -43,7 +43,7 @@ def played(name: str, home: Path, workloads: list[Workload]) -> dict[str, Measur
     async def play() -> dict[str, Measured]:
         server = SERVERS[name]
         async with started(server, model, home, Memory.DEFAULT, 1000) as running:
-            facts = ModelFacts("tiny", "dense", "qwen3", 1)
+            facts = ModelFacts("tiny", "text", "qwen3", 1)
             visit = Visit(server, running, facts, SCALES["quick"], 0)
             return {each.name: await each.run(visit) for each in workloads}
 
@@ -77,12 +77,6 @@ def test_the_meter_counts_what_hearth_says(hearth: dict[str, Measured], name: st
     values = hearth[name].values
     # A token that is read alone is no reading to the meter: one a request at most.
     assert abs(values["claimed_tokens"] - values["read_tokens"]) <= values["requests"]
-
-
-def test_a_plan_says_about_what_is_read(hearth: dict[str, Measured]) -> None:
-    for name, found in hearth.items():
-        planned = ALL[name].read_tokens(SCALES["quick"])
-        assert 0.5 < planned / found.values["read_tokens"] < 2, name
 
 
 def test_a_live_session_has_other_prompts_than_the_captured_one(
