@@ -42,7 +42,7 @@ COMMANDS: Final = {
     "probe": Command("probe_cache", "checks a server's prefix cache with short conversations"),
     "probe-agent": Command("probe_agent", "plays an agent and checks what each request prefills"),
     "eval": Command("eval_answers", "checks on questions that the cache changes no answer"),
-    "bench": Command("bench.command", "measures this server beside others, on your models"),
+    "bench": Command("bench.rounds.command", "measures this server beside others, on your models"),
     "diff-turns": Command("diff_turns", "shows a session's requests beside the ones before them"),
     "ranks": Command("ranks.command", "joins a model over several machines, or checks one"),
     "keys": Command("make_keys", "makes the keys that processes on other machines need"),

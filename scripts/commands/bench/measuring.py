@@ -17,8 +17,7 @@ from typing import Final
 
 import psutil
 
-from hearth.commands.bench.server import Meter
-from hearth.commands.bench.servers.started_server import StartedServer
+from hearth.commands.bench.server import Meter, Running
 from hearth.commands.bench.workload import Visit
 
 _LOOK_S: Final = 0.05  # between two looks at the meter
@@ -112,13 +111,13 @@ class Activity:
         return is_still and now - ended >= REST_S
 
 
-async def _watch(running: StartedServer, activity: Activity) -> None:
+async def _watch(running: Running, activity: Activity) -> None:
     while running.is_metered:
         activity.look(time.monotonic(), running.meter())
         await asyncio.sleep(_LOOK_S)
 
 
-async def _rest(running: StartedServer, activity: Activity) -> None:
+async def _rest(running: Running, activity: Activity) -> None:
     """Wait until the server rests, which is watched meanwhile; WAIT_S_MAX at most."""
     ended = time.monotonic()
     while running.is_metered and not activity.is_at_rest(time.monotonic(), ended):

@@ -90,7 +90,7 @@ def _digits(value: float) -> str:
 
 def _ideals(
     results: Results, workloads: Sequence[str], servers: Sequence[str]
-) -> list[tuple[str, list[tuple[str, float]]]]:
+) -> list[tuple[str, list[tuple[str, int]]]]:
     """Return for each workload what servers read over its ideal on all models; a bar in percent."""
     rows = []
     for workload in workloads:

@@ -1,9 +1,11 @@
-"""Describes a server that `hearth bench` measures."""
+"""Describes a server that `hearth bench` measures, and how it runs while it is measured."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Final
+from typing import Any, Final, Protocol
+
+from hearth.commands.replay.player import Target
 
 KEY: Final = "bench"
 # What Hearth's templates are given unless a request says otherwise, so that prompts are alike.
@@ -49,3 +51,17 @@ class Meter:
 
     read_tokens: float  # rows of forwards of more than one token, over the attention layers
     forwards: float  # calls, over the attention layers
+
+
+class Running(Protocol):
+    """A server that answers. Workloads stand below the folder that starts it."""
+
+    target: Target
+    is_metered: bool
+    start_s: float  # from the start of its first process to its first answer
+
+    def meter(self) -> Meter | None:
+        """Return the meter, None where the server has none."""
+
+    def pids(self) -> list[int]:
+        """Return its processes, those that its processes started too; none by URL."""

@@ -6,8 +6,7 @@ from enum import StrEnum
 from typing import Final
 
 from hearth.commands.bench.results import ModelFacts
-from hearth.commands.bench.server import Server
-from hearth.commands.bench.servers.started_server import StartedServer
+from hearth.commands.bench.server import Running, Server
 
 
 class Start(StrEnum):
@@ -52,7 +51,7 @@ class Visit:
     """
 
     server: Server
-    running: StartedServer
+    running: Running
     model: ModelFacts
     scale: Scale
     round: int

@@ -9,8 +9,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from hearth.commands.bench import command
 from hearth.commands.bench.results import Results
+from hearth.commands.bench.rounds import command
 from hearth.commands.bench.statistics import read_over
 from hearth.commands.bench.workload import Scale
 from scripts.fixtures.fixture_cache import fixture_dir

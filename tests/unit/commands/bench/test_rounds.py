@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from hearth.commands.bench import rounds as module
-from hearth.commands.bench.models import BenchModel
 from hearth.commands.bench.results import ModelFacts, Results, ServerFacts
-from hearth.commands.bench.rounds import Course
+from hearth.commands.bench.rounds import visit_rounds as module
+from hearth.commands.bench.rounds.model_facts import BenchModel
+from hearth.commands.bench.rounds.visit_rounds import Course
 from hearth.commands.bench.server import Memory, Server
 from hearth.commands.bench.servers.started_server import ServerStartError
 from hearth.commands.bench.workload import SCALES, Measured, Start, Visit, Workload

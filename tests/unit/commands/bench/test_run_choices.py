@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from hearth.commands.bench import command
-from hearth.commands.bench.all_workloads import ALL_WORKLOADS, chosen_workloads
-from hearth.commands.bench.models import BenchModel, chosen_models
 from hearth.commands.bench.results import ModelFacts, Results
-from hearth.commands.bench.rounds import Course
+from hearth.commands.bench.rounds import command
+from hearth.commands.bench.rounds.all_workloads import ALL_WORKLOADS, chosen_workloads
+from hearth.commands.bench.rounds.model_facts import BenchModel, chosen_models
+from hearth.commands.bench.rounds.visit_rounds import Course
 from hearth.commands.bench.servers.known_servers import SERVERS
 from hearth.commands.bench.workload import SCALES, Start
 from hearth.shared.errors import StartError

@@ -20,12 +20,12 @@ from collections.abc import Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from hearth.commands.bench.all_workloads import ALL_WORKLOADS, chosen_workloads
-from hearth.commands.bench.machine import commit, machine_text, now
-from hearth.commands.bench.models import chosen_models
 from hearth.commands.bench.page import Causes, bench_page, parsed_causes
 from hearth.commands.bench.results import HEARTH, ROUNDS_MAX, Results, ServerFacts
-from hearth.commands.bench.rounds import Course, play
+from hearth.commands.bench.rounds.all_workloads import ALL_WORKLOADS, chosen_workloads
+from hearth.commands.bench.rounds.machine_facts import commit, machine_text, now
+from hearth.commands.bench.rounds.model_facts import chosen_models
+from hearth.commands.bench.rounds.visit_rounds import Course, play
 from hearth.commands.bench.servers.known_servers import SERVERS, chosen_servers
 from hearth.commands.bench.servers.server_environment import command_of, program_of, version_of
 from hearth.commands.bench.statistics import moved

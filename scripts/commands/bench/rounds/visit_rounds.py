@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from hearth.commands.bench.models import BenchModel
 from hearth.commands.bench.results import Results
+from hearth.commands.bench.rounds.model_facts import BenchModel
 from hearth.commands.bench.server import Memory, Server
 from hearth.commands.bench.servers.server_environment import without_paths
 from hearth.commands.bench.servers.started_server import (

@@ -1,0 +1,1 @@
+"""Plans a run of `hearth bench`, plays its rounds and keeps what they measured."""
