@@ -246,10 +246,12 @@ async def send(
     body: Event,
     headers: Mapping[str, str],
     on_taken: Callable[[str], None] = lambda request_id: None,
+    on_event: Callable[[str, float], None] = lambda data, now_s: None,
 ) -> Outcome:
     """Stream one request to its end. Whatever a server does wrong is an Outcome.
 
-    `on_taken` is called with the request's id as soon as the server begins to answer it.
+    `on_taken` is called with the request's id as soon as the server begins to answer it, `on_event`
+    with the data of each event and when it came, by `time.perf_counter`.
     """
     start = time.perf_counter()
     reading, first_s, status, request_id = Reading(), None, 0, ""
@@ -267,11 +269,14 @@ async def send(
                 on_taken(request_id)
                 events = SseReader()
                 async for chunk in chunks_of(response):
+                    now_s = time.perf_counter()
                     for data in events.feed(chunk):
                         if _take(dialect, reading, data) and first_s is None:
-                            first_s = time.perf_counter() - start
+                            first_s = now_s - start
+                        on_event(data, now_s)
                 for data in events.close():
                     _take(dialect, reading, data)
+                    on_event(data, time.perf_counter())
     except (aiohttp.ClientError, TimeoutError) as problem:
         error = f"{type(problem).__name__} {problem}"[:ERROR_CHARS_MAX]
     tokens = tokens_of(dialect, reading)

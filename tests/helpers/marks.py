@@ -21,7 +21,6 @@ CLOCKED: Final = {
 BROWSER: Final = {
     *("test_dashboard", "test_dashboard_cloud", "test_dashboard_page", "test_origin"),
     *("test_chat_page", "test_page_hostile", "test_page_requests", "test_page_sign_in"),
-    "test_bench_page_looks",
 }
 CLIENTS: Final = {"test_clients", "test_cloud_clients", "test_edits"}
 

@@ -17,7 +17,6 @@ class Unit(StrEnum):
     SECONDS = "s"
     PER_SECOND = "tokens/s"
     BYTES = "bytes"
-    JOULES = "J"
     COUNT = "count"
 
 
@@ -38,8 +37,6 @@ MEASURES: Final = {
         # Told by the meter in attention, idle time included (or by the server's own usage).
         # The meter leaves out what is read alone, about a token a request on some servers.
         Measure("read_tokens", "tokens read", Unit.TOKENS, False, 32),
-        Measure("read_over_ideal", "read over the ideal", Unit.TIMES, False, 0.005),
-        Measure("read_per_prompt", "read of the prompt", Unit.SHARE, False, 0.005),
         Measure("idle_tokens", "read while idle", Unit.TOKENS, None),
         Measure("claimed_tokens", "read, as the server says", Unit.TOKENS, None),
         Measure("ideal_tokens", "the ideal", Unit.TOKENS, None),
@@ -56,12 +53,12 @@ MEASURES: Final = {
         Measure("wall_s", "wall time", Unit.SECONDS, False, 0.05),
         Measure("valid_share", "answers that obey the schema", Unit.SHARE, True),
         Measure("same_answers", "cold = warm", Unit.SHARE, True),
-        Measure("failed", "failed or refused requests", Unit.COUNT, False),
+        Measure("failed", "failed or refused requests", Unit.COUNT, None),
         # Seen from the operating system, over all processes of the server.
         Measure("cpu_s", "CPU seconds", Unit.SECONDS, False, 0.05),
-        Measure("energy_j", "energy of the machine", Unit.JOULES, False, 1.0),
         Measure("memory_bytes", "memory", Unit.BYTES, False, 5e6),
         Measure("written_bytes", "written to disk", Unit.BYTES, False, 1e6),
         Measure("start_s", "start to ready", Unit.SECONDS, False, 0.1),
+        Measure("load", "load of the machine, one minute", Unit.COUNT, None),
     )
 }

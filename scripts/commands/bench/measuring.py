@@ -1,47 +1,48 @@
 """Measures what a server does while a workload runs, and after it until the server rests.
 
 What is read in idle time, or for a client that has gone, is so charged to the workload that caused
-it; so are its CPU seconds, its energy and what it writes. The wall time ends with the workload.
+it; so are its CPU seconds and what it writes. The wall time ends with the workload, and memory is
+what the processes have when the server rests.
 """
 
 import asyncio
 import contextlib
+import ctypes
+import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
-from hearth.commands.bench.energy import EnergyCounter, energy_counter
-from hearth.commands.bench.process_measures import ProcessLedger, memory_bytes
+import psutil
+
 from hearth.commands.bench.server import Meter, Running
 from hearth.commands.bench.workload import Visit
 
 _LOOK_S: Final = 0.05  # between two looks at the meter
-_SURVEY_S: Final = 1.0  # between two looks at the processes
-_SURVEY_SHARE: Final = 50  # of the time that a look at the processes takes: 2 % at most
 REST_S: Final = 0.4  # the meter stands still for so long when a server rests,
 # or for half as long again as between two forwards before: a chunk of 2,048 tokens takes 9 s on a
 # 27B model on a Mac, and the meter stands still meanwhile.
 _REST_TIMES: Final = 1.5
 REST_S_MAX: Final = 10.0
 WAIT_S_MAX: Final = 60.0  # for a server that never rests
+# rusage_info_v2 in sys/resource.h, in words of 8 bytes; later kernels write no more than 64.
+_RUSAGE_INFO_V2, _WORDS, _FOOTPRINT, _WRITTEN = 2, 64, 9, 19
 
 
 @dataclass(slots=True)
 class Taken:
     """What was measured. Complete when the block has ended."""
 
+    activity: "Activity"
     forwards: float | None = None  # None where the server has no meter
-    is_rested: bool = False  # it stood still before the longest wait was over
     found: dict[str, float] = field(default_factory=dict)
-    activity: "Activity | None" = None
 
     async def idle(self, wait_s: float) -> None:
         """Sleep so long within the block: the server's standstill meanwhile is no chunk's."""
         await asyncio.sleep(wait_s)
-        if self.activity is not None:
-            self.activity.forget()
+        self.activity.forget()
 
     def values(self) -> dict[str, float]:
         """Return the values by name of MEASURES; what cannot be told of this server is left out."""
@@ -52,25 +53,34 @@ class Taken:
 @asynccontextmanager
 async def measuring(visit: Visit) -> AsyncIterator[Taken]:
     """Measure the server of `visit` during the block and until it rests behind it."""
-    taken = Taken()
     running = visit.running
-    energy = energy_counter()
-    meter, joules = running.meter(), energy.joules()
-    async with _surveyed(running, energy) as survey, _watched(running) as activity:
-        taken.activity = activity
+    meter = running.meter()
+    activity = Activity(meter)
+    taken = Taken(activity)
+    cpu_s, written, _ = _taken(running.pids())
+    watch = asyncio.create_task(_watch(running, activity))
+    try:
         began = time.monotonic()
         yield taken
         wall_s, at_end = time.monotonic() - began, running.meter()
-        taken.is_rested = await _rest(running, activity)
+        await _rest(running, activity)
         after = running.meter()
-    taken.found = {"wall_s": wall_s, **survey.values()}
+    finally:
+        watch.cancel()
+        await asyncio.wait((watch,))
+    taken.found = {"wall_s": wall_s}
+    if pids := running.pids():  # by URL none is seen
+        cpu_s_after, written_after, memory = _taken(pids)
+        taken.found["cpu_s"] = max(0.0, cpu_s_after - cpu_s)
+        taken.found["written_bytes"] = float(max(0, written_after - written))
+        taken.found["memory_bytes"] = float(memory)
     if meter and at_end and after:
         taken.forwards = at_end.forwards - meter.forwards
         taken.found["read_tokens"] = after.read_tokens - meter.read_tokens
         taken.found["idle_tokens"] = after.read_tokens - at_end.read_tokens
-    joules_after = energy.joules()
-    if joules is not None and joules_after is not None:
-        taken.found["energy_j"] = joules_after - joules
+
+
+# ---------------------------------------------------------------- rest
 
 
 class Activity:
@@ -101,79 +111,41 @@ class Activity:
         return is_still and now - ended >= REST_S
 
 
-@asynccontextmanager
-async def _watched(running: Running) -> AsyncIterator[Activity]:
-    activity = Activity(running.meter())
-    task = asyncio.create_task(_watch(running, activity))
-    try:
-        yield activity
-    finally:
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
-
-
 async def _watch(running: Running, activity: Activity) -> None:
     while running.is_metered:
         activity.look(time.monotonic(), running.meter())
         await asyncio.sleep(_LOOK_S)
 
 
-async def _rest(running: Running, activity: Activity) -> bool:
-    """Wait until the server rests, which is watched meanwhile; return whether it did."""
+async def _rest(running: Running, activity: Activity) -> None:
+    """Wait until the server rests, which is watched meanwhile; WAIT_S_MAX at most."""
     ended = time.monotonic()
     while running.is_metered and not activity.is_at_rest(time.monotonic(), ended):
         if time.monotonic() - ended >= WAIT_S_MAX:
-            return False
-        await asyncio.sleep(_LOOK_S)
-    return True
-
-
-class _Survey:
-    """Looks at the processes of a server in a thread, as that takes milliseconds. Owner: it."""
-
-    def __init__(self, running: Running, energy: EnergyCounter) -> None:
-        self._running = running
-        self._energy = energy
-        self._ledger = ProcessLedger(running.pids)
-        self._memory = memory_bytes(running.pids())
-        self._totals = self._ledger.look()
-
-    def look(self) -> float:
-        """Look once; return the seconds that it took."""
-        began = time.monotonic()
-        self._totals = self._ledger.look()
-        self._memory = max(self._memory, memory_bytes(self._running.pids()))
-        self._energy.joules()  # its counters wrap around
-        return time.monotonic() - began
-
-    def values(self) -> dict[str, float]:
-        if not self._memory:  # no process can be seen: a server by URL
-            return {}
-        return {
-            "cpu_s": self._totals.cpu_s,
-            "written_bytes": float(max(0, self._totals.written_bytes)),
-            "memory_bytes": float(self._memory),
-        }
-
-
-@asynccontextmanager
-async def _surveyed(running: Running, energy: EnergyCounter) -> AsyncIterator[_Survey]:
-    survey = await asyncio.to_thread(_Survey, running, energy)
-    stop = asyncio.Event()
-    task = asyncio.create_task(_survey_often(survey, stop))
-    try:
-        yield survey
-    finally:
-        stop.set()
-        await task
-    await asyncio.to_thread(survey.look)
-
-
-async def _survey_often(survey: _Survey, stop: asyncio.Event) -> None:
-    took_s = 0.0
-    while not stop.is_set():
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(stop.wait(), max(_SURVEY_S, _SURVEY_SHARE * took_s))
             return
-        took_s = await asyncio.to_thread(survey.look)
+        await asyncio.sleep(_LOOK_S)
+
+
+# ---------------------------------------------------------------- processes
+
+
+def _taken(pids: Sequence[int]) -> tuple[float, int, int]:
+    """Return CPU seconds and bytes written of processes so far, and their memory.
+
+    Memory is their footprint on macOS (never run on a Mac), on Linux shared pages by halves (PSS).
+    Takes milliseconds, some more for each GB on Linux. Source: proc_pid_rusage in libproc.h.
+    """
+    cpu_s, written, memory = 0.0, 0, 0
+    for pid in pids:
+        with contextlib.suppress(psutil.Error):  # it has ended
+            process = psutil.Process(pid)
+            cpu_s += sum(process.cpu_times()[:4])  # of ended children, too
+            if sys.platform == "darwin":
+                words = (ctypes.c_uint64 * _WORDS)()
+                ctypes.CDLL(None).proc_pid_rusage(pid, _RUSAGE_INFO_V2, ctypes.byref(words))
+                written += words[_WRITTEN]
+                memory += words[_FOOTPRINT]
+            else:
+                written += process.io_counters().write_bytes
+                memory += process.memory_full_info().pss
+    return cpu_s, written, memory

@@ -1,44 +1,33 @@
 """Holds what `hearth bench` measured, and reads and writes its one JSON file.
 
-The file can be shared: it has no prompts, no answers (digests of them), no paths and no names of
-people or machines.
+The file has no prompts and no answers, but digests of answers. Errors are a server's own words.
 """
 
 import json
 import os
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from hearth.commands.bench.checked_json import checked_object, made, read_object, read_text
-from hearth.commands.bench.measures import MEASURES
-
-FORMAT: Final = 1
-FILE_BYTES_MAX: Final = 64 << 20  # a night's run has some 2 MB
-ROUNDS_MAX: Final = 30  # an exact test over more takes long, and tells no more
-SAMPLES_MAX: Final = 100_000
-NAMES_MAX: Final = 100  # of models, of servers, of workloads: a page has a line for each of each
+FORMAT: Final = 2
+ROUNDS_MAX: Final = 10  # an exact test over more takes long, and tells no more
 STAND_IN_BYTES_MAX: Final = 200e6  # no model that people work with is smaller
 HEARTH: Final = "hearth"  # the server that the others are compared with
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """What one visit of a server measured on one workload. Values are by name of MEASURES."""
+@dataclass(slots=True)
+class Cell:
+    """What one server measured on one workload of one model. `digests` and `errors` by round."""
 
-    model: str
-    server: str
-    workload: str
-    round: int  # from 0
-    values: Mapping[str, float]
-    digests: tuple[str, ...] = ()  # of the answers, where they are compared
-    errors: tuple[str, ...] = ()  # what failed, without any prompt
-    load: float = 0.0  # of the machine, one minute, when it began
-    began: str = ""  # UTC
+    rounds: list[int] = field(default_factory=list)  # from 0, as they were played
+    values: dict[str, list[float | None]] = field(default_factory=dict)  # by measure, one a round
+    digests: dict[str, list[str]] = field(default_factory=dict)  # of the answers, where compared
+    errors: dict[str, list[str]] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        assert set(self.values) <= set(MEASURES), set(self.values) - set(MEASURES)
+    def numbers(self, measure: str) -> list[float]:
+        """Return the values of the rounds that have one."""
+        return [each for each in self.values.get(measure, ()) if each is not None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +38,7 @@ class ServerFacts:
     version: str
     command: str  # with {model}, {port}, {dir}
     is_metered: bool  # its tokens are counted in attention; else they are what it says
-    notes: tuple[str, ...] = ()  # what it needed, what it does not start with
+    notes: Sequence[str] = ()  # what it needed, what it does not start with
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +46,10 @@ class ModelFacts:
     """A model that was measured. `label` is its directory's name, never its path."""
 
     label: str
-    kind: str  # dense, hybrid, window or vision
+    kind: str  # text or vision
     architecture: str  # model_type of its config
     bytes: int  # of its weights
     bits: int = 0  # of quantised weights; 0 = they are not
-    digest: str = ""  # by which a later run knows other files of that name; no file follows from it
 
     @property
     def is_stand_in(self) -> bool:
@@ -71,7 +59,10 @@ class ModelFacts:
 
 @dataclass(slots=True)
 class Results:
-    """All of one run. Owner: the command; `add` and `save` after each sample make it resumable."""
+    """All of one run. Owner: the command; `put` and `save` after each workload make it resumable.
+
+    Cells are by model, server and workload.
+    """
 
     command: str  # that makes it, to be typed again
     machine: str  # chip, memory, system: no host name
@@ -82,80 +73,70 @@ class Results:
     began: str  # UTC
     models: dict[str, ModelFacts] = field(default_factory=dict)
     servers: dict[str, ServerFacts] = field(default_factory=dict)
-    samples: list[Sample] = field(default_factory=list)
+    cells: dict[str, dict[str, dict[str, Cell]]] = field(default_factory=dict)
 
-    def add(self, samples: Iterable[Sample]) -> None:
-        """Take samples in place of earlier ones of the same model, server, workload and round."""
-        made = {self.key_of(sample): sample for sample in samples}
-        self.samples = [each for each in self.samples if self.key_of(each) not in made]
-        self.samples += made.values()
+    def put(
+        self,
+        place: tuple[str, str, str],
+        number: int,
+        values: Mapping[str, float],
+        digests: Sequence[str] = (),
+        errors: Sequence[str] = (),
+    ) -> None:
+        """Take what round `number` measured at `place`, in place of what it had before."""
+        model, server, workload = place
+        of_server = self.cells.setdefault(model, {}).setdefault(server, {})
+        cell = of_server.setdefault(workload, Cell())
+        if number not in cell.rounds:
+            cell.rounds.append(number)
+            for column in cell.values.values():
+                column.append(None)
+        for name in {*cell.values, *values}:
+            column = cell.values.setdefault(name, [None] * len(cell.rounds))
+            column[cell.rounds.index(number)] = values.get(name)
+        for kept, told in ((cell.digests, digests), (cell.errors, errors)):
+            kept.pop(str(number), None)
+            kept |= {str(number): list(told)} if told else {}
 
-    def told(self, server: str, *, is_metered: bool) -> None:
-        """Note what a start of `server` has told."""
-        self.servers[server] = replace(self.servers[server], is_metered=is_metered)
+    def cell(self, model: str, server: str, workload: str) -> Cell:
+        """Return a cell, an empty one where nothing was measured."""
+        return self.cells.get(model, {}).get(server, {}).get(workload, Cell())
 
-    def of(self, model: str, server: str, workload: str) -> list[Sample]:
-        """Return the samples of all rounds, in their order."""
-        wanted = (model, server, workload)
-        found = [each for each in self.samples if self.key_of(each)[:3] == wanted]
-        return sorted(found, key=lambda each: each.round)
-
-    @staticmethod
-    def key_of(sample: Sample) -> tuple[str, str, str, int]:
-        return sample.model, sample.server, sample.workload, sample.round
+    def places(self) -> Iterator[tuple[str, str, str]]:
+        """Yield model, server and workload of each cell."""
+        for model, servers in self.cells.items():
+            for server, workloads in servers.items():
+                yield from ((model, server, workload) for workload in workloads)
 
     def save(self, path: Path) -> None:
         """Write the file whole or not at all."""
-        path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_name(path.name + ".part")
-        try:
-            part.write_text(json.dumps({"format": FORMAT, **asdict(self)}, indent=1) + "\n")
-            os.replace(part, path)
-        except OSError:  # the disk is full
-            part.unlink(missing_ok=True)
-            raise
+        told = asdict(self, dict_factory=lambda row: {key: each for key, each in row if each != {}})
+        part.write_text(json.dumps({"format": FORMAT, **told}, separators=(",", ":")))
+        os.replace(part, path)
 
     @classmethod
     def load(cls, path: Path) -> "Results":
-        """Read what `save` wrote, or what a stranger has sent.
+        """Read what `save` wrote.
 
         Raises:
             OSError: it cannot be read.
             ValueError: it is of another format, or no such file.
         """
         try:
-            return _read(read_object(path, FILE_BYTES_MAX))
-        except ValueError as error:
-            raise ValueError(f"{path} is no file of `hearth bench`: {error}") from None
-
-
-def _read(told: dict[str, Any]) -> Results:
-    if (found := told.pop("format", None)) != FORMAT:
-        raise ValueError(f"it has format {ascii(found)[:20]}, this version reads {FORMAT}")
-    samples, parts = told.pop("samples", None), dict[str, Any]()
-    if not isinstance(samples, list) or len(samples) > SAMPLES_MAX:
-        raise ValueError(f"it has no list of {SAMPLES_MAX:,} samples at most")
-    for name, kind in (("models", ModelFacts), ("servers", ServerFacts)):
-        rows = checked_object(told.pop(name, None), name)
-        parts[name] = {read_text(key, name): made(kind, row, name) for key, row in rows.items()}
-    parts["samples"] = [_read_sample(each) for each in samples]
-    for name, count in (("model", len(parts["models"])), ("server", len(parts["servers"]))):
-        count = max(count, len({getattr(each, name) for each in parts["samples"]}))
-        if count > NAMES_MAX:
-            raise ValueError(f"it has {count} {name}s, more than {NAMES_MAX}")
-    if len({each.workload for each in parts["samples"]}) > NAMES_MAX:
-        raise ValueError(f"it has more than {NAMES_MAX} workloads")
-    results = replace(made(Results, told, "it"), **parts)
-    if len({Results.key_of(each) for each in results.samples}) < len(results.samples):
-        raise ValueError("it has two samples of one round")
-    if any(each.round >= ROUNDS_MAX for each in results.samples):
-        raise ValueError(f"it has more than {ROUNDS_MAX} rounds")
-    return results
-
-
-def _read_sample(told: object) -> Sample:
-    row = checked_object(told, "a sample")
-    values = row.get("values")
-    if isinstance(values, dict) and (odd := sorted(values.keys() - MEASURES.keys())):
-        raise ValueError(f"a sample has a value {ascii(odd[0])[:40]}, which nobody knows")
-    return made(Sample, row, "a sample")
+            told: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+            if (found := told.pop("format")) != FORMAT:
+                raise ValueError(f"it has format {found}, this version reads {FORMAT}")
+            models, servers = told.get("models", {}), told.get("servers", {})
+            told["models"] = {name: ModelFacts(**row) for name, row in models.items()}
+            told["servers"] = {name: ServerFacts(**row) for name, row in servers.items()}
+            told["cells"] = {
+                model: {
+                    server: {workload: Cell(**row) for workload, row in workloads.items()}
+                    for server, workloads in servers.items()
+                }
+                for model, servers in told.get("cells", {}).items()
+            }
+            return cls(**told)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"{path} is no file of `hearth bench`: {error!r}") from None

@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from pathlib import Path
 from typing import Any, Final, Protocol
 
 from hearth.commands.replay.player import Target
@@ -26,14 +25,14 @@ class Server:
     """How one server is started. `{model}`, `{port}`, `{dir}`, `{memory_mb}` are those of a run."""
 
     name: str
-    arguments: tuple[str, ...] = ()  # behind the program
+    command: tuple[str, ...] = ()  # a program beside Hearth's Python or on PATH, and its arguments
     environment: Mapping[str, str] = field(default_factory=dict)
     # More arguments, and more environment, by what it may keep.
     memory_arguments: Mapping[Memory, tuple[str, ...]] = field(default_factory=dict)
     memory_environment: Mapping[Memory, Mapping[str, str]] = field(default_factory=dict)
     memory_extra: Mapping[Memory, Mapping[str, Any]] = field(default_factory=dict)  # for every body
-    package: str = ""  # name==version, in an environment of its own; "" = in Hearth's
-    program: str = ""  # an executable on PATH, in place of Python
+    install: str = ""  # the command by which a user gets it
+    packages: tuple[str, ...] = ()  # whose versions a reader must know
     extra: Mapping[str, Any] = field(default_factory=lambda: THINKING)  # for every body
     model: str = ""  # as requests name it; empty = the first that the server lists
     is_chat_only: bool = False
@@ -57,17 +56,14 @@ class Meter:
 
 
 class Running(Protocol):
-    """A server that answers."""
+    """A server that answers. Workloads stand below the folder that starts it."""
 
     target: Target
     is_metered: bool
+    start_s: float  # from the start of its first process to its first answer
 
     def meter(self) -> Meter | None:
         """Return the meter, None where the server has none."""
 
     def pids(self) -> list[int]:
         """Return its processes, those that its processes started too; none by URL."""
-
-    @property
-    def directory(self) -> Path | None:
-        """Return its home, where it keeps files; None by URL."""

@@ -77,4 +77,3 @@ class Workload:
     run: Callable[[Visit], Awaitable[Measured]]
     is_quick: bool = True  # `--quick` plays it too
     needs_images: bool = False
-    read_tokens: Callable[[Scale], int] = lambda scale: 0  # rough, by an ideal cache: for the plan

@@ -3,14 +3,14 @@
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-from hearth.commands.bench.measuring import Taken
+from hearth.commands.bench.measuring import Activity, Taken
 from hearth.commands.bench.results import ModelFacts
 from hearth.commands.bench.server import Memory, Meter, Server
+from hearth.commands.bench.servers.started_server import StartedServer
 from hearth.commands.bench.workload import SCALES, Visit
 from hearth.commands.replay.player import Row, Target
 from hearth.commands.replay.traces import Captured
@@ -19,14 +19,12 @@ from hearth.commands.stream_client import Outcome, Reading, Tokens
 IDS = (1, 2, 3, 4)  # of every prompt
 
 
-class IdleServer:
-    """A `Running` of which nobody asks anything."""
-
-    is_metered = True
-    directory: Path | None = None
+class IdleServer(StartedServer):
+    """A server of which nobody asks anything."""
 
     def __init__(self) -> None:
-        self.target = Target("http://127.0.0.1:1")
+        super().__init__(Target("http://127.0.0.1:1"))
+        self.is_metered = True
         self.start_s = 2.5
 
     def meter(self) -> Meter | None:
@@ -39,7 +37,7 @@ class IdleServer:
 def made_visit(url: str = "", scale: str = "quick") -> Visit:
     told = {Memory.ONE_SESSION: ("--memory", "{memory_mb}")}
     server = Server("hearth", url=url, memory_arguments=told)
-    return Visit(server, IdleServer(), ModelFacts("m", "dense", "qwen3", 1), SCALES[scale], 0)
+    return Visit(server, IdleServer(), ModelFacts("m", "text", "qwen3", 1), SCALES[scale], 0)
 
 
 def answered(
@@ -87,7 +85,7 @@ class Played:
 
     @asynccontextmanager
     async def _measuring(self, visit: Visit) -> AsyncIterator[Taken]:
-        taken, before = Taken(), len(self.rows)
+        taken, before = Taken(Activity(None)), len(self.rows)
         yield taken
         self.measured += self.rows[before:]
         taken.found = dict(self.found)

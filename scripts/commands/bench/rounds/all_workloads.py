@@ -7,33 +7,30 @@ from hearth.commands.bench.workload import Workload
 from hearth.commands.bench.workloads import beside_long, streams, structured
 from hearth.commands.bench.workloads.counted_tokens import (
     cancelled,
+    captured_sessions,
     forks_and_edits,
-    linear,
-    live,
     shared_trunk,
-    sub_agents,
 )
 from hearth.commands.bench.workloads.server_lives import (
     answers,
     at_rest,
     day_of_sessions,
     images,
-    killed,
-    restarted,
+    restarts,
 )
 from hearth.shared.errors import StartError
 
-# `answers` asks what `linear` has asked, once more; `restarted` stands before what reads anew, and
-# `killed` behind it: what it reads last, the server has hardly the time to write.
-_MODULES: Final = (
-    *(linear, answers, sub_agents, shared_trunk, forks_and_edits, cancelled, live, images),
-    *(at_rest, restarted, streams, beside_long, structured, killed, day_of_sessions),
+# `answers` asks what `linear` has asked, once more; `restart` stands before what reads anew, and
+# `kill` behind it: what it reads last, the server has hardly the time to write.
+ALL_WORKLOADS: Final[tuple[Workload, ...]] = (
+    *(*captured_sessions.ALONE, *answers.WORKLOADS, *captured_sessions.SUB_AGENTS),
+    *(*shared_trunk.WORKLOADS, *forks_and_edits.WORKLOADS, *cancelled.WORKLOADS),
+    *(*captured_sessions.LIVE, *images.WORKLOADS, *at_rest.WORKLOADS),
+    *(*restarts.WORKLOADS, *streams.WORKLOADS, *beside_long.WORKLOADS, *structured.WORKLOADS),
+    *(*restarts.KILL_WORKLOADS, *day_of_sessions.WORKLOADS),
 )
 # What is asked again must have been read in the same visit.
 _NEEDS: Final = {"restart": "answers", "kill": "before-kill"}
-ALL_WORKLOADS: Final[tuple[Workload, ...]] = tuple(
-    workload for module in _MODULES for workload in module.WORKLOADS
-)
 
 
 def chosen_workloads(names: Sequence[str], *, is_quick: bool) -> list[Workload]:
@@ -47,9 +44,9 @@ def chosen_workloads(names: Sequence[str], *, is_quick: bool) -> list[Workload]:
     known = [workload.name for workload in ALL_WORKLOADS]
     if odd := sorted(set(names) - set(known)):
         raise StartError(f"No workload is called {', '.join(odd)}; there are {', '.join(known)}.")
-    if names:
-        wanted = set(names)
-        for _ in _NEEDS:  # what is needed may need another
-            wanted |= {_NEEDS[name] for name in wanted if name in _NEEDS}
-        return [workload for workload in ALL_WORKLOADS if workload.name in wanted]
-    return [workload for workload in ALL_WORKLOADS if workload.is_quick or not is_quick]
+    wanted = {*names, *(_NEEDS[name] for name in names if name in _NEEDS)}
+    return [
+        workload
+        for workload in ALL_WORKLOADS
+        if (workload.name in wanted if names else workload.is_quick or not is_quick)
+    ]

@@ -94,16 +94,3 @@ def attention_layers(model: Path) -> int | None:
     if not isinstance(count, int) or any(key in config for key in MIXED):
         return None
     return count // int(config.get("full_attention_interval") or 1)
-
-
-def save_layers(layers: Layers, path: Path) -> None:
-    """Keep what one token counts, for later starts of the same server on the same model."""
-    path.write_text(json.dumps([[*shape, count] for shape, count in layers.items()]))
-
-
-def load_layers(path: Path) -> dict[HeadShape, float]:
-    """Return what `save_layers` kept; nothing where there is nothing."""
-    if not path.exists():
-        return {}
-    rows = json.loads(path.read_text())
-    return {(heads, kv_heads, width): count for heads, kv_heads, width, count in rows}

@@ -1,9 +1,11 @@
-"""Makes the arguments and the environment of a server, of which nothing is the user's settings."""
+"""Makes the command and the environment of a server, of which nothing is the user's settings."""
 
 import dataclasses
-import json
 import os
+import shutil
+import sys
 from collections.abc import Mapping
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Final
 
@@ -30,12 +32,24 @@ SILENT: Final = {
 }
 
 
+def program_of(server: Server) -> str | None:
+    """Return the executable that runs a server, Hearth's own environment first; None without it."""
+    places = (str(Path(sys.executable).parent), os.environ.get("PATH", ""))
+    return shutil.which(server.command[0], path=os.pathsep.join(places))
+
+
+def version_of(server: Server) -> str:
+    """Return the versions of a server's packages, by the environment that its program lies in."""
+    program = Path(program_of(server) or "") if server.command else Path()
+    # A tool of uv is a link into its environment; the Python of an environment links out of it.
+    program = program if str(program) == sys.executable else program.resolve()
+    sites = [str(path) for path in program.parent.parent.glob("lib/python*/site-packages")]
+    found = {each.name.lower(): each.version for each in distributions(path=sites)}
+    return ", ".join(f"{name} {found[name]}" for name in server.packages if name in found)
+
+
 def placeholders(model: Path, port: int, home: Path, memory_mb: int) -> dict[str, str]:
     """Return what stands for each name in braces in a server's arguments and environment."""
-    try:
-        sees = "vision_config" in json.loads((model / "config.json").read_text())
-    except (OSError, ValueError):
-        sees = False
     return {
         "model": str(model),
         "port": str(port),
@@ -43,15 +57,17 @@ def placeholders(model: Path, port: int, home: Path, memory_mb: int) -> dict[str
         "memory_mb": str(memory_mb),
         "memory_bytes": str(memory_mb << 20),
         "memory_gb": f"{memory_mb / 1024:.6f}",
-        "kind": "multimodal" if sees else "lm",
-        "models_dir": str(home / "models"),  # in which the model is the only one
-        "model_name": model.name,
     }
 
 
-def arguments_of(server: Server, memory: Memory) -> tuple[str, ...]:
-    """Return what stands behind the program."""
-    return (*server.arguments, *server.memory_arguments.get(memory, ()))
+def command_of(server: Server, memory: Memory = Memory.DEFAULT) -> str:
+    """Return the command as a reader would type it, with {model}, {port} and {dir}."""
+    if server.url:
+        return "(as its owner has started it)"
+    environment = {**server.environment, **server.memory_environment.get(memory, {})}
+    words = [f"{name}={value}" for name, value in environment.items()]
+    words += [Path(server.command[0]).name, *server.command[1:]]
+    return " ".join((*words, *server.memory_arguments.get(memory, ())))
 
 
 def environment_of(
@@ -67,13 +83,16 @@ def environment_of(
     """
     home = given["dir"]
     passed = {name: environ[name] for name in PASSED if name in environ}
-    # Hearth is found where this process finds it; a package of its own has an environment.
+    # Hearth is found where this process finds it.
     paths = [str(METER_DIR)]
-    if not (server.package or server.program) and environ.get("PYTHONPATH"):
-        paths.append(environ["PYTHONPATH"])
     own = {**server.environment, **server.memory_environment.get(memory, {})}
     if server.name == HEARTH:
-        own = {**defaults_against(settings_file), **own}
+        paths += filter(None, (environ.get("PYTHONPATH"),))
+        defaults = {
+            row.metadata["name"]: row.metadata["default"] for row in dataclasses.fields(Settings)
+        }
+        written = variables_in(settings_file)
+        own = {**{name: defaults[name] for name in written if name in defaults}, **own}
     return {
         **passed,
         **openblas_environment(passed),
@@ -85,14 +104,6 @@ def environment_of(
         "METER_DIR": f"{home}/meter",
         **{name: value.format(**given) for name, value in own.items()},
     }
-
-
-def defaults_against(env_file: Path | None) -> dict[str, str]:
-    """Return Hearth's defaults of the settings in `env_file`, which its server would read."""
-    defaults = {
-        row.metadata["name"]: row.metadata["default"] for row in dataclasses.fields(Settings)
-    }
-    return {name: defaults[name] for name in variables_in(env_file) if name in defaults}
 
 
 def without_paths(text: str, model: Path, home: Path) -> str:

@@ -3,7 +3,6 @@
 What it tells is what the client and the server say; what was really read, the meter says.
 """
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from http import HTTPStatus
@@ -11,7 +10,6 @@ from typing import Any, Final
 
 import aiohttp
 
-from hearth.commands.bench.user_name import user_name
 from hearth.commands.bench.workload import Visit
 from hearth.commands.replay.ideal_cache import ideal_cached, percentile
 from hearth.commands.replay.player import Row, replay_together
@@ -21,9 +19,6 @@ from hearth.shared.paths import without_home
 
 ERRORS_MAX: Final = 3  # told of one workload
 ERROR_CHARS_MAX: Final = 200
-_PATH: Final = re.compile(
-    r"(?:file://|(?<![\w/]))(?!/v1/)(?:~|\.{1,2})?(?:/[^\s/'\",:;)\]}]+){2,}/?"
-)
 
 
 async def ask(
@@ -116,19 +111,11 @@ def _ideal_tokens(rows: Sequence[Row], before: Sequence[Row]) -> int | None:
 
 
 def errors_of(rows: Sequence[Row]) -> tuple[str, ...]:
-    """Return what failed, once each and with how often, without paths or names of people."""
+    """Return what failed, once each and with how often."""
     counts: dict[str, int] = {}
     for row in rows:
         if row.outcome.error:
-            error = shareable(row.outcome.error)
+            error = without_home(" ".join(row.outcome.error.split()))[:ERROR_CHARS_MAX]
             counts[error] = counts.get(error, 0) + 1
     told = [f"{count}x {error}" if count > 1 else error for error, count in counts.items()]
     return tuple(told[:ERRORS_MAX])
-
-
-def shareable(error: str) -> str:
-    """Return an error in one line, without what belongs to this machine."""
-    line = _PATH.sub("PATH", without_home(" ".join(error.split())))
-    if user := user_name():
-        line = re.sub(rf"\b{re.escape(user)}\b", "USER", line)
-    return line[:ERROR_CHARS_MAX]

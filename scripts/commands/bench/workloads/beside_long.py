@@ -13,7 +13,7 @@ from statistics import fmean
 from typing import Final
 
 from hearth.commands.bench.measuring import measuring
-from hearth.commands.bench.workload import Measured, Scale, Start, Visit, Workload
+from hearth.commands.bench.workload import Measured, Start, Visit, Workload
 from hearth.commands.bench.workloads.decode_cost import percentiles, warm_up
 from hearth.commands.bench.workloads.streams import questions
 from hearth.commands.bench.workloads.timed_stream import (
@@ -34,7 +34,6 @@ ANSWERS_MAX: Final = 64  # of each stream
 AFTER_S_MAX: Final = 10.0  # for a stream's next text once the prompt is read
 LOOK_S: Final = 0.005
 PROBE_WORDS: Final = (100, 300)  # of two prompts that tell what a word costs
-WORD_TOKENS: Final = 6  # rough, for the plan
 
 
 class StreamBeside:
@@ -166,17 +165,13 @@ def measured_of(
     values: dict[str, float] = {"failed": failed, "requests": 1 + STREAMS - failed}
     if "memory_bytes" in taken:
         values["memory_bytes"] = taken["memory_bytes"]
-    if long.ttft_s is None or long.first_s is None:
+    if long.ttft_s is None:
         return Measured(values, errors=errors)
     values |= {"ttft_p50_s": long.ttft_s, "prompt_tokens": long.prompt}
     values |= gap_values([each.arrivals_s for each in streams], long.sent_s, long.first_s)
     if ended := sum(1 for each in streams if each.is_over and not each.error):
         errors += (f"{ended} of {STREAMS} streams ended before the prompt was read",)
     return Measured(values, errors=errors)
-
-
-def _read(scale: Scale) -> int:
-    return scale.long_tokens + sum(PROBE_WORDS) * WORD_TOKENS
 
 
 WORKLOADS: Final = (
@@ -190,6 +185,5 @@ WORKLOADS: Final = (
         ),
         start=Start.RESTARTED,
         run=run_beside_long,
-        read_tokens=_read,
     ),
 )

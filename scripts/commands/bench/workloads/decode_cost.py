@@ -32,7 +32,7 @@ from hearth.commands.replay.ideal_cache import percentile
 
 MORE_TOKENS_MIN: Final = 8  # of all answers, above one each: fewer say nothing of a speed
 # Of what the machine did: rows of several tokens are drafts here, not reading.
-TAKEN: Final = ("cpu_s", "energy_j", "memory_bytes", "written_bytes")
+TAKEN: Final = ("cpu_s", "memory_bytes", "written_bytes")
 WARM_TOKENS: Final = 24
 WARM_KEPT: Final = "timed answers warmed"
 

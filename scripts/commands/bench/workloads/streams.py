@@ -4,16 +4,15 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Final
 
-from hearth.commands.bench.workload import Measured, Scale, Start, Visit, Workload
+from hearth.commands.bench.workload import Measured, Start, Visit, Workload
 from hearth.commands.bench.workloads.decode_cost import Decoded, decoded, warm_up
 from hearth.commands.bench.workloads.timed_stream import TimedAnswer, salt_of, timed_client
 
 COUNTS: Final = (1, 4, 8, 16)
 TRIES_MAX: Final = 4  # of all new questions: no model must end an answer of any
-QUESTION_TOKENS: Final = 60  # rough, for the plan
 # Measures that compare only answers of full length: after one has ended, fewer are written at once.
 OF_FULL_ONES: Final = ("tokens_s", "forwards_per_token", "gap_p50_s", "gap_p99_s")
-OF_WORK: Final = ("cpu_s", "energy_j", "wall_s", "written_bytes")
+OF_WORK: Final = ("cpu_s", "wall_s", "written_bytes")
 SUBJECTS: Final = (
     "a lighthouse is built and kept",
     "a compiler turns text into machine code",
@@ -78,10 +77,6 @@ def _about(count: int) -> str:
     )
 
 
-def _read(count: int, scale: Scale) -> int:
-    return 2 * count * QUESTION_TOKENS
-
-
 WORKLOADS: Final = tuple(
     Workload(
         name=f"streams-{count}",
@@ -89,7 +84,6 @@ WORKLOADS: Final = tuple(
         start=Start.RESTARTED,
         run=partial(run_streams, count),
         is_quick=count in (1, 4),
-        read_tokens=partial(_read, count),
     )
     for count in COUNTS
 )

@@ -7,14 +7,13 @@ earlier answers gains more by it than with a real model.
 import json
 from typing import Any, Final
 
-from hearth.commands.bench.workload import Measured, Scale, Start, Visit, Workload
+from hearth.commands.bench.workload import Measured, Start, Visit, Workload
 from hearth.commands.bench.workloads.decode_cost import decoded, warm_up
 from hearth.commands.bench.workloads.timed_stream import TimedAnswer, salt_of, timed_client
 
 ANSWERS: Final = 4
 # A whole answer takes some 150 in a small vocabulary, and less in a large one.
 TOKENS_MAX: Final = 400
-PROMPT_TOKENS: Final = 300  # rough, for the plan
 AREAS: Final = ("cache", "scheduler", "tokenizer", "proxy", "documentation")
 _STEP: Final = {
     "type": "object",
@@ -89,13 +88,9 @@ async def run_structured(visit: Visit) -> Measured:
     values = found.values()
     values["valid_share"] = sum(map(is_valid, found.whole.answers)) / ANSWERS
     # How long the answers are is the model's affair, and so is what they cost in all.
-    for name in ("wall_s", "cpu_s", "energy_j", "written_bytes"):
+    for name in ("wall_s", "cpu_s", "written_bytes"):
         values.pop(name, None)
     return Measured(values, errors=found.errors())
-
-
-def _read(scale: Scale) -> int:
-    return 2 * ANSWERS * PROMPT_TOKENS
 
 
 WORKLOADS: Final = (
@@ -111,6 +106,5 @@ WORKLOADS: Final = (
         ),
         start=Start.RESTARTED,
         run=run_structured,
-        read_tokens=_read,
     ),
 )

@@ -8,7 +8,6 @@ at once is not measured as quicker than one that sends them in one event.
 import asyncio
 import contextlib
 import json
-import re
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -21,24 +20,11 @@ import aiohttp
 from hearth.commands.bench.workload import Visit
 from hearth.commands.replay.player import BUFFER_BYTES, SEND_GAP_S
 from hearth.commands.replay.traces import CHAT_PATH
-from hearth.commands.stream_client import (
-    ODD_FORM,
-    Event,
-    Reading,
-    SseReader,
-    body_of,
-    chunks_of,
-    first_model,
-    read_chat,
-    tokens_of,
-)
+from hearth.commands.stream_client import ODD_FORM, Event, first_model, send
 
 TOGETHER_S: Final = 0.0005  # gaps that differ by less are no different (measures.py)
 FULL_SHARE: Final = 0.9  # of the tokens asked for: some servers count one less
-ERROR_CHARS_MAX: Final = 160
 ERRORS_MAX: Final = 3
-TOLD_CHARS_MAX: Final = 2_000  # of an error that are looked at
-_PATHS: Final = re.compile(r"\S*/\S*")
 _TEXTS: Final = ("content", "reasoning_content", "reasoning", "refusal")
 
 
@@ -47,7 +33,6 @@ class TimedAnswer:
     """How one answer came. Times are of `time.perf_counter`."""
 
     sent_s: float
-    first_s: float | None  # its first text, or its end where that is all that it has
     ended_s: float  # its last event
     arrivals_s: tuple[float, ...]  # of text, each TOGETHER_S or more behind the one before
     prompt: int  # tokens, as the server counts
@@ -60,8 +45,13 @@ class TimedAnswer:
         return gaps(self.arrivals_s)
 
     @property
+    def first_s(self) -> float:
+        """Return when its first text came, or its end where that is all that it has."""
+        return self.arrivals_s[0] if self.arrivals_s else self.ended_s
+
+    @property
     def ttft_s(self) -> float | None:
-        return None if self.error or self.first_s is None else self.first_s - self.sent_s
+        return None if self.error else self.first_s - self.sent_s
 
     def is_full(self, tokens: int) -> bool:
         """Say whether it is as long as was asked for: a model may end earlier."""
@@ -76,50 +66,20 @@ def gaps(arrivals_s: Sequence[float]) -> list[float]:
 class TextClock:
     """Takes the events of one answer and notes when text came. Owner: the task that reads it."""
 
-    def __init__(self, on_text: Callable[[float], None] = lambda now_s: None) -> None:
-        self.reading = Reading()
+    def __init__(self, on_text: Callable[[float], None]) -> None:
         self.arrivals_s: list[float] = []
-        self.first_s: float | None = None
         self.last_s: float | None = None  # of any event
         self._on_text = on_text
 
     def take(self, data: str, now_s: float) -> None:
-        """Take the data of an event that came at `now_s`."""
-        if data.strip() == "[DONE]":
-            return
-        try:
-            event = json.loads(data)
-            read_chat(self.reading, event)
-            is_text = has_text(event)
-        except ODD_FORM:  # it is no object, or its parts are of other types
-            self.reading.error = "an event is no chunk of a chat completion"
-            return
-        self.last_s = now_s
-        if is_text:
-            if not self.arrivals_s or now_s - self.arrivals_s[-1] >= TOGETHER_S:
-                self.arrivals_s.append(now_s)
-            self._on_text(now_s)
-        if self.first_s is None and (self.arrivals_s or self.reading.is_complete):
-            self.first_s = now_s
-
-    def answer(self, sent_s: float, error: str) -> TimedAnswer:
-        """Return how the answer came; `error` is what the connection told."""
-        tokens = tokens_of("chat", self.reading)
-        error = error or told_error(self.reading.error)
-        if not error and not self.reading.is_complete:
-            error = "the stream broke off"
-        if not error and (tokens is None or not tokens.completion):
-            error = "the stream told no usage"
-        return TimedAnswer(
-            sent_s=sent_s,
-            first_s=self.first_s,
-            ended_s=sent_s if self.last_s is None else self.last_s,
-            arrivals_s=tuple(self.arrivals_s),
-            prompt=tokens.prompt if tokens else 0,
-            completion=tokens.completion if tokens else 0,
-            text="".join(self.reading.text),
-            error=error,
-        )
+        """Take the data of an event that came at `now_s`; what is no chunk is `send`'s to tell."""
+        with contextlib.suppress(*ODD_FORM):
+            is_text = has_text(json.loads(data))
+            self.last_s = now_s
+            if is_text:
+                if not self.arrivals_s or now_s - self.arrivals_s[-1] >= TOGETHER_S:
+                    self.arrivals_s.append(now_s)
+                self._on_text(now_s)
 
 
 def has_text(event: Event) -> bool:
@@ -130,17 +90,6 @@ def has_text(event: Event) -> bool:
         or any((call.get("function") or {}).values() for call in delta.get("tool_calls") or ())
         for delta in deltas
     )
-
-
-def told_error(text: str) -> str:
-    """Return what a server said of a failure, short and without paths."""
-    with contextlib.suppress(ValueError, RecursionError):
-        told = json.loads(text)
-        if isinstance(told, dict):
-            told = told.get("error") or told.get("detail") or told
-        text = str(told.get("message", "no message") if isinstance(told, dict) else told)
-    line = " ".join(text[:TOLD_CHARS_MAX].split())
-    return _PATHS.sub("(path)", line)[:ERROR_CHARS_MAX]
 
 
 # ---------------------------------------------------------------- asking
@@ -163,17 +112,19 @@ class TimedClient:
         """Stream one answer to its end. Whatever a server does wrong is its error."""
         said = [{"role": "user", "content": question}]
         body = {**self._fixed, "messages": said, "max_tokens": tokens_max, **more}
-        clock, error, sent_s = TextClock(on_text), "", time.perf_counter()
-        try:
-            async with self._session.post(CHAT_PATH, json=body, allow_redirects=False) as response:
-                if response.status != 200:
-                    told = (await body_of(response)).decode(errors="replace")
-                    error = f"{response.status} {told_error(told)}"
-                else:
-                    await _read(response, clock)
-        except (aiohttp.ClientError, TimeoutError) as problem:
-            error = type(problem).__name__
-        return clock.answer(sent_s, error)
+        clock, sent_s = TextClock(on_text), time.perf_counter()
+        outcome = await send(self._session, CHAT_PATH, "chat", body, {}, on_event=clock.take)
+        tokens = outcome.tokens
+        is_counted = tokens is not None and tokens.completion > 0
+        return TimedAnswer(
+            sent_s=sent_s,
+            ended_s=clock.last_s or sent_s,
+            arrivals_s=tuple(clock.arrivals_s),
+            prompt=tokens.prompt if tokens else 0,
+            completion=tokens.completion if tokens else 0,
+            text="".join(outcome.reading.text),
+            error=outcome.error or ("" if is_counted else "the stream told no usage"),
+        )
 
     async def ask_all(
         self, questions: Sequence[str], tokens_max: int, more: Mapping[str, Any]
@@ -184,16 +135,6 @@ class TimedClient:
             tasks.append(asyncio.create_task(self.ask(question, tokens_max, more)))
             await asyncio.sleep(SEND_GAP_S)
         return await asyncio.gather(*tasks)
-
-
-async def _read(response: aiohttp.ClientResponse, clock: TextClock) -> None:
-    events = SseReader()
-    async for chunk in chunks_of(response):
-        now_s = time.perf_counter()
-        for data in events.feed(chunk):
-            clock.take(data, now_s)
-    for data in events.close():
-        clock.take(data, time.perf_counter())
 
 
 @contextlib.asynccontextmanager

@@ -1,15 +1,17 @@
 """The command `hearth bench` runs whole on two real servers: plan, rounds, files, and going on."""
 
 import json
-import os
 import re
-from collections.abc import Iterator
+import subprocess
+import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from hearth.commands.bench.results import Results
-from hearth.commands.bench.rounds import command, machine_facts
+from hearth.commands.bench.rounds import command
+from hearth.commands.bench.statistics import read_over
 from hearth.commands.bench.workload import Scale
 from scripts.fixtures.fixture_cache import fixture_dir
 
@@ -20,13 +22,8 @@ PLAYED = ["linear", "answers", "restart", "before-kill", "kill", "answers-cold"]
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Return where the command writes; other tests' servers may compute beside it."""
-    patcher = pytest.MonkeyPatch()
-    patcher.setattr(command, "computing_servers", lambda: [])
-    patcher.setattr(command, "has_other_runs", lambda path: False)
-    yield tmp_path_factory.mktemp("bench")
-    patcher.undo()
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("bench")
 
 
 def bench(place: Path, *more: str) -> int:
@@ -37,30 +34,31 @@ def bench(place: Path, *more: str) -> int:
 
 @pytest.fixture(scope="module")
 def made(place: Path) -> Results:
-    assert bench(place, "--yes") == 0
+    assert bench(place) == 0
     return Results.load(place / "a.json")
 
 
 def test_every_workload_is_measured_on_both_servers(made: Results) -> None:
     assert list(made.servers) == ["hearth", "mlx_lm"]
     assert all(facts.is_metered and facts.version for facts in made.servers.values())
-    told = [(each.server, each.workload) for each in made.samples]
-    assert told == [(server, name) for server in made.servers for name in PLAYED]
-    assert [each.errors for each in made.samples] == [()] * len(told)
-    for each in made.samples:
-        assert each.values["failed"] == 0 and each.values["requests"] >= 1
+    (model,) = made.models
+    assert list(made.places()) == [(model, name, each) for name in made.servers for each in PLAYED]
+    for place in made.places():
+        cell = made.cell(*place)
+        assert cell.errors == {} and cell.rounds == [0]
+        assert cell.numbers("failed") == [0] and cell.numbers("requests")[0] >= 1
 
 
 def test_a_restart_and_a_crash_cost_hearth_less_than_the_prompt(made: Results) -> None:
     """What the other keeps in memory alone is gone; what Hearth wrote is not."""
-    for name in ("restart", "kill"):
-        (own,) = made.of(next(iter(made.models)), "hearth", name)
-        (other,) = made.of(next(iter(made.models)), "mlx_lm", name)
-        assert own.values["read_tokens"] < 0.5 * own.values["prompt_tokens"]
-        assert other.values["read_tokens"] > 0.9 * other.values["prompt_tokens"]
+    (model,) = made.models
+    for workload in ("restart", "kill"):
+        own = read_over(made, model, "hearth", (workload,), "prompt_tokens")
+        other = read_over(made, model, "mlx_lm", (workload,), "prompt_tokens")
+        assert own is not None and other is not None and own < 0.5 < 0.9 < other
 
 
-def test_what_is_shared_names_no_place_user_or_prompt(place: Path, made: Results) -> None:
+def test_what_is_shared_names_no_place_of_the_user(place: Path, made: Results) -> None:
     for file in ("a.json", "a.html"):
         text = (place / file).read_text()
         assert str(Path.home()) not in text and str(place) not in text
@@ -73,9 +71,8 @@ def test_what_is_there_is_not_measured_again(
     place: Path, made: Results, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert bench(place) == 0
-    shown = capsys.readouterr()
-    assert "0 visits (2 are in the file already)" in shown.out and "Begin?" not in shown.out
-    assert Results.load(place / "a.json").samples == made.samples
+    assert "0 of 2 visits are left to be played." in capsys.readouterr().out
+    assert Results.load(place / "a.json").cells == made.cells
 
 
 def test_a_file_of_another_version_is_left_alone(
@@ -84,7 +81,7 @@ def test_a_file_of_another_version_is_left_alone(
     told = json.loads((place / "a.json").read_text()) | {"version": "0.0.1"}
     (place / "old.json").write_text(json.dumps(told))
     before = (place / "old.json").read_bytes()
-    assert bench(place, "--json", str(place / "old.json"), "--yes") == command.CANNOT_BEGIN
+    assert bench(place, "--json", str(place / "old.json")) == command.CANNOT_BEGIN
     assert "version was 0.0.1" in capsys.readouterr().err
     assert (place / "old.json").read_bytes() == before
 
@@ -100,19 +97,17 @@ def test_a_run_beside_itself_moved_nowhere(
     place: Path, made: Results, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert command.main(["--compare", str(place / "a.json"), str(place / "a.json")]) == 0
-    none, count = capsys.readouterr().out.splitlines()
-    assert none == "No line moved by more than its spread."
-    assert count.startswith("0 of ") and "If nothing had changed, up to " in count
+    assert capsys.readouterr().out.startswith("0 of ")
 
 
-def test_a_computing_hearth_is_told_before_anything_begins(
-    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(command, "computing_servers", lambda: [4321])
-    assert bench(place, "--json", str(place / "busy.json")) == command.CANNOT_BEGIN
-    assert "computes on this machine (pid 4321)" in capsys.readouterr().err
-    assert not (place / "busy.json").exists()
-
-
-def test_this_process_is_no_server() -> None:
-    assert os.getpid() not in machine_facts.computing_servers()
+def test_a_run_that_is_told_to_end_ends_its_server(place: Path, made: Results) -> None:
+    words = ["-m", "hearth.commands.main", "bench", "--servers", "hearth", "--rounds", "1"]
+    words += ["--model", str(fixture_dir("qwen3", tiny=True)), "--json", str(place / "ended.json")]
+    running = subprocess.Popen([sys.executable, *words], stderr=subprocess.PIPE, text=True)
+    assert running.stderr is not None and "linear, round 1 of 1" in running.stderr.readline()
+    started = psutil.Process(running.pid).children(recursive=True)
+    assert started
+    running.terminate()
+    assert "The same command goes on where it was." in running.communicate(timeout=90)[1]
+    assert running.returncode == command.INTERRUPTED
+    assert psutil.wait_procs(started, timeout=10)[1] == []

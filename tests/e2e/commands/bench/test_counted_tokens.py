@@ -12,16 +12,23 @@ from hearth.commands.bench.servers.started_server import started
 from hearth.commands.bench.workload import SCALES, Measured, Visit, Workload
 from hearth.commands.bench.workloads.counted_tokens import (
     cancelled,
+    captured_sessions,
     forks_and_edits,
-    linear,
-    live,
     shared_trunk,
-    sub_agents,
 )
 from scripts.fixtures.fixture_cache import fixture_dir
 
-MODULES = (linear, sub_agents, shared_trunk, forks_and_edits, cancelled, live)
-ALL = {workload.name: workload for module in MODULES for workload in module.WORKLOADS}
+ALL = {
+    workload.name: workload
+    for workload in (
+        *captured_sessions.ALONE,
+        *captured_sessions.SUB_AGENTS,
+        *captured_sessions.LIVE,
+        *shared_trunk.WORKLOADS,
+        *forks_and_edits.WORKLOADS,
+        *cancelled.WORKLOADS,
+    )
+}
 # Those that wait three seconds, or read twice as much, are left out for time.
 PLAYED = ("linear", "sub-agents", "shared-trunk", "forks-and-edits", "cancel-0s", "live")
 DIALECTS = ("linear", "claude-code", "codex")
@@ -36,7 +43,7 @@ def played(name: str, home: Path, workloads: list[Workload]) -> dict[str, Measur
     async def play() -> dict[str, Measured]:
         server = SERVERS[name]
         async with started(server, model, home, Memory.DEFAULT, 1000) as running:
-            facts = ModelFacts("tiny", "dense", "qwen3", 1)
+            facts = ModelFacts("tiny", "text", "qwen3", 1)
             visit = Visit(server, running, facts, SCALES["quick"], 0)
             return {each.name: await each.run(visit) for each in workloads}
 
@@ -70,12 +77,6 @@ def test_the_meter_counts_what_hearth_says(hearth: dict[str, Measured], name: st
     values = hearth[name].values
     # A token that is read alone is no reading to the meter: one a request at most.
     assert abs(values["claimed_tokens"] - values["read_tokens"]) <= values["requests"]
-
-
-def test_a_plan_says_about_what_is_read(hearth: dict[str, Measured]) -> None:
-    for name, found in hearth.items():
-        planned = ALL[name].read_tokens(SCALES["quick"])
-        assert 0.5 < planned / found.values["read_tokens"] < 2, name
 
 
 def test_a_live_session_has_other_prompts_than_the_captured_one(

@@ -18,7 +18,7 @@ from hearth.commands.bench.server import Memory
 from hearth.commands.bench.servers.known_servers import SERVERS
 from hearth.commands.bench.servers.started_server import started
 from hearth.commands.bench.workload import SCALES, Measured, Start, Visit
-from hearth.commands.bench.workloads.server_lives import answers, day_of_sessions, killed, restarted
+from hearth.commands.bench.workloads.server_lives import answers, day_of_sessions, restarts
 from hearth.commands.replay.player import Target
 from scripts.fixtures.fixture_cache import fixture_dir
 
@@ -41,8 +41,8 @@ async def _lives(directory: Path) -> Lives:
     lives = Lives(memory_mb=day_of_sessions.memory_mb(model, SCALE))
     every = [
         *answers.WORKLOADS,
-        *restarted.WORKLOADS,
-        *killed.WORKLOADS,
+        *restarts.WORKLOADS,
+        *restarts.KILL_WORKLOADS,
         *day_of_sessions.WORKLOADS,
     ]
     kept: dict[str, object] = {}

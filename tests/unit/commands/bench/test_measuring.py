@@ -2,8 +2,9 @@
 
 import asyncio
 import os
+import subprocess
+import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from hypothesis import given, strategies as st
@@ -13,17 +14,17 @@ from hearth.commands.bench.measures import MEASURES
 from hearth.commands.bench.measuring import REST_S, REST_S_MAX, Activity, Taken, measuring
 from hearth.commands.bench.results import ModelFacts
 from hearth.commands.bench.server import Meter, Server
+from hearth.commands.bench.servers.started_server import StartedServer
 from hearth.commands.bench.workload import SCALES, Visit
 from hearth.commands.replay.player import Target
 
 
-class MadeServer:
+class MadeServer(StartedServer):
     """A server whose meter a test moves: by hand, or by itself at each of `idle_looks`."""
 
     def __init__(self, pids: list[int], is_metered: bool = True) -> None:
-        self.target = Target("http://127.0.0.1:1", "", "m")
+        super().__init__(Target("http://127.0.0.1:1", "", "m"))
         self.is_metered = is_metered
-        self.directory: Path | None = None
         self.read, self.forwards = 1_000.0, 10.0  # of earlier workloads
         self.idle_looks = 0
         self._pids = pids
@@ -39,7 +40,7 @@ class MadeServer:
 
 
 def measured(server: MadeServer, work: Callable[[], None]) -> Taken:
-    facts = ModelFacts("m", "dense", "qwen3", 1)
+    facts = ModelFacts("m", "text", "qwen3", 1)
     visit = Visit(Server("made"), server, facts, SCALES["quick"], 0)
 
     async def run() -> Taken:
@@ -63,7 +64,7 @@ def test_all_that_is_read_until_the_server_rests_is_the_workloads() -> None:
 
     taken = measured(server, work)
     values = taken.values()
-    assert taken.is_rested and taken.forwards == 3
+    assert taken.forwards == 3
     assert values["read_tokens"] == 104
     assert 3 <= values["idle_tokens"] <= 4  # the look at the end may be one of them
     assert values["cpu_s"] >= 0 and values["written_bytes"] >= 0
@@ -71,9 +72,20 @@ def test_all_that_is_read_until_the_server_rests_is_the_workloads() -> None:
     assert set(values) <= set(MEASURES)
 
 
+@pytest.mark.process
+def test_what_its_processes_take_is_the_servers_those_that_ended_too() -> None:
+    burn = "import time; until = time.process_time() + 0.4\nwhile time.process_time() < until: pass"
+
+    def work() -> None:
+        subprocess.run([sys.executable, "-c", burn], check=True)
+
+    values = measured(MadeServer([os.getpid(), 2**22 + 1]), work).values()
+    assert 0.3 <= values["cpu_s"] <= 10
+
+
 def test_of_a_server_by_url_only_the_time_is_told() -> None:
     taken = measured(MadeServer([], is_metered=False), lambda: None)
-    assert set(taken.values()) - {"energy_j"} == {"wall_s"}
+    assert set(taken.values()) == {"wall_s"}
     assert taken.forwards is None
 
 
@@ -84,7 +96,6 @@ def test_a_server_that_never_rests_is_left_after_a_while(
     server = MadeServer([])
     server.idle_looks = 1_000_000
     taken = measured(server, lambda: None)
-    assert not taken.is_rested
     assert taken.values()["idle_tokens"] > 0
 
 

@@ -1,4 +1,4 @@
-"""Lines and standings follow from samples, and chance is told from difference."""
+"""Lines and standings follow from values, and chance is told from difference."""
 
 import itertools
 import math
@@ -8,18 +8,17 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from hearth.commands.bench.measures import MEASURES
-from hearth.commands.bench.page.page_lines import PageLines, Standing
-from hearth.commands.bench.rank_test import mann_whitney
-from hearth.commands.bench.results import Results, Sample, ServerFacts
+from hearth.commands.bench.results import Results
 from hearth.commands.bench.statistics import (
     Line,
+    Standing,
+    comparisons,
     line,
-    line_of,
     lines,
+    mann_whitney,
     moved,
-    paired,
-    same_answers,
-    told_apart,
+    read_over,
+    standing,
 )
 from tests.helpers.bench.flat_results import flat_results
 
@@ -28,10 +27,8 @@ SMALL = st.lists(st.integers(0, 6).map(float), min_size=1, max_size=5)
 VALUES = st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=8)
 
 
-def made(values: Sequence[float], failed: int = 0) -> Line:
-    found = line_of(values, failed=failed)
-    assert found is not None
-    return found
+def made(values: Sequence[float], *, is_fair: bool = True) -> Line:
+    return Line(tuple(values), is_fair)
 
 
 # ---------------------------------------------------------------- the test
@@ -90,16 +87,15 @@ def test_known_probabilities(one: list[float], other: list[float], p: float) -> 
 # ---------------------------------------------------------------- lines
 
 
-@given(VALUES)
-def test_a_line_holds_its_values_in_order(values: list[float]) -> None:
-    found = made(values)
-    assert found.low <= found.median <= found.high
-    assert found.values == tuple(values)
-
-
 def test_a_line_of_nothing_is_none() -> None:
-    assert line_of([]) is None
     assert line(flat_results({("m", "hearth", "w"): [{}]}), "m", "hearth", "w", "cpu_s") is None
+    assert line(flat_results({("m", "hearth", "w"): [{}]}), "m", "x", "y", "cpu_s") is None
+
+
+def test_a_line_has_the_rounds_that_have_a_value() -> None:
+    rounds = [{"cpu_s": 3.0}, {}, {"cpu_s": 1.0}, {"cpu_s": 2.0}]
+    found = line(flat_results({("m", "hearth", "w"): rounds}), "m", "hearth", "w", "cpu_s")
+    assert found is not None and (found.values, found.median) == ((3.0, 1.0, 2.0), 2.0)
 
 
 def test_what_was_read_stands_over_the_ideal_that_hearth_tells() -> None:
@@ -111,71 +107,20 @@ def test_what_was_read_stands_over_the_ideal_that_hearth_tells() -> None:
             ("n", "other", "w"): [read],
         }
     )
-
-    def values(model: str, server: str, measure: str) -> tuple[float, ...] | None:
-        found = line(results, model, server, "w", measure)
-        return found and found.values
-
-    assert values("m", "hearth", "read_over_ideal") == (1.1, 1.1)
-    assert values("m", "other", "read_over_ideal") == (3.0, 3.3)
-    assert values("m", "other", "read_per_prompt") == (0.25, 0.275)
-    assert values("m", "hearth", "read_per_prompt") is None
-    assert values("n", "other", "read_over_ideal") is None  # Hearth did not play it
-
-
-def test_few_tokens_over_an_ideal_of_hardly_any_are_no_ratio() -> None:
-    results = flat_results({("m", "hearth", "w"): [{"read_tokens": 9.0, "ideal_tokens": 1.0}]})
-    assert line(results, "m", "hearth", "w", "read_over_ideal") is None
-
-
-def test_without_a_meter_what_the_server_says_stands_there_and_is_marked() -> None:
-    claims = {"claimed_tokens": 50.0, "prompt_tokens": 100.0}
-    results = flat_results(
-        {
-            ("m", "hearth", "w"): [claims | {"read_tokens": 60.0}],
-            ("m", "by-url", "w"): [claims],
-            ("m", "filled-in", "w"): [claims | {"read_tokens": 50.0}],
-        }
-    )
-    results.servers["filled-in"] = ServerFacts("filled-in", "1", "", is_metered=False)
-    shares = {
-        server: line(results, "m", server, "w", "read_per_prompt") for server in results.servers
-    }
-    assert {name: found and found.median for name, found in shares.items()} == {
-        "hearth": 0.6,
-        "by-url": 0.5,
-        "filled-in": 0.5,
-    }
-    marked = [name for name, found in shares.items() if found and found.is_claimed]
-    assert marked == ["by-url", "filled-in"]
-
-
-DIGESTS = st.lists(st.sampled_from(("", "a", "b")), max_size=6)
-
-
-@given(DIGESTS, DIGESTS)
-def test_the_share_of_same_answers_counts_those_that_both_gave(
-    warm: list[str], cold: list[str]
-) -> None:
-    share = same_answers(warm, cold)
-    given_by_both = sum(bool(one and other) for one, other in zip(warm, cold, strict=False))
-    if share is None:
-        assert given_by_both == 0
-    else:
-        same = sum(one == other != "" for one, other in zip(warm, cold, strict=False))
-        assert share * given_by_both == pytest.approx(same)
+    assert read_over(results, "m", "hearth", ("w",), "ideal_tokens") == 1.1
+    assert read_over(results, "m", "other", ("w",), "ideal_tokens") == pytest.approx(3.15)
+    assert read_over(results, "m", "other", ("w",), "prompt_tokens") == pytest.approx(0.2625)
+    assert read_over(results, "n", "other", ("w",), "ideal_tokens") is None  # Hearth played it not
 
 
 def test_answers_are_compared_with_those_of_the_start_without_a_cache() -> None:
-    results = flat_results({("m", "hearth", "answers"): [{}]})
-    results.samples = [
-        Sample("m", "hearth", "answers", 0, {}, ("a", "b")),
-        Sample("m", "hearth", "answers", 1, {}, ("a", "x")),
-        Sample("m", "hearth", "answers-cold", 0, {}, ("a", "b")),
-    ]
+    results = flat_results({("m", "hearth", "w"): [{}]})
+    results.put(("m", "hearth", "answers"), 0, {}, ("a", "b", ""))
+    results.put(("m", "hearth", "answers"), 1, {}, ("a", "x", "c"))
+    assert line(results, "m", "hearth", "answers", "same_answers") is None
+    results.put(("m", "hearth", "answers-cold"), 0, {}, ("a", "b", "c"))
     found = line(results, "m", "hearth", "answers", "same_answers")
-    assert found and found.values == (1.0, 0.5)
-    assert line(results, "m", "hearth", "answers-cold", "same_answers") is None
+    assert found is not None and found.values == (1.0, 2 / 3)
 
 
 # ---------------------------------------------------------------- comparing
@@ -183,76 +128,49 @@ def test_answers_are_compared_with_those_of_the_start_without_a_cache() -> None:
 
 def test_lines_are_told_apart_by_more_than_chance_and_by_enough() -> None:
     ones, twos = made([1.0] * 5), made([2.0] * 5)
-    assert told_apart(ones, twos, CPU)
-    assert not told_apart(ones, made([1.01, 1.02, 1.03, 1.04, 1.03]), CPU)  # less than `least`
-    assert not told_apart(ones, made([2.0] * 3 + [0.5, 0.6]), CPU)  # overlap
-    assert not told_apart(made([1.0] * 2), made([2.0] * 2), CPU)  # two rounds tell nothing
+    assert standing(ones, twos, CPU) is Standing.WORSE
+    assert standing(twos, ones, CPU) is Standing.BETTER
+    for same in ([1.01, 1.02, 1.03, 1.04, 1.03], [2.0] * 3 + [0.5, 0.6]):  # `least`; overlap
+        assert standing(ones, made(same), CPU) is Standing.SAME
+    assert standing(made([1.0] * 3), made([2.0] * 3), CPU) is Standing.SAME  # too few rounds
+    assert standing(ones, twos, MEASURES["tokens_s"]) is Standing.BETTER  # more is better
 
 
-def test_a_server_that_failed_requests_is_not_told_to_have_read_less() -> None:
-    ones, twos = made([1.0] * 5, failed=1), made([2.0] * 5)
-    assert not told_apart(ones, twos, CPU)
-    assert not told_apart(twos, ones, MEASURES["read_tokens"])
-    assert told_apart(twos, ones, MEASURES["failed"])
+def test_a_line_that_is_no_fair_one_is_not_compared() -> None:
+    ones, twos = made([1.0] * 5, is_fair=False), made([2.0] * 5)
+    assert standing(ones, twos, CPU) is standing(twos, ones, CPU) is Standing.OTHER
 
 
 @pytest.mark.parametrize(
-    ("measure", "own", "other", "expected"),
+    ("values", "measure", "is_fair"),
     [
-        ("cpu_s", 1.0, 2.0, Standing.WORSE),
-        ("cpu_s", 2.0, 1.0, Standing.BETTER),
-        ("tokens_s", 20.0, 10.0, Standing.WORSE),
-        ("tokens_s", 10.0, 20.0, Standing.BETTER),
-        ("tokens_s", 10.0, 10.4, Standing.SAME),
-        ("prompt_tokens", 10.0, 20.0, None),  # told, not compared
+        ({"failed": 0.0}, "tokens_s", True),
+        ({"failed": 1.0}, "tokens_s", False),
+        ({"valid_share": 0.75}, "tokens_s", False),  # other text is other work
+        ({"valid_share": 0.75}, "valid_share", True),
+        ({"valid_share": 1.0}, "tokens_s", True),
     ],
 )
-def test_another_server_stands_better_or_worse_than_hearth(
-    measure: str, own: float, other: float, expected: Standing | None
+def test_failed_requests_and_answers_that_do_not_obey_make_no_fair_line(
+    values: dict[str, float], measure: str, is_fair: bool
 ) -> None:
+    results = flat_results({("m", "hearth", "w"): [{"tokens_s": 10.0, **values}] * 5})
+    found = line(results, "m", "hearth", "w", measure)
+    assert found is not None and found.is_fair is is_fair
+
+
+def test_each_other_server_is_compared_by_what_has_a_better_way() -> None:
+    values = {"cpu_s": 2.0, "prompt_tokens": 5.0}
     results = flat_results(
         {
-            ("m", "hearth", "w"): [{measure: own}] * 5,
-            ("m", "other", "w"): [{measure: other}] * 5,
+            ("m", "hearth", "w"): [values] * 5,
+            ("m", "other", "w"): [{**values, "cpu_s": 1.0}] * 5,
+            ("m", "other", "alone"): [values] * 5,
         }
     )
-    found = PageLines(results)
-    assert found.standing("m", "other", "w", MEASURES[measure]) == expected
-    assert found.standing("m", "absent", "w", MEASURES[measure]) is None
-
-
-def failing(machine: str, rounds: Sequence[dict[str, float]]) -> Results:
-    """Return a run in which Hearth answers and obeys, and another server does what is given."""
-    good = {"requests": 4.0, "failed": 0.0, "valid_share": 1.0, "tokens_s": 20.0}
-    results = flat_results({("m", "hearth", "w"): [good] * 5, ("m", "other", "w"): rounds})
-    results.machine = machine
-    return results
-
-
-@pytest.mark.parametrize(
-    ("machine", "answered", "expected"),
-    [
-        ("AMD EPYC, 2 cores, 8 GiB, Linux x86_64", [0.0] * 5, Standing.FAILED),
-        ("AMD EPYC, 2 cores, 8 GiB, Linux x86_64", [0.0, 0.0, 1.0, 0.0, 0.0], Standing.WORSE),
-        ("Apple M3 Max, 64 GiB, macOS 15", [0.0] * 5, Standing.WORSE),
-    ],
-)
-def test_who_answers_nothing_without_metal_is_not_held_to_have_failed(
-    machine: str, answered: list[float], expected: Standing
-) -> None:
-    rounds = [{"requests": each, "failed": 4 - each, "valid_share": 0.0} for each in answered]
-    results = failing(machine, rounds)
-    assert PageLines(results).standing("m", "other", "w", MEASURES["failed"]) == expected
-    assert PageLines(results).standing("m", "other", "w", MEASURES["valid_share"]) == expected
-
-
-@pytest.mark.parametrize(("share", "expected"), [(1.0, Standing.WORSE), (0.75, Standing.FAILED)])
-def test_speeds_of_answers_to_a_schema_are_compared_where_all_obey(
-    share: float, expected: Standing
-) -> None:
-    rounds = [{"requests": 4.0, "failed": 0.0, "valid_share": share, "tokens_s": 10.0}] * 5
-    results = failing("a machine", rounds)
-    assert PageLines(results).standing("m", "other", "w", MEASURES["tokens_s"]) == expected
+    (found,) = comparisons(results)
+    assert (found.workload, found.server, found.measure) == ("w", "other", CPU)
+    assert found.standing is Standing.BETTER and found.own.median == 2.0
 
 
 def run_of(values: Sequence[float]) -> Results:
@@ -272,32 +190,14 @@ def run_of(values: Sequence[float]) -> Results:
 def test_a_line_moved_when_each_median_is_outside_the_other_run(
     before: list[float], after: list[float], is_moved: bool
 ) -> None:
-    found = moved(run_of(before), run_of(after))
-    assert [(each.workload, each.measure) for each in found] == [("w", "cpu_s")] * is_moved
-    assert all(each.before.values == tuple(before) for each in found)
+    told, count = moved(run_of(before), run_of(after))
+    assert told == ["m, hearth, w: CPU seconds 1.1 -> 1.4 s"] * is_moved and count == 1
 
 
 @given(st.lists(st.floats(0, 100), min_size=1, max_size=6))
 def test_a_run_has_not_moved_from_itself(values: list[float]) -> None:
-    assert moved(run_of(values), run_of(values)) == []
-    assert moved(run_of(values), flat_results({("m", "hearth", "w"): [{}]})) == []
-
-
-def test_what_is_derived_of_tokens_does_not_move_beside_them() -> None:
-    def run(read: float) -> Results:
-        values = {"read_tokens": read, "ideal_tokens": 200.0, "prompt_tokens": 400.0}
-        return flat_results({("m", "hearth", "w"): [values]})
-
-    assert [each.measure for each in moved(run(300.0), run(400.0))] == ["read_tokens"]
-    pairs = paired(run(300.0), run(400.0))
-    assert {each.measure for each in pairs} == {"read_tokens", "ideal_tokens", "prompt_tokens"}
-
-
-def test_all_lines_are_found_those_that_follow_too() -> None:
-    values = {"read_tokens": 300.0, "ideal_tokens": 200.0, "prompt_tokens": 400.0}
-    results = flat_results({("m", "hearth", "w"): [values]})
-    found = {(key[3], key[4].median) for key in lines(results)}
-    assert found == {*values.items(), ("read_over_ideal", 1.5), ("read_per_prompt", 0.75)}
+    assert moved(run_of(values), run_of(values)) == ([], 1)
+    assert moved(run_of(values), flat_results({("m", "hearth", "w"): [{}]})) == ([], 0)
 
 
 def test_all_lines_are_those_that_are_found_one_by_one() -> None:
@@ -306,13 +206,9 @@ def test_all_lines_are_those_that_are_found_one_by_one() -> None:
             (model, server, workload): [{"read_tokens": 300.0, "ideal_tokens": 200.0}]
             for model in ("m", "n")
             for server in ("hearth", "other")
-            for workload in ("answers", "w")
+            for workload in ("v", "w")
         }
     )
-    results.samples += [
-        Sample("m", "hearth", "answers", 1, {}, ("a",)),
-        Sample("m", "hearth", "answers-cold", 0, {}, ("a",)),
-    ]
-    found = {row[:4]: row[4] for row in lines(results)}
-    assert len(found) == 8 * 3 + 1
+    found = lines(results)
+    assert len(found) == 8 * 2
     assert all(line(results, *key) == each for key, each in found.items())

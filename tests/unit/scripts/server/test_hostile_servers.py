@@ -12,7 +12,6 @@ from typing import Any, Final
 import pytest
 
 from hearth.commands import diff_turns, inspect_cache, probe_agent, probe_cache, stream_client, why
-from hearth.commands.bench.servers import found_servers
 from hearth.commands.chat.answer_stream import Turn, ask
 from hearth.commands.server.find_or_start import RunningServer, names_served, with_model
 from hearth.commands.server_client import run
@@ -98,7 +97,6 @@ COMMANDS: dict[str, Callable[[str], object]] = {
     "run": chat,
     "run: models": lambda url: names_served(running(url)),
     "run: model": lambda url: with_model(running(url), "m"),
-    "bench": lambda url: asyncio.run(found_servers.json_of(f"{url}/health")),
 }
 each_command = pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
 

@@ -56,8 +56,11 @@ class AttentionWrapper(importlib.abc.MetaPathFinder):
         self._directory = directory
         self._file: CountFile | None = None
         self._wraps: dict[str, Callable[[Any], None]] = {
-            "mlx.core": self.wrap_mlx,
-            "hearth.worker.engine.decode.trunk_attention": self.wrap_trunks,
+            "mlx.core": lambda core: self.wrap(core.fast, "scaled_dot_product_attention"),
+            # What Hearth attends without MLX's function.
+            "hearth.worker.engine.decode.trunk_attention": lambda module: self.wrap(
+                module, "attend_with_trunks"
+            ),
         }
 
     def find_spec(
@@ -77,32 +80,18 @@ class AttentionWrapper(importlib.abc.MetaPathFinder):
             spec.loader.exec_module = load_and_wrap  # type: ignore[method-assign]
         return spec
 
-    def wrap_mlx(self, core: Any) -> None:
-        """Have `core.fast.scaled_dot_product_attention` count its queries."""
-        file = self._counts()
-        attend = core.fast.scaled_dot_product_attention
-
-        def counted(q: Any, k: Any, *arguments: Any, **options: Any) -> Any:
-            file.count(q, k)
-            return attend(q, k, *arguments, **options)
-
-        core.fast.scaled_dot_product_attention = counted
-
-    def wrap_trunks(self, module: Any) -> None:
-        """Have what Hearth attends without MLX's function count its queries too."""
-        file = self._counts()
-        attend = module.attend_with_trunks
-
-        def counted(queries: Any, keys: Any, *arguments: Any, **options: Any) -> Any:
-            file.count(queries, keys)
-            return attend(queries, keys, *arguments, **options)
-
-        module.attend_with_trunks = counted
-
-    def _counts(self) -> CountFile:
+    def wrap(self, owner: Any, name: str) -> None:
+        """Have the function `name` of `owner` count its queries; keys come behind them."""
         if self._file is None:
             self._file = CountFile(self._directory)
-        return self._file
+        file, attend = self._file, getattr(owner, name)
+
+        def counted(*arguments: Any, **options: Any) -> Any:
+            queries, keys, *_ = (*arguments, *options.values())
+            file.count(queries, keys)
+            return attend(*arguments, **options)
+
+        setattr(owner, name, counted)
 
 
 if meter_directory := os.environ.get("METER_DIR"):

@@ -10,10 +10,10 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 from hearth.commands.bench.measuring import measuring
-from hearth.commands.bench.workload import Measured, Scale, Start, Visit, Workload
+from hearth.commands.bench.workload import Measured, Start, Visit, Workload
 from hearth.commands.bench.workloads.ask import ask, errors_of
+from hearth.commands.bench.workloads.counted_tokens.captured_sessions import CHAT
 from hearth.commands.bench.workloads.counted_tokens.counted import measured
-from hearth.commands.bench.workloads.counted_tokens.linear import CHAT
 from hearth.commands.bench.workloads.sessions import session
 from hearth.commands.replay.player import Row
 from hearth.commands.replay.traces import Captured
@@ -69,11 +69,6 @@ def _cancelling(retry_s: int) -> Callable[[Visit], Awaitable[Measured]]:
     return run
 
 
-def _tokens(scale: Scale) -> int:
-    longest = {"quick": 4_000, "full": 7_800}.get(scale.name, 42_000)
-    return 2 * longest  # the whole one is for both
-
-
 WORKLOADS: Final = tuple(
     Workload(
         f"cancel-{retry_s}s",
@@ -81,7 +76,6 @@ WORKLOADS: Final = tuple(
         "what is read for nobody counts.",
         Start.FRESH,
         _cancelling(retry_s),
-        read_tokens=_tokens,
     )
     for retry_s in CANCELS
 )

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from hearth.commands.bench.workload import Measured, Scale, Start, Visit, Workload
+from hearth.commands.bench.workload import Measured, Start, Visit, Workload
+from hearth.commands.bench.workloads.counted_tokens.captured_sessions import CHAT
 from hearth.commands.bench.workloads.counted_tokens.counted import play_counted
-from hearth.commands.bench.workloads.counted_tokens.linear import CHAT
 from hearth.commands.bench.workloads.sessions import session
 from hearth.commands.replay.traces import Captured
 
@@ -58,10 +58,6 @@ async def _run(visit: Visit) -> Measured:
     return await play_counted(visit, [rows], is_serial=True)
 
 
-def _tokens(scale: Scale) -> int:
-    return {"quick": 4_800, "full": 7_700}.get(scale.name, 50_000)
-
-
 WORKLOADS: Final = (
     Workload(
         NAME,
@@ -69,6 +65,5 @@ WORKLOADS: Final = (
         "and goes on as it was.",
         Start.FRESH,
         _run,
-        read_tokens=_tokens,
     ),
 )

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from hearth.commands.bench.workload import Measured, Scale, Start, Visit, Workload
+from hearth.commands.bench.workload import Measured, Start, Visit, Workload
 from hearth.commands.bench.workloads.counted_tokens.counted import play_counted
 from hearth.commands.bench.workloads.filler import filler
 from hearth.commands.bench.workloads.sessions import salt
@@ -40,16 +40,11 @@ async def _run(visit: Visit) -> Measured:
     return await play_counted(visit, agents(visit.scale.trunk_tokens, salt(visit, NAME)))
 
 
-def _tokens(scale: Scale) -> int:
-    return scale.trunk_tokens + AGENTS * TURNS * (2 * TASK_TOKENS)
-
-
 WORKLOADS: Final = (
     Workload(
         NAME,
         "Eight agents begin at once on one system prompt, with different tasks, two turns each.",
         Start.FRESH,
         _run,
-        read_tokens=_tokens,
     ),
 )

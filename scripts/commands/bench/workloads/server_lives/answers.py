@@ -11,12 +11,11 @@ from typing import Final
 from hearth.commands.bench.measuring import measuring
 from hearth.commands.bench.workload import Measured, Start, Visit, Workload
 from hearth.commands.bench.workloads.ask import ask, errors_of, request_values
-from hearth.commands.bench.workloads.counted_tokens import linear
+from hearth.commands.bench.workloads.counted_tokens.captured_sessions import CHAT, LINEAR
 from hearth.commands.bench.workloads.sessions import session
 from hearth.commands.replay.player import Row
 from hearth.commands.replay.traces import Captured
 
-LINEAR: Final = "linear"  # the workload whose prompts are asked again
 READ_ROWS: Final = "linear rows"  # of `Visit.kept`: how the session went, for a restart
 NAME: Final = "answers"
 COLD_NAME: Final = "answers-cold"
@@ -30,7 +29,7 @@ TOLD: Final = ("requests", "failed", "prompt_tokens", "ttft_p50_s", "ttft_p95_s"
 
 
 def linear_session(visit: Visit) -> list[Captured]:
-    return session(linear.CHAT, visit, LINEAR)
+    return session(CHAT, visit, LINEAR)
 
 
 async def run_warm(visit: Visit) -> Measured:
@@ -100,6 +99,5 @@ WORKLOADS: Final = (
         "The same with the cache switched off: the answers that a cache must not change.",
         Start.COLD,
         run_cold,
-        read_tokens=lambda scale: {"quick": 16_000, "full": 50_000}.get(scale.name, 500_000),
     ),
 )

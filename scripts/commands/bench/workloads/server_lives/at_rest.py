@@ -10,7 +10,7 @@ from hearth.commands.bench.workload import Measured, Start, Visit, Workload
 NAME: Final = "at-rest"
 WATCH_S: Final = 5.0
 # The wall time is ours, and all that is read is read in idle time.
-TOLD: Final = ("read_tokens", "cpu_s", "energy_j", "memory_bytes", "written_bytes")
+TOLD: Final = ("read_tokens", "cpu_s", "memory_bytes", "written_bytes")
 
 
 async def run(visit: Visit) -> Measured:

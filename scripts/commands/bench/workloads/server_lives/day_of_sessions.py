@@ -5,12 +5,11 @@ ten to its last turn, by the model's own layers. Keys and values of each token, 
 has windows and one recurrent state where it has states; not quantised, rounded up to whole MB.
 """
 
-import json
 import math
 from functools import cache
 from itertools import chain
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from tokenizers import Tokenizer
 
@@ -19,7 +18,7 @@ from hearth.commands.bench.server import Memory
 from hearth.commands.bench.workload import Measured, Scale, Start, Visit, Workload
 from hearth.commands.bench.workloads.ask import ask
 from hearth.commands.bench.workloads.counted_tokens.counted import measured
-from hearth.commands.bench.workloads.server_lives.made_sessions import TURN_TOKENS, made_session
+from hearth.commands.bench.workloads.server_lives.made_sessions import made_session
 from hearth.commands.bench.workloads.sessions import SALT_HEX, salt
 from hearth.commands.replay.traces import Captured
 from hearth.worker.kv.layer_adapters import LayerMap
@@ -30,7 +29,6 @@ SESSIONS: Final = 10
 TURNS: Final = 3
 TEMPLATE_TOKENS: Final = 64  # what a chat template writes beside the words, at most
 CHARS_PER_TOKEN: Final = 4  # where the model has no tokenizer file to count with
-VALUE_BYTES: Final = 2  # of a key or a value, where only the config is understood
 MB: Final = 1 << 20
 
 
@@ -64,7 +62,6 @@ WORKLOADS: Final = (
         f"{SESSIONS} sessions in turns, {TURNS} turns each, with memory for one of them.",
         Start.KILLED,
         run,
-        read_tokens=lambda scale: SESSIONS * (scale.day_tokens + TURNS * TURN_TOKENS),
     ),
 )
 
@@ -76,10 +73,11 @@ WORKLOADS: Final = (
 def memory_mb(model_dir: Path, scale: Scale) -> int:
     """Return the memory of one session, in MB of 2**20 bytes; at least 1.
 
-    Raises:
-        OSError, ValueError: the model has no config that can be read.
+    What an architecture raises that Hearth does not know, this raises.
     """
-    return max(1, math.ceil(live_bytes(model_dir, session_tokens(model_dir, scale)) / MB))
+    tokens = session_tokens(model_dir, scale)
+    model = unloaded_model(model_dir, tokens, 0).model
+    return max(1, math.ceil(LayerMap(unloaded_probe(model)).slot_bytes(tokens, None) / MB))
 
 
 def session_tokens(model_dir: Path, scale: Scale) -> int:
@@ -94,27 +92,3 @@ def session_tokens(model_dir: Path, scale: Scale) -> int:
 
 def _text(row: Captured) -> str:
     return "\n".join(message["content"] for message in row.body["messages"])
-
-
-def live_bytes(model_dir: Path, tokens: int) -> int:
-    """Return what a live cache of `tokens` takes; by its config where its layers are not known."""
-    try:
-        model = unloaded_model(model_dir, tokens, 0).model
-        return LayerMap(unloaded_probe(model)).slot_bytes(tokens, None)
-    except Exception:  # whatever an architecture can raise; a config that is none raises below
-        return tokens * row_bytes(json.loads((model_dir / "config.json").read_text()))
-
-
-def row_bytes(config: dict[str, Any]) -> int:
-    """Return what keys and values of one token take by a config, each layer with attention.
-
-    Raises:
-        ValueError: it does not tell its layers and heads.
-    """
-    told = config.get("text_config") or config
-    try:
-        layers, heads = int(told["num_hidden_layers"]), int(told["num_attention_heads"])
-        width = int(told.get("head_dim") or told["hidden_size"] // heads)
-        return 2 * layers * int(told.get("num_key_value_heads") or heads) * width * VALUE_BYTES
-    except (KeyError, TypeError, ZeroDivisionError) as error:
-        raise ValueError(f"the config tells no size of its attention: {error!r}") from error

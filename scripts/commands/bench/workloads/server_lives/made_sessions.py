@@ -11,9 +11,6 @@ from hearth.commands.replay.traces import CHAT_PATH, Captured
 
 QUESTION_TOKENS: Final = 40
 ANSWER_TOKENS: Final = 30
-TURN_TOKENS: Final = (
-    QUESTION_TOKENS + ANSWER_TOKENS + 10
-)  # that a turn adds, marks of roles included
 
 Content = str | list[dict[str, Any]]
 

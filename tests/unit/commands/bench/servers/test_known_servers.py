@@ -1,30 +1,29 @@
 """Every known server can be started, told what it may keep, and told of without a path."""
 
 import os
-import re
+import sys
 from pathlib import Path
 
 import pytest
 
 from hearth.commands.bench.results import HEARTH
 from hearth.commands.bench.server import KEY, Memory, Server
-from hearth.commands.bench.servers import install_server
-from hearth.commands.bench.servers.found_servers import BY_URL
-from hearth.commands.bench.servers.install_server import can_install
-from hearth.commands.bench.servers.known_servers import SERVERS
+from hearth.commands.bench.servers import server_environment
+from hearth.commands.bench.servers.known_servers import SERVERS, chosen_servers, server_of_url
 from hearth.commands.bench.servers.server_environment import (
-    arguments_of,
-    defaults_against,
+    command_of,
     environment_of,
     placeholders,
+    program_of,
+    version_of,
     without_paths,
 )
-from hearth.commands.bench.servers.server_facts import command_of, facts_of
-from hearth.commands.bench.servers.started_server import ServerStartError
+from hearth.shared.errors import StartError
 from hearth.shared.settings import Settings
 from hearth.shared.settings_from_env import load_settings
 
-TRIED = ("hearth", "mlx_lm", "mlx_vlm", "vllm-mlx", "rapid-mlx", "mlx-openai-server")
+STARTED = [name for name, each in SERVERS.items() if not each.url]
+PEERS = [name for name in STARTED if name != HEARTH]
 USERS = {
     "PATH": "/bin",
     "HOME": "/Users/ann",
@@ -43,49 +42,34 @@ def given(tmp_path: Path) -> dict[str, str]:
 
 
 def test_hearth_comes_first_and_each_name_is_its_own() -> None:
-    assert next(iter(SERVERS)) == HEARTH and set(TRIED) <= set(SERVERS)
+    assert STARTED == [HEARTH, "mlx_lm", "mlx_vlm", "vllm-mlx", "rapid-mlx"]
     assert all(name == server.name for name, server in SERVERS.items())
+    assert all(SERVERS[name].install.startswith("uv tool install ") for name in PEERS)
 
 
-@pytest.mark.parametrize("name", SERVERS)
-def test_each_server_is_given_the_model_and_the_port(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", STARTED)
+@pytest.mark.parametrize("memory", Memory)
+def test_each_server_is_given_the_model_the_port_and_loopback(
+    name: str, memory: Memory, tmp_path: Path
+) -> None:
+    """mlx_vlm listens on all addresses by default, without a key."""
     server, words = SERVERS[name], given(tmp_path)
-    for memory in Memory:
-        told = [each.format(**words) for each in arguments_of(server, memory)]
-        environment = environment_of(server, memory, words, {})
-        text = " ".join((*told, *environment.values()))
-        assert "4567" in text and "qwen" in text + server.model.format(**words)
-        assert "{" not in text.replace("{}", "")
+    told = command_of(server, memory)
+    assert "{model}" in told and "{port}" in told and "127.0.0.1" in told
+    told = told.format(**words) + "".join(environment_of(server, memory, words, {}).values())
+    assert "4567" in told and str(tmp_path / "qwen") in told and "{" not in told
 
 
-@pytest.mark.parametrize("name", SERVERS)
-def test_each_server_is_told_to_listen_on_loopback_alone(name: str) -> None:
-    """mlx_vlm and mlx-openai-server listen on all addresses by default, without a key."""
-    server = SERVERS[name]
-    hosts = [
-        server.arguments[at + 1] for at, word in enumerate(server.arguments) if word == "--host"
-    ]
-    hosts += [server.environment["PROXY_HOST"]] if name == HEARTH else []
-    assert hosts == ["127.0.0.1"]
-
-
-@pytest.mark.parametrize("name", TRIED)
-def test_each_server_that_was_tried_can_be_told_what_it_may_keep(name: str) -> None:
+@pytest.mark.parametrize("name", STARTED)
+def test_each_server_can_be_told_what_it_may_keep(name: str) -> None:
     server = SERVERS[name]
     told = {(command_of(server, each), str(server.memory_extra.get(each))) for each in Memory}
-    assert len(told) == 3 and all(server.can_be_told(memory) for memory in Memory)
-    assert all("{model}" in command and "{port}" in command for command, _ in told)
+    assert len(told) == 3
+    assert all(SERVERS[name].can_be_told(memory) for memory in Memory)
+    assert [Server("x").can_be_told(memory) for memory in Memory] == [True, False, False]
 
 
-def test_a_server_without_such_an_option_says_so() -> None:
-    for server in SERVERS.values():
-        told = " ".join(server.notes)
-        assert server.can_be_told(Memory.NONE) or "switches its cache off" in told, server.name
-        assert server.can_be_told(Memory.ONE_SESSION) or "bounds what it keeps" in told, server.name
-    assert Server("x").can_be_told(Memory.DEFAULT)
-
-
-@pytest.mark.parametrize("name", SERVERS)
+@pytest.mark.parametrize("name", STARTED)
 def test_nothing_of_the_users_settings_and_keys_comes_to_a_server(
     name: str, tmp_path: Path
 ) -> None:
@@ -96,15 +80,13 @@ def test_nothing_of_the_users_settings_and_keys_comes_to_a_server(
     assert made["HOME"] == str(tmp_path / "home") and made["PATH"] == "/bin"
     meter, *others = made["PYTHONPATH"].split(os.pathsep)
     assert (Path(meter) / "sitecustomize.py").exists()
-    own = not (SERVERS[name].package or SERVERS[name].program)
-    assert others == (["/mine"] if own else [])
+    assert others == (["/mine"] if name == HEARTH else [])
     assert made.get("APC_ENABLED") == ("1" if name == "mlx_vlm" else None)
 
 
 def test_hearth_is_measured_with_its_defaults_whatever_its_env_file_says(tmp_path: Path) -> None:
     env_file = tmp_path / ".env"
     env_file.write_text("CACHE_EXACT=true\nWORKERS=4\nMODEL_PATH=/mine\nOTHER=1\n")
-    assert set(defaults_against(env_file)) == {"CACHE_EXACT", "WORKERS", "MODEL_PATH"}
     made = environment_of(SERVERS[HEARTH], Memory.DEFAULT, given(tmp_path), USERS, env_file)
     settings = load_settings(made, env_file)
     plain = load_settings({"MODEL_PATH": str(tmp_path / "qwen")}, None)
@@ -117,41 +99,83 @@ def test_hearth_is_measured_with_its_defaults_whatever_its_env_file_says(tmp_pat
     assert {name for name in changed if "key" not in name} <= expected, changed
 
 
-def test_the_kind_of_a_model_and_a_folder_that_has_only_it_are_told(tmp_path: Path) -> None:
-    assert given(tmp_path)["kind"] == "lm"
-    (tmp_path / "qwen").mkdir()
-    (tmp_path / "qwen" / "config.json").write_text('{"vision_config": {}}')
-    told = given(tmp_path)
-    assert told["kind"] == "multimodal" and told["model_name"] == "qwen"
-    assert told["models_dir"] == str(tmp_path / "home" / "models")
-    assert (told["memory_bytes"], told["memory_gb"]) == ("52428800", "0.048828")
-
-
-def test_the_facts_hold_what_a_reader_needs_and_no_key() -> None:
-    facts = facts_of(SERVERS["rapid-mlx"], "0.16.10", is_metered=True, notes=("It is new.",))
-    assert facts.command.startswith("python -m rapid_mlx.cli serve {model} --port {port}")
-    assert facts.notes == (*SERVERS["rapid-mlx"].notes, "It is new.")
-    mine = Server("mine", url="http://127.0.0.1:1", notes=(BY_URL,))
-    assert facts_of(mine, "1", is_metered=False).command == "(as its owner has started it)"
-    assert f"PROXY_API_KEY={KEY}" in command_of(SERVERS[HEARTH]), "LOG_PROMPTS needs some key"
-
-
-@pytest.mark.parametrize("platform", ["linux", "darwin"])
-def test_what_is_installed_is_what_has_a_package_and_computes_here(
-    platform: str, monkeypatch: pytest.MonkeyPatch
+def test_a_program_is_found_beside_hearths_python_and_its_versions_in_its_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(install_server.sys, "platform", platform)
-    found = [name for name, each in SERVERS.items() if can_install(each)]
-    anywhere = ["vllm-mlx", "rapid-mlx", "mlx-openai-server"]
-    packages = [each.package for each in SERVERS.values() if each.package]
-    assert all(re.fullmatch(r"[\w-]+==\d[\w.]*", each) for each in (*packages, install_server.UV))
-    assert found == anywhere + (["mtplx"] if platform == "darwin" else [])
+    assert program_of(SERVERS[HEARTH]) == sys.executable
+    assert "hearth-llm " in version_of(SERVERS[HEARTH]) and "mlx-lm " in version_of(SERVERS[HEARTH])
+    tool = tmp_path / "tools" / "peer"
+    facts = tool / "lib" / "python3.12" / "site-packages" / "peer-1.2.dist-info"
+    facts.mkdir(parents=True)
+    (facts / "METADATA").write_text("Name: peer\nVersion: 1.2\n")
+    (tool / "bin").mkdir()
+    (tool / "bin" / "peer").touch(mode=0o700)
+    (tmp_path / "peer").symlink_to(tool / "bin" / "peer")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    peer = Server("peer", ("peer",), packages=("peer", "mlx"))
+    assert program_of(peer) == str(tmp_path / "peer") and version_of(peer) == "peer 1.2"
+    assert version_of(Server("mine", url="http://127.0.0.1:1")) == ""
 
 
-def test_an_error_names_no_place_and_its_reason_is_one_line(tmp_path: Path) -> None:
-    model, home = tmp_path / "m", tmp_path / "h"
-    said = f"\x1b[31mValueError: {model}/config.json has {home}\x1b[0m\nExiting. {Path.home()}/x"
-    error = ServerStartError(without_paths(said, model, home))
-    assert error.reason == "ValueError: {model}/config.json has {dir}"
-    assert str(error).endswith("Exiting. ~/x")
-    assert ServerStartError("a\nb\n").reason == "b" and ServerStartError("").reason == ""
+def test_the_command_of_a_server_is_as_a_reader_types_it() -> None:
+    assert command_of(SERVERS["vllm-mlx"]).startswith("vllm-mlx serve {model} --port {port}")
+    assert command_of(SERVERS[HEARTH]).endswith(" -m hearth.proxy.main")
+    assert str(Path(sys.executable).parent) not in command_of(SERVERS[HEARTH])
+    assert command_of(SERVERS["ollama"]) == "(as its owner has started it)"
+    assert f"PROXY_API_KEY={KEY}" in command_of(SERVERS[HEARTH]), "CACHE_DEBUG needs some key"
+
+
+def test_an_error_names_no_place_of_the_user(tmp_path: Path) -> None:
+    said = f"{tmp_path}/m/config.json has {tmp_path}/h. {Path.home()}/x"
+    told = without_paths(said, tmp_path / "m", tmp_path / "h")
+    assert told == "{model}/config.json has {dir}. ~/x"
+
+
+# ---------------------------------------------------------------- which are measured
+
+
+@pytest.fixture
+def only_mlx_lm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have a user who has mlx_lm beside Hearth."""
+    monkeypatch.setattr(
+        server_environment.shutil,
+        "which",
+        lambda name, path: name if name in (sys.executable, "mlx_lm.server") else None,
+    )
+
+
+@pytest.mark.usefixtures("only_mlx_lm")
+def test_without_names_what_a_user_has_is_measured_hearth_first() -> None:
+    found = chosen_servers([], ["mine=http://127.0.0.1:8000/v1"])
+    assert [each.name for each in found] == [HEARTH, "mlx_lm", "mine"]
+    assert found[-1].url == "http://127.0.0.1:8000"
+    named = chosen_servers(["ollama", "mlx_lm", HEARTH], [])
+    assert [each.name for each in named] == [HEARTH, "ollama", "mlx_lm"]
+
+
+@pytest.mark.usefixtures("only_mlx_lm")
+@pytest.mark.parametrize(
+    ("names", "urls", "told"),
+    [
+        (["omlx"], [], "No server is called omlx; there are hearth, mlx_lm"),
+        (["rapid-mlx"], [], "rapid-mlx is not on this machine. Get it by: uv tool install rapid"),
+        ([], ["hearth=http://127.0.0.1:1"], "Two servers are called hearth"),
+    ],
+)
+def test_a_server_that_cannot_be_had_is_refused(
+    names: list[str], urls: list[str], told: str
+) -> None:
+    with pytest.raises(StartError, match=told):
+        chosen_servers(names, urls)
+
+
+@pytest.mark.parametrize("text", ["mine", "=http://a", "mine=a:1", "mine=ftp://a", "mine=http://"])
+def test_what_is_no_url_is_refused(text: str) -> None:
+    with pytest.raises(StartError, match="NAME=URL"):
+        server_of_url(text)
+
+
+def test_a_url_may_name_a_model_and_no_key() -> None:
+    assert server_of_url("mine=http://a:1#m").model == "m"
+    with pytest.raises(StartError, match="a name or a key in it"):
+        server_of_url("mine=http://me:secret@a:1")

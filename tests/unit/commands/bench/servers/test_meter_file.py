@@ -15,10 +15,8 @@ from hearth.commands.bench.servers.meter_file import (
     AttentionCount,
     attention_layers,
     layers_of_prompt,
-    load_layers,
     meter_of,
     read_counts,
-    save_layers,
 )
 
 TEXT, TOWER = (8, 2, 64), (16, 16, 72)  # heads, KV heads, width
@@ -46,14 +44,15 @@ def test_the_meter_counts_what_is_read_and_each_call_and_changes_no_answer(
     fast = SimpleNamespace(scaled_dot_product_attention=lambda q, k, *_, scale: (q, k, scale))
     trunks = SimpleNamespace(attend_with_trunks=lambda queries, keys, *_, mask: mask)
     made = meter.AttentionWrapper(str(tmp_path))
-    made.wrap_mlx(SimpleNamespace(fast=fast))
-    made.wrap_trunks(trunks)
+    made.wrap(fast, "scaled_dot_product_attention")
+    made.wrap(trunks, "attend_with_trunks")
     for rows, tokens in ((1, 256), (2, 10), (1, 1), (4, 1)):
         q, k = attended(rows, tokens)
         assert fast.scaled_dot_product_attention(q, k, None, scale=0.5) == (q, k, 0.5)
     tower = attended(1, 700, TOWER)
     assert fast.scaled_dot_product_attention(q=tower[0], k=tower[1], scale=1)[2] == 1
-    assert trunks.attend_with_trunks(*attended(3, 1), None, mask="m") == "m"
+    queries, keys = attended(3, 1)
+    assert trunks.attend_with_trunks(queries=queries, keys=keys, mask="m") == "m"
     assert read_counts(tmp_path) == {
         TEXT: AttentionCount(256 + 20, 5),
         TOWER: AttentionCount(700, 1),
@@ -172,10 +171,3 @@ def test_without_a_config_the_layers_are_not_known(tmp_path: Path) -> None:
     assert attention_layers(tmp_path) is None
     (tmp_path / "config.json").write_text("{")
     assert attention_layers(tmp_path) is None
-
-
-def test_what_one_token_counts_is_kept_for_later_starts(tmp_path: Path) -> None:
-    layers = {TEXT: 4.0, (8, 1, 512): 1.5}
-    save_layers(layers, tmp_path / "kept")
-    assert load_layers(tmp_path / "kept") == layers
-    assert load_layers(tmp_path / "none") == {}

@@ -1,23 +1,18 @@
 """A started server is ready when it has answered, is metered, and leaves no process behind."""
 
 import asyncio
-import contextlib
 import os
 import signal
-import subprocess
 import sys
-import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
-from hypothesis import given, strategies as st
 
 from hearth.commands.bench.server import Memory, Meter, Server
 from hearth.commands.bench.servers import started_server
-from hearth.commands.bench.servers.server_guard import metered
 from hearth.commands.bench.servers.started_server import ServerStartError, started
 from hearth.commands.replay.player import replay
 from hearth.commands.replay.traces import CHAT_PATH, Captured
@@ -58,8 +53,7 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
     def do_GET(self):
         told = {"status": "Healthy", "data": [{"id": "served"}]}
-        missing = mode == "unhealthy" and self.path == "/health"
-        self.say(404 if missing else 200, json.dumps(told).encode())
+        self.say(200, json.dumps(told).encode())
     def do_POST(self):
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
         if mode == "hangs":
@@ -91,7 +85,7 @@ def home(tmp_path: Path) -> Path:
 
 
 def fake(home: Path, mode: str = "plain") -> Server:
-    return Server("fake", (str(home.parent / "fake.py"), mode, "{port}"), extra={})
+    return Server("fake", (sys.executable, str(home.parent / "fake.py"), mode, "{port}"), extra={})
 
 
 async def read_meter(home: Path, words: int, mode: str = "plain") -> list[Meter | None]:
@@ -104,25 +98,16 @@ async def read_meter(home: Path, words: int, mode: str = "plain") -> list[Meter 
         rows, _ = await replay([asked], running.target)
         assert rows[0].outcome.reading.text == ["served"], "the first model that it lists"
         assert running.is_metered == (mode != "unmetered") and running.start_s > 0
-        assert running.directory == home
         return [before, running.meter()]
 
 
-@pytest.mark.parametrize("mode", ["plain", "unhealthy"])
-def test_a_server_is_metered_in_tokens_in_each_of_its_starts(home: Path, mode: str) -> None:
+def test_a_server_is_metered_in_tokens_in_each_of_its_starts(home: Path) -> None:
     for _ in range(2):
-        before, after = asyncio.run(read_meter(home, 7, mode))
+        before, after = asyncio.run(read_meter(home, 7))
         assert before is not None and after is not None
         assert after.read_tokens - before.read_tokens == 70
         assert after.forwards - before.forwards == 1
     assert oct((home / "server.log").stat().st_mode)[-3:] == "600"
-
-
-def test_a_later_start_does_not_read_a_prompt_to_find_what_a_token_counts(home: Path) -> None:
-    (first, _), (later, _) = (asyncio.run(read_meter(home, 1)) for _ in range(2))
-    assert first is not None and later is not None
-    assert first.forwards == 2, "a hello and a prompt to measure by"
-    assert later.forwards == 1, "a hello"
 
 
 def test_a_server_that_counts_nothing_is_not_metered(home: Path) -> None:
@@ -142,89 +127,6 @@ def test_no_process_outlives_its_block(home: Path, is_killed: bool) -> None:
         return pids
 
     assert not [pid for pid in asyncio.run(run()) if is_alive(pid)]
-
-
-KILLED = """
-import asyncio, os, sys
-from pathlib import Path
-from hearth.commands.bench.server import Memory, Server
-from hearth.commands.bench.servers.started_server import started
-
-async def run():
-    home = Path(sys.argv[1])
-    server = Server("fake", (sys.argv[2], "stubborn", "{port}"), extra={})
-    async with started(server, home, home, Memory.DEFAULT, 50) as running:
-        print(*running.pids(), flush=True)
-        os.kill(os.getpid(), 9)
-
-asyncio.run(run())
-"""
-
-
-def test_a_bench_that_is_killed_leaves_no_process_and_no_file(home: Path) -> None:
-    visit = home.parent / "hearth-bench-1"
-    (visit / "cold").mkdir(parents=True)
-    (visit / "home").mkdir()
-    (visit / "home" / "kv").write_text("of an earlier start")
-    words = [sys.executable, "-c", KILLED, str(visit / "cold"), str(home.parent / "fake.py")]
-    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=60)
-    pids = [int(pid) for pid in done.stdout.split()]
-    assert done.returncode == -signal.SIGKILL and len(pids) == 2, done.stderr
-    assert not [pid for pid in pids if is_alive(pid)]
-    deadline = time.monotonic() + 10
-    while visit.exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not visit.exists() and home.exists()
-
-
-def test_no_guard_is_left_behind_a_server_that_has_ended(home: Path) -> None:
-    before = {child.pid for child in psutil.Process().children()}
-    asyncio.run(read_meter(home, 1))
-    assert {child.pid for child in psutil.Process().children()} <= before and home.exists()
-
-
-def test_a_process_that_has_only_the_number_of_a_metered_one_is_not_touched(home: Path) -> None:
-    stranger = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-    try:
-
-        async def run() -> None:
-            async with started(
-                fake(home), home.parent / "model", home, Memory.DEFAULT, 50
-            ) as running:
-                earlier_ns = int((psutil.Process(stranger.pid).create_time() - 60) * 1e9)
-                (home / "meter" / f"{stranger.pid}-{earlier_ns}").touch()
-                assert stranger.pid not in running.pids()
-
-        asyncio.run(run())
-        assert stranger.poll() is None
-    finally:
-        stranger.kill()
-        stranger.wait()
-
-
-def test_a_metered_process_whose_parent_has_ended_is_its_servers(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(started_server, "KILL_WAIT_S_MAX", 1.0)
-    orphan = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-
-    async def run() -> None:
-        async with started(fake(home), home.parent / "model", home, Memory.DEFAULT, 50) as running:
-            (home / "meter" / f"{orphan.pid}-{time.time_ns()}").touch()
-            assert orphan.pid in running.pids()
-
-    asyncio.run(run())
-    assert orphan.wait(10) == -signal.SIGKILL
-
-
-@given(st.lists(st.text(max_size=20)))
-def test_any_name_in_a_meters_folder_is_a_process_or_nothing(names: list[str]) -> None:
-    with tempfile.TemporaryDirectory() as directory:
-        for name in names:
-            with contextlib.suppress(OSError, ValueError):
-                Path(directory, name.replace("/", "-")).touch()
-        assert all(pid >= 0 and known_s >= 0 for pid, known_s in metered(Path(directory)))
-    assert list(metered(Path(directory))) == []
 
 
 def test_a_stubborn_server_and_what_a_dead_one_left_are_killed(
@@ -258,14 +160,14 @@ def is_alive(pid: int) -> bool:
 @pytest.mark.parametrize(
     ("mode", "reason"),
     [
-        ("ends", "ValueError: no such model in {dir}"),
+        ("ends", "ValueError: no such model in {dir}\n\nServerStartError: it has ended"),
         ("refuses", "it does not answer: 500 RuntimeError: no kernel"),
     ],
 )
 def test_a_server_that_does_not_start_says_why(home: Path, mode: str, reason: str) -> None:
     with pytest.raises(ServerStartError) as caught:
         asyncio.run(read_meter(home, 1, mode))
-    assert caught.value.reason == reason and str(home) not in str(caught.value)
+    assert str(caught.value).endswith(reason) and str(home) not in str(caught.value)
 
 
 def test_a_server_that_fails_without_a_word_is_not_waited_for(
@@ -274,16 +176,16 @@ def test_a_server_that_fails_without_a_word_is_not_waited_for(
     monkeypatch.setattr(started_server, "ANSWER_WAIT_S_MAX", 0.3)
     with pytest.raises(ServerStartError) as caught:
         asyncio.run(read_meter(home, 1, "hangs"))
-    assert caught.value.reason == "TypeError: no such argument"
+    assert "TypeError: no such argument" in str(caught.value)
 
 
 def test_a_server_that_is_not_installed_says_so(home: Path) -> None:
     async def run() -> None:
-        server = replace(fake(home), program="no-such-program-of-hearth")
+        server = replace(fake(home), command=("no-such-program-of-hearth",))
         async with started(server, home.parent / "model", home, Memory.DEFAULT, 50):
             raise AssertionError("it runs")
 
-    with pytest.raises(ServerStartError, match="fake is not installed"):
+    with pytest.raises(ServerStartError, match="fake is not on this machine"):
         asyncio.run(run())
 
 
@@ -292,7 +194,7 @@ def test_a_server_by_url_is_asked_and_left_alone(tmp_path: Path) -> None:
         server = Server("mine", url="http://127.0.0.1:1", model="m")
         async with started(server, tmp_path, tmp_path, Memory.DEFAULT, 50) as running:
             assert running.target.base_url == server.url and running.target.model == "m"
-            assert (running.meter(), running.pids(), running.directory) == (None, [], None)
+            assert (running.meter(), running.pids()) == (None, [])
             await running.kill()
 
     asyncio.run(run())

@@ -1,7 +1,6 @@
 """Tells what requests were worth by right sums, and errors without a trace of a machine."""
 
 import asyncio
-import getpass
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,9 +12,10 @@ from hypothesis import example, given, strategies as st
 
 from hearth.commands.bench.measures import MEASURES
 from hearth.commands.bench.results import ModelFacts
-from hearth.commands.bench.server import Meter, Server
+from hearth.commands.bench.server import Server
+from hearth.commands.bench.servers.started_server import StartedServer
 from hearth.commands.bench.workload import SCALES, Visit
-from hearth.commands.bench.workloads.ask import ask, errors_of, request_values, shareable
+from hearth.commands.bench.workloads.ask import ERROR_CHARS_MAX, ask, errors_of, request_values
 from hearth.commands.bench.workloads.counted_tokens.counted import measured
 from hearth.commands.replay.player import Row, Target
 from hearth.commands.replay.traces import CHAT_PATH, Captured
@@ -108,61 +108,21 @@ def test_errors_are_told_once_with_how_often_and_are_few() -> None:
     assert errors_of(rows) == ("2x a", "b", "c")
 
 
-@given(
-    st.text("ab .:'", max_size=8),
-    st.lists(st.text("secretXYZ0-_.", min_size=1), min_size=2, max_size=5),
-    st.text(" '\",)x", max_size=5),
-)
-def test_no_path_is_told(before: str, parts: list[str], behind: str) -> None:
-    path = f"/Private{'/'.join(parts)}/model"
-    for text in (f"{before} {path}{behind}", f"{before}:{path}", f"at file://{path}", f"({path})"):
-        told = shareable(text)
-        assert "Private" not in told and "secret" not in told and "\n" not in told
-
-
-@pytest.mark.parametrize(
-    ("error", "told"),
-    [
-        ("404 at /v1/chat/completions", "404 at /v1/chat/completions"),
-        ("no http://127.0.0.1:4000/v1/models", "no http://127.0.0.1:4000/v1/models"),
-        ("'/Users/ada/my/model' is not there", "'PATH' is not there"),
-        ("two\n  lines", "two lines"),
-        ("1/2 of it", "1/2 of it"),
-        ("x" * 500, "x" * 200),
-    ],
-)
-def test_what_is_no_path_stays(error: str, told: str) -> None:
-    assert shareable(error) == told
-
-
-def test_neither_home_nor_user_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Path, "home", lambda: Path("/Users/Ada Lovelace"))
-    monkeypatch.setattr(getpass, "getuser", lambda: "ada")
-    told = shareable("in /Users/Ada Lovelace/x/y of ada, not canada")
-    assert told == "in PATH of USER, not canada"
+def test_an_error_is_one_short_line_without_the_users_home(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Path, "home", lambda: Path("/Users/ada"))
+    (told,) = errors_of([row([1], error="no\n  /Users/ada/model at /v1/chat " + "x" * 500)])
+    assert told.startswith("no ~/model at /v1/chat xxx") and len(told) == ERROR_CHARS_MAX
 
 
 # ---------------------------------------------------------------- asking
 
 
-class Answering:
-    """A server that answers with what it was asked."""
-
-    def __init__(self, url: str) -> None:
-        self.target = Target(url, extra={"a": 1})
-        self.is_metered = False
-        self.directory = None
-
-    def meter(self) -> Meter | None:
-        return None
-
-    def pids(self) -> list[int]:
-        return []
-
-
 def visit(url: str) -> Visit:
-    facts = ModelFacts("tiny", "dense", "qwen3", 1)
-    return Visit(Server("some"), Answering(url), facts, SCALES["quick"], 0)
+    facts = ModelFacts("tiny", "text", "qwen3", 1)
+    running = StartedServer(Target(url, extra={"a": 1}))
+    return Visit(Server("some"), running, facts, SCALES["quick"], 0)
 
 
 ASKED = Captured("some", "chat", CHAT_PATH, {}, {"messages": []}, "", 0.0, 1.0)

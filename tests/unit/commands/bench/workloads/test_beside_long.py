@@ -61,13 +61,13 @@ def test_what_went_wrong_is_told_and_no_time_of_a_prompt_that_failed() -> None:
     assert stream.arrivals_s == [0.0, 0.1, 0.2, 5.0]
     broken = StreamBeside()
     broken.error, broken.is_over = "500 no", True
-    long = TimedAnswer(0.15, 4.0, 4.0, (4.0,), 16_000, 1, "", "")
+    long = TimedAnswer(0.15, 4.0, (4.0,), 16_000, 1, "", "")
     found = measured_of([stream, broken], long, {"memory_bytes": 7.0, "cpu_s": 1.0})
     assert set(found.values) <= set(MEASURES)
     assert found.errors == ("500 no",) and found.values["failed"] == 1
     assert found.values["ttft_p50_s"] == pytest.approx(3.85)
     assert found.values["gap_p99_s"] == pytest.approx(4.8) and "cpu_s" not in found.values
-    refused = TimedAnswer(0.15, None, 0.15, (), 0, 0, "", "400 too long")
+    refused = TimedAnswer(0.15, 0.15, (), 0, 0, "", "400 too long")
     found = measured_of([stream, broken], refused, {})
     assert found.errors == ("400 too long", "500 no") and found.values["failed"] == 2
     assert "ttft_p50_s" not in found.values
@@ -95,7 +95,7 @@ class SilentClient:
         self.asked.append(question)
         if len(self.asked) == 1:
             on_text(0.5)
-        return TimedAnswer(0.0, 1.0, 1.0, (), 9, tokens_max, "", "")
+        return TimedAnswer(0.0, 1.0, (), 9, tokens_max, "", "")
 
 
 def test_a_stream_whose_answer_has_no_text_is_over_at_once() -> None:

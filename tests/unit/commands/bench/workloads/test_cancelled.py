@@ -6,9 +6,10 @@ from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
-from hearth.commands.bench.measuring import Taken
+from hearth.commands.bench.measuring import Activity, Taken
 from hearth.commands.bench.results import ModelFacts
-from hearth.commands.bench.server import Meter, Server
+from hearth.commands.bench.server import Server
+from hearth.commands.bench.servers.started_server import StartedServer
 from hearth.commands.bench.workload import SCALES, Measured, Visit
 from hearth.commands.bench.workloads.counted_tokens import cancelled
 from hearth.commands.replay.player import Row, Target
@@ -19,25 +20,16 @@ TTFT_S = 0.02  # of the whole prompt: it is hung up on after 9 ms
 IDS = [1] * 100
 
 
-class HangingServer:
+class HangingServer(StartedServer):
     """A server that never ends what it is asked first, where it `hangs`; else it answers."""
 
-    target = Target("http://127.0.0.1:1")
-    is_metered = False
-    directory = None
-
     def __init__(self, *, hangs: bool, error: str = "") -> None:
+        super().__init__(Target("http://127.0.0.1:1"))
         self.hangs = hangs
         self.error = error
         self.asked: list[tuple[str, bool]] = []  # each prompt, and whether it was measured
         self.blocks = 0  # that were measured
         self.is_measured = False
-
-    def meter(self) -> Meter | None:
-        return None
-
-    def pids(self) -> list[int]:
-        return []
 
     async def ask(self, visit: Visit, rows: Sequence[Captured]) -> list[Row]:
         (row,) = rows
@@ -54,7 +46,7 @@ class HangingServer:
     async def measuring(self, visit: Visit) -> AsyncIterator[Taken]:
         self.blocks += 1
         self.is_measured = True
-        taken = Taken()
+        taken = Taken(Activity(None))
         yield taken
         taken.found = {"read_tokens": 200.0}
         self.is_measured = False
@@ -63,7 +55,7 @@ class HangingServer:
 def played(server: HangingServer, monkeypatch: pytest.MonkeyPatch) -> Measured:
     monkeypatch.setattr(cancelled, "ask", server.ask)
     monkeypatch.setattr(cancelled, "measuring", server.measuring)
-    facts = ModelFacts("tiny", "dense", "qwen3", 1)
+    facts = ModelFacts("tiny", "text", "qwen3", 1)
     visit = Visit(Server("some"), server, facts, SCALES["quick"], 0)
     at_once = next(each for each in cancelled.WORKLOADS if each.name == "cancel-0s")
     return asyncio.run(at_once.run(visit))

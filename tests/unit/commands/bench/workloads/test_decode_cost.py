@@ -21,7 +21,7 @@ TOKENS = 64
 
 def answer(completion: int, step_s: float = 0.01, first_s: float = 0.5) -> TimedAnswer:
     arrivals = tuple(first_s + step_s * number for number in range(completion))
-    return TimedAnswer(0.0, first_s, first_s + step_s * completion, arrivals, 9, completion, "", "")
+    return TimedAnswer(0.0, first_s + step_s * completion, arrivals, 9, completion, "", "")
 
 
 def asking(count: int, completion: int, wall_s: float, forwards: float | None) -> Asking:

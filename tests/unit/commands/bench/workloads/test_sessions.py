@@ -8,12 +8,17 @@ import pytest
 from hypothesis import given, strategies as st
 
 from hearth.commands.bench.results import ModelFacts
-from hearth.commands.bench.server import Meter, Server
+from hearth.commands.bench.server import Server
+from hearth.commands.bench.servers.started_server import StartedServer
 from hearth.commands.bench.workload import SCALES, Scale, Visit
+from hearth.commands.bench.workloads.counted_tokens.captured_sessions import (
+    CHAT,
+    FAN_OUT,
+    FORK,
+    MESSAGES,
+)
 from hearth.commands.bench.workloads.counted_tokens.forks_and_edits import forks_and_edits
-from hearth.commands.bench.workloads.counted_tokens.linear import CHAT, MESSAGES
 from hearth.commands.bench.workloads.counted_tokens.shared_trunk import AGENTS, TURNS, agents
-from hearth.commands.bench.workloads.counted_tokens.sub_agents import FAN_OUT, FORK
 from hearth.commands.bench.workloads.filler import filler
 from hearth.commands.bench.workloads.sessions import (
     SESSIONS_DIR,
@@ -30,23 +35,10 @@ NAMES = sorted(path.name.removesuffix(".jsonl.xz") for path in SESSIONS_DIR.glob
 QUICK, WHOLE = SCALES["quick"], SCALES["whole"]
 
 
-class NobodyRuns:
-    """A server that nobody asks."""
-
-    target = Target("http://127.0.0.1:1")
-    is_metered = False
-    directory = None
-
-    def meter(self) -> Meter | None:
-        return None
-
-    def pids(self) -> list[int]:
-        return []
-
-
 def visit(url: str = "", scale: Scale = QUICK) -> Visit:
-    facts = ModelFacts("tiny", "dense", "qwen3", 1)
-    return Visit(Server("some", url=url), NobodyRuns(), facts, scale, 0)
+    facts = ModelFacts("tiny", "text", "qwen3", 1)
+    running = StartedServer(Target("http://127.0.0.1:1"))
+    return Visit(Server("some", url=url), running, facts, scale, 0)
 
 
 def first_text(row: Captured) -> str:

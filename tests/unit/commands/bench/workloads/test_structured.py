@@ -28,7 +28,7 @@ GOOD: dict[str, Any] = {
 
 
 def answer(text: str, error: str = "") -> TimedAnswer:
-    return TimedAnswer(0.0, 1.0, 2.0, (1.0,), 9, 9, text, error)
+    return TimedAnswer(0.0, 2.0, (1.0,), 9, 9, text, error)
 
 
 @given(plans | leaves | st.lists(leaves, max_size=3))

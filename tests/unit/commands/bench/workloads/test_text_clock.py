@@ -1,21 +1,24 @@
 """Arrivals of text and counts of tokens are read from any stream of chat completions."""
 
+import asyncio
 import json
+from collections.abc import Callable
 from itertools import pairwise
-from typing import Any
+from typing import Any, cast
 
+import aiohttp
 import pytest
 from hypothesis import given, strategies as st
 
+from hearth.commands.bench.workloads import timed_stream
 from hearth.commands.bench.workloads.timed_stream import (
-    ERROR_CHARS_MAX,
     TOGETHER_S,
-    TextClock,
     TimedAnswer,
+    TimedClient,
     errors_of_answers,
     has_text,
-    told_error,
 )
+from hearth.commands.stream_client import Outcome, Reading, read_chat, tokens_of
 
 SENT_S = 100.0
 
@@ -31,10 +34,20 @@ def usage(prompt: int, completion: int) -> str:
 
 def made(events: list[tuple[float, str]], error: str = "") -> TimedAnswer:
     """Return the answer of which `events` came, each so many seconds after the sending."""
-    clock = TextClock()
-    for after_s, data in events:
-        clock.take(data, SENT_S + after_s)
-    return clock.answer(SENT_S, error)
+
+    async def send(*_: Any, on_event: Callable[[str, float], None]) -> Outcome:
+        reading = Reading(is_complete=not error)
+        for after_s, data in events:
+            on_event(data, SENT_S + after_s)
+            if data != "[DONE]":
+                read_chat(reading, json.loads(data))
+        return Outcome(200, tokens_of("chat", reading), None, 1.0, error, reading)
+
+    with pytest.MonkeyPatch.context() as patcher:
+        patcher.setattr(timed_stream, "send", send)
+        patcher.setattr(timed_stream.time, "perf_counter", lambda: SENT_S)
+        client = TimedClient(cast(aiohttp.ClientSession, None), {})
+        return asyncio.run(client.ask("q", 1, {}))
 
 
 @given(st.lists(st.floats(0.0, 0.01), min_size=1, max_size=60), st.integers(1, 500))
@@ -86,34 +99,11 @@ def test_one_token_may_have_no_text_but_is_an_answer() -> None:
     assert answer.error == "" and answer.ttft_s == pytest.approx(1.0)
 
 
-@pytest.mark.parametrize(
-    ("events", "error"),
-    [
-        ([(1.0, chunk({"content": "a"}))], "the stream broke off"),
-        ([(1.0, chunk({"content": "a"}, "stop"))], "the stream told no usage"),
-        ([(1.0, "no json")], "an event is no chunk of a chat completion"),
-        ([(1.0, "[1]")], "an event is no chunk of a chat completion"),
-        ([(1.0, json.dumps({"error": {"message": "no memory"}}))], "no memory"),
-    ],
-)
-def test_what_a_server_does_wrong_is_an_error(events: list[tuple[float, str]], error: str) -> None:
-    answer = made(events)
-    assert (answer.error, answer.ttft_s, answer.is_full(0)) == (error, None, False)
-
-
-@given(st.text(max_size=400))
-def test_an_error_is_short_and_names_no_path(text: str) -> None:
-    said = text + " /home/someone/model.safetensors"
-    for told in (said, json.dumps({"error": {"message": said}}), json.dumps({"detail": said})):
-        found = told_error(told)
-        assert len(found) <= ERROR_CHARS_MAX and "/" not in found
-
-
-def test_the_message_of_an_error_is_found() -> None:
-    assert told_error('{"error": {"message": "too  long", "input": "secret"}}') == "too long"
-    assert told_error('{"detail": "no /root/x here"}') == "no (path) here"
-    assert told_error('"no memory"') == "no memory"
-    assert told_error("plain") == "plain" and told_error("") == ""
+def test_what_a_server_does_wrong_is_an_error() -> None:
+    """What `send` tells of broken streams is its own tests' subject."""
+    unended = [(1.0, chunk({"content": "a"}, "stop"))]
+    for answer, error in ((made(unended), "the stream told no usage"), (made([], "503"), "503")):
+        assert (answer.error, answer.ttft_s, answer.is_full(0)) == (error, None, False)
 
 
 @pytest.mark.parametrize(("asked", "is_full"), [(64, True), (70, True), (72, False), (128, False)])
@@ -130,26 +120,11 @@ def test_an_error_is_told_once() -> None:
     assert errors_of_answers([good, bad, bad]) == ("500 no",)
 
 
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-    lambda inner: (
-        st.lists(inner, max_size=3)
-        | st.dictionaries(st.sampled_from(("choices", "delta", "usage", "content", "error")), inner)
-    ),
-    max_leaves=8,
-)
-
-
-@given(st.lists(JSON | st.fixed_dictionaries({"choices": JSON, "usage": JSON}), max_size=4))
-def test_any_events_are_an_answer_or_an_error(events: list[Any]) -> None:
-    answer = made([(1.0, json.dumps(event)) for event in events])
-    assert isinstance(answer.text, str) and 0 <= answer.completion <= 10**9
-    assert isinstance(answer.error, str)
-
-
-@pytest.mark.parametrize("data", ["5", "[]", '{"choices": [1]}', "[" * 100_000, '{"usage": [1]}'])
-def test_what_is_no_chunk_is_told_without_its_text(data: str) -> None:
-    assert made([(1.0, data)]).error == "an event is no chunk of a chat completion"
+@pytest.mark.parametrize("data", ["5", "[]", '{"choices": [1]}', "[" * 100_000, "no json"])
+def test_what_is_no_chunk_is_no_arrival(data: str) -> None:
+    clock = timed_stream.TextClock(lambda now_s: None)
+    clock.take(data, 1.0)
+    assert clock.arrivals_s == [] and clock.last_s is None
 
 
 @pytest.mark.parametrize("told", [10**400, 1e300, -1, "many", [1], 0.5, {"a": 1}])
@@ -157,9 +132,3 @@ def test_a_usage_that_counts_nothing_is_none(told: object) -> None:
     data = json.dumps({"choices": [], "usage": {"prompt_tokens": told, "completion_tokens": 1}})
     answer = made([(1.0, chunk({"content": "a"}, "stop")), (2.0, data)])
     assert (answer.error, answer.prompt) == ("the stream told no usage", 0)
-
-
-@pytest.mark.parametrize("text", ["ab::" * 250_000, "[" * 1_000_000, '{"error": [' * 90_000])
-def test_an_error_of_any_length_is_told_at_once(text: str) -> None:
-    """A pattern took seconds for 80,000 characters, and four times as long for twice as many."""
-    assert len(told_error(text)) <= ERROR_CHARS_MAX

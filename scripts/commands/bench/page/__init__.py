@@ -1,1 +1,0 @@
-"""The HTML page that `hearth bench` writes."""
