@@ -111,7 +111,7 @@ def _receive(model: HubModel, file: HubFile, partial: Path) -> None:
         try:
             http_get(
                 url,
-                target,  # type: ignore[arg-type]
+                target,
                 resume_size=here,
                 headers=headers,
                 expected_size=file.nbytes,
