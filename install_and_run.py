@@ -1,12 +1,13 @@
 """Hearth in one command: checks this machine, installs into .venv, starts the server.
 
 Standard library only. Any Python from 3.6 on must compile this file, so that an old one can say
-what to install: annotations are quoted, and `hearth.shared` is imported after the version check.
+what to install: annotations are quoted.
 """
 
 import argparse
 import contextlib
 import ctypes
+import fcntl
 import functools
 import importlib.util
 import json
@@ -18,14 +19,12 @@ import shutil
 import signal
 import subprocess
 import sys
-import types
 from pathlib import Path
 
 TYPE_CHECKING = False  # the name that type checkers know, without importing typing
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from typing import Any, NoReturn
-
-    from hearth.shared.pip_runner import PipStep
 
 PROJECT = Path(__file__).resolve().parent
 VENV = PROJECT / ".venv"
@@ -33,30 +32,13 @@ VERSION = "{}.{}".format(*sys.version_info[:2])
 SUPPORTED = ("3.12", "3.13", "3.11")  # in the order in which they are looked for
 DISK_BYTES = 3000000000  # 1.4 GB installed, and as much again in pip's cache and unpacking
 DISK_BYTES_CUDA = 7000000000  # the CUDA libraries take as much again
-EXIT_CANNOT_START = 78  # as in shared/errors.py: the same settings would fail again
+END_S_MAX = 5  # for pip to remove its temporary files
 
 PROBE = (
     "import sys, platform, venv, ensurepip;"
     "print('%d.%d' % sys.version_info[:2], platform.machine(), sys.executable)"
 )
 VENV_PROBE = "import sys; print('%d.%d' % sys.version_info[:2], sys.prefix)"
-SETTINGS_PROBE = """
-import json, os, sys
-from hearth.shared.settings_from_env import load_settings, setting_warnings
-from hearth.shared.paths import env_file
-from hearth.shared.errors import StartError
-from hearth.shared.models.model_path import check_model
-try:
-    found = load_settings(os.environ, env_file())
-    sources = (found.model_path, *found.models) if "--check" in sys.argv else ()
-    models = [check_model(each) for each in sources]
-except StartError as error:
-    print(error, file=sys.stderr), sys.exit(78)
-print(json.dumps({"host": found.proxy_host, "port": found.proxy_port, "model": found.model_path,
-                  "workers": found.workers, "instance_dir": str(found.instance_dir),
-                  "models": models,
-                  "warnings": setting_warnings(os.environ, env_file())}))
-"""
 CONFIGURED = r"^version(?:_info)?\s*=\s*(\d+\.\d+)"
 # pip writes the second form where a path is too long for the first, or has a space
 SHEBANG = r"\A#!(/.*?python[\d.]*)(?:\s.*)?$|\A#!/bin/sh\n'''exec' \"?(.+?)\"? \"\$0\""
@@ -92,20 +74,8 @@ INSTALL_PYTHON = {
 }
 
 
-def import_from_checkout() -> None:
-    """Let `hearth.shared` be imported although nothing is installed: `hearth` is this directory."""
-    if "hearth" not in sys.modules and importlib.util.find_spec("hearth") is None:
-        package = types.ModuleType("hearth")
-        package.__path__ = [str(PROJECT)]
-        sys.modules["hearth"] = package
-
-
 class Stop(Exception):
-    """Ends the command: the text is for the user, `code` is the exit status."""
-
-    def __init__(self, text: str, code: int = 1) -> None:
-        super().__init__(text)
-        self.code = code
+    """Ends the command with status 1: the text is for the user."""
 
 
 def platform_problem(system: str, machine: str, mac_release: str) -> "str | None":
@@ -140,56 +110,33 @@ def is_usable_here() -> bool:
     return VERSION in SUPPORTED and all(map(importlib.util.find_spec, modules))
 
 
-def interpreter_candidates(version: str, environ: "dict[str, str]") -> "list[str]":
-    """Return paths at which a Python `version` may be; not each one works, or exists."""
-    name = "python" + version
-    found = [os.path.join(place, name) for place in environ.get("PATH", "").split(os.pathsep)]
-    home = Path.home() / ".pyenv"
-    for root in (Path(environ.get("PYENV_ROOT") or home), home):
-        found += sorted(map(str, root.glob(f"versions/{version}*/bin/{name}")), reverse=True)
-    framework = f"/Library/Frameworks/Python.framework/Versions/{version}/bin"
-    found += [f"{place}/{name}" for place in ("/opt/homebrew/bin", "/usr/local/bin", framework)]
-    uv = find_uv(environ)
-    if uv is not None:
-        found.append(output_of([uv, "python", "find", version]))
-    return [path for path in dict.fromkeys(found) if os.path.isfile(path)]
-
-
-def find_interpreter(environ: "dict[str, str]") -> "str | None":
-    """Return a supported Python for this processor that runs and can make a .venv."""
+def find_interpreter() -> "str | None":
+    """Return a supported Python for this processor that can make a .venv; uv may fetch one."""
+    uv = shutil.which("uv") or shutil.which("uv", path=str(Path.home() / ".local/bin"))
     for version in SUPPORTED:
-        for path in interpreter_candidates(version, environ):
+        name = "python" + version
+        framework = f"/Library/Frameworks/Python.framework/Versions/{version}/bin"
+        places = [*os.get_exec_path(), "/opt/homebrew/bin", "/usr/local/bin", framework]
+        places += map(str, Path.home().glob(f".pyenv/versions/{version}*/bin"))
+        found = [os.path.join(place, name) for place in places]
+        found += [output_of([uv, "python", "find", "--system", version])] if uv else []
+        for path in filter(os.path.isfile, found):
             words = output_of([path, "-c", PROBE]).split(" ", 2)  # a pyenv shim may only complain
             if words[:2] == [version, platform.machine()]:
                 return words[2]
-    return None
-
-
-def find_uv(environ: "dict[str, str]") -> "str | None":
-    places = [environ.get("PATH", ""), str(Path.home() / ".local/bin"), "/opt/homebrew/bin"]
-    return shutil.which("uv", path=os.pathsep.join(places))
-
-
-def fetch_interpreter(environ: "dict[str, str]") -> "str | None":
-    """Have uv, where it is there, download a supported Python; return it."""
-    uv = find_uv(environ)
     if uv is None:
         return None
     say(f"No Python was found that can run Hearth; uv fetches Python {SUPPORTED[0]}.")
-    command = [uv, "python", "install", SUPPORTED[0]]
-    done = subprocess.run(command, env=clean_environment(), stdin=subprocess.DEVNULL)
-    return find_interpreter(environ) if done.returncode == 0 else None
+    subprocess.call([uv, "python", "install", SUPPORTED[0]])
+    return output_of([uv, "python", "find", "--system", SUPPORTED[0]]) or None
 
 
 def output_of(command: "list[str]") -> str:
     """Return what `command` prints, without its end of line; empty if it fails."""
+    nothing = subprocess.DEVNULL
     try:
         found = subprocess.check_output(
-            command,
-            env=clean_environment(),
-            stdin=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            timeout=20,
+            command, env=clean_environment(), stdin=nothing, stderr=nothing, timeout=20
         )
     except (OSError, subprocess.SubprocessError):
         return ""
@@ -200,7 +147,7 @@ def change_interpreter(arguments: "list[str]") -> None:
     """Go on in a supported Python if this is none, which does not return; Stop without one."""
     if is_usable_here():
         return
-    other = find_interpreter(clean_environment()) or fetch_interpreter(clean_environment())
+    other = find_interpreter()
     if other is None:
         remedy = INSTALL_PYTHON.get(platform.system(), "uv python install 3.12")
         raise Stop(PYTHON_HELP.format(platform.python_version(), sys.executable, remedy))
@@ -298,29 +245,22 @@ def read_stamp(venv: Path) -> "dict[str, Any]":
 
 
 def wanted_stamp(venv: Path, extras: "list[str]", version: str) -> "dict[str, Any]":
-    """Return what `installed.json` holds once `extras`, and those of before, are installed."""
-    before = read_stamp(venv).get("extras")
-    kept = kept_extras(before if isinstance(before, list) else [], extras)
-    wanted = requirements(PROJECT / "pyproject.toml", kept)
-    return {
-        "python": version,
-        "extras": kept,
-        "requirements": wanted,
-        "project": str(PROJECT),
-    }
-
-
-def kept_extras(before: "list[str]", added: "list[str]") -> "list[str]":
-    """Return the extras of a .venv that has `before`, and is asked for `added`.
+    """Return what `installed.json` holds once `extras`, and those of before, are installed.
 
     "vision" is among them unless "no-vision" was asked for, now or before; the last word counts.
     """
-    kept = {*before, *added}
-    if "vision" in added or "no-vision" not in kept:
+    before = read_stamp(venv).get("extras")
+    kept = {*(before if isinstance(before, list) else []), *extras}
+    if "vision" in extras or "no-vision" not in kept:
         kept = {*kept, "vision"} - {"no-vision"}
     else:
         kept.discard("vision")
-    return sorted(kept)
+    return {
+        "python": version,
+        "extras": sorted(kept),
+        "requirements": requirements(PROJECT / "pyproject.toml", sorted(kept)),
+        "project": str(PROJECT),
+    }
 
 
 def write_stamp(venv: Path, stamp: "dict[str, Any]") -> None:
@@ -331,8 +271,7 @@ def write_stamp(venv: Path, stamp: "dict[str, Any]") -> None:
 
 def check_disk(venv: Path, needed: int) -> None:
     """Refuse to begin an install that the disk can't hold. What is in `venv` needs no more room."""
-    there = sum(path.lstat().st_size for path in venv.rglob("*")) if venv.exists() else 0
-    needed = max(0, needed - there)
+    needed -= sum(path.lstat().st_size for path in venv.rglob("*")) if venv.exists() else 0
     free = shutil.disk_usage(str(venv.parent)).free
     if free < needed:
         raise Stop(
@@ -342,73 +281,84 @@ def check_disk(venv: Path, needed: int) -> None:
         )
 
 
-def prepare(venv: Path, extras: "list[str]") -> str:
-    """Install into `venv` what is not there yet; return its Python's version."""
-    from hearth.shared.pip_runner import only_one
-
-    version = current_version(venv, extras)
-    if version is None:
+def prepare(venv: Path, extras: "list[str]") -> None:
+    """Install into `venv` what is not there yet."""
+    if not is_current(venv, extras):
         with only_one(venv.parent) as lock:
-            version = current_version(venv, extras) or install(venv, extras, lock)
-    return version
+            if not is_current(venv, extras):  # another install may have ended meanwhile
+                install(venv, extras, lock)
 
 
-def current_version(venv: Path, extras: "list[str]") -> "str | None":
-    """Return the version of `venv`'s Python if all of `extras` is installed, else None."""
+def is_current(venv: Path, extras: "list[str]") -> bool:
+    """Tell whether all of `extras` is installed."""
     version = checked_version(venv)
-    is_current = version and wanted_stamp(venv, extras, version) == read_stamp(venv)
-    return version if is_current else None
+    return version is not None and wanted_stamp(venv, extras, version) == read_stamp(venv)
 
 
-def install(venv: Path, extras: "list[str]", lock: int) -> str:
-    """Make `venv` or go on with a half made one; return its Python's version."""
-    from hearth.shared.install_progress import InstallProgress
-    from hearth.shared.pip_runner import PipStep
+@contextlib.contextmanager
+def only_one(directory: Path) -> "Iterator[int]":
+    """Hold `directory` locked, waiting for whoever installs there now. Leaves no file behind."""
+    lock = os.open(str(directory), os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            say(f"Another install is at work in {directory}; waiting for it.")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield lock
+    finally:
+        os.close(lock)
 
+
+def install(venv: Path, extras: "list[str]", lock: int) -> None:
+    """Make `venv`, or go on with a half made one, and have pip fill it."""
     if "cuda" in extras or not read_stamp(venv).get("requirements"):
         check_disk(venv, DISK_BYTES_CUDA if "cuda" in extras else DISK_BYTES)
-    progress = InstallProgress(venv)
-    venv.mkdir(exist_ok=True)
-    with (venv / "install.log").open("w", encoding="utf-8") as log:
-        step = PipStep(log, lock, PROJECT, clean_environment(), progress)
-        version = make_venv(venv, step)
-        stamp = wanted_stamp(venv, extras, version)
-        write_stamp(venv, {**stamp, "requirements": []})
-        forget_half_installed(venv)
-        pip = [str(venv / "bin/python"), "-m", "pip"]
-        if "cuda" in stamp["extras"] and list(venv.glob("lib/*/site-packages/mlx_cpu-*")):
-            # removing it takes their common libmlx.so along, so the other must be unpacked anew
-            step.run([*pip, "uninstall", "--yes", "mlx-cpu", "mlx-cuda-13"])
-        quiet = ["--no-input", "--no-user", "--disable-pip-version-check", progress_bar(pip)]
-        step.run([*pip, "install", *quiet, *stamp["requirements"]])
-        step.run([*pip, "install", *quiet, "--no-deps", "--editable", str(PROJECT)])
-    write_stamp(venv, stamp)
-    say(f"Installed {progress.summary()} into {venv} in {progress.seconds:.0f} s.")
-    return version
-
-
-def progress_bar(pip: "list[str]") -> str:
-    """Return the option that has pip say how many bytes have come; before pip 24.1 none does."""
-    said = re.match(r"pip (\d+)\.(\d+)", output_of([*pip, "--version"]))
-    is_new = said is not None and tuple(map(int, said.groups())) >= (24, 1)
-    return "--progress-bar=raw" if is_new else "--progress-bar=off"
-
-
-def make_venv(venv: Path, step: "PipStep") -> str:
-    """Make `venv` with a working pip, or what of it is missing; return its Python's version."""
     python = str(venv / "bin/python")
-    version = venv_version(venv)
-    if version is None:
+    pip = [python, "-m", "pip"]
+    if venv_version(venv) is None or not output_of([*pip, "--version"]):
         say(f"Making {venv} with Python {VERSION}.")
-        step.run([sys.executable, "-m", "venv", "--without-pip", str(venv)])
-        version = checked_version(venv)
-    if version is None:
-        raise Stop(f"{python} does not run although it was just made; the log is {step.log.name}.")
-    if not output_of([python, "-m", "pip", "--version"]):
-        for part in venv.glob("lib/*/site-packages/pip*"):  # an interrupted one looks installed
-            shutil.rmtree(str(part))
-        step.run([python, "-m", "ensurepip", "--default-pip"])
-    return version
+        step([sys.executable, "-m", "venv", "--clear", str(venv)], lock)
+    stamp = wanted_stamp(venv, extras, checked_version(venv) or VERSION)
+    write_stamp(venv, {**stamp, "requirements": []})
+    forget_half_installed(venv)
+    if "cuda" in stamp["extras"] and list(venv.glob("lib/*/site-packages/mlx_cpu-*")):
+        # removing it takes their common libmlx.so along, so the other must be unpacked anew
+        step([*pip, "uninstall", "--yes", "mlx-cpu", "mlx-cuda-13"], lock)
+    fill = [*pip, "install", "--no-input", "--no-user", "--disable-pip-version-check"]
+    step([*fill, *stamp["requirements"]], lock)
+    step([*fill, "--no-deps", "--editable", str(PROJECT)], lock)
+    write_stamp(venv, stamp)
+
+
+def step(command: "list[str]", lock: int) -> None:
+    """Run a command of an install. It has `lock` too: should it outlive us, others wait for it.
+
+    Raises:
+        Stop: it failed.
+    """
+    process = subprocess.Popen(
+        command,
+        cwd=str(PROJECT),
+        env=clean_environment(),
+        stdin=subprocess.DEVNULL,
+        stdout=sys.stderr,
+        pass_fds=[lock],
+    )
+    try:
+        status = process.wait()
+    except KeyboardInterrupt:
+        process.send_signal(signal.SIGINT)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(END_S_MAX)
+        process.kill()
+        raise
+    if status:
+        raise Stop(
+            f"Installing failed: `{' '.join(command[1:4])}` ended with status {status}, and says "
+            "why above. It needs the network, or a mirror that pip knows (PIP_INDEX_URL). Run the "
+            "same command again to go on from here."
+        )
 
 
 def forget_half_installed(venv: Path) -> None:
@@ -430,84 +380,20 @@ def write_env(project: Path) -> None:
     say(f"Wrote {project / '.env'}: the settings, at their defaults.")
 
 
-def server_environment(options: argparse.Namespace) -> "dict[str, str]":
-    """Return the server's environment: ours, with the options as the settings they stand for."""
-    environ = clean_environment()
-    model = options.model
-    if model and os.path.exists(model):
-        model = os.path.abspath(model)  # the server runs in another directory
-    given = {"MODEL_PATH": model, "WORKERS": options.workers, "PROXY_PORT": options.port}
-    environ.update({name: text for name, text in given.items() if text is not None})
-    return environ
-
-
-def read_settings(python: str, environ: "dict[str, str]", is_check: bool) -> "dict[str, Any]":
-    """Return the settings that the server will see, read by the server's own code.
-
-    With `is_check`, the models that they name are looked for too.
-    """
-    done = subprocess.run(
-        [python, "-c", SETTINGS_PROBE, *(["--check"] if is_check else [])],
-        cwd=str(PROJECT),
-        env=environ,
-        capture_output=True,
-        text=True,
-    )
-    said = done.stderr.strip()
-    if done.returncode == EXIT_CANNOT_START:
-        raise Stop(said, EXIT_CANNOT_START)
-    if done.returncode:
-        raise Stop(
-            f"{python} can't read the settings:\n{said}\nIf a package is missing or broken, delete "
-            ".venv and run the same command again."
-        )
-    if said:
-        say(said)
-    return dict(json.loads(done.stdout))
-
-
-def start(version: str, options: argparse.Namespace) -> None:
-    """Become the server, once its settings are good and its port is free.
-
-    With --check, say what was found and return.
-    """
-    from hearth.shared.processes import take_port
-
-    environ = server_environment(options)
+def become(arguments: "list[str]", environ: "dict[str, str]") -> "NoReturn":
+    """Become .venv's Python with `arguments`, so that signals reach it and its status is ours."""
     python = str(VENV / "bin/python")
-    found = read_settings(python, environ, options.check)
-    directory = Path(found["instance_dir"])
-    about_port = take_port(found["host"], found["port"], directory, is_check=options.check)
-    if options.check:
-        say(f"Python    {version} in {VENV}, {platform.system()} on {platform.machine()}")
-        say(f"Settings  model {found['model']}, workers {found['workers']}")
-        for text in found["warnings"]:
-            say(f"Warning   {text}")
-        for text in found["models"]:
-            say(f"Model     {text}")
-        say(f"Port      {about_port}")
-        return
-    if "freed" in about_port:
-        say(about_port)
-    become([python, "-m", "hearth.proxy.main"], environ)
+    os.execve(python, [python, *arguments], environ)
 
 
-def start_tests(arguments: "list[str]") -> None:
+def become_tests(arguments: "list[str]") -> "NoReturn":
     """Become the suite, or pytest with `arguments`, with what makes MLX fast on a CPU."""
-    from hearth.shared.openblas_preload import openblas_environment
-
     environ = clean_environment()
-    environ.update(openblas_environment(environ))
+    openblas = runpy.run_path(str(PROJECT / "shared/openblas_preload.py"))
+    environ.update(openblas["openblas_environment"](environ))
     module = "tests.helpers.run_suite" if arguments in ([], ["all"], ["fast"]) else "pytest"
-    become([str(VENV / "bin/python"), "-m", module, *arguments], environ)
-
-
-def become(
-    command: "list[str]", environ: "dict[str, str]", directory: "Path" = PROJECT
-) -> "NoReturn":
-    """Replace this process by `command`, so that signals reach it and its status is ours."""
-    os.chdir(str(directory))
-    os.execve(command[0], command, environ)
+    os.chdir(str(PROJECT))
+    become(["-m", module, *arguments], environ)
 
 
 def parse(arguments: "list[str]") -> argparse.Namespace:
@@ -530,17 +416,11 @@ def parse(arguments: "list[str]") -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def check_command(arguments: "list[str]") -> None:
-    """Exit with the usage where `arguments` begin with no command, before anything is installed."""
-    main = runpy.run_path(str(PROJECT / "scripts/commands/main.py"))
-    main["parser_of_all"]().parse_args(arguments)
-
-
-def wanted_extras(options: argparse.Namespace, is_test: bool) -> "list[str]":
-    """Return the extras that the command line asks for; the tests take images too."""
-    if is_test:
-        return ["dev", "vision"]
-    return [*["cuda"] * options.cuda, *filter(None, [options.vision])]
+def hearth_arguments(options: argparse.Namespace) -> "list[str]":
+    """Return the command of `hearth` that the options stand for."""
+    given = [("--model", options.model), ("--workers", options.workers), ("--port", options.port)]
+    words = [word for name, text in given if text is not None for word in (name, text)]
+    return ["check" if options.check else "serve", *words]
 
 
 def say(text: str) -> None:
@@ -553,8 +433,8 @@ def on_signal(number: int, frame: object) -> None:
     raise KeyboardInterrupt(number)
 
 
-def run(arguments: "list[str]") -> None:
-    """Do what `arguments` ask; returns only where nothing is to be started."""
+def run(arguments: "list[str]") -> "NoReturn":
+    """Do what `arguments` ask, which ends in becoming another program."""
     is_test = arguments[:1] == ["test"]
     is_command = not is_test and arguments[:1] != [] and not arguments[0].startswith("-")
     options = parse([] if is_test or is_command else arguments)
@@ -566,24 +446,14 @@ def run(arguments: "list[str]") -> None:
         if signal.getsignal(number) != signal.SIG_IGN:  # nohup, or a job in the background
             signal.signal(number, on_signal)
     change_interpreter(arguments)
-    import_from_checkout()
-    from hearth.shared.errors import StartError
-    from hearth.shared.paths import working_directory
-
-    if is_command:
-        check_command(arguments)
-    try:
-        version = prepare(VENV, wanted_extras(options, is_test))
-        if is_test:
-            start_tests(arguments[1:])
-        write_env(PROJECT)
-        if is_command:
-            # -P: what lies in the user's directory is imported by nothing of ours.
-            main = [str(VENV / "bin/python"), "-P", "-m", "hearth.commands.main"]
-            become([*main, *arguments], clean_environment(), working_directory())
-        start(version, options)
-    except StartError as error:
-        raise Stop(str(error)) from None
+    extras = [*["cuda"] * options.cuda, *filter(None, [options.vision])]
+    prepare(VENV, ["dev", "vision"] if is_test else extras)  # the tests take images too
+    if is_test:
+        become_tests(arguments[1:])
+    write_env(PROJECT)
+    # -P: what lies in the user's directory is imported by nothing of ours.
+    words = arguments if is_command else hearth_arguments(options)
+    become(["-P", "-m", "hearth.commands.main", *words], clean_environment())
 
 
 def main(arguments: "list[str]") -> int:
@@ -591,11 +461,10 @@ def main(arguments: "list[str]") -> int:
         run(arguments)
     except Stop as stop:
         say(str(stop))
-        return stop.code
+        return 1
     except KeyboardInterrupt as interrupt:
         say("\nInterrupted. Run the same command again to go on from here.")
         return 128 + int(interrupt.args[0] if interrupt.args else signal.SIGINT)
-    return 0
 
 
 if __name__ == "__main__":

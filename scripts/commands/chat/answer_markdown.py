@@ -7,7 +7,7 @@ from typing import Final
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
-from rich.markdown import Heading, Markdown
+from rich.markdown import Markdown
 from rich.segment import Segment
 
 from hearth.shared.terminal_text import shown
@@ -17,18 +17,8 @@ LIVE_CHARS_MAX: Final = 20_000  # of one block that is drawn anew; of a longer o
 _PARSER: Final = MarkdownIt("commonmark", {"html": False}).enable(["table", "strikethrough"])
 
 
-class _LeftHeading(Heading):
-    """A heading that begins where the text does."""
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        self.text.justify = "left"
-        yield self.text
-
-
 class AnswerMarkdown(Markdown):
     """Markdown as models write it: a line break is one, and a link shows where it leads."""
-
-    elements = Markdown.elements | {"heading_open": _LeftHeading}
 
     def __init__(self, text: str) -> None:
         super().__init__("", hyperlinks=False, code_theme="ansi_dark")

@@ -1,6 +1,7 @@
 """Holds what was said, as each request sends it whole; reads the images that go with it."""
 
 import base64
+import re
 import stat
 import uuid
 from dataclasses import dataclass, field
@@ -13,6 +14,9 @@ IMAGE_BYTES_MAX: Final = 20 * 1024 * 1024  # as the server has it
 _MARKS: Final = {b"\x89PNG\r\n\x1a\n": "png", b"\xff\xd8\xff": "jpeg", b"GIF8": "gif"}
 _SUFFIXES: Final = (".png", ".jpg", ".jpeg", ".gif", ".webp")
 _SENTENCE_ENDS: Final = ".,;:!?)"  # behind a path they are not of it
+# A quote within a word, as in "it's", is none.
+_WORD: Final = re.compile(r"""'[^']*'|"[^"]*"|(?:\\.|[^\s\\])+""", re.DOTALL)
+_QUOTES: Final = re.compile(r"""^'([^']*)'$|^"([^"]*)"$|\\(.)""", re.DOTALL)
 
 Row = dict[str, Any]
 
@@ -82,24 +86,8 @@ def _is_file(path: Path) -> bool:
 
 def word_places(text: str) -> list[tuple[str, str]]:
     """Return the words of `text` as they stand there, and without quotes and backslashes."""
-    words, start, plain, quote = [], None, "", ""
-    characters = iter(enumerate(text + " "))
-    for at, character in characters:
-        if quote:
-            plain, quote = (plain, "") if character == quote else (plain + character, quote)
-        elif character.isspace():
-            if start is not None:
-                words.append((text[start:at], plain))
-            start, plain = None, ""
-            continue
-        elif character in "'\"" and not plain:
-            quote = character
-        elif character == "\\":
-            plain += next(characters, (0, ""))[1]
-        else:
-            plain += character
-        start = at if start is None else start
-    return words
+    words = _WORD.findall(text)
+    return [(word, _QUOTES.sub(r"\1\2\3", word)) for word in words]
 
 
 @dataclass(slots=True)

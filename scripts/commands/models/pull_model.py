@@ -19,17 +19,14 @@ import queue
 import shutil
 import sys
 import threading
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
 from huggingface_hub import hf_hub_download
 from huggingface_hub.errors import RemoteEntryNotFoundError
-from huggingface_hub.utils import disable_progress_bars
 from rich.console import Console
 
-from hearth.commands.models.download_progress import DownloadProgress
 from hearth.commands.models.hub_repository import (
     HubFile,
     HubModel,
@@ -39,7 +36,7 @@ from hearth.commands.models.hub_repository import (
 )
 from hearth.commands.models.memory_lines import encoder_sentence, memory_lines
 from hearth.commands.models.model_capabilities import encoder_kind
-from hearth.commands.models.resumable_download import ResumableDownload, remove_leftovers
+from hearth.commands.models.resumable_download import fetch, missing_bytes, remove_leftovers
 from hearth.shared.errors import StartError
 from hearth.shared.models.catalogue import catalogued
 from hearth.shared.models.local_models import indexed_files
@@ -53,7 +50,6 @@ from hearth.worker.setup.encoder_memory import process_bytes
 from hearth.worker.verdict.memory_verdict import memory_verdict
 
 FILES_AT_ONCE: Final = 4  # a hub gives one connection less than many a line can take
-LEFT_WAIT_S: Final = 1.0  # for the other files, once one has failed
 DISK_SPARE_BYTES: Final = 256 * 1024**2  # of the volume, left free
 DOES_NOT_FIT: Final = 2
 
@@ -74,7 +70,6 @@ def options_of(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 def main(arguments: Sequence[str] | None = None) -> int:
     options = options_of(arguments)
     console = Console()
-    disable_progress_bars()
     try:
         settings = load_settings(os.environ, env_file())
         return pull(options, settings, console)
@@ -106,13 +101,12 @@ def pull(options: argparse.Namespace, settings: Settings, console: Console) -> i
         if not _fits(model, settings, say) and not options.anyway:
             say("Nothing of the weights was fetched. To fetch them all the same: --anyway")
             return DOES_NOT_FIT
-        nothing = DownloadProgress(Console(quiet=True), "", 0)
-        missing = sum(part.missing_bytes for part in downloads(model, nothing.advance))
+        missing = sum(missing_bytes(model, file) for file in model.files if file.is_large)
         check_disk(model, missing)
         say(f"To fetch: {missing / 1e9:.1f} GB into {model.folder.parent}")
         if options.dry_run:
             return 0
-        fetch_large(model, console)
+        fetch_large(model, say)
         for file in model.files:
             cached_by_library(model, file)
         remove_leftovers(model)
@@ -201,54 +195,31 @@ def check_index(model: HubModel) -> None:
         )
 
 
-def downloads(
-    model: HubModel, on_bytes: Callable[[int], None], is_over: Callable[[], bool] = lambda: False
-) -> list[ResumableDownload]:
-    large = [file for file in model.files if file.is_large]
-    return [ResumableDownload(model, file, on_bytes, is_over) for file in large]
-
-
-def fetch_large(model: HubModel, console: Console) -> None:
-    """Fetch and check the large files, several at once.
+def fetch_large(model: HubModel, say: Callable[[str], None]) -> None:
+    """Fetch and check the large files, several at once. What was begun of others stays.
 
     Raises:
-        ModelError: one is not what the hub told, or the disk is full.
+        ModelError: one is not what the hub told.
     """
-    total = sum(file.nbytes for file in model.files if file.is_large)
-    over = threading.Event()
+    files = [file for file in model.files if file.is_large]
+    waiting = iter(files)  # whose next() one thread at a time runs
     ended: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
-    with DownloadProgress(console, model.hub_id.rpartition("/")[2], total) as progress:
-        parts = downloads(model, progress.advance, over.is_set)
-        waiting = iter(parts)  # whose next() one thread at a time runs
 
-        def work() -> None:
-            for part in waiting:
-                if over.is_set():
-                    return
-                ended.put(_failure(part, progress))
+    def work() -> None:
+        for file in waiting:
+            try:
+                fetch(model, file, say)
+            except BaseException as error:
+                ended.put(error)
+            else:
+                ended.put(None)
 
+    for _ in files[:FILES_AT_ONCE]:
         # Daemons: one that waits for its hub keeps nobody from leaving. It may be killed anywhere.
-        threads = [threading.Thread(target=work, daemon=True) for _ in parts[:FILES_AT_ONCE]]
-        try:
-            for thread in threads:
-                thread.start()
-            for _ in parts:
-                if (failure := ended.get()) is not None:
-                    raise failure
-        finally:
-            over.set()  # after a failure or Ctrl-C the others end too
-            deadline = time.monotonic() + LEFT_WAIT_S
-            for thread in threads:
-                thread.join(max(0.0, deadline - time.monotonic()))
-
-
-def _failure(part: ResumableDownload, progress: DownloadProgress) -> BaseException | None:
-    """Have a file here; return what kept it from coming."""
-    try:
-        part.run(progress.say)
-    except BaseException as error:
-        return error
-    return None
+        threading.Thread(target=work, daemon=True).start()
+    for _ in files:
+        if (failure := ended.get()) is not None:
+            raise failure
 
 
 def check_disk(model: HubModel, missing: int) -> None:

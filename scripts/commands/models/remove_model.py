@@ -8,15 +8,13 @@ Exit status 0: it is gone; 1: it is not, and why is told.
 """
 
 import argparse
-import logging
 import os
 import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from huggingface_hub import DeleteCacheStrategy, constants, scan_cache_dir
-from huggingface_hub.utils.logging import set_verbosity
+from huggingface_hub import constants
 
 from hearth.commands.models.hub_repository import ModelError
 from hearth.commands.models.models_in_use import is_in_use, sources_in_use
@@ -42,7 +40,6 @@ def options_of(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = options_of(arguments)
-    set_verbosity(logging.CRITICAL)  # what it passes over is told by us
     try:
         settings = load_settings(os.environ, env_file())
         return remove(cached_id(options.model), settings, is_sure=options.yes)
@@ -68,14 +65,17 @@ def remove(hub_id: str, settings: Settings, *, is_sure: bool) -> int:
         )
     if is_in_use(sources_in_use(settings.run_dir), folder, hub_id):
         raise ModelError(f"{hub_id} is being served. Stop the server, or serve another model.")
-    strategy = _strategy(cache, folder)
-    nbytes = max(_bytes_of(folder), 0 if strategy is None else strategy.expected_freed_size)
+    nbytes = sum(path.lstat().st_size for path in folder.rglob("*") if path.is_file())
     if not is_sure and not _is_agreed(f"Remove {hub_id} ({nbytes / 1e9:.1f} GB)? [y/N] "):
         print("Nothing was removed.")
         return 1
-    if strategy is not None:
-        strategy.execute()
-    _remove_rest(folder)
+    try:
+        shutil.rmtree(folder)
+    except OSError as error:
+        raise ModelError(
+            f"{folder} is not wholly removed ({error.strerror}: {error.filename}). Give this user "
+            "access there, and remove it again."
+        ) from error
     print(f"{hub_id} is removed: {nbytes / 1e9:.1f} GB are free again.")
     return 0
 
@@ -85,34 +85,6 @@ def _folder(cache: Path, hub_id: str) -> Path | None:
     wanted = f"models--{hub_id.replace('/', '--')}".lower()
     folders = cache.iterdir() if cache.is_dir() else ()
     return next((each for each in folders if each.name.lower() == wanted), None)
-
-
-def _strategy(cache: Path, folder: Path) -> DeleteCacheStrategy | None:
-    """Return how the hub's library removes all of `folder`; None where that is damaged.
-
-    As a pull or a removal leaves it that was killed.
-    """
-    found = scan_cache_dir(cache)
-    for each in found.repos:
-        if each.repo_path.name == folder.name and each.revisions:
-            return found.delete_revisions(*(revision.commit_hash for revision in each.revisions))
-    return None
-
-
-def _remove_rest(folder: Path) -> None:
-    """Remove what the hub's library could not, and passed over. Raises: ModelError."""
-    try:
-        if folder.exists():
-            shutil.rmtree(folder)
-    except OSError as error:
-        raise ModelError(
-            f"{folder} is not wholly removed ({error.strerror}: {error.filename}). Give this user "
-            "access there, and remove it again."
-        ) from error
-
-
-def _bytes_of(folder: Path) -> int:
-    return sum(path.lstat().st_size for path in folder.rglob("*") if path.is_file())
 
 
 def cached_id(name: str) -> str:

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from hearth.commands.service.service_plan import stop_seconds
+from hearth.commands.service.service_manager import stop_seconds
 from hearth.shared.errors import StartError
 from hearth.shared.zmq_transport import private_directory
 

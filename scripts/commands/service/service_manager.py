@@ -1,107 +1,71 @@
-"""Defines what a service manager does for `hearth service`, and runs the managers' tools."""
+"""Names what launchd and systemd are told alike, and runs their tools."""
 
+import math
 import os
 import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
-from hearth.commands.service.service_plan import ServicePlan
 from hearth.shared.errors import StartError
+from hearth.shared.stop_times import CHUNK_WAIT_S, END_WAIT_S
 
-# A stop is waited for: it takes 30 s at most.
-TOOL_WAIT_S: Final = 120.0
+STOP_S_MIN: Final = 30
+STOP_MARGIN_S: Final = 5.0  # killing a worker that hangs, and the server's own end after that
+TOOL_WAIT_S: Final = 120.0  # a stop takes 30 s at most
+RESTART_S: Final = 10  # between the end of a server that failed and its next start
+# What is no setting, no secret, and decides where models are found.
+CARRIED: Final = ("HF_HOME", "HF_HUB_CACHE", "HF_HUB_OFFLINE")
+# Where ps, lsof and caffeinate are: a service gets no shell's PATH.
+TOOL_PLACES: Final = ("/usr/local/bin", "/usr/bin", "/bin", "/usr/sbin", "/sbin")
+COMMAND: Final = (sys.executable, "-P", "-m", "hearth.commands.main", "service", "run")
 
 
 @dataclass(frozen=True, slots=True)
 class ServiceState:
-    """What a manager says of the service."""
+    """What a manager says of a service that is loaded."""
 
-    is_loaded: bool  # the manager knows it, running or not
     pid: int | None  # of the server process
-    last_exit: str  # in words, of the server before where one runs; empty if none since the load
+    last_exit: str  # in words; empty if none since the load
     will_restart: bool = False  # it failed, and the manager starts it again in a moment
 
 
-class ServiceManager(Protocol):
-    """launchd or systemd, for one user. No method returns before what it asks for is done."""
-
-    name: str
-    unit_file: Path
-
-    def check(self) -> str:
-        """Return a hint for the user, or nothing.
-
-        Raises:
-            StartError: this session can not have a service, and what to do.
-        """
-
-    def unit_of(self, plan: ServicePlan) -> bytes:
-        """Return the content of the unit file."""
-
-    def arguments(self) -> tuple[str, ...]:
-        """Return the arguments that the unit file gives its kind's command.
-
-        Raises:
-            StartError: there is no unit file, or it is damaged.
-        """
-
-    def state(self) -> ServiceState: ...
-
-    def load(self) -> None:
-        """Read the unit file and start the service, now and at each login; end one that runs."""
-
-    def stop(self) -> None:
-        """End the server until the next `load` or login."""
-
-    def remove(self) -> None:
-        """End the server and forget the service, its unit file too."""
+def log_file() -> Path:
+    return Path.home() / ".hearth" / "logs" / "service.log"
 
 
-def damaged(unit_file: Path) -> StartError:
-    return StartError(f"{unit_file} is missing or damaged. Install the service again.")
+def refused_mark() -> Path:
+    """Return the file that is there after a start that could not succeed."""
+    return Path.home() / ".hearth" / "service.refused"
 
 
-def run_tool(*command: str) -> "subprocess.CompletedProcess[str]":
-    """Run a manager's tool to its end, whatever that is.
+def variables() -> dict[str, str]:
+    """Return the service's environment. No setting is in it: they are read at each start."""
+    path = os.pathsep.join([os.path.dirname(COMMAND[0]), *TOOL_PLACES])
+    return {"PATH": path} | {name: os.environ[name] for name in CARRIED if os.environ.get(name)}
+
+
+def stop_seconds(flush_s: float) -> int:
+    """Return how long a stop may take: a worker's chunk, its writing, its end, and a margin.
+
+    A SIGKILL amid a chunk can leave memory wired until the Mac restarts.
+    """
+    return max(STOP_S_MIN, math.ceil(CHUNK_WAIT_S + flush_s + END_WAIT_S + STOP_MARGIN_S))
+
+
+def run_tool(*command: str, remedy: str = "") -> "subprocess.CompletedProcess[str]":
+    """Run a manager's tool to its end; with `remedy`, a bad end is an error that tells it.
 
     Raises:
-        StartError: it is not there, or does not end.
+        StartError: it is not there, does not end, or ended badly.
     """
     try:
-        return subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=TOOL_WAIT_S,
-        )
-    except FileNotFoundError:
-        raise StartError(
-            f"{command[0]} is not on PATH, so there is no service manager to ask. Start what is to "
-            "run under the one that this machine has."
-        ) from None
-    except subprocess.TimeoutExpired:
-        raise StartError(
-            f"`{' '.join(command)}` has not ended after {TOOL_WAIT_S:.0f} s. Run it by hand and "
-            "look at what it says."
-        ) from None
-
-
-def failure(done: "subprocess.CompletedProcess[str]", remedy: str) -> StartError:
-    """Return the error for a tool that ended badly: what was run, what it said, what to do."""
-    said = " ".join((done.stderr.strip() or done.stdout.strip() or "nothing").split()).rstrip(".")
-    return StartError(
-        f"`{' '.join(done.args)}` ended with status {done.returncode} and said: {said}. {remedy}"
-    )
-
-
-def write_private(path: Path, content: bytes) -> None:
-    """Replace `path` as a whole, readable by its owner only: launchd loads no file of others."""
-    fresh = path.with_name(path.name + ".new")
-    fresh.unlink(missing_ok=True)
-    descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(content)
-    fresh.replace(path)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=TOOL_WAIT_S)
+    except (FileNotFoundError, subprocess.TimeoutExpired) as error:
+        raise StartError(f"{error}. Start `hearth serve` by what this machine has.") from None
+    if remedy and done.returncode:
+        said = " ".join((done.stderr or done.stdout).split()).rstrip(".")
+        told = f"`{' '.join(command)}` ended with status {done.returncode}: {said}."
+        raise StartError(f"{told} {remedy}")
+    return done

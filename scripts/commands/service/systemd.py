@@ -1,25 +1,20 @@
-"""Runs a service as a systemd unit of this user, on Linux.
+"""Runs the server as a systemd unit of this user, on Linux.
 
 Source: systemd.service(5), systemd.exec(5), systemd.kill(5), systemctl(1).
 """
 
+import os
 import re
 import signal
-from collections.abc import Mapping
+from pathlib import Path
 from typing import Final
 
-from hearth.commands.service.service_kinds import SERVER
-from hearth.commands.service.service_manager import ServiceState, damaged, failure, run_tool
-from hearth.commands.service.service_plan import (
-    RESTART_S,
-    ServiceHost,
-    ServicePlan,
-    arguments_in,
-)
-from hearth.shared.errors import EXIT_CANNOT_START, StartError
+from hearth.commands.service import service_manager
+from hearth.commands.service.service_manager import RESTART_S, ServiceState, run_tool
+from hearth.shared.errors import EXIT_CANNOT_START
 
-SHOWN: Final = ("LoadState", "SubState", "MainPID", "ExecMainCode", "ExecMainStatus", "NRestarts")
-UNSTARTABLE: Final = "\"'\\"
+UNIT: Final = "hearth.service"
+SHOWN: Final = "LoadState,SubState,MainPID,ExecMainCode,ExecMainStatus,NRestarts"
 EXITED: Final = "1"  # ExecMainCode, as CLD_EXITED: above it, a signal ended the process
 
 
@@ -28,94 +23,39 @@ class Systemd:
 
     name = "systemd"
 
-    def __init__(self, host: ServiceHost) -> None:
-        config = host.environ.get("XDG_CONFIG_HOME") or host.home / ".config"
-        self._uid = host.uid
-        self._kind = host.kind
-        self._unit = host.kind.unit
-        self.unit_file = host.home / config / "systemd" / "user" / self._unit
+    def __init__(self, directory: Path) -> None:
+        """`directory` is where the server is started."""
+        self._directory = directory
+        config = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
+        self.unit_file = config / "systemd" / "user" / UNIT
 
     def check(self) -> str:
-        done = run_tool("systemctl", "--user", "show-environment")
-        if done.returncode:
-            raise failure(
-                done,
-                "This session has no systemd of its user: log in as that user, without su or sudo, "
-                f"or run `sudo loginctl enable-linger {self._uid}` and log in again. Where there "
-                "is no systemd, start the command by what the machine has.",
-            )
-        lingers = run_tool("loginctl", "show-user", str(self._uid), "--property=Linger")
-        if "Linger=no" not in lingers.stdout:
-            return ""
-        return (
-            "It ends when you log out. To have it run from boot on: "
-            f"sudo loginctl enable-linger {self._uid}"
-        )
+        """Return a hint for the user. Raises: StartError: this session can have no service."""
+        linger = f"sudo loginctl enable-linger {os.getuid()}"
+        login = "This session has no systemd of its user: log in as that user, without su or sudo"
+        self._run("show-environment", remedy=f"{login}, or run `{linger}` and log in again.")
+        told = run_tool("loginctl", "show-user", str(os.getuid()), "--property=Linger")
+        hint = f"It ends when you log out. To have it run from boot on: {linger}"
+        return hint if "Linger=no" in told.stdout else ""
 
-    def unit_of(self, plan: ServicePlan) -> bytes:
-        return unit_text(plan).encode()
+    def unit_of(self, stop_s: int) -> bytes:
+        """Return the unit file; a stop may take `stop_s`.
 
-    def arguments(self) -> tuple[str, ...]:
-        try:
-            text = self.unit_file.read_text()
-        except (OSError, UnicodeDecodeError):
-            raise damaged(self.unit_file) from None
-        return arguments_in(command_in(text), self._kind)
-
-    def state(self) -> ServiceState:
-        done = self._run("show", self._unit, f"--property={','.join(SHOWN)}")
-        return parse_show(done, self._unit)
-
-    def load(self) -> None:
-        self._run("daemon-reload")
-        self._run("enable", self._unit)
-        self._run("restart", self._unit)
-
-    def stop(self) -> None:
-        if self.state().is_loaded:
-            self._run("stop", self._unit)
-
-    def remove(self) -> None:
-        if self.unit_file.exists() or self.state().is_loaded:
-            self._run("disable", "--now", self._unit)
-        self.unit_file.unlink(missing_ok=True)
-        self._run("daemon-reload")
-        run_tool("systemctl", "--user", "reset-failed", self._unit)  # fails where it has not failed
-
-    def _run(self, *arguments: str) -> str:
-        done = run_tool("systemctl", "--user", *arguments)
-        if done.returncode:
-            raise failure(done, f"`systemctl --user status {self._unit}` may say more.")
-        return done.stdout
-
-
-def unit_text(plan: ServicePlan) -> str:
-    """Return the unit file. Type=exec: the server answers while it loads its model.
-
-    Raises:
-        StartError: systemd would not start a program of that name.
-    """
-    environment = " ".join(quoted(f"{name}={text}") for name, text in plan.environ.items())
-    program, *arguments = plan.command
-    if set(program) & set(UNSTARTABLE):
-        raise StartError(
-            f"systemd starts no program whose path has one of {UNSTARTABLE}, and this is "
-            f"{program}. Rename that directory."
-        )
-    command = [
-        quoted(program),
-        *(quoted(each).replace("$", "$$") for each in (*arguments, *plan.words)),
-    ]
-    return f"""\
+        Type=exec: the server answers while it loads its model.
+        """
+        environment = service_manager.variables().items()
+        program, *arguments = service_manager.COMMAND
+        words = [quoted(program), *(quoted(each).replace("$", "$$") for each in arguments)]
+        return f"""\
 [Unit]
-Description={plan.kind.about}
+Description=Hearth, a local LLM server for agents
 
 [Service]
 Type=exec
-ExecStart={" ".join(command)}
-WorkingDirectory={escaped(str(plan.directory))}
-Environment={environment}
-StandardOutput=append:{escaped(str(plan.log))}
+ExecStart={" ".join(words)}
+WorkingDirectory={escaped(str(self._directory))}
+Environment={" ".join(quoted(f"{name}={text}") for name, text in environment)}
+StandardOutput=append:{escaped(str(service_manager.log_file()))}
 StandardError=inherit
 UMask=0077
 # Only after a failure, and not where the same settings would fail again.
@@ -124,11 +64,37 @@ RestartSec={RESTART_S}
 RestartPreventExitStatus={EXIT_CANNOT_START}
 # The server ends its workers itself; those that are left after its end are killed.
 KillMode=mixed
-TimeoutStopSec={plan.stop_s}
+TimeoutStopSec={stop_s}
 
 [Install]
 WantedBy=default.target
-"""
+""".encode()
+
+    def state(self) -> ServiceState | None:
+        """Return how it is; None if it is not loaded."""
+        return parse_show(self._run("show", UNIT, f"--property={SHOWN}"))
+
+    def load(self) -> None:
+        """Read the unit file and start the service, now and at each login; end one that runs."""
+        self._run("daemon-reload")
+        self._run("enable", UNIT)
+        self._run("restart", UNIT)
+
+    def stop(self) -> None:
+        """End the server until the next `load` or login."""
+        if self.state() is not None:
+            self._run("stop", UNIT)
+
+    def remove(self) -> None:
+        """End the server and forget the service, its unit file too."""
+        if self.unit_file.exists() or self.state() is not None:
+            self._run("disable", "--now", UNIT)
+        self.unit_file.unlink(missing_ok=True)
+        self._run("daemon-reload")
+        run_tool("systemctl", "--user", "reset-failed", UNIT)  # fails where it has not failed
+
+    def _run(self, *arguments: str, remedy: str = "`systemctl --user status` may say more.") -> str:
+        return run_tool("systemctl", "--user", *arguments, remedy=remedy).stdout
 
 
 def escaped(text: str) -> str:
@@ -141,44 +107,17 @@ def quoted(text: str) -> str:
     return '"' + escaped(text).replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
-def command_in(text: str) -> list[str]:
-    """Return the words that a unit file of ours starts, as `unit_text` was given them."""
-    line = re.search(r"^ExecStart=(.*)$", text, re.MULTILINE)
-    words = re.findall(r'"((?:[^"\\]|\\.)*)"', line[1]) if line else []
-    plain = [re.sub(r"\\(.)", r"\1", word) for word in words]
-    return [word.replace("$$", "$").replace("%%", "%") for word in plain]
-
-
-def parse_show(text: str, unit: str = SERVER.unit) -> ServiceState:
-    """Return what `systemctl show` says. Raises: StartError: it says nothing of the unit."""
+def parse_show(text: str) -> ServiceState | None:
+    """Return what `systemctl show` says; systemd is 240 or newer."""
     found = dict(re.findall(r"^(\w+)=(.*)$", text, re.MULTILINE))
-    if missing := [name for name in SHOWN if name not in found]:
-        raise StartError(
-            f"`systemctl --user show {unit}` says nothing of {', '.join(missing)}. Hearth needs "
-            "systemd 240 or newer."
-        )
-    pid = int(found["MainPID"]) or None
-    is_loaded = found["LoadState"] == "loaded"
-    will_restart = found["SubState"] == "auto-restart"
-    return ServiceState(is_loaded, pid, how_ended(found, pid), will_restart)
-
-
-def how_ended(found: Mapping[str, str], pid: int | None) -> str:
-    """Return the last exit in words; of a process before the one that runs, systemd knows less."""
-    if pid is not None:
-        times = int(found["NRestarts"])
-        return f"a failure, for the {times}. time since it was loaded" if times else ""
-    code, status = found["ExecMainCode"], int(found["ExecMainStatus"])
-    if code == "0":
-        return ""
-    if code == EXITED and status == EXIT_CANNOT_START:
-        return f"exit status {status}: it cannot start as configured, and is not started again"
-    return f"exit status {status}" if code == EXITED else signal_name(status)
-
-
-def signal_name(number: int) -> str:
-    return (
-        f"signal {signal.Signals(number).name}"
-        if number in set(signal.Signals)
-        else f"signal {number}"
-    )
+    if found["LoadState"] != "loaded":
+        return None
+    pid, status, how = int(found["MainPID"]) or None, int(found["ExecMainStatus"]), ""
+    if pid is not None and found["NRestarts"] != "0":
+        how = f"a failure, for the {found['NRestarts']}. time since it was loaded"
+    elif found["ExecMainCode"] == EXITED:
+        how = f"exit status {status}"
+    elif found["ExecMainCode"] != "0":
+        how = f"signal {status} ({signal.strsignal(status)})"
+    is_again = found["SubState"] == "auto-restart"
+    return ServiceState(pid, how, will_restart=is_again)

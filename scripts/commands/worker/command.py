@@ -14,7 +14,7 @@ import argparse
 import ipaddress
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -77,7 +77,7 @@ def variables_of(endpoint: ListenEndpoint, model: str | None) -> dict[str, str]:
     return {"WORKERS": "1", "WORKER_ENDPOINTS": "", "PROXY_PORT": str(endpoint.port), **given}
 
 
-def port_of(endpoint: ListenEndpoint, settings: Settings, *, is_check: bool = False) -> str:
+def port_of(endpoint: ListenEndpoint, settings: Settings) -> str:
     """Return a sentence about the port, as `take_port` does. Raises: StartError."""
     supervisor, _ = read_pid_file(settings.instance_dir / PID_FILE)
     if supervisor and supervisor.is_running:
@@ -85,39 +85,29 @@ def port_of(endpoint: ListenEndpoint, settings: Settings, *, is_check: bool = Fa
             f"A Hearth has port {endpoint.port} already (pid {supervisor.pid}). Stop it with: "
             f"kill {supervisor.pid}"
         )
-    return take_port(endpoint.host, endpoint.port, settings.instance_dir, is_check=is_check)
+    return take_port(endpoint.host, endpoint.port, settings.instance_dir)
 
 
-def check_keys(settings: Settings) -> None:
-    """Raises: StartError: the worker has no keys, or ones that others may have read."""
-    curve_keys(settings.curve_keys_dir, WORKER_NAME, PROXY_NAME)
-
-
-def main(
-    arguments: Sequence[str] | None = None, status_of: Callable[[int], int] = lambda status: status
-) -> int:
-    """Become the worker's supervisor, once settings and keys are good and the port is free.
-
-    `status_of` makes the exit status of what the worker, or its failed start, says.
-    """
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Become the worker's supervisor, once settings and keys are good and the port is free."""
     options = options_of(arguments)
     status = EXIT_CANNOT_START
     try:
         endpoint = listen_endpoint(options.endpoint)
         os.environ.update(variables_of(endpoint, options.model))
         settings = load_settings(os.environ, env_file())
-        check_keys(settings)
+        curve_keys(settings.curve_keys_dir, WORKER_NAME, PROXY_NAME)
         status = 1
         about_port = port_of(endpoint, settings)
     except StartError as error:
         print(f"hearth worker: {error}", file=sys.stderr)
-        return status_of(status)
+        return status
     if "freed" in about_port:
         print(about_port, file=sys.stderr, flush=True)
     os.chdir(PROJECT_DIR)
     from hearth.commands.worker.worker_host import run
 
-    code = status_of(run(settings, str(endpoint)))
+    code = run(settings, str(endpoint))
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)  # threads of the pid file and of zmq are at nothing that anybody wants

@@ -72,7 +72,7 @@ def test_a_pull_that_is_killed_again_and_again_still_ends(user: PullHome) -> Non
 
 def test_answers_that_break_off_are_asked_for_again_from_there(user: PullHome) -> None:
     user.repository.cut_at = SHARD_BYTES // 2
-    user.repository.statuses = [503, 429]
+    user.repository.statuses = [429, 408]
     status, said = user.pull()
     assert status == 0 and user.is_whole(), said
     assert sum(user.hub.served[name] for name in SHARDS) <= 2 * SHARD_BYTES * 1.2
@@ -147,7 +147,7 @@ def test_a_full_disk_is_told_and_what_came_is_kept(user: PullHome) -> None:
         "sys.exit(main(sys.argv[1:]))\n"
     )
     status, said = user.run("pull", HUB_ID, program=program)
-    assert status == 1 and "The disk is full: 4,000,000 of 4,000,000 bytes" in said
+    assert status == 1 and "cannot be written into" in said and "No space left" in said
     assert "HF_HOME" in said
     assert SHARD_BYTES in user.partial_bytes().values()
     status, said = user.pull()

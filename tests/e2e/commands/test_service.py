@@ -21,10 +21,9 @@ from tests.helpers.services.fake_service_manager import install_fakes
 
 # The command as a Mac's user runs it, on any platform.
 COMMAND = """
-import dataclasses, sys
-from hearth.commands.service import command, service_plan
-host = dataclasses.replace(service_plan.this_host(), system="darwin")
-sys.exit(command.main(sys.argv[1:], host))
+import sys
+from hearth.commands.service import command
+sys.exit(command.main(sys.argv[1:], "darwin"))
 """
 
 

@@ -21,7 +21,11 @@ SHARDS: Final = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safet
 SHARD_BYTES: Final = 4_000_000
 PULL_S_MAX: Final = 600.0
 STABLE_S: Final = 0.3  # without another byte
-MAIN: Final = "import sys; from hearth.commands.main import main; sys.exit(main(sys.argv[1:]))"
+# The hub's library writes 10 MB at once: more than a shard here has.
+MAIN: Final = (
+    "import sys; from huggingface_hub import constants; constants.DOWNLOAD_CHUNK_SIZE = 64 * 1024; "
+    "from hearth.commands.main import main; sys.exit(main(sys.argv[1:]))"
+)
 
 
 class PullHome:

@@ -33,7 +33,7 @@ def install_fakes(directory: "Path") -> "Path":
     tools, state = directory / "tools", directory / "manager"
     tools.mkdir(parents=True)
     (state / "jobs").mkdir(parents=True)
-    (state / "domains").write_text(f"gui/{os.getuid()} user/{os.getuid()}")
+    (state / "domains").write_text(f"gui/{os.getuid()}")
     words = {"python": sys.executable, "folder": os.path.dirname(__file__), "state": str(state)}
     for name in ("launchctl", "systemctl", "loginctl"):
         (tools / name).write_text(TOOL.format(name=name, **words))
@@ -154,12 +154,9 @@ def launchctl(state: str, verb: str, target: str, *arguments: str) -> int:
         return fail(125 if verb == "bootstrap" else 112, f"Could not find domain for {domain}")
     if verb == "bootstrap":
         return bootstrap(state, domain, arguments[0])
-    if verb == "print-disabled":
-        disabled = read_text(state, "disabled")
-        print(f'\t"{disabled}" => disabled' if disabled else "")
-        return 0
     if verb == "enable":
-        os.unlink(f"{state}/disabled")
+        if read_text(state, "disabled"):
+            os.unlink(f"{state}/disabled")
         return 0
     if target == domain:
         return 0
@@ -195,8 +192,7 @@ def bootstrap(state: str, domain: str, path: str) -> int:
     job = Job(state, f"{domain}/{plist['Label']}")
     if read_text(state, "disabled") or job.read():
         return fail(5, "Bootstrap failed: 5: Input/output error")
-    session = "Aqua" if domain.startswith("gui/") else "Background"
-    if plist["LimitLoadToSessionType"] != session or os.stat(path).st_mode & 0o022:
+    if os.stat(path).st_mode & 0o022:
         return fail(125, "Bootstrap failed: 125: Domain does not support specified action")
     assert os.path.basename(path) == f"{plist['Label']}.plist"
     assert plist["KeepAlive"] == {"SuccessfulExit": False}

@@ -1,4 +1,4 @@
-"""Gives a home whose service manager is a fake, and a stand-in for the commands that it starts."""
+"""Gives a home whose service manager is a fake, and a stand-in for the server that it starts."""
 
 import json
 import os
@@ -7,10 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hearth.commands.make_keys import make_keys
-from hearth.commands.service import command
-from hearth.commands.service.service_kinds import KINDS
-from hearth.commands.service.service_plan import ServiceHost
+from hearth.commands.service import command, service_manager
 from hearth.shared.processes import PID_FILE, process_started
 from tests.helpers.servers.server import free_port
 from tests.helpers.services.fake_service_manager import install_fakes
@@ -21,8 +18,6 @@ import json, os, signal, sys
 from pathlib import Path
 from hearth.shared.processes import process_started
 run_dir, home = map(Path, sys.argv[1:3])
-if "worker" in sys.argv:
-    run_dir = run_dir.with_name(sys.argv[-1].rpartition(":")[2])
 with open(home / "starts", "a") as starts:
     starts.write(f"{os.getpid()} {os.getcwd()}\\n")
 if (home / "refuses").exists():
@@ -45,17 +40,17 @@ class Desk:
     """A user's home on `system`, whose service manager is a fake."""
 
     def __init__(self, directory: Path, system: str) -> None:
+        self.system = system
         self.directory = directory
         self.home = directory / 'a home $x %h "q"'
         self.port = free_port()
         self.run_dir = directory / "run" / str(self.port)
-        settings = self.home / ".hearth" / ".env"
-        settings.parent.mkdir(parents=True)
-        settings.write_text(f"PROXY_PORT={self.port}\nRUN_DIR={directory / 'run'}\n")
+        self.settings_file = self.home / ".hearth" / ".env"
+        self.settings_file.parent.mkdir(parents=True)
+        self.settings_file.write_text(f"PROXY_PORT={self.port}\nRUN_DIR={directory / 'run'}\n")
         server = directory / "server.py"
         server.write_text(SERVER)
-        words = (sys.executable, str(server), str(self.run_dir), str(self.home))
-        self.host = ServiceHost(system, self.home, os.getuid(), {}, settings, words)
+        self.command = (sys.executable, str(server), str(self.run_dir), str(self.home))
         places = {
             "darwin": "Library/LaunchAgents/local.hearth.server.plist",
             "linux": ".config/systemd/user/hearth.service",
@@ -63,24 +58,21 @@ class Desk:
         self.unit = self.home / places[system]
 
     def add_setting(self, line: str) -> None:
-        with self.host.settings_file.open("a") as file:
+        with self.settings_file.open("a") as file:
             print(line, file=file)
 
     def run(self, *arguments: str) -> int:
-        return command.main(arguments, self.host)
+        return command.main(arguments, self.system, self.settings_file)
 
     def uninstall_all(self) -> None:
-        for kind in KINDS if self.jobs else ():
-            self.run("uninstall", kind)
+        if self.jobs:
+            self.run("uninstall")
 
     @property
     def pid(self) -> int | None:
         """The process that serves."""
-        return self.pid_in(self.run_dir)
-
-    def pid_in(self, run_dir: Path) -> int | None:
         try:
-            row = json.loads((run_dir / PID_FILE).read_text())["supervisor"]
+            row = json.loads((self.run_dir / PID_FILE).read_text())["supervisor"]
         except FileNotFoundError:
             return None
         pid: int = row["pid"]
@@ -89,15 +81,6 @@ class Desk:
     @property
     def jobs(self) -> list[Path]:
         return list((self.directory / "manager" / "jobs").iterdir())
-
-    def worker_pid(self, port: int) -> int | None:
-        return self.pid_in(self.run_dir.with_name(str(port)))
-
-    def make_keys(self) -> None:
-        """Make a worker's keys, and have the settings name them."""
-        keys = self.directory / "keys"
-        make_keys(keys)
-        self.add_setting(f"CURVE_KEYS_DIR={keys}")
 
     def set_domains(self, *names: str) -> None:
         (self.directory / "manager" / "domains").write_text(" ".join(names))
@@ -111,4 +94,7 @@ def desk_of(system: str, directory: Path, monkeypatch: pytest.MonkeyPatch) -> De
     tools = install_fakes(directory)
     monkeypatch.setenv("PATH", f"{tools}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setenv("HOME", str(desk.home))
+    for name in ("XDG_CONFIG_HOME", *service_manager.CARRIED):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(service_manager, "COMMAND", desk.command)
     return desk

@@ -1,7 +1,6 @@
 """The install command: which Python, which .venv, what pip is asked for. No network."""
 
 import os
-import re
 import shutil
 import stat
 import subprocess
@@ -32,7 +31,7 @@ def old_python(version: str) -> Path:
 
 def bare_environment(home: Path, *path: Path) -> dict[str, str]:
     """An environment in which no Python is found but those on `path`."""
-    return {"HOME": str(home), "PYENV_ROOT": str(home), "PATH": os.pathsep.join(map(str, path))}
+    return {"HOME": str(home), "PATH": os.pathsep.join(map(str, path))}
 
 
 def executable(path: Path, text: str) -> Path:
@@ -136,7 +135,6 @@ def test_an_old_python_goes_on_in_a_supported_one_with_the_same_arguments(tmp_pa
     link.parent.mkdir()
     link.symlink_to(BASE_PYTHON)
     shutil.copy(PROJECT / "install_and_run.py", tmp_path)
-    shutil.copytree(PROJECT / "shared", tmp_path / "shared")
     shutil.copy(PROJECT / "pyproject.toml", tmp_path)
     (tmp_path / ".venv" / "lib" / "python3.1").mkdir(parents=True)
     command = [old_python("3.8"), tmp_path / "install_and_run.py", "--check"]
@@ -154,10 +152,10 @@ def test_shims_that_fail_and_pythons_that_lie_about_their_version_are_passed_ove
     for version in install_and_run.SUPPORTED:
         executable(tmp_path / "shims" / f"python{version}", "#!/bin/sh\necho no; exit 127\n")
     executable(tmp_path / "lying" / f"python{OTHER}", f'#!/bin/sh\nexec {BASE_PYTHON} "$@"\n')
-    real = tmp_path / "versions" / f"{VERSION}.1" / "bin" / f"python{VERSION}"
+    real = tmp_path / ".pyenv" / "versions" / f"{VERSION}.1" / "bin" / f"python{VERSION}"
     executable(real, f'#!/bin/sh\nexec {BASE_PYTHON} "$@"\n')
-    environ = bare_environment(tmp_path, tmp_path / "shims", tmp_path / "lying")
-    found = install_and_run.find_interpreter(environ)
+    monkeypatch.setenv("PATH", os.pathsep.join([f"{tmp_path}/shims", f"{tmp_path}/lying"]))
+    found = install_and_run.find_interpreter()
     assert found and os.path.samefile(found, BASE_PYTHON)
 
 
@@ -168,7 +166,8 @@ def test_3_12_is_looked_for_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(
         install_and_run, "output_of", lambda command: f"{command[0][-4:]} m1 {command[0]}"
     )
-    found = install_and_run.find_interpreter(bare_environment(tmp_path, tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    found = install_and_run.find_interpreter()
     assert found == str(tmp_path / "python3.12")
 
 
@@ -267,7 +266,6 @@ def test_a_contaminated_venv_is_refused_by_naming_what_is_wrong_and_how_to_mend_
         install_and_run.checked_version(venv)
     assert named in str(refusal.value)
     assert f"rm -rf '{venv}'" in str(refusal.value)
-    assert refusal.value.code == 1
 
 
 def test_a_venv_of_an_unsupported_python_is_refused(venv: Path) -> None:
@@ -324,28 +322,28 @@ def test_a_second_start_with_nothing_changed_installs_nothing(
 ) -> None:
     finish(venv)
     monkeypatch.setattr(install_and_run, "install", no_install)
-    assert install_and_run.prepare(venv, []) == VERSION
+    install_and_run.prepare(venv, [])
 
 
 def test_changed_requirements_another_extra_and_another_python_each_install_again(
     venv: Path, project: Path
 ) -> None:
     finish(venv)
-    assert install_and_run.current_version(venv, ["dev"]) is None
+    assert not install_and_run.is_current(venv, ["dev"])
     declare(project, "other")
-    assert install_and_run.current_version(venv, []) is None
+    assert not install_and_run.is_current(venv, [])
     finish(venv)
-    assert install_and_run.current_version(venv, []) == VERSION
+    assert install_and_run.is_current(venv, [])
     stamp = install_and_run.read_stamp(venv)
     install_and_run.write_stamp(venv, {**stamp, "python": OTHER})
-    assert install_and_run.current_version(venv, []) is None
+    assert not install_and_run.is_current(venv, [])
 
 
 def test_an_extra_once_installed_is_kept_and_needs_no_second_install(
     venv: Path, project: Path
 ) -> None:
     finish(venv, "dev")
-    assert install_and_run.current_version(venv, []) == VERSION
+    assert install_and_run.is_current(venv, [])
     finish(venv, "cuda")
     assert install_and_run.read_stamp(venv)["extras"] == ["cuda", "dev", "vision"]
 
@@ -360,8 +358,8 @@ def test_vision_is_installed_unless_it_is_left_out_and_venv_keeps_that_choice(
     assert extras_after() == ["vision"]
     assert extras_after("no-vision") == ["no-vision"]
     assert extras_after("cuda") == ["cuda", "no-vision"]
-    assert install_and_run.current_version(venv, []) == VERSION
-    assert install_and_run.current_version(venv, ["vision"]) is None
+    assert install_and_run.is_current(venv, [])
+    assert not install_and_run.is_current(venv, ["vision"])
     assert extras_after("vision") == ["cuda", "vision"]
     assert extras_after() == ["cuda", "vision"]
 
@@ -380,7 +378,7 @@ def test_a_venv_from_before_the_project_was_a_package_is_brought_up_to_date(
     stamp = install_and_run.read_stamp(venv)
     stamp.pop("project")
     install_and_run.write_stamp(venv, {**stamp, "extras": []})
-    assert install_and_run.current_version(venv, []) is None
+    assert not install_and_run.is_current(venv, [])
 
 
 def test_a_checkout_that_was_moved_is_installed_again(
@@ -391,15 +389,15 @@ def test_a_checkout_that_was_moved_is_installed_again(
     elsewhere.mkdir()
     shutil.copy(project / "pyproject.toml", elsewhere)
     monkeypatch.setattr(install_and_run, "PROJECT", elsewhere)
-    assert install_and_run.current_version(venv, []) is None
+    assert not install_and_run.is_current(venv, [])
 
 
 def test_an_unfinished_or_unreadable_stamp_installs_again(venv: Path, project: Path) -> None:
     finish(venv)
     install_and_run.write_stamp(venv, {**install_and_run.read_stamp(venv), "requirements": []})
-    assert install_and_run.current_version(venv, []) is None
+    assert not install_and_run.is_current(venv, [])
     (venv / "installed.json").write_text("[")
-    assert install_and_run.current_version(venv, []) is None
+    assert not install_and_run.is_current(venv, [])
 
 
 def test_a_disk_too_full_is_refused_with_what_is_there_and_what_is_needed(
@@ -429,30 +427,18 @@ def test_a_package_whose_unpacking_was_cut_short_is_installed_again(venv: Path) 
 
 
 def test_a_venv_with_a_half_unpacked_pip_is_made_whole_and_filled(
-    project: Path, capsys: pytest.CaptureFixture[str]
+    project: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     venv = project / ".venv"
     half = venv / "lib" / f"python{VERSION}" / "site-packages" / "pip"
     half.mkdir(parents=True)
     (half / "__init__.py").write_text("raise SystemExit(1)\n")
-    assert install_and_run.prepare(venv, []) == VERSION
+    install_and_run.prepare(venv, [])
     seen = subprocess.run([venv / "bin" / "python", "-c", "import tiny"], check=True)
     assert seen.returncode == 0
-    assert install_and_run.current_version(venv, []) == VERSION
-    assert "Successfully installed tiny" in (venv / "install.log").read_text()
-    # pip, what it depends on in an old Python, tiny and the project
-    assert re.search(r"\nInstalled [34] packages \(.* MB\) into ", capsys.readouterr().err)
-
-
-@pytest.mark.parametrize(
-    ("version", "option"),
-    [("23.2.1", "off"), ("24.0", "off"), ("24.1", "raw"), ("26.0.1", "raw"), ("", "off")],
-)
-def test_pip_is_asked_for_its_bytes_where_it_can_tell_them(
-    version: str, option: str, tmp_path: Path
-) -> None:
-    pip = executable(tmp_path / "pip", f"#!/bin/sh\necho 'pip {version} from /x (python 3.12)'\n")
-    assert install_and_run.progress_bar([str(pip)]) == f"--progress-bar={option}"
+    assert install_and_run.is_current(venv, [])
+    said = capfd.readouterr()
+    assert "Successfully installed tiny" in said.err and said.out == ""
 
 
 def test_env_is_written_once_for_this_user_only(tmp_path: Path) -> None:

@@ -320,44 +320,6 @@ def test_an_address_that_is_not_this_machines_is_refused(tmp_path: Path) -> None
 # ---- what becomes of the command ----
 
 
-def environment(**given: str) -> dict[str, str]:
-    names = ("PROXY_PORT", "PROXY_HOST", "PROXY_API_KEY", "RUN_DIR")
-    return {**{name: text for name, text in os.environ.items() if name not in names}, **given}
-
-
-def test_the_settings_are_those_that_the_server_reads(tmp_path: Path) -> None:
-    environ = environment(PROXY_PORT="4321", PROXY_HOST="127.0.0.1", RUN_DIR=str(tmp_path))
-    found = install_and_run.read_settings(sys.executable, environ, is_check=False)
-    assert (found["host"], found["port"]) == ("127.0.0.1", 4321)
-    assert found["instance_dir"] == str(tmp_path / "4321")
-
-
-def test_a_bad_setting_ends_the_command_with_the_servers_own_words_and_78() -> None:
-    with pytest.raises(Stop) as refusal:
-        install_and_run.read_settings(sys.executable, environment(PROXY_PORT="99999"), False)
-    assert str(refusal.value).startswith("PROXY_PORT is '99999'; allowed is a whole number")
-    assert "\n" not in str(refusal.value)
-    assert refusal.value.code == 78
-
-
-def test_a_model_that_is_not_there_ends_the_check_with_78_and_its_words() -> None:
-    environ = environment(MODEL_PATH="/does/not/exist")
-    with pytest.raises(Stop, match="'/does/not/exist', which is neither") as refusal:
-        install_and_run.read_settings(sys.executable, environ, is_check=True)
-    assert refusal.value.code == 78
-    found = install_and_run.read_settings(sys.executable, environment(), is_check=True)
-    assert found["models"] == ["builtin:pocket, which comes with the code"]
-
-
-def test_a_python_without_the_packages_is_told_apart_from_a_bad_setting(tmp_path: Path) -> None:
-    broken = tmp_path / "python"
-    broken.write_text("#!/bin/sh\necho No module named dotenv >&2; exit 1\n")
-    broken.chmod(0o755)
-    with pytest.raises(Stop, match=r"No module named dotenv\n.*delete \.venv") as refusal:
-        install_and_run.read_settings(str(broken), environment(), is_check=False)
-    assert refusal.value.code == 1
-
-
 class Became(Exception):
     """Stands for the process that we were replaced by."""
 
@@ -374,51 +336,35 @@ def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     (tmp_path / ".venv" / "bin" / "python").symlink_to(sys.executable)
     monkeypatch.setattr(os, "execve", execve)
     monkeypatch.setattr(install_and_run, "VENV", tmp_path / ".venv")
-    monkeypatch.setattr(install_and_run, "prepare", lambda venv, extras: "3.12")
+    monkeypatch.setattr(install_and_run, "prepare", lambda venv, extras: None)
     monkeypatch.setattr(install_and_run, "write_env", lambda project: None)
     monkeypatch.setattr(install_and_run.signal, "signal", lambda number, handler: None)
-    monkeypatch.setattr(
-        install_and_run,
-        "read_settings",
-        lambda python, environ, is_check: {
-            "host": HOST,
-            "port": int(environ["PROXY_PORT"]),
-            "model": "builtin:pocket",
-            "workers": 1,
-            "models": ["builtin:pocket, which comes with the code"],
-            "instance_dir": str(tmp_path / "run"),
-            "warnings": ["MLX_PORT is set and has no effect: so it is."],
-        },
-    )
     monkeypatch.setenv("PYTHONPATH", "/ros")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
-@pytest.fixture
-def free_port() -> int:
-    with listener() as (_, port):
-        return port
-
-
-def test_the_command_becomes_the_server_with_the_options_as_settings(
-    started: Path, free_port: int
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ([], ["serve"]),
+        (
+            ["--model", "org/name", "--port", "4001"],
+            ["serve", "--model", "org/name", "--port", "4001"],
+        ),
+        (["--check", "--workers", "2"], ["check", "--workers", "2"]),
+        (["service", "logs", "-n", "3"], ["service", "logs", "-n", "3"]),
+        (["launch", "claude", "--", "-p", "hi"], ["launch", "claude", "--", "-p", "hi"]),
+    ],
+)
+def test_the_command_becomes_hearth_where_the_user_is(
+    options: list[str], words: list[str], started: Path
 ) -> None:
-    (started / "model").mkdir()
-    options = ["--model", "model", "--workers", "2", "--port", str(free_port)]
     with pytest.raises(Became) as became:
         install_and_run.main(options)
     command, environ, directory = became.value.args
-    assert command == ["-m", "hearth.proxy.main"] and directory == str(PROJECT)
-    assert environ["MODEL_PATH"] == str(started / "model")
-    assert (environ["WORKERS"], environ["PROXY_PORT"]) == ("2", str(free_port))
+    assert command == ["-P", "-m", "hearth.commands.main", *words] and directory == str(started)
     assert "PYTHONPATH" not in environ and environ["HOME"] == os.environ["HOME"]
-
-
-def test_a_hub_id_is_passed_on_as_it_is(started: Path, free_port: int) -> None:
-    with pytest.raises(Became) as became:
-        install_and_run.main(["--model", "org/name", "--port", str(free_port)])
-    assert became.value.args[1]["MODEL_PATH"] == "org/name"
 
 
 @pytest.mark.parametrize(
@@ -438,24 +384,8 @@ def test_the_test_command_becomes_the_suite_or_pytest_with_every_argument(
     with pytest.raises(Became) as became:
         install_and_run.main(["test", *arguments])
     assert became.value.args[0] == ["-m", module, *arguments]
+    assert became.value.args[2] == str(PROJECT)
     assert installed == [["dev", "vision"]]
-
-
-def test_a_check_says_what_it_found_and_starts_nothing(
-    started: Path, free_port: int, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert install_and_run.main(["--check", "--port", str(free_port)]) == 0
-    said = capsys.readouterr().err
-    assert "builtin:pocket" in said and f"{free_port} is free" in said
-    assert said.count("MLX_PORT") == 1
-
-
-def test_a_port_that_is_not_to_be_had_ends_the_command_with_1(
-    started: Path, held: tuple["subprocess.Popen[str]", int], capsys: pytest.CaptureFixture[str]
-) -> None:
-    for options in ([], ["--check"]):
-        assert install_and_run.main([*options, "--port", str(held[1])]) == 1
-        assert f"held by pid {held[0].pid}" in capsys.readouterr().err
 
 
 def test_cuda_without_the_driver_is_refused_before_anything_is_installed(

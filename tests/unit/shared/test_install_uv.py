@@ -1,11 +1,9 @@
-"""The install command: a Python that uv fetches, and what it does for `hearth service`."""
+"""The install command: a Python that uv fetches."""
 
 import os
 import re
-import signal
 import sys
 from pathlib import Path
-from typing import NoReturn
 
 import pytest
 
@@ -19,7 +17,7 @@ FAKE_UV = """#!/bin/sh
 echo "$@" >> {calls}
 case "$2" in
   install) {install} ;;
-  find) test "$3" = {version} && test -e {python} && echo {python} ;;
+  find) test "$4" = {version} && test -e {python} && echo {python} ;;
 esac
 """
 
@@ -42,12 +40,11 @@ def test_uv_fetches_a_python_where_none_is_found(
         pytest.skip("a supported Python is in /usr/local/bin, which is always searched")
     made = f"/bin/mkdir {python.parent} && /bin/ln -s {BASE_PYTHON} {python}"
     words = {"calls": calls, "install": made if can_fetch else "exit 2", "python": python}
-    write_tool(tmp_path / "uv.sh", FAKE_UV.format(version=VERSION, **words))
+    write_tool(tmp_path / ".local" / "bin" / "uv", FAKE_UV.format(version=VERSION, **words))
     monkeypatch.setattr(install_and_run, "SUPPORTED", (VERSION,))
-    monkeypatch.setattr(install_and_run, "find_uv", lambda environ: str(tmp_path / "uv.sh"))
     monkeypatch.setattr(install_and_run, "is_usable_here", lambda: False)
-    monkeypatch.setattr(install_and_run, "clean_environment", lambda: {"PATH": str(tmp_path)})
-    monkeypatch.setattr(Path, "home", lambda: tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("HOME", str(tmp_path))
     became: list[list[str]] = []
     monkeypatch.setattr(os, "execve", lambda path, words, environ: became.append(words))
     if can_fetch:
@@ -63,57 +60,8 @@ def test_uv_fetches_a_python_where_none_is_found(
     assert capfd.readouterr().err.count(f"uv fetches Python {VERSION}") == 1
 
 
-def test_uv_is_found_where_its_installer_puts_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Path, "home", lambda: tmp_path)
-    assert install_and_run.find_uv({"PATH": ""}) is None
-    uv = tmp_path / ".local" / "bin" / "uv"
-    write_tool(uv, "")
-    assert install_and_run.find_uv({"PATH": "/bin"}) == str(uv)
-
-
 def test_the_supported_versions_are_those_of_the_package() -> None:
     text = (PROJECT / "pyproject.toml").read_text()
     named = re.findall(r"Python :: (3\.\d+)", text)
     assert sorted(install_and_run.SUPPORTED) == named
     assert 'requires-python = ">=3.11,<3.14"' in text
-
-
-@pytest.mark.parametrize(
-    "words",
-    [["service", "logs", "-n", "3"], ["launch", "claude", "--model", "x", "--", "-p", "hi"]],
-    ids=["service", "launch"],
-)
-def test_commands_install_what_is_missing_and_go_on_as_hearth_where_the_user_is(
-    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    prepared: list[list[str]] = []
-    became: list[tuple[list[str], Path]] = []
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(install_and_run, "VENV", tmp_path)
-    monkeypatch.setattr(install_and_run, "prepare", lambda _, extras: prepared.append(extras))
-    monkeypatch.setattr(install_and_run, "write_env", lambda project: None)
-
-    def become(command: list[str], environ: dict[str, str], directory: Path) -> NoReturn:
-        became.append((command, directory))
-        raise Stop("became", 0)
-
-    monkeypatch.setattr(install_and_run, "become", become)
-    monkeypatch.setattr(install_and_run, "is_usable_here", lambda: True)
-    monkeypatch.setattr(install_and_run.signal, "getsignal", lambda number: signal.SIG_IGN)
-    assert install_and_run.main(words) == 0
-    hearth = [str(tmp_path / "bin/python"), "-P", "-m", "hearth.commands.main"]
-    assert (prepared, became) == ([[]], [([*hearth, *words], tmp_path)])
-
-
-def test_a_word_that_is_no_command_installs_nothing(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    prepared: list[list[str]] = []
-    monkeypatch.setattr(install_and_run, "prepare", lambda _, extras: prepared.append(extras))
-    monkeypatch.setattr(install_and_run, "is_usable_here", lambda: True)
-    monkeypatch.setattr(install_and_run.signal, "getsignal", lambda number: signal.SIG_IGN)
-    with pytest.raises(SystemExit, match="2"):
-        install_and_run.main(["rnu", "qwen3.5-9b"])
-    assert "invalid choice: 'rnu'" in capsys.readouterr().err and prepared == []

@@ -54,10 +54,6 @@ def test_an_answer_about_tags_keeps_them_and_its_line_breaks() -> None:
     ]
 
 
-def test_a_heading_begins_where_the_text_does() -> None:
-    assert drawn(AnswerMarkdown("# Head\n\ntext")) == ["Head", "", "text"]
-
-
 def test_a_link_shows_where_it_leads() -> None:
     assert drawn(AnswerMarkdown("[here](http://example.org/x)")) == ["here (http://example.org/x)"]
 

@@ -1,15 +1,11 @@
-"""Checks what `hearth models` and its sisters show: progress, capabilities, sums, names."""
+"""Checks what `hearth models` and its sisters show: capabilities, sums, names."""
 
-import io
 import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given, strategies as st
-from rich.console import Console
 
 from hearth.commands.models import list_models
-from hearth.commands.models.download_progress import LINE_EVERY_S, DownloadProgress
 from hearth.commands.models.hub_repository import ModelError
 from hearth.commands.models.memory_lines import memory_lines, sentence
 from hearth.commands.models.model_capabilities import capabilities, encoder_kind
@@ -33,36 +29,6 @@ GB = 1024**3
 )
 def test_a_small_file_has_the_name_that_git_gives_it(content: bytes, digest: str) -> None:
     assert git_digest(content) == digest
-
-
-@given(steps=st.lists(st.tuples(st.integers(-50, 100), st.floats(0, 20)), max_size=30))
-def test_without_a_terminal_progress_is_a_line_every_few_seconds(
-    steps: list[tuple[int, float]],
-) -> None:
-    now, shown = [0.0], io.StringIO()
-    console = Console(file=shown, width=200)
-    lines, here, told_at = 0, 0, 0.0
-    with DownloadProgress(console, "model", 1000 * 10**6, lambda: now[0]) as progress:
-        for change, seconds in steps:
-            now[0] += seconds
-            here += change
-            progress.advance(change * 10**6)
-            if now[0] - told_at >= LINE_EVERY_S:
-                lines, told_at = lines + 1, now[0]
-                assert f"model: {here:,.1f} of 1,000.0 MB ({here / 1000:.0%}" in shown.getvalue()
-            assert len(shown.getvalue().splitlines()) == lines
-    assert len(shown.getvalue().splitlines()) == lines + 1, "the last line tells the end"
-    assert "\x1b" not in shown.getvalue()
-
-
-def test_on_a_terminal_progress_is_a_bar_and_what_is_said_stands_above_it() -> None:
-    shown = io.StringIO()
-    console = Console(file=shown, force_terminal=True, width=120)
-    with DownloadProgress(console, "model", 2 * 10**6) as progress:
-        progress.advance(10**6)
-        progress.say("[red]waiting[/red]")
-    assert "━" in shown.getvalue() and "1.0/2.0 MB" in shown.getvalue()
-    assert "[red]waiting[/red]" in shown.getvalue(), "names are no markup"
 
 
 def test_a_models_files_tell_what_it_takes(tmp_path: Path) -> None:

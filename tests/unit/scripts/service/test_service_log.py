@@ -6,14 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from hearth.commands.service.foreground import ServiceLog, old_log
+from hearth.commands.service import foreground
+from hearth.commands.service.foreground import bound, old_log, open_log
 
 LINE = b"12:00:00 worker-0 I request id=%05d ended=stop\n"
 
 
-def written(log: ServiceLog, first: int, count: int) -> None:
+def written(log: int, first: int, count: int) -> None:
     """Write lines as a worker does, which has a copy of the descriptor that it was given."""
-    worker = os.dup(log.descriptor)
+    worker = os.dup(log)
     for number in range(first, first + count):
         os.write(worker, LINE % number)
     os.close(worker)
@@ -21,10 +22,10 @@ def written(log: ServiceLog, first: int, count: int) -> None:
 
 def test_a_log_that_is_written_for_ever_takes_two_bounded_files(tmp_path: Path) -> None:
     path = tmp_path / "logs" / "service.log"
-    log = ServiceLog(path, bytes_max=1_000)
+    log = open_log(path)
     for number in range(0, 1_000, 5):
         written(log, number, 5)
-        log.bound()
+        bound(log, path, 1_000)
         assert path.stat().st_size <= 1_000
         assert number == 0 or not old_log(path).exists() or old_log(path).stat().st_size <= 1_000
     assert {each.name for each in path.parent.iterdir()} == {path.name, old_log(path).name}
@@ -36,10 +37,10 @@ def test_a_log_that_is_written_for_ever_takes_two_bounded_files(tmp_path: Path) 
 
 def test_what_comes_after_it_was_emptied_stands_at_its_beginning(tmp_path: Path) -> None:
     path = tmp_path / "service.log"
-    log = ServiceLog(path, bytes_max=500)
+    log = open_log(path)
     written(log, 0, 20)
     assert path.stat().st_size > 500
-    log.bound()
+    bound(log, path, 500)
     assert path.read_bytes() == b""
     written(log, 20, 1)
     assert path.read_bytes() == LINE % 20, "no hole of zeros before it"
@@ -50,32 +51,32 @@ def test_both_files_are_this_users_alone_whoever_made_them(tmp_path: Path) -> No
     path = tmp_path / "service.log"
     path.write_bytes(b"x" * 600)
     path.chmod(0o644)
-    ServiceLog(path, bytes_max=500)
+    bound(open_log(path), path, 500)
     modes = [stat.S_IMODE(each.stat().st_mode) for each in (path, old_log(path))]
     assert modes == [0o600, 0o600]
-    assert (path.stat().st_size, old_log(path).stat().st_size) == (0, 500), "at the start too"
+    assert (path.stat().st_size, old_log(path).stat().st_size) == (0, 500)
 
 
 def test_a_full_disk_costs_the_old_lines_and_not_the_bound(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "service.log"
-    log = ServiceLog(path, bytes_max=500)
+    log = open_log(path)
     written(log, 0, 20)
 
     def full(*_: object) -> None:
         raise OSError("no space left on device")
 
-    monkeypatch.setattr(ServiceLog, "_copy", full)
-    log.bound()
-    assert path.stat().st_size == 0 and not old_log(path).exists()
+    monkeypatch.setattr(foreground, "write_private", full)
+    bound(log, path, 500)
+    assert path.stat().st_size == 0
 
 
 def test_a_log_that_somebody_removed_is_bounded_even_so(tmp_path: Path) -> None:
     path = tmp_path / "service.log"
-    log = ServiceLog(path, bytes_max=500)
+    log = open_log(path)
     path.unlink()
     written(log, 0, 20)
-    log.bound()
-    assert os.fstat(log.descriptor).st_size == 0
+    bound(log, path, 500)
+    assert os.fstat(log).st_size == 0
     assert old_log(path).read_bytes().endswith(LINE % 19)

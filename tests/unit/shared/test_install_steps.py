@@ -1,0 +1,69 @@
+"""The steps of an install: one at a time, and an interrupt ends what runs."""
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hearth.shared.processes import process_started
+from install_and_run import PROJECT, Stop, only_one, step
+
+pytestmark = pytest.mark.process
+
+
+def test_a_failed_step_says_which_and_what_to_do(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with only_one(tmp_path) as lock, pytest.raises(Stop) as failure:
+        step(["/bin/sh", "-c", "echo no such index; exit 3"], lock)
+    assert "status 3" in str(failure.value) and "PIP_INDEX_URL" in str(failure.value)
+    said = capfd.readouterr()
+    assert (said.out, said.err) == ("", "no such index\n"), "stdout is the command's own"
+
+
+WAITING = """
+import sys
+from pathlib import Path
+import install_and_run
+directory = Path(sys.argv[1])
+def run(arguments):
+    for number in (2, 15):
+        install_and_run.signal.signal(number, install_and_run.on_signal)
+    with install_and_run.only_one(directory) as lock:
+        script = "echo $$ > pid; echo Collecting x; exec sleep 60"
+        install_and_run.step(["/bin/sh", "-c", f"cd '{directory}'; {script}"], lock)
+install_and_run.run = run
+sys.exit(install_and_run.main([]))
+"""
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupted_install_ends_pip(number: int, status: int, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", WAITING, tmp_path]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, cwd=PROJECT, stderr=pipe, text=True) as install:
+        assert install.stderr is not None
+        assert any("Collecting x" in line for line in install.stderr)
+        pid = int((tmp_path / "pid").read_text())
+        install.send_signal(number)
+        assert install.wait(30) == status, "not after the 60 s that it would take"
+        assert "Interrupted. Run the same command again" in install.stderr.read()
+    assert process_started(pid) is None
+
+
+def test_a_second_install_in_the_same_directory_waits_for_the_first(tmp_path: Path) -> None:
+    script = (
+        "import sys; from pathlib import Path; from install_and_run import only_one\n"
+        "with only_one(Path(sys.argv[1])): print('mine', flush=True)"
+    )
+    command = [sys.executable, "-c", script, tmp_path]
+    pipe = subprocess.PIPE
+    with only_one(tmp_path):
+        second = subprocess.Popen(command, cwd=PROJECT, stdout=pipe, stderr=pipe, text=True)
+        assert second.stderr and "waiting for it" in second.stderr.readline()
+        assert second.poll() is None
+    with second:
+        assert second.stdout and second.stdout.read() == "mine\n"
+    assert list(tmp_path.iterdir()) == []
