@@ -96,7 +96,7 @@ class NullKVManager:
 
     def grow_for_draft(self, slot: LiveSlot, rows: int, draft_rows: int) -> int:
         self.grow(slot, rows)
-        later = self._rules.format_at(rows + draft_rows, slot.kv_bits)
+        later = self._rules.format_at(rows + draft_rows)
         if later is not None and slot.format is None:
             return 0  # rows are packed from amid the draft on
         self.grow(slot, rows + draft_rows)
@@ -171,7 +171,7 @@ class NullKVManager:
 
     def _quantise(self, slot: LiveSlot, position: int) -> bool:
         """Pack the slot's rows once there are enough; say whether they were packed now."""
-        form = self._rules.format_at(position, slot.kv_bits)
+        form = self._rules.format_at(position)
         if form is None or slot.format is not None or self._layers is None:
             return False
         self._layers.quantise(slot.cache, form)
