@@ -8,8 +8,8 @@ import pytest
 from tests.helpers.cloud.cloud_answers import RATE_LIMIT, CloudAnswer
 from tests.helpers.cloud.dialect_requests import DIALECTS, DialectAnswer, ask, body_of
 from tests.helpers.cloud.gateway_server import GatewayServer
+from tests.helpers.servers.server import READY_S_MAX
 
-WAIT_S_MAX: Final = 20.0  # on an idle machine it takes hundredths
 ONE_MORE_S: Final = 0.3  # in which a row that is one too many would come
 Usage = tuple[int, int, int]  # prompt, cached, completion
 
@@ -23,8 +23,11 @@ def usage_of(row: dict[str, Any]) -> Usage:
 
 
 def logged(gateway: GatewayServer, before: int, count: int) -> list[dict[str, Any]]:
-    """Return the rows of successes that came since there were `before`, once they are `count`."""
-    deadline = time.monotonic() + WAIT_S_MAX
+    """Return the rows of successes that came since there were `before`, once they are `count`.
+
+    The first of all waits for LiteLLM to be loaded.
+    """
+    deadline = time.monotonic() + READY_S_MAX
     while True:
         rows = [row for row in gateway.callbacks.rows[before:] if row["status"] == "success"]
         if len(rows) >= count:
