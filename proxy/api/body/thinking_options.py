@@ -18,7 +18,7 @@ BUDGET_MAX: Final = 2**31 - 1
 _NESTED: Final = ("extra_body", "metadata")
 _OFF: Final = ("off", "none", "disabled", "false", "no_think")
 _ON: Final = ("on", "enabled", "adaptive", "between_tools", "auto", "true")
-# A wish may come in `chat_template_kwargs`, too, in a template's words.
+# A wish may come in `chat_template_kwargs`, too, in a template's words; a budget is no switch here.
 _SWITCHES: Final = tuple(name for name, *_ in TEMPLATE_SWITCHES if name != "thinking_budget")
 _NAMES: Final = (*_SWITCHES, "reasoning_effort")
 
