@@ -75,7 +75,9 @@ def spelled(draw: Any) -> tuple[str, str]:
 def told(reply: Reply) -> tuple[int, list[str], bytes]:
     """Return what a client sees of a reply but ids and times."""
     content = re.sub(
-        rb'"(created|request_id|id|[a-z_]*_s)":\s?("[^"]*"|[\d.]+)', b"", reply.content
+        rb'"(created|request_id|id|[a-z_]*_s)":\s?("[^"]*"|[\d.]+)|_uptime_seconds [\d.]+',
+        b"",
+        reply.content,
     )
     return reply.status, [name for name in reply.headers if name != "content-length"], content
 
