@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from hearth.commands.service.service_manager import stop_seconds
+from hearth.commands.service.service_manager import STOP_S
 from hearth.shared.errors import StartError
 from hearth.shared.zmq_transport import private_directory
 
@@ -28,7 +28,7 @@ class ChildServer:
     (exec) does not keep it.
     """
 
-    def __init__(self, port: int, model: str, directory: Path, flush_s: float) -> None:
+    def __init__(self, port: int, model: str, directory: Path) -> None:
         """`model` is as in MODEL_PATH, "" = what the settings say; the log is in `directory`.
 
         Raises:
@@ -37,7 +37,6 @@ class ChildServer:
         self.port = port
         self.directory = directory
         self.log = private_directory(directory) / "serve.log"
-        self._stop_s = stop_seconds(flush_s)
         options = ["--port", str(port), *(["--model", model] if model else [])]
         own = self.log.with_suffix(f".{os.getpid()}")  # another command may start one at once
         own.unlink(missing_ok=True)
@@ -85,7 +84,7 @@ class ChildServer:
         """End it as a user would; Ctrl-C meanwhile has its workers killed amid their work."""
         self._process.send_signal(signal.SIGTERM)
         try:
-            self._process.wait(self._stop_s)
+            self._process.wait(STOP_S)
         except KeyboardInterrupt:
             self._process.send_signal(signal.SIGTERM)
             self._kill_unless_ended()

@@ -29,7 +29,6 @@ from hearth.shared.models.model_path import named_model
 from hearth.shared.paths import env_file
 from hearth.shared.processes import PID_FILE, can_listen, read_pid_file, take_port, url_of
 from hearth.shared.settings_from_env import Settings, public_name
-from hearth.shared.stop_times import FLUSH_WAIT_S
 
 POLL_S: Final = 0.2
 ANSWER_S_MAX: Final = 10.0  # for /health, which asks no worker
@@ -189,7 +188,7 @@ def _start(settings: Settings, source: str, console: Console) -> ChildServer:
         port = _free_port(settings)
         _say(console, f"Port {settings.proxy_port} is taken; the server is started on {port}.")
     directory: Path = settings.run_dir / str(port)
-    return ChildServer(port, source, directory, FLUSH_WAIT_S)
+    return ChildServer(port, source, directory)
 
 
 def _free_port(settings: Settings) -> int:

@@ -26,7 +26,6 @@ from hearth.commands.service.service_manager import (
     ServiceState,
     log_file,
     refused_mark,
-    stop_seconds,
 )
 from hearth.commands.service.systemd import Systemd
 from hearth.shared.errors import StartError
@@ -34,7 +33,6 @@ from hearth.shared.make_private_directory import make_private
 from hearth.shared.paths import env_file
 from hearth.shared.processes import PID_FILE, read_pid_file, take_port, url_of
 from hearth.shared.settings_from_env import Settings, load_settings
-from hearth.shared.stop_times import FLUSH_WAIT_S
 
 START_WAIT_S: Final = 20.0  # until the server listens: importing it from a cold disk
 ACTIONS: Final = ("install", "start", "stop", "status", "uninstall", "logs", "run")
@@ -66,8 +64,7 @@ class Service:
         was_there = unit.exists()
         make_private(log_file().parent)
         unit.parent.mkdir(parents=True, exist_ok=True)
-        stop_s = stop_seconds(FLUSH_WAIT_S)
-        foreground.write_private(unit, self.manager.unit_of(stop_s))
+        foreground.write_private(unit, self.manager.unit_of())
         try:
             self.manager.load()
         except StartError:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from hearth.commands.service import service_manager
-from hearth.commands.service.service_manager import RESTART_S, ServiceState, run_tool
+from hearth.commands.service.service_manager import RESTART_S, STOP_S, ServiceState, run_tool
 from hearth.shared.errors import EXIT_CANNOT_START, StartError
 
 LABEL: Final = "local.hearth.server"
@@ -38,8 +38,8 @@ class Launchd:
         run_tool("launchctl", "print", self._domain, remedy=REMEDY)
         return ""
 
-    def unit_of(self, stop_s: int) -> bytes:
-        """Return the agent's property list; a stop may take `stop_s`."""
+    def unit_of(self) -> bytes:
+        """Return the agent's property list."""
         log = str(service_manager.log_file())
         plist = {
             "Label": LABEL,
@@ -50,7 +50,7 @@ class Launchd:
             "RunAtLoad": True,
             "KeepAlive": {"SuccessfulExit": False},  # only after a failure
             "ThrottleInterval": RESTART_S,
-            "ExitTimeOut": stop_s,
+            "ExitTimeOut": STOP_S,
             # Every other type throttles CPU and disk, which makes prefill several times slower.
             "ProcessType": "Interactive",
             "SoftResourceLimits": {"NumberOfFiles": OPEN_FILES},

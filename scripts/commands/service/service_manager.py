@@ -1,6 +1,5 @@
 """Names what launchd and systemd are told alike, and runs their tools."""
 
-import math
 import os
 import subprocess
 import sys
@@ -9,10 +8,10 @@ from pathlib import Path
 from typing import Final
 
 from hearth.shared.errors import StartError
-from hearth.shared.stop_times import CHUNK_WAIT_S, END_WAIT_S
 
-STOP_S_MIN: Final = 30
-STOP_MARGIN_S: Final = 5.0  # killing a worker that hangs, and the server's own end after that
+# How long a stop may take: a worker's chunk, its writing, its end, the death of one that hangs and
+# the server's own. A SIGKILL amid a chunk can leave memory wired until the Mac restarts.
+STOP_S: Final = 30
 TOOL_WAIT_S: Final = 120.0  # a stop takes 30 s at most
 RESTART_S: Final = 10  # between the end of a server that failed and its next start
 # What is no setting, no secret, and decides where models are found.
@@ -44,14 +43,6 @@ def variables() -> dict[str, str]:
     """Return the service's environment. No setting is in it: they are read at each start."""
     path = os.pathsep.join([os.path.dirname(COMMAND[0]), *TOOL_PLACES])
     return {"PATH": path} | {name: os.environ[name] for name in CARRIED if os.environ.get(name)}
-
-
-def stop_seconds(flush_s: float) -> int:
-    """Return how long a stop may take: a worker's chunk, its writing, its end, and a margin.
-
-    A SIGKILL amid a chunk can leave memory wired until the Mac restarts.
-    """
-    return max(STOP_S_MIN, math.ceil(CHUNK_WAIT_S + flush_s + END_WAIT_S + STOP_MARGIN_S))
 
 
 def run_tool(*command: str, remedy: str = "") -> "subprocess.CompletedProcess[str]":

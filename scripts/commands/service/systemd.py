@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from hearth.commands.service import service_manager
-from hearth.commands.service.service_manager import RESTART_S, ServiceState, run_tool
+from hearth.commands.service.service_manager import RESTART_S, STOP_S, ServiceState, run_tool
 from hearth.shared.errors import EXIT_CANNOT_START
 
 UNIT: Final = "hearth.service"
@@ -38,8 +38,8 @@ class Systemd:
         hint = f"It ends when you log out. To have it run from boot on: {linger}"
         return hint if "Linger=no" in told.stdout else ""
 
-    def unit_of(self, stop_s: int) -> bytes:
-        """Return the unit file; a stop may take `stop_s`.
+    def unit_of(self) -> bytes:
+        """Return the unit file.
 
         Type=exec: the server answers while it loads its model.
         """
@@ -64,7 +64,7 @@ RestartSec={RESTART_S}
 RestartPreventExitStatus={EXIT_CANNOT_START}
 # The server ends its workers itself; those that are left after its end are killed.
 KillMode=mixed
-TimeoutStopSec={stop_s}
+TimeoutStopSec={STOP_S}
 
 [Install]
 WantedBy=default.target

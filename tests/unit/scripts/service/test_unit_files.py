@@ -11,9 +11,9 @@ import pytest
 
 from hearth.commands.service import service_manager
 from hearth.commands.service.launchd import Launchd, parse_print
-from hearth.commands.service.service_manager import TOOL_WAIT_S, ServiceState, stop_seconds
+from hearth.commands.service.service_manager import STOP_S, TOOL_WAIT_S, ServiceState
 from hearth.commands.service.systemd import Systemd, parse_show
-from hearth.shared.stop_times import CHUNK_WAIT_S, END_WAIT_S
+from hearth.shared.stop_times import CHUNK_WAIT_S, END_WAIT_S, FLUSH_WAIT_S
 
 # launchd.plist(5): the keys that are used, with the type of their value.
 LAUNCHD_KEYS = {
@@ -52,12 +52,12 @@ def run_by(monkeypatch: pytest.MonkeyPatch, python: str) -> None:
     monkeypatch.setattr(service_manager, "COMMAND", command)
 
 
-def unit_text(stop_s: int = 30) -> str:
-    return Systemd(HEARTH).unit_of(stop_s).decode()
+def unit_text() -> str:
+    return Systemd(HEARTH).unit_of().decode()
 
 
 def test_the_property_list_says_each_thing_as_launchd_reads_it() -> None:
-    read = plistlib.loads(Launchd(HEARTH).unit_of(30))
+    read = plistlib.loads(Launchd(HEARTH).unit_of())
     assert {name: type(value) for name, value in read.items()} == LAUNCHD_KEYS
     assert read == {
         "Label": "local.hearth.server",
@@ -128,26 +128,24 @@ def test_systemd_understands_the_whole_unit(
     run_by(monkeypatch, str(python))
     monkeypatch.setenv("HOME", str(tmp_path / name))
     monkeypatch.setenv("HF_HOME", "'\"\\%h $x")
-    text = Systemd(tmp_path / name).unit_of(82).decode()
+    text = Systemd(tmp_path / name).unit_of().decode()
     assert verified(tmp_path, text) == ""
     assert "KillMod" in verified(tmp_path, text.replace("KillMode=", "KillMod="))
     python.unlink()
     assert "not executable" in verified(tmp_path, text)
 
 
-@pytest.mark.parametrize(("flush_s", "stop_s"), [(0, 30), (2, 30), (8, 30), (9, 31), (60, 82)])
-def test_a_stop_has_time_for_a_chunk_and_what_is_written(flush_s: int, stop_s: int) -> None:
-    assert stop_seconds(flush_s) == stop_s
-    assert CHUNK_WAIT_S + flush_s + END_WAIT_S < stop_s < TOOL_WAIT_S
-    assert plistlib.loads(Launchd(HEARTH).unit_of(stop_s))["ExitTimeOut"] == stop_s
-    assert f"\nTimeoutStopSec={stop_s}\n" in unit_text(stop_s)
+def test_a_stop_has_time_for_a_chunk_and_what_is_written() -> None:
+    assert CHUNK_WAIT_S + FLUSH_WAIT_S + END_WAIT_S + 5 < STOP_S < TOOL_WAIT_S
+    assert plistlib.loads(Launchd(HEARTH).unit_of())["ExitTimeOut"] == STOP_S
+    assert f"\nTimeoutStopSec={STOP_S}\n" in unit_text()
 
 
 def test_no_setting_and_no_secret_is_in_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("PROXY_API_KEY", "HF_TOKEN", "MODEL_PATH"):
         monkeypatch.setenv(name, "that-of-mine")
     monkeypatch.setenv("HF_HUB_CACHE", "/cache")
-    text = unit_text() + Launchd(HEARTH).unit_of(30).decode()
+    text = unit_text() + Launchd(HEARTH).unit_of().decode()
     assert "of-mine" not in text and text.count("/cache") == 2
 
 
