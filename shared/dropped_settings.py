@@ -13,7 +13,7 @@ from hearth.shared.settings import Settings
 NAMES: Final = tuple(row.metadata["name"] for row in dataclasses.fields(Settings))
 LIKENESS_MIN: Final = 0.6  # of a misspelt name and the one that was meant
 
-# What stands in its place, or why nothing does. docs/settings.md has this list.
+# What stands in its place, or why nothing does. docs/settings.md has the names.
 DROPPED: Final = {
     "MODEL_FAMILY": "the checkpoint and its template say what the model is; nothing is to be set",
     "MLX_HOST": "workers speak over a private socket; PROXY_HOST says where the server listens",
