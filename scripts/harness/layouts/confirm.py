@@ -6,7 +6,6 @@ forwards, real decoding and files with bytes in them. Both must come to the same
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Final
 from unittest import mock
 
@@ -21,7 +20,6 @@ from scripts.harness.layouts.counted_engine import MACS, CountedEngine, Forward,
 from scripts.harness.layouts.counted_worker import (
     CountedWorker,
     counted,
-    loaded_layout,
     settings_of,
 )
 from scripts.harness.layouts.model_layouts import ModelLayout
@@ -90,7 +88,7 @@ class ArrayEngine(Engine):
 
     def __init__(self, layout: ModelLayout, speed: Speed, clock: SimulatedClock) -> None:
         mx.eval(layout.model.parameters())
-        super().__init__(loaded_layout(layout, settings_of(Path(), {})))
+        super().__init__(layout.loaded())
         self.scripts: dict[str, list[int]] = {}
         self.forwards: list[Forward] = []
         self.is_idle: Callable[[], bool] = lambda: False

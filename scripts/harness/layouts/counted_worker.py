@@ -14,13 +14,12 @@ from unittest import mock
 
 from hearth.shared.settings_from_env import Settings, load_settings
 from hearth.shared.stop_times import FLUSH_WAIT_S
-from hearth.shared.wire_messages import Failed, Finished, ModelFacts, Sampling, Up, Usage
+from hearth.shared.wire_messages import Failed, Finished, Sampling, Up, Usage
 from hearth.worker.disk import file_store, open_file_store
 from hearth.worker.engine import prefill_lengths as lengths_module
 from hearth.worker.engine.footprint import MemoryUse
 from hearth.worker.engine.forward_memory import forward_memory
 from hearth.worker.engine.model_loader import LoadedModel
-from hearth.worker.engine.weights_identity import WeightsIdentity
 from hearth.worker.kv import return_freed_memory, serialise_kv
 from hearth.worker.kv.idle_expiry import IdleExpiry
 from hearth.worker.kv.kv_manager import KVManager
@@ -151,7 +150,7 @@ class CountedWorker:
         self._kv_bytes: Callable[[], int] = lambda: 0
         memory.use = MemoryUse(lambda: LIBRARIES_BYTES + self._arrays(), self._arrays, lambda: 0)
         memory.admit(layout.weight_bytes)
-        loaded = loaded_layout(layout, settings)
+        loaded = layout.loaded(settings.max_kv_size)
         lengths = lengths_module.prefill_lengths(loaded)
         chunk = settings.prefill_chunk or lengths.chunk
         self.rule = CutRule(chunk, marks, lengths.gap, lengths.step_min, lengths.full_to)
@@ -294,26 +293,6 @@ class CountedWorker:
         self.scheduler.leave_forwards()
         self.manager.hand_over()
         self.manager.shut(FLUSH_WAIT_S)
-
-
-def loaded_layout(layout: ModelLayout, settings: Settings) -> LoadedModel:
-    """Return the layout as a model that was loaded on a Mac."""
-    states = "ArraysCache" if layout.is_hybrid else ""
-    context = min(layout.context_tokens, settings.max_kv_size or layout.context_tokens)
-    facts = ModelFacts(
-        name=layout.name,
-        path=layout.name,
-        architecture=str(layout.text_config["model_type"]),
-        context_tokens=context,
-        vocab_size=layout.vocab_size,
-        parameter_count=layout.parameter_count,
-        weight_bytes=layout.weight_bytes,
-        cache_layout=states,
-        backend="metal",
-    )
-    identity = WeightsIdentity(Path(), is_hashed=False)
-    config = dict(layout.config)
-    return LoadedModel(layout.model, None, {}, config, Path(), identity, facts)
 
 
 def settings_of(directory: Path, more: Mapping[str, str]) -> Settings:
