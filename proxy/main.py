@@ -13,7 +13,6 @@ from typing import Final, NoReturn
 
 import uvicorn
 
-from hearth.proxy.api.parse_any_dialect import BodyParser
 from hearth.proxy.app import ProxyApp
 from hearth.proxy.embeddings.embedding_process import EmbeddingProcess
 from hearth.proxy.embeddings.process_setup import embedding_process
@@ -35,7 +34,6 @@ from hearth.proxy.workers.model_swap import ModelSwapper
 from hearth.proxy.workers.pid_file import PidFile
 from hearth.proxy.workers.remote_workers import RemoteWorkers
 from hearth.proxy.workers.supervisor import WORKER_COMMAND, RestartRules, Supervisor
-from hearth.proxy.workers.warm_prompts import WarmPrompts
 from hearth.shared import logging_setup as logs
 from hearth.shared.errors import EXIT_CANNOT_START, StartError
 from hearth.shared.glibc_malloc import malloc_environment, map_large_blocks
@@ -123,11 +121,6 @@ class Hearth:
             self._remote.workers,
             is_apart=is_apart,
         )
-        self._pool.on_ready = WarmPrompts(
-            settings,
-            BodyParser(settings, self._routes.stored, is_apart=is_apart),
-            self._routes.names,
-        ).begin
         self._gateway: GatewaySetup | None = None
         if table is not None:
             self._gateway = GatewaySetup(table, settings, self._routes)
