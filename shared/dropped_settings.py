@@ -52,6 +52,8 @@ DROPPED: Final = {
     "CACHE_DEBUG": "LOG_PROMPTS=true serves the token ids of recent prompts, where PROXY_API_KEY "
     "is set",
     "DEFAULT_REPETITION_CONTEXT_SIZE": "DEFAULT_REPETITION_PENALTY looks at the last 256 tokens",
+    "WARM_PROMPTS": "what was read is on disk at the next start; POST /v1/cache/prefill reads and "
+    "pins a prompt beforehand",
     "USE_KV_CACHE": 'requests read and write the cache unless they send "use_kv_cache": false',
 }
 REFUSED: Final = {

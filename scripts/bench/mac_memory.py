@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Final
 
 from hearth.shared.errors import StartError
+from scripts.harness.layouts.model_layouts import LAYOUTS, ModelLayout
 from scripts.harness.mac.imagined_worker import ImaginedWorker
 from scripts.harness.mac.mac_hardware import GB, MACS, Mac
-from scripts.harness.mac.real_model_sizes import MODELS, RealModel
 
 ABOUT: Final = "contexts that fit and kept KV on Macs of 8 to 512 GB"
 
@@ -28,17 +28,17 @@ def run(options: argparse.Namespace) -> None:
     print(f"\nKept KV, in GB:\n\n{room_table()}")
 
 
-def context_table(macs: Sequence[Mac] = MACS, models: Sequence[RealModel] = MODELS) -> str:
+def context_table(macs: Sequence[Mac] = MACS, models: Sequence[ModelLayout] = LAYOUTS) -> str:
     """Return the context of each model on each Mac; "all" is the model's own."""
 
-    def cell(worker: ImaginedWorker, model: RealModel) -> str:
+    def cell(worker: ImaginedWorker, model: ModelLayout) -> str:
         tokens = worker.context()
-        return f"{tokens:,}" + ("" if tokens < model.context else " (all)")
+        return f"{tokens:,}" + ("" if tokens < model.context_tokens else " (all)")
 
     return _table(macs, models, cell)
 
 
-def room_table(macs: Sequence[Mac] = MACS, models: Sequence[RealModel] = MODELS) -> str:
+def room_table(macs: Sequence[Mac] = MACS, models: Sequence[ModelLayout] = LAYOUTS) -> str:
     """Return how many GB of KV are kept beside each model on each Mac."""
     return _table(
         macs, models, lambda worker, _: f"{worker.room(worker.context()).kept_bytes / GB:.1f}"
@@ -47,12 +47,12 @@ def room_table(macs: Sequence[Mac] = MACS, models: Sequence[RealModel] = MODELS)
 
 def _table(
     macs: Sequence[Mac],
-    models: Sequence[RealModel],
-    cell: Callable[[ImaginedWorker, RealModel], str],
+    models: Sequence[ModelLayout],
+    cell: Callable[[ImaginedWorker, ModelLayout], str],
 ) -> str:
     """Return a Markdown table; `cell` says what a worker that has loaded tells of a model."""
 
-    def filled(mac: Mac, model: RealModel) -> str:
+    def filled(mac: Mac, model: ModelLayout) -> str:
         worker = ImaginedWorker(mac, model, Path("worker-0.sock"))
         try:
             worker.start()

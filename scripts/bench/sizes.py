@@ -9,26 +9,18 @@ import itertools
 import logging
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from statistics import fmean
 from typing import Final
 
 from hearth.commands.replay.traces import TRACES_DIR
-from hearth.shared.errors import StartError
-from scripts.harness.layouts.counted_server import MACS, serving
+from scripts.harness.layouts.counted_engine import MACS
 from scripts.harness.layouts.model_layouts import LAYOUTS, ModelLayout
 from scripts.harness.layouts.pair_replay import (
     SHORT_TOKENS,
     Figures,
     PairFigures,
     replay_pair,
-)
-from scripts.harness.layouts.restarts import (
-    MOMENTS,
-    Restart,
-    killed,
-    stopped,
 )
 from scripts.harness.layouts.session_scripts import SessionScript, render
 
@@ -42,24 +34,15 @@ HEAD: Final = (
     *("forwards", "mean", "median", "< 64", "< 256", "refused"),
 )
 READ_RATIO_MAX: Final = 1.03  # of tokens read over the ideal, where all fits
-PARTS: Final = ("pairs", "restarts")
-RESTART_HEAD: Final = (
-    *("model", "Mac", "end", "live caches", "tokens held", "read again: all", "mean", "most"),
-    *("in", "a state's worth"),
-)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--only", choices=PARTS, help="one part of it")
     parser.add_argument("--models", default="", help="names, comma-separated; default all")
     parser.add_argument("--macs", default="", help="GB of memory, comma-separated; default all")
     parser.add_argument("--sessions", default="", help="names of traces; default all")
     parser.add_argument("--traces-dir", type=Path, default=TRACES_DIR)
     parser.add_argument("--limit", type=int, default=0, help="requests of each trace; 0 = all")
     parser.add_argument("--pause", type=float, default=0.0, help="seconds between two turns")
-    parser.add_argument(
-        "--in-a-row", action="store_true", help="on one server; default one for each session"
-    )
     parser.add_argument("--each", action="store_true", help="a row for each session too")
     parser.add_argument(
         "--set", action="append", default=[], metavar="NAME=VALUE", help="a setting"
@@ -71,68 +54,31 @@ def run(options: argparse.Namespace) -> None:
     began = time.perf_counter()
     layouts = [each for each in LAYOUTS if _is_named(each.name, options.models)]
     sessions = rendered(options.traces_dir, options.sessions, options.limit)
-    bench = Bench(options, layouts, sessions)
-    parts = {"pairs": bench.print_pairs, "restarts": bench.print_restarts}
-    for name in [options.only] if options.only else PARTS:
-        parts[name]()
+    _print_pairs(layouts, sessions, options)
     print(f"\n{time.perf_counter() - began:.0f} s", file=sys.stderr)
 
 
-class Bench:
-    """Replays sessions on layouts and Macs, and prints a table for each part."""
-
-    def __init__(
-        self,
-        options: argparse.Namespace,
-        layouts: Sequence[ModelLayout],
-        sessions: Sequence[SessionScript],
-    ) -> None:
-        self._options = options
-        self._layouts = layouts
-        self._sessions = sessions
-        self._sizes = [size for size in MACS if _is_named(str(size), options.macs)]
-        self._settings = dict(each.split("=", 1) for each in options.set)
-
-    def print_pairs(self) -> None:
-        """Print what all sessions cost on each model and Mac."""
-        options, settings = self._options, UNLIMITED | self._settings
-        names = ", ".join(session.name for session in self._sessions)
-        how = "on one server, one after another" if options.in_a_row else "each on its own server"
-        print(f"\n{names}: {how}. GB are 10^9 bytes; least: rows, and a state and a window for")
-        print("each conversation. What exact mode has to read again of answers is in the ideal:\n")
-        pairs: list[PairFigures] = []
-        print_head(HEAD)
-        for layout, size in itertools.product(self._layouts, self._sizes):
-            is_apart = not options.in_a_row
-            pair = replay_pair(layout, size, self._sessions, settings, options.pause, is_apart)
-            if pair is None:
-                print_row([layout.name, f"{size} GB", "does not fit", *([""] * (len(HEAD) - 3))])
-            else:
-                _print_pair(pair, options.each)
-                pairs.append(pair)
-        _print_over(pairs)
-
-    def print_restarts(self) -> None:
-        """Print what live caches read again after restarts amid the sessions."""
-        print(f"\nRestarts at {MOMENTS} moments of each session; tokens that are read again:\n")
-        print_head(RESTART_HEAD)
-        settings = UNLIMITED | self._settings
-        for layout, size in self._on_smallest():
-            for how, restart in (("SIGTERM", stopped), ("SIGKILL", killed)):
-                found = [r for s in self._sessions for r in restart(layout, size, s, settings)]
-                print_row([layout.name, f"{size} GB", how, *_restart_cells(layout, found)])
-
-    def _on_smallest(self) -> Iterator[tuple[ModelLayout, int]]:
-        """Yield each layout with the smallest of the Macs that the model fits on."""
-        for layout in self._layouts:
-            for size in self._sizes:
-                with serving(layout, size, self._sessions[0].marks, self._settings) as server:
-                    try:
-                        server.start()
-                    except StartError:
-                        continue
-                yield layout, size
-                break
+def _print_pairs(
+    layouts: Sequence[ModelLayout], sessions: Sequence[SessionScript], options: argparse.Namespace
+) -> None:
+    """Print what all sessions cost on each model and Mac."""
+    names = ", ".join(session.name for session in sessions)
+    print(f"\n{names}: each on its own server. GB are 10^9 bytes; least: rows, and a state and a")
+    print("window for each conversation. What exact mode has to read again of answers is in the")
+    print("ideal:\n")
+    settings = UNLIMITED | dict(each.split("=", 1) for each in options.set)
+    sizes = [size for size in MACS if _is_named(str(size), options.macs)]
+    pairs: list[PairFigures] = []
+    print_row(HEAD)
+    print_row(["---"] * len(HEAD))
+    for layout, size in itertools.product(layouts, sizes):
+        pair = replay_pair(layout, size, sessions, settings, options.pause)
+        if pair is None:
+            print_row([layout.name, f"{size} GB", "does not fit", *([""] * (len(HEAD) - 3))])
+        else:
+            _print_pair(pair, options.each)
+            pairs.append(pair)
+    _print_over(pairs)
 
 
 def _is_named(name: str, names: str) -> bool:
@@ -146,11 +92,6 @@ def rendered(directory: Path, names: str, limit: int) -> list[SessionScript]:
     if not wanted:
         raise SystemExit(f"there are no such traces in {directory}; say where with --traces-dir")
     return [render(path, limit) for path in wanted]
-
-
-def print_head(head: Sequence[str]) -> None:
-    print_row(head)
-    print_row(["---"] * len(head))
 
 
 def print_row(cells: Sequence[str]) -> None:
@@ -195,19 +136,4 @@ def _cells(figures: Figures) -> list[str]:
         f"{figures.forward_median:.0f}",
         *(f"{figures.short_share(tokens):.0%}" for tokens in SHORT_TOKENS),
         ", ".join(f"{name} {count}" for name, count in figures.refused.items()),
-    ]
-
-
-def _restart_cells(layout: ModelLayout, found: Sequence[Restart]) -> list[str]:
-    again = [tokens for restart in found for tokens in restart.again]
-    worst = max(found, key=lambda restart: max(restart.again, default=0))
-    layers = layout.layers
-    return [
-        f"{len(again)}",
-        f"{sum(sum(restart.held) for restart in found):,}",
-        f"{sum(again):,}",
-        f"{fmean(again):.0f}" if again else "",
-        f"{max(again, default=0):,}",
-        f"{worst.session} at {worst.at_s:.0f} s" if any(again) else "",
-        f"{layers.state_bytes / layers.row_bytes:,.0f}",
     ]

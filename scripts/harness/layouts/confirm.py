@@ -6,8 +6,6 @@ forwards, real decoding and files with bytes in them. Both must come to the same
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, Final
 from unittest import mock
 
@@ -18,13 +16,10 @@ from hearth.worker.engine.decode.decoder import Decoder, SampledToken, Sequence 
 from hearth.worker.engine.decode.sampler import TokenChoice
 from hearth.worker.engine.engine import Engine
 from hearth.worker.kv.layer_adapters import LayerMap
-from scripts.harness.layouts.counted_disk import Disk
-from scripts.harness.layouts.counted_engine import CountedEngine, Forward, Speed
-from scripts.harness.layouts.counted_server import MACS, SHARED_MEMORY
+from scripts.harness.layouts.counted_engine import MACS, CountedEngine, Forward, Speed
 from scripts.harness.layouts.counted_worker import (
     CountedWorker,
     counted,
-    loaded_layout,
     settings_of,
 )
 from scripts.harness.layouts.model_layouts import ModelLayout
@@ -93,7 +88,7 @@ class ArrayEngine(Engine):
 
     def __init__(self, layout: ModelLayout, speed: Speed, clock: SimulatedClock) -> None:
         mx.eval(layout.model.parameters())
-        super().__init__(loaded_layout(layout, settings_of(Path(), {})))
+        super().__init__(layout.loaded())
         self.scripts: dict[str, list[int]] = {}
         self.forwards: list[Forward] = []
         self.is_idle: Callable[[], bool] = lambda: False
@@ -146,14 +141,9 @@ def _played(
     layout: ModelLayout, session: SessionScript, settings: Mapping[str, str], has_arrays: bool
 ) -> dict[str, Any]:
     mac, speed = MACS[MAC_GB]
-    clock, disk = SimulatedClock(), Disk()
-    place = SHARED_MEMORY if SHARED_MEMORY.is_dir() else None
-    with (
-        TemporaryDirectory(dir=place) as directory,
-        counted(mac, clock, disk, has_arrays),
-    ):
+    with counted(mac, has_arrays) as (clock, disk, directory):
         engine: Any = (ArrayEngine if has_arrays else CountedEngine)(layout, speed, clock)
-        made = settings_of(Path(directory), settings)
+        made = settings_of(directory, settings)
         with engine.stream():
             told = []
             for _ in range(2):  # the second one begins with what the first has left on disk
@@ -172,7 +162,7 @@ def _played(
 def _told(worker: CountedWorker) -> dict[str, Any]:
     return {
         "kept_bytes_max": worker.kept_bytes_max,
-        "prefilled": [end.usage.prefilled_tokens for end in worker.ends if end.usage],
+        "prefilled": [usage.prefilled_tokens for usage in worker.answered.values()],
         "idle": worker.scheduler.idle_tokens,
         "evictions": worker.manager.evictions,
     }

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from hearth.worker.engine.decode.batch_caches import is_mergeable
 from hearth.worker.engine.decode.batch_split import ReadCost, RowLength, regroup
@@ -20,6 +20,7 @@ from hearth.worker.kv.layer_adapters import LayerMap
 from scripts.harness.layouts.counted_layers import CountedLayerMap
 from scripts.harness.layouts.model_layouts import ModelLayout
 from scripts.harness.layouts.simulated_clock import SimulatedClock
+from scripts.harness.mac.mac_hardware import Mac
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,18 @@ class Speed:
 
     def step_s(self, layout: ModelLayout) -> float:
         return layout.active_bytes / self.bytes_per_s
+
+
+# One Mac a size of memory, with the bytes of memory that it reads in a second and the operations
+# that it computes, both about as published.
+MACS: Final = {
+    16: (Mac("M2", 16), Speed(100e9, 5e12)),
+    32: (Mac("M5", 32), Speed(153e9, 15e12)),
+    48: (Mac("M4 Pro", 48), Speed(273e9, 15e12)),
+    64: (Mac("M1 Max", 64), Speed(400e9, 18e12)),
+    128: (Mac("M5 Max", 128), Speed(600e9, 60e12)),
+    512: (Mac("M3 Ultra", 512), Speed(819e9, 50e12)),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +86,6 @@ class CountedDecoder:
         self._groups: list[list[str]] = []
         self._lent: set[str] = set()
         self._is_changed = False
-        self.steps = 0
 
     def __len__(self) -> int:
         return len(self._sequences)
@@ -94,7 +106,6 @@ class CountedDecoder:
     def step(self) -> list[SampledToken]:
         if self.is_mergeable and self._is_changed:
             self._regroup()
-        self.steps += 1
         sampled = []
         for key, sequence in self._sequences.items():
             fed, token = self._fed[key], self.scripts[key].pop(0)
@@ -105,10 +116,6 @@ class CountedDecoder:
             sampled.append(SampledToken(key, token, None))
         self._clock.advance(self._step_s * len(self._groups))
         return sampled
-
-    def fed(self, key: str) -> list[int]:
-        """Return what a sequence's cache holds."""
-        return self._fed[key]
 
     def remove(self, key: str, said: int | None = None) -> UnfinishedBatch | None:
         sequence = self._sequences.pop(key, None)
@@ -161,10 +168,6 @@ class CountedEngine:
         self.layers = layers
         self.decoder.is_mergeable = batches and is_mergeable(self._layout.probe())
         self.decoder.cost = self._layout.read_cost
-
-    def fed(self, key: str) -> list[int]:
-        """Return what a decoding sequence's cache holds."""
-        return self.decoder.fed(key)
 
     def choice(self, key: str) -> TokenChoice:
         return TokenChoice(lambda x, _: x, (), None)  # the decoder knows what is said

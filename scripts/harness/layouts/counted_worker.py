@@ -8,23 +8,21 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from tempfile import TemporaryDirectory
+from typing import Any, Final, NamedTuple
 from unittest import mock
 
 from hearth.shared.settings_from_env import Settings, load_settings
 from hearth.shared.stop_times import FLUSH_WAIT_S
-from hearth.shared.wire_messages import Failed, Finished, ModelFacts, Sampling, Up, Usage
-from hearth.worker.cache.block_hash import Tokens, pack
+from hearth.shared.wire_messages import Failed, Finished, Sampling, Up, Usage
 from hearth.worker.disk import file_store, open_file_store
 from hearth.worker.engine import prefill_lengths as lengths_module
 from hearth.worker.engine.footprint import MemoryUse
 from hearth.worker.engine.forward_memory import forward_memory
 from hearth.worker.engine.model_loader import LoadedModel
-from hearth.worker.engine.weights_identity import WeightsIdentity
 from hearth.worker.kv import return_freed_memory, serialise_kv
 from hearth.worker.kv.idle_expiry import IdleExpiry
 from hearth.worker.kv.kv_manager import KVManager
-from hearth.worker.kv.live_slot import LiveSlot
 from hearth.worker.prompt.prefill_cuts import CutRule, TurnMarks
 from hearth.worker.schedule.memory_guard import MemoryGuard
 from hearth.worker.schedule.request_state import ClientLease, Request
@@ -54,6 +52,7 @@ LIBRARIES_BYTES: Final = 900 * MB  # what a process holds beside MLX's arrays
 KV_ITEM_BYTES: Final = 2
 ANSWER_TOKENS_MAX: Final = 4_096  # more than any answer has
 DISK_GB: Final = 1_000  # of every Mac's SSD: most that have memory for such models have as much
+SHARED_MEMORY: Final = Path("/dev/shm")  # files that are holes are made fastest there
 FOREVER: Final = float("inf")
 
 
@@ -98,16 +97,6 @@ class Inbox:
             if self._clock.elapsed_s >= end:
                 raise queue.Empty
             self._clock.advance_to(min(nexts))
-
-
-@dataclass(slots=True)
-class Ended:
-    """One request's end."""
-
-    session: str
-    number: int
-    usage: Usage | None  # None where it was refused
-    at_s: float
 
 
 @dataclass(slots=True)
@@ -161,7 +150,7 @@ class CountedWorker:
         self._kv_bytes: Callable[[], int] = lambda: 0
         memory.use = MemoryUse(lambda: LIBRARIES_BYTES + self._arrays(), self._arrays, lambda: 0)
         memory.admit(layout.weight_bytes)
-        loaded = loaded_layout(layout, settings)
+        loaded = layout.loaded(settings.max_kv_size)
         lengths = lengths_module.prefill_lengths(loaded)
         chunk = settings.prefill_chunk or lengths.chunk
         self.rule = CutRule(chunk, marks, lengths.gap, lengths.step_min, lengths.full_to)
@@ -183,12 +172,10 @@ class CountedWorker:
         self.scheduler = self._make_scheduler(loaded, memory.guard(forward))
         self.engine.is_idle = lambda: self.scheduler.is_idle
         self.loop = self._make_loop(memory)
-        self.ends: list[Ended] = []
+        self.answered: dict[int, Usage] = {}  # by the number of the turn
         self.refused: Counter[str] = Counter()
         self.kept_bytes_max = 0
         self.slot_bytes_max = 0
-        self._plays: dict[str, tuple[_Play, int]] = {}  # request id -> whose turn it is
-        self._number = 0
 
     def _make_scheduler(self, loaded: LoadedModel, guard: MemoryGuard) -> Scheduler:
         ends: Any = self._end_ids
@@ -232,29 +219,17 @@ class CountedWorker:
 
     # ------------------------------------------------------------ requests
 
-    def play(
-        self,
-        session: SessionScript,
-        pause_s: float = 0.0,
-        quiet_s: float = 0.0,
-        until_s: float = FOREVER,
-    ) -> None:
-        """Have a session's requests answered as captured, then let `quiet_s` pass.
+    def play(self, session: SessionScript, pause_s: float = 0.0, quiet_s: float = 0.0) -> None:
+        """Have a session's requests answered as captured, then let `quiet_s` pass: once.
 
-        `pause_s` passes before each turn beside what was captured. `until_s` ends it amid its work.
+        `pause_s` passes before each turn beside what was captured.
         """
-        play = _Play(session, pause_s)
-        self._end_ids.clear()
+        self._play = _Play(session, pause_s)
         self._end_ids.update(turn.answer[-1] for turn in session.turns)
-        start = self.clock.elapsed_s
-        self._send_ready(play, start)
-        while not play.is_over and self.clock.elapsed_s < start + until_s:
+        self._send_ready(self.clock.elapsed_s)
+        while not self._play.is_over:
             self._turn()
-        self.wait(quiet_s)
-
-    def wait(self, seconds: float) -> None:
-        """Let time pass in which nobody asks."""
-        end = self.clock.elapsed_s + seconds
+        end = self.clock.elapsed_s + quiet_s
         while self.clock.elapsed_s < end:
             self._turn()
 
@@ -265,22 +240,20 @@ class CountedWorker:
         slots = sum(map(self.manager.slot_bytes, self.manager.slots))
         self.slot_bytes_max = max(self.slot_bytes_max, slots)
 
-    def _send_ready(self, play: _Play, start: float = 0.0) -> None:
-        for number, at_s in list(play.ready()):
-            self._send(play, number, max(at_s, start, self.clock.elapsed_s))
+    def _send_ready(self, start: float = 0.0) -> None:
+        for number, at_s in list(self._play.ready()):
+            self._send(number, max(at_s, start, self.clock.elapsed_s))
 
-    def _send(self, play: _Play, number: int, at_s: float) -> None:
-        session = play.session
+    def _send(self, number: int, at_s: float) -> None:
+        session = self._play.session
         turn = session.turns[number]
         if turn.length > self.context_tokens:
             self.refused["context"] += 1
-            self._over(play, number, None, at_s)
+            self._over(number, at_s)
             return
-        self._number += 1
-        lease = ClientLease(f"{session.name}/{number}/{self._number}", b"peer")
+        lease = ClientLease(str(number), b"peer")
         lease.received_at += at_s - self.clock.elapsed_s
         lease.lease_until = FOREVER
-        self._plays[lease.request_id] = play, number
         signs: Any = Signs()
         request = Request(
             lease=lease,
@@ -295,73 +268,31 @@ class CountedWorker:
         self.inbox.put(request, at_s)
 
     def _ended(self, request: Request, usage: Usage, reason: str, stop: str | None) -> Usage:
-        play, number = self._plays[request.request_id]
-        query = play.session.next_query(number, self.rule, ROOT)
+        query = self._play.session.next_query(int(request.request_id), self.rule, ROOT)
         if query is not None and len(query.tokens) < self.context_tokens:
             self.inbox.put(query)  # the prompt thread renders meanwhile
         return usage
 
     def _take(self, message: Up) -> None:
         """Take what a client is sent."""
-        if isinstance(message, Finished | Failed):
-            play, number = self._plays.pop(message.request_id)
-            usage = message.usage if isinstance(message, Finished) else None
-            if isinstance(message, Failed):
-                self.refused[message.code] += 1
-            self._over(play, number, usage, self.clock.elapsed_s)
+        if isinstance(message, Finished):
+            self.answered[int(message.request_id)] = message.usage
+            self._over(int(message.request_id), self.clock.elapsed_s)
+        elif isinstance(message, Failed):
+            self.refused[message.code] += 1
+            self._over(int(message.request_id), self.clock.elapsed_s)
 
-    def _over(self, play: _Play, number: int, usage: Usage | None, at_s: float) -> None:
-        self.ends.append(Ended(play.session.name, number, usage, at_s))
-        play.ended_at[number] = at_s
-        self._send_ready(play)
+    def _over(self, number: int, at_s: float) -> None:
+        self._play.ended_at[number] = at_s
+        self._send_ready()
 
     # ------------------------------------------------------------ the end
-
-    def held(self, slot: LiveSlot) -> Tokens:
-        """Return what a live cache holds now: what was read or said amid a request included."""
-        for request in self.scheduler._decoding.values():
-            if request.slot is slot:
-                return pack(self.engine.fed(request.request_id))
-        prompt = self.prompt_read_in(slot)
-        return slot.tokens if prompt is None else prompt[: slot.position]
-
-    def prompt_read_in(self, slot: LiveSlot) -> Tokens | None:
-        """Return the prompt that is being read in a slot."""
-        for request in self.scheduler._prefilling:
-            if request.slot is slot:
-                return request.query.tokens
-        return None
-
-    def kill(self) -> None:
-        """End as at SIGKILL: what the disk has not written is lost."""
-        if self.inbox.disk_thread is not None:
-            self.inbox.disk_thread.catch_up()
 
     def stop(self) -> None:
         """End as at SIGTERM: hand over to the disk what it lacks, and let it write."""
         self.scheduler.leave_forwards()
         self.manager.hand_over()
         self.manager.shut(FLUSH_WAIT_S)
-
-
-def loaded_layout(layout: ModelLayout, settings: Settings) -> LoadedModel:
-    """Return the layout as a model that was loaded on a Mac."""
-    states = "ArraysCache" if layout.is_hybrid else ""
-    context = min(layout.context_tokens, settings.max_kv_size or layout.context_tokens)
-    facts = ModelFacts(
-        name=layout.name,
-        path=layout.name,
-        architecture=str(layout.text_config["model_type"]),
-        context_tokens=context,
-        vocab_size=layout.vocab_size,
-        parameter_count=layout.parameter_count,
-        weight_bytes=layout.weight_bytes,
-        cache_layout=states,
-        backend="metal",
-    )
-    identity = WeightsIdentity(Path(), is_hashed=False)
-    config = dict(layout.config)
-    return LoadedModel(layout.model, None, {}, config, Path(), identity, facts)
 
 
 def settings_of(directory: Path, more: Mapping[str, str]) -> Settings:
@@ -371,14 +302,21 @@ def settings_of(directory: Path, more: Mapping[str, str]) -> Settings:
     return load_settings(environ | {"LOG_ROOT": str(directory / "logs")} | dict(more), None)
 
 
+class Simulated(NamedTuple):
+    """What the workers of one Mac have in common, one after another."""
+
+    clock: SimulatedClock
+    disk: Disk
+    directory: Path  # of the KV files
+
+
 @contextlib.contextmanager
-def counted(
-    mac: Mac, clock: SimulatedClock, disk: Disk, has_arrays: bool = False
-) -> Iterator[None]:
+def counted(mac: Mac, has_arrays: bool = False) -> Iterator[Simulated]:
     """Have the project's parts count instead of store, on this Mac, within the block.
 
     Where it `has_arrays`, only clocks and counters are replaced: arrays and files are real.
     """
+    clock, disk = SimulatedClock(), Disk()
     file_store_class = MeteredFileStore if has_arrays else CountedFileStore
 
     def store(*args: Any, **more: Any) -> MeteredFileStore:
@@ -408,8 +346,10 @@ def counted(
             (serialise_kv, "_restored", counted_disk.restored),
         ]
     with contextlib.ExitStack() as stack:
+        place = SHARED_MEMORY if SHARED_MEMORY.is_dir() else None
+        directory = stack.enter_context(TemporaryDirectory(dir=place))
         stack.enter_context(FakeMac(mac).installed())
         stack.enter_context(clock.installed())
         for holder, name, value in replaced:
             stack.enter_context(mock.patch.object(holder, name, value))
-        yield
+        yield Simulated(clock, disk, Path(directory))

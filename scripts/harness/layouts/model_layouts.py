@@ -1,4 +1,4 @@
-"""Holds ten published models: the numbers of their config.json, and what follows from them.
+"""Holds twelve published models: the numbers of their config.json, and what follows from them.
 
 mlx-lm's own class of each architecture is made with these numbers, without weights: MLX computes
 nothing before it is asked for a value, so a model of 120 billion parameters takes milliseconds and
@@ -13,22 +13,27 @@ each group of 64; gpt-oss as published, MXFP4 for its experts and 8 bits for the
 """
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Final
 
 import mlx.core as mx
 from mlx.utils import tree_flatten, tree_map
 from mlx_lm.models.cache import make_prompt_cache
 
+from hearth.shared.wire_messages import ModelFacts
 from hearth.worker.engine.decode.batch_split import ReadCost
+from hearth.worker.engine.model_loader import LoadedModel
+from hearth.worker.engine.weights_identity import WeightsIdentity
 from hearth.worker.kv.layer_adapters import LayerMap
 
 AFFINE_4_BITS: Final = 4.5
 AFFINE_8_BITS: Final = 8.5
 MXFP4_BITS: Final = 4.25
 PROBE_TOKENS: Final = 3
+SHARES: Final = (8 / 9, 1 / 18, 1 / 18)  # of a quantised tensor: what its three arrays take
 
 _QWEN3_5: Final = {
     "vocab_size": 248_320,
@@ -40,6 +45,13 @@ _QWEN3_5: Final = {
     "full_attention_interval": 4,
     "rms_norm_eps": 1e-6,
     "max_position_embeddings": 262_144,
+}
+_QWEN3: Final = {
+    "model_type": "qwen3",
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "vocab_size": 151_936,
+    "rms_norm_eps": 1e-6,
 }
 _GPT_OSS: Final = {
     "model_type": "gpt_oss",
@@ -100,6 +112,26 @@ class ModelLayout:
         """What the project finds in these caches: bytes and arrays of rows, windows and states."""
         return LayerMap(self.probe())
 
+    def slot_bytes(self, tokens: int) -> int:
+        """Return what a live cache of so many tokens takes."""
+        return self.layers.slot_bytes(tokens, None)
+
+    def loaded(self, context_tokens: int = 0) -> LoadedModel:
+        """Return it as a model that was loaded on a Mac; `context_tokens` 0 = all of its own."""
+        facts = ModelFacts(
+            name=self.name,
+            path=self.name,
+            architecture=str(self.text_config["model_type"]),
+            context_tokens=min(self.context_tokens, context_tokens or self.context_tokens),
+            vocab_size=self.vocab_size,
+            parameter_count=self.parameter_count,
+            weight_bytes=self.weight_bytes,
+            cache_layout="ArraysCache" if self.is_hybrid else "",
+            backend="metal",
+        )
+        identity = WeightsIdentity(Path(), is_hashed=False)
+        return LoadedModel(self.model, None, {}, dict(self.config), Path(), identity, facts)
+
     # ------------------------------------------------------------ weights
 
     @cached_property
@@ -107,6 +139,12 @@ class ModelLayout:
         """The names and sizes of the checkpoint's tensors."""
         found = ((name, array.size) for name, array in tree_flatten(self.model.parameters()))
         return [each for each in found if not (self.is_tied and "lm_head" in each[0])]
+
+    def weights(self) -> Iterator[int]:
+        """Yield the bytes of the weights' arrays as they are loaded."""
+        for name, size in self._parameters:
+            nbytes = self._bytes(0, size) if _is_expert(name) else self._bytes(size, 0)
+            yield from (max(1, int(nbytes * share)) for share in SHARES)
 
     @cached_property
     def parameter_count(self) -> int:
@@ -192,15 +230,20 @@ def _gpt_oss(name: str, **more: int) -> ModelLayout:
 
 
 LAYOUTS: Final = (
-    _qwen3_5(
-        "Qwen3.5-4B",
+    ModelLayout(
+        "Qwen3-4B",
+        "Qwen/Qwen3-4B-Instruct-2507",
+        _QWEN3
+        | {
+            "hidden_size": 2_560,
+            "intermediate_size": 9_728,
+            "num_hidden_layers": 36,
+            "num_attention_heads": 32,
+            "max_position_embeddings": 262_144,
+            "rope_theta": 5_000_000,
+            "tie_word_embeddings": True,
+        },
         is_tied=True,
-        hidden_size=2_560,
-        intermediate_size=9_216,
-        num_hidden_layers=32,
-        num_attention_heads=16,
-        num_key_value_heads=4,
-        linear_num_value_heads=32,
     ),
     _qwen3_5(
         "Qwen3.5-9B",
@@ -236,18 +279,32 @@ LAYOUTS: Final = (
     ModelLayout(
         "Qwen3-32B",
         "Qwen/Qwen3-32B",
-        {
-            "model_type": "qwen3",
+        _QWEN3
+        | {
             "hidden_size": 5_120,
             "intermediate_size": 25_600,
             "num_hidden_layers": 64,
             "num_attention_heads": 64,
+            "max_position_embeddings": 40_960,
+            "rope_theta": 1_000_000,
+            "tie_word_embeddings": False,
+        },
+    ),
+    ModelLayout(
+        "Llama-3.3-70B",
+        "meta-llama/Llama-3.3-70B-Instruct",
+        {
+            "model_type": "llama",
+            "hidden_size": 8_192,
+            "intermediate_size": 28_672,
+            "num_hidden_layers": 80,
+            "num_attention_heads": 64,
             "num_key_value_heads": 8,
             "head_dim": 128,
-            "vocab_size": 151_936,
-            "max_position_embeddings": 40_960,
-            "rms_norm_eps": 1e-6,
-            "rope_theta": 1_000_000,
+            "vocab_size": 128_256,
+            "max_position_embeddings": 131_072,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 500_000,
             "tie_word_embeddings": False,
         },
     ),
@@ -300,6 +357,31 @@ LAYOUTS: Final = (
             "tie_word_embeddings": False,
             "vocab_size": 151_552,
             "max_position_embeddings": 131_072,
+        },
+    ),
+    ModelLayout(
+        "GLM-4.7-Flash",
+        "zai-org/GLM-4.7-Flash",
+        {
+            "model_type": "glm4_moe_lite",
+            "hidden_size": 2_048,
+            "intermediate_size": 10_240,
+            "moe_intermediate_size": 1_536,
+            "num_hidden_layers": 47,
+            "first_k_dense_replace": 1,
+            "num_attention_heads": 20,
+            "num_key_value_heads": 20,
+            "kv_lora_rank": 512,
+            "q_lora_rank": 768,
+            "qk_rope_head_dim": 64,
+            "qk_nope_head_dim": 192,
+            "v_head_dim": 256,
+            "n_routed_experts": 64,
+            "n_shared_experts": 1,
+            "num_experts_per_tok": 4,
+            "vocab_size": 154_880,
+            "max_position_embeddings": 202_752,
+            "tie_word_embeddings": False,
         },
     ),
     ModelLayout(

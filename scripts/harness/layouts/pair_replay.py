@@ -8,8 +8,8 @@ from typing import Final
 
 from hearth.shared.errors import StartError
 from scripts.harness.layouts.counted_disk import Disk
-from scripts.harness.layouts.counted_server import serving
-from scripts.harness.layouts.counted_worker import CountedWorker
+from scripts.harness.layouts.counted_engine import MACS, CountedEngine
+from scripts.harness.layouts.counted_worker import CountedWorker, counted, settings_of
 from scripts.harness.layouts.model_layouts import ModelLayout
 from scripts.harness.layouts.session_scripts import SessionScript, ideals, line_count
 from scripts.harness.mac.mac_hardware import Mac
@@ -74,7 +74,6 @@ class PairFigures:
     mac: Mac
     budget_bytes: int
     chunk: int
-    context_tokens: int
     sessions: dict[str, Figures] = field(default_factory=dict)
 
     def fits(self, figures: Figures) -> bool:
@@ -89,71 +88,53 @@ class PairFigures:
         return total
 
 
-class _Meter:
-    """Reads a worker's counters, and tells what they grew by."""
-
-    def __init__(self, worker: CountedWorker, disk: Disk, layout: ModelLayout) -> None:
-        self._worker, self._disk = worker, disk
-        layers = layout.layers
-        self._line_bytes = layers.state_bytes + layers.window_bytes(layers.layout.window)
-        self._written, self._read = disk.written.copy(), disk.read.copy()
-        self._ends, self._forwards = len(worker.ends), len(worker.engine.forwards)
-        self._idle, self._refused = worker.scheduler.idle_tokens, worker.refused.copy()
-        worker.kept_bytes_max = worker.slot_bytes_max = 0
-
-    def figures(self, session: SessionScript, ideal: Sequence[int]) -> Figures:
-        worker = self._worker
-        ends = worker.ends[self._ends :]
-        said = [session.turns[end.number].answer for end in ends if end.usage is not None]
-        new = sum(ideal) + sum(map(len, said))
-        forwards = worker.engine.forwards[self._forwards :]
-        rows_bytes = new * worker.manager.row_bytes(None)
-        lines = line_count(session, worker.context_tokens)
-        return Figures(
-            rows_bytes=rows_bytes,
-            least_bytes=rows_bytes + lines * self._line_bytes,
-            written=self._disk.written - self._written,
-            read=self._disk.read - self._read,
-            kept_bytes_max=worker.kept_bytes_max,
-            slot_bytes_max=worker.slot_bytes_max,
-            prefilled=sum(end.usage.prefilled_tokens for end in ends if end.usage is not None),
-            ideal=sum(ideal),
-            idle=worker.scheduler.idle_tokens - self._idle,
-            new=new,
-            forwards=[forward.tokens for forward in forwards if not forward.is_idle],
-            refused=worker.refused - self._refused,
-        )
-
-
 def replay_pair(
     layout: ModelLayout,
     memory_gb: int,
     sessions: Sequence[SessionScript],
     settings: Mapping[str, str],
     pause_s: float = 0.0,
-    is_apart: bool = True,
 ) -> PairFigures | None:
     """Play the sessions, each on a server of its own; None where the model does not fit.
 
-    `pause_s` passes between a turn's end and the next one, beside what was captured. Where they are
-    not apart one server plays them one after another.
+    `pause_s` passes between a turn's end and the next one, beside what was captured.
     """
+    mac, speed = MACS[memory_gb]
     pair: PairFigures | None = None
-    for group in [[session] for session in sessions] if is_apart else [sessions]:
-        with serving(layout, memory_gb, sessions[0].marks, settings) as server:
+    for session in sessions:
+        with counted(mac) as (clock, disk, directory):
+            engine, made = CountedEngine(layout, speed, clock), settings_of(directory, settings)
             try:
-                worker = server.start()
+                worker = CountedWorker(layout, clock, engine, made, session.marks)
             except StartError:
                 return None
             if pair is None:
                 budget = worker.manager.store.budget.bytes_max
-                chunk, context = worker.rule.chunk, worker.context_tokens
-                pair = PairFigures(layout, server.mac, budget, chunk, context)
-            is_exact = worker.manager.rules.is_exact
-            least_of = ideals(group, worker.context_tokens, is_exact)
-            for session, least in zip(group, least_of, strict=True):
-                meter = _Meter(worker, server.disk, layout)
-                worker.play(session, pause_s, QUIET_S)
-                pair.sessions[session.name] = meter.figures(session, least)
+                pair = PairFigures(layout, mac, budget, worker.rule.chunk)
+            worker.play(session, pause_s, QUIET_S)
+            pair.sessions[session.name] = _figures(worker, disk, session)
             worker.stop()
     return pair
+
+
+def _figures(worker: CountedWorker, disk: Disk, session: SessionScript) -> Figures:
+    """Return what a worker's only session cost until now."""
+    layers, context = worker.layout.layers, worker.context_tokens
+    ideal = sum(ideals(session, context, worker.manager.rules.is_exact))
+    new = ideal + sum(len(session.turns[number].answer) for number in worker.answered)
+    rows_bytes = new * worker.manager.row_bytes(None)
+    line_bytes = layers.state_bytes + layers.window_bytes(layers.layout.window)
+    return Figures(
+        rows_bytes=rows_bytes,
+        least_bytes=rows_bytes + line_count(session, context) * line_bytes,
+        written=disk.written.copy(),
+        read=disk.read.copy(),
+        kept_bytes_max=worker.kept_bytes_max,
+        slot_bytes_max=worker.slot_bytes_max,
+        prefilled=sum(usage.prefilled_tokens for usage in worker.answered.values()),
+        ideal=ideal,
+        idle=worker.scheduler.idle_tokens,
+        new=new,
+        forwards=[forward.tokens for forward in worker.engine.forwards if not forward.is_idle],
+        refused=worker.refused.copy(),
+    )

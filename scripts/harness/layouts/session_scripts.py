@@ -96,19 +96,14 @@ def _query(
     return PrefixQuery(tokens, cuts, names, turn.family, is_side, root=root, system_end=system_end)
 
 
-def ideals(
-    sessions: Sequence[SessionScript], context_tokens: int, is_exact: bool = False
-) -> list[list[int]]:
+def ideals(session: SessionScript, context_tokens: int, is_exact: bool = False) -> list[int]:
     """Return what each turn reads where all prompts and answers before it are kept.
 
-    The sessions are played one after another. A prompt that does not fit the context is refused:
-    it reads nothing, and leaves nothing. Exact mode keeps no answers: each is read once more.
+    A prompt that does not fit the context is refused: it reads nothing, and leaves nothing. Exact
+    mode keeps no answers: each is read once more.
     """
     known: list[Tokens] = []
-    found = []
-    for session in sessions:
-        found.append([_ideal(turn, known, context_tokens, is_exact) for turn in session.turns])
-    return found
+    return [_ideal(turn, known, context_tokens, is_exact) for turn in session.turns]
 
 
 def _ideal(turn: Turn, known: list[Tokens], context_tokens: int, is_exact: bool) -> int:

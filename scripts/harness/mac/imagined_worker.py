@@ -11,22 +11,20 @@ from typing import Final
 from unittest import mock
 
 from hearth.shared.settings_from_env import load_settings
-from hearth.shared.wire_messages import ModelFacts
 from hearth.worker.cache.prefill_grid import PrefillGrid
 from hearth.worker.engine.footprint import MemoryUse
 from hearth.worker.engine.forward_memory import ForwardMemory, forward_memory
 from hearth.worker.engine.mlx_memory import unwire
-from hearth.worker.engine.model_loader import LoadedModel
 from hearth.worker.engine.prefill_lengths import lengths_for
-from hearth.worker.engine.weights_identity import WeightsIdentity
 from hearth.worker.setup import encoder_memory
 from hearth.worker.setup.encoder_memory import BESIDE_MAC_BYTES
 from hearth.worker.setup.kv_room import KVRoom, divide_room
 from hearth.worker.setup.memory_setup import WorkerMemory
+from scripts.harness.layouts.counted_layers import CountedLayerMap
+from scripts.harness.layouts.model_layouts import ModelLayout
 from scripts.harness.mac.fake_mac import FakeMac
 from scripts.harness.mac.mac_hardware import MB, Mac
 from scripts.harness.mac.metal_memory import Buffer, MetalMemory, load
-from scripts.harness.mac.real_model_sizes import RealModel
 
 KV_ITEM_BYTES: Final = 2
 CHUNK: Final = 512  # tokens of one forward
@@ -38,7 +36,7 @@ SLOTS_MAX: Final = 2
 class ImaginedWorker:
     """One worker process with a model of real size on a Mac."""
 
-    def __init__(self, mac: Mac, model: RealModel, socket: Path, **settings: str) -> None:
+    def __init__(self, mac: Mac, model: ModelLayout, socket: Path, **settings: str) -> None:
         self.fake = FakeMac(mac, random.Random(1), is_imagined=True)
         self.model = model
         self._chance = random.Random(2)
@@ -55,11 +53,10 @@ class ImaginedWorker:
 
     @property
     def forward(self) -> ForwardMemory:
-        config = self.model.config
+        config = self.model.text_config
         has_experts = "num_experts_per_tok" in config
-        keeps_states = bool(self.model.state_bytes)
         lengths = lengths_for(
-            config, "metal", "", has_experts=has_experts, keeps_states=keeps_states
+            config, "metal", "", has_experts=has_experts, keeps_states=self.model.is_hybrid
         )
         grid = PrefillGrid(lengths.chunk, lengths.step_min, lengths.full_to)
         return forward_memory(config, grid, KV_ITEM_BYTES, "metal")
@@ -83,14 +80,8 @@ class ImaginedWorker:
         Raises:
             StartError: hardly anything fits.
         """
-        facts = ModelFacts(
-            *(self.model.name, self.model.name, "", self.model.context, self.model.vocabulary),
-            *(0, self.model.weight_bytes, "", "metal"),
-        )
-        nothing = WeightsIdentity(Path(), is_hashed=False)
-        loaded = LoadedModel(None, None, {}, dict(self.model.config), Path(), nothing, facts)
         with self.fake.installed():
-            fitted = self.memory.fit(loaded, self.model.slot_bytes, self.forward)
+            fitted = self.memory.fit(self.model.loaded(), self.model.slot_bytes, self.forward)
         return fitted.facts.context_tokens
 
     def room(self, context: int) -> KVRoom:
@@ -127,9 +118,10 @@ class ImaginedWorker:
 class KVChurn:
     """Prefills chunk by chunk, keeps an extent and a snapshot at each cut, evicts the oldest."""
 
-    def __init__(self, memory: MetalMemory, model: RealModel, chance: random.Random) -> None:
+    def __init__(self, memory: MetalMemory, model: ModelLayout, chance: random.Random) -> None:
         self._memory = memory
-        self._model = model
+        self._hidden_bytes = CHUNK * model.text_config["hidden_size"] * 2
+        self._layers = CountedLayerMap(model.probe())
         self._chance = chance
         self._kept: deque[list[Buffer]] = deque()
         self._slots: deque[list[Buffer]] = deque()
@@ -153,17 +145,24 @@ class KVChurn:
     def _open_slot(self, tokens: int) -> None:
         if len(self._slots) == SLOTS_MAX:
             self._free(self._slots.popleft())
-        self._slots.append(self._allocated([*self._model.extent(tokens)], "kv"))
+        self._slots.append(self._allocated(self._rows(tokens), "kv"))
 
     def _forward(self) -> None:
-        hidden = CHUNK * self._model.hidden * 2
-        self._free(self._allocated([hidden] * ACTIVATIONS, "forward"))
+        self._free(self._allocated([self._hidden_bytes] * ACTIVATIONS, "forward"))
 
     def _keep(self) -> None:
-        sizes = [*self._model.extent(CHUNK), *self._model.snapshot()]
-        self._kept.append(self._allocated(sizes, "kv"))
+        state = self._layers.take_state(self._layers.new_cache())
+        sizes = [array.nbytes for layer in state.layers for array in layer if array is not None]
+        self._kept.append(self._allocated(self._rows(CHUNK) + sizes, "kv"))
         while len(self._kept) > self._chance.randrange(1, KEPT_MAX):
             self._free(self._kept.popleft())
+
+    def _rows(self, tokens: int) -> list[int]:
+        """Return the bytes of the arrays that are kept of a run of tokens."""
+        (cache,) = self._layers.new_cache()
+        cache.offset = tokens
+        rows = self._layers.copy_rows([cache], 0, tokens, None)
+        return [array.nbytes for layer in rows.layers for array in layer.arrays]
 
     def _allocated(self, sizes: list[int], purpose: str) -> list[Buffer]:
         return [self._memory.malloc(nbytes, purpose) for nbytes in sizes]

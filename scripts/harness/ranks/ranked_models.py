@@ -9,13 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
+from unittest import mock
 
 import mlx.core as mx
 from mlx_lm.generate import generation_stream
 
 from hearth.shared.settings_from_env import load_settings
-from hearth.shared.zmq_rank_port import RankContext
-from hearth.shared.zmq_transport import ipc_endpoint
 from hearth.worker.cache.block_hash import PrefixHash
 from hearth.worker.disk.disk_thread import DiskThread
 from hearth.worker.disk.file_store import FileStore
@@ -23,14 +22,11 @@ from hearth.worker.engine.engine import Engine
 from hearth.worker.engine.model_loader import LoadedModel, load_model
 from hearth.worker.prompt.prefill_cuts import CutRule, TurnMarks
 from hearth.worker.prompt.template_turn_tokens import turn_marks
+from hearth.worker.ranks import start_ranks
 from hearth.worker.ranks.follower import STOP
 from hearth.worker.ranks.leading_rank import LeadingRank
 from hearth.worker.ranks.rank_link import LeaderLink
-from hearth.worker.ranks.start_ranks import told_settings
-from hearth.worker.ranks.transport.leader_link import LinkTerms, TransportLeaderLink
-from hearth.worker.ranks.transport.rank_hosts import are_local, read_hosts
 from hearth.worker.ranks.transport.rank_processes import RankProcesses
-from hearth.worker.ranks.transport.tensor_group import join_group, plan_tensors
 from hearth.worker.schedule.answers.answer_drafts import AnswerDrafts, DraftPolicy
 from hearth.worker.stream.detokenise import Vocabulary
 from scripts.harness.ranks.models_follower import MODEL
@@ -62,44 +58,33 @@ class RankedModels:
         told |= {"MAX_KV_SIZE_GB": str(DISK_GB), "LOG_LEVEL": "WARNING"}
         os.environ |= told  # of the followers too
         self._settings = load_settings(told, None)
-        hosts = read_hosts(None, ranks)
-        tensors = plan_tensors(hosts, are_local(hosts))
-        terms = LinkTerms(hosts, STALL_SECONDS, tensors, told_settings(self._settings))
-        endpoints = (ipc_endpoint(self.directory / "said"), ipc_endpoint(self.directory / "told"))
-        self._processes = RankProcesses()
-        context = RankContext(None, is_leader=True)
-        self._is_closing = False
-        self._link = TransportLeaderLink(terms, context, endpoints, self._end)
-        self._processes.start(range(1, ranks), self._link.endpoint, self._lose, FOLLOWER)
-        self._link.wait_for_all(lambda: bool(self._link.failure))
-        self._group = join_group(tensors, 0, ranks)
-        self._told = wrap(self._link)
+        self._settings.instance_dir.mkdir()
+        with mock.patch.object(start_ranks, "_end_process", self._end):
+            self._ranks = start_ranks.start_ranks(self._settings, 0, "ipc:///", command=FOLLOWER)
+        self._told = wrap(self._ranks.link)
         self._rank: LeadingRank | None = None
         self._disk: DiskThread | None = None
 
     @property
     def failure(self) -> str:
         """Return why a rank is lost; empty where none is."""
-        return self._link.failure
+        return self._ranks.link.failure
 
     @property
     def rank(self) -> LeadingRank:
         assert self._rank is not None, "a model is loaded first"
         return self._rank
 
-    def _lose(self, rank: int, why: str) -> None:
-        if not self._is_closing:
-            self._link.lose(rank, why)
-
-    def _end(self, _code: int, _why: str) -> None:
+    def _end(self, _leave: Any, processes: RankProcesses, _code: int, _why: str) -> None:
+        """Stand in for the end of this process: the others end, and this one tells why."""
         self.failed_at = time.monotonic()
-        self._processes.kill()
+        processes.kill()
 
     def load(self, directory: Path, *, adds_noise: bool = False) -> LoadedModel:
         """Have every rank load its part of another model, and forget all but the files."""
         self._stop_model()
-        self._link.tell(MODEL, str(directory), adds_noise)
-        self._rank = LeadingRank(self._told, self._group, "tensor")
+        self._ranks.link.tell(MODEL, str(directory), adds_noise)
+        self._rank = LeadingRank(self._told, self._ranks.group, "tensor")
         settings = dataclasses.replace(self._settings, model_path=str(directory))
         with mx.stream(generation_stream):
             part = self.rank.part(lambda _nbytes: None)
@@ -111,7 +96,7 @@ class RankedModels:
         if self._disk is not None:
             self._disk.close()
             self._disk = None
-        self._link.ask(STOP)
+        self._ranks.link.ask(STOP)
         self._rank = None
 
     def engine(self, loaded: LoadedModel, *, is_exact: bool) -> Engine:
@@ -129,11 +114,11 @@ class RankedModels:
     def files_of(self, rank: int) -> list[Path]:
         """Return the KV files of a rank, in the order of their names."""
         root = self._settings.kv_cache_dir
-        place = root / f"rank-{rank}-of-{self.size}"
-        others = root.glob("rank-*-of-*/**/*")
-        found = root.rglob("*") if rank == 0 else place.rglob("*")
-        left_out = set(others) if rank == 0 else set()
-        return sorted(path for path in found if path.is_file() and path not in left_out)
+        place = f"rank-{rank}-of-{self.size}" if rank else ""
+        found = set((root / place).rglob("*"))
+        if not rank:
+            found -= set(root.glob("rank-*-of-*/**/*"))
+        return sorted(path for path in found if path.is_file())
 
     def flush(self, seconds: float) -> bool:
         """Write what waits, on all ranks; tell whether that was done in time."""
@@ -154,9 +139,8 @@ class RankedModels:
         _error: BaseException | None,
         _trace: TracebackType | None,
     ) -> None:
-        self._is_closing = True
         if self._disk is not None:
             self._disk.close()
-        self._processes.close()
-        self._link.close()
+        self._ranks.link.close()
+        self._ranks.processes.close()
         self._scratch.cleanup()

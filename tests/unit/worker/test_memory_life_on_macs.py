@@ -8,13 +8,13 @@ import pytest
 from hearth.shared.errors import EXIT_CANNOT_START, StartError
 from hearth.worker.setup import memory_setup
 from scripts.fixtures.fixture_cache import fixture_dir
+from scripts.harness.layouts.model_layouts import layout
 from scripts.harness.mac.fake_mac import FakeMac
 from scripts.harness.mac.imagined_worker import ImaginedWorker
 from scripts.harness.mac.mac_hardware import GB, MACS, Mac
-from scripts.harness.mac.real_model_sizes import MODELS
 from scripts.harness.mac.worker_life import PROMPTS, Life, lead_through
 
-SMALL, LARGE = MODELS[0], MODELS[1]  # 2.3 and 17 GB
+SMALL, LARGE = layout("Qwen3-4B"), layout("GLM-4.7-Flash")  # 2.3 and 17 GB
 
 
 @pytest.fixture(scope="module")

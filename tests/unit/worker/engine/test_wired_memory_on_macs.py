@@ -1,4 +1,4 @@
-"""Holds what is wired of ten models at real size, on every Mac: the weights, and never any KV."""
+"""Holds what is wired of twelve models at real size on every Mac: the weights, and never any KV."""
 
 from pathlib import Path
 
@@ -6,11 +6,11 @@ import pytest
 
 from hearth.shared.settings_from_env import load_settings
 from hearth.worker.engine import mlx_memory
+from scripts.harness.layouts.model_layouts import LAYOUTS, ModelLayout
 from scripts.harness.mac.fake_mac import FakeMac
 from scripts.harness.mac.imagined_worker import ImaginedWorker
 from scripts.harness.mac.mac_hardware import GB, MACS, Mac
 from scripts.harness.mac.metal_memory import ResidencySet
-from scripts.harness.mac.real_model_sizes import MODELS, RealModel
 
 CHUNKS = 60
 
@@ -20,15 +20,15 @@ def limit_of(mac: Mac) -> int:
         return mlx_memory.memory_limit(load_settings({}, None))
 
 
-def has_room(mac: Mac, model: RealModel) -> bool:
+def has_room(mac: Mac, model: ModelLayout) -> bool:
     return model.weight_bytes + 2 * GB < limit_of(mac)
 
 
 # Each model on the smallest Mac that has room for it.
-HOMES = [(next(mac for mac in MACS if has_room(mac, model)), model) for model in MODELS]
+HOMES = [(next(mac for mac in MACS if has_room(mac, model)), model) for model in LAYOUTS]
 
 
-def served(mac: Mac, model: RealModel) -> ResidencySet:
+def served(mac: Mac, model: ModelLayout) -> ResidencySet:
     """Return what was wired of a worker's that has loaded a model and served it for a while."""
     worker = ImaginedWorker(mac, model, Path("worker-0.sock"))
     worker.start()
@@ -39,7 +39,7 @@ def served(mac: Mac, model: RealModel) -> ResidencySet:
 @pytest.mark.parametrize(
     ("mac", "model"), HOMES, ids=[f"{mac.memory_gb} GB {model.name}" for mac, model in HOMES]
 )
-def test_no_kv_is_ever_wired(mac: Mac, model: RealModel) -> None:
+def test_no_kv_is_ever_wired(mac: Mac, model: ModelLayout) -> None:
     residency = served(mac, model)
     assert not residency.entered.get("kv") and not residency.entered.get("forward")
     assert residency.wired_of("weights") >= 0.999 * model.weight_bytes
@@ -51,7 +51,7 @@ def test_with_the_whole_limit_wired_kv_comes_and_goes_among_it(
     """Shows that the test above sees what it looks for."""
     wire = mlx_memory.wire
     monkeypatch.setattr(mlx_memory, "wire", lambda nbytes: wire(nbytes and 1 << 50))
-    residency = served(MACS[-1], MODELS[0])
+    residency = served(MACS[-1], LAYOUTS[0])
     assert residency.entered["kv"] > 1_000 and residency.left["kv"] > 1_000
 
 

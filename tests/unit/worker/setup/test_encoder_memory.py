@@ -21,10 +21,10 @@ from hearth.worker.setup.encoder_memory import (
 from hearth.worker.setup.memory_setup import WorkerMemory
 from hearth.worker.verdict.memory_verdict import memory_verdict
 from scripts.fixtures.fixture_cache import fixture_dir
+from scripts.harness.layouts.model_layouts import layout
 from scripts.harness.mac.imagined_worker import ImaginedWorker
 from scripts.harness.mac.mac_hardware import Mac
 from scripts.harness.mac.real_encoder_sizes import EMBEDDER, LARGE_EMBEDDER, RANKER, RealEncoder
-from scripts.harness.mac.real_model_sizes import MODELS
 
 
 def settings_of(**environ: str) -> Settings:
@@ -106,7 +106,7 @@ def test_fused_attention_takes_no_scores(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_a_large_model_on_a_mac_of_64_has_less_context_beside_each_encoder(tmp_path: Path) -> None:
-    (large,) = [model for model in MODELS if model.name == "Llama-3.3-70B"]
+    large = layout("Llama-3.3-70B")
 
     def told(**encoders: RealEncoder) -> int:
         settings = {name: str(one.written(tmp_path)) for name, one in encoders.items()}

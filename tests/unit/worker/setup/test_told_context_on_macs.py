@@ -1,4 +1,4 @@
-"""Holds the context that is told to what is answered: ten models at real size, and scaled ones."""
+"""Holds the context that is told to what is answered: twelve real models, and scaled ones."""
 
 import functools
 from dataclasses import replace
@@ -19,9 +19,9 @@ from hearth.worker.prompt.template_turn_tokens import end_of_turn_ids
 from hearth.worker.setup.memory_setup import WorkerMemory
 from hearth.worker.setup.prompt_and_session_setup import make_builder
 from scripts.bench.mac_memory import context_table, room_table
+from scripts.harness.layouts.model_layouts import LAYOUTS, ModelLayout, layout
 from scripts.harness.mac.imagined_worker import ImaginedWorker
 from scripts.harness.mac.mac_hardware import GB, MACS, Mac
-from scripts.harness.mac.real_model_sizes import MODELS, RealModel
 from scripts.harness.socketless_worker import CHUNK, Machine, loaded, machine, marks
 
 SCALE = 96  # tokens of a real context for one of a scaled one
@@ -30,7 +30,7 @@ LIMIT_MB = 64
 
 
 @functools.cache
-def told_on(mac: Mac, model: RealModel) -> tuple[ImaginedWorker, int]:
+def told_on(mac: Mac, model: ModelLayout) -> tuple[ImaginedWorker, int]:
     """Return a worker that has loaded, and its context; 0 where the model does not fit."""
     worker = ImaginedWorker(mac, model, Path("worker-0.sock"))
     try:
@@ -41,14 +41,14 @@ def told_on(mac: Mac, model: RealModel) -> tuple[ImaginedWorker, int]:
 
 
 def test_every_model_has_a_mac_and_a_larger_mac_tells_no_less() -> None:
-    for model in MODELS:
+    for model in LAYOUTS:
         contexts = [told_on(mac, model)[1] for mac in MACS]
-        assert contexts == sorted(contexts) and contexts[-1] == model.context
+        assert contexts == sorted(contexts) and contexts[-1] == model.context_tokens
 
 
 @pytest.mark.parametrize("mac", MACS, ids=lambda mac: f"{mac.memory_gb} GB")
 def test_at_real_size_a_prompt_of_the_told_length_is_admitted_alone(mac: Mac) -> None:
-    for model in MODELS:
+    for model in LAYOUTS:
         worker, tokens = told_on(mac, model)
         cost = model.slot_bytes(tokens + SPARE_TOKENS)
         guard = worker.memory.guard(worker.forward)
@@ -58,7 +58,7 @@ def test_at_real_size_a_prompt_of_the_told_length_is_admitted_alone(mac: Mac) ->
 @pytest.mark.parametrize("mac", MACS, ids=lambda mac: f"{mac.memory_gb} GB")
 def test_beside_kept_kv_that_is_full_a_prompt_of_the_told_length_is_read(mac: Mac) -> None:
     """Where that takes more than half of the room, kept KV gives up what is missing."""
-    for model in MODELS:
+    for model in LAYOUTS:
         worker, tokens = told_on(mac, model)
         if not tokens:
             continue
@@ -74,7 +74,7 @@ def test_beside_kept_kv_that_is_full_a_prompt_of_the_told_length_is_read(mac: Ma
 
 def test_the_printed_tables_have_what_is_told() -> None:
     (mac,) = [mac for mac in MACS if mac.memory_gb == 64]
-    (model,) = [model for model in MODELS if model.name == "Llama-3.3-70B"]
+    model = layout("Llama-3.3-70B")
     worker, tokens = told_on(mac, model)
     assert f"| 64 GB | {tokens:,} |" in context_table([mac], [model])
     assert f"| 64 GB | {worker.room(tokens).kept_bytes / GB:.1f} |" in room_table([mac], [model])
@@ -130,9 +130,9 @@ class ScaledWorker:
         return ids
 
 
-@pytest.mark.parametrize("model", MODELS, ids=lambda model: model.name)
+@pytest.mark.parametrize("model", LAYOUTS, ids=lambda model: model.name)
 def test_a_prompt_of_the_told_length_is_answered_and_one_of_5_percent_more_refused(
-    model: RealModel,
+    model: ModelLayout,
 ) -> None:
     """The length is that of the smallest Mac that has room for the model, scaled."""
     told = next(tokens for mac in MACS if (tokens := told_on(mac, model)[1])) // SCALE

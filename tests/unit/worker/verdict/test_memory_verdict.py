@@ -24,9 +24,9 @@ from hearth.worker.setup.cut_rule_setup import cut_rule_of
 from hearth.worker.setup.memory_setup import WorkerMemory
 from hearth.worker.verdict.memory_verdict import SHORT_TOKENS, memory_verdict
 from scripts.fixtures.fixture_cache import TEXT_NAMES, VISION_NAMES, fixture_dir
+from scripts.harness.layouts.model_layouts import layout
 from scripts.harness.mac.imagined_worker import ImaginedWorker
 from scripts.harness.mac.mac_hardware import MACS
-from scripts.harness.mac.real_model_sizes import MODELS
 from scripts.harness.socketless_worker import loaded
 
 DEPTHS = (1, 300, 5000, 100_000)
@@ -148,7 +148,7 @@ def test_a_config_that_tells_more_layers_than_memory_holds_is_not_built(
     assert time.monotonic() - began < BUILT_S_MAX
 
 
-# What makes a fixture's config one of real size, by the fixture: as scripts/harness/mac has them.
+# What makes a fixture's config one of real size, by the fixture: as scripts/harness/layouts has it.
 REAL_SIZES: dict[str, tuple[str, dict[str, object]]] = {
     "qwen3_5": (
         "Qwen3.5-27B",
@@ -184,7 +184,7 @@ def test_a_config_of_real_size_tells_the_kv_of_a_model_of_real_size(
     name: str, tmp_path: Path
 ) -> None:
     real_name, sizes = REAL_SIZES[name]
-    real = next(model for model in MODELS if model.name == real_name)
+    real = layout(real_name)
     config = json.loads((fixture_dir(name) / "config.json").read_text())
     config |= {"torch_dtype": "bfloat16", **sizes}
     (tmp_path / "config.json").write_text(json.dumps(config))
@@ -211,9 +211,11 @@ def test_a_recommended_model_has_room_for_a_long_context_on_the_mac_that_is_told
     """By the architecture of ON_MACS, with the catalogue's bytes of weights."""
     told = catalogued(alias)
     assert told is not None
-    architecture = next(model for model in MODELS if model.name == ON_MACS[alias])
+    architecture = layout(ON_MACS[alias])
     mac = next(mac for mac in MACS if mac.memory_gb == told.memory_gb)
-    model = replace(architecture, weight_bytes=told.weight_bytes)
+    times = told.weight_bytes / architecture.weight_bytes
+    bits, expert_bits = architecture.bits * times, architecture.expert_bits * times
+    model = replace(architecture, bits=bits, expert_bits=expert_bits)
     worker = ImaginedWorker(mac, model, Path("worker-0.sock"))
     worker.start()
     assert worker.context() >= SHORT_TOKENS
