@@ -65,9 +65,9 @@ def edits(prompts: Sequence[Prompt], count: int, seed: int, home: str) -> list[E
         changes = (
             _tool_changes(prompt, at) if part == "tools" else _changes(prompt, at, home, chance)
         )
-        for kind, rows, text, rule in changes:
-            changed = replace(prompt, **{part: rows})
-            made[kind].append(Edit(request, kind, changed, text, rule))
+        for kind, changed, text, rule in changes:
+            now: dict[str, Any] = {part: changed}
+            made[kind].append(Edit(request, kind, replace(prompt, **now), text, rule))
     found: list[Edit] = []
     while made and (not count or len(found) < count):
         for kind in sorted(made):
