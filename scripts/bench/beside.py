@@ -4,7 +4,6 @@ import argparse
 import json
 import statistics
 import time
-from pathlib import Path
 from typing import Any, Final
 
 from hearth.worker.engine.prefill_lengths import default_chunk
@@ -22,18 +21,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tokens", type=int, default=16_000, help="of the long prompt")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--goal", type=float, default=0.0, help="seconds of a forward beside them")
-    parser.add_argument("--out", type=Path)
 
 
-def run(options: argparse.Namespace) -> None:
+def run(options: argparse.Namespace) -> list[Figures]:
     told: list[Figures] = []
     for number in range(options.rounds):
         told.append(_round(options, number))
         print(json.dumps(told[-1]), flush=True)
     ratio = statistics.median(row["ratio"] for row in told)
     print(f"first token beside {STREAMS} answers over alone: {ratio:.2f} (median)")
-    if options.out:
-        options.out.write_text(json.dumps(told, indent=1) + "\n")
+    return told
 
 
 def _round(options: argparse.Namespace, number: int) -> Figures:

@@ -13,7 +13,6 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -55,11 +54,10 @@ ROOT = PrefixHash(b"root of the bench")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--only", help="one part: index, copies, bytes, session")
-    parser.add_argument("--json", type=Path)
 
 
-def run(options: argparse.Namespace) -> None:
-    """Measure, printing each figure as it comes, and write the JSON."""
+def run(options: argparse.Namespace) -> Figures:
+    """Measure, printing each figure as it comes."""
     _preload_openblas()
     parts: dict[str, Callable[[], Figures]] = {
         "index": index_figures,
@@ -71,8 +69,7 @@ def run(options: argparse.Namespace) -> None:
     for name in [options.only] if options.only else parts:
         told[name] = parts[name]()
         print(f"{name}: {json.dumps(_rounded(told[name]))}", flush=True)
-    if options.json:
-        options.json.write_text(json.dumps(told, indent=1) + "\n")
+    return told
 
 
 def _preload_openblas() -> None:

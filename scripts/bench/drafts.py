@@ -5,7 +5,6 @@ tests/data/recorded_answers/README.md says where the answers are from.
 """
 
 import argparse
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
@@ -36,10 +35,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--traces", type=Path, default=TRACES_DIR, help="captured sessions")
     parser.add_argument("--states", action="store_true", help="as on a model with states")
     parser.add_argument("--rows-max", type=int, default=ROWS_MAX)
-    parser.add_argument("--out", type=Path)
 
 
-def run(options: argparse.Namespace) -> None:
+def run(options: argparse.Namespace) -> dict[str, Any]:
     sets = all_sets(options.traces)
     names = options.sets.split(",") if options.sets else list(sets)
     told: list[dict[str, Any]] = []
@@ -50,14 +48,12 @@ def run(options: argparse.Namespace) -> None:
         for kind, count in sorted(counts.items()):
             told.append({"set": name, "kind": kind, **figures(count)})
             print(line_of(told[-1]), flush=True)
-    found = {
+    return {
         "rows_max": options.rows_max,
         "has_states": options.states,
         "call_drafts_ended": compiler().report()["call_drafts_ended"],  # 0, or counts are too low
         "rows": told,
     }
-    if options.out:
-        options.out.write_text(json.dumps(found, indent=1) + "\n")
 
 
 # ---------------------------------------------------------------- sets

@@ -9,19 +9,17 @@ import argparse
 import asyncio
 import contextlib
 import json
-import os
-import socket
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import psutil
 
 from hearth.shared.paths import PROJECT_DIR
+from scripts.faults.own_server import MODEL_ID, OwnServer
 
 ABOUT: Final = "CPU of the proxy per chunk and request, first byte, seconds to /health, memory"
 OURS: Final = "ours"
@@ -36,13 +34,7 @@ FIRST_BYTES: Final = 20
 SETTLE_S: Final = 2.0  # from the worker's welcome until memory is looked at
 POLL_S: Final = 0.005
 START_S_MAX: Final = 60.0
-STOP_S_MAX: Final = 30.0
-LAUNCH: Final = """
-import sys
-from hearth.proxy.main import end, main
-end(main([sys.executable, "-m", "tests.helpers.worker_processes.fake_worker"]))
-"""
-HEALTH: Final = b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n"
+WORKER: Final = "tests.helpers.worker_processes.fake_worker"
 
 Figures = dict[str, float]
 
@@ -51,19 +43,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--pairs", type=int, default=10)
     parser.add_argument("--starts", type=int, default=5, help="of each side, one after the other")
     parser.add_argument("--beside", type=Path, help="another checkout")
-    parser.add_argument("--out", type=Path)
 
 
-def run(options: argparse.Namespace) -> None:
+def run(options: argparse.Namespace) -> dict[str, Any]:
     sides = {OURS: PROJECT_DIR}
     if options.beside is not None:
         sides[BESIDE] = options.beside.resolve()
-    with tempfile.TemporaryDirectory(prefix="hearth-bench-") as directory:
-        rows = asyncio.run(_measure(sides, Path(directory), options.pairs, options.starts))
+    rows = asyncio.run(_measure(sides, options.pairs, options.starts))
     told = {name: _summary(rows, name) for name in rows[0][OURS] | rows[-1][OURS]}
     print(json.dumps(told, indent=1))
-    if options.out:
-        options.out.write_text(json.dumps({"told": told, "rows": rows}, indent=1) + "\n")
+    return {"told": told, "rows": rows}
 
 
 def _summary(rows: list[dict[str, Figures]], name: str) -> Figures:
@@ -76,17 +65,15 @@ def _summary(rows: list[dict[str, Figures]], name: str) -> Figures:
     return {side: round(value, 4) for side, value in told.items()}
 
 
-async def _measure(
-    sides: dict[str, Path], directory: Path, pairs: int, starts: int
-) -> list[dict[str, Figures]]:
+async def _measure(sides: dict[str, Path], pairs: int, starts: int) -> list[dict[str, Figures]]:
     async def started(name: str) -> Figures:
-        async with _proxy(sides[name], directory / name) as proxy:
+        async with _proxy(sides[name]) as proxy:
             return await proxy.start_figures()
 
     rows = [await _in_turns(sides, number, started) for number in range(starts)]
     async with contextlib.AsyncExitStack() as stack:
         proxies = {
-            name: await stack.enter_async_context(_proxy(project, directory / name))
+            name: await stack.enter_async_context(_proxy(project))
             for name, project in sides.items()
         }
         for number in range(-1, pairs):  # the first round warms up
@@ -176,7 +163,7 @@ class _Proxy:
 
     async def _ask(self, asked: str, *, stream: bool) -> tuple[bytes, float]:
         """Return the reply to one request, and when its first event came."""
-        body = {"model": "pocket", "messages": [{"role": "user", "content": asked}]}
+        body = {"model": MODEL_ID, "messages": [{"role": "user", "content": asked}]}
         content = json.dumps(body | {"stream": stream}).encode()
         head = (
             "POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n"
@@ -190,7 +177,7 @@ class _Proxy:
 async def _exchange(port: int, request: bytes) -> tuple[bytes, float]:
     """Return the reply to a request on a connection of its own, and when its first event came.
 
-    0 where it has none. Raises OSError where nothing listens.
+    0 where it has none.
     """
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(request)
@@ -204,55 +191,21 @@ async def _exchange(port: int, request: bytes) -> tuple[bytes, float]:
 
 
 @contextlib.asynccontextmanager
-async def _proxy(project: Path, directory: Path) -> AsyncIterator[_Proxy]:
+async def _proxy(project: Path) -> AsyncIterator[_Proxy]:
     """Run the proxy of the checkout `project` before a scripted worker."""
-    directory.mkdir(exist_ok=True)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    environment = {
-        **os.environ,
-        "PYTHONPATH": f"{project / '.ci' / 'types'}:{project}",
-        "FAKE_WORKER_LOG": str(directory / "worker.log"),
-        "PROXY_PORT": str(port),
-        "PROXY_HOST": "127.0.0.1",
-        "PROXY_API_KEY": "",
-        "WORKERS": "1",
-        "MAX_KV_SIZE_GB": "0",
-        "RUN_DIR": str(directory / "run"),
-        "LOG_ROOT": str(directory / "logs"),
-        "KV_CACHE_DIR": str(directory / "kv"),
-    }
-    with open(directory / "proxy.log", "wb") as log:
-        child = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-c", LAUNCH), cwd=project, env=environment, stdout=log, stderr=log
-        )
-    try:
-        health_s = await _start_s(port, directory / "proxy.log")
-        yield _Proxy(port, psutil.Process(child.pid), directory / "worker.log", health_s)
-    finally:
-        child.terminate()
-        await asyncio.wait_for(child.wait(), STOP_S_MAX)
-
-
-async def _start_s(port: int, log: Path) -> float:
-    """Wait for the proxy and its worker; return the seconds until /health was answered at all."""
+    settings = {"WORKERS": "1", "MAX_KV_SIZE_GB": "0", "PROXY_API_KEY": ""}
+    settings["PYTHONPATH"] = f"{project / '.ci' / 'types'}:{project}"
+    server = OwnServer(settings, WORKER, project)
     began = time.perf_counter()
+    server.start()
     try:
-        async with asyncio.timeout(START_S_MAX):
-            while not await _health(port):
-                await asyncio.sleep(POLL_S)
-            health_s = time.perf_counter() - began
-            while await _health(port) != "ok":
-                await asyncio.sleep(POLL_S)
-    except TimeoutError:
-        raise SystemExit(f"the proxy does not start:\n{log.read_text()}") from None
-    return health_s
-
-
-async def _health(port: int) -> str:
-    """Return the status that /health tells; empty where nothing answers yet."""
-    try:
-        reply, _ = await _exchange(port, HEALTH)
-    except OSError:
-        return ""
-    return str(json.loads(reply.partition(b"\r\n\r\n")[2])["status"])
+        while not await server.health() and time.perf_counter() < began + START_S_MAX:
+            await asyncio.sleep(POLL_S)
+        health_s = time.perf_counter() - began
+        if not await server.until_ready(START_S_MAX):
+            raise SystemExit(f"the proxy does not start:\n{server.log_tail()}")
+        assert server.process is not None
+        process = psutil.Process(server.process.pid)
+        yield _Proxy(server.port, process, server.directory / "worker.log", health_s)
+    finally:
+        server.close()

@@ -6,12 +6,10 @@ computes it; any other name is a model directory.
 """
 
 import argparse
-import json
 import random
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Final
 
 import mlx.core as mx
@@ -43,10 +41,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--models", default="pocket")
     parser.add_argument("--prompts", type=int, default=20)
     parser.add_argument("--tokens", type=int, default=24, help="greedy ones of an answer, at most")
-    parser.add_argument("--out", type=Path)
 
 
-def run(options: argparse.Namespace) -> None:
+def run(options: argparse.Namespace) -> Figures:
     told: Figures = {}
     for name in options.models.split(","):
         with mx.stream(generation_stream):
@@ -55,8 +52,7 @@ def run(options: argparse.Namespace) -> None:
         print(f"\n{name}: {shown['prompts']} prompts of {shown['tokens_mean']:.0f} tokens")
         for row in shown["formats"]:
             print(" | ".join(f"{row[column]!s:>12}" for column in COLUMNS), flush=True)
-    if options.out:
-        options.out.write_text(json.dumps(told, indent=1) + "\n")
+    return told
 
 
 def formats(dtype: mx.Dtype) -> Iterator[tuple[str, PackedFormat | None]]:

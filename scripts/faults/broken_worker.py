@@ -1,35 +1,61 @@
 """Runs the workers of a chaos run: real ones that are short of memory, or on a slow disk.
 
-PRESSURE_FILE says how short of memory the system is; while SLOW_DISK_FILE is there, each file of KV
-takes DISK_S longer to write and to read.
+The file PRESSURE_FILE has the system's level of memory by name; the process is said to take 15 %
+more than what MLX counts, beside the libraries that every worker loads. While SLOW_DISK_FILE is
+there, each file of KV takes DISK_S longer to write and to read.
 """
 
 import os
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 from unittest import mock
 
-from hearth.worker.disk import file_format, file_store
-from scripts.harness.mac import pressed_worker
+import mlx.core as mx
 
-SLOW_DISK_FILE: Final = "SLOW_DISK_FILE"
+from hearth.worker import main as real
+from hearth.worker.disk import file_format, file_store
+from hearth.worker.engine.footprint import MemoryUse
+from hearth.worker.engine.memory_pressure import Pressure
+from hearth.worker.setup import memory_setup
+
 DISK_S: Final = 1.0
+MORE: Final = 1.15
+LIBRARIES_BYTES: Final = 600 * 1024 * 1024
 
 
 def slowed(name: str) -> Any:
-    """Return the function `name` of a disk that is as slow as the file says."""
+    """Replace the function `name` by one of a disk that is as slow as the file says."""
 
     def play(*arguments: Any) -> Any:
-        time.sleep(DISK_S * Path(os.environ[SLOW_DISK_FILE]).exists())
+        time.sleep(DISK_S * Path(os.environ["SLOW_DISK_FILE"]).exists())
         return getattr(file_format, name)(*arguments)
 
     return mock.patch.object(file_store, name, play)
 
 
+def process_bytes() -> int:
+    return LIBRARIES_BYTES + int(MORE * (mx.get_active_memory() + mx.get_cache_memory()))
+
+
+def level() -> Pressure:
+    """Return what the file says; a file that is not there, or half written, says nothing."""
+    try:
+        return Pressure[Path(os.environ["PRESSURE_FILE"]).read_text().strip()]
+    except (OSError, KeyError):
+        return Pressure.NORMAL
+
+
 if __name__ == "__main__":
-    with slowed("write"), slowed("read"):
-        code = pressed_worker.main()
+    use = partial(MemoryUse, process_bytes)
+    with (
+        slowed("write"),
+        slowed("read"),
+        mock.patch.object(memory_setup, "system_pressure", level),
+        mock.patch.object(memory_setup, "MemoryUse", use),
+    ):
+        code = real.main()
     sys.stderr.flush()
     os._exit(code)  # daemon threads that use MLX must not outlive the interpreter

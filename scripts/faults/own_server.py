@@ -56,7 +56,9 @@ class OwnServer:
     Every process that it was seen to have is remembered, for none may outlive it.
     """
 
-    def __init__(self, settings: Mapping[str, str], worker: str = "") -> None:
+    def __init__(
+        self, settings: Mapping[str, str], worker: str = "", project: Path = PROJECT_DIR
+    ) -> None:
         """`worker` names a module that runs the workers instead of their own."""
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
@@ -78,9 +80,11 @@ class OwnServer:
             "PROXY_MODEL_ID": MODEL_ID,
             "PRESSURE_FILE": str(self.directory / "pressure"),  # of broken_worker
             "SLOW_DISK_FILE": str(self.directory / "slow-disk"),  # likewise
+            "FAKE_WORKER_LOG": str(self.directory / "worker.log"),  # of the tests' scripted worker
             **settings,
         }
         run = ["-c", LAUNCH.format(worker)] if worker else ["-m", "hearth.proxy.main"]
+        self._project = project
         self._command = [sys.executable, *run]
         self.process: subprocess.Popen[bytes] | None = None
         self.seen: dict[int, psutil.Process] = {}
@@ -98,7 +102,7 @@ class OwnServer:
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 self._command,
-                cwd=PROJECT_DIR,
+                cwd=self._project,
                 env=self._environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,

@@ -6,9 +6,8 @@
 Each request goes to the path it was captured on, in captured order; those that overlapped in the
 capture overlap here unless --serial. Sessions follow each other, or run at once with --together,
 and are then held to one ideal of them all. The ideal needs the prompts' token ids, which Hearth
-tells with LOG_PROMPTS=true and a PROXY_API_KEY; --save-ids keeps them for holding another server
-to the same ideal with --ids. A 4xx is a refusal, left out of all sums. Any other error is exit
-status 1.
+tells with LOG_PROMPTS=true and a PROXY_API_KEY. A 4xx is a refusal, left out of all sums. Any other
+error is exit status 1.
 """
 
 import argparse
@@ -16,7 +15,7 @@ import asyncio
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,6 @@ import aiohttp
 from hearth.commands.replay.ideal_cache import ideal_cached, percentile
 from hearth.commands.replay.player import Row, Target, replay_together
 from hearth.commands.replay.traces import load_trace
-from hearth.commands.stream_client import Outcome
 
 WORST_MAX = 5  # requests that the report names
 
@@ -47,7 +45,6 @@ class Summary:
     ttft_p50_s: float | None
     ttft_p95_s: float | None
     wall_s: float
-    other_lengths: int = 0  # prompts whose length here is not that of the ids they are held to
 
     @property
     def hit(self) -> float | None:
@@ -63,19 +60,6 @@ class Summary:
 
 
 # ---------------------------------------------------------------- reckoning
-
-
-def held_to(rows: Sequence[Row], given: Sequence[Sequence[int] | None]) -> list[Row]:
-    """Return `rows` with the ids that another server told of them.
-
-    What that one refused is left out here too, and what is refused here has no ids.
-    """
-    held = []
-    for row, ids in zip(rows, given, strict=True):
-        if ids is None and not row.outcome.is_refused:
-            row = replace(row, outcome=Outcome.refused(400, "refused by the server of the ids"))
-        held.append(replace(row, ids=None if row.outcome.is_refused else ids))
-    return held
 
 
 def excesses(rows: Sequence[Row]) -> list[int | None]:
@@ -100,7 +84,6 @@ def summary(rows: Sequence[Row], wall_s: float) -> Summary:
     is_known = bool(told) and len(known) == len(answered)
     first = [row.outcome.ttft_s for row in rows if row.tokens is not None]
     first_s = [each for each in first if each is not None]
-    pairs = [(row.tokens, row.ids) for row in rows]
     refused = sum(row.outcome.is_refused for row in rows)
     return Summary(
         requests=len(rows),
@@ -116,7 +99,6 @@ def summary(rows: Sequence[Row], wall_s: float) -> Summary:
         ttft_p50_s=percentile(first_s, 0.5),
         ttft_p95_s=percentile(first_s, 0.95),
         wall_s=wall_s,
-        other_lengths=sum(t is not None and p is not None and t.prompt != len(p) for t, p in pairs),
     )
 
 
@@ -144,15 +126,13 @@ def summary_lines(told: Summary) -> list[str]:
         f"ttft p50 {seconds[0]} s, p95 {seconds[1]} s, wall {told.wall_s:.1f} s",
     ]
     if told.ideal is None or told.ratio is None:
-        return [*lines, "ideal: not known (the server does not tell its prompts' ids; see --ids)"]
+        return [*lines, "ideal: not known (the server does not tell its prompts' ids)"]
     lines += [
         f"ideal prefilled {told.ideal:,}: prefilled / ideal = {told.ratio:.4f}",
         f"excess over ideal per request: p50 {told.excess_p50:,}, max {told.excess_max:,}",
     ]
     if told.excess_min is not None and told.excess_min < 0:
         lines.append("note: some prompts were known before this replay sent them: a warm server")
-    if told.other_lengths:
-        lines.append(f"note: {told.other_lengths} prompts are not as long here as their ids")
     return lines
 
 
@@ -204,8 +184,6 @@ def options_of(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--serial", action="store_true", help="one request at a time")
     parser.add_argument("--as-chat", action="store_true", help="send all as chat completions")
     parser.add_argument("--timeout", type=float, default=600.0, help="seconds for one request")
-    parser.add_argument("--ids", type=Path, help="ids that --save-ids of another run wrote")
-    parser.add_argument("--save-ids", type=Path, metavar="FILE")
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--quiet", action="store_true", help="the summary only")
     return parser.parse_args(arguments)
@@ -216,12 +194,6 @@ def main() -> int:
     sessions = [load_trace(path, options.limit) for path in options.traces]
     if not options.together:
         sessions = [[row for session in sessions for row in session]]
-    captured = [row for session in sessions for row in session]
-    if options.together and (options.ids or options.save_ids):
-        raise SystemExit("--ids and --save-ids go by the order of sending, which --together varies")
-    given = json.loads(options.ids.read_text()) if options.ids else None
-    if given is not None and len(given) != len(captured):
-        raise SystemExit(f"{options.ids} has {len(given)} prompts, the traces {len(captured)}")
     target = Target(
         base_url=options.base_url,
         key=options.key,
@@ -241,18 +213,12 @@ def main() -> int:
         rows, wall_s = asyncio.run(replay_together(sessions, target, tell))
     except (aiohttp.ClientError, TimeoutError) as error:
         raise SystemExit(f"{options.base_url}/v1/models does not answer: {error}") from None
-    if given is not None:
-        rows = held_to(rows, given)
     told = summary(rows, wall_s)
     if not options.quiet:
         print(*worst_lines(rows), sep="\n")
     print(*summary_lines(told), sep="\n")
     if options.json:
         options.json.write_text(json.dumps(report(rows, told), indent=1) + "\n")
-    if options.save_ids and told.ideal is None:
-        raise SystemExit(f"{options.save_ids} is not written: the server does not tell all ids")
-    if options.save_ids:
-        options.save_ids.write_text(json.dumps([row.ids for row in rows]) + "\n")
     return 1 if told.failed else 0
 
 

@@ -61,7 +61,7 @@ class Mutation:
 
     def body_of(self, body: Body) -> Body:
         """Return `body` with the change; what does not change is shared, nothing is modified."""
-        changed: Body = _put(body, self.where, self.now)
+        changed: Body = put(body, self.where, self.now)
         return changed
 
     def __str__(self) -> str:
@@ -165,8 +165,14 @@ def _other_path(text: str) -> str | None:
 
 def _other_directory(command: str) -> str:
     """Return `command` without the `cd` that it begins with, or with one that it does not have."""
+    rest = without_cd(command)
+    return f"cd /{WORD} && {command}" if rest is None else rest
+
+
+def without_cd(command: str) -> str | None:
+    """Return what follows the `cd` that a command begins with; None where there is none."""
     before, found, rest = command.partition(" && ")
-    return rest if found and before.startswith("cd ") else f"cd /{WORD} && {command}"
+    return rest if found and before.startswith("cd ") else None
 
 
 def _volatile(text: str) -> Iterator[str]:
@@ -190,15 +196,26 @@ def _line_changes(text: str) -> Iterator[str]:
                 yield "\n".join([*lines[:number], changed, *lines[number + 1 :]])
 
 
-def _put(value: Any, where: Where, now: Any) -> Any:
+# ---------------------------------------------------------------- places in JSON
+
+
+def places(value: Any, where: Where = ()) -> Iterator[tuple[Where, Any]]:
+    """Yield where all that `value` holds stands, at any depth, and what it is."""
+    steps = value if isinstance(value, dict) else range(len(value) if type(value) is list else 0)
+    for step in steps:
+        yield (*where, step), value[step]
+        yield from places(value[step], (*where, step))
+
+
+def put(value: Any, where: Where, now: Any) -> Any:
     """Return `value` with `now` at `where`."""
     if not where:
         return now
     step, rest = where[0], where[1:]
     if isinstance(step, Inside):
-        return json.dumps(_put(json.loads(value), rest, now), ensure_ascii=False)
+        return json.dumps(put(json.loads(value), rest, now), ensure_ascii=False)
     if isinstance(step, Key):
         return {now if key == step.name else key: inner for key, inner in value.items()}
     copied = value.copy()
-    copied[step] = _put(value[step], rest, now)
+    copied[step] = put(value[step], rest, now)
     return copied

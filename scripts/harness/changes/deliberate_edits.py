@@ -4,7 +4,6 @@ Each has a kind; a change that a client is known to make of itself names the rul
 Only messages of `wire.Prompt` are changed: what parsing takes away is not there any more.
 """
 
-import copy
 import json
 import random
 import re
@@ -14,10 +13,12 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from hearth.shared.wire_messages import Prompt
+from scripts.harness.changes.body_mutations import Where, places, put, without_cd
 
 STRANGER: Final = "quxzwimbel"  # in no session
 TWINS: Final = str.maketrans("aeocpxyi-", "\u0430\u0435\u043e\u0441\u0440\u0445\u0443\u0456\u2010")
 ELSEWHERE: Final = "/srv/prod"
+THINKING: Final = "reasoning_content"
 # Kinds that a template may leave out, cold as warm: it trims both ends of a text, and takes a block
 # that thinks nothing for none.
 TRIMMED: Final = frozenset(("white space before", "white space behind", "empty think block"))
@@ -33,7 +34,6 @@ _NUMBER: Final = re.compile(r"-?\d+(?:\.\d+)?")
 _INDENTED: Final = re.compile(r"(?m)(?<=\n)[ \t]+(?=\S)")
 
 Message = dict[str, Any]
-Spot = tuple[Any, Any]  # a list or object, and the index or key in it
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Edit:
         return f"request {self.request}: {self.kind}: {(self.text or '')[:60]!r}"
 
 
-Change = tuple[str, Prompt, str | None, str]  # kind, the changed prompt, text, rule
+Change = tuple[str, list[Message], str | None, str]  # kind, the part as changed, text, rule
 
 
 def edits(prompts: Sequence[Prompt], count: int, seed: int, home: str) -> list[Edit]:
@@ -61,9 +61,13 @@ def edits(prompts: Sequence[Prompt], count: int, seed: int, home: str) -> list[E
     chance = random.Random(seed)
     made: dict[str, list[Edit]] = defaultdict(list)
     for part, request, at in _last_places(prompts):
-        changes = _tool_changes if part == "tools" else _changes
-        for kind, changed, text, rule in changes(prompts[request], at, home, chance):
-            made[kind].append(Edit(request, kind, changed, text, rule))
+        prompt = prompts[request]
+        changes = (
+            _tool_changes(prompt, at) if part == "tools" else _changes(prompt, at, home, chance)
+        )
+        for kind, changed, text, rule in changes:
+            now: dict[str, Any] = {part: changed}
+            made[kind].append(Edit(request, kind, replace(prompt, **now), text, rule))
     found: list[Edit] = []
     while made and (not count or len(found) < count):
         for kind in sorted(made):
@@ -84,83 +88,66 @@ def _last_places(prompts: Sequence[Prompt]) -> list[tuple[str, int, int]]:
     return list(last.values())
 
 
-def _tool_changes(prompt: Prompt, at: int, home: str, chance: random.Random) -> Iterator[Change]:
-    rest = [*prompt.tools[:at], *prompt.tools[at + 1 :]]
-    yield "tool gone", replace(prompt, tools=rest), None, ""
-    if at < len(rest):
-        yield "tool last", replace(prompt, tools=[*rest, prompt.tools[at]]), None, ""
+def _tool_changes(prompt: Prompt, at: int) -> Iterator[Change]:
+    before, tool, rest = prompt.tools[:at], prompt.tools[at], prompt.tools[at + 1 :]
+    yield "tool gone", [*before, *rest], None, ""
+    if rest:
+        yield "tool last", [*before, *rest, tool], None, ""
 
 
 def _changes(prompt: Prompt, at: int, home: str, chance: random.Random) -> Iterator[Change]:
     """Yield one change of each kind that fits the message `at`."""
     messages = prompt.messages
     before, message, rest = messages[:at], messages[at], messages[at + 1 :]
-    yield "message twice", replace(prompt, messages=[*before, message, message, *rest]), None, ""
+    yield "message twice", [*before, message, message, *rest], None, ""
     if message["role"] != "tool":  # a result with no call is refused by some templates
         question = {"role": "user", "content": STRANGER}
-        yield (
-            "question put before",
-            replace(prompt, messages=[*before, question, message, *rest]),
-            STRANGER,
-            "",
-        )
+        yield "question put before", [*before, question, message, *rest], STRANGER, ""
     if message["role"] == "assistant":
-        for kind, text, changed, rule in _turn_changes(prompt, at, home, chance):
-            yield kind, replace(prompt, messages=[*before, changed, *rest]), text, rule
         for kind, others in _order_changes(messages, at):
-            yield kind, replace(prompt, messages=others), None, ""
+            yield kind, others, None, ""
+        for kind, changed in _other_turns(message).items():
+            rule = "thinking-stripped" if kind == "thinking deleted" else ""
+            yield kind, [*before, changed, *rest], None, rule
+        for kind, changed, text, rule in _turn_changes(prompt, message, home, chance):
+            yield kind, [*before, changed, *rest], text, rule
     elif message["content"]:
-        emptied = message | {"content": ""}
-        yield "emptied", replace(prompt, messages=[*before, emptied, *rest]), None, ""
+        yield "emptied", [*before, message | {"content": ""}, *rest], None, ""
 
 
 def _turn_changes(
-    prompt: Prompt, at: int, home: str, chance: random.Random
-) -> Iterator[tuple[str, str | None, Message, str]]:
-    message = prompt.messages[at]
-    for kind, changed in _missing_parts(message):
-        yield kind, None, changed, "thinking-stripped" if kind == "thinking deleted" else ""
-    for kind, changed in _other_calls(message):
-        yield kind, None, changed, ""
-    for kind, put in _word_changes(home).items():
-        changed = copy.deepcopy(message)
-        spots = [spot for spot in _texts(changed) if put(spot[0][spot[1]], chance) is not None]
-        if kind.startswith("cd "):
-            spots = [spot for spot in spots if spot[1] == "command"]
-        if not spots:
-            continue
-        where, key = chance.choice(spots)
-        before, where[key] = where[key], put(where[key], chance)
-        is_own = prompt.speaker.client == "claude-code" and before == f"cd {home} && {where[key]}"
-        yield kind, where[key], changed, "cd-stripped" if is_own else ""
-    yield from _value_changes(prompt, message, chance)
+    prompt: Prompt, message: Message, home: str, chance: random.Random
+) -> Iterator[tuple[str, Message, str | None, str]]:
+    """Yield for each kind one change of a word or value, at one of the places that it fits."""
+    found: dict[str, list[tuple[Where, Any, str | None, str]]] = defaultdict(list)
+    words = [(where, value) for where, value in places(message) if _is_words(where, value)]
+    for kind, changed in _word_changes(home).items():
+        for where, text in words:
+            if kind.startswith("cd ") and where[-1] != "command":
+                continue
+            if (now := changed(text, chance)) is not None:
+                is_own = _is_claude(prompt) and text == f"cd {home} && {now}"
+                found[kind].append((where, now, now, "cd-stripped" if is_own else ""))
+    for kind, where, now, rule in _argument_changes(prompt, message, chance):
+        found[kind].append((where, now, None, rule))
+    for kind, rows in found.items():
+        where, now, said, rule = chance.choice(rows)
+        yield kind, put(message, where, now), said, rule
 
 
 # ---------------------------------------------------------------- words
 
 
-def _texts(message: Message) -> list[Spot]:
-    """Return where `message` holds words: what was said, thought, and given to tools."""
-    found: list[Spot] = [(message, key) for key in ("content", "reasoning_content")]
-    parts = message.get("content") or ""
-    found += [(part, "text") for part in parts if type(part) is dict]
-    found = [(where, key) for where, key in found if type(where.get(key)) is str and where[key]]
-    inside = [spot for call in _arguments(message) for spot in _spots(call)]
-    return found + [(where, key) for where, key in inside if type(where[key]) is str and where[key]]
+def _is_words(where: Where, value: Any) -> bool:
+    """Whether there stands what was said or thought, or a string that was given to a tool."""
+    is_said = where[0] == "content" and where[-1] in ("content", "text")
+    is_given = where[3:4] == ("arguments",) and len(where) > len(("tool_calls", 0, "function", ""))
+    is_text = is_said or is_given or where == ("reasoning_content",)
+    return is_text and type(value) is str and value != ""
 
 
-def _arguments(message: Message) -> list[dict[str, Any]]:
-    functions = [call["function"] for call in message.get("tool_calls") or ()]
-    return [each["arguments"] for each in functions if type(each["arguments"]) is dict]
-
-
-def _spots(value: Any) -> list[Spot]:
-    found: list[Spot] = []
-    for key in list(value) if isinstance(value, dict) else range(len(value)):
-        found.append((value, key))
-        if isinstance(value[key], dict | list):
-            found += _spots(value[key])
-    return found
+def _is_claude(prompt: Prompt) -> bool:
+    return prompt.speaker.client == "claude-code"
 
 
 def _word_changes(home: str) -> dict[str, Callable[[str, random.Random], str | None]]:
@@ -196,11 +183,11 @@ def _word_changes(home: str) -> dict[str, Callable[[str, random.Random], str | N
         "white space before": lambda text, chance: chance.choice(("  ", "\n", "\ufeff")) + text,
         "white space behind": lambda text, chance: text + chance.choice((" ", "\n", "\u00a0")),
         "cut": lambda text, chance: text[: len(text) // 2].rstrip() or None,
-        "cd dropped": lambda text, _: _without_cd(text),
+        "cd dropped": lambda text, _: without_cd(text),
         "cd put before": lambda text, _: f"cd {ELSEWHERE} && {text}",
         "cd to the home put before": lambda text, _: f"cd {home} && {text}",
         "cd elsewhere": lambda text, _: (
-            f"cd {ELSEWHERE} && {rest}" if (rest := _without_cd(text)) else None
+            f"cd {ELSEWHERE} && {rest}" if (rest := without_cd(text)) else None
         ),
     }
 
@@ -216,32 +203,30 @@ def _swapped(
     return text[:start] + put(text[start:end]) + text[end:]
 
 
-def _without_cd(text: str) -> str | None:
-    before, found, rest = text.partition(" && ")
-    return rest if found and before.startswith("cd ") else None
-
-
 # ---------------------------------------------------------------- values
 
 
-def _value_changes(
+def _argument_changes(
     prompt: Prompt, message: Message, chance: random.Random
-) -> Iterator[tuple[str, str | None, Message, str]]:
-    """Yield changes of one argument: its value, its type, its name, its presence."""
+) -> Iterator[tuple[str, Where, Any, str]]:
+    """Yield (kind, where, now, rule): an argument's other values, types, name and presence."""
     for number, call in enumerate(message.get("tool_calls") or ()):
-        arguments = call["function"]["arguments"]
-        if type(arguments) is not dict or not arguments:
+        tool, given = call["function"]["name"], call["function"]["arguments"]
+        if type(given) is not dict or not given:
             continue
-        kinds = [kind for where, key in _spots(arguments) for kind in _others(where[key])]
-        for kind in dict.fromkeys(kinds):
-            changed = copy.deepcopy(message)
-            given = changed["tool_calls"][number]["function"]["arguments"]
-            spots = [spot for spot in _spots(given) if kind in _others(spot[0][spot[1]])]
-            where, key = chance.choice(spots)
-            before, where[key] = where[key], _others(where[key])[kind]
-            rule = _own_rule(prompt, call["function"]["name"], key, before, where[key])
-            yield kind, None, changed, rule if where is given or rule == "number-printed" else ""
-        yield from _key_changes(message, number, chance)
+        root: Where = ("tool_calls", number, "function", "arguments")
+        for where, value in places(given):
+            for kind, now in _others(value).items():
+                rule = _own_rule(prompt, tool, where[-1], value, now)
+                is_known = len(where) == 1 or rule == "number-printed"
+                yield kind, (*root, *where), now, rule if is_known else ""
+        key = chance.choice(list(given))
+        rest = {name: value for name, value in given.items() if name != key}
+        yield "key dropped", root, rest, ""
+        yield "key renamed", root, rest | {f"{key}_{STRANGER}": given[key]}, ""
+        yield "key added", root, given | {STRANGER: True}, ""
+        if given.get("replace_all") is not True:
+            yield "replace_all: true", root, given | {"replace_all": True}, ""
 
 
 def _others(value: Any) -> dict[str, Any]:
@@ -272,64 +257,37 @@ def _own_rule(prompt: Prompt, tool: str, key: Any, before: Any, now: Any) -> str
     schemas = {row["function"]["name"]: row["function"].get("parameters") for row in prompt.tools}
     declared = ((schemas.get(tool) or {}).get("properties") or {}).get(key) or {}
     is_number = type(before) is str and type(now) is float
-    is_own = prompt.speaker.client == "claude-code" and declared.get("type") in (
-        *("number", "integer"),
-    )
+    is_own = _is_claude(prompt) and declared.get("type") in ("number", "integer")
     return "value-coerced" if is_number and is_own else ""
-
-
-def _key_changes(
-    message: Message, number: int, chance: random.Random
-) -> Iterator[tuple[str, str | None, Message, str]]:
-    for kind in ("key dropped", "key renamed", "key added", "replace_all: true"):
-        changed = copy.deepcopy(message)
-        given = changed["tool_calls"][number]["function"]["arguments"]
-        key = chance.choice(list(given))
-        if kind == "key added":
-            given[STRANGER] = True
-        elif kind == "replace_all: true":
-            if given.get("replace_all") is True:
-                continue
-            given["replace_all"] = True
-        else:
-            value = given.pop(key)
-            if kind == "key renamed":
-                given[f"{key}_{STRANGER}"] = value
-        yield kind, None, changed, ""
 
 
 # ---------------------------------------------------------------- parts and their order
 
 
-def _missing_parts(message: Message) -> Iterator[tuple[str, Message]]:
-    calls, words = message.get("tool_calls"), message.get("content")
-    thought = message.get("reasoning_content")
-    if thought:
-        rest = {key: value for key, value in message.items() if key != "reasoning_content"}
-        yield "thinking deleted", rest
-        yield "thinking replaced", message | {"reasoning_content": STRANGER}
-        yield "thinking said", rest | {"content": f"{thought}\n\n{words or ''}"}
-    else:
-        yield "thinking added", message | {"reasoning_content": STRANGER}
-    if words and (calls or thought):
-        yield "answer deleted", message | {"content": ""}
+def _other_turns(message: Message) -> dict[str, Message]:
+    """Return by kind the turn with a part that came, went or was put elsewhere."""
+    calls, words, thought = message.get("tool_calls"), message.get("content"), message.get(THINKING)
+    rest = {key: value for key, value in message.items() if key != THINKING}
+    found = {"answer added": message | {"content": STRANGER}}
     if words:
-        yield "empty think block", message | {"content": f"<think>\n\n</think>\n\n{words}"}
+        found = {"empty think block": message | {"content": f"<think>\n\n</think>\n\n{words}"}}
+    if words and (calls or thought):
+        found["answer deleted"] = message | {"content": ""}
+    if thought:
+        found |= {
+            "thinking deleted": rest,
+            "thinking replaced": rest | {THINKING: STRANGER},
+            "thinking said": rest | {"content": f"{thought}\n\n{words or ''}"},
+        }
     else:
-        yield "answer added", message | {"content": STRANGER}
-
-
-def _other_calls(message: Message) -> Iterator[tuple[str, Message]]:
-    calls = message.get("tool_calls") or []
-    if not calls:
-        return
-    first = calls[0]
-    yield "call twice", message | {"tool_calls": [first, *calls]}
-    named = first | {"function": first["function"] | {"name": STRANGER}}
-    yield "another tool", message | {"tool_calls": [named, *calls[1:]]}
-    if len(calls) > 1:
-        yield "call deleted", message | {"tool_calls": calls[1:]}
-        yield "calls in another order", message | {"tool_calls": calls[::-1]}
+        found["thinking added"] = rest | {THINKING: STRANGER}
+    if calls:
+        named = calls[0] | {"function": calls[0]["function"] | {"name": STRANGER}}
+        others = {"call twice": [calls[0], *calls], "another tool": [named, *calls[1:]]}
+        if len(calls) > 1:
+            others |= {"call deleted": calls[1:], "calls in another order": calls[::-1]}
+        found |= {kind: message | {"tool_calls": other} for kind, other in others.items()}
+    return found
 
 
 def _order_changes(messages: list[Message], at: int) -> Iterator[tuple[str, list[Message]]]:

@@ -26,7 +26,7 @@ from hearth.commands.replay.traces import (
 )
 from hearth.commands.stream_client import READERS, Outcome, Reading, SseReader, Tokens, tokens_of
 from hearth.shared.errors import RequestError
-from scripts.replay.__main__ import Summary, excesses, held_to, summary, summary_lines
+from scripts.replay.__main__ import Summary, excesses, summary, summary_lines
 from tests.helpers.clients.captured_events import KV, captured, chat_events
 
 TOLD = Tokens(prompt=100, cached=90, prefilled=12, completion=8, source="ram")
@@ -221,23 +221,6 @@ def test_without_ids_there_is_no_ideal() -> None:
     told = sums([row(0, cost(4, 0, 4), None)])
     assert told.ideal is None and told.ratio is None
     assert "ideal: not known" in "\n".join(summary_lines(told))
-
-
-def test_another_server_is_held_to_the_first_ones_ideal() -> None:
-    rows = [
-        row(0, cost(4, 0, 4), None),
-        row(1, cost(9, 9, 0), None),  # the first one refused it
-        row(2, cost(5, 1, 5), None),
-    ]
-    told = sums(held_to(rows, [[1, 2, 3, 4], None, [1, 2, 3, 4, 5, 6]]))
-    assert (told.refused, told.prefilled, told.ideal) == (1, 9, 6)
-    assert told.other_lengths == 1
-
-
-def test_what_is_refused_here_was_never_prefilled_here() -> None:
-    rows = [row(0, None, None, status=400), row(1, cost(5, 0, 5), None)]
-    told = sums(held_to(rows, [[1, 2, 3, 4], [1, 2, 3, 4, 5]]))
-    assert (told.refused, told.ideal) == (1, 5)
 
 
 # ---------------------------------------------------------------- what is sent, and when
