@@ -9,7 +9,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from hearth.proxy.http.http_exchange import ClientGone, HttpExchange
 from hearth.proxy.monitoring.gateway_metrics import ANSWERED, served_here
-from hearth.proxy.monitoring.recent_requests import EncoderRow, RecentRequests
+from hearth.proxy.monitoring.recent_requests import RecentRequests
 from hearth.proxy.monitoring.request_metrics import (
     CANCELLED,
     RequestMetrics,
@@ -70,22 +70,21 @@ class EncoderRecords:
         key = key_digest(exchange.headers)
         speaker = session_of(exchange.headers, {}, key)
         ended = ANSWERED if error is None else error.code
-        row = EncoderRow(
-            request_id=exchange.request_id,
-            dialect=reply.kind,
-            key=key,
-            session=speaker.label,
-            client=speaker.client_name,
-            served_by=served_by,
-            ended=CANCELLED if isinstance(error, ClientGone) else ended,
-            tokens=reply.tokens,
-            wall_ms=round(wall_s * 1000),
-        )
-        self._requests.note_encoded(row)
+        ended = CANCELLED if isinstance(error, ClientGone) else ended
+        row = {
+            "id": exchange.request_id,
+            "dialect": reply.kind,
+            "session": speaker.label,
+            "client": speaker.client_name,
+            "ended": ended,
+            "prompt": reply.tokens,
+            "wall_ms": round(wall_s * 1000),
+            "served_by": served_by,
+        }
+        self._requests.note_encoded(row, key)
         log.info(
             "request id=%s dialect=%s served_by=%s texts=%d prompt=%d ended=%s wall_ms=%d",
-            *(row.request_id, row.dialect, served_by, reply.texts, reply.tokens),
-            *(row.ended, row.wall_ms),
+            *(row["id"], reply.kind, served_by, reply.texts, reply.tokens, ended, row["wall_ms"]),
         )
 
     def collect(self) -> Iterable[Metric]:

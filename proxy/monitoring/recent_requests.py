@@ -54,21 +54,6 @@ class CloudRow:
     ttft_ms: int | None = None  # until the first byte of its answer
 
 
-@dataclass(frozen=True, slots=True)
-class EncoderRow:
-    """A request that was embedded or ranked here, at the end of its reply."""
-
-    request_id: str
-    dialect: str  # "embeddings" or "rerank"
-    key: str  # digest of whose it is
-    session: str
-    client: str  # the program that asked, for people
-    served_by: str
-    ended: str  # as of CloudRow
-    tokens: int
-    wall_ms: int
-
-
 @dataclass(slots=True)
 class CloudTotals:
     """What a key's requests cost elsewhere; nothing of it is in the figures of local answers."""
@@ -242,11 +227,14 @@ class RecentRequests:
             totals.left()
         self.on_change()
 
-    def note_encoded(self, row: EncoderRow) -> None:
-        """Remember a request for vectors or scores; nothing of it is in the sums of prompts."""
-        totals = self.of(self.whose(row.key))
-        totals.add(_encoder_row(row))
-        if row.ended == CANCELLED:
+    def note_encoded(self, row: RequestRow, key: str) -> None:
+        """Remember a request of `key` for vectors or scores, at the end of its reply.
+
+        Nothing of it is in the sums of prompts: the figures are of the model of text.
+        """
+        totals = self.of(self.whose(key))
+        totals.add(_UNTOLD | _ENCODED | {"at": round(time.time(), 3)} | row)
+        if row["ended"] == CANCELLED:
             totals.left()
         self.on_change()
 
@@ -321,6 +309,9 @@ _UNTOLD: Final[RequestRow] = {
     **{"accepted": None, "rejected": None, "forwards": None},
 }
 
+# What is told of a request that was embedded or ranked here, beside what its records say.
+_ENCODED: Final[RequestRow] = {"cloud": False, "cached": 0, "prefilled": 0, "fallback": ""}
+
 
 def _cloud_row(row: CloudRow, usage: CloudUsage | None) -> RequestRow:
     """Return what is told of a request that another server answered; no text of it."""
@@ -341,25 +332,6 @@ def _cloud_row(row: CloudRow, usage: CloudUsage | None) -> RequestRow:
         "wall_ms": row.wall_ms,
         "served_by": row.served_by,
         "fallback": row.fallback,
-    }
-
-
-def _encoder_row(row: EncoderRow) -> RequestRow:
-    """Return what is told of a request that was embedded or ranked; no text of it."""
-    return _UNTOLD | {
-        "id": row.request_id,
-        "at": round(time.time(), 3),
-        "dialect": row.dialect,
-        "session": row.session,
-        "client": row.client,
-        "cloud": False,
-        "ended": row.ended,
-        "prompt": row.tokens,
-        "cached": 0,
-        "prefilled": 0,  # by the model of text, whose work the figures are of
-        "wall_ms": row.wall_ms,
-        "served_by": row.served_by,
-        "fallback": "",
     }
 
 
