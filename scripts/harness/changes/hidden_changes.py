@@ -174,7 +174,7 @@ class Proof:
     def mutations(self) -> list[Mutation]:
         return list(mutations([exchange.row.body for exchange in self.session]))
 
-    def edits(self, count: int, seed: int = 7) -> list[Edit]:
+    def edits(self, count: int, seed: int = 5) -> list[Edit]:
         """Return `count` changes (0 = all) that a person could make on purpose."""
         prompts = [exchange.prompt for exchange in self.session]
         return edits(prompts, count, seed, self.directory)
