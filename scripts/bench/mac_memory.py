@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Final
 
 from hearth.shared.errors import StartError
+from scripts.harness.layouts.imagined_worker import ImaginedWorker
 from scripts.harness.layouts.model_layouts import LAYOUTS, ModelLayout
-from scripts.harness.mac.imagined_worker import ImaginedWorker
 from scripts.harness.mac.mac_hardware import GB, MACS, Mac
 
 ABOUT: Final = "contexts that fit and kept KV on Macs of 8 to 512 GB"

@@ -8,9 +8,9 @@ import pytest
 from hearth.shared.errors import EXIT_CANNOT_START, StartError
 from hearth.worker.setup import memory_setup
 from scripts.fixtures.fixture_cache import fixture_dir
+from scripts.harness.layouts.imagined_worker import ImaginedWorker
 from scripts.harness.layouts.model_layouts import layout
 from scripts.harness.mac.fake_mac import FakeMac
-from scripts.harness.mac.imagined_worker import ImaginedWorker
 from scripts.harness.mac.mac_hardware import GB, MACS, Mac
 from scripts.harness.mac.worker_life import PROMPTS, Life, lead_through
 

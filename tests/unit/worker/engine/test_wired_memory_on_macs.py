@@ -6,9 +6,9 @@ import pytest
 
 from hearth.shared.settings_from_env import load_settings
 from hearth.worker.engine import mlx_memory
+from scripts.harness.layouts.imagined_worker import ImaginedWorker
 from scripts.harness.layouts.model_layouts import LAYOUTS, ModelLayout
 from scripts.harness.mac.fake_mac import FakeMac
-from scripts.harness.mac.imagined_worker import ImaginedWorker
 from scripts.harness.mac.mac_hardware import GB, MACS, Mac
 from scripts.harness.mac.metal_memory import ResidencySet
 

@@ -21,8 +21,8 @@ from hearth.worker.setup.encoder_memory import (
 from hearth.worker.setup.memory_setup import WorkerMemory
 from hearth.worker.verdict.memory_verdict import memory_verdict
 from scripts.fixtures.fixture_cache import fixture_dir
+from scripts.harness.layouts.imagined_worker import ImaginedWorker
 from scripts.harness.layouts.model_layouts import layout
-from scripts.harness.mac.imagined_worker import ImaginedWorker
 from scripts.harness.mac.mac_hardware import Mac
 from scripts.harness.mac.real_encoder_sizes import EMBEDDER, LARGE_EMBEDDER, RANKER, RealEncoder
 

@@ -20,8 +20,8 @@ from hearth.worker.prompt.template_turn_tokens import end_of_turn_ids
 from hearth.worker.setup.memory_setup import WorkerMemory
 from hearth.worker.setup.prompt_and_session_setup import make_builder
 from scripts.bench.mac_memory import context_table, room_table
+from scripts.harness.layouts.imagined_worker import ImaginedWorker
 from scripts.harness.layouts.model_layouts import LAYOUTS, ModelLayout
-from scripts.harness.mac.imagined_worker import ImaginedWorker
 from scripts.harness.mac.mac_hardware import MACS, Mac
 from scripts.harness.socketless_worker import CHUNK, Machine, loaded, machine, marks
 

@@ -24,8 +24,8 @@ from hearth.worker.setup.cut_rule_setup import cut_rule_of
 from hearth.worker.setup.memory_setup import WorkerMemory
 from hearth.worker.verdict.memory_verdict import SHORT_TOKENS, memory_verdict
 from scripts.fixtures.fixture_cache import TEXT_NAMES, VISION_NAMES, fixture_dir
+from scripts.harness.layouts.imagined_worker import ImaginedWorker
 from scripts.harness.layouts.model_layouts import layout
-from scripts.harness.mac.imagined_worker import ImaginedWorker
 from scripts.harness.mac.mac_hardware import MACS
 from scripts.harness.socketless_worker import loaded
 
