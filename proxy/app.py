@@ -117,7 +117,6 @@ class ProxyApp:
         self.dashboard = Dashboard(routes.feed, sign_ins)
         self.chat_page = ChatPage(sign_ins)
         self.keep_awake = KeepAwake()
-        self.metrics.watch(self.keep_awake)
         self.places = ConnectionPlaces() if places is None else places
         self.metrics.watch_connections(self.places)
 

@@ -13,7 +13,6 @@ from typing import Final, NoReturn
 
 import uvicorn
 
-from hearth.proxy.api.parse_any_dialect import BodyParser
 from hearth.proxy.app import ProxyApp
 from hearth.proxy.embeddings.embedding_process import EmbeddingProcess
 from hearth.proxy.embeddings.process_setup import embedding_process
@@ -25,7 +24,6 @@ from hearth.proxy.http.connection_places import ConnectionPlaces, places_within
 from hearth.proxy.http.http1_protocol import protocol_of
 from hearth.proxy.http.origin_rules import OriginRules
 from hearth.proxy.monitoring.admin_routes import AdminRoutes
-from hearth.proxy.monitoring.terminal_progress import TerminalProgress
 from hearth.proxy.pool.cache_affinity import LOAD_GAP_MAX, CacheAffinity
 from hearth.proxy.pool.worker_pool import WorkerPool
 from hearth.proxy.request.model_names import models_of, sources_of
@@ -35,7 +33,6 @@ from hearth.proxy.workers.model_swap import ModelSwapper
 from hearth.proxy.workers.pid_file import PidFile
 from hearth.proxy.workers.remote_workers import RemoteWorkers
 from hearth.proxy.workers.supervisor import WORKER_COMMAND, RestartRules, Supervisor
-from hearth.proxy.workers.warm_prompts import WarmPrompts
 from hearth.shared import logging_setup as logs
 from hearth.shared.errors import EXIT_CANNOT_START, StartError
 from hearth.shared.glibc_malloc import malloc_environment, map_large_blocks
@@ -123,19 +120,9 @@ class Hearth:
             self._remote.workers,
             is_apart=is_apart,
         )
-        self._pool.on_ready = WarmPrompts(
-            settings,
-            BodyParser(settings, self._routes.stored, is_apart=is_apart),
-            self._routes.names,
-        ).begin
         self._gateway: GatewaySetup | None = None
         if table is not None:
             self._gateway = GatewaySetup(table, settings, self._routes)
-        self._progress = TerminalProgress(
-            sys.stderr,
-            lambda: self._routes.health()["workers"],
-            self._pool.prefills,
-        )
         host, port, sources = settings.proxy_host, settings.proxy_port, sources_of(settings)
         self._pid_file = PidFile(self._directory, host, port, sources)
         self._supervisor.on_change = self._write_pid_file
@@ -160,7 +147,6 @@ class Hearth:
         if hint := listening_hint(self._settings.proxy_host, program):
             log.info("%s", hint)
         serving = asyncio.create_task(self._serve(), name="serve")
-        progress = asyncio.create_task(self._progress.run(), name="progress")
         stopping = asyncio.create_task(self._stop.wait())
         refused = asyncio.create_task(self._supervisor.cannot_start.wait())
         try:
@@ -168,8 +154,6 @@ class Hearth:
             if serving.done():
                 serving.result()  # uvicorn ended by itself: raise what ended it
         finally:
-            progress.cancel()
-            self._progress.clear()
             await self._shut_down(serving)
         return EXIT_CANNOT_START if refused.done() else 0
 
@@ -217,7 +201,6 @@ class Hearth:
         assert self._server is not None
         while not (self._server.started and self._pool.facts and self._pool.has_ready):
             await asyncio.sleep(0.02)
-        self._progress.clear()
         for line in ready_lines(self._settings, self._pool.facts):
             print(line, flush=True)
         await self._model_swapper.run()

@@ -13,7 +13,7 @@ from hearth.shared.settings import Settings
 NAMES: Final = tuple(row.metadata["name"] for row in dataclasses.fields(Settings))
 LIKENESS_MIN: Final = 0.6  # of a misspelt name and the one that was meant
 
-# What stands in its place, or why nothing does. docs/settings.md has this list.
+# What stands in its place, or why nothing does. docs/settings.md has the names.
 DROPPED: Final = {
     "MODEL_FAMILY": "the checkpoint and its template say what the model is; nothing is to be set",
     "MLX_HOST": "workers speak over a private socket; PROXY_HOST says where the server listens",
@@ -52,6 +52,8 @@ DROPPED: Final = {
     "CACHE_DEBUG": "LOG_PROMPTS=true serves the token ids of recent prompts, where PROXY_API_KEY "
     "is set",
     "DEFAULT_REPETITION_CONTEXT_SIZE": "DEFAULT_REPETITION_PENALTY looks at the last 256 tokens",
+    "WARM_PROMPTS": "what was read is on disk at the next start; POST /v1/cache/prefill reads and "
+    "pins a prompt beforehand",
     "USE_KV_CACHE": 'requests read and write the cache unless they send "use_kv_cache": false',
 }
 REFUSED: Final = {

@@ -1,20 +1,13 @@
-"""Sets up logging: one line an event, key=value, to stderr. Never prompts or keys.
-
-On a terminal the proxy draws a line of progress, which each line of the log clears first.
-"""
+"""Sets up logging: one line an event, key=value, to stderr. Never prompts or keys."""
 
 import logging
-import os
 import sys
 import traceback
-from collections.abc import Mapping
 from types import TracebackType
-from typing import Final, TextIO
+from typing import Final
 
 OURS: Final = ("hearth", "proxy", "worker", "shared")  # loggers whose level is the user's
 _FORMAT: Final = "%(asctime)s {process} %(levelname).1s %(message)s"
-
-CLEAR_LINE: Final = "\r\x1b[K"  # to the line's begin, and what stands there away
 
 ExcInfo = tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]
 
@@ -32,11 +25,6 @@ class Discreet(logging.Formatter):
         return "".join(lines).rstrip()
 
 
-def is_terminal(stream: TextIO, environ: Mapping[str, str]) -> bool:
-    """Whether `stream` is a terminal that can clear a line, as the TERM of `environ` says."""
-    return stream.isatty() and environ.get("TERM", "") not in ("", "dumb")
-
-
 def configure(level: str, process: str, shows_text: bool = False) -> None:
     """Send this process's log to stderr, each line marked with `process`.
 
@@ -44,8 +32,7 @@ def configure(level: str, process: str, shows_text: bool = False) -> None:
     """
     handler = logging.StreamHandler(sys.stderr)
     formatter = logging.Formatter if shows_text else Discreet
-    begin = CLEAR_LINE if is_terminal(sys.stderr, os.environ) else ""
-    handler.setFormatter(formatter(begin + _FORMAT.format(process=process), "%H:%M:%S"))
+    handler.setFormatter(formatter(_FORMAT.format(process=process), "%H:%M:%S"))
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(logging.WARNING)

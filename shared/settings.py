@@ -321,12 +321,6 @@ class Settings:
         integer(0, 31_536_000),
         "A model unused for so long is unloaded until the next request; 0 = never",
     )
-    warm_prompts: tuple[str, ...] = _setting(
-        "WARM_PROMPTS",
-        "",
-        words,
-        "Files of request bodies (JSON) that are prefilled and pinned at start, comma-separated",
-    )
     worker_endpoints: tuple[str, ...] = _setting(
         "WORKER_ENDPOINTS",
         "",

@@ -60,16 +60,6 @@ class BodyParser:
         self._is_apart = is_apart or len(settings.api_keys) > 1
         self._stored = stored
 
-    def read(
-        self, dialect: Dialect, body: dict[str, Any], headers: Mapping[str, str]
-    ) -> ParsedRequest:
-        """Return the request in `body`, for `complete`; the names of `headers` are in lower case.
-
-        Raises:
-            RequestError: a field is not what the API allows, or needs what this server lacks.
-        """
-        return self.parsed(dialect, self.expanded(dialect, body, headers), headers)
-
     def expanded(
         self, dialect: Dialect, body: dict[str, Any], headers: Mapping[str, str]
     ) -> dict[str, Any]:
@@ -79,7 +69,13 @@ class BodyParser:
     def parsed(
         self, dialect: Dialect, body: dict[str, Any], headers: Mapping[str, str]
     ) -> ParsedRequest:
-        """Return the request in an expanded `body`, as `read` does. Any thread."""
+        """Return the request in an expanded `body`, for `complete`. Any thread.
+
+        The names of `headers` are in lower case.
+
+        Raises:
+            RequestError: a field is not what the API allows, or needs what this server lacks.
+        """
         key = key_digest(headers)
         prompt_limits.check_body(body)
         request = _PARSERS[dialect](body)
@@ -111,7 +107,7 @@ class BodyParser:
         hold: Callable[[int], None] = lambda _: None,
         size: int = 0,
     ) -> ParsedRequest:
-        """Return a request of `read` with its images and documents read, its messages named.
+        """Return a request of `parsed` with its images and documents read, its messages named.
 
         It waits only where `has_files` tells so, or where `size`, its body's, is that of a large
         one. `hold` is told the bytes that are kept of images, and the sizes of documents' texts.

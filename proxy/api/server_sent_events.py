@@ -5,7 +5,6 @@ from typing import Any, Final
 import orjson
 
 PING_S: Final = 5.0  # of silence: a client that counts 10 s sees one late event in between
-COMMENT: Final = b": waiting\n\n"  # keeps a connection alive, and is no event
 DONE: Final = b"data: [DONE]\n\n"  # the end of OpenAI's streams
 
 

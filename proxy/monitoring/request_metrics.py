@@ -26,7 +26,6 @@ from hearth.proxy.pool.answer_stream import AnswerStream
 from hearth.proxy.pool.worker_pool import WorkerReports
 from hearth.proxy.request.encoder_names import KINDS as ENCODER_KINDS
 from hearth.proxy.request.parsed_request import Dialect, ParsedRequest
-from hearth.proxy.workers.keep_awake import KeepAwake
 from hearth.shared.errors import RequestError
 from hearth.shared.wire_messages import Usage
 
@@ -144,21 +143,6 @@ class RequestMetrics:
             for source in _SOURCES:
                 for counter in self._tokens.values():
                     counter.labels(kind, source)
-
-    def watch(self, keep_awake: KeepAwake) -> None:
-        """Tell whether this machine is kept awake, and how often that failed."""
-        held = Gauge(
-            "hearth_keep_awake",
-            "1 while this machine is kept from idle sleep.",
-            registry=self.registry,
-        )
-        held.set_function(lambda: keep_awake.is_held)
-        failures = Counter(
-            "hearth_keep_awake_failures_total",
-            "How often caffeinate could not be started, or ended by itself.",
-            registry=self.registry,
-        )
-        keep_awake.on_failure = failures.inc
 
     def watch_connections(self, places: ConnectionPlaces) -> None:
         """Tell how many connections are open, and how many this server had to end."""

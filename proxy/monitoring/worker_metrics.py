@@ -4,26 +4,18 @@ A worker that has not told is up 0, and its figures are left out rather than sho
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final, get_args
+from typing import Any, Final
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from hearth.proxy.pool.worker_pool import WorkerReports
-from hearth.proxy.workers import remote_workers, supervisor
 from hearth.shared.errors import RequestError
 
 WorkerRow = Mapping[str, Any]  # what /health or /v1/cache tells of one worker
 FigurePath = tuple[str, ...]  # where a figure stands in a worker's report
 
-TIGHT_SHARE: Final = 0.8  # of a budget; hearth.worker.schedule.memory_guard warns there too
 _HEARD: Final = "heartbeat_age_s"  # None of a worker that nothing is heard of
-_STATES: Final = tuple(
-    dict.fromkeys((*get_args(supervisor.WorkerState), *get_args(remote_workers.RemoteState)))
-)
-_READ: Final = ("decoded", "again", "known", "refused")  # what came of an image's file
-# Where drafted tokens come from, as hearth.worker.draft.draft has it.
-DRAFT_SOURCES: Final = ("forced", "history", "prediction", "answers", "model")
 _EVICTED: Final = ("copy", "window", "snapshot", "extent", "expired")
 
 # (name, where, what it is), of /health's rows
@@ -173,10 +165,6 @@ _OF_CACHE: Final[tuple[tuple[str, FigurePath, str], ...]] = (
     ),
     ("hearth_wire_waiting_frames", ("wire_waiting_frames",), "Messages a worker has yet to send."),
 )
-_TIGHT: Final = (
-    ("cache", "bytes", "budget_bytes"),
-    ("memory", "memory_bytes", "memory_limit_bytes"),
-)
 
 
 class WorkerMetrics(Collector):
@@ -195,13 +183,7 @@ class WorkerMetrics(Collector):
         heard = {name: row for name, row in health.items() if row.get(_HEARD) is not None}
         yield from _families(_OF_HEARTBEAT, heard)
         yield from _families(_OF_CACHE, cache)
-        yield _tight(cache)
-        yield from _evictions(cache)
-        yield _images(cache)
-        yield _entries(cache)
-        yield _kv_bits(cache)
-        yield _speculates(cache)
-        yield from _drafts(cache)
+        yield _evictions(cache)
 
 
 def _families(
@@ -235,116 +217,23 @@ def _figure(row: Any, path: FigurePath) -> float | None:
 
 def _states(health: Mapping[str, WorkerRow], cache: Mapping[str, WorkerRow]) -> Iterator[Metric]:
     up = GaugeMetricFamily("hearth_worker_up", "1: a worker told its figures.", labels=("worker",))
-    state = GaugeMetricFamily(
-        "hearth_worker_state", "1 for the state a worker is in.", labels=("worker", "state")
-    )
     model = GaugeMetricFamily(
         "hearth_worker_model_info", "Which model a worker has.", labels=("worker", "model")
     )
     for worker, row in health.items():
         up.add_metric((worker,), worker in cache)
-        for name in _STATES:
-            state.add_metric((worker, name), row["state"] == name)
         if row.get("model"):
             model.add_metric((worker, row["model"]), 1)
-    yield from (up, state, model)
+    yield from (up, model)
 
 
-def _tight(cache: Mapping[str, WorkerRow]) -> Metric:
-    family = GaugeMetricFamily(
-        "hearth_budget_tight",
-        f"1: over {TIGHT_SHARE:.0%} of what kept KV (cache), or all of MLX (memory), may take.",
-        labels=("worker", "budget"),
-    )
-    for worker, row in cache.items():
-        for name, used, limit in _TIGHT:
-            if used in row and row.get(limit):
-                family.add_metric((worker, name), row[used] > TIGHT_SHARE * row[limit])
-    return family
-
-
-def _evictions(cache: Mapping[str, WorkerRow]) -> Iterator[Metric]:
-    """Yield what made way in memory, or went for its age; it is on disk, where there is one."""
-    labels = ("worker", "what")
-    count = CounterMetricFamily("hearth_evictions_total", "What made way in memory.", labels=labels)
-    nbytes = CounterMetricFamily(
-        "hearth_evicted_bytes_total", "What that gave back.", labels=labels
-    )
-    yield _by_name(count, cache, ("evicted", "count"), _EVICTED)
-    yield _by_name(nbytes, cache, ("evicted", "bytes"), _EVICTED)
-
-
-def _images(cache: Mapping[str, WorkerRow]) -> Metric:
+def _evictions(cache: Mapping[str, WorkerRow]) -> Metric:
+    """Return what made way in memory, or went for its age; it is on disk, where there is one."""
     family = CounterMetricFamily(
-        "hearth_images_total",
-        "Images by what a worker did with their files; known: they had been read before.",
-        labels=("worker", "outcome"),
+        "hearth_evictions_total", "What made way in memory.", labels=("worker", "what")
     )
-    return _by_name(family, cache, ("vision", "read"), _READ)
-
-
-def _by_name(
-    family: CounterMetricFamily,
-    cache: Mapping[str, WorkerRow],
-    path: FigurePath,
-    names: Sequence[str],
-) -> Metric:
-    """Add to `family` a sample of each worker for each of `names` that it tells at `path`."""
     for worker, row in cache.items():
-        for name in names:
-            if (value := _figure(row, (*path, name))) is not None:
+        for name in _EVICTED:
+            if (value := _figure(row, ("evicted", "count", name))) is not None:
                 family.add_metric((worker, name), value)
     return family
-
-
-def _entries(cache: Mapping[str, WorkerRow]) -> Metric:
-    family = GaugeMetricFamily(
-        "hearth_cache_entries", "Conversations kept, by their tokens.", labels=("worker", "depth")
-    )
-    for worker, row in cache.items():
-        for depth, count in row.get("depths", {}).items():
-            family.add_metric((worker, depth), count)
-    return family
-
-
-def _kv_bits(cache: Mapping[str, WorkerRow]) -> Metric:
-    family = GaugeMetricFamily(
-        "hearth_kv_bits",
-        "Bits in which KV is held in live slots (live) and kept (stored); 0 = as it was computed.",
-        labels=("worker", "kv"),
-    )
-    for worker, row in cache.items():
-        for name in ("live", "stored") if row.get("quantisation") else ():
-            form = row["quantisation"][name]
-            family.add_metric((worker, name), form["bits"] if form else 0)
-    return family
-
-
-def _speculates(cache: Mapping[str, WorkerRow]) -> Metric:
-    family = GaugeMetricFamily(
-        "hearth_speculation_on", "1: a worker drafts tokens now.", labels=("worker",)
-    )
-    for worker, row in cache.items():
-        if told := row.get("speculation"):
-            family.add_metric((worker,), told.get("state") == "on")
-    return family
-
-
-def _drafts(cache: Mapping[str, WorkerRow]) -> Iterator[Metric]:
-    """Yield what was drafted from each source, and what of that the model said too."""
-    labels = ("worker", "source")
-    for name, told, text in (
-        ("hearth_drafted_tokens_total", "drafted", "Tokens drafted and verified."),
-        (
-            "hearth_drafted_tokens_accepted_total",
-            "accepted",
-            "Of them, those in an answer.",
-        ),
-    ):
-        family = CounterMetricFamily(name, text, labels=labels)
-        for worker, row in cache.items():
-            for source in DRAFT_SOURCES:
-                value = _figure(row, ("speculation", "by_source", source, told))
-                if value is not None:
-                    family.add_metric((worker, source), value)
-        yield family

@@ -10,7 +10,7 @@ import logging
 import os
 import sys
 from asyncio.subprocess import DEVNULL, Process
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Final
 
 log = logging.getLogger(__name__)
@@ -36,7 +36,6 @@ class KeepAwake:
         self._task: asyncio.Task[None] | None = None
         self.is_held = False
         self.failures = 0  # it could not be started, or ended by itself
-        self.on_failure: Callable[[], None] = lambda: None
 
     @contextlib.contextmanager
     def request(self) -> Iterator[None]:
@@ -110,7 +109,6 @@ class KeepAwake:
 
     def _note_failure(self, what: str) -> None:
         self.failures += 1
-        self.on_failure()
         if self.failures == 1:  # each request would tell it again
             log.warning(
                 "%s %s. This Mac may fall asleep amid a request: set `sudo pmset sleep 0`.",

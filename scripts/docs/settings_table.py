@@ -1,4 +1,4 @@
-"""Writes the lists of docs/settings.md, from the tables of `hearth.shared`: settings, dropped ones.
+"""Writes the lists of docs/settings.md from the tables of `hearth.shared`: settings, dropped names.
 
     .venv/bin/python -m scripts.docs.settings_table
 
@@ -31,8 +31,8 @@ def settings_list() -> str:
 
 
 def dropped_list() -> str:
-    """Return the settings that are not read, and what to do instead, as a Markdown list."""
-    return "".join(wrapped(f"- `{name}`: {reason}") for name, reason in DROPPED.items())
+    """Return the names of the settings that are not read."""
+    return wrapped(", ".join(f"`{name}`" for name in DROPPED) + ".")
 
 
 def with_lists(text: str) -> str:

@@ -11,7 +11,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final, Literal
 
 from hearth.shared.make_private_directory import make_private
 from hearth.shared.read_small_file import read_small_file
@@ -22,16 +22,12 @@ log = logging.getLogger(__name__)
 SCHEMA: Final = 2  # of the file, and of what the checks mean by their figures
 FILE_BYTES_MAX: Final = 1 << 18
 FOLDER: Final = "doctor"  # in KV_CACHE_DIR
-CHUNK_MAX: Final = 16_384  # what PREFILL_CHUNK takes at most
-ROWS_MAX: Final = 64  # of a forward: more than any draft has
-TIME_MAX: Final = 1e11  # seconds since 1970 that still are a date
 # What reading a file raises that holds anything else than findings.
 DAMAGE: Final = (*(ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError),)
 
 Figure = str | int | float | bool | None
 # "differs": beyond rounding, and what is `auto` is set so that no answer depends on it.
 Verdict = Literal["ok", "differs", "fault", "left out"]
-VERDICTS: Final = get_args(Verdict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,85 +148,12 @@ def findings_from(row: Any) -> Findings:
     """
     if row["schema"] != SCHEMA:
         raise ValueError(f"its schema is {row['schema']!r}, expected {SCHEMA}")
-    return Findings(
-        subject=Subject(**{name: _a(str, value) for name, value in row["subject"].items()}),
-        dtype=_a(str, row["dtype"]),
-        checks=tuple(_check(check) for check in _a(list, row["checks"])),
-        exact=_maybe(bool, row["exact"]),
-        chunk=_chunk(_maybe(int, row["chunk"])),
-        float16=_maybe(bool, row["float16"]),
-        row_costs=_row_costs(_maybe(dict, row["row_costs"])),
-        drafts_alike=_maybe(bool, row["drafts_alike"]),
-        made_at=_time(row["made_at"]),
-        attempts=_a(int, row["attempts"]),
-    )
-
-
-def _chunk(value: int | None) -> int | None:
-    if value is not None and not 0 < value <= CHUNK_MAX:
-        raise ValueError(f"a chunk is {value:,} tokens; at most {CHUNK_MAX:,} are read at once")
-    return value
-
-
-def _row_costs(value: dict[Any, Any] | None) -> dict[int, float] | None:
-    """Return the costs by their rows; what is measured by costs 1."""
-    if value is None:
-        return None
-    costs = {_rows(_a(str, name)): _cost(cost) for name, cost in value.items()}
-    if len(costs) < len(value) or costs.get(1) != 1:
-        raise ValueError("costs of rows are not relative to one row")
-    return costs
-
-
-def _rows(name: str) -> int:
-    rows = int(name)
-    if not 0 < rows <= ROWS_MAX or str(rows) != name:
-        raise ValueError(f"a forward has {name:.20} rows; at most {ROWS_MAX} are believed")
-    return rows
-
-
-def _cost(value: Any) -> float:
-    cost = float(_a((int, float), value))
-    if not 0 < cost < math.inf:
-        raise ValueError(f"rows cost {cost:g}")
-    return cost
-
-
-def _time(value: Any) -> float:
-    seconds = float(_a((int, float), value))
-    if not 0 <= seconds < TIME_MAX:
-        raise ValueError(f"a time is {seconds:g}")
-    return seconds
-
-
-def _check(row: Any) -> CheckResult:
-    if row["verdict"] not in VERDICTS:
-        raise ValueError(f"a verdict is {row['verdict']!r}")
-    figures = _a(dict, row["figures"])
-    return CheckResult(
-        name=_a(str, row["name"]),
-        verdict=row["verdict"],
-        figures={_a(str, name): _figure(value) for name, value in figures.items()},
-        seconds=float(_a((int, float), row["seconds"])),
-        reason=_a(str, row["reason"]),
-    )
-
-
-def _figure(value: Any) -> Figure:
-    figure: Figure = _maybe((str, int, float, bool), value)
-    return figure
-
-
-def _maybe(kinds: type | tuple[type, ...], value: Any) -> Any:
-    return None if value is None else _a(kinds, value)
-
-
-def _a(kinds: type | tuple[type, ...], value: Any) -> Any:
-    """Return `value`, which is one of `kinds`; True is no number."""
-    is_odd_bool = isinstance(value, bool) and kinds in (int, (int, float))
-    if not isinstance(value, kinds) or is_odd_bool:
-        raise ValueError(f"a value is {value!r:.80}")
-    return value
+    told = {name: value for name, value in row.items() if name != "schema"}
+    told["subject"] = Subject(**row["subject"])
+    told["checks"] = tuple(CheckResult(**check) for check in row["checks"])
+    if row["row_costs"] is not None:
+        told["row_costs"] = {int(rows): float(cost) for rows, cost in row["row_costs"].items()}
+    return Findings(**told)
 
 
 def _finite(value: Figure) -> Figure:

@@ -10,7 +10,7 @@ from hearth.worker.kv.kv_manager import KVManager
 from hearth.worker.kv.null_kv_manager import NullKVManager
 
 GB: Final = 1024**3
-WARN_SHARE: Final = 0.8  # of a budget; the proxy's hearth_budget_tight is 1 from there on
+WARN_SHARE: Final = 0.8  # of a budget
 _UNLIMITED: Final = 1 << 62
 
 AnyKVManager = KVManager | NullKVManager  # gives requests slots, and memory back

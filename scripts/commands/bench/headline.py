@@ -26,7 +26,7 @@ KILLED: Final = ("kill",)
 
 
 def headline(results: Results) -> str:
-    """Return the sentence of README, in lines.
+    """Return the sentences of README, in lines.
 
     Raises:
         ValueError: something that a figure needs was not measured.
@@ -39,12 +39,13 @@ def headline(results: Results) -> str:
         told = [read_over(results, model, each, SUB_AGENTS, "ideal_tokens") for each in others]
         best.append(min((each for each in told if each is not None), default=None))
     small = all(each.is_stand_in for each in results.models.values())
-    models = f"{_COUNTS[len(own)]} {'small stand-in ' * small}model{'s' * (len(own) != 1)}"
+    models = f"{_COUNTS[len(own)]} {'tiny ' * small}model{'s' * (len(own) != 1)}"
+    rivals = " and ".join(", ".join(others).rsplit(", ", 1))
     return textwrap.fill(
-        f"On {models} Hearth read **{_range(own)} times** what a perfect cache would in sessions "
-        f"with sub-agents (the best of {_COUNTS[len(others)]} other servers {_range(best)}), and "
-        f"after `kill -9` **{_range(killed, 1, 100)} %** of the last "
-        "prompt ([how it was measured](docs/measuring.md#compare-with-other-servers)).",
+        f"On {models}, in sessions with sub-agents, Hearth read **{_range(own)} times** what a "
+        f"perfect cache would; of {rivals} the best for each model {_range(best)} times. "
+        f"After `kill -9` Hearth read **{_range(killed, 1, 100)} %** of the last prompt "
+        "again ([how it was measured](docs/measuring.md#compare-with-other-servers)).",
         LINE_CHARS,
         break_on_hyphens=False,
     )

@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from typing import Final, NoReturn
 
 from hearth.proxy.event_loop import SuspendingEventLoop
-from hearth.proxy.monitoring.terminal_progress import TerminalProgress
 from hearth.proxy.pool.worker_link import WorkerLink
 from hearth.proxy.pool.worker_pool import WorkerPool
 from hearth.proxy.request.model_names import models_of, sources_of
@@ -59,9 +58,6 @@ class WorkerHost:
         host, port = endpoint.removeprefix("tcp://").rpartition(":")[::2]
         self._pid_file = PidFile(directory, host, int(port), sources_of(settings))
         self._supervisor.on_change = self._write_pid_file
-        self._progress = TerminalProgress(
-            sys.stderr, lambda: [worker.row() for worker in self._supervisor.workers], lambda: []
-        )
         self._stop = asyncio.Event()
         self._signals = StopSignals(self._stop.set, self._end_now)
 
@@ -73,13 +69,10 @@ class WorkerHost:
         self._write_pid_file()
         stopping = asyncio.create_task(self._stop.wait())
         refused = asyncio.create_task(self._supervisor.cannot_start.wait())
-        progress = asyncio.create_task(self._progress.run(), name="progress")
         try:
             await self._supervisor.start()
             await asyncio.wait({stopping, refused}, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            progress.cancel()
-            self._progress.clear()
             log.info("shutting down")
             await self._supervisor.stop()  # the worker tells its clients first
             self._pool.close()
@@ -99,7 +92,6 @@ class WorkerHost:
 
     def _tell_ready(self, link: WorkerLink) -> None:
         """Say what is served, and what it must be called where the proxy is."""
-        self._progress.clear()
         facts = link.heartbeat.model if link.heartbeat is not None else None
         assert facts is not None, "ready"
         print(f"ready: {self._endpoint}", flush=True)

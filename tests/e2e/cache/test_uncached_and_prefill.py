@@ -1,8 +1,5 @@
 """By the official SDKs: requests that leave no trace, and prompts read before they are asked."""
 
-import json
-import os
-import signal
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -15,12 +12,6 @@ import pytest
 from tests.helpers.servers.server import Server
 
 SYSTEM = "You are careful. " + "Read what you are given twice. " * 30
-WARM = {
-    "messages": [
-        {"role": "system", "content": "You are warm. " + "Answer in one word. " * 40},
-        {"role": "user", "content": "What is 3 + 4?"},
-    ]
-}
 SHORT: dict[str, Any] = {"model": "pocket", "temperature": 0}
 Ask = Callable[[Server, str, bool, dict[str, Any]], Any]  # the SDK's usage object of an answer
 
@@ -176,45 +167,3 @@ def test_a_pin_is_listed_until_it_is_given_up(server: Server) -> None:
     path = f"{server.url}/v1/cache/pins/{told['id']}"
     assert [httpx.delete(path).status_code for _ in range(2)] == [200, 404]
     assert server.get("/v1/cache")["workers"][0]["pins"] == []
-
-
-def warm_pins(server: Server, pid: int = 0) -> list[str]:
-    """Return the ids of the pins that WARM_PROMPTS made, in a worker other than `pid`."""
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        (worker,) = server.health().get("workers") or [{}]
-        if worker.get("state") == "ready" and worker["pid"] != pid:
-            (told,) = server.get("/v1/cache")["workers"]
-            if pins := [row["id"] for row in told.get("pins", ())]:
-                return pins
-        time.sleep(0.1)
-    raise AssertionError(f"nothing was pinned:\n{server.log.read_text()}")
-
-
-def test_warm_prompts_are_there_at_the_start_and_after_the_worker_was_killed() -> None:
-    made = Server(MODEL_PATH="builtin:pocket", MAX_KV_SIZE_GB="0")
-    prompts = made.run_dir / "warm.json"
-    prompts.write_text(json.dumps(WARM))
-    made.environment["WARM_PROMPTS"] = str(prompts)
-    with made as server:
-        pid, pins = 0, []
-        for _ in range(2):
-            found = warm_pins(server, pid)
-            assert found == (pins or found) and found[0].startswith("warm-")
-            with server.openai() as client:
-                ask: Any = client.chat.completions.create
-                usage = ask(messages=WARM["messages"], max_tokens=4, **SHORT).usage
-            assert kept(usage)["prefix_length"] > 100
-            pid, pins = server.worker()["pid"], found
-            os.kill(pid, signal.SIGKILL)
-
-
-def test_warm_prompts_that_cannot_be_read_refuse_to_start() -> None:
-    made = Server(MODEL_PATH="builtin:pocket", WARM_PROMPTS="/no/such/prompts.json")
-    made.start()
-    try:
-        assert made.process is not None and made.process.wait(60) == 78
-        text = made.log.read_text()
-        assert "WARM_PROMPTS names /no/such/prompts.json" in text and "Traceback" not in text
-    finally:
-        made.__exit__()

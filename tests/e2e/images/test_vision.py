@@ -22,7 +22,6 @@ from PIL import Image
 from hearth.shared.settings_from_env import PROJECT_DIR
 from scripts.fixtures.fixture_cache import fixture_dir
 from scripts.harness.image_files import painted
-from tests.helpers.clients.scraped_metrics import families_of
 from tests.helpers.servers.server import Server
 
 MODEL = "local"
@@ -135,10 +134,11 @@ def test_an_image_and_words_both_contribute_to_the_answer(talk: Talk, server: Se
     assert talk.ask(shown(1, "What is this?"), keep=False) == first
 
 
-def test_an_image_that_comes_again_is_known_and_metrics_tell_it(talk: Talk, server: Server) -> None:
-    def read() -> dict[str, float]:
-        family = families_of(httpx.get(f"{server.url}/metrics").text)["hearth_images"]
-        return {sample.labels["outcome"]: sample.value for sample in family.samples}
+def test_an_image_that_comes_again_is_known_and_the_cache_tells_it(
+    talk: Talk, server: Server
+) -> None:
+    def read() -> dict[str, int]:
+        return dict(httpx.get(f"{server.url}/v1/cache").json()["workers"][0]["vision"]["read"])
 
     talk.ask(shown(1, "What is this?"), keep=False)
     before = read()

@@ -43,7 +43,7 @@ COUNTED = (
     ),
     "running_max",
     *("files", "frames", "up", "state", "tight", "bits", "awake", "pressure"),
-    *("suspects", "refused", "connections", "speculation_on"),
+    *("suspects", "refused", "connections"),
 )
 UNITS = ("_seconds", "_bytes", "_ratio", "_info", "_per_second")
 
@@ -122,9 +122,9 @@ def test_every_family_is_told_as_prometheus_wants_it(http: httpx.Client) -> None
     silent = {name for name, family in families.items() if not family.samples}
     of_vision = {f"hearth_vision_{n}" for n in ("encoder_calls", "encoder_seconds", "failures")}
     # Some models draft nothing, and without a LiteLLM config nobody else answers.
-    unused = ("hearth_speculation", "hearth_draft", "hearth_cloud")
+    unused = ("hearth_speculation", "hearth_cloud")
     used = {name for name in silent if not name.startswith(unused)}
-    assert used == of_vision | {"hearth_images"}
+    assert used == of_vision
 
 
 @pytest.mark.parametrize("dialect", PATHS)

@@ -107,12 +107,10 @@ def test_a_server_from_the_wheel_answers_logs_at_home_and_imports_nothing_from_h
 ) -> None:
     for trap in ("hearth", "proxy", "worker", "shared", "types", "asyncio", "mlx"):
         (here / f"{trap}.py").write_text("raise SystemExit('imported from the user directory')\n")
-    (here / "warm.json").write_text('{"messages": [{"role": "user", "content": "Hello"}]}')
     server = Server()
     own = Path(environ["HOME"]) / ".hearth"
     own.mkdir(exist_ok=True)
-    told = f"PROXY_PORT={server.port}\nWARM_PROMPTS={here / 'warm.json'}\n"
-    (own / ".env").write_text(told)
+    (own / ".env").write_text(f"PROXY_PORT={server.port}\n")
     (here / ".env").write_text("PROXY_PORT=1\nMODEL_PATH=/nowhere\n")  # anybody's project
     server.environment = environ
     with server.log.open("ab") as log:
@@ -139,5 +137,5 @@ def test_a_server_from_the_wheel_answers_logs_at_home_and_imports_nothing_from_h
         server.stop(signal.SIGINT)
     home = Path(environ["HOME"])
     assert list((home / ".hearth" / "logs").rglob("*.log"))
-    assert "warm" in server.log.read_text() and "cannot" not in server.log.read_text()
+    assert "cannot" not in server.log.read_text()
     shutil.rmtree(server.run_dir, ignore_errors=True)

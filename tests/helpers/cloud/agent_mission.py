@@ -23,7 +23,7 @@ def on_a_mission(request: CloudRequest) -> CloudAnswer:
     dialect = PATHS[request.path]
     assert dialect != "embeddings"
     body = {name: each for name, each in request.json.items() if name != "previous_response_id"}
-    prompt = _parser().read(dialect, body, request.headers).prompt
+    prompt = _parser().parsed(dialect, body, request.headers).prompt
     rows = prompt.messages  # a bridge may make two messages of one turn: they are one step
     is_more = [row["role"] == before["role"] == "assistant" for before, row in pairwise(rows)]
     turns = [row for row, more in zip(rows, [False, *is_more], strict=True) if not more]

@@ -53,9 +53,9 @@ def kinds(found: Mapping[str, str]) -> list[int]:
 
 
 def line_of(name: str, found: Found) -> str:
-    """Return a template's line: prompts of each kind, and the rarer departures by name."""
+    """Return a template's line: prompts that are not equal, and the rarer departures by name."""
     chat, *dialects = (kinds(each) for each in found.values())
-    told = [f"{count} {kind}" for count, kind in zip(chat, _KINDS, strict=True) if count]
+    told = [f"{count} {kind}" for count, kind in zip(chat[1:], _KINDS[1:], strict=True) if count]
     told += [
         f"{dialect} {sum(each[:3])} of {len(IN_DIALECTS)}"
         for dialect, each in zip(_DIALECTS, dialects, strict=True)
@@ -92,9 +92,10 @@ def departures_list(rows: Sequence[str]) -> str:
 
 def templates_list(rows: Sequence[str]) -> str:
     """Return the lines of the templates, below their sums."""
-    sums = {kind: sum(map(int, re.findall(rf"(\d+) {kind}", "\n".join(rows)))) for kind in _KINDS}
+    text, prompts = "\n".join(rows), len(CONVERSATIONS) * len(rows)
+    sums = {kind: sum(map(int, re.findall(rf"(\d+) {kind}", text))) for kind in _KINDS[1:]}
     told = ", ".join(f"{count:,} {kind}" for kind, count in sums.items())
-    first = f"Of {len(CONVERSATIONS) * len(rows):,} prompts in chat: {told}."
+    first = f"Of {prompts:,} prompts in chat: {prompts - sum(sums.values()):,} {EQUAL}, {told}."
     return "".join((first, "\n\n", *map(wrapped, rows)))
 
 

@@ -44,7 +44,7 @@ def asked(dialect: Dialect, words: list[str], fields: dict[str, Any]) -> ParsedR
     place = {"completions": "prompt", "responses": "input"}.get(dialect, "messages")
     value: Any = [{"role": "user", "content": said}] if place == "messages" else said
     body = BODIES[dialect] | {place: value} | fields
-    return asyncio.run(PARSER.complete(PARSER.read(dialect, body, HEADERS)))
+    return asyncio.run(PARSER.complete(PARSER.parsed(dialect, body, HEADERS)))
 
 
 def text_of(prediction: dict[str, Any]) -> str:

@@ -208,9 +208,9 @@ def test_every_dialect_says_whether_its_request_is_kept_and_otherwise_it_is(
     body_parser = app_of(tmp_path).local.body_parser
     for wanted in (True, False):
         body = BODIES[dialect] | {"use_kv_cache": wanted}
-        assert body_parser.read(dialect, body, {}).use_kv_cache is wanted  # type: ignore[arg-type]
+        assert body_parser.parsed(dialect, body, {}).use_kv_cache is wanted  # type: ignore[arg-type]
     for silent in (BODIES[dialect], BODIES[dialect] | {"use_kv_cache": None}):
-        assert body_parser.read(dialect, silent, {}).use_kv_cache  # type: ignore[arg-type]
+        assert body_parser.parsed(dialect, silent, {}).use_kv_cache  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("dialect", BODIES)
@@ -220,9 +220,9 @@ def test_every_dialect_says_whether_its_request_is_drafted_for_or_the_worker_doe
     body_parser = app_of(tmp_path).local.body_parser
     for wanted in (True, False, None):
         body = BODIES[dialect] | {"speculate": wanted}
-        sampling = body_parser.read(dialect, body, {}).sampling  # type: ignore[arg-type]
+        sampling = body_parser.parsed(dialect, body, {}).sampling  # type: ignore[arg-type]
         assert sampling.speculate is wanted
-    assert body_parser.read(dialect, BODIES[dialect], {}).sampling.speculate is None  # type: ignore[arg-type]
+    assert body_parser.parsed(dialect, BODIES[dialect], {}).sampling.speculate is None  # type: ignore[arg-type]
 
 
 def test_a_prediction_is_nothing_to_a_prompt_that_is_only_read() -> None:

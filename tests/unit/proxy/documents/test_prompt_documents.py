@@ -250,7 +250,7 @@ def test_a_message_is_named_by_the_text_of_its_document_alone(tmp_path: Path) ->
             ("messages", [document(data), text("What is it?")]),
         ):
             body = {"messages": [{"role": "user", "content": form}], "max_tokens": 9}
-            request = await body_parser.complete(body_parser.read(dialect, body, {}))
+            request = await body_parser.complete(body_parser.parsed(dialect, body, {}))
             assert request.prompt.messages[0]["content"] == shown
             found.append(request.prompt.names)
         assert body_parser.documents.counts == {"ok": 1, "known": 2}

@@ -411,7 +411,7 @@ def test_a_message_is_named_by_what_its_images_show_and_not_by_where_they_are(
         for url in (data_url(ONE), data_url(ONE).replace("png", "any"), data_url(TWO)):
             content = [{"type": "image_url", "image_url": url}]
             body = {"messages": [{"role": "user", "content": content}]}
-            request = await body_parser.complete(body_parser.read("chat", body, {}), held.append)
+            request = await body_parser.complete(body_parser.parsed("chat", body, {}), held.append)
             names.append(request.prompt.names)
         assert names[0] == names[1] != names[2]
         assert names[0][0].canonical != names[2][0].canonical

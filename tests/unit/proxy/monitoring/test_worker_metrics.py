@@ -3,18 +3,16 @@
 import logging
 import re
 from dataclasses import replace
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 from prometheus_client import Metric
 
 from hearth.proxy.monitoring.request_metrics import RequestMetrics
-from hearth.proxy.monitoring.worker_metrics import DRAFT_SOURCES
 from hearth.proxy.pool import worker_link as link_module
 from hearth.shared.errors import Overloaded
 from hearth.shared.settings_from_env import PROJECT_DIR
 from hearth.worker.cache_report import DEPTHS, cache_report
-from hearth.worker.draft.draft import DraftSource
 from hearth.worker.kv.null_kv_manager import NullKVManager
 from hearth.worker.schedule.memory_guard import GB, MemoryGuard, Watermark
 from hearth.worker.setup.upkeep_setup import sweep_of
@@ -48,11 +46,9 @@ CACHE: dict[str, Any] = {
     "disk": {"bytes_used": 9, "counts": {"writes": 1}}
     | {"bytes_written_today": 6, "write_bytes_per_day": 10, "write_bytes_left": 4},
     "vision": None,
-    "evicted": {"count": {"copy": 3}, "bytes": {"copy": 4_096}},
-    "depths": {"0-1023": 1, "65536-": 2},
+    "evicted": {"count": {"copy": 3}},
     "answers_running": 2,
     "answers_tokens_per_s": 41.5,
-    "quantisation": {"live": None, "stored": {"bits": 4}, "ignored": {}},
 }
 
 
@@ -78,13 +74,9 @@ def test_each_figure_is_told_of_the_worker_that_has_it() -> None:
     assert rows(families["hearth_disk_evictions"])["0"] == 0, "a count that has not begun"
     assert rows(families["hearth_worker_model_info"]) == {"0 big": 1, "1 big": 1}
     assert rows(families["hearth_evictions"])["0 copy"] == 3
-    assert rows(families["hearth_evicted_bytes"])["0 copy"] == 4_096
     assert rows(families["hearth_evictions"])["0 extent"] == 0
-    assert rows(families["hearth_cache_entries"])["1 65536-"] == 2
     assert rows(families["hearth_answers_running"])["0"] == 2
     assert rows(families["hearth_answers_tokens_per_second"])["1"] == 41.5
-    assert rows(families["hearth_kv_bits"])["0 live"] == 0
-    assert rows(families["hearth_kv_bits"])["1 stored"] == 4
 
 
 def test_what_may_still_be_written_today_is_told_by_each_worker_of_a_directory() -> None:
@@ -102,49 +94,25 @@ SPECULATION: dict[str, Any] = {
     "rows": 110,
     "tokens": 100,
     "speedup_estimate": 1.4,
-    "by_source": {
-        "forced": {"drafted": 30, "accepted": 29},
-        "history": {"drafted": 20, "accepted": 11},
-    },
 }
 
 
-def test_what_is_drafted_is_told_by_its_source() -> None:
+def test_what_drafts_gain_is_told() -> None:
     families = told([HEALTH], {0: CACHE | {"speculation": SPECULATION}})
     figures = {
         name: rows(families[f"hearth_speculation_{name}"])["0"]
-        for name in ("on", "forwards", "rows", "tokens", "speedup_ratio")
+        for name in ("forwards", "rows", "tokens", "speedup_ratio")
     }
-    on = {"on": 1, "forwards": 60, "rows": 110, "tokens": 100, "speedup_ratio": 1.4}
-    assert figures == on
-    assert rows(families["hearth_drafted_tokens"]) == {"0 forced": 30, "0 history": 20}
-    assert rows(families["hearth_drafted_tokens_accepted"]) == {"0 forced": 29, "0 history": 11}
-    assert get_args(DraftSource) == DRAFT_SOURCES, "those that a worker may tell"
+    assert figures == {"forwards": 60, "rows": 110, "tokens": 100, "speedup_ratio": 1.4}
 
 
 @pytest.mark.parametrize(
-    ("block", "on"),
-    [
-        ({}, {}),
-        ({"speculation": None}, {}),
-        ({"speculation": {"state": "off", "speedup_estimate": None, "by_source": {}}}, {"0": 0}),
-        ({"speculation": {"state": "off", "by_source": None}}, {"0": 0}),
-    ],
+    "block", [{}, {"speculation": None}, {"speculation": {"speedup_estimate": None}}]
 )
-def test_a_worker_that_drafts_nothing_has_no_series_of_drafts(
-    block: dict[str, Any], on: dict[str, float]
-) -> None:
+def test_a_worker_that_drafts_nothing_has_no_speedup(block: dict[str, Any]) -> None:
     families = told([HEALTH], {0: CACHE | block})
-    assert rows(families["hearth_speculation_on"]) == on
-    assert families["hearth_drafted_tokens"].samples == []
+    assert families["hearth_speculation_speedup_ratio"].samples == []
     assert rows(families["hearth_cache_bytes"]) == {"0": 81}, "the rest is told all the same"
-
-
-def test_images_are_told_by_what_came_of_their_files() -> None:
-    read = {"decoded": 3, "again": 1, "known": 8, "refused": 2}
-    families = told([HEALTH], {0: CACHE | {"vision": {"read": read}}})
-    assert rows(families["hearth_images"]) == {f"0 {name}": each for name, each in read.items()}
-    assert told([HEALTH], {0: CACHE})["hearth_images"].samples == []
 
 
 def test_the_page_of_operations_names_every_family() -> None:
@@ -160,25 +128,17 @@ def test_what_a_worker_does_not_have_is_left_out() -> None:
     families = told([HEALTH | {"wait_s": None, "model": None}], {0: {"reuses": False}})
     absent: tuple[str, ...] = ("cache_bytes", "disk_bytes", "vision_encoder_calls")
     absent += ("queue_wait_estimate_seconds",)
-    absent += ("answers_running", "kv_bits")
-    for name in (*absent, "worker_model_info", "budget_tight", "evictions", "cache_entries"):
+    for name in (*absent, "answers_running", "worker_model_info", "evictions"):
         assert families[f"hearth_{name}"].samples == []
 
 
 @pytest.mark.parametrize("answer", [{}, {0: Overloaded("It is in a long forward.")}])
-def test_a_worker_that_does_not_tell_is_down_and_its_state_is_told(answer: Any) -> None:
+def test_a_worker_that_does_not_tell_is_down(answer: Any) -> None:
     families = told([HEALTH | {"state": "restarting"}], answer)
     assert rows(families["hearth_worker_up"]) == {"0": 0}
     assert rows(families["hearth_worker_restarts"]) == {"0": 2}
     assert rows(families["hearth_worker_kills"]) == {"0": 1}
-    states = rows(families["hearth_worker_state"])
-    assert [name for name, is_in in states.items() if is_in] == ["0 restarting"]
-    assert len(states) == 7 and families["hearth_cache_bytes"].samples == []
-
-
-def test_a_budget_is_tight_over_80_percent_of_it_and_not_at_them() -> None:
-    families = told([HEALTH], {0: CACHE})
-    assert rows(families["hearth_budget_tight"]) == {"0 cache": 1, "0 memory": 0}
+    assert families["hearth_cache_bytes"].samples == []
 
 
 def test_a_budget_over_80_percent_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:

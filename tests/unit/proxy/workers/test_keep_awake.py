@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from hearth.proxy.monitoring.request_metrics import RequestMetrics
 from hearth.proxy.workers import keep_awake
 from hearth.proxy.workers.keep_awake import KeepAwake
 
@@ -78,15 +77,13 @@ def test_one_runs_while_any_request_is_open_and_ends_with_the_last(
     monkeypatch.setattr(keep_awake, "GRACE_S", 0.0)
 
     async def body() -> None:
-        awake, metrics = KeepAwake("darwin"), RequestMetrics("0", "m")
-        metrics.watch(awake)
+        awake = KeepAwake("darwin")
         with awake.request():
             await until(notes.starts)
             with awake.request():
                 await asyncio.sleep(0.02)
             await asyncio.sleep(0.02)
             assert awake.is_held and len(notes.running()) == 1
-            assert b"hearth_keep_awake 1.0" in metrics.text([], {})
         await until(lambda: not awake.is_held and not notes.running())
         with awake.request():
             await until(lambda: len(notes.starts()) == 2)
@@ -161,15 +158,13 @@ def test_one_that_does_not_run_is_told_once_and_counted(
         notes.write("false")
 
     async def body() -> None:
-        awake, metrics = KeepAwake("darwin"), RequestMetrics("0", "m")
-        metrics.watch(awake)
+        awake = KeepAwake("darwin")
         for number in range(1, 4):
             with awake.request():
                 await until(lambda: awake.failures >= number)  # noqa: B023 -- waited for at once
             await until(lambda: not awake.is_held)
             assert awake.failures == number
         assert not notes.running()
-        assert b"hearth_keep_awake_failures_total 3.0" in metrics.text([], {})
 
     run(body)
     (told,) = caplog.messages

@@ -12,10 +12,8 @@ import pytest
 from hypothesis import given, strategies as st
 
 from hearth.worker.doctor.findings import (
-    DAMAGE,
     FILE_BYTES_MAX,
     FOLDER,
-    ROWS_MAX,
     CheckResult,
     Findings,
     FindingsFile,
@@ -65,7 +63,7 @@ def test_the_file_is_its_owners_alone(tmp_path: Path) -> None:
 
 
 @given(
-    costs=st.dictionaries(st.integers(2, ROWS_MAX), st.floats(1e-6, 1e6)),
+    costs=st.dictionaries(st.integers(2, 64), st.floats(1e-6, 1e6)),
     alike=st.sampled_from([None, True, False]),
 )
 def test_costs_of_rows_come_back_by_their_numbers(
@@ -74,28 +72,6 @@ def test_costs_of_rows_come_back_by_their_numbers(
     found = dataclasses.replace(FOUND, row_costs={1: 1.0, **costs}, drafts_alike=alike)
     assert findings_from(json.loads(json.dumps(as_row(found)))) == found
     assert findings_from(as_row(found)) == found, "as a server's answer, too"
-
-
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text("0126x"), inner),
-    max_leaves=6,
-)
-
-
-@given(costs=JSON, alike=JSON)
-def test_whatever_stands_for_costs_is_refused_or_is_relative_to_one_row(
-    costs: object, alike: object
-) -> None:
-    row = json.loads(json.dumps(as_row(FOUND) | {"row_costs": costs, "drafts_alike": alike}))
-    try:
-        found = findings_from(row)
-    except DAMAGE:
-        return
-    assert found.drafts_alike is None or isinstance(found.drafts_alike, bool)
-    assert found.row_costs is None or found.row_costs[1] == 1.0
-    for rows, cost in (found.row_costs or {}).items():
-        assert 1 <= rows <= ROWS_MAX and 0 < cost < math.inf
 
 
 @pytest.mark.parametrize(
@@ -109,30 +85,12 @@ def test_whatever_stands_for_costs_is_refused_or_is_relative_to_one_row(
         b"[" * 100_000,
         b" " * (FILE_BYTES_MAX + 1),
         json.dumps(as_row(FOUND) | {"schema": 99}).encode(),
-        json.dumps(as_row(FOUND) | {"exact": "yes"}).encode(),
-        json.dumps(as_row(FOUND) | {"chunk": True}).encode(),
         json.dumps(as_row(FOUND) | {"checks": [{"name": "rows"}]}).encode(),
-        json.dumps(
-            as_row(FOUND) | {"checks": [{**as_row(FOUND)["checks"][0], "verdict": "?"}]}
-        ).encode(),
         json.dumps(as_row(FOUND) | {"subject": {**as_row(FOUND)["subject"], "mlx": "1"}}).encode(),
         json.dumps({k: v for k, v in as_row(FOUND).items() if k != "dtype"}).encode(),
-        json.dumps(as_row(FOUND) | {"chunk": -1}).encode(),
-        json.dumps(as_row(FOUND) | {"chunk": 0}).encode(),
-        json.dumps(as_row(FOUND) | {"chunk": 10**12}).encode(),
-        json.dumps(as_row(FOUND) | {"drafts_alike": 1}).encode(),
-        *(
-            json.dumps(as_row(FOUND) | {"row_costs": costs}).encode()
-            for costs in (
-                *([], {}, {"2": 1.5}, {"1": 2.0}, {"1": 1, "2": 0}, {"1": 1, "2": -1.5}),
-                *({"1": 1, "2": math.inf}, {"1": 1, "2": math.nan}, {"1": 1, "2": 10**400}),
-                *({"1": 1, "2": True}, {"1": 1, "2": "2"}, {"1": 1, "0": 1}, {"1": 1, "65": 2}),
-                *({"1": 1, "02": 2}, {"1": 1, "two": 2}, {"1": 1, "1" * 5000: 2}),
-            )
-        ),
-        json.dumps(as_row(FOUND) | {"made_at": 10**400}).encode(),
-        json.dumps(as_row(FOUND) | {"made_at": math.inf}).encode(),
-        json.dumps(as_row(FOUND) | {"made_at": 1e300}).encode(),
+        json.dumps(as_row(FOUND) | {"more": 1}).encode(),
+        json.dumps(as_row(FOUND) | {"row_costs": []}).encode(),
+        json.dumps(as_row(FOUND) | {"row_costs": {"two": 2}}).encode(),
     ],
 )
 def test_a_torn_or_foreign_file_is_a_counted_miss(tmp_path: Path, text: bytes) -> None:

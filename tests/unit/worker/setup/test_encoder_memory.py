@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from hearth.shared.errors import StartError
-from hearth.shared.settings_from_env import PROJECT_DIR, Settings, load_settings
+from hearth.shared.settings_from_env import Settings, load_settings
 from hearth.worker.engine import mlx_memory
 from hearth.worker.engine.mlx_memory import GB, MB, memory_limit
 from hearth.worker.setup import encoder_memory
@@ -105,25 +105,18 @@ def test_fused_attention_takes_no_scores(monkeypatch: pytest.MonkeyPatch) -> Non
     assert forward_bytes(dict(EMBEDDER.config)) < on_cpu / 2
 
 
-def test_the_document_has_the_contexts_of_a_large_model_on_a_mac_of_64(tmp_path: Path) -> None:
-    page = " ".join((PROJECT_DIR / "docs" / "hardware.md").read_text().split())
+def test_a_large_model_on_a_mac_of_64_has_less_context_beside_each_encoder(tmp_path: Path) -> None:
     large = layout("Llama-3.3-70B")
 
-    def told(**encoders: RealEncoder) -> tuple[int, str]:
+    def told(**encoders: RealEncoder) -> int:
         settings = {name: str(one.written(tmp_path)) for name, one in encoders.items()}
         worker = ImaginedWorker(Mac("M4 Max", 64), large, Path("worker-0.sock"), **settings)
         worker.start()
-        return worker.context(), f"{worker.memory.encoders_bytes / GB:.1f} GB"
+        return worker.context()
 
-    alone, _ = told()
-    beside, beside_gb = told(EMBEDDING_MODEL=EMBEDDER)
-    both, both_gb = told(EMBEDDING_MODEL=EMBEDDER, RERANK_MODEL=RANKER)
-    larger, larger_gb = told(EMBEDDING_MODEL=LARGE_EMBEDDER)
-    assert (
-        f"a context of {alone:,} tokens alone, {beside:,} beside {EMBEDDER.name} ({beside_gb}), "
-        f"{both:,} with {RANKER.name} too ({both_gb}), "
-        f"and {larger:,} beside {LARGE_EMBEDDER.name} ({larger_gb})" in page
-    )
+    beside = told(EMBEDDING_MODEL=EMBEDDER)
+    both = told(EMBEDDING_MODEL=EMBEDDER, RERANK_MODEL=RANKER)
+    assert told() > beside > both > told(EMBEDDING_MODEL=LARGE_EMBEDDER)
 
 
 def test_an_imagined_model_takes_no_disk(tmp_path: Path) -> None:
