@@ -1,4 +1,4 @@
-"""Measures what the prefix cache itself costs: lookups, copies, kept bytes, CPU of long sessions.
+"""Measures what the prefix cache itself costs: lookups, copies, CPU of long sessions.
 
 No server runs. What the cache saves beside other servers, `hearth bench` tells.
 """
@@ -20,7 +20,6 @@ import numpy as np
 from mlx_lm.generate import generation_stream
 from mlx_lm.models.cache import trim_prompt_cache
 
-from hearth.commands.replay.ideal_cache import ideal_cached
 from hearth.shared.openblas_preload import openblas_environment
 from hearth.shared.settings_from_env import load_settings
 from hearth.worker.cache.block_hash import PrefixHash, Tokens, prefix_hashes
@@ -44,7 +43,6 @@ INDEX_TOKENS = (1_000, 10_000, 100_000)
 INDEX_ROUNDS = 20
 CONTEXT_TOKENS = 131_072
 MESSAGES = 12
-TRUNK_TOKENS, BRANCHES, BRANCH_TOKENS = 8_000, 8, 500
 COPY_TOKENS, COPY_ROUNDS = 8_000, 5
 SESSION_START_TOKENS, SESSION_TURN_TOKENS, SESSION_REQUESTS, SESSION_ENDS = 4_000, 300, 30, 5
 BUDGET_MB = 4096
@@ -53,7 +51,7 @@ ROOT = PrefixHash(b"root of the bench")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--only", help="one part: index, copies, bytes, session")
+    parser.add_argument("--only", help="one part: index, copies, session")
 
 
 def run(options: argparse.Namespace) -> Figures:
@@ -62,7 +60,6 @@ def run(options: argparse.Namespace) -> Figures:
     parts: dict[str, Callable[[], Figures]] = {
         "index": index_figures,
         "copies": copy_figures,
-        "bytes": byte_figures,
         "session": session_figures,
     }
     told: Figures = {"chunk": default_chunk()}
@@ -205,35 +202,6 @@ def copy_figures() -> Figures:
             spent[name].append(sum(calls) * 1e6 / len(long))
         assert warm.keeper.counts["restored_tokens"] > 0.9 * len(long), warm.keeper.counts
     return {f"{name}_ms_per_1k": statistics.median(values) for name, values in spent.items()}
-
-
-def byte_figures() -> Figures:
-    """Return kept bytes over those of every distinct token: a trunk and its branches."""
-    warm = machine(
-        FIXTURE,
-        chunk=default_chunk(),
-        budget_mb=BUDGET_MB,
-        slots_max=4,
-        session_idle_s=1e-9,  # `sweep` empties the slots at once
-    )
-    trunk = conversation("trunk", *agent_sizes(TRUNK_TOKENS, MESSAGES + 1))
-    branches = (conversation(f"branch {n}", BRANCH_TOKENS)[0]["content"] for n in range(BRANCHES))
-    prompts = [ids_of([*trunk, {"role": "user", "content": text}]) for text in branches]
-    for ids in prompts:
-        warm.ask(ids, 1)
-    shared = ideal_cached(prompts)
-    distinct = sum(len(p) - s for p, s in zip(prompts, shared, strict=True) if s is not None)
-    wanted = distinct * warm.layers.row_bytes
-    time.sleep(0.01)
-    with mx.stream(generation_stream):
-        warm.keeper.sweep()
-    assert not warm.keeper.slots
-    kept = warm.keeper.store.budget.bytes_used
-    return {
-        "distinct_tokens": distinct,
-        "trunk_and_branches_bytes": wanted,
-        "kept_ratio": kept / wanted,
-    }
 
 
 # ---------------------------------------------------------------- CPU

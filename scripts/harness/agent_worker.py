@@ -11,10 +11,10 @@ from typing import Any
 
 import mlx.core as mx
 
+from hearth.commands.replay.ideal_cache import ideal_cached
 from hearth.proxy.request.message_digests import MessageDigester
 from hearth.shared.settings_from_env import Settings, load_settings
 from hearth.shared.wire_messages import Prompt, Sampling, Speaker, Submit, Usage
-from hearth.worker.cache.block_hash import common_length, pack
 from hearth.worker.cache.image_keys import PromptImage
 from hearth.worker.engine.decode.sampler import TokenChoice
 from hearth.worker.engine.model_loader import LoadedModel
@@ -271,14 +271,9 @@ def ideals(replies: Sequence[Any]) -> list[int]:
 
     Such a cache keeps every prompt with its answer; a token that was sampled last has no KV.
     """
-    known: list[Any] = []
-    found = []
-    for reply in replies:
-        ids = pack(reply.ids)
-        best = max((common_length(ids, other) for other in known), default=0)
-        found.append(len(ids) - min(best, len(ids) - 1))
-        known.append(pack(reply.ids + reply.sampled))
-    return found
+    kept = [ids for reply in replies for ids in (reply.ids, [*reply.ids, *reply.sampled])]
+    cached = ideal_cached(kept)[::2]
+    return [len(reply.ids) - (known or 0) for reply, known in zip(replies, cached, strict=True)]
 
 
 Echo = Callable[[Reply], dict[str, Any]]  # how a client sends an answer back

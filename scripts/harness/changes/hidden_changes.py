@@ -174,7 +174,7 @@ class Proof:
     def mutations(self) -> list[Mutation]:
         return list(mutations([exchange.row.body for exchange in self.session]))
 
-    def edits(self, count: int, seed: int = 7) -> list[Edit]:
+    def edits(self, count: int, seed: int = 5) -> list[Edit]:
         """Return `count` changes (0 = all) that a person could make on purpose."""
         prompts = [exchange.prompt for exchange in self.session]
         return edits(prompts, count, seed, self.directory)
@@ -291,7 +291,10 @@ class Proof:
             if mine == other:
                 continue
             if not is_assistant:
-                held.findings.append(f"not what was sent: {self._first_difference(mine, other)}")
+                pairs = itertools.zip_longest(mine, other, fillvalue=())
+                new, sent = next(pair for pair in pairs if pair[0] != pair[1])
+                told = f"{self._text(new)[:200]!r} instead of {self._text(sent)[:200]!r}"
+                held.findings.append(f"not what was sent: {told}")
                 continue
             for span, rendered, message in self._paired(mine, other, group):
                 self._hold_turn(span, rendered, message, prompt, held)
@@ -358,14 +361,6 @@ class Proof:
     def _text(self, ids: Ids) -> str:
         text: str = self.family.tokenizer.decode(list(ids))
         return text
-
-    def _first_difference(self, mine: Run, other: Run) -> str:
-        for span, rendered in itertools.zip_longest(mine, other, fillvalue=()):
-            for at, (a, b) in enumerate(itertools.zip_longest(span, rendered)):
-                if a != b:
-                    near = slice(max(0, at - 10), at + 20)
-                    return f"{self._text(span[near])!r} instead of {self._text(rendered[near])!r}"
-        return ""
 
 
 def _keep(store: ExtentStore, request: Request) -> None:

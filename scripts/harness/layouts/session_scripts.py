@@ -9,10 +9,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
+from hearth.commands.replay.ideal_cache import ideal_cached
 from hearth.commands.replay.traces import waits_for
 from hearth.worker.cache.block_hash import PrefixHash, Tokens, common_length, pack, prefix_hashes
 from hearth.worker.cache.continued_line import REWRITTEN_MAX
@@ -102,17 +103,15 @@ def ideals(session: SessionScript, context_tokens: int, is_exact: bool = False) 
     A prompt that does not fit the context is refused: it reads nothing, and leaves nothing. Exact
     mode keeps no answers: each is read once more.
     """
-    known: list[Tokens] = []
-    return [_ideal(turn, known, context_tokens, is_exact) for turn in session.turns]
-
-
-def _ideal(turn: Turn, known: list[Tokens], context_tokens: int, is_exact: bool) -> int:
-    if turn.length > context_tokens:
-        return 0
-    tokens = turn.tokens
-    best = max((common_length(tokens, other) for other in known), default=0)
-    known.append(tokens if is_exact else turn.held)
-    return len(tokens) - min(best, len(tokens) - 1)
+    kept: list[Any] = []  # arrays of tokens, None where nothing is kept
+    for turn in session.turns:
+        fits = turn.length <= context_tokens
+        kept += [turn.tokens if fits else None, turn.held if fits and not is_exact else None]
+    cached = ideal_cached(kept)[::2]
+    return [
+        0 if known is None else len(turn.ids) - known
+        for turn, known in zip(session.turns, cached, strict=True)
+    ]
 
 
 def line_count(session: SessionScript, context_tokens: int) -> int:
