@@ -189,10 +189,13 @@ def _attributes(holder: Any) -> list[tuple[str, Any]]:
 
 
 def cached_functions() -> set[str]:
-    """Return the functions of ours, of all modules that are imported, that remember results."""
+    """Return the functions of the product, of modules that are imported, that remember results.
+
+    Commands are none of it: another test of this process may have imported them.
+    """
     wrappers = [each for each in gc.get_objects() if isinstance(each, functools._lru_cache_wrapper)]
     return {
         f"{each.__module__.removeprefix('hearth.')}.{each.__qualname__}"
         for each in wrappers
-        if each.__module__.startswith("hearth.")
+        if each.__module__.startswith(("hearth.proxy.", "hearth.worker.", "hearth.shared."))
     }
