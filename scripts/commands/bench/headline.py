@@ -43,7 +43,7 @@ def headline(results: Results) -> str:
     rivals = " and ".join(", ".join(others).rsplit(", ", 1))
     return textwrap.fill(
         f"On {models}, in sessions with sub-agents, Hearth read **{_range(own)} times** what a "
-        f"perfect cache would; of {rivals} the best for each model {_range(best)} times. "
+        f"perfect cache would; the best of {rivals} for each model read {_range(best)} times. "
         f"After `kill -9` Hearth read **{_range(killed, 1, 100)} %** of the last prompt "
         "again ([how it was measured](docs/measuring.md#compare-with-other-servers)).",
         LINE_CHARS,

@@ -28,7 +28,7 @@ def test_the_sentence_tells_hearth_and_the_best_other_from_the_best_to_the_worst
     assert text.startswith(
         "On four tiny models, in sessions with sub-agents, Hearth read **1.00 to"
     )
-    assert "the best for each model 1.50 to 1.53 times. After `kill -9`" in text
+    assert "for each model read 1.50 to 1.53 times. After `kill -9`" in text
     assert "**11.1 to 11.4 %** of the last prompt again" in text
 
 
@@ -40,24 +40,24 @@ def test_models_that_people_work_with_are_no_stand_ins() -> None:
 
 
 def test_a_server_whose_requests_failed_is_not_the_best() -> None:
-    assert "model 2.00 to 2.03 times" in told(changed(headline_results(), "other-0", failed=1.0))
+    assert "read 2.00 to 2.03 times" in told(changed(headline_results(), "other-0", failed=1.0))
 
 
 def test_a_server_that_nobody_counted_is_not_the_best() -> None:
     results = headline_results()
     results.servers["other-0"] = replace(results.servers["other-0"], is_metered=False)
-    assert "model 2.00 to 2.03 times" in told(results)
+    assert "read 2.00 to 2.03 times" in told(results)
 
 
 def test_the_best_other_is_chosen_for_each_model_anew() -> None:
     results = headline_results(others=2)
     del results.cells[MODELS[0]]["other-0"]
-    assert "model 1.51 to 2.00 times" in told(results)
+    assert "read 1.51 to 2.00 times" in told(results)
 
 
 def test_longer_prompts_of_another_server_are_its_own_loss() -> None:
     results = changed(headline_results(others=1), "other-0", ideal_tokens=9e9)
-    assert "of other-0 the best for each model 1.50 to 1.53 times" in told(results)
+    assert "the best of other-0 for each model read 1.50 to 1.53 times" in told(results)
 
 
 @pytest.mark.parametrize("workload", [*SUB_AGENTS, *KILLED])
