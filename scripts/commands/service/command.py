@@ -13,6 +13,7 @@ not; 4: it is not installed.
 """
 
 import argparse
+import contextlib
 import os
 import sys
 import time
@@ -69,7 +70,8 @@ class Service:
             self.manager.load()
         except StartError:
             if not was_there:
-                unit.unlink()
+                with contextlib.suppress(StartError):
+                    self.manager.remove()
             raise
         print(f"{'Upgraded' if was_there else 'Installed'} {unit} for {self.manager.name}. {hint}")
         return self.await_start(settings)

@@ -122,6 +122,16 @@ def test_an_agent_that_launchd_refuses_leaves_no_file(
     assert not mac.unit.exists()
 
 
+def test_a_unit_that_systemd_cannot_start_leaves_nothing(
+    linux: Desk, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (linux.directory / "manager" / "fails").write_text("yes")
+    assert linux.run("install") == 1
+    assert "Job for hearth.service failed." in capsys.readouterr().err
+    assert not linux.unit.exists() and linux.jobs == []
+    assert not linux.unit.parent.joinpath("default.target.wants").exists()
+
+
 def test_without_systemd_of_the_user_nothing_is_written(
     linux: Desk, capsys: pytest.CaptureFixture[str]
 ) -> None:
