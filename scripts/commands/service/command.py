@@ -143,12 +143,19 @@ class Service:
                 break
             if state.pid is None and state.last_exit:
                 print(f"It did not start: {state.last_exit}. Its log ends with:", file=sys.stderr)
-                print(*log_file().read_text().splitlines()[-5:], sep="\n", file=sys.stderr)
+                print(*last_lines(), sep="\n", file=sys.stderr)
                 return 1
             time.sleep(0.1)
         print(f"Service   {in_words(state)}, {self.address()}")
         print(f"Log       {log_file()}")
         return 0
+
+
+def last_lines(count: int = 5) -> list[str]:
+    try:
+        return log_file().read_text(errors="replace").splitlines()[-count:]
+    except OSError as error:
+        return [f"({error})"]
 
 
 def in_words(state: ServiceState) -> str:

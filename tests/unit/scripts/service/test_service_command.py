@@ -76,6 +76,19 @@ def test_a_server_that_cannot_start_is_not_started_again_and_says_why(
     assert len((desk.home / "starts").read_text().splitlines()) == 1
 
 
+def test_a_failed_start_is_told_whatever_is_in_its_log(
+    desk: Desk, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (desk.home / "refuses").touch()
+    log_file().parent.mkdir()
+    log_file().write_bytes(b"a library says \xff\n")
+    assert desk.run("install") == 1
+    assert "MODEL_PATH is refused." in capsys.readouterr().err
+    monkeypatch.setattr(command, "log_file", lambda: desk.home / "none")
+    assert desk.run("install") == 1
+    assert "did not start" in (said := capsys.readouterr().err) and "No such file" in said
+
+
 def test_a_server_that_was_started_by_hand_is_left_alone(
     desk: Desk, capsys: pytest.CaptureFixture[str]
 ) -> None:
