@@ -29,7 +29,7 @@ from hearth.commands.service.service_manager import (
     refused_mark,
 )
 from hearth.commands.service.systemd import Systemd
-from hearth.shared.errors import StartError
+from hearth.shared.errors import EXIT_CANNOT_START, StartError
 from hearth.shared.make_private_directory import make_private
 from hearth.shared.paths import env_file
 from hearth.shared.processes import PID_FILE, read_pid_file, take_port, url_of
@@ -177,9 +177,10 @@ def options_of(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--end-with-0-if-refused", action="store_true", help=argparse.SUPPRESS)
     options, others = parser.parse_known_args(arguments)
     if others:
-        parser.error(
-            f"no {' '.join(others)}: a service is `hearth serve` alone, and no worker or rank"
-        )
+        told = f"no {' '.join(others)}: a service is `hearth serve` alone, and no worker or rank"
+        if options.action == "run":  # by an earlier version's unit, which is not to be tried again
+            parser.exit(0 if options.end_with_0_if_refused else EXIT_CANNOT_START, f"{told}\n")
+        parser.error(told)
     return options
 
 

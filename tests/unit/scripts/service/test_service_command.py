@@ -204,6 +204,16 @@ def test_a_worker_and_a_rank_are_no_service(capsys: pytest.CaptureFixture[str]) 
     assert "`hearth serve` alone, and no worker or rank" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("flags", "status"), [(["--end-with-0-if-refused"], 0), ([], 78)])
+def test_a_unit_of_an_earlier_versions_worker_is_not_started_again(
+    flags: list[str], status: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        command.main(["run", *flags, "worker", "tcp://0.0.0.0:5555", "--model", "x"])
+    assert end.value.code == status
+    assert "no worker tcp://0.0.0.0:5555 --model x: a service is" in capsys.readouterr().err
+
+
 def test_a_start_without_an_install_is_refused(
     linux: Desk, capsys: pytest.CaptureFixture[str]
 ) -> None:
