@@ -319,7 +319,9 @@ def install(venv: Path, extras: "list[str]", lock: int) -> None:
     pip = [python, "-m", "pip"]
     if venv_version(venv) is None or not output_of([*pip, "--version"]):
         say(f"Making {venv} with Python {VERSION}.")
+        before = read_stamp(venv)  # with the extras that it is to have
         step([sys.executable, "-m", "venv", "--clear", str(venv)], lock)
+        write_stamp(venv, {**before, "requirements": []})
     stamp = wanted_stamp(venv, extras, checked_version(venv) or VERSION)
     write_stamp(venv, {**stamp, "requirements": []})
     forget_half_installed(venv)

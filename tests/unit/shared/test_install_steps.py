@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import install_and_run
 from hearth.shared.processes import process_started
 from install_and_run import PROJECT, Stop, only_one, step
 
@@ -51,6 +52,22 @@ def test_an_interrupted_install_ends_pip(number: int, status: int, tmp_path: Pat
         assert install.wait(30) == status, "not after the 60 s that it would take"
         assert "Interrupted. Run the same command again" in install.stderr.read()
     assert process_started(pid) is None
+
+
+def test_a_venv_that_is_made_anew_keeps_its_extras(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stamp = tmp_path / "installed.json"
+    stamp.write_text('{"extras": ["cuda", "no-vision"], "requirements": ["mlx"]}')
+
+    def made(command: list[str], lock: int) -> None:
+        if "--clear" in command:
+            stamp.unlink()
+
+    monkeypatch.setattr(install_and_run, "step", made)
+    monkeypatch.setattr(install_and_run, "output_of", lambda command: "")  # as of a broken pip
+    install_and_run.install(tmp_path, [], 0)
+    assert install_and_run.read_stamp(tmp_path)["extras"] == ["cuda", "no-vision"]
 
 
 def test_a_second_install_in_the_same_directory_waits_for_the_first(tmp_path: Path) -> None:
