@@ -112,13 +112,14 @@ def is_usable_here() -> bool:
 
 def find_interpreter() -> "str | None":
     """Return a supported Python for this processor that can make a .venv; uv may fetch one."""
-    uv = shutil.which("uv") or shutil.which("uv", path=str(Path.home() / ".local/bin"))
+    places = [*os.get_exec_path(), str(Path.home() / ".local/bin"), "/opt/homebrew/bin"]
+    uv = shutil.which("uv", path=os.pathsep.join(places))
     for version in SUPPORTED:
         name = "python" + version
         framework = f"/Library/Frameworks/Python.framework/Versions/{version}/bin"
-        places = [*os.get_exec_path(), "/opt/homebrew/bin", "/usr/local/bin", framework]
-        places += map(str, Path.home().glob(f".pyenv/versions/{version}*/bin"))
-        found = [os.path.join(place, name) for place in places]
+        folders = [*os.get_exec_path(), "/opt/homebrew/bin", "/usr/local/bin", framework]
+        folders += map(str, Path.home().glob(f".pyenv/versions/{version}*/bin"))
+        found = [os.path.join(folder, name) for folder in folders]
         found += [output_of([uv, "python", "find", "--system", version])] if uv else []
         for path in filter(os.path.isfile, found):
             words = output_of([path, "-c", PROBE]).split(" ", 2)  # a pyenv shim may only complain
@@ -318,7 +319,9 @@ def install(venv: Path, extras: "list[str]", lock: int) -> None:
     pip = [python, "-m", "pip"]
     if venv_version(venv) is None or not output_of([*pip, "--version"]):
         say(f"Making {venv} with Python {VERSION}.")
+        before = read_stamp(venv)  # with the extras that it is to have
         step([sys.executable, "-m", "venv", "--clear", str(venv)], lock)
+        write_stamp(venv, {**before, "requirements": []})
     stamp = wanted_stamp(venv, extras, checked_version(venv) or VERSION)
     write_stamp(venv, {**stamp, "requirements": []})
     forget_half_installed(venv)

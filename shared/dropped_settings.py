@@ -56,6 +56,25 @@ DROPPED: Final = {
     "pins a prompt beforehand",
     "USE_KV_CACHE": 'requests read and write the cache unless they send "use_kv_cache": false',
 }
+# What the installer wrote of them into each .env: nobody chose it, and nothing changes by it.
+FORMER_DEFAULTS: Final = {
+    "CACHE_VLM_IMAGE_IDENTITY": "true",
+    "SESSION_TITLES": "true",
+    "MAX_IMAGE_PIXELS": "40000000",
+    "VISION_CACHE_MB": "256",
+    "CACHE_STORE_QUANT_MIN_TOKENS": "256",
+    "EMBEDDING_IDLE_SECONDS": "300",
+    "SHUTDOWN_FLUSH_SECONDS": "2",
+    "KEEP_AWAKE": "true",
+    "KV_DISK_STATE_BITS": "32",
+    "WIRE": "weights",
+    "RANK_BACKEND": "ring",
+    "RANK_PORT": "4100",
+    "CACHE_DEBUG": "false",
+    "DEFAULT_REPETITION_CONTEXT_SIZE": "256",
+    "WARM_PROMPTS": "",
+    "USE_KV_CACHE": "true",
+}
 REFUSED: Final = {
     "NORMALIZE_WRITE_TOOL_CONTENT_FOR_PROMPT": (
         "it replaces what a tool wrote by a digest, so that the model is blinded; "

@@ -13,7 +13,7 @@ from typing import Final
 
 from dotenv import dotenv_values
 
-from hearth.shared.dropped_settings import REFUSED, warnings_of
+from hearth.shared.dropped_settings import FORMER_DEFAULTS, REFUSED, warnings_of
 from hearth.shared.errors import StartError
 from hearth.shared.paths import PROJECT_DIR
 from hearth.shared.settings import POCKET, Settings, public_name
@@ -67,9 +67,14 @@ def setting_warnings(
 ) -> list[str]:
     """Return a warning for each variable that is set and not read; without their values.
 
-    `read` are names in the file that something else reads.
+    `read` are names in the file that something else reads. A dropped setting that the file has at
+    its former default is passed over.
     """
-    in_file = [name for name in variables_in(env_file) if name not in read]
+    in_file = [
+        name
+        for name, text in variables_in(env_file).items()
+        if name not in read and text != FORMER_DEFAULTS.get(name)
+    ]
     return list(warnings_of(environ, in_file))
 
 

@@ -21,6 +21,7 @@ from hearth.commands.server_client import (
     table,
     verdict,
 )
+from hearth.shared.terminal_text import plain
 
 MUST_BE_ZERO: Final = ("exact_key_rejected_by_model_lcp",)
 # (what is used, its limit) in a worker's row
@@ -48,7 +49,7 @@ def show(worker: Row, lines_max: int) -> None:
         if isinstance(value, list) and (rows := value[:lines_max]):
             head = list(rows[0])
             cells = [[row.get(each, "-") for each in head] for row in rows]
-            print("", name, table(head, cells), sep="\n")
+            print("", plain(name), table(head, cells), sep="\n")
     print()
 
 

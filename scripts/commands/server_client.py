@@ -285,6 +285,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
         [f"{cell:,}" if type(cell) is int else plain(str(cell)[:CELL_CHARS_MAX]) for cell in row]
         for row in rows
     ]
+    head = [plain(name[:CELL_CHARS_MAX]) for name in head]
     columns = list(zip(head, *shown, strict=True))
     widths = [max(map(len, column)) for column in columns]
     fits = [str.rjust if _is_numeric(column[1:]) else str.ljust for column in columns]

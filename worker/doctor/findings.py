@@ -11,7 +11,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, get_args
 
 from hearth.shared.make_private_directory import make_private
 from hearth.shared.read_small_file import read_small_file
@@ -22,6 +22,8 @@ log = logging.getLogger(__name__)
 SCHEMA: Final = 2  # of the file, and of what the checks mean by their figures
 FILE_BYTES_MAX: Final = 1 << 18
 FOLDER: Final = "doctor"  # in KV_CACHE_DIR
+CHUNK_MAX: Final = 16_384  # what PREFILL_CHUNK takes at most
+TIME_MAX: Final = 1e11  # seconds since 1970 that still are a date
 # What reading a file raises that holds anything else than findings.
 DAMAGE: Final = (*(ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError),)
 
@@ -153,7 +155,32 @@ def findings_from(row: Any) -> Findings:
     told["checks"] = tuple(CheckResult(**check) for check in row["checks"])
     if row["row_costs"] is not None:
         told["row_costs"] = {int(rows): float(cost) for rows, cost in row["row_costs"].items()}
-    return Findings(**told)
+    found = Findings(**told)
+    if not (_can_be_gone_by(found) and all(map(_can_be_shown, found.checks))):
+        raise ValueError("a value is none that checks tell")
+    return found
+
+
+def _can_be_gone_by(found: Findings) -> bool:
+    """Whether a start can go by the values: none of them may end a worker."""
+    choices = (found.exact, found.float16, found.drafts_alike)
+    chunk = found.chunk
+    costs = {1: 1.0, 2: 1.0} if found.row_costs is None else found.row_costs
+    return (
+        all(each in (None, False, True) for each in choices)
+        and (chunk is None or (type(chunk) is int and 0 < chunk <= CHUNK_MAX))
+        and (len(costs) > 1 and min(costs) == costs[1] == 1)
+        and all(0 < cost < math.inf for cost in costs.values())
+        and (type(found.attempts) is int and type(found.dtype) is str)
+        and 0 <= found.made_at < TIME_MAX
+    )
+
+
+def _can_be_shown(check: CheckResult) -> bool:
+    texts = (check.name, check.verdict, check.reason)
+    figures = all(isinstance(each, str | int | float | None) for each in check.figures.values())
+    is_known = check.verdict in get_args(Verdict) and 0 <= check.seconds < math.inf
+    return is_known and figures and all(isinstance(text, str) for text in texts)
 
 
 def _finite(value: Figure) -> Figure:

@@ -69,7 +69,7 @@ def question_of(row: Any, name: str) -> Question:
         ideals = row.get("ideal", row.get("answer")) or ()
         if "messages" in row and not ideals:
             *messages, last = messages
-            ideals = last["content"]
+            ideals = last["content"] if last["role"] == "assistant" else ("",)
         ideals = (ideals,) if isinstance(ideals, str) else tuple(ideals)
         is_one = messages and all("role" in each for each in messages)
         if not is_one or not all(isinstance(each, str) and each for each in ideals):

@@ -106,7 +106,9 @@ def _receive(model: HubModel, file: HubFile, partial: Path) -> None:
     """Append to `partial` what is missing of it."""
     url = hf_hub_url(model.hub_id, file.path, revision=model.revision.resolved)
     with _BoundedFile(partial, file.nbytes) as target:
-        here = target.seek(0, os.SEEK_END)
+        if (here := target.seek(0, os.SEEK_END)) > file.nbytes:
+            target.truncate(0)  # it is of no file that the hub told
+            here = target.seek(0)
         headers = {**build_hf_headers(), "accept-encoding": "identity"}
         try:
             http_get(

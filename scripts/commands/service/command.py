@@ -13,6 +13,7 @@ not; 4: it is not installed.
 """
 
 import argparse
+import contextlib
 import os
 import sys
 import time
@@ -28,7 +29,7 @@ from hearth.commands.service.service_manager import (
     refused_mark,
 )
 from hearth.commands.service.systemd import Systemd
-from hearth.shared.errors import StartError
+from hearth.shared.errors import EXIT_CANNOT_START, StartError
 from hearth.shared.make_private_directory import make_private
 from hearth.shared.paths import env_file
 from hearth.shared.processes import PID_FILE, read_pid_file, take_port, url_of
@@ -69,7 +70,8 @@ class Service:
             self.manager.load()
         except StartError:
             if not was_there:
-                unit.unlink()
+                with contextlib.suppress(StartError):
+                    self.manager.remove()
             raise
         print(f"{'Upgraded' if was_there else 'Installed'} {unit} for {self.manager.name}. {hint}")
         return self.await_start(settings)
@@ -141,12 +143,19 @@ class Service:
                 break
             if state.pid is None and state.last_exit:
                 print(f"It did not start: {state.last_exit}. Its log ends with:", file=sys.stderr)
-                print(*log_file().read_text().splitlines()[-5:], sep="\n", file=sys.stderr)
+                print(*last_lines(), sep="\n", file=sys.stderr)
                 return 1
             time.sleep(0.1)
         print(f"Service   {in_words(state)}, {self.address()}")
         print(f"Log       {log_file()}")
         return 0
+
+
+def last_lines(count: int = 5) -> list[str]:
+    try:
+        return log_file().read_text(errors="replace").splitlines()[-count:]
+    except OSError as error:
+        return [f"({error})"]
 
 
 def in_words(state: ServiceState) -> str:
@@ -168,9 +177,10 @@ def options_of(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--end-with-0-if-refused", action="store_true", help=argparse.SUPPRESS)
     options, others = parser.parse_known_args(arguments)
     if others:
-        parser.error(
-            f"no {' '.join(others)}: a service is `hearth serve` alone, and no worker or rank"
-        )
+        told = f"no {' '.join(others)}: a service is `hearth serve` alone, and no worker or rank"
+        if options.action == "run":  # by an earlier version's unit, which is not to be tried again
+            parser.exit(0 if options.end_with_0_if_refused else EXIT_CANNOT_START, f"{told}\n")
+        parser.error(told)
     return options
 
 

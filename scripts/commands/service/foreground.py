@@ -81,8 +81,13 @@ def old_log(path: Path) -> Path:
 
 
 def write_private(path: Path, content: bytes) -> None:
-    """Replace `path`, readable by its owner only: launchd loads no file of others."""
-    path.unlink(missing_ok=True)
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(content)
+    """Replace `path` as a whole, for its owner only: launchd loads no file of others."""
+    fresh = path.with_name(f"{path.name}.new")
+    fresh.unlink(missing_ok=True)
+    try:
+        descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+        fresh.replace(path)
+    finally:
+        fresh.unlink(missing_ok=True)

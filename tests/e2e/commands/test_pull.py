@@ -129,6 +129,15 @@ def test_a_file_that_was_altered_on_this_disk_is_fetched_again(user: PullHome) -
     assert status == 0 and user.is_whole(), said
 
 
+def test_a_part_that_is_longer_than_its_file_is_fetched_anew(user: PullHome) -> None:
+    digest = large_digest(user.repository.files[SHARDS[0]])
+    part = user.folder / "blobs" / f"{digest}.incomplete"
+    part.parent.mkdir(parents=True)
+    part.write_bytes(bytes(SHARD_BYTES + 1))
+    status, said = user.pull()
+    assert status == 0 and user.is_whole(), said
+
+
 def test_two_pulls_at_once_fetch_each_file_once(user: PullHome) -> None:
     user.repository.part_wait_s = 0.02
     pulls = [user.start("pull", HUB_ID) for _ in range(2)]

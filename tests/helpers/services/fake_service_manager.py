@@ -245,6 +245,8 @@ def systemctl(state: str, user: str, verb: str, *arguments: str) -> int:
             os.rmdir(wants)
     if verb == "restart":
         job.start(run_of(unit))
+        if read_text(state, "fails"):
+            return fail(1, f"Job for {name} failed.")
     return 0
 
 

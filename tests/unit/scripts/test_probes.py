@@ -320,3 +320,10 @@ def test_columns_are_as_wide_as_what_is_in_them() -> None:
     shown = table(("name", "n"), [("a", 1), ("long", 22_000)])
     assert shown.splitlines() == ["name       n", "a          1", "long  22,000"]
     assert table(("a", "b"), []) == "a  b"
+
+
+def test_names_that_a_server_chose_give_a_terminal_nothing_to_obey(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    inspect_cache.show({"\x1b[2J": [{"\x1b]0;x\x07": "\x1b[1m"}]}, 20)
+    assert "\x1b" not in capsys.readouterr().out

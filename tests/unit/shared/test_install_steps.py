@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import install_and_run
 from hearth.shared.processes import process_started
 from install_and_run import PROJECT, Stop, only_one, step
 
@@ -41,7 +42,7 @@ sys.exit(install_and_run.main([]))
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_an_interrupted_install_ends_pip(number: int, status: int, tmp_path: Path) -> None:
-    command = [sys.executable, "-c", WAITING, tmp_path]
+    command = [sys.executable, "-c", WAITING, str(tmp_path)]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, cwd=PROJECT, stderr=pipe, text=True) as install:
         assert install.stderr is not None
@@ -53,12 +54,28 @@ def test_an_interrupted_install_ends_pip(number: int, status: int, tmp_path: Pat
     assert process_started(pid) is None
 
 
+def test_a_venv_that_is_made_anew_keeps_its_extras(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stamp = tmp_path / "installed.json"
+    stamp.write_text('{"extras": ["cuda", "no-vision"], "requirements": ["mlx"]}')
+
+    def made(command: list[str], lock: int) -> None:
+        if "--clear" in command:
+            stamp.unlink()
+
+    monkeypatch.setattr(install_and_run, "step", made)
+    monkeypatch.setattr(install_and_run, "output_of", lambda command: "")  # as of a broken pip
+    install_and_run.install(tmp_path, [], 0)
+    assert install_and_run.read_stamp(tmp_path)["extras"] == ["cuda", "no-vision"]
+
+
 def test_a_second_install_in_the_same_directory_waits_for_the_first(tmp_path: Path) -> None:
     script = (
         "import sys; from pathlib import Path; from install_and_run import only_one\n"
         "with only_one(Path(sys.argv[1])): print('mine', flush=True)"
     )
-    command = [sys.executable, "-c", script, tmp_path]
+    command = [sys.executable, "-c", script, str(tmp_path)]
     pipe = subprocess.PIPE
     with only_one(tmp_path):
         second = subprocess.Popen(command, cwd=PROJECT, stdout=pipe, stderr=pipe, text=True)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from hearth.proxy.request.model_names import models_of
-from hearth.shared.dropped_settings import DROPPED, NAMES, REFUSED
+from hearth.shared.dropped_settings import DROPPED, FORMER_DEFAULTS, NAMES, REFUSED
 from hearth.shared.errors import StartError
 from hearth.shared.settings import CACHE_RAM_MB_UNKNOWN
 from hearth.shared.settings_from_env import (
@@ -219,6 +219,18 @@ def test_what_is_read_or_anothers_is_not_warned_of() -> None:
     environ = {"HF_TOKEN": "x", "PATH": "/bin", "PROXY_HOTS": "x", "MODEL_PATH": "m"}
     assert setting_warnings(environ, PROJECT_DIR / ".env.example") == []
     assert setting_warnings({}, None) == setting_warnings({}, Path("/no/such/.env")) == []
+
+
+@pytest.mark.parametrize(("name", "text"), FORMER_DEFAULTS.items())
+def test_a_dropped_setting_is_told_where_somebody_chose_its_value(
+    name: str, text: str, tmp_path: Path
+) -> None:
+    file = tmp_path / ".env"
+    file.write_text(f"{name}={text}\n")
+    assert setting_warnings({}, file) == [], "the installer wrote it"
+    file.write_text(f"{name}=other\n")
+    (warning,) = setting_warnings({}, file)
+    assert warning.startswith(f"{name} is set and has no effect: ")
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ def plan_tensors(hosts: Sequence[RankHost], are_local: Sequence[bool]) -> dict[s
     Raises:
         StartError: the hosts have not what the backend needs.
     """
-    if not any(host.rdma for host in hosts):
+    if not any(device for host in hosts for device in host.rdma):
         return {"backend": "ring", "addresses": _ring_addresses(hosts, are_local)}
     devices = _devices(hosts)
     port = _free_port(hosts[0].name, is_local=True)

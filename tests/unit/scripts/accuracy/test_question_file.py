@@ -63,6 +63,10 @@ def test_a_question_without_an_answer_or_an_id_is_asked_all_the_same() -> None:
         ('{"input": "x", "ideal": 1}', "is no question"),
         ('{"input": "x", "answer": [""]}', "is no question"),
         ('{"messages": [{"role": "user"}]}', "is no question"),
+        (
+            '{"messages": [{"role": "system", "content": "x"}, {"role": "user", "content": "y"}]}',
+            "is no question",
+        ),
     ],
 )
 def test_a_wrong_line_is_told_with_its_number_and_its_value(

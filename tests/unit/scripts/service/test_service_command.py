@@ -76,6 +76,19 @@ def test_a_server_that_cannot_start_is_not_started_again_and_says_why(
     assert len((desk.home / "starts").read_text().splitlines()) == 1
 
 
+def test_a_failed_start_is_told_whatever_is_in_its_log(
+    desk: Desk, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (desk.home / "refuses").touch()
+    log_file().parent.mkdir()
+    log_file().write_bytes(b"a library says \xff\n")
+    assert desk.run("install") == 1
+    assert "MODEL_PATH is refused." in capsys.readouterr().err
+    monkeypatch.setattr(command, "log_file", lambda: desk.home / "none")
+    assert desk.run("install") == 1
+    assert "did not start" in (said := capsys.readouterr().err) and "No such file" in said
+
+
 def test_a_server_that_was_started_by_hand_is_left_alone(
     desk: Desk, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -120,6 +133,16 @@ def test_an_agent_that_launchd_refuses_leaves_no_file(
     said = capsys.readouterr().err
     assert "ended with status 112" in said and "without sudo" in said
     assert not mac.unit.exists()
+
+
+def test_a_unit_that_systemd_cannot_start_leaves_nothing(
+    linux: Desk, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (linux.directory / "manager" / "fails").write_text("yes")
+    assert linux.run("install") == 1
+    assert "Job for hearth.service failed." in capsys.readouterr().err
+    assert not linux.unit.exists() and linux.jobs == []
+    assert not linux.unit.parent.joinpath("default.target.wants").exists()
 
 
 def test_without_systemd_of_the_user_nothing_is_written(
@@ -179,6 +202,16 @@ def test_a_worker_and_a_rank_are_no_service(capsys: pytest.CaptureFixture[str]) 
         command.main(["install", "worker", "tcp://0.0.0.0:5555"])
     assert end.value.code == 2
     assert "`hearth serve` alone, and no worker or rank" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("flags", "status"), [(["--end-with-0-if-refused"], 0), ([], 78)])
+def test_a_unit_of_an_earlier_versions_worker_is_not_started_again(
+    flags: list[str], status: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        command.main(["run", *flags, "worker", "tcp://0.0.0.0:5555", "--model", "x"])
+    assert end.value.code == status
+    assert "no worker tcp://0.0.0.0:5555 --model x: a service is" in capsys.readouterr().err
 
 
 def test_a_start_without_an_install_is_refused(

@@ -80,3 +80,19 @@ def test_a_log_that_somebody_removed_is_bounded_even_so(tmp_path: Path) -> None:
     bound(log, path, 500)
     assert os.fstat(log).st_size == 0
     assert old_log(path).read_bytes().endswith(LINE % 19)
+
+
+def test_a_file_stays_as_it_was_where_there_is_no_room_for_the_new_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "hearth.service"
+    foreground.write_private(path, b"old")
+
+    def full(descriptor: int, mode: str) -> None:
+        os.close(descriptor)
+        raise OSError("no space left on device")
+
+    with monkeypatch.context() as patched, pytest.raises(OSError, match="no space left"):
+        patched.setattr(os, "fdopen", full)
+        foreground.write_private(path, b"new")
+    assert path.read_bytes() == b"old" and [*tmp_path.iterdir()] == [path]

@@ -63,7 +63,7 @@ def test_the_file_is_its_owners_alone(tmp_path: Path) -> None:
 
 
 @given(
-    costs=st.dictionaries(st.integers(2, 64), st.floats(1e-6, 1e6)),
+    costs=st.dictionaries(st.integers(2, 64), st.floats(1e-6, 1e6), min_size=1),
     alike=st.sampled_from([None, True, False]),
 )
 def test_costs_of_rows_come_back_by_their_numbers(
@@ -101,6 +101,48 @@ def test_a_torn_or_foreign_file_is_a_counted_miss(tmp_path: Path, text: bytes) -
     assert file.misses == 1
     file.save(FOUND)
     assert file.load() == FOUND
+
+
+ODD: dict[str, list[object]] = {
+    "chunk": ["512", -1, 0, 1.5, True, 10**30, math.inf, [], {}],
+    "row_costs": [
+        *({}, {"2": 2}, {"1": 1}, {"1": 2, "2": 3}, "x", [1]),
+        *({"1": 1, "2": -1}, {"1": 1, "2": 0}, {"1": 1, "2": math.nan}, {"1": 1, "2": None}),
+        *({"1": 1, "0": 2}, {"1": 1, "-1": 2}, {"1": 1, "x": 2}),
+    ],
+    "exact": ["x", 2, math.nan, []],
+    "float16": ["x", 2],
+    "made_at": ["x", -1, math.inf, math.nan, None, []],
+    "attempts": ["x", None, [], math.inf],
+    "dtype": [None, 1, []],
+    "checks": [None, 1, "x", ["x"], [None]],
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [(name, value) for name, values in ODD.items() for value in values]
+)
+def test_a_value_that_no_check_tells_is_a_counted_miss(
+    tmp_path: Path, name: str, value: object
+) -> None:
+    file = FindingsFile(tmp_path, SUBJECT)
+    file.save(FOUND)
+    path_of(tmp_path).write_text(json.dumps(as_row(FOUND) | {name: value}))
+    assert file.load() is None
+    assert file.misses == 1
+
+
+@pytest.mark.parametrize("name", ["name", "verdict", "figures", "seconds", "reason"])
+@pytest.mark.parametrize("value", [None, -1, math.nan, [], "x", {"a": []}])
+def test_a_check_that_no_report_can_show_is_a_counted_miss(
+    tmp_path: Path, name: str, value: object
+) -> None:
+    row = as_row(FOUND)
+    row["checks"][0][name] = value
+    file = FindingsFile(tmp_path, SUBJECT)
+    file.save(FOUND)
+    path_of(tmp_path).write_text(json.dumps(row))
+    assert (file.load() is None) == (name not in ("name", "reason") or value != "x")
 
 
 def test_a_link_is_not_followed(tmp_path: Path) -> None:

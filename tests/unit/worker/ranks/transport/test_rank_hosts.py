@@ -109,3 +109,9 @@ def test_hosts_with_rdma_take_jaccl_which_is_told_devices_and_where_to_meet(
     plan = plan_tensors(read_hosts(written(tmp_path, rows), 2), (True, False))
     assert plan["devices"] == [[None, "rdma_en2"], ["rdma_en3", None]]
     assert plan["coordinator"].startswith("127.0.0.1:")
+
+
+def test_hosts_whose_rdma_lists_name_no_device_take_tcp(tmp_path: Path) -> None:
+    rows = [{"ips": [f"127.0.0.{number}"], "rdma": [None, None]} for number in (1, 2)]
+    plan = plan_tensors(read_hosts(written(tmp_path, rows), 2), (True, True))
+    assert plan["backend"] == "ring"
