@@ -54,7 +54,8 @@ DROPPED: Final = {
     "DEFAULT_REPETITION_CONTEXT_SIZE": "DEFAULT_REPETITION_PENALTY looks at the last 256 tokens",
     "WARM_PROMPTS": "what was read is on disk at the next start; POST /v1/cache/prefill reads and "
     "pins a prompt beforehand",
-    "USE_KV_CACHE": 'requests read and write the cache unless they send "use_kv_cache": false',
+    "USE_KV_CACHE": 'requests read and write the cache unless they send "use_kv_cache": false; '
+    "MAX_KV_SIZE_GB=0 keeps all of it off the disk",
 }
 # What the installer wrote of them into each .env: nobody chose it, and nothing changes by it.
 FORMER_DEFAULTS: Final = {
