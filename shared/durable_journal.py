@@ -18,7 +18,7 @@ import struct
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from errno import EACCES, EFBIG, EPERM, EROFS, ESTALE, ETIMEDOUT
@@ -50,8 +50,6 @@ _PIECE_BYTES: Final = 1 << 20  # of one read or write
 _READ_ONLY: Final = (EROFS, EACCES, EPERM)
 _BIG: Final = 1  # msgpack's integers end at 64 bits, JSON's do not
 
-Adapter = Callable[[Any], Any]  # a record of one schema -> the same in the next
-
 log = logging.getLogger(__name__)
 
 
@@ -81,19 +79,15 @@ class Journal:
     Invariant: `_own`, once there is one, is the first of `_files`, and its lock is held here.
     """
 
-    def __init__(self, directory: Path, schema: int, adapters: Mapping[int, Adapter]) -> None:
-        """Open `directory`, made where it is missing; records of `schema` are written.
-
-        `adapters` turn a record of the schema that they are listed by into the next one's.
+    def __init__(self, directory: Path, schema: int) -> None:
+        """Open `directory`, made where it is missing; records of `schema` are written and read.
 
         Raises:
             OSError: it cannot be made or read.
         """
         self.counts: Counter[str] = Counter()
-        assert all(0 <= older < schema for older in adapters), (schema, sorted(adapters))
         self._directory = directory
         self._schema = schema
-        self._adapters = adapters
         self._warned: set[str] = set()
         make_private(directory)
         self._secret = _secret(directory, secrets.token_bytes(SECRET_BYTES))
@@ -117,7 +111,7 @@ class Journal:
     def read(self) -> Iterator[tuple[int, Any]]:
         """Yield (number of its file, record) of all files, each file's in the order written. Once.
 
-        What is damaged or of a schema that cannot be read is counted, with one warning a kind.
+        What is damaged or of another schema is counted, with one warning a kind.
         """
         for number, file in enumerate(self._files):
             try:
@@ -131,7 +125,7 @@ class Journal:
         self._files = [file for file in self._files if file.is_ours]
 
     def _record(self, file: _File, piece: _RecordFrame) -> Any:
-        """Return the record in a piece as today's schema has it; None where there is none."""
+        """Return the record in a piece; None where there is none of our schema."""
         if piece.payload is None:
             self._is_damaged = True
             text = "a damaged part of %s, up to byte %d, is left out"
@@ -139,16 +133,13 @@ class Journal:
             return None
         try:
             schema, record = _unpacked(piece.payload)
-            if record is None:
-                self._base = piece.end if file is self._own else self._base
-                return None
-            while schema < self._schema:
-                record, schema = self._adapters[schema](record), schema + 1
-        except (ValueError, TypeError, LookupError) as error:
+        except (ValueError, TypeError) as error:
             self._count("unreadable", "a record of %s can't be read: %r", file.path, error)
             return None
-        if schema > self._schema:
-            self._count("newer", "a record of %s is of a newer schema, %d", file.path, schema)
+        if record is None:
+            self._base = piece.end if file is self._own else self._base
+        elif schema != self._schema:
+            self._count("other_schema", "a record of %s is of schema %d", file.path, schema)
             return None
         return record
 

@@ -9,11 +9,11 @@ import math
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final, Generic, Protocol, TypeVar
 
-from hearth.shared.durable_journal import Adapter, Journal, remove_stale
+from hearth.shared.durable_journal import Journal, remove_stale
 
 QUEUE_BYTES_MAX: Final = 64 * 1024 * 1024
 QUEUE_ITEMS_MAX: Final = 10_000
@@ -213,7 +213,7 @@ class JournalWriter(Generic[T]):
 
 
 def open_journal_writer(
-    directory: Path | None, source: JournalSource[T], schema: int, adapters: Mapping[int, Adapter]
+    directory: Path | None, source: JournalSource[T], schema: int
 ) -> "JournalWriter[T] | NullJournalWriter":
     """Return the writer of `directory`.
 
@@ -222,7 +222,7 @@ def open_journal_writer(
     if directory is None:
         return NullJournalWriter()
     try:
-        journal = Journal(directory, schema, adapters)
+        journal = Journal(directory, schema)
     except OSError as error:
         log.warning("nothing is remembered across restarts: %s", error)
         return NullJournalWriter()

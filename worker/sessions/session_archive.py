@@ -14,7 +14,6 @@ from typing import Any, Final
 
 import numpy as np
 
-from hearth.shared.durable_journal import Adapter
 from hearth.shared.durable_journal_writer import open_journal_writer
 from hearth.shared.wire_messages import MessageName, Speaker
 from hearth.worker.cache.block_hash import Tokens, common_length
@@ -32,8 +31,6 @@ from hearth.worker.sessions.thinking_store import thinking_key
 from hearth.worker.sessions.turn_store import Turn
 
 SCHEMA: Final = 1
-# Schema of older records -> what makes the next schema's of them.
-ADAPTERS: Final[Mapping[int, Adapter]] = {}
 WRITTEN_MAX: Final = 4_096  # lines that are known to stand in the file
 
 ArchiveRow = dict[str, Any]
@@ -115,7 +112,7 @@ class SessionArchive:
         """
         self._may_load = True
         self.records = RecordWriter(everything)
-        self.journal = open_journal_writer(directory, self.records, SCHEMA, ADAPTERS)
+        self.journal = open_journal_writer(directory, self.records, SCHEMA)
         self._lost: Counter[str] = Counter()
 
     def owner(self, key: str) -> str:

@@ -16,7 +16,7 @@ makes it so.
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NoReturn
@@ -25,7 +25,6 @@ import orjson
 
 from hearth.proxy.api.body import field_readers as fields
 from hearth.proxy.api.responses.responses_request import input_items
-from hearth.shared.durable_journal import Adapter
 from hearth.shared.durable_journal_writer import open_journal_writer
 from hearth.shared.errors import RequestError
 from hearth.shared.kept_json import kept_json
@@ -36,7 +35,6 @@ COUNT_MAX: Final = 1_000
 BYTES_MAX: Final = 64 * 1024 * 1024
 AGE_S_MAX: Final = 3_600.0
 SCHEMA: Final = 1  # of the journal's records
-ADAPTERS: Final[Mapping[int, Adapter]] = {}
 PAGE_MAX: Final = 100  # input items in one answer
 _PAGE: Final = 20
 _PREFIX: Final = "resp_"
@@ -108,7 +106,7 @@ class ResponseStore:
         self._lock = threading.Lock()  # for changes of `_entries`, which the journal reads
         self.nbytes = 0
         self.odd = 0  # records that were none of ours
-        self._journal = open_journal_writer(directory, self, SCHEMA, ADAPTERS)
+        self._journal = open_journal_writer(directory, self, SCHEMA)
         self._restore()
 
     def __len__(self) -> int:

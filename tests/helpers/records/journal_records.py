@@ -29,7 +29,7 @@ class Notes:
 
 def opened(directory: Path, notes: Notes | None = None) -> tuple[JournalWriter[Any], list[Any]]:
     """Return a journal writer, and the records that were there."""
-    writer = open_journal_writer(directory, notes or Notes(), SCHEMA, {})
+    writer = open_journal_writer(directory, notes or Notes(), SCHEMA)
     assert isinstance(writer, JournalWriter)
     return writer, [record for _, record in writer.read()]
 

@@ -103,9 +103,9 @@ def test_a_frame_inside_a_text_is_text(
 ) -> None:
     """Another journal's frames, and this one's marks without their MAC, are no records."""
     home = tmp_path_factory.mktemp("journals")
-    other = Journal(home / "other-0", SCHEMA, {})
+    other = Journal(home / "other-0", SCHEMA)
     forged = other.packed({"at": 0.0, "turn": "forged"})
-    ours = Journal(home / "ours-0", SCHEMA, {})
+    ours = Journal(home / "ours-0", SCHEMA)
     frames = [
         ours.packed({"number": n, "text": forged * (size // 100)}) for n, size in enumerate(sizes)
     ]
@@ -117,7 +117,7 @@ def test_a_frame_inside_a_text_is_text(
     for end in accumulate(map(len, frames[:-1]), initial=0):
         octets[end] ^= 1  # each frame loses its mark, so that what is inside is searched
     the_file(home / "ours-0").write_bytes(octets)
-    again = Journal(home / "ours-0", SCHEMA, {})
+    again = Journal(home / "ours-0", SCHEMA)
     assert list(again.read()) == []
     assert again.counts["damaged"] == 1
     again.close()

@@ -140,7 +140,7 @@ def test_a_directory_that_cannot_be_used_costs_the_memory_and_no_more(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "kv").write_text("a file")
-    scribe = open_journal_writer(tmp_path / "kv" / "notes-0", Notes(), SCHEMA, {})
+    scribe = open_journal_writer(tmp_path / "kv" / "notes-0", Notes(), SCHEMA)
     assert isinstance(scribe, NullJournalWriter)
     scribe.put("a", 1)
     scribe.close()

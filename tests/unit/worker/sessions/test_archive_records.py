@@ -133,7 +133,7 @@ def test_what_did_not_reach_the_disk_is_not_built_upon(home: Path) -> None:
 
 
 def test_a_record_that_is_none_is_counted_and_costs_nothing_else(home: Path) -> None:
-    other = journal.Journal(home, module.SCHEMA, {})
+    other = journal.Journal(home, module.SCHEMA)
     rows: list[Any] = [
         *(7, [], {}, {"at": None}, {"at": 1.0, "turn": [1]}, {"at": 1.0, "thinking": 3}),
         {"at": 1.0, "session": ["k"]},

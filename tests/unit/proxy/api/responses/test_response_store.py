@@ -256,7 +256,7 @@ def test_no_key_stands_on_the_disk_and_what_is_not_to_be_stored_neither(tmp_path
 
 def test_records_that_are_no_responses_are_counted(tmp_path: Path) -> None:
     home = tmp_path / "responses"
-    journal = Journal(home, response_store.SCHEMA, {})
+    journal = Journal(home, response_store.SCHEMA)
     journal.append([journal.packed(row) for row in (7, [], ["a"], ["a", "b", 1.0])])
     journal.close()
     store = kept(ResponseStore(Clock(), home))
