@@ -27,7 +27,7 @@ from hearth.proxy.monitoring.admin_routes import AdminRoutes
 from hearth.proxy.pool.cache_affinity import LOAD_GAP_MAX, CacheAffinity
 from hearth.proxy.pool.worker_pool import WorkerPool
 from hearth.proxy.request.model_names import models_of, sources_of
-from hearth.proxy.startup_banner import moved_traces_line, ready_lines, starting_line
+from hearth.proxy.startup_banner import ready_lines, starting_line
 from hearth.proxy.workers.death_suspects import DeathSuspects
 from hearth.proxy.workers.model_swap import ModelSwapper
 from hearth.proxy.workers.pid_file import PidFile
@@ -286,8 +286,6 @@ def main(worker_command: Sequence[str] = WORKER_COMMAND) -> int:
     try:
         settings = load_settings(environ, env_file())
         logs.configure(settings.log_level.upper(), "proxy", settings.log_prompts)
-        if (moved := moved_traces_line(settings)) is not None:
-            log.info("%s", moved)
         raise_open_file_limit(OPEN_FILES, OPEN_FILES_MIN)
         hearth = Hearth(settings, environ, worker_command)
         for text in setting_warnings(environ, env_file(), hearth.variables_read):

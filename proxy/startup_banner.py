@@ -1,16 +1,11 @@
 """Makes the lines that a start prints for the person who started it."""
 
 import json
-from pathlib import Path
-from typing import Final
 
 from hearth.proxy.request.model_names import models_of
-from hearth.shared.paths import DEFAULT_LOG_ROOT, IS_CHECKOUT, PROJECT_DIR
 from hearth.shared.processes import url_of
 from hearth.shared.settings_from_env import Settings
 from hearth.shared.wire_messages import ModelFacts
-
-_TRACES: Final = "[0-9][0-9][0-9][0-9]-[0-9][0-9]-[0-9][0-9]/cache-session-*.log"
 
 
 def starting_line(settings: Settings, version: str) -> str:
@@ -18,22 +13,6 @@ def starting_line(settings: Settings, version: str) -> str:
     elsewhere = len(settings.worker_endpoints)
     more = f" and {elsewhere} on other machines" if elsewhere else ""
     return f"hearth {version}: loading {settings.model_path} in {count}{more} ..."
-
-
-def moved_traces_line(settings: Settings, old_root: Path = PROJECT_DIR / "logs") -> str | None:
-    """Return where cache traces are now, at the first start that does not write to `old_root`.
-
-    None where there are no old ones, or there are new ones already.
-    """
-    is_moved = IS_CHECKOUT and settings.log_root == DEFAULT_LOG_ROOT
-    if not (is_moved and settings.enable_request_logging):
-        return None
-    if any(DEFAULT_LOG_ROOT.glob(_TRACES)) or not any(old_root.glob(_TRACES)):
-        return None
-    return (
-        f"cache traces are now in {DEFAULT_LOG_ROOT}; those in {old_root} are left as they are. "
-        "LOG_ROOT=logs has them there again."
-    )
 
 
 def ready_lines(settings: Settings, facts: ModelFacts) -> list[str]:
