@@ -33,6 +33,7 @@ SUPPORTED = ("3.12", "3.13", "3.11")  # in the order in which they are looked fo
 DISK_BYTES = 3000000000  # 1.4 GB installed, and as much again in pip's cache and unpacking
 DISK_BYTES_CUDA = 7000000000  # the CUDA libraries take as much again
 END_S_MAX = 5  # for pip to remove its temporary files
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 PROBE = (
     "import sys, platform, venv, ensurepip;"
@@ -340,6 +341,8 @@ def step(command: "list[str]", lock: int) -> None:
     Raises:
         Stop: it failed.
     """
+    # They wait until the process is known: one that came amid its start left it behind.
+    signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
     process = subprocess.Popen(
         command,
         cwd=str(PROJECT),
@@ -347,8 +350,10 @@ def step(command: "list[str]", lock: int) -> None:
         stdin=subprocess.DEVNULL,
         stdout=sys.stderr,
         pass_fds=[lock],
+        preexec_fn=functools.partial(signal.pthread_sigmask, signal.SIG_UNBLOCK, ENDING),
     )
     try:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
         status = process.wait()
     except KeyboardInterrupt:
         process.send_signal(signal.SIGINT)
@@ -431,7 +436,7 @@ def say(text: str) -> None:
 
 
 def on_signal(number: int, frame: object) -> None:
-    for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for each in ENDING:
         signal.signal(each, signal.SIG_IGN)  # once is enough: the way out takes no longer than 5 s
     raise KeyboardInterrupt(number)
 
@@ -445,7 +450,7 @@ def run(arguments: "list[str]") -> "NoReturn":
     problem = problem or (cuda_problem() if options.cuda else None)
     if problem:
         raise Stop(problem)
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in ENDING:
         if signal.getsignal(number) != signal.SIG_IGN:  # nohup, or a job in the background
             signal.signal(number, on_signal)
     change_interpreter(arguments)

@@ -33,7 +33,7 @@ def run(arguments):
     for number in (2, 15):
         install_and_run.signal.signal(number, install_and_run.on_signal)
     with install_and_run.only_one(directory) as lock:
-        script = "echo $$ > pid; echo Collecting x; exec sleep 60"
+        script = f"echo $$ > pid; {sys.argv[2]}; exec sleep 60"
         install_and_run.step(["/bin/sh", "-c", f"cd '{directory}'; {script}"], lock)
 install_and_run.run = run
 sys.exit(install_and_run.main([]))
@@ -42,7 +42,7 @@ sys.exit(install_and_run.main([]))
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_an_interrupted_install_ends_pip(number: int, status: int, tmp_path: Path) -> None:
-    command = [sys.executable, "-c", WAITING, str(tmp_path)]
+    command = [sys.executable, "-c", WAITING, str(tmp_path), "echo Collecting x"]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, cwd=PROJECT, stderr=pipe, text=True) as install:
         assert install.stderr is not None
@@ -52,6 +52,13 @@ def test_an_interrupted_install_ends_pip(number: int, status: int, tmp_path: Pat
         assert install.wait(30) == status, "not after the 60 s that it would take"
         assert "Interrupted. Run the same command again" in install.stderr.read()
     assert process_started(pid) is None
+
+
+@pytest.mark.parametrize("attempt", range(10))
+def test_an_interrupt_amid_the_start_of_pip_ends_it_too(attempt: int, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", WAITING, str(tmp_path), "kill -TERM $PPID"]
+    assert subprocess.run(command, cwd=PROJECT, check=False, timeout=30).returncode == 143
+    assert process_started(int((tmp_path / "pid").read_text())) is None
 
 
 def test_a_venv_that_is_made_anew_keeps_its_extras(
