@@ -14,6 +14,7 @@ gc.disable()
 
 pytest.register_assert_rewrite("tests.helpers")  # before any of them is imported
 os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # else its import asks the network
+os.environ.setdefault("LITELLM_MODE", "PRODUCTION")  # else its import reads .env files
 
 from tests.helpers.marks import marks_of  # noqa: E402
 from tests.helpers.tie_count import TieCount  # noqa: E402
