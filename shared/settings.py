@@ -13,7 +13,7 @@ from typing import Any, Final, get_type_hints
 from hearth.shared.listen_addresses import is_address, is_host_name, is_loopback
 from hearth.shared.paths import DEFAULT_LOG_ROOT, PROJECT_DIR
 
-POCKET: Final = "builtin:pocket"
+DEFAULT_MODEL: Final = "builtin:smollm2"
 # Kept KV at most, of all workers, where CACHE_RAM_BUDGET_MB is 0 and the device does not say what
 # it should use. Elsewhere it follows the machine (worker/setup/kv_room.py).
 CACHE_RAM_MB_UNKNOWN: Final = 512
@@ -188,9 +188,9 @@ class Settings:
 
     model_path: str = _setting(
         "MODEL_PATH",
-        POCKET,
+        DEFAULT_MODEL,
         required_text,
-        "Hub id, directory or name of the model (hearth models); builtin:pocket needs no download",
+        "Hub id, directory or name of the model (hearth models); builtin:smollm2 needs no hub",
     )
     proxy_model_id: str = _setting(
         "PROXY_MODEL_ID",

@@ -16,10 +16,10 @@ from dotenv import dotenv_values
 from hearth.shared.dropped_settings import FORMER_DEFAULTS, REFUSED, warnings_of
 from hearth.shared.errors import StartError
 from hearth.shared.paths import PROJECT_DIR
-from hearth.shared.settings import POCKET, Settings, public_name
+from hearth.shared.settings import DEFAULT_MODEL, Settings, public_name
 
 __all__ = [
-    "POCKET",
+    "DEFAULT_MODEL",
     "PROJECT_DIR",
     "Settings",
     "example_lines",

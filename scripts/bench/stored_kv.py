@@ -17,7 +17,7 @@ import numpy as np
 from mlx_lm.generate import generation_stream
 from mlx_lm.models.cache import make_prompt_cache
 
-from hearth.shared.settings_from_env import POCKET, load_settings
+from hearth.shared.settings_from_env import load_settings
 from hearth.worker.engine.model_loader import load_model
 from hearth.worker.engine.prefill_lengths import default_chunk
 from hearth.worker.kv.layer_adapters import LayerMap
@@ -101,7 +101,7 @@ class Model:
 
 
 def model_of(name: str) -> Model:
-    path = POCKET if name == "pocket" else name
+    path = name
     loaded = load_model(load_settings({"MODEL_PATH": path}, None))
     return Model(loaded.model, loaded.tokenizer)
 

@@ -8,11 +8,15 @@ from pathlib import Path
 from typing import Final
 
 from hearth.shared.errors import StartError
+from hearth.shared.models.builtin_models import (
+    BUILTIN,
+    BUILTIN_MODELS,
+    builtin_model,
+    present_builtin,
+)
 from hearth.shared.models.catalogue import catalogued
 from hearth.shared.models.local_models import HUB, local_models, matching_whole
-from hearth.shared.settings import POCKET
 
-_BUILTIN: Final = "builtin:"
 _NOWHERE: Final = (
     "{setting} is {source!r}, which is neither a directory nor a hub id (owner/name), nor a name "
     "that `hearth models` lists."
@@ -20,18 +24,21 @@ _NOWHERE: Final = (
 
 
 def named_model(source: str, setting: str = "MODEL_PATH") -> Path | str:
-    """Return the directory that `source` names, or else the builtin model or the hub id.
+    """Return the directory that `source` names, or else the hub id.
 
     A mistyped path is refused here, before a hub is asked for it. `setting` is where it is from.
     A name that the hub's cache has stays a hub id; what only another program has is a directory.
 
     Raises:
+        ModelMissing: it is a builtin model that is not on this disk.
         StartError: it names nothing that could be a model.
     """
-    if source.startswith(_BUILTIN):
-        if source != POCKET:
-            raise StartError(f"{setting} is {source!r}; the only builtin model is {POCKET}.")
-        return source
+    if source.startswith(BUILTIN):
+        builtin = builtin_model(source)
+        if builtin is None:
+            known = ", ".join(model.source for model in BUILTIN_MODELS)
+            raise StartError(f"{setting} is {source!r}; the builtin models are {known}.")
+        return present_builtin(builtin)
     try:
         path = Path(source).expanduser()
         is_directory = path.is_dir()
@@ -53,6 +60,9 @@ def named_model(source: str, setting: str = "MODEL_PATH") -> Path | str:
 
 def _known(name: str, setting: str) -> Path | str:
     """Return what an alias, a hub id or the name of a model on this disk stands for."""
+    builtin = builtin_model(name)
+    if builtin is not None:
+        return present_builtin(builtin)
     model = catalogued(name)
     wanted = name.removesuffix(":latest") if model is None else model.hub_id
     found = matching_whole(wanted, local_models())
@@ -75,8 +85,6 @@ def check_model(source: str, setting: str = "MODEL_PATH") -> str:
         StartError: it is not there.
     """
     named = named_model(source, setting)
-    if named == POCKET:
-        return f"{source}, which comes with the code"
     if isinstance(named, Path):
         if next(named.glob("*.safetensors"), None) is None:
             raise StartError(f"{setting} is {source!r}, a directory without *.safetensors files.")

@@ -8,12 +8,12 @@ from typing import Any
 
 import mlx.core as mx
 
-from hearth.shared.settings_from_env import POCKET
+from hearth.shared.models.builtin_models import BUILTIN_MODELS
 from hearth.shared.version import VERSION
 from hearth.worker.cache.block_hash import root_hash
 from hearth.worker.doctor.findings import Subject
 from hearth.worker.engine.compute_dtype import dtype_of
-from hearth.worker.engine.model_loader import POCKET_DIR, LoadedModel, backend
+from hearth.worker.engine.model_loader import LoadedModel, backend
 from hearth.worker.engine.weights_identity import WeightsIdentity
 
 
@@ -64,8 +64,9 @@ def model_row(loaded: LoadedModel, dtype: str) -> dict[str, Any]:
     facts = loaded.facts
     is_local = Path(facts.path).expanduser().exists() or facts.path.count("/") != 1
     name = "a local checkpoint" if is_local else facts.path
-    if loaded.directory == POCKET_DIR:
-        name = POCKET
+    for builtin in BUILTIN_MODELS:
+        if loaded.directory == builtin.directory:
+            name = builtin.source
     quantisation = loaded.config.get("quantization") or {}
     return {
         "model": name,

@@ -25,7 +25,7 @@ from mlx_lm.utils import (
 from hearth.shared.errors import StartError
 from hearth.shared.models.model_path import named_model
 from hearth.shared.optional_packages import VISION_REMEDY, has_vision
-from hearth.shared.settings_from_env import POCKET, Settings
+from hearth.shared.settings_from_env import Settings
 from hearth.shared.wire_messages import ModelFacts
 from hearth.worker.engine.compute_dtype import (
     ComputeDtype,
@@ -50,8 +50,6 @@ from hearth.worker.engine.vision.vlm_loader import (
 from hearth.worker.engine.weights_identity import WeightsIdentity
 
 log = logging.getLogger(__name__)
-
-POCKET_DIR = Path(__file__).resolve().parent / "pocket"  # made by python -m scripts.pocket.train
 
 POSITION_NAMES = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx")
 UNKNOWN_LENGTH = 1 << 40  # transformers writes a larger number where a tokenizer tells none
@@ -107,8 +105,7 @@ def load_model(
     Raises:
         StartError: it cannot be loaded; one line says why.
     """
-    named = named_model(settings.model_path)
-    source = str(POCKET_DIR if named == POCKET else named)
+    source = str(named_model(settings.model_path))
     model: Any
     try:
         runs_code = may_run_code(settings, source)
@@ -124,9 +121,6 @@ def load_model(
         begin("weights", nbytes)
         vision, (model, tokenizer, config) = _load(directory, runs_code, part)
         weights: Any = model if vision is None else vision.model
-        is_slow = source == str(POCKET_DIR) and mx.default_device() == mx.cpu
-        if is_slow and settings.dtype != "float16":
-            model.set_dtype(mx.float32)  # MLX prefills bfloat16 4 to 5 times slower there
         begin("hashes", 0)
         identity.parts()
         is_good = is_float16_good(identity)

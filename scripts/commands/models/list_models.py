@@ -19,10 +19,15 @@ from hearth.commands.models.models_in_use import is_in_use, sources_in_use
 from hearth.commands.server_client import table
 from hearth.proxy.request.encoder_names import SETTINGS, EncoderKind
 from hearth.shared.errors import StartError
+from hearth.shared.models.builtin_models import (
+    BUILTIN_MODELS,
+    BuiltinModel,
+    builtin_directory,
+)
 from hearth.shared.models.catalogue import LOOKED_UP, SOURCE, CatalogueModel, fitting
 from hearth.shared.models.local_models import HUB, FoundModel, local_models
 from hearth.shared.paths import env_file
-from hearth.shared.settings_from_env import POCKET, load_settings
+from hearth.shared.settings_from_env import load_settings
 from hearth.shared.terminal_text import plain, plain_lines
 from hearth.worker.engine.mlx_memory import machine_bytes
 from hearth.worker.setup.encoder_memory import process_bytes
@@ -52,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     models = local_models()
     in_use = sources_in_use(settings.run_dir)
-    rows = [_pocket_row(in_use)]
+    rows = [_builtin_row(model, in_use) for model in BUILTIN_MODELS]
     told = []
     for model in models:
         kind = encoder_kind(model.directory, model.name)
@@ -89,9 +94,10 @@ def _context(verdict: MemoryVerdict) -> str:
     return f"{verdict.context_tokens:,}" if verdict.fits else "does not fit"
 
 
-def _pocket_row(in_use: Sequence[str]) -> tuple[str, ...]:
-    state = "served" if POCKET in in_use else ""
-    return (POCKET, "with the code", "0.0", "", "", state)
+def _builtin_row(model: BuiltinModel, in_use: Sequence[str]) -> tuple[str, ...]:
+    is_here = builtin_directory(model) is not None
+    state = "served" if model.source in in_use else "" if is_here else f"hearth pull {model.name}"
+    return (model.source, "package index", "0.1", "", "", state)
 
 
 def _recommended(models: Sequence[FoundModel]) -> str:

@@ -5,9 +5,9 @@ from pathlib import Path
 from rich.console import Console
 
 from hearth.shared.errors import StartError
+from hearth.shared.models.builtin_models import ModelMissing
 from hearth.shared.models.local_models import local_models, matching_whole
 from hearth.shared.models.model_path import named_model
-from hearth.shared.settings import POCKET
 from hearth.shared.settings_from_env import Settings
 
 
@@ -17,10 +17,11 @@ def is_missing(source: str) -> bool:
     Raises:
         StartError: it names nothing that could be a model.
     """
-    named = named_model(source, "MODEL")
-    if named == POCKET or isinstance(named, Path):
-        return False
-    return not matching_whole(named, local_models())
+    try:
+        named = named_model(source, "MODEL")
+    except ModelMissing:
+        return True
+    return not isinstance(named, Path) and not matching_whole(named, local_models())
 
 
 def fetch_missing(source: str, settings: Settings, console: Console) -> None:

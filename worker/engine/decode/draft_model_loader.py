@@ -16,7 +16,7 @@ import mlx.core as mx
 from hearth.shared.errors import StartError
 from hearth.shared.models.model_path import named_model
 from hearth.shared.optional_packages import VISION_REMEDY, has_vision
-from hearth.shared.settings_from_env import POCKET, Settings
+from hearth.shared.settings_from_env import Settings
 from hearth.worker.draft.model_drafts import ModelDrafts
 from hearth.worker.engine.compute_dtype import cast_rule, cast_to_float16
 from hearth.worker.engine.decode.draft_model import (
@@ -105,8 +105,6 @@ def find_draft_model(settings: Settings) -> DraftCheckpoint | None:
     named = named_model(source, SETTING)
     if not has_vision():
         raise _refusal(source, f"mlx-vlm loads draft models: {VISION_REMEDY}")
-    if named == POCKET:
-        raise _refusal(source, "it is no draft model")
     try:
         runs_code = may_run_code(settings, source)
         directory = present(str(named), runs_code, SETTING)

@@ -19,8 +19,7 @@ import numpy as np
 from hearth.shared.errors import StartError
 from hearth.shared.models.local_models import local_models, matching_whole
 from hearth.shared.models.model_path import named_model
-from hearth.shared.settings_from_env import POCKET, Settings
-from hearth.shared.version import VERSION
+from hearth.shared.settings_from_env import Settings
 from hearth.worker.engine.weights_identity import HashMemory, WeightsIdentity
 from hearth.worker.ranks.rank_link import FollowerLink, LeaderLink
 from hearth.worker.ranks.transport.link_messages import difference
@@ -137,8 +136,6 @@ def _files(settings: Settings) -> dict[str, str]:
     try:
         named = named_model(settings.model_path)
         found = matching_whole(str(named), local_models()) if isinstance(named, str) else []
-        if named == POCKET:
-            return {POCKET: VERSION}  # its files come with the program
         directory = found[0].directory if found else Path(named)
         parts = WeightsIdentity(directory, HashMemory(settings.kv_cache_dir)).parts()
     except (StartError, OSError) as error:

@@ -10,7 +10,6 @@ from hearth.commands.bench.results import ModelFacts
 from hearth.shared.errors import StartError
 from hearth.shared.models.local_models import local_models, matching_whole, weight_files
 from hearth.shared.models.model_path import named_model
-from hearth.shared.settings import POCKET
 from hearth.worker.engine.vision.vlm_loader import sees_images
 
 
@@ -37,10 +36,6 @@ def chosen_models(names: Sequence[str]) -> list[BenchModel]:
 
 def _found(name: str) -> BenchModel:
     named = named_model(name, "--model")
-    if named == POCKET:
-        from hearth.worker.engine.model_loader import POCKET_DIR  # it imports MLX
-
-        return _of_directory(POCKET_DIR, "pocket")
     if isinstance(named, Path):
         return _of_directory(named.resolve(), named.resolve().name)
     found = matching_whole(named, local_models())
