@@ -1,0 +1,37 @@
+"""Gives tests the builtin models' real weights, fetched once a machine as users fetch them.
+
+They lie outside HOME, which tests and CI change. Tests that call this have the mark `weights`.
+"""
+
+import os
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from hearth.shared.models.builtin_models import MODELS_DIR_VARIABLE, builtin_model
+
+WEIGHTS_DIR: Final = Path(f"/var/tmp/hearth-test-weights-{os.getuid()}")
+FETCH_S_MAX: Final = 600
+
+
+@cache
+def real_weights(name: str) -> Path:
+    """Return the directory of the builtin model `name`; skip the test where no index has it."""
+    model = builtin_model(name)
+    assert model is not None, name
+    directory = WEIGHTS_DIR / f"{model.name}-{model.version}"
+    if not directory.is_dir():
+        done = subprocess.run(
+            [sys.executable, "-m", "hearth.commands.main", "pull", name],
+            env={**os.environ, MODELS_DIR_VARIABLE: str(WEIGHTS_DIR)},
+            capture_output=True,
+            text=True,
+            timeout=FETCH_S_MAX,
+        )
+        if done.returncode:
+            pytest.skip(f"no index gives {name}'s weights: {done.stderr.strip()[-500:]}")
+    return directory
