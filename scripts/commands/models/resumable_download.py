@@ -10,6 +10,7 @@ import contextlib
 import hashlib
 import io
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
@@ -23,6 +24,7 @@ from hearth.commands.models.hub_repository import HubFile, HubModel, ModelError
 
 LOCK_TOLD_AFTER_S: Final = 1.0
 LEFTOVER_LOCK_S: Final = 0.05  # one that is locked is being fetched
+DISK_SPARE_BYTES: Final = 256 * 1024**2  # of the volume, left free
 AGAIN: Final = "Pull again; if it stays so, use another mirror (HF_ENDPOINT)."
 
 
@@ -53,7 +55,7 @@ def fetch(model: HubModel, file: HubFile, say: Callable[[str], None]) -> None:
     assert file.is_large, file
     blob, partial = blob_of(model, file), partial_of(model, file)
     blob.parent.mkdir(parents=True, exist_ok=True)
-    with _alone(model, file, say):
+    with alone(_lock_of(model, file.digest), file.path, say):
         if blob.exists():
             if digest_of(blob) == file.digest:
                 return
@@ -73,13 +75,30 @@ def digest_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def check_disk(what: str, directory: Path, missing: int, setting: str) -> None:
+    """Raise ModelError where the volume of `directory` has no room for so many bytes more.
+
+    `setting` is the variable that names another directory.
+    """
+    place = directory
+    while not place.exists():
+        place = place.parent
+    free = shutil.disk_usage(place).free
+    if missing and missing + DISK_SPARE_BYTES > free:
+        raise ModelError(
+            f"{what} needs {missing / 1e9:.2f} GB more on disk (and {DISK_SPARE_BYTES / 1e9:.2f} "
+            f"GB are left free), and {free / 1e9:.2f} GB are free in {directory}. Make room there "
+            f"(`hearth rm`), or set {setting} to a larger disk."
+        )
+
+
 @contextlib.contextmanager
-def _alone(model: HubModel, file: HubFile, say: Callable[[str], None]) -> Iterator[None]:
-    lock = _lock_of(model, file.digest)
+def alone(lock: filelock.BaseFileLock, what: str, say: Callable[[str], None]) -> Iterator[None]:
+    """Hold `lock`; say that another process fetches `what` where that takes long."""
     try:
         lock.acquire(timeout=LOCK_TOLD_AFTER_S)
     except filelock.Timeout:
-        say(f"{file.path} is being fetched by another process; waiting for it")
+        say(f"{what} is being fetched by another process; waiting for it")
         lock.acquire()
     try:
         yield
