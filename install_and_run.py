@@ -40,6 +40,12 @@ PROBE = (
     "print('%d.%d' % sys.version_info[:2], platform.machine(), sys.executable)"
 )
 VENV_PROBE = "import sys; print('%d.%d' % sys.version_info[:2], sys.prefix)"
+MODEL_PROBE = (
+    "import os; from hearth.shared.models.builtin_models import builtin_model;"
+    "from hearth.shared.paths import env_file;"
+    "from hearth.shared.settings_from_env import load_settings;"
+    "print(builtin_model(load_settings(os.environ, env_file()).model_path).name)"
+)
 CONFIGURED = r"^version(?:_info)?\s*=\s*(\d+\.\d+)"
 # pip writes the second form where a path is too long for the first, or has a space
 SHEBANG = r"\A#!(/.*?python[\d.]*)(?:\s.*)?$|\A#!/bin/sh\n'''exec' \"?(.+?)\"? \"\$0\""
@@ -116,11 +122,10 @@ def find_interpreter() -> "str | None":
     places = [*os.get_exec_path(), str(Path.home() / ".local/bin"), "/opt/homebrew/bin"]
     uv = shutil.which("uv", path=os.pathsep.join(places))
     for version in SUPPORTED:
-        name = "python" + version
         framework = f"/Library/Frameworks/Python.framework/Versions/{version}/bin"
         folders = [*os.get_exec_path(), "/opt/homebrew/bin", "/usr/local/bin", framework]
         folders += map(str, Path.home().glob(f".pyenv/versions/{version}*/bin"))
-        found = [os.path.join(folder, name) for folder in folders]
+        found = [os.path.join(folder, "python" + version) for folder in folders]
         found += [output_of([uv, "python", "find", "--system", version])] if uv else []
         for path in filter(os.path.isfile, found):
             words = output_of([path, "-c", PROBE]).split(" ", 2)  # a pyenv shim may only complain
@@ -135,13 +140,15 @@ def find_interpreter() -> "str | None":
 
 def output_of(command: "list[str]") -> str:
     """Return what `command` prints, without its end of line; empty if it fails."""
-    nothing = subprocess.DEVNULL
-    try:
+    found = b""
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
         found = subprocess.check_output(
-            command, env=clean_environment(), stdin=nothing, stderr=nothing, timeout=20
+            command,
+            env=clean_environment(),
+            stdin=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            timeout=20,
         )
-    except (OSError, subprocess.SubprocessError):
-        return ""
     return found.decode("utf-8", "replace").strip()
 
 
@@ -253,10 +260,8 @@ def wanted_stamp(venv: Path, extras: "list[str]", version: str) -> "dict[str, An
     """
     before = read_stamp(venv).get("extras")
     kept = {*(before if isinstance(before, list) else []), *extras}
-    if "vision" in extras or "no-vision" not in kept:
-        kept = {*kept, "vision"} - {"no-vision"}
-    else:
-        kept.discard("vision")
+    kept -= {"no-vision" if "vision" in extras else ""}
+    kept = kept - {"vision"} if "no-vision" in kept else {*kept, "vision"}
     return {
         "python": version,
         "extras": sorted(kept),
@@ -376,6 +381,26 @@ def forget_half_installed(venv: Path) -> None:
             shutil.rmtree(str(info))
 
 
+def fetch_model(venv: Path) -> None:
+    """Fetch the builtin model that MODEL_PATH names, by default one, unless that was tried before.
+
+    Without it all else works: what fails is told, and ends nothing.
+    """
+    stamp, hearth = read_stamp(venv), [str(venv / "bin/python"), "-P"]
+    is_settled = not {"model", "no-model"}.isdisjoint(stamp.get("extras", ()))
+    model = "" if is_settled else output_of([*hearth, "-c", MODEL_PROBE])
+    if model:
+        with only_one(venv.parent) as lock:
+            try:
+                step([*hearth, "-m", "hearth.commands.main", "pull", model], lock)
+            except Stop:
+                say(
+                    f"The install goes on without {model}, for the reason above. Fetch it later: "
+                    f"'{venv}/bin/hearth' pull {model}"
+                )
+        write_stamp(venv, {**stamp, "extras": sorted([*stamp["extras"], "model"])})
+
+
 def write_env(project: Path) -> None:
     """Copy .env.example to .env, readable by this user only, unless there is a .env."""
     text = (project / ".env.example").read_bytes()
@@ -416,11 +441,11 @@ def parse(arguments: "list[str]") -> argparse.Namespace:
     add("--workers", metavar="N", help="workers to start (WORKERS)")
     add("--port", metavar="N", help="port to listen on (PROXY_PORT)")
     add("--check", action="store_true", help="install and check everything, start nothing")
-    add("--cuda", action="store_true", help="use MLX for NVIDIA GPUs (Linux); .venv keeps it")
-    vision = parser.add_mutually_exclusive_group()
-    add = functools.partial(vision.add_argument, dest="vision", action="store_const")
+    add = functools.partial(add, dest="extras", action="append_const", default=[])
+    add("--cuda", const="cuda", help="use MLX for NVIDIA GPUs (Linux); .venv keeps it")
     add("--no-vision", const="no-vision", help="leave out what images take; .venv keeps it")
     add("--vision", const="vision", help="install it again after --no-vision")
+    add("--no-model", const="no-model", help="fetch no model to begin with; .venv keeps it")
     return parser.parse_args(arguments)
 
 
@@ -447,18 +472,21 @@ def run(arguments: "list[str]") -> "NoReturn":
     is_command = not is_test and arguments[:1] != [] and not arguments[0].startswith("-")
     options = parse([] if is_test or is_command else arguments)
     problem = platform_problem(platform.system(), platform.machine(), platform.mac_ver()[0])
-    problem = problem or (cuda_problem() if options.cuda else None)
+    problem = problem or (cuda_problem() if "cuda" in options.extras else None)
     if problem:
         raise Stop(problem)
     for number in ENDING:
         if signal.getsignal(number) != signal.SIG_IGN:  # nohup, or a job in the background
             signal.signal(number, on_signal)
     change_interpreter(arguments)
-    extras = [*["cuda"] * options.cuda, *filter(None, [options.vision])]
-    prepare(VENV, ["dev", "vision"] if is_test else extras)  # the tests take images too
+    # the tests take images too
+    prepare(VENV, ["dev", "vision"] if is_test else options.extras)
     if is_test:
         become_tests(arguments[1:])
     write_env(PROJECT)
+    names_model = any(word.startswith("--model") for word in arguments)
+    if not names_model and arguments[:1] not in (["run"], ["pull"]):
+        fetch_model(VENV)
     # -P: what lies in the user's directory is imported by nothing of ours.
     words = arguments if is_command else hearth_arguments(options)
     become(["-P", "-m", "hearth.commands.main", *words], clean_environment())

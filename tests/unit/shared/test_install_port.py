@@ -338,6 +338,7 @@ def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setattr(install_and_run, "VENV", tmp_path / ".venv")
     monkeypatch.setattr(install_and_run, "prepare", lambda venv, extras: None)
     monkeypatch.setattr(install_and_run, "write_env", lambda project: None)
+    monkeypatch.setattr(install_and_run, "fetch_model", lambda venv: None)
     monkeypatch.setattr(install_and_run.signal, "signal", lambda number, handler: None)
     monkeypatch.setenv("PYTHONPATH", "/ros")
     monkeypatch.chdir(tmp_path)
@@ -365,6 +366,29 @@ def test_the_command_becomes_hearth_where_the_user_is(
     command, environ, directory = became.value.args
     assert command == ["-P", "-m", "hearth.commands.main", *words] and directory == str(started)
     assert "PYTHONPATH" not in environ and environ["HOME"] == os.environ["HOME"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "is_asked"),
+    [
+        ([], True),
+        (["--check", "--port", "4001"], True),
+        (["launch", "claude"], True),
+        (["--model", "org/name"], False),
+        (["launch", "claude", "--model=org/name"], False),
+        (["run", "qwen3.5-9b"], False),
+        (["pull", "qwen3.5-9b"], False),
+        (["test", "fast"], False),
+    ],
+)
+def test_the_default_model_is_fetched_for_who_names_no_other(
+    arguments: list[str], is_asked: bool, started: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Path] = []
+    monkeypatch.setattr(install_and_run, "fetch_model", asked.append)
+    with pytest.raises(Became):
+        install_and_run.main(arguments)
+    assert asked == [started / ".venv"] * is_asked
 
 
 @pytest.mark.parametrize(
@@ -401,7 +425,11 @@ def test_cuda_without_the_driver_is_refused_before_anything_is_installed(
 
 @pytest.mark.parametrize(
     ("options", "extras"),
-    [([], []), (["--no-vision"], ["no-vision"]), (["--vision"], ["vision"])],
+    [
+        ([], []),
+        (["--no-vision"], ["no-vision"]),
+        (["--vision", "--no-model"], ["vision", "no-model"]),
+    ],
 )
 def test_the_options_say_which_extras_are_installed(
     started: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], extras: list[str]

@@ -3,6 +3,7 @@
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -75,6 +76,85 @@ def test_a_venv_that_is_made_anew_keeps_its_extras(
     monkeypatch.setattr(install_and_run, "output_of", lambda command: "")  # as of a broken pip
     install_and_run.install(tmp_path, [], 0)
     assert install_and_run.read_stamp(tmp_path)["extras"] == ["cuda", "no-vision"]
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[list[str]]]:
+    """Return what starts an install whose .venv is there, and gives the steps that it took."""
+
+    def start(*extras: str, model: str = "smollm2", is_given: bool = True) -> list[list[str]]:
+        stamp = install_and_run.read_stamp(tmp_path) or {"extras": ["vision", *extras]}
+        install_and_run.write_stamp(tmp_path, stamp)
+        steps: list[list[str]] = []
+
+        def take(command: list[str], lock: int) -> None:
+            steps.append(command[1:])
+            if not is_given:
+                raise Stop("Installing failed")
+
+        monkeypatch.setattr(install_and_run, "step", take)
+        monkeypatch.setattr(install_and_run, "output_of", lambda command: model)
+        install_and_run.fetch_model(tmp_path)
+        return steps
+
+    return start
+
+
+PULL = ["-P", "-m", "hearth.commands.main", "pull", "smollm2"]
+
+
+def test_the_default_model_is_fetched_once(installed: Callable[..., list[list[str]]]) -> None:
+    assert installed() == [PULL]
+    assert installed() == []
+
+
+def test_an_install_goes_on_without_the_model_and_asks_for_it_no_second_time(
+    installed: Callable[..., list[list[str]]], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert installed(is_given=False) == [PULL]
+    said = capsys.readouterr().err
+    assert "goes on without smollm2" in said and f"'{tmp_path}/bin/hearth' pull smollm2" in said
+    assert installed(is_given=False) == []
+
+
+def test_nothing_is_fetched_while_the_settings_name_another_model(
+    installed: Callable[..., list[list[str]]],
+) -> None:
+    assert installed(model="") == []
+    assert installed() == [PULL]
+
+
+def test_no_model_is_a_word_that_venv_keeps(
+    installed: Callable[..., list[list[str]]], tmp_path: Path
+) -> None:
+    assert installed("no-model") == []
+    assert "no-model" in install_and_run.wanted_stamp(tmp_path, [], "3.12")["extras"]
+
+
+def test_an_interrupted_fetch_is_begun_again(
+    installed: Callable[..., list[list[str]]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(command: list[str], lock: int) -> None:
+        raise KeyboardInterrupt(signal.SIGINT)
+
+    install_and_run.write_stamp(tmp_path, {"extras": []})
+    monkeypatch.setattr(install_and_run, "step", interrupted)
+    monkeypatch.setattr(install_and_run, "output_of", lambda command: "smollm2")
+    with pytest.raises(KeyboardInterrupt):
+        install_and_run.fetch_model(tmp_path)
+    assert installed() == [PULL]
+
+
+@pytest.mark.parametrize(
+    ("named", "model"),
+    [("builtin:smollm2", "smollm2"), ("smollm2", "smollm2"), ("org/name", "")],
+)
+def test_the_settings_say_which_builtin_model_is_served(
+    named: str, model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MODEL_PATH", named)
+    command = [sys.executable, "-P", "-c", install_and_run.MODEL_PROBE]
+    assert install_and_run.output_of(command) == model
 
 
 def test_a_second_install_in_the_same_directory_waits_for_the_first(tmp_path: Path) -> None:
