@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from hearth.shared.errors import StartError
+from hearth.shared.models.catalogue import recommended
 from hearth.shared.models.local_models import local_models, matching_whole
 from hearth.shared.paths import HOME_DIR
 
@@ -109,3 +110,12 @@ def present_builtin(model: BuiltinModel) -> Path:
             "name another model: MODEL_PATH, or --model."
         )
     return directory
+
+
+def first_model_words(machine_bytes: int) -> str:
+    """Return what SMOLLM2 is, and the model to take in its place where the memory has room."""
+    better = recommended(machine_bytes)
+    words = (
+        "SmolLM2-135M: a real language model, tiny, fluent and often wrong; it shows the server."
+    )
+    return words if better is None else f"{words} For this machine: `hearth run {better.alias}`."

@@ -87,3 +87,10 @@ def fitting(machine_bytes: int) -> list[CatalogueModel]:
     """Return the models for a machine of so much memory, the largest first."""
     memory_gb = machine_bytes / 1024**3
     return [model for model in reversed(CATALOGUE) if model.memory_gb <= memory_gb + 1]
+
+
+def recommended(machine_bytes: int) -> CatalogueModel | None:
+    """Return the one model to name on a machine of so much memory: an agent's, where one fits."""
+    models = fitting(machine_bytes)
+    agents = [model for model in models if "agent" in model.purpose]
+    return next(iter(agents or models), None)

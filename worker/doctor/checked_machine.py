@@ -8,6 +8,7 @@ from typing import Any
 
 import mlx.core as mx
 
+from hearth.shared.machine_memory import physical_bytes
 from hearth.shared.models.builtin_models import BUILTIN_MODELS
 from hearth.shared.version import VERSION
 from hearth.worker.cache.block_hash import root_hash
@@ -49,7 +50,7 @@ def machine_row() -> dict[str, Any]:
     return {
         "hearth": VERSION,
         "chip": chip(),
-        "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+        "memory_gb": round(physical_bytes() / 2**30, 1),
         "cores": os.cpu_count(),
         "system": f"{system} {platform.machine()}",
         "python": platform.python_version(),

@@ -6,7 +6,6 @@ process that is killed may leave it wired until the machine restarts.
 Owner: the inference thread.
 """
 
-import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
@@ -14,6 +13,7 @@ from typing import Any, Final
 import mlx.core as mx
 
 from hearth.shared.errors import StartError
+from hearth.shared.machine_memory import physical_bytes
 from hearth.shared.models.checkpoint_names import files_like
 from hearth.shared.settings_from_env import Settings
 from hearth.worker.engine.memory_reserve import default_limit, working_bytes
@@ -43,7 +43,7 @@ def machine_bytes() -> int:
     """
     told: Any = mx.device_info()
     size = told.get("memory_size") or told.get("total_memory")
-    return int(size or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    return int(size or physical_bytes())
 
 
 def recommended_bytes() -> int | None:
