@@ -38,6 +38,7 @@ from hearth.shared.errors import EXIT_CANNOT_START, StartError
 from hearth.shared.glibc_malloc import malloc_environment, map_large_blocks
 from hearth.shared.listen_addresses import listen_addresses
 from hearth.shared.macos_network_hints import listening_hint
+from hearth.shared.models.model_path import why_missing
 from hearth.shared.open_files import open_files_max, raise_open_file_limit
 from hearth.shared.openblas_preload import openblas_environment
 from hearth.shared.paths import env_file
@@ -110,7 +111,10 @@ class Hearth:
         )
         self._supervisor.suspects = DeathSuspects(open_store(settings.kv_cache_dir))
         unload_s = settings.model_idle_unload_seconds
-        self._model_swapper = ModelSwapper(self._supervisor, self._pool, models, unload_s)
+        self._model_swapper = ModelSwapper(
+            *(self._supervisor, self._pool, models, unload_s),
+            lambda model: why_missing(model.path or settings.model_path),
+        )
         self._remote = RemoteWorkers(settings, self._pool, models)
         self._routes = AdminRoutes(
             settings,
@@ -142,7 +146,8 @@ class Hearth:
     async def run(self) -> int:
         """Serve until a signal; return the exit code."""
         self._signals.listen(asyncio.get_running_loop())
-        print(starting_line(self._settings, self._version), flush=True)
+        missing = self._model_swapper.missing_at_start
+        print(starting_line(self._settings, self._version, missing), flush=True)
         program = os.path.realpath(sys.executable)
         if hint := listening_hint(self._settings.proxy_host, program):
             log.info("%s", hint)
@@ -199,9 +204,12 @@ class Hearth:
     async def _swap_models(self) -> None:
         """Say what is served as soon as a client would be answered; then serve other models too."""
         assert self._server is not None
-        while not (self._server.started and self._pool.facts and self._pool.has_ready):
+        missing = self._model_swapper.missing_at_start
+        while not (
+            self._server.started and (missing or (self._pool.facts and self._pool.has_ready))
+        ):
             await asyncio.sleep(0.02)
-        for line in ready_lines(self._settings, self._pool.facts):
+        for line in ready_lines(self._settings, self._pool.facts, missing):
             print(line, flush=True)
         await self._model_swapper.run()
 

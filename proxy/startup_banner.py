@@ -3,38 +3,58 @@
 import json
 
 from hearth.proxy.request.model_names import models_of
+from hearth.shared.machine_memory import physical_bytes
+from hearth.shared.models.builtin_models import SMOLLM2, builtin_model, first_model_words
 from hearth.shared.processes import url_of
 from hearth.shared.settings_from_env import Settings
 from hearth.shared.wire_messages import ModelFacts
 
 
-def starting_line(settings: Settings, version: str) -> str:
+def starting_line(settings: Settings, version: str, missing: str) -> str:
+    """Return what is begun; `missing` as of `ready_lines`."""
+    if missing:
+        return f"hearth {version}: starting without {settings.model_path} ..."
     count = "1 worker" if settings.workers == 1 else f"{settings.workers} workers"
     elsewhere = len(settings.worker_endpoints)
     more = f" and {elsewhere} on other machines" if elsewhere else ""
     return f"hearth {version}: loading {settings.model_path} in {count}{more} ..."
 
 
-def ready_lines(settings: Settings, facts: ModelFacts) -> list[str]:
-    """Return what is served, where, and a first request to paste."""
+def ready_lines(settings: Settings, facts: ModelFacts | None, missing: str = "") -> list[str]:
+    """Return what is served, where, and a first request to paste.
+
+    `missing` tells why the default model is not on this disk; there may be no `facts` then.
+    """
     url = url_of(settings.proxy_host, settings.proxy_port)
-    ask = {"model": facts.name, "messages": [{"role": "user", "content": "Hello"}]}
+    ask = {
+        "model": facts.name if facts else settings.model_name,
+        "messages": [{"role": "user", "content": "Hello"}],
+    }
     key = ' -H "Authorization: Bearer $PROXY_API_KEY"' if settings.api_keys else ""
     body = json.dumps(ask, ensure_ascii=False).replace("'", "'\\''")
     others = ", ".join(model.name for model in models_of(settings)[1:])
-    size = f"{_scaled(facts.parameter_count)} parameters, {_scaled(facts.weight_bytes)}B"
     return [
         f"ready: {url}",
         f"  talk     {url}/ in a browser",
         f"  see      {url}/dashboard",
+        *([f"  missing  {missing} The next request loads it once it is there."] if missing else []),
+        *(_model_lines(settings, facts) if facts else []),
+        *([f"  others   {others} (loaded when they are asked for)"] if others else []),
+        "try:",
+        f"  curl {url}/v1/chat/completions -H 'Content-Type: application/json'{key} -d '{body}'",
+    ]
+
+
+def _model_lines(settings: Settings, facts: ModelFacts) -> list[str]:
+    size = f"{_scaled(facts.parameter_count)} parameters, {_scaled(facts.weight_bytes)}B"
+    is_first = builtin_model(settings.model_path) is SMOLLM2
+    return [
         f"  model    {facts.name} ({facts.architecture}, {size})",
+        *([f"           {first_model_words(physical_bytes())}"] if is_first else []),
         *(["  images   yes"] if facts.takes_images else []),
         f"  context  {facts.context_tokens:,} tokens{_why_shorter(facts)}",
         f"  cache    {facts.cache_layout}",
         f"  backend  {facts.backend}",
-        *([f"  others   {others} (loaded when they are asked for)"] if others else []),
-        "try:",
-        f"  curl {url}/v1/chat/completions -H 'Content-Type: application/json'{key} -d '{body}'",
     ]
 
 

@@ -1,16 +1,19 @@
-"""Names the settings that other servers and earlier specifications had and Hearth does not read.
+"""Names the settings, and the model, that earlier versions and specifications had.
 
 Each is told in one warning at the start, so that nobody relies on a line that does nothing.
 """
 
 import dataclasses
 import difflib
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
-from hearth.shared.settings import Settings
+from hearth.shared.settings import DEFAULT_MODEL, Settings
 
 NAMES: Final = tuple(row.metadata["name"] for row in dataclasses.fields(Settings))
+FORMER_MODEL: Final = "pocket"  # the default model's name once; the default one answers to it
+_FORMER_SOURCE: Final = re.compile(rf"(?<![^=,\s])builtin:{FORMER_MODEL}(?![^,\s])", re.IGNORECASE)
 LIKENESS_MIN: Final = 0.6  # of a misspelt name and the one that was meant
 
 # What stands in its place, or why nothing does. docs/settings.md has the names.
@@ -82,6 +85,22 @@ REFUSED: Final = {
         "remove the line, the cache does not need it"
     ),
 }
+
+
+def without_former_model(name: str, text: str) -> str:
+    """Return the text of setting `name` with the default model in place of the former one."""
+    names_models = name in ("MODEL_PATH", "MODELS")
+    return _FORMER_SOURCE.sub(DEFAULT_MODEL, text) if names_models else text
+
+
+def former_model_warnings(given: Mapping[str, str]) -> Iterator[str]:
+    """Yield a warning for each setting of `given`, texts by name, that names the former model."""
+    for name, text in given.items():
+        if without_former_model(name, text) != text:
+            yield (
+                f"{name} names builtin:{FORMER_MODEL}, which is gone: {DEFAULT_MODEL} is served in "
+                f"its place. Write {DEFAULT_MODEL} there, or another model."
+            )
 
 
 def warnings_of(environment: Iterable[str], file: Iterable[str]) -> Iterator[str]:

@@ -13,7 +13,13 @@ from typing import Final
 
 from dotenv import dotenv_values
 
-from hearth.shared.dropped_settings import FORMER_DEFAULTS, REFUSED, warnings_of
+from hearth.shared.dropped_settings import (
+    FORMER_DEFAULTS,
+    REFUSED,
+    former_model_warnings,
+    warnings_of,
+    without_former_model,
+)
 from hearth.shared.errors import StartError
 from hearth.shared.paths import PROJECT_DIR
 from hearth.shared.settings import DEFAULT_MODEL, Settings, public_name
@@ -47,6 +53,7 @@ def load_settings(environ: Mapping[str, str], env_file: Path | None) -> Settings
     for row in dataclasses.fields(Settings):
         about = row.metadata
         text = given.get(about["name"], about["default"]).strip()
+        text = without_former_model(about["name"], text)
         try:
             values[row.name] = about["parse"](text)
         except ValueError as error:
@@ -65,17 +72,19 @@ def load_settings(environ: Mapping[str, str], env_file: Path | None) -> Settings
 def setting_warnings(
     environ: Mapping[str, str], env_file: Path | None, read: Collection[str] = ()
 ) -> list[str]:
-    """Return a warning for each variable that is set and not read; without their values.
+    """Return a warning for each variable that is set and not read, or names a model that is gone.
 
     `read` are names in the file that something else reads. A dropped setting that the file has at
     its former default is passed over.
     """
+    from_file = variables_in(env_file)
     in_file = [
         name
-        for name, text in variables_in(env_file).items()
+        for name, text in from_file.items()
         if name not in read and text != FORMER_DEFAULTS.get(name)
     ]
-    return list(warnings_of(environ, in_file))
+    gone = former_model_warnings({**from_file, **environ})
+    return [*gone, *warnings_of(environ, in_file)]
 
 
 def variables_in(env_file: Path | None) -> dict[str, str]:

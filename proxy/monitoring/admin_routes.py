@@ -176,7 +176,7 @@ class AdminRoutes:
         for worker in self._workers:
             row = reports.get(worker.worker_id)
             body = row if isinstance(row, dict) else {"error": str(row)}
-            body = _absent(worker) if row is None else body
+            body = self._absent(worker) if row is None else body
             rows.append({"worker": worker.worker_id, **body})
         dropped = {"blocks": telemetry_dropped.blocks, "chars": telemetry_dropped.chars}
         totals = self.requests.totals(self._whose(exchange))
@@ -195,7 +195,7 @@ class AdminRoutes:
         rows = []
         for worker in self._workers:
             row = reports.get(worker.worker_id)
-            error = _absent(worker) if row is None else {"error": str(row)}
+            error = self._absent(worker) if row is None else {"error": str(row)}
             rows.append({"worker": worker.worker_id, **(row if isinstance(row, dict) else error)})
         await exchange.send_json(200, {"object": "doctor", "workers": rows})
 
@@ -228,7 +228,7 @@ class AdminRoutes:
             if isinstance(body, dict):
                 rows += [row | {"worker": worker.worker_id} for row in body["sessions"]]
             else:
-                error = _absent(worker) if body is None else {"error": str(body)}
+                error = self._absent(worker) if body is None else {"error": str(body)}
                 errors.append({"worker": worker.worker_id, **error})
         recent = self.requests.recent(key)
         listing = {"object": "list", "sessions": rows, "recent": recent, "errors": errors}
@@ -298,7 +298,10 @@ class AdminRoutes:
         self.requests.spent(usage, answer.key, is_read=not answer.is_repeat)
 
     def health(self) -> dict[str, Any]:
-        """Return what /health says: "ok" only while every worker is ready, or unloaded unused."""
+        """Return what /health says: "ok" only while every worker is ready, or unloaded unused.
+
+        `missing`, where it is there, tells why no worker can load the default model.
+        """
         rows = [worker.row() for worker in self._workers]
         states = {row["state"] for row in rows}
         if states and states <= _TAKING:
@@ -307,13 +310,25 @@ class AdminRoutes:
             status = "degraded"
         else:
             status = "starting"
+        missing = self._pool.waiting.host.why_missing()
+        taking = _TAKING if self.names.others or not missing else {"ready"}
         return {
             "status": status,
-            "ready": bool(states & _TAKING),
+            "ready": bool(states & taking),
             "free": sum(map(_free, rows)),
             "version": self._version,
+            **({"missing": missing} if missing else {}),
             "workers": rows,
         }
+
+    def _absent(self, worker: WorkerProcess | RemoteWorker) -> dict[str, str]:
+        """Return what is told of a worker that cannot be asked."""
+        state = worker.row()["state"]
+        more = "/health tells its state."
+        if state == "unloaded":
+            missing = self._pool.waiting.host.why_missing()
+            more = missing or "what it keeps is on disk, and the next request loads its model."
+        return {"state": state, "error": f"This worker is not ready, it is {state}; {more}"}
 
 
 def _free(row: Mapping[str, Any]) -> int:
@@ -321,15 +336,6 @@ def _free(row: Mapping[str, Any]) -> int:
     is_ready = row["state"] == "ready"
     held = max(row["in_flight"], row["running"] + row["waiting"])  # others' requests too
     return max(0, row["requests_max"] - held) if is_ready else 0
-
-
-def _absent(worker: WorkerProcess | RemoteWorker) -> dict[str, str]:
-    """Return what is told of a worker that cannot be asked."""
-    state = worker.row()["state"]
-    more = "/health tells its state."
-    if state == "unloaded":
-        more = "what it keeps is on disk, and the next request loads its model."
-    return {"state": state, "error": f"This worker is not ready, it is {state}; {more}"}
 
 
 def _is_anthropic(exchange: HttpExchange) -> bool:

@@ -42,6 +42,10 @@ class ModelHost(Protocol):
         """Return what is told to a request that has waited that long."""
         ...
 
+    def why_missing(self) -> str:
+        """Return why no worker can load the default model now; "" = one can, or has it."""
+        ...
+
     def unload(self, model: str, key: str) -> None:
         """Have `model`, "" = the default one, unloaded once it is idle, unless it is asked for.
 
@@ -61,6 +65,9 @@ class NullModelHost:
 
     def why_nobody(self, model: str) -> RequestError:
         return Overloaded(LOADING)
+
+    def why_missing(self) -> str:
+        return ""
 
     def unload(self, model: str, key: str) -> None:
         pass

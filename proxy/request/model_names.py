@@ -1,5 +1,7 @@
 """Finds the model that a name in a request stands for, and lists the names that are served."""
 
+import functools
+import logging
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -8,9 +10,14 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+from hearth.shared.dropped_settings import FORMER_MODEL
 from hearth.shared.errors import RequestError, StartError
+from hearth.shared.machine_memory import physical_bytes
+from hearth.shared.models.builtin_models import SMOLLM2, builtin_model, first_model_words
 from hearth.shared.settings_from_env import Settings, public_name
 from hearth.shared.wire_messages import ModelFacts
+
+log = logging.getLogger(__name__)
 
 V = TypeVar("V")
 
@@ -126,6 +133,11 @@ def listed_as(name: str, listed: Iterable[str]) -> str:
     return loose_names({row: row for row in listed}).get(loose_name(name), name)
 
 
+@functools.cache  # once, not once a request
+def _tell_former(former: str, public: str) -> None:
+    log.warning("the model %r, which requests name, is gone: %r answers them", former, public)
+
+
 def _found(name: str, known: Mapping[str, str]) -> str | None:
     """Return what `name` means, or the longest end of it behind a provider's."""
     if name not in known:
@@ -159,6 +171,8 @@ class ModelNames:
     patterns: tuple[str, ...]
     others: tuple[ServedModel, ...] = ()
     adapters: tuple[str, ...] = ()  # of the default model: each is a name of its own
+    former: str = ""  # what the default model's place once had: it answers to that, unlisted
+    about: str = ""  # what is said of the default model, beyond what its files tell
     since: int = field(default_factory=lambda: int(time.time()))
 
     @classmethod
@@ -169,12 +183,15 @@ class ModelNames:
             StartError: MODELS names none, or the public name of one cannot be served.
         """
         _, *others = models_of(settings)
+        is_first = builtin_model(settings.model_path) is SMOLLM2
         return cls(
             settings.model_name,
             settings.model_aliases,
             settings.catch_all_models,
             tuple(others),
             adapters_of(settings, others),
+            FORMER_MODEL if is_first else "",
+            first_model_words(physical_bytes()) if is_first else "",
         )
 
     @property
@@ -191,7 +208,8 @@ class ModelNames:
         """Return the public name of the model, or the adapter, that `name` stands for.
 
         Public names go first, then aliases, then paths and their last parts; then all of these
-        without case and without `:latest`; then patterns, which stand for the default model.
+        without case and without `:latest`; then the former model's name, and patterns, which stand
+        for the default model.
         Clients may put a provider before a name.
         """
         return self.find_exact(name) or self.find_loose(name) or self.find_pattern(name)
@@ -200,7 +218,12 @@ class ModelNames:
         return _found(name, self._known())
 
     def find_loose(self, name: str) -> str | None:
-        return _found(loose_name(name), loose_names(self._known()))
+        loose = loose_name(name)
+        found = _found(loose, loose_names(self._known()))
+        if found is None and self.former and loose.rpartition("/")[2] == self.former:
+            _tell_former(self.former, self.public)
+            return self.public
+        return found
 
     def find_pattern(self, name: str) -> str | None:
         loose = loose_name(name)
@@ -328,12 +351,14 @@ class ModelNames:
         row = {"id": name, "object": "model", "created": self.since, "owned_by": owner}
         if name in self.adapters:  # as vLLM tells it
             row["parent"] = self.public
+        if self.about and self.find_exact(name) == self.public:  # as OpenRouter tells it, both
+            row["description"] = self.about
         if facts is None:
             return row
         return row | {
             "context_length": facts.context_tokens,
             "max_model_len": facts.context_tokens,
-            "architecture": {  # as OpenRouter tells it
+            "architecture": {
                 "input_modalities": ["text", "image"] if facts.takes_images else ["text"],
                 "output_modalities": ["text"],
             },

@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -51,18 +51,28 @@ class ModelSwapper:
         pool: WorkerPool,
         models: Sequence[ServedModel],
         unload_s: float,
+        missing: Callable[[ServedModel], str] = lambda _: "",
     ) -> None:
-        """`unload_s`: a model that was not used for so long is unloaded; 0 = never."""
+        """`unload_s`: a model that was not used for so long is unloaded; 0 = never.
+
+        `missing` tells why a model is not on this disk, "" where it may be. Without the default
+        one the workers stay empty.
+        """
         self._workers = supervisor.workers
         self._supervisor = supervisor
         self._pool = pool
         self._models = {model.name: model for model in models}
         self._default = models[0]
         self._unload_s = unload_s
+        self._missing = missing
         self._failures: dict[str, LoadFailure] = {}
         self._nudge = asyncio.Event()
         pool.waiting.host = self
         supervisor.on_early_death = self._load_failed
+        self.missing_at_start = missing(self._default)
+        if self.missing_at_start:
+            for worker in self._workers:
+                supervisor.leave_empty(worker)
 
     async def run(self) -> None:
         """Look again and again what should change."""
@@ -149,11 +159,23 @@ class ModelSwapper:
                 link.is_unwanted = True
         self._nudge.set()
 
+    def why_missing(self) -> str:
+        """See `ModelHost`."""
+        return self._why_missing(self._default.name)
+
+    def _why_missing(self, name: str) -> str:
+        """Return why no worker here can load the model of `name`; "" = one can, or has it."""
+        if not self._workers or any(
+            row.model.name == name and row.state != "unloaded" for row in self._workers
+        ):
+            return ""
+        return self._missing(self._models[name])
+
     def wait_s(self, model: str) -> float:
         """See `ModelHost`: long for a model that was asked for, short for a restart."""
-        if self._failure(model) is not None:
-            return 0.0
         name = model or self._default.name
+        if self._failure(model) is not None or self._why_missing(name):
+            return 0.0
         having = [worker for worker in self._workers if worker.model.name == name]
         if self._workers and not (having and all(row.restarts_unasked for row in having)):
             return LOAD_WAIT_S_MAX
@@ -163,6 +185,13 @@ class ModelSwapper:
         """See `ModelHost`."""
         failure = self._failure(model)
         name = model or self._default.name
+        if missing := self._why_missing(name):
+            return RequestError(
+                f"{missing} The next request loads it once it is there.",
+                status=503,
+                code="model_unavailable",
+                param="model",
+            )
         if failure is not None:
             wait_s = failure.until - awake_s()
             return RequestError(
@@ -192,15 +221,18 @@ class ModelSwapper:
         """Give a worker whose model could not be loaded the default one; say whether that is it.
 
         The default model itself is tried again for as long as it takes, unless another one is
-        asked for meanwhile. Until then nobody is turned away for it.
+        asked for meanwhile. Until then nobody is turned away for it. Where it is not on this disk
+        any more the worker stays empty.
         """
         now = awake_s()
-        if worker.model == self._default:
-            self._failures[self._default.name] = LoadFailure(reason, until=now)
-            return False
-        self._failures[worker.model.name] = LoadFailure(reason, now + LOAD_AGAIN_S)
+        is_default = worker.model == self._default
+        until = now if is_default else now + LOAD_AGAIN_S
+        self._failures[worker.model.name] = LoadFailure(reason, until)
         worker.model = self._default
-        return True
+        if self._missing(self._default):
+            self._supervisor.leave_empty(worker)
+            return True
+        return not is_default
 
     def _turn_away(self, model: ServedModel) -> None:
         """Have requests for `model`, which fails to load, take its worker from no other one."""

@@ -102,9 +102,9 @@ class WorkerProcess:
         if not self.wanted.is_set():
             return "unloaded"
         if self.pid is None:
-            if self.process is None:
-                return "dead"
-            return "loading" if self.is_asked else "restarting"
+            if self.is_asked:
+                return "loading"
+            return "dead" if self.process is None else "restarting"
         return "ready" if self.link is not None and self.link.is_ready else "loading"
 
     @property
@@ -181,7 +181,8 @@ class Supervisor:
         self.environ = dict(environ)
         self._rules = rules
         self._stopping = False
-        self._was_ready = False  # some worker, once: what it loaded may be loadable again
+        # Some worker was ready once: what it loaded may be loadable again. Or none began to load.
+        self._outlives_loads = False
         self._tasks: list[asyncio.Task[None]] = []
         self._endings: set[asyncio.Task[None]] = set()  # of workers that change their model
         self.cannot_start = asyncio.Event()  # a worker said that restarting would not help
@@ -204,7 +205,8 @@ class Supervisor:
         remove_claims(self._directory)  # of a server that died with more workers than this one has
         for worker in self.workers:
             self._suspect(worker, SERVER_ENDED)
-            await self._spawn(worker)
+            if worker.wanted.is_set():
+                await self._spawn(worker)
         self._tasks = [asyncio.create_task(self._run_worker(worker)) for worker in self.workers]
         self._tasks.append(asyncio.create_task(self._watch()))
 
@@ -231,6 +233,9 @@ class Supervisor:
         self.on_change()
 
     async def _run_worker(self, worker: WorkerProcess) -> None:
+        if worker.process is None:
+            await worker.wanted.wait()
+            await self._respawn(worker)
         while True:
             assert worker.process is not None
             code = await worker.process.wait()
@@ -241,7 +246,7 @@ class Supervisor:
                 self._note_exit(worker)  # `_end` waits for it too, and tells how it ended
             else:
                 self._note_death(worker, code)
-                if code == EXIT_CANNOT_START and not self._was_ready:
+                if code == EXIT_CANNOT_START and not self._outlives_loads:
                     self.cannot_start.set()
                     return
             await worker.wanted.wait()
@@ -262,6 +267,14 @@ class Supervisor:
             else:
                 return
 
+    def leave_empty(self, worker: WorkerProcess) -> None:
+        """Have `worker`, which has no process that serves, start none until `move` says so.
+
+        From then on this server outlives a model that cannot be loaded.
+        """
+        worker.wanted.clear()
+        self._outlives_loads = True
+
     def move(self, worker: WorkerProcess, model: ServedModel | None) -> None:
         """Have `worker` get `model` in place of its own, or, with None, stay empty.
 
@@ -278,7 +291,7 @@ class Supervisor:
         if worker.pid is None:
             return  # it is empty or waits, and `_run_worker` with it
         worker.is_leaving = True
-        self._was_ready |= worker.link is not None and worker.link.is_ready
+        self._outlives_loads |= worker.link is not None and worker.link.is_ready
         self._pool.disconnect(worker.worker_id, "The worker gets another model; ask again.")
         worker.link = None
         ending = asyncio.create_task(self._end(worker), name=f"end {worker.worker_id}")
@@ -304,7 +317,7 @@ class Supervisor:
         self._tell_clients(worker, how, suspects)
         worker.link = None
         worker.restarts += 1
-        self._was_ready |= was_ready
+        self._outlives_loads |= was_ready
         self._count_death(worker, how, was_ready=was_ready)
         self._pool.waiting.wake()  # who waits for it need not wait for its return
         self.on_change()

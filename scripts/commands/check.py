@@ -17,8 +17,9 @@ from typing import Final
 
 from hearth.commands.serve import add_settings, port_of, settings_of
 from hearth.proxy.gateway.config.routing_table import read_table
+from hearth.proxy.request.model_names import models_of
 from hearth.shared.errors import EXIT_CANNOT_START, StartError
-from hearth.shared.models.model_path import check_model
+from hearth.shared.models.model_path import check_model, why_missing
 from hearth.shared.optional_packages import VISION_REMEDY, has_vision
 from hearth.shared.paths import CODE_DIR, env_file
 from hearth.shared.settings_from_env import setting_warnings, variables_in
@@ -62,21 +63,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"Warning   {text}")
         if table is not None:
             print(f"Gateway   {config}: {', '.join(table.listed)}")
-        for source in (settings.model_path, *settings.models):
-            print(f"Model     {check_model(source)}")
+        for model in models_of(settings):
+            print(f"Model     {_found(model.path or settings.model_path)}")
         for about, other, setting in (
             ("Drafts   ", settings.draft_model, "DRAFT_MODEL"),
             ("Embedding", settings.embedding_model, "EMBEDDING_MODEL"),
             ("Reranking", settings.rerank_model, "RERANK_MODEL"),
         ):
             if other:
-                print(f"{about} {check_model(other, setting)}")
+                print(f"{about} {_found(other, setting)}")
         status = 1
         print(f"Port      {port_of(settings, is_check=True)}")
     except StartError as error:
         print(error, file=sys.stderr)
         return status
     return 0
+
+
+def _found(source: str, setting: str = "MODEL_PATH") -> str:
+    """Return a sentence about the model, or why it is missing where a start succeeds without it.
+
+    Raises:
+        StartError: a start would not.
+    """
+    is_needed = setting == "DRAFT_MODEL"
+    return (not is_needed and why_missing(source)) or check_model(source, setting)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from hearth.shared.errors import StartError
 from hearth.shared.models.builtin_models import (
     BUILTIN,
     BUILTIN_MODELS,
+    ModelMissing,
     builtin_model,
     present_builtin,
 )
@@ -56,6 +57,16 @@ def named_model(source: str, setting: str = "MODEL_PATH") -> Path | str:
     if source.startswith(("/", ".", "~")) or source.count("/") > 1:
         raise StartError(_NOWHERE.format(setting=setting, source=source))
     return _known(source, setting)
+
+
+def why_missing(source: str) -> str:
+    """Return what is told of `source` where it is a builtin model that is not on this disk; ""."""
+    if builtin_model(source) is not None:  # of any other its load tells
+        try:
+            named_model(source)
+        except ModelMissing as missing:
+            return str(missing)
+    return ""
 
 
 def _known(name: str, setting: str) -> Path | str:

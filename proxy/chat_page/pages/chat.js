@@ -309,6 +309,7 @@ function showState() {
   byId("welcome").hidden = !isNew();
   const title = plainName(conversation.title, 60);
   document.title = title ? `${title} · Hearth` : "Hearth";
+  byId("about-model").textContent = chooser.about();
   const reason = chooser.imageReason();
   byId("image-note").textContent = reason ? `Text and PDF files can be attached. ${reason}` : "Images, text and PDF files can be attached.";
   const { hasTools, toolText, system } = conversation.settings;

@@ -1,6 +1,6 @@
 // The settings of a conversation, which the next new one begins with, and the chooser of the model.
 
-import { element } from "/dashboard/format.js";
+import { counted, element } from "/dashboard/format.js";
 
 import { plainName } from "./plain_text.js";
 import { pasted } from "./tools.js";
@@ -125,6 +125,13 @@ export class ModelChooser {
   get isUnknown() {
     const row = this.#row();
     return !row || (row.owned_by === HERE && !row.architecture);
+  }
+
+  // What is told of the model before a conversation begins; "" where nothing is known.
+  about() {
+    const row = this.#row();
+    const context = row?.context_length ? `${plainName(row.id, 60)}: ${counted(row.context_length, "token", "tokens")} of context.` : "";
+    return [context, plainName(row?.description ?? "", 400)].filter(Boolean).join(" ");
   }
 
   #row() {

@@ -24,6 +24,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 from hearth.commands.server.child_server import ChildServer
 from hearth.commands.server.fetch_missing import fetch_missing
 from hearth.commands.stream_client import ODD_FORM
+from hearth.proxy.request.model_names import ModelNames
 from hearth.shared.errors import StartError
 from hearth.shared.models.model_path import named_model
 from hearth.shared.paths import env_file
@@ -100,6 +101,8 @@ class _Asker:
         except urllib.error.HTTPError as error:
             with error:
                 text = error.read(_ERROR_BYTES_MAX).decode(errors="replace")
+            with contextlib.suppress(*ODD_FORM):  # another program's, of any form
+                text = json.loads(text)["error"]["message"]
             raise _Refused(error.code, text) from None
         if not isinstance(told, dict):
             raise ValueError("no object")
@@ -139,7 +142,9 @@ def find_or_start(
         _wait_until_ready(found, None, console)
         yield _server_for(found, _names_of(model, settings), is_ours=False)
         return
-    source = "" if model == settings.model_name else model  # the settings name it better
+    names = ModelNames.of(settings)
+    is_default = settings.model_name in (names.find_exact(model), names.find_loose(model))
+    source = "" if is_default else model  # the settings name it better
     fetch_missing(source or settings.model_path, settings, console)
     child = _start(settings, source, console)
     asker = _Asker(url_of(settings.proxy_host, child.port), key)

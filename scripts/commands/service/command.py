@@ -31,6 +31,7 @@ from hearth.commands.service.service_manager import (
 from hearth.commands.service.systemd import Systemd
 from hearth.shared.errors import EXIT_CANNOT_START, StartError
 from hearth.shared.make_private_directory import make_private
+from hearth.shared.models.model_path import why_missing
 from hearth.shared.paths import env_file
 from hearth.shared.processes import PID_FILE, read_pid_file, take_port, url_of
 from hearth.shared.settings_from_env import Settings, load_settings
@@ -107,6 +108,7 @@ class Service:
         state = state or ServiceState(None, "")
         print(f"Service   {in_words(state)} by {self.manager.name}")
         print(f"Address   {self.address()}")
+        self.tell_missing_model()
         print(f"Last exit {state.last_exit or 'none since it was loaded'}")
         print(f"Unit      {self.manager.unit_file}")
         print(f"Log       {log_file()}")
@@ -125,6 +127,12 @@ class Service:
         except StartError as error:
             return f"not known: {error}"
         return url_of(settings.proxy_host, settings.proxy_port)
+
+    def tell_missing_model(self) -> None:
+        """Print what requests are told while the default model is not on this disk."""
+        with contextlib.suppress(StartError):  # `address` tells of it
+            if missing := why_missing(self.settings().model_path):
+                print(f"Model     {missing}")
 
     def refuse_other_server(self, settings: Settings) -> None:
         """Raises: StartError: the port is another's, be it a server that was started by hand."""
@@ -147,6 +155,7 @@ class Service:
                 return 1
             time.sleep(0.1)
         print(f"Service   {in_words(state)}, {self.address()}")
+        self.tell_missing_model()
         print(f"Log       {log_file()}")
         return 0
 
