@@ -531,20 +531,31 @@ class Settings:
         "Hub id, directory or name of the model that /v1/rerank is answered by, in the same "
         "process; empty = none",
     )
-    default_temperature: float = _setting(
-        "DEFAULT_TEMPERATURE", "0.1", number(0, 2), "Sampling temperature; 0 = greedy"
+    default_temperature: float | None = _setting(
+        "DEFAULT_TEMPERATURE",
+        "auto",
+        auto_or(number(0, 2)),
+        "Sampling temperature; 0 = greedy, auto = as the model's generation_config.json has it, or "
+        "0.1",
     )
-    default_top_p: float = _setting(
-        "DEFAULT_TOP_P", "0.9", number(0, 1), "Nucleus sampling; 1 = off"
+    default_top_p: float | None = _setting(
+        "DEFAULT_TOP_P",
+        "auto",
+        auto_or(number(0, 1)),
+        "Nucleus sampling; 1 = off, auto = as the model's makers have it, or 0.9",
     )
-    default_top_k: int = _setting(
-        "DEFAULT_TOP_K", "40", integer(0, 1_000_000), "Sample from the k likeliest; 0 = off"
+    default_top_k: int | None = _setting(
+        "DEFAULT_TOP_K",
+        "auto",
+        auto_or(integer(0, 1_000_000)),
+        "Sample from the k likeliest; 0 = off, auto = as the model's makers have it, or 40",
     )
-    default_min_p: float = _setting(
+    default_min_p: float | None = _setting(
         "DEFAULT_MIN_P",
-        "0.05",
-        number(0, 1),
-        "Drop tokens less likely than this share of the likeliest",
+        "auto",
+        auto_or(number(0, 1)),
+        "Drop tokens less likely than this share of the likeliest; auto = as the model's makers "
+        "have it, or 0.05",
     )
     default_repetition_penalty: float = _setting(
         "DEFAULT_REPETITION_PENALTY",

@@ -41,7 +41,12 @@ from hearth.worker.cache_report import (
 )
 from hearth.worker.constraint.grammar_compiler import GrammarCompiler
 from hearth.worker.doctor.findings import Findings
-from hearth.worker.engine.decode.sampler import TokenChoice, make_token_choice
+from hearth.worker.engine.decode.sampler import (
+    SamplingDefaults,
+    TokenChoice,
+    make_token_choice,
+    sampling_defaults,
+)
 from hearth.worker.engine.engine import Engine, leave_device
 from hearth.worker.engine.forward_memory import forward_of
 from hearth.worker.engine.mlx_memory import held_bytes
@@ -127,6 +132,7 @@ class Worker:
             StartError: one of them cannot be bound, or there are no keys.
         """
         self._settings = settings
+        self._sampling_defaults = SamplingDefaults()
         self._worker_id = worker_id
         self._endpoint = endpoint
         self._jobs = PromptLanes()
@@ -213,6 +219,7 @@ class Worker:
             loaded, vision = load_all(self._settings, steps, memory, self._shutdown.is_begun, rank)
         doctor = ModelDoctor(self._settings, loaded, self._worker_id == 0)
         self._settings = doctor.settings
+        self._sampling_defaults = sampling_defaults(self._settings, loaded.generation_config)
         engine = self._make_engine(loaded, vision, doctor.found)
         with engine.stream():
             with while_awaited(self._shutdown):
@@ -345,9 +352,8 @@ class Worker:
 
     def token_choice(self, vocab_size: int, request: Request) -> TokenChoice:
         """Return how the tokens of `request` are chosen. Inference thread."""
-        return make_token_choice(
-            request.sampling, self._settings, vocab_size, request.prompt_tokens, request.guide
-        )
+        defaults, tokens = self._sampling_defaults, request.prompt_tokens
+        return make_token_choice(request.sampling, defaults, vocab_size, tokens, request.guide)
 
     def _render_next(self, job: RenderNextPrompt) -> None:
         self._jobs.put((job.request.lease, job))

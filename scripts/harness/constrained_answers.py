@@ -8,12 +8,11 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from hearth.shared.settings_from_env import load_settings
 from hearth.shared.wire_messages import Constraints, Sampling
 from hearth.worker.constraint.grammar_client import Patience
 from hearth.worker.constraint.grammar_compiler import GrammarCompiler
 from hearth.worker.constraint.token_mask import TokenMask
-from hearth.worker.engine.decode.sampler import TokenChoice, make_token_choice
+from hearth.worker.engine.decode.sampler import SamplingDefaults, TokenChoice, make_token_choice
 from hearth.worker.prompt.template_turn_tokens import turn_marks
 from hearth.worker.schedule.request_state import Request
 from hearth.worker.setup.prompt_and_session_setup import end_ids_of
@@ -149,13 +148,13 @@ class GuidedMachine(Machine):
         )
         self.family = family
         self.constrainer = constrainer_for(family)
-        self._settings = load_settings({"PROXY_API_KEY": "k"}, None)
         self._asked: dict[int, tuple[Sampling, TokenMask | None]] = {}  # by the request's number
 
     def choose(self, request: Request) -> TokenChoice:
         sampling, guide = self._asked[int(request.request_id.removeprefix("r"))]
         return make_token_choice(
-            sampling, self._settings, checkpoint_files.VOCAB_SIZE, request.prompt_tokens, guide
+            *(sampling, SamplingDefaults(), checkpoint_files.VOCAB_SIZE),
+            *(request.prompt_tokens, guide),
         )
 
     def put(

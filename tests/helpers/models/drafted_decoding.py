@@ -3,14 +3,12 @@
 from collections.abc import Callable, Sequence as TypedSequence
 from typing import Any, Final
 
-from hearth.shared.settings_from_env import load_settings
 from hearth.shared.wire_messages import Sampling
 from hearth.worker.engine.decode.decoder import Decoder, Sequence
 from hearth.worker.engine.decode.decoding_sequence import UnfinishedBatch
-from hearth.worker.engine.decode.sampler import make_token_choice
+from hearth.worker.engine.decode.sampler import SamplingDefaults, make_token_choice
 from hearth.worker.kv.rewind import RewindPoint
 
-SETTINGS: Final = load_settings({}, None)  # their sampling is the servers' default
 SAMPLINGS: Final = {
     "greedy": Sampling(temperature=0.0, repetition_penalty=1.0),
     "the server's default": Sampling(seed=11),
@@ -39,7 +37,7 @@ def drafted_sequence(
         cache=cache,
         tokens=list(prompt[:-tail]),
         tail=list(prompt[-tail:]),
-        choice=make_token_choice(SAMPLINGS[sampling], SETTINGS, 4000, len(prompt)),
+        choice=make_token_choice(SAMPLINGS[sampling], SamplingDefaults(), 4000, len(prompt)),
         tokens_max=tokens_max,
         drafter=drafter,
         before_draft=lambda _rows, draft_rows: draft_rows,

@@ -3,11 +3,12 @@
 The filters and penalties are mlx-lm's; the seed is our own.
 """
 
+import contextlib
 import math
 import secrets
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, TypeVar
 
 import mlx.core as mx
 from mlx_lm.sample_utils import (
@@ -50,17 +51,48 @@ class TokenChoice:
     guide: TokenMask | None = None  # it has the last word on what may be sampled
 
 
+@dataclass(frozen=True, slots=True)
+class SamplingDefaults:
+    """What a request gets that leaves it open. Immutable."""
+
+    temperature: float = 0.1
+    top_p: float = 0.9
+    top_k: int = 40
+    min_p: float = 0.05
+    repetition_penalty: float = 1.0
+
+
+def sampling_defaults(
+    settings: Settings, generation_config: Mapping[str, Any] = {}
+) -> SamplingDefaults:
+    """Return what the settings say; where they say auto, what the makers do in `generation_config`.
+
+    What is no value of the setting is passed over there.
+    """
+    parse_of = {row.name: row.metadata["parse"] for row in fields(settings)}
+    given = {}
+    for row in fields(SamplingDefaults):
+        setting = f"default_{row.name}"
+        value = getattr(settings, setting)
+        if value is None:
+            with contextlib.suppress(ValueError):
+                value = parse_of[setting](str(generation_config.get(row.name, "auto")))
+        if value is not None:
+            given[row.name] = value
+    return SamplingDefaults(**given)
+
+
 def make_token_choice(
     sampling: Sampling,
-    settings: Settings,
+    defaults: SamplingDefaults,
     vocab_size: int,
     prompt_length: int,
     guide: TokenMask | None = None,
 ) -> TokenChoice:
-    """Return the choice for a request that passed `check`; the settings fill what it left open."""
+    """Return the choice for a request that passed `check`; `defaults` fill what it left open."""
     return TokenChoice(
-        sampler=_sampler(sampling, settings, vocab_size),
-        processors=tuple(_processors(sampling, settings, prompt_length)),
+        sampler=_sampler(sampling, defaults, vocab_size),
+        processors=tuple(_processors(sampling, defaults, prompt_length)),
         top_logprobs=sampling.top_logprobs,
         guide=guide,
     )
@@ -82,13 +114,13 @@ def check(sampling: Sampling, vocab_size: int) -> None:
             )
 
 
-def _sampler(sampling: Sampling, settings: Settings, vocab_size: int) -> Sampler:
-    temperature = _default(sampling.temperature, settings.default_temperature)
+def _sampler(sampling: Sampling, defaults: SamplingDefaults, vocab_size: int) -> Sampler:
+    temperature = _default(sampling.temperature, defaults.temperature)
     if temperature < TEMPERATURE_MIN:
         return greedy
-    top_p = max(_default(sampling.top_p, settings.default_top_p), TOP_P_MIN)
-    min_p = _default(sampling.min_p, settings.default_min_p)
-    top_k = _default(sampling.top_k, settings.default_top_k)
+    top_p = max(_default(sampling.top_p, defaults.top_p), TOP_P_MIN)
+    min_p = _default(sampling.min_p, defaults.min_p)
+    top_k = _default(sampling.top_k, defaults.top_k)
     filters: list[Filter] = []
     if top_p < 1:
         filters.append(lambda logprobs: apply_top_p(logprobs, top_p))
@@ -130,9 +162,9 @@ def _mixed(seed: int, draw: int) -> int:
 
 
 def _processors(
-    sampling: Sampling, settings: Settings, prompt_length: int
+    sampling: Sampling, defaults: SamplingDefaults, prompt_length: int
 ) -> list[LogitsProcessor]:
-    penalty = _default(sampling.repetition_penalty, settings.default_repetition_penalty)
+    penalty = _default(sampling.repetition_penalty, defaults.repetition_penalty)
     over_everything = make_logits_processors(
         logit_bias={int(name): bias for name, bias in sampling.logit_bias.items()} or None,
         repetition_penalty=None if penalty == 1 else penalty,

@@ -1,5 +1,7 @@
 """Checks how tokens are sampled: seeds, filters, penalties, bias."""
 
+from typing import Any
+
 import mlx.core as mx
 import numpy as np
 import pytest
@@ -7,15 +9,20 @@ import pytest
 from hearth.shared.errors import RequestError
 from hearth.shared.settings_from_env import load_settings
 from hearth.shared.wire_messages import Sampling
-from hearth.worker.engine.decode.sampler import check, make_token_choice
+from hearth.worker.engine.decode.sampler import (
+    SamplingDefaults,
+    check,
+    make_token_choice,
+    sampling_defaults,
+)
 
 VOCABULARY = 50
-SETTINGS = load_settings({}, None)
+DEFAULTS = SamplingDefaults()
 OFF = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
 
 
 def draws(sampling: Sampling, logits: mx.array, count: int = 200) -> list[int]:
-    choice = make_token_choice(sampling, SETTINGS, VOCABULARY, prompt_length=2)
+    choice = make_token_choice(sampling, DEFAULTS, VOCABULARY, prompt_length=2)
     logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
     return [int(choice.sampler(logprobs, [place]).item()) for place in range(count)]
 
@@ -36,7 +43,7 @@ def test_a_seed_repeats_its_draws_and_another_one_does_not() -> None:
 
 def test_tokens_of_several_places_are_drawn_together_as_one_by_one() -> None:
     sampling = Sampling(temperature=1.0, seed=7, **{**OFF, "top_p": 0.9})
-    choice = make_token_choice(sampling, SETTINGS, VOCABULARY, prompt_length=2)
+    choice = make_token_choice(sampling, DEFAULTS, VOCABULARY, prompt_length=2)
     logits = mx.concatenate([ramp(), ramp() * 0.5, -ramp()])
     logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
     places = [4, 5, 9]
@@ -68,7 +75,7 @@ def test_filters_keep_only_the_likeliest(limits: dict[str, float], allowed: set[
 def test_the_draws_follow_the_probabilities() -> None:
     logits = mx.log(mx.array([[0.7, 0.2, 0.1]]))
     choice = make_token_choice(
-        Sampling(temperature=1.0, seed=3, **OFF), SETTINGS, 3, prompt_length=2
+        Sampling(temperature=1.0, seed=3, **OFF), DEFAULTS, 3, prompt_length=2
     )
     counts = [0, 0, 0]
     for place in range(2000):
@@ -78,7 +85,7 @@ def test_the_draws_follow_the_probabilities() -> None:
 
 
 def processed(sampling: Sampling, tokens: list[int]) -> list[float]:
-    choice = make_token_choice(sampling, SETTINGS, VOCABULARY, prompt_length=2)
+    choice = make_token_choice(sampling, DEFAULTS, VOCABULARY, prompt_length=2)
     logits = mx.ones((1, VOCABULARY))
     for process in choice.processors:
         logits = process(mx.array(tokens), logits)
@@ -100,7 +107,7 @@ def test_the_repetition_penalty_counts_the_prompt_too() -> None:
 
 
 def test_a_penalty_of_one_costs_nothing() -> None:
-    choice = make_token_choice(Sampling(repetition_penalty=1.0), SETTINGS, VOCABULARY, 2)
+    choice = make_token_choice(Sampling(repetition_penalty=1.0), DEFAULTS, VOCABULARY, 2)
     assert choice.processors == ()
 
 
@@ -120,6 +127,32 @@ def test_the_rounding_of_a_forward_of_several_tokens_changes_no_seeded_draw() ->
     logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
     rounded = logprobs + mx.array(noise.normal(0, 5e-6, (1, size)).astype(np.float32))
     unfiltered = Sampling(temperature=1.0, top_p=1.0, min_p=0.0, top_k=0, seed=7)
-    sample = make_token_choice(unfiltered, SETTINGS, size, prompt_length=2).sampler
+    sample = make_token_choice(unfiltered, DEFAULTS, size, prompt_length=2).sampler
     drawn = [[sample(each, [place]).item() for place in range(300)] for each in (logprobs, rounded)]
     assert drawn[0] == drawn[1] and len(set(drawn[0])) > 100
+
+
+@pytest.mark.parametrize(
+    ("environ", "generation_config", "expected"),
+    [
+        ({}, {}, SamplingDefaults(0.1, 0.9, 40, 0.05)),
+        ({}, {"temperature": 0.2, "top_p": 0.8}, SamplingDefaults(0.2, 0.8, 40, 0.05)),
+        ({}, {"temperature": 1, "top_k": 0, "min_p": 0}, SamplingDefaults(1.0, 0.9, 0, 0.0)),
+        (
+            {"DEFAULT_TEMPERATURE": "0", "DEFAULT_TOP_K": "7"},
+            {"temperature": 0.6, "top_k": 20, "top_p": 0.95},
+            SamplingDefaults(0.0, 0.95, 7, 0.05),
+        ),
+        (
+            {},
+            {"temperature": "warm", "top_p": None, "top_k": 2.5, "min_p": True},
+            SamplingDefaults(0.1, 0.9, 40, 0.05),
+        ),
+        ({}, {"temperature": 1e9, "top_p": float("nan"), "top_k": -1}, SamplingDefaults()),
+        ({}, {"repetition_penalty": 1.3}, SamplingDefaults(repetition_penalty=1.0)),
+    ],
+)
+def test_a_default_is_the_settings_then_the_makers_then_ours(
+    environ: dict[str, str], generation_config: dict[str, Any], expected: SamplingDefaults
+) -> None:
+    assert sampling_defaults(load_settings(environ, None), generation_config) == expected
