@@ -27,10 +27,10 @@ def body_of(path: str, text: str, **fields: Any) -> bytes:
 
 SAID = [{"role": "user", "content": "a b c"}]
 BODIES: dict[str, dict[str, Any]] = {
-    "chat": {"model": "pocket", "messages": SAID},
-    "completions": {"model": "pocket", "prompt": "a b c"},
-    "messages": {"model": "pocket", "messages": SAID, "system": "Be brief.", "max_tokens": 5},
-    "responses": {"model": "pocket", "input": "a b c"},
+    "chat": {"model": "smollm2", "messages": SAID},
+    "completions": {"model": "smollm2", "prompt": "a b c"},
+    "messages": {"model": "smollm2", "messages": SAID, "system": "Be brief.", "max_tokens": 5},
+    "responses": {"model": "smollm2", "input": "a b c"},
 }
 
 

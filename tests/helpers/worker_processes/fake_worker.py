@@ -60,9 +60,9 @@ from hearth.shared.zmq_transport import (
     curve_keys,
 )
 
-NAME = os.environ.get("PROXY_MODEL_ID") or "pocket"
+NAME = os.environ.get("PROXY_MODEL_ID") or "smollm2"
 FACTS = ModelFacts(
-    NAME, "builtin:pocket", "qwen3", 32_768, 151_936, 27_400_000, 54_800_000, "4 x KVCache", "cpu"
+    NAME, "builtin:smollm2", "qwen3", 32_768, 151_936, 27_400_000, 54_800_000, "4 x KVCache", "cpu"
 )
 SIGNATURE = "S1gnature0fThinking000"
 IMAGE_TOKENS = 7

@@ -19,7 +19,7 @@ from hearth.shared.errors import Overloaded, PromptTooLong, RequestError, StartE
 from hearth.shared.settings_from_env import load_settings
 from hearth.shared.wire_messages import ModelFacts
 
-FACTS = ModelFacts("pocket", "p", "qwen3", 32_768, 10, 27_400_000, 5_480, "4 x KVCache", "cpu")
+FACTS = ModelFacts("local", "p", "qwen3", 32_768, 10, 27_400_000, 5_480, "4 x KVCache", "cpu")
 
 
 def test_ready_says_what_is_served_and_how_to_ask_for_it() -> None:
@@ -27,7 +27,7 @@ def test_ready_says_what_is_served_and_how_to_ask_for_it() -> None:
     assert text.startswith("ready: http://127.0.0.1:4000\n")
     assert "\n  talk     http://127.0.0.1:4000/ in a browser\n" in text
     assert "\n  see      http://127.0.0.1:4000/dashboard\n" in text
-    for part in ("pocket", "qwen3", "27.4 M parameters", "5.48 kB", "32,768", "4 x KVCache", "cpu"):
+    for part in ("local", "qwen3", "27.4 M parameters", "5.48 kB", "32,768", "4 x KVCache", "cpu"):
         assert part in text
     assert "Authorization" not in text
     keyed = "\n".join(ready_lines(load_settings({"PROXY_API_KEY": "secret"}, None), FACTS))

@@ -145,7 +145,7 @@ def test_the_public_name_is_the_hub_id_the_directory_or_the_builtin(tmp_path: Pa
     directory.mkdir()
     assert load_settings({"MODEL_PATH": str(directory)}, None).model_name == "My-Model-4bit"
     assert load_settings({"MODEL_PATH": "owner/name"}, None).model_name == "owner/name"
-    assert load_settings({}, None).model_name == "pocket"
+    assert load_settings({}, None).model_name == "smollm2"
     assert load_settings({"PROXY_MODEL_ID": "mine"}, None).model_name == "mine"
 
 

@@ -99,7 +99,7 @@ def test_a_prompt_is_read_and_not_answered_and_the_log_has_its_line(
             assert reply.json == {
                 "object": "cache.prefill",
                 "id": row["request_id"],
-                "model": "pocket",
+                "model": "smollm2",
                 "prompt_tokens": tokens,
                 "cached_tokens": tokens // 2,
                 "prefilled_tokens": tokens - tokens // 2,
@@ -138,7 +138,7 @@ def test_what_cannot_be_prefilled_is_refused_in_the_callers_shape(
 
 def test_several_prompts_and_a_wrong_method_or_dialect_are_refused(tmp_path: Path) -> None:
     edge = app_of(tmp_path)
-    body = orjson.dumps({"model": "pocket", "prompt": ["a", "b"]})
+    body = orjson.dumps({"model": "smollm2", "prompt": ["a", "b"]})
     reply = ask(edge, "POST", prefill_endpoint.PATH, body=body)
     assert reply.status == 400 and "one prompt" in reply.json["error"]["message"]
     reply = ask(edge, "POST", prefill_endpoint.PATH, body=body, query=b"dialect=gemini")

@@ -59,7 +59,7 @@ def config_of(cloud: MockCloud) -> dict[str, Any]:
             entry("two", "openai/first"),
             entry("two", "openai/second"),
             entry("mixed", "openai/first"),
-            {"model_name": "mixed", "litellm_params": {"model": "hearth/pocket"}},
+            {"model_name": "mixed", "litellm_params": {"model": "hearth/smollm2"}},
             entry("acme/*", "openai/*"),
             entry("wrong", "openai/gpt-x", api_key=WRONG_KEY),
             entry("pricey", "openai/gpt-x", max_budget=1e-9, budget_duration="1d")
@@ -214,8 +214,8 @@ def test_the_router_chooses_among_what_is_not_excluded(started: Started) -> None
 
 def test_a_local_deployment_may_be_chosen(started: Started) -> None:
     cloud, local = started.table.deployments("mixed")
-    assert started.choose("mixed", excluded={cloud.id}) == local and local.local == "pocket"
-    assert started.choose("pocket").local == "pocket"
+    assert started.choose("mixed", excluded={cloud.id}) == local and local.local == "smollm2"
+    assert started.choose("smollm2").local == "smollm2"
 
 
 def test_a_name_that_is_no_group_has_no_deployment(started: Started) -> None:

@@ -39,16 +39,16 @@ def test_a_missing_or_wrong_key_is_401(headers: Any) -> None:
 
 
 def test_names_aliases_and_patterns_are_served_and_others_listed_in_the_404() -> None:
-    names = ModelNames("pocket", ("mine",), ("claude-*",))
-    for name in ("pocket", "mine", "claude-3"):
+    names = ModelNames("local", ("mine",), ("claude-*",))
+    for name in ("local", "mine", "claude-3"):
         assert names.check(name) == name
     with pytest.raises(RequestError) as caught:
         names.check("other")
     assert caught.value.status == 404
-    assert "pocket, mine, claude-*" in str(caught.value)
+    assert "local, mine, claude-*" in str(caught.value)
     for missing in (None, ""):
-        assert names.check(missing) == "pocket"
-    for wrong in (5, ["pocket"], False, {}):
+        assert names.check(missing) == "local"
+    for wrong in (5, ["local"], False, {}):
         with pytest.raises(RequestError) as caught:
             names.check(wrong)
         assert (caught.value.status, caught.value.param) == (400, "model")
@@ -170,7 +170,7 @@ def test_errors_come_in_the_callers_dialect(tmp_path: Any) -> None:
 
 
 def test_a_request_before_a_worker_is_ready_is_told_to_come_back(tmp_path: Any) -> None:
-    body = b'{"model": "pocket", "messages": [{"role": "user", "content": "x"}]}'
+    body = b'{"model": "smollm2", "messages": [{"role": "user", "content": "x"}]}'
     reply = ask(app_of(tmp_path), "POST", "/v1/chat/completions", body=body)
     assert (reply.status, reply.headers["retry-after"]) == (503, "5")
     assert reply.json["error"]["code"] == "overloaded"

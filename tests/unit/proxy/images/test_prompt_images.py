@@ -428,7 +428,7 @@ def test_an_image_is_not_waited_for_once_the_client_has_left(tmp_path: Path, pat
         edge = app_of(tmp_path)
         reader = edge.local.body_parser.images = Slow(9)
         left = asyncio.Event()
-        body = {"model": "pocket", "messages": [{"role": "user", "content": [CHAT[1](ONE)]}]}
+        body = {"model": "smollm2", "messages": [{"role": "user", "content": [CHAT[1](ONE)]}]}
         incoming = [{"type": "http.request", "body": orjson.dumps(body), "more_body": False}]
 
         async def receive() -> Any:

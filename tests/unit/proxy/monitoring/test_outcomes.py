@@ -65,7 +65,7 @@ def last_row(edge: ProxyApp) -> dict[str, Any]:
 
 
 async def post(made: Front, script: str, **fields: Any) -> int:
-    content = orjson.dumps({"model": "pocket", "input": script, **fields})
+    content = orjson.dumps({"model": "smollm2", "input": script, **fields})
     return (await made.ask("POST", RESPONSES, body=content)).status
 
 
@@ -111,7 +111,7 @@ def test_a_client_that_leaves_between_the_answers_end_and_its_reply_has_left(
                 return told
 
             monkeypatch.setattr(responses_events, "whole", leaves)
-            content = orjson.dumps({"model": "pocket", "input": "n=1"})
+            content = orjson.dumps({"model": "smollm2", "input": "n=1"})
             await left(made.app, "POST", RESPONSES, gone, content)
             assert outcomes(made.app, "responses") == {"cancelled": 1}
             assert last_row(made.app)["ended"] == "client_closed"

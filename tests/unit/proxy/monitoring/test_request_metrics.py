@@ -231,13 +231,13 @@ def test_each_request_counts_once_whatever_came_of_it() -> None:
     async def body() -> None:
         async with front(1) as made:
             for script in ("n=2", "n=2 fail=1", "refuse=400:odd", "refuse=503:overloaded"):
-                await post(made, {"model": "pocket", "input": script}, "/v1/responses")
+                await post(made, {"model": "smollm2", "input": script}, "/v1/responses")
             await made.ask("POST", "/v1/responses", body=b"{")
             await made.open_ask("POST", "/v1/responses", body=b"{}")
             await made.ask("GET", "/v1/responses")
             told = counted(await scraped(made), "responses")
             assert told == {"stop": 1, "failed": 1, "refused_4xx": 4, "refused_5xx": 1}
-            for asked in (BODIES["chat"], {}, {"model": "pocket", "messages": 5}):
+            for asked in (BODIES["chat"], {}, {"model": "smollm2", "messages": 5}):
                 await post(made, asked)
             families = await scraped(made)
             assert counted(families, "prefill") == {"prefilled": 1, "refused_4xx": 2}
@@ -253,7 +253,7 @@ def test_a_thousand_sessions_add_no_series() -> None:
 
             async def ask(number: int) -> None:
                 headers = [(b"x-session-id", b"s%d" % number), (b"x-agent-id", b"a%d" % number)]
-                asked = {"model": "pocket", "input": "n=1", "metadata": {"user_id": f"u{number}"}}
+                asked = {"model": "smollm2", "input": "n=1", "metadata": {"user_id": f"u{number}"}}
                 body = orjson.dumps(asked)
                 reply = await made.ask("POST", "/v1/responses", *headers, body=body)
                 assert reply.status == 200
@@ -288,7 +288,7 @@ def test_a_whole_answer_has_a_header_that_tells_what_the_cache_did() -> None:
     async def body() -> None:
         async with front(1) as made:
             for fields in ({}, {"input": "n=2 fail=1"}, {"stream": True}):
-                asked = {"model": "pocket", "input": "n=2"} | fields
+                asked = {"model": "smollm2", "input": "n=2"} | fields
                 reply = await post(made, asked, "/v1/responses")
                 told = reply.headers.get("x-hearth-cache")
                 if fields:

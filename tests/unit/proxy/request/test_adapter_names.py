@@ -25,11 +25,11 @@ def names(**environ: str) -> ModelNames:
 @pytest.mark.parametrize("others", ["", "big=owner/Big"])
 def test_an_adapter_is_a_name_and_its_model_answers(others: str) -> None:
     known = names(MODELS=others)
-    assert known.listed == ["pocket", "law", "code", *(["big"] if others else [])]
-    for name, adapter in (("law", "law"), ("openai/code", "code"), ("pocket", ""), ("gpt-5", "")):
+    assert known.listed == ["smollm2", "law", "code", *(["big"] if others else [])]
+    for name, adapter in (("law", "law"), ("openai/code", "code"), ("smollm2", ""), ("gpt-5", "")):
         target = known.target(known.check(name))
         assert known.adapter_of(target) == adapter
-        assert known.model_of(target) == ("pocket" if others else "")
+        assert known.model_of(target) == ("smollm2" if others else "")
     if others:
         big = known.target("big")
         assert (known.adapter_of(big), known.model_of(big)) == ("", "big")
@@ -39,8 +39,8 @@ def test_an_adapter_is_listed_with_its_models_facts_and_who_that_is() -> None:
     known = names()
     listed = known.listing(lambda _: FACTS, {}, is_anthropic=False)["data"]
     rows = {row["id"]: row for row in listed}
-    assert rows["law"]["parent"] == "pocket" and "parent" not in rows["pocket"]
-    assert rows["law"]["context_length"] == rows["pocket"]["context_length"]
+    assert rows["law"]["parent"] == "smollm2" and "parent" not in rows["smollm2"]
+    assert rows["law"]["context_length"] == rows["smollm2"]["context_length"]
 
 
 def test_the_list_of_models_tells_an_adapters_context(tmp_path: Path) -> None:
@@ -51,7 +51,7 @@ def test_the_list_of_models_tells_an_adapters_context(tmp_path: Path) -> None:
     )()
     reply = ask(edge, "GET", "/v1/models/law")
     assert reply.status == 200 and "n_ctx" in reply.json["meta"]
-    assert asked == ["pocket"]
+    assert asked == ["smollm2"]
 
 
 @pytest.mark.parametrize("name", ["LAW", "law:latest", "openai/law"])
@@ -59,7 +59,7 @@ def test_an_adapter_is_told_by_its_own_name_however_it_is_asked_for(
     tmp_path: Path, name: str
 ) -> None:
     row = ask(app_of(tmp_path, **ONE), "GET", f"/v1/models/{name}").json
-    assert (row["id"], row["parent"]) == ("law", "pocket")
+    assert (row["id"], row["parent"]) == ("law", "smollm2")
 
 
 def test_a_config_of_litellm_finds_an_adapter_before_a_path_that_ends_alike() -> None:
@@ -72,7 +72,7 @@ def test_a_config_of_litellm_finds_an_adapter_before_a_path_that_ends_alike() ->
     assert (found["law"], found["code"], found["owner/law"]) == ("law", "code", "base")
 
 
-@pytest.mark.parametrize("name", ["pocket", "mine", "big"])
+@pytest.mark.parametrize("name", ["smollm2", "mine", "big"])
 def test_an_adapter_cannot_have_the_name_of_a_model(name: str) -> None:
     environ = {"MODELS": "big=owner/Big", "MODEL_ALIASES": "mine", "ADAPTERS": f"{name}=a/b"}
     with pytest.raises(StartError, match="the name of a model already"):
@@ -95,8 +95,8 @@ def request(**fields: Any) -> ParsedRequest:
 
 
 def test_what_answers_is_told_by_the_adapters_name_and_found_apart() -> None:
-    plain, law = request(target="pocket"), request(target="pocket", adapter="law")
-    assert (plain.served_as, law.served_as, request().served_as) == ("pocket", "law", "")
+    plain, law = request(target="smollm2"), request(target="smollm2", adapter="law")
+    assert (plain.served_as, law.served_as, request().served_as) == ("smollm2", "law", "")
     marks = [set(marks_of(each.prompt, each.served_as)) for each in (plain, law)]
     assert marks[0].isdisjoint(marks[1])
     assert [each.adapter for each in law.submissions()] == ["law"]

@@ -32,7 +32,7 @@ from tests.helpers.worker_processes.fake_worker import MISSING
 
 pytestmark = pytest.mark.process
 
-MODELS = (ServedModel("pocket"), ServedModel("b", "/b"), ServedModel("broken", MISSING))
+MODELS = (ServedModel("smollm2"), ServedModel("b", "/b"), ServedModel("broken", MISSING))
 
 
 @pytest.fixture
@@ -110,9 +110,9 @@ def test_a_request_for_another_model_waits_for_it_and_the_default_comes_back(
     async def body() -> None:
         async with host(directory) as made:
             (pid,) = made.supervisor.pids
-            for model in ("b", "pocket", ""):
+            for model in ("b", "smollm2", ""):
                 assert await made.ask(model) == "tok0 "
-                assert made.rows("model", "state", "restarts") == [(model or "pocket", "ready", 0)]
+                assert made.rows("model", "state", "restarts") == [(model or "smollm2", "ready", 0)]
             assert made.supervisor.pids != [pid]
             assert made.pool.facts_of("b") is not None
             assert made.pool.waiting.requests == []
@@ -125,11 +125,11 @@ def test_a_model_is_unloaded_by_wish_unless_it_is_asked_for_before_it_is_idle(
 ) -> None:
     async def body() -> None:
         async with host(directory) as made:
-            running = await made.open("pocket", "n=9 delay=0.05", "long")
-            made.pool.unload("pocket", "")
-            later = await made.open("pocket", name="later")
+            running = await made.open("smollm2", "n=9 delay=0.05", "long")
+            made.pool.unload("smollm2", "")
+            later = await made.open("smollm2", name="later")
             assert [(await read(answer))[0][:5] for answer in (running, later)] == ["tok0 "] * 2
-            made.pool.unload("pocket", "another key, which has not used it")
+            made.pool.unload("smollm2", "another key, which has not used it")
             await asyncio.sleep(0.3)
             assert made.rows("state") == [("ready",)]
             running = await made.open("", "n=9 delay=0.05", "long")
@@ -159,11 +159,11 @@ def test_what_runs_is_finished_before_its_model_goes_and_newcomers_wait(
 
     async def body() -> None:
         async with host(directory) as made:
-            running = await made.open("pocket", "n=20 delay=0.05", "long")
+            running = await made.open("smollm2", "n=20 delay=0.05", "long")
             other = asyncio.create_task(made.ask("b", name="other"))
             link = made.pool.links[0]
             await made.until(lambda: link.closed_at is not None)
-            late = asyncio.create_task(made.ask("pocket", name="late"))
+            late = asyncio.create_task(made.ask("smollm2", name="late"))
             text, finished = await read(running)
             assert (text.count("tok"), finished.reason) == (20, "stop")
             assert not other.done() and not late.done()
@@ -181,10 +181,10 @@ def test_choices_of_one_request_are_not_parted_by_a_switch(
     async def body() -> None:
         async with host(directory) as made:
             came_at = awake_s()
-            first = await made.open("pocket", "n=20 delay=0.05", "first")
+            first = await made.open("smollm2", "n=20 delay=0.05", "first")
             other = asyncio.create_task(made.ask("b", name="other"))
             await made.until(lambda: made.pool.links[0].closed_at is not None)
-            asked = dataclasses.replace(request("n=1"), target="pocket")
+            asked = dataclasses.replace(request("n=1"), target="smollm2")
             second = await made.pool.open(asked, "second", came_at)
             assert (await read(second))[0] == "tok0 "
             assert not first.ended_as and not other.done()
@@ -202,11 +202,11 @@ def test_a_switch_that_nobody_waits_for_any_more_is_off(
     async def body() -> None:
         async with host(directory) as made:
             (pid,) = made.supervisor.pids
-            running = await made.open("pocket", "n=9999 delay=0.05", "long")
+            running = await made.open("smollm2", "n=9999 delay=0.05", "long")
             other = asyncio.create_task(made.ask("b", name="other"))
             link = made.pool.links[0]
             await made.until(lambda: link.closed_at is not None)
-            late = asyncio.create_task(made.ask("pocket", name="late"))
+            late = asyncio.create_task(made.ask("smollm2", name="late"))
             other.cancel()
             assert await late == "tok0 "
             assert link.closed_at is None
@@ -222,10 +222,10 @@ def test_two_models_on_two_workers_keep_one_each(directory: Path) -> None:
             await made.ask("b")
             pids = sorted(made.supervisor.pids)
             for number in range(6):
-                await made.ask(("pocket", "b")[number % 2], name=str(number))
+                await made.ask(("smollm2", "b")[number % 2], name=str(number))
                 await asyncio.sleep(0.15)
             assert sorted(made.supervisor.pids) == pids
-            assert sorted(made.rows("model")) == [("b",), ("pocket",)]
+            assert sorted(made.rows("model")) == [("b",), ("smollm2",)]
 
     run(body)
 
@@ -237,7 +237,7 @@ def test_a_model_that_cannot_be_loaded_is_told_with_its_reason_and_the_default_c
         async with host(directory) as made:
             failing = asyncio.create_task(made.ask("broken", name="failing"))
             await made.until(lambda: made.rows("model") == [("broken",)])
-            waiting = asyncio.create_task(made.ask("pocket", name="waiting"))
+            waiting = asyncio.create_task(made.ask("smollm2", name="waiting"))
             with pytest.raises(RequestError, match="'/missing', which is no model") as caught:
                 await failing
             assert made.rows("state") != [("ready",)], "it is told before the default is back"
@@ -263,7 +263,7 @@ def test_who_has_not_yet_heard_of_a_failed_load_takes_no_other_models_worker(
             await asyncio.sleep(0.2)
             made.pool.waiting.requests.append(ModelRequest("broken", awake_s()))
             made.hosting.arrange()
-            assert made.rows("state", "model") == [("ready", "pocket")]
+            assert made.rows("state", "model") == [("ready", "smollm2")]
             made.pool.waiting.requests.clear()
 
     run(body)
@@ -278,7 +278,7 @@ def test_a_model_whose_load_kills_the_worker_is_not_tried_for_ever(directory: Pa
             os.kill(made.supervisor.pids[0], signal.SIGKILL)
             with pytest.raises(RequestError, match=r"died while it loaded \(SIGKILL"):
                 await asking
-            assert await made.ask("pocket") == "tok0 "
+            assert await made.ask("smollm2") == "tok0 "
 
     run(body)
 
@@ -294,12 +294,12 @@ def test_a_default_model_that_cannot_be_loaded_again_keeps_its_worker_from_no_ot
             os.kill(made.supervisor.pids[0], signal.SIGKILL)
             await made.until(lambda: made.supervisor.workers[0].is_failing)
             with pytest.raises(RequestError, match="still loading") as caught:
-                await made.ask("pocket")
+                await made.ask("smollm2")
             assert caught.value.code == "overloaded", "who asks for it is told to come back"
             assert await made.ask("b") == "tok0 "
             (pid,) = made.supervisor.pids
             with pytest.raises(RequestError, match="'/missing', which is no model"):
-                await made.ask("pocket")
+                await made.ask("smollm2")
             assert made.supervisor.pids == [pid], "and the model that works stays"
             assert await made.ask("b") == "tok0 "
 
@@ -313,7 +313,7 @@ def test_an_unused_model_is_unloaded_and_comes_back_when_it_is_asked_for(
         async with host(directory, 2, unload_s=0.5) as made:
             await made.until(lambda: made.rows("state", "pid") == [("unloaded", None)] * 2)
             assert await made.pool.ask("cache") == {}, "to ask about it loads nothing"
-            assert await made.ask("pocket") == "tok0 "
+            assert await made.ask("smollm2") == "tok0 "
             assert sorted(made.rows("state")) == [("ready",), ("unloaded",)]
             await made.until(lambda: made.rows("state") == [("unloaded",)] * 2)
             assert (await made.pool.count(request("a b c"))).tokens == 6
@@ -325,7 +325,7 @@ def test_an_unused_model_is_unloaded_and_comes_back_when_it_is_asked_for(
 def test_a_busy_model_is_not_unloaded(directory: Path) -> None:
     async def body() -> None:
         async with host(directory, unload_s=0.3) as made:
-            assert (await made.ask("pocket", "n=20 delay=0.05")).count("tok") == 20
+            assert (await made.ask("smollm2", "n=20 delay=0.05")).count("tok") == 20
 
     run(body)
 
@@ -335,13 +335,13 @@ def test_a_worker_without_a_step_is_killed_its_client_told_and_another_started(
 ) -> None:
     async def body() -> None:
         async with host(directory, stall_s=2.0) as made:
-            busy = await made.ask("pocket", "n=60 delay=0.05", "busy")
+            busy = await made.ask("smollm2", "n=60 delay=0.05", "busy")
             assert busy.count("tok") == 60, "one that gets on is left alone"
-            answer = await made.open("pocket", "n=9999 delay=0.2 hang=1")
+            answer = await made.open("smollm2", "n=9999 delay=0.2 hang=1")
             with pytest.raises(WorkerLost, match=r"SIGKILL: it held requests and made no step for"):
                 await read(answer)
             await made.until(lambda: made.rows("state", "restarts") == [("ready", 1)])
-            assert await made.ask("pocket") == "tok0 "
+            assert await made.ask("smollm2") == "tok0 "
 
     run(body)
 
@@ -356,7 +356,7 @@ def test_clients_of_a_stuck_worker_are_told_though_it_does_not_end(
                 patch.setattr(
                     WorkerProcess, "kill", lambda *_: None
                 )  # as in a driver that never returns
-                answer = await made.open("pocket", "n=9999 delay=0.2 hang=1")
+                answer = await made.open("smollm2", "n=9999 delay=0.2 hang=1")
                 with pytest.raises(WorkerLost, match="made no step for"):
                     await read(answer)
             assert made.rows("pid", "restarts") == [(pid, 0)]
@@ -369,7 +369,7 @@ def test_clients_of_a_stuck_worker_are_told_though_it_does_not_end(
 def test_a_stuck_worker_is_left_alone_where_that_is_not_wanted(directory: Path) -> None:
     async def body() -> None:
         async with host(directory, stall_s=0.0) as made:
-            text = await made.ask("pocket", "n=10 delay=0.2 hang=1")
+            text = await made.ask("smollm2", "n=10 delay=0.2 hang=1")
             assert text.count("tok") == 10
             assert made.rows("restarts") == [(0,)]
 
@@ -383,11 +383,11 @@ def test_who_waits_in_vain_is_told_what_the_workers_do(
 
     async def body() -> None:
         async with host(directory) as made:
-            running = await made.open("pocket", "n=9999 delay=0.05", "long")
+            running = await made.open("smollm2", "n=9999 delay=0.05", "long")
             with pytest.raises(RequestError) as caught:
                 await made.ask("b")
             assert (caught.value.status, caught.value.code) == (503, "overloaded")
-            assert "worker 0 is ready with 'pocket'" in str(caught.value)
+            assert "worker 0 is ready with 'smollm2'" in str(caught.value)
             running.close()
 
     run(body)
@@ -410,7 +410,7 @@ def test_no_more_wait_than_the_room_holds(directory: Path, monkeypatch: pytest.M
 def test_time_in_which_this_process_stood_still_is_no_stall(directory: Path) -> None:
     async def body() -> None:
         async with host(directory, stall_s=20.0) as made:
-            answer = await made.open("pocket", "n=9999 delay=0.2 hang=1")
+            answer = await made.open("smollm2", "n=9999 delay=0.2 hang=1")
             clock = made.supervisor.workers[0].hang_detector
             await made.until(lambda: clock.stalled_s > 0.5)
             before_s = clock.stalled_s

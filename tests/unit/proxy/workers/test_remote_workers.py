@@ -196,7 +196,7 @@ def test_an_answer_comes_from_a_worker_on_another_machine_and_health_shows_it(
             assert (routes.health()["status"], routes.health()["ready"]) == ("ok", True)
             assert row["endpoint"] == f"tcp://127.0.0.1:{machine.port}"
             assert (row["id"], row["state"], row["problem"]) == (0, "ready", None)
-            assert row["model"] == "pocket"
+            assert row["model"] == "smollm2"
             assert row["pid"] is None, "a pid of another machine must not be signalled on this one"
 
     run(body)
@@ -304,7 +304,7 @@ def test_a_worker_of_another_model_gets_no_request(machine: Machine) -> None:
     async def body() -> None:
         async with bench(settings_of(machine.keys_dir, machine.port)) as made:
             machine.start(PROXY_MODEL_ID="another")
-            problem = "serves 'another', this server 'pocket': set MODEL_PATH and PROXY_MODEL_ID"
+            problem = "serves 'another', this server 'smollm2': set MODEL_PATH and PROXY_MODEL_ID"
             await made.until(lambda: made.worker.problem.startswith(problem))
             with pytest.raises(Overloaded, match="serves 'another'"):
                 await made.pool.open(request("n=1"), "r")

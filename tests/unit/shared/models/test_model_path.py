@@ -6,6 +6,7 @@ import pytest
 
 from hearth.commands import check
 from hearth.shared.errors import EXIT_CANNOT_START, StartError
+from hearth.shared.models.builtin_models import MODELS_DIR_VARIABLE, SMOLLM2, ModelMissing
 from hearth.shared.models.model_path import check_model, named_model
 
 
@@ -15,14 +16,25 @@ def checkpoint(directory: Path, *names: str) -> Path:
     return directory
 
 
-def test_a_model_is_named_as_a_directory_a_hub_id_or_the_builtin_one(tmp_path: Path) -> None:
+def test_a_model_is_named_as_a_directory_or_a_hub_id(tmp_path: Path) -> None:
     whole = checkpoint(tmp_path, "config.json", "model.safetensors")
     assert named_model(str(whole)) == whole
     assert named_model("owner/name") == "owner/name"
-    assert named_model("builtin:pocket") == "builtin:pocket"
     assert check_model(str(whole)) == f"{whole}, a directory"
-    assert check_model("builtin:pocket") == "builtin:pocket, which comes with the code"
     assert check_model("owner/name").startswith("owner/name, which the first start fetches")
+
+
+def test_a_builtin_model_is_its_directory_or_else_missing_with_the_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(MODELS_DIR_VARIABLE, str(tmp_path))
+    with pytest.raises(ModelMissing, match=r"Fetch it: hearth pull smollm2 .* --from FILE"):
+        check_model("builtin:smollm2")
+    SMOLLM2.directory.mkdir()
+    whole = checkpoint(SMOLLM2.directory, "config.json", "model.safetensors")
+    assert whole.parent == tmp_path
+    for source in ("builtin:smollm2", "smollm2", "SmolLM2:latest"):
+        assert named_model(source) == whole
 
 
 @pytest.mark.parametrize("source", ["/does/not/exist", "./x", "~/x-y-z", "name", "a/b/c"])
@@ -40,23 +52,25 @@ def test_a_directory_that_lacks_a_file_says_which(tmp_path: Path) -> None:
 
 
 def test_a_check_of_a_model_that_is_not_there_says_so_and_ends_with_78(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    whole = checkpoint(tmp_path, "config.json", "model.safetensors")
     for name in ("MODEL_PATH", "MODELS"):
-        monkeypatch.setenv(name, "builtin:pocket")  # so that it is put back
+        monkeypatch.setenv(name, str(whole))  # so that it is put back
     monkeypatch.setattr(check, "port_of", lambda settings, is_check: "4000 is free")
     assert check.main(["--model", "/does/not/exist"]) == EXIT_CANNOT_START
     shown = capsys.readouterr()
     assert "'/does/not/exist', which is neither a directory nor a hub id" in shown.err
     monkeypatch.setenv("MODELS", "builtin:rocket")
-    assert check.main(["--model", "builtin:pocket"]) == EXIT_CANNOT_START
+    assert check.main(["--model", str(whole)]) == EXIT_CANNOT_START
     assert "builtin:rocket" in capsys.readouterr().err
 
 
 def test_a_check_of_a_draft_model_that_is_not_there_names_its_own_setting(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("MODELS", "")
     monkeypatch.setenv("DRAFT_MODEL", "/no/head")
-    assert check.main(["--model", "builtin:pocket"]) == EXIT_CANNOT_START
+    whole = checkpoint(tmp_path, "config.json", "model.safetensors")
+    assert check.main(["--model", str(whole)]) == EXIT_CANNOT_START
     assert "DRAFT_MODEL is '/no/head', which is neither" in capsys.readouterr().err

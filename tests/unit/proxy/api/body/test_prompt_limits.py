@@ -156,14 +156,14 @@ def test_commas_in_the_texts_of_arguments_are_no_values(edge: ProxyApp) -> None:
     "path", ["/v1/chat/completions", "/v1/messages/count_tokens", "/v1/cache/prefill"]
 )
 def test_every_endpoint_that_takes_a_prompt_holds_to_the_limits(edge: ProxyApp, path: str) -> None:
-    body = json.dumps({"model": "pocket", "max_tokens": 1, "messages": [USER] * 5}).encode()
+    body = json.dumps({"model": "smollm2", "max_tokens": 1, "messages": [USER] * 5}).encode()
     reply = ask(edge, "POST", path, body=body)
     assert reply.status == 400 and b"Remove at least 1." in reply.content, reply.content
 
 
 def test_a_refusal_is_counted(edge: ProxyApp) -> None:
     with mock.patch.object(edge.metrics, "refused") as counted:
-        body = json.dumps({"model": "pocket", "messages": [USER] * 5}).encode()
+        body = json.dumps({"model": "smollm2", "messages": [USER] * 5}).encode()
         ask(edge, "POST", "/v1/chat/completions", body=body)
     ((dialect, error),) = (call.args for call in counted.call_args_list)
     assert (dialect, error.code) == ("chat", "too_many_messages")

@@ -66,7 +66,7 @@ def test_every_refusal_is_in_ollamas_words(tmp_path: Any) -> None:
 def test_before_a_model_is_loaded_its_name_is_listed_without_figures(tmp_path: Any) -> None:
     app = app_of(tmp_path, MODEL_ALIASES="mine,org/it")
     rows = ask(app, "GET", "/api/tags").json["models"]
-    assert [row["name"] for row in rows] == ["pocket:latest", "mine:latest", "org/it:latest"]
+    assert [row["name"] for row in rows] == ["smollm2:latest", "mine:latest", "org/it:latest"]
     assert {row["details"]["family"] for row in rows} == {""}
     assert len({row["digest"] for row in rows}) == 3
     assert ask(app, "GET", "/api/ps").json == {"models": []}
@@ -100,7 +100,7 @@ def test_a_model_that_embeds_is_listed_as_one_and_one_that_ranks_is_not(tmp_path
 @pytest.mark.parametrize(
     ("name", "listed"),
     [
-        ("pocket", "pocket:latest"),
+        ("smollm2", "smollm2:latest"),
         ("qwen3:8b", "qwen3:8b"),
         ("org/Qwen3-8B", "org/Qwen3-8B:latest"),
         ("host:80/it", "host:80/it:latest"),
