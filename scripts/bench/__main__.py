@@ -2,7 +2,6 @@
 """Measures parts of Hearth on this machine; asserts no timing. Whole servers: `hearth bench`.
 
     python -m scripts.bench cache [--only PART]
-    python -m scripts.bench stored [--models pocket,DIR] [--prompts 20]
     python -m scripts.bench macs
     python -m scripts.bench sizes [--models NAME,...] [--macs GB,...] [--sessions NAME,...]
     python -m scripts.bench beside [--fixture qwen3] [--tokens 16000] [--goal SECONDS]
@@ -17,11 +16,10 @@ import argparse
 import json
 from pathlib import Path
 
-from scripts.bench import beside, cache, drafts, front, mac_memory, sizes, stored_kv
+from scripts.bench import beside, cache, drafts, front, mac_memory, sizes
 
 COMMANDS = {
     "cache": cache,
-    "stored": stored_kv,
     "macs": mac_memory,
     "sizes": sizes,
     "beside": beside,
