@@ -8,12 +8,12 @@ import mlx.core as mx
 import pytest
 
 from hearth.commands import doctor
-from hearth.shared.settings_from_env import POCKET
 from hearth.worker.doctor.check_context import CheckContext, Steps
 from hearth.worker.doctor.findings import FOLDER
 from hearth.worker.doctor.measure_speed import SPEED, measure_speed
 from hearth.worker.doctor.run_checks import CheckRun
 from hearth.worker.setup import doctor_setup
+from scripts.fixtures.fixture_cache import fixture_dir
 from tests.helpers.servers.server import free_port
 
 Verdicts = dict[str, Any]
@@ -27,7 +27,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """
     limit = mx.get_memory_limit()
     settings = {"KV_CACHE_DIR": str(tmp_path / "kv"), "PROXY_PORT": str(free_port())}
-    for name, value in {**settings, "MODEL_PATH": POCKET, "LD_PRELOAD": "none"}.items():
+    for name, value in {**settings, "MODEL_PATH": str(fixture_dir("qwen3")), "LD_PRELOAD": "none"}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr("hearth.commands.doctor.openblas_environment", lambda _: {})
     yield tmp_path / "kv"
@@ -61,7 +61,7 @@ def test_it_checks_here_where_no_server_runs_and_keeps_what_it_found(
     only(monkeypatch, verdict)
     assert doctor.main([]) == status
     shown = capsys.readouterr()
-    assert "- model: builtin:pocket" in shown.out and f"| {verdict} |" in shown.out
+    assert "- model: a local checkpoint" in shown.out and f"| {verdict} |" in shown.out
     assert ("Faults: exact." in shown.out) == (verdict == "fault")
     assert shown.err.split() == ["speed", "exact"], "what it is doing"
     assert str(Path.home()) not in shown.out

@@ -116,7 +116,11 @@ def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
     monkeypatch.setattr(proxy, "main", become)
     monkeypatch.setattr(serve, "take_port", lambda *given, is_check: f"{given[1]} is free")
-    given = {"MODEL_PATH": "builtin:pocket", "WORKERS": "1", "PROXY_PORT": "1"}
+    model = tmp_path / "small"
+    model.mkdir()
+    for name in ("config.json", "model.safetensors"):
+        (model / name).write_text("{}")
+    given = {"MODEL_PATH": str(model), "WORKERS": "1", "PROXY_PORT": "1"}
     for name, text in given.items():
         monkeypatch.setenv(name, text)  # so that it is put back
     monkeypatch.chdir(tmp_path)
@@ -150,9 +154,10 @@ def test_serve_ends_with_78_for_a_bad_setting_and_1_for_a_port_that_is_held(
 
 
 def test_check_says_what_it_found(started: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert check.main(["--model", "builtin:pocket", "--workers", "3", "--port", "4321"]) == 0
+    assert check.main(["--model", "small", "--workers", "3", "--port", "4321"]) == 0
     shown = capsys.readouterr().out
-    for expected in (f"Hearth    {VERSION}", "builtin:pocket, workers 3", "4321 is free", "Images"):
+    model = f"{started / 'small'}, workers 3"
+    for expected in (f"Hearth    {VERSION}", model, "4321 is free", "Images"):
         assert expected in shown
 
 
@@ -165,7 +170,7 @@ def test_check_reads_the_litellm_config(
     config.chmod(0o600)
     monkeypatch.setenv("LITELLM_CONFIG", str(config))
     assert check.main(["--port", "4321"]) == 0
-    assert f"Gateway   {config}: far, pocket" in capsys.readouterr().out
+    assert f"Gateway   {config}: far, small" in capsys.readouterr().out
     config.write_text(json.dumps({"model_list": [{"model_name": "far"}]}))
     assert check.main(["--port", "4321"]) == 78
     assert "litellm_params.model" in capsys.readouterr().err
@@ -177,7 +182,7 @@ def test_check_tells_of_a_setting_that_is_not_read(
     monkeypatch.setenv("MLX_PORT", "8080")
     monkeypatch.setattr(check, "env_file", lambda: started / ".env")
     (started / ".env").write_text("LIVE_SLOT_MAX=2\n")
-    assert check.main(["--model", "builtin:pocket", "--workers", "1", "--port", "4321"]) == 0
+    assert check.main(["--model", "small", "--workers", "1", "--port", "4321"]) == 0
     shown = [row for row in capsys.readouterr().out.splitlines() if row.startswith("Warning")]
     assert len(shown) == 2
     assert "MLX_PORT is set" in shown[0] and "LIVE_SLOTS_MAX meant?" in shown[1]

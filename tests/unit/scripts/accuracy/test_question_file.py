@@ -8,7 +8,6 @@ import pytest
 
 from hearth.commands.accuracy.question_file import SHIPPED, Question, question_of, read_questions
 from hearth.commands.server_client import ProbeError
-from scripts.pocket import make_questions
 
 ASKED = [{"role": "user", "content": "2 + 2?"}]
 RIGHT = {"role": "assistant", "content": "4"}
@@ -100,12 +99,6 @@ def test_a_file_that_is_none_is_told(content: bytes, said: str, tmp_path: Path) 
         read_questions(path, 100)
     with pytest.raises(ProbeError, match="cannot be read: Is a directory"):
         read_questions(tmp_path, 100)
-
-
-def test_the_questions_that_come_with_hearth_are_what_the_script_makes() -> None:
-    remedy = "run .venv/bin/python -m scripts.pocket.make_questions"
-    assert make_questions.text() == make_questions.PAGE.read_text(), remedy
-    assert make_questions.PAGE.samefile(SHIPPED)
 
 
 def test_the_questions_that_come_with_hearth_share_trunks_and_grow_histories() -> None:

@@ -84,13 +84,13 @@ def test_another_model_is_not_in_use(cache: Path, tmp_path: Path) -> None:
 def test_a_pid_file_that_names_no_models_names_none(tmp_path: Path, told: object) -> None:
     pid_file = serving(tmp_path)
     row = json.loads(pid_file.path.read_text())
-    assert sources_in_use(tmp_path) == ["builtin:pocket"]
+    assert sources_in_use(tmp_path) == ["builtin:smollm2"]
     del row["models"]
     text = json.dumps(row | told if isinstance(told, dict) else told)
     pid_file.path.write_text(text)
     assert sources_in_use(tmp_path) == []
     row["supervisor"]["started"] += 1  # that server has ended, and another has its pid
-    pid_file.path.write_text(json.dumps(row | {"models": ["builtin:pocket"]}))
+    pid_file.path.write_text(json.dumps(row | {"models": ["builtin:smollm2"]}))
     assert sources_in_use(tmp_path) == []
 
 

@@ -36,6 +36,7 @@ from hearth.worker.embeddings.layer_rests import LayerRests
 from hearth.worker.embeddings.rerank_model import RankedPairs, RerankModel
 from hearth.worker.embeddings.token_rows import CHARS_MAX, TokenRow, check_numbers
 from scripts.fixtures.embedding_checkpoints import embedding_checkpoint
+from scripts.fixtures.fixture_cache import fixture_dir
 
 EMBEDDERS: Final = ("bert", "xlm_roberta", "modernbert", "qwen3", "gemma3")
 RANKERS: Final = ("bert_ranker", "xlm_roberta_ranker", "modernbert_ranker", "qwen3_ranker")
@@ -414,7 +415,7 @@ def test_a_chat_model_is_no_embedding_model_and_an_embedding_model_ranks_nothing
     with pytest.raises(StartError, match=r"RERANK_MODEL is .* cannot be loaded"):
         RerankModel(str(embedding_checkpoint("bert")), LayerRests())
     with pytest.raises(StartError, match="EMBEDDING_MODEL is "):
-        EmbeddingModel("builtin:pocket", LayerRests())
+        EmbeddingModel(str(fixture_dir("llama")), LayerRests())
 
 
 def test_embedding_gemmas_sliding_layers_look_as_far_as_their_window(tmp_path: Path) -> None:

@@ -45,8 +45,8 @@ def test_a_directory_without_a_model_says_so(tmp_path: Path) -> None:
     assert "without a config.json" in refusal(str(tmp_path))
 
 
-def test_an_unknown_builtin_names_the_one_there_is() -> None:
-    assert "builtin:pocket" in refusal("builtin:rocket")
+def test_an_unknown_builtin_names_those_there_are() -> None:
+    assert "builtin:smollm2, builtin:minilm" in refusal("builtin:rocket")
 
 
 def test_a_checkpoint_that_wants_to_run_its_own_code_is_refused(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper, load as load_from_disk
 from hearth.shared.errors import PromptTooLong, RequestError
 from hearth.shared.settings_from_env import load_settings
 from hearth.shared.wire_messages import Prompt
-from hearth.worker.engine.model_loader import POCKET_DIR
 from hearth.worker.prompt.prefill_cuts import CutRule
 from hearth.worker.prompt.prompt_with_sampled_turns import PromptBuilder, PromptContent
 from hearth.worker.prompt.render_messages import Renderer
@@ -133,8 +132,8 @@ def test_the_marks_of_a_checkpoint_on_disk_are_found(name: str) -> None:
     assert {"<|im_end|>"} <= names(tokenizer, end_of_turn_ids(tokenizer, {}))
 
 
-def test_pocket_is_cut_at_its_messages() -> None:
-    tokenizer = load_from_disk(POCKET_DIR)
+def test_a_checkpoint_on_disk_is_cut_at_its_messages() -> None:
+    tokenizer = load_from_disk(fixture_dir("qwen3"))
     system = {"role": "system", "content": "rule " * 60}
     turns = [{"role": role, "content": "word " * 90} for role in ("user", "assistant", "user")]
     ids = ids_of(builder(tokenizer, 4096), Prompt([system, *turns]))

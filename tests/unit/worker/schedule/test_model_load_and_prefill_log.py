@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 from hearth.shared.settings_from_env import load_settings
-from hearth.worker.engine.model_loader import POCKET_DIR, load_model
+from hearth.worker.engine.model_loader import load_model
 from hearth.worker.schedule import model_load_and_prefill_log as progress_log
 from hearth.worker.schedule.model_load_and_prefill_log import LOG_EVERY_S, StartSteps
 from hearth.worker.schedule.request_state import Request
+from scripts.fixtures.fixture_cache import fixture_dir
 from tests.helpers.worker.scripted_scheduler import CHUNK, request, run, scheduler
 
 WAIT_S = 60.0
@@ -155,8 +156,10 @@ def test_nothing_is_said_once_a_start_is_over(caplog: pytest.LogCaptureFixture) 
 
 def test_loading_tells_its_steps_and_what_the_weights_will_take() -> None:
     told: list[tuple[str, int]] = []
-    load_model(load_settings({}, None), lambda *step: told.append(step))
-    (weights,) = POCKET_DIR.glob("*.safetensors")
+    directory = fixture_dir("qwen3")
+    settings = load_settings({"MODEL_PATH": str(directory)}, None)
+    load_model(settings, lambda *step: told.append(step))
+    (weights,) = directory.glob("*.safetensors")
     assert told == [("files", 0), ("weights", weights.stat().st_size), ("hashes", 0)]
 
 

@@ -210,7 +210,7 @@ def test_a_head_that_brings_code_is_refused_before_it_runs(head: Path) -> None:
     assert "code of its own" in text and f"DRAFT_MODEL is {str(head)!r}" in text
 
 
-@pytest.mark.parametrize("source", ["/nowhere/at/all", "builtin:pocket", "no-owner"])
+@pytest.mark.parametrize("source", ["/nowhere/at/all", "builtin:rocket", "no-owner"])
 def test_what_is_no_head_is_refused_in_the_settings_name(source: str) -> None:
     assert refusal(lambda: setup_of(source)).startswith(f"DRAFT_MODEL is {source!r}")
 

@@ -11,7 +11,7 @@ import pytest
 from hearth.shared.settings_from_env import Settings, load_settings
 from hearth.worker.cache.block_hash import PrefixHash
 from hearth.worker.engine import weights_identity
-from hearth.worker.engine.model_loader import POCKET_DIR, load_model
+from hearth.worker.engine.model_loader import load_model
 from hearth.worker.prompt.template_turn_tokens import turn_marks
 from hearth.worker.setup.kv_setup import cache_root, identify
 from hearth.worker.stream.detokenise import Vocabulary
@@ -48,12 +48,11 @@ def restarted(workers: Workers, settings: Settings) -> tuple[PrefixHash, Answer]
     return root, answer
 
 
-@pytest.mark.parametrize("source", ["qwen3", "pocket"])
 def test_weights_changed_in_place_with_their_times_restored_find_no_kv_of_before(
-    tmp_path: Path, workers: Workers, source: str
+    tmp_path: Path, workers: Workers
 ) -> None:
     directory = tmp_path / "model"
-    shutil.copytree(POCKET_DIR if source == "pocket" else fixture_dir(source), directory)
+    shutil.copytree(fixture_dir("qwen3"), directory)
     environ = {"MODEL_PATH": str(directory), "KV_CACHE_DIR": str(tmp_path / "kv")}
     settings = load_settings(environ, None)
     first, cold = restarted(workers, settings)

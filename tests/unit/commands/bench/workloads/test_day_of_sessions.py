@@ -9,7 +9,7 @@ import pytest
 from hearth.commands.bench.server import Server
 from hearth.commands.bench.workload import SCALES
 from hearth.commands.bench.workloads.server_lives import day_of_sessions as day
-from hearth.worker.engine.model_loader import POCKET_DIR
+from scripts.fixtures.fixture_cache import fixture_dir
 from tests.helpers.bench.played_visits import Played, made_visit
 
 QUICK = SCALES["quick"]
@@ -57,13 +57,14 @@ def test_a_server_whose_memory_nothing_bounds_plays_no_day(
 
 
 def test_the_memory_of_one_is_what_its_live_cache_takes_by_the_models_own_layers() -> None:
-    tokens = day.session_tokens(POCKET_DIR, QUICK)
+    model = fixture_dir("qwen3")
+    tokens = day.session_tokens(model, QUICK)
     assert tokens > QUICK.day_tokens
-    config = json.loads((POCKET_DIR / "config.json").read_text())
+    config = json.loads((model / "config.json").read_text())
     heads = config["num_key_value_heads"] * config["head_dim"]
     row_bytes = 2 * config["num_hidden_layers"] * heads * 4  # it computes in float32 on a CPU
     least, most = (-(-tokens * row_bytes // (day.MB * part)) for part in (2, 1))
-    assert least <= day.memory_mb(POCKET_DIR, QUICK) <= 2 * most
+    assert least <= day.memory_mb(model, QUICK) <= 2 * most
 
 
 def test_a_model_that_hearth_does_not_know_has_no_such_memory(tmp_path: Path) -> None:
