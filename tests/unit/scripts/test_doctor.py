@@ -27,7 +27,11 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """
     limit = mx.get_memory_limit()
     settings = {"KV_CACHE_DIR": str(tmp_path / "kv"), "PROXY_PORT": str(free_port())}
-    for name, value in {**settings, "MODEL_PATH": str(fixture_dir("qwen3")), "LD_PRELOAD": "none"}.items():
+    for name, value in {
+        **settings,
+        "MODEL_PATH": str(fixture_dir("qwen3")),
+        "LD_PRELOAD": "none",
+    }.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr("hearth.commands.doctor.openblas_environment", lambda _: {})
     yield tmp_path / "kv"

@@ -25,7 +25,7 @@ from hearth.commands.server.find_or_start import RunningServer
 from hearth.shared.errors import StartError
 
 PNG = b"\x89PNG\r\n\x1a\n"
-SERVER = RunningServer("http://127.0.0.1:4000", "", "pocket", 131_072, True, False)
+SERVER = RunningServer("http://127.0.0.1:4000", "", "local", 131_072, True, False)
 USAGE = {
     "prompt_tokens": 1_500,
     "completion_tokens": 101,
@@ -134,14 +134,14 @@ def test_bytes_that_are_no_utf8_are_sent_as_a_question_mark() -> None:
 def test_models_are_listed_and_changed(talk: Talk, monkeypatch: pytest.MonkeyPatch) -> None:
     def other(server: RunningServer, name: str) -> RunningServer:
         if name != "other":
-            raise StartError("It serves pocket, other, not that.")
+            raise StartError("It serves local, other, not that.")
         return RunningServer(server.base_url, "", "other", None, False, False)
 
     monkeypatch.setattr(chat_loop, "with_model", other)
-    monkeypatch.setattr(chat_loop, "names_served", lambda server: ["pocket", "other\x1b[2J"])
+    monkeypatch.setattr(chat_loop, "names_served", lambda server: ["local", "other\x1b[2J"])
     shown = talk("/model", "/model none", "/model other", "/image x.png")
-    assert "* pocket\n  other[2J\n" in shown
-    assert "It serves pocket, other, not that." in shown
+    assert "* local\n  other[2J\n" in shown
+    assert "It serves local, other, not that." in shown
     assert shown.endswith("other\nother takes no images.\n\n")
 
 
@@ -153,7 +153,7 @@ def test_ctrl_c_while_a_model_loads_stays_with_the_one_before(
 
     monkeypatch.setattr(chat_loop, "with_model", interrupted)
     shown = talk("/model other", "still there?")
-    assert "pocket goes on\n" in shown
+    assert "local goes on\n" in shown
     assert [body[0]["content"] for body in talk.bodies] == ["still there?"]  # type: ignore[attr-defined]
 
 
@@ -175,9 +175,9 @@ def test_an_image_is_found_by_its_path_and_sent_with_its_name(talk: Talk, tmp_pa
 def test_a_model_that_takes_no_images_is_asked_with_the_words(talk: Talk, tmp_path: Path) -> None:
     path = tmp_path / "cat.png"
     path.write_bytes(PNG)
-    blind = RunningServer("http://127.0.0.1:4000", "", "pocket", None, False, False)
+    blind = RunningServer("http://127.0.0.1:4000", "", "local", None, False, False)
     shown = talk(f"rename {path}", server=blind)
-    assert "pocket takes no images." in shown
+    assert "local takes no images." in shown
     assert talk.bodies[0][0]["content"] == f"rename {path}"  # type: ignore[attr-defined]
 
 
@@ -191,10 +191,10 @@ def test_a_question_once_with_an_image_that_cannot_be_sent_says_so(
         sent.append(body["messages"][0]["content"])
 
     monkeypatch.setattr(one_answer, "ask", ask)
-    blind = RunningServer("http://127.0.0.1:4000", "", "pocket", None, False, False)
+    blind = RunningServer("http://127.0.0.1:4000", "", "local", None, False, False)
     question = f"what is {tmp_path}/x.png?"
     assert asyncio.run(one_answer.answer_once(blind, question, io.StringIO())) == 0
-    assert "pocket takes no images: only the words are sent." in capsys.readouterr().err
+    assert "local takes no images: only the words are sent." in capsys.readouterr().err
     assert sent == [question]
     assert asyncio.run(one_answer.answer_once(SERVER, question, io.StringIO())) == 1
     assert "x.png is no PNG" in capsys.readouterr().err

@@ -124,12 +124,12 @@ def test_a_prompt_of_text_is_what_it_was_before_there_were_images() -> None:
 def test_a_text_model_refuses_images_of_users_and_is_told_of_those_in_results() -> None:
     shot = [text("here:"), image("one")]
     result = Prompt([ASKED, {"role": "tool", "content": shot}])
-    told = without_images(result, "pocket")
+    told = without_images(result, "local")
     assert told[0] is ASKED
     assert told[1]["content"][1] == text("[image omitted: this model reads text only]")
     question = Prompt([ASKED, {"role": "user", "content": shot}], places={"one": "input[0].image"})
-    with pytest.raises(RequestError, match=r"input\[0\].image is an image, and pocket") as error:
-        without_images(question, "pocket")
+    with pytest.raises(RequestError, match=r"input\[0\].image is an image, and local") as error:
+        without_images(question, "local")
     assert error.value.code == "unsupported_content"
     assert str(error.value).endswith("Remove the image, or serve a vision model (MODEL_PATH).")
 
@@ -137,6 +137,6 @@ def test_a_text_model_refuses_images_of_users_and_is_told_of_those_in_results() 
 def test_without_the_extra_an_images_refusal_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "mlx_vlm", None)
     with pytest.raises(RequestError, match=r"install the extra 'vision' .*'\.\[vision\]'") as error:
-        without_images(Prompt([{"role": "user", "content": [image("one")]}]), "pocket")
+        without_images(Prompt([{"role": "user", "content": [image("one")]}]), "local")
     assert (error.value.status, error.value.code) == (400, "unsupported_content")
     assert str(error.value).endswith("and serve a vision model (MODEL_PATH).")
