@@ -4,7 +4,6 @@
     python -m scripts.bench cache [--only PART]
     python -m scripts.bench macs
     python -m scripts.bench sizes [--models NAME,...] [--macs GB,...] [--sessions NAME,...]
-    python -m scripts.bench beside [--fixture qwen3] [--tokens 16000] [--goal SECONDS]
     python -m scripts.bench drafts [--sets NAME,...] [--states]
     python -m scripts.bench front [--pairs 10] [--starts 5] [--beside CHECKOUT]
 
@@ -16,13 +15,12 @@ import argparse
 import json
 from pathlib import Path
 
-from scripts.bench import beside, cache, drafts, front, mac_memory, sizes
+from scripts.bench import cache, drafts, front, mac_memory, sizes
 
 COMMANDS = {
     "cache": cache,
     "macs": mac_memory,
     "sizes": sizes,
-    "beside": beside,
     "drafts": drafts,
     "front": front,
 }
