@@ -1,7 +1,6 @@
 #!/usr/bin/env python
 """Measures parts of Hearth on this machine; asserts no timing. Whole servers: `hearth bench`.
 
-    python -m scripts.bench cache [--only PART]
     python -m scripts.bench macs
     python -m scripts.bench sizes [--models NAME,...] [--macs GB,...] [--sessions NAME,...]
     python -m scripts.bench drafts [--sets NAME,...] [--states]
@@ -15,10 +14,9 @@ import argparse
 import json
 from pathlib import Path
 
-from scripts.bench import cache, drafts, front, mac_memory, sizes
+from scripts.bench import drafts, front, mac_memory, sizes
 
 COMMANDS = {
-    "cache": cache,
     "macs": mac_memory,
     "sizes": sizes,
     "drafts": drafts,
