@@ -3,7 +3,6 @@
 
     python -m scripts.bench macs
     python -m scripts.bench sizes [--models NAME,...] [--macs GB,...] [--sessions NAME,...]
-    python -m scripts.bench drafts [--sets NAME,...] [--states]
     python -m scripts.bench front [--pairs 10] [--starts 5] [--beside CHECKOUT]
 
 Each subcommand is a module of this directory with ABOUT, add_arguments(parser) and run(options),
@@ -14,12 +13,11 @@ import argparse
 import json
 from pathlib import Path
 
-from scripts.bench import drafts, front, mac_memory, sizes
+from scripts.bench import front, mac_memory, sizes
 
 COMMANDS = {
     "macs": mac_memory,
     "sizes": sizes,
-    "drafts": drafts,
     "front": front,
 }
 
