@@ -522,7 +522,7 @@ class Settings:
         "",
         any_text,
         "Hub id, directory or name of the model that /v1/embeddings is answered by, in a process "
-        "of its own; empty = none",
+        "of its own; builtin:minilm needs no hub; empty = none",
     )
     rerank_model: str = _setting(
         "RERANK_MODEL",

@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import itertools
 import logging
+import math
 import signal
 import sys
 import time
@@ -35,7 +36,8 @@ from hearth.shared.embedding_messages import (
     decode,
     encode,
 )
-from hearth.shared.errors import Overloaded, RequestError, WireError
+from hearth.shared.errors import Overloaded, RequestError, StartError, WireError
+from hearth.shared.models.model_path import named_model
 from hearth.shared.paths import PROJECT_DIR
 
 log = logging.getLogger(__name__)
@@ -56,7 +58,7 @@ State = Literal["unloaded", "loading", "ready"]
 class EmbeddingSettings:
     """What the process is started with."""
 
-    embedding_model: str = ""  # a directory or a hub id; "" = none
+    embedding_model: str = ""  # as in EMBEDDING_MODEL; "" = none
     rerank_model: str = ""
     idle_s: float = 300.0  # without a request, before the process ends; 0 = never
     environ: Mapping[str, str] = field(default_factory=dict)  # of the process
@@ -272,6 +274,10 @@ class EmbeddingProcess:
         except OSError as error:
             self._note_failure(f"the system starts no process ({error.strerror})")
             return
+        except StartError as error:  # a model is not here
+            self._note_failure(str(error))
+            self._failed_at = -math.inf  # the next request may find it pulled
+            return
         self.starts += 1
         log.info("embedding process started pid=%d", process.pid)
         if self._is_told_to_end:  # as it was started, when there was no pipe to close
@@ -285,10 +291,13 @@ class EmbeddingProcess:
         self._note_end(how or _how(code))
 
     async def _start(self) -> Process:
+        """Return a process that loads the models. Raises: OSError; StartError: one is not here."""
         told = self._settings
+        embedding = await asyncio.to_thread(_named, told.embedding_model, "EMBEDDING_MODEL")
+        rerank = await asyncio.to_thread(_named, told.rerank_model, "RERANK_MODEL")
         return await asyncio.create_subprocess_exec(
             *self._command,
-            *("--embedding-model", told.embedding_model, "--rerank-model", told.rerank_model),
+            *("--embedding-model", embedding, "--rerank-model", rerank),
             stdin=PIPE,  # its end ends the process, however this one dies
             stdout=PIPE,
             cwd=PROJECT_DIR,
@@ -391,6 +400,15 @@ class EmbeddingProcess:
         log.error("embedding models cannot be loaded: %s", why)
         self._why_failed, self._failed_at = why, time.monotonic()
         self._fail_all(lambda: _unavailable(why))
+
+
+def _named(source: str, setting: str) -> str:
+    """Return the directory or the hub id that `source` names; "" where nothing is set.
+
+    Raises:
+        StartError: it names what is not here.
+    """
+    return str(named_model(source, setting)) if source else ""
 
 
 def _kill(process: Process) -> None:

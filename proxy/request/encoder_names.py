@@ -5,6 +5,7 @@ from typing import Any, Final, Literal, get_args
 
 from hearth.proxy.request.model_names import ModelNames, ServedModel
 from hearth.shared.errors import RequestError, StartError
+from hearth.shared.models.builtin_models import builtin_model
 from hearth.shared.settings_from_env import Settings
 
 EncoderKind = Literal["embeddings", "rerank"]
@@ -85,6 +86,13 @@ def encoders_of(settings: Settings) -> dict[EncoderKind, EncoderNames]:
                 "with text. Give that one another, as PROXY_MODEL_ID does."
             )
         patterns = (*settings.catch_all_models, USUAL_NAMES[kind])
-        names = ModelNames(name, ServedModel(name, path).names[1:], patterns)
+        names = ModelNames(name, _aliases(name, path), patterns)
         found[kind] = EncoderNames(kind, path, names)
     return found
+
+
+def _aliases(name: str, path: str) -> tuple[str, ...]:
+    """Return what requests may call a model beside its public `name`."""
+    builtin = builtin_model(path)
+    others = () if builtin is None else (builtin.source, builtin.hub_id.rpartition("/")[2])
+    return (*ServedModel(name, path).names[1:], *others)

