@@ -109,7 +109,7 @@ def _configs(told: dict[str, Any]) -> dict[str, Any]:
         "quantization": quantisation,
     }
     tokenizer_config = {
-        "tokenizer_class": "GPT2Tokenizer",
+        "tokenizer_class": "PreTrainedTokenizerFast",  # it takes tokenizer.json as it is
         "bos_token": tokens[begin],
         "eos_token": tokens[end],
         "pad_token": tokens[end],
