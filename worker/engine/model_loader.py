@@ -23,6 +23,7 @@ from mlx_lm.utils import (
 )
 
 from hearth.shared.errors import StartError
+from hearth.shared.models.context_length import UNKNOWN_LENGTH, context_tokens
 from hearth.shared.models.model_path import named_model
 from hearth.shared.optional_packages import VISION_REMEDY, has_vision
 from hearth.shared.settings_from_env import Settings
@@ -50,9 +51,6 @@ from hearth.worker.engine.vision.vlm_loader import (
 from hearth.worker.engine.weights_identity import WeightsIdentity
 
 log = logging.getLogger(__name__)
-
-POSITION_NAMES = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx")
-UNKNOWN_LENGTH = 1 << 40  # transformers writes a larger number where a tokenizer tells none
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,7 +271,9 @@ def _facts(
 ) -> ModelFacts:
     """Return what is known of `model`; `weights` are those of its towers too."""
     text = config.get("text_config") or config
-    positions = context_tokens(text, tokenizer)
+    positions = context_tokens(config, getattr(tokenizer, "model_max_length", None))
+    if positions == UNKNOWN_LENGTH:
+        log.warning("the checkpoint does not tell its context length; MAX_KV_SIZE alone limits it")
     return ModelFacts(
         name=settings.model_name,
         path=source,
@@ -287,16 +287,6 @@ def _facts(
         model_tokens=positions,
         context_by="model" if positions <= settings.max_kv_size else "setting",
     )
-
-
-def context_tokens(config: dict[str, Any], tokenizer: Any) -> int:
-    """Return the longest context that the model was made for, whatever name the config uses."""
-    found = [config.get(name) for name in POSITION_NAMES]
-    found.append(getattr(tokenizer, "model_max_length", None))
-    known = [int(n) for n in found if isinstance(n, int | float) and 0 < n < UNKNOWN_LENGTH]
-    if not known:
-        log.warning("the checkpoint does not tell its context length; MAX_KV_SIZE alone limits it")
-    return known[0] if known else UNKNOWN_LENGTH
 
 
 def _vocab_size(model: Any, config: dict[str, Any]) -> int:

@@ -7,7 +7,6 @@ Owner: the calling thread, as of all arrays.
 
 import inspect
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, Final
 
 import mlx.core as mx
@@ -16,8 +15,9 @@ from mlx.utils import tree_flatten, tree_unflatten
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load_model
 
+from hearth.shared.models.context_length import context_tokens
 from hearth.shared.wire_messages import ModelFacts
-from hearth.worker.engine.model_loader import LoadedModel, backend, cache_layout, context_tokens
+from hearth.worker.engine.model_loader import LoadedModel, backend, cache_layout
 from hearth.worker.engine.vision.vlm_loader import read_json
 from hearth.worker.engine.weights_identity import WeightsIdentity
 
@@ -45,9 +45,8 @@ def unloaded_model(directory: Path, context_max: int, weight_bytes: int) -> Load
     model, config = load_model(directory, lazy=True, strict=False, get_model_classes=classes)
     if not has_weights:
         _set_dtype(model, config)
-    text = config.get("text_config") or config
     told = read_json(directory / "tokenizer_config.json").get("model_max_length")
-    positions = context_tokens(text, SimpleNamespace(model_max_length=told))
+    positions = context_tokens(config, told)
     facts = ModelFacts(
         name="",
         path=str(directory),

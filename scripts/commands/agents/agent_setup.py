@@ -15,6 +15,11 @@ NO_KEY: Final = "local"  # what agents that must send one send to a server that 
 ANSWER_TOKENS_MAX: Final = 16_384
 
 
+def answer_tokens(context_tokens: int) -> int:
+    """Return how much of a context an agent may plan for one answer."""
+    return min(ANSWER_TOKENS_MAX, context_tokens // 4)
+
+
 @dataclass(frozen=True, slots=True)
 class Endpoint:
     """The server and the model that an agent is to ask."""
@@ -39,8 +44,7 @@ class Endpoint:
 
     @property
     def answer_tokens(self) -> int:
-        """How much of the context an agent may plan for one answer."""
-        return min(ANSWER_TOKENS_MAX, (self.context_tokens or 4 * ANSWER_TOKENS_MAX) // 4)
+        return answer_tokens(self.context_tokens or 4 * ANSWER_TOKENS_MAX)
 
     @property
     def inputs(self) -> list[str]:
@@ -88,10 +92,10 @@ class Agent:
     title: str
     binary: str
     package: str  # of npm
+    first_prompt_tokens: int  # measured (docs/clients.md), rounded down
     launch: Callable[[Endpoint, Surroundings], Launch]
     config_texts: Callable[[Endpoint, Surroundings], list[ConfigText]]
     apart: str = ""  # what of its user's own settings `launch` does not keep
-    context_tokens_min: int = 0  # with fewer it does not work well
     key_variable: str = KEY_VARIABLE  # where it reads the server's key
 
 

@@ -4,19 +4,21 @@
 
 The agents are claude (Claude Code), codex, opencode, pi, qwen (Qwen Code) and openclaw. What an
 earlier version wrote into their files is listed first, to be taken out.
-Exit status 0: it is printed; 2: there is no server to set it up for.
+Exit status 0: it is printed; 2: there is no server to set it up for, or the agent's first prompt
+does not fit the model's context.
 """
 
 import argparse
 import os
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from hearth.commands.agents.agent_setup import Agent, Endpoint, Surroundings
 from hearth.commands.agents.agent_setups import AGENTS
 from hearth.commands.agents.earlier_edits import lines_about
-from hearth.commands.agents.launch import CANNOT, about, endpoint_of
+from hearth.commands.agents.launch import CANNOT, about, check_first_prompt, endpoint_of
 from hearth.commands.server.find_or_start import find_or_start
 from hearth.shared.errors import StartError
 from hearth.shared.paths import HOME_DIR, env_file
@@ -32,7 +34,8 @@ def connect(options: argparse.Namespace) -> int:
         print("An earlier version wrote these, which are to be taken out:")
         print(*(f"  {line}" for line in earlier), sep="\n", end="\n\n", flush=True)
     settings = load_settings(os.environ, env_file())
-    with find_or_start(settings, options.model) as server:
+    check = partial(check_first_prompt, "connect", options.agent)
+    with find_or_start(settings, options.model, check=check) as server:
         endpoint = endpoint_of(server)
     if endpoint.base_url != url_of(settings.proxy_host, settings.proxy_port):
         raise StartError(

@@ -6,7 +6,8 @@
 The agents are claude (Claude Code), codex, opencode, pi, qwen (Qwen Code) and openclaw. What stands
 after -- is for the agent. Variables and temporary files set it up, with the context that fits; its
 user's own settings apply beside them. A server is started for it where none runs.
-Exit status: the agent's; 2: it is not installed, or there is no server for it.
+Exit status: the agent's; 2: it is not installed, its first prompt does not fit the model's context,
+or there is no server for it.
 """
 
 import argparse
@@ -19,20 +20,33 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Final
 from urllib.parse import urlsplit
 
-from hearth.commands.agents.agent_setup import Agent, Endpoint, Launch, Surroundings
+from hearth.commands.agents.agent_setup import (
+    Agent,
+    Endpoint,
+    Launch,
+    Surroundings,
+    answer_tokens,
+)
 from hearth.commands.agents.agent_setups import AGENTS
 from hearth.commands.server.find_or_start import RunningServer, find_or_start
 from hearth.shared.errors import StartError
+from hearth.shared.machine_memory import physical_bytes
+from hearth.shared.models.catalogue import recommended
 from hearth.shared.paths import env_file
 from hearth.shared.processes import process_started
 from hearth.shared.settings_from_env import load_settings
 
 CANNOT: Final = 2
+EARLY_FACTOR: Final = 5  # an agent compacts early in a context of less than so many first prompts
+MORE: Final = (
+    "Less is kept of other models, or a smaller one has more (docs/settings.md: MAX_KV_SIZE)."
+)
 FORWARDED: Final = (signal.SIGTERM, signal.SIGHUP)
 DIRECTORY: Final = "hearth-launch-"  # of the temporary files; the pid of their command follows
 
@@ -48,13 +62,30 @@ def about(agent: Agent, endpoint: Endpoint) -> list[str]:
     context = endpoint.context_tokens
     fits = f" with {context:,} tokens of context" if context else ""
     lines = [f"{agent.title} asks {endpoint.model} at {endpoint.base_url}{fits}."]
-    if context and context < agent.context_tokens_min:
-        lines.append(
-            f"{agent.title} wants {agent.context_tokens_min:,} tokens or more, and will compact "
-            "early. Less is kept of other models, or a smaller one has more (docs/settings.md: "
-            "MAX_KV_SIZE)."
-        )
+    first = agent.first_prompt_tokens
+    if context and context < EARLY_FACTOR * first:
+        lines.append(f"Its first prompt takes {first:,} of them, so it will compact early. {MORE}")
     return lines
+
+
+def check_first_prompt(command: str, name: str, model: str, context_tokens: int | None) -> None:
+    """Refuse `hearth COMMAND NAME` where the context has no room for a first prompt and an answer.
+
+    Raises: StartError: with both sizes, and the model to take on this machine.
+    """
+    agent = AGENTS[name]
+    if not context_tokens:
+        return
+    answer = answer_tokens(context_tokens)
+    if agent.first_prompt_tokens + answer <= context_tokens:
+        return
+    better = recommended(physical_bytes())
+    is_known = better is None or model in (better.alias, better.hub_id)
+    raise StartError(
+        f"{agent.title}'s first prompt is {agent.first_prompt_tokens:,} tokens or more, and "
+        f"{model} takes {context_tokens:,}, of which an answer may be {answer:,}: "
+        + (MORE if is_known else f"hearth {command} {name} --model {better.alias}")
+    )
 
 
 def environment_of(launch: Launch, environ: Mapping[str, str], base_url: str) -> dict[str, str]:
@@ -147,8 +178,9 @@ def launch(options: argparse.Namespace) -> int:
             f"npm install -g {agent.package}"
         )
     settings = load_settings(os.environ, env_file())
+    check = partial(check_first_prompt, "launch", options.agent)
     with (
-        find_or_start(settings, options.model) as server,
+        find_or_start(settings, options.model, check=check) as server,
         temporary_directory() as directory,
     ):
         endpoint = endpoint_of(server)

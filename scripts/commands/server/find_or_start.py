@@ -26,6 +26,7 @@ from hearth.commands.server.fetch_missing import fetch_missing
 from hearth.commands.stream_client import ODD_FORM
 from hearth.proxy.request.model_names import ModelNames
 from hearth.shared.errors import StartError
+from hearth.shared.models.context_length import context_in_files
 from hearth.shared.models.model_path import named_model
 from hearth.shared.paths import env_file
 from hearth.shared.processes import PID_FILE, can_listen, read_pid_file, take_port, url_of
@@ -43,6 +44,7 @@ _NO_HEARTH: Final = (OSError, http.client.HTTPException, *ODD_FORM)
 _SERVES: Final = {"ready", "unloaded"}  # states of a worker that the next request is answered by
 
 Row = dict[str, Any]
+Check = Callable[[str, int | None], None]  # of a model and its context, None = not told
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,11 +127,16 @@ class _Asker:
 
 @contextlib.contextmanager
 def find_or_start(
-    settings: Settings, model: str = "", console: Console | None = None
+    settings: Settings,
+    model: str = "",
+    console: Console | None = None,
+    check: Check = lambda _model, _context_tokens: None,
 ) -> Iterator[RunningServer]:
     """Give a server that serves `model` ("" = its default one), ready to be asked.
 
-    A model that is not on this disk is fetched before a server is started with it.
+    A model that is not on this disk is fetched before a server is started with it. `check` is given
+    the model and its context: as its files tell it before a server is started, and as a server does
+    before it is given. What it raises ends this.
 
     Raises:
         StartError: the server that runs does not serve that, or wants another key, or the one
@@ -140,26 +147,34 @@ def find_or_start(
     found = _Asker(url_of(settings.proxy_host, settings.proxy_port), key)
     if found.workers() is not None or _begins(found, settings.instance_dir):
         _wait_until_ready(found, None, console)
-        yield _server_for(found, _names_of(model, settings), is_ours=False)
+        yield _checked(_server_for(found, _names_of(model, settings), is_ours=False), check)
         return
     names = ModelNames.of(settings)
     is_default = settings.model_name in (names.find_exact(model), names.find_loose(model))
     source = "" if is_default else model  # the settings name it better
     fetch_missing(source or settings.model_path, settings, console)
+    tokens = context_in_files(source or settings.model_path)
+    name = public_name(source) if source else settings.model_name
+    check(name, tokens and min(tokens, settings.max_kv_size))
     child = _start(settings, source, console)
     asker = _Asker(url_of(settings.proxy_host, child.port), key)
     try:
         began = time.monotonic()
         if not _wait_until_ready(asker, child, console):
-            yield _server_for(asker, _names_of(model, settings), is_ours=False)
+            yield _checked(_server_for(asker, _names_of(model, settings), is_ours=False), check)
             return
-        server = _server_for(asker, (), is_ours=True)
+        server = _checked(_server_for(asker, (), is_ours=True), check)
         ready_s = time.monotonic() - began
         _say(console, f"The server is ready after {ready_s:.0f} s and ends with this command.")
         _say(console, "`hearth service install` keeps one running.")
         yield server
     finally:
         child.end()
+
+
+def _checked(server: RunningServer, check: Check) -> RunningServer:
+    check(server.model, server.context_tokens)
+    return server
 
 
 def _say(console: Console, text: str) -> None:

@@ -61,7 +61,7 @@ class Home:
         self.is_ours = False
 
     @contextmanager
-    def find(self, *_: Any) -> Iterator[RunningServer]:
+    def find(self, *_: Any, **__: Any) -> Iterator[RunningServer]:
         url = f"http://127.0.0.1:{self.port}"
         yield RunningServer(url, self.key, "m/x", 65_536, False, self.is_ours)
 

@@ -18,9 +18,11 @@ from hearth.commands.agents import launch
 from hearth.commands.agents.agent_setup import Endpoint, Launch, Surroundings
 from hearth.commands.agents.agent_setups import AGENTS
 from hearth.commands.server.find_or_start import RunningServer
+from hearth.shared.errors import StartError
 
 pytestmark = pytest.mark.process
 KEY = "sk-secret-0123456789"
+QWEN = "mlx-community/Qwen3.5-9B-MLX-4bit"
 ENDPOINT = Endpoint("http://127.0.0.1:4000", KEY, "m/x", 65_536)
 # An agent that tells what it was started with, and ends with the status in its last argument.
 TELLS = """#!{python}
@@ -40,12 +42,23 @@ import contextlib, sys
 from hearth.commands.agents import launch
 from hearth.commands.server.find_or_start import RunningServer
 @contextlib.contextmanager
-def found(*_):
+def found(*_, **__):
     yield RunningServer("http://127.0.0.1:4000", "", "m", 65536, False, False)
     print("the server is left", flush=True)
 launch.find_or_start = found
 sys.exit(launch.main(["codex"]))
 """
+
+
+def found_with(context_tokens: int) -> Any:
+    """Return a `find_or_start` that finds a server of the first model with such a context."""
+
+    @contextmanager
+    def found(*_: Any, check: Any) -> Iterator[RunningServer]:
+        check("smollm2", context_tokens)
+        yield RunningServer("http://127.0.0.1:4000", KEY, "smollm2", context_tokens, False, False)
+
+    return found
 
 
 def make_agent(directory: Path, name: str, text: str) -> None:
@@ -59,7 +72,7 @@ def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Have all agents on PATH, in a home of their own, and a server with a key; what one tells."""
 
     @contextmanager
-    def found(*_: Any) -> Iterator[RunningServer]:
+    def found(*_: Any, **__: Any) -> Iterator[RunningServer]:
         yield RunningServer("http://127.0.0.1:4000", KEY, "m/x", 65_536, False, False)
 
     monkeypatch.setattr(launch, "find_or_start", found)
@@ -180,10 +193,46 @@ def test_an_agent_that_is_not_installed_is_told_how_to_be(
     assert "npm install -g @qwen-code/qwen-code" in capsys.readouterr().err
 
 
-def test_a_small_context_is_told_to_an_agent_that_wants_more() -> None:
+def test_a_small_context_is_told_to_an_agent_with_a_long_first_prompt() -> None:
     small = Endpoint("http://127.0.0.1:4000", "", "m", 32_768)
-    assert "wants 65,536 tokens" in launch.about(AGENTS["claude"], small)[1]
-    assert len(launch.about(AGENTS["codex"], small)) == 1
+    assert (
+        "takes 11,400 of them, so it will compact early" in launch.about(AGENTS["claude"], small)[1]
+    )
+    assert len(launch.about(AGENTS["pi"], small)) == 1
+
+
+@pytest.mark.parametrize("name", AGENTS)
+def test_only_an_agent_whose_first_prompt_fits_starts_with_the_first_model(
+    name: str, told: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(launch, "find_or_start", found_with(8_192))
+    monkeypatch.setattr(launch, "physical_bytes", lambda: 16 << 30)
+    assert launch.main([name]) == (0 if name == "pi" else 2)
+    assert told.exists() == (name == "pi")
+    if name == "claude":
+        assert capsys.readouterr().err == (
+            "Claude Code's first prompt is 11,400 tokens or more, and smollm2 takes 8,192, of "
+            "which an answer may be 2,048: hearth launch claude --model qwen3.5-9b\n"
+        )
+
+
+def test_a_first_prompt_fits_exactly_beside_an_answer_and_an_untold_context_refuses_none() -> None:
+    launch.check_first_prompt("launch", "claude", "m", 15_200)
+    launch.check_first_prompt("launch", "claude", "m", None)
+    with pytest.raises(StartError, match="takes 15,196"):
+        launch.check_first_prompt("launch", "claude", "m", 15_196)
+
+
+@pytest.mark.parametrize(
+    ("memory", "model"), [(1 << 30, "m"), (16 << 30, "qwen3.5-9b"), (16 << 30, QWEN)]
+)
+def test_no_model_is_named_to_a_machine_without_one_or_that_serves_it(
+    memory: int, model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch, "physical_bytes", lambda: memory)
+    with pytest.raises(StartError, match="MAX_KV_SIZE") as caught:
+        launch.check_first_prompt("connect", "codex", model, 4_096)
+    assert "--model" not in str(caught.value)
 
 
 def test_settings_that_a_user_passes_by_the_same_variable_are_kept(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -127,6 +128,32 @@ def test_a_path_is_found_by_the_name_that_a_server_gives_it(
     assert found(named, "owner/x").model == "other"
 
 
+def test_a_check_sees_the_context_before_a_start_and_what_a_server_tells(
+    told: tuple[ToldServer, Settings], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[str, int | None]] = []
+
+    def check(model: str, context_tokens: int | None) -> None:
+        seen.append((model, context_tokens))
+        raise StartError("too small")
+
+    def enter(settings: Settings, model: str = "") -> None:
+        with (
+            pytest.raises(StartError, match="too small"),
+            find_or_start(settings, model, Console(file=io.StringIO()), check),
+        ):
+            raise AssertionError("it is refused before")
+
+    _, settings = told
+    enter(settings)
+    (tmp_path / "config.json").write_text('{"max_position_embeddings": 2048}')
+    monkeypatch.setattr(module, "ChildServer", None)  # none may be started
+    nobody = dataclasses.replace(settings, proxy_port=1, model_path=str(tmp_path), run_dir=tmp_path)
+    enter(nobody)
+    enter(dataclasses.replace(nobody, max_kv_size=1_024), str(tmp_path))
+    assert seen == [("local", 4_096), (tmp_path.name, 2_048), (tmp_path.name, 1_024)]
+
+
 def test_what_is_not_served_is_refused_with_what_is(told: tuple[ToldServer, Settings]) -> None:
     _, settings = told
     with pytest.raises(StartError, match="serves far, local, other, not 'none'") as error:
@@ -217,6 +244,7 @@ def test_one_that_has_lost_the_port_waits_for_the_other_which_names_itself_later
         def failure(self) -> StartError:
             return StartError("it did not start")
 
+    monkeypatch.setattr(module, "fetch_missing", lambda *_: None)
     monkeypatch.setattr(module, "ChildServer", Ended)
     monkeypatch.setattr(module, "take_port", lambda *_, **__: "")
     monkeypatch.setattr(module._Asker, "workers", lambda _: next(answers))
