@@ -12,13 +12,13 @@ import pytest
 from tests.helpers.servers.server import Server
 
 SYSTEM = "You are careful. " + "Read what you are given twice. " * 30
-SHORT: dict[str, Any] = {"model": "pocket", "temperature": 0}
+SHORT: dict[str, Any] = {"model": "local", "temperature": 0}
 Ask = Callable[[Server, str, bool, dict[str, Any]], Any]  # the SDK's usage object of an answer
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    with Server(MODEL_PATH="builtin:pocket", PREFILL_CHUNK="128") as running:
+    with Server(PREFILL_CHUNK="128") as running:
         yield running
 
 
@@ -49,7 +49,7 @@ def completions(server: Server, text: str, stream: bool, more: dict[str, Any]) -
 def messages(server: Server, text: str, stream: bool, more: dict[str, Any]) -> Any:
     with anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0) as client:
         ask: Any = client.messages.create
-        asked = {"model": "pocket", "messages": said(text), "max_tokens": 8}
+        asked = {"model": "local", "messages": said(text), "max_tokens": 8}
         asked["extra_body"] = {"temperature": 0} | more
         if not stream:
             return ask(**asked).usage

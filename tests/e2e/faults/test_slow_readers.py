@@ -50,7 +50,7 @@ def body_of(path: str, text: str) -> dict[str, Any]:
         told = {"prompt": text}
     elif path == "/v1/responses":
         told = {"input": text}
-    return {"model": "pocket", "stream": True, **BODIES[path], **told}
+    return {"model": "local", "stream": True, **BODIES[path], **told}
 
 
 def ask_and_leave(server: FakeServer, path: str, text: str) -> socket.socket:

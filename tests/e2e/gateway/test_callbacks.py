@@ -48,7 +48,7 @@ def logged_before(gateway: GatewayServer) -> list[Any]:
 def test_every_answer_is_told_once_with_its_tokens(gateway: GatewayServer) -> None:
     """Each dialect, whole and as a stream, by the local model and by the cloud."""
     before = len(logged_before(gateway))
-    seen: dict[str, list[Usage]] = {"pocket": [], "cloud": []}
+    seen: dict[str, list[Usage]] = {"local": [], "cloud": []}
     for number, dialect in enumerate(DIALECTS):
         for stream in (False, True):
             for model, usages in seen.items():
@@ -59,7 +59,7 @@ def test_every_answer_is_told_once_with_its_tokens(gateway: GatewayServer) -> No
     for model, usages in seen.items():
         told = [usage_of(row) for row in rows if row.get("model_group") == model]
         assert sorted(told) == sorted(usages), model
-    assert any(cached for _, cached, _ in seen["pocket"])
+    assert any(cached for _, cached, _ in seen["local"])
     assert any(cached for _, cached, _ in seen["cloud"])
 
 
@@ -88,16 +88,16 @@ def test_an_answer_after_a_fallback_is_told_once_as_answered(gateway: GatewaySer
 
 def test_no_row_has_a_key_and_each_names_its_model(gateway: GatewayServer) -> None:
     before = len(logged_before(gateway))
-    for number, model in enumerate(("pocket", "cloud"), 1):
+    for number, model in enumerate(("local", "cloud"), 1):
         ask(gateway.url, "chat", body_of("chat", model, "n=1"))
         rows = logged(gateway, before, number)
-    assert {row["model_group"] for row in rows} == {"pocket", "cloud"}
+    assert {row["model_group"] for row in rows} == {"local", "cloud"}
     assert "sk-mock-cloud-key" not in str(rows)
 
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_local_answer_costs_nothing_of_a_budget(gateway: GatewayServer, stream: bool) -> None:
     before = len(logged_before(gateway))
-    ask(gateway.url, "messages", body_of("messages", "pocket", "n=4", stream=stream))
+    ask(gateway.url, "messages", body_of("messages", "local", "n=4", stream=stream))
     (row,) = logged(gateway, before, 1)
     assert not row["response_cost"]

@@ -101,7 +101,7 @@ def test_tokens_are_counted_by_the_cloud(cloud: MockCloud, claude: Claude) -> No
 
 def test_the_cloud_models_are_listed(gateway: GatewayServer) -> None:
     names = {row["id"] for row in gateway.get("/v1/models")["data"]}
-    assert {"pocket", "second", "cloud", "claude-cloud", "local-first"} <= names
+    assert {"local", "second", "cloud", "claude-cloud", "local-first"} <= names
 
 
 def test_a_stream_comes_as_it_is_written(gateway: GatewayServer, cloud: MockCloud) -> None:

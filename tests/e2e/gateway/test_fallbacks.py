@@ -58,7 +58,7 @@ def held_to(seen: Told, text: str, served_by: str, fallback: str) -> None:
 @in_each_way
 def test_a_full_queue_goes_to_the_cloud(gateway: GatewayServer, dialect: str, stream: bool) -> None:
     seen = told(gateway, dialect, "local-first", "n=2 full=0", stream)
-    held_to(seen, CLOUD_TEXT, "openai/gpt-mock", "hearth/pocket overloaded")
+    held_to(seen, CLOUD_TEXT, "openai/gpt-mock", "hearth/local overloaded")
     assert (seen.cloud, seen.local) == (["gpt-mock"], 1)
 
 
@@ -68,7 +68,7 @@ def test_a_prompt_that_is_too_long_goes_where_long_ones_go(
 ) -> None:
     script = "n=2 refuse=400:context_length_exceeded"
     seen = told(gateway, dialect, "local-first", script, stream)
-    held_to(seen, CLOUD_TEXT, "openai/spare", "hearth/pocket prompt_too_long")
+    held_to(seen, CLOUD_TEXT, "openai/spare", "hearth/local prompt_too_long")
     assert (seen.cloud, seen.local) == (["spare"], 1)
 
 
@@ -87,7 +87,7 @@ def test_a_worker_lost_before_it_admitted_goes_to_the_cloud(
 ) -> None:
     seen = told(gateway, dialect, "local-first", f"n=2 die=0 {dialect}{stream}", stream)
     gateway.wait_until_ready()
-    held_to(seen, CLOUD_TEXT, "openai/gpt-mock", "hearth/pocket worker_lost")
+    held_to(seen, CLOUD_TEXT, "openai/gpt-mock", "hearth/local worker_lost")
     assert seen.cloud == ["gpt-mock"]
 
 
@@ -98,12 +98,12 @@ def test_a_worker_lost_amid_its_answer_goes_to_the_cloud_only_where_nothing_was_
     seen = told(gateway, dialect, "local-first", f"n=3 die=2 delay=0.2 {dialect}{stream}", stream)
     gateway.wait_until_ready()
     if not stream:
-        held_to(seen, CLOUD_TEXT, "openai/gpt-mock", "hearth/pocket worker_lost")
+        held_to(seen, CLOUD_TEXT, "openai/gpt-mock", "hearth/local worker_lost")
         assert seen.cloud == ["gpt-mock"]
         return
     assert seen.answer.text.strip() == "tok0"
     assert seen.answer.error
-    assert seen.answer.served_by == "hearth/pocket"
+    assert seen.answer.served_by == "hearth/local"
     assert seen.cloud == []
 
 
@@ -114,7 +114,7 @@ def test_a_worker_lost_after_it_admitted_a_stream_ends_it_with_an_error(
     seen = told(gateway, dialect, "local-first", f"n=2 delay=0.2 die=1 {dialect}{stream}", stream)
     gateway.wait_until_ready()
     if not stream:
-        held_to(seen, CLOUD_TEXT, "openai/gpt-mock", "hearth/pocket worker_lost")
+        held_to(seen, CLOUD_TEXT, "openai/gpt-mock", "hearth/local worker_lost")
         return
     assert (seen.answer.text, seen.cloud) == ("", [])
     assert seen.answer.error
@@ -155,7 +155,7 @@ def test_a_cloud_that_fails_goes_back_to_the_local_model(
 ) -> None:
     gateway.cloud.answers["flaky"], _ = FAILURES[cause]
     seen = told(gateway, dialect, "cloud-first", "n=2", stream)
-    held_to(seen, LOCAL_TEXT, "hearth/pocket", f"openai/flaky {FAILURES[cause][1]}")
+    held_to(seen, LOCAL_TEXT, "hearth/local", f"openai/flaky {FAILURES[cause][1]}")
     assert (seen.cloud, seen.local) == (["flaky"], 1)
 
 
@@ -168,7 +168,7 @@ def test_a_cloud_that_cannot_be_used_goes_back_to_the_local_model(
     if model == "costly-first":
         spend_the_budget(gateway)
     seen = told(gateway, dialect, model, "n=2", stream)
-    held_to(seen, LOCAL_TEXT, "hearth/pocket", UNUSABLE[model])
+    held_to(seen, LOCAL_TEXT, "hearth/local", UNUSABLE[model])
     assert (len(seen.cloud), seen.local) == (int(model == "denied-first"), 1)
 
 
@@ -176,7 +176,7 @@ def spend_the_budget(gateway: GatewayServer) -> None:
     """Ask until the provider's budget is known to be spent, which one answer does."""
     body = body_of("chat", "costly-first", "n=2")
     deadline = time.monotonic() + 20
-    while ask(gateway.url, "chat", body).served_by != "hearth/pocket":
+    while ask(gateway.url, "chat", body).served_by != "hearth/local":
         assert time.monotonic() < deadline
         time.sleep(0.2)
 
@@ -188,7 +188,7 @@ def test_a_cloud_that_does_not_answer_in_its_time_goes_back_to_the_local_model(
     gateway.cloud.answers["slow"] = CloudAnswer(hangs="before the head")
     dialect = "messages" if stream else "chat"
     seen = told(gateway, dialect, "slow-first", "n=2", stream)
-    held_to(seen, LOCAL_TEXT, "hearth/pocket", "openai/slow timeout")
+    held_to(seen, LOCAL_TEXT, "hearth/local", "openai/slow timeout")
     assert (seen.cloud, seen.local) == (["slow"], 1)
     (request,) = gateway.cloud.generations()
     gateway.cloud.until(lambda: request.left_at is not None)
@@ -251,7 +251,7 @@ def test_an_anthropic_cloud_that_is_overloaded_goes_back_to_the_local_model(
     for dialect in ("chat", "messages", "responses"):
         for stream in (False, True):
             seen = told(gateway, dialect, "claude-first", "n=2", stream)
-            held_to(seen, LOCAL_TEXT, "hearth/pocket", "anthropic/flaky cloud_error")
+            held_to(seen, LOCAL_TEXT, "hearth/local", "anthropic/flaky cloud_error")
             assert (seen.cloud, seen.local) == (["flaky"], 1)
 
 
@@ -276,7 +276,7 @@ def test_a_group_of_both_sides_tries_its_other_deployment_first(
     gateway.cloud.answers["gpt-mock"] = CloudAnswer(error=answers.SERVER_ERROR)
     seen = told(gateway, dialect, "either", "n=2", stream)
     assert seen.answer.text.strip() == LOCAL_TEXT
-    assert seen.answer.served_by == "hearth/pocket"
+    assert seen.answer.served_by == "hearth/local"
     gateway.cloud.answers.clear()
     seen = told(gateway, dialect, "either", "n=2 full=0", stream)
     assert seen.answer.text.strip() == CLOUD_TEXT
@@ -285,5 +285,5 @@ def test_a_group_of_both_sides_tries_its_other_deployment_first(
 
 def test_a_request_that_needs_no_fallback_tells_of_none(gateway: GatewayServer) -> None:
     for dialect in DIALECTS:
-        held_to(told(gateway, dialect, "local-first", "n=2", True), LOCAL_TEXT, "hearth/pocket", "")
+        held_to(told(gateway, dialect, "local-first", "n=2", True), LOCAL_TEXT, "hearth/local", "")
         held_to(told(gateway, dialect, "cloud", "n=2", True), CLOUD_TEXT, "openai/gpt-mock", "")

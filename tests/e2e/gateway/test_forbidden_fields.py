@@ -347,14 +347,14 @@ def test_a_models_name_cannot_name_a_provider(
     """Only names of the config reach it: else a client could pick any provider's host."""
     for name in (
         *("openai/gpt-4o", "anthropic/claude-3", "groq/x", "custom_openai/x", "ollama/x"),
-        *("vertex_ai/x", "azure/x", f"openai/{sink.url}", "hearth/pocket", "cloud,spare"),
+        *("vertex_ai/x", "azure/x", f"openai/{sink.url}", "hearth/local", "cloud,spare"),
         *("*", "gpt-mock", "openai/*", "openai/gpt-mock", "anthropic/flaky"),
     ):
         for dialect in PATHS:
             answer = ask(gateway.url, dialect, body_of(dialect, name, "n=1"))
             assert answer.status in (200, 400, 404), answer.raw
             if answer.status == 200:
-                assert answer.served_by == "hearth/pocket", (name, dialect)
+                assert answer.served_by == "hearth/local", (name, dialect)
     assert cloud.generations() == []
 
 

@@ -39,8 +39,8 @@ def cloud() -> Iterator[MockCloud]:
 
 def config_of(cloud: MockCloud, directory: Path) -> str:
     entries = [
-        local("claude-haiku-*", "pocket"),
-        local("local-first", "pocket"),
+        local("claude-haiku-*", "local"),
+        local("local-first", "local"),
         cloud_entry(cloud, "cloud", "openai/gpt-mock"),
     ]
     rest = {"fallbacks": [{"local-first": ["cloud"]}], "num_retries": 0}
@@ -63,11 +63,11 @@ def test_local_requests_are_answered_while_litellm_imports(
     server = FakeServer(LITELLM_CONFIG=config, PYTHONPATH=path)
     with server:
         for dialect in DIALECTS:
-            for model in ("pocket", "claude-haiku-4-9", "local-first", "gpt-x"):
+            for model in ("local", "claude-haiku-4-9", "local-first", "gpt-x"):
                 for stream in (False, True):
                     answer = ask(server.url, dialect, body_of(dialect, model, "n=2", stream=stream))
                     assert answer.text.strip() == "tok0 tok1", answer.raw
-                    assert answer.served_by == "hearth/pocket"
+                    assert answer.served_by == "hearth/local"
         assert "LiteLLM is ready" not in server.log.read_text()
         with ThreadPoolExecutor(1) as pool:  # a request for the cloud waits for it
             waiting = pool.submit(ask, server.url, "chat", body_of("chat", "cloud", "Hi"))
@@ -85,7 +85,7 @@ def test_the_port_tells_its_health_long_before_litellm_is_there(
     server = FakeServer(LITELLM_CONFIG=config, PYTHONPATH=path)
     with server:  # it is ready, and LiteLLM's import does not end
         names = {row["id"] for row in server.get("/v1/models")["data"]}
-        assert {"pocket", "cloud", "local-first"} <= names
+        assert {"local", "cloud", "local-first"} <= names
         assert "LiteLLM is ready" not in server.log.read_text()
         server.stop()  # which waits for no import: it would not end
 
@@ -135,7 +135,7 @@ def test_a_master_key_guards_local_and_cloud_models(cloud: MockCloud, tmp_path: 
     cloud.forget()
     with FakeServer(LITELLM_CONFIG=config) as server:
         for dialect in ("chat", "messages", "responses"):
-            for model in ("pocket", "cloud"):
+            for model in ("local", "cloud"):
                 for headers, statuses in (
                     ({"authorization": f"Bearer {master}"}, (200,)),
                     ({"x-api-key": master}, (200,)),

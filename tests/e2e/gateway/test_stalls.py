@@ -36,7 +36,7 @@ def test_a_stalled_worker_is_fallen_back_from_for_whole_answers_alone(
     cloud: MockCloud, tmp_path: Path
 ) -> None:
     cloud.forget()
-    config = config_of(cloud, tmp_path, "pocket")
+    config = config_of(cloud, tmp_path, "local")
     with FakeServer(STALL_SECONDS=str(STALL_S), LITELLM_CONFIG=config) as server:
         for stream in (False, True):
             body = body_of("chat", "local-first", f"n=9 delay=9 hang=1 {stream}", stream=stream)
@@ -46,7 +46,7 @@ def test_a_stalled_worker_is_fallen_back_from_for_whole_answers_alone(
                 assert not answer.text
             else:
                 assert answer.text == HELLO.text
-                assert answer.fallback == "hearth/pocket worker_lost"
+                assert answer.fallback == "hearth/local worker_lost"
             server.wait_until_ready()
     assert len(cloud.generations()) == 1
 

@@ -74,7 +74,7 @@ class Unnamed(FakeServer):
     """Its config names `named` for all clouds, and `cloud`, which answers, for fallbacks."""
 
     def __init__(self, named: Asked, elsewhere: Asked, cloud: MockCloud) -> None:
-        super().__init__(MODELS=f"broken={MISSING}", PROXY_MODEL_ID="pocket")
+        super().__init__(MODELS=f"broken={MISSING}", PROXY_MODEL_ID="local")
         self.named, self.elsewhere, self.cloud = named, elsewhere, cloud
         entries = [
             redirected(named, f"{provider} {status}", provider, status)
@@ -86,13 +86,13 @@ class Unnamed(FakeServer):
             redirected(named, "back", "anthropic", 307, num_retries=1),
             cloud_entry(cloud, "cloud", "openai/gpt-mock"),
             cloud_entry(cloud, "claude", "anthropic/claude-mock"),
-            local("local-first", "pocket"),
+            local("local-first", "local"),
             local("broken-first", "broken"),
             cloud_entry(cloud, "either", "anthropic/claude-mock"),
-            local("either", "pocket"),
-            local("wild-*", "pocket"),
+            local("either", "local"),
+            local("wild-*", "local"),
         ]
-        first = {"back": ["pocket"], **{name: ["claude", "cloud"] for name in LOCAL_GROUPS}}
+        first = {"back": ["local"], **{name: ["claude", "cloud"] for name in LOCAL_GROUPS}}
         config = {
             "model_list": entries,
             "litellm_settings": {
@@ -147,7 +147,7 @@ def test_a_redirect_of_a_count_an_embedding_or_a_retry_is_not_followed(server: U
         post(server, path, {name: body[name] for name in body if name != UNREAD[path]})
     assert post(server, "/v1/embeddings", {"model": "embed", "input": SECRET}).status_code >= 400
     answer = ask(server.url, "messages", body_of("messages", "back", "n=2"))
-    assert (answer.status, answer.served_by) == (200, "hearth/pocket"), answer.raw
+    assert (answer.status, answer.served_by) == (200, "hearth/local"), answer.raw
     assert len(server.named.requests) >= 2 and server.elsewhere.requests == []
 
 

@@ -54,7 +54,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seen]:
     artefacts = Path(os.environ.get("HEARTH_ARTEFACTS") or tmp_path_factory.mktemp("sessions"))
     artefacts.mkdir(parents=True, exist_ok=True)
     told = Seen(led=list(conversations(COUNT)))
-    with Server(MODEL_PATH="builtin:pocket") as server, chromium() as devtools:
+    with Server() as server, chromium() as devtools:
         for each in told.led:
             lead(server.url, each)
         told.rows = server.get("/v1/sessions")["sessions"]
@@ -98,5 +98,5 @@ def test_each_has_an_id_of_its_own_that_says_whose_it_is(seen: Seen) -> None:
 
 
 def test_no_title_is_in_a_log(seen: Seen) -> None:
-    assert "ready model=pocket" in seen.logs
+    assert "ready model=local" in seen.logs
     assert [each.title for each in seen.led if each.title in seen.logs] == []

@@ -48,7 +48,7 @@ def test_a_level_that_the_template_has_not_is_told(
     if not stream:
         body = {key: value for key, value in body.items() if key != "stream_options"}
     tokens = {"max_tokens": 8, "max_output_tokens": 16, "options": {"num_predict": 8}}
-    body = body | {"model": "pocket", "stream": stream} | tokens
+    body = body | {"model": "local", "stream": stream} | tokens
     text = client.post(path, json=body).raise_for_status().text
     lines = [line.removeprefix("data: ") for line in text.splitlines()]
     rows = [json.loads(line) for line in lines if line.startswith("{")] if stream else [text]
@@ -63,7 +63,7 @@ def test_the_list_of_models_tells_the_switch_and_a_wish_that_is_met_has_no_warni
     (row, *_) = client.get("/v1/models").raise_for_status().json()["data"]
     assert row["thinking"] == {"default": "on", "switch": True, "levels": []}
     for more in ({}, {"enable_thinking": False}, {"chat_template_kwargs": {"thinking": True}}):
-        body = {"model": "pocket", "messages": HI, "max_tokens": 4} | more
+        body = {"model": "local", "messages": HI, "max_tokens": 4} | more
         told = client.post("/v1/chat/completions", json=body).raise_for_status().json()
         assert "kv_cache" in told["usage"]
         assert "warnings" not in told["usage"]

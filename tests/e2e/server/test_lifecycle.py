@@ -15,7 +15,7 @@ import pytest
 
 from hearth.shared.settings_from_env import PROJECT_DIR
 from scripts.fixtures.fixture_cache import fixture_dir
-from tests.helpers.servers.pocket_talk import ASK, FACT, NOTES, Talk
+from tests.helpers.servers.counted_talk import ASK, FACT, NOTES, Talk
 from tests.helpers.servers.server import Server
 
 END_S_MAX = 5.0
@@ -49,7 +49,7 @@ def test_a_signal_ends_everything_within_5_s_twice_in_a_row(number: signal.Signa
             assert len(family) >= 2
             with server.openai() as client:
                 stream = client.chat.completions.create(
-                    model="pocket",
+                    model="local",
                     messages=[{"role": "user", "content": "go on for ever"}],
                     max_tokens=20_000,
                     stream=True,
@@ -100,10 +100,10 @@ def test_where_a_worker_dies_its_sessions_go_on_at_another_that_reads_its_files(
         assert server.worker(1)["steps"] == 0, "of two idle ones the first is asked"
         psutil.Process(first["pid"]).kill()
         wait_until(lambda: server.worker(0)["restarts"] > 0)
-        answer = talk.say(ASK)
-        assert "7731" in answer
+        talk.say(ASK)
         assert talk.source == "ssd" and talk.prefilled < talk.cached / 4
         assert server.worker(1)["pid"] == second["pid"]
+        talk.assert_as_cold()
 
 
 def wait_until(is_so: Callable[[], bool]) -> None:
@@ -174,7 +174,7 @@ def test_the_key_is_required_and_neither_it_nor_a_prompt_is_logged() -> None:
             wrong.models.list()
         with server.openai("sk-secret-of-the-test") as right:
             right.chat.completions.create(
-                model="pocket",
+                model="local",
                 messages=[{"role": "user", "content": "my-private-words"}],
                 max_tokens=2,
             )

@@ -92,7 +92,7 @@ def test_a_draft_model_drafts_for_the_model_that_it_was_made_for_and_for_no_othe
 
 def test_an_unused_model_is_unloaded_and_its_cache_comes_back_with_it() -> None:
     with Server(MODEL_IDLE_UNLOAD_SECONDS="2") as server:
-        first = ask(server, "pocket")
+        first = ask(server, "local")
         deadline = time.monotonic() + 60
         while server.worker()["state"] != "unloaded":
             assert time.monotonic() < deadline, server.worker()
@@ -100,7 +100,7 @@ def test_an_unused_model_is_unloaded_and_its_cache_comes_back_with_it() -> None:
         health = server.health()
         assert (health["status"], health["workers"][0]["pid"]) == ("ok", None)
         assert server.get("/v1/models")["data"][0]["context_length"] > 0
-        again = ask(server, "pocket")
+        again = ask(server, "local")
         assert tokens(again) == tokens(first)
         cached, source = kept(again)
         assert cached > again.usage.prompt_tokens * 0.9
@@ -115,17 +115,17 @@ def test_a_worker_that_hangs_is_killed_and_its_successor_finds_what_it_kept() ->
     server.start("-c", HANGING)
     try:
         server.wait_until_ready()
-        first = ask(server, "pocket")
+        first = ask(server, "local")
         pid = server.worker()["pid"]
         obstacle.touch()
         began = time.monotonic()
         with pytest.raises(openai.InternalServerError, match="made no step for"):
-            ask(server, "pocket", LONG + "And then?")
+            ask(server, "local", LONG + "And then?")
         waited_s = time.monotonic() - began
         obstacle.unlink()
         server.wait_until_ready()
         assert server.worker()["pid"] != pid
-        again = ask(server, "pocket")
+        again = ask(server, "local")
         assert tokens(again) == tokens(first)
         cached, source = kept(again)
         assert cached > again.usage.prompt_tokens * 0.9
@@ -174,14 +174,14 @@ def test_an_answer_carries_the_name_of_its_model(fake: FakeServer, path: str, st
 
 def test_every_model_is_listed(fake: FakeServer) -> None:
     names = [row["id"] for row in fake.get("/v1/models")["data"]]
-    assert names == ["pocket", "second", "broken"]
+    assert names == ["local", "second", "broken"]
     assert fake.get("/v1/models/second")["id"] == "second"
 
 
 def test_tokens_are_counted_by_the_model_that_is_asked(fake: FakeServer) -> None:
     body = BODIES["/v1/messages"] | {"model": "claude-x"}
     assert post(fake, "/v1/messages/count_tokens", **body).json()["input_tokens"] > 0
-    assert fake.worker()["model"] == "pocket"
+    assert fake.worker()["model"] == "local"
 
 
 @pytest.mark.parametrize("path", list(BODIES))

@@ -73,7 +73,7 @@ def lead(url: str, conversation: Conversation, turns: int | None = None) -> int:
         for turn in range(wanted):
             if header and turn == 2 and conversation.number % 24 == 12:
                 system["content"] = f"It is another day. {system['content']}"
-            body = {"model": "pocket", "messages": messages, "max_tokens": ANSWER_TOKENS}
+            body = {"model": "local", "messages": messages, "max_tokens": ANSWER_TOKENS}
             reply = http.post("/v1/chat/completions", json=body | {"temperature": 0})
             assert reply.status_code == 200, reply.text
             said = reply.json()["choices"][0]["message"]["content"] or ""

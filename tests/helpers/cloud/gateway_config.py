@@ -34,15 +34,15 @@ def write_config(directory: Path, config: Entry) -> str:
 def everything(cloud: MockCloud, wrong_key: str, callback_url: str) -> Entry:
     """Return the config of the server that most tests share: each way of failing has a group.
 
-    It is for a server of the models pocket, second and broken.
+    It is for a server of the models local, second and broken.
     """
     costly = {"input_cost_per_token": 1.0, "output_cost_per_token": 1.0}
     refused = {"api_base": f"http://127.0.0.1:{free_port()}/v1"}
     first = {
         "local-first": ["cloud"],
         "broken-first": ["cloud"],
-        **{name: ["pocket"] for name in ("cloud-first", "slow-first", "costly-first")},
-        **{name: ["pocket"] for name in ("refused-first", "denied-first", "claude-first")},
+        **{name: ["local"] for name in ("cloud-first", "slow-first", "costly-first")},
+        **{name: ["local"] for name in ("refused-first", "denied-first", "claude-first")},
     }
     return {
         "model_list": [
@@ -62,9 +62,9 @@ def everything(cloud: MockCloud, wrong_key: str, callback_url: str) -> Entry:
             cloud_entry(cloud, "slow-first", "openai/slow", timeout=TIMEOUT_S),
             cloud_entry(cloud, "costly-first", f"{BUDGETED}/costly", **costly),
             cloud_entry(cloud, "refused-first", "openai/refused", **refused),
-            local("local-first", "pocket"),
+            local("local-first", "local"),
             local("broken-first", "broken"),
-            local("either", "pocket"),
+            local("either", "local"),
             cloud_entry(cloud, "either", "openai/gpt-mock"),
         ],
         "litellm_settings": {

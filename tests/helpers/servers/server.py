@@ -19,6 +19,7 @@ import openai
 from hearth.shared.openblas_preload import openblas_environment
 from hearth.shared.settings_from_env import PROJECT_DIR, example_lines
 from hearth.shared.zmq_transport import HEARTBEAT_S
+from scripts.fixtures.fixture_cache import fixture_dir
 
 READY_S_MAX = 120.0  # a loaded 2-core machine takes 20 s
 LOG_CHARS_MAX = 4_000  # told where a test fails
@@ -46,9 +47,17 @@ def free_port() -> int:
 
 
 class Server:
-    """One `python -m hearth.proxy.main`; use as a context manager."""
+    """One `python -m hearth.proxy.main`; use as a context manager.
+
+    Without MODEL_PATH it serves the qwen3 fixture as `local`: random weights, which seldom end.
+    """
 
     def __init__(self, **settings: str) -> None:
+        if "MODEL_PATH" not in settings:
+            settings = {
+                "MODEL_PATH": str(fixture_dir("qwen3")),
+                "PROXY_MODEL_ID": "local",
+            } | settings
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.run_dir = Path(tempfile.mkdtemp(prefix="hearth-"))

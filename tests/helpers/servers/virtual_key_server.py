@@ -49,10 +49,10 @@ keys = Keys()
 
 
 class VirtualKeyServer(Server):
-    """A server of the builtin model and of a group of a mock cloud's; it knows KEYS and MASTER."""
+    """A server of a local model and of a group of a mock cloud's; it knows KEYS and MASTER."""
 
     def __init__(self, cloud: MockCloud, **settings: str) -> None:
-        super().__init__(MODEL_PATH="builtin:pocket", PROXY_MODEL_ID="local", **settings)
+        super().__init__(PROXY_MODEL_ID="local", **settings)
         self.cloud = cloud
         (self.run_dir / "preloaded_keys.py").write_text(f"KEYS = {json.dumps(KEYS)}\n{_CALLBACK}")
         config = {
