@@ -14,7 +14,10 @@ import pytest
 
 from scripts.fixtures.embedding_checkpoints import embedding_checkpoint
 from tests.helpers.clients.npm_clients import OLLAMA, NotInstallableError, node_bin, node_modules
-from tests.helpers.servers.server import WAIT_S_MAX, Server
+from tests.helpers.clients.run_clients import MODEL
+from tests.helpers.servers.scripted_server import ScriptedServer
+from tests.helpers.servers.server import WAIT_S_MAX
+from tests.helpers.worker_processes.scripted_worker import FREEDOM
 
 KEY = "a-key-of-the-test"
 CALLS = Path(__file__).parents[2] / "helpers" / "clients" / "ollama_calls.mjs"
@@ -38,6 +41,18 @@ TOOL: dict[str, Any] = {
 }
 
 
+def weather_of(city: str) -> list[dict[str, Any]]:
+    """Return what the model says when it is asked for a city's weather."""
+    return [{"calls": [("check_weather", {"city": city})]}, {"content": "It is 17 degrees."}]
+
+
+ANSWERS: dict[str, Any] = {
+    "Hello": [{"reasoning": "This is a greeting.", "content": "Good morning to you."}],
+    WEATHER[0]["content"]: weather_of("Lisbon"),
+    PORTO[0]["content"]: weather_of("Porto"),
+}
+
+
 def check_weather(city: str) -> str:
     """Check the weather.
 
@@ -51,32 +66,34 @@ def check_weather(city: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    with Server(PROXY_API_KEY=KEY, EMBEDDING_MODEL=str(embedding_checkpoint("bert"))) as running:
+def server() -> Iterator[ScriptedServer]:
+    encoder = str(embedding_checkpoint("bert"))
+    with ScriptedServer(PROXY_API_KEY=KEY, EMBEDDING_MODEL=encoder) as running:
+        running.answer(ANSWERS)
         yield running
 
 
 @pytest.fixture(scope="module")
-def client(server: Server) -> Iterator[ollama.Client]:
+def client(server: ScriptedServer) -> Iterator[ollama.Client]:
     with ollama.Client(host=server.url, headers=HEADERS) as made:
         yield made
 
 
 @pytest.fixture(scope="module")
-def from_javascript(server: Server) -> Any:
+def from_javascript(server: ScriptedServer) -> Any:
     try:
         path, node = node_modules(OLLAMA) / "ollama" / "dist" / "index.mjs", node_bin() / "node"
     except NotInstallableError as error:
         pytest.fail(str(error))
-    command = [str(node), str(CALLS), str(path), server.url, KEY]
+    command = [str(node), str(CALLS), str(path), server.url, KEY, MODEL]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
 
-def asked(server: Server, path: str, **body: Any) -> Any:
+def asked(server: ScriptedServer, path: str, **body: Any) -> Any:
     """Return what a body without a stream is answered, with the fields that clients drop."""
-    body = {"model": "pocket", "stream": False, **body}
+    body = {"model": MODEL, "stream": False, **body}
     answer = httpx.post(server.url + path, json=body, headers=HEADERS, timeout=60)
     return answer.raise_for_status().json()
 
@@ -84,14 +101,14 @@ def asked(server: Server, path: str, **body: Any) -> Any:
 def test_models_are_listed_with_the_tag_that_clients_look_for(client: ollama.Client) -> None:
     row, embedder = client.list().models
     assert embedder.model is not None and embedder.model.endswith(":latest")
-    assert row.model == "pocket:latest"
+    assert row.model == f"{MODEL}:latest"
     assert row.details is not None and row.details.family == "qwen3"
     assert row.size and row.digest and len(row.digest) == 64
     (loaded,) = client.ps().models
-    assert (loaded.name, loaded.context_length) == ("pocket:latest", 131072)
+    assert (loaded.name, loaded.context_length) == (f"{MODEL}:latest", 131072)
 
 
-@pytest.mark.parametrize("name", ["pocket", "pocket:latest", "POCKET"])
+@pytest.mark.parametrize("name", [MODEL, f"{MODEL}:latest", MODEL.upper()])
 def test_a_model_is_shown_by_every_form_of_its_name(client: ollama.Client, name: str) -> None:
     shown = client.show(name)
     assert shown.capabilities == ["completion", "tools", "thinking"]
@@ -101,11 +118,11 @@ def test_a_model_is_shown_by_every_form_of_its_name(client: ollama.Client, name:
 
 
 def test_a_chat_streams_what_it_answers_at_once(client: ollama.Client) -> None:
-    options: dict[str, Any] = {"model": "pocket", "messages": HELLO, "options": GREEDY}
+    options: dict[str, Any] = {"model": MODEL, "messages": HELLO, "options": GREEDY}
     whole = client.chat(**options)
     parts = list(client.chat(stream=True, **options))
     assert "".join(part.message.content or "" for part in parts) == whole.message.content
-    assert "I am Pocket" in (whole.message.content or "")
+    assert whole.message.content == ANSWERS["Hello"][0]["content"]
     assert [part.done for part in parts] == [False] * (len(parts) - 1) + [True]
     for end in (whole, parts[-1]):
         assert end.done_reason == "stop" and end.eval_count and end.prompt_eval_count
@@ -115,20 +132,20 @@ def test_a_chat_streams_what_it_answers_at_once(client: ollama.Client) -> None:
 
 def test_a_function_is_called_and_its_result_read(client: ollama.Client) -> None:
     said = [*WEATHER]
-    parts = list(client.chat("pocket", said, tools=[check_weather], options=GREEDY, stream=True))
+    parts = list(client.chat(MODEL, said, tools=[check_weather], options=GREEDY, stream=True))
     (call,) = [call for part in parts for call in part.message.tool_calls or ()]
     assert call.function.name == "check_weather"
     assert call.function.arguments == {"city": "Lisbon"}
     (calling,) = [part.message for part in parts if part.message.tool_calls]
-    answer = client.chat("pocket", [*said, calling, RESULT], tools=[check_weather], options=GREEDY)
-    assert "17" in (answer.message.content or "")
+    answer = client.chat(MODEL, [*said, calling, RESULT], tools=[check_weather], options=GREEDY)
+    assert answer.message.content == "It is 17 degrees."
 
 
 def test_thinking_comes_where_it_is_asked_for(client: ollama.Client) -> None:
     for thinks in (True, False):
-        chat = client.chat("pocket", HELLO, think=thinks, options=GREEDY)
+        chat = client.chat(MODEL, HELLO, think=thinks, options=GREEDY)
         assert bool(chat.message.thinking) == thinks
-        generated = client.generate("pocket", "Hello", think=thinks, options=GREEDY)
+        generated = client.generate(MODEL, "Hello", think=thinks, options=GREEDY)
         assert bool(generated.thinking) == thinks
 
 
@@ -139,22 +156,26 @@ def test_an_answer_is_of_the_schema_that_is_asked_for(client: ollama.Client) -> 
         "required": ["n"],
         "additionalProperties": False,
     }
-    answer = client.chat("pocket", HELLO, format=schema, think=False, options=GREEDY)
+    free = [{"role": "user", "content": FREEDOM}]
+    answer = client.chat(MODEL, free, format=schema, think=False, options=GREEDY)
     assert json.loads(answer.message.content or "")["n"] in (1, 2)
-    generated = client.generate("pocket", "Hello", format=schema, think=False, options=GREEDY)
+    generated = client.generate(MODEL, FREEDOM, format=schema, think=False, options=GREEDY)
     assert json.loads(generated.response or "")["n"] in (1, 2)
 
 
-def test_a_context_remembers_what_was_said(client: ollama.Client) -> None:
-    told = client.generate("pocket", "The code of the north gate is 4417.", options=GREEDY)
-    question = "What is the code of the north gate?"
-    assert "4417" not in (client.generate("pocket", question, options=GREEDY).response or "")
-    asked = client.generate("pocket", question, context=told.context, options=GREEDY)
-    assert "4417" in (asked.response or "")
+def test_a_context_remembers_what_was_said(
+    client: ollama.Client, server: ScriptedServer
+) -> None:
+    told = client.generate(MODEL, "Hello", options=GREEDY)
+    client.generate(MODEL, "And then?", context=told.context, options=GREEDY)
+    client.generate(MODEL, "And then?", options=GREEDY)
+    with_context, without = server.prompts()[-2:]
+    said = ANSWERS["Hello"][0]["content"]
+    assert said in with_context and said not in without
 
 
 def test_a_text_has_one_vector_by_either_route_and_by_openais(
-    client: ollama.Client, server: Server
+    client: ollama.Client, server: ScriptedServer
 ) -> None:
     name = str(client.list().models[-1].model)
     assert client.show(name).capabilities == ["embedding"]
@@ -169,10 +190,10 @@ def test_a_text_has_one_vector_by_either_route_and_by_openais(
     assert theirs[1].embedding == pytest.approx(second, abs=1e-6)
     assert len(client.embed(name, texts[0], dimensions=8).embeddings[0]) == 8
     with pytest.raises(ollama.ResponseError, match="not served at /v1/embeddings"):
-        client.embed("pocket", texts)
+        client.embed(MODEL, texts)
 
 
-def test_errors_are_said_in_ollamas_way(client: ollama.Client, server: Server) -> None:
+def test_errors_are_said_in_ollamas_way(client: ollama.Client, server: ScriptedServer) -> None:
     with pytest.raises(ollama.ResponseError, match="not served here") as caught:
         client.chat("llama3.2", HELLO)
     assert caught.value.status_code == 404
@@ -181,17 +202,17 @@ def test_errors_are_said_in_ollamas_way(client: ollama.Client, server: Server) -
             change("llama3.2")
         assert caught.value.status_code == 400
     with pytest.raises(ollama.ResponseError, match="no request changes"):
-        client.create("mine", from_="pocket")
+        client.create("mine", from_=MODEL)
     with pytest.raises(ollama.ResponseError, match="images"):
-        client.chat("pocket", [{**HELLO[0], "images": [b"\x89PNG\r\n\x1a\n"]}])
+        client.chat(MODEL, [{**HELLO[0], "images": [b"\x89PNG\r\n\x1a\n"]}])
     stranger = ollama.Client(host=server.url, headers={"Authorization": "Bearer wrong"})
-    for ask in (stranger.list, lambda: stranger.chat("pocket", HELLO)):
+    for ask in (stranger.list, lambda: stranger.chat(MODEL, HELLO)):
         with pytest.raises(ollama.ResponseError, match="key is wrong") as caught:
             ask()
         assert caught.value.status_code == 401
 
 
-def test_both_apis_find_what_the_other_has_read(server: Server) -> None:
+def test_both_apis_find_what_the_other_has_read(server: ScriptedServer) -> None:
     """The same conversation is the same prompt, whichever API it comes by."""
     talk = [{"role": "user", "content": f"The code of the gate {n} is {n * 37}."} for n in range(9)]
     said = {"messages": talk, "temperature": 0, "enable_thinking": False}
@@ -208,10 +229,9 @@ def test_both_apis_find_what_the_other_has_read(server: Server) -> None:
     assert usage["kv_cache"]["divergence"] is None
 
 
-def test_a_tool_loop_reads_nothing_twice_and_says_what_a_cold_one_says(server: Server) -> None:
+def test_a_tool_loop_reads_nothing_twice(server: ScriptedServer) -> None:
     common: dict[str, Any] = {"tools": [TOOL], "options": GREEDY}
     talk = [*PORTO]
-    ends = []
     for _ in range(3):
         called = asked(server, "/api/chat", messages=talk, **common)
         calls = [
@@ -227,39 +247,41 @@ def test_a_tool_loop_reads_nothing_twice_and_says_what_a_cold_one_says(server: S
         end = asked(server, "/api/chat", messages=talk, **common)
         assert end["kv_cache"]["prefix_length"] >= called["prompt_eval_count"]
         assert end["kv_cache"]["divergence"] is None
-        ends.append(end["message"]["content"])
         talk += [end["message"], *PORTO]
     cold = asked(server, "/api/chat", messages=talk[:-2], use_kv_cache=False, **common)
     assert cold["kv_cache"]["prefix_length"] == 0
-    assert cold["message"]["content"] == ends[-1]
+    warm_prompt, cold_prompt = (asked.ids for asked in server.asked()[-2:])
+    assert cold_prompt == warm_prompt
 
 
 def test_the_javascript_client_finds_the_same_server(from_javascript: Any) -> None:
     told = from_javascript
-    assert told["list"][0] == "pocket:latest" and told["ps"] == ["pocket:latest"]
+    assert told["list"][0] == f"{MODEL}:latest" and told["ps"] == [f"{MODEL}:latest"]
     assert len(told["embedded"]) == 2 and len(told["embedded"][0]) == len(told["embedded"][1]) > 8
     assert "thinking" in told["show"]["capabilities"]
     assert re.fullmatch(r"\d+\.\d+\.\d+", told["version"]["version"])
-    assert "I am Pocket" in told["text"]
+    hello = ANSWERS["Hello"][0]
+    assert told["text"] == hello["content"]
     assert told["last"]["done"] and told["last"]["eval_count"]
     (call,) = told["calls"]
     assert call["function"]["arguments"] == {"city": "Lisbon"}
-    assert "17" in told["answer"]
-    assert told["generated"]["thinking"] and "I am Pocket" in told["generated"]["response"]
+    assert told["answer"] == "It is 17 degrees."
+    generated = told["generated"]
+    assert generated == {"response": hello["content"], "thinking": hello["reasoning"]}
     assert told["aborted"] in ("AbortError", "")
     assert "hearth pull" in told["pull"]["message"] and told["pull"]["status"] == 400
 
 
 def test_a_model_is_unloaded_by_wish_and_loaded_again(
-    server: Server, client: ollama.Client
+    server: ScriptedServer, client: ollama.Client
 ) -> None:
-    assert client.generate("pocket", keep_alive=0).done_reason == "unload"
+    assert client.generate(MODEL, keep_alive=0).done_reason == "unload"
     deadline = time.monotonic() + WAIT_S_MAX
     while server.worker()["state"] != "unloaded":
         assert time.monotonic() < deadline, server.worker()
         time.sleep(0.05)
     assert client.ps().models == []
     assert client.list().models[0].size, "what was found out about it is still known"
-    assert client.chat("pocket").done_reason == "load"
+    assert client.chat(MODEL).done_reason == "load"
     (loaded,) = client.ps().models
-    assert loaded.name == "pocket:latest"
+    assert loaded.name == f"{MODEL}:latest"

@@ -12,26 +12,27 @@ import pytest
 
 from hearth.shared.settings_from_env import load_settings
 from hearth.worker.engine.model_loader import load_model
+from scripts.fixtures.fixture_cache import fixture_dir
 from scripts.harness.lora_files import write_adapter
 from tests.helpers.clients.scraped_metrics import families_of, series_of, total
 from tests.helpers.servers.server import Server
 
 TEXT = "The harbor lies in the north. Boats come at seven and leave at nine. " * 20
-NAMES = ("pocket", "law", "code")
+NAMES = ("local", "law", "code")
 
 
 @pytest.fixture(scope="module")
 def adapters(tmp_path_factory: pytest.TempPathFactory) -> str:
     directory = tmp_path_factory.mktemp("adapters")
-    pocket = load_model(load_settings({"MODEL_PATH": "builtin:pocket"}, None))
-    law = write_adapter(directory / "law", pocket, 1, scale=128.0)
-    code = write_adapter(directory / "code", pocket, 2, kind="dora", scale=64.0)
+    model = load_model(load_settings({"MODEL_PATH": str(fixture_dir("qwen3"))}, None))
+    law = write_adapter(directory / "law", model, 1, scale=128.0)
+    code = write_adapter(directory / "code", model, 2, kind="dora", scale=64.0)
     return f"law={law},code={code}"
 
 
 @pytest.fixture(scope="module")
 def server(adapters: str) -> Iterator[Server]:
-    with Server(MODEL_PATH="builtin:pocket", ADAPTERS=adapters) as made:
+    with Server(ADAPTERS=adapters) as made:
         yield made
 
 
@@ -105,7 +106,7 @@ def test_all_of_them_at_once_say_what_each_says_alone(server: Server) -> None:
 
 
 def test_behind_a_restart_each_finds_its_own_on_disk(adapters: str) -> None:
-    server = Server(MODEL_PATH="builtin:pocket", ADAPTERS=adapters)
+    server = Server(ADAPTERS=adapters)
     with server, server.openai() as client:
         said = {name: ask(client, name, "s") for name in NAMES}
         server.stop()
@@ -117,11 +118,11 @@ def test_behind_a_restart_each_finds_its_own_on_disk(adapters: str) -> None:
 
 
 def test_an_adapter_that_does_not_fit_refuses_the_start_with_its_name(tmp_path: Path) -> None:
-    other = load_model(load_settings({"MODEL_PATH": "builtin:pocket"}, None))
+    other = load_model(load_settings({"MODEL_PATH": str(fixture_dir("qwen3"))}, None))
     wrong = write_adapter(tmp_path / "wrong", other, 1)
     config = wrong / "adapter_config.json"
     config.write_text(config.read_text().replace('"lora"', '"full"'))
-    server = Server(MODEL_PATH="builtin:pocket", ADAPTERS=f"law={wrong}")
+    server = Server(ADAPTERS=f"law={wrong}")
     server.start()
     assert server.process is not None
     assert server.process.wait(60) == 78

@@ -230,7 +230,9 @@ def started_with(files: int, *command: str, **settings: str) -> "subprocess.Pope
 def held_worker(files: int, endpoint: str, directory: Path) -> "subprocess.Popen[str]":
     options = ("--worker-id", "0", "--endpoint", endpoint)
     kept = {"KV_CACHE_DIR": str(directory / "kv"), "LOG_ROOT": str(directory / "logs")}
-    return started_with(files, "hearth.worker.main", *options, MODEL_PATH="builtin:pocket", **kept)
+    return started_with(
+        files, "hearth.worker.main", *options, MODEL_PATH=str(fixture_dir("qwen3")), **kept
+    )
 
 
 def test_a_worker_whose_hard_limit_is_1024_files_serves(own_endpoint: str, tmp_path: Path) -> None:

@@ -1,10 +1,10 @@
 // Makes the calls of tests/e2e/sdks/test_ollama_clients.py with Ollama's client for JavaScript.
-// Arguments: the path of the client, the server's URL, its key. Prints what came back, as JSON.
+// Arguments: the path of the client, the server's URL, its key, its model. Prints what came back,
+// as JSON.
 
-const [path, host, key] = process.argv.slice(2);
+const [path, host, key, model] = process.argv.slice(2);
 const { Ollama } = await import(path);
 const client = new Ollama({ host, headers: { Authorization: `Bearer ${key}` } });
-const model = "pocket";
 const options = { temperature: 0 };
 const told = {};
 

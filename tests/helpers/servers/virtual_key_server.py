@@ -52,7 +52,7 @@ class VirtualKeyServer(Server):
     """A server of a local model and of a group of a mock cloud's; it knows KEYS and MASTER."""
 
     def __init__(self, cloud: MockCloud, **settings: str) -> None:
-        super().__init__(PROXY_MODEL_ID="local", **settings)
+        super().__init__(DEFAULT_MAX_TOKENS="16", **settings)
         self.cloud = cloud
         (self.run_dir / "preloaded_keys.py").write_text(f"KEYS = {json.dumps(KEYS)}\n{_CALLBACK}")
         config = {
