@@ -29,7 +29,8 @@ GROUP_SIZE: Final = 32
 
 def convert(gguf: Path, directory: Path) -> None:
     """Write what is in `gguf`, whose digest was checked, into `directory`, which is empty."""
-    weights, told = mx.load(str(gguf), return_metadata=True)
+    loaded: Any = mx.load(str(gguf), return_metadata=True)
+    weights, told = loaded
     heads = {
         "attn_q": told["llama.attention.head_count"].item(),
         "attn_k": told["llama.attention.head_count_kv"].item(),

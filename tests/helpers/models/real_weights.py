@@ -1,6 +1,7 @@
 """Gives tests the builtin models' real weights, fetched once a machine as users fetch them.
 
 They lie outside HOME, which tests and CI change. Tests that call this have the mark `weights`.
+Processes of tests that need them at once wait for the one that fetches.
 """
 
 import os
@@ -18,20 +19,24 @@ WEIGHTS_DIR: Final = Path(f"/var/tmp/hearth-test-weights-{os.getuid()}")
 FETCH_S_MAX: Final = 600
 
 
-@cache
 def real_weights(name: str) -> Path:
     """Return the directory of the builtin model `name`; skip the test where no index has it."""
     model = builtin_model(name)
     assert model is not None, name
     directory = WEIGHTS_DIR / f"{model.name}-{model.version}"
-    if not directory.is_dir():
-        done = subprocess.run(
-            [sys.executable, "-m", "hearth.commands.main", "pull", name],
-            env={**os.environ, MODELS_DIR_VARIABLE: str(WEIGHTS_DIR)},
-            capture_output=True,
-            text=True,
-            timeout=FETCH_S_MAX,
-        )
-        if done.returncode:
-            pytest.skip(f"no index gives {name}'s weights: {done.stderr.strip()[-500:]}")
+    if not directory.is_dir() and (why := _why_not(name)):
+        pytest.skip(f"no index gives {name}'s weights: {why}")
     return directory
+
+
+@cache
+def _why_not(name: str) -> str:
+    """Fetch the model; return why it is not to be had, which one process asks once."""
+    done = subprocess.run(
+        [sys.executable, "-m", "hearth.commands.main", "pull", name],
+        env={**os.environ, MODELS_DIR_VARIABLE: str(WEIGHTS_DIR), "HF_HUB_OFFLINE": "1"},
+        capture_output=True,
+        text=True,
+        timeout=FETCH_S_MAX,
+    )
+    return done.stderr.strip()[-500:] if done.returncode else ""

