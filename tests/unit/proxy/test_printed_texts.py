@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from hearth.proxy import startup_banner
 from hearth.proxy.api.error_bodies import (
     anthropic_error,
     error_body,
@@ -14,7 +15,7 @@ from hearth.proxy.api.error_bodies import (
 from hearth.proxy.main import bind, bind_all
 from hearth.proxy.request.model_names import ModelNames
 from hearth.proxy.request.parsed_request import Dialect
-from hearth.proxy.startup_banner import ready_lines
+from hearth.proxy.startup_banner import ready_lines, starting_line
 from hearth.shared.errors import Overloaded, PromptTooLong, RequestError, StartError, WorkerLost
 from hearth.shared.settings_from_env import load_settings
 from hearth.shared.wire_messages import ModelFacts
@@ -103,3 +104,24 @@ def test_a_start_says_where_the_model_takes_images() -> None:
     settings = load_settings({}, None)
     assert "images" not in "\n".join(ready_lines(settings, FACTS))
     assert "  images   yes" in ready_lines(settings, dataclasses.replace(FACTS, takes_images=True))
+
+
+def test_a_start_says_what_the_first_model_is_and_of_no_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(startup_banner, "physical_bytes", lambda: 16 * 1024**3)
+    words = "tiny, fluent and often wrong; it shows the server. For this machine: `hearth run qwen"
+    for source, is_told in (("builtin:smollm2", True), ("SmolLM2", True), ("owner/other", False)):
+        settings = load_settings({"MODEL_PATH": source}, None)
+        assert (words in "\n".join(ready_lines(settings, FACTS))) == is_told
+
+
+def test_a_start_without_the_default_model_says_the_remedy_and_what_is_served() -> None:
+    settings = load_settings({"MODELS": "b=owner/b"}, None)
+    assert starting_line(settings, "1", "why") == "hearth 1: starting without builtin:smollm2 ..."
+    text = "\n".join(ready_lines(settings, None, "It is missing: hearth pull smollm2."))
+    assert text.startswith("ready: http://127.0.0.1:4000\n")
+    assert "\n  missing  It is missing: hearth pull smollm2. The next request loads it" in text
+    assert "\n  others   b (loaded when they are asked for)\n" in text
+    assert '"model": "smollm2"' in text
+    assert "context" not in text

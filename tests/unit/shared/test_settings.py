@@ -84,7 +84,7 @@ def test_the_environment_wins_over_the_file(tmp_path: Path) -> None:
         ("PROXY_PORT", "80800", "a whole number from 1 to 65,535"),
         ("PROXY_PORT", "four", "a whole number from 1 to 65,535"),
         ("WORKERS", "-1", "a whole number from 0 to 16"),
-        ("DEFAULT_TEMPERATURE", "nan", "a number from 0 to 2"),
+        ("DEFAULT_TEMPERATURE", "nan", "auto, or a number from 0 to 2"),
         ("DEFAULT_THINKING", "maybe", "true or false"),
         ("LOG_LEVEL", "loud", "one of debug, info, warning, error"),
         *(
