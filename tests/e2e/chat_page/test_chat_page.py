@@ -15,6 +15,7 @@ import pytest
 from tests.helpers.chat_page.chat_tab import ANSWER_KEPT, LOOKS, STATE, ChatTab
 from tests.helpers.clients.axe import serious_findings
 from tests.helpers.clients.browser import CONTROL, NEEDS_CHROMIUM, SHIFT, page
+from tests.helpers.clients.run_clients import CONTEXT_TOKENS, MODEL
 from tests.helpers.servers.scripted_server import ScriptedServer
 
 pytestmark = NEEDS_CHROMIUM
@@ -74,6 +75,7 @@ FILE: Final = ("fox.txt", "text/plain", "The fox jumps over the dog. " * 250)
 class Seen:
     """What one visit showed."""
 
+    about_model: str = ""
     html: str = ""
     first_line: str = ""
     spoken: str = ""
@@ -127,6 +129,9 @@ class Visit:
         seen, tab = self.seen, self.tab
         await self.chat.open()
         await tab.value(CHECKS)
+        about = "document.getElementById('about-model').textContent"
+        await tab.until(f"{about} !== ''")
+        seen.about_model = await tab.value(about)
         await self.chat.send(QUESTION)
         await self.chat.answered()
         await tab.until("document.querySelector('.hljs-keyword') !== null")
@@ -352,6 +357,10 @@ def test_an_answer_is_markdown_with_code_that_can_be_copied_and_is_told_to_scree
     assert '<span class="language">python</span>' in seen.html
     assert "copy-code" in seen.html and "<table>" in seen.html
     assert 'rel="noopener noreferrer"' in seen.html and "(docs.python.org)" in seen.html
+
+
+def test_the_model_and_its_context_are_told_before_the_first_question(seen: Seen) -> None:
+    assert re.fullmatch(rf"{MODEL}: {CONTEXT_TOKENS:,} tokens of context\.", seen.about_model)
 
 
 def test_the_line_below_an_answer_says_what_the_cache_did(seen: Seen) -> None:
