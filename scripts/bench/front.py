@@ -20,6 +20,7 @@ import psutil
 
 from hearth.shared.paths import PROJECT_DIR
 from scripts.faults.own_server import MODEL_ID, OwnServer
+from scripts.fixtures.fixture_cache import fixture_dir
 
 ABOUT: Final = "CPU of the proxy per chunk and request, first byte, seconds to /health, memory"
 OURS: Final = "ours"
@@ -194,6 +195,7 @@ async def _exchange(port: int, request: bytes) -> tuple[bytes, float]:
 async def _proxy(project: Path) -> AsyncIterator[_Proxy]:
     """Run the proxy of the checkout `project` before a scripted worker."""
     settings = {"WORKERS": "1", "MAX_KV_SIZE_GB": "0", "PROXY_API_KEY": ""}
+    settings["MODEL_PATH"] = str(fixture_dir("qwen3"))  # which the worker does not load
     settings["PYTHONPATH"] = f"{project / '.ci' / 'types'}:{project}"
     server = OwnServer(settings, WORKER, project)
     began = time.perf_counter()

@@ -4,7 +4,7 @@ What the model writes is scripted at token level: each answer is given in parts,
 them as text, and the sampler gives that text's tokens one by one. Everything else is real.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -274,6 +274,3 @@ def ideals(replies: Sequence[Any]) -> list[int]:
     kept = [ids for reply in replies for ids in (reply.ids, [*reply.ids, *reply.sampled])]
     cached = ideal_cached(kept)[::2]
     return [len(reply.ids) - (known or 0) for reply, known in zip(replies, cached, strict=True)]
-
-
-Echo = Callable[[Reply], dict[str, Any]]  # how a client sends an answer back

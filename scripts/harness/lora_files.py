@@ -37,15 +37,15 @@ def key_of(path: str) -> str:
     return path.split("layers.", 1)[1].split(".", 1)[1]
 
 
-def random_parts(layer: nn.Module, rank: int = RANK) -> dict[str, mx.array]:
-    """Return lora_a (in, rank) and lora_b (rank, out) of random numbers."""
+def random_parts(layer: nn.Module) -> dict[str, mx.array]:
+    """Return lora_a (in, RANK) and lora_b (RANK, out) of random numbers."""
     given, taken = layer.weight.shape
     if isinstance(layer, nn.QuantizedLinear):
         taken = taken * 32 // layer.bits
     wide = STRENGTH / taken**0.5
     return {
-        "lora_a": mx.random.uniform(-wide, wide, (taken, rank)),
-        "lora_b": mx.random.uniform(-STRENGTH, STRENGTH, (rank, given)),
+        "lora_a": mx.random.uniform(-wide, wide, (taken, RANK)),
+        "lora_b": mx.random.uniform(-STRENGTH, STRENGTH, (RANK, given)),
     }
 
 

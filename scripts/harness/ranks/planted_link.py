@@ -7,7 +7,6 @@ from typing import Any, Final, Literal
 from hearth.worker.ranks.rank_link import LeaderLink, OnEvent, RankRoom, Value
 
 Plant = Literal["none", "order", "dropped", "changed", "noise"]
-PLANTS: Final[tuple[Plant, ...]] = ("order", "dropped", "changed", "noise")
 SPOILED: Final = ("prefill", "step", "copy_rows", "put_rows", "trim", "add")
 
 
