@@ -174,7 +174,7 @@ def test_a_rule_excuses_what_fits_it_and_nothing_else() -> None:
         "anthropic.APIStatusError: Error code: 529 - {}",
         "httpx.HTTPStatusError: Server error '503 Service Unavailable' for url",
         "requests.exceptions.HTTPError: 500 Server Error: x for url",
-        "status_code: 502, model_name: pocket",
+        "status_code: 502, model_name: local",
     ],
 )
 def test_no_rule_excuses_a_failing_server(text: str) -> None:
@@ -210,7 +210,7 @@ def test_the_list_names_suites_that_are_run_and_says_why() -> None:
     names = [suite.name for suite in SUITES]
     assert rules and len(set(names)) == len(names)
     for rule in rules:
-        assert {"suites", "tests", "text", "why"} <= rule.keys() <= {*RULES[0], "pocket"}
+        assert {"suites", "tests", "text", "why"} <= rule.keys() <= {*RULES[0], "needs_sense"}
         assert any(re.fullmatch(rule["suites"], name) for name in names)
         assert len(rule["why"]) > 20, "a reason is a sentence"
         assert not re.fullmatch(rule["tests"], "") and rule["tests"] != ".*"
