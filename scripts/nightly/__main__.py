@@ -174,7 +174,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the server ends with us
     rules = json.loads(KNOWN.read_text())
     rules = [rule for rule in rules if not (given.model and rule.get("needs_sense"))]
-    server = OwnServer(settings(given.model or str(fixture_dir("qwen3"))))
+    server = OwnServer(settings(given.model or str(fixture_dir("qwen3", tiny=True))))
     try:
         asyncio.run(server.started())
         with tempfile.TemporaryDirectory(prefix="hearth-nightly-") as work_dir:
