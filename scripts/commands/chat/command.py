@@ -2,8 +2,8 @@
 
     hearth run                                    with the model that the settings name
     hearth run mlx-community/Qwen3-8B-4bit        with this one
-    hearth run pocket "Who are you?"              answers once, in plain text
-    git diff | hearth run pocket "Is it right?"   the question, and what is piped in behind it
+    hearth run smollm2 "What is a hash table?"    answers once, in plain text
+    git diff | hearth run smollm2 "Is it right?"  the question, and what is piped in behind it
 
 In the chat /help lists the commands; Ctrl-C stops an answer, Ctrl-D ends. An image is sent by its
 path in a message. The address and the key are those of the settings (PROXY_HOST, PROXY_PORT,
@@ -24,8 +24,10 @@ from rich.console import Console
 
 from hearth.commands.chat.chat_loop import Chat
 from hearth.commands.chat.one_answer import BROKEN, answer_once
-from hearth.commands.server.find_or_start import find_or_start
+from hearth.commands.server.find_or_start import RunningServer, find_or_start
 from hearth.shared.errors import StartError
+from hearth.shared.machine_memory import physical_bytes
+from hearth.shared.models.builtin_models import SMOLLM2, builtin_model, first_model_words
 from hearth.shared.paths import env_file
 from hearth.shared.settings_from_env import load_settings
 from hearth.shared.terminal_text import shown
@@ -54,6 +56,12 @@ def question_of(words: Sequence[str]) -> str:
     return "\n\n".join(part for part in (asked, piped.strip("\n")) if part)
 
 
+def say_what_it_is(server: RunningServer, console: Console) -> None:
+    """Say on a terminal, first of all, what may be expected of the model that comes with Hearth."""
+    if console.is_terminal and builtin_model(server.model) is SMOLLM2:
+        console.print(first_model_words(physical_bytes()), markup=False)
+
+
 def chat_in_terminal(options: argparse.Namespace) -> int:
     import readline  # edits the line that `input` reads, and remembers those before it
 
@@ -63,7 +71,9 @@ def chat_in_terminal(options: argparse.Namespace) -> int:
         signal.signal(signal.SIGALRM, lambda *_: None)
         signal.setitimer(signal.ITIMER_REAL, 1.0, 1.0)
         try:
-            Chat(server, Console(highlight=False), input).run()
+            console = Console(highlight=False)
+            say_what_it_is(server, console)
+            Chat(server, console, input).run()
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0.0)
     return 0
@@ -71,6 +81,7 @@ def chat_in_terminal(options: argparse.Namespace) -> int:
 
 def answer_to_stdout(options: argparse.Namespace, question: str) -> int:
     with find_or_start(load_settings(os.environ, env_file()), options.model) as server:
+        say_what_it_is(server, Console(stderr=True, highlight=False))
         try:
             return asyncio.run(answer_once(server, question, sys.stdout))
         except OSError as error:  # who reads has enough, or the disk is full
