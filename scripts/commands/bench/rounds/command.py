@@ -1,6 +1,7 @@
 """Measures Hearth beside other servers on models of yours, and writes one page and one JSON file.
 
-    hearth bench --quick --model qwen3.5-9b              four short rounds
+    hearth bench                                         smollm2, four short rounds (--quick)
+    hearth bench --quick --model qwen3.5-9b              the same of another model
     hearth bench --model qwen3.5-9b --model gpt-oss-20b  all workloads, five rounds: overnight
     hearth bench --servers hearth,mlx_lm --server mine=http://127.0.0.1:8000
     hearth bench --page hearth-bench.json                makes the page anew
@@ -31,6 +32,7 @@ from hearth.commands.bench.servers.server_environment import command_of, program
 from hearth.commands.bench.statistics import moved
 from hearth.commands.bench.workload import SCALES, Scale
 from hearth.shared.errors import StartError
+from hearth.shared.settings import DEFAULT_MODEL
 from hearth.shared.version import VERSION
 
 CANNOT_BEGIN: Final = 2
@@ -102,9 +104,10 @@ def main(arguments: Sequence[str] | None = None, scales: Mapping[str, Scale] = S
 
 
 def _course(options: argparse.Namespace, scales: Mapping[str, Scale]) -> Course:
-    scale = scales[options.scale or ("quick" if options.quick else "full")]
+    is_quick = options.quick or not options.model  # the longer ones exceed the default's context
+    scale = scales[options.scale or ("quick" if is_quick else "full")]
     return Course(
-        chosen_models(options.model or ["builtin:pocket"]),
+        chosen_models(options.model or [DEFAULT_MODEL]),
         chosen_servers(_names(options.servers), options.server),
         chosen_workloads(_names(options.workloads), is_quick=scale.name == "quick"),
         scale,

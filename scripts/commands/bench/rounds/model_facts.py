@@ -8,6 +8,7 @@ from typing import Any
 
 from hearth.commands.bench.results import ModelFacts
 from hearth.shared.errors import StartError
+from hearth.shared.models.builtin_models import builtin_model
 from hearth.shared.models.local_models import local_models, matching_whole, weight_files
 from hearth.shared.models.model_path import named_model
 from hearth.worker.engine.vision.vlm_loader import sees_images
@@ -37,7 +38,8 @@ def chosen_models(names: Sequence[str]) -> list[BenchModel]:
 def _found(name: str) -> BenchModel:
     named = named_model(name, "--model")
     if isinstance(named, Path):
-        return _of_directory(named.resolve(), named.resolve().name)
+        builtin, directory = builtin_model(name), named.resolve()
+        return _of_directory(directory, builtin.name if builtin else directory.name)
     found = matching_whole(named, local_models())
     if not found:
         raise StartError(f"{name} is not on this disk. Fetch it first: hearth pull {name}")

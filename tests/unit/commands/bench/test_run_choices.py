@@ -15,6 +15,7 @@ from hearth.commands.bench.rounds.visit_rounds import Course
 from hearth.commands.bench.servers.known_servers import SERVERS
 from hearth.commands.bench.workload import SCALES, Start
 from hearth.shared.errors import StartError
+from hearth.shared.models.builtin_models import MODELS_DIR_VARIABLE, SMOLLM2
 
 # ---------------------------------------------------------------- models
 
@@ -38,6 +39,31 @@ def test_two_models_of_one_name_are_refused(tmp_path: Path) -> None:
     with pytest.raises(StartError, match="Two models are called tiny"):
         chosen_models([str(path) for path in paths])
     assert len(chosen_models([str(paths[0])] * 2)) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "model", "scale"),
+    [
+        ([], "smollm2", "quick"),
+        (["--scale", "full"], "smollm2", "full"),
+        (["--model", "smollm2"], "smollm2", "full"),
+        (["--model", "{}"], "tiny", "full"),
+    ],
+)
+def test_without_a_model_the_first_one_is_measured_quickly(
+    arguments: list[str],
+    model: str,
+    scale: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(MODELS_DIR_VARIABLE, str(tmp_path))
+    write_model(SMOLLM2.directory)
+    path = write_model(tmp_path / "tiny")
+    options = command.options_of([each.format(path) for each in arguments])
+    course = command._course(options, SCALES)
+    assert [each.facts.label for each in course.models] == [model]
+    assert course.scale.name == scale
 
 
 @pytest.mark.parametrize("text", ["[]", "{", '"qwen3"'])
