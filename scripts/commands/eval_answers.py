@@ -6,7 +6,8 @@
 
 FILE has one question a line, as {"input": [messages], "ideal": "B"} (OpenAI evals), as requests
 of the batch API with "ideal" beside "body", or as {"messages": [...]} that end with the right
-answer. Without FILE the questions that come with Hearth are asked: short ones about a text.
+answer. Without FILE the questions that come with Hearth are asked: short ones whose answers stand
+in them, so that any model that works has nearly all right.
 
 Every question is asked three times, greedily. cold: apart from the cache. first: with the cache,
 behind whatever beginning it shares. warm: once more, all of its prompt kept. An answer of the

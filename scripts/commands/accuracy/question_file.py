@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from hearth.commands.server_client import CHAT, ProbeError, Row
 
-SHIPPED: Final = Path(__file__).parent / "pocket_questions.jsonl"
+SHIPPED: Final = Path(__file__).parent / "questions.jsonl"
 SHOWN_CHARS_MAX: Final = 80  # of a line that is no question
 
 

@@ -77,7 +77,7 @@ def test_the_wheel_holds_hearth_alone_with_weights_and_pages(wheel: Path) -> Non
     }
     for needed in (
         "hearth/worker/engine/pocket/model.safetensors",
-        "hearth/commands/accuracy/pocket_questions.jsonl",
+        "hearth/commands/accuracy/questions.jsonl",
         "hearth/proxy/monitoring/pages/index.html",
         "hearth/proxy/monitoring/pages/vendor/uPlot.iife.min.js",
         f"{info}/licenses/LICENSE",

@@ -1,11 +1,11 @@
 """Question files: every shape gives the same question, and a wrong line says what helps."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from hearth.commands.accuracy.answer_changes import is_right
 from hearth.commands.accuracy.question_file import SHIPPED, Question, question_of, read_questions
 from hearth.commands.server_client import ProbeError
 
@@ -103,9 +103,13 @@ def test_a_file_that_is_none_is_told(content: bytes, said: str, tmp_path: Path) 
 
 def test_the_questions_that_come_with_hearth_share_trunks_and_grow_histories() -> None:
     questions = read_questions(SHIPPED, 1000)
-    assert len(questions) == 100 and all(len(each.ideals) == 1 for each in questions)
-    bodies = [json.dumps(each.body["messages"])[:-1] for each in questions]
-    trunks = {tuple(map(str, each.body["messages"][:13])) for each in questions}
-    assert len(trunks) == 4, "system, notes, an answer, five examples"
-    assert len(set(bodies)) > 95
-    assert max(len(each.body["messages"]) for each in questions) > 30, "turns of a history"
+    assert len(questions) == 43 and SHIPPED.stat().st_size < 30_000
+    messages = [each.body["messages"] for each in questions]
+    assert len(set(map(str, messages))) == 43
+    assert len({str(each[:7]) for each in messages}) == 4, "system and three examples"
+    assert {len(each) for each in messages} == {8, 10, 12, 14}, "turns of a history"
+
+
+def test_the_answer_to_each_question_that_comes_with_hearth_stands_in_it() -> None:
+    for each in read_questions(SHIPPED, 1000):
+        assert is_right(each.body["messages"][-1]["content"], each.ideals, "includes"), each.id
