@@ -68,7 +68,7 @@ def forward_bytes(config: dict[str, Any]) -> int:
     """Return what the greediest forward takes beside the weights, as it is estimated."""
     positions = config.get("max_position_embeddings")
     longest = min(TEXT_TOKENS_MAX, positions) if isinstance(positions, int) else TEXT_TOKENS_MAX
-    pairs = max(SQUARE_MAX, longest * longest)
+    pairs = max(min(SQUARE_MAX, TOKENS_MAX * longest), longest * longest)
     told = forward_memory(config, WHOLE, ITEM_BYTES, backend())
     pair_bytes = told.pair_bytes + MASKS * ITEM_BYTES
     return max(TOKENS_MAX, longest) * told.token_bytes + pairs * pair_bytes + _cast_bytes(config)

@@ -22,6 +22,8 @@ from hearth.proxy.embeddings.embedding_process import (
     EmbeddingSettings,
 )
 from hearth.shared.errors import Overloaded, RequestError
+from hearth.shared.models import builtin_models
+from hearth.shared.models.builtin_models import MODELS_DIR_VARIABLE
 
 pytestmark = pytest.mark.process
 SCRIPTED: Final = (sys.executable, "-m", "tests.helpers.worker_processes.scripted_embedder")
@@ -244,6 +246,29 @@ def test_a_program_that_cannot_be_started_is_told(notes: Notes) -> None:
         await process.close()
 
     asyncio.run(talk())
+
+
+def test_a_model_that_is_not_here_is_told_with_the_remedy_until_it_is_pulled(
+    notes: Notes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(MODELS_DIR_VARIABLE, str(tmp_path / "models"))
+    monkeypatch.setattr(builtin_models, "local_models", list)
+    directory = tmp_path / "models" / "minilm-0.1.2"
+    settings = EmbeddingSettings("builtin:minilm", environ={**os.environ, "NOTES": str(notes.path)})
+
+    async def talk() -> None:
+        process = EmbeddingProcess(settings, command=SCRIPTED)
+        for _ in range(2):
+            with refused("embeddings_unavailable", "hearth pull minilm .* EMBEDDING_MODEL to an"):
+                await process.embed(["a"])
+        assert process.starts == 0, "nothing is started for what is not there"
+        directory.mkdir(parents=True)
+        (directory / "config.json").write_text("{}")
+        assert (await process.embed(["a"])).tokens == [1]
+        await process.close()
+
+    asyncio.run(talk())
+    assert notes.lines[0].endswith(f"--embedding-model {directory} --rerank-model ")
 
 
 def test_more_requests_than_the_queue_holds_are_refused_and_the_rest_answered(

@@ -197,6 +197,23 @@ def test_anthropics_list_has_models_of_text_only(edge: ProxyApp) -> None:
     assert [row["id"] for row in listed["data"]] == ["chatty"]
 
 
+@pytest.mark.parametrize("setting", ["builtin:minilm", "minilm"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("minilm", "builtin:minilm", "MiniLM:latest", "all-MiniLM-L6-v2"),
+        *("sentence-transformers/all-MiniLM-L6-v2", "text-embedding-3-small", None),
+    ],
+)
+def test_the_builtin_model_answers_to_its_names_at_the_hub_too(
+    tmp_path: Any, encoders: FakeEncoders, setting: str, name: str | None
+) -> None:
+    edge = app_of(tmp_path, encoders=encoders, EMBEDDING_MODEL=setting)
+    assert embed(edge, "one", model=name).json["model"] == "minilm"
+    listed = ask(edge, "GET", "/v1/models").json["data"]
+    assert [row["id"] for row in listed][1:] == ["minilm"]
+
+
 def test_a_name_that_a_model_of_text_has_refuses_to_start(tmp_path: Any) -> None:
     settings = {"EMBEDDING_MODEL": "org/twice", "PROXY_MODEL_ID": "org/twice"}
     with pytest.raises(StartError, match="EMBEDDING_MODEL is 'org/twice', and 'org/twice' is"):

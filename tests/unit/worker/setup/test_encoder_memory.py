@@ -93,6 +93,13 @@ def test_a_larger_model_never_counts_less(
     assert 0 < told <= forward_bytes(wider)
 
 
+def test_texts_of_few_tokens_make_few_pairs_in_a_batch() -> None:
+    config = {"hidden_size": 384, "intermediate_size": 1_536, "num_attention_heads": 12}
+    short, long = (forward_bytes(config | {"max_position_embeddings": n}) for n in (512, 2_048))
+    pair_bytes = 12 * 4 * 1.25 + 2 * 4  # scores and their mask on a CPU, and two masks of tokens
+    assert long - short == (8_192 * 2_048 - 8_192 * 512) * pair_bytes
+
+
 def test_matrices_of_16_bits_count_as_they_are_multiplied_and_quantised_ones_do_not() -> None:
     kept = dict(EMBEDDER.config)
     copies = forward_bytes(kept | {"quantization": None}) - forward_bytes(kept)

@@ -1,0 +1,74 @@
+"""builtin:minilm gives the vectors of sentence-transformers, whatever else is in the request.
+
+The reference is in tests/data/sentence_cosines.json, with where it and the sentences are from.
+"""
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from hearth.shared.errors import RequestError
+from hearth.worker.embeddings.embedding_model import EmbeddingModel, cut_vectors
+from hearth.worker.embeddings.forward_pace import ForwardPace
+from hearth.worker.embeddings.job_queue import Job
+from hearth.worker.embeddings.layer_rests import LayerRests
+from tests.helpers.models.real_weights import real_weights
+
+pytestmark = pytest.mark.weights
+
+REFERENCE: Final = json.loads(
+    (Path(__file__).parents[3] / "data" / "sentence_cosines.json").read_bytes()
+)
+PAIRS: Final = REFERENCE["pairs"]
+FIRST: Final = [pair["first"] for pair in PAIRS]
+SECOND: Final = [pair["second"] for pair in PAIRS]
+GAP_MAX: Final = 1e-5  # measured on a CPU: 3e-7
+
+
+@cache
+def minilm() -> tuple[EmbeddingModel, LayerRests]:
+    rests = LayerRests()
+    return EmbeddingModel(str(real_weights("minilm")), rests), rests
+
+
+def vectors(*texts: str, truncate: bool = False, tokens: int = 512) -> NDArray[np.float32]:
+    """Return the vectors of one request, computed in batches of at most `tokens`."""
+    model, rests = minilm()
+    found: list[Any] = []
+    job = Job(1, model, texts, truncate, lambda values, _: found.append(values))  # type: ignore
+    while not job.is_tokenised:
+        job.tokenise()
+    while not job.is_computed:
+        job.compute(ForwardPace(10, tokens), rests.clock)
+    job.answer()
+    return cut_vectors(found[0], None)
+
+
+def test_cosines_of_fifty_published_pairs_are_those_of_sentence_transformers() -> None:
+    first, second = np.split(vectors(*FIRST, *SECOND), 2)
+    others = np.roll(second, -1, axis=0)
+    gaps = np.concatenate([(first * second).sum(1), (first * others).sum(1)])
+    gaps -= [pair["cosine"] for pair in PAIRS] + [pair["next"] for pair in PAIRS]
+    assert len(PAIRS) == 50 and np.abs(gaps).max() < GAP_MAX, np.abs(gaps).max()
+
+
+def test_a_text_is_cut_where_sentence_transformers_cuts_it_and_refused_unless_that_is_asked() -> (
+    None
+):
+    joined = [" ".join(FIRST), " ".join(SECOND)]
+    first, second = vectors(*joined, truncate=True)
+    assert abs(float(first @ second) - REFERENCE["joined"]) < GAP_MAX
+    with pytest.raises(RequestError, match=r"Input 0 is 719 tokens and the model takes 256"):
+        vectors(*joined)
+
+
+def test_a_text_alone_has_the_vector_that_it_has_beside_others_and_in_either_case() -> None:
+    together = vectors(*FIRST, tokens=2_048)
+    alone = np.stack([vectors(text)[0] for text in FIRST])
+    assert np.abs(together - alone).max() < 1e-6
+    assert np.array_equal(vectors(FIRST[0].upper()), vectors(FIRST[0].lower()))
