@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 # Files that take longest, longest first: one that starts last keeps a core busy alone.
 LONGEST: Final = (
-    *("test_models", "test_restart", "test_pocket_meaning", "test_bench_command"),
-    *("test_docs_snippets", "test_pocket_skills", "test_security_restart"),
+    *("test_models", "test_restart", "test_broken_caches", "test_bench_command"),
+    *("test_docs_snippets", "test_told_facts", "test_security_restart"),
     *("test_remote", "test_security", "test_dashboard", "test_proxy_start", "test_origin"),
     *("test_eval", "test_figures", "test_fallbacks", "test_crossings"),
     *(
@@ -48,11 +48,9 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 @pytest.fixture(scope="session")
 def server() -> "Iterator[Server]":
     """Serves the qwen3 fixture under the public name `local`."""
-    from scripts.fixtures.fixture_cache import fixture_dir
     from tests.helpers.servers.server import Server
 
-    made = Server(MODEL_PATH=str(fixture_dir("qwen3")), PROXY_MODEL_ID="local")
-    with made as running:
+    with Server() as running:
         yield running
 
 

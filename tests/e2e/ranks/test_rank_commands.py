@@ -12,6 +12,7 @@ import pytest
 from hearth.commands.make_keys import make_keys
 from hearth.shared.errors import EXIT_CANNOT_START
 from hearth.shared.settings_from_env import PROJECT_DIR
+from scripts.fixtures.fixture_cache import fixture_dir
 from tests.helpers.servers.server import free_port
 
 COMMAND = (sys.executable, "-m", "hearth.commands.main", "ranks")
@@ -28,7 +29,7 @@ def environ(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     told = {"RANKS": "2", "RANK_HOSTS": str(directory / "hosts.json")}
     told |= {"PROXY_PORT": str(free_port()), "CURVE_KEYS_DIR": str(directory / "keys")}
     told |= {"RUN_DIR": str(directory / "run"), "KV_CACHE_DIR": str(directory / "kv")}
-    return {**os.environ, **told}
+    return {**os.environ, **told, "MODEL_PATH": str(fixture_dir("qwen3"))}
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +65,7 @@ def test_ranks_are_checked_twice_and_a_joined_one_ends_by_a_signal(
         assert done.returncode == 0, done.stdout + done.stderr
         assert "2: 127.0.0.1, 127.0.0.2; versions are the same" in done.stdout
         assert "bits of sums         the same on all ranks (18 sums)" in done.stdout
-        assert "files                builtin:pocket: the same on all ranks" in done.stdout
+        assert f"{fixture_dir('qwen3')}: the same on all ranks (2 files)" in done.stdout
     joined.send_signal(signal.SIGTERM)
     out, _ = joined.communicate(timeout=60)
     assert joined.returncode == 0

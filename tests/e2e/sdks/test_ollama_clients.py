@@ -163,9 +163,7 @@ def test_an_answer_is_of_the_schema_that_is_asked_for(client: ollama.Client) -> 
     assert json.loads(generated.response or "")["n"] in (1, 2)
 
 
-def test_a_context_remembers_what_was_said(
-    client: ollama.Client, server: ScriptedServer
-) -> None:
+def test_a_context_remembers_what_was_said(client: ollama.Client, server: ScriptedServer) -> None:
     told = client.generate(MODEL, "Hello", options=GREEDY)
     client.generate(MODEL, "And then?", context=told.context, options=GREEDY)
     client.generate(MODEL, "And then?", options=GREEDY)

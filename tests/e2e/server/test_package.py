@@ -12,9 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from hearth.commands.accuracy.question_file import SHIPPED
 from hearth.shared.openblas_preload import openblas_environment
 from hearth.shared.settings_from_env import PROJECT_DIR
 from hearth.shared.version import VERSION
+from scripts.fixtures.fixture_cache import fixture_dir
 from tests.helpers.servers.server import Server, free_port
 
 SOURCES = ("pyproject.toml", "README.md", "LICENSE", "proxy", "worker", "shared", "scripts")
@@ -53,6 +55,7 @@ def environ(site: Path) -> Iterator[dict[str, str]]:
     kept = {name: os.environ[name] for name in ("PATH", "TMPDIR") if name in os.environ}
     with tempfile.TemporaryDirectory(prefix="hearth-") as home:  # a socket's path has a limit
         found = {**kept, "HOME": home, "PYTHONPATH": str(site)}
+        found["MODEL_PATH"] = str(fixture_dir("qwen3"))
         yield {**found, **openblas_environment(found)}
 
 
@@ -68,7 +71,7 @@ def hearth(site: Path, *arguments: str) -> list[str]:
     return [sys.executable, str(site / "bin" / "hearth"), *arguments]
 
 
-def test_the_wheel_holds_hearth_alone_with_weights_and_pages(wheel: Path) -> None:
+def test_the_wheel_holds_hearth_alone_with_questions_and_pages(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     info = f"hearth_llm-{VERSION}.dist-info"
     assert {name.split("/")[0] for name in names} == {"hearth", info}
@@ -76,8 +79,7 @@ def test_the_wheel_holds_hearth_alone_with_weights_and_pages(wheel: Path) -> Non
         *("commands", "proxy", "shared", "worker"),
     }
     for needed in (
-        "hearth/worker/engine/pocket/model.safetensors",
-        "hearth/commands/accuracy/questions.jsonl",
+        f"hearth/commands/accuracy/{SHIPPED.name}",
         "hearth/proxy/monitoring/pages/index.html",
         "hearth/proxy/monitoring/pages/vendor/uPlot.iife.min.js",
         f"{info}/licenses/LICENSE",
@@ -97,7 +99,7 @@ def test_the_commands_answer_from_an_empty_directory(
 
     assert "  serve " in said("--help") and said("--version") == f"hearth {VERSION}\n"
     checked = said("check", "--port", str(free_port()))
-    assert f"in {site / 'hearth'}" in checked and "model builtin:pocket" in checked
+    assert f"in {site / 'hearth'}" in checked and f"model {fixture_dir('qwen3')}" in checked
     assert "keep proxy.key_secret" in said("keys", "keys")
     assert not [path for path in here.iterdir() if path.name != "keys"]
 
@@ -125,14 +127,15 @@ def test_a_server_from_the_wheel_answers_logs_at_home_and_imports_nothing_from_h
         )
     try:
         server.wait_until_ready()
+        name = fixture_dir("qwen3").name
         with server.openai() as client:
             answer = client.chat.completions.create(
-                model="pocket", messages=[{"role": "user", "content": "Hello"}], max_tokens=8
+                model=name, messages=[{"role": "user", "content": "Hello"}], max_tokens=8
             )
             assert answer.usage is not None and answer.usage.completion_tokens > 0
         why = hearth(site, "why", "--base-url", server.url)
         listed = subprocess.run(why, cwd=here, env=environ, capture_output=True, text=True)
-        assert listed.returncode == 0 and "pocket" in listed.stdout
+        assert listed.returncode == 0 and name in listed.stdout
     finally:
         server.stop(signal.SIGINT)
     home = Path(environ["HOME"])
