@@ -17,6 +17,8 @@ from hearth.shared.models.builtin_models import MODELS_DIR_VARIABLE, builtin_mod
 
 WEIGHTS_DIR: Final = Path(f"/var/tmp/hearth-test-weights-{os.getuid()}")
 FETCH_S_MAX: Final = 600
+# No hub stands in: its files are others, and elsewhere.
+_ALONE: Final = {"HF_HUB_OFFLINE": "1", "HF_HOME": "/nonexistent"}
 
 
 def real_weights(name: str) -> Path:
@@ -34,7 +36,7 @@ def _why_not(name: str) -> str:
     """Fetch the model; return why it is not to be had, which one process asks once."""
     done = subprocess.run(
         [sys.executable, "-m", "hearth.commands.main", "pull", name],
-        env={**os.environ, MODELS_DIR_VARIABLE: str(WEIGHTS_DIR), "HF_HUB_OFFLINE": "1"},
+        env={**os.environ, **_ALONE, MODELS_DIR_VARIABLE: str(WEIGHTS_DIR)},
         capture_output=True,
         text=True,
         timeout=FETCH_S_MAX,
