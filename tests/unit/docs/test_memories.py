@@ -16,6 +16,7 @@ CACHES = {"lru_cache", "cache"}
 # Those that end with a request, a thread's queue or a step.
 SHORT_LIVED = {
     "proxy/pool/answer_stream.py": "one answer's events",
+    "proxy/request/model_names.py": "that the former model's name was told: nothing of a request",
     "shared/durable_journal_writer.py": "records that wait for the disk",
     "shared/zmq_transport.py": "frames that wait for a socket",
     "worker/constraint/thinking_budget.py": "one answer's forced tokens",

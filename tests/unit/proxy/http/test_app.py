@@ -91,7 +91,7 @@ def test_the_models_are_listed_in_the_shape_of_the_api_that_is_asked(tmp_path: A
     openai = ask(edge).json
     assert set(openai) == {"object", "data"}
     assert [row["id"] for row in openai["data"]] == ["org/model", "mine"]
-    assert set(openai["data"][0]) == {"id", "object", "created", "owned_by"}
+    assert set(openai["data"][0]) == {"id", "object", "created", "owned_by", "description"}
     version = (b"anthropic-version", b"2023-06-01")
     anthropic = ask(edge, "GET", "/v1/models", version).json
     assert set(anthropic) == {"data", "has_more", "first_id", "last_id"}
