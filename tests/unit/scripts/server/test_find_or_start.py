@@ -246,7 +246,31 @@ def test_one_that_has_lost_the_port_waits_for_the_other_which_names_itself_later
 
     monkeypatch.setattr(module, "fetch_missing", lambda *_: None)
     monkeypatch.setattr(module, "ChildServer", Ended)
+    monkeypatch.setattr(module, "fetch_missing", lambda *_: None)
     monkeypatch.setattr(module, "take_port", lambda *_, **__: "")
     monkeypatch.setattr(module._Asker, "workers", lambda _: next(answers))
     with find_or_start(settings, console=Console(file=io.StringIO())) as found:
         assert not found.is_ours
+
+
+@pytest.mark.parametrize(
+    ("asked", "source"),
+    [("", ""), ("smollm2", ""), ("Pocket", ""), ("mine:latest", ""), ("a/other", "a/other")],
+)
+def test_the_default_model_is_started_as_the_settings_name_it(
+    asked: str, source: str, told: tuple[ToldServer, Settings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = dataclasses.replace(told[1], model_aliases=("mine",))
+
+    def start(_port: int, started: str, _directory: Path) -> None:
+        raise StartError(f"source={started}")
+
+    monkeypatch.setattr(module, "ChildServer", start)
+    monkeypatch.setattr(module, "fetch_missing", lambda *_: None)
+    monkeypatch.setattr(module, "take_port", lambda *_, **__: "")
+    monkeypatch.setattr(module._Asker, "workers", lambda _: None)
+    with (
+        pytest.raises(StartError, match=f"source={source}$"),
+        find_or_start(settings, asked, Console(file=io.StringIO())),
+    ):
+        pass
