@@ -21,12 +21,16 @@ pytestmark = pytest.mark.process
 WAIT_S_MAX = 60.0
 
 
-def test_a_whole_life_leaves_nothing(desk: Desk, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_whole_life_leaves_nothing(
+    desk: Desk, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "why_missing", lambda source: f"{source} is missing.")
     before = desk.files()
     assert desk.run("status") == 4
     assert desk.run("install") == 0
     first, shown = desk.pid, capsys.readouterr().out
     assert f"running (pid {first}), http://127.0.0.1:{desk.port}" in shown
+    assert "Model     builtin:smollm2 is missing.\n" in shown
     assert desk.unit.stat().st_mode & 0o777 == 0o600
     where = (desk.home / "starts").read_text().split(" ", 1)[1]
     assert where == f"{desk.home / '.hearth'}\n"
@@ -42,7 +46,7 @@ def test_a_whole_life_leaves_nothing(desk: Desk, capsys: pytest.CaptureFixture[s
     assert (desk.run("stop"), desk.run("status")) == (0, 3)
     assert (desk.run("start"), desk.run("status")) == (0, 0)
     shown = capsys.readouterr().out
-    assert f"Address   http://127.0.0.1:{desk.port}\n" in shown
+    assert f"Address   http://127.0.0.1:{desk.port}\nModel     builtin:smollm2 is missing.\n" in shown
 
     assert (desk.run("uninstall"), desk.pid, desk.jobs) == (0, None, [])
     assert desk.files() - before == {"starts"}
