@@ -73,18 +73,17 @@ def check_first_prompt(command: str, name: str, model: str, context_tokens: int 
 
     Raises: StartError: with both sizes, and the model to take on this machine.
     """
-    agent = AGENTS[name]
-    if not context_tokens:
-        return
-    answer = answer_tokens(context_tokens)
-    if agent.first_prompt_tokens + answer <= context_tokens:
+    title, first = AGENTS[name].title, AGENTS[name].first_prompt_tokens
+    answer = answer_tokens(context_tokens or 0)
+    if not context_tokens or first + answer <= context_tokens:
         return
     better = recommended(physical_bytes())
-    is_known = better is None or model in (better.alias, better.hub_id)
+    remedy = MORE
+    if better is not None and model not in (better.alias, better.hub_id):
+        remedy = f"hearth {command} {name} --model {better.alias}"
     raise StartError(
-        f"{agent.title}'s first prompt is {agent.first_prompt_tokens:,} tokens or more, and "
-        f"{model} takes {context_tokens:,}, of which an answer may be {answer:,}: "
-        + (MORE if is_known else f"hearth {command} {name} --model {better.alias}")
+        f"{title}'s first prompt is {first:,} tokens or more, and {model} takes "
+        f"{context_tokens:,}, of which an answer may be {answer:,}: {remedy}"
     )
 
 
