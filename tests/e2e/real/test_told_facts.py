@@ -1,0 +1,60 @@
+"""SmolLM2's real weights behind the real server: what a newcomer asks, and facts that they told.
+
+Whatever breaks the cache is found with random weights (tests/e2e/cache/test_broken_caches.py).
+"""
+
+import signal
+from collections.abc import Iterator
+
+import psutil
+import pytest
+
+from tests.helpers.models.real_weights import real_weights
+from tests.helpers.servers.counted_talk import ASK, FACT, NOTES, Talk
+from tests.helpers.servers.server import Server
+
+pytestmark = pytest.mark.weights
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with Server(MODEL_PATH=str(real_weights("smollm2")), PROXY_MODEL_ID="smollm2") as running:
+        yield running
+
+
+def test_a_newcomer_is_told_the_capital_of_france(server: Server) -> None:
+    with server.openai() as client:
+        answer = client.chat.completions.create(
+            model="smollm2",
+            messages=[{"role": "user", "content": "What is the capital of France?"}],
+            temperature=0,
+        )
+    assert "Paris" in (answer.choices[0].message.content or "")
+    assert answer.choices[0].finish_reason == "stop"
+
+
+def test_branches_and_an_edited_message_are_answered_each_with_its_own_fact(
+    server: Server,
+) -> None:
+    trunk = Talk(server)
+    trunk.say(f"{NOTES}\n{FACT.format('4086')}")
+    other = trunk.branch()
+    assert "4086" in trunk.say(ASK) and trunk.prefilled < 30
+    other.messages[1]["content"] = f"{NOTES}\n{FACT.format('9254')}"
+    other.messages[2]["content"] = "I have read it."
+    assert "9254" in other.say(ASK)
+    assert other.cached > 100, "up to the edit it is the same"
+
+
+def test_a_fact_is_recalled_after_kill_9_and_a_restart(server: Server) -> None:
+    talk = Talk(server, date="2031-02-08")
+    talk.say(f"{NOTES}\n{FACT.format('7731')}")
+    server.wait_until_idle()
+    assert server.process is not None
+    workers = psutil.Process(server.process.pid).children(recursive=True)
+    server.stop(signal.SIGKILL)
+    psutil.wait_procs(workers, 20)
+    server.start()
+    server.wait_until_ready()
+    assert "7731" in talk.say(ASK)
+    assert talk.source == "ssd" and talk.prefilled < talk.cached
