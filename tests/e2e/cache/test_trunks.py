@@ -31,8 +31,7 @@ HOW: Final = {"greedy": {"temperature": 0}, "seeded": {"temperature": 0.8, "seed
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    made = Server(MODEL_PATH=str(fixture_dir("qwen3")), PROXY_MODEL_ID="local")
-    with made as running:
+    with Server() as running:
         yield running
 
 

@@ -14,7 +14,6 @@ import openai
 import psutil
 import pytest
 
-from scripts.fixtures.fixture_cache import fixture_dir
 from tests.helpers.servers.server import Server
 
 KILLS = 20 if os.environ.get("HEARTH_EXAMPLES") else 6
@@ -24,7 +23,7 @@ DISCONNECTS = 50
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
     """A server of this module's own: its worker is killed."""
-    with Server(MODEL_PATH=str(fixture_dir("qwen3")), PROXY_MODEL_ID="local") as running:
+    with Server() as running:
         yield running
 
 

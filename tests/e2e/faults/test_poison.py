@@ -9,7 +9,6 @@ from typing import Any, Final
 import openai
 import pytest
 
-from scripts.fixtures.fixture_cache import fixture_dir
 from tests.helpers.servers.server import WAIT_S_MAX, Server
 
 LAUNCH: Final = """
@@ -23,7 +22,7 @@ SENT: Final = 10  # times that a client sends its poison, whatever it is told
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
     """A server of this module's own: its workers break."""
-    with started(Server(MODEL_PATH=str(fixture_dir("qwen3")), PROXY_MODEL_ID="local")) as running:
+    with started(Server()) as running:
         yield running
 
 

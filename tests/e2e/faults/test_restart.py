@@ -8,8 +8,6 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import httpx
 import psutil
@@ -52,12 +50,6 @@ def ended(server: Server) -> None:
 ENDINGS = {"SIGTERM": ended, "kill -9": killed}
 
 
-@contextmanager
-def served() -> Iterator[Server]:
-    with Server(PREFILL_CHUNK=str(CHUNK)) as server:
-        yield server
-
-
 def break_off(server: Server, talk: Talk, question: str) -> None:
     """Ask, and have the server end amid the answer: the client gets none."""
     body = talk.body(question) | {"max_tokens": 20_000, "stream": True}
@@ -78,7 +70,7 @@ def break_off(server: Server, talk: Talk, question: str) -> None:
 
 @pytest.mark.parametrize("how", ENDINGS)
 def test_a_session_goes_on_where_it_was(how: str) -> None:
-    with served() as server:
+    with Server(PREFILL_CHUNK=str(CHUNK)) as server:
         talk = Talk(server)
         talk.say(SAID)
         lengths = [0, talk.cached + talk.prefilled]  # of each prompt

@@ -74,7 +74,7 @@ class Unnamed(FakeServer):
     """Its config names `named` for all clouds, and `cloud`, which answers, for fallbacks."""
 
     def __init__(self, named: Asked, elsewhere: Asked, cloud: MockCloud) -> None:
-        super().__init__(MODELS=f"broken={MISSING}", PROXY_MODEL_ID="local")
+        super().__init__(MODELS=f"broken={MISSING}")
         self.named, self.elsewhere, self.cloud = named, elsewhere, cloud
         entries = [
             redirected(named, f"{provider} {status}", provider, status)

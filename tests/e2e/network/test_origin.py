@@ -96,7 +96,7 @@ def test_the_same_page_can_read_and_generate_where_its_origin_is_listed(
     page: str, tmp_path: Path
 ) -> None:
     """The control: without the rule the page would get through."""
-    with Server(CORS_ORIGINS=page, PROXY_MODEL_ID="local") as server:
+    with Server(CORS_ORIGINS=page) as server:
         dom = browse(f"{page}/?{server.url}", tmp_path)
         assert "read models: cors 200" in dom, dom
         assert "chat as text: cors 200" in dom, dom

@@ -54,7 +54,7 @@ def test_with_a_key_every_name_leads_to_the_model_and_none_to_what_needs_no_key(
     machines: tuple[Machine, Machine],
 ) -> None:
     here, client = machines
-    server = Server(PROXY_HOST="hearth.local", PROXY_API_KEY=KEY, PROXY_MODEL_ID="local")
+    server = Server(PROXY_HOST="hearth.local", PROXY_API_KEY=KEY)
     try:
         here.start_server(server)
         assert client.ask(row("hearth.local", server, "/health"))[0][0] == 200
@@ -78,7 +78,7 @@ def test_without_a_key_only_listed_names_lead_to_it_over_a_forwarder_to_loopback
 ) -> None:
     """Docker Desktop forwards host.docker.internal so; `tailscale serve` and proxies do too."""
     here, client = machines
-    server = Server(ALLOWED_HOSTS="*.local, host.docker.internal", PROXY_MODEL_ID="local")
+    server = Server(ALLOWED_HOSTS="*.local, host.docker.internal")
     try:
         here.start_server(server)
         with here.forwarding(server.port):

@@ -10,7 +10,6 @@ import httpx
 import psutil
 import pytest
 
-from scripts.fixtures.fixture_cache import fixture_dir
 from tests.helpers.servers.server import WAIT_S_MAX, Server
 
 MODULE = "hearth.worker.constraint.grammar_process"
@@ -24,8 +23,7 @@ EACH = pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"
 
 @pytest.fixture(scope="module")
 def running() -> Iterator[Server]:
-    made = Server(MODEL_PATH=str(fixture_dir("qwen3")), PROXY_MODEL_ID="local", PROXY_API_KEY="")
-    with made as server:
+    with Server() as server:
         yield server
 
 

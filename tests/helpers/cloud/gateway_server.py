@@ -20,7 +20,7 @@ class GatewayServer(FakeServer):
 
     def __init__(self, cloud: MockCloud, callbacks: JsonSink, **settings: str) -> None:
         models = f"second=/b, broken={MISSING}"
-        super().__init__(MODELS=models, PROXY_MODEL_ID="local", **settings)
+        super().__init__(MODELS=models, **settings)
         self.cloud = cloud
         self.callbacks = callbacks
         self.environment |= {
