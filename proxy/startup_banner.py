@@ -23,6 +23,7 @@ def ready_lines(settings: Settings, facts: ModelFacts) -> list[str]:
     body = json.dumps(ask, ensure_ascii=False).replace("'", "'\\''")
     others = ", ".join(model.name for model in models_of(settings)[1:])
     size = f"{_scaled(facts.parameter_count)} parameters, {_scaled(facts.weight_bytes)}B"
+    computed = f", {facts.computed_in}" if facts.computed_in else ""
     return [
         f"ready: {url}",
         f"  talk     {url}/ in a browser",
@@ -31,7 +32,7 @@ def ready_lines(settings: Settings, facts: ModelFacts) -> list[str]:
         *(["  images   yes"] if facts.takes_images else []),
         f"  context  {facts.context_tokens:,} tokens{_why_shorter(facts)}",
         f"  cache    {facts.cache_layout}",
-        f"  backend  {facts.backend}",
+        f"  backend  {facts.backend}{computed}",
         *([f"  others   {others} (loaded when they are asked for)"] if others else []),
         "try:",
         f"  curl {url}/v1/chat/completions -H 'Content-Type: application/json'{key} -d '{body}'",

@@ -386,7 +386,8 @@ class Settings:
         "DTYPE",
         "auto",
         one_of("auto", "bfloat16", "float16"),
-        "What bfloat16 weights are computed in; auto = float16 on M1 and M2 where checked as good",
+        "What bfloat16 weights are computed in; auto = float16 on M1 and M2 where checked as good; "
+        "on a CPU dense float32, of all weights, where that fits into half of the free memory",
     )
     live_slots_max: int = _setting(
         "LIVE_SLOTS_MAX",
