@@ -300,7 +300,8 @@ class Settings:
         "STALL_SECONDS",
         "120",
         integer(0, 86_400),
-        "A request, or a worker, that gets no step further for so long is ended; 0 = never",
+        "A request, or a worker, that gets no step further for so long is ended; 0 = never; on a "
+        "CPU one that computes has ten times what its measured speed tells",
     )
     memory_limit_mb: int = _setting(
         "MEMORY_LIMIT_MB",

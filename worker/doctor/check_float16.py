@@ -24,10 +24,10 @@ from hearth.worker.doctor.check_context import CheckContext, LeftOut, Steps
 from hearth.worker.doctor.findings import CheckResult, Figure
 from hearth.worker.engine.compute_dtype import (
     IsCast,
-    float_places,
     cast_rule,
     device_architecture,
     emulates_bfloat16,
+    float_places,
 )
 from hearth.worker.engine.model_loader import LoadedModel
 from hearth.worker.engine.vision.vlm_language_model import VLMLanguageModel

@@ -135,7 +135,9 @@ def _pack(model: nn.Module, config: dict[str, Any]) -> None:
         fits = hasattr(module, "to_quantized") and module.weight.shape[-1] % group_size == 0
         return told.get(path, fits) if fits else False
 
-    nn.quantize(model, group_size, told["bits"], mode=told.get("mode", "affine"), class_predicate=how)
+    nn.quantize(
+        model, group_size, told["bits"], mode=told.get("mode", "affine"), class_predicate=how
+    )
 
 
 def _set_dtype(model: nn.Module, config: dict[str, Any]) -> None:

@@ -73,7 +73,10 @@ def only_known_code(runs_code: bool) -> Iterator[None]:
 
 
 def load_vision_model(directory: Path, runs_code: bool) -> VisionModel:
-    """Load what `sees_images`, its weights not read yet; `runs_code`: the checkpoint's own code may run."""
+    """Load what `sees_images`, its weights not read yet.
+
+    `runs_code`: the checkpoint's own code may run.
+    """
     from mlx_vlm import load
     from mlx_vlm.models.cache import make_prompt_cache
 

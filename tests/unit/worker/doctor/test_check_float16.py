@@ -181,7 +181,10 @@ def test_a_model_that_answers_worse_in_float16_is_refused() -> None:
 
 @pytest.mark.parametrize(
     ("name", "quant", "dtype", "reason"),
-    [("qwen3", None, "float16", "the weights are float16"), ("qwen3_moe", None, "bfloat16", "Gather")],
+    [
+        ("qwen3", None, "float16", "the weights are float16"),
+        ("qwen3_moe", None, "bfloat16", "Gather"),
+    ],
 )
 def test_what_cannot_be_compared_is_left_out(
     name: str, quant: int | None, dtype: str, reason: str

@@ -32,7 +32,6 @@ from scripts.fixtures.fixture_cache import fixture_dir
 from scripts.harness.image_files import noise
 from scripts.harness.vision_worker import picture_of, prompt
 
-OTHERS_BYTES = 100 << 20  # of models that other tests of this process keep
 M1, M3 = "applegpu_g13s", "applegpu_g15s"
 
 
@@ -46,9 +45,7 @@ def load(
 ) -> LoadedModel:
     directory = fixture_dir(name, "bfloat16", quant)
     settings = load_settings({"MODEL_PATH": str(directory), "DTYPE": dtype}, None)
-    return load_model(
-        settings, is_float16_good=is_float16_good, dense_max=dense_max, admit=admit
-    )
+    return load_model(settings, is_float16_good=is_float16_good, dense_max=dense_max, admit=admit)
 
 
 def leaves(model: Any) -> dict[str, mx.array]:
@@ -226,12 +223,13 @@ def test_all_is_made_float32_where_it_fits_and_is_admitted_so(name: str, quant: 
     assert loaded.facts.weight_bytes <= admitted[0] <= loaded.facts.weight_bytes + headers
     made = "dense float32, made from 4 bits" if quant else "float32, made from bfloat16"
     assert loaded.facts.computed_in.startswith(f"{made}: ")
-    assert mx.get_active_memory() < loaded.facts.weight_bytes * 1.1 + OTHERS_BYTES
 
 
 @CPU_ALONE
 @pytest.mark.parametrize("name", ["qwen3", "gpt_oss", "falcon_h1"])
-def test_codes_stay_where_their_dense_form_does_not_fit_and_nothing_is_of_16_bits(name: str) -> None:
+def test_codes_stay_where_their_dense_form_does_not_fit_and_nothing_is_of_16_bits(
+    name: str,
+) -> None:
     sizes = weight_sizes_of(load(name, "bfloat16", 4).model)
     loaded = load(name, quant=4, dense_max=sizes.dense_bytes - 1)
     assert not loaded.dtype.is_dense and "dense float32 would take" in loaded.dtype.reason
