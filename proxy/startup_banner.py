@@ -47,6 +47,7 @@ def ready_lines(settings: Settings, facts: ModelFacts | None, missing: str = "")
 
 def _model_lines(settings: Settings, facts: ModelFacts) -> list[str]:
     size = f"{_scaled(facts.parameter_count)} parameters, {_scaled(facts.weight_bytes)}B"
+    computed = f", {facts.computed_in}" if facts.computed_in else ""
     is_first = builtin_model(settings.model_path) is SMOLLM2
     return [
         f"  model    {facts.name} ({facts.architecture}, {size})",
@@ -54,7 +55,7 @@ def _model_lines(settings: Settings, facts: ModelFacts) -> list[str]:
         *(["  images   yes"] if facts.takes_images else []),
         f"  context  {facts.context_tokens:,} tokens{_why_shorter(facts)}",
         f"  cache    {facts.cache_layout}",
-        f"  backend  {facts.backend}",
+        f"  backend  {facts.backend}{computed}",
     ]
 
 

@@ -300,7 +300,8 @@ class Settings:
         "STALL_SECONDS",
         "120",
         integer(0, 86_400),
-        "A request, or a worker, that gets no step further for so long is ended; 0 = never",
+        "A request, or a worker, that gets no step further for so long is ended; 0 = never; on a "
+        "CPU one that computes has ten times what its measured speed tells",
     )
     memory_limit_mb: int = _setting(
         "MEMORY_LIMIT_MB",
@@ -386,7 +387,8 @@ class Settings:
         "DTYPE",
         "auto",
         one_of("auto", "bfloat16", "float16"),
-        "What bfloat16 weights are computed in; auto = float16 on M1 and M2 where checked as good",
+        "What bfloat16 weights are computed in; auto = float16 on M1 and M2 where checked as good; "
+        "on a CPU dense float32, of all weights, where that fits into half of the free memory",
     )
     live_slots_max: int = _setting(
         "LIVE_SLOTS_MAX",

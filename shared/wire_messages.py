@@ -126,6 +126,7 @@ class ModelFacts:
     context_by: str = "model"  # the smallest of "model" | "setting" | "memory"
     thinking: ThinkingFacts = field(default_factory=ThinkingFacts)
     ranks: int = 1  # processes that compute it together
+    computed_in: str = ""  # in a few words: "dense float32, made from 4 bits: 0.5 GB"
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,6 +279,9 @@ class Heartbeat:
     step_bytes: int = 0  # that the step brings into memory, where that is known
     held_bytes: int = 0  # of them, those that are there
     requests_max: int = 0  # that may be in the worker; one more is refused
+    cpu_s: float = 0.0  # that the process has computed on a CPU alone; 0 = a GPU computes
+    prefill_tokens_per_s: float = 0.0  # as measured; 0 = nothing was read yet
+    reading_tokens: int = 0  # in the forward of a prompt that runs
 
 
 @dataclass(frozen=True, slots=True)

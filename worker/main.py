@@ -16,6 +16,7 @@ import queue
 import secrets
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -450,16 +451,20 @@ class Worker:
             steps = self._steps
             return Heartbeat("loading", 0, 0, 0, 0, None) if steps is None else steps.heartbeat()
         load = parts.scheduler.load(len(arriving))
-        queue = [*load.queue, *arriving]
+        queue, facts, pace = [*load.queue, *arriving], parts.loaded.facts, parts.scheduler.pace
+        is_cpu = facts.backend == "cpu" and facts.ranks == 1  # several wait for each other busily
         return Heartbeat(
             "ready",
             load.running,
             len(queue),
             parts.scheduler.steps,
             parts.loop.active_bytes,
-            parts.loaded.facts,
+            facts,
             load.wait_s,
             queue[:QUEUE_NAMED_MAX],
+            cpu_s=time.process_time() if is_cpu else 0.0,
+            prefill_tokens_per_s=pace.measured_tokens_per_s,
+            reading_tokens=pace.reading_tokens,
         )
 
 

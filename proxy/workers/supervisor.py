@@ -370,15 +370,21 @@ class Supervisor:
     def _check(self, worker: WorkerProcess, elapsed_s: float) -> None:
         """Kill `worker` where it is stuck: it says nothing, or gets no step further.
 
+        A step that computes has longer, and its end proves nothing against a request.
         Its clients are told at once: a process that hangs in a driver may not end for a while.
         """
         if worker.link is None or worker.killed_for:
             return
-        stalled_s = worker.hang_detector.tick(worker.link.heartbeat, elapsed_s)
+        detector, stall_s = worker.hang_detector, self._rules.stall_s
+        stalled_s = detector.tick(worker.link.heartbeat, elapsed_s)
+        slowness = detector.slowness(stall_s) if stall_s else ""
+        is_proof = not (worker.is_silent or slowness)
         if worker.is_silent:
             worker.killed_for = "it was silent"
-        elif self._rules.stall_s and stalled_s >= self._rules.stall_s:
+        elif stall_s and detector.hangs(stall_s):
             worker.killed_for = f"it held requests and made no step for {stalled_s:.0f} s"
+        elif slowness:
+            worker.killed_for = slowness
         else:
             return
         held = worker.link.load
@@ -386,7 +392,7 @@ class Supervisor:
         worker.kills += 1
         worker.kill(signal.SIGKILL)
         how = f"SIGKILL: {worker.killed_for}"
-        suspects = self._suspect(worker, how, is_proof=not worker.is_silent)
+        suspects = self._suspect(worker, how, is_proof=is_proof)
         self._tell_clients(worker, how, suspects)
 
     async def stop(self) -> None:

@@ -44,8 +44,9 @@ CHUNK = 64  # small, so that short prompts have many cuts
 def loaded(
     name: str, dtype: str = "float32", quant: int | None = None, tiny: bool = False
 ) -> LoadedModel:
+    """Return a fixture that computes in what its weights are, and no dense form of them."""
     directory = fixture_dir(name, dtype, quant, tiny)
-    return load_model(load_settings({"MODEL_PATH": str(directory)}, None))
+    return load_model(load_settings({"MODEL_PATH": str(directory), "DTYPE": "bfloat16"}, None))
 
 
 @cache

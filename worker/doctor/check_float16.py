@@ -24,10 +24,10 @@ from hearth.worker.doctor.check_context import CheckContext, LeftOut, Steps
 from hearth.worker.doctor.findings import CheckResult, Figure
 from hearth.worker.engine.compute_dtype import (
     IsCast,
-    bfloat16_places,
     cast_rule,
     device_architecture,
     emulates_bfloat16,
+    float_places,
 )
 from hearth.worker.engine.model_loader import LoadedModel
 from hearth.worker.engine.vision.vlm_language_model import VLMLanguageModel
@@ -91,8 +91,6 @@ def check_bytes(loaded: LoadedModel) -> int:
 
 
 def _why_not(loaded: LoadedModel) -> str:
-    if loaded.dtype.is_cast:
-        return "the weights are in float16 already"
     if loaded.dtype.name != "bfloat16":
         return f"the weights are {loaded.dtype.name or 'no floats'}"
     return ""
@@ -295,7 +293,7 @@ def _parts(
             if value.dtype == mx.bfloat16 and rule(name):
                 yield (node, key), _CastPart(value, [(node, key)], dtype), True
         elif isinstance(value, nn.Module) and (id(value) in wanted or not _leads_to(value, wanted)):
-            places = [place[:2] for place in bfloat16_places(value, rule, name)]
+            places = [place[:2] for place in float_places(value, rule, name)]
             yield (node, key), _CastPart(value, places, dtype), False
         elif isinstance(value, dict | list):
             yield from _parts(value, layers, rule, dtype, name)

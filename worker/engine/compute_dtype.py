@@ -1,24 +1,41 @@
-"""Chooses what a checkpoint's bfloat16 numbers are computed in, and casts them.
+"""Chooses what a checkpoint's numbers are computed in, and makes them so.
 
-The GPUs of M1 and M2 emulate bfloat16, and compute float16 themselves. Numbers that are packed
-(quantised weights) or float32 stay as they are.
+The GPUs of M1 and M2 emulate bfloat16, and compute float16 themselves. MLX's CPU backend reads
+packed (quantised) weights 17 times slower than dense float32, and all of 16 bits slower still.
 Owner: the inference thread.
 """
 
 import inspect
 import re
+import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 import mlx.core as mx
-from mlx.utils import tree_flatten
+import mlx.nn as nn
+from mlx.utils import tree_flatten, tree_unflatten
 
 _EMULATES: Final = re.compile(r"applegpu_g1[34]\D*")  # g13 is M1, g14 is M2; then the size, as "s"
 # Where a model does not say which of its leaves are not to be cast: decay rates of states, and
 # biases of routers, which several architectures keep in more bits.
 _KEPT: Final = ("A_log", "e_score_correction_bias")
+# By what is computed in: the floats that are cast to it.
+_CAST_FROM: Final = {
+    "float32": (mx.bfloat16, mx.float16),
+    "float16": (mx.bfloat16,),
+    "bfloat16": (mx.float16,),
+}
+# The packed layers that are a matrix (and a bias), of mlx, mlx-lm and mlx-vlm: `nn` or their file
+# has a dense form of the name without "Quantized". What others add to that, only they compute.
+_PACKED: Final = (
+    *("QuantizedLinear", "QuantizedEmbedding"),
+    *("QuantizedSwitchLinear", "QuantizedMultiLinear"),
+)
+_PACKED_PARTS: Final = ("weight", "scales", "biases", "global_scale")
+_FLOAT32_BYTES: Final = 4
+_GB: Final = 1024**3
 
 IsCast = Callable[[str], bool]  # takes a leaf's dotted name
 
@@ -28,11 +45,60 @@ class ComputeDtype:
     """What a model's numbers are computed in, and why."""
 
     name: str = ""  # of most of them, e.g. "float16"
-    is_cast: bool = False  # to float16, from the checkpoint's bfloat16
+    is_cast: bool = False  # from what they are in the checkpoint
     reason: str = ""
+    is_dense: bool = False  # packed layers are made dense
+
+    @property
+    def form(self) -> str:
+        """What KV depends on beyond the checkpoint: products with codes sum in another order."""
+        return f"dense {self.name}" if self.is_dense else self.name
 
     def row(self) -> dict[str, Any]:
-        return {"name": self.name, "cast": self.is_cast, "reason": self.reason}
+        row = {"name": self.name, "cast": self.is_cast, "dense": self.is_dense}
+        return {**row, "reason": self.reason}
+
+
+@dataclass(frozen=True, slots=True)
+class WeightSizes:
+    """What a model's weights are, evaluated or not, and the bytes that they would take."""
+
+    floats: Counter[str]  # elements by dtype
+    is_packed: bool
+    own_bytes: int  # as they are
+    cast_bytes: int  # with all floats in float32
+    dense_bytes: int  # with all in float32 that can be
+
+    @property
+    def dtype(self) -> str:
+        """The dtype of most floats, e.g. "bfloat16"; "" where there are none."""
+        return self.floats.most_common(1)[0][0] if self.floats else ""
+
+    def growth(self, dtype: ComputeDtype) -> int:
+        """Return the bytes that making them so adds; other casts add none."""
+        if dtype.is_dense:
+            return self.dense_bytes - self.own_bytes
+        is_wider = dtype.is_cast and dtype.name == "float32"
+        return self.cast_bytes - self.own_bytes if is_wider else 0
+
+
+def weight_sizes_of(model: Any) -> WeightSizes:
+    """Return the sizes of `model`, which has `parameters`; nothing is evaluated."""
+    floats: Counter[str] = Counter()
+    own_bytes = cast_bytes = dense_bytes = 0
+    for _, array in tree_flatten(model.parameters()):
+        own_bytes += array.nbytes
+        if mx.issubdtype(array.dtype, mx.floating):
+            floats[str(array.dtype).rpartition(".")[2]] += array.size
+            cast_bytes += array.size * _FLOAT32_BYTES
+        else:
+            cast_bytes += array.nbytes
+    packed = [module for _, module in _packed_layers(model)]
+    for module in packed:
+        parts = [module[name] for name in _PACKED_PARTS if isinstance(module.get(name), mx.array)]
+        own = [p.size * 4 if mx.issubdtype(p.dtype, mx.floating) else p.nbytes for p in parts]
+        dense_bytes += module["weight"].size * 32 // module.bits * _FLOAT32_BYTES - sum(own)
+    return WeightSizes(floats, bool(packed), own_bytes, cast_bytes, cast_bytes + dense_bytes)
 
 
 def emulates_bfloat16(architecture: str) -> bool:
@@ -46,12 +112,22 @@ def device_architecture() -> str:
 
 
 def choose_dtype(
-    setting: str, checkpoint: str, architecture: str, is_float16_good: bool | None
+    setting: str,
+    checkpoint: str,
+    architecture: str,
+    is_float16_good: bool | None,
+    told: str = "",
 ) -> ComputeDtype:
     """Return what to compute in where DTYPE is `setting` and the checkpoint's numbers are given.
 
     `is_float16_good` is what the checks of this model found on this machine, None before they ran.
+    `told` is the dtype that config.json names. Of several ranks, `setting` is what rank 0 chose.
     """
+    if setting == "float32":
+        return ComputeDtype(setting, checkpoint != setting, "rank 0 computes so")
+    if checkpoint == "float16" and told == "float32":  # stored so, and nonsense computed so
+        name = "bfloat16" if setting == "bfloat16" else told
+        return ComputeDtype(name, True, "config.json says float32, and float16 is how it is stored")
     if checkpoint != "bfloat16":
         return ComputeDtype(checkpoint, False, f"the weights are {checkpoint or 'no floats'}")
     if setting != "auto":
@@ -67,19 +143,81 @@ def choose_dtype(
     return ComputeDtype("float16", True, reason)
 
 
+def choose_on_cpu(sizes: WeightSizes, dense_bytes_max: int) -> ComputeDtype:
+    """Return what the CPU backend computes such weights in where DTYPE is auto.
+
+    `dense_bytes_max` is what a dense form may take.
+    """
+    is_cast = bool(sizes.floats.keys() - {"float32"})
+    if not sizes.is_packed and not is_cast:
+        return ComputeDtype("float32", False, "the weights are float32")
+    if sizes.dense_bytes <= dense_bytes_max:
+        reason = "a CPU computes dense float32 quickest"
+        return ComputeDtype("float32", is_cast, reason, is_dense=sizes.is_packed)
+    reason = (
+        f"dense float32 would take {sizes.dense_bytes / _GB:.1f} GB, and half of the memory that "
+        f"is free for a model is {dense_bytes_max / _GB:.1f} GB"
+    )
+    if sizes.is_packed:
+        return ComputeDtype("float32", is_cast, reason)
+    return ComputeDtype(sizes.dtype, False, reason)
+
+
+def computed_in(dtype: ComputeDtype, before: WeightSizes, config: Mapping[str, Any]) -> str:
+    """Return in a few words what is computed in; `before` are the sizes of the checkpoint."""
+    bits = (config.get("quantization") or {}).get("bits")
+    packed = f"{bits} bits" if bits else "packed weights"
+    if before.is_packed and not dtype.is_dense:
+        return f"{packed}, {dtype.name}"
+    if dtype.name != "float32" or not (dtype.is_dense or dtype.is_cast):
+        return dtype.name
+    made = packed if before.is_packed else before.dtype
+    return f"{dtype.form}, made from {made}: {before.dense_bytes / 1e9:.1f} GB"
+
+
 def dtype_of(model: Any) -> str:
     """Return the dtype of most floats of a model, e.g. "bfloat16"; "" where it has none."""
-    sizes: Counter[str] = Counter()
-    for _, array in tree_flatten(model.parameters()):
-        if mx.issubdtype(array.dtype, mx.floating):
-            sizes[str(array.dtype).rpartition(".")[2]] += array.size
-    return sizes.most_common(1)[0][0] if sizes else ""
+    return weight_sizes_of(model).dtype
 
 
-def bfloat16_places(
-    node: Any, is_cast: IsCast, path: str = ""
+def make_dense(model: Any) -> None:
+    """Replace the packed layers of `model` that have a dense form in float32. Evaluates nothing."""
+    dense = [(name, _dense_layer(module)) for name, module in _packed_layers(model)]
+    if dense:
+        model.update_modules(tree_unflatten(dense))
+
+
+def _packed_layers(model: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the packed layers that can be made dense, with their names."""
+    modules = model.named_modules() if isinstance(model, nn.Module) else ()
+    for name, module in modules:
+        # What has a global scale is packed twice; upstream's dequantising forgets it.
+        if type(module).__name__ in _PACKED and module.get("global_scale") is None:
+            yield name, module
+
+
+def _dense_layer(packed: Any) -> nn.Module:
+    kind = type(packed)
+    name = kind.__name__.removeprefix("Quantized")
+    dense_kind = getattr(nn, name, None) or getattr(sys.modules[kind.__module__], name)
+    dense: nn.Module = dense_kind.__new__(dense_kind)
+    nn.Module.__init__(dense)  # its own would make random weights
+    for name, part in packed.items():
+        if name not in _PACKED_PARTS:
+            dense[name] = part
+    scales, biases = packed["scales"], packed.get("biases")
+    if mx.issubdtype(scales.dtype, mx.floating):  # what is unpacked has the type of its scales
+        scales = scales.astype(mx.float32)
+    biases = None if biases is None else biases.astype(mx.float32)
+    how = (packed.group_size, packed.bits, packed.mode)
+    dense["weight"] = mx.dequantize(packed["weight"], scales, biases, *how).astype(mx.float32)
+    return dense
+
+
+def float_places(
+    node: Any, is_cast: IsCast, kinds: tuple[mx.Dtype, ...] = (mx.bfloat16,), path: str = ""
 ) -> Iterator[tuple[Any, str | int, str]]:
-    """Yield where a model's bfloat16 leaves are that may be cast: holder, key and dotted name.
+    """Yield where a model's leaves of these kinds are that may be cast: holder, key, dotted name.
 
     No leaf is held meanwhile.
     """
@@ -89,27 +227,49 @@ def bfloat16_places(
         if str(key).startswith("_"):  # no parameter, by MLX's rule
             continue
         if isinstance(value, mx.array):
-            if value.dtype == mx.bfloat16 and is_cast(name):
+            if value.dtype in kinds and is_cast(name):
                 yield node, key, name
         elif isinstance(value, dict | list):
-            yield from bfloat16_places(value, is_cast, name)
+            yield from float_places(value, is_cast, kinds, name)
 
 
-def cast_to_float16(model: Any, is_cast: IsCast) -> None:
-    """Cast the bfloat16 leaves of `model`, an MLX module, one after another.
+def cast_leaves(model: Any, name: str, is_cast: IsCast, *, evaluates: bool = True) -> None:
+    """Cast the leaves of `model`, an MLX module, to the dtype of that name, one after another.
 
-    A leaf's buffer is taken over by its successor, so that memory never holds two copies.
+    A leaf's buffer is taken over by its successor, or freed, so that memory never holds two copies.
     """
     places: dict[int, list[tuple[Any, str | int]]] = {}  # by leaf: a tied head is the embedding
-    for holder, key, _ in bfloat16_places(model, is_cast):
+    for holder, key, _ in float_places(model, is_cast, _CAST_FROM[name]):
         places.setdefault(id(holder[key]), []).append((holder, key))
     for (holder, key), *others in places.values():
-        for other, name in others:
-            other[name] = None
-        holder[key] = leaf = holder[key].astype(mx.float16)  # only the graph has the old one now
-        for other, name in others:
-            other[name] = leaf
-        mx.eval(leaf)
+        for other, at in others:
+            other[at] = None
+        holder[key] = leaf = holder[key].astype(getattr(mx, name))  # only the graph has the old one
+        for other, at in others:
+            other[at] = leaf
+        if evaluates:
+            mx.eval(leaf)
+
+
+def compute_in(dtype: ComputeDtype, model: Any, *rules: Any, evaluates: bool = True) -> None:
+    """Have `model`, an MLX module, compute in `dtype`; `rules` may say which leaves are cast.
+
+    Unless it `evaluates`, arrays are left to be computed.
+    """
+    if dtype.is_dense:
+        make_dense(model)
+    if dtype.is_cast:
+        # More bits do no harm.
+        is_cast = cast_rule(model, *rules) if dtype.name != "float32" else _always
+        cast_leaves(model, dtype.name, is_cast, evaluates=evaluates)
+    if dtype.is_dense and evaluates:
+        for _, leaf in tree_flatten(model.parameters()):
+            mx.eval(leaf)  # one by one: the codes of the layers before are freed by then
+        mx.clear_cache()
+
+
+def _always(_name: str) -> bool:
+    return True
 
 
 def cast_rule(*models: Any) -> IsCast:

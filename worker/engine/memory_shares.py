@@ -76,11 +76,16 @@ class MemoryShare:
             self._decide()
             return
         with self._lock():
+            self.look()
+            self._decide()
+            self._write(_Claim(self.own_bytes, self.limit))
+
+    def look(self) -> None:
+        """Read what the other workers hold, and tell them nothing."""
+        if not self._is_alone:
             files = self._path.parent.glob(f"*{WEIGHTS_SUFFIX}")
             found = (_claim(path) for path in files if path != self._path)
             self._others = [claim for claim in found if claim is not None]
-            self._decide()
-            self._write(_Claim(self.own_bytes, self.limit))
 
     def give_up(self) -> None:
         """Claim nothing any more: the weights are gone, or do not come."""

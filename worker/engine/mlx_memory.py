@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import mlx.core as mx
+import psutil
 
 from hearth.shared.errors import StartError
 from hearth.shared.machine_memory import physical_bytes
@@ -107,6 +108,16 @@ def return_freed() -> None:
     """
     if mx.get_cache_memory() > working_bytes(mx.get_memory_limit()):
         mx.clear_cache()
+
+
+def dense_bytes_max(total: int, workers: int, others: int = 0) -> int:
+    """Return what the dense form of one model may take: this worker's part of half of what is free.
+
+    Free is what the system says is, and what the other workers' weights take, `others`, so that
+    each of them decides as the first one did; but never more than the `total` of all workers.
+    """
+    free = min(total, psutil.virtual_memory().available + others)
+    return int(free) // 2 // max(1, workers)
 
 
 def held_bytes() -> int:

@@ -30,15 +30,23 @@ from hearth.shared.settings_from_env import Settings
 from hearth.shared.wire_messages import ModelFacts
 from hearth.worker.engine.compute_dtype import (
     ComputeDtype,
-    cast_rule,
-    cast_to_float16,
+    WeightSizes,
     choose_dtype,
+    choose_on_cpu,
+    compute_in,
+    computed_in,
     device_architecture,
     dtype_of,
+    weight_sizes_of,
 )
 from hearth.worker.engine.decode.draft_model import DraftModel
 from hearth.worker.engine.lora.lora_adapter import LoraAdapters
-from hearth.worker.engine.mlx_memory import memory_limit, refuse_heavy, weight_bytes
+from hearth.worker.engine.mlx_memory import (
+    dense_bytes_max,
+    memory_limit,
+    refuse_heavy,
+    weight_bytes,
+)
 from hearth.worker.engine.remote_code_check import CODE_PATTERNS, PYTHON, remote_code
 from hearth.worker.engine.vision.vlm_loader import (
     VisionModel,
@@ -74,7 +82,7 @@ class ModelPart(Protocol):
     """Loads what this process has of a model that several compute together."""
 
     def load(self, directory: Path, runs_code: bool) -> tuple[Any, Any, dict[str, Any]]:
-        """Return the language model's part, not read yet but admitted, tokenizer and config.
+        """Return the language model's part, not read yet, tokenizer and config.
 
         `runs_code`: the checkpoint's own code may run.
         """
@@ -90,15 +98,17 @@ def load_model(
     is_float16_good: Callable[[WeightsIdentity], bool | None] = lambda _identity: None,
     identify: Callable[[Path], WeightsIdentity] = WeightsIdentity,
     part: ModelPart | None = None,
+    dense_max: int | None = None,
 ) -> LoadedModel:
     """Load what MODEL_PATH names: the builtin model, a directory or a hub id.
 
     `begin` is told of each step before it is taken, and the bytes that it brings into memory.
-    `admit` is called with the weights' bytes before they are read, and raises StartError where they
-    do not fit; by default they have the machine to themselves.
+    `admit` is called with the bytes that the weights will take before they are read, and raises
+    StartError where they do not fit; by default they have the machine to themselves. `dense_max`
+    is what a dense form may take on a CPU.
     `is_float16_good` says of a checkpoint what `choose_dtype` is told. `identify` begins to tell
-    the weights of a directory from others, before they are read. `part` loads and admits a part
-    of a text model instead; its facts are those of the part.
+    the weights of a directory from others, before they are read. `part` loads a part of a text
+    model instead; its facts are those of the part.
 
     Raises:
         StartError: it cannot be loaded; one line says why.
@@ -109,24 +119,30 @@ def load_model(
         runs_code = may_run_code(settings, source)
         begin("files", 0)
         directory = present(source, runs_code)
-        nbytes = weight_bytes(directory)
-        if part is None and admit is None:
+        vision, (model, tokenizer, config) = _load(directory, runs_code, part)
+        weights: Any = model if vision is None else vision.model
+        sizes = weight_sizes_of(weights)
+        if dense_max is None:
+            dense_max = dense_bytes_max(memory_limit(settings), settings.workers)
+        choose = dtype_choice(settings, model, sizes, config, 0 if part else dense_max)
+        nbytes = sizes.own_bytes if part is not None else weight_bytes(directory)
+        nbytes += sizes.growth(choose(None))
+        if admit is None:
             refuse_heavy(nbytes, settings.model_path, memory_limit(settings))
-        elif part is None:
-            assert admit is not None
+        else:
             admit(nbytes)
         identity = identify(directory)
         begin("weights", nbytes)
-        vision, (model, tokenizer, config) = _load(directory, runs_code, part)
-        weights: Any = model if vision is None else vision.model
+        if part is None:
+            mx.eval(weights.parameters())  # while they are hashed
         begin("hashes", 0)
         identity.parts()
-        is_good = is_float16_good(identity)
-        dtype = choose_dtype(settings.dtype, dtype_of(model), device_architecture(), is_good)
+        dtype = choose(is_float16_good(identity))
         if part is not None:
             part.note_dtype(dtype)
         _compute_in(dtype, model, vision)
         mx.eval(weights.parameters())
+        computed = computed_in(dtype, sizes, config)
     except StartError:
         raise
     except Exception as error:  # whatever a hub, a file, an architecture or the device can raise
@@ -139,7 +155,7 @@ def load_model(
         config=config,
         directory=directory,
         identity=identity,
-        facts=_facts(model, weights, tokenizer, config, source, settings),
+        facts=_facts(model, weights, tokenizer, config, source, settings, computed),
         vision=vision,
         dtype=dtype,
     )
@@ -154,19 +170,42 @@ def weights_of(loaded: LoadedModel) -> list[mx.array]:
     return found + loaded.adapters.arrays
 
 
-def _compute_in(dtype: ComputeDtype, model: Any, vision: VisionModel | None) -> None:
-    """Have the language model compute in `dtype`.
+def dtype_choice(
+    settings: Settings, model: Any, sizes: WeightSizes, config: dict[str, Any], dense_max: int
+) -> Callable[[bool | None], ComputeDtype]:
+    """Return what chooses the dtype of `model`, whose `sizes` are those of its towers too.
 
-    A vision tower stays as it is: its activations are known to leave float16's range.
+    It is given what the checks of this machine found of float16. See `choose_dtype`.
     """
-    if dtype.is_cast and vision is None:
-        cast_to_float16(model, cast_rule(model))
+    if settings.dtype == "auto" and backend() == "cpu":
+        on_cpu = choose_on_cpu(sizes, dense_max)
+        return lambda _is_float16_good: on_cpu
+    setting, checkpoint, told = settings.dtype, dtype_of(model), told_dtype(config)
+    architecture = device_architecture()
+    return lambda is_good: choose_dtype(setting, checkpoint, architecture, is_good, told)
+
+
+def told_dtype(config: dict[str, Any]) -> str:
+    """Return the dtype that a config names; "" where it names none."""
+    parts = (config.get("text_config") or {}, config)
+    told = (part.get(name) for part in parts for name in ("dtype", "torch_dtype"))
+    return str(next(filter(None, told), ""))
+
+
+def _compute_in(dtype: ComputeDtype, model: Any, vision: VisionModel | None) -> None:
+    """Have the model compute in `dtype`.
+
+    A vision tower is made float32 and nothing else: its activations are known to leave float16's
+    range.
+    """
+    if vision is None:
+        compute_in(dtype, model)
+    elif dtype.name == "float32":
+        compute_in(dtype, vision.model)
     elif dtype.is_cast:
-        assert vision is not None
-        language = vision.language
-        cast_to_float16(language.model, cast_rule(language.model, vision.model))
-        language.input_dtype = mx.float16
-    log.info("weights are computed in %s: %s", dtype.name, dtype.reason)
+        compute_in(dtype, vision.language.model, vision.model)
+        vision.language.input_dtype = getattr(mx, dtype.name)
+    log.info("weights are computed in %s: %s", dtype.form, dtype.reason)
 
 
 def may_run_code(settings: Settings, source: str) -> bool:
@@ -219,7 +258,7 @@ def _load(
 
 
 def _load_text(directory: Path, runs_code: bool) -> tuple[Any, Any, dict[str, Any]]:
-    """Return model, tokenizer and config as mlx-lm loads them.
+    """Return model, tokenizer and config as mlx-lm loads them, the weights not read yet.
 
     Without mlx-vlm a vision model comes as its language model alone, where mlx-lm knows its kind.
     """
@@ -229,6 +268,7 @@ def _load_text(directory: Path, runs_code: bool) -> tuple[Any, Any, dict[str, An
         found: tuple[Any, Any, dict[str, Any]] = load(
             str(directory),
             tokenizer_config=options,
+            lazy=True,
             trust_remote_code=runs_code,
             return_config=True,
         )
@@ -268,6 +308,7 @@ def _facts(
     config: dict[str, Any],
     source: str,
     settings: Settings,
+    computed: str,
 ) -> ModelFacts:
     """Return what is known of `model`; `weights` are those of its towers too."""
     text = config.get("text_config") or config
@@ -286,6 +327,7 @@ def _facts(
         backend=backend(),
         model_tokens=positions,
         context_by="model" if positions <= settings.max_kv_size else "setting",
+        computed_in=computed,
     )
 
 

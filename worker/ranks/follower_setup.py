@@ -82,10 +82,10 @@ def make_follower(
     def load(dtype: str, ranks_here: Sequence[int]) -> LoadedModel:
         """Load this rank's part, to be computed in `dtype`, whatever is found of it here."""
         memory.share(ranks_here[link.rank])
-        part = Sharded(group, settings.rank_split, memory.admit)
+        part = Sharded(group, settings.rank_split)
         name = functools.partial(identify, settings, lambda: False)
         meant = dataclasses.replace(settings, dtype=dtype)
-        loaded = load_model(meant, identify=name, part=part)
+        loaded = load_model(meant, admit=memory.admit, identify=name, part=part)
         memory.loaded(loaded)
         return loaded
 

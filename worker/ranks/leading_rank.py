@@ -90,8 +90,8 @@ class LeadingRank(SingleRank):
         self._is_serving = False
         self.ranks_here = _alike(link.hosts, 0)
 
-    def part(self, admit: Callable[[int], None]) -> Sharded:
-        self._part = Sharded(self._group, self._split, admit, self._tell_load)
+    def part(self) -> Sharded:
+        self._part = Sharded(self._group, self._split, self._tell_load)
         return self._part
 
     def _tell_load(self, dtype: ComputeDtype) -> None:

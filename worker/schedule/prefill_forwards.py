@@ -161,6 +161,7 @@ class PrefillForwards:
         request.is_cut_beside |= end < self._quiet_end(request)
         began = self._config.clock()
         self._config.forwards.read(request, decoding, is_image=False)
+        self._pace.reading_tokens = end - start
         pairs = self._config.drafts.prompt_pairs_max(request) if end == query.limit else 0
         chunk = (slot.cache, request.ids[start:end], query.images, query.adapter)
         if pairs:

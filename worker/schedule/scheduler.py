@@ -68,7 +68,7 @@ class Scheduler:
         self._is_oldest_next = True
         self._turn = 0  # slots that were given
         self._places = config.running_max  # for requests that compute, as far as memory goes
-        self._pace = Pace()
+        self.pace = Pace()  # others may read
         self._idle = IdlePrefill(engine, kv_manager, config)
         self._forwards, self._isolation = config.forwards, config.isolation
         self.counts: Counter[str] = Counter()
@@ -76,7 +76,7 @@ class Scheduler:
         self._shares = TimeShares()
         self._has_read_short = False  # in this step
         self._reader = PrefillForwards(
-            engine, config, self._admission.kv_manager_of, self._pace, self._shares
+            engine, config, self._admission.kv_manager_of, self.pace, self._shares
         )
         self.steps = 0
 
@@ -135,7 +135,7 @@ class Scheduler:
         running = [*self._prefilling, *self._decoding.values()]
         waiting = list(self._waiting)
         now, places = awake_s(), self._places
-        wait_s = self._pace.wait_s(
+        wait_s = self.pace.wait_s(
             [request.work(now) for request in running[:places]],
             [*(request.work(now) for request in waiting), *[Work(None)] * arriving],
             places,
@@ -233,7 +233,7 @@ class Scheduler:
         Of the prompts only the oldest has a turn of its own: the others may be overtaken.
         """
         for request in [*self._prefilling[:1], *self._decoding.values()]:
-            why = self._config.watchdog.verdict(request)
+            why = self._config.watchdog.verdict(request, self.pace.chunk_s)
             if why is None:
                 continue
             log.warning("watchdog ends request=%s: %s", request.request_id, why)
@@ -392,7 +392,7 @@ class Scheduler:
         took_s = self._config.clock() - began
         self._shares.note_decode(took_s)
         if self._prefilling:
-            self._pace.note_beside(took_s)
+            self.pace.note_beside(took_s)
 
     def _take_token(self, request: Request, sampled: SampledToken) -> Iterator[Up]:
         """Give one sampled token to its request; end it where that token, or its text, says so."""
@@ -445,7 +445,7 @@ class Scheduler:
         if reason != "cancelled":
             self._isolation.served(request)
         if request.first_token_at is not None:
-            self._pace.note_end(usage.prefilled_tokens, now - request.first_token_at)
+            self.pace.note_end(usage.prefilled_tokens, now - request.first_token_at)
         usage = self._config.ended(request, usage, reason, stop)
         log_finished(request, reason, usage)
         return Finished(request.request_id, reason, stop, usage)

@@ -43,6 +43,8 @@ class Pace:
     """
 
     def __init__(self) -> None:
+        self.reading_tokens = 0  # in the chunk that is read now
+        self.chunk_s = 0.0  # that the last chunk took
         self._fed_tokens = self._fed_s = 0.0  # of the last chunks, the newest counting most
         self._beside_s = 0.0  # that answers took meanwhile, likewise
         self._decode_s: float | None = None
@@ -53,6 +55,11 @@ class Pace:
         if not self._fed_tokens:
             return PREFILL_TOKENS_PER_S
         return self._fed_tokens / max(self._fed_s, _SECONDS_MIN)
+
+    @property
+    def measured_tokens_per_s(self) -> float:
+        """The speed of prefills; 0 while nothing was measured."""
+        return self.prefill_tokens_per_s if self._fed_tokens else 0.0
 
     @property
     def decode_s(self) -> float:
@@ -67,6 +74,7 @@ class Pace:
     def note_chunk(self, tokens: int, seconds: float) -> None:
         """Note one chunk of a prefill."""
         assert tokens > 0 and seconds >= 0, (tokens, seconds)
+        self.reading_tokens, self.chunk_s = 0, seconds
         self._fed_s = self._fed_s * _KEPT + seconds
         self._beside_s *= _KEPT
         self._fed_tokens = self._fed_tokens * _KEPT + tokens

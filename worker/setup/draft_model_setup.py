@@ -27,9 +27,14 @@ class DraftModelSetup:
         self._admit = admit
         self._found = find_draft_model(settings)
 
+    @property
+    def nbytes(self) -> int:
+        """What the draft model's weights take at most."""
+        return self._found.nbytes if self._found is not None else 0
+
     def admit(self, nbytes: int) -> None:
         """Make ready for a model's weights of `nbytes`, and for those of the draft model."""
-        self._admit(nbytes + (self._found.nbytes if self._found is not None else 0))
+        self._admit(nbytes + self.nbytes)
 
     def load(self, loaded: LoadedModel) -> LoadedModel:
         """Return the model with what drafts for it, as it is where DRAFT_MODEL is empty.

@@ -130,7 +130,7 @@ def cache_root(loaded: LoadedModel, settings: Settings) -> PrefixHash:
         *(str(settings.quantized_kv_start), ROOT_STORE_BITS),
         *(version("mlx"), version("mlx-lm")),
         *([version("mlx-vlm")] if loaded.vision is not None else []),
-        f"dtype {loaded.dtype.name}",
+        f"dtype {loaded.dtype.form}",
         *([f"BLAS {blas}"] if blas else []),
         *([f"{settings.ranks} ranks, {settings.rank_split}"] if settings.ranks > 1 else []),
     ]

@@ -39,8 +39,10 @@ def load_all(
     name = functools.partial(identify, settings, is_over)
     adapters = LoraLoader(settings, memory.admit)
     drafts = DraftModelSetup(settings, adapters.admit)
-    part = rank.part(drafts.admit)
-    loaded = load_model(settings, steps.begin, drafts.admit, is_good, name, part)
+    loaded = load_model(
+        *(settings, steps.begin, drafts.admit, is_good, name, rank.part()),
+        dense_max=memory.dense_bytes_max() - drafts.nbytes,
+    )
     loaded = drafts.load(rank.joined(loaded))
     steps.begin("adapters")
     loaded = adapters.load(loaded, name)

@@ -71,6 +71,12 @@ class WorkerMemory:
             raise
         mlx_memory.wire(nbytes)
 
+    def dense_bytes_max(self) -> int:
+        """Return what the dense form of a model may take on a CPU."""
+        share = self.share
+        share.look()
+        return mlx_memory.dense_bytes_max(share.total, self._settings.workers, share.others_bytes)
+
     def loaded(self, sizes: Iterable[int]) -> None:
         """Note that the model is whole, with all that encodes images. Nothing computes yet.
 

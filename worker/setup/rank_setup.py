@@ -1,6 +1,5 @@
 """Says what computes a model: this process alone, or this one and others that do as it tells."""
 
-from collections.abc import Callable
 from typing import Any, Final
 
 from hearth.worker.disk.disk_thread import DiskThread
@@ -22,8 +21,8 @@ class SingleRank:
 
     ranks_here = 1  # processes of this model on this machine, which share its memory
 
-    def part(self, admit: Callable[[int], None]) -> ModelPart | None:
-        """Return what loads a part of the model, admitted by its bytes; None = all is loaded."""
+    def part(self) -> ModelPart | None:
+        """Return what loads a part of the model; None = all is loaded."""
         return None
 
     def joined(self, loaded: LoadedModel) -> LoadedModel:

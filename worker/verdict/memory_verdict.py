@@ -18,10 +18,10 @@ from hearth.worker.engine.memory_shares import fair_limit
 from hearth.worker.engine.prefill_lengths import prefill_lengths
 from hearth.worker.kv.layer_adapters import LayerMap, UnknownCache
 from hearth.worker.kv.quantise_kv import QuantFormat
-from hearth.worker.setup.encoder_memory import beside_bytes, encoders_bytes
+from hearth.worker.setup.encoder_memory import beside_bytes, encoders_bytes, workers_limit
 from hearth.worker.setup.memory_setup import CONTEXT_TOKENS_MIN, fitting_tokens
 from hearth.worker.verdict.rank_part import ranks_here, split_off
-from hearth.worker.verdict.unloaded_model import unloaded_model, unloaded_probe
+from hearth.worker.verdict.unloaded_model import as_computed, unloaded_model, unloaded_probe
 
 SHORT_TOKENS, LONG_TOKENS = 32_768, 131_072  # contexts that a verdict names
 
@@ -45,6 +45,7 @@ class MemoryVerdict:
     kv_bytes: Callable[[int], int] | None = None  # of one sequence of so many tokens
     forward_bytes: Callable[[int], int] | None = None  # of a prefill so deep
     ranks: int = 1  # that compute it together
+    computed_in: str = ""  # as ModelFacts has it
     unknown: str = ""  # why nobody knows what its KV takes
 
     @property
@@ -69,13 +70,17 @@ def memory_verdict(
     """
     beside = beside_bytes() if beside is None else beside
     try:
+        here = ranks_here(settings)
+        limit = workers_limit(settings) if settings.ranks == 1 else 0
+        dense_max = mlx_memory.dense_bytes_max(limit, settings.workers)
         loaded = unloaded_model(directory, settings.max_kv_size, weight_bytes)
+        loaded = as_computed(loaded, settings, dense_max)
+        weight_bytes = loaded.facts.weight_bytes
         layers = LayerMap(unloaded_probe(loaded.model))
         lengths = prefill_lengths(loaded)
         chunk = settings.prefill_chunk or lengths.chunk
         forward = forward_of(loaded, PrefillGrid(chunk, lengths.step_min, lengths.full_to))
         part = split_off(loaded.model, loaded.config, settings)  # last: it is no whole model then
-        here = ranks_here(settings)
     except Exception as error:  # whatever an architecture or a config can raise
         sums = _sums(settings, weight_bytes, beside)
         return MemoryVerdict(*sums, unknown=_why_unknown(error))
@@ -95,6 +100,7 @@ def memory_verdict(
         kv_bytes=kv_bytes,
         forward_bytes=forward.bytes_at,
         ranks=settings.ranks,
+        computed_in=facts.computed_in,
     )
 
 
@@ -106,7 +112,7 @@ def _sums(
     `here` ranks of each worker are on this machine.
     """
     encoders = encoders_bytes(settings)
-    total = max(0, mlx_memory.memory_limit(settings) - encoders) // here
+    total = workers_limit(settings) // here
     workers = max(1, settings.workers)
     others = (workers - 1) * weight_bytes
     limit = fair_limit(total, weight_bytes, others, workers)

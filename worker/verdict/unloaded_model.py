@@ -6,6 +6,7 @@ Owner: the calling thread, as of all arrays.
 """
 
 import inspect
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,9 +17,17 @@ from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load_model
 
 from hearth.shared.models.context_length import context_tokens
+from hearth.shared.settings_from_env import Settings
 from hearth.shared.wire_messages import ModelFacts
-from hearth.worker.engine.model_loader import LoadedModel, backend, cache_layout
-from hearth.worker.engine.vision.vlm_loader import read_json
+from hearth.worker.engine.compute_dtype import compute_in, computed_in, weight_sizes_of
+from hearth.worker.engine.model_loader import (
+    LoadedModel,
+    backend,
+    cache_layout,
+    dtype_choice,
+    told_dtype,
+)
+from hearth.worker.engine.vision.vlm_loader import read_json, sees_images
 from hearth.worker.engine.weights_identity import WeightsIdentity
 
 # How mlx-lm finds an architecture; it has no public name of its own.
@@ -45,6 +54,7 @@ def unloaded_model(directory: Path, context_max: int, weight_bytes: int) -> Load
     model, config = load_model(directory, lazy=True, strict=False, get_model_classes=classes)
     if not has_weights:
         _set_dtype(model, config)
+        _pack(model, config)
     told = read_json(directory / "tokenizer_config.json").get("model_max_length")
     positions = context_tokens(config, told)
     facts = ModelFacts(
@@ -62,6 +72,25 @@ def unloaded_model(directory: Path, context_max: int, weight_bytes: int) -> Load
     )
     identity = WeightsIdentity(directory, is_hashed=False)
     return LoadedModel(model, None, {}, config, directory, identity, facts)
+
+
+def as_computed(loaded: LoadedModel, settings: Settings, dense_max: int) -> LoadedModel:
+    """Return the unloaded model in what a worker would compute it in; it is changed.
+
+    `dense_max` is what a dense form may take on a CPU. Towers, of which only the files' bytes are
+    known, count as what these have beyond the language model, in 16 bits.
+    """
+    sizes, nbytes = weight_sizes_of(loaded.model), loaded.facts.weight_bytes
+    tower = max(0, nbytes - sizes.own_bytes) if sees_images(loaded.directory) else 0
+    whole = replace(sizes, dense_bytes=sizes.dense_bytes + 2 * tower)
+    dtype = dtype_choice(settings, loaded.model, whole, loaded.config, dense_max)(None)
+    if dtype.name == "float32" and dtype.is_cast:
+        nbytes += tower
+    compute_in(dtype, loaded.model, evaluates=False)
+    computed = computed_in(dtype, whole, loaded.config)
+    nbytes += sizes.growth(dtype)
+    facts = replace(loaded.facts, weight_bytes=nbytes, computed_in=computed)
+    return replace(loaded, facts=facts, dtype=dtype)
 
 
 def unloaded_probe(model: nn.Module) -> list[Any]:
@@ -93,11 +122,25 @@ def _classes_without_weights(config: dict[str, Any]) -> tuple[type[nn.Module], t
     return type(model_class.__name__, (model_class,), whole), arguments_class
 
 
+def _pack(model: nn.Module, config: dict[str, Any]) -> None:
+    """Quantise the layers that the config says a conversion has quantised; nothing is evaluated."""
+    told = config.get("quantization")
+    if not isinstance(told, dict):
+        return
+    group_size = told["group_size"]
+
+    def how(path: str, module: nn.Module) -> Any:
+        fits = hasattr(module, "to_quantized") and module.weight.shape[-1] % group_size == 0
+        return told.get(path, fits) if fits else False
+
+    nn.quantize(
+        model, group_size, told["bits"], mode=told.get("mode", "affine"), class_predicate=how
+    )
+
+
 def _set_dtype(model: nn.Module, config: dict[str, Any]) -> None:
     """Give the numbers the type that a conversion gives them, which leaves some as they are."""
-    text = config.get("text_config") or {}
-    name = next((c[k] for c in (text, config) for k in ("dtype", "torch_dtype") if c.get(k)), "")
-    dtype = _DTYPES.get(str(name), mx.bfloat16)
+    dtype = _DTYPES.get(told_dtype(config), mx.bfloat16)
     is_cast = getattr(model, "cast_predicate", lambda _name: True)
     cast = [
         (name, array.astype(dtype))

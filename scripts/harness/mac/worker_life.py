@@ -101,8 +101,8 @@ def lead_through(fake: FakeMac, model: Path, directory: Path, **settings: str) -
     """
     life = Life()
 
-    def load(*rest: Any) -> LoadedModel:
-        loaded = load_model(*rest)
+    def load(*rest: Any, **named: Any) -> LoadedModel:
+        loaded = load_model(*rest, **named)
         fake.follow((array for _, array in tree_flatten(loaded.model.parameters())), "weights")
         return loaded
 

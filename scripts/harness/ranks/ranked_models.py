@@ -87,7 +87,7 @@ class RankedModels:
         self._rank = LeadingRank(self._told, self._ranks.group, "tensor")
         settings = dataclasses.replace(self._settings, model_path=str(directory))
         with mx.stream(generation_stream):
-            part = self.rank.part(lambda _nbytes: None)
+            part = self.rank.part()
             return self.rank.joined(load_model(settings, part=part))
 
     def _stop_model(self) -> None:

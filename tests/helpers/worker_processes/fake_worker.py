@@ -191,6 +191,7 @@ class FakeWorker:
         self._mute = False
         self._steps = 0
         self._hangs = False
+        self._is_busy = False  # and says that it computes
         self._prompts: dict[str, list[int]] = {}  # request id -> its "token ids"
         self._sessions: dict[str, list[str]] = {}  # session -> its request ids
         self._pins: dict[str, str] = {}  # request id -> whose pin it asked for
@@ -221,7 +222,8 @@ class FakeWorker:
             facts = FACTS if is_ready else None
             wait_s = 1.5 * len(queue)
             told = (running, len(queue), self._steps, 0, facts, wait_s, queue)
-            beat = Heartbeat(state, *told, requests_max=REQUESTS_MAX)
+            cpu_s = now if self._is_busy else 0.0
+            beat = Heartbeat(state, *told, requests_max=REQUESTS_MAX, cpu_s=cpu_s)
             self._port.post(peer, beat)
 
     def _take(self, peer: bytes, message: Message) -> None:
@@ -235,6 +237,7 @@ class FakeWorker:
             if "mute" in script_of(message):
                 self._mute = True
             self._hangs |= "hang" in script_of(message)
+            self._is_busy |= "busy" in script_of(message)
             tokens = prompt_tokens(message.prompt)
             self._prompts[message.request_id] = list(range(tokens))
             session = message.prompt.speaker.session

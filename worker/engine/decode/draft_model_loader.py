@@ -18,7 +18,7 @@ from hearth.shared.models.model_path import named_model
 from hearth.shared.optional_packages import VISION_REMEDY, has_vision
 from hearth.shared.settings_from_env import Settings
 from hearth.worker.draft.model_drafts import ModelDrafts
-from hearth.worker.engine.compute_dtype import cast_rule, cast_to_float16
+from hearth.worker.engine.compute_dtype import compute_in
 from hearth.worker.engine.decode.draft_model import (
     AssistantDrafts,
     DraftModel,
@@ -26,8 +26,7 @@ from hearth.worker.engine.decode.draft_model import (
     RawRows,
 )
 from hearth.worker.engine.hidden_states import is_like_alone
-from hearth.worker.engine.mlx_memory import weight_bytes
-from hearth.worker.engine.model_loader import LoadedModel, may_run_code, present
+from hearth.worker.engine.model_loader import LoadedModel, backend, may_run_code, present
 from hearth.worker.engine.vision.vlm_loader import only_known_code, read_json, weight_sizes
 
 log = logging.getLogger(__name__)
@@ -79,6 +78,8 @@ REFUSED: Final = {
     "glm4_moe_lite_mtp": "mlx-vlm has no code that drafts with it",
     "glm_moe_dsa_mtp": "its model is one of text alone, which mlx-lm loads",
 }
+# What weights take in float32 against what they take as they are; codes have 4 bits at least.
+_WIDER: Final = {"BF16": 2, "F16": 2, "U32": 8}
 _UNKNOWN: Final = "it is no draft model that mlx-vlm knows"
 
 
@@ -89,7 +90,7 @@ class DraftCheckpoint:
     source: str  # as DRAFT_MODEL has it
     directory: Path
     kind: str  # one of KINDS
-    nbytes: int  # of its weights
+    nbytes: int  # that its weights take at most
     runs_code: bool = False  # its own code may run
 
 
@@ -108,11 +109,14 @@ def find_draft_model(settings: Settings) -> DraftCheckpoint | None:
     try:
         runs_code = may_run_code(settings, source)
         directory = present(str(named), runs_code, SETTING)
-        kind, nbytes = _kind_and_bytes(directory, source)
+        kind, sizes = _kind_and_sizes(directory, source)
     except StartError:
         raise
     except Exception as error:  # whatever a hub or a file can raise
         raise _refusal(source, _reason(error)) from error
+    is_float32 = settings.dtype == "auto" and backend() == "cpu"
+    wider = _WIDER if is_float32 else {}
+    nbytes = sum(size * wider.get(dtype, 1) for _, size, dtype in sizes)
     return DraftCheckpoint(source, directory, kind, nbytes, runs_code)
 
 
@@ -134,8 +138,7 @@ def load_draft_model(found: DraftCheckpoint, loaded: LoadedModel, raw_rows: RawR
         if not is_like_alone(loaded.model):
             raise ValueError("its hidden states cannot be had without other logits")
         model = DraftModel(head, target, drafts=kind.drafts, raw_rows=raw_rows)
-        if loaded.dtype.is_cast:
-            cast_to_float16(model.head, cast_rule(model.head))
+        compute_in(loaded.dtype, model.head)
         mx.eval(model.head.parameters())
         model.measure(loaded.model)
     except Exception as error:  # whatever a file, an architecture or the device can raise
@@ -192,8 +195,8 @@ def _misfit(name: str, loaded: LoadedModel) -> str:
     return f"its kind {name!r} drafts for {_listed(kind.models)}, and {model}"
 
 
-def _kind_and_bytes(directory: Path, source: str) -> tuple[str, int]:
-    """Return a draft model's kind, and what its weights take.
+def _kind_and_sizes(directory: Path, source: str) -> tuple[str, list[tuple[str, int, str]]]:
+    """Return a draft model's kind, and the names, bytes and dtypes of its weights.
 
     Raises:
         StartError: it is of no kind of ours, or its weights are not there.
@@ -204,19 +207,19 @@ def _kind_and_bytes(directory: Path, source: str) -> tuple[str, int]:
     config = read_json(directory / "config.json")
     kind = get_model_type(config) or "unknown"
     if kind in KINDS:
-        return kind, weight_bytes(directory)
+        return kind, list(weight_sizes(directory))
     splitter = get_mtp_splitter(source_config=config)
     if splitter is None or splitter.output_model_type not in KINDS:
         name = kind if splitter is None else splitter.output_model_type
         reason = REFUSED.get(name, _UNKNOWN)
         raise _refusal(source, f"its kind is {name!r}, and {reason}; {_listed(KINDS)} draft here")
     text = splitter.read_text_config(config)
-    weights = [size for name, size in weight_sizes(directory) if splitter.select_keys(name, text)]
+    weights = [row for row in weight_sizes(directory) if splitter.select_keys(row[0], text)]
     if not weights:
         raise _refusal(
             source, f"this {kind!r} checkpoint has no weights of a head, which conversions drop"
         )
-    return splitter.output_model_type, sum(weights)
+    return splitter.output_model_type, weights
 
 
 def _listed(names: Iterable[str]) -> str:

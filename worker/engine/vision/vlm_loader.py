@@ -73,12 +73,15 @@ def only_known_code(runs_code: bool) -> Iterator[None]:
 
 
 def load_vision_model(directory: Path, runs_code: bool) -> VisionModel:
-    """Load what `sees_images`; `runs_code`: the checkpoint's own code may run."""
+    """Load what `sees_images`, its weights not read yet.
+
+    `runs_code`: the checkpoint's own code may run.
+    """
     from mlx_vlm import load
     from mlx_vlm.models.cache import make_prompt_cache
 
     with only_known_code(runs_code):  # many of its processors trust code unless told otherwise
-        model, processor = load(str(directory), trust_remote_code=runs_code)
+        model, processor = load(str(directory), lazy=True, trust_remote_code=runs_code)
     missing = [n for n in ("language_model", "get_input_embeddings") if not hasattr(model, n)]
     if missing:
         raise ValueError(f"mlx-vlm's {type(model).__module__} has no {' and no '.join(missing)}.")
@@ -125,13 +128,13 @@ def _weight_names(directory: Path) -> Iterator[str]:
         yield from _header(path)
 
 
-def weight_sizes(directory: Path) -> Iterator[tuple[str, int]]:
-    """Yield the names of a checkpoint's weights, and the bytes that each takes."""
+def weight_sizes(directory: Path) -> Iterator[tuple[str, int, str]]:
+    """Yield the names of a checkpoint's weights, the bytes of each, and safetensors' dtype."""
     for path in sorted(directory.glob("*.safetensors")):
         for name, told in _header(path).items():
             if name != "__metadata__":
                 begin, end = told["data_offsets"]
-                yield name, end - begin
+                yield name, end - begin, told["dtype"]
 
 
 def _header(path: Path) -> dict[str, Any]:

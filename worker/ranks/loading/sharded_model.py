@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import mlx.core as mx
-from mlx.utils import tree_flatten
 from mlx_lm.utils import get_total_parameters, load_model
 
 from hearth.shared.errors import StartError
@@ -31,13 +30,11 @@ class Sharded:
         self,
         group: mx.distributed.Group,
         split: str,
-        admit: Callable[[int], None],
         on_dtype: Callable[[ComputeDtype], None] = lambda _dtype: None,
     ) -> None:
-        """`split` is RANK_SPLIT; `admit` takes the part's bytes, `on_dtype` what is computed in."""
+        """`split` is RANK_SPLIT; `on_dtype` takes what is computed in."""
         self._group = group
         self._split = split
-        self._admit = admit
         self.note_dtype = on_dtype
         self.parameter_count = 0  # of the whole model
 
@@ -45,12 +42,11 @@ class Sharded:
         """See `ModelPart`.
 
         Raises:
-            StartError: the model cannot be split so, or its part does not fit.
+            StartError: the model cannot be split so.
         """
         model, config = load_model(directory, lazy=True, trust_remote_code=runs_code)
         self.parameter_count = int(get_total_parameters(model))
         split_model(model, config, self._group, self._split)
-        self._admit(sum(array.nbytes for _, array in tree_flatten(model.parameters())))
         return model, text_tokenizer(directory, config, runs_code), config
 
 

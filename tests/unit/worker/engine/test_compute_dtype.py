@@ -1,24 +1,30 @@
-"""Checks what bfloat16 weights are computed in, and that they are cast without a second copy."""
+"""Checks what weights are computed in, and that they are made so without a second copy."""
 
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import mlx.core as mx
+import mlx.nn as nn
 import pytest
 from mlx.utils import tree_flatten
+from mlx_lm.models.mla import MultiLinear
+from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 
 from hearth.shared.settings_from_env import load_settings
-from hearth.worker.engine import model_loader
+from hearth.worker.engine import mlx_memory, model_loader
 from hearth.worker.engine.compute_dtype import (
     ComputeDtype,
+    cast_leaves,
     cast_rule,
-    cast_to_float16,
     choose_dtype,
+    compute_in,
     emulates_bfloat16,
+    make_dense,
+    weight_sizes_of,
 )
 from hearth.worker.engine.engine import Engine
-from hearth.worker.engine.model_loader import LoadedModel, load_model
+from hearth.worker.engine.model_loader import LoadedModel, backend, load_model
 from hearth.worker.engine.vision.vision_self_test import checked_vision
 from hearth.worker.engine.weights_identity import WeightsIdentity
 from hearth.worker.setup.kv_setup import cache_root
@@ -34,10 +40,12 @@ def load(
     dtype: str = "auto",
     quant: int | None = None,
     is_float16_good: Callable[[WeightsIdentity], bool | None] = lambda _identity: None,
+    dense_max: int | None = None,
+    admit: Callable[[int], None] | None = None,
 ) -> LoadedModel:
     directory = fixture_dir(name, "bfloat16", quant)
     settings = load_settings({"MODEL_PATH": str(directory), "DTYPE": dtype}, None)
-    return load_model(settings, is_float16_good=is_float16_good)
+    return load_model(settings, is_float16_good=is_float16_good, dense_max=dense_max, admit=admit)
 
 
 def leaves(model: Any) -> dict[str, mx.array]:
@@ -80,6 +88,19 @@ def test_float16_is_chosen_where_it_is_forced_or_was_checked_on_a_chip_that_need
     assert chosen.reason
 
 
+@pytest.mark.parametrize(
+    ("setting", "name"), [("auto", "float32"), ("float16", "float32"), ("bfloat16", "bfloat16")]
+)
+@pytest.mark.parametrize("architecture", [M1, M3, "sm_90"])
+def test_float16_that_only_stores_float32_is_never_computed_in(
+    setting: str, name: str, architecture: str
+) -> None:
+    chosen = choose_dtype(setting, "float16", architecture, True, told="float32")
+    assert (chosen.name, chosen.is_cast) == (name, True)
+    for told in ("", "float16", "bfloat16"):
+        assert choose_dtype(setting, "float16", architecture, True, told).name == "float16"
+
+
 def test_why_bfloat16_stays_is_told() -> None:
     reasons = [choose_dtype("auto", "bfloat16", M1, good).reason for good in (None, False)]
     assert "not checked yet (hearth doctor)" in reasons[0]
@@ -90,6 +111,7 @@ def test_a_verdict_of_the_checks_is_asked_for_and_told(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(model_loader, "device_architecture", lambda: M1)
+    monkeypatch.setattr(model_loader, "backend", lambda: "metal")
     asked: list[WeightsIdentity] = []
     with caplog.at_level("INFO"):
         loaded = load("qwen3", is_float16_good=lambda identity: not asked.append(identity))
@@ -97,6 +119,7 @@ def test_a_verdict_of_the_checks_is_asked_for_and_told(
     assert loaded.dtype.row() == {
         "name": "float16",
         "cast": True,
+        "dense": False,
         "reason": "this device emulates bfloat16; float16 is as good here",
     }
     assert {leaf.dtype for leaf in leaves(loaded.model).values()} == {mx.float16}
@@ -149,7 +172,7 @@ def test_casting_takes_no_memory_beside_the_weights() -> None:
     mx.clear_cache()
     before = mx.get_active_memory()
     mx.reset_peak_memory()
-    cast_to_float16(model, cast_rule(model))
+    cast_leaves(model, "float16", cast_rule(model))
     assert mx.get_peak_memory() - before < largest / 10
     assert mx.get_active_memory() == before
 
@@ -161,7 +184,7 @@ def test_a_leaf_that_stands_in_two_places_stays_one() -> None:
     tree = {"embedding": {"weight": leaf}, "head": [{"weight": leaf}]}
     del leaf
     before = mx.get_active_memory()
-    cast_to_float16(tree, lambda _path: True)
+    cast_leaves(tree, "float16", lambda _path: True)
     head: Any = tree["head"]
     assert tree["embedding"]["weight"] is head[0]["weight"]  # type: ignore[call-overload]
     assert head[0]["weight"].dtype == mx.float16
@@ -170,11 +193,155 @@ def test_a_leaf_that_stands_in_two_places_stays_one() -> None:
 
 def test_kept_kv_of_one_dtype_is_not_found_in_another() -> None:
     settings = load_settings({}, None)
-    loaded = load("qwen3", "float16")
-    roots = [
-        cache_root(model, settings) for model in (loaded, load("qwen3"), load("qwen3", "bfloat16"))
-    ]
-    assert roots[0] != roots[1] == roots[2]
+    forms = [load("qwen3", dtype) for dtype in ("float16", "bfloat16", "auto")]
+    forms += [load("qwen3", dense_max=0)]  # as it is: its bits need no cast of their own
+    roots = [cache_root(model, settings) for model in forms]
+    assert len(set(roots)) == 3 and roots[1] == roots[3]
+
+
+def test_kept_kv_of_a_dense_form_is_not_found_where_memory_was_short_for_it() -> None:
+    settings = load_settings({}, None)
+    dense, packed = load("qwen3", quant=4), load("qwen3", quant=4, dense_max=0)
+    assert dense.dtype.name == packed.dtype.name == "float32"
+    assert cache_root(dense, settings) != cache_root(packed, settings)
+
+
+# ---------------------------------------------------------------- what a CPU computes in
+
+CPU_ALONE = pytest.mark.skipif(backend() != "cpu", reason="a GPU computes packed weights")
+FORMS = [("qwen3", None), ("qwen3", 4), ("gpt_oss", 4), ("glm4_moe_lite", 4), ("falcon_h1", 4)]
+
+
+@CPU_ALONE
+@pytest.mark.parametrize(("name", "quant"), FORMS)
+def test_all_is_made_float32_where_it_fits_and_is_admitted_so(name: str, quant: int | None) -> None:
+    admitted: list[int] = []
+    loaded = load(name, quant=quant, admit=admitted.append)
+    assert {leaf.dtype for leaf in leaves(loaded.model).values()} == {mx.float32}
+    assert loaded.dtype.is_dense is (quant is not None)
+    headers = 50_000
+    assert loaded.facts.weight_bytes <= admitted[0] <= loaded.facts.weight_bytes + headers
+    made = "dense float32, made from 4 bits" if quant else "float32, made from bfloat16"
+    assert loaded.facts.computed_in.startswith(f"{made}: ")
+
+
+@CPU_ALONE
+@pytest.mark.parametrize("name", ["qwen3", "gpt_oss", "falcon_h1"])
+def test_codes_stay_where_their_dense_form_does_not_fit_and_nothing_is_of_16_bits(
+    name: str,
+) -> None:
+    sizes = weight_sizes_of(load(name, "bfloat16", 4).model)
+    loaded = load(name, quant=4, dense_max=sizes.dense_bytes - 1)
+    assert not loaded.dtype.is_dense and "dense float32 would take" in loaded.dtype.reason
+    assert {leaf.dtype for leaf in leaves(loaded.model).values()} == {mx.uint32, mx.float32}
+    assert loaded.facts.weight_bytes == sizes.cast_bytes
+    assert loaded.facts.computed_in == "4 bits, float32"
+    engine = Engine(loaded)
+    cache = engine.new_cache()
+    engine.prefill(cache, [100, 101, 102])
+    held = [leaf for _, leaf in tree_flatten([layer.state for layer in cache])]
+    kinds = {leaf.dtype for leaf in held if isinstance(leaf, mx.array)}
+    assert not kinds & {mx.bfloat16, mx.float16} and mx.float32 in kinds
+
+
+@CPU_ALONE
+def test_bfloat16_that_is_not_packed_stays_where_float32_does_not_fit() -> None:
+    loaded = load("qwen3", dense_max=0)
+    assert loaded.dtype.name == "bfloat16" and not loaded.dtype.is_cast
+    assert {leaf.dtype for leaf in leaves(loaded.model).values()} == {mx.bfloat16}
+
+
+@CPU_ALONE
+def test_a_set_dtype_is_honoured_on_a_cpu() -> None:
+    assert {leaf.dtype for leaf in leaves(load("qwen3", "bfloat16", 4).model).values()} == {
+        mx.uint32,
+        mx.bfloat16,
+    }
+
+
+@pytest.mark.parametrize(
+    ("mode", "bits", "group_size"),
+    [("affine", 3, 64), ("affine", 8, 32), ("mxfp4", 4, 32), ("nvfp4", 4, 16), ("mxfp8", 8, 32)],
+)
+def test_dense_layers_hold_the_numbers_that_the_codes_stand_for(
+    mode: str, bits: int, group_size: int
+) -> None:
+    """Embedding, matrix with a bias, experts and heads, of each library."""
+    how = {"group_size": group_size, "bits": bits, "mode": mode}
+    model = nn.Module()
+    model.matrix, model.embedding = nn.Linear(128, 64), nn.Embedding(32, 128)
+    model.experts = [SwitchLinear(128, 64, 3, bias=True)]
+    model.heads = MultiLinear(128, 64, 2)
+    model.set_dtype(mx.bfloat16)
+    nn.quantize(model, **how)
+    codes = dict(model.named_modules())
+    sizes = weight_sizes_of(model)
+    compute_in(ComputeDtype("float32", is_cast=True, is_dense=True), model)
+    dense = dict(model.named_modules())
+    assert sizes.dense_bytes == sum(leaf.nbytes for leaf in leaves(model).values())
+    kinds = {name: type(module) for name, module in dense.items() if name and "weight" in module}
+    assert kinds == {
+        "matrix": nn.Linear,
+        "embedding": nn.Embedding,
+        "experts.0": SwitchLinear,
+        "heads": MultiLinear,
+    }
+    for name in kinds:
+        packed, weight = codes[name], dense[name]["weight"]
+        scales, biases = packed["scales"], packed.get("biases")
+        if mode == "affine":
+            scales, biases = scales.astype(mx.float32), biases.astype(mx.float32)
+        expected = mx.dequantize(packed["weight"], scales, biases, **how)
+        assert weight.dtype == mx.float32 and mx.array_equal(weight, expected), name
+    bias = codes["matrix"]["bias"].astype(mx.float32)
+    assert mx.array_equal(dense["matrix"]["bias"], bias)
+
+
+def test_what_only_its_own_class_computes_stays_packed() -> None:
+    class FusedQuantizedLinear(nn.QuantizedLinear):
+        pass
+
+    model = nn.Module()
+    model.fused = FusedQuantizedLinear(128, 64)
+    experts = {"mode": "nvfp4", "group_size": 16, "global_scale": True}
+    model.scaled = QuantizedSwitchLinear(128, 64, 2, **experts)  # type: ignore[arg-type]
+    assert not weight_sizes_of(model).is_packed
+    make_dense(model)
+    assert type(model.fused) is FusedQuantizedLinear
+    assert type(model.scaled) is QuantizedSwitchLinear
+
+
+def test_dense_layers_are_made_one_by_one() -> None:
+    model = nn.Module()
+    model.layers = [nn.QuantizedLinear(1024, 1024, bias=False) for _ in range(16)]
+    mx.eval(model.parameters())
+    mx.clear_cache()
+    own = sum(leaf.nbytes for leaf in leaves(model).values())
+    before = mx.get_active_memory() - own
+    mx.reset_peak_memory()
+    compute_in(ComputeDtype("float32", is_dense=True), model)
+    dense = sum(leaf.nbytes for leaf in leaves(model).values())
+    assert dense == 16 * 4 * 1024 * 1024
+    assert mx.get_active_memory() - before < dense * 1.01
+    assert mx.get_peak_memory() - before < dense + dense / 8
+
+
+@pytest.mark.parametrize("workers", [1, 2, 4])
+def test_a_worker_that_comes_back_decides_as_the_first_one_did(
+    workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free, total = 16_000, 20_000
+
+    def may_take(available: int, others: int = 0) -> int:
+        told = SimpleNamespace(available=available)
+        monkeypatch.setattr(mlx_memory.psutil, "virtual_memory", lambda: told)
+        return mlx_memory.dense_bytes_max(total, workers, others)
+
+    first = may_take(free)
+    assert first == free // 2 // workers
+    others = (workers - 1) * first  # which are loaded by then
+    assert may_take(free - others, others) == first
+    assert may_take(2 * total) == total // 2 // workers, "no more than the workers' memory"
 
 
 @pytest.mark.parametrize("name", ["qwen2_5_vl", "qwen3_vl"])

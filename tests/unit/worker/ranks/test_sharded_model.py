@@ -4,11 +4,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import mlx.core as mx
 import pytest
 from mlx.utils import tree_flatten
 
 from hearth.shared.errors import StartError
+from hearth.shared.settings_from_env import load_settings
+from hearth.worker.engine.model_loader import load_model
 from hearth.worker.ranks.loading.sharded_model import Sharded
 from scripts.fixtures.fixture_cache import fixture_dir
 
@@ -17,12 +18,9 @@ def group(size: int) -> Any:
     return SimpleNamespace(size=lambda: size, rank=lambda: 0)
 
 
-def part(size: int, split: str = "tensor", name: str = "qwen3") -> tuple[Any, list[int]]:
-    """Return what is loaded of a fixture, and the bytes that were admitted for it."""
-    admitted: list[int] = []
-    sharded = Sharded(group(size), split, admitted.append)
-    model, _, _ = sharded.load(Path(fixture_dir(name)), False)
-    return model, admitted
+def part(size: int, split: str = "tensor", name: str = "qwen3") -> Any:
+    """Return what is loaded of a fixture."""
+    return Sharded(group(size), split).load(Path(fixture_dir(name)), False)[0]
 
 
 def nbytes(model: Any) -> int:
@@ -30,8 +28,11 @@ def nbytes(model: Any) -> int:
 
 
 def test_the_bytes_of_the_part_are_admitted_and_not_those_of_the_files() -> None:
-    whole, _ = part(1)
-    half, admitted = part(2)
+    admitted: list[int] = []
+    whole, half = part(1), Sharded(group(2), "tensor")
+    settings = load_settings({"MODEL_PATH": str(fixture_dir("qwen3"))}, None)
+    load_model(settings, admit=admitted.append, part=half)
+    half = part(2)
     assert admitted == [nbytes(half)]
     split = nbytes(whole) - nbytes(half)
     kept = sum(
@@ -43,7 +44,7 @@ def test_the_bytes_of_the_part_are_admitted_and_not_those_of_the_files() -> None
 
 
 def test_all_parameters_are_counted_before_the_model_is_split() -> None:
-    sharded = Sharded(group(2), "tensor", lambda _nbytes: None)
+    sharded = Sharded(group(2), "tensor")
     model, _, _ = sharded.load(Path(fixture_dir("qwen3")), False)
     assert sharded.parameter_count > sum(a.size for _, a in tree_flatten(model.parameters()))
 
@@ -63,15 +64,12 @@ def test_a_family_that_cannot_be_split_is_named() -> None:
 
 
 def test_a_model_that_sees_is_loaded_without_its_tower() -> None:
-    sharded = Sharded(group(2), "tensor", lambda _nbytes: None)
+    sharded = Sharded(group(2), "tensor")
     model, tokenizer, config = sharded.load(Path(fixture_dir("qwen3_5_vl")), False)
     assert "vision_config" in config and tokenizer.chat_template
     assert not [name for name, _ in tree_flatten(model.parameters()) if "vision" in name]
 
 
 def test_a_pipeline_gives_a_rank_some_of_the_layers() -> None:
-    whole, _ = part(1, name="qwen3_moe")
-    last, admitted = part(2, "pipeline", "qwen3_moe")
+    whole, last = part(1, name="qwen3_moe"), part(2, "pipeline", "qwen3_moe")
     assert (len(whole.layers), len(last.layers)) == (4, 2)
-    assert admitted == [nbytes(last)]
-    mx.clear_cache()

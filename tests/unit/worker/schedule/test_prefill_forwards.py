@@ -248,7 +248,7 @@ def lengths(log: list[str]) -> list[int]:
 def test_a_forward_that_answers_wait_for_takes_about_the_goal() -> None:
     """1 s a chunk of 10 tokens: for 0.3 s three tokens are read, evenly split up to the cut."""
     made, engine, clock = timed(0.05, beside_goal_s=0.3, beside_tokens_min=2)
-    made._pace.note_chunk(1_000, 1_000 * TOKEN_S)
+    made.pace.note_chunk(1_000, 1_000 * TOKEN_S)
     asked = request("long", prompt=2 * CHUNK + 1)
     made.submit(asked)
     first_token(made, "long", clock)
@@ -270,7 +270,7 @@ def test_a_forward_is_no_shorter_than_the_floor_nor_than_it_has_to_be(
     parts: dict[str, Any], expected: list[int]
 ) -> None:
     made, engine, clock = timed(0.05, **parts)
-    made._pace.note_chunk(1_000, 1_000 * TOKEN_S)
+    made.pace.note_chunk(1_000, 1_000 * TOKEN_S)
     asked = request("long", prompt=2 * CHUNK + 1)
     made.submit(asked)
     first_token(made, "long", clock)
@@ -280,7 +280,7 @@ def test_a_forward_is_no_shorter_than_the_floor_nor_than_it_has_to_be(
 
 def test_once_nobody_decodes_chunks_are_whole_again() -> None:
     made, engine, _clock = timed(0.05, streams=1, beside_goal_s=0.3, beside_tokens_min=2)
-    made._pace.note_chunk(1_000, 1_000 * TOKEN_S)
+    made.pace.note_chunk(1_000, 1_000 * TOKEN_S)
     made.submit(request("long", prompt=4 * CHUNK + 1))
     list(made.step())
     made._decoding["a"].lease.is_cancelled = True

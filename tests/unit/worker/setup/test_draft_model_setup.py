@@ -15,10 +15,12 @@ from mlx_vlm.speculative import drafters
 
 from hearth.shared.errors import StartError
 from hearth.shared.settings_from_env import load_settings
+from hearth.worker.engine import model_loader
 from hearth.worker.engine.decode import draft_model_loader
 from hearth.worker.engine.decode.draft_model_loader import KINDS, REFUSED
 from hearth.worker.engine.mlx_memory import weight_bytes
 from hearth.worker.engine.model_loader import LoadedModel, load_model, weights_of
+from hearth.worker.engine.vision.vlm_loader import weight_sizes
 from hearth.worker.setup.draft_model_setup import DraftModelSetup
 from scripts.fixtures.fixture_cache import fixture_dir
 from scripts.fixtures.vision_families import make_family
@@ -61,6 +63,10 @@ def with_config(directory: Path, **fields: Any) -> Path:
     return directory
 
 
+def nbytes_of(directory: Path) -> int:
+    return sum(size for _, size, _ in weight_sizes(directory))
+
+
 def refusal(call: Callable[[], Any]) -> str:
     with pytest.raises(StartError) as caught:
         call()
@@ -75,7 +81,7 @@ def test_without_draft_model_nothing_is_loaded_and_nothing_more_is_admitted() ->
 
 def test_a_head_is_loaded_beside_its_model_and_counts_in_memory(head: Path) -> None:
     setup, plain = setup_of(head), loaded(NAME)
-    assert setup.admits(5) == 5 + weight_bytes(head)
+    assert setup.admits(5) == 5 + nbytes_of(head)
     model = setup.load(plain)
     assert model.draft_model is not None and 0 < model.draft_model.token_cost < 10
     more = sum(w.nbytes for w in weights_of(model)) - sum(w.nbytes for w in weights_of(plain))
@@ -156,7 +162,7 @@ def test_an_assistant_is_loaded_beside_a_gemma_from_their_files(tmp_path: Path) 
     config = dict(model_type="gemma4_assistant", backbone_hidden_size=64, text_config=text)
     directory = save_draft_model(tmp_path / "assistant", config)
     setup = setup_of(directory)
-    assert setup.admits(5) == 5 + weight_bytes(directory)
+    assert setup.admits(5) == 5 + nbytes_of(directory)
     drafting = setup.load(model)
     assert drafting.draft_model is not None and 0 < drafting.draft_model.token_cost < 10
     wide = save_draft_model(tmp_path / "wide", config | dict(backbone_hidden_size=128))
@@ -233,14 +239,20 @@ def test_without_mlx_vlm_the_refusal_says_what_to_install(
     assert draft_model_loader.VISION_REMEDY in refusal(lambda: setup_of(head))
 
 
-def test_a_head_is_cast_with_its_model(head: Path) -> None:
+@pytest.mark.parametrize(("dtype", "made"), [("float16", mx.float16), ("auto", mx.float32)])
+def test_a_head_is_cast_with_its_model(
+    head: Path, dtype: str, made: mx.Dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model_loader, "backend", lambda: "cpu")
+    monkeypatch.setattr(draft_model_loader, "backend", lambda: "cpu")
     directory = fixture_dir(NAME, "bfloat16")
-    found = load_settings({"MODEL_PATH": str(directory), "DTYPE": "float16"}, None)
-    weights = {
-        n: w.astype(mx.bfloat16) for n, w in mx.load(str(head / "model.safetensors")).items()
-    }
-    mx.save_safetensors(str(head / "model.safetensors"), weights, {"format": "mlx"})
-    model: LoadedModel = setup_of(head).load(load_model(found))
+    found = load_settings({"MODEL_PATH": str(directory), "DTYPE": dtype}, None)
+    file = str(head / "model.safetensors")
+    cast = {name: weight.astype(mx.bfloat16) for name, weight in mx.load(file).items()}
+    mx.save_safetensors(file, cast, {"format": "mlx"})
+    setup = setup_of(head, DTYPE=dtype)
+    model: LoadedModel = setup.load(load_model(found))
     assert model.dtype.is_cast and model.draft_model is not None
-    dtypes = {w.dtype for _, w in tree_flatten(model.draft_model.head.parameters())}
-    assert dtypes == {mx.float16}
+    weights = [w for _, w in tree_flatten(model.draft_model.head.parameters())]
+    assert {w.dtype for w in weights} == {made}
+    assert setup.admits(0) == sum(w.nbytes for w in weights)
