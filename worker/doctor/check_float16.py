@@ -293,7 +293,7 @@ def _parts(
             if value.dtype == mx.bfloat16 and rule(name):
                 yield (node, key), _CastPart(value, [(node, key)], dtype), True
         elif isinstance(value, nn.Module) and (id(value) in wanted or not _leads_to(value, wanted)):
-            places = [place[:2] for place in float_places(value, rule, name)]
+            places = [place[:2] for place in float_places(value, rule, path=name)]
             yield (node, key), _CastPart(value, places, dtype), False
         elif isinstance(value, dict | list):
             yield from _parts(value, layers, rule, dtype, name)

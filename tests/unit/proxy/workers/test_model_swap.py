@@ -357,9 +357,9 @@ def test_a_step_that_computes_has_longer_and_its_end_is_told_with_the_remedy(
 ) -> None:
     async def body() -> None:
         async with host(directory, stall_s=0.5) as made:
-            answer = await made.open("pocket", "n=9999 delay=0.2 hang=1 busy=1")
+            answer = await made.open("smollm2", "n=9999 delay=0.2 hang=1 busy=1")
             began = time.monotonic()
-            with pytest.raises(WorkerLost, match="one step computed for .* smaller PREFILL_CHUNK"):
+            with pytest.raises(WorkerLost, match=r"one step computed for .* smaller PREFILL_CHUNK"):
                 await read(answer)
             assert time.monotonic() - began > 4, "ten times the stall, as no speed is known"
             await made.until(lambda: made.rows("state", "kills") == [("ready", 1)])
