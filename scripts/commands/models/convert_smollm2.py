@@ -5,6 +5,7 @@ and the order of the rows of q and k are llama.cpp's.
 """
 
 import json
+import re
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,6 +26,10 @@ _OF_LAYER: Final = {
 }
 _CONTROL: Final = 3  # llama.cpp's type of a token that is no text
 GROUP_SIZE: Final = 32
+# What the template says where a client has no system message. With it these 4 bits answer "What is
+# the capital of France?" in French every other time at the makers' temperature: of first words
+# "The" has 0.55 then, "L" 0.36; without it 0.9996.
+_DEFAULT_SYSTEM: Final = re.compile(r"\{% if loop\.first.*?\{% endif %\}", re.DOTALL)
 
 
 def convert(gguf: Path, directory: Path) -> None:
@@ -38,7 +43,9 @@ def convert(gguf: Path, directory: Path) -> None:
     named = {_name(name): _row_order(name, array, heads) for name, array in weights.items()}
     mx.save_safetensors(str(directory / "model.safetensors"), named, {"format": "mlx"})
     _tokenizer(told).save(str(directory / "tokenizer.json"))
-    (directory / "chat_template.jinja").write_text(told["tokenizer.chat_template"])
+    (directory / "chat_template.jinja").write_text(
+        _DEFAULT_SYSTEM.sub("", told["tokenizer.chat_template"])
+    )
     for name, row in _configs(told).items():
         (directory / name).write_text(json.dumps(row, indent=2) + "\n")
 

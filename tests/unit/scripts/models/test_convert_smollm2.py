@@ -72,9 +72,11 @@ def test_texts_have_the_ids_of_its_makers(dense: tuple[Any, Any], text: str) -> 
 
 
 @pytest.mark.weights
-def test_it_knows_the_capital_of_france(dense: tuple[Any, Any]) -> None:
+def test_it_knows_the_capital_of_france_at_its_makers_temperature(dense: tuple[Any, Any]) -> None:
     model, tokenizer = dense
     question = [{"role": "user", "content": "What is the capital of France?"}]
     prompt = tokenizer.apply_chat_template(question, add_generation_prompt=True)
+    shares = mx.softmax(model(mx.array([prompt]))[0, -1] / 0.2)
+    assert np.array(shares)[tokenizer.encode("The")[0]] > 0.99
     said = [each.text for each in stream_generate(model, tokenizer, prompt, max_tokens=9)]
     assert "".join(said) == "The capital of France is Paris."
