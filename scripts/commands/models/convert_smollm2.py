@@ -40,7 +40,7 @@ def convert(gguf: Path, directory: Path) -> None:
         "attn_q": told["llama.attention.head_count"].item(),
         "attn_k": told["llama.attention.head_count_kv"].item(),
     }
-    named = {_name(name): _row_order(name, array, heads) for name, array in weights.items()}
+    named = {_name(name): row_order(name, array, heads) for name, array in weights.items()}
     mx.save_safetensors(str(directory / "model.safetensors"), named, {"format": "mlx"})
     _tokenizer(told).save(str(directory / "tokenizer.json"))
     (directory / "chat_template.jinja").write_text(
@@ -59,7 +59,7 @@ def _name(name: str) -> str:
     return f"model.layers.{layer}.{_OF_LAYER[part]}.{end}"
 
 
-def _row_order(name: str, array: mx.array, heads: dict[str, int]) -> mx.array:
+def row_order(name: str, array: mx.array, heads: dict[str, int]) -> mx.array:
     """Take back llama.cpp's interleaving of the rows of q and k; `array` is (rows, columns)."""
     part = name.split(".")[-2]
     if part not in heads:

@@ -12,7 +12,7 @@ from mlx.utils import tree_flatten
 from mlx_lm import load, stream_generate
 from mlx_lm.utils import dequantize_model
 
-from hearth.commands.models.convert_smollm2 import _row_order
+from hearth.commands.models.convert_smollm2 import row_order
 from tests.helpers.models.real_weights import real_weights
 
 # Of all weights as gguf 0.19.0 dequantises the file's tensors, in float32 (`gguf.dequantize`), the
@@ -32,11 +32,11 @@ def test_rows_that_are_turned_together_come_apart_by_half_a_head(
 ) -> None:
     rows = np.arange(heads * 2 * half * columns).reshape(-1, columns)
     counts = {"attn_q": heads, "attn_k": heads + 1}
-    ordered = np.array(_row_order("blk.0.attn_q.scales", mx.array(rows), counts))
+    ordered = np.array(row_order("blk.0.attn_q.scales", mx.array(rows), counts))
     for row, got in enumerate(ordered):
         head, part, pair = row // (2 * half), row % (2 * half) // half, row % half
         assert got.tolist() == rows[head * 2 * half + 2 * pair + part].tolist()
-    kept = _row_order("blk.0.attn_v.weight", mx.array(rows), counts)
+    kept = row_order("blk.0.attn_v.weight", mx.array(rows), counts)
     assert np.array_equal(np.array(kept), rows)
 
 
