@@ -377,5 +377,6 @@ class ModelNames:
                 "architecture": facts.architecture,
                 "cache_layout": facts.cache_layout,
                 "backend": facts.backend,
+                "computed_in": facts.computed_in,
             },
         }

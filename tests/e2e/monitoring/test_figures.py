@@ -345,7 +345,8 @@ def test_what_made_way_is_told_with_its_entry_and_adds_up(seen: Seen) -> None:
 
 def test_what_is_computed_in_is_told(seen: Seen) -> None:
     dtype = seen.rest.cache["dtype"]
-    assert dtype == {"name": "float32", "cast": False, "reason": "the weights are float32"}
+    reason = "the weights are float32"
+    assert dtype == {"name": "float32", "cast": False, "dense": False, "reason": reason}
 
 
 def test_the_bits_of_kv_are_told(seen: Seen) -> None:
