@@ -183,6 +183,7 @@ def settings(tmp_path: Path, brief_model: Path) -> dict[str, str]:
         MODEL_PATH=str(brief_model),
         PROXY_MODEL_ID="local",
         DEFAULT_TEMPERATURE="0",
+        DEFAULT_THINKING="false",
         RUN_DIR=str(tmp_path / "run"),
         KV_CACHE_DIR=str(tmp_path / "kv"),
     )
@@ -294,7 +295,9 @@ def test_a_port_that_something_else_has_is_left_alone(settings: dict[str, str]) 
 
 
 def test_another_key_is_asked_for() -> None:
-    with Server(PROXY_API_KEY="sk-right", DEFAULT_MAX_TOKENS="8") as server:
+    with Server(
+        PROXY_API_KEY="sk-right", DEFAULT_MAX_TOKENS="8", DEFAULT_THINKING="false"
+    ) as server:
         asked = once({**server.environment, "PROXY_API_KEY": "sk-wrong"}, "local", "Who?")
         assert asked.returncode == 2 and "Set PROXY_API_KEY in" in asked.stderr
         assert once(server.environment, "local", "Who are you?").stdout.strip()
