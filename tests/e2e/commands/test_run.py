@@ -107,7 +107,7 @@ def test_ctrl_c_stops_the_answer_at_the_server_too_and_the_chat_goes_on(
 
 def test_an_error_is_told_and_its_question_is_forgotten() -> None:
     with (
-        Server(MAX_KV_SIZE="256", DEFAULT_MAX_TOKENS="24") as server,
+        Server(MAX_KV_SIZE="256") as server,
         in_terminal(*COMMAND, environ=server.environment) as chat,
     ):
         chat.until(READY)
@@ -295,9 +295,7 @@ def test_a_port_that_something_else_has_is_left_alone(settings: dict[str, str]) 
 
 
 def test_another_key_is_asked_for() -> None:
-    with Server(
-        PROXY_API_KEY="sk-right", DEFAULT_MAX_TOKENS="8", DEFAULT_THINKING="false"
-    ) as server:
+    with Server(PROXY_API_KEY="sk-right", MAX_KV_SIZE="256", DEFAULT_THINKING="false") as server:
         asked = once({**server.environment, "PROXY_API_KEY": "sk-wrong"}, "local", "Who?")
         assert asked.returncode == 2 and "Set PROXY_API_KEY in" in asked.stderr
         assert once(server.environment, "local", "Who are you?").stdout.strip()
