@@ -406,4 +406,4 @@ def test_the_environment_is_read_for_settings_in_one_place_only() -> None:
         for line in text.splitlines()
         if reads.search(line)
     ]
-    assert [path.name for path in found] == ["builtin_models.py"], found
+    assert found == ["shared/models/builtin_models.py"], found

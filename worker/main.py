@@ -42,12 +42,7 @@ from hearth.worker.cache_report import (
 )
 from hearth.worker.constraint.grammar_compiler import GrammarCompiler
 from hearth.worker.doctor.findings import Findings
-from hearth.worker.engine.decode.sampler import (
-    SamplingDefaults,
-    TokenChoice,
-    make_token_choice,
-    sampling_defaults,
-)
+from hearth.worker.engine.decode.sampler import TokenChoice, make_token_choice, sampling_defaults
 from hearth.worker.engine.engine import Engine, leave_device
 from hearth.worker.engine.forward_memory import forward_of
 from hearth.worker.engine.mlx_memory import held_bytes
@@ -133,7 +128,7 @@ class Worker:
             StartError: one of them cannot be bound, or there are no keys.
         """
         self._settings = settings
-        self._sampling_defaults = SamplingDefaults()
+        self._sampling_defaults = sampling_defaults(settings)
         self._worker_id = worker_id
         self._endpoint = endpoint
         self._jobs = PromptLanes()

@@ -87,7 +87,7 @@ def _found(source: str, setting: str = "MODEL_PATH") -> str:
         StartError: a start would not.
     """
     is_needed = setting == "DRAFT_MODEL"
-    return (not is_needed and why_missing(source)) or check_model(source, setting)
+    return (not is_needed and why_missing(source, setting)) or check_model(source, setting)
 
 
 if __name__ == "__main__":

@@ -59,11 +59,11 @@ def named_model(source: str, setting: str = "MODEL_PATH") -> Path | str:
     return _known(source, setting)
 
 
-def why_missing(source: str) -> str:
+def why_missing(source: str, setting: str = "MODEL_PATH") -> str:
     """Return what is told of `source` where it is a builtin model that is not on this disk; ""."""
     if builtin_model(source) is not None:  # of any other its load tells
         try:
-            named_model(source)
+            named_model(source, setting)
         except ModelMissing as missing:
             return str(missing)
     return ""

@@ -1,38 +1,31 @@
 """Workers that change their models, unload and reload: real processes that load nothing."""
 
 import asyncio
-import contextlib
 import dataclasses
 import os
 import signal
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from hearth.proxy.pool import waiting_requests
-from hearth.proxy.pool.answer_stream import AnswerStream
 from hearth.proxy.pool.waiting_requests import ModelRequest
-from hearth.proxy.pool.worker_pool import WorkerPool
-from hearth.proxy.request.model_names import ServedModel
 from hearth.proxy.workers import (
     model_swap as hosting_module,
     model_swap_policy,
     supervisor as supervisor_module,
 )
-from hearth.proxy.workers.model_swap import ModelSwapper
-from hearth.proxy.workers.supervisor import RestartRules, Supervisor, WorkerProcess
+from hearth.proxy.workers.supervisor import WorkerProcess
 from hearth.shared.errors import RequestError, WorkerLost
 from hearth.shared.suspending_clock import awake_s
-from tests.helpers.proxy.fake_worker_pool import COMMAND, read, request, stop, worker_environment
+from tests.helpers.proxy.fake_worker_pool import read, request, stop
+from tests.helpers.proxy.swapping_workers import host
 from tests.helpers.worker_processes.fake_worker import MISSING
 
 pytestmark = pytest.mark.process
-
-MODELS = (ServedModel("smollm2"), ServedModel("b", "/b"), ServedModel("broken", MISSING))
 
 
 @pytest.fixture
@@ -47,63 +40,6 @@ def _hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model_swap_policy, "KEEP_S", 0.1)
     monkeypatch.setattr(hosting_module, "LOOK_S", 0.1)
     monkeypatch.setattr(supervisor_module, "WATCH_S", 0.2)
-
-
-class Host:
-    """A pool, its supervisor and what gives its workers their models."""
-
-    def __init__(
-        self, directory: Path, count: int, unload_s: float, stall_s: float, absent: str
-    ) -> None:
-        self.directory, self.absent = directory, absent  # the model that is not on this disk
-        self.pool = WorkerPool()
-        rules = RestartRules(MODELS[0], stall_s=stall_s, chunk_wait_s=0.5)
-        self.supervisor = Supervisor(
-            COMMAND, count, directory, self.pool, worker_environment(), rules
-        )
-        self.hosting = ModelSwapper(self.supervisor, self.pool, MODELS, unload_s, self.missing)
-
-    def missing(self, model: ServedModel) -> str:
-        return f"{model.name} is not here." if model.name == self.absent else ""
-
-    async def open(self, model: str, script: str = "n=1", name: str = "r") -> AnswerStream:
-        asked = dataclasses.replace(request(script), target=model)
-        return await self.pool.open(asked, name)
-
-    async def ask(self, model: str, script: str = "n=1", name: str = "r") -> str:
-        return (await read(await self.open(model, script, name)))[0]
-
-    def rows(self, *fields: str) -> list[Any]:
-        return [
-            tuple(worker.row()[field] for field in fields) for worker in self.supervisor.workers
-        ]
-
-    async def until(self, condition: Callable[[], Any], wait_s: float = 60.0) -> None:
-        deadline = time.monotonic() + wait_s
-        while not condition():
-            assert time.monotonic() < deadline, self.rows("state", "model")
-            await asyncio.sleep(0.01)
-
-
-@contextlib.asynccontextmanager
-async def host(
-    directory: Path, count: int = 1, unload_s: float = 0.0, stall_s: float = 0.0, absent: str = ""
-) -> AsyncIterator[Host]:
-    made = Host(directory, count, unload_s, stall_s, absent)
-    await made.supervisor.start()
-    looking: asyncio.Task[None] | None = None
-    try:
-        wanted = "unloaded" if MODELS[0].name == made.absent else "ready"
-        await made.until(lambda: all(row == (wanted,) for row in made.rows("state")))
-        looking = asyncio.create_task(made.hosting.run())
-        yield made
-        assert not looking.done()
-    finally:
-        if looking is not None:
-            looking.cancel()
-        made.pool.close()
-        await stop(made.supervisor)
-        assert not list(directory.glob("worker*"))
 
 
 def run(test: Callable[[], Awaitable[None]]) -> None:
@@ -457,58 +393,5 @@ def test_a_signal_while_a_model_changes_leaves_no_process(directory: Path) -> No
             for pid in pids + made.supervisor.pids:
                 with pytest.raises(ProcessLookupError):
                     os.kill(pid, 0)
-
-    run(body)
-
-
-async def refuse_missing(made: Host, model: str = "smollm2") -> None:
-    """Have a request for a model that is not on this disk refused at once, with what is told."""
-    began = time.monotonic()
-    with pytest.raises(RequestError, match="smollm2 is not here") as caught:
-        await made.ask(model)
-    assert (caught.value.status, caught.value.code) == (503, "model_unavailable")
-    assert time.monotonic() - began < waiting_requests.READY_WAIT_S_MAX
-    assert made.hosting.why_missing() == "smollm2 is not here."
-
-
-def test_without_the_default_model_no_worker_starts_until_it_is_there(directory: Path) -> None:
-    async def body() -> None:
-        async with host(directory, 2, absent="smollm2") as made:
-            await refuse_missing(made)
-            await refuse_missing(made, "")
-            assert made.supervisor.pids == []
-            made.absent = ""
-            assert await made.ask("smollm2") == "tok0 "
-            assert made.rows("state", "restarts") == [("ready", 0), ("unloaded", 0)]
-            assert made.hosting.why_missing() == ""
-
-    run(body)
-
-
-def test_other_models_are_served_without_the_default_one(directory: Path) -> None:
-    async def body() -> None:
-        async with host(directory, absent="smollm2") as made:
-            with pytest.raises(RequestError, match="'/missing', which is no model"):
-                await made.ask("broken")
-            await made.until(lambda: made.rows("state", "model") == [("unloaded", "smollm2")])
-            assert not made.supervisor.cannot_start.is_set(), "the server outlives it"
-            assert await made.ask("b") == "tok0 "
-            (pid,) = made.supervisor.pids
-            await refuse_missing(made)
-            assert made.supervisor.pids == [pid], "and the model that works stays"
-
-    run(body)
-
-
-def test_a_default_model_that_goes_away_is_served_until_its_worker_ends(directory: Path) -> None:
-    async def body() -> None:
-        async with host(directory) as made:
-            made.absent = "smollm2"
-            assert await made.ask("smollm2") == "tok0 "
-            assert made.hosting.why_missing() == "", "a worker has it"
-            made.supervisor.environ["MODEL_PATH"] = MISSING
-            os.kill(made.supervisor.pids[0], signal.SIGKILL)
-            await made.until(lambda: made.rows("state") == [("unloaded",)])
-            await refuse_missing(made)
 
     run(body)
