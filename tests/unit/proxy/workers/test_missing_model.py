@@ -11,7 +11,11 @@ from pathlib import Path
 import pytest
 
 from hearth.proxy.pool import waiting_requests
-from hearth.proxy.workers import supervisor as supervisor_module
+from hearth.proxy.workers import (
+    model_swap,
+    model_swap_policy,
+    supervisor as supervisor_module,
+)
 from hearth.shared.errors import RequestError
 from tests.helpers.proxy.swapping_workers import Host, host
 from tests.helpers.worker_processes.fake_worker import MISSING
@@ -22,6 +26,8 @@ pytestmark = pytest.mark.process
 @pytest.fixture
 def directory(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A short path: a Unix socket's may have 107 bytes."""
+    monkeypatch.setattr(model_swap_policy, "KEEP_S", 0.1)
+    monkeypatch.setattr(model_swap, "LOOK_S", 0.1)
     monkeypatch.setattr(supervisor_module, "WATCH_S", 0.2)
     with tempfile.TemporaryDirectory(prefix="hearth-") as name:
         yield Path(name)
