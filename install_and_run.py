@@ -398,7 +398,8 @@ def fetch_model(venv: Path) -> None:
                     f"The install goes on without {model}, for the reason above. Fetch it later: "
                     f"'{venv}/bin/hearth' pull {model}"
                 )
-        write_stamp(venv, {**stamp, "extras": sorted([*stamp["extras"], "model"])})
+            stamp = read_stamp(venv)  # another install may have ended meanwhile
+            write_stamp(venv, {**stamp, "extras": sorted([*stamp["extras"], "model"])})
 
 
 def write_env(project: Path) -> None:

@@ -69,7 +69,7 @@ class ModelSwapper:
         self._nudge = asyncio.Event()
         pool.waiting.host = self
         supervisor.on_early_death = self._load_failed
-        self.missing_at_start = missing(self._default)
+        self.missing_at_start = missing(self._default) if self._workers else ""
         if self.missing_at_start:
             for worker in self._workers:
                 supervisor.leave_empty(worker)

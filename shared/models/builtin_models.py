@@ -11,7 +11,7 @@ from typing import Final
 
 from hearth.shared.errors import StartError
 from hearth.shared.models.catalogue import recommended
-from hearth.shared.models.local_models import local_models, matching_whole
+from hearth.shared.models.local_models import has_config, local_models, matching_whole
 from hearth.shared.paths import HOME_DIR
 
 BUILTIN: Final = "builtin:"
@@ -87,9 +87,9 @@ def builtin_model(name: str) -> BuiltinModel | None:
 def builtin_directory(model: BuiltinModel) -> Path | None:
     """Return where `model` is: converted, or as the hub's cache has it. None = nowhere.
 
-    The converted directory appears as a whole.
+    The converted directory appears as a whole. One that is closed to this user is nowhere.
     """
-    if (model.directory / "config.json").is_file():
+    if has_config(model.directory):
         return model.directory
     found = matching_whole(model.hub_id, local_models())
     return found[0].directory if found else None

@@ -69,7 +69,7 @@ def hub_models(cache: Path) -> Iterator[FoundModel]:
         if folder.name.startswith(_HUB_FOLDER):
             name = folder.name.removeprefix(_HUB_FOLDER).replace("--", "/", 1)
             snapshot = _snapshot(folder)
-            if snapshot is not None and _has_config(snapshot):
+            if snapshot is not None and has_config(snapshot):
                 yield FoundModel(name, snapshot, HUB)
 
 
@@ -135,7 +135,7 @@ def indexed_files(directory: Path) -> set[str]:
 def _below(folder: Path, place: str, prefix: str = "", depth: int = 1) -> Iterator[FoundModel]:
     for each in _folders(folder):
         name = f"{prefix}{each.name}"
-        if _has_config(each):
+        if has_config(each):
             if weight_files(each):
                 yield FoundModel(name, each, place)
         elif depth < _DEPTH_MAX:
@@ -149,7 +149,7 @@ def _folders(folder: Path) -> list[Path]:
         return []
 
 
-def _has_config(directory: Path) -> bool:
+def has_config(directory: Path) -> bool:
     try:
         return (directory / "config.json").is_file()
     except OSError:  # closed to this user

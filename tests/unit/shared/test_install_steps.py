@@ -1,10 +1,13 @@
 """The steps of an install: one at a time, and an interrupt ends what runs."""
 
+import fcntl
+import os
 import signal
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -129,6 +132,26 @@ def test_no_model_is_a_word_that_venv_keeps(
 ) -> None:
     assert installed("no-model") == []
     assert "no-model" in install_and_run.wanted_stamp(tmp_path, [], "3.12")["extras"]
+
+
+def test_that_it_was_fetched_is_noted_before_another_install_begins(
+    installed: Callable[..., list[list[str]]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install_and_run.write_stamp(tmp_path, {"extras": []})
+    note = install_and_run.write_stamp
+    noted = []
+
+    def write(venv: Path, stamp: dict[str, Any]) -> None:
+        if "model" in stamp["extras"]:
+            handle = os.open(venv.parent, os.O_RDONLY)
+            with pytest.raises(BlockingIOError):
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.close(handle)
+            noted.append(stamp)
+        note(venv, stamp)
+
+    monkeypatch.setattr(install_and_run, "write_stamp", write)
+    assert (installed(), len(noted)) == ([PULL], 1)
 
 
 def test_an_interrupted_fetch_is_begun_again(

@@ -88,3 +88,11 @@ def test_a_default_model_that_goes_away_is_served_until_its_worker_ends(director
             await refuse_missing(made)
 
     run(body)
+
+
+def test_a_server_without_workers_of_its_own_misses_no_model(directory: Path) -> None:
+    async def body() -> None:
+        async with host(directory, 0, absent="smollm2") as made:
+            assert made.hosting.missing_at_start == made.hosting.why_missing() == ""
+
+    run(body)

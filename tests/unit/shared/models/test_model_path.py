@@ -7,7 +7,7 @@ import pytest
 from hearth.commands import check
 from hearth.shared.errors import EXIT_CANNOT_START, StartError
 from hearth.shared.models.builtin_models import MODELS_DIR_VARIABLE, SMOLLM2, ModelMissing
-from hearth.shared.models.model_path import check_model, named_model
+from hearth.shared.models.model_path import check_model, named_model, why_missing
 
 
 def checkpoint(directory: Path, *names: str) -> Path:
@@ -35,6 +35,19 @@ def test_a_builtin_model_is_its_directory_or_else_missing_with_the_remedy(
     assert whole.parent == tmp_path
     for source in ("builtin:smollm2", "smollm2", "SmolLM2:latest"):
         assert named_model(source) == whole
+
+
+def test_a_builtin_model_of_another_user_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in an image whose build pulled it as root, and which serves as somebody else."""
+    monkeypatch.setenv(MODELS_DIR_VARIABLE, str(tmp_path))
+
+    def closed(path: Path) -> bool:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "is_file", closed)
+    assert why_missing("builtin:smollm2").startswith("builtin:smollm2 is not on this disk.")
 
 
 @pytest.mark.parametrize("source", ["/does/not/exist", "./x", "~/x-y-z", "name", "a/b/c"])
