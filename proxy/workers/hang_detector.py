@@ -54,9 +54,9 @@ class HangDetector:
         return self.stalled_s - self._computed_to_s >= stall_s
 
     def slowness(self, stall_s: float) -> str:
-        """Return why a step that computes has had its time; "" where it may go on."""
+        """Return why a step that computes has had its time; "" where it may go on, or `hangs`."""
         beat = self._beat
-        if beat is None or self.stalled_s < stall_s:
+        if beat is None or self.stalled_s < stall_s or self.hangs(stall_s):
             return ""
         speed, tokens = beat.prefill_tokens_per_s, beat.reading_tokens
         limit_s = UNMEASURED_MAX * stall_s

@@ -85,7 +85,9 @@ def test_a_step_that_waits_hangs_as_ever() -> None:
     for cpu in (idle, lambda _second: 0.0):
         assert not after(119, cpu).hangs(STALL_S)
         assert after(121, cpu).hangs(STALL_S)
-    assert after(121, lambda _second: 0.0, 130.0, 256).hangs(STALL_S), "a GPU tells no CPU time"
+    gpu = after(121, lambda _second: 0.0, 130.0, 256)
+    assert gpu.hangs(STALL_S), "it tells no CPU time"
+    assert not gpu.slowness(STALL_S), "so that its end is proof against the prompt that it read"
 
 
 def test_a_step_that_computed_for_a_while_and_then_waits_hangs() -> None:
