@@ -115,9 +115,10 @@ def dense_bytes_max(total: int, workers: int, others: int = 0) -> int:
 
     Free is what the system says is, and what the other workers' weights take, `others`, so that
     each of them decides as the first one did; but never more than the `total` of all workers.
+    Beside larger models of theirs it is half of what these leave, so that `refuse_heavy` takes it.
     """
     free = min(total, psutil.virtual_memory().available + others)
-    return int(free) // 2 // max(1, workers)
+    return min(int(free) // max(1, workers), max(0, total - others)) // 2
 
 
 def held_bytes() -> int:

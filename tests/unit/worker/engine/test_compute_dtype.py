@@ -342,6 +342,8 @@ def test_a_worker_that_comes_back_decides_as_the_first_one_did(
     others = (workers - 1) * first  # which are loaded by then
     assert may_take(free - others, others) == first
     assert may_take(2 * total) == total // 2 // workers, "no more than the workers' memory"
+    larger = total - 500  # other models of MODELS
+    mlx_memory.refuse_heavy(may_take(free, larger), "a dense form", total, larger)
 
 
 @pytest.mark.parametrize("name", ["qwen2_5_vl", "qwen3_vl"])
