@@ -163,6 +163,10 @@ def test_the_count_is_the_prompt_that_a_request_pays(endpoint: str) -> None:
             counted = await proxy.next(Counted)
             proxy.send(submit("r", tokens_max=1))
             assert (await proxy.next(Finished)).usage.prompt_tokens == counted.tokens
+            first, second = await proxy.next(Heartbeat), await proxy.next(Heartbeat)
+            assert first.model is not None
+            is_cpu = first.model.backend == "cpu"  # whose slow steps are told from hangs by it
+            assert (0 < first.cpu_s < second.cpu_s) == is_cpu
 
     asyncio.run(talk())
 
@@ -175,6 +179,7 @@ def test_completion_stops_at_the_context(endpoint: str) -> None:
             async with proxy.renewing("full"):
                 answer = await proxy.next(Finished, Failed, about="full")
             assert isinstance(answer, Finished)
+            assert (await proxy.next(Heartbeat)).prefill_tokens_per_s > 0
             usage = answer.usage
             assert answer.reason == "stop" or usage.prompt_tokens + usage.completion_tokens == 4096
 

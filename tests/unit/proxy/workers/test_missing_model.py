@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from hearth.proxy.monitoring.admin_routes import AdminRoutes
 from hearth.proxy.pool import waiting_requests
 from hearth.proxy.workers import (
     model_swap,
@@ -17,6 +18,7 @@ from hearth.proxy.workers import (
     supervisor as supervisor_module,
 )
 from hearth.shared.errors import RequestError
+from hearth.shared.settings_from_env import load_settings
 from tests.helpers.proxy.swapping_workers import Host, host
 from tests.helpers.worker_processes.fake_worker import MISSING
 
@@ -52,6 +54,10 @@ def test_without_the_default_model_no_worker_starts_until_it_is_there(directory:
         async with host(directory, 2, absent="smollm2") as made:
             await refuse_missing(made)
             await refuse_missing(made, "")
+            for others, is_ready in (("", False), ("b=/b", True)):
+                settings = load_settings({"MODELS": others}, None)
+                health = AdminRoutes(settings, "0", made.supervisor, made.pool).health()
+                assert (health["status"], health["ready"]) == ("ok", is_ready)
             assert made.supervisor.pids == []
             made.absent = ""
             assert await made.ask("smollm2") == "tok0 "

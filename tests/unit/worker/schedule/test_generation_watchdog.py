@@ -16,6 +16,7 @@ from scripts.harness.model_families import family
 from tests.helpers.worker.scripted_scheduler import (
     END,
     ScriptedDecoder,
+    ScriptedEngine,
     finish_of,
     request,
     run,
@@ -62,6 +63,37 @@ def test_a_request_that_gets_no_further_ends_though_its_time_is_not_over(
     assert not [e for e in steps(made) if isinstance(e, Finished)]
     asked.times.progressed_at -= 2
     assert finish_of(steps(made), "stuck").reason == "length"
+
+
+def test_who_waits_for_slow_chunks_of_others_has_the_time_of_three(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made, asked = started("beside", stall_s=60)
+    monkeypatch.setattr(ScriptedDecoder, "step", lambda self: [])
+    made.pace.chunk_s = 100.0  # on a CPU
+    assert asked.times is not None
+    asked.times.progressed_at -= 299
+    assert not [e for e in steps(made) if isinstance(e, Finished)]
+    asked.times.progressed_at -= 2
+    assert finish_of(steps(made), "beside").reason == "length"
+
+
+def test_the_tokens_of_a_forward_that_reads_a_prompt_are_known_while_it_runs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made, _ = scheduler(x=[8, END])
+    read, told, prefill = [0], [0], ScriptedEngine.prefill
+
+    def noted(engine: ScriptedEngine, cache: list[Any], ids: list[int], *rest: Any) -> None:
+        told.append(made.pace.reading_tokens)
+        read.append(len(ids))
+        prefill(engine, cache, ids, *rest)
+
+    monkeypatch.setattr(ScriptedEngine, "prefill", noted)
+    made.submit(request("x", prompt=95))
+    run(made)
+    assert told == read and len(read) > 2
+    assert made.pace.reading_tokens == 0, "an answer reads none"
 
 
 def test_a_token_or_a_chunk_is_progress() -> None:
