@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from hearth.shared.errors import StartError
+from hearth.shared.models.builtin_models import MODELS_DIR_VARIABLE
 
 # How long a stop may take: a worker's chunk, its writing, its end, the death of one that hangs and
 # the server's own. A SIGKILL amid a chunk can leave memory wired until the Mac restarts.
@@ -15,7 +16,7 @@ STOP_S: Final = 30
 TOOL_WAIT_S: Final = 120.0  # a stop takes 30 s at most
 RESTART_S: Final = 10  # between the end of a server that failed and its next start
 # What is no setting, no secret, and decides where models are found.
-CARRIED: Final = ("HF_HOME", "HF_HUB_CACHE", "HF_HUB_OFFLINE")
+CARRIED: Final = ("HF_HOME", "HF_HUB_CACHE", "HF_HUB_OFFLINE", MODELS_DIR_VARIABLE)
 # Where ps, lsof and caffeinate are: a service gets no shell's PATH.
 TOOL_PLACES: Final = ("/usr/local/bin", "/usr/bin", "/bin", "/usr/sbin", "/sbin")
 COMMAND: Final = (sys.executable, "-P", "-m", "hearth.commands.main", "service", "run")

@@ -44,6 +44,7 @@ def shell(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", "/home/me")
     monkeypatch.setenv("HF_HOME", "/hf")
+    monkeypatch.setenv("HEARTH_MODELS_DIR", "/models")
     run_by(monkeypatch, "/venv/bin/python")
 
 
@@ -66,7 +67,7 @@ def test_the_property_list_says_each_thing_as_launchd_reads_it() -> None:
             "--end-with-0-if-refused",
         ],
         "WorkingDirectory": "/home/me/.hearth",
-        "EnvironmentVariables": {"PATH": PATH, "HF_HOME": "/hf"},
+        "EnvironmentVariables": {"PATH": PATH, "HF_HOME": "/hf", "HEARTH_MODELS_DIR": "/models"},
         "RunAtLoad": True,
         "KeepAlive": {"SuccessfulExit": False},
         "ThrottleInterval": 10,
@@ -87,7 +88,7 @@ def test_the_unit_says_each_thing_as_systemd_reads_it() -> None:
         "Type": "exec",
         "ExecStart": '"/venv/bin/python" "-P" "-m" "hearth.commands.main" "service" "run"',
         "WorkingDirectory": "/home/me/.hearth",
-        "Environment": f'"PATH={PATH}" "HF_HOME=/hf"',
+        "Environment": f'"PATH={PATH}" "HF_HOME=/hf" "HEARTH_MODELS_DIR=/models"',
         "StandardOutput": "append:/home/me/.hearth/logs/service.log",
         "StandardError": "inherit",
         "UMask": "0077",
