@@ -3,7 +3,7 @@
 import json
 
 from hearth.proxy.request.model_names import models_of
-from hearth.shared.machine_memory import physical_bytes
+from hearth.shared.machine_memory import bytes_for_models
 from hearth.shared.models.builtin_models import SMOLLM2, builtin_model, first_model_words
 from hearth.shared.processes import url_of
 from hearth.shared.settings_from_env import Settings
@@ -51,7 +51,7 @@ def _model_lines(settings: Settings, facts: ModelFacts) -> list[str]:
     is_first = builtin_model(settings.model_path) is SMOLLM2
     return [
         f"  model    {facts.name} ({facts.architecture}, {size})",
-        *([f"           {first_model_words(physical_bytes())}"] if is_first else []),
+        *([f"           {first_model_words(bytes_for_models())}"] if is_first else []),
         *(["  images   yes"] if facts.takes_images else []),
         f"  context  {facts.context_tokens:,} tokens{_why_shorter(facts)}",
         f"  cache    {facts.cache_layout}",

@@ -12,7 +12,7 @@ from typing import Any, Final, TypeVar
 
 from hearth.shared.dropped_settings import FORMER_MODEL
 from hearth.shared.errors import RequestError, StartError
-from hearth.shared.machine_memory import physical_bytes
+from hearth.shared.machine_memory import bytes_for_models
 from hearth.shared.models.builtin_models import SMOLLM2, builtin_model, first_model_words
 from hearth.shared.settings_from_env import Settings, public_name
 from hearth.shared.wire_messages import ModelFacts
@@ -191,7 +191,7 @@ class ModelNames:
             tuple(others),
             adapters_of(settings, others),
             FORMER_MODEL if is_first else "",
-            first_model_words(physical_bytes()) if is_first else "",
+            first_model_words(bytes_for_models()) if is_first else "",
         )
 
     @property

@@ -28,6 +28,8 @@ from hearth.proxy.request.model_names import (
     loose_names,
     models_of,
 )
+from hearth.shared.dropped_settings import FORMER_MODEL
+from hearth.shared.models.builtin_models import SMOLLM2, builtin_model
 from hearth.shared.settings_from_env import Settings
 
 __all__ = ["Cause", "Deployment", "RoutingTable", "read_table"]
@@ -342,6 +344,8 @@ def local_names(settings: Settings) -> dict[str, str]:
     for encoder in encoders_of(settings).values():
         for name in (encoder.public, *encoder.names.aliases):
             found.setdefault(name, encoder.public)
+    if builtin_model(settings.model_path) is SMOLLM2:
+        found.setdefault(FORMER_MODEL, default.name)
     return found
 
 

@@ -36,7 +36,7 @@ from hearth.commands.agents.agent_setup import (
 from hearth.commands.agents.agent_setups import AGENTS
 from hearth.commands.server.find_or_start import RunningServer, find_or_start
 from hearth.shared.errors import StartError
-from hearth.shared.machine_memory import physical_bytes
+from hearth.shared.machine_memory import bytes_for_models
 from hearth.shared.models.catalogue import recommended
 from hearth.shared.paths import env_file
 from hearth.shared.processes import process_started
@@ -77,7 +77,7 @@ def check_first_prompt(command: str, name: str, model: str, context_tokens: int 
     answer = answer_tokens(context_tokens or 0)
     if not context_tokens or first + answer <= context_tokens:
         return
-    better = recommended(physical_bytes())
+    better = recommended(bytes_for_models())
     remedy = MORE
     if better is not None and model not in (better.alias, better.hub_id):
         remedy = f"hearth {command} {name} --model {better.alias}"

@@ -26,7 +26,7 @@ from hearth.commands.chat.chat_loop import Chat
 from hearth.commands.chat.one_answer import BROKEN, answer_once
 from hearth.commands.server.find_or_start import RunningServer, find_or_start
 from hearth.shared.errors import StartError
-from hearth.shared.machine_memory import physical_bytes
+from hearth.shared.machine_memory import bytes_for_models
 from hearth.shared.models.builtin_models import SMOLLM2, builtin_model, first_model_words
 from hearth.shared.paths import env_file
 from hearth.shared.settings_from_env import load_settings
@@ -59,7 +59,7 @@ def question_of(words: Sequence[str]) -> str:
 def say_what_it_is(server: RunningServer, console: Console) -> None:
     """Say on a terminal, first of all, what may be expected of the model that comes with Hearth."""
     if console.is_terminal and builtin_model(server.model) is SMOLLM2:
-        console.print(first_model_words(physical_bytes()), markup=False)
+        console.print(first_model_words(bytes_for_models()), markup=False)
 
 
 def chat_in_terminal(options: argparse.Namespace) -> int:

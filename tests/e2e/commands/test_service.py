@@ -16,6 +16,7 @@ import pytest
 
 from hearth.shared.processes import PID_FILE, read_pid_file
 from hearth.shared.settings_from_env import PROJECT_DIR
+from scripts.fixtures.fixture_cache import fixture_dir
 from tests.helpers.servers.server import READY_S_MAX, free_port
 from tests.helpers.services.fake_service_manager import install_fakes
 
@@ -44,7 +45,9 @@ def home() -> Iterator[Path]:
 def test_a_real_server_is_installed_upgraded_and_uninstalled(home: Path, tmp_path: Path) -> None:
     port = free_port()
     (home / ".hearth").mkdir(parents=True)
-    (home / ".hearth" / ".env").write_text(f"PROXY_PORT={port}\n")
+    (home / ".hearth" / ".env").write_text(
+        f"PROXY_PORT={port}\nMODEL_PATH={fixture_dir('qwen3', tiny=True)}\n"
+    )
     install_package(tmp_path / "site")
     tools = install_fakes(tmp_path)
     environ = {

@@ -4,6 +4,7 @@ They lie outside HOME, which tests and CI change. Tests that call this have the 
 Processes of tests that need them at once wait for the one that fetches.
 """
 
+import hashlib
 import os
 import subprocess
 import sys
@@ -14,8 +15,12 @@ from typing import Final
 import pytest
 
 from hearth.shared.models.builtin_models import MODELS_DIR_VARIABLE, builtin_model
+from hearth.shared.paths import PROJECT_DIR
 
-WEIGHTS_DIR: Final = Path(f"/var/tmp/hearth-test-weights-{os.getuid()}")
+CONVERTER: Final = PROJECT_DIR / "scripts/commands/models/convert_smollm2.py"
+# A changed conversion is another directory.
+CONVERSION: Final = hashlib.sha256(CONVERTER.read_bytes()).hexdigest()[:8]
+WEIGHTS_DIR: Final = Path(f"/var/tmp/hearth-test-weights-{os.getuid()}") / CONVERSION
 FETCH_S_MAX: Final = 600
 # No hub stands in: its files are others, and elsewhere.
 _ALONE: Final = {"HF_HUB_OFFLINE": "1", "HF_HOME": "/nonexistent"}

@@ -109,7 +109,7 @@ def test_a_start_says_where_the_model_takes_images() -> None:
 def test_a_start_says_what_the_first_model_is_and_of_no_other(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(startup_banner, "physical_bytes", lambda: 16 * 1024**3)
+    monkeypatch.setattr(startup_banner, "bytes_for_models", lambda: 16 * 1024**3)
     words = "tiny, fluent and often wrong; it shows the server. For this machine: `hearth run qwen"
     for source, is_told in (("builtin:smollm2", True), ("SmolLM2", True), ("owner/other", False)):
         settings = load_settings({"MODEL_PATH": source}, None)

@@ -206,7 +206,7 @@ def test_only_an_agent_whose_first_prompt_fits_starts_with_the_first_model(
     name: str, told: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(launch, "find_or_start", found_with(8_192))
-    monkeypatch.setattr(launch, "physical_bytes", lambda: 16 << 30)
+    monkeypatch.setattr(launch, "bytes_for_models", lambda: 16 << 30)
     assert launch.main([name]) == (0 if name == "pi" else 2)
     assert told.exists() == (name == "pi")
     if name == "claude":
@@ -229,7 +229,7 @@ def test_a_first_prompt_fits_exactly_beside_an_answer_and_an_untold_context_refu
 def test_no_model_is_named_to_a_machine_without_one_or_that_serves_it(
     memory: int, model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(launch, "physical_bytes", lambda: memory)
+    monkeypatch.setattr(launch, "bytes_for_models", lambda: memory)
     with pytest.raises(StartError, match="MAX_KV_SIZE") as caught:
         launch.check_first_prompt("connect", "codex", model, 4_096)
     assert "--model" not in str(caught.value)

@@ -19,7 +19,7 @@ SMALL = RunningServer("http://127.0.0.1:4000", "", "smollm2", 8_192, False, True
 def test_the_first_model_is_told_as_what_it_is_on_a_terminal(
     model: str, is_terminal: bool, is_said: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(command, "physical_bytes", lambda: 16 << 30)
+    monkeypatch.setattr(command, "bytes_for_models", lambda: 16 << 30)
     out = io.StringIO()
     console = Console(file=out, force_terminal=is_terminal, color_system=None, width=200)
     command.say_what_it_is(dataclasses.replace(SMALL, model=model), console)

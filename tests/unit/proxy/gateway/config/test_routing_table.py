@@ -49,6 +49,13 @@ def test_a_local_model_is_found_by_its_name_its_path_and_the_last_part_of_it(
     assert found == ["small", "small", "small", "big"]
 
 
+def test_the_former_default_model_is_the_default_one_unlisted(tmp_path: Path) -> None:
+    config = {"model_list": [entry("m", "hearth/pocket"), CLOUD]}
+    table = table_of(tmp_path, config, {"MODELS": "", "PROXY_MODEL_ID": ""})
+    assert table.deployments("m")[0].local == "smollm2"
+    assert set(table.listed) == {"smollm2", "m", "gpt-4o"}
+
+
 def test_a_name_may_be_a_group_of_local_and_other_models(tmp_path: Path) -> None:
     rows = [entry("big", "hearth/big"), entry("big", "anthropic/claude-x", api_key=KEY)]
     table = table_of(tmp_path, {"model_list": rows})
