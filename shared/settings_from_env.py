@@ -22,10 +22,9 @@ from hearth.shared.dropped_settings import (
 )
 from hearth.shared.errors import StartError
 from hearth.shared.paths import PROJECT_DIR
-from hearth.shared.settings import DEFAULT_MODEL, Settings, public_name
+from hearth.shared.settings import Settings, public_name
 
 __all__ = [
-    "DEFAULT_MODEL",
     "PROJECT_DIR",
     "Settings",
     "example_lines",

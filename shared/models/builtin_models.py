@@ -12,7 +12,7 @@ from typing import Final
 from hearth.shared.errors import StartError
 from hearth.shared.models.catalogue import recommended
 from hearth.shared.models.local_models import has_config, local_models, matching_whole
-from hearth.shared.paths import HOME_DIR
+from hearth.shared.paths import HOME_DIR, PROJECT_DIR
 
 BUILTIN: Final = "builtin:"
 MODELS_DIR_VARIABLE: Final = "HEARTH_MODELS_DIR"  # read as HF_HOME is: from the environment alone
@@ -73,9 +73,12 @@ class ModelMissing(StartError):
 
 
 def models_dir() -> Path:
-    """Return the directory of converted models; checkouts and installs of one user share it."""
+    """Return the directory of converted models; checkouts and installs of one user share it.
+
+    A relative one counts from where relative paths of settings do: pull and serve mean the same.
+    """
     named = os.environ.get(MODELS_DIR_VARIABLE, "")
-    return Path(named).expanduser() if named else HOME_DIR / "models"
+    return PROJECT_DIR / Path(named).expanduser() if named else HOME_DIR / "models"
 
 
 def builtin_model(name: str) -> BuiltinModel | None:
