@@ -5,7 +5,8 @@ import subprocess
 import pytest
 
 from hearth.shared.models.builtin_models import MODELS_DIR_VARIABLE
-from hearth.shared.settings_from_env import DEFAULT_MODEL, PROJECT_DIR
+from hearth.shared.paths import PROJECT_DIR
+from hearth.shared.settings import DEFAULT_MODEL
 from tests.helpers.clients.terminal import WAIT_S, python_module
 from tests.helpers.models.real_weights import real_weights
 from tests.helpers.servers.server import Server
