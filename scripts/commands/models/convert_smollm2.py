@@ -5,7 +5,6 @@ and the order of the rows of q and k are llama.cpp's.
 """
 
 import json
-import re
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,10 +25,11 @@ _OF_LAYER: Final = {
 }
 _CONTROL: Final = 3  # llama.cpp's type of a token that is no text
 GROUP_SIZE: Final = 32
-# What the template says where a client has no system message. With it these 4 bits answer "What is
-# the capital of France?" in French every other time at the makers' temperature: of first words
-# "The" has 0.55 then, "L" 0.36; without it 0.9996.
-_DEFAULT_SYSTEM: Final = re.compile(r"\{% if loop\.first.*?\{% endif %\}", re.DOTALL)
+# What the template says where a client has no system message. With its makers' words these 4 bits
+# answer "What is the capital of France?" in French every other time at the makers' temperature: of
+# first words "The" has 0.55 then, "L" 0.36. Without any, a "Hello" is answered without an end.
+_MAKERS_SYSTEM: Final = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
+_SYSTEM: Final = "You are a helpful AI assistant named SmolLM2. You give short and correct answers."
 
 
 def convert(gguf: Path, directory: Path) -> None:
@@ -43,9 +43,8 @@ def convert(gguf: Path, directory: Path) -> None:
     named = {_name(name): row_order(name, array, heads) for name, array in weights.items()}
     mx.save_safetensors(str(directory / "model.safetensors"), named, {"format": "mlx"})
     _tokenizer(told).save(str(directory / "tokenizer.json"))
-    (directory / "chat_template.jinja").write_text(
-        _DEFAULT_SYSTEM.sub("", told["tokenizer.chat_template"])
-    )
+    template = told["tokenizer.chat_template"].replace(_MAKERS_SYSTEM, _SYSTEM)
+    (directory / "chat_template.jinja").write_text(template)
     for name, row in _configs(told).items():
         (directory / name).write_text(json.dumps(row, indent=2) + "\n")
 

@@ -13,6 +13,8 @@ from mlx_lm import load, stream_generate
 from mlx_lm.utils import dequantize_model
 
 from hearth.commands.models.convert_smollm2 import row_order
+from hearth.shared.models.builtin_models import SMOLLM2
+from hearth.shared.models.context_length import context_in_files
 from tests.helpers.models.real_weights import real_weights
 
 # Of all weights as gguf 0.19.0 dequantises the file's tensors, in float32 (`gguf.dequantize`), the
@@ -66,6 +68,11 @@ def test_every_weight_is_what_gguf_reads(dense: tuple[Any, Any]) -> None:
 
 
 @pytest.mark.weights
+def test_its_context_is_what_is_told_before_it_is_fetched(directory: Path) -> None:
+    assert context_in_files(str(directory)) == SMOLLM2.context_tokens
+
+
+@pytest.mark.weights
 @pytest.mark.parametrize("text", TOKENS)
 def test_texts_have_the_ids_of_its_makers(dense: tuple[Any, Any], text: str) -> None:
     assert dense[1].encode(text, add_special_tokens=False) == TOKENS[text]
@@ -80,3 +87,14 @@ def test_it_knows_the_capital_of_france_at_its_makers_temperature(dense: tuple[A
     assert np.array(shares)[tokenizer.encode("The")[0]] > 0.99
     said = [each.text for each in stream_generate(model, tokenizer, prompt, max_tokens=9)]
     assert "".join(said) == "The capital of France is Paris."
+
+
+@pytest.mark.weights
+def test_a_greeting_is_answered_and_ends(dense: tuple[Any, Any]) -> None:
+    model, tokenizer = dense
+    prompt = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "hi"}], add_generation_prompt=True
+    )
+    said = list(stream_generate(model, tokenizer, prompt, max_tokens=40))
+    assert said[-1].finish_reason == "stop"
+    assert "".join(each.text for each in said).endswith("?")
