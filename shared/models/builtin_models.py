@@ -31,6 +31,7 @@ class BuiltinModel:
     member_sha256: str
     member_bytes: int
     hub_id: str  # the same model at the hub: the second source, under the hub's own digests
+    context_tokens: int
 
     @property
     def source(self) -> str:
@@ -53,6 +54,7 @@ SMOLLM2: Final = BuiltinModel(
     member_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
     member_bytes=98_362_432,
     hub_id="HuggingFaceTB/SmolLM2-135M-Instruct",
+    context_tokens=8_192,
 )
 MINILM: Final = BuiltinModel(
     name="minilm",
@@ -64,6 +66,7 @@ MINILM: Final = BuiltinModel(
     member_sha256="0872f5d7d0e806c443e588b6dd6b933e9200cf589b0e757e85e3afd57539c592",
     member_bytes=83_319_212,
     hub_id="sentence-transformers/all-MiniLM-L6-v2",
+    context_tokens=512,
 )
 BUILTIN_MODELS: Final = (SMOLLM2, MINILM)
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from hearth.shared.errors import StartError
+from hearth.shared.models.builtin_models import builtin_model
 from hearth.shared.models.local_models import local_models, matching_whole
 from hearth.shared.models.model_path import named_model
 
@@ -27,12 +28,16 @@ def context_tokens(config: Mapping[str, Any], tokenizer_tokens: Any) -> int:
 
 
 def context_in_files(source: str) -> int | None:
-    """Return the context of the model that `source` names, as MODEL_PATH does; None = not told."""
+    """Return the context of the model that `source` names, as MODEL_PATH does; None = not told.
+
+    A builtin model's is known before it is fetched.
+    """
     try:
         named = named_model(source)
         whole = [] if isinstance(named, Path) else matching_whole(named, local_models())
         directory = named if isinstance(named, Path) else whole[0].directory
         tokens = context_tokens(json.loads((directory / "config.json").read_bytes()), None)
     except (StartError, LookupError, OSError, ValueError, AttributeError, RecursionError):
-        return None
+        builtin = builtin_model(source)
+        return None if builtin is None else builtin.context_tokens
     return tokens if tokens < UNKNOWN_LENGTH else None

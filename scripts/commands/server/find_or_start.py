@@ -152,10 +152,16 @@ def find_or_start(
     names = ModelNames.of(settings)
     is_default = settings.model_name in (names.find_exact(model), names.find_loose(model))
     source = "" if is_default else model  # the settings name it better
-    fetch_missing(source or settings.model_path, settings, console)
-    tokens = context_in_files(source or settings.model_path)
+    wanted = source or settings.model_path
     name = public_name(source) if source else settings.model_name
-    check(name, tokens and min(tokens, settings.max_kv_size))
+
+    def check_context() -> None:
+        tokens = context_in_files(wanted)
+        check(name, tokens and min(tokens, settings.max_kv_size))
+
+    check_context()  # a model that is not there yet tells it where it is a builtin one
+    fetch_missing(wanted, settings, console)
+    check_context()
     child = _start(settings, source, console)
     asker = _Asker(url_of(settings.proxy_host, child.port), key)
     try:
