@@ -57,6 +57,7 @@ def stand_in(wheel: bytes, member: bytes) -> BuiltinModel:
         member_sha256=hashlib.sha256(member).hexdigest(),
         member_bytes=len(member),
         hub_id="owner/tiny-model",
+        context_tokens=2_048,
     )
 
 
