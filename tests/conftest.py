@@ -15,6 +15,7 @@ gc.disable()
 pytest.register_assert_rewrite("tests.helpers")  # before any of them is imported
 os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # else its import asks the network
 os.environ.setdefault("LITELLM_MODE", "PRODUCTION")  # else its import reads .env files
+os.environ["HEARTH_MODELS_DIR"] = "/nonexistent"  # the user's own builtin models
 
 from tests.helpers.marks import marks_of  # noqa: E402
 from tests.helpers.tie_count import TieCount  # noqa: E402
