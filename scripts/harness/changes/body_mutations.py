@@ -5,8 +5,9 @@ What a client sends beside them (ids, signatures, cache marks, lengths) is left 
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from operator import methodcaller
 from string import ascii_letters, digits
 from typing import Any, Final
 
@@ -27,14 +28,16 @@ ARGUMENTS: Final = frozenset(("arguments", "input"))  # below both, every name i
 WORD: Final = "zwyrbelquoxt"  # in no trace
 VOLATILE_MAX: Final = 40  # lines of one text that are changed for its canonical form's sake
 
-LETTER, DIGIT = "[a-zA-Z]", "[0-9]"
+LETTER, DIGIT, PATH = "[a-zA-Z]", "[0-9]", r"(?<![\w<])[\w.~-]*(?:/[\w.-]+)+"
 OTHERS: Final = str.maketrans(ascii_letters + digits, ascii_letters[1:] + "a" + digits[1:] + "0")
-_PATH: Final = re.compile(r"(?<![\w<])[\w.~-]*(?:/[\w.-]+)+")
 
-
-@dataclass(frozen=True, slots=True)
-class Inside:
-    """A step of a path: into the JSON that a string holds."""
+Put = Callable[[str], str]
+# What a change of one place in a text puts in the place of what.
+SWAPS: Final[dict[str, tuple[str, Put]]] = {
+    "letter": (LETTER, methodcaller("translate", OTHERS)),
+    "digit": (DIGIT, methodcaller("translate", OTHERS)),
+    "path": (PATH, lambda path: f"{path.rpartition('/')[0]}/{WORD}"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +47,7 @@ class Key:
     name: str
 
 
-Step = str | int | Inside | Key
-Where = tuple[Step, ...]
-INSIDE: Final = Inside()
+Where = tuple[str | int | Key, ...]  # a path; it goes on into the JSON that a string holds
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +62,10 @@ class Mutation:
 
     def body_of(self, body: Body) -> Body:
         """Return `body` with the change; what does not change is shared, nothing is modified."""
-        changed: Body = put(body, self.where, self.now)
-        return changed
+        return dict(put(body, self.where, self.now))
 
     def __str__(self) -> str:
-        steps = (f"<{s.name}>" if isinstance(s, Key) else str(s) for s in self.where if s != INSIDE)
+        steps = (f"<{step.name}>" if isinstance(step, Key) else str(step) for step in self.where)
         return f"request {self.request} {'.'.join(steps)} {self.kind}"
 
 
@@ -74,99 +74,76 @@ class Mutation:
 
 def leaves(body: Body) -> Iterator[tuple[Where, Any]]:
     """Yield every string, number and boolean of `body` that means something, and where it is."""
-    for root in ROOTS:
-        if root in body:
-            yield from _leaves(body[root], (root,), is_free=False)
+    return _leaves({root: body[root] for root in ROOTS if root in body}, (), is_free=False)
 
 
 def _leaves(value: Any, where: Where, is_free: bool) -> Iterator[tuple[Where, Any]]:
     """Yield the leaves of `value`; where it `is_free`, keys mean something too."""
-    if isinstance(value, dict):
-        for key, inner in value.items():
-            if is_free:
-                yield (*where, Key(key)), key
-            if is_free or key not in SILENT:
-                yield from _leaves(inner, (*where, key), is_free or _frees(key, where))
-    elif isinstance(value, list):
-        for index, inner in enumerate(value):
-            yield from _leaves(inner, (*where, index), is_free)
-    elif where[-1] == "arguments" and isinstance(value, str) and value.startswith("{"):
-        yield from _leaves(json.loads(value), (*where, INSIDE), is_free=True)
-    elif value is not None and value != "":
+    if where[-1:] == ("arguments",) and isinstance(value, str) and value.startswith("{"):
+        value, is_free = json.loads(value), True
+    for step, inner in items_of(value):
+        if is_free and isinstance(step, str):
+            yield (*where, Key(step)), step
+        if is_free or step not in SILENT:
+            yield from _leaves(inner, (*where, step), is_free or _frees(step, where))
+    if not isinstance(value, dict | list) and value not in (None, ""):
         yield where, value
 
 
-def _frees(key: str, where: Where) -> bool:
-    return key in SCHEMAS or (key in ARGUMENTS and where[0] != "tools")
-
-
-def last_leaves(bodies: Sequence[Body]) -> dict[tuple[Any, ...], tuple[int, Where, Any]]:
-    """Return each distinct leaf, as (request, where, value) of the last request that has it."""
-    found: dict[tuple[Any, ...], tuple[int, Where, Any]] = {}
-    for request, body in enumerate(bodies):
-        for where, value in leaves(body):
-            shape = tuple("*" if isinstance(step, int) else step for step in where)
-            key = (shape, type(value), value)
-            found.pop(key, None)
-            found[key] = (request, where, value)
-    return found
+def _frees(step: str | int, where: Where) -> bool:
+    return step in SCHEMAS or (step in ARGUMENTS and where[:1] not in ((), ("tools",)))
 
 
 def mutations(bodies: Sequence[Body]) -> Iterator[Mutation]:
     """Yield every change of every distinct leaf, once, in the last request that has it."""
-    for request, where, value in last_leaves(bodies).values():
-        for kind, changed in changes(value):
+    last = {
+        (_shape(where), type(value), value): (request, where, value)
+        for request, body in enumerate(bodies)
+        for where, value in leaves(body)
+    }
+    for request, where, value in last.values():
+        for kind, changed in _changes(value, where[-1] == "command"):
             yield Mutation(request, where, kind, value, changed)
-        if where[-1] == "command" and isinstance(value, str):
-            yield Mutation(request, where, "cd", value, _other_directory(value))
+
+
+def _shape(where: Where) -> Where:
+    return tuple("*" if isinstance(step, int) else step for step in where)
 
 
 # ---------------------------------------------------------------- how it is changed
 
 
-def changes(value: Any) -> Iterator[tuple[str, Any]]:
+def _changes(value: Any, is_command: bool) -> Iterator[tuple[str, Any]]:
     """Yield (kind, `value` with one change): each kind that fits it."""
     if isinstance(value, bool):
         yield "flipped", not value
     elif isinstance(value, int | float):
         yield "number", value + 1
     else:
-        yield from _text_changes(value)
+        made = {kind: swapped(*swap, value) for kind, swap in SWAPS.items()}
+        yield from ((kind, now) for kind, now in made.items() if now is not None)
+        yield "word", f"{value} {WORD}"
+        yield from (("volatile", now) for now in _volatile(value))
+        if is_command:  # without the `cd` that it begins with, or with one that it does not have
+            yield "cd", without_cd(value) or f"cd /{WORD} && {value}"
 
 
-def _text_changes(text: str) -> Iterator[tuple[str, str]]:
-    made = {
-        "letter": _other_character(text, LETTER),
-        "digit": _other_character(text, DIGIT),
-        "word": f"{text} {WORD}",
-        "path": _other_path(text),
-    }
-    yield from ((kind, now) for kind, now in made.items() if now is not None)
-    yield from (("volatile", now) for now in _volatile(text))
+def middle(found: Sequence[re.Match[str]]) -> re.Match[str]:
+    return found[len(found) // 2]
 
 
-def _other_character(text: str, kind: str) -> str | None:
-    """Return `text` with another letter or digit in the place of the middle one of `kind`."""
-    found = [each.start() for each in re.finditer(kind, text)]
+def swapped(
+    pattern: str,
+    put: Put,
+    text: str,
+    choose: Callable[[Sequence[re.Match[str]]], re.Match[str]] = middle,
+) -> str | None:
+    """Return `text` with another text in the place of one match; None where there is none."""
+    found = [each for each in re.finditer(pattern, text) if put(each[0]) != each[0]]
     if not found:
         return None
-    at = found[len(found) // 2]
-    return text[:at] + text[at].translate(OTHERS) + text[at + 1 :]
-
-
-def _other_path(text: str) -> str | None:
-    """Return `text` with another last name in its last path."""
-    paths = list(_PATH.finditer(text))
-    if not paths:
-        return None
-    start, end = paths[-1].span()
-    return text[:start] + paths[-1][0].rpartition("/")[0] + "/" + WORD + text[end:]
-
-
-def _other_directory(command: str) -> str:
-    """Return `command` without the `cd` that it begins with, or with one that it does not have."""
-    rest = without_cd(command)
-    return f"cd /{WORD} && {command}" if rest is None else rest
+    start, end = choose(found).span()
+    return text[:start] + put(text[start:end]) + text[end:]
 
 
 def without_cd(command: str) -> str | None:
@@ -175,45 +152,48 @@ def without_cd(command: str) -> str | None:
     return rest if found and before.startswith("cd ") else None
 
 
-def _volatile(text: str) -> Iterator[str]:
-    """Yield `text` with one change each that its canonical form does not show."""
+def _volatile(text: str) -> list[str]:
+    """Return `text` with one change each that its canonical form does not show."""
     found: dict[str, None] = {}
     for role in ("system", "user", "tool"):
         canonical, rules = canonical_text(role, text)
-        if rules:
-            for changed in _line_changes(text):
-                if canonical_text(role, changed)[0] == canonical:
-                    found[changed] = None
-    yield from list(found)[:VOLATILE_MAX]
+        changed = _with_other_lines(text) if rules else ()
+        found |= {now: None for now in changed if canonical_text(role, now)[0] == canonical}
+    return list(found)[:VOLATILE_MAX]
 
 
-def _line_changes(text: str) -> Iterator[str]:
+def _with_other_lines(text: str) -> Iterator[str]:
     lines = text.split("\n")
     for number, line in enumerate(lines):
-        for kind in (LETTER, DIGIT):
-            changed = _other_character(line, kind)
-            if changed is not None:
+        for kind in ("letter", "digit"):
+            if (changed := swapped(*SWAPS[kind], line)) is not None:
                 yield "\n".join([*lines[:number], changed, *lines[number + 1 :]])
 
 
 # ---------------------------------------------------------------- places in JSON
 
 
+def items_of(value: Any) -> Iterable[tuple[str | int, Any]]:
+    """Return the steps into `value`, and what stands there; of a text, none."""
+    if isinstance(value, dict):
+        return value.items()
+    return enumerate(value) if isinstance(value, list) else ()
+
+
 def places(value: Any, where: Where = ()) -> Iterator[tuple[Where, Any]]:
     """Yield where all that `value` holds stands, at any depth, and what it is."""
-    steps = value if isinstance(value, dict) else range(len(value) if type(value) is list else 0)
-    for step in steps:
-        yield (*where, step), value[step]
-        yield from places(value[step], (*where, step))
+    for step, inner in items_of(value):
+        yield (*where, step), inner
+        yield from places(inner, (*where, step))
 
 
 def put(value: Any, where: Where, now: Any) -> Any:
     """Return `value` with `now` at `where`."""
     if not where:
         return now
+    if isinstance(value, str):
+        return json.dumps(put(json.loads(value), where, now), ensure_ascii=False)
     step, rest = where[0], where[1:]
-    if isinstance(step, Inside):
-        return json.dumps(put(json.loads(value), rest, now), ensure_ascii=False)
     if isinstance(step, Key):
         return {now if key == step.name else key: inner for key, inner in value.items()}
     copied = value.copy()

@@ -4,16 +4,19 @@ Each has a kind; a change that a client is known to make of itself names the rul
 Only messages of `wire.Prompt` are changed: what parsing takes away is not there any more.
 """
 
+import itertools
 import json
 import random
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from operator import methodcaller
 from typing import Any, Final
 
 from hearth.shared.wire_messages import Prompt
-from scripts.harness.changes.body_mutations import Where, places, put, without_cd
+from scripts.harness.changes.body_mutations import Put, Where, places, put, swapped, without_cd
+from scripts.harness.changes.echo_differences import is_claude, properties_of
 
 STRANGER: Final = "quxzwimbel"  # in no session
 TWINS: Final = str.maketrans("aeocpxyi-", "\u0430\u0435\u043e\u0441\u0440\u0445\u0443\u0456\u2010")
@@ -28,10 +31,25 @@ UNTYPED: Final = frozenset(("string for a number", "number for a string"))
 COMING_AND_GOING: Final = frozenset(
     ("message twice", "question put before", "emptied", "results deleted", "tool gone", "tool last")
 )
-_PATH: Final = re.compile(r"(?:/[\w.-]+)+|[\w-]+\.(?:py|md|txt|toml|js|ts)\b")
-_FLAG: Final = re.compile(r" -\w+")
-_NUMBER: Final = re.compile(r"-?\d+(?:\.\d+)?")
-_INDENTED: Final = re.compile(r"(?m)(?<=\n)[ \t]+(?=\S)")
+_NUMBER: Final = r"-?\d+(?:\.\d+)?"
+_BLANK: Final = r"(?<=\S) (?=\S)"
+_INDENT: Final = r"(?m)(?<=\n)[ \t]+(?=\S)"
+# What a change of one place in a text puts in the place of what.
+_SWAPS: Final[dict[str, tuple[str, Put]]] = {
+    "word": (r"\w{3,}", lambda _: STRANGER),
+    "case": ("[A-Za-z]", str.swapcase),
+    "look-alike": ("[aeocpxyi-]", methodcaller("translate", TWINS)),
+    "number in words": (_NUMBER, "{}0".format),
+    "path": (r"(?:/[\w.-]+)+|[\w-]+\.(?:py|md|txt|toml|js|ts)\b", "{}.old".format),
+    "flag": (r" -\w+", "{}f".format),
+    "white space doubled": (_BLANK, lambda _: "  "),
+    "tab for a blank": (_BLANK, lambda _: "\t"),
+    "no-break space": (_BLANK, lambda _: "\u00a0"),
+    "newline for a blank": (_BLANK, lambda _: "\n"),
+    "indent added": (r"(?<=\n)(?=\S)", lambda _: "    "),
+    "indent removed": (_INDENT, lambda _: ""),
+    "indent changed": (_INDENT, lambda _: "\t"),
+}
 
 Message = dict[str, Any]
 
@@ -50,7 +68,7 @@ class Edit:
         return f"request {self.request}: {self.kind}: {(self.text or '')[:60]!r}"
 
 
-Change = tuple[str, list[Message], str | None, str]  # kind, the part as changed, text, rule
+Change = tuple[str, Any, str | None, str]  # kind, the part as changed, text, rule
 
 
 def edits(prompts: Sequence[Prompt], count: int, seed: int, home: str) -> list[Edit]:
@@ -60,36 +78,29 @@ def edits(prompts: Sequence[Prompt], count: int, seed: int, home: str) -> list[E
     """
     chance = random.Random(seed)
     made: dict[str, list[Edit]] = defaultdict(list)
-    for part, request, at in _last_places(prompts):
+    last = {  # each message and tool, once, in the last request that has it
+        json.dumps(row, sort_keys=True): (part, request, at)
+        for request, prompt in enumerate(prompts)
+        for part in ("messages", "tools")
+        for at, row in enumerate(getattr(prompt, part))
+    }
+    for part, request, at in last.values():
         prompt = prompts[request]
         changes = (
-            _tool_changes(prompt, at) if part == "tools" else _changes(prompt, at, home, chance)
+            _tool_changes(prompt.tools, at)
+            if part == "tools"
+            else _changes(prompt, at, home, chance)
         )
         for kind, changed, text, rule in changes:
-            now: dict[str, Any] = {part: changed}
-            made[kind].append(Edit(request, kind, replace(prompt, **now), text, rule))
-    found: list[Edit] = []
-    while made and (not count or len(found) < count):
-        for kind in sorted(made):
-            rows = made[kind]
-            found.append(rows.pop(chance.randrange(len(rows))))
-            if not rows:
-                del made[kind]
-    return found[:count] if count else found
+            made[kind].append(Edit(request, kind, replace(prompt, **{part: changed}), text, rule))
+    for rows in made.values():
+        chance.shuffle(rows)
+    rounds = itertools.zip_longest(*(made[kind] for kind in sorted(made)))
+    return [edit for edit in itertools.chain(*rounds) if edit is not None][: count or None]
 
 
-def _last_places(prompts: Sequence[Prompt]) -> list[tuple[str, int, int]]:
-    """Return (part, request, index) of each message and tool, once, in the last request with it."""
-    last: dict[str, tuple[str, int, int]] = {}
-    for request, prompt in enumerate(prompts):
-        for part in ("messages", "tools"):
-            for at, row in enumerate(getattr(prompt, part)):
-                last[json.dumps(row, sort_keys=True)] = part, request, at
-    return list(last.values())
-
-
-def _tool_changes(prompt: Prompt, at: int) -> Iterator[Change]:
-    before, tool, rest = prompt.tools[:at], prompt.tools[at], prompt.tools[at + 1 :]
+def _tool_changes(tools: list[Any], at: int) -> Iterator[Change]:
+    before, tool, rest = tools[:at], tools[at], tools[at + 1 :]
     yield "tool gone", [*before, *rest], None, ""
     if rest:
         yield "tool last", [*before, *rest, tool], None, ""
@@ -99,39 +110,33 @@ def _changes(prompt: Prompt, at: int, home: str, chance: random.Random) -> Itera
     """Yield one change of each kind that fits the message `at`."""
     messages = prompt.messages
     before, message, rest = messages[:at], messages[at], messages[at + 1 :]
-    yield "message twice", [*before, message, message, *rest], None, ""
-    if message["role"] != "tool":  # a result with no call is refused by some templates
-        question = {"role": "user", "content": STRANGER}
-        yield "question put before", [*before, question, message, *rest], STRANGER, ""
+    for kind, changed in _other_messages(messages, at).items():
+        yield kind, changed, STRANGER if kind == "question put before" else None, ""
     if message["role"] == "assistant":
-        for kind, others in _order_changes(messages, at):
-            yield kind, others, None, ""
-        for kind, changed in _other_turns(message).items():
+        for kind, turn in _other_turns(message).items():
             rule = "thinking-stripped" if kind == "thinking deleted" else ""
-            yield kind, [*before, changed, *rest], None, rule
-        for kind, changed, text, rule in _turn_changes(prompt, message, home, chance):
-            yield kind, [*before, changed, *rest], text, rule
-    elif message["content"]:
-        yield "emptied", [*before, message | {"content": ""}, *rest], None, ""
+            yield kind, [*before, turn, *rest], None, rule
+        for kind, turn, text, rule in _turn_changes(prompt, message, home, chance):
+            yield kind, [*before, turn, *rest], text, rule
 
 
 def _turn_changes(
     prompt: Prompt, message: Message, home: str, chance: random.Random
-) -> Iterator[tuple[str, Message, str | None, str]]:
+) -> Iterator[Change]:
     """Yield for each kind one change of a word or value, at one of the places that it fits."""
-    found: dict[str, list[tuple[Where, Any, str | None, str]]] = defaultdict(list)
-    words = [(where, value) for where, value in places(message) if _is_words(where, value)]
-    for kind, changed in _word_changes(home).items():
-        for where, text in words:
-            if kind.startswith("cd ") and where[-1] != "command":
-                continue
-            if (now := changed(text, chance)) is not None:
-                is_own = _is_claude(prompt) and text == f"cd {home} && {now}"
-                found[kind].append((where, now, now, "cd-stripped" if is_own else ""))
-    for kind, where, now, rule in _argument_changes(prompt, message, chance):
-        found[kind].append((where, now, None, rule))
-    for kind, rows in found.items():
-        where, now, said, rule = chance.choice(rows)
+    own = home if is_claude(prompt) else None
+    found: list[tuple[str, Where, Any, str | None, str]] = [
+        *_argument_changes(prompt, message, chance),
+        *(
+            (kind, where, now, now, "cd-stripped" if text == f"cd {own} && {now}" else "")
+            for where, text in places(message)
+            if _is_words(where, text)
+            for kind, now in _other_words(text, where[-1] == "command", home, chance).items()
+            if now is not None
+        ),
+    ]
+    chance.shuffle(found)
+    for kind, where, now, said, rule in {row[0]: row for row in found}.values():
         yield kind, put(message, where, now), said, rule
 
 
@@ -142,65 +147,27 @@ def _is_words(where: Where, value: Any) -> bool:
     """Whether there stands what was said or thought, or a string that was given to a tool."""
     is_said = where[0] == "content" and where[-1] in ("content", "text")
     is_given = where[3:4] == ("arguments",) and len(where) > len(("tool_calls", 0, "function", ""))
-    is_text = is_said or is_given or where == ("reasoning_content",)
-    return is_text and type(value) is str and value != ""
+    return (is_said or is_given or where == (THINKING,)) and type(value) is str and value != ""
 
 
-def _is_claude(prompt: Prompt) -> bool:
-    return prompt.speaker.client == "claude-code"
-
-
-def _word_changes(home: str) -> dict[str, Callable[[str, random.Random], str | None]]:
-    """Return for each kind what makes the change; it returns None where the kind does not fit."""
-    return {
-        "word": lambda text, chance: _swapped(r"\w{3,}", text, chance, lambda _: STRANGER),
-        "case": lambda text, chance: _swapped(r"[A-Za-z]", text, chance, str.swapcase),
-        "look-alike": lambda text, chance: _swapped(
-            r"[aeocpxyi-]", text, chance, lambda letter: letter.translate(TWINS)
-        ),
-        "number in words": lambda text, chance: _swapped(
-            _NUMBER, text, chance, lambda digits: digits + "0"
-        ),
-        "path": lambda text, chance: _swapped(_PATH, text, chance, lambda path: f"{path}.old"),
-        "flag": lambda text, chance: _swapped(_FLAG, text, chance, lambda flag: f"{flag}f"),
-        "white space doubled": lambda text, chance: _swapped(
-            r"(?<=\S) (?=\S)", text, chance, lambda _: "  "
-        ),
-        "tab for a blank": lambda text, chance: _swapped(
-            r"(?<=\S) (?=\S)", text, chance, lambda _: "\t"
-        ),
-        "no-break space": lambda text, chance: _swapped(
-            r"(?<=\S) (?=\S)", text, chance, lambda _: "\u00a0"
-        ),
-        "newline for a blank": lambda text, chance: _swapped(
-            r"(?<=\S) (?=\S)", text, chance, lambda _: "\n"
-        ),
-        "indent added": lambda text, chance: _swapped(
-            r"(?<=\n)(?=\S)", text, chance, lambda _: "    "
-        ),
-        "indent removed": lambda text, chance: _swapped(_INDENTED, text, chance, lambda _: ""),
-        "indent changed": lambda text, chance: _swapped(_INDENTED, text, chance, lambda _: "\t"),
-        "white space before": lambda text, chance: chance.choice(("  ", "\n", "\ufeff")) + text,
-        "white space behind": lambda text, chance: text + chance.choice((" ", "\n", "\u00a0")),
-        "cut": lambda text, chance: text[: len(text) // 2].rstrip() or None,
-        "cd dropped": lambda text, _: without_cd(text),
-        "cd put before": lambda text, _: f"cd {ELSEWHERE} && {text}",
-        "cd to the home put before": lambda text, _: f"cd {home} && {text}",
-        "cd elsewhere": lambda text, _: (
-            f"cd {ELSEWHERE} && {rest}" if (rest := without_cd(text)) else None
-        ),
+def _other_words(
+    text: str, is_command: bool, home: str, chance: random.Random
+) -> dict[str, str | None]:
+    """Return by kind the text with one change; None where the kind does not fit."""
+    found = {kind: swapped(*swap, text, chance.choice) for kind, swap in _SWAPS.items()} | {
+        "white space before": chance.choice(("  ", "\n", "\ufeff")) + text,
+        "white space behind": text + chance.choice((" ", "\n", "\u00a0")),
+        "cut": text[: len(text) // 2].rstrip() or None,
     }
-
-
-def _swapped(
-    pattern: str | re.Pattern[str], text: str, chance: random.Random, put: Callable[[str], str]
-) -> str | None:
-    """Return `text` with another text in the place of one match; None where there is none."""
-    found = [each for each in re.finditer(pattern, text) if put(each[0]) != each[0]]
-    if not found:
-        return None
-    start, end = chance.choice(found).span()
-    return text[:start] + put(text[start:end]) + text[end:]
+    if is_command:
+        rest = without_cd(text)
+        found |= {
+            "cd dropped": rest,
+            "cd put before": f"cd {ELSEWHERE} && {text}",
+            "cd to the home put before": f"cd {home} && {text}",
+            "cd elsewhere": rest and f"cd {ELSEWHERE} && {rest}",
+        }
+    return found
 
 
 # ---------------------------------------------------------------- values
@@ -208,8 +175,8 @@ def _swapped(
 
 def _argument_changes(
     prompt: Prompt, message: Message, chance: random.Random
-) -> Iterator[tuple[str, Where, Any, str]]:
-    """Yield (kind, where, now, rule): an argument's other values, types, name and presence."""
+) -> Iterator[tuple[str, Where, Any, None, str]]:
+    """Yield (kind, where, now, None, rule): other values, types, names and presence."""
     for number, call in enumerate(message.get("tool_calls") or ()):
         tool, given = call["function"]["name"], call["function"]["arguments"]
         if type(given) is not dict or not given:
@@ -217,48 +184,52 @@ def _argument_changes(
         root: Where = ("tool_calls", number, "function", "arguments")
         for where, value in places(given):
             for kind, now in _others(value).items():
-                rule = _own_rule(prompt, tool, where[-1], value, now)
-                is_known = len(where) == 1 or rule == "number-printed"
-                yield kind, (*root, *where), now, rule if is_known else ""
+                yield kind, (*root, *where), now, None, _own_rule(prompt, tool, where, value, now)
         key = chance.choice(list(given))
         rest = {name: value for name, value in given.items() if name != key}
-        yield "key dropped", root, rest, ""
-        yield "key renamed", root, rest | {f"{key}_{STRANGER}": given[key]}, ""
-        yield "key added", root, given | {STRANGER: True}, ""
-        if given.get("replace_all") is not True:
-            yield "replace_all: true", root, given | {"replace_all": True}, ""
+        made = {
+            "key dropped": rest,
+            "key renamed": rest | {f"{key}_{STRANGER}": given[key]},
+            "key added": given | {STRANGER: True},
+            "replace_all: true": given | {"replace_all": True},
+        }
+        yield from ((kind, root, now, None, "") for kind, now in made.items() if now != given)
 
 
 def _others(value: Any) -> dict[str, Any]:
     """Return other values, by kind, each of another meaning or type than `value`."""
     found: dict[str, Any] = {"null": None, "in a list": [value]}
-    if type(value) is bool:
-        return found | {"flipped": not value, "number for a boolean": int(value)}
-    if type(value) in (int, float):
-        found |= {"number": value + 1, "sign": -value or 1, "string for a number": str(value)}
-        if type(value) is int:
-            return found | {"float for an integer": float(value)}
-        whole = int(value)
-        return found | ({"integer for a float": whole} if whole == value else {"rounded": whole})
-    if type(value) is str:
-        numeric = _NUMBER.fullmatch(value)
-        found |= {"emptied": ""} if value else {}
-        return found | ({"number for a string": float(value)} if numeric else {})
-    if type(value) is list:
-        found |= {"item dropped": value[:-1], "item twice": [*value, value[-1]]} if value else {}
-        return found | ({"items in another order": value[::-1]} if value[::-1] != value else {})
-    return {} if value is None else found
+    match value:
+        case None:
+            return {}
+        case bool():
+            found |= {"flipped": not value, "number for a boolean": int(value)}
+        case int() | float():
+            found |= {
+                "number": value + 1,
+                "sign": -value or 1,
+                "string for a number": str(value),
+                "float for an integer": float(value),
+                "integer for a float" if value == int(value) else "rounded": int(value),
+            }
+        case str():
+            is_number = re.fullmatch(_NUMBER, value)
+            found |= {"emptied": "", "number for a string": float(value) if is_number else value}
+        case list():
+            found |= {"item dropped": value[:-1], "item twice": [*value, *value[-1:]]}
+            found["items in another order"] = value[::-1]
+    return {kind: now for kind, now in found.items() if (type(now), now) != (type(value), value)}
 
 
-def _own_rule(prompt: Prompt, tool: str, key: Any, before: Any, now: Any) -> str:
-    """Return the rule of a client that makes `now` of `before` itself."""
+def _own_rule(prompt: Prompt, tool: str, where: Where, before: Any, now: Any) -> str:
+    """Return the rule of a client that makes `now` of `before`, an argument's, itself."""
     if type(before) is float and type(now) is int and before == now:
         return "number-printed"
-    schemas = {row["function"]["name"]: row["function"].get("parameters") for row in prompt.tools}
-    declared = ((schemas.get(tool) or {}).get("properties") or {}).get(key) or {}
-    is_number = type(before) is str and type(now) is float
-    is_own = _is_claude(prompt) and declared.get("type") in ("number", "integer")
-    return "value-coerced" if is_number and is_own else ""
+    if len(where) > 1 or type(before) is not str or type(now) is not float:
+        return ""
+    declared = properties_of(prompt, tool).get(str(where[0])) or {}
+    is_own = is_claude(prompt) and declared.get("type") in ("number", "integer")
+    return "value-coerced" if is_own else ""
 
 
 # ---------------------------------------------------------------- parts and their order
@@ -266,50 +237,53 @@ def _own_rule(prompt: Prompt, tool: str, key: Any, before: Any, now: Any) -> str
 
 def _other_turns(message: Message) -> dict[str, Message]:
     """Return by kind the turn with a part that came, went or was put elsewhere."""
-    calls, words, thought = message.get("tool_calls"), message.get("content"), message.get(THINKING)
+    words, thought = message.get("content"), message.get(THINKING)
+    calls = message.get("tool_calls") or []
     rest = {key: value for key, value in message.items() if key != THINKING}
-    found = {"answer added": message | {"content": STRANGER}}
-    if words:
-        found = {"empty think block": message | {"content": f"<think>\n\n</think>\n\n{words}"}}
-    if words and (calls or thought):
-        found["answer deleted"] = message | {"content": ""}
-    if thought:
-        found |= {
-            "thinking deleted": rest,
-            "thinking replaced": rest | {THINKING: STRANGER},
-            "thinking said": rest | {"content": f"{thought}\n\n{words or ''}"},
-        }
-    else:
-        found["thinking added"] = rest | {THINKING: STRANGER}
-    if calls:
-        named = calls[0] | {"function": calls[0]["function"] | {"name": STRANGER}}
-        others = {"call twice": [calls[0], *calls], "another tool": [named, *calls[1:]]}
-        if len(calls) > 1:
-            others |= {"call deleted": calls[1:], "calls in another order": calls[::-1]}
-        found |= {kind: message | {"tool_calls": other} for kind, other in others.items()}
-    return found
+    others = [call | {"function": call["function"] | {"name": STRANGER}} for call in calls[:1]]
+    called = {
+        "call twice": calls[:1] + calls,
+        "another tool": others + calls[1:],
+        "call deleted": calls[1:],
+        "calls in another order": calls[::-1],
+    }
+    found = {
+        "answer added": not words and message | {"content": STRANGER},
+        "empty think block": words and message | {"content": f"<think>\n\n</think>\n\n{words}"},
+        "answer deleted": words and (calls or thought) and message | {"content": ""},
+        "thinking deleted": thought and rest,
+        "thinking replaced": thought and rest | {THINKING: STRANGER},
+        "thinking said": thought and rest | {"content": f"{thought}\n\n{words or ''}"},
+        "thinking added": not thought and rest | {THINKING: STRANGER},
+        **{kind: now and message | {"tool_calls": now} for kind, now in called.items()},
+    }
+    return {kind: turn for kind, turn in found.items() if turn and turn != message}
 
 
-def _order_changes(messages: list[Message], at: int) -> Iterator[tuple[str, list[Message]]]:
-    """Yield changes of turns, each with the results of its calls."""
-    end = _turn_end(messages, at)
-    before, turn, rest = messages[:at], messages[at:end], messages[end:]
-    if rest and rest[0]["role"] == "assistant":
-        yield "turn deleted", [*before, *rest]
-        if len(turn) > 1:
-            yield "results deleted", [*before, turn[0], *rest]
-        following = _turn_end(messages, end)
-        other = messages[end:following]
-        if other != turn:
-            yield "turns swapped", [*before, *other, *turn, *messages[following:]]
-    if turn[0].get("tool_calls") and turn[0].get("content"):
-        silent = {key: value for key, value in turn[0].items() if key != "tool_calls"}
-        yield "all calls deleted", [*before, silent, *rest]
+def _other_messages(messages: list[Message], at: int) -> dict[str, list[Message]]:
+    """Return by kind the messages with the one `at`, and results of its calls, come and gone."""
+    message, end = messages[at], _turn_end(messages, at)
+    is_turn = message["role"] == "assistant"
+    is_next = is_turn and end < len(messages) and messages[end]["role"] == "assistant"
+    other = messages[end : _turn_end(messages, end)] if is_next else []
+    silent = {key: value for key, value in message.items() if key != "tool_calls"}
+    question = {"role": "user", "content": STRANGER}
+    rest = {
+        "message twice": [message, *messages[at:]],
+        # A result with no call is refused by some templates.
+        "question put before": message["role"] != "tool" and [question, *messages[at:]],
+        "emptied": not is_turn and [message | {"content": ""}, *messages[at + 1 :]],
+        "turn deleted": other and messages[end:],
+        "results deleted": other and [message, *messages[end:]],
+        "turns swapped": other and [*other, *messages[at:end], *messages[end + len(other) :]],
+        "all calls deleted": message.get("content") and is_turn and [silent, *messages[end:]],
+    }
+    return {
+        kind: [*messages[:at], *now] for kind, now in rest.items() if now and now != messages[at:]
+    }
 
 
 def _turn_end(messages: list[Message], at: int) -> int:
     """Return where the results of the turn `at` end."""
-    end = at + 1
-    while end < len(messages) and messages[end]["role"] == "tool":
-        end += 1
-    return end
+    results = itertools.takewhile(lambda each: each["role"] == "tool", messages[at + 1 :])
+    return at + 1 + len(list(results))

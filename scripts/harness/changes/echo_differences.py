@@ -16,6 +16,16 @@ CAPTURED_IN: Final = "/home/dev/textkit"  # the directory that all captured sess
 _NUMBER: Final = re.compile(r"-?\d{1,15}(\.\d+)?")
 
 
+def is_claude(prompt: Prompt) -> bool:
+    return prompt.speaker.client == "claude-code"
+
+
+def properties_of(prompt: Prompt, tool: str) -> dict[str, Any]:
+    """Return the schemas of a tool's arguments, as `prompt` declares them."""
+    schemas = {row["function"]["name"]: row["function"].get("parameters") for row in prompt.tools}
+    return (schemas.get(tool) or {}).get("properties") or {}
+
+
 def differences(
     record: AnswerParts, message: dict[str, Any], prompt: Prompt, directory: str = CAPTURED_IN
 ) -> tuple[list[str], list[str]]:
@@ -33,43 +43,37 @@ def differences(
         return [*hidden, "calls"], rules
     for ours, theirs in zip(record.calls, calls, strict=True):
         found = _argument_rules(ours.name, ours.arguments, theirs["arguments"], prompt, directory)
-        if found is None:
-            hidden.append(f"arguments of {ours.name}")
-        else:
-            rules += found
+        hidden += [f"arguments of {ours.name}"] if None in found else []
+        rules += [rule for rule in found if rule]
     return hidden, rules
 
 
-def _argument_rules(
-    name: str, ours: Any, theirs: Any, prompt: Prompt, directory: str
-) -> list[str] | None:
-    """Return the rules that make the arguments one, None where none do."""
+Rules = list[str | None]  # that make one value of two; None where no rule does
+
+
+def _argument_rules(name: str, ours: Any, theirs: Any, prompt: Prompt, directory: str) -> Rules:
+    """Return the rules that make the arguments one."""
+    rules: Rules = []
     if not isinstance(ours, dict) or not isinstance(theirs, dict):
         return _printed(ours, theirs)
-    rules: list[str] = []
     if name == "Edit" and "replace_all" not in ours and theirs.get("replace_all") is False:
         ours = ours | {"replace_all": False}
         rules.append("replace_all-added")
     if ours.keys() != theirs.keys():
-        return None
-    is_claude = prompt.speaker.client == "claude-code"
-    functions: list[dict[str, Any]] = [row["function"] for row in prompt.tools]
-    schemas = {row["name"]: row.get("parameters") or {} for row in functions}
-    properties = schemas.get(name, {}).get("properties") or {}
+        return [None]
     for key, value in ours.items():
         found = _printed(value, theirs[key])
-        is_command = is_claude and (name, key) == ("Bash", "command")
-        if found is None and is_command and value == f"cd {directory} && {theirs[key]}":
-            found = ["cd-stripped"]
-        if found is None and is_claude and _is_declared(properties.get(key), value, theirs[key]):
-            found = ["value-coerced"]
-        if found is None:
-            return None
+        if None in found and is_claude(prompt):
+            is_command = (name, key) == ("Bash", "command")
+            if is_command and value == f"cd {directory} && {theirs[key]}":
+                found = ["cd-stripped"]
+            elif _is_declared(properties_of(prompt, name).get(key), value, theirs[key]):
+                found = ["value-coerced"]
         rules += found
     return rules
 
 
-def _printed(ours: Any, theirs: Any) -> list[str] | None:
+def _printed(ours: Any, theirs: Any) -> Rules:
     """Return the rules that make one value of two: numbers as JavaScript prints them."""
     if isinstance(ours, dict) and isinstance(theirs, dict) and ours.keys() == theirs.keys():
         pairs = [(value, theirs[key]) for key, value in ours.items()]
@@ -78,17 +82,15 @@ def _printed(ours: Any, theirs: Any) -> list[str] | None:
     elif type(ours) is float and type(theirs) is int and ours == theirs:
         return ["number-printed"]
     else:
-        return [] if json.dumps(ours) == json.dumps(theirs) else None
-    found = [_printed(*pair) for pair in pairs]
-    return None if None in found else [rule for rules in found for rule in rules or ()]
+        return [] if json.dumps(ours) == json.dumps(theirs) else [None]
+    return [rule for pair in pairs for rule in _printed(*pair)]
 
 
 def _is_declared(schema: Any, ours: Any, theirs: Any) -> bool:
     """Whether a string says the number or boolean that its schema wants."""
     kinds = {"integer": (int,), "number": (int, float), "boolean": (bool,)}
     declared = schema.get("type") if isinstance(schema, dict) else None
-    wanted = kinds.get(declared, ()) if isinstance(declared, str) else ()
-    if not isinstance(ours, str) or type(theirs) not in wanted:
+    if not isinstance(ours, str) or type(theirs) not in kinds.get(str(declared), ()):
         return False
     if isinstance(theirs, bool):
         return ours == json.dumps(theirs)
