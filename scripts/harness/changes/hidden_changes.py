@@ -16,7 +16,7 @@ import numpy as np
 
 from hearth.shared.errors import RequestError
 from hearth.shared.wire_messages import Prompt
-from hearth.worker.cache.block_hash import pack, prefix_hashes
+from hearth.worker.cache.block_hash import common_length, pack, prefix_hashes
 from hearth.worker.cache.extent_store import ExtentStore
 from hearth.worker.cache.resume_planner import SlotView, make_plan
 from hearth.worker.prompt.prompt_with_sampled_turns import BuiltPrompt
@@ -26,7 +26,7 @@ from hearth.worker.stream.answer_parts import AnswerParts
 from scripts.harness import captured_sessions
 from scripts.harness.agent_worker import Desk
 from scripts.harness.captured_sessions import Exchange
-from scripts.harness.changes.body_mutations import SCHEMAS, Mutation, Where, mutations
+from scripts.harness.changes.body_mutations import SCHEMAS, Mutation, mutations
 from scripts.harness.changes.deliberate_edits import (
     COMING_AND_GOING,
     TRIMMED,
@@ -39,13 +39,10 @@ from scripts.harness.model_families import family
 from scripts.harness.store_builders import DENSE, HYBRID, ROOT, furnish, new_line, new_store
 
 FIXTURES: Final = {"qwen3": "qwen3", "qwen3_5": "qwen3_5", "harmony": "gpt_oss"}
-HEADERS: Final = {
-    "qwen3": ("<|im_start|>", "<|im_start|>assistant"),
-    "qwen3_5": ("<|im_start|>", "<|im_start|>assistant"),
-    "harmony": ("<|start|>", "<|start|>assistant"),
-}
+HEADERS: Final = {"qwen3": "<|im_start|>", "qwen3_5": "<|im_start|>", "harmony": "<|start|>"}
 CLOSING_TOKENS_MAX: Final = 4  # that a template writes behind a turn
 SLOTS: Final = 4
+TOLD_TOKENS_MAX: Final = 60  # of what is told of a turn
 
 Ids = tuple[int, ...]
 Run = list[Ids]  # spans, each from a header to the next
@@ -118,7 +115,8 @@ class Proof:
         self.warm, self.cold = (
             Desk(FIXTURES[family_name], self.family, logs, settings=settings) for _ in range(2)
         )
-        mark, self._opening = HEADERS[family_name]
+        mark = HEADERS[family_name]
+        self._opening = f"{mark}assistant"
         (self._header,) = self.family.tokenizer.encode(mark, add_special_tokens=False)
         self.records: dict[Ids, AnswerParts] = {}
         self.stores = [new_store(DENSE), new_store(HYBRID)]
@@ -163,33 +161,26 @@ class Proof:
     def unchanged(self) -> Iterator[tuple[str, Verdict]]:
         """Yield what becomes of each request as it was sent."""
         for at, exchange in enumerate(self.session):
-            warm, cold = self.plain[at]
-            if warm.refusal or cold.refusal:
-                found = [] if warm.refusal == cold.refusal else ["refused only by one"]
-            else:
-                held = self.hold(warm.ids, cold.ids, exchange.prompt)
-                found = held.findings + self._reused(warm)
-            yield f"request {at}", _hidden("; ".join(found)) if found else Verdict("as sent")
+            held = self.held(*self.plain[at], exchange.prompt)
+            yield f"request {at}", _hidden(*held.findings) if held.findings else Verdict("as sent")
 
     def mutations(self) -> list[Mutation]:
         return list(mutations([exchange.row.body for exchange in self.session]))
 
     def edits(self, count: int, seed: int = 5) -> list[Edit]:
         """Return `count` changes (0 = all) that a person could make on purpose."""
-        prompts = [exchange.prompt for exchange in self.session]
-        return edits(prompts, count, seed, self.directory)
+        return edits([each.prompt for each in self.session], count, seed, self.directory)
 
     # ------------------------------------------------------------ one change
 
     def mutated(self, mutation: Mutation) -> Verdict:
         """Return what becomes of a change of a raw body."""
         exchange = self.session[mutation.request]
-        body = mutation.body_of(exchange.row.body)
         try:
-            prompt = captured_sessions.prompt_of(exchange.row, body)
+            prompt = captured_sessions.prompt_of(exchange.row, mutation.body_of(exchange.row.body))
         except RequestError:
             return Verdict("refused")
-        reason = _reason(exchange.row.body, mutation, self.family.name)
+        reason = _excuse(exchange.row.body, mutation, self.family.name)
         text = mutation.now if isinstance(mutation.now, str) else None
         return self.judge(mutation.request, prompt, text, reason)
 
@@ -198,19 +189,14 @@ class Proof:
 
         By no other, and only where the client itself makes this very change.
         """
-        reason = "template" if self._leaves_out(edit) else ""
-        return self.judge(edit.request, edit.prompt, edit.text, reason, {edit.rule})
-
-    def _leaves_out(self, edit: Edit) -> bool:
-        """Whether the family's template may leave out an edit of this kind, cold as warm."""
         thoughts = [each.get("reasoning_content") for each in edit.prompt.messages]
-        is_thinking = edit.kind.startswith("thinking") or edit.text in thoughts
-        by_family = {
+        left_out = {  # by the family's template, cold as warm
             "harmony": edit.kind not in COMING_AND_GOING,
-            "qwen3": is_thinking,
+            "qwen3": edit.kind.startswith("thinking") or edit.text in thoughts,
             "qwen3_5": edit.kind in UNTYPED,
         }
-        return edit.kind in TRIMMED or by_family[self.family.name]
+        reason = "template" if edit.kind in TRIMMED or left_out[self.family.name] else ""
+        return self.judge(edit.request, edit.prompt, edit.text, reason, {edit.rule})
 
     def judge(
         self,
@@ -227,20 +213,19 @@ class Proof:
         """
         warm, cold = self.seen(self.warm, prompt), self.seen(self.cold, prompt)
         before_warm, before_cold = self.plain[at]
-        if warm.refusal or cold.refusal:
-            same = warm.refusal == cold.refusal
-            return Verdict("refused") if same else _hidden("refused only by one")
-        held = self.hold(warm.ids, cold.ids, prompt)
-        if findings := held.findings + self._reused(warm):
-            return _hidden("; ".join(findings))
+        held = self.held(warm, cold, prompt)
+        if held.findings:
+            return _hidden(*held.findings)
+        if warm.refusal:
+            return Verdict("refused")
         if cold.ids == before_cold.ids:
             return Verdict(reason) if reason else _hidden("no prompt shows it")
-        is_same = warm.ids == before_warm.ids
-        if text is not None and not is_same and self._shows(text, warm.ids, before_warm.ids):
-            return Verdict("shown")
-        if not is_same and (text is None or not self._shows(text, cold.ids, before_cold.ids)):
-            return Verdict("in the ids")
-        before = self.hold(before_warm.ids, before_cold.ids, self.session[at].prompt)
+        if warm.ids != before_warm.ids:
+            if text is not None and self._shows(text, warm.ids, before_warm.ids):
+                return Verdict("shown")
+            if text is None or not self._shows(text, cold.ids, before_cold.ids):
+                return Verdict("in the ids")
+        before = self.held(before_warm, before_cold, self.session[at].prompt)
         if new := held.rules - before.rules:
             return Verdict(min(new)) if rules >= set(new) else _hidden(f"{min(new)} hides it")
         is_undone = bool(before.rules - held.rules)
@@ -250,54 +235,57 @@ class Proof:
         """Whether what is new in a prompt holds `text`, as it is or as JSON in a string."""
         known = set(self._spans(before))
         shown = "\n".join(self._text(span) for span in self._spans(ids) if span not in known)
-        for _ in range(3):
-            if text.strip() in shown:
-                return True
-            text = json.dumps(text.strip(), ensure_ascii=False)[1:-1]
-        return False
+        forms = itertools.accumulate(
+            range(2),
+            lambda form, _: json.dumps(form, ensure_ascii=False)[1:-1],
+            initial=text.strip(),
+        )
+        return any(form.strip() in shown for form in forms)
 
-    def _reused(self, seen: Seen) -> list[str]:
-        """Return what is wrong with the KV that a prompt would be answered from."""
+    def _reused(self, seen: Seen) -> Iterator[str]:
+        """Yield what is wrong with the KV that a prompt would be answered from."""
         assert seen.request is not None
-        query, found = seen.request.query, []
+        query = seen.request.query
         for store, slots in itertools.product(self.stores, ([], self.slots)):
             plan = make_plan(store, slots, query, is_exact=False)
-            slot = next((slot for slot in slots if slot.number == plan.slot), None)
-            parts = [extent.tokens for extent in plan.path]
-            if slot is not None and not parts:
-                parts = [slot.tokens]
+            parts = [extent.tokens for extent in plan.path] or [
+                slot.tokens for slot in slots if slot.number == plan.slot
+            ]
             reused = np.concatenate([pack([]), *parts])[: plan.position]
-            self.tokens["planned"] += len(query.tokens)
-            self.tokens["reused"] += plan.position
+            self.tokens.update(planned=len(query.tokens), reused=plan.position)
             if not np.array_equal(reused, query.tokens[: plan.position]):
-                found.append("the plan reuses KV of other tokens")
-        return found
+                yield "the plan reuses KV of other tokens"
 
     # ------------------------------------------------------------ one prompt against another
 
-    def hold(self, warm: Ids, cold: Ids, prompt: Prompt) -> Held:
+    def held(self, warm: Seen, cold: Seen, prompt: Prompt) -> Held:
         """Compare a prompt with the cold one, message by message.
 
         What the model did not write must be equal. An assistant's turn must be equal too, or be
         the tokens of a recorded turn that says what `prompt` has there.
         """
-        held = Held()
-        ours, theirs = self._runs(warm), self._runs(cold)
+        if warm.refusal or cold.refusal:
+            return Held(["refused only by one"] if warm.refusal != cold.refusal else [])
+        ours, theirs = self._runs(warm.ids), self._runs(cold.ids)
         if [kind for kind, _ in ours] != [kind for kind, _ in theirs]:
             return Held(["the messages stand in another order"])
+        held = Held()
         groups = iter(_assistant_groups(prompt.messages, self.family.capabilities.splits_calls))
         for (is_assistant, mine), (_, other) in zip(ours, theirs, strict=True):
             group = next(groups, []) if is_assistant else []
-            if mine == other:
-                continue
-            if not is_assistant:
-                pairs = itertools.zip_longest(mine, other, fillvalue=())
-                new, sent = next(pair for pair in pairs if pair[0] != pair[1])
-                told = f"{self._text(new)[:200]!r} instead of {self._text(sent)[:200]!r}"
-                held.findings.append(f"not what was sent: {told}")
-                continue
             for span, rendered, message in self._paired(mine, other, group):
-                self._hold_turn(span, rendered, message, prompt, held)
+                if span == rendered:
+                    continue
+                at = common_length(pack(span), pack(rendered))
+                new, sent = (self._text(ids[at:][:TOLD_TOKENS_MAX]) for ids in (span, rendered))
+                record = self._recorded(span, rendered) if is_assistant else None
+                if record is None:
+                    held.findings.append(f"neither sampled nor sent: {new!r} instead of {sent!r}")
+                    continue
+                hidden, rules = differences(record, message, prompt, self.directory)
+                held.rules.update(rules)
+                held.findings += [f"a record hides {what}: {new!r}" for what in hidden]
+        held.findings += self._reused(warm)
         return held
 
     def _paired(
@@ -307,36 +295,18 @@ class Proof:
 
         A sampled turn may have more spans than a rendered one: harmony writes one a channel.
         """
-        if len(group) == 1 or len(other) != len(group):
-            yield _joined(mine), _joined(other), group[0] if group else _NOTHING
-            return
-        at = 0
-        for rendered, message in zip(other, group, strict=True):
-            ends = range(at + 1, len(mine) + 1)
-            spans = (_joined(mine[at:end]) for end in ends)
-            fits = (n for n, span in enumerate(spans, 1) if self._stands_for(span, rendered))
+        if len(other) != len(group):
+            other, group = [_joined(other)], group[:1] or [_NOTHING]
+        for rendered, message in zip(other[:-1], group, strict=False):
+            fits = (
+                count
+                for count, span in enumerate(itertools.accumulate(mine), 1)
+                if span == rendered or self._recorded(span, rendered) is not None
+            )
             count = next(fits, 1)
-            yield _joined(mine[at : at + count]), rendered, message
-            at += count
-        if at < len(mine):
-            yield _joined(mine[at:]), (), _NOTHING
-
-    def _stands_for(self, span: Ids, rendered: Ids) -> bool:
-        return span == rendered or self._recorded(span, rendered) is not None
-
-    def _hold_turn(
-        self, span: Ids, rendered: Ids, message: dict[str, Any], prompt: Prompt, held: Held
-    ) -> None:
-        if span == rendered:
-            return
-        record = self._recorded(span, rendered)
-        if record is None:
-            held.findings.append(f"neither sampled nor sent: {self._text(span)[:200]!r}")
-            return
-        hidden, rules = differences(record, message, prompt, self.directory)
-        held.rules.update(rules)
-        if hidden:
-            held.findings.append(f"a record hides {', '.join(hidden)}: {self._text(span)[:200]!r}")
+            yield _joined(mine[:count]), rendered, message
+            mine = mine[count:]
+        yield _joined(mine), other[-1], group[-1]
 
     def _recorded(self, span: Ids, rendered: Ids) -> AnswerParts | None:
         """Return what the model said where `span` is what it wrote, and the turn's end."""
@@ -359,30 +329,28 @@ class Proof:
         return self._text(span[:8]).startswith(self._opening)
 
     def _text(self, ids: Ids) -> str:
-        text: str = self.family.tokenizer.decode(list(ids))
-        return text
+        return str(self.family.tokenizer.decode(list(ids)))
 
 
 def _keep(store: ExtentStore, request: Request) -> None:
     """Keep a prompt as its prefill would, and behind it what was sampled."""
     tokens, query = pack(request.ids + request.sampled), request.query
     end = len(tokens) - 1
+    names = [*query.names, *prefix_hashes(ROOT, tokens, [end])]
     joint, line = store.root, new_line()
-    said = prefix_hashes(ROOT, tokens, [end])
-    for position, name in zip([*query.cuts, end], [*query.names, *said], strict=True):
-        if position > joint.position:
-            run = tokens[joint.position : position]
-            joint, extent = store.commit(joint, name, run, position < end, line)
-            if extent is not None:
-                furnish(store, extent)
+    for position, name in zip([*query.cuts, end], names, strict=True):
+        run = tokens[joint.position : position]
+        joint, extent = store.commit(joint, name, run, position < end, line)
+        if extent is not None:
+            furnish(store, extent)
 
 
 def _nothing_lost(visit: SessionVisit, built: BuiltPrompt, pictures: Any, owner: str) -> None:
     """Stand in for the divergence report, which takes half of a prompt's time."""
 
 
-def _hidden(finding: str) -> Verdict:
-    return Verdict("hidden", finding)
+def _hidden(*findings: str) -> Verdict:
+    return Verdict("hidden", "; ".join(findings))
 
 
 def _assistant_groups(messages: list[dict[str, Any]], splits: bool) -> list[list[dict[str, Any]]]:
@@ -390,18 +358,18 @@ def _assistant_groups(messages: list[dict[str, Any]], splits: bool) -> list[list
     shown: list[dict[str, Any]] = []
     waiting = [*reversed(messages)]
     while waiting:
-        shown.append(message := waiting.pop())
-        first, *others = (message.get("tool_calls") if splits else ()) or (None,)
-        results = []
-        while others and waiting and waiting[-1]["role"] == "tool":
+        message, results = waiting.pop(), []
+        calls = (message.get("tool_calls") if splits else ()) or ()
+        if len(calls) < 2:
+            shown.append(message)
+            continue
+        while waiting and waiting[-1]["role"] == "tool":
             results.append(waiting.pop())
-        for call in (first, *others) if others else ():
-            if shown[-1]["role"] == "tool":
-                shown.append({"role": "assistant", "content": ""})
-            before = [] if call is first else shown[-1].get("tool_calls", [])
-            shown[-1] = {**shown[-1], "tool_calls": [*before, call]}
+        for call in calls:
+            shown.append(message | {"tool_calls": [call]})
             shown += [each for each in results if each.get("tool_call_id") == call.get("id")]
-            results = [each for each in results if each not in shown[-len(results) - 1 :]]
+            results = [each for each in results if each not in shown]
+            message = _NOTHING
         shown += results
     groups = itertools.groupby(shown, lambda message: message["role"] == "assistant")
     return [list(group) for is_assistant, group in groups if is_assistant]
@@ -414,38 +382,27 @@ def _joined(run: Run) -> Ids:
     return tuple(itertools.chain.from_iterable(run))
 
 
-def _reason(body: dict[str, Any], mutation: Mutation, family_name: str) -> str:
-    """Return why a change need not reach the model; "" where it must."""
-    where = mutation.where
-    if where[0] == "system" and str(mutation.was).startswith("x-anthropic-billing-header:"):
-        return "telemetry"
-    if where[0] == "tools":
-        tool = body["tools"][where[1]]
-        if tool.get("defer_loading"):
-            return "not loaded"
-        if tool.get("type") not in (None, "function", "custom"):
-            return "dropped tool"
-    if where[-1] == "namespace":
-        return "dropped tool"
-    if where[-1] == "is_error":
-        return "error said"
-    return "template" if _is_left_out(family_name, body, where) else ""
+def _excuse(body: dict[str, Any], mutation: Mutation, family_name: str) -> str:
+    """Return why a change need not reach the model; "" where it must.
 
-
-def _is_left_out(family_name: str, body: dict[str, Any], where: Where) -> bool:
-    """Whether a template may leave out what stands there.
-
-    Qwen3's leaves out the thinking of turns that are over; harmony's that too, what was said beside
-    calls once an answer came, calls behind a message's first, and much of a tool's schema.
+    Qwen3's template leaves out the thinking of turns that are over; harmony's that too, what was
+    said beside calls once an answer came, calls behind a message's first, and much of a schema.
     """
-    if family_name == "harmony":
-        return _is_assistants(body, where) or not SCHEMAS.isdisjoint(where)
-    return family_name == "qwen3" and not THINKING.isdisjoint(where)
-
-
-def _is_assistants(body: dict[str, Any], where: Where) -> bool:
-    """Whether it stands in what the model said."""
-    if where[0] not in ("messages", "input"):
-        return False
-    item = body[where[0]][where[1]]
-    return item.get("role") == "assistant" or item.get("type") in ("function_call", "reasoning")
+    root, last = str(mutation.where[0]), mutation.where[-1]
+    is_tool = root == "tools"
+    item = body[root][mutation.where[1]] if is_tool or root in ("messages", "input") else {}
+    is_said = item.get("role") == "assistant" or item.get("type") in ("function_call", "reasoning")
+    left_out = {
+        "harmony": is_said or not SCHEMAS.isdisjoint(mutation.where),
+        "qwen3": not THINKING.isdisjoint(mutation.where),
+    }
+    excuses = {
+        "telemetry": root == "system"
+        and str(mutation.was).startswith("x-anthropic-billing-header:"),
+        "not loaded": is_tool and item.get("defer_loading"),
+        "dropped tool": last == "namespace"
+        or (is_tool and item.get("type") not in (None, "function", "custom")),
+        "error said": last == "is_error",
+        "template": left_out.get(family_name),
+    }
+    return next((reason for reason, holds in excuses.items() if holds), "")
