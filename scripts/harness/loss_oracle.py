@@ -7,7 +7,7 @@ that was prefilled now, was read again; nothing else was.
 
 import functools
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -88,17 +88,16 @@ def read_again(now: Reading, start: int, known: set[str]) -> ReadAgain:
     """Count what of `now` behind token `start` is made of `known` words."""
     words = runs = most = 0
     border, is_open = start, False  # where the last new word ended; whether a run goes on
-    for name, first, end in now.words:
-        if end <= start:
-            continue
-        if name in known:
+    # What ends the prompt ends the last run, as a new word does.
+    for name, first, end in [*now.words, (None, len(now.tokens), len(now.tokens) + 1)]:
+        if name in known and end > start:
             words += end - max(first, start)
             runs += not is_open
             is_open = True
-            continue
-        most += max(0, first - border) if is_open else 0
-        border, is_open = end, False
-    return ReadAgain(words, runs, most + (len(now.tokens) - border if is_open else 0))
+        elif end > start:
+            most += max(0, first - border) if is_open else 0
+            border, is_open = end, False
+    return ReadAgain(words, runs, most)
 
 
 @functools.cache
@@ -113,63 +112,56 @@ class Judge:
     def __init__(self, plan: Plan, tokenizer: Any) -> None:
         self.plan = plan
         self._pieces = _pieces(tokenizer)
-        self._earlier: list[tuple[Asked, Reading]] = []
-        self._readings: dict[Asked, Reading] = {}
+        self._fed: dict[Asked, Reading] = {}  # by earlier request, in their order
 
     def findings(self, asked: Sequence[Asked]) -> list[tuple[Asked, Finding]]:
         found = []
         for each in asked:
-            now = self._reading(each.ids)
-            found += [(each, finding) for finding in self._of(each, now)]
-            fed = self._reading(each.fed)
-            self._readings[each] = fed
-            self._earlier.append((each, fed))
+            found += [(each, finding) for finding in self._of(each, self._reading(each.ids))]
+            self._fed[each] = self._reading(each.fed)
         return found
 
     def _reading(self, ids: Sequence[int]) -> Reading:
         return Reading([self._pieces[each] for each in ids], ids)
 
-    def _of(self, asked: Asked, now: Reading) -> list[Finding]:
+    def _of(self, asked: Asked, now: Reading) -> Iterator[Finding]:
         told = asked.told
-        found = self._untold(asked, now, told)
-        if found and self._has_twin(asked):
-            found = []
+        if not self._has_twin(asked):
+            yield from self._untold(asked, now, told)
         if told is not None:
-            found += self._amount(asked, now, told) + self._remedy(asked, told)
-            found += self._place(asked, now, told)
-        return found
+            yield from self._amount(asked, now, told)
+            yield from self._remedy(asked, told)
+            yield from self._place(asked, now, told)
 
     # ------------------------------------------------------------ what must be told
 
-    def _untold(self, asked: Asked, now: Reading, told: Body | None) -> list[Finding]:
+    def _untold(self, asked: Asked, now: Reading, told: Body | None) -> Iterator[Finding]:
         """Hold it to what its own conversation last sent: is an edit told, and as large as it is?
 
         What was sent counts where the server can know that the two are one conversation.
         """
         before = asked.before
         if before is None or before.is_forgotten or asked.is_left or not _is_known(before, asked):
-            return []
+            return
         if asked.messages[:-1] == before.messages[: len(asked.messages) - 1]:
-            return []  # a last message that is asked anew is new, whatever it has of the old one
-        was = self._readings[before]
+            return  # a last message that is asked anew is new, whatever it has of the old one
+        was, cached = self._fed[before], asked.answer.cached
         shared = common_length(was.tokens, now.tokens)
-        start = max(shared, asked.answer.cached)
+        start = max(shared, cached)
         again = read_again(now, start, was.known(shared))
         least = again.words - SLACK * again.runs
-        if shared - asked.answer.cached > self.plan.variant.chunk + SLACK + TOLD_MIN and not told:
-            return [Finding("not told", f"{shared} are shared, {asked.answer.cached} were kept")]
-        if least < TOLD_MIN:
-            return []
-        if told is None:
-            return [Finding("not told", f"{again.words} tokens were read again from {start} on")]
-        found = []
-        if told["lost"] < least:
-            text = f"{told['cause']}, lost {told['lost']}, and {again.words} tokens were read again"
-            found.append(Finding("told too little", text))
-        if told["token"] < shared and told["cause"] not in NOT_KEPT:
-            text = f"at {told['token']}, and its own last request is left at {shared}"
-            found.append(Finding("wrong request", text))
-        return found
+        if told is None and shared - cached > self.plan.variant.chunk + SLACK + TOLD_MIN:
+            yield Finding("not told", f"{shared} are shared, {cached} were kept")
+        elif told is None and least >= TOLD_MIN:
+            yield Finding("not told", f"{again.words} tokens were read again from {start} on")
+        elif told is not None and least >= TOLD_MIN:
+            cause, lost, token = (told[name] for name in ("cause", "lost", "token"))
+            if lost < least:
+                text = f"{cause}, lost {lost}, and {again.words} tokens were read again"
+                yield Finding("told too little", text)
+            if token < shared and cause not in NOT_KEPT:
+                text = f"at {token}, and its own last request is left at {shared}"
+                yield Finding("wrong request", text)
 
     def _has_twin(self, asked: Asked) -> bool:
         """Whether another request of the session has as much in common with this one.
@@ -177,47 +169,36 @@ class Judge:
         It is compared with one of the two, and against that it may have lost less.
         """
         before = asked.before
-        assert before is not None, "without one nothing is untold"
-        least = _shared(before, asked)
-        return any(
+        return before is not None and any(
             other is not before
             and other.session == asked.session
-            and _shared(other, asked) >= least
+            and _shared(other, asked) >= _shared(before, asked)
             and other.messages != before.messages
-            for other, _ in self._earlier
+            for other in self._fed
         )
 
     # ------------------------------------------------------------ what may be told
 
-    def _amount(self, asked: Asked, now: Reading, told: Body) -> list[Finding]:
-        found, lost = [], told["lost"]
-        if lost > asked.answer.prefilled:
-            text = f"lost {lost}, and {asked.answer.prefilled} were prefilled"
-            found.append(Finding("more than prefilled", text))
-        known: set[str] = set().union(*(fed.known() for _, fed in self._earlier))
-        if told["cause"] in NOT_KEPT:
-            return found + self._not_kept(asked, now, told)
-        behind = read_again(now, max(told["token"], asked.answer.cached), known)
-        most = read_again(now, asked.answer.cached, known).most
-        if not behind.words:
-            found.append(Finding("nothing read again", f"{told['cause']}, lost {lost}"))
-        elif lost > most + SLACK:
-            text = f"{told['cause']}, lost {lost}, and {most} were read again"
-            found.append(Finding("more than read again", text))
-        return found
+    def _amount(self, asked: Asked, now: Reading, told: Body) -> Iterator[Finding]:
+        lost, cached, prefilled = told["lost"], asked.answer.cached, asked.answer.prefilled
+        what = f"{told['cause']}, lost {lost}"
+        if lost > prefilled:
+            yield Finding("more than prefilled", f"{what}, and {prefilled} were prefilled")
+        if told["cause"] in NOT_KEPT:  # what was forwarded and is gone: any earlier request's
+            shared = (common_length(fed.tokens, now.tokens) for fed in self._fed.values())
+            most = behind = max(0, max(shared, default=0) - cached)
+        else:
+            known: set[str] = set().union(*(fed.known() for fed in self._fed.values()))
+            behind = read_again(now, max(told["token"], cached), known).words
+            most = read_again(now, cached, known).most + SLACK
+        if not behind:
+            yield Finding("nothing read again", what)
+        elif lost > most:
+            yield Finding("more than read again", f"{what}, and {most} at most were read again")
 
-    def _not_kept(self, asked: Asked, now: Reading, told: Body) -> list[Finding]:
-        """Hold what was forwarded and is gone to what any earlier request shares."""
-        shared = max((common_length(fed.tokens, now.tokens) for _, fed in self._earlier), default=0)
-        gone = shared - asked.answer.cached
-        if told["lost"] <= max(0, gone):
-            return []
-        text = f"{told['cause']}, lost {told['lost']}, and {gone} shared tokens were not kept"
-        return [Finding("more than read again" if gone > 0 else "nothing read again", text)]
-
-    def _remedy(self, asked: Asked, told: Body) -> list[Finding]:
+    def _remedy(self, asked: Asked, told: Body) -> Iterator[Finding]:
         """Hold the remedy to the settings and to what happened to the cache."""
-        variant, remedy = self.plan.variant, told["remedy"]
+        variant = self.plan.variant
         so = {
             "PRESERVE_THINKING=true": variant.preserves_thinking,
             "CACHE_EXACT=false": not variant.is_exact,
@@ -226,35 +207,31 @@ class Judge:
             "Please report this": True,
             **dict.fromkeys(OF_RESTARTS, "restarted" not in asked.happened),
         }
-        return [
-            Finding("remedy", f"{told['cause']}: {words}")
-            for words, is_so in so.items()
-            if is_so and words in remedy
-        ]
+        for words, is_so in so.items():
+            if is_so and words in told["remedy"]:
+                yield Finding("remedy", f"{told['cause']}: {words}")
 
-    def _place(self, asked: Asked, now: Reading, told: Body) -> list[Finding]:
+    def _place(self, asked: Asked, now: Reading, told: Body) -> Iterator[Finding]:
         """Hold cause, message and token to the earlier requests that it shares so much with."""
-        is_cut_off = told["cause"] == "turn not recorded" and told["token"] == asked.answer.cached
-        if told["cause"] in NOT_KEPT or is_cut_off:
-            return []
+        cause, at, token = (told[name] for name in ("cause", "message", "token"))
+        if cause in NOT_KEPT or (cause == "turn not recorded" and token == asked.answer.cached):
+            return
         same = [
             each
-            for each, fed in self._earlier
-            if common_length(fed.tokens, now.tokens) == told["token"]
+            for each, fed in self._fed.items()
+            if common_length(fed.tokens, now.tokens) == token
         ]
-        what = f"{told['cause']} {told['message']} at {told['token']}"
         if not same:
-            return [Finding("wrong token", what)]
-        if told["cause"] == "assistant turn" and self._is_rewritten(asked, told["message"]):
-            return []
-        if not any(names(told, each.body, asked.body) for each in same):
-            return [Finding("wrong cause", what)]
-        return []
+            yield Finding("wrong token", f"{cause} {at} at {token}")
+        elif cause == "assistant turn" and self._is_rewritten(asked, at):
+            return
+        elif not any(names(told, each.body, asked.body) for each in same):
+            yield Finding("wrong cause", f"{cause} {at} at {token}")
 
     def _is_rewritten(self, asked: Asked, at: int) -> bool:
         """Whether message `at` is an answer that nobody gave, so that no tokens are known of it."""
         message = asked.messages[at]
-        said = (each.said for each, _ in self._earlier)
+        said = (each.said for each in self._fed)
         return message["role"] == "assistant" and message["content"] not in said
 
 
@@ -275,19 +252,19 @@ def names(told: Body, was: Body, now: Body) -> bool:
         return cause == "assistant turn" and is_echo and ours[message]["role"] == "assistant"
     if message != first:
         return False
-    if cause == "message inserted":
-        return theirs[first] in ours[first + 1 :]
-    if cause == "message removed":
-        is_answer = first + 1 == len(theirs) and ours[first]["role"] == "assistant"
-        rest = theirs[first + 1 :]
-        return first == len(ours) or is_answer or ours[first] in rest
-    if cause == "history rewritten":
-        return True
-    if cause == "volatile field":
-        return _volatile(theirs[first]) != _volatile(ours[first])
-    if cause in EDITED:
-        return ours[first]["role"] == EDITED[cause] and _rest(theirs[first]) != _rest(ours[first])
-    return True  # a cause that this oracle does not know
+    match cause:
+        case "message inserted":
+            return theirs[first] in ours[first + 1 :]
+        case "message removed":
+            rest = theirs[first + 1 :]
+            is_answer = not rest and ours[first:] and ours[first]["role"] == "assistant"
+            return bool(first == len(ours) or is_answer or ours[first] in rest)
+        case "volatile field":
+            return _volatile(theirs[first]) != _volatile(ours[first])
+        case _ if cause in EDITED:
+            is_of = ours[first]["role"] == EDITED[cause]
+            return is_of and _rest(theirs[first]) != _rest(ours[first])
+    return True  # the history was rewritten, or a cause that this oracle does not know
 
 
 def _is_known(was: Asked, now: Asked) -> bool:
@@ -295,12 +272,9 @@ def _is_known(was: Asked, now: Asked) -> bool:
 
     They have much in common, and one session's id; or none, and what they begin with.
     """
-    if was.session != now.session:
-        return False
-    shared = _shared(was, now)
-    is_alike = shared > max(1, min(len(now.messages), len(was.messages)) / 2)
-    begins_alike = was.messages[:2] == now.messages[:2]
-    return is_alike and (bool(now.session[0]) or begins_alike)
+    is_alike = _shared(was, now) > max(1, min(len(now.messages), len(was.messages)) / 2)
+    begins_alike = bool(now.session[0]) or was.messages[:2] == now.messages[:2]
+    return was.session == now.session and is_alike and begins_alike
 
 
 def _shared(was: Asked, now: Asked) -> int:
@@ -310,26 +284,22 @@ def _shared(was: Asked, now: Asked) -> int:
 
 def first_difference(was: Sequence[Body], now: Sequence[Body]) -> int | None:
     """Return the first message that is not what it was; None where `now` only adds some."""
-    for at, (one, other) in enumerate(zip(was, now, strict=False)):
-        if one != other:
-            return at
-    return len(now) if len(now) < len(was) else None
+    pairs = enumerate(zip(was, now, strict=False))
+    end = len(now) if len(now) < len(was) else None
+    return next((at for at, (one, other) in pairs if one != other), end)
 
 
 def _head(was: Body, now: Body) -> str:
     ours, theirs = now.get("tools", []), was.get("tools", [])
-    if ours != theirs:
-        new, old = (tuple(tool["function"]["name"] for tool in each) for each in (ours, theirs))
-        if set(new) - set(old):
-            return "tool added"
-        if set(old) - set(new):
-            return "tool removed"
-        return "tool order" if new != old else "tool schema"
-    return (
-        "template option"
-        if was.get("chat_template_kwargs") != now.get("chat_template_kwargs")
-        else ""
-    )
+    new, old = ([tool["function"]["name"] for tool in each] for each in (ours, theirs))
+    differs = {
+        "tool added": set(new) - set(old),
+        "tool removed": set(old) - set(new),
+        "tool order": new != old,
+        "tool schema": ours != theirs,
+        "template option": was.get("chat_template_kwargs") != now.get("chat_template_kwargs"),
+    }
+    return next((cause for cause, found in differs.items() if found), "")
 
 
 def _volatile(message: Body) -> list[str]:
