@@ -8,7 +8,7 @@ and `tests/helpers/tie_count.py` holds how many there may be.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -67,8 +67,10 @@ def same_tokens(answer: Answer, cold: Answer) -> int:
         rounding, routed_otherwise = measured(cold, at)
         moved = nearest(answer.logits[at], [cold.logits[at], *routed_otherwise])
         margin = cold.logits[at].max() - cold.logits[at][pairs[at][0]]
-        told = f"token {at} is {pairs[at][0]} and not {pairs[at][1]}, {margin:.1e} less likely; "
-        told += f"the row is {moved:.1e} off, rounding moves it by {rounding:.1e}"
+        told = (
+            f"token {at} is {pairs[at][0]} and not {pairs[at][1]}, {margin:.1e} less likely; "
+            f"the row is {moved:.1e} off, rounding moves it by {rounding:.1e}"
+        )
         assert moved <= ROUNDED_MORE * rounding, told
         COUNTED.ties.append(told)
     return at
@@ -104,30 +106,35 @@ def read(
     """
     request, machine = cold.request, cold.machine
     network = network_of(machine.loaded)
-    how: dict[str, Any] = dict(images=request.query.images, uses_cache=False)
-    ids = [*request.ids, *cold.tokens[:at]]
+    query, ids = request.query, [*request.ids, *cold.tokens[:at]]
     with scaled_embeddings(network, bits), watched_routers(network, nudges) as scores:
-        again = Machine.submit(machine, ids, 1, adapter=request.query.adapter, **how)
+        again = Machine.submit(
+            machine, ids, 1, query.images, adapter=query.adapter, uses_cache=False
+        )
         machine.run()
     return machine.settled(again).logits[0], scores
 
 
-@contextmanager
-def scaled_embeddings(network: nn.Module, bits: int) -> Iterator[None]:
+def scaled_embeddings(network: nn.Module, bits: int) -> AbstractContextManager[None]:
     """Have `network` embed tokens, and where it does so by these weights name them, a bit off."""
-    kept: list[tuple[Any, dict[str, mx.array]]] = []
-    for _, module in network.named_modules():
-        if isinstance(module, (nn.Embedding, nn.QuantizedEmbedding)):
-            names = [name for name in ("scales", "biases") if name in module] or ["weight"]
-            kept.append((module, {name: module[name] for name in names}))
-    assert kept, "no embeddings"
-    try:
-        for module, arrays in kept:
-            module.update({n: a * (1 + bits * mx.finfo(a.dtype).eps) for n, a in arrays.items()})
+    scaled = [
+        (module, name, module[name] * (1 + bits * mx.finfo(module[name].dtype).eps))
+        for _, module in network.named_modules()
+        if isinstance(module, (nn.Embedding, nn.QuantizedEmbedding))
+        for name in [name for name in ("scales", "biases") if name in module] or ["weight"]
+    ]
+    assert scaled, "no embeddings"
+    return _replaced(scaled)
+
+
+@contextmanager
+def _replaced(parts: Sequence[tuple[nn.Module, str, Any]]) -> Iterator[None]:
+    """Have modules hold these parts by these names, and their own again behind it."""
+    with ExitStack() as stack:
+        for module, name, part in parts:
+            stack.callback(setattr, module, name, getattr(module, name))
+            setattr(module, name, part)
         yield
-    finally:
-        for module, arrays in kept:
-            module.update(arrays)
 
 
 # ---------------------------------------------------------------- mixtures of experts
@@ -152,54 +159,40 @@ class RouterScores:
         last, runner_up = (np.argsort(self.scores)[..., -self.chosen - n] for n in (0, 1))
         margins = self._of(last) - self._of(runner_up)
         moved = np.max([np.abs(self.scores - o.scores).max(axis=-1) for o in others], axis=0)
-        for token in np.argwhere(margins < 2 * times * moved):  # both of two scores may move
+        for token in map(tuple, np.argwhere(margins < 2 * times * moved)):  # both may move
             nudge = np.zeros_like(self.scores)
-            nudge[(*token, runner_up[tuple(token)])] = 2 * margins[tuple(token)] + LEAST
+            nudge[(*token, runner_up[token])] = 2 * margins[token] + LEAST
             yield nudge
 
     def _of(self, experts: np.ndarray) -> np.ndarray:
         return np.take_along_axis(self.scores, experts[..., None], axis=-1)[..., 0]
 
 
-class Watched(nn.Module):
+@dataclass(frozen=True, slots=True)
+class Watched:
     """A router that notes its scores for each token; `nudges` are added to them, by call."""
 
-    def __init__(
-        self,
-        router: Any,
-        chosen: int,
-        noted: list[RouterScores],
-        nudges: Mapping[int, np.ndarray],
-    ) -> None:
-        super().__init__()
-        self.router = router
-        self.chosen = chosen
-        self._noted = noted
-        self._nudges = nudges
+    router: Any
+    chosen: int
+    noted: list[RouterScores]
+    nudges: Mapping[int, np.ndarray]
 
     def __call__(self, x: mx.array) -> Any:
-        if isinstance(self.router, nn.QuantizedLinear):
-            scores = self.router(x)
+        router, bias = self.router, self.router.get("e_score_correction_bias")
+        if isinstance(router, nn.QuantizedLinear):
+            scores = router(x)
         else:
-            scores = x @ self.router.weight.T
-            if "bias" in self.router:
-                scores = scores + self.router.bias
-        if "e_score_correction_bias" in self.router:
-            scores = mx.sigmoid(scores) + self.router.e_score_correction_bias
-        number = len(self._noted)
-        self._noted.append(RouterScores(np.array(scores.astype(mx.float32)), self.chosen))
-        return self._routed(x, self._nudges.get(number))
-
-    def _routed(self, x: mx.array, nudge: np.ndarray | None) -> Any:
-        if nudge is None:
-            return self.router(x)
-        if "e_score_correction_bias" not in self.router:
-            return self.router(x) + mx.array(nudge)
-        bias = self.router.e_score_correction_bias  # it returns its choice: all tokens are nudged
-        self.router.e_score_correction_bias = bias + mx.array(nudge).reshape(-1, len(bias)).sum(0)
-        routed = self.router(x)
-        self.router.e_score_correction_bias = bias
-        return routed
+            scores = x @ router.weight.T + router.get("bias", 0)
+        if bias is not None:
+            scores = mx.sigmoid(scores) + bias
+        nudge = self.nudges.get(len(self.noted))
+        self.noted.append(RouterScores(np.array(scores.astype(mx.float32)), self.chosen))
+        if nudge is None or bias is None:
+            return router(x) if nudge is None else router(x) + mx.array(nudge)
+        # It returns its choice: all tokens are nudged.
+        nudged = bias + mx.array(nudge).reshape(-1, len(bias)).sum(0)
+        with _replaced([(router, "e_score_correction_bias", nudged)]):
+            return router(x)
 
 
 @contextmanager
@@ -208,17 +201,12 @@ def watched_routers(
 ) -> Iterator[list[RouterScores]]:
     """Yield the list that the routers of `network` write to; empty without experts."""
     noted: list[RouterScores] = []
-    kept: list[tuple[Any, str, Any]] = []
-    for _, module in network.named_modules():
-        chosen = getattr(module, "num_experts_per_tok", None) or getattr(module, "top_k", None)
-        for part in ("router", "gate"):
-            router = getattr(module, part, None)
-            if chosen and router is not None and "weight" in router:
-                kept.append((module, part, router))
-                chosen = getattr(router, "top_k", chosen)
-                setattr(module, part, Watched(router, chosen, noted, nudges))
-    try:
+    watched = [
+        (module, part, Watched(router, getattr(router, "top_k", chosen), noted, nudges))
+        for _, module in network.named_modules()
+        if (chosen := getattr(module, "num_experts_per_tok", 0) or getattr(module, "top_k", 0))
+        for part in ("router", "gate")
+        if "weight" in (router := getattr(module, part, None) or ())
+    ]
+    with _replaced(watched):
         yield noted
-    finally:
-        for module, part, router in kept:
-            setattr(module, part, router)
