@@ -1,8 +1,8 @@
 """Leads random conversations on a warm worker and compares each answer with a cold one."""
 
+import functools
 import os
 import random
-from collections.abc import Mapping
 from typing import Any
 
 from hypothesis import HealthCheck, Phase, settings, strategies as st
@@ -50,32 +50,22 @@ class Talk:
     def __init__(self, name: str | LoadedModel, warm: Any, cold: Any) -> None:
         """`name` is a fixture's, or the model itself."""
         model = loaded(name) if isinstance(name, str) else name
-        tokenizer = model.tokenizer
-        special = {t: self._ids(tokenizer, t) for t in ("<|im_start|>", "<|im_end|>\n")}
-        self.turn_end = special["<|im_end|>\n"]
-        self.header = {
-            role: special["<|im_start|>"] + self._ids(tokenizer, f"{role}\n")
+        encode = functools.partial(model.tokenizer.encode, add_special_tokens=False)
+        self.turn_end: list[int] = encode("<|im_end|>\n")
+        self.header: dict[str, list[int]] = {
+            role: encode("<|im_start|>") + encode(f"{role}\n")
             for role in ("system", "user", "assistant")
         }
         self.warm, self.cold = warm, cold
         self.prompts: list[list[int]] = []  # conversations, each ready to be answered
         self.prefilled: list[list[int]] = []  # prompts whose prefill came to its end
-        self._answers: dict[tuple[int, ...], Answer] = {}
+        # By prompt what the cold machine was asked and answered.
+        self.cold_answers: dict[tuple[int, ...], Answer] = {}
         self.directory = model.directory
         self.fixture = name if isinstance(name, str) else ""
 
-    @staticmethod
-    def _ids(tokenizer: Any, text: str) -> list[int]:
-        ids: list[int] = tokenizer.encode(text, add_special_tokens=False)
-        return ids
-
     def words(self, chance: random.Random, count: int) -> list[int]:
         return [chance.randrange(300, 2900) for _ in range(count)]
-
-    @property
-    def cold_answers(self) -> Mapping[tuple[int, ...], Answer]:
-        """Return by prompt what the cold machine was asked and answered."""
-        return self._answers
 
     def message(self, role: str, ids: list[int]) -> list[int]:
         return self.header[role] + ids + self.turn_end
@@ -96,10 +86,10 @@ class Talk:
         return ids
 
     def expected(self, ids: list[int]) -> Answer:
-        if tuple(ids) not in self._answers:
+        if tuple(ids) not in self.cold_answers:
             self.cold.scheduler.forget()  # for one that keeps too: it quantises as warm does
-            self._answers[tuple(ids)] = self.cold.ask(ids, TOKENS_MAX)
-        return self._answers[tuple(ids)]
+            self.cold_answers[tuple(ids)] = self.cold.ask(ids, TOKENS_MAX)
+        return self.cold_answers[tuple(ids)]
 
     def ask(self, ids: list[int], is_exact: bool) -> Answer:
         answer: Answer = self.warm.ask(ids, TOKENS_MAX)
@@ -114,15 +104,12 @@ class Talk:
 
     def best_cut(self, ids: list[int]) -> int:
         """Return up to where some earlier prompt was prefilled by the very same forwards."""
-        cuts = self.warm.rule.cuts(ids)
-        best = 0
+        cuts, best = self.warm.rule.cuts(ids), [0]
         for other in self.prefilled:
             shared = common_length(pack(ids), pack(other))
-            for mine, theirs in zip(cuts, self.warm.rule.cuts(other), strict=False):
-                if mine != theirs or mine > shared:
-                    break
-                best = max(best, mine)
-        return best
+            same = common_length(pack(cuts), pack(self.warm.rule.cuts(other)))
+            best += [cut for cut in cuts[:same] if cut <= shared]
+        return max(best)
 
 
 def play(
@@ -154,67 +141,53 @@ def step(
     is_ample: bool,
 ) -> None:
     warm = talk.warm
-    if what == "forget":
-        warm.scheduler.forget()
-        talk.prefilled.clear()
-    elif what == "idle":
-        warm.work_ahead(chance.randrange(1, 6))
-    elif what in ("cancel", "leave"):
-        cancelled(talk, chance, ids, after_prefill=what == "leave")
-        talk.ask(ids, is_exact)
-    elif what == "together":
-        others = [chance.choice(talk.prompts), talk.opening(chance)]
-        answers = [(warm.submit(one, TOKENS_MAX), one) for one in (ids, *others)]
-        warm.step()
-        cache_report(warm.keeper, 0)
-        warm.run()
-        for answer, one in answers:
-            talk.compare(warm.settled(answer), one, is_exact)
-            talk.prefilled.append(one)
-    elif what == "wipe":  # the cache is emptied amid a prefill or an answer
-        answer = warm.submit(ids, TOKENS_MAX)
-        for _ in range(chance.randrange(1, 12)):
+    match what:
+        case "forget":
+            warm.scheduler.forget()
+            talk.prefilled.clear()
+        case "idle":
+            warm.work_ahead(chance.randrange(1, 6))
+        case "cancel" | "leave" | "wipe":  # amid its prefill, or its answer
+            answer = warm.submit(ids, TOKENS_MAX)
+            for _ in range(chance.randrange(1, 12 if what == "wipe" else 6)):
+                warm.step()
+            if what == "leave":
+                warm.run(until=lambda: answer.request.completion_tokens > 2)
+            answer.request.lease.is_cancelled = what != "wipe"
+            if what == "wipe":  # the cache is emptied, and the client stays
+                warm.scheduler.forget()
+                talk.prefilled.clear()
+            warm.run()
+            if what == "wipe":
+                talk.compare(warm.settled(answer), ids, is_exact)
+            talk.ask(ids, is_exact)
+        case "together":
+            others = [chance.choice(talk.prompts), talk.opening(chance)]
+            answers = [(warm.submit(one, TOKENS_MAX), one) for one in (ids, *others)]
             warm.step()
-        warm.scheduler.forget()
-        talk.prefilled.clear()
-        warm.run()
-        talk.compare(warm.settled(answer), ids, is_exact)
-        talk.ask(ids, is_exact)
-    elif what == "bare":  # no generation prompt at its end, and something else goes on behind it
-        bare = ids[: -len(talk.header["assistant"])] + talk.words(chance, 30)
-        talk.ask(bare, is_exact)
-        talk.ask(bare + talk.words(chance, 90), is_exact)
-    elif what == "shorter":
-        cuts = [cut for cut in warm.rule.natural(ids) if cut > 20]
-        talk.ask(ids[: chance.choice(cuts)] + talk.header["assistant"], is_exact)
-    else:
-        asked = {
-            "edit": talk.whole(ids[:-30]) + talk.words(chance, 40),
-            "branch": talk.opening(chance),
-        }
-        prompt = asked.get(what, ids)
-        kept = talk.best_cut(prompt)
-        answer = talk.ask(prompt, is_exact)
-        assert not is_ample or answer.cached >= kept, (
-            f"{kept - answer.cached} tokens were read twice"
-        )
-        if what == "extend":
-            talk.prompts.append(talk.turn(chance, prompt, answer.tokens))
-        elif what == "branch":
-            talk.prompts.append(prompt)
-
-
-def cancelled(talk: Talk, chance: random.Random, ids: list[int], after_prefill: bool) -> None:
-    """Send a prompt and leave: amid its prefill, or amid its answer."""
-    answer = talk.warm.submit(ids, TOKENS_MAX)
-    steps = chance.randrange(1, 6)
-    request = answer.request
-    for _ in range(steps):
-        talk.warm.step()
-    if after_prefill:
-        talk.warm.run(until=lambda: request.completion_tokens > 2)
-    request.lease.is_cancelled = True
-    talk.warm.run()
+            cache_report(warm.keeper, 0)
+            warm.run()
+            for answer, one in answers:
+                talk.compare(warm.settled(answer), one, is_exact)
+                talk.prefilled.append(one)
+        case "bare":  # no generation prompt at its end, and something else goes on behind it
+            bare = ids[: -len(talk.header["assistant"])] + talk.words(chance, 30)
+            talk.ask(bare, is_exact)
+            talk.ask(bare + talk.words(chance, 90), is_exact)
+        case "shorter":
+            cuts = [cut for cut in warm.rule.natural(ids) if cut > 20]
+            talk.ask(ids[: chance.choice(cuts)] + talk.header["assistant"], is_exact)
+        case _:  # again, extend, edit or branch
+            edited = talk.whole(ids[:-30]) + talk.words(chance, 40)
+            prompt = {"edit": edited, "branch": talk.opening(chance)}.get(what, ids)
+            kept = talk.best_cut(prompt)
+            answer = talk.ask(prompt, is_exact)
+            twice = kept - answer.cached
+            assert not is_ample or twice <= 0, f"{twice} tokens were read twice"
+            if what == "extend":
+                talk.prompts.append(talk.turn(chance, prompt, answer.tokens))
+            elif what == "branch":
+                talk.prompts.append(prompt)
 
 
 # One of each kind of layers, for what is about the store rather than about the arithmetic; all of
