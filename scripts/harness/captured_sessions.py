@@ -55,42 +55,38 @@ def prompt_of(row: Captured, body: dict[str, Any] | None = None) -> Prompt:
     """Return what the proxy makes of a captured request, but for the names."""
     body = row.body if body is None else body
     prompt = PARSE[row.dialect](body).prompt
+    headers = {name.lower(): value for name, value in row.headers.items()}
     # The clients got blanks around what was said that our model does not write.
     said = [_trimmed(message) for message in prompt.messages]
-    prompt = replace(prompt, messages=said)
-    headers = {name.lower(): value for name, value in row.headers.items()}
-    return replace(prompt, speaker=session_of(headers, body, "k"))
+    return replace(prompt, messages=said, speaker=session_of(headers, body, "k"))
 
 
 def _trimmed(message: dict[str, Any]) -> dict[str, Any]:
-    if message["role"] != "assistant":
-        return message
-    fields = {name: message[name].strip() for name in TEXTS if message.get(name)}
-    return {**message, **fields}
+    texts = [name for name in TEXTS if message["role"] == "assistant" and message.get(name)]
+    return message | {name: message[name].strip() for name in texts}
 
 
 def _exchange(row: Captured) -> Exchange:
     message = _message(row.dialect, row.response)
     said = turn_content(message)
     calls = tuple(ToolCall(name, arguments) for name, arguments in said.calls)
-    ids = tuple(call["id"] for call in message.get("tool_calls") or ())
-    signatures = message.get("signatures") or [""]
     parts = AnswerParts(said.reasoning.strip(), said.content.strip(), calls)
-    return Exchange(row, prompt_of(row), parts, ids, signatures[0])
+    ids = tuple(call["id"] for call in message.get("tool_calls") or ())
+    return Exchange(row, prompt_of(row), parts, ids, (message.get("signatures") or [""])[0])
 
 
 def _message(dialect: str, answer: Any) -> dict[str, Any]:
     """Return a captured answer as the message that its dialect reads in an echo of it."""
-    if dialect == "responses":
-        body: dict[str, Any] = {"input": [_QUESTION, *(item for item in answer["output"])]}
-    elif dialect == "messages":
-        turn = {"role": "assistant", "content": answer["content"]}
-        body = {"messages": [_QUESTION, turn], "max_tokens": 1}
-    else:
-        choice = answer if "message" in answer else answer["choices"][0]
-        body = {"messages": [_QUESTION, choice["message"]]}
-    said: dict[str, Any] = PARSE[dialect](body).prompt.messages[-1]
-    return said
+    match dialect:
+        case "responses":
+            body: dict[str, Any] = {"input": [_QUESTION, *answer["output"]]}
+        case "messages":
+            turn = {"role": "assistant", "content": answer["content"]}
+            body = {"messages": [_QUESTION, turn], "max_tokens": 1}
+        case _:
+            choice = answer if "message" in answer else answer["choices"][0]
+            body = {"messages": [_QUESTION, choice["message"]]}
+    return dict(PARSE[dialect](body).prompt.messages[-1])
 
 
 def play(desk: Desk, session: Sequence[Exchange], idles: bool = False) -> list[Reply]:

@@ -2,8 +2,8 @@
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Final
 
 import mlx.core as mx
 import numpy as np
@@ -58,25 +58,20 @@ def tool(name: str, schema: dict[str, Any] | None) -> dict[str, Any]:
 # ---------------------------------------------------------------- without a model
 
 
+@dataclass
 class Walk:
     """One answer, driven token by token through its guide."""
 
-    def __init__(
-        self, guide: TokenMask, ends: frozenset[int], width: int = checkpoint_files.VOCAB_SIZE
-    ) -> None:
-        self.guide = guide
-        self.ends = ends
-        self.tokens: list[int] = []
-        self._width = width
+    guide: TokenMask
+    ends: frozenset[int]
+    tokens: list[int] = field(default_factory=list)
 
     def allowed(self) -> set[int]:
         """Return the tokens that may come next."""
-        logits = self.guide.process(mx.array(self.tokens or [0])[: len(self.tokens)], self._zeros())
+        zeros = mx.zeros((1, checkpoint_files.VOCAB_SIZE))
+        logits = self.guide.process(mx.array(self.tokens, dtype=mx.int32), zeros)
         assert not self.guide.failure, self.guide.failure
         return {int(n) for n in np.flatnonzero(np.array(logits[0]) == 0)}
-
-    def _zeros(self) -> mx.array:
-        return mx.zeros((1, self._width))
 
     def takes(self, tokens: list[int]) -> bool:
         """Tell whether the tokens, and then the end of the turn, are an answer."""
@@ -92,9 +87,9 @@ class Walk:
             allowed = self.allowed()
             if self.ends & allowed:
                 return True
-            closing = sorted(closers & allowed)
+            closing = closers & allowed
             is_closing = bool(closing) and dice.random() < 0.5
-            self.tokens.append(dice.choice(closing if is_closing else sorted(allowed)))
+            self.tokens.append(dice.choice(sorted(closing if is_closing else allowed)))
         return False
 
 
@@ -185,6 +180,7 @@ class GuidedMachine(Machine):
 # ---------------------------------------------------------------- random schemas
 
 Schema = dict[str, Any]
+NAMES: Final = ("name", "count", "is_on", "tags", "ünï", "a b", "x/y", 'q"')
 
 
 class Schemas:
@@ -199,42 +195,35 @@ class Schemas:
         if self._dice.random() < 0.3:
             schema["$defs"] = {"Shared": self._scalar()}
             schema["properties"]["shared"] = {"$ref": "#/$defs/Shared"}
-            schema["required"] = [*schema["required"], "shared"]
+            schema["required"].append("shared")
         if self._dice.random() < 0.05:
             name = self._dice.choice(list(schema["properties"]) or ["x"])
             schema["properties"][name] = {"not": {"type": "string"}}
         return schema
 
     def _object(self, depth: int) -> Schema:
-        count = self._dice.randint(0 if depth else 1, 4)
-        names = self._dice.sample(
-            ["name", "count", "is_on", "tags", "ünï", "a b", "x/y", 'q"'], count
-        )
-        properties = {name: self._any(depth + 1) for name in names}
-        schema = {
+        names = self._dice.sample(NAMES, self._dice.randint(0 if depth else 1, 4))
+        return {
             "type": "object",
-            "properties": properties,
+            "properties": {name: self._any(depth + 1) for name in names},
             "required": [name for name in names if self._dice.random() < 0.7],
             "additionalProperties": False,
         }
-        return schema
 
     def _any(self, depth: int) -> Schema:
         kinds: list[Callable[[], Schema]] = [self._scalar] * 5
         if depth < 3:
-            kinds += [lambda: self._array(depth), lambda: self._object(depth)]
-            kinds += [lambda: {"anyOf": [self._any(depth + 1), {"type": "null"}]}]
+            kinds += [
+                lambda: self._array(depth),
+                lambda: self._object(depth),
+                lambda: {"anyOf": [self._any(depth + 1), {"type": "null"}]},
+            ]
         return self._dice.choice(kinds)()
 
     def _array(self, depth: int) -> Schema:
-        schema = {
-            "type": "array",
-            "items": self._any(depth + 1),
-            "maxItems": self._dice.randint(1, 3),
-        }
-        if self._dice.random() < 0.3:
-            schema["minItems"] = 1
-        return schema
+        items, most = self._any(depth + 1), self._dice.randint(1, 3)
+        least = {"minItems": 1} if self._dice.random() < 0.3 else {}
+        return {"type": "array", "items": items, "maxItems": most, **least}
 
     def _scalar(self) -> Schema:
         dice = self._dice
