@@ -14,7 +14,7 @@ from hearth.shared.wire_messages import Prompt
 from hearth.worker.schedule.request_state import Request
 from hearth.worker.sessions.echoed_turn_match import turn_content
 from hearth.worker.stream.answer_parts import AnswerParts, ToolCall
-from scripts.harness.agent_worker import Desk, Reply
+from scripts.harness.agent_worker import Desk
 
 PARSE = {
     "chat": chat_completions.parse,
@@ -89,15 +89,11 @@ def _message(dialect: str, answer: Any) -> dict[str, Any]:
     return dict(PARSE[dialect](body).prompt.messages[-1])
 
 
-def play(desk: Desk, session: Sequence[Exchange], idles: bool = False) -> list[Reply]:
+def play(desk: Desk, session: Sequence[Exchange]) -> None:
     """Have the model answer a captured session as captured, one request after the other."""
-    replies = []
     for exchange in session:
         desk.ids.wanted = exchange.ids
-        replies.append(desk.ask(desk.named(exchange.prompt), exchange.parts))
-        if idles:
-            desk.idle()
-    return replies
+        desk.ask(desk.named(exchange.prompt), exchange.parts)
 
 
 def recite(desk: Desk, exchange: Exchange) -> Request:

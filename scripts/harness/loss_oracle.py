@@ -36,7 +36,6 @@ EDITED: Final = {
     "tool result": "tool",
     "assistant turn": "assistant",
 }
-OF_RESTARTS: Final = ("restarted", "MAX_KV_SIZE_GB")
 
 
 @dataclass(frozen=True)
@@ -205,7 +204,7 @@ class Judge:
             "CACHE_RAM_BUDGET_MB": "evicted" not in asked.happened,
             "cut by a stop string": "stopped" not in asked.happened,
             "Please report this": True,
-            **dict.fromkeys(OF_RESTARTS, "restarted" not in asked.happened),
+            **dict.fromkeys(("restarted", "MAX_KV_SIZE_GB"), "restarted" not in asked.happened),
         }
         for words, is_so in so.items():
             if is_so and words in told["remedy"]:

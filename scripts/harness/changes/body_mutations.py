@@ -175,9 +175,8 @@ def _with_other_lines(text: str) -> Iterator[str]:
 
 def items_of(value: Any) -> Iterable[tuple[str | int, Any]]:
     """Return the steps into `value`, and what stands there; of a text, none."""
-    if isinstance(value, dict):
-        return value.items()
-    return enumerate(value) if isinstance(value, list) else ()
+    pairs = enumerate(value) if isinstance(value, list) else ()
+    return value.items() if isinstance(value, dict) else pairs
 
 
 def places(value: Any, where: Where = ()) -> Iterator[tuple[Where, Any]]:

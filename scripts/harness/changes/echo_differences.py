@@ -30,18 +30,16 @@ def differences(
     record: AnswerParts, message: dict[str, Any], prompt: Prompt, directory: str = CAPTURED_IN
 ) -> tuple[list[str], list[str]]:
     """Return what of `message` the recorded turn hides, and which rules the rest took."""
-    hidden, rules = [], []
     thinking = message.get("reasoning_content") or ""
-    if text_of(message["content"] or "") != record.content:
-        hidden.append("content")
-    if not thinking and record.reasoning:
-        rules.append("thinking-stripped")
-    elif thinking != record.reasoning:
-        hidden.append("thinking")
     calls = [call["function"] for call in message.get("tool_calls") or []]
-    if [call["name"] for call in calls] != [call.name for call in record.calls]:
-        return [*hidden, "calls"], rules
-    for ours, theirs in zip(record.calls, calls, strict=True):
+    differs = {
+        "content": text_of(message["content"] or "") != record.content,
+        "thinking": thinking not in ("", record.reasoning),
+        "calls": [call["name"] for call in calls] != [call.name for call in record.calls],
+    }
+    hidden = [part for part, is_other in differs.items() if is_other]
+    rules = ["thinking-stripped"] if record.reasoning and not thinking else []
+    for ours, theirs in () if differs["calls"] else zip(record.calls, calls, strict=True):
         found = _argument_rules(ours.name, ours.arguments, theirs["arguments"], prompt, directory)
         hidden += [f"arguments of {ours.name}"] if None in found else []
         rules += [rule for rule in found if rule]
