@@ -137,19 +137,18 @@ class GuidedMachine(Machine):
 
     def __init__(self, family: Family, fixture: str = "qwen3", **more: Any) -> None:
         tokenizer = family.tokenizer
-        model = loaded(fixture, tiny=True)
         super().__init__(
-            model, turn_marks(tokenizer), Vocabulary(tokenizer), end_ids=end_ids(tokenizer), **more
+            *(loaded(fixture, tiny=True), turn_marks(tokenizer), Vocabulary(tokenizer)),
+            end_ids=end_ids(tokenizer),
+            **more,
         )
         self.family = family
         self.constrainer = constrainer_for(family)
-        self._asked: dict[int, tuple[Sampling, TokenMask | None]] = {}  # by the request's number
 
     def choose(self, request: Request) -> TokenChoice:
-        sampling, guide = self._asked[int(request.request_id.removeprefix("r"))]
         return make_token_choice(
-            *(sampling, SamplingDefaults(), checkpoint_files.VOCAB_SIZE),
-            *(request.prompt_tokens, guide),
+            *(request.sampling, SamplingDefaults(), checkpoint_files.VOCAB_SIZE),
+            *(request.prompt_tokens, request.guide),
         )
 
     def put(
@@ -161,13 +160,12 @@ class GuidedMachine(Machine):
         **options: Any,
     ) -> Asked:
         """Hand a question in; raises RequestError where it cannot be constrained so."""
-        tools = tools or []
         text = self.family.render([{"role": "user", "content": QUESTION}], tools, **options)
         opening = text.rpartition(QUESTION)[2]
         ids = self.family.tokenizer.encode(text, add_special_tokens=False)
-        guide = self.constrainer.token_mask(constraints, tools, opening, len(ids))
-        self._asked[self._number + 1] = (sampling or Sampling(temperature=1.0, seed=0), guide)
-        answer = self.submit(ids, tokens_max)
+        guide = self.constrainer.token_mask(constraints, tools or [], opening, len(ids))
+        sampling = sampling or Sampling(temperature=1.0, seed=0)
+        answer = self.submit(ids, tokens_max, sampling=sampling, guide=guide)
         return Asked(answer, opening, guide, self.family.tokenizer)
 
     def ask_one(self, *constraints: Any, **more: Any) -> Asked:

@@ -154,13 +154,11 @@ class Judge:
         elif told is None and least >= TOLD_MIN:
             yield Finding("not told", f"{again.words} tokens were read again from {start} on")
         elif told is not None and least >= TOLD_MIN:
-            cause, lost, token = (told[name] for name in ("cause", "lost", "token"))
-            if lost < least:
-                text = f"{cause}, lost {lost}, and {again.words} tokens were read again"
-                yield Finding("told too little", text)
-            if token < shared and cause not in NOT_KEPT:
-                text = f"at {token}, and its own last request is left at {shared}"
-                yield Finding("wrong request", text)
+            what = f"{told['cause']}, lost {told['lost']} at {told['token']}"
+            if told["lost"] < least:
+                yield Finding("told too little", f"{what}, and {again.words} were read again")
+            if told["token"] < shared and told["cause"] not in NOT_KEPT:
+                yield Finding("wrong request", f"{what}, and its own last one is left at {shared}")
 
     def _has_twin(self, asked: Asked) -> bool:
         """Whether another request of the session has as much in common with this one.
@@ -206,9 +204,8 @@ class Judge:
             "Please report this": True,
             **dict.fromkeys(("restarted", "MAX_KV_SIZE_GB"), "restarted" not in asked.happened),
         }
-        for words, is_so in so.items():
-            if is_so and words in told["remedy"]:
-                yield Finding("remedy", f"{told['cause']}: {words}")
+        false = [words for words, is_so in so.items() if is_so and words in told["remedy"]]
+        yield from (Finding("remedy", f"{told['cause']}: {words}") for words in false)
 
     def _place(self, asked: Asked, now: Reading, told: Body) -> Iterator[Finding]:
         """Hold cause, message and token to the earlier requests that it shares so much with."""
@@ -222,14 +219,13 @@ class Judge:
         ]
         if not same:
             yield Finding("wrong token", f"{cause} {at} at {token}")
-        elif cause == "assistant turn" and self._is_rewritten(asked, at):
-            return
-        elif not any(names(told, each.body, asked.body) for each in same):
+        elif not any(names(told, each.body, asked.body) for each in same) and not (
+            cause == "assistant turn" and self._is_rewritten(asked.messages[at])
+        ):
             yield Finding("wrong cause", f"{cause} {at} at {token}")
 
-    def _is_rewritten(self, asked: Asked, at: int) -> bool:
-        """Whether message `at` is an answer that nobody gave, so that no tokens are known of it."""
-        message = asked.messages[at]
+    def _is_rewritten(self, message: Body) -> bool:
+        """Whether it is an answer that nobody gave, so that no tokens are known of it."""
         said = (each.said for each in self._fed)
         return message["role"] == "assistant" and message["content"] not in said
 

@@ -113,9 +113,6 @@ def _changes(prompt: Prompt, at: int, home: str, chance: random.Random) -> Itera
     for kind, changed in _other_messages(messages, at).items():
         yield kind, changed, STRANGER if kind == "question put before" else None, ""
     if message["role"] == "assistant":
-        for kind, turn in _other_turns(message).items():
-            rule = "thinking-stripped" if kind == "thinking deleted" else ""
-            yield kind, [*before, turn, *rest], None, rule
         for kind, turn, text, rule in _turn_changes(prompt, message, home, chance):
             yield kind, [*before, turn, *rest], text, rule
 
@@ -123,9 +120,11 @@ def _changes(prompt: Prompt, at: int, home: str, chance: random.Random) -> Itera
 def _turn_changes(
     prompt: Prompt, message: Message, home: str, chance: random.Random
 ) -> Iterator[Change]:
-    """Yield for each kind one change of a word or value, at one of the places that it fits."""
+    """Yield for each kind one change of a turn, at one of the places that it fits."""
     own = home if is_claude(prompt) else None
+    rules = {"thinking deleted": "thinking-stripped"}
     found: list[tuple[str, Where, Any, str | None, str]] = [
+        *((kind, (), turn, None, rules.get(kind, "")) for kind, turn in _other_turns(message)),
         *_argument_changes(prompt, message, chance),
         *(
             (kind, where, now, now, "cd-stripped" if text == f"cd {own} && {now}" else "")
@@ -235,8 +234,8 @@ def _own_rule(prompt: Prompt, tool: str, where: Where, before: Any, now: Any) ->
 # ---------------------------------------------------------------- parts and their order
 
 
-def _other_turns(message: Message) -> dict[str, Message]:
-    """Return by kind the turn with a part that came, went or was put elsewhere."""
+def _other_turns(message: Message) -> Iterator[tuple[str, Message]]:
+    """Yield (kind, the turn with a part that came, went or was put elsewhere)."""
     words, thought = message.get("content"), message.get(THINKING)
     calls = message.get("tool_calls") or []
     rest = {key: value for key, value in message.items() if key != THINKING}
@@ -257,7 +256,7 @@ def _other_turns(message: Message) -> dict[str, Message]:
         "thinking added": not thought and rest | {THINKING: STRANGER},
         **{kind: now and message | {"tool_calls": now} for kind, now in called.items()},
     }
-    return {kind: turn for kind, turn in found.items() if turn and turn != message}
+    yield from ((kind, turn) for kind, turn in found.items() if turn and turn != message)
 
 
 def _other_messages(messages: list[Message], at: int) -> dict[str, list[Message]]:

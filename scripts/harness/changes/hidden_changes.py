@@ -6,6 +6,7 @@ being sent must be a turn that the model wrote, and must say what the client sen
 
 import itertools
 import json
+import math
 from collections import Counter
 from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, field
@@ -131,16 +132,14 @@ class Proof:
         ]
 
     def _prime(self, exchange: Exchange) -> None:
-        calls_max = self.family.calls_max
-        if calls_max is not None and len(exchange.parts.calls) > calls_max:
+        if len(exchange.parts.calls) > (self.family.calls_max or math.inf):
             return  # no model of this family writes such a turn
         try:
             request = captured_sessions.recite(self.warm, exchange)
         except RequestError:  # the template refuses what this client sends
             return
-        visit = request.visit
-        assert visit is not None
-        written = tuple(request.ids[visit.header :] + request.sampled)
+        assert request.visit is not None
+        written = tuple(request.ids[request.visit.header :] + request.sampled)
         assert self.records.setdefault(written, exchange.parts) == exchange.parts
         for store in self.stores:
             _keep(store, request)
@@ -227,8 +226,9 @@ class Proof:
         before = self.held(before_warm, before_cold, self.session[at].prompt)
         if new := held.rules - before.rules:
             return Verdict(min(new)) if rules >= set(new) else _hidden(f"{min(new)} hides it")
-        is_undone = bool(before.rules - held.rules)
-        return Verdict("as written") if is_undone else _hidden("only the cold prompt shows it")
+        if before.rules - held.rules:
+            return Verdict("as written")
+        return _hidden("only the cold prompt shows it")
 
     def _shows(self, text: str, ids: Ids, before: Ids) -> bool:
         """Whether what is new in a prompt holds `text`, as it is or as JSON in a string."""
@@ -295,7 +295,7 @@ class Proof:
         A sampled turn may have more spans than a rendered one: harmony writes one a channel.
         """
         if len(other) != len(group):
-            other, group = [_joined(other)], group[:1] or [_NOTHING]
+            other, group = [tuple(itertools.chain(*other))], group[:1] or [_NOTHING]
         for rendered, message in zip(other[:-1], group, strict=False):
             fits = (
                 count
@@ -303,29 +303,30 @@ class Proof:
                 if span == rendered or self._recorded(span, rendered) is not None
             )
             count = next(fits, 1)
-            yield _joined(mine[:count]), rendered, message
+            yield tuple(itertools.chain(*mine[:count])), rendered, message
             mine = mine[count:]
-        yield _joined(mine), other[-1], group[-1]
+        yield tuple(itertools.chain(*mine)), other[-1], group[-1]
 
     def _recorded(self, span: Ids, rendered: Ids) -> AnswerParts | None:
         """Return what the model said where `span` is what it wrote, and the turn's end."""
-        for end in range(len(span), len(span) - CLOSING_TOKENS_MAX, -1):
-            tail = span[end:]
-            if span[:end] in self.records and rendered[len(rendered) - len(tail) :] == tail:
-                return self.records[span[:end]]
-        return None
+        fits = (
+            self.records[span[:end]]
+            for end in range(len(span), len(span) - CLOSING_TOKENS_MAX, -1)
+            if span[:end] in self.records
+            and span[end:] == rendered[len(rendered) - len(span[end:]) :]
+        )
+        return next(fits, None)
 
     def _runs(self, ids: Ids) -> list[tuple[bool, Run]]:
         """Return runs of spans, those of the assistant apart from others."""
-        groups = itertools.groupby(self._spans(ids), self._is_assistants)
+        groups = itertools.groupby(
+            self._spans(ids), lambda span: self._text(span[:8]).startswith(self._opening)
+        )
         return [(is_assistant, list(spans)) for is_assistant, spans in groups]
 
     def _spans(self, ids: Ids) -> list[Ids]:
         starts = np.flatnonzero(pack(ids) == self._header).tolist()
         return [ids[a:b] for a, b in itertools.pairwise([0, *starts, len(ids)]) if a < b]
-
-    def _is_assistants(self, span: Ids) -> bool:
-        return self._text(span[:8]).startswith(self._opening)
 
     def _text(self, ids: Ids) -> str:
         return str(self.family.tokenizer.decode(list(ids)))
@@ -338,8 +339,9 @@ def _keep(store: ExtentStore, request: Request) -> None:
     names = [*query.names, *prefix_hashes(ROOT, tokens, [end])]
     joint, line = store.root, new_line()
     for position, name in zip([*query.cuts, end], names, strict=True):
-        run = tokens[joint.position : position]
-        joint, extent = store.commit(joint, name, run, position < end, line)
+        joint, extent = store.commit(
+            joint, name, tokens[joint.position : position], position < end, line
+        )
         if extent is not None:
             furnish(store, extent)
 
@@ -371,10 +373,6 @@ def _assistant_groups(messages: list[dict[str, Any]], splits: bool) -> list[list
 
 
 _NOTHING: Final[dict[str, Any]] = {"role": "assistant", "content": ""}
-
-
-def _joined(run: Run) -> Ids:
-    return tuple(itertools.chain.from_iterable(run))
 
 
 def _excuse(body: dict[str, Any], mutation: Mutation, family_name: str) -> str:
