@@ -27,7 +27,7 @@ from hearth.commands.server_client import table
 from hearth.shared.zmq_transport import SILENCE_S_MAX
 from scripts.faults.load import PATHS, Asked, Load, body_of, settings
 from scripts.faults.own_server import MB, Held, OwnServer, ServerError, is_alive
-from scripts.fixtures.rank_fixtures import rank_fixture_dir
+from scripts.fixtures.fixture_cache import fixture_dir
 
 WORKER: Final = "scripts.faults.broken_worker"
 CLIENTS: Final = 3
@@ -291,7 +291,7 @@ async def chaos(options: argparse.Namespace) -> dict[str, Any]:
         raise ServerError(f"no such fault: {', '.join(unknown)}; there are: {', '.join(FAULTS)}")
     given = settings() | {"MAX_KV_SIZE_GB": "1", "STALL_SECONDS": str(STALL_SECONDS)}
     if options.ranks > 1:
-        given |= {"MODEL_PATH": str(rank_fixture_dir("qwen3")), "RANKS": str(options.ranks)}
+        given |= {"MODEL_PATH": str(fixture_dir("qwen3", ranked=True)), "RANKS": str(options.ranks)}
     server = OwnServer(given, WORKER)
     run = Chaos(server, Load(server.port, options.seed), random.Random(options.seed))
     try:

@@ -25,7 +25,7 @@ from hearth.worker.engine.model_loader import LoadedModel, load_model
 from hearth.worker.prompt.template_turn_tokens import turn_marks
 from hearth.worker.ranks.rank_link import LeaderLink
 from hearth.worker.stream.detokenise import Vocabulary
-from scripts.fixtures.rank_fixtures import RANKED_NAMES, rank_fixture_dir
+from scripts.fixtures.fixture_cache import RANKED_NAMES, fixture_dir
 from scripts.harness.ranks.planted_link import PlantedLink
 from scripts.harness.ranks.ranked_models import RankedModels
 from scripts.harness.socketless_worker import Machine
@@ -108,7 +108,7 @@ class Episodes:
                 file.write_bytes(raw)
 
     def _talk(self, episode: Episode, adds_noise: bool) -> Talk:
-        loaded = self.ranks.load(rank_fixture_dir(episode.fixture), adds_noise=adds_noise)
+        loaded = self.ranks.load(fixture_dir(episode.fixture, ranked=True), adds_noise=adds_noise)
         engine = self.ranks.engine(loaded, is_exact=episode.is_exact)
         # Of its own: what an earlier episode's files lack was not read in this one.
         root = root_hash([episode.fixture, str(self.counts["episodes"])])

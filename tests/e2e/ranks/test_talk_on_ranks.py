@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from scripts.faults.own_server import FOLLOWER
-from scripts.fixtures.rank_fixtures import rank_fixture_dir
+from scripts.fixtures.fixture_cache import fixture_dir
 from tests.helpers.servers.server import Server
 
 TURNS, FORKS, AT_ONCE = 4, 5, 4
@@ -20,7 +20,7 @@ WORDS = ("open", "close", "read", "write", "move", "count", "sort", "find", "dro
 
 def rank_settings(ranks: int, **more: str) -> dict[str, str]:
     """Return the settings of a server of `ranks` that decodes greedily."""
-    model, plain = str(rank_fixture_dir("qwen3_5")), {"DEFAULT_TEMPERATURE": "0"}
+    model, plain = str(fixture_dir("qwen3_5", ranked=True)), {"DEFAULT_TEMPERATURE": "0"}
     plain |= {"PROXY_MODEL_ID": "m", "DEFAULT_REPETITION_PENALTY": "1", "RANKS": str(ranks)}
     return {"MODEL_PATH": model, **plain, **more}
 

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hearth.shared.settings_from_env import PROJECT_DIR
-from scripts.fixtures.fixture_cache import mlx_environment
-from scripts.fixtures.rank_fixtures import RANKED_NAMES
+from scripts.fixtures.fixture_cache import RANKED_NAMES, mlx_environment
 
 WAIT_S_MAX = 240.0  # for what takes 10 s on an idle machine
 EXAMPLES = int(os.environ.get("HEARTH_EXAMPLES", "0"))

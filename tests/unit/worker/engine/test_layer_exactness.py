@@ -1,7 +1,5 @@
 """Measures where decoding leaves other KV than a prefill, and compares what the layers tell."""
 
-import copy
-import importlib
 import re
 import sys
 from pathlib import Path
@@ -12,11 +10,12 @@ import mlx_lm.models
 import numpy as np
 import pytest
 from mlx_lm.models.cache import make_prompt_cache
+from mlx_lm.utils import quantize_model
 
 from hearth.worker.engine.layer_exactness import RECURRENCES, differs_when_decoded
 from hearth.worker.engine.model_loader import cache_layout
-from scripts.fixtures import checkpoint_files
-from scripts.fixtures.make_fixture import TEXT, cast, quantise
+from scripts.fixtures.make_fixture import TEXT
+from scripts.fixtures.vision_families import cast, text_model
 from tests.helpers.models.recurrent_configs import RECURRENT
 
 # A log probability that is off by less is rounding, as a batch makes too.
@@ -27,11 +26,8 @@ UNMEASURED = {"baichuan_m1", "gear", "longcat_flash_ngram"}
 
 
 def tiny(name: str, config: dict[str, Any], dtype: str = "bfloat16") -> Any:
-    module = importlib.import_module(f"mlx_lm.models.{name}")
-    model = module.Model(module.ModelArgs.from_dict(copy.deepcopy(config) | {"model_type": name}))
-    checkpoint_files.randomise(model)
-    keeps = getattr(model, "cast_predicate", lambda _path: True)
-    model.load_weights(list(cast(model, dtype, keeps).items()))
+    model = text_model(config | {"model_type": name})
+    cast(model, dtype)
     model.eval()
     return model
 
@@ -70,7 +66,7 @@ def test_the_fixtures_families_are_exact_in_four_bits_where_it_shows_and_no_othe
     name: str,
 ) -> None:
     model = tiny(name, TEXT[name] | {"vocab_size": 256})
-    quantise(model, 4)
+    quantize_model(model, {}, 64, 4)
     assert (decoded_and_prefilled(model) > VISIBLE) is decision(model)
 
 

@@ -9,7 +9,7 @@ import pytest
 from hearth.shared.settings_from_env import Settings, load_settings
 from hearth.worker.verdict.memory_verdict import MemoryVerdict, memory_verdict
 from hearth.worker.verdict.rank_part import ranks_here
-from scripts.fixtures.rank_fixtures import rank_fixture_dir
+from scripts.fixtures.fixture_cache import fixture_dir
 
 WEIGHTS = 40 << 30
 GB_MB = 1024
@@ -23,7 +23,7 @@ def settings_of(ranks: int, **more: str) -> Settings:
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a model whose weights are not there, and are nearly all in layers that are split."""
-    source, target = rank_fixture_dir("qwen3"), tmp_path_factory.mktemp("model")
+    source, target = fixture_dir("qwen3", ranked=True), tmp_path_factory.mktemp("model")
     for path in source.glob("*.json"):
         shutil.copy(path, target)
     config = json.loads((source / "config.json").read_text())
