@@ -4,7 +4,8 @@ What the model writes is scripted at token level: each answer is given in parts,
 them as text, and the sampler gives that text's tokens one by one. Everything else is real.
 """
 
-from collections.abc import Iterable, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -24,10 +25,10 @@ from hearth.worker.requests.predict_next_prompt import predict_next_prompt
 from hearth.worker.requests.prompt_facts import PromptFacts
 from hearth.worker.requests.request_builder import RequestBuilder
 from hearth.worker.requests.session_prompt_builder import SessionPromptBuilder
-from hearth.worker.schedule.request_state import ClientLease, RenderNextPrompt, Request
+from hearth.worker.schedule.request_state import RenderNextPrompt, Request
 from hearth.worker.schedule.turn_recorder import TurnRecorder
 from hearth.worker.sessions.turn_store import place_behind
-from hearth.worker.setup.prompt_and_session_setup import end_ids_of, make_builder, make_sessions
+from hearth.worker.setup.prompt_and_session_setup import make_builder, make_sessions
 from hearth.worker.stream.answer_parts import AnswerParts, ToolCall
 from hearth.worker.stream.detokenise import Vocabulary
 from scripts.fixtures.fixture_cache import TINY_NAMES
@@ -41,51 +42,28 @@ CONTEXT_TOKENS = 200_000
 LONG = 100_000
 
 
-@dataclass
+@dataclass(frozen=True)
 class Reply:
-    """What came of one request, and what the client was given."""
+    """What came of one request."""
 
     answer: Answer
-    parts: AnswerParts
+    given: AnswerParts
     call_ids: tuple[str, ...]
     signature: str
+    ids: list[int]  # the prompt
+    sampled: list[int]
+    cached: int
+    prefilled: int
+    divergence: dict[str, Any] | None
+    states: dict[int, str]  # how each assistant message was rendered
 
-    @property
-    def given(self) -> AnswerParts:
-        """What the client was given: what the server makes of what the model wrote."""
-        visit = self.answer.request.visit
-        assert visit is not None and visit.said is not None
-        said = visit.said
-        calls = tuple(ToolCall(name, arguments) for name, arguments in said.calls)
-        return AnswerParts(said.reasoning, said.content, calls)
 
-    @property
-    def ids(self) -> list[int]:
-        """The prompt."""
-        return self.answer.request.ids
-
-    @property
-    def sampled(self) -> list[int]:
-        return self.answer.request.sampled
-
-    @property
-    def cached(self) -> int:
-        return self.answer.cached
-
-    @property
-    def prefilled(self) -> int:
-        return self.answer.prefilled
-
-    @property
-    def divergence(self) -> dict[str, Any] | None:
-        assert self.answer.usage is not None
-        return self.answer.usage.divergence
-
-    @property
-    def states(self) -> dict[int, str]:
-        """How each assistant message was rendered."""
-        assert self.answer.request.visit is not None
-        return self.answer.request.visit.states
+def given(request: Request) -> AnswerParts:
+    """Return what the client was given: what the server makes of what the model wrote."""
+    assert request.visit is not None and request.visit.said is not None
+    said = request.visit.said
+    calls = tuple(ToolCall(name, arguments) for name, arguments in said.calls)
+    return AnswerParts(said.reasoning, said.content, calls)
 
 
 class ScriptedMachine(Machine):
@@ -93,11 +71,6 @@ class ScriptedMachine(Machine):
 
     scripts: dict[str, list[int]]
     is_scripted = True  # False: from then on the model says what it would
-
-    def __init__(self, model: LoadedModel, *given: Any, **more: Any) -> None:
-        super().__init__(model, *given, **more)
-        if isinstance(model.model, ZeroModel):
-            self.engine.verifies_drafts = True  # a trial tells nothing of logits that are all 0
 
     def choose(self, request: Request) -> TokenChoice:
         if not self.is_scripted:
@@ -115,13 +88,10 @@ class Ids:
     """Gives the ids that a test wants, then counts."""
 
     wanted: list[str] = field(default_factory=list)
-    given: int = 0
+    numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
     def __call__(self) -> str:
-        if self.wanted:
-            return self.wanted.pop(0)
-        self.given += 1
-        return f"given{self.given:05d}"
+        return self.wanted.pop(0) if self.wanted else f"given{next(self.numbers):05d}"
 
 
 class Desk:
@@ -145,12 +115,10 @@ class Desk:
             | (settings or {}),
             None,
         )
-        tokenizer = family.tokenizer
+        tokenizer, grammars = family.tokenizer, constrainer_for(family)
         self.marks = turn_marks(tokenizer)
-        end_ids = end_ids_of(tokenizer, {"eos_token_id": list(tokenizer.eos_token_ids)})
         self.sessions = make_sessions(self.settings, chunk, machine.get("is_exact", False))
         self.ids = self.sessions.new_id = Ids()
-        prompt_builder = make_builder(tokenizer, self.marks, end_ids, CONTEXT_TOKENS, self.settings)
         vocabulary = Vocabulary(tokenizer)
         recorder = TurnRecorder(
             self.sessions, lambda: self.machine.keeper.evictions, self.foreseen.append
@@ -160,30 +128,35 @@ class Desk:
             self.marks,
             vocabulary,
             chunk=chunk,
-            end_ids=end_ids,
+            end_ids=grammars.end_ids,
             ended=recorder.ended,
             **machine,
         )
+        if isinstance(self.machine.loaded.model, ZeroModel):
+            self.machine.engine.verifies_drafts = True  # of logits that are all 0 no trial tells
         self.machine.scripts = {}
         self.facts = PromptFacts(
             CONTEXT_TOKENS,
             len(tokenizer.get_vocab()),
             ROOT,
             family.reader,
-            constrainer_for(family),
+            grammars,
             vocabulary,
             self.machine.rule,
             adapters=self.machine.engine.adapters.identities,
         )
         self.adapter = ""  # that requests name from now on
-        self.prompts = SessionPromptBuilder(prompt_builder, self.sessions, self.facts)
+        self.prompts = SessionPromptBuilder(
+            make_builder(tokenizer, self.marks, grammars.end_ids, CONTEXT_TOKENS, self.settings),
+            self.sessions,
+            self.facts,
+        )
         self.builder = RequestBuilder(
             self.prompts, RecentPrompts(False), self.facts, self.settings.default_max_tokens
         )
         self.digester = MessageDigester(
             self.settings.cache_canonicalize_tool_context, self.settings.cache_norm_safety_check
         )
-        self._number = 0
         self.pictures: dict[str, PromptImage] = {}  # that messages show, by digest
 
     def named(self, prompt: Prompt, speaker: Speaker | None = None) -> Prompt:
@@ -194,19 +167,15 @@ class Desk:
 
     def request(self, prompt: Prompt, stop: Sequence[str] = ()) -> Request:
         """Return the request as the prompt thread makes it."""
-        self._number += 1
-        lease = ClientLease(f"q{self._number}", b"peer")
-        lease.lease_until = float("inf")
-        sampling = Sampling(max_tokens=LONG, stop=list(stop))
+        lease, sampling = self.machine.new_lease(), Sampling(max_tokens=LONG, stop=list(stop))
         message = Submit(lease.request_id, prompt, sampling, adapter=self.adapter)
         return self.builder.build(lease, message, self.pictures)
 
     def submit(self, prompt: Prompt, parts: AnswerParts, stop: Sequence[str] = ()) -> Answer:
         """Hand a named prompt in; the model will answer `parts`."""
         request = self.request(prompt, stop)
-        script = self.script(request, parts)
         end = self.family.tokenizer.encode(self.family.end_of(parts), add_special_tokens=False)
-        self.machine.scripts[request.request_id] = [*script, *end]
+        self.machine.scripts[request.request_id] = self.script(request, parts) + end
         return self.machine.enter(request)
 
     def script(self, request: Request, parts: AnswerParts) -> list[int]:
@@ -216,8 +185,7 @@ class Desk:
             opening = self.family.tokenizer.decode(request.ids[request.visit.header :])
             if not self.family.reader.is_thinking_open(opening):
                 text = text.removeprefix("\n</think>\n\n")  # there is none that could be closed
-        script: list[int] = self.family.tokenizer.encode(text, add_special_tokens=False)
-        return script
+        return list(self.family.tokenizer.encode(text, add_special_tokens=False))
 
     def pretend(self, request: Request, parts: AnswerParts) -> None:
         """Tell the sessions that `request` was answered `parts`, without a forward."""
@@ -226,31 +194,38 @@ class Desk:
             request.output.add(token_id, None)
         request.output.finish(is_complete=True)
         request.call_ids = [request.new_id() for _ in request.output.parts.calls]
-        length = len(request.ids)
-        usage = Usage(length, length, 0, len(request.sampled))
+        usage = Usage(len(request.ids), len(request.ids), 0, len(request.sampled))
         recorder = TurnRecorder(self.sessions, evictions=None, render_next=lambda _: None)
         recorder.ended(request, usage, "stop", None)
 
-    def finish(self, answers: Iterable[Answer], parts: Sequence[AnswerParts]) -> list[Reply]:
+    def finish(self, answers: Iterable[Answer]) -> list[Reply]:
         """Compute until all is answered."""
         self.machine.run()
-        return [self._reply(answer, said) for answer, said in zip(answers, parts, strict=True)]
+        return list(map(self._reply, answers))
 
-    def _reply(self, answer: Answer, parts: AnswerParts) -> Reply:
-        visit = answer.request.visit
+    def _reply(self, answer: Answer) -> Reply:
+        request = answer.request
+        visit = request.visit
         assert visit is not None and answer.usage is not None
-        turn = next(
-            turn
-            for turn in self.sessions.turns.find(
-                [place_behind(visit.prompt.speaker.key, visit.place.links[-1])]
-            )
-            if turn.ids.tolist() == answer.request.ids[visit.header :] + answer.request.sampled
+        place = place_behind(visit.prompt.speaker.key, visit.place.links[-1])
+        own = request.ids[visit.header :] + request.sampled
+        turn = next(turn for turn in self.sessions.turns.find([place]) if turn.ids.tolist() == own)
+        return Reply(
+            answer,
+            given(request),
+            turn.call_ids,
+            turn.signature,
+            request.ids,
+            request.sampled,
+            answer.cached,
+            answer.prefilled,
+            answer.usage.divergence,
+            visit.states,
         )
-        return Reply(answer, parts, turn.call_ids, turn.signature)
 
     def ask(self, prompt: Prompt, parts: AnswerParts) -> Reply:
         """Have one prompt answered with `parts`."""
-        return self.finish([self.submit(prompt, parts)], [parts])[0]
+        return self.finish([self.submit(prompt, parts)])[0]
 
     def idle(self) -> None:
         """The client is busy with its tools: do all that idle time is for."""

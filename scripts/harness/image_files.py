@@ -6,9 +6,7 @@ import zlib
 from typing import Any
 
 import numpy as np
-from PIL import Image
-
-ORIENTATION = 0x0112  # EXIF
+from PIL import ExifTags, Image
 
 
 def saved(image: Image.Image, kind: str, **options: Any) -> bytes:
@@ -35,24 +33,27 @@ def painted(number: int, size: tuple[int, int]) -> Image.Image:
 
 def turned(orientation: int) -> Image.Exif:
     exif = Image.Exif()
-    exif[ORIENTATION] = orientation
+    exif[ExifTags.Base.Orientation] = orientation
     return exif
 
 
 def chunk(name: bytes, content: bytes) -> bytes:
-    check = struct.pack(">I", zlib.crc32(name + content))
-    return struct.pack(">I", len(content)) + name + content + check
+    return (
+        struct.pack(">I", len(content))
+        + name
+        + content
+        + struct.pack(">I", zlib.crc32(name + content))
+    )
 
 
 def png(
     width: int, height: int, rows: bytes, more: bytes = b"", depth: int = 8, color: int = 2
 ) -> bytes:
     """Return a PNG of raw rows, each with its filter byte; `more` are chunks before the pixels."""
-    header = struct.pack(">IIBBBBB", width, height, depth, color, 0, 0, 0)
     return b"".join(
         (
             b"\x89PNG\r\n\x1a\n",
-            chunk(b"IHDR", header),
+            chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, depth, color, 0, 0, 0)),
             more,
             chunk(b"IDAT", zlib.compress(rows)),
             chunk(b"IEND", b""),
@@ -74,8 +75,7 @@ def gif(width: int, height: int, frame_width: int, frame_height: int, disposal: 
 def webp_that_claims(width: int, height: int) -> bytes:
     data = bytearray(saved(noise(16, 16, 4), "WEBP", exif=turned(1)))
     assert data[12:16] == b"VP8X", "the kind whose canvas is told apart from its frame"
-    data[24:27] = (width - 1).to_bytes(3, "little")
-    data[27:30] = (height - 1).to_bytes(3, "little")
+    data[24:30] = b"".join((side - 1).to_bytes(3, "little") for side in (width, height))
     return bytes(data)
 
 

@@ -27,9 +27,11 @@ STRENGTH = 0.15  # of the random weights
 
 def linear_layers(model: LoadedModel) -> dict[str, nn.Module]:
     """Return by its path each linear layer that stands in a block."""
-    modules = network_of(model).named_modules()
-    kinds = (nn.Linear, nn.QuantizedLinear)
-    return {path: each for path, each in modules if "layers." in path and isinstance(each, kinds)}
+    return {
+        path: each
+        for path, each in network_of(model).named_modules()
+        if "layers." in path and isinstance(each, nn.Linear | nn.QuantizedLinear)
+    }
 
 
 def key_of(path: str) -> str:
@@ -64,8 +66,8 @@ def write_adapter(
     `config` are further entries of its configuration.
     """
     mx.random.seed(seed)
-    layers = linear_layers(model)
-    used = {path: each for path, each in layers.items() if keys is None or key_of(path) in keys}
+    layers = linear_layers(model).items()
+    used = {path: each for path, each in layers if keys is None or key_of(path) in keys}
     weights: dict[str, mx.array] = {}
     for path, layer in used.items():
         parts = random_parts(layer)
@@ -73,16 +75,17 @@ def write_adapter(
             lengths = DoRALinear.from_base(layer).m
             parts["m"] = lengths * mx.random.uniform(0.8, 1.2, lengths.shape)
         weights |= {f"{path}.{name}": array for name, array in parts.items()}
-    directory.mkdir(parents=True, exist_ok=True)
-    mx.save_safetensors(str(directory / MLX_LM_WEIGHTS), weights)
-    parameters = {"rank": RANK, "scale": scale, "dropout": 0.3}
-    told: dict[str, Any] = {
+    told = {
         "fine_tune_type": kind,
         "num_layers": -1,
-        "lora_parameters": parameters | {"keys": sorted({*map(key_of, used)})},
+        "lora_parameters": {
+            "rank": RANK,
+            "scale": scale,
+            "dropout": 0.3,
+            "keys": sorted({*map(key_of, used)}),
+        },
     }
-    (directory / CONFIG).write_text(json.dumps(told | config))
-    return directory
+    return _save(directory, MLX_LM_WEIGHTS, weights, told | config)
 
 
 def as_peft(source: Path, directory: Path, **config: Any) -> Path:
@@ -92,13 +95,9 @@ def as_peft(source: Path, directory: Path, **config: Any) -> Path:
     turned = {}
     for name, array in weights.items():
         path, _, part = name.rpartition(".")
-        turned[f"base_model.model.{path}.{names[part]}"] = array if part == "m" else array.T
-    directory.mkdir(parents=True, exist_ok=True)
-    mx.save_safetensors(
-        str(directory / PEFT_WEIGHTS), {name: mx.contiguous(each) for name, each in turned.items()}
-    )
+        turned[f"base_model.model.{path}.{names[part]}"] = mx.contiguous(array.T)
     keys = json.loads((source / CONFIG).read_text())["lora_parameters"]["keys"]
-    told: dict[str, Any] = {
+    told = {
         "peft_type": "LORA",
         "r": RANK,
         "lora_alpha": RANK * SCALE,
@@ -107,7 +106,15 @@ def as_peft(source: Path, directory: Path, **config: Any) -> Path:
         "bias": "none",
         "init_lora_weights": True,
     }
-    (directory / CONFIG).write_text(json.dumps(told | config))
+    return _save(directory, PEFT_WEIGHTS, turned, told | config)
+
+
+def _save(
+    directory: Path, file_name: str, weights: dict[str, mx.array], config: dict[str, Any]
+) -> Path:
+    directory.mkdir(parents=True, exist_ok=True)
+    mx.save_safetensors(str(directory / file_name), weights)
+    (directory / CONFIG).write_text(json.dumps(config))
     return directory
 
 
@@ -115,11 +122,7 @@ def with_adapters(model: LoadedModel, **directories: Path) -> LoadedModel:
     """Return the model with adapters, as a worker loads them. Raises: StartError."""
     named = ",".join(f"{name}={path}" for name, path in directories.items())
     setup = LoraLoader(load_settings({"ADAPTERS": named}, None), lambda _nbytes: None)
-
-    def identify(directory: Path, patterns: Sequence[str]) -> WeightsIdentity:
-        return WeightsIdentity(directory, patterns=patterns)
-
-    return setup.load(model, identify)
+    return setup.load(model, lambda path, patterns: WeightsIdentity(path, patterns=patterns))
 
 
 ADAPTERS = ("", "one", "two", "turned")  # of `adapted`: none, two LoRA, one DoRA
@@ -128,8 +131,7 @@ ADAPTERS = ("", "one", "two", "turned")  # of `adapted`: none, two LoRA, one DoR
 @cache
 def adapter_dirs(name: str) -> dict[str, Path]:
     """Return where a fixture's adapters are."""
-    directory = Path(tempfile.mkdtemp(prefix=f"lora-{name}-"))
-    model = loaded(name)
+    directory, model = Path(tempfile.mkdtemp(prefix=f"lora-{name}-")), loaded(name)
     return {
         "one": write_adapter(directory / "one", model, 1),
         "two": write_adapter(directory / "two", model, 2),

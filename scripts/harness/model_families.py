@@ -5,14 +5,12 @@ our own. The tokenizers are the fixtures' byte-level BPE with each family's mark
 their ids fit the fixture models' embeddings, and mlx-lm itself finds out what their marks mean.
 """
 
-import hashlib
 import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
-from importlib.metadata import version
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from mlx_lm.tokenizer_utils import load as load_from_disk
 from tokenizers import AddedToken, Tokenizer
@@ -23,29 +21,18 @@ from hearth.worker.prompt.chat_template import Template
 from hearth.worker.prompt.template_capabilities import TemplateCapabilities, template_capabilities
 from hearth.worker.prompt.tools_as_text import ToolForm, call_text
 from scripts.fixtures import checkpoint_files
+from scripts.fixtures.fixture_cache import cache_dir
 
 TEMPLATES = Path(__file__).parent / "templates"
 ADDED_TOKENS_MAX = 24  # of one family; the trained tokens come first and are the same in all
 
-QWEN_MARKS = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>")
-GLM_MARKS = ("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
+QWEN_MARKS = (
+    *("<think>", "</think>", "<tool_call>", "</tool_call>"),
+    *("<tool_response>", "</tool_response>"),
+)
 QWEN_CONTROLS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
-GLM_ROLES = ("<|system|>", "<|user|>", "<|assistant|>", "<|observation|>")
-HARMONY_MARKS = ("<|channel|>", "<|start|>", "<|end|>", "<|message|>", "<|constrain|>")
-LLAMA_MARKS = (
-    *("<|start_header_id|>", "<|end_header_id|>"),
-    *("<|python_tag|>", "<|eom_id|>", "<|eot_id|>"),
-)
+JSON_TYPES = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array"}
 DEEPSEEK_END = "<｜end▁of▁sentence｜>"
-DEEPSEEK_MARKS = (
-    *("<｜User｜>", "<｜Assistant｜>", "<｜tool▁sep｜>"),
-    *("<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"),
-    *("<｜tool▁output▁begin｜>", "<｜tool▁output▁end｜>"),
-)
-MISTRAL_TOOL_MARKS = (
-    *("[TOOL_CALLS]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]"),
-    *("[TOOL_RESULTS]", "[/TOOL_RESULTS]"),
-)
 
 
 @dataclass(frozen=True)
@@ -68,11 +55,7 @@ class Family:
     @cached_property
     def directory(self) -> Path:
         """Return the directory of the tokenizer's files, made on first use on this machine."""
-        target = _cache_dir() / self.name
-        if not target.exists():
-            with checkpoint_files.new_directory(target) as directory:
-                self.write_tokenizer(directory)
-        return target
+        return _made_once(self.name, self.write_tokenizer)
 
     def write_tokenizer(self, directory: Path, **config: Any) -> None:
         """Write the tokenizer's files, the template among them; `config` is added to its own."""
@@ -122,16 +105,16 @@ class Family:
             capabilities = replace(self.capabilities, refused=frozenset(), places_system=True)
             shown = adapted(messages, tools or [], capabilities, adds_header=False)
             messages, tools = shown.messages, shown.tools
-        text: str = self.tokenizer.apply_chat_template(
-            messages, tools=tools or None, tokenize=False, **options
+        return str(
+            self.tokenizer.apply_chat_template(
+                messages, tools=tools or None, tokenize=False, **options
+            )
         )
-        return text
 
     def is_thinking(self, **options: Any) -> bool:
         """Tell whether the generation prompt opens a think block."""
-        question = [{"role": "user", "content": "omega"}]
-        _, _, tail = self.render(question, **options).rpartition("omega")
-        return self.reader.is_thinking_open(tail)
+        prompt = self.render([{"role": "user", "content": "omega"}], **options)
+        return self.reader.is_thinking_open(prompt.rpartition("omega")[2])
 
     def written(self, parts: AnswerParts) -> str:
         """Return how the model writes `parts` behind its generation prompt, thinking allowed.
@@ -149,20 +132,18 @@ class Family:
 
     def message(self, parts: AnswerParts, call_ids: Iterable[str] = ()) -> dict[str, Any]:
         """Return the assistant message that this family's template takes such a turn as."""
-        ids = list(call_ids) or [call_id(n) for n in range(len(parts.calls))]
-        message: dict[str, Any] = {"role": "assistant", "content": parts.content}
-        if parts.reasoning:
-            message[self.reasoning_field] = parts.reasoning
-        if parts.calls:
-            message["tool_calls"] = [
-                {
-                    "id": id,
-                    "type": "function",
-                    "function": {"name": call.name, "arguments": call.arguments},
-                }
-                for id, call in zip(ids, parts.calls, strict=True)
-            ]
-        return message
+        ids = list(call_ids) or map(call_id, range(len(parts.calls)))
+        calls = [
+            {
+                "id": id,
+                "type": "function",
+                "function": {"name": call.name, "arguments": call.arguments},
+            }
+            for id, call in zip(ids, parts.calls, strict=True)
+        ]
+        thinking = {self.reasoning_field: parts.reasoning} if parts.reasoning else {}
+        told = {"tool_calls": calls} if calls else {}
+        return {"role": "assistant", "content": parts.content, **thinking, **told}
 
 
 def call_id(number: int) -> str:
@@ -180,24 +161,25 @@ def _json(value: Any) -> str:
 def _qwen3(parts: AnswerParts) -> str:
     thinking = f"<think>\n{parts.reasoning}\n</think>\n\n" if parts.reasoning else ""
     rows = (_json({"name": call.name, "arguments": call.arguments}) for call in parts.calls)
-    calls = "\n".join(f"<tool_call>\n{row}\n</tool_call>" for row in rows)
-    return thinking + parts.content + ("\n" if parts.content and calls else "") + calls
+    calls = (f"<tool_call>\n{row}\n</tool_call>" for row in rows)
+    return thinking + "\n".join(filter(None, (parts.content, *calls)))
 
 
 def _qwen3_5(parts: AnswerParts) -> str:
     """Behind a prompt that has opened the think block."""
     calls = "\n".join(map(_xml_call, parts.calls))
-    between = "\n\n" if parts.content and calls else ""
-    return f"{parts.reasoning}\n</think>\n\n{parts.content}{between}{calls}"
+    said = "\n\n".join(filter(None, (parts.content, calls)))
+    return f"{parts.reasoning}\n</think>\n\n{said}"
 
 
 def _xml_call(call: ToolCall) -> str:
     assert isinstance(call.arguments, dict)
-    lines = [f"<tool_call>\n<function={call.name}>"]
-    for name, value in call.arguments.items():
-        text = _json(value) if isinstance(value, dict | list) else str(value)
-        lines.append(f"<parameter={name}>\n{text}\n</parameter>")
-    return "\n".join([*lines, "</function>\n</tool_call>"])
+    lines = (
+        f"<parameter={name}>\n"
+        f"{_json(value) if isinstance(value, dict | list) else value}\n</parameter>"
+        for name, value in call.arguments.items()
+    )
+    return "\n".join([f"<tool_call>\n<function={call.name}>", *lines, "</function>\n</tool_call>"])
 
 
 def _glm4(parts: AnswerParts) -> str:
@@ -217,17 +199,14 @@ def _glm_call(call: ToolCall) -> str:
 
 
 def _harmony(parts: AnswerParts) -> str:
-    header = "<|start|>assistant"
-    messages = []
-    if parts.reasoning:
-        messages.append(f"<|channel|>analysis<|message|>{parts.reasoning}")
+    messages = [f"analysis<|message|>{parts.reasoning}"] if parts.reasoning else []
     if parts.content or not parts.calls:
-        channel = "commentary" if parts.calls else "final"
-        messages.append(f"<|channel|>{channel}<|message|>{parts.content}")
-    for call in parts.calls:
-        to = f"<|channel|>commentary to=functions.{call.name} <|constrain|>json<|message|>"
-        messages.append(to + _json(call.arguments))
-    return f"<|end|>{header}".join(messages)
+        messages.append(f"{'commentary' if parts.calls else 'final'}<|message|>{parts.content}")
+    messages += [
+        f"commentary to=functions.{call.name} <|constrain|>json<|message|>{_json(call.arguments)}"
+        for call in parts.calls
+    ]
+    return "<|end|><|start|>assistant".join(f"<|channel|>{message}" for message in messages)
 
 
 def _llama3(parts: AnswerParts) -> str:
@@ -244,29 +223,20 @@ def _mistral(parts: AnswerParts) -> str:
     return parts.content + (f"[TOOL_CALLS]{_json(rows)}" if rows else "")
 
 
-def _gemma3(parts: AnswerParts) -> str:
-    """As Gemma's documentation has calls: Python in fenced blocks."""
-    return _with_calls(parts, "tool_code")
-
-
-def _with_calls(parts: AnswerParts, form: ToolForm) -> str:
+def _with_calls(parts: AnswerParts, form: ToolForm = "manual") -> str:
     """As the prompts for models without tools of their own ask for calls."""
     rows = ({"name": call.name, "arguments": call.arguments} for call in parts.calls)
     return "\n".join(filter(None, (parts.content, *(call_text(row, form) for row in rows))))
 
 
-def _chatml(parts: AnswerParts) -> str:
-    return _with_calls(parts, "manual")
-
-
 def _deepseek(parts: AnswerParts) -> str:
     """Behind a prompt that has opened the think block."""
-    return f"{parts.reasoning}</think>{_chatml(parts)}"
+    return f"{parts.reasoning}</think>{_with_calls(parts)}"
 
 
 _QWEN_TOKENS: dict[str, Any] = dict(
     controls=QWEN_CONTROLS,
-    marks=(*QWEN_MARKS, "</tool_response>"),
+    marks=QWEN_MARKS,
     ends=("<|im_end|>", "<|endoftext|>"),
     eos="<|im_end|>",
     answer_end="<|im_end|>",
@@ -280,8 +250,11 @@ FAMILIES = {
         Family(
             "glm4",
             _glm4,
-            controls=("<|endoftext|>", "[gMASK]", "<sop>", *GLM_ROLES),
-            marks=(*QWEN_MARKS, "</tool_response>", *GLM_MARKS),
+            controls=(
+                *("<|endoftext|>", "[gMASK]", "<sop>"),
+                *("<|system|>", "<|user|>", "<|assistant|>", "<|observation|>"),
+            ),
+            marks=(*QWEN_MARKS, "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
             ends=("<|endoftext|>", "<|user|>", "<|observation|>"),
             eos="<|endoftext|>",
             answer_end="<|user|>",
@@ -290,7 +263,10 @@ FAMILIES = {
         Family(
             "harmony",
             _harmony,
-            controls=("<|endoftext|>", "<|startoftext|>", "<|return|>", "<|call|>", *HARMONY_MARKS),
+            controls=(
+                *("<|endoftext|>", "<|startoftext|>", "<|return|>", "<|call|>"),
+                *("<|channel|>", "<|start|>", "<|end|>", "<|message|>", "<|constrain|>"),
+            ),
             marks=(),
             ends=("<|return|>", "<|endoftext|>", "<|call|>"),
             eos="<|return|>",
@@ -303,7 +279,11 @@ FAMILIES = {
         Family(
             "llama3",
             _llama3,
-            controls=("<|begin_of_text|>", "<|end_of_text|>", *LLAMA_MARKS),
+            controls=(
+                *("<|begin_of_text|>", "<|end_of_text|>"),
+                *("<|start_header_id|>", "<|end_header_id|>"),
+                *("<|python_tag|>", "<|eom_id|>", "<|eot_id|>"),
+            ),
             marks=(),
             ends=("<|end_of_text|>", "<|eom_id|>", "<|eot_id|>"),
             eos="<|eot_id|>",
@@ -315,7 +295,7 @@ FAMILIES = {
         ),
         Family(
             "gemma3",
-            _gemma3,
+            partial(_with_calls, form="tool_code"),  # as Gemma's documentation has calls: Python
             controls=("<pad>", "<eos>", "<bos>", "<start_of_turn>", "<end_of_turn>"),
             marks=(),
             ends=("<eos>", "<end_of_turn>"),
@@ -325,21 +305,16 @@ FAMILIES = {
             bos="<bos>",
             thinks=False,
         ),
-        Family(
-            "chatml",
-            _chatml,
-            controls=QWEN_CONTROLS,
-            marks=(),
-            ends=("<|im_end|>", "<|endoftext|>"),
-            eos="<|im_end|>",
-            answer_end="<|im_end|>",
-            call_end="<|im_end|>",
-            thinks=False,
-        ),
+        Family("chatml", _with_calls, thinks=False, **_QWEN_TOKENS | {"marks": ()}),
         Family(
             "deepseek",
             _deepseek,
-            controls=("<pad>", DEEPSEEK_END, "<｜begin▁of▁sentence｜>", *DEEPSEEK_MARKS),
+            controls=(
+                *("<pad>", DEEPSEEK_END, "<｜begin▁of▁sentence｜>"),
+                *("<｜User｜>", "<｜Assistant｜>", "<｜tool▁sep｜>"),
+                *("<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"),
+                *("<｜tool▁output▁begin｜>", "<｜tool▁output▁end｜>"),
+            ),
             marks=("<think>", "</think>"),
             ends=(DEEPSEEK_END,),
             eos=DEEPSEEK_END,
@@ -350,7 +325,11 @@ FAMILIES = {
         Family(
             "mistral",
             _mistral,
-            controls=("<unk>", "<s>", "</s>", "[INST]", "[/INST]", *MISTRAL_TOOL_MARKS),
+            controls=(
+                *("<unk>", "<s>", "</s>", "[INST]", "[/INST]"),
+                *("[TOOL_CALLS]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]"),
+                *("[TOOL_RESULTS]", "[/TOOL_RESULTS]"),
+            ),
             marks=(),
             ends=("</s>",),
             eos="</s>",
@@ -363,9 +342,7 @@ FAMILIES = {
 }
 
 
-def family(name: str) -> Family:
-    """Return a family; its tokenizer is made on first use."""
-    return FAMILIES[name]
+family: Final = FAMILIES.__getitem__  # by its name; its tokenizer is made on first use
 
 
 # ---------------------------------------------------------------- tools and files
@@ -385,7 +362,10 @@ def tools_for(calls: Iterable[ToolCall]) -> list[Any]:
     for call in calls:
         assert isinstance(call.arguments, dict)
         known = properties.setdefault(call.name, {})
-        known |= {name: {"type": _json_type(value)} for name, value in call.arguments.items()}
+        known |= {
+            name: {"type": JSON_TYPES.get(type(value), "object")}
+            for name, value in call.arguments.items()
+        }
     return [
         {
             "type": "function",
@@ -399,30 +379,14 @@ def tools_for(calls: Iterable[ToolCall]) -> list[Any]:
     ]
 
 
-def _json_type(value: Any) -> str:
-    kinds = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array"}
-    return kinds.get(type(value), "object")
-
-
-@cache
-def _cache_dir() -> Path:
-    """Return the directory named after everything that these tokenizers are made from."""
-    digest = hashlib.sha256()
-    for source in (
-        Path(__file__),
-        Path(checkpoint_files.__file__),
-        *sorted(TEMPLATES.glob("*.jinja")),
-    ):
-        digest.update(source.read_bytes())
-    digest.update(version("tokenizers").encode())
-    return Path("~/.cache/hearth-families").expanduser() / digest.hexdigest()[:16]
+def _made_once(name: str, make: Callable[[Path], None]) -> Path:
+    """Return a directory in that which is named after all that these tokenizers are made from."""
+    directory = cache_dir(Path(__file__), *sorted(TEMPLATES.glob("*.jinja")))
+    return checkpoint_files.made_once(directory / name, make)
 
 
 def trained_tokenizer() -> Path:
     """Return the tokenizer without added tokens that all families begin from."""
-    target = _cache_dir() / "trained"
-    if not target.exists():
-        with checkpoint_files.new_directory(target) as directory:
-            vocab_size = checkpoint_files.VOCAB_SIZE - ADDED_TOKENS_MAX
-            checkpoint_files.train_tokenizer(directory / "tokenizer.json", (), vocab_size)
-    return target / "tokenizer.json"
+    vocab_size = checkpoint_files.VOCAB_SIZE - ADDED_TOKENS_MAX
+    train = partial(checkpoint_files.train_tokenizer, added_tokens=(), vocab_size=vocab_size)
+    return _made_once("trained", train) / "tokenizer.json"

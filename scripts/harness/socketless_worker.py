@@ -1,5 +1,7 @@
 """Runs a worker without sockets, with a real model, scheduler and KV manager, step by step."""
 
+import dataclasses
+import itertools
 import queue
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -69,22 +71,8 @@ class Answer:
     logits: list[np.ndarray] = field(default_factory=list)  # of each sampled token (vocabulary,)
     usage: Usage | None = None
     reason: str = ""
-
-    @property
-    def cached(self) -> int:
-        assert self.usage is not None
-        return self.usage.cached_tokens
-
-    @property
-    def prefilled(self) -> int:
-        assert self.usage is not None
-        return self.usage.prefilled_tokens
-
-
-SCHEDULER_FIELDS = (
-    *("ended", "memory", "watchdog", "relief", "power"),
-    *("clock", "beside_goal_s", "beside_tokens_min", "short_tokens"),
-)
+    cached: int = field(init=False, repr=False)  # once it is finished
+    prefilled: int = field(init=False, repr=False)
 
 
 class Machine:
@@ -98,47 +86,45 @@ class Machine:
         keeps: bool = True,
         budget_mb: float = 512,
         disk_thread: DiskThread | None = None,
+        rank: SingleRank | None = None,
+        slots_max: int = 4,
+        is_exact: bool = False,
+        running_max: int | None = None,
+        chunk: int = CHUNK,
+        root: PrefixHash = ROOT,
+        end_ids: frozenset[int] = frozenset(),
+        drafts: AnswerDrafts | None = None,
+        features_mb: float = 64,
+        engine: Engine | None = None,
         **rules: Any,
     ) -> None:
-        rank: SingleRank = rules.pop("rank", SingleRank())
-        rules = {"slots_max": 4, "is_exact": False} | rules
-        running_max: int = rules.pop("running_max", rules["slots_max"])
-        chunk = rules.pop("chunk", CHUNK)
+        """`rules` are further fields of SchedulerConfig and of KeepRules."""
+        rank = rank or SingleRank()
         self.loaded = model
-        self._root: PrefixHash = rules.pop("root", ROOT)
-        end_ids = rules.pop("end_ids", frozenset())
+        self._root = root
+        self._words = words
+        self._numbers = itertools.count(1)
+        self.answers: dict[str, Answer] = {}
         self.posted: queue.SimpleQueue[RecallDone] = queue.SimpleQueue()
         # No time passes for the scheduler unless `clock` says so: no forward depends on it.
-        told: dict[str, Any] = {"clock": lambda: 0.0}
-        told |= {name: rules.pop(name) for name in SCHEDULER_FIELDS if name in rules}
-        told.setdefault("power", PowerSource(lambda: True))  # whatever runs the tests
-        reach: Reach = "none" if rules["is_exact"] else "all"
-        drafts: AnswerDrafts | None = rules.pop("drafts", None)
-        self.drafts = drafts or AnswerDrafts(DraftPolicy("lookup", reach, reach))
+        told: dict[str, Any] = {"clock": lambda: 0.0, "power": PowerSource(lambda: True)}
+        names = {field.name for field in dataclasses.fields(SchedulerConfig)} & rules.keys()
+        told |= {name: rules.pop(name) for name in names}
         self._is_held_back = told["relief"].holds_back if "relief" in told else lambda: False
+        reach: Reach = "none" if is_exact else "all"
+        self.drafts = drafts or AnswerDrafts(DraftPolicy("lookup", reach, reach))
         self.rule = CutRule(chunk, turn_marks)
-        form = rules.get("running_format")
+        form, seen = rules.get("running_format"), model.vision
         packed = (form.bits, form.group_size) if form is not None else None
-        vision = None
-        if model.vision is not None:
-            vision = ImageEncoder(
-                model.vision.model, model.model, int(rules.pop("features_mb", 64) * MB)
-            )
-        engine: Engine | None = rules.pop("engine", None)
-        self.engine = engine or rank.engine(model, not rules["is_exact"], vision, packed)
-        self._words = words
-        self._number = 0
-        self.answers: dict[str, Answer] = {}
+        room = int(features_mb * MB)
+        vision = ImageEncoder(seen.model, model.model, room) if seen is not None else None
+        self.engine = engine or rank.engine(model, not is_exact, vision, packed)
         with mx.stream(generation_stream):
             self.layers = rank.layer_map(self.engine.probe())
-        if keeps:
-            budget = Budget(int(budget_mb * MB))
-            keep_rules = KeepRules(chunk=chunk, cut_label=self.rule.label, **rules)
-            self.keeper: Any = KVManager(
-                self._root, self.layers, self.engine.new_cache, budget, keep_rules, disk_thread
-            )
-        else:
-            self.keeper = NullKVManager(self.engine.new_cache)
+        label, new_cache = self.rule.label, self.engine.new_cache
+        keep_rules = KeepRules(slots_max, chunk, is_exact, cut_label=label, **rules)
+        kept = (root, self.layers, new_cache, Budget(int(budget_mb * MB)), keep_rules, disk_thread)
+        self.keeper: Any = KVManager(*kept) if keeps else NullKVManager(new_cache)
         self.scheduler = Scheduler(
             self.engine,
             self.keeper,
@@ -146,7 +132,7 @@ class Machine:
             end_ids,
             self.choose,
             SchedulerConfig(
-                running_max,
+                running_max or slots_max,
                 self.rule.natural,
                 self.rule.grid,
                 **told,
@@ -155,13 +141,18 @@ class Machine:
             ),
         )
 
+    def new_lease(self) -> ClientLease:
+        """Return the lease of another request, whose client never leaves."""
+        lease = ClientLease(f"r{next(self._numbers)}", b"peer")
+        lease.lease_until = float("inf")
+        return lease
+
     def choose(self, request: Request) -> TokenChoice:
         """Greedy, and remembers the log probabilities of each draw."""
-        answer = self.answers[request.request_id]
+        logits: list[Any] = self.answers[request.request_id].logits
 
         def sample(logprobs: mx.array, places: Sequence[int]) -> mx.array:
-            drawn: Any = [logprobs[row] for row in range(len(places))]
-            answer.logits[places[0] :] = drawn
+            logits[places[0] :] = [logprobs[row] for row in range(len(places))]
             return mx.argmax(logprobs, axis=-1)
 
         return TokenChoice(sampler=sample, processors=(), top_logprobs=None)
@@ -179,22 +170,18 @@ class Machine:
 
         `root` is what its key's hashes begin with; None = the model's own.
         """
-        self._number += 1
-        lease = ClientLease(f"r{self._number}", b"peer")
-        lease.lease_until = float("inf")
         keys = keys_of(ids, images)
         cuts = self.rule.cuts(keys)
         root = root or self._root
         if adapter:
             root = adapter_root(root, self.engine.adapters.identities[adapter])
-        names = prefix_hashes(root, keys, cuts)
         request = Request(
-            lease=lease,
+            lease=self.new_lease(),
             ids=list(ids),
             query=PrefixQuery(
                 keys,
                 cuts,
-                names,
+                prefix_hashes(root, keys, cuts),
                 root=root,
                 images=tuple(images),
                 system_end=self.rule.system_end(keys),
@@ -215,15 +202,15 @@ class Machine:
 
     def step(self) -> list[Up]:
         with mx.stream(generation_stream):
-            events = []
             if self.scheduler.is_blocked and not (self._is_held_back() or self.scheduler.is_idle):
                 self.scheduler.take_recalled(self.posted.get(timeout=60))
-            for event in self.scheduler.step():
-                events.append(event)
-                if isinstance(event, Finished):
-                    answer = self.answers[event.request_id]
-                    answer.usage, answer.reason = event.usage, event.reason
-            return events
+            events = list(self.scheduler.step())
+        for event in events:
+            if isinstance(event, Finished):
+                answer, usage = self.answers[event.request_id], event.usage
+                answer.usage, answer.reason = usage, event.reason
+                answer.cached, answer.prefilled = usage.cached_tokens, usage.prefilled_tokens
+        return events
 
     def run(self, until: Callable[[], bool] = lambda: False) -> None:
         """Compute until all is answered, or `until`."""
@@ -237,8 +224,7 @@ class Machine:
 
     def settled(self, answer: Answer) -> Answer:
         """Return the answer with its log probabilities as numpy, of delivered tokens only."""
-        count = answer.usage.completion_tokens if answer.usage is not None else 0
-        raw: list[Any] = answer.logits[:count]
+        raw: list[Any] = answer.logits[: answer.usage.completion_tokens if answer.usage else 0]
         answer.logits = [np.array(row.astype(mx.float32)).reshape(-1) for row in raw]
         answer.tokens = [int(row.argmax()) for row in answer.logits]
         return answer
@@ -252,8 +238,7 @@ class Machine:
         """Assert what holds whenever no request runs."""
         store, slots = self.keeper.store, self.keeper.slots
         store.check()
-        standing = [slot.joint for slot in slots if slot.is_busy]
-        assert sum(joint.pins for joint in store.joints) == len(standing)
+        assert sum(joint.pins for joint in store.joints) == sum(slot.is_busy for slot in slots)
         held = {(extent, slot.number) for slot in slots for extent in slot.held_extents}
         assert all((e, number) in held for e in store.extents for number in e.holders)
 

@@ -21,7 +21,6 @@ MIXED = Layout(has_state=True, window=WINDOW)
 STATES_ONLY = Layout(has_state=True, window=0, has_rows=False)
 WINDOWS_ONLY = Layout(has_state=False, window=WINDOW, has_rows=False)
 ROW_BYTES = 10  # of one token, in a body or in a window
-ENOUGH = 1 << 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +35,7 @@ def rows(count: int) -> Part:
     return Part(count * ROW_BYTES)
 
 
-def new_store(layout: Layout = DENSE, bytes_max: int = ENOUGH) -> ExtentStore:
+def new_store(layout: Layout = DENSE, bytes_max: int = 1 << 40) -> ExtentStore:
     return ExtentStore(ROOT, layout, Budget(bytes_max))
 
 
@@ -45,9 +44,8 @@ def new_line(number: int = 1, used_at: float = 0.0, turns: int = 1) -> LinePrior
 
 
 def ask(tokens: Sequence[int], cuts: Sequence[int], system_end: int = 0) -> PrefixQuery:
-    packed = pack(tokens)
-    names = prefix_hashes(ROOT, packed, cuts)
-    return PrefixQuery(packed, list(cuts), names, system_end=system_end)
+    names = prefix_hashes(ROOT, pack(tokens), cuts)
+    return PrefixQuery(pack(tokens), list(cuts), names, system_end=system_end)
 
 
 def name_of(tokens: Sequence[int]) -> PrefixHash:
@@ -77,9 +75,7 @@ def keep(
 
     Returns the extents that arrive at those ends, those included that were there before.
     """
-    line = line or new_line()
-    packed = pack(tokens)
-    joint = start or store.root
+    line, joint, packed = line or new_line(), start or store.root, pack(tokens)
     kept: list[Extent] = []
     for end, name in zip(ends, prefix_hashes(ROOT, packed, ends), strict=True):
         run = packed[joint.position : end]
@@ -110,11 +106,8 @@ def spelled(path: Sequence[Extent]) -> list[int]:
 
 def path_to(joint: Joint) -> list[Extent]:
     """Return the extents from the root to `joint`."""
-    path: list[Extent] = []
-    while (extent := joint.arrival) is not None:
-        path.append(extent)
-        joint = extent.start
-    return path[::-1]
+    extent = joint.arrival
+    return [*path_to(extent.start), extent] if extent is not None else []
 
 
 def prefix_of(joint: Joint) -> list[int]:

@@ -20,7 +20,7 @@ from hearth.worker.engine.model_loader import LoadedModel
 from scripts.harness.image_files import painted
 from scripts.harness.socketless_worker import Answer, Machine, loaded, marks, vocabulary
 
-NOT_SEEN = ("input_ids", "attention_mask")  # by the encoder
+MARKER = "<|vision_start|><|image_pad|><|vision_end|>"  # in a prompt's text, but for gemma's
 SIZES = ((64, 64), (64, 64), (150, 90), (224, 224))  # width, height: the first two are alike
 
 
@@ -30,29 +30,21 @@ def picture_of(loaded: LoadedModel, image: Image.Image) -> PromptImage:
 
     assert loaded.vision is not None
     processor = loaded.vision.processor
-    made = prepare_inputs(processor, images=[image], prompts=marker(processor))
-    inputs = {name: np.array(made[name]) for name in made if name not in NOT_SEEN}
+    marker = str(getattr(processor, "boi_token", MARKER))
+    made = dict(prepare_inputs(processor, images=[image], prompts=marker))
+    ids = tuple(np.array(made.pop("input_ids")).ravel().tolist())
+    inputs = {name: np.array(made[name]) for name in made if name != "attention_mask"}
     grid = tuple(tuple(row) for row in inputs.get("image_grid_thw", np.zeros((0, 3))).tolist())
-    ids = tuple(np.array(made["input_ids"]).ravel().tolist())
     return PromptImage(identity_of(inputs), ids, grid, lambda: inputs)
-
-
-def marker(processor: Any) -> str:
-    """Return what stands for an image in a prompt's text."""
-    if hasattr(processor, "boi_token"):
-        return str(processor.boi_token)
-    return "<|vision_start|><|image_pad|><|vision_end|>"
 
 
 def prompt(*parts: list[int] | PromptImage) -> tuple[list[int], list[ImageRun]]:
     """Return a prompt's ids and where its pictures stand in it."""
-    ids: list[int] = []
-    runs = []
+    ids, runs = list[int](), list[ImageRun]()
     for part in parts:
-        start = len(ids)
-        ids += part.ids if isinstance(part, PromptImage) else part
         if isinstance(part, PromptImage):
-            runs.append(ImageRun(start, len(ids), part))
+            runs.append(ImageRun(len(ids), len(ids) + len(part.ids), part))
+        ids += part.ids if isinstance(part, PromptImage) else part
     return ids, runs
 
 
@@ -74,8 +66,7 @@ class LookingMachine(Machine):
     def __init__(self, name: str, model: LoadedModel | None = None, **more: Any) -> None:
         """`model` stands in the place of the fixture's."""
         super().__init__(model or loaded(name), marks(name), vocabulary(name), **more)
-        numbers = range(2 * len(SIZES))
-        self._album = {shown(name, n)[0]: picture(name, n) for n in numbers}
+        self._album = {shown(name, n)[0]: picture(name, n) for n in range(2 * len(SIZES))}
 
     def submit(self, ids: list[int], tokens_max: int = 8, *_: Any, **how: Any) -> Answer:
         runs = self._runs(pack(ids))
@@ -87,8 +78,7 @@ class LookingMachine(Machine):
 
     def foresee(self, ids: list[int]) -> None:
         """Have a prompt read in idle time, as one that will be asked."""
-        keys = pack(ids)
-        cuts = self.rule.natural(keys)
+        keys, cuts = pack(ids), self.rule.natural(pack(ids))
         images = tuple(run.bare() for run in self._runs(keys))
         query = PrefixQuery(keys, cuts, prefix_hashes(self._root, keys, cuts), images=images)
         self.scheduler.prefill_later(query)
@@ -106,13 +96,13 @@ class LookingMachine(Machine):
 
 def swapped(name: str, ids: list[int], chance: random.Random) -> tuple[list[int], int]:
     """Return the prompt with one of its images changed for another of its size, and where."""
-    starts, _ = image_borders(pack(ids))
-    places = [
-        (start, number)
-        for start in starts
-        for number in range(2 * len(SIZES))
-        if shown(name, number)[0] == ids[start]
-    ]
-    start, number = chance.choice(places)
+    start, number = chance.choice(
+        [
+            (start, number)
+            for start in image_borders(pack(ids))[0]
+            for number in range(2 * len(SIZES))
+            if shown(name, number)[0] == ids[start]
+        ]
+    )
     other = shown(name, (number + len(SIZES)) % (2 * len(SIZES)))
     return [*ids[:start], *other, *ids[start + len(other) :]], start

@@ -13,10 +13,6 @@ from scripts.harness.socketless_worker import loaded
 
 Layers = Literal["dense", "hybrid", "windowed"]
 
-_VOCAB_SIZE = 2  # of its logits, which nobody reads
-_STATE_WIDTH = 8
-_WINDOW = 128  # tokens
-
 
 class ZeroModel:
     """Has a layer that keeps rows, and beside it one that keeps a state or a window."""
@@ -26,7 +22,7 @@ class ZeroModel:
         self.model = nn.Module()  # it has no weights
 
     def make_cache(self) -> list[Any]:
-        others = {"hybrid": [ArraysCache(1)], "windowed": [RotatingKVCache(_WINDOW)]}
+        others = {"hybrid": [ArraysCache(1)], "windowed": [RotatingKVCache(128)]}
         return [KVCache(), *others.get(self._layers, [])]
 
     def __call__(self, ids: mx.array, cache: list[Any]) -> mx.array:
@@ -36,8 +32,8 @@ class ZeroModel:
             if hasattr(layer, "update_and_fetch"):
                 layer.update_and_fetch(keys, keys)
             else:
-                layer[0] = mx.zeros((rows, _STATE_WIDTH))
-        return mx.zeros((rows, count, _VOCAB_SIZE))
+                layer[0] = mx.zeros((rows, 8))
+        return mx.zeros((rows, count, 2))  # logits, which nobody reads
 
 
 @cache

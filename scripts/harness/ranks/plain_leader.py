@@ -1,4 +1,4 @@
-"""Leads plain followers without a model, as a worker would: for tests of how ranks are lost.
+"""Leads followers without a model, as a worker would: for tests of how ranks are lost.
 
     python -m scripts.harness.ranks.plain_leader ENDPOINT idle|sums
 
@@ -13,21 +13,15 @@ import threading
 
 import mlx.core as mx
 
-from hearth.shared.errors import EXIT_CANNOT_START, StartError
 from hearth.shared.settings_from_env import load_settings
 from hearth.worker.ranks.start_ranks import start_ranks
+from scripts.harness.ranks.models_follower import COMMAND
 
-COMMAND = (sys.executable, "-m", "scripts.harness.ranks.plain_follower")
 SIZE = 262_144  # numbers of a sum
 
 
-def main(endpoint: str, what: str) -> int:
-    settings = load_settings(os.environ, None)
-    try:
-        ranks = start_ranks(settings, 0, endpoint, command=COMMAND)
-    except StartError as error:
-        print(error, file=sys.stderr)
-        return EXIT_CANNOT_START
+def main(endpoint: str, what: str) -> None:
+    ranks = start_ranks(load_settings(os.environ, None), 0, endpoint, command=COMMAND)
     print(json.dumps({"pids": ranks.processes.pids}), flush=True)
     if what == "idle":
         threading.Event().wait()
@@ -42,4 +36,4 @@ def main(endpoint: str, what: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    main(*sys.argv[1:])

@@ -1,13 +1,15 @@
 """Spoils one operation on its way to the other ranks, to see that it is found."""
 
+import functools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final, Literal
 
-from hearth.worker.ranks.rank_link import LeaderLink, OnEvent, RankRoom, Value
+from hearth.worker.ranks.rank_link import LeaderLink, OnEvent
 
 Plant = Literal["none", "order", "dropped", "changed", "noise"]
-SPOILED: Final = ("prefill", "step", "copy_rows", "put_rows", "trim", "add")
+OPERATIONS: Final = ("prefill", "step", "copy_rows", "put_rows", "trim", "add")
+SPOILED: Final = {"order": OPERATIONS, "dropped": OPERATIONS, "changed": ("prefill",)}
 
 
 class PlantedLink:
@@ -22,14 +24,11 @@ class PlantedLink:
         self._link = link
         self._plant = plant
         self._left = after
-        self._held: Callable[[], None] | None = None
+        self._held: list[Callable[[], None]] = []
         self.planted_at = 0.0
-        self.size = link.size
-        self.hosts: Sequence[str] = link.hosts
 
-    @property
-    def rooms(self) -> Mapping[int, RankRoom]:
-        return self._link.rooms
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._link, name)
 
     @property
     def on_event(self) -> OnEvent:
@@ -39,37 +38,17 @@ class PlantedLink:
     def on_event(self, value: OnEvent) -> None:
         self._link.on_event = value
 
-    def tell(self, name: str, *arguments: Value, drops: Sequence[int] = ()) -> None:
-        def send(*changed: Value) -> None:
-            self._link.tell(name, *(changed or arguments), drops=drops)
-
-        if self._is_due(name):
-            self._spoil(send, arguments)
-            return
-        send()
-        if self._held is not None:
-            held, self._held = self._held, None
-            held()
-
-    def _is_due(self, name: str) -> bool:
+    def tell(self, name: str, *arguments: Any, drops: Sequence[int] = ()) -> None:
+        send = functools.partial(self._link.tell, name, drops=drops)
         self._left -= 1
-        fits = name == "prefill" if self._plant == "changed" else name in SPOILED
-        is_planted = self._plant in ("order", "dropped", "changed")
-        return is_planted and not self.planted_at and self._left < 0 and fits
-
-    def _spoil(self, send: Callable[..., None], arguments: Sequence[Any]) -> None:
-        self.planted_at = time.monotonic()
-        if self._plant == "order":
-            self._held = send
-        elif self._plant == "changed":
-            cache, ids = arguments
-            send(cache, [*ids[:-1], ids[-1] + 1])
-
-    def ask(self, name: str, *arguments: Value, drops: Sequence[int] = ()) -> list[Any]:
-        return self._link.ask(name, *arguments, drops=drops)
-
-    def witness(self, *facts: Value) -> None:
-        self._link.witness(*facts)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._link, name)
+        if self._left < 0 and not self.planted_at and name in SPOILED.get(self._plant, ()):
+            self.planted_at = time.monotonic()
+            if self._plant == "order":
+                self._held.append(functools.partial(send, *arguments))
+            elif self._plant == "changed":
+                cache, ids = arguments
+                send(cache, [*ids[:-1], ids[-1] + 1])
+            return
+        send(*arguments)
+        while self._held:
+            self._held.pop()()

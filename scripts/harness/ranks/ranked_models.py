@@ -2,12 +2,11 @@
 
 import dataclasses
 import os
-import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final
 from unittest import mock
 
@@ -29,51 +28,51 @@ from hearth.worker.ranks.rank_link import LeaderLink
 from hearth.worker.ranks.transport.rank_processes import RankProcesses
 from hearth.worker.schedule.answers.answer_drafts import AnswerDrafts, DraftPolicy
 from hearth.worker.stream.detokenise import Vocabulary
-from scripts.harness.ranks.models_follower import MODEL
+from scripts.harness.ranks.models_follower import COMMAND, MODEL
 from scripts.harness.socketless_worker import CHUNK, Machine
 
-FOLLOWER: Final = (sys.executable, "-m", "scripts.harness.ranks.models_follower")
-STALL_SECONDS: Final = 30
 DISK_GB: Final = 1
-QUEUE_BYTES: Final = 64_000_000
 
 
-class RankedModels:
+class RankedModels(ExitStack):
     """Rank 0 and its followers; use as a context manager, once in the life of a process.
 
     A rank that is lost has the others killed, so that a sum in which this process waits fails:
     nothing hangs, and `failure` says why. Owner: the thread that made it.
     """
 
+    rank: LeadingRank  # once a model is loaded
+
     def __init__(
         self, ranks: int, wrap: Callable[[LeaderLink], LeaderLink] = lambda link: link
     ) -> None:
         """`wrap` may put something between what is told and the link, as faults are."""
+        super().__init__()
         self.size = ranks
         self.failed_at = 0.0
-        self._scratch = tempfile.TemporaryDirectory(prefix="hearth-ranks-")
-        self.directory = Path(self._scratch.name)
-        told = {"RANKS": str(ranks), "STALL_SECONDS": str(STALL_SECONDS)}
-        told |= {"RUN_DIR": str(self.directory), "KV_CACHE_DIR": str(self.directory / "kv")}
-        told |= {"MAX_KV_SIZE_GB": str(DISK_GB), "LOG_LEVEL": "WARNING"}
+        directory = self.enter_context(tempfile.TemporaryDirectory(prefix="hearth-ranks-"))
+        told = {
+            "RANKS": str(ranks),
+            "STALL_SECONDS": "30",
+            "RUN_DIR": directory,
+            "KV_CACHE_DIR": str(Path(directory, "kv")),
+            "MAX_KV_SIZE_GB": str(DISK_GB),
+            "LOG_LEVEL": "WARNING",
+        }
         os.environ |= told  # of the followers too
         self._settings = load_settings(told, None)
         self._settings.instance_dir.mkdir()
         with mock.patch.object(start_ranks, "_end_process", self._end):
-            self._ranks = start_ranks.start_ranks(self._settings, 0, "ipc:///", command=FOLLOWER)
+            self._ranks = start_ranks.start_ranks(self._settings, 0, "ipc:///", command=COMMAND)
         self._told = wrap(self._ranks.link)
-        self._rank: LeadingRank | None = None
-        self._disk: DiskThread | None = None
+        self._disks: list[DiskThread] = []  # one, or none
+        for close in (self._ranks.processes.close, self._ranks.link.close, self._close_disk):
+            self.callback(close)
 
     @property
     def failure(self) -> str:
         """Return why a rank is lost; empty where none is."""
         return self._ranks.link.failure
-
-    @property
-    def rank(self) -> LeadingRank:
-        assert self._rank is not None, "a model is loaded first"
-        return self._rank
 
     def _end(self, _leave: Any, processes: RankProcesses, _code: int, _why: str) -> None:
         """Stand in for the end of this process: the others end, and this one tells why."""
@@ -82,22 +81,18 @@ class RankedModels:
 
     def load(self, directory: Path, *, adds_noise: bool = False) -> LoadedModel:
         """Have every rank load its part of another model, and forget all but the files."""
-        self._stop_model()
+        self._close_disk()
+        if hasattr(self, "rank"):
+            self._ranks.link.ask(STOP)
         self._ranks.link.tell(MODEL, str(directory), adds_noise)
-        self._rank = LeadingRank(self._told, self._ranks.group, "tensor")
+        self.rank = LeadingRank(self._told, self._ranks.group, "tensor")
         settings = dataclasses.replace(self._settings, model_path=str(directory))
         with mx.stream(generation_stream):
-            part = self.rank.part()
-            return self.rank.joined(load_model(settings, part=part))
+            return self.rank.joined(load_model(settings, part=self.rank.part()))
 
-    def _stop_model(self) -> None:
-        if self._rank is None:
-            return
-        if self._disk is not None:
-            self._disk.close()
-            self._disk = None
-        self._ranks.link.ask(STOP)
-        self._rank = None
+    def _close_disk(self) -> None:
+        while self._disks:
+            self._disks.pop().close()
 
     def engine(self, loaded: LoadedModel, *, is_exact: bool) -> Engine:
         """Return an engine of all ranks; of two, only the later may compute."""
@@ -108,39 +103,21 @@ class RankedModels:
         """Open every rank's files of `root`, once a model."""
         label = CutRule(CHUNK, TurnMarks(frozenset(), ())).label
         store = FileStore(self._settings.kv_cache_dir, root, DISK_GB << 30, 0, rule=label)
-        self._disk = self.rank.disk_thread(store, QUEUE_BYTES)
-        return self._disk
+        self._disks.append(self.rank.disk_thread(store, queue_bytes=64_000_000))
+        return self._disks[0]
 
     def files_of(self, rank: int) -> list[Path]:
         """Return the KV files of a rank, in the order of their names."""
         root = self._settings.kv_cache_dir
-        place = f"rank-{rank}-of-{self.size}" if rank else ""
-        found = set((root / place).rglob("*"))
-        if not rank:
-            found -= set(root.glob("rank-*-of-*/**/*"))
+        others = set() if rank else set(root.glob("rank-*-of-*/**/*"))
+        found = set((root / (f"rank-{rank}-of-{self.size}" if rank else "")).rglob("*")) - others
         return sorted(path for path in found if path.is_file())
 
     def flush(self, seconds: float) -> bool:
         """Write what waits, on all ranks; tell whether that was done in time."""
-        return self._disk is None or self._disk.flush(seconds)
+        return all(disk.flush(seconds) for disk in self._disks)
 
     def machine(self, loaded: LoadedModel, **more: Any) -> Machine:
-        tokenizer = loaded.tokenizer
-        marks, words = turn_marks(tokenizer), Vocabulary(tokenizer)
+        marks, words = turn_marks(loaded.tokenizer), Vocabulary(loaded.tokenizer)
         more = {"drafts": AnswerDrafts(DraftPolicy())} | more  # several ranks draft nothing
         return Machine(loaded, marks, words, rank=self.rank, **more)
-
-    def __enter__(self) -> "RankedModels":
-        return self
-
-    def __exit__(
-        self,
-        _kind: type[BaseException] | None,
-        _error: BaseException | None,
-        _trace: TracebackType | None,
-    ) -> None:
-        if self._disk is not None:
-            self._disk.close()
-        self._ranks.link.close()
-        self._ranks.processes.close()
-        self._scratch.cleanup()

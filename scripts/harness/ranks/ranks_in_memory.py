@@ -33,16 +33,17 @@ class LeaderInMemory:
         self.followers = [FollowerInMemory(self, rank) for rank in range(1, size)]
         self._frames = OperationFrames()
 
-    def tell(self, name: str, *arguments: Value, drops: Sequence[int] = ()) -> None:
-        self._send(name, arguments, drops, is_asked=False)
+    def tell(
+        self, name: str, *arguments: Value, drops: Sequence[int] = (), is_asked: bool = False
+    ) -> None:
+        self.check()
+        frame = self._frames.write(name, arguments, drops, is_asked=is_asked)
+        for follower in self.followers:
+            follower.told.put(frame)
 
     def ask(self, name: str, *arguments: Value, drops: Sequence[int] = ()) -> list[Any]:
-        self._send(name, arguments, drops, is_asked=True)
-        try:
-            answers = [each.answers.get(timeout=ANSWER_WAIT_S) for each in self.followers]
-        except queue.Empty:
-            raise RankLost(f"no answer to {name} in {ANSWER_WAIT_S:g} s") from None
-        return [unpack(answer) for answer in answers]
+        self.tell(name, *arguments, drops=drops, is_asked=True)
+        return [unpack(each.answers.get(timeout=ANSWER_WAIT_S)) for each in self.followers]
 
     def witness(self, *facts: Value) -> None:
         self.comparison.note_own(pack(facts))
@@ -68,14 +69,6 @@ class LeaderInMemory:
             said, own = self.comparison.said_count(rank), self.comparison.own_count
             if said != own:
                 raise RankMismatch(f"rank {rank} witnessed {said} facts and rank 0 {own}")
-
-    def _send(
-        self, name: str, arguments: Sequence[Value], drops: Sequence[int], *, is_asked: bool
-    ) -> None:
-        self.check()
-        frame = self._frames.write(name, arguments, drops, is_asked=is_asked)
-        for follower in self.followers:
-            follower.told.put(frame)
 
 
 class FollowerInMemory:

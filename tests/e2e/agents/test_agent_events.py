@@ -108,7 +108,7 @@ def test_ten_sub_agents_in_parallel_leave_their_orchestrators_line_intact(
         agents[-1].user(f"Look up thing number {number}. " * 12)
     for parts in (CALL, CALL, ANSWER):
         asked = [desk.submit(agent.prompt(), parts) for agent in agents]
-        for agent, reply in zip(agents, desk.finish(asked, [parts] * 10), strict=True):
+        for agent, reply in zip(agents, desk.finish(asked), strict=True):
             agent.took(reply)
     main.took(waiting)
     after = main.ask(ANSWER)
