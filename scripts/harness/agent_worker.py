@@ -39,7 +39,6 @@ from scripts.harness.store_builders import ROOT
 from scripts.harness.zero_model import ZeroModel
 
 CONTEXT_TOKENS = 200_000
-LONG = 100_000
 
 
 @dataclass(frozen=True)
@@ -167,7 +166,7 @@ class Desk:
 
     def request(self, prompt: Prompt, stop: Sequence[str] = ()) -> Request:
         """Return the request as the prompt thread makes it."""
-        lease, sampling = self.machine.new_lease(), Sampling(max_tokens=LONG, stop=list(stop))
+        lease, sampling = self.machine.new_lease(), Sampling(max_tokens=100_000, stop=list(stop))
         message = Submit(lease.request_id, prompt, sampling, adapter=self.adapter)
         return self.builder.build(lease, message, self.pictures)
 

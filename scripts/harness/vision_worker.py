@@ -20,7 +20,6 @@ from hearth.worker.engine.model_loader import LoadedModel
 from scripts.harness.image_files import painted
 from scripts.harness.socketless_worker import Answer, Machine, loaded, marks, vocabulary
 
-MARKER = "<|vision_start|><|image_pad|><|vision_end|>"  # in a prompt's text, but for gemma's
 SIZES = ((64, 64), (64, 64), (150, 90), (224, 224))  # width, height: the first two are alike
 
 
@@ -30,7 +29,7 @@ def picture_of(loaded: LoadedModel, image: Image.Image) -> PromptImage:
 
     assert loaded.vision is not None
     processor = loaded.vision.processor
-    marker = str(getattr(processor, "boi_token", MARKER))
+    marker = str(getattr(processor, "boi_token", "<|vision_start|><|image_pad|><|vision_end|>"))
     made = dict(prepare_inputs(processor, images=[image], prompts=marker))
     ids = tuple(np.array(made.pop("input_ids")).ravel().tolist())
     inputs = {name: np.array(made[name]) for name in made if name != "attention_mask"}

@@ -44,10 +44,6 @@ LARGE_TOKENS: Final = 64
 DECODED_TOKENS: Final = 4
 
 
-class Poisoned(Exception):
-    """The model does not take these tokens."""
-
-
 def break_at(text: str, kinds: Sequence[str], directory: Path, start: int = 0) -> None:
     """Break where a mark of one of `kinds` ends behind the character `start`.
 
@@ -62,7 +58,7 @@ def break_at(text: str, kinds: Sequence[str], directory: Path, start: int = 0) -
             continue
         path.write_bytes(b"." * (times + 1))
         if mark["how"] == "raise":
-            raise Poisoned(f"{mark[0]} is in the forward")
+            raise RuntimeError(f"{mark[0]} is in the forward")
         if mark["how"] != "hang":
             os.kill(os.getpid(), signal.Signals[mark["how"].upper()])
         threading.Event().wait()

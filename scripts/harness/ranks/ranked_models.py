@@ -86,9 +86,9 @@ class RankedModels(ExitStack):
             self._ranks.link.ask(STOP)
         self._ranks.link.tell(MODEL, str(directory), adds_noise)
         self.rank = LeadingRank(self._told, self._ranks.group, "tensor")
-        settings = dataclasses.replace(self._settings, model_path=str(directory))
+        told = dataclasses.replace(self._settings, model_path=str(directory))
         with mx.stream(generation_stream):
-            return self.rank.joined(load_model(settings, part=self.rank.part()))
+            return self.rank.joined(load_model(told, part=self.rank.part()))
 
     def _close_disk(self) -> None:
         while self._disks:

@@ -10,8 +10,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from hearth.shared.settings_from_env import PROJECT_DIR
 from scripts.fixtures.fixture_cache import RANKED_NAMES, mlx_environment
+
+pytestmark = pytest.mark.process
 
 WAIT_S_MAX = 240.0  # for what takes 10 s on an idle machine
 EXAMPLES = int(os.environ.get("HEARTH_EXAMPLES", "0"))
