@@ -3,9 +3,10 @@
 import dataclasses
 import itertools
 import queue
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from types import SimpleNamespace
 from typing import Any
 
 import mlx.core as mx
@@ -40,6 +41,15 @@ from scripts.fixtures.fixture_cache import fixture_dir
 from scripts.harness.store_builders import ROOT
 
 CHUNK = 64  # small, so that short prompts have many cuts
+OPTIONS: dict[str, Any] = dict(  # of a machine: what is None is made, or as in a worker
+    rank=None,
+    running_max=None,
+    root=ROOT,
+    end_ids=frozenset(),
+    drafts=None,
+    features_mb=64,
+    engine=None,
+)
 
 
 @cache
@@ -75,6 +85,11 @@ class Answer:
     prefilled: int = field(init=False, repr=False)
 
 
+def _taken(names: Iterable[str], rules: dict[str, Any]) -> dict[str, Any]:
+    """Take out of `rules` what is called so."""
+    return {name: rules.pop(name) for name in names if name in rules}
+
+
 class Machine:
     """One model's scheduler and KV manager. `keeps=False` is the cold cache to compare with."""
 
@@ -86,53 +101,45 @@ class Machine:
         keeps: bool = True,
         budget_mb: float = 512,
         disk_thread: DiskThread | None = None,
-        rank: SingleRank | None = None,
-        slots_max: int = 4,
-        is_exact: bool = False,
-        running_max: int | None = None,
-        chunk: int = CHUNK,
-        root: PrefixHash = ROOT,
-        end_ids: frozenset[int] = frozenset(),
-        drafts: AnswerDrafts | None = None,
-        features_mb: float = 64,
-        engine: Engine | None = None,
         **rules: Any,
     ) -> None:
-        """`rules` are further fields of SchedulerConfig and of KeepRules."""
-        rank = rank or SingleRank()
+        """`rules` are OPTIONS, and fields of SchedulerConfig and of KeepRules."""
+        rules = {"slots_max": 4, "is_exact": False, "chunk": CHUNK} | rules
+        how = SimpleNamespace(**OPTIONS | _taken(OPTIONS, rules))
+        rank: SingleRank = how.rank or SingleRank()
         self.loaded = model
-        self._root = root
+        self._root: PrefixHash = how.root
         self._words = words
         self._numbers = itertools.count(1)
         self.answers: dict[str, Answer] = {}
         self.posted: queue.SimpleQueue[RecallDone] = queue.SimpleQueue()
         # No time passes for the scheduler unless `clock` says so: no forward depends on it.
         told: dict[str, Any] = {"clock": lambda: 0.0, "power": PowerSource(lambda: True)}
-        names = {field.name for field in dataclasses.fields(SchedulerConfig)} & rules.keys()
-        told |= {name: rules.pop(name) for name in names}
+        told |= _taken([field.name for field in dataclasses.fields(SchedulerConfig)], rules)
         self._is_held_back = told["relief"].holds_back if "relief" in told else lambda: False
-        reach: Reach = "none" if is_exact else "all"
-        self.drafts = drafts or AnswerDrafts(DraftPolicy("lookup", reach, reach))
-        self.rule = CutRule(chunk, turn_marks)
+        reach: Reach = "none" if rules["is_exact"] else "all"
+        self.drafts: AnswerDrafts = how.drafts or AnswerDrafts(DraftPolicy("lookup", reach, reach))
+        self.rule = CutRule(rules["chunk"], turn_marks)
         form, seen = rules.get("running_format"), model.vision
         packed = (form.bits, form.group_size) if form is not None else None
-        room = int(features_mb * MB)
+        room = int(how.features_mb * MB)
         vision = ImageEncoder(seen.model, model.model, room) if seen is not None else None
-        self.engine = engine or rank.engine(model, not is_exact, vision, packed)
+        batches = not rules["is_exact"]
+        self.engine: Engine = how.engine or rank.engine(model, batches, vision, packed)
         with mx.stream(generation_stream):
             self.layers = rank.layer_map(self.engine.probe())
         label, new_cache = self.rule.label, self.engine.new_cache
-        keep_rules = KeepRules(slots_max, chunk, is_exact, cut_label=label, **rules)
-        kept = (root, self.layers, new_cache, Budget(int(budget_mb * MB)), keep_rules, disk_thread)
+        budget, keep_rules = Budget(int(budget_mb * MB)), KeepRules(cut_label=label, **rules)
+        kept = (how.root, self.layers, new_cache, budget, keep_rules, disk_thread)
         self.keeper: Any = KVManager(*kept) if keeps else NullKVManager(new_cache)
         self.scheduler = Scheduler(
             self.engine,
             self.keeper,
             words,
-            end_ids,
+            how.end_ids,
             self.choose,
             SchedulerConfig(
-                running_max or slots_max,
+                how.running_max or rules["slots_max"],
                 self.rule.natural,
                 self.rule.grid,
                 **told,
