@@ -1,7 +1,6 @@
 """Runs a worker without sockets, with a real model, scheduler and KV manager, step by step."""
 
 import dataclasses
-import itertools
 import queue
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -110,7 +109,7 @@ class Machine:
         self.loaded = model
         self._root: PrefixHash = how.root
         self._words = words
-        self._numbers = itertools.count(1)
+        self._number = 0
         self.answers: dict[str, Answer] = {}
         self.posted: queue.SimpleQueue[RecallDone] = queue.SimpleQueue()
         # No time passes for the scheduler unless `clock` says so: no forward depends on it.
@@ -150,7 +149,8 @@ class Machine:
 
     def new_lease(self) -> ClientLease:
         """Return the lease of another request, whose client never leaves."""
-        lease = ClientLease(f"r{next(self._numbers)}", b"peer")
+        self._number += 1
+        lease = ClientLease(f"r{self._number}", b"peer")
         lease.lease_until = float("inf")
         return lease
 
