@@ -6,7 +6,7 @@ which changes no total, and the limit of resources.
 """
 
 import random
-from bisect import bisect_left, insort
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
@@ -23,7 +23,6 @@ class Buffer:
 
     length: int  # as MLX counts it
     purpose: str  # "weights", "kv", ...
-    is_on_heap: bool = False
     is_wired: bool = False
 
     @property
@@ -36,7 +35,7 @@ class ResidencySet:
     """Holds the buffers that are wired: those that fitted under the limit when they came.
 
     A buffer that did not fit is tracked, and enters when the limit is raised. `entered` and `left`
-    count buffers by their purpose.
+    count buffers by their purpose. Where it is not enabled its limit stays 0, and nothing fits.
     """
 
     def __init__(self, is_enabled: bool = True, chance: random.Random | None = None) -> None:
@@ -45,28 +44,22 @@ class ResidencySet:
         self._tracked: dict[Buffer, None] = {}
         self._limit = 0
         self.wired_bytes = 0
-        self.entered: dict[str, int] = {}
-        self.left: dict[str, int] = {}
+        self.entered: Counter[str] = Counter()
+        self.left: Counter[str] = Counter()
 
     def wired_of(self, purpose: str) -> int:
         """Return the bytes that are wired for `purpose`."""
-        buffers = (b for b in self._tracked if b.is_wired and b.purpose == purpose)
-        return sum(buffer.allocated_bytes for buffer in buffers)
+        return sum(b.allocated_bytes for b in self._tracked if b.is_wired and b.purpose == purpose)
 
     def insert(self, buffer: Buffer) -> None:
-        if not self._is_enabled:
-            return
         assert buffer not in self._tracked, buffer
         self._tracked[buffer] = None
-        if self._fits(buffer):
-            self._add(buffer)
+        self._wire_if_it_fits(buffer)
 
     def erase(self, buffer: Buffer) -> None:
-        if not self._is_enabled:
-            return
         del self._tracked[buffer]
         if buffer.is_wired:
-            self._remove(buffer)
+            self._unwire(buffer)
 
     def resize(self, limit: int) -> None:
         """Wire up to `limit` bytes: add what fits now, or take out what is too much."""
@@ -76,30 +69,23 @@ class ResidencySet:
         buffers = list(self._tracked)
         if self._chance is not None:
             self._chance.shuffle(buffers)
-        if self.wired_bytes < limit:
-            for buffer in buffers:
-                if not buffer.is_wired and self._fits(buffer):
-                    self._add(buffer)
-        else:
-            for buffer in buffers:
-                if self.wired_bytes <= limit:
-                    break
-                if buffer.is_wired:
-                    self._remove(buffer)
+        grows = self.wired_bytes < limit
+        for buffer in buffers:
+            if grows and not buffer.is_wired:
+                self._wire_if_it_fits(buffer)
+            elif buffer.is_wired and self.wired_bytes > limit:
+                self._unwire(buffer)
 
-    def _fits(self, buffer: Buffer) -> bool:
-        return self.wired_bytes + buffer.allocated_bytes <= self._limit
+    def _wire_if_it_fits(self, buffer: Buffer) -> None:
+        if self.wired_bytes + buffer.allocated_bytes <= self._limit:
+            buffer.is_wired = True
+            self.wired_bytes += buffer.allocated_bytes
+            self.entered[buffer.purpose] += 1
 
-    def _add(self, buffer: Buffer) -> None:
-        buffer.is_wired = True
-        self.wired_bytes += buffer.allocated_bytes
-        self.entered[buffer.purpose] = self.entered.get(buffer.purpose, 0) + 1
-        assert self.wired_bytes <= self._limit, (self.wired_bytes, self._limit)
-
-    def _remove(self, buffer: Buffer) -> None:
+    def _unwire(self, buffer: Buffer) -> None:
         buffer.is_wired = False
         self.wired_bytes -= buffer.allocated_bytes
-        self.left[buffer.purpose] = self.left.get(buffer.purpose, 0) + 1
+        self.left[buffer.purpose] += 1
 
 
 class MetalMemory:
@@ -114,8 +100,7 @@ class MetalMemory:
         self._recommended = mac.recommended_bytes
         self.limit = int(min(1.5 * self._recommended, 0.95 * mac.memory_bytes))
         self.wired_limit = 0
-        self._cached: list[tuple[int, int, Buffer]] = []  # by length; the number breaks ties
-        self._freed = 0
+        self._cached: dict[Buffer, None] = {}  # the longest unused first
         self.active_bytes = 0
         self.cached_bytes = 0
         self.residency.insert(Buffer(HEAP_BYTES, "heap"))
@@ -143,58 +128,45 @@ class MetalMemory:
         """Return a buffer for an array of so many bytes, from the cache where one will do."""
         assert nbytes > 0, nbytes
         length = rounded_up(nbytes) if nbytes > PAGE else nbytes
-        buffer = self._reused(length)
-        if buffer is None:
+        length_max = min(2 * length, length + 2 * PAGE)
+        fitting = [each for each in self._cached if length <= each.length < length_max]
+        if fitting:
+            buffer = min(fitting, key=lambda each: each.length)
+            del self._cached[buffer]
+            self.cached_bytes -= buffer.length
+            if buffer.is_wired and buffer.purpose != purpose:
+                self.residency.entered[purpose] += 1  # wired memory serves another purpose now
+            buffer.purpose = purpose
+        else:
             gc_limit = min(self.limit, int(0.95 * self._recommended))
-            if self.active_bytes + self.cached_bytes + length >= gc_limit:
-                self._shrink_cache(self.active_bytes + self.cached_bytes + length - gc_limit)
-            buffer = Buffer(length, purpose, is_on_heap=length < HEAP_BELOW)
-            if not buffer.is_on_heap:
+            if (over := self.active_bytes + self.cached_bytes + length - gc_limit) >= 0:
+                self._shrink_cache(over)
+            buffer = Buffer(length, purpose)
+            if length >= HEAP_BELOW:
                 self.residency.insert(buffer)
-        elif buffer.purpose != purpose and buffer.is_wired:
-            _count(self.residency.entered, purpose)  # wired memory that serves another purpose now
-        buffer.purpose = purpose
         self.active_bytes += buffer.length
         return buffer
 
     def free(self, buffer: Buffer) -> None:
         """Give an array's buffer back, to the cache."""
         self.active_bytes -= buffer.length
-        self._freed += 1
-        insort(self._cached, (buffer.length, self._freed, buffer), key=lambda each: each[:2])
+        self._cached[buffer] = None
         self.cached_bytes += buffer.length
 
     def clear_cache(self) -> None:
         self._shrink_cache(self.cached_bytes)
 
-    def _reused(self, length: int) -> Buffer | None:
-        at = bisect_left(self._cached, length, key=lambda each: each[0])
-        if at == len(self._cached) or self._cached[at][0] >= min(2 * length, length + 2 * PAGE):
-            return None
-        _, _, buffer = self._cached.pop(at)
-        self.cached_bytes -= buffer.length
-        return buffer
-
     def _shrink_cache(self, nbytes: int) -> None:
         """Release cached buffers, the longest unused first; all where nearly all has to go."""
-        todo = sorted(self._cached, key=lambda each: each[1])
-        target = self.cached_bytes if nbytes >= 0.9 * self.cached_bytes else nbytes
-        released = 0
-        for each in todo:
-            if released >= target:
-                break
-            buffer = each[2]
-            self._cached.remove(each)
-            released += buffer.length
-            if not buffer.is_on_heap:
+        goal = 0 if nbytes >= 0.9 * self.cached_bytes else self.cached_bytes - nbytes
+        while self.cached_bytes > goal:
+            buffer = next(iter(self._cached))
+            del self._cached[buffer]
+            self.cached_bytes -= buffer.length
+            if buffer.length >= HEAP_BELOW:
                 self.residency.erase(buffer)
-        self.cached_bytes -= released
 
 
 def load(memory: MetalMemory, sizes: Iterable[int], purpose: str = "weights") -> list[Buffer]:
     """Have arrays of these sizes loaded, in this order."""
     return [memory.malloc(nbytes, purpose) for nbytes in sizes]
-
-
-def _count(counts: dict[str, int], purpose: str) -> None:
-    counts[purpose] = counts.get(purpose, 0) + 1
