@@ -10,6 +10,7 @@ import random
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -45,12 +46,10 @@ class FakeMac:
         self._arrays: dict[int, tuple[int, Buffer]] = {}  # id -> size, buffer
 
     @contextlib.contextmanager
-    def installed(self) -> Iterator["FakeMac"]:
+    def installed(self) -> Iterator[None]:
         """Have `mlx.core` answer as on this Mac within the block."""
-        with contextlib.ExitStack() as stack:
-            for name, function in self._functions().items():
-                stack.enter_context(mock.patch.object(mx, name, function))
-            yield self
+        with mock.patch.multiple(mx, **self._functions()):
+            yield
 
     def calls_of(self, name: str) -> list[int]:
         """Return what limit each call of this name set, in order."""
@@ -63,54 +62,56 @@ class FakeMac:
             if buffer.purpose == purpose and now.get(name) != nbytes:
                 self.memory.free(buffer)
                 del self._arrays[name]
-        for name, nbytes in now.items():
-            if name not in self._arrays:
-                self._arrays[name] = nbytes, self.memory.malloc(nbytes, purpose)
+        self._arrays |= {
+            name: (nbytes, self.memory.malloc(nbytes, purpose))
+            for name, nbytes in now.items()
+            if name not in self._arrays
+        }
 
     def _functions(self) -> dict[str, Callable[..., Any]]:
+        memory, computing, thread = self.memory, self._computing, self._thread
         evaluate, wait, clear = mx.async_eval, mx.synchronize, mx.clear_cache
         clear_streams = mx.clear_streams
 
         def async_eval(*arrays: Any) -> None:
-            self._computing.add(_name())
+            computing.add(_name())
             evaluate(*arrays)  # type: ignore[no-untyped-call]
 
         def synchronize(stream: Any = None) -> None:
-            if getattr(self._thread, "is_bare", False):
+            if getattr(thread, "is_bare", False):
                 raise RuntimeError("There is no Stream(gpu, 0) in current thread.")
             wait(*([] if stream is None else [stream]))
-            self._computing.discard(_name(stream))
+            computing.discard(_name(stream))
 
         def clear_all_streams() -> None:
             clear_streams()  # Metal waits for each before it goes
-            self._computing.clear()
-            self._thread.is_bare = True
+            computing.clear()
+            thread.is_bare = True
 
         def clear_cache() -> None:
             clear()
-            self.memory.clear_cache()
+            memory.clear_cache()
 
-        functions: dict[str, Callable[..., Any]] = {
+        counts = {
+            "get_active_memory": lambda: memory.active_bytes,
+            "get_cache_memory": lambda: memory.cached_bytes,
+        }
+        return {
             "device_info": self.mac.device_info,
-            "set_wired_limit": lambda limit: self._call("set_wired_limit", limit),
-            "set_memory_limit": lambda limit: self._call("set_memory_limit", limit),
-            "get_memory_limit": lambda: self.memory.limit,
+            "set_wired_limit": partial(self._call, "set_wired_limit", memory.set_wired_limit),
+            "set_memory_limit": partial(self._call, "set_memory_limit", memory.set_limit),
+            "get_memory_limit": lambda: memory.limit,
             "async_eval": async_eval,
             "synchronize": synchronize,
             "clear_streams": clear_all_streams,
             "clear_cache": clear_cache,
+            **(counts if self._is_imagined else {}),
         }
-        if self._is_imagined:
-            functions["get_active_memory"] = lambda: self.memory.active_bytes
-            functions["get_cache_memory"] = lambda: self.memory.cached_bytes
-        return functions
 
-    def _call(self, name: str, limit: int) -> int:
+    def _call(self, name: str, act: Callable[[int], int], limit: int) -> int:
         thread = threading.current_thread().name
         self.calls.append(MemoryCall(name, int(limit), bool(self._computing), thread))
-        if name == "set_wired_limit":
-            return self.memory.set_wired_limit(int(limit))
-        return self.memory.set_limit(int(limit))
+        return act(int(limit))
 
 
 def _name(stream: Any = None) -> str:
