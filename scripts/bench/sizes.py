@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean, median
 from typing import Final
 
 from hearth.commands.replay.traces import TRACES_DIR
@@ -132,8 +133,7 @@ def _cells(figures: Figures) -> list[str]:
         f"{figures.read_ratio:.3f}",
         f"{figures.idle / figures.new:.3f}" if figures.new else "",
         str(len(figures.forwards)),
-        f"{figures.forward_mean:.0f}",
-        f"{figures.forward_median:.0f}",
+        *(f"{mean(figures.forwards or [0]):.0f}" for mean in (fmean, median)),
         *(f"{figures.short_share(tokens):.0%}" for tokens in SHORT_TOKENS),
         ", ".join(f"{name} {count}" for name, count in figures.refused.items()),
     ]

@@ -7,10 +7,10 @@ jobs take the time of an SSD on a simulated clock instead of a thread's.
 
 import os
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, wraps
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,31 +28,32 @@ from scripts.harness.layouts.simulated_clock import SimulatedClock
 WRITE_BYTES_PER_S: Final = 2e9  # of a Mac's SSD, about
 READ_BYTES_PER_S: Final = 4e9
 DTYPES: Final = {name: dtype for dtype, name in _KINDS.items()}
+NEVER: Final = float("inf")
 
 
 @dataclass(slots=True, eq=False)
 class Disk:
     """What is in the files of a directory, and what was written and read. Outlives its workers."""
 
-    records: dict[Path, Record] = field(default_factory=dict)
+    records: dict[FileName, Record] = field(default_factory=dict)  # all that were ever encoded
     written: Counter[str] = field(default_factory=Counter)  # bytes by kind of record
     read: Counter[str] = field(default_factory=Counter)
 
+    def encode(self, record: Record) -> list[range]:
+        """Stand in for `file_format.encode`: the same number of bytes, of which none is made."""
+        self.records[record.name] = record
+        data_bytes = sum(array.values.nbytes for array in record.arrays)
+        return [range(len(_header(record)) + data_bytes)]
 
-@dataclass(frozen=True, slots=True)
-class HollowFile:
-    """Stands for the bytes of a record's file."""
-
-    record: Record
-    nbytes: int
-
-    def __len__(self) -> int:
-        return self.nbytes
+    def decode(self, path: Path, root: PrefixHash, name: FileName, bytes_max: int) -> Record:
+        """Stand in for `file_format.read`."""
+        assert os.stat(path).st_size <= bytes_max, (path, bytes_max)
+        return self.records[name]
 
 
-def encode(record: Record) -> list[HollowFile]:
-    """Stand in for `file_format.encode`: the same number of bytes, of which none is made."""
-    return [HollowFile(record, len(_header(record)) + _data_bytes(record))]
+def write_hole(handle: int, parts: Sequence[range]) -> None:
+    """Stand in for `file_format.write`: the file is a hole of the true length."""
+    os.ftruncate(handle, sum(map(len, parts)))
 
 
 def array_of(name: str, array: mx.array) -> Array:
@@ -70,22 +71,15 @@ def restored(array: Array) -> mx.array:
     return hollow(array.values.shape, DTYPES[array.dtype])
 
 
-def _data_bytes(record: Record) -> int:
-    return sum(array.values.nbytes for array in record.arrays)
-
-
 class MeteredFileStore(FileStore):
-    """A FileStore that counts what it writes and reads. `disk` is set once it is made."""
+    """A FileStore that counts what it writes and reads."""
 
-    disk: Disk
+    disk = Disk()  # of the simulation
 
     def _write(self, name: FileName, parts: list[Any]) -> None:
-        self._write_bytes(name, parts)
+        super()._write(name, parts)
         os.utime(self._home / name.file_name)  # by the clock of the simulation
         self.disk.written[name.kind] += sum(map(len, parts))
-
-    def _write_bytes(self, name: FileName, parts: list[Any]) -> None:
-        super()._write(name, parts)
 
     def get(self, name: FileName) -> Record | None:
         with suppress(FileNotFoundError):
@@ -93,95 +87,54 @@ class MeteredFileStore(FileStore):
         return super().get(name)
 
 
-class CountedFileStore(MeteredFileStore):
-    """A FileStore whose files are holes. Invariant: every file that it wrote has its record."""
+def _caught_up(method: Callable[..., Any]) -> Any:
+    """Have what would be done by now done before `method` of a thread asks or brings a job."""
 
-    def _write_bytes(self, name: FileName, parts: list[Any]) -> None:
-        (hole,) = parts
-        path = self._home / name.file_name
-        self._home.mkdir(mode=0o700, exist_ok=True)
-        handle = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600)
-        os.ftruncate(handle, len(hole))
-        os.close(handle)
-        self.disk.records[path] = hole.record
+    @wraps(method)
+    def called(self: "CountedDiskThread", *given: Any, **named: Any) -> Any:
+        self.catch_up()
+        return method(self, *given, **named)
 
-
-def reader(disk: Disk) -> Any:
-    """Return what stands in for `file_format.read`."""
-
-    def read(path: Path, root: PrefixHash, name: FileName, bytes_max: int) -> Record:
-        nbytes = os.stat(path).st_size
-        assert nbytes <= bytes_max, (nbytes, bytes_max)
-        return disk.records[path]
-
-    return read
+    return called
 
 
 class CountedDiskThread(DiskThread):
     """A DiskThread without a thread: `catch_up` does the jobs whose time has come."""
 
-    clock: SimulatedClock
+    clock = SimulatedClock()  # of the simulation
     _free_at = 0.0  # when the job before the next one ended, or would have
 
     def _run(self) -> None:
         """Do nothing: the simulation does the jobs."""
 
-    @property
-    def due_at(self) -> float | None:
-        """When the next job is done, in the clock's seconds; None without a job."""
-        with self._changed:
-            if self._clears or self._discards or self._drops:
-                return self._free_at
-            if self._reads:
-                nbytes = sum(self.file_store.nbytes(name) for name in self._reads[0][0])
-                return self._free_at + nbytes / READ_BYTES_PER_S
-            if self._writes:
-                return self._free_at + self._writes[0][0].nbytes / WRITE_BYTES_PER_S
-            return None
+    takes, write, read = map(_caught_up, (DiskThread.takes, DiskThread.write, DiskThread.read))
+    drop, clear, discard = map(_caught_up, (DiskThread.drop, DiskThread.clear, DiskThread.discard))
 
-    def takes(self, nbytes: int) -> bool:
-        self.catch_up()
-        return super().takes(nbytes)
+    def catch_up(self) -> float:
+        """Do what would be done by now; return when the next job is done, in the clock's seconds.
 
-    def write(self, record: Record, is_needed: bool = False) -> bool:
-        self._begin()
-        return super().write(record, is_needed)
-
-    def read(self, names: Any, then: Any) -> bool:
-        self._begin()
-        return super().read(names, then)
-
-    def discard(self, name: FileName) -> None:
-        self._begin()
-        super().discard(name)
-
-    def drop(self, names: Iterable[FileName]) -> None:
-        self._begin()
-        super().drop(names)
-
-    def clear(self) -> None:
-        self._begin()
-        super().clear()
-
-    def _begin(self) -> None:
-        """A job is about to come: one that finds the disk idle begins now."""
-        self.catch_up()
-        if self.due_at is None:
-            self._free_at = self.clock.elapsed_s
-
-    def catch_up(self) -> None:
-        """Do what would be done by now."""
-        while (due_at := self.due_at) is not None and due_at <= self.clock.elapsed_s:
+        A job that comes while there is none begins then.
+        """
+        while (due_at := self._due_at()) <= self.clock.elapsed_s:
             self._free_at = due_at
             self._step()
+        if due_at == NEVER:
+            self._free_at = self.clock.elapsed_s
+        return due_at
+
+    def _due_at(self) -> float:
+        if self._clears or self._discards or self._drops:
+            return self._free_at
+        if self._reads:
+            nbytes = sum(self.file_store.nbytes(name) for name in self._reads[0][0])
+            return self._free_at + nbytes / READ_BYTES_PER_S
+        return (
+            self._free_at + self._writes[0][0].nbytes / WRITE_BYTES_PER_S if self._writes else NEVER
+        )
 
     def flush(self, seconds: float) -> bool:
         """Let time pass until all that is queued is written, for so long at most."""
         end = self.clock.elapsed_s + seconds
-        while (due_at := self.due_at) is not None and due_at <= end:
-            self.clock.advance_to(due_at)
-            self.catch_up()
+        while (due_at := self.catch_up()) <= end:
+            self.clock.advance(due_at - self.clock.elapsed_s)
         return self.is_drained
-
-    def sweep(self) -> None:
-        self._guarded(self.file_store.sweep)

@@ -1,23 +1,24 @@
 """Stands in for the engine: forwards take simulated time and count tokens, and compute nothing."""
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
+import mlx.core as mx
+from mlx_lm.generate import generation_stream
+
 from hearth.worker.engine.decode.batch_caches import is_mergeable
-from hearth.worker.engine.decode.batch_split import ReadCost, RowLength, regroup
+from hearth.worker.engine.decode.batch_split import RowLength, regroup
 from hearth.worker.engine.decode.decoder import (
     ROWS_MAX,
+    Decoder,
     SampledToken,
     Sequence as DecodingSequence,
     UnfinishedBatch,
 )
 from hearth.worker.engine.decode.sampler import TokenChoice
-from hearth.worker.engine.decode.shared_trunk import Trunk
-from hearth.worker.engine.lora.lora_adapter import LoraAdapters
-from hearth.worker.kv.layer_adapters import LayerMap
-from scripts.harness.layouts.counted_layers import CountedLayerMap
+from hearth.worker.engine.engine import Engine
+from scripts.harness.layouts.counted_layers import CountedCache
 from scripts.harness.layouts.model_layouts import ModelLayout
 from scripts.harness.layouts.simulated_clock import SimulatedClock
 from scripts.harness.mac.mac_hardware import Mac
@@ -50,42 +51,70 @@ MACS: Final = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Forward:
-    """One forward of a prefill."""
+class TimedDecoder(Decoder):
+    """A Decoder whose steps take simulated time."""
 
-    tokens: int
-    is_idle: bool  # for no request
+    engine: "TimedEngine"
+
+    def add(self, sequence: DecodingSequence) -> None:
+        super().add(sequence)
+        self.engine.pass_steps(1)
+
+    def step(self) -> list[SampledToken]:
+        sampled = super().step()
+        self.engine.pass_steps(len(self._lone) + len(self._batches))
+        return sampled
 
 
-class CountedDecoder:
+class TimedEngine(Engine):
+    """An Engine on a simulated clock; its model says what it is told to.
+
+    Caches, arrays and forwards are the architecture's own: see `CountedEngine`, which has none.
+    """
+
+    decoder_class = TimedDecoder
+
+    def __init__(self, layout: ModelLayout, speed: Speed, clock: SimulatedClock) -> None:
+        self.scripts: dict[str, list[int]] = {}  # by request, what is still to be said
+        self.forwards: list[tuple[int, bool]] = []  # of prefills: tokens, and if for no request
+        self.is_idle: Callable[[], bool] = lambda: False
+        self._layout, self._speed, self._clock = layout, speed, clock
+        super().__init__(layout.loaded())
+        decoder = self.decoder_class(self._model, generation_stream, is_mergeable(self.probe()))
+        decoder.engine = self
+        self.decoder = decoder
+
+    def pass_steps(self, count: int) -> None:
+        """Let the time of so many decode steps pass."""
+        self._clock.advance(self._speed.step_s(self._layout) * count)
+
+    def prefill(
+        self, cache: list[Any], ids: list[int], images: Sequence[Any] = (), adapter: str = ""
+    ) -> None:
+        super().prefill(cache, ids, images, adapter)
+        self.forwards.append((len(ids), self.is_idle()))
+        self._clock.advance(self._speed.prefill_s(self._layout, len(ids)))
+
+    def probe(self) -> list[Any]:
+        return self._layout.probe()
+
+    def choice(self, key: str) -> TokenChoice:
+        script = self.scripts[key]
+        last = len(script) - 1  # decoding looks one ahead
+        return TokenChoice(lambda _, at: mx.array([script[min(n, last)] for n in at]), (), None)
+
+
+class CountedDecoder(TimedDecoder):
     """Gives each sequence the tokens of its script. As in the real one, decoding looks one ahead.
 
     Who shares a step is decided as there; who does has lent its slot's cache, for good.
     """
 
-    def __init__(
-        self,
-        layout: ModelLayout,
-        speed: Speed,
-        clock: SimulatedClock,
-        scripts: dict[str, list[int]],
-    ) -> None:
-        """`scripts` has, by request, what is still to be said."""
-        self.scripts = scripts
-        self.is_mergeable = False
-        self.trunks: dict[str, Trunk] = {}  # it counts none
-        self.shares_trunks = False
-        self.cost = ReadCost()
-        self.has_room: Callable[[int], bool] = lambda _nbytes: True
-        self._layout = layout
-        self._step_s = speed.step_s(layout)
-        self._clock = clock
-        self._sequences: dict[str, DecodingSequence] = {}
-        self._fed: dict[str, list[int]] = {}
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self._sequences: dict[str, DecodingSequence] = {}  # with all tokens that were fed
         self._groups: list[list[str]] = []
         self._lent: set[str] = set()
-        self._is_changed = False
 
     def __len__(self) -> int:
         return len(self._sequences)
@@ -98,23 +127,22 @@ class CountedDecoder:
         fed = [*sequence.tokens, *sequence.tail]
         sequence.before_forward(len(fed))
         sequence.cache[0].offset = len(fed)
-        self._sequences[sequence.key], self._fed[sequence.key] = sequence, fed
+        self._sequences[sequence.key] = replace(sequence, tokens=fed)
         self._groups.append([sequence.key])
         self._is_changed = True
-        self._clock.advance(self._step_s)
+        self.engine.pass_steps(1)
 
     def step(self) -> list[SampledToken]:
         if self.is_mergeable and self._is_changed:
             self._regroup()
         sampled = []
         for key, sequence in self._sequences.items():
-            fed, token = self._fed[key], self.scripts[key].pop(0)
             if key not in self._lent:
-                sequence.before_forward(len(fed) + 1)
-            fed.append(token)
-            sequence.cache[0].offset = len(fed)
-            sampled.append(SampledToken(key, token, None))
-        self._clock.advance(self._step_s * len(self._groups))
+                sequence.before_forward(len(sequence.tokens) + 1)
+            sequence.tokens.append(self.engine.scripts[key].pop(0))
+            sequence.cache[0].offset = len(sequence.tokens)
+            sampled.append(SampledToken(key, sequence.tokens[-1], None))
+        self.engine.pass_steps(len(self._groups))
         return sampled
 
     def remove(self, key: str, said: int | None = None) -> UnfinishedBatch | None:
@@ -126,82 +154,34 @@ class CountedDecoder:
         if key in self._lent:
             self._lent.remove(key)
             sequence.cache[0].capacity = sequence.cache[0].offset
-        return UnfinishedBatch(sequence.cache, self._fed.pop(key))
+        return UnfinishedBatch(sequence.cache, sequence.tokens)
 
     def _regroup(self) -> None:
         """Have sequences share steps as reads the fewest bytes, where that pays."""
         self._is_changed = False
-        lengths = [[RowLength(len(self._fed[key])) for key in group] for group in self._groups]
-        wanted = regroup(lengths, self.cost, ROWS_MAX)
-        if wanted is None:
-            return
         keys = [key for group in self._groups for key in group]
-        self._groups = [[keys[index] for index in group] for group in wanted]
-        for group in self._groups:
-            for key in group if len(group) > 1 else ():
-                if key not in self._lent:
-                    self._sequences[key].before_join()
-                    self._lent.add(key)
+        lengths = [[RowLength(len(self._sequences[k].tokens)) for k in g] for g in self._groups]
+        wanted = regroup(lengths, self.cost, ROWS_MAX)
+        if wanted is not None:
+            self._groups = [[keys[index] for index in group] for group in wanted]
+        for key in [key for group in self._groups if len(group) > 1 for key in group]:
+            if key not in self._lent:
+                self._sequences[key].before_join()
+                self._lent.add(key)
 
 
-class CountedEngine:
-    """Has the interface of `Engine` over counted caches. `layers` is set once it is probed."""
+class CountedEngine(TimedEngine):
+    """A TimedEngine over counted caches."""
 
-    vision = None
-    adapters = LoraAdapters()
-    encoder_s = 0.0
-    verifies_drafts = False  # what is said is scripted
-
-    def __init__(self, layout: ModelLayout, speed: Speed, clock: SimulatedClock) -> None:
-        self.scripts: dict[str, list[int]] = {}
-        self.decoder = CountedDecoder(layout, speed, clock, self.scripts)
-        self.forwards: list[Forward] = []
-        self.layers: CountedLayerMap | None = None
-        self.is_idle: Callable[[], bool] = lambda: False
-        self._layout = layout
-        self._speed = speed
-        self._clock = clock
-
-    def made(self, layers: LayerMap, batches: bool) -> None:
-        """Take the layers that were found in the probe; sequences may share a decode step."""
-        assert isinstance(layers, CountedLayerMap)
-        self.layers = layers
-        self.decoder.is_mergeable = batches and is_mergeable(self._layout.probe())
-        self.decoder.cost = self._layout.read_cost
-
-    def choice(self, key: str) -> TokenChoice:
-        return TokenChoice(lambda x, _: x, (), None)  # the decoder knows what is said
-
-    def stream(self) -> AbstractContextManager[Any]:
-        return nullcontext()
-
-    def probe(self) -> list[Any]:
-        return self._layout.probe()
+    decoder_class = CountedDecoder
 
     def new_cache(self) -> list[Any]:
-        assert self.layers is not None, "the KV manager has read the probe by now"
-        return self.layers.new_cache()
+        return [CountedCache(self._layout.layers)]
 
-    def synchronize(self) -> None:
-        """Simulated time has passed for all that was asked."""
-
-    def prefill(
-        self, cache: list[Any], ids: list[int], images: Sequence[Any] = (), adapter: str = ""
-    ) -> None:
-        assert ids and not images and not adapter, (len(ids), len(images), adapter)
+    def _prefill(
+        self, cache: list[Any], ids: list[int], images: Sequence[Any], forward: object
+    ) -> list[mx.array]:
+        assert ids and not images, (len(ids), len(images))
         cache[0].offset += len(ids)
         assert cache[0].offset <= cache[0].capacity, (cache[0].offset, cache[0].capacity)
-        self.forwards.append(Forward(len(ids), self.is_idle()))
-        self._clock.advance(self._speed.prefill_s(self._layout, len(ids)))
-
-    def why_not_quantised(self, bits: int, group_size: int) -> str | None:
-        return "it is counted"
-
-    def release_images(self, spared: Any) -> bool:
-        return False
-
-    def has_encoded(self, images: Sequence[Any], start: int, end: int) -> bool:
-        return True
-
-    def shift(self, images: Sequence[Any], position: int) -> int:
-        return 0
+        return []

@@ -7,23 +7,13 @@ no memory is behind them. The same arrays serve for all runs of one length.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache as cached
 from typing import Any
 
 import mlx.core as mx
 
-from hearth.worker.kv.layer_adapters import (
-    STATES,
-    LayerMap,
-    _of_kind,
-    rounded,
-)
-from hearth.worker.kv.quantise_kv import (
-    KVRows,
-    LayerRows,
-    LayerStates,
-    PackedFormat,
-    QuantFormat,
-)
+from hearth.worker.kv.layer_adapters import LayerMap, rounded
+from hearth.worker.kv.quantise_kv import KVRows, LayerRows, LayerStates, PackedFormat
 
 Shape = tuple[tuple[int, ...], mx.Dtype]
 
@@ -32,7 +22,7 @@ Shape = tuple[tuple[int, ...], mx.Dtype]
 class CountedCache:
     """All layers of one live cache: how many tokens it holds, and for how many there is room."""
 
-    layers: "CountedLayerMap" = field(repr=False)
+    layers: LayerMap = field(repr=False)
     offset: int = 0
     capacity: int = 0
 
@@ -46,24 +36,26 @@ class CountedCache:
         return self.capacity * layers.row_bytes + layers.window_bytes(window) + state
 
 
-def hollow(shape: Sequence[int], dtype: mx.Dtype) -> mx.array:
+@cached
+def hollow(shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
     """Return an array of this shape that takes no memory."""
     array = mx.broadcast_to(mx.zeros((1,) * len(shape), dtype), shape)
     mx.eval(array)
     return array
 
 
+def _run(layers: list[list[Shape]], tokens: int) -> KVRows:
+    """Return what layers of these shapes keep of so many tokens."""
+    shapes = [[((*shape[:2], tokens, shape[3]), dtype) for shape, dtype in each] for each in layers]
+    return KVRows(tuple(LayerRows(tuple(hollow(*part) for part in each)) for each in shapes))
+
+
+def _tokens(row_runs: Sequence[tuple[LayerRows, ...]]) -> int:
+    return sum(run[0].arrays[0].shape[2] for run in row_runs)
+
+
 class CountedLayerMap(LayerMap):
     """A LayerMap over counted caches; sizes and layout are found by the real one, in the probe."""
-
-    def __init__(self, probe: list[Any]) -> None:
-        super().__init__(probe)
-        states = [
-            tuple(hollow(array.shape, array.dtype) for array in leaf.cache)
-            for leaf in _of_kind(probe, STATES)
-        ]
-        self._state = LayerStates(tuple(states))
-        self._kept: dict[tuple[str, int], KVRows] = {}
 
     def new_cache(self) -> list[Any]:
         return [CountedCache(self)]
@@ -72,20 +64,19 @@ class CountedLayerMap(LayerMap):
 
     def rows(self, cache: list[Any], start: int, end: int) -> tuple[LayerRows, ...]:
         assert start <= end <= cache[0].offset, (start, end, cache[0].offset)
-        return self._run("rows", self._shapes, end - start).layers
+        return _run(self._shapes, end - start).layers
 
     def copy_rows(
         self, cache: list[Any], start: int, end: int, form: PackedFormat | None
     ) -> KVRows:
         assert form is None, "packed rows are not counted"
-        assert 0 <= start < end <= cache[0].offset, (start, end, cache[0].offset)
-        return self._run("rows", self._shapes, end - start)
+        assert 0 <= start < end, (start, end)
+        return KVRows(self.rows(cache, start, end))
 
     def put_rows(
         self, cache: list[Any], row_runs: Sequence[tuple[LayerRows, ...]], position: int, rows: int
     ) -> None:
-        count = sum(run[0].arrays[0].shape[2] for run in row_runs)
-        assert count == position, (count, position)
+        assert _tokens(row_runs) == position, position
         cache[0].offset, cache[0].capacity = position, max(rows, position)
 
     def reserve(self, cache: list[Any], rows: int) -> int:
@@ -96,9 +87,6 @@ class CountedLayerMap(LayerMap):
             live.capacity = self._grown(live.capacity, rows, None)
         return int(live.capacity)
 
-    def quantise(self, cache: list[Any], form: QuantFormat) -> None:
-        raise NotImplementedError("live caches of fewer bits are not counted")
-
     def trim(self, cache: list[Any], position: int) -> None:
         assert cache[0].offset >= position, (cache[0].offset, position)
         cache[0].offset = position
@@ -107,7 +95,7 @@ class CountedLayerMap(LayerMap):
 
     def copy_window(self, cache: list[Any], tokens: int, behind: int = 0) -> KVRows:
         assert 0 <= behind < tokens <= self.window_held(cache), (behind, tokens)
-        return self._run("window", self._window_shapes, tokens - behind)
+        return _run(self._window_shapes, tokens - behind)
 
     def window_held(self, cache: list[Any]) -> int:
         return min(int(cache[0].offset), self.layout.window)
@@ -115,27 +103,15 @@ class CountedLayerMap(LayerMap):
     def put_window(
         self, cache: list[Any], row_runs: Sequence[tuple[LayerRows, ...]], position: int
     ) -> None:
-        held = sum(run[0].arrays[0].shape[2] for run in row_runs)
-        assert held >= min(position, self.layout.window), (held, position)
+        assert _tokens(row_runs) >= min(position, self.layout.window), position
         cache[0].offset = position
 
     # ------------------------------------------------------------ states
 
     def take_state(self, cache: list[Any]) -> LayerStates:
-        return LayerStates(self._state.layers)  # one of its own: what is held twice counts twice
+        """Return a state of its own: what is held twice counts twice."""
+        layers = [tuple(hollow(*part) for part in parts if part) for parts in self._states]
+        return LayerStates(tuple(layers))
 
     def put_state(self, cache: list[Any], state: LayerStates) -> None:
-        assert state.nbytes == self._state.nbytes, (state.nbytes, self._state.nbytes)
-
-    def _run(self, kind: str, shapes: list[list[Shape]], tokens: int) -> KVRows:
-        """Return rows of so many tokens; layers that are alike share their arrays."""
-        key = kind, tokens
-        if key not in self._kept:
-            made: dict[tuple[Shape, ...], LayerRows] = {}
-            for layer in shapes:
-                if tuple(layer) not in made:
-                    made[tuple(layer)] = LayerRows(
-                        tuple(hollow((*s[:2], tokens, s[3]), dtype) for s, dtype in layer)
-                    )
-            self._kept[key] = KVRows(tuple(made[tuple(layer)] for layer in shapes))
-        return KVRows(self._kept[key].layers)
+        assert state.nbytes == self.state_bytes, (state.nbytes, self.state_bytes)

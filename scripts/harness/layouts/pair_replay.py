@@ -3,8 +3,10 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from statistics import fmean, median
-from typing import Final
+from functools import reduce
+from operator import add
+from statistics import fmean
+from typing import Any, Final
 
 from hearth.shared.errors import StartError
 from scripts.harness.layouts.counted_disk import Disk
@@ -20,50 +22,32 @@ SHORT_TOKENS: Final = (64, 256)  # forwards below these are counted
 
 @dataclass(slots=True)
 class Figures:
-    """What some sessions cost, in bytes and tokens. Sums of figures are figures."""
+    """What some sessions cost, in bytes and tokens."""
 
-    rows_bytes: int = 0  # of each token that is new, once
-    least_bytes: int = 0  # the same, and a state and a window for each conversation
-    written: Counter[str] = field(default_factory=Counter)  # to SSD, by kind of record
-    read: Counter[str] = field(default_factory=Counter)
-    kept_bytes_max: int = 0
-    slot_bytes_max: int = 0
-    prefilled: int = 0
-    ideal: int = 0
-    idle: int = 0
-    new: int = 0  # tokens: the ideal's and the answers'
-    forwards: list[int] = field(default_factory=list)  # their tokens; of requests
-    refused: Counter[str] = field(default_factory=Counter)
-
-    def add(self, other: "Figures") -> None:
-        for name in (each.name for each in fields(self)):
-            mine, theirs = getattr(self, name), getattr(other, name)
-            setattr(self, name, max(mine, theirs) if name.endswith("_max") else mine + theirs)
-
-    @property
-    def written_bytes(self) -> int:
-        return self.written.total()
+    rows_bytes: int  # of each token that is new, once
+    least_bytes: int  # the same, and a state and a window for each conversation
+    written: Counter[str]  # to SSD, by kind of record
+    read: Counter[str]
+    kept_bytes_max: int
+    slot_bytes_max: int
+    prefilled: int
+    ideal: int
+    idle: int
+    new: int  # tokens: the ideal's and the answers'
+    forwards: list[int]  # their tokens; of requests
+    refused: Counter[str]
 
     @property
     def write_ratio(self) -> float:
-        return self.written_bytes / self.rows_bytes if self.rows_bytes else 0.0
+        return self.written.total() / self.rows_bytes if self.rows_bytes else 0.0
 
     @property
     def read_ratio(self) -> float:
         return self.prefilled / self.ideal if self.ideal else 0.0
 
-    @property
-    def forward_mean(self) -> float:
-        return fmean(self.forwards) if self.forwards else 0.0
-
-    @property
-    def forward_median(self) -> float:
-        return median(self.forwards) if self.forwards else 0.0
-
     def short_share(self, tokens: int) -> float:
         """Return the share of forwards of fewer than so many tokens."""
-        short = sum(each < tokens for each in self.forwards)
-        return short / len(self.forwards) if self.forwards else 0.0
+        return fmean([each < tokens for each in self.forwards] or [0.0])
 
 
 @dataclass(slots=True)
@@ -82,10 +66,11 @@ class PairFigures:
 
     @property
     def total(self) -> Figures:
-        total = Figures()
-        for figures in self.sessions.values():
-            total.add(figures)
-        return total
+        def summed(name: str) -> Any:
+            each = [getattr(figures, name) for figures in self.sessions.values()]
+            return max(each) if name.endswith("_max") else reduce(add, each)
+
+        return Figures(**{field.name: summed(field.name) for field in fields(Figures)})
 
 
 def replay_pair(
@@ -105,13 +90,13 @@ def replay_pair(
         with counted(mac) as (clock, disk, directory):
             engine, made = CountedEngine(layout, speed, clock), settings_of(directory, settings)
             try:
-                worker = CountedWorker(layout, clock, engine, made, session.marks)
+                worker = CountedWorker(layout, clock, engine, made, session)
             except StartError:
                 return None
             if pair is None:
                 budget = worker.manager.store.budget.bytes_max
                 pair = PairFigures(layout, mac, budget, worker.rule.chunk)
-            worker.play(session, pause_s, QUIET_S)
+            worker.play(pause_s, QUIET_S)
             pair.sessions[session.name] = _figures(worker, disk, session)
             worker.stop()
     return pair
@@ -135,6 +120,6 @@ def _figures(worker: CountedWorker, disk: Disk, session: SessionScript) -> Figur
         ideal=ideal,
         idle=worker.scheduler.idle_tokens,
         new=new,
-        forwards=[forward.tokens for forward in worker.engine.forwards if not forward.is_idle],
+        forwards=[tokens for tokens, is_idle in worker.engine.forwards if not is_idle],
         refused=worker.refused.copy(),
     )

@@ -21,9 +21,9 @@ class SimulatedClock:
     """Counts simulated seconds, from the real ones at its start. Owner: the simulating thread."""
 
     def __init__(self) -> None:
-        self._monotonic_at, self._time_at = time.monotonic(), time.time()
+        self._monotonic_at = time.monotonic()
         # A day begins: what is counted by days does not depend on when a simulation is run.
-        self._time_at += DAY_S - self._time_at % DAY_S
+        self._time_at = (time.time() // DAY_S + 1) * DAY_S
         self.elapsed_s = 0.0
 
     def monotonic(self) -> float:
@@ -33,30 +33,22 @@ class SimulatedClock:
         return self._time_at + self.elapsed_s
 
     def advance(self, seconds: float) -> None:
-        """Let time pass, read as often as a process that runs reads it."""
-        assert seconds >= 0, seconds
+        """Let time pass, read as often as a process that runs reads it; none where it is less."""
         while seconds > 0:
             step_s = min(seconds, _STEP_S)
             self.elapsed_s += step_s
             seconds -= step_s
             awake_s()
 
-    def advance_to(self, elapsed_s: float) -> None:
-        self.advance(max(0.0, elapsed_s - self.elapsed_s))
-
     @contextlib.contextmanager
-    def installed(self) -> Iterator["SimulatedClock"]:
+    def installed(self) -> Iterator[None]:
         """Have the process read this clock within the block."""
         touch = os.utime
 
-        def utime(path: Any, times: Any = None, **more: Any) -> None:
-            touch(path, times or (self.time(), self.time()), **more)
+        def utime(path: Any, times: Any = None) -> None:
+            touch(path, times or (self.time(), self.time()))
 
-        with (
-            mock.patch.object(time, "monotonic", self.monotonic),
-            mock.patch.object(time, "time", self.time),
-            mock.patch.object(time, "perf_counter", self.monotonic),
-            mock.patch.object(os, "utime", utime),
-        ):
+        clocks = {"monotonic": self.monotonic, "time": self.time, "perf_counter": self.monotonic}
+        with mock.patch.multiple(time, **clocks), mock.patch.object(os, "utime", utime):
             awake_s()
-            yield self
+            yield

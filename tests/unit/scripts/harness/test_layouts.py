@@ -152,7 +152,7 @@ def _file_bytes(arrays: tuple[Array, ...]) -> int:
     tokens = np.arange(27, dtype=np.int32)
     end = PrefixHash(bytes(len(ROOT)))
     record = Record(ROOT, ROOT, end, 0, tokens, True, FileKind.ROWS, arrays)
-    (hole,) = counted_disk.encode(record)
+    (hole,) = counted_disk.Disk().encode(record)
     assert len(hole) == sum(map(len, encode(record)))
     return len(hole)
 
