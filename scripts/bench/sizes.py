@@ -16,13 +16,8 @@ from typing import Final
 
 from hearth.commands.replay.traces import TRACES_DIR
 from scripts.harness.layouts.counted_engine import MACS
-from scripts.harness.layouts.model_layouts import LAYOUTS, ModelLayout
-from scripts.harness.layouts.pair_replay import (
-    SHORT_TOKENS,
-    Figures,
-    PairFigures,
-    replay_pair,
-)
+from scripts.harness.layouts.model_layouts import LAYOUTS
+from scripts.harness.layouts.pair_replay import Figures, replay_pair
 from scripts.harness.layouts.session_scripts import SessionScript, render
 
 ABOUT: Final = "what sessions cost on models and Macs of real size: SSD, RAM, tokens read again"
@@ -51,35 +46,36 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
+    """Print what all sessions cost on each model and Mac."""
     logging.getLogger("hearth").setLevel(logging.ERROR)
     began = time.perf_counter()
-    layouts = [each for each in LAYOUTS if _is_named(each.name, options.models)]
     sessions = rendered(options.traces_dir, options.sessions, options.limit)
-    _print_pairs(layouts, sessions, options)
-    print(f"\n{time.perf_counter() - began:.0f} s", file=sys.stderr)
-
-
-def _print_pairs(
-    layouts: Sequence[ModelLayout], sessions: Sequence[SessionScript], options: argparse.Namespace
-) -> None:
-    """Print what all sessions cost on each model and Mac."""
     names = ", ".join(session.name for session in sessions)
     print(f"\n{names}: each on its own server. GB are 10^9 bytes; least: rows, and a state and a")
     print("window for each conversation. What exact mode has to read again of answers is in the")
     print("ideal:\n")
+    _print_row(HEAD)
+    _print_row(["---"] * len(HEAD))
     settings = UNLIMITED | dict(each.split("=", 1) for each in options.set)
+    layouts = [each for each in LAYOUTS if _is_named(each.name, options.models)]
     sizes = [size for size in MACS if _is_named(str(size), options.macs)]
-    pairs: list[PairFigures] = []
-    print_row(HEAD)
-    print_row(["---"] * len(HEAD))
+    read_ratios: dict[str, float] = {}  # of sessions all of which RAM holds beside live caches
     for layout, size in itertools.product(layouts, sizes):
         pair = replay_pair(layout, size, sessions, settings, options.pause)
         if pair is None:
-            print_row([layout.name, f"{size} GB", "does not fit", *([""] * (len(HEAD) - 3))])
-        else:
-            _print_pair(pair, options.each)
-            pairs.append(pair)
-    _print_over(pairs)
+            _print_row([layout.name, f"{size} GB", "does not fit", *([""] * (len(HEAD) - 3))])
+            continue
+        start = [f"{size} GB", f"{pair.budget_bytes / GB:.2f}", str(pair.chunk)]
+        for name, figures in pair.sessions.items():
+            if options.each:
+                _print_row([name, *start, *_cells(figures)])
+            if figures.least_bytes <= pair.budget_bytes:
+                read_ratios[f"{layout.name} on {size} GB, {name}"] = figures.read_ratio
+        _print_row([layout.name, *start, *_cells(pair.total)])
+    over = [f"- {at} {ratio:.3f}" for at, ratio in read_ratios.items() if ratio > READ_RATIO_MAX]
+    heading = f"\n{len(read_ratios)} sessions fit; above {READ_RATIO_MAX}: {len(over)}"
+    print(heading, *over, sep="\n")
+    print(f"\n{time.perf_counter() - began:.0f} s", file=sys.stderr)
 
 
 def _is_named(name: str, names: str) -> bool:
@@ -95,38 +91,17 @@ def rendered(directory: Path, names: str, limit: int) -> list[SessionScript]:
     return [render(path, limit) for path in wanted]
 
 
-def print_row(cells: Sequence[str]) -> None:
+def _print_row(cells: Sequence[str]) -> None:
     print("| " + " | ".join(cells) + " |", flush=True)
 
 
-def _print_pair(pair: PairFigures, prints_each: bool) -> None:
-    start = [f"{pair.mac.memory_gb} GB", f"{pair.budget_bytes / GB:.2f}", str(pair.chunk)]
-    for name, figures in pair.sessions.items() if prints_each else ():
-        print_row([name, *start, *_cells(figures)])
-    print_row([pair.layout.name, *start, *_cells(pair.total)])
-
-
-def _print_over(pairs: Sequence[PairFigures]) -> None:
-    """Print which sessions read more than they should though RAM holds all of them."""
-    fitting = [
-        (f"{pair.layout.name} on {pair.mac.memory_gb} GB, {name}", figures.read_ratio)
-        for pair in pairs
-        for name, figures in pair.sessions.items()
-        if pair.fits(figures)
-    ]
-    over = [f"{where} {ratio:.3f}" for where, ratio in fitting if ratio > READ_RATIO_MAX]
-    print(f"\n{len(fitting)} sessions fit; above {READ_RATIO_MAX}: {len(over)}")
-    for line in over:
-        print(f"- {line}")
-
-
 def _cells(figures: Figures) -> list[str]:
-    written = figures.written
+    written, rows_bytes = figures.written, figures.rows_bytes
     return [
-        f"{figures.rows_bytes / GB:.2f}",
+        f"{rows_bytes / GB:.2f}",
         f"{figures.least_bytes / GB:.2f}",
         *(f"{written[kind] / GB:.2f}" for kind in ("rows", "window", "state")),
-        f"{figures.write_ratio:.2f}",
+        f"{written.total() / rows_bytes if rows_bytes else 0.0:.2f}",
         f"{figures.kept_bytes_max / GB:.2f}",
         f"{figures.slot_bytes_max / GB:.2f}",
         f"{figures.read.total() / GB:.2f}",
@@ -134,6 +109,6 @@ def _cells(figures: Figures) -> list[str]:
         f"{figures.idle / figures.new:.3f}" if figures.new else "",
         str(len(figures.forwards)),
         *(f"{mean(figures.forwards or [0]):.0f}" for mean in (fmean, median)),
-        *(f"{figures.short_share(tokens):.0%}" for tokens in SHORT_TOKENS),
+        *(f"{figures.short_share(tokens):.0%}" for tokens in (64, 256)),
         ", ".join(f"{name} {count}" for name, count in figures.refused.items()),
     ]

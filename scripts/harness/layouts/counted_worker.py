@@ -214,7 +214,7 @@ class CountedWorker:
         request = Request(
             lease=lease,
             ids=turn.ids,
-            query=self.session.query(number, self.rule, ROOT),
+            query=self.session.query(number, self.rule),
             sampling=Sampling(),
             tokens_max=ANSWER_TOKENS_MAX,
             output=OutputProcessor(letters, []),
@@ -224,9 +224,11 @@ class CountedWorker:
         self._inbox.put(request, at_s)
 
     def _ended(self, request: Request, usage: Usage, reason: str, stop: str | None) -> Usage:
-        query = self.session.next_query(int(request.request_id), self.rule, ROOT)
-        if query is not None and len(query.tokens) < self.context_tokens:
-            self._inbox.put(query)  # the prompt thread renders meanwhile
+        number = int(request.request_id)
+        tokens = self.session.turns[number].next_tokens
+        if tokens is not None and len(tokens) < self.context_tokens:
+            # The prompt thread renders meanwhile.
+            self._inbox.put(self.session.query(number, self.rule, is_next=True))
         return usage
 
     def _take(self, message: Up) -> None:

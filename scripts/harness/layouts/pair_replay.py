@@ -14,10 +14,8 @@ from scripts.harness.layouts.counted_engine import MACS, CountedEngine
 from scripts.harness.layouts.counted_worker import CountedWorker, counted, settings_of
 from scripts.harness.layouts.model_layouts import ModelLayout
 from scripts.harness.layouts.session_scripts import SessionScript, ideals, line_count
-from scripts.harness.mac.mac_hardware import Mac
 
 QUIET_S: Final = 60.0  # behind a session
-SHORT_TOKENS: Final = (64, 256)  # forwards below these are counted
 
 
 @dataclass(slots=True)
@@ -38,10 +36,6 @@ class Figures:
     refused: Counter[str]
 
     @property
-    def write_ratio(self) -> float:
-        return self.written.total() / self.rows_bytes if self.rows_bytes else 0.0
-
-    @property
     def read_ratio(self) -> float:
         return self.prefilled / self.ideal if self.ideal else 0.0
 
@@ -54,15 +48,9 @@ class Figures:
 class PairFigures:
     """What all sessions cost on one layout on one Mac, each on its own and together."""
 
-    layout: ModelLayout
-    mac: Mac
     budget_bytes: int
     chunk: int
     sessions: dict[str, Figures] = field(default_factory=dict)
-
-    def fits(self, figures: Figures) -> bool:
-        """Whether RAM holds all that is kept of a session beside its live caches."""
-        return figures.least_bytes <= self.budget_bytes
 
     @property
     def total(self) -> Figures:
@@ -93,18 +81,16 @@ def replay_pair(
                 worker = CountedWorker(layout, clock, engine, made, session)
             except StartError:
                 return None
-            if pair is None:
-                budget = worker.manager.store.budget.bytes_max
-                pair = PairFigures(layout, mac, budget, worker.rule.chunk)
+            pair = pair or PairFigures(worker.manager.store.budget.bytes_max, worker.rule.chunk)
             worker.play(pause_s, QUIET_S)
-            pair.sessions[session.name] = _figures(worker, disk, session)
+            pair.sessions[session.name] = _figures(worker, disk)
             worker.stop()
     return pair
 
 
-def _figures(worker: CountedWorker, disk: Disk, session: SessionScript) -> Figures:
-    """Return what a worker's only session cost until now."""
-    layers, context = worker.layout.layers, worker.context_tokens
+def _figures(worker: CountedWorker, disk: Disk) -> Figures:
+    """Return what a worker's session cost until now."""
+    session, layers, context = worker.session, worker.layout.layers, worker.context_tokens
     ideal = sum(ideals(session, context, worker.manager.rules.is_exact))
     new = ideal + sum(len(session.turns[number].answer) for number in worker.answered)
     rows_bytes = new * worker.manager.row_bytes(None)
@@ -121,5 +107,5 @@ def _figures(worker: CountedWorker, disk: Disk, session: SessionScript) -> Figur
         idle=worker.scheduler.idle_tokens,
         new=new,
         forwards=[tokens for tokens, is_idle in worker.engine.forwards if not is_idle],
-        refused=worker.refused.copy(),
+        refused=worker.refused,
     )

@@ -5,7 +5,6 @@ time may read. Requests are built and answered in the order of the capture, so t
 there overlaps here. Answers are those that were captured.
 """
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -15,7 +14,7 @@ import numpy as np
 
 from hearth.commands.replay.ideal_cache import ideal_cached
 from hearth.commands.replay.traces import waits_for
-from hearth.worker.cache.block_hash import PrefixHash, Tokens, common_length, pack, prefix_hashes
+from hearth.worker.cache.block_hash import Tokens, common_length, pack, prefix_hashes
 from hearth.worker.cache.continued_line import REWRITTEN_MAX
 from hearth.worker.cache.prefix_search import PrefixQuery
 from hearth.worker.prompt.prefill_cuts import CutRule, TurnMarks
@@ -24,6 +23,7 @@ from hearth.worker.schedule.request_state import Request
 from scripts.harness.agent_worker import Desk
 from scripts.harness.captured_sessions import Exchange, load
 from scripts.harness.model_families import family
+from scripts.harness.store_builders import ROOT
 
 FAMILY: Final = "qwen3_5"  # whose template and tokenizer render
 FIXTURE: Final = "qwen3"  # the desk has a model, which computes nothing here
@@ -61,40 +61,26 @@ class SessionScript:
     name: str
     turns: tuple[Turn, ...]
     marks: TurnMarks
-    _queries: dict[tuple[str, int, CutRule, PrefixHash], PrefixQuery] = field(
-        default_factory=dict, repr=False
-    )
+    _queries: dict[tuple[int, CutRule, bool], PrefixQuery] = field(default_factory=dict, repr=False)
 
-    def query(self, number: int, rule: CutRule, root: PrefixHash) -> PrefixQuery:
-        """Return a turn's prompt as the cache sees it."""
-        turn = self.turns[number]
-        key = "prompt", number, rule, root
+    def query(self, number: int, rule: CutRule, is_next: bool = False) -> PrefixQuery:
+        """Return a turn's prompt as the cache sees it.
+
+        Or the one that `is_next`, which idle time may read once the turn has ended.
+        """
+        key = number, rule, is_next
         if key not in self._queries:
-            cuts = rule.cuts(turn.tokens)
-            self._queries[key] = _query(turn, turn.tokens, cuts, rule, root, turn.is_side)
+            turn = self.turns[number]
+            tokens = turn.next_tokens if is_next else turn.tokens
+            assert tokens is not None, "nobody knows what comes next"
+            cuts = rule.natural(tokens) if is_next else rule.cuts(tokens)
+            self._queries[key] = PrefixQuery(
+                *(tokens, cuts, prefix_hashes(ROOT, tokens, cuts), turn.family),
+                is_side=turn.is_side and not is_next,
+                root=ROOT,
+                system_end=rule.system_end(tokens),
+            )
         return self._queries[key]
-
-    def next_query(self, number: int, rule: CutRule, root: PrefixHash) -> PrefixQuery | None:
-        """Return what idle time may read once a turn has ended."""
-        turn = self.turns[number]
-        key = "next", number, rule, root
-        if turn.next_tokens is not None and key not in self._queries:
-            cuts = rule.natural(turn.next_tokens)
-            self._queries[key] = _query(turn, turn.next_tokens, cuts, rule, root, is_side=False)
-        return self._queries.get(key)
-
-
-def _query(
-    turn: Turn,
-    tokens: Tokens,
-    cuts: list[int],
-    rule: CutRule,
-    root: PrefixHash,
-    is_side: bool,
-) -> PrefixQuery:
-    names = prefix_hashes(root, tokens, cuts)
-    system_end = rule.system_end(tokens)
-    return PrefixQuery(tokens, cuts, names, turn.family, is_side, root=root, system_end=system_end)
 
 
 def ideals(session: SessionScript, context_tokens: int, is_exact: bool = False) -> list[int]:
@@ -128,68 +114,43 @@ def line_count(session: SessionScript, context_tokens: int) -> int:
 
 def render(path: Path, limit: int = 0) -> SessionScript:
     """Return a trace's first `limit` (0 = all) requests that were answered."""
+    exchanges = load(path, limit)
+    rows = [exchange.row for exchange in exchanges]
+    waits = waits_for(rows, is_serial=False)
+    requests: dict[int, Request] = {}
+    turns: dict[int, Turn] = {}
+    begins = [(row.began_s, 1, number) for number, row in enumerate(rows)]
+    ends = [(row.ended_s, 0, number) for number, row in enumerate(rows)]
     with TemporaryDirectory() as directory:
         desk = Desk(FIXTURE, family(FAMILY), Path(directory))
-        exchanges = load(path, limit)
-        turns = tuple(_Rendering(desk, exchanges).turns())
-        desk.sessions.close()
-        return SessionScript(exchanges[0].row.trace, turns, desk.marks)
-
-
-class _Rendering:
-    """Builds and ends the requests of one session in the order of the capture."""
-
-    def __init__(self, desk: Desk, exchanges: Sequence[Exchange]) -> None:
-        self._desk = desk
-        self._exchanges = exchanges
-        self._requests: dict[int, Request] = {}
-        self._next: dict[int, Tokens | None] = {}
-
-    def turns(self) -> Iterator[Turn]:
-        rows = [exchange.row for exchange in self._exchanges]
-        begins = [(row.began_s, 1, number) for number, row in enumerate(rows)]
-        ends = [(row.ended_s, 0, number) for number, row in enumerate(rows)]
         for _, is_begin, number in sorted(begins + ends):
+            exchange = exchanges[number]
             if is_begin:
-                self._begin(number)
-            elif number in self._requests:
-                self._end(number)
-        waits = waits_for(rows, is_serial=False)
-        for number, row in enumerate(rows):
-            if number not in self._next:  # it ended when it began
-                self._end(number)
-            request = self._requests[number]
-            last = max((rows[earlier].ended_s for earlier in waits[number]), default=None)
-            yield Turn(
-                ids=request.ids,
-                tokens=request.query.tokens,
-                answer=self._answer(number),
-                waits_for=tuple(waits[number]),
-                gap_s=max(0.0, row.began_s - last) if last is not None else row.began_s,
-                family=request.query.family,
-                asker=request.asker,
-                is_side=request.query.is_side,
-                next_tokens=self._next[number],
-            )
+                desk.ids.wanted = exchange.ids[:1]
+                requests[number] = desk.request(desk.named(exchange.prompt))
+            else:
+                last_s = max((rows[earlier].ended_s for earlier in waits[number]), default=0.0)
+                gap_s = max(0.0, rows[number].began_s - last_s)
+                turns[number] = _turn(desk, exchange, requests[number], waits[number], gap_s)
+        desk.sessions.close()
+    return SessionScript(rows[0].trace, tuple(turns[n] for n in range(len(rows))), desk.marks)
 
-    def _begin(self, number: int) -> None:
-        desk, exchange = self._desk, self._exchanges[number]
-        desk.ids.wanted = exchange.ids[:1]
-        self._requests[number] = desk.request(desk.named(exchange.prompt))
 
-    def _end(self, number: int) -> None:
-        desk, exchange, request = self._desk, self._exchanges[number], self._requests[number]
-        desk.ids.wanted = exchange.ids[1:]
-        desk.pretend(request, exchange.parts)
-        request.end_id = self._end_id(number)
-        query = predict_next_prompt(request, desk.prompts, desk.facts)
-        self._next[number] = query.tokens if query is not None else None
-
-    def _answer(self, number: int) -> list[int]:
-        return [*self._requests[number].sampled, self._end_id(number)]
-
-    def _end_id(self, number: int) -> int:
-        each = self._desk.family
-        text = each.end_of(self._exchanges[number].parts)
-        (end_id,) = each.tokenizer.encode(text, add_special_tokens=False)
-        return int(end_id)
+def _turn(desk: Desk, exchange: Exchange, request: Request, waits: list[int], gap_s: float) -> Turn:
+    """End a request as captured; return what became of it."""
+    desk.ids.wanted = exchange.ids[1:]
+    desk.pretend(request, exchange.parts)
+    end = desk.family.end_of(exchange.parts)
+    (request.end_id,) = desk.family.tokenizer.encode(end, add_special_tokens=False)
+    query = predict_next_prompt(request, desk.prompts, desk.facts)
+    return Turn(
+        ids=request.ids,
+        tokens=request.query.tokens,
+        answer=[*request.sampled, request.end_id],
+        waits_for=tuple(waits),
+        gap_s=gap_s,
+        family=request.query.family,
+        asker=request.asker,
+        is_side=request.query.is_side,
+        next_tokens=query.tokens if query is not None else None,
+    )
