@@ -14,7 +14,7 @@ each group of 64; gpt-oss as published, MXFP4 for its experts and 8 bits for the
 
 import importlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
@@ -24,7 +24,7 @@ from mlx.utils import tree_flatten, tree_map
 from mlx_lm.models.cache import make_prompt_cache
 
 from hearth.shared.wire_messages import ModelFacts
-from hearth.worker.engine.decode.batch_split import ReadCost
+from hearth.worker.engine.decode.batch_split import ReadCost, read_cost
 from hearth.worker.engine.model_loader import LoadedModel
 from hearth.worker.engine.weights_identity import WeightsIdentity
 from hearth.worker.kv.layer_adapters import LayerMap
@@ -143,17 +143,12 @@ class ModelLayout:
     def weights(self) -> Iterator[int]:
         """Yield the bytes of the weights' arrays as they are loaded."""
         for name, size in self._parameters:
-            nbytes = self._bytes(0, size) if _is_expert(name) else self._bytes(size, 0)
-            yield from (max(1, int(nbytes * share)) for share in SHARES)
+            bits = self.expert_bits if "switch_mlp" in name or ".experts." in name else self.bits
+            yield from (max(1, int(size * bits // 8 * share)) for share in SHARES)
 
     @cached_property
     def parameter_count(self) -> int:
         return sum(size for _, size in self._parameters)
-
-    @cached_property
-    def expert_count(self) -> int:
-        """Parameters of all routed experts."""
-        return sum(size for name, size in self._parameters if _is_expert(name))
 
     @property
     def is_hybrid(self) -> bool:
@@ -161,57 +156,40 @@ class ModelLayout:
 
     @cached_property
     def weight_bytes(self) -> int:
-        return self._bytes(self.parameter_count - self.expert_count, self.expert_count)
+        experts = int(self._cost.expert_bytes) // 2
+        plain = self.parameter_count - experts
+        return int(plain * self.bits + experts * self.expert_bits) // 8
 
     @cached_property
-    def active_count(self) -> int:
-        """Parameters that one token goes through; of untied embeddings it reads one row."""
-        rest = self.parameter_count - self.expert_count
-        looked_up = 0 if self.is_tied else self._embedding_count
-        return rest - looked_up + int(self.expert_count * self._routed_share)
-
-    @cached_property
-    def active_bytes(self) -> int:
-        """Bytes of weights that a decode step of one sequence reads."""
-        experts = int(self.expert_count * self._routed_share)
-        return self._bytes(self.active_count - experts, experts)
+    def _cost(self) -> ReadCost:
+        """What a decode step reads, with weights of 16 bits."""
+        layers = self.layers
+        window = layers.layout.window, layers.window_bytes(1)
+        return read_cost(self.model, self.config, layers.row_bytes, *window)
 
     @cached_property
     def read_cost(self) -> ReadCost:
         """What a decode step of several sequences reads."""
-        experts = self._bytes(0, self.expert_count)
-        looked_up = 0 if self.is_tied else self._bytes(self._embedding_count, 0)
-        return ReadCost(
-            weight_bytes=self.weight_bytes - experts - looked_up,
-            expert_bytes=experts,
-            expert_share=self._routed_share or 1.0,
-            row_bytes=self.layers.row_bytes,
-            window=self.layers.layout.window,
-            window_row_bytes=self.layers.window_bytes(1),
+        return replace(
+            self._cost,
+            weight_bytes=self._cost.weight_bytes * self.bits / 16,
+            expert_bytes=self._cost.expert_bytes * self.expert_bits / 16,
         )
 
-    @property
-    def _routed_share(self) -> float:
-        text = self.text_config
-        names = ("num_experts", "num_local_experts", "n_routed_experts")
-        count = next((text[name] for name in names if name in text), 0)
-        return text["num_experts_per_tok"] / count if count else 0.0
+    @cached_property
+    def active_count(self) -> int:
+        """Parameters that one token goes through; of untied embeddings it reads one row."""
+        return int(self._cost.weights(1)) // 2
 
-    @property
-    def _embedding_count(self) -> int:
-        return sum(size for name, size in self._parameters if "embed_tokens" in name)
-
-    def _bytes(self, plain: int, experts: int) -> int:
-        return int(plain * self.bits + experts * self.expert_bits) // 8
+    @cached_property
+    def active_bytes(self) -> int:
+        """Bytes of weights that a decode step of one sequence reads."""
+        return int(self.read_cost.weights(1))
 
 
 def _as_bfloat16(array: mx.array) -> mx.array:
     is_real = mx.issubdtype(array.dtype, mx.floating)
     return mx.zeros(array.shape, mx.bfloat16) if is_real else array
-
-
-def _is_expert(name: str) -> bool:
-    return "switch_mlp" in name or ".experts." in name
 
 
 def _qwen3_5(name: str, is_moe: bool = False, is_tied: bool = False, **text: int) -> ModelLayout:

@@ -15,11 +15,8 @@ PAGE: Final = 16 * 1024
 GENERATIONS: Final = {"M1": 13, "M2": 14, "M3": 15, "M4": 16, "M5": 17}
 SIZES: Final = {"": "g", "Pro": "s", "Max": "s", "Ultra": "d"}
 # Up to so many GB of memory: the share that the device recommends.
-SHARES: Final = ((8, 2 / 3), (24, 0.74), (48, 0.78), (96, 0.81), (192, 0.84), (256, 0.87))
-SHARE_ABOVE: Final = 0.9
-OLD_SHARES: Final = ((32, 2 / 3),)  # macOS 13 and 14
-OLD_SHARE_ABOVE: Final = 0.75
-OLD_MACOS: Final = 14
+SHARES: Final = {8: 2 / 3, 24: 0.74, 48: 0.78, 96: 0.81, 192: 0.84, 256: 0.87, 512: 0.9}
+OLD_SHARES: Final = {32: 2 / 3, 512: 0.75}  # macOS 13 and 14
 RESOURCES_MAX: Final = 499_000  # buffers that a process may have
 
 
@@ -52,10 +49,8 @@ class Mac:
 
     @property
     def _stock_bytes(self) -> int:
-        is_old = self.macos <= OLD_MACOS
-        shares = OLD_SHARES if is_old else SHARES
-        above = OLD_SHARE_ABOVE if is_old else SHARE_ABOVE
-        share = next((share for most, share in shares if self.memory_gb <= most), above)
+        shares = SHARES if self.has_residency_sets else OLD_SHARES
+        share = next(share for most, share in shares.items() if self.memory_gb <= most)
         return rounded_up(int(self.memory_bytes * share))
 
     def device_info(self) -> dict[str, Any]:
