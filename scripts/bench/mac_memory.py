@@ -31,32 +31,28 @@ def run(options: argparse.Namespace) -> None:
 def context_table(macs: Sequence[Mac] = MACS, models: Sequence[ModelLayout] = LAYOUTS) -> str:
     """Return the context of each model on each Mac; "all" is the model's own."""
 
-    def cell(worker: ImaginedWorker, model: ModelLayout) -> str:
+    def cell(worker: ImaginedWorker) -> str:
         tokens = worker.context()
-        return f"{tokens:,}" + ("" if tokens < model.context_tokens else " (all)")
+        return f"{tokens:,}" + ("" if tokens < worker.model.context_tokens else " (all)")
 
     return _table(macs, models, cell)
 
 
 def room_table(macs: Sequence[Mac] = MACS, models: Sequence[ModelLayout] = LAYOUTS) -> str:
     """Return how many GB of KV are kept beside each model on each Mac."""
-    return _table(
-        macs, models, lambda worker, _: f"{worker.room(worker.context()).kept_bytes / GB:.1f}"
-    )
+    return _table(macs, models, lambda each: f"{each.room(each.context()).kept_bytes / GB:.1f}")
 
 
 def _table(
-    macs: Sequence[Mac],
-    models: Sequence[ModelLayout],
-    cell: Callable[[ImaginedWorker, ModelLayout], str],
+    macs: Sequence[Mac], models: Sequence[ModelLayout], cell: Callable[[ImaginedWorker], str]
 ) -> str:
-    """Return a Markdown table; `cell` says what a worker that has loaded tells of a model."""
+    """Return a Markdown table; `cell` says what a worker that has loaded tells of its model."""
 
     def filled(mac: Mac, model: ModelLayout) -> str:
         worker = ImaginedWorker(mac, model, Path("worker-0.sock"))
         try:
             worker.start()
-            return cell(worker, model)
+            return cell(worker)
         except StartError:
             return "-"
 

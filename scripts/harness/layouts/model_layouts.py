@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import mlx.core as mx
-from mlx.utils import tree_flatten, tree_map
+from mlx.utils import tree_flatten
 from mlx_lm.models.cache import make_prompt_cache
 
 from hearth.shared.wire_messages import ModelFacts
@@ -45,6 +45,7 @@ _QWEN3_5: Final = {
     "full_attention_interval": 4,
     "rms_norm_eps": 1e-6,
     "max_position_embeddings": 262_144,
+    "tie_word_embeddings": False,
 }
 _QWEN3: Final = {
     "model_type": "qwen3",
@@ -76,7 +77,6 @@ class ModelLayout:
     config: Mapping[str, Any]
     bits: float = AFFINE_4_BITS  # of a weight
     expert_bits: float = AFFINE_4_BITS
-    is_tied: bool = False  # the output layer's weights are the embeddings
 
     @property
     def text_config(self) -> Mapping[str, Any]:
@@ -87,10 +87,6 @@ class ModelLayout:
     def context_tokens(self) -> int:
         return int(self.text_config["max_position_embeddings"])
 
-    @property
-    def vocab_size(self) -> int:
-        return int(self.text_config["vocab_size"])
-
     # ------------------------------------------------------------ mlx-lm's own class
 
     @cached_property
@@ -98,7 +94,7 @@ class ModelLayout:
         """mlx-lm's model in bfloat16. Nothing of it is ever computed."""
         module = importlib.import_module(f"mlx_lm.models.{self.config['model_type']}")
         model = module.Model(module.ModelArgs.from_dict(dict(self.config)))
-        model.update(tree_map(_as_bfloat16, model.parameters()))
+        model.set_dtype(mx.bfloat16)
         return model
 
     def probe(self) -> list[Any]:
@@ -123,7 +119,7 @@ class ModelLayout:
             path=self.name,
             architecture=str(self.text_config["model_type"]),
             context_tokens=min(self.context_tokens, context_tokens or self.context_tokens),
-            vocab_size=self.vocab_size,
+            vocab_size=self.text_config["vocab_size"],
             parameter_count=self.parameter_count,
             weight_bytes=self.weight_bytes,
             cache_layout="ArraysCache" if self.is_hybrid else "",
@@ -137,8 +133,9 @@ class ModelLayout:
     @cached_property
     def _parameters(self) -> list[tuple[str, int]]:
         """The names and sizes of the checkpoint's tensors."""
-        found = ((name, array.size) for name, array in tree_flatten(self.model.parameters()))
-        return [each for each in found if not (self.is_tied and "lm_head" in each[0])]
+        is_tied = self.text_config.get("tie_word_embeddings", False)
+        found = [(name, array.size) for name, array in tree_flatten(self.model.parameters())]
+        return [each for each in found if not (is_tied and "lm_head" in each[0])]
 
     def weights(self) -> Iterator[int]:
         """Yield the bytes of the weights' arrays as they are loaded."""
@@ -187,19 +184,13 @@ class ModelLayout:
         return int(self.read_cost.weights(1))
 
 
-def _as_bfloat16(array: mx.array) -> mx.array:
-    is_real = mx.issubdtype(array.dtype, mx.floating)
-    return mx.zeros(array.shape, mx.bfloat16) if is_real else array
-
-
-def _qwen3_5(name: str, is_moe: bool = False, is_tied: bool = False, **text: int) -> ModelLayout:
+def _qwen3_5(name: str, is_moe: bool = False, **text: int) -> ModelLayout:
     kind = "qwen3_5_moe" if is_moe else "qwen3_5"
-    config = {"model_type": f"{kind}_text", **_QWEN3_5, **text, "tie_word_embeddings": is_tied}
+    config = {"model_type": f"{kind}_text", **_QWEN3_5, **text}
     return ModelLayout(
         name,
         f"Qwen/{name}",
         {"model_type": kind, "text_config": config},
-        is_tied=is_tied,
     )
 
 
@@ -221,7 +212,6 @@ LAYOUTS: Final = (
             "rope_theta": 5_000_000,
             "tie_word_embeddings": True,
         },
-        is_tied=True,
     ),
     _qwen3_5(
         "Qwen3.5-9B",
@@ -303,8 +293,8 @@ LAYOUTS: Final = (
             "sliding_window_pattern": 6,
             "vocab_size": 262_208,
             "max_position_embeddings": 131_072,
+            "tie_word_embeddings": True,  # as where a config does not say
         },
-        is_tied=True,
     ),
     ModelLayout(
         "GLM-4.5-Air",
