@@ -13,9 +13,11 @@ import statistics
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import aiohttp
 import psutil
 
 from hearth.shared.paths import PROJECT_DIR
@@ -73,43 +75,36 @@ async def _measure(sides: dict[str, Path], pairs: int, starts: int) -> list[dict
 
     rows = [await _in_turns(sides, number, started) for number in range(starts)]
     async with contextlib.AsyncExitStack() as stack:
-        proxies = {
-            name: await stack.enter_async_context(_proxy(project))
-            for name, project in sides.items()
-        }
-        for number in range(-1, pairs):  # the first round warms up
-            row = await _in_turns(sides, number, lambda name: proxies[name].figures())
-            if number >= 0:
-                rows.append(row)
-                print(f"round {number + 1} of {pairs}: {row}", file=sys.stderr)
+        proxies = {name: await stack.enter_async_context(_proxy(sides[name])) for name in sides}
+        for number in range(-1, pairs):
+            rows.append(await _in_turns(sides, number, lambda name: proxies[name].figures()))
+            print(f"round {number + 1} of {pairs}: {rows[-1]}", file=sys.stderr)
+    del rows[starts]  # the first round warms up
     return rows
 
 
 async def _in_turns(
     sides: dict[str, Path], number: int, measure: Callable[[str], Awaitable[Figures]]
 ) -> dict[str, Figures]:
-    order = list(sides) if number % 2 else list(reversed(sides))
+    order = list(sides)[:: 1 if number % 2 else -1]
     found = {name: await measure(name) for name in order}
     return {name: found[name] for name in sides}
 
 
+@dataclass(frozen=True, slots=True)
 class _Proxy:
-    """A proxy that answers, and the log of its worker."""
+    """A proxy that answers, before a scripted worker."""
 
-    def __init__(
-        self, port: int, process: psutil.Process, worker_log: Path, health_s: float
-    ) -> None:
-        self._port = port
-        self._process = process
-        self._worker_log = worker_log
-        self._health_s = health_s
+    server: OwnServer
+    process: psutil.Process
+    health_s: float
 
     async def start_figures(self) -> Figures:
         await asyncio.sleep(SETTLE_S)
         return {
-            "health_s": self._health_s,
+            "health_s": self.health_s,
             "start_cpu_s": self._cpu_s(),
-            "rss_mb": self._process.memory_info().rss / 1e6,
+            "rss_mb": self.process.memory_info().rss / 1e6,
         }
 
     async def figures(self) -> Figures:
@@ -125,9 +120,8 @@ class _Proxy:
 
     def _cpu_s(self) -> float:
         if sys.platform == "linux":  # its CPU clock counts nanoseconds, cpu_times() 10 ms
-            return time.clock_gettime(~self._process.pid << 3 | 2)  # clock_getcpuclockid(3)
-        times = self._process.cpu_times()
-        return float(times.user + times.system)
+            return time.clock_gettime(~self.process.pid << 3 | 2)  # clock_getcpuclockid(3)
+        return float(sum(self.process.cpu_times()[:2]))  # user, system
 
     async def _streams(self, streams: int, token_s: float) -> tuple[float, float]:
         """Return the CPU milliseconds of a chunk, and of a token, over several streams at once."""
@@ -151,44 +145,27 @@ class _Proxy:
 
         The worker notes the receipt, admits at once, and is the same in both checkouts.
         """
-        taken_ms = []
+        log, taken_ms = self.server.directory / "worker.log", []
         for _ in range(FIRST_BYTES):
             _, first_at = await self._ask("n=1 delay=0.01", stream=True)
-            taken_ms.append((first_at - self._last_submit_at()) * 1000)
+            rows = map(json.loads, reversed(log.read_text().splitlines()))
+            received_at = next(row["at"] for row in rows if row["event"] == "Submit")
+            taken_ms.append((first_at - received_at) * 1000)
         return statistics.median(taken_ms)
 
-    def _last_submit_at(self) -> float:
-        lines = self._worker_log.read_text().splitlines()
-        at = next(row["at"] for row in map(json.loads, reversed(lines)) if row["event"] == "Submit")
-        return float(at)
-
     async def _ask(self, asked: str, *, stream: bool) -> tuple[bytes, float]:
-        """Return the reply to one request, and when its first event came."""
-        body = {"model": MODEL_ID, "messages": [{"role": "user", "content": asked}]}
-        content = json.dumps(body | {"stream": stream}).encode()
-        head = (
-            "POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n"
-            f"Content-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
-        )
-        reply, first_at = await _exchange(self._port, head.encode() + content)
-        assert reply.startswith(b"HTTP/1.1 200"), reply[:400]
-        return reply, first_at
+        """Return the reply to one request on a connection of its own, and when its first part came.
 
-
-async def _exchange(port: int, request: bytes) -> tuple[bytes, float]:
-    """Return the reply to a request on a connection of its own, and when its first event came.
-
-    0 where it has none.
-    """
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(request)
-    reply, first_at = b"", 0.0
-    while part := await reader.read(65_536):
-        if not first_at and b"data: {" in part:
+        A stream's first part is its first event.
+        """
+        said = [{"role": "user", "content": asked}]
+        body = {"model": MODEL_ID, "messages": said, "stream": stream}
+        url = f"{self.server.url}/v1/chat/completions"
+        async with aiohttp.request("POST", url, json=body, raise_for_status=True) as reply:
+            first = await reply.content.readany()
             first_at = time.time()
-        reply += part
-    writer.close()
-    return reply, first_at
+            assert b"data: {" in first or not stream, first[:400]
+            return first + await reply.read(), first_at
 
 
 @contextlib.asynccontextmanager
@@ -207,7 +184,6 @@ async def _proxy(project: Path) -> AsyncIterator[_Proxy]:
         if not await server.until_ready(START_S_MAX):
             raise SystemExit(f"the proxy does not start:\n{server.log_tail()}")
         assert server.process is not None
-        process = psutil.Process(server.process.pid)
-        yield _Proxy(server.port, process, server.directory / "worker.log", health_s)
+        yield _Proxy(server, psutil.Process(server.process.pid), health_s)
     finally:
         server.close()
