@@ -86,9 +86,8 @@ async def _measure(sides: dict[str, Path], pairs: int, starts: int) -> list[dict
 async def _in_turns(
     sides: dict[str, Path], number: int, measure: Callable[[str], Awaitable[Figures]]
 ) -> dict[str, Figures]:
-    order = list(sides)[:: 1 if number % 2 else -1]
-    found = {name: await measure(name) for name in order}
-    return {name: found[name] for name in sides}
+    order = list(sides) if number % 2 else reversed(list(sides))
+    return {name: await measure(name) for name in order}
 
 
 @dataclass(frozen=True, slots=True)

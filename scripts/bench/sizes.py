@@ -96,7 +96,7 @@ def _print_row(cells: Sequence[str]) -> None:
 
 
 def _cells(figures: Figures) -> list[str]:
-    written, rows_bytes = figures.written, figures.rows_bytes
+    written, rows_bytes, forwards = figures.written, figures.rows_bytes, figures.forwards
     return [
         f"{rows_bytes / GB:.2f}",
         f"{figures.least_bytes / GB:.2f}",
@@ -107,8 +107,8 @@ def _cells(figures: Figures) -> list[str]:
         f"{figures.read.total() / GB:.2f}",
         f"{figures.read_ratio:.3f}",
         f"{figures.idle / figures.new:.3f}" if figures.new else "",
-        str(len(figures.forwards)),
-        *(f"{mean(figures.forwards or [0]):.0f}" for mean in (fmean, median)),
-        *(f"{figures.short_share(tokens):.0%}" for tokens in (64, 256)),
+        str(len(forwards)),
+        *(f"{mean(forwards or [0]):.0f}" for mean in (fmean, median)),
+        *(f"{fmean([each < tokens for each in forwards] or [0]):.0%}" for tokens in (64, 256)),
         ", ".join(f"{name} {count}" for name, count in figures.refused.items()),
     ]

@@ -15,7 +15,6 @@ from scripts.harness.layouts.counted_worker import CountedWorker, counted, setti
 from scripts.harness.layouts.model_layouts import ModelLayout
 from scripts.harness.layouts.session_scripts import SessionScript
 
-QUIET_S: Final = 60.0
 MAC_GB: Final = 64
 CACHE_MB: Final = 8_192  # of the real model's kept KV
 VOCABULARY: Final = 3_072  # of the fixtures' tokenizers
@@ -77,21 +76,19 @@ def _played(
             told = []
             for _ in range(2):  # the second one begins with what the first has left on disk
                 worker = CountedWorker(layout, clock, engine, made, session)
-                worker.play(0.0, QUIET_S)
+                worker.play()
                 worker.stop()
-                told.append(_told(worker))
+                told.append(
+                    {
+                        "kept_bytes_max": worker.kept_bytes_max,
+                        "prefilled": [each.prefilled_tokens for each in worker.answered.values()],
+                        "idle": worker.scheduler.idle_tokens,
+                        "evictions": worker.manager.evictions,
+                    }
+                )
         return {
             "written": dict(disk.written),
             "read": dict(disk.read),
             "forwards": [tokens for tokens, _ in engine.forwards],
             "before and after a restart": told,
         }
-
-
-def _told(worker: CountedWorker) -> dict[str, Any]:
-    return {
-        "kept_bytes_max": worker.kept_bytes_max,
-        "prefilled": [usage.prefilled_tokens for usage in worker.answered.values()],
-        "idle": worker.scheduler.idle_tokens,
-        "evictions": worker.manager.evictions,
-    }

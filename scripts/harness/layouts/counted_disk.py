@@ -7,7 +7,7 @@ jobs take the time of an SSD on a simulated clock instead of a thread's.
 
 import os
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache, wraps
@@ -21,7 +21,7 @@ from hearth.worker.disk.disk_thread import DiskThread
 from hearth.worker.disk.file_format import Array, Record, _header
 from hearth.worker.disk.file_names import FileName
 from hearth.worker.disk.file_store import FileStore
-from hearth.worker.kv.serialise_kv import _KINDS, _array as _real_array
+from hearth.worker.kv.serialise_kv import _KINDS, _array
 from scripts.harness.layouts.counted_layers import hollow
 from scripts.harness.layouts.simulated_clock import SimulatedClock
 
@@ -29,6 +29,8 @@ WRITE_BYTES_PER_S: Final = 2e9  # of a Mac's SSD, about
 READ_BYTES_PER_S: Final = 4e9
 DTYPES: Final = {name: dtype for dtype, name in _KINDS.items()}
 NEVER: Final = float("inf")
+# Stands in for `serialise_kv._array`: hollow arrays of one shape and type are one.
+array_of: Final = lru_cache(1 << 20)(_array)
 
 
 @dataclass(slots=True, eq=False)
@@ -56,16 +58,6 @@ def write_hole(handle: int, parts: Sequence[range]) -> None:
     os.ftruncate(handle, sum(map(len, parts)))
 
 
-def array_of(name: str, array: mx.array) -> Array:
-    """Stand in for `serialise_kv._array`: hollow arrays of one name, shape and type are one."""
-    return _array_of(name, array.shape, array.dtype)
-
-
-@lru_cache(1 << 20)
-def _array_of(name: str, shape: tuple[int, ...], dtype: mx.Dtype) -> Array:
-    return _real_array(name, hollow(shape, dtype))
-
-
 def restored(array: Array) -> mx.array:
     """Stand in for `serialise_kv._restored`: an array of the same shape and type, without bytes."""
     return hollow(array.values.shape, DTYPES[array.dtype])
@@ -87,7 +79,7 @@ class MeteredFileStore(FileStore):
         return super().get(name)
 
 
-def _caught_up(method: Callable[..., Any]) -> Any:
+def _caught_up(method: Any) -> Any:
     """Have what would be done by now done before `method` of a thread asks or brings a job."""
 
     @wraps(method)

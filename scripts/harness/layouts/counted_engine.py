@@ -1,8 +1,8 @@
 """Stands in for the engine: forwards take simulated time and count tokens, and compute nothing."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Final
+from dataclasses import replace
+from typing import Any, Final, NamedTuple
 
 import mlx.core as mx
 from mlx_lm.generate import generation_stream
@@ -24,19 +24,11 @@ from scripts.harness.layouts.simulated_clock import SimulatedClock
 from scripts.harness.mac.mac_hardware import Mac
 
 
-@dataclass(frozen=True, slots=True)
-class Speed:
+class Speed(NamedTuple):
     """How fast a machine computes. Rough: simulated time decides only what waits for what."""
 
     bytes_per_s: float  # of memory
     operations_per_s: float  # in a prefill
-
-    def prefill_s(self, layout: ModelLayout, tokens: int) -> float:
-        read_s = layout.weight_bytes / self.bytes_per_s  # a chunk reads nearly all experts
-        return read_s + 2 * layout.active_count * tokens / self.operations_per_s
-
-    def step_s(self, layout: ModelLayout) -> float:
-        return layout.active_bytes / self.bytes_per_s
 
 
 # One Mac a size of memory, with the bytes of memory that it reads in a second and the operations
@@ -72,7 +64,7 @@ class TimedEngine(Engine):
     Caches, arrays and forwards are the architecture's own: see `CountedEngine`, which has none.
     """
 
-    decoder_class = TimedDecoder
+    decoder_class: type[TimedDecoder] = TimedDecoder
 
     def __init__(self, layout: ModelLayout, speed: Speed, clock: SimulatedClock) -> None:
         self.scripts: dict[str, list[int]] = {}  # by request, what is still to be said
@@ -86,14 +78,16 @@ class TimedEngine(Engine):
 
     def pass_steps(self, count: int) -> None:
         """Let the time of so many decode steps pass."""
-        self._clock.advance(self._speed.step_s(self._layout) * count)
+        self._clock.advance(self._layout.active_bytes / self._speed.bytes_per_s * count)
 
     def prefill(
         self, cache: list[Any], ids: list[int], images: Sequence[Any] = (), adapter: str = ""
     ) -> None:
         super().prefill(cache, ids, images, adapter)
         self.forwards.append((len(ids), self.is_idle()))
-        self._clock.advance(self._speed.prefill_s(self._layout, len(ids)))
+        read_s = self._layout.weight_bytes / self._speed.bytes_per_s  # nearly all experts
+        computes = 2 * self._layout.active_count * len(ids)
+        self._clock.advance(read_s + computes / self._speed.operations_per_s)
 
     def probe(self) -> list[Any]:
         return self._layout.probe()

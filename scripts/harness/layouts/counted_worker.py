@@ -1,15 +1,15 @@
 """Runs the project's scheduler, KV manager and disk tier over a layout that is only counted."""
 
 import contextlib
-import heapq
-import itertools
 import queue
+from bisect import insort
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Final
+from types import SimpleNamespace
+from typing import Any, Final, cast
 from unittest import mock
 
 from hearth.shared.settings_from_env import Settings, load_settings
@@ -21,6 +21,7 @@ from hearth.worker.engine.footprint import MemoryUse
 from hearth.worker.engine.forward_memory import forward_of
 from hearth.worker.kv import return_freed_memory, serialise_kv
 from hearth.worker.kv.idle_expiry import IdleExpiry
+from hearth.worker.kv.kv_manager import KVManager
 from hearth.worker.schedule.request_state import ClientLease, Request
 from hearth.worker.schedule.scheduler import Scheduler
 from hearth.worker.schedule.scheduler_config import SchedulerConfig
@@ -49,13 +50,9 @@ LIBRARIES_BYTES: Final = 900 * MB  # what a process holds beside MLX's arrays
 ANSWER_TOKENS_MAX: Final = 4_096  # more than any answer has
 DISK_GB: Final = 1_000  # of every Mac's SSD: most that have memory for such models have as much
 SHARED_MEMORY: Final = Path("/dev/shm")  # files that are holes are made fastest there
-
-
-class Letters:
-    """Stands in for a detokeniser: every token is one letter."""
-
-    def add(self, token_id: int) -> str:
-        return "x"
+QUIET_S: Final = 60.0  # behind a session
+# Stands in for a detokeniser: every token is one letter.
+LETTERS: Final[Any] = SimpleNamespace(add=lambda _token_id: "x")
 
 
 class Inbox:
@@ -63,13 +60,12 @@ class Inbox:
 
     def __init__(self, clock: SimulatedClock, disk_thread: CountedDiskThread | None) -> None:
         self._clock, self._disk_thread = clock, disk_thread
-        self._items: list[tuple[float, int, Any]] = []
-        self._numbers = itertools.count()
+        self._items: list[tuple[float, Any]] = []  # by the times at which they arrive
 
     def put(self, item: Any, at_s: float | None = None) -> None:
         """Have `item` arrive at `at_s`, by default now."""
         at_s = self._clock.elapsed_s if at_s is None else at_s
-        heapq.heappush(self._items, (at_s, next(self._numbers), item))
+        insort(self._items, (at_s, item), key=lambda each: each[0])
 
     def get(self, block: bool = True, timeout: float | None = None) -> Any:
         """Return what has arrived, or arrives within `timeout`. Raises queue.Empty."""
@@ -78,7 +74,7 @@ class Inbox:
             due_at = NEVER if self._disk_thread is None else self._disk_thread.catch_up()
             arrives_at = self._items[0][0] if self._items else NEVER
             if arrives_at <= self._clock.elapsed_s:
-                return heapq.heappop(self._items)[2]
+                return self._items.pop(0)[1]
             if self._clock.elapsed_s >= end:
                 raise queue.Empty
             self._clock.advance(min(end, arrives_at, due_at) - self._clock.elapsed_s)
@@ -97,31 +93,35 @@ class CountedWorker:
         engine: TimedEngine,
         settings: Settings,
         session: SessionScript,
+        pause_s: float = 0.0,
     ) -> None:
         """Start it; `play` has `session` answered. `engine` may have served before.
+
+        `pause_s` passes before each turn beside what was captured.
 
         Raises:
             StartError: the model does not fit.
         """
         self.layout, self.clock, self.engine = layout, clock, engine
-        self.manager: Any = None  # the KV manager, once there is one
         memory = WorkerMemory(settings, "ipc:///nowhere/worker-0.sock")
-        memory.use = MemoryUse(lambda: LIBRARIES_BYTES + self._arrays(), self._arrays, lambda: 0)
         memory.admit(layout.weight_bytes)
         loaded = layout.loaded(settings.max_kv_size)
         with mock.patch.object(cut_rule_setup, "turn_marks", lambda _: session.marks):
             self.rule = cut_rule_setup.cut_rule_of(loaded, settings)
-        self.manager = manager = kv_setup.make_kv_manager(engine, loaded, settings, self.rule)
+        manager = kv_setup.make_kv_manager(engine, loaded, settings, self.rule)
+        assert isinstance(manager, KVManager), "mlx-lm's caches are known"
+        self.manager = manager
+        memory.use = MemoryUse(lambda: LIBRARIES_BYTES + self._arrays(), self._arrays, lambda: 0)
         engine.decoder.cost = layout.read_cost
         engine.decoder.is_mergeable &= not self.manager.rules.is_exact
         forward = forward_of(loaded, self.rule.grid)
         loaded = memory.fit(loaded, manager.uncached.cold_bytes, forward)
         self.context_tokens = loaded.facts.context_tokens
         memory.share_out(manager, self.context_tokens, forward)
-        disk_thread = None if self.manager.disk is None else self.manager.disk.thread
-        self._inbox: Any = Inbox(clock, disk_thread)
+        disk_thread = manager.disk.thread if manager.disk is not None else None
         if disk_thread is not None:
             disk_thread.file_store.sweep()
+        self._inbox = Inbox(clock, cast(Any, disk_thread))
         config = SchedulerConfig(
             running_max=running_max(settings, engine.decoder.is_mergeable),
             natural_cuts=self.rule.natural,
@@ -131,11 +131,10 @@ class CountedWorker:
             memory=memory.guard(forward),
             relief=relief_of(manager),
         )
-        nobody: Any = None  # asks for the words of log probabilities
         self.scheduler = Scheduler(
             engine,
             manager,
-            nobody,
+            cast(Any, None),  # nobody asks for the words of log probabilities
             frozenset(turn.answer[-1] for turn in session.turns),
             lambda request: engine.choice(request.request_id),
             cut_rule_setup.with_goal_beside(config, loaded, settings),
@@ -146,10 +145,16 @@ class CountedWorker:
             memory.measure()
             return memory.use.bytes_used()
 
-        parts = (self._inbox, self.scheduler, self._take, manager.sweep)
-        self._loop = InferenceThread(*parts, IdleExpiry(self.manager).step, watch)
+        self._loop = InferenceThread(
+            cast(Any, self._inbox),
+            self.scheduler,
+            self._take,
+            manager.sweep,
+            IdleExpiry(manager).step,
+            watch,
+        )
         self.session = session
-        self._pause_s = 0.0
+        self._pause_s = pause_s
         self._sent: set[int] = set()  # numbers of turns
         self._ended_at: dict[int, float] = {}
         self.answered: dict[int, Usage] = {}
@@ -167,19 +172,13 @@ class CountedWorker:
         return sum(map(self.manager.slot_bytes, self.manager.slots))
 
     def _arrays(self) -> int:
-        if self.manager is None:
-            return self.layout.weight_bytes
         kv_bytes = self.kept_bytes + self.slot_bytes + self.engine.decoder.batch_bytes
         return self.layout.weight_bytes + kv_bytes
 
     # ------------------------------------------------------------ requests
 
-    def play(self, pause_s: float, quiet_s: float) -> None:
-        """Have the session's requests answered as captured, then let `quiet_s` pass: once.
-
-        `pause_s` passes before each turn beside what was captured.
-        """
-        self._pause_s = pause_s
+    def play(self) -> None:
+        """Have the session's requests answered as captured, then let QUIET_S pass: once."""
         self._send_ready()
         end = NEVER
         while self.clock.elapsed_s < end:
@@ -187,7 +186,7 @@ class CountedWorker:
             self.kept_bytes_max = max(self.kept_bytes_max, self.kept_bytes)
             self.slot_bytes_max = max(self.slot_bytes_max, self.slot_bytes)
             if end == NEVER and len(self._ended_at) == len(self.session.turns):
-                end = self.clock.elapsed_s + quiet_s
+                end = self.clock.elapsed_s + QUIET_S
 
     def _send_ready(self) -> None:
         """Send the turns whose predecessors have ended."""
@@ -210,14 +209,13 @@ class CountedWorker:
         lease = ClientLease(str(number), b"peer")
         lease.received_at += at_s - self.clock.elapsed_s
         lease.lease_until = NEVER
-        letters: Any = Letters()
         request = Request(
             lease=lease,
             ids=turn.ids,
             query=self.session.query(number, self.rule),
             sampling=Sampling(),
             tokens_max=ANSWER_TOKENS_MAX,
-            output=OutputProcessor(letters, []),
+            output=OutputProcessor(LETTERS, []),
             asker=turn.asker,
         )
         self.engine.scripts[lease.request_id] = list(turn.answer)

@@ -32,7 +32,6 @@ from hearth.worker.kv.layer_adapters import LayerMap
 AFFINE_4_BITS: Final = 4.5
 AFFINE_8_BITS: Final = 8.5
 MXFP4_BITS: Final = 4.25
-PROBE_TOKENS: Final = 3
 SHARES: Final = (8 / 9, 1 / 18, 1 / 18)  # of a quantised tensor: what its three arrays take
 
 _QWEN3_5: Final = {
@@ -100,7 +99,7 @@ class ModelLayout:
     def probe(self) -> list[Any]:
         """Return caches that have seen some tokens, without their values."""
         cache: list[Any] = make_prompt_cache(self.model)
-        self.model(mx.zeros((1, PROBE_TOKENS), mx.int32), cache=cache)
+        self.model(mx.zeros((1, 3), mx.int32), cache=cache)
         return cache
 
     @cached_property

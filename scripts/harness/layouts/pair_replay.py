@@ -5,8 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import reduce
 from operator import add
-from statistics import fmean
-from typing import Any, Final
+from typing import Any
 
 from hearth.shared.errors import StartError
 from scripts.harness.layouts.counted_disk import Disk
@@ -14,8 +13,6 @@ from scripts.harness.layouts.counted_engine import MACS, CountedEngine
 from scripts.harness.layouts.counted_worker import CountedWorker, counted, settings_of
 from scripts.harness.layouts.model_layouts import ModelLayout
 from scripts.harness.layouts.session_scripts import SessionScript, ideals, line_count
-
-QUIET_S: Final = 60.0  # behind a session
 
 
 @dataclass(slots=True)
@@ -38,10 +35,6 @@ class Figures:
     @property
     def read_ratio(self) -> float:
         return self.prefilled / self.ideal if self.ideal else 0.0
-
-    def short_share(self, tokens: int) -> float:
-        """Return the share of forwards of fewer than so many tokens."""
-        return fmean([each < tokens for each in self.forwards] or [0.0])
 
 
 @dataclass(slots=True)
@@ -78,11 +71,11 @@ def replay_pair(
         with counted(mac) as (clock, disk, directory):
             engine, made = CountedEngine(layout, speed, clock), settings_of(directory, settings)
             try:
-                worker = CountedWorker(layout, clock, engine, made, session)
+                worker = CountedWorker(layout, clock, engine, made, session, pause_s)
             except StartError:
                 return None
             pair = pair or PairFigures(worker.manager.store.budget.bytes_max, worker.rule.chunk)
-            worker.play(pause_s, QUIET_S)
+            worker.play()
             pair.sessions[session.name] = _figures(worker, disk)
             worker.stop()
     return pair

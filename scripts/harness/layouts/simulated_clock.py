@@ -8,7 +8,7 @@ import contextlib
 import os
 import time
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Any, Final, cast
 from unittest import mock
 
 from hearth.shared.suspending_clock import STEP_S_MAX, awake_s
@@ -48,7 +48,7 @@ class SimulatedClock:
         def utime(path: Any, times: Any = None) -> None:
             touch(path, times or (self.time(), self.time()))
 
-        clocks = {"monotonic": self.monotonic, "time": self.time, "perf_counter": self.monotonic}
-        with mock.patch.multiple(time, **clocks), mock.patch.object(os, "utime", utime):
+        now = {"time": self.time, "monotonic": self.monotonic, "perf_counter": self.monotonic}
+        with mock.patch.multiple(time, **cast(Any, now)), mock.patch.object(os, "utime", utime):
             awake_s()
             yield

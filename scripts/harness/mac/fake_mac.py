@@ -68,7 +68,7 @@ class FakeMac:
             if name not in self._arrays
         }
 
-    def _functions(self) -> dict[str, Callable[..., Any]]:
+    def _functions(self) -> dict[str, Any]:
         memory, computing, thread = self.memory, self._computing, self._thread
         evaluate, wait, clear = mx.async_eval, mx.synchronize, mx.clear_cache
         clear_streams = mx.clear_streams

@@ -17,7 +17,6 @@ SIZES: Final = {"": "g", "Pro": "s", "Max": "s", "Ultra": "d"}
 # Up to so many GB of memory: the share that the device recommends.
 SHARES: Final = {8: 2 / 3, 24: 0.74, 48: 0.78, 96: 0.81, 192: 0.84, 256: 0.87, 512: 0.9}
 OLD_SHARES: Final = {32: 2 / 3, 512: 0.75}  # macOS 13 and 14
-RESOURCES_MAX: Final = 499_000  # buffers that a process may have
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +60,7 @@ class Mac:
             "memory_size": self.memory_bytes,
             "max_recommended_working_set_size": self.recommended_bytes,
             "max_buffer_length": self._stock_bytes * 3 // 4 // PAGE * PAGE,
-            "resource_limit": RESOURCES_MAX,
+            "resource_limit": 499_000,  # buffers that a process may have
         }
 
 
