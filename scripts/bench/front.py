@@ -86,8 +86,8 @@ async def _measure(sides: dict[str, Path], pairs: int, starts: int) -> list[dict
 async def _in_turns(
     sides: dict[str, Path], number: int, measure: Callable[[str], Awaitable[Figures]]
 ) -> dict[str, Figures]:
-    order = list(sides) if number % 2 else reversed(list(sides))
-    return {name: await measure(name) for name in order}
+    """Measure each side once, in the other order than in the round before."""
+    return {name: await measure(name) for name in sorted(sides, reverse=number % 2 > 0)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,9 +170,11 @@ class _Proxy:
 @contextlib.asynccontextmanager
 async def _proxy(project: Path) -> AsyncIterator[_Proxy]:
     """Run the proxy of the checkout `project` before a scripted worker."""
-    settings = {"WORKERS": "1", "MAX_KV_SIZE_GB": "0", "PROXY_API_KEY": ""}
-    settings["MODEL_PATH"] = str(fixture_dir("qwen3"))  # which the worker does not load
-    settings["PYTHONPATH"] = f"{project / '.ci' / 'types'}:{project}"
+    settings = {
+        **{"WORKERS": "1", "MAX_KV_SIZE_GB": "0", "PROXY_API_KEY": ""},
+        "MODEL_PATH": str(fixture_dir("qwen3")),  # which the worker does not load
+        "PYTHONPATH": f"{project / '.ci' / 'types'}:{project}",
+    }
     server = OwnServer(settings, WORKER, project)
     began = time.perf_counter()
     server.start()

@@ -56,6 +56,9 @@ def _table(
         except StartError:
             return "-"
 
-    rows = [["Mac", *(model.name for model in models)], ["---"] * (len(models) + 1)]
-    rows += [[f"{mac.memory_gb} GB", *(filled(mac, model) for model in models)] for mac in macs]
+    rows = [
+        ["Mac", *(model.name for model in models)],
+        ["---"] * (len(models) + 1),
+        *([f"{mac.memory_gb} GB", *(filled(mac, model) for model in models)] for mac in macs),
+    ]
     return "\n".join("| " + " | ".join(row) + " |" for row in rows)

@@ -51,9 +51,11 @@ def run(options: argparse.Namespace) -> None:
     began = time.perf_counter()
     sessions = rendered(options.traces_dir, options.sessions, options.limit)
     names = ", ".join(session.name for session in sessions)
-    print(f"\n{names}: each on its own server. GB are 10^9 bytes; least: rows, and a state and a")
-    print("window for each conversation. What exact mode has to read again of answers is in the")
-    print("ideal:\n")
+    print(
+        f"\n{names}: each on its own server. GB are 10^9 bytes; least: rows, and a state and a\n"
+        "window for each conversation. What exact mode has to read again of answers is in the\n"
+        "ideal:\n"
+    )
     _print_row(HEAD)
     _print_row(["---"] * len(HEAD))
     settings = UNLIMITED | dict(each.split("=", 1) for each in options.set)

@@ -17,7 +17,6 @@ from scripts.harness.layouts.session_scripts import SessionScript
 
 MAC_GB: Final = 64
 CACHE_MB: Final = 8_192  # of the real model's kept KV
-VOCABULARY: Final = 3_072  # of the fixtures' tokenizers
 
 # Small models by the real one that each stands for: fewer and narrower layers, so many that a state
 # is worth about as many tokens' rows.
@@ -30,7 +29,7 @@ SMALL: Final = {
             "text_config": {
                 "hidden_size": 32,
                 "intermediate_size": 32,
-                "vocab_size": VOCABULARY,
+                "vocab_size": 3_072,  # of the fixtures' tokenizers
                 "max_position_embeddings": 262_144,
                 "rms_norm_eps": 1e-6,
                 "model_type": "qwen3_5_text",

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import lru_cache, wraps
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -82,7 +82,6 @@ class MeteredFileStore(FileStore):
 def _caught_up(method: Any) -> Any:
     """Have what would be done by now done before `method` of a thread asks or brings a job."""
 
-    @wraps(method)
     def called(self: "CountedDiskThread", *given: Any, **named: Any) -> Any:
         self.catch_up()
         return method(self, *given, **named)

@@ -93,9 +93,8 @@ class TimedEngine(Engine):
         return self._layout.probe()
 
     def choice(self, key: str) -> TokenChoice:
-        script = self.scripts[key]
-        last = len(script) - 1  # decoding looks one ahead
-        return TokenChoice(lambda _, at: mx.array([script[min(n, last)] for n in at]), (), None)
+        said = [*self.scripts[key], 0]  # decoding looks one ahead
+        return TokenChoice(lambda _, places: mx.array([said[n] for n in places]), (), None)
 
 
 class CountedDecoder(TimedDecoder):

@@ -164,16 +164,12 @@ class CountedWorker:
     # ------------------------------------------------------------ memory
 
     @property
-    def kept_bytes(self) -> int:
-        return int(self.manager.store.budget.bytes_used)
-
-    @property
     def slot_bytes(self) -> int:
         return sum(map(self.manager.slot_bytes, self.manager.slots))
 
     def _arrays(self) -> int:
-        kv_bytes = self.kept_bytes + self.slot_bytes + self.engine.decoder.batch_bytes
-        return self.layout.weight_bytes + kv_bytes
+        parts = self.layout.weight_bytes, self.slot_bytes, self.engine.decoder.batch_bytes
+        return sum(parts) + self.manager.store.budget.bytes_used
 
     # ------------------------------------------------------------ requests
 
@@ -183,25 +179,27 @@ class CountedWorker:
         end = NEVER
         while self.clock.elapsed_s < end:
             self._loop.run_once()
-            self.kept_bytes_max = max(self.kept_bytes_max, self.kept_bytes)
+            self.kept_bytes_max = max(self.kept_bytes_max, self.manager.store.budget.bytes_used)
             self.slot_bytes_max = max(self.slot_bytes_max, self.slot_bytes)
             if end == NEVER and len(self._ended_at) == len(self.session.turns):
                 end = self.clock.elapsed_s + QUIET_S
 
     def _send_ready(self) -> None:
         """Send the turns whose predecessors have ended."""
-        turns = self.session.turns
-        is_ready = [self._ended_at.keys() >= set(turn.waits_for) for turn in turns]
-        ready = [n for n, is_now in enumerate(is_ready) if is_now and n not in self._sent]
+        ready = [
+            number
+            for number, turn in enumerate(self.session.turns)
+            if number not in self._sent and self._ended_at.keys() >= set(turn.waits_for)
+        ]
         self._sent.update(ready)
         for number in ready:
             self._send(number)
 
     def _send(self, number: int) -> None:
         turn = self.session.turns[number]
-        after = max((self._ended_at[n] for n in turn.waits_for), default=0.0)
-        at_s = after + turn.gap_s + (self._pause_s if turn.waits_for else 0.0)
-        at_s = max(at_s, self.clock.elapsed_s)
+        after_s = max((self._ended_at[n] for n in turn.waits_for), default=0.0)
+        pause_s = self._pause_s if turn.waits_for else 0.0
+        at_s = max(after_s + turn.gap_s + pause_s, self.clock.elapsed_s)
         if turn.length > self.context_tokens:
             self.refused["context"] += 1
             self._over(number, at_s)
@@ -259,8 +257,9 @@ def settings_of(directory: Path, more: Mapping[str, str]) -> Settings:
         "KV_CACHE_DIR": str(directory / "kv"),
         "MAX_KV_SIZE_GB": str(DISK_GB // open_file_store.DISK_SHARE),
         "LOG_ROOT": str(directory / "logs"),
+        **more,
     }
-    return load_settings(environ | dict(more), None)
+    return load_settings(environ, None)
 
 
 @contextlib.contextmanager

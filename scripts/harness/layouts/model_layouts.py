@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import mlx.core as mx
 from mlx.utils import tree_flatten
@@ -79,8 +79,7 @@ class ModelLayout:
 
     @property
     def text_config(self) -> Mapping[str, Any]:
-        text: Mapping[str, Any] = self.config.get("text_config", self.config)
-        return text
+        return cast(Mapping[str, Any], self.config.get("text_config", self.config))
 
     @property
     def context_tokens(self) -> int:
@@ -133,8 +132,11 @@ class ModelLayout:
     def _parameters(self) -> list[tuple[str, int]]:
         """The names and sizes of the checkpoint's tensors."""
         is_tied = self.text_config.get("tie_word_embeddings", False)
-        found = [(name, array.size) for name, array in tree_flatten(self.model.parameters())]
-        return [each for each in found if not (is_tied and "lm_head" in each[0])]
+        return [
+            (name, array.size)
+            for name, array in tree_flatten(self.model.parameters())
+            if not (is_tied and "lm_head" in name)
+        ]
 
     def weights(self) -> Iterator[int]:
         """Yield the bytes of the weights' arrays as they are loaded."""
@@ -153,15 +155,14 @@ class ModelLayout:
     @cached_property
     def weight_bytes(self) -> int:
         experts = int(self._cost.expert_bytes) // 2
-        plain = self.parameter_count - experts
-        return int(plain * self.bits + experts * self.expert_bits) // 8
+        bits = (self.parameter_count - experts) * self.bits + experts * self.expert_bits
+        return int(bits) // 8
 
     @cached_property
     def _cost(self) -> ReadCost:
         """What a decode step reads, with weights of 16 bits."""
-        layers = self.layers
-        window = layers.layout.window, layers.window_bytes(1)
-        return read_cost(self.model, self.config, layers.row_bytes, *window)
+        window = self.layers.layout.window, self.layers.window_bytes(1)
+        return read_cost(self.model, self.config, self.layers.row_bytes, *window)
 
     @cached_property
     def read_cost(self) -> ReadCost:

@@ -119,11 +119,11 @@ def render(path: Path, limit: int = 0) -> SessionScript:
     waits = waits_for(rows, is_serial=False)
     requests: dict[int, Request] = {}
     turns: dict[int, Turn] = {}
-    begins = [(row.began_s, 1, number) for number, row in enumerate(rows)]
-    ends = [(row.ended_s, 0, number) for number, row in enumerate(rows)]
+    moments = [(row.began_s, True, number) for number, row in enumerate(rows)]
+    moments += [(row.ended_s, False, number) for number, row in enumerate(rows)]
     with TemporaryDirectory() as directory:
         desk = Desk(FIXTURE, family(FAMILY), Path(directory))
-        for _, is_begin, number in sorted(begins + ends):
+        for _, is_begin, number in sorted(moments):
             exchange = exchanges[number]
             if is_begin:
                 desk.ids.wanted = exchange.ids[:1]

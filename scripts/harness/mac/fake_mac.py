@@ -92,7 +92,7 @@ class FakeMac:
             clear()
             memory.clear_cache()
 
-        counts = {
+        told = {
             "get_active_memory": lambda: memory.active_bytes,
             "get_cache_memory": lambda: memory.cached_bytes,
         }
@@ -105,7 +105,7 @@ class FakeMac:
             "synchronize": synchronize,
             "clear_streams": clear_all_streams,
             "clear_cache": clear_cache,
-            **(counts if self._is_imagined else {}),
+            **(told if self._is_imagined else {}),
         }
 
     def _call(self, name: str, act: Callable[[int], int], limit: int) -> int:

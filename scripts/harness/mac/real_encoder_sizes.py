@@ -33,16 +33,19 @@ class RealEncoder:
 
 
 def _qwen3(name: str, weight_bytes: float, hidden: int, inner: int, heads: int) -> RealEncoder:
-    config = {
-        "model_type": "qwen3",
-        "hidden_size": hidden,
-        "intermediate_size": inner,
-        "num_attention_heads": heads,
-        "head_dim": 128,
-        "max_position_embeddings": 32_768,
-        "quantization": {"bits": 8, "group_size": 64},
-    }
-    return RealEncoder(name, int(weight_bytes), config)
+    return RealEncoder(
+        name,
+        int(weight_bytes),
+        {
+            "model_type": "qwen3",
+            "hidden_size": hidden,
+            "intermediate_size": inner,
+            "num_attention_heads": heads,
+            "head_dim": 128,
+            "max_position_embeddings": 32_768,
+            "quantization": {"bits": 8, "group_size": 64},
+        },
+    )
 
 
 EMBEDDER: Final = _qwen3("Qwen3-Embedding-0.6B", 0.63e9, 1_024, 3_072, 16)

@@ -73,8 +73,8 @@ def lead_through(fake: FakeMac, model: Path, directory: Path, **settings: str) -
         mock.patch(f"{load_all.__module__}.load_model", load),
         mock.patch.object(InferenceThread, "run_once", lead),
     ):
-        endpoint = f"ipc://{directory / 'worker.sock'}"
-        worker = Worker(load_settings(environ | settings, None), 0, endpoint)
+        made = load_settings(environ | settings, None)
+        worker = Worker(made, 0, f"ipc://{directory / 'worker.sock'}")
         thread = worker._shutdown.start_thread("inference", worker._inference)
         thread.join(LIFE_S_MAX)
         worker._jobs.put(None)
