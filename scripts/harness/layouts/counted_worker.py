@@ -103,7 +103,7 @@ class CountedWorker:
             StartError: the model does not fit.
         """
         self.layout, self.clock, self.engine = layout, clock, engine
-        memory = WorkerMemory(settings, "ipc:///nowhere/worker-0.sock")
+        memory = self._memory = WorkerMemory(settings, "ipc:///nowhere/worker-0.sock")
         memory.admit(layout.weight_bytes)
         loaded = layout.loaded(settings.max_kv_size)
         with mock.patch.object(cut_rule_setup, "turn_marks", lambda _: session.marks):
@@ -141,17 +141,9 @@ class CountedWorker:
         )
         engine.is_idle = lambda: self.scheduler.is_idle
 
-        def watch() -> int:
-            memory.measure()
-            return memory.use.bytes_used()
-
         self._loop = InferenceThread(
-            cast(Any, self._inbox),
-            self.scheduler,
-            self._take,
-            manager.sweep,
-            IdleExpiry(manager).step,
-            watch,
+            *(cast(Any, self._inbox), self.scheduler, self._take),
+            *(manager.sweep, IdleExpiry(manager).step, self._watch),
         )
         self.session = session
         self._pause_s = pause_s
@@ -170,6 +162,10 @@ class CountedWorker:
     def _arrays(self) -> int:
         parts = self.layout.weight_bytes, self.slot_bytes, self.engine.decoder.batch_bytes
         return sum(parts) + self.manager.store.budget.bytes_used
+
+    def _watch(self) -> int:
+        self._memory.measure()
+        return self._memory.use.bytes_used()
 
     # ------------------------------------------------------------ requests
 
