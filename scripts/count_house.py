@@ -10,9 +10,9 @@ files that git tracks count.
 import argparse
 import ast
 import subprocess
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import Final, NamedTuple
 
 from hearth.shared.paths import PROJECT_DIR
@@ -25,7 +25,6 @@ PARTS: Final = {
     "tests": ("tests/",),
 }
 FUNCTION: Final = (ast.FunctionDef, ast.AsyncFunctionDef)
-PAGES: Final = 6  # the longest ones that are named
 
 
 class Counts(NamedTuple):
@@ -45,28 +44,18 @@ class Counts(NamedTuple):
             files=1,
             lines=text.count("\n"),
             statements=sum(isinstance(node, ast.stmt) and not _is_text(node) for node in nodes),
-            functions=sum(
-                isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) for node in nodes
-            ),
+            functions=sum(isinstance(node, FUNCTION) for node in nodes),
             classes=sum(isinstance(node, ast.ClassDef) for node in nodes),
         )
-
-    def plus(self, other: "Counts") -> "Counts":
-        return Counts(*map(sum, zip(self, other, strict=True)))
 
 
 def _is_text(node: ast.stmt) -> bool:
     """Whether a statement is a docstring or another bare string."""
-    value = node.value if isinstance(node, ast.Expr) else None
-    return isinstance(value, ast.Constant) and isinstance(value.value, str)
+    return isinstance(node, ast.Expr) and isinstance(getattr(node.value, "value", None), str)
 
 
 def part_of(name: str) -> str:
     return next((part for part, starts in PARTS.items() if name.startswith(starts)), "other")
-
-
-def room_of(name: str) -> str:
-    return str(PurePath(name).parent)
 
 
 def tracked(root: Path) -> list[str]:
@@ -80,7 +69,7 @@ def print_counts(kind: str, counts: Iterable[tuple[str, Counts]]) -> None:
     """Print a line for each name, the most statements first."""
     sums: dict[str, Counts] = defaultdict(Counts)
     for name, each in counts:
-        sums[name] = sums[name].plus(each)
+        sums[name] = Counts(*map(sum, zip(sums[name], each, strict=True)))
     print(f"{kind:<44}" + "".join(f"{field:>11}" for field in Counts._fields))
     for name, total in sorted(sums.items(), key=lambda row: -row[1].statements):
         print(f"{name:<44}" + "".join(f"{count:>11,}" for count in total))
@@ -91,16 +80,15 @@ def main() -> None:
     parser.add_argument("checkout", nargs="?", type=Path, default=PROJECT_DIR)
     parser.add_argument("--rooms", action="store_true", help="a line for each folder too")
     options = parser.parse_args()
-    root = options.checkout
-    names = tracked(root)
+    root, names = options.checkout, tracked(options.checkout)
     code = {each: Counts.of((root / each).read_text()) for each in names if each.endswith(".py")}
     print_counts("part", ((part_of(name), counts) for name, counts in code.items()))
     if options.rooms:
-        print_counts("room", ((room_of(name), counts) for name, counts in code.items()))
+        print_counts("room", ((str(Path(name).parent), each) for name, each in code.items()))
     words = {each: len((root / each).read_text().split()) for each in names if each.endswith(".md")}
-    longest = sorted(words, key=lambda name: -words[name])[:PAGES]
+    longest = Counter(words).most_common(6)
     print(f"documents: {len(words)} pages, {sum(words.values()):,} words; longest: ", end="")
-    print(", ".join(f"{name} {words[name]:,}" for name in longest))
+    print(", ".join(f"{name} {count:,}" for name, count in longest))
     nbytes = sum((root / name).stat().st_size for name in names)
     print(f"tracked files: {len(names):,}, {nbytes / 1e6:.1f} MB")
 

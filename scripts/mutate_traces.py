@@ -19,36 +19,32 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from hearth.commands.replay.traces import TRACES_DIR, load_trace
 from scripts.harness import captured_sessions
-from scripts.harness.changes.hidden_changes import EXEMPT, FIXTURES, Proof
-
-FAMILIES: Final = tuple(FIXTURES)
+from scripts.harness.changes.hidden_changes import EXEMPT, FIXTURES, Proof, Verdict
 
 
-def prove(proof: Proof, name: str, sample: int, edit_count: int) -> tuple[Counter[str], int]:
+def prove(proof: Proof, name: str, sample: int, edit_count: int) -> list[Verdict]:
     """Try every change, or `sample` of each sort; where `edit_count` is not 0, so many edits only.
 
-    Return how often each outcome came, and how many hide something.
+    Tell what each outcome came to, and what hides something.
     """
-    began, outcomes, hidden = time.monotonic(), Counter[str](), 0
-    verdicts = itertools.chain(
+    began, verdicts = time.monotonic(), list[Verdict]()
+    for what, verdict in itertools.chain(
         () if edit_count else proof.unchanged(),
         () if edit_count else ((m, proof.mutated(m)) for m in sampled(proof.mutations(), sample)),
         ((edit, proof.edited(edit)) for edit in sampled(proof.edits(edit_count), sample)),
-    )
-    for what, verdict in verdicts:
-        outcomes[verdict.outcome] += 1
+    ):
+        verdicts.append(verdict)
         if verdict.finding:
-            hidden += 1
             print(f"{name}: {what}: {verdict.finding}", flush=True)
+    outcomes = Counter(verdict.outcome for verdict in verdicts)
     rows = ", ".join(f"{outcome} {count:,}" for outcome, count in outcomes.most_common())
-    print(f"{name}: {outcomes.total():,} in {time.monotonic() - began:.0f} s: {rows}", flush=True)
-    return outcomes, hidden
+    print(f"{name}: {len(verdicts):,} in {time.monotonic() - began:.0f} s: {rows}", flush=True)
+    return verdicts
 
 
 def sampled(rows: list[Any], count: int, seed: int = 7) -> list[Any]:
@@ -56,36 +52,32 @@ def sampled(rows: list[Any], count: int, seed: int = 7) -> list[Any]:
     return random.Random(seed).sample(rows, count) if 0 < count < len(rows) else rows
 
 
-def options_of(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("traces", nargs="*", type=Path, metavar="TRACE", help="default: all")
-    parser.add_argument("--families", default="qwen3_5", help=f"of {','.join(FAMILIES)}")
+    parser.add_argument("--families", default="qwen3_5", help=f"of {','.join(FIXTURES)}")
     parser.add_argument("--sample", type=int, default=0, metavar="N", help="of each sort; 0 = all")
     parser.add_argument("--edits", type=int, default=0, metavar="N", help="deliberate edits")
-    return parser.parse_args(arguments)
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    options = options_of(arguments)
+    options = parser.parse_args()
     paths = options.traces or sorted(TRACES_DIR.glob("*.jsonl.xz"))
     if not paths:
-        print(f"there are no traces in {TRACES_DIR}", file=sys.stderr)
-        return 2
+        parser.error(f"there are no traces in {TRACES_DIR}")
     pairs = list(itertools.product(paths, options.families.split(",")))
-    total, hidden = Counter[str](), 0
+    verdicts = list[Verdict]()
     with tempfile.TemporaryDirectory() as logs:
         for path, family_name in pairs:
             rows = load_trace(path)
             proof = Proof(captured_sessions.exchanges(rows), family_name, Path(logs))
-            name = f"{rows[0].trace} {family_name}"
-            found, count = prove(proof, name, options.sample, -(-options.edits // len(pairs)))
-            total, hidden = total + found, hidden + count
+            name, edit_count = f"{rows[0].trace} {family_name}", -(-options.edits // len(pairs))
+            verdicts += prove(proof, name, options.sample, edit_count)
+    counts = Counter(verdict.outcome for verdict in verdicts)
     for outcome, why in EXEMPT.items():
-        if total[outcome]:
-            print(f"  {outcome} ({total[outcome]:,}): {why}")
-    print(f"{total.total():,} prompts, {hidden:,} hide something")
+        if counts[outcome]:
+            print(f"  {outcome} ({counts[outcome]:,}): {why}")
+    hidden = sum(bool(verdict.finding) for verdict in verdicts)
+    print(f"{len(verdicts):,} prompts, {hidden:,} hide something")
     return 1 if hidden else 0
 
 

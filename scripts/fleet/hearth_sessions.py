@@ -6,8 +6,10 @@ the same in all their turns. Copy this file beside the proxy's config, which has
 `litellm_settings: {callbacks: [hearth_sessions.handler]}`. It needs nothing but LiteLLM.
 """
 
+import contextlib
 import hashlib
 import json
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
@@ -18,7 +20,7 @@ FIELDS: Final = ("prompt_cache_key", "session_id", "conversation_id", "thread_id
 NAME_DIGITS: Final = 32
 _OWN: Final = "litellm_metadata"  # where LiteLLM keeps its own when a body may have `metadata`
 # What agents put into a question in one turn and leave out in the next.
-_REMINDER: Final = ("<system-reminder>", "</system-reminder>")
+_REMINDER: Final = re.compile(r"<system-reminder>.*?(?:</system-reminder>|\Z)", re.DOTALL)
 
 
 class HearthSessions(CustomLogger):
@@ -28,7 +30,9 @@ class HearthSessions(CustomLogger):
         self, user_api_key_dict: Any, cache: Any, data: dict[str, Any], call_type: str
     ) -> dict[str, Any]:
         if isinstance(passed_on := data.get("headers"), dict):
-            data["headers"] = _sendable(passed_on)
+            # LiteLLM's HTTP client sends no value that is not ASCII: the request ends with a 500
+            # there, for which the Hearth that never saw it is passed over.
+            data["headers"] = {n: value for n, value in passed_on.items() if str(value).isascii()}
         metadata = data[_OWN] if isinstance(data.get(_OWN), dict) else data.get("metadata")
         if isinstance(metadata, dict) and not metadata.get("session_id"):
             request = data.get("proxy_server_request") or {}
@@ -37,41 +41,24 @@ class HearthSessions(CustomLogger):
         return data
 
 
-def _sendable(headers: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the headers that LiteLLM's HTTP client can send: a value that is not ASCII ends a
-    request with a 500 there, for which the Hearth that never saw it is passed over."""
-    return {name: value for name, value in headers.items() if str(value).isascii()}
-
-
 def session_name(headers: Mapping[str, str], body: Mapping[str, Any]) -> str:
     """Return what the session of a request is known by; "" where nothing tells it from others.
 
     Texts are digested: a name is seen in Redis and in logs.
     """
-    told = next(_told(headers, body), "")
+    told = next(filter(None, _told(headers, body)), "")
     known = ["id", told] if told else ["question", first_question(body)]
-    if not known[1]:
-        return ""
-    return "hearth-" + hashlib.sha256(json.dumps(known).encode()).hexdigest()[:NAME_DIGITS]
+    digest = hashlib.sha256(json.dumps(known).encode()).hexdigest()[:NAME_DIGITS]
+    return f"hearth-{digest}" if known[1] else ""
 
 
 def _told(headers: Mapping[str, str], body: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the session's names that the client itself gives."""
+    """Yield the session's names that the client itself gives, and "" for those that it does not."""
     lower = {name.lower(): value for name, value in headers.items()}
-    yield from filter(None, (_text(lower.get(name)) for name in HEADERS))
-    metadata = body.get("metadata")
-    if isinstance(metadata, dict) and (session := _user_session(metadata.get("user_id"))):
-        yield session
-    yield from filter(None, (_text(body.get(name)) for name in FIELDS))
-
-
-def _user_session(user_id: Any) -> str:
-    """Return the session in Claude Code's `metadata.user_id`, which is JSON in a text."""
-    try:
-        row = json.loads(user_id)
-    except (TypeError, ValueError, RecursionError):
-        return ""
-    return _text(row.get("session_id")) if isinstance(row, dict) else ""
+    yield from (_text(lower.get(name)) for name in HEADERS)
+    with contextlib.suppress(TypeError, ValueError, LookupError, RecursionError):
+        yield _text(json.loads(body["metadata"]["user_id"])["session_id"])  # of Claude Code
+    yield from (_text(body.get(name)) for name in FIELDS)
 
 
 def first_question(body: Mapping[str, Any]) -> str:
@@ -79,22 +66,14 @@ def first_question(body: Mapping[str, Any]) -> str:
     rows = next((body[name] for name in ("messages", "input", "prompt") if body.get(name)), ())
     if isinstance(rows, str):
         return rows.strip()
-    rows = rows if isinstance(rows, list) else []
-    questions = (row for row in rows if isinstance(row, dict) and row.get("role") == "user")
-    texts = (_without_reminders(_content(row.get("content"))) for row in questions)
-    return next(filter(None, texts), "")
+    said = [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
+    questions = (_content(row.get("content")) for row in said if row.get("role") == "user")
+    return next(filter(None, (_REMINDER.sub("", text).strip() for text in questions)), "")
 
 
 def _content(content: Any) -> str:
-    if isinstance(content, str):
-        return content
-    parts = content if isinstance(content, list) else []
+    parts = content if isinstance(content, list) else [{"text": content}]
     return "\n".join(_text(part.get("text")) for part in parts if isinstance(part, dict))
-
-
-def _without_reminders(text: str) -> str:
-    head, *rest = text.split(_REMINDER[0])
-    return "".join([head, *(each.partition(_REMINDER[1])[2] for each in rest)]).strip()
 
 
 def _text(value: Any) -> str:
