@@ -8,14 +8,15 @@ import copy
 import functools
 import itertools
 import re
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
 from hearth.proxy.request.session_id import session_of
 from hearth.shared.errors import RequestError
 from hearth.worker.stream.answer_parts import AnswerParts, ToolCall
-from scripts.harness.agent_worker import Desk
+from scripts.harness.agent_worker import Desk, Reply
 from scripts.harness.captured_sessions import PARSE
 from scripts.harness.model_families import family
 from scripts.harness.socketless_worker import Answer
@@ -24,10 +25,7 @@ from scripts.harness.zero_model import Layers, zero_model
 Body = dict[str, Any]
 
 ROOM_MB: Final = 1  # more than one plan's conversations take
-SESSION_HEADER: Final = "x-claude-code-session-id"
-AGENT_HEADER: Final = "x-claude-code-agent-id"
 STOP: Final = "STOP"
-DATE: Final = "Today's date: Sat Nov {} 2026"
 REMINDER: Final = "<system-reminder>\nThe current date is 2026-11-{}.\n</system-reminder>\n"
 
 
@@ -43,13 +41,6 @@ class Variant:
     calls: bool = True  # whether its models call tools here
     budget_mb: float = 512
     slots: int = 4
-
-    @property
-    def settings(self) -> dict[str, str]:
-        return {
-            "CACHE_EXACT": "true" if self.is_exact else "false",
-            "PRESERVE_THINKING": "true" if self.preserves_thinking else "false",
-        }
 
 
 @dataclass(eq=False)
@@ -75,8 +66,7 @@ class Asked:
 
     @property
     def messages(self) -> list[Body]:
-        messages: list[Body] = self.body["messages"]
-        return messages
+        return list(self.body["messages"])
 
     @property
     def is_left(self) -> bool:
@@ -109,13 +99,9 @@ class Chat:
     stops: bool = False  # the next answer is cut by a stop string
 
     def fork(self) -> "Chat":
-        return Chat(
-            self.session,
-            copy.deepcopy(self.messages),
-            copy.deepcopy(self.tools),
-            self.agent,
-            dict(self.options),
-            echoes_thinking=self.echoes_thinking,
+        messages, tools, options = copy.deepcopy((self.messages, self.tools, self.options))
+        return replace(
+            self, messages=messages, tools=tools, options=options, last=None, stops=False
         )
 
     @property
@@ -127,24 +113,23 @@ class Chat:
         return [n for n, message in enumerate(self.messages) if message["role"] == role]
 
     def body(self) -> Body:
-        body: Body = {"model": "m", "messages": copy.deepcopy(self.messages)}
-        if self.tools:
-            body["tools"] = copy.deepcopy(self.tools)
-        if self.options:
-            body["chat_template_kwargs"] = dict(self.options)
-        if self.session and not self.agent:
-            body["session_id"] = self.session
-        return body
+        may_be = {
+            "tools": self.tools,
+            "chat_template_kwargs": self.options,
+            "session_id": self.session if not self.agent else "",
+        }
+        given = {name: value for name, value in may_be.items() if value}
+        return copy.deepcopy({"model": "m", "messages": self.messages} | given)
 
 
+@dataclass
 class Words:
     """Gives words that no text had before."""
 
-    def __init__(self) -> None:
-        self._numbers = itertools.count()
+    numbers: Iterator[int] = field(default_factory=itertools.count)
 
     def one(self) -> str:
-        return f"z{next(self._numbers):04x}"
+        return f"z{next(self.numbers):04x}"
 
     def text(self, count: int) -> str:
         return " ".join(self.one() for _ in range(count))
@@ -157,7 +142,10 @@ def _desk(variant: Variant, logs: Path) -> Desk:
         family(variant.family),
         logs,
         chunk=variant.chunk,
-        settings=variant.settings,
+        settings={
+            "CACHE_EXACT": str(variant.is_exact).lower(),
+            "PRESERVE_THINKING": str(variant.preserves_thinking).lower(),
+        },
         model=zero_model(variant.layers),
         is_exact=variant.is_exact,
         budget_mb=variant.budget_mb,
@@ -195,16 +183,15 @@ class ChatClient:
 
     def ask(self, kind: str, chats: list[Chat]) -> bool:
         """Send them at once; say whether the template takes them."""
-        before = [chat.last for chat in chats]
         try:
             pairs = [self._submit(chat) for chat in chats]
         except RequestError:
             self.refused += 1
-            self.desk.machine.run()
             return False
-        self.desk.machine.run()
-        for chat, last, (body, answer) in zip(chats, before, pairs, strict=True):
-            chat.last = self._note(kind, chat, last, body, answer)
+        finally:
+            self.desk.machine.run()
+        for chat, (body, answer) in zip(chats, pairs, strict=True):
+            chat.last = self._note(kind, chat, chat.last, body, answer)
         return True
 
     def leave(self, chat: Chat, last: Asked | None) -> None:
@@ -217,30 +204,30 @@ class ChatClient:
 
     def _note(self, kind: str, chat: Chat, last: Asked | None, body: Body, answer: Answer) -> Asked:
         is_full = self.variant.budget_mb < ROOM_MB  # not even kept, so not evicted either
-        if is_full or self.desk.machine.keeper.evictions > self._evictions:
-            self._happened.add("evicted")
-        if chat.stops:
-            self._happened.add("stopped")
+        befell = {
+            "evicted": is_full or self.desk.machine.keeper.evictions > self._evictions,
+            "stopped": chat.stops,
+        }
+        self._happened |= {what for what, is_so in befell.items() if is_so}
         chat.stops = False
-        session = (chat.session, chat.agent)
-        asked = Asked(kind, body, session, last, answer, frozenset(self._happened))
-        self.asked.append(asked)
-        return asked
+        session, happened = (chat.session, chat.agent), frozenset(self._happened)
+        self.asked.append(Asked(kind, body, session, last, answer, happened))
+        return self.asked[-1]
 
     def _submit(self, chat: Chat) -> tuple[Body, Answer]:
         body = chat.body()
-        headers = {SESSION_HEADER: chat.session, AGENT_HEADER: chat.agent} if chat.agent else {}
+        ids = {"x-claude-code-session-id": chat.session, "x-claude-code-agent-id": chat.agent}
         prompt = PARSE["chat"](copy.deepcopy(body)).prompt
-        named = self.desk.named(prompt, session_of(headers, body, self.key))
+        named = self.desk.named(prompt, session_of(ids if chat.agent else {}, body, self.key))
         self._turn += 1
-        if chat.stops:
-            parts = AnswerParts("", f"{self.words.text(22)} {STOP} {self.words.text(2)}")
-            return body, self.desk.submit(named, parts, [STOP])
-        return body, self.desk.submit(named, self._parts(chat))
+        stop = [STOP] if chat.stops else []
+        return body, self.desk.submit(named, self._parts(chat), stop)
 
     def _parts(self, chat: Chat) -> AnswerParts:
         """Return what the model says next: now and then it thinks, and calls a tool."""
         turn, words = self._turn, self.words
+        if chat.stops:
+            return AnswerParts("", f"{words.text(22)} {STOP} {words.text(2)}")
         thinks = self.family.thinks and turn % 3 != 0 and chat.options.get("enable_thinking", True)
         reasoning = words.text(2 + turn % 4) if thinks else ""
         calls: tuple[ToolCall, ...] = ()
@@ -249,6 +236,11 @@ class ChatClient:
             calls = (ToolCall(name, {"path": words.text(2)}),)
         return AnswerParts(reasoning, words.text(2 + 3 * (turn % 3)), calls)
 
+    def _turn_of(self, parts: AnswerParts, call_ids: Sequence[str]) -> Body:
+        """Return an answer as clients send it back, whatever the family's template reads."""
+        family = replace(self.family, reasoning_field="reasoning_content")
+        return family.message(parts, call_ids)
+
     # ------------------------------------------------------------ messages
 
     def user(self, count: int, has_date: bool = False) -> Body:
@@ -256,14 +248,16 @@ class ChatClient:
         return {"role": "user", "content": reminder + self.words.text(count)}
 
     def system(self, count: int) -> Body:
-        date = DATE.format(f"{self.day:02}")
+        date = f"Today's date: Sat Nov {self.day:02} 2026"
         text = f"{self.words.text(count)}\n{date}\n{self.words.text(count)}"
         return {"role": "system", "content": text}
 
     def tool(self) -> Body:
-        name = f"do_{self.words.one()}"
-        schema = {"type": "object", "properties": {"path": {"type": "string"}}}
-        function = {"name": name, "description": self.words.text(6), "parameters": schema}
+        function = {
+            "name": f"do_{self.words.one()}",
+            "description": self.words.text(6),
+            "parameters": {"type": "object", "properties": {"path": {"type": "string"}}},
+        }
         return {"type": "function", "function": function}
 
     def dated(self, text: str) -> str:
@@ -272,9 +266,9 @@ class ChatClient:
 
     def import_history(self, is_named: bool, rounds: int) -> Chat:
         """Return a conversation whose turns this server has not written."""
-        number = len(self.asked)
+        session = f"s{len(self.asked)}" if is_named else ""
         tools = [self.tool() for _ in range(self._tool_count)]
-        chat = Chat(f"s{number}" if is_named else "", [self.system(6 + rounds % 12)], tools)
+        chat = Chat(session, [self.system(6 + rounds % 12)], tools)
         for n in range(rounds):
             chat.messages.append(self.user(4 + (7 * n + rounds) % 20, has_date=n == 0))
             if n + 1 < rounds:
@@ -282,38 +276,34 @@ class ChatClient:
         return chat
 
     def _made_up_turn(self, chat: Chat, number: int) -> list[Body]:
-        words = self.words
-        turn: Body = {"role": "assistant", "content": words.text(3 + 3 * number % 17)}
-        if self.family.thinks and number % 3 == 1:
-            turn["reasoning_content"] = words.text(6)
+        words, thinks = self.words, self.family.thinks and number % 3 == 1
+        said = AnswerParts("", words.text(3 + 3 * number % 17))
+        said = replace(said, reasoning=words.text(6)) if thinks else said
         if not (chat.tools and self.variant.calls and number % 2):
-            return [turn]
+            return [self._turn_of(said, ())]
+        call = ToolCall(chat.tools[0]["function"]["name"], '{"path": "/tmp"}')
         call_id = f"made{number:05d}"
-        function = {"name": chat.tools[0]["function"]["name"], "arguments": '{"path": "/tmp"}'}
-        turn["tool_calls"] = [{"id": call_id, "type": "function", "function": function}]
-        result = {"role": "tool", "tool_call_id": call_id, "content": words.text(12)}
-        last = {"role": "assistant", "content": words.text(5)}
-        return [turn, result, last]
+        return [
+            self._turn_of(replace(said, calls=(call,)), [call_id]),
+            {"role": "tool", "tool_call_id": call_id, "content": words.text(12)},
+            {"role": "assistant", "content": words.text(5)},
+        ]
 
     # ------------------------------------------------------------ what a client does
 
     def take(self, chat: Chat, last: Asked | None, count: int) -> None:
         """Take the last answer up, and what follows it: a tool's result, or the next question."""
         assert last is not None
-        request = last.answer.request
-        assert request.visit is not None and request.visit.said is not None
-        said = request.visit.said
-        turn: Body = {"role": "assistant", "content": said.content}
-        if said.reasoning and chat.echoes_thinking:
-            turn["reasoning_content"] = said.reasoning
-        results = []
-        for (name, arguments), call_id in zip(said.calls, request.call_ids, strict=True):
-            function = {"name": name, "arguments": arguments}
-            call = {"id": call_id, "type": "function", "function": function}
-            turn.setdefault("tool_calls", []).append(call)
-            text = self.words.text(count)
-            results.append({"role": "tool", "tool_call_id": call_id, "content": text})
-        chat.messages += [turn, *(results or [self.user(count)])]
+        said, call_ids = (
+            Reply(last.answer, AnswerParts(), (), "").given,
+            last.answer.request.call_ids,
+        )
+        said = said if chat.echoes_thinking else replace(said, reasoning="")
+        results = [
+            {"role": "tool", "tool_call_id": call_id, "content": self.words.text(count)}
+            for call_id in call_ids
+        ]
+        chat.messages += [self._turn_of(said, call_ids), *(results or [self.user(count)])]
 
     def empty(self) -> None:
         """Empty the cache, as an operator does."""
