@@ -15,48 +15,19 @@ import asyncio
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, Final
 
 import aiohttp
 
+from hearth.commands.bench.workloads.ask import request_values
 from hearth.commands.replay.ideal_cache import ideal_cached, percentile
 from hearth.commands.replay.player import Row, Target, replay_together
 from hearth.commands.replay.traces import load_trace
 
-WORST_MAX = 5  # requests that the report names
-
-
-@dataclass(frozen=True, slots=True)
-class Summary:
-    """What a replay cost. Sums are over answered requests; `ideal` is None where not known."""
-
-    requests: int
-    refused: int  # with a 4xx
-    failed: int  # otherwise
-    prompt: int
-    cached: int
-    prefilled: int
-    ideal: int | None  # tokens that had to be prefilled
-    excess_p50: float | None  # of one request: prefilled - what of it had to be
-    excess_max: float | None
-    excess_min: float | None  # below 0 where the server knew more than this replay had sent
-    ttft_p50_s: float | None
-    ttft_p95_s: float | None
-    wall_s: float
-
-    @property
-    def hit(self) -> float | None:
-        return self.cached / self.prompt if self.prompt else None
-
-    @property
-    def ratio(self) -> float | None:
-        """Prefilled over ideal: the figure that counts."""
-        return self.prefilled / self.ideal if self.ideal else None
-
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self) | {"hit": self.hit, "ratio": self.ratio}
+WORST_MAX: Final = 5  # requests that the report names
 
 
 # ---------------------------------------------------------------- reckoning
@@ -64,41 +35,43 @@ class Summary:
 
 def excesses(rows: Sequence[Row]) -> list[int | None]:
     """Return for each request what it prefilled beyond what it had to; None where not known."""
-    found: list[int | None] = []
-    for row, cached in zip(rows, ideal_cached([row.ids for row in rows]), strict=True):
-        if row.tokens is None or row.ids is None or cached is None:
-            found.append(None)
-        else:
-            found.append(row.tokens.prefilled - (len(row.ids) - cached))
-    return found
-
-
-def summary(rows: Sequence[Row], wall_s: float) -> Summary:
-    """Return the sums over `rows`, all that were sent, in their order."""
-    told = [row.tokens for row in rows if row.tokens is not None]
-    answered = [
-        each for row, each in zip(rows, excesses(rows), strict=True) if row.tokens is not None
+    ideal = ideal_cached([row.ids for row in rows])
+    return [
+        row.tokens.prefilled - (len(row.ids) - cached)
+        if row.tokens is not None and row.ids is not None and cached is not None
+        else None
+        for row, cached in zip(rows, ideal, strict=True)
     ]
-    known = [each for each in answered if each is not None]
-    prefilled = sum(tokens.prefilled for tokens in told)
-    is_known = bool(told) and len(known) == len(answered)
-    first = [row.outcome.ttft_s for row in rows if row.tokens is not None]
-    first_s = [each for each in first if each is not None]
-    refused = sum(row.outcome.is_refused for row in rows)
-    return Summary(
+
+
+def summary(rows: Sequence[Row], wall_s: float) -> SimpleNamespace:
+    """Return what a replay cost: `rows` are all that were sent, in their order.
+
+    Sums are over answered requests; what cannot be known is None, such as `ideal`, the tokens that
+    had to be prefilled. An excess is what one request prefilled beyond that; it is below 0 where
+    the server knew more than this replay had sent. The figure that counts is `ratio`.
+    """
+    values = request_values(rows)
+    ideal, prompt, prefilled = map(values.get, ("ideal_tokens", "prompt_tokens", "claimed_tokens"))
+    known = [each for each in excesses(rows) if each is not None and ideal is not None]
+    cached = sum(row.tokens.cached for row in rows if row.tokens is not None)
+    refused = sum(row.outcome.is_refused for row in rows)  # with a 4xx
+    return SimpleNamespace(
         requests=len(rows),
         refused=refused,
-        failed=len(rows) - len(told) - refused,
-        prompt=sum(tokens.prompt for tokens in told),
-        cached=sum(tokens.cached for tokens in told),
+        failed=int(values["failed"]) - refused,
+        prompt=prompt,
+        cached=cached,
         prefilled=prefilled,
-        ideal=prefilled - sum(known) if is_known else None,
-        excess_p50=percentile(known, 0.5) if is_known else None,
-        excess_max=max(known) if is_known else None,
-        excess_min=min(known) if is_known else None,
-        ttft_p50_s=percentile(first_s, 0.5),
-        ttft_p95_s=percentile(first_s, 0.95),
+        ideal=ideal,
+        excess_p50=percentile(known, 0.5),
+        excess_max=max(known, default=None),
+        excess_min=min(known, default=None),
+        ttft_p50_s=values.get("ttft_p50_s"),
+        ttft_p95_s=values.get("ttft_p95_s"),
         wall_s=wall_s,
+        hit=cached / prompt if prompt else None,
+        ratio=prefilled / ideal if prefilled is not None and ideal else None,
     )
 
 
@@ -106,32 +79,34 @@ def summary(rows: Sequence[Row], wall_s: float) -> Summary:
 
 
 def row_line(row: Row) -> str:
-    outcome, tokens = row.outcome, row.tokens
-    head = f"{row.number:3d} {row.dialect:9} "
+    head, tokens, outcome = f"{row.number:3d} {row.dialect:9} ", row.tokens, row.outcome
     if tokens is None:
         return f"{head} {'refused' if outcome.is_refused else 'FAILED'} {outcome.error}"
-    ttft = f"{outcome.ttft_s:.3f}" if outcome.ttft_s is not None else "-"
     return (
         f"{head} prompt {tokens.prompt:7,} cached {tokens.cached:7,} "
-        f"prefilled {tokens.prefilled:7,} {tokens.source:5} ttft {ttft} s"
+        f"prefilled {tokens.prefilled:7,} {tokens.source:5} ttft {shown(outcome.ttft_s, '.3f')} s"
     )
 
 
-def summary_lines(told: Summary) -> list[str]:
-    seconds = [f"{s:.3f}" if s is not None else "-" for s in (told.ttft_p50_s, told.ttft_p95_s)]
-    hit = f"{told.hit:.4f}" if told.hit is not None else "-"
+def shown(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value, form)
+
+
+def summary_lines(told: SimpleNamespace) -> list[str]:
+    first, late = shown(told.ttft_p50_s, ".3f"), shown(told.ttft_p95_s, ".3f")
     lines = [
         f"requests {told.requests}, refused (4xx, left out) {told.refused}, failed {told.failed}",
-        f"prompt {told.prompt:,}, cached {told.cached:,}, prefilled {told.prefilled:,}, hit {hit}",
-        f"ttft p50 {seconds[0]} s, p95 {seconds[1]} s, wall {told.wall_s:.1f} s",
+        f"prompt {told.prompt:,}, cached {told.cached:,}, prefilled {told.prefilled:,}, "
+        f"hit {shown(told.hit, '.4f')}",
+        f"ttft p50 {first} s, p95 {late} s, wall {told.wall_s:.1f} s",
     ]
-    if told.ideal is None or told.ratio is None:
+    if told.ratio is None:
         return [*lines, "ideal: not known (the server does not tell its prompts' ids)"]
     lines += [
         f"ideal prefilled {told.ideal:,}: prefilled / ideal = {told.ratio:.4f}",
         f"excess over ideal per request: p50 {told.excess_p50:,}, max {told.excess_max:,}",
     ]
-    if told.excess_min is not None and told.excess_min < 0:
+    if told.excess_min < 0:
         lines.append("note: some prompts were known before this replay sent them: a warm server")
     return lines
 
@@ -139,37 +114,35 @@ def summary_lines(told: Summary) -> list[str]:
 def worst_lines(rows: Sequence[Row]) -> list[str]:
     """Name the requests that prefilled most beyond the ideal."""
     known = [(each, row) for each, row in zip(excesses(rows), rows, strict=True) if each]
-    known.sort(key=lambda pair: -pair[0])
-    return [f"  excess {each:6,}: {row_line(row)}" for each, row in known[:WORST_MAX]]
+    worst = sorted(known, key=lambda pair: -pair[0])[:WORST_MAX]
+    return [f"  excess {each:6,}: {row_line(row)}" for each, row in worst]
 
 
-def report(rows: Sequence[Row], told: Summary) -> dict[str, Any]:
+def report(rows: Sequence[Row], told: SimpleNamespace) -> dict[str, Any]:
     """Return what --json writes."""
-    listed = []
     ideal = ideal_cached([row.ids for row in rows])
-    for row, cached, excess in zip(rows, ideal, excesses(rows), strict=True):
-        outcome = row.outcome
-        listed.append(
-            {
-                "number": row.number,
-                "trace": row.trace,
-                "dialect": row.dialect,
-                "status": outcome.status,
-                "error": outcome.error,
-                "tokens": asdict(row.tokens) if row.tokens is not None else None,
-                "ideal_cached": cached,
-                "excess": excess,
-                "ttft_s": outcome.ttft_s,
-                "total_s": outcome.total_s,
-            }
-        )
-    return {"summary": told.as_json(), "rows": listed}
+    listed = [
+        {
+            "number": row.number,
+            "trace": row.trace,
+            "dialect": row.dialect,
+            "status": row.outcome.status,
+            "error": row.outcome.error,
+            "tokens": asdict(row.tokens) if row.tokens is not None else None,
+            "ideal_cached": cached,
+            "excess": excess,
+            "ttft_s": row.outcome.ttft_s,
+            "total_s": row.outcome.total_s,
+        }
+        for row, cached, excess in zip(rows, ideal, excesses(rows), strict=True)
+    ]
+    return {"summary": vars(told), "rows": listed}
 
 
 # ---------------------------------------------------------------- command line
 
 
-def options_of(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -186,11 +159,7 @@ def options_of(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--timeout", type=float, default=600.0, help="seconds for one request")
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--quiet", action="store_true", help="the summary only")
-    return parser.parse_args(arguments)
-
-
-def main() -> int:
-    options = options_of()
+    options = parser.parse_args()
     sessions = [load_trace(path, options.limit) for path in options.traces]
     if not options.together:
         sessions = [[row for session in sessions for row in session]]

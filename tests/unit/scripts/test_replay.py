@@ -5,6 +5,7 @@ import json
 import lzma
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,7 +27,7 @@ from hearth.commands.replay.traces import (
 )
 from hearth.commands.stream_client import READERS, Outcome, Reading, SseReader, Tokens, tokens_of
 from hearth.shared.errors import RequestError
-from scripts.replay.__main__ import Summary, excesses, summary, summary_lines
+from scripts.replay.__main__ import excesses, summary, summary_lines
 from tests.helpers.clients.captured_events import KV, captured, chat_events
 
 TOLD = Tokens(prompt=100, cached=90, prefilled=12, completion=8, source="ram")
@@ -185,7 +186,7 @@ def cost(prompt: int, cached: int, prefilled: int) -> Tokens:
     return Tokens(prompt, cached, prefilled, 8, "slot")
 
 
-def sums(rows: list[Row]) -> Summary:
+def sums(rows: list[Row]) -> SimpleNamespace:
     return summary(rows, wall_s=2.0)
 
 
