@@ -30,7 +30,6 @@ from scripts.fixtures.fixture_cache import fixture_dir
 from scripts.nightly.sources import FetchError, python_of, unpacked
 from scripts.nightly.suites import SUITES, Suite
 
-SERVED_NAME: Final = "qwen3.6-random"  # Rapid-MLX's matrices ask for a family by its name
 KNOWN: Final = Path(__file__).with_name("known_failures.json")
 SUITE_S_MAX: Final = 600
 SHOWN_CHARS: Final = 300
@@ -58,9 +57,10 @@ def junit_outcomes(text: str) -> Iterator[Outcome]:
 
 def summary_outcomes(text: str) -> list[Outcome]:
     """Return the outcomes of a program's last part, in which each check has its line."""
-    found = dict[str, str | None]()  # the last line of a check counts
-    for name, first, why, last, other in CHECK.findall(text):
-        found[name or other.strip()] = None if "PASS" in (first, last) else why
+    found = {  # the last line of a check counts
+        name or other.strip(): None if "PASS" in (first, last) else why
+        for name, first, why, last, other in CHECK.findall(text)
+    }
     return list(found.items())
 
 
@@ -81,32 +81,32 @@ def run_suite(suite: Suite, url: str, work_dir: Path) -> list[Outcome]:
     Raises:
         FetchError, OSError, ValueError, TimeoutExpired, ParseError: it did not run to its end.
     """
-
-    def told(text: str) -> str:
-        return text.format(url=url, port=url.rpartition(":")[2])
-
-    python, report, home = python_of(suite.packages), work_dir / "report.xml", work_dir / "home"
+    place = {"url": url, "port": url.rpartition(":")[2]}
+    report, home = work_dir / f"{suite.name}.xml", work_dir / "home"
     home.mkdir(exist_ok=True)
-    report.unlink(missing_ok=True)
     directory = unpacked(suite.source, suite.paths, work_dir / suite.name)
     for old, new in suite.replaced:
         program = directory / suite.arguments[-1]
         text = program.read_text()
         if old not in text:
             raise FetchError(f"{program} has no {old} any more: see how it is given its address")
-        program.write_text(text.replace(old, told(new)))
-    command = [str(python)]
-    if suite.kind == "pytest":
-        command += ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "addopts="]
-        command += ["-o", "faulthandler_timeout=90", "--tb=line", f"--junitxml={report}"]
+        program.write_text(text.replace(old, new.format(**place)))
+    pytest = (
+        *("-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "addopts="),
+        *("-o", "faulthandler_timeout=90", "--tb=line", f"--junitxml={report}"),
+    )
     environment = {
         **{name: os.environ[name] for name in ("PATH", "LANG", "TMPDIR") if name in os.environ},
         **{"HOME": str(home), "HF_HUB_OFFLINE": "1", "NO_PROXY": "127.0.0.1,localhost"},
         "PYTHONPATH": f"{directory}{os.pathsep}{Path(__file__).parent / 'plugins'}",
-        **{name: told(value) for name, value in suite.environment.items()},
+        **{name: value.format(**place) for name, value in suite.environment.items()},
     }
     with subprocess.Popen(
-        [*command, *map(told, suite.arguments)],
+        [
+            python_of(suite.packages),
+            *(pytest if suite.kind == "pytest" else ()),
+            *(argument.format(**place) for argument in suite.arguments),
+        ],
         cwd=directory,
         env=environment,
         stdin=subprocess.DEVNULL,
@@ -121,12 +121,11 @@ def run_suite(suite: Suite, url: str, work_dir: Path) -> list[Outcome]:
                 os.killpg(child.pid, signal.SIGKILL)
     if suite.kind == "exit":
         return [(suite.name, text if child.returncode else None)]
-    if suite.kind == "pytest" and not report.exists():
+    if suite.kind == "summary":
+        return summary_outcomes(text)
+    if not report.exists():
         raise ValueError(f"pytest ended with {child.returncode}: {text[-2 * SHOWN_CHARS :]}")
-    found = (
-        summary_outcomes(text) if suite.kind == "summary" else junit_outcomes(report.read_text())
-    )
-    return list(found)
+    return list(junit_outcomes(report.read_text()))
 
 
 def is_good(suite: Suite, url: str, work_dir: Path, rules: list[dict[str, Any]]) -> bool:
@@ -151,7 +150,8 @@ def settings(model: str) -> dict[str, str]:
     """Return what differs from Hearth's defaults, so that all suites find what they ask for."""
     return {
         "MODEL_PATH": model,
-        "PROXY_MODEL_ID": SERVED_NAME,
+        # Rapid-MLX's matrices ask for a family by its name.
+        "PROXY_MODEL_ID": "qwen3.6-random",
         "MODEL_ALIASES": "default,model,model_id,string",
         "EMBEDDING_MODEL": str(embedding_checkpoint("bert")),
         # An answer of ten tokens, for which some suites ask, would be all thinking.
@@ -172,8 +172,8 @@ def main() -> int:
     parser.add_argument("--model", help="what Hearth serves, as MODEL_PATH; default random weights")
     given = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the server ends with us
-    rules = json.loads(KNOWN.read_text())
-    rules = [rule for rule in rules if not (given.model and rule.get("needs_sense"))]
+    known = json.loads(KNOWN.read_text())
+    rules = [rule for rule in known if not (given.model and rule.get("needs_sense"))]
     server = OwnServer(settings(given.model or str(fixture_dir("qwen3", tiny=True))))
     try:
         asyncio.run(server.started())

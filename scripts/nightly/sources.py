@@ -5,13 +5,11 @@ lies in CACHE_DIR is not fetched again.
 """
 
 import hashlib
-import io
 import os
 import re
 import shutil
 import subprocess
 import sys
-import tarfile
 import venv
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,8 +21,6 @@ FETCH_WAIT_S_MAX: Final = 600
 NEEDED: Final = re.compile(
     r"PATH|HOME|LANG|LC_\w+|TMPDIR|XDG_\w+|SSL_CERT_\w+|REQUESTS_CA_BUNDLE|PIP_\w+|\w+_PROXY", re.I
 )
-# Neither a prompt for a password nor the user's own settings of git.
-GIT_ENVIRONMENT: Final = {"GIT_TERMINAL_PROMPT": "0", "GIT_CONFIG_GLOBAL": "/dev/null"}
 
 
 class FetchError(Exception):
@@ -37,10 +33,11 @@ def checked(command: Sequence[str | Path], what: str) -> bytes:
     Raises:
         FetchError: it failed, is not there, or took longer than FETCH_WAIT_S_MAX.
     """
-    kept = {name: value for name, value in os.environ.items() if NEEDED.fullmatch(name)}
-    words, env = [str(word) for word in command], {**kept, **GIT_ENVIRONMENT}
+    # Neither a prompt for a password nor the user's own settings of git.
+    git = {"GIT_TERMINAL_PROMPT": "0", "GIT_CONFIG_GLOBAL": "/dev/null"}
+    env = {name: value for name, value in os.environ.items() if NEEDED.fullmatch(name)} | git
     try:
-        done = subprocess.run(words, capture_output=True, timeout=FETCH_WAIT_S_MAX, env=env)
+        done = subprocess.run(command, capture_output=True, timeout=FETCH_WAIT_S_MAX, env=env)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise FetchError(f"{what}: {error}") from error
     if done.returncode:
@@ -71,9 +68,9 @@ def unpacked(source: str, paths: Sequence[str], target: Path) -> Path:
             ("git", "clone", "--quiet", "--bare", f"https://github.com/{project}", part), source
         )
         part.rename(kept)
-    tree = checked(("git", "--git-dir", kept, "archive", commit, *paths), source)
-    with tarfile.open(fileobj=io.BytesIO(tree)) as tar:
-        tar.extractall(target, filter="data")
+    git = ("git", "--git-dir", kept, "archive", "--output", f"{target}.tar", commit)
+    checked((*git, *paths), source)
+    shutil.unpack_archive(f"{target}.tar", target, filter="data")
     return target
 
 

@@ -8,10 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-OPENAI: Final = "openai==2.54.0"
-ANTHROPIC: Final = "anthropic==2.14.0"
 RAPID: Final = "raullenchai/Rapid-MLX@7222ca776c029b045cba424e7b2e942c5073529f"
-VLLM_MLX: Final = "waybarrios/vllm-mlx@4b654c09e61029afa1c061a3684bff0d4c385b3c"
 SDKS: Final = (
     *("openai[aiohttp]==2.54.0", "anthropic[aiohttp]==2.14.0", "pytest==9.2.0"),
     *("pytest-asyncio==1.5.0", "respx==0.23.1", "dirty-equals==0.11", "time-machine==3.6.0"),
@@ -28,11 +25,6 @@ RAPID_PATHS: Final = (
     "scripts/agent_soak_test.py",
 )
 STRICT: Final = ("-o", "xfail_strict=true", "-o", "asyncio_mode=auto", "-W", "error")
-RAPID_ENVIRONMENT: Final = {
-    "RAPID_MLX_BASE_URL": "{url}/v1",
-    "RAPID_MLX_AGENT_MATRIX_FAMILY": "qwen36",
-    "RAPID_MLX_MATRIX_STRICT": "1",  # a cell that the server fails is a failure and no skip
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,14 +43,19 @@ class Suite:
 
 
 def _rapid(name: str, kind: Literal["pytest", "summary", "exit"], *arguments: str) -> Suite:
-    return Suite(f"rapid-{name}", RAPID, arguments, kind, RAPID_PATHS, AGENTS, RAPID_ENVIRONMENT)
+    environment = {
+        "RAPID_MLX_BASE_URL": "{url}/v1",
+        "RAPID_MLX_AGENT_MATRIX_FAMILY": "qwen36",
+        "RAPID_MLX_MATRIX_STRICT": "1",  # a cell that the server fails is a failure and no skip
+    }
+    return Suite(f"rapid-{name}", RAPID, arguments, kind, RAPID_PATHS, AGENTS, environment)
 
 
 _API: Final = "tests/api_resources"
 SUITES: Final = (
     Suite(
         "openai",
-        OPENAI,
+        "openai==2.54.0",
         (
             *(*STRICT, f"{_API}/chat/test_completions.py", f"{_API}/test_completions.py"),
             *(f"{_API}/test_responses.py", f"{_API}/responses", f"{_API}/test_embeddings.py"),
@@ -69,7 +66,7 @@ SUITES: Final = (
     ),
     Suite(
         "anthropic",
-        ANTHROPIC,
+        "anthropic==2.14.0",
         (
             *(*STRICT, "-p", "tests._alias_httpx", f"{_API}/test_messages.py"),
             *(f"{_API}/beta/test_messages.py", f"{_API}/test_models.py"),
@@ -103,7 +100,7 @@ SUITES: Final = (
     ),
     Suite(
         "vllm-mlx",
-        VLLM_MLX,
+        "waybarrios/vllm-mlx@4b654c09e61029afa1c061a3684bff0d4c385b3c",
         (
             *("-p", "server_url_option", "-k", "TestServerIntegration", "--noconftest"),
             *("--server-url", "{url}", "tests/test_server.py"),
