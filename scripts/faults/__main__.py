@@ -11,7 +11,7 @@ does not start.
 
 import argparse
 import asyncio
-import inspect
+import importlib
 import json
 import os
 import sys
@@ -53,10 +53,9 @@ def main() -> int:
         command.add_argument("--seed", type=int, default=1)
         command.add_argument("--json", type=Path, metavar="FILE")
     options = parser.parse_args()
-    play = getattr(__import__(f"scripts.faults.{options.command}", fromlist=["x"]), options.command)
+    module = importlib.import_module(f"scripts.faults.{options.command}")
     try:
-        told = play(options)
-        told = asyncio.run(told) if inspect.iscoroutine(told) else told
+        told = asyncio.run(getattr(module, options.command)(options))
     except ServerError as error:
         print(error, file=sys.stderr)
         return 2

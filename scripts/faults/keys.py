@@ -14,6 +14,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
+import numpy as np
+
 from scripts.faults.judge_replies import judge
 from scripts.faults.load import KEYS, Body, Load, Manner, body_of, exchange, settings
 from scripts.faults.own_server import OwnServer, drafts_line
@@ -33,16 +35,10 @@ def auc(said: Sequence[float], new: Sequence[float]) -> float:
 
     As an attacker reckons it, to whom it is no matter how busy the machine is otherwise.
     """
-    usual = [_median_around(number, said, new) for number in range(len(said))]
-    rows = list(zip(said, new, usual, strict=True))
-    ours, theirs = [one / each for one, _, each in rows], [other / each for _, other, each in rows]
-    less = sum((a < b) + (a == b) / 2 for a in ours for b in theirs)
-    return less / (len(said) * len(new))
-
-
-def _median_around(number: int, *times: Sequence[float]) -> float:
-    start, end = max(0, number - NEARBY), number + NEARBY + 1
-    return statistics.median([took for each in times for took in each[start:end]])
+    around = [slice(max(0, at - NEARBY), at + NEARBY + 1) for at in range(len(said))]
+    usual = [statistics.median([*said[each], *new[each]]) for each in around]
+    ours, theirs = np.divide(said, usual)[:, None], np.divide(new, usual)
+    return float(np.mean((ours < theirs) + (ours == theirs) / 2))
 
 
 # ---------------------------------------------------------------- what is asked
@@ -54,19 +50,16 @@ def _word(chance: random.Random) -> str:
 
 def _chat(chance: random.Random, words: int = CHAT_WORDS, tokens: int = 1) -> Body:
     text = " ".join(_word(chance) for _ in range(words))
-    plain = {"chat_template_kwargs": {"enable_thinking": False}}
-    return body_of("chat", text, tokens) | plain
+    return body_of("chat", text, tokens) | {"chat_template_kwargs": {"enable_thinking": False}}
 
 
 def _schema(chance: random.Random) -> Body:
-    names = [_word(chance) for _ in range(6)]
-    values = {name: {"type": "string", "enum": [_word(chance) for _ in range(5)]} for name in names}
-    return {
-        "type": "object",
-        "properties": values,
-        "required": names,
-        "additionalProperties": False,
+    fields = {
+        _word(chance): {"type": "string", "enum": [_word(chance) for _ in range(5)]}
+        for _ in range(6)
     }
+    rules = {"required": list(fields), "additionalProperties": False}
+    return {"type": "object", "properties": fields} | rules
 
 
 def _with_tools(chance: random.Random) -> Body:
@@ -111,9 +104,8 @@ async def measured(route: str, load: Load, port: int, rounds: int, seed: int) ->
         for body, found in chance.sample([(said, times[0]), (new, times[1])], 2):
             took = await seconds(body, KEYS[1])
             found += [took] * (number >= WARM_UP)
-    medians = [round(1000 * statistics.median(each), 2) for each in times]
-    told = {"route": route, "said_ms": medians[0], "new_ms": medians[1]}
-    return told | {"auc": round(auc(*times), 3)}
+    said_ms, new_ms = (round(1000 * statistics.median(each), 2) for each in times)
+    return {"route": route, "said_ms": said_ms, "new_ms": new_ms, "auc": round(auc(*times), 3)}
 
 
 async def keys(options: argparse.Namespace) -> dict[str, Any]:
@@ -136,4 +128,4 @@ async def keys(options: argparse.Namespace) -> dict[str, Any]:
         print(drafts_line((await server.cache()).get("workers", [])))
     finally:
         server.close()
-    return {"routes": rows} | load.ledger.told()
+    return load.ledger.told() | {"routes": rows}

@@ -2,23 +2,20 @@
 
 import asyncio
 import contextlib
-import json
 import os
 import shutil
-import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from http.client import HTTPException
 from pathlib import Path
 from typing import Any, Final
 
+import aiohttp
 import psutil
+from aiohttp.test_utils import unused_port
 
 from hearth.shared.openblas_preload import openblas_environment
 from hearth.shared.settings_from_env import PROJECT_DIR, example_lines
@@ -60,13 +57,11 @@ class OwnServer:
         self, settings: Mapping[str, str], worker: str = "", project: Path = PROJECT_DIR
     ) -> None:
         """`worker` names a module that runs the workers instead of their own."""
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port: int = probe.getsockname()[1]
+        self.port = unused_port()
+        self.url = f"http://127.0.0.1:{self.port}"
         self.directory = Path(tempfile.mkdtemp(prefix="hearth-"))
         self.log = self.directory / "log"
-        self.kv_dir = self.directory / "kv"
-        self.kv_dir.mkdir(mode=0o700)
+        (self.directory / "kv").mkdir(mode=0o700)
         defaults = dict(line.split("=", 1) for line in example_lines()[1::2])
         self._environment = {
             **os.environ,
@@ -75,7 +70,7 @@ class OwnServer:
             "PROXY_PORT": str(self.port),
             "RUN_DIR": str(self.directory / "run"),
             "LOG_ROOT": str(self.directory / "logs"),
-            "KV_CACHE_DIR": str(self.kv_dir),
+            "KV_CACHE_DIR": str(self.directory / "kv"),
             "DOCTOR": "off",
             "PROXY_MODEL_ID": MODEL_ID,
             "PRESSURE_FILE": str(self.directory / "pressure"),  # of broken_worker
@@ -86,16 +81,8 @@ class OwnServer:
         run = ["-c", LAUNCH.format(worker)] if worker else ["-m", "hearth.proxy.main"]
         self._project = project
         self._command = [sys.executable, *run]
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: subprocess.Popen[bytes]  # since its start
         self.seen: dict[int, psutil.Process] = {}
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
-
-    @property
-    def instance_dir(self) -> Path:
-        return self.directory / "run" / str(self.port)
 
     def start(self) -> None:
         """Start it, without waiting."""
@@ -124,7 +111,7 @@ class OwnServer:
         """Wait until all workers are ready; say whether they came to be."""
         deadline = time.monotonic() + wait_s
         while time.monotonic() < deadline:
-            if self.process is None or self.process.poll() is not None:
+            if self.process.poll() is not None:
                 return False
             if (await self.health()).get("status") == "ok":
                 self.look()
@@ -137,7 +124,6 @@ class OwnServer:
     def look(self) -> list[psutil.Process]:
         """Return the proxy that it has now, and its workers."""
         try:
-            assert self.process is not None
             proxy = psutil.Process(self.process.pid)
             found = [proxy, *proxy.children()]
             everyone = {*found, *proxy.children(recursive=True)}
@@ -151,9 +137,8 @@ class OwnServer:
         found = []
         for number, process in enumerate(self.look()):
             with contextlib.suppress(psutil.NoSuchProcess):
-                role = f"worker {number - 1}" if number else "proxy"
-                rss, files = process.memory_info().rss, process.num_fds()
-                found.append(Held(role, rss, files, process.num_threads()))
+                role, rss = f"worker {number - 1}" if number else "proxy", process.memory_info().rss
+                found.append(Held(role, rss, process.num_fds(), process.num_threads()))
         return found
 
     def ranks(self) -> list[psutil.Process]:
@@ -168,16 +153,13 @@ class OwnServer:
 
     def stop(self) -> tuple[int, float]:
         """End it as its user would; return its exit code and the seconds that took."""
-        assert self.process is not None
         self.look()
         began = time.monotonic()
-        self.process.send_signal(signal.SIGTERM)
-        try:
-            code = self.process.wait(END_S_MAX)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            code = self.process.wait()
-        return code, time.monotonic() - began
+        self.process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(END_S_MAX)
+        self.process.kill()  # of no effect where it has ended
+        return self.process.wait(), time.monotonic() - began
 
     def close(self, *, keeps: bool = False) -> None:
         """End whatever is left of it, and remove its directory unless it `keeps` that."""
@@ -185,8 +167,7 @@ class OwnServer:
         for pid in self.left():
             with contextlib.suppress(psutil.NoSuchProcess):
                 self.seen[pid].kill()
-        if self.process is not None:
-            self.process.wait()
+        self.process.wait()
         if not keeps:
             shutil.rmtree(self.directory, ignore_errors=True)
 
@@ -204,20 +185,17 @@ class OwnServer:
         """GET or DELETE /v1/cache; {} while nothing answers."""
         return await self._json("DELETE" if clears else "GET", "/v1/cache")
 
-    async def workers(self) -> list[dict[str, Any]]:
-        return list((await self.health()).get("workers", []))
-
     async def _json(self, method: str, path: str) -> dict[str, Any]:
         key = {"Authorization": f"Bearer {self._environment.get('PROXY_API_KEY', '')}"}
-        request = urllib.request.Request(self.url + path, headers=key, method=method)
-
-        def read() -> dict[str, Any]:
-            with urllib.request.urlopen(request, timeout=ANSWER_S_MAX) as reply:
-                return dict(json.load(reply))
-
         try:
-            return await asyncio.to_thread(read)
-        except (OSError, HTTPException):
+            async with (
+                asyncio.timeout(ANSWER_S_MAX),
+                aiohttp.request(
+                    method, self.url + path, headers=key, raise_for_status=True
+                ) as reply,
+            ):
+                return dict(await reply.json())
+        except (aiohttp.ClientError, TimeoutError, ValueError):
             return {}
 
 

@@ -40,7 +40,7 @@ from scripts.harness.warm.warm_talks import (
     play,
 )
 
-HANG_S_MAX: Final = 240.0  # of an episode: whoever waits so long waits for ever
+HANG_S_MAX: Final = 240.0  # of an episode, or the end behind it: who waits so long waits for ever
 FLUSH_S_MAX: Final = 30.0
 FOUND_S_MAX: Final = 2.0
 AFTER: Final = 40  # operations before the one that is spoiled
@@ -59,11 +59,12 @@ class Episode:
     spoilt: str = ""  # what befalls files of one rank before they are read: "missing" | "garbled"
 
 
-def random_episode(chance: random.Random, fixture: str) -> Episode:
+def random_episode(seed: int) -> Episode:
+    chance = random.Random(seed)
     is_tight = chance.random() < 0.4
     count = chance.randint(OPERATIONS_MIN, OPERATIONS_MAX)
     return Episode(
-        fixture,
+        RANKED_NAMES[seed % len(RANKED_NAMES)],
         [(chance.choice(OPERATION_NAMES), chance.randrange(SEED_MAX)) for _ in range(count)],
         chance.random() < 0.5,
         chance.randint(1, 3) if is_tight else 4,
@@ -82,6 +83,7 @@ class Episodes:
 
     def play(self, episode: Episode, *, adds_noise: bool = False) -> None:
         """Do an episode. Raises: AssertionError, where an answer differs."""
+        faulthandler.dump_traceback_later(HANG_S_MAX, exit=True)
         talk = self._talk(episode, adds_noise)
         play(talk, episode.operations, episode.is_exact, is_ample=episode.budget_kb is None)
         self._count(talk, episode)
@@ -138,7 +140,7 @@ def lone_model(directory: Path) -> LoadedModel:
     return load_model(load_settings({"MODEL_PATH": str(directory)}, None))
 
 
-def ranks(options: argparse.Namespace) -> dict[str, Any]:
+async def ranks(options: argparse.Namespace) -> dict[str, Any]:
     """Play episodes until their number is reached or one fails; return what was seen."""
     if options.plant:
         return planted(options)
@@ -146,14 +148,11 @@ def ranks(options: argparse.Namespace) -> dict[str, Any]:
     with RankedModels(options.ranks) as models:
         run = Episodes(models)
         for number in range(options.seed, options.seed + options.episodes):
-            fixture = RANKED_NAMES[number % len(RANKED_NAMES)]
-            episode = random_episode(random.Random(number), fixture)
-            faulthandler.dump_traceback_later(HANG_S_MAX, exit=True)
+            episode = random_episode(number)
             try:
                 run.play(episode)
             except (AssertionError, RuntimeError) as error:
                 failure = f"seed {number}: {type(error).__name__}: {error}; {episode}"
-            faulthandler.cancel_dump_traceback_later()
             if failure := failure or models.failure:
                 break
     return {**run.counts, "misses": {failure: 1} if failure else {}}
@@ -168,7 +167,6 @@ def planted(options: argparse.Namespace) -> dict[str, Any]:
         return links[0]
 
     episode, error = Episode(RANKED_NAMES[0], [("extend", seed) for seed in range(6)]), ""
-    faulthandler.dump_traceback_later(HANG_S_MAX, exit=True)
     with RankedModels(options.ranks, wrap) as models:
         try:
             Episodes(models).play(episode, adds_noise=options.plant == "noise")
@@ -176,7 +174,6 @@ def planted(options: argparse.Namespace) -> dict[str, Any]:
             error = f"{type(wrong).__name__}: {wrong}"
         found_s = models.failed_at - links[0].planted_at if models.failed_at else time.monotonic()
         failure = models.failure
-    faulthandler.cancel_dump_traceback_later()
     is_found = error.startswith("RankMismatch") or (failure and 0 < found_s <= FOUND_S_MAX)
     misses = {} if is_found else {f"{options.plant} was not found: {error}": 1}
     return {"failure": failure, "error": error, "found_s": found_s, "misses": misses}
