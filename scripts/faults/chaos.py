@@ -25,21 +25,13 @@ import psutil
 
 from hearth.commands.server_client import table
 from hearth.shared.zmq_transport import SILENCE_S_MAX
-from scripts.faults.load import PATHS, Asked, Load, body_of, settings
+from scripts.faults.load import PATHS, Asked, Load, body_of, loaded_server
 from scripts.faults.own_server import MB, Held, OwnServer, ServerError, is_alive
 from scripts.fixtures.fixture_cache import fixture_dir
 
 WORKER: Final = "scripts.faults.broken_worker"
 CLIENTS: Final = 3
-REST_S: Final = 0.5  # of a client between two requests, at most
-GAP_S: Final = 1.0  # between two faults
-FLOOD: Final = 150  # requests at once
-STOP_S: Final = 3.0  # less than a server takes a worker for hung after
-SLEEP_S: Final = 7.0  # longer than the lease of a request
 DISK_S: Final = 6.0
-FILE_BYTES_MAX: Final = 4_096
-PRESSURE_LEVELS: Final = ("NORMAL", "WARNING", "CRITICAL")
-PRESSURE_S_MAX: Final = 4.0
 STALL_SECONDS: Final = 12  # of ranks
 HUNG_S_MAX: Final = max(SILENCE_S_MAX, STALL_SECONDS) + 10.0
 ERROR_S_MAX: Final = 5.0  # from a kill to the errors of those who waited, on a busy machine
@@ -72,43 +64,39 @@ class Chaos:
         known, different = self.load.known, len(set(self.load.known.values()))
         print(f"{len(known)} of {len(self.load.pages)} pages have an answer, {different} differ")
         if different < len(known) / 2:
-            self._miss("known answers are alike: they hold nothing")
+            self.load.ledger.miss("known answers are alike: they hold nothing")
         with self.load.ledger.playing("flood"):
             await self.flood()  # a server that has seen one is warm
         before = await self._quiet()
-        end, deck = time.monotonic() + minutes * 60, list(faults)
-        self.rng.shuffle(deck)
+        end = time.monotonic() + minutes * 60
         async with self._traffic():
-            while deck:
-                await self._one(deck.pop())
-                if not deck and time.monotonic() < end:
-                    deck = self.rng.sample(faults, len(faults))
+            while not self.times or time.monotonic() < end:
+                for fault in self.rng.sample(faults, len(faults)):
+                    await self._one(fault)
         after = await self._quiet()
         self.memory = [*before, *after]
-        for was, now in zip(before[:1], after[:1], strict=True):
-            self.compare(was, now)
+        self.compare(before[0], after[0])
         self._end()
 
     @contextlib.asynccontextmanager
     async def _traffic(self) -> AsyncIterator[None]:
         """Steady clients for as long as this is open; each ends the request that it is at."""
-        running = asyncio.Event()
-        running.set()
+        is_over = asyncio.Event()
 
         async def be_client() -> None:
-            while running.is_set():
+            while not is_over.is_set():
                 await self.load.send(self.load.draw())
-                await asyncio.sleep(self.rng.random() * REST_S)
+                await asyncio.sleep(0.5 * self.rng.random())
 
         async with asyncio.TaskGroup() as group:
             for _ in range(CLIENTS):
                 group.create_task(be_client())
             yield
-            running.clear()
+            is_over.set()
 
     async def _one(self, name: str) -> None:
         print(f"{name} ...", flush=True)
-        await asyncio.sleep(GAP_S)
+        await asyncio.sleep(1.0)
         self.times[name] += 1
         with self.load.ledger.playing(name):
             await FAULTS[name](self)
@@ -119,32 +107,29 @@ class Chaos:
             await self.server.until_ready(RECOVERY_S_MAX)
         self.recovery_s[name] = max(took_s, self.recovery_s.get(name, 0.0))
         if took_s > RECOVERY_S_MAX:
-            self._miss(f"{name}: no answer {RECOVERY_S_MAX:g} s after it")
+            self.load.ledger.miss(f"{name}: no answer {RECOVERY_S_MAX:g} s after it")
         if (late_s := self.load.ledger.failed_s) > ERRORS_S_MAX.get(name, RECOVERY_S_MAX):
-            self._miss(f"{name}: an error came after {late_s:.1f} s")
+            self.load.ledger.miss(f"{name}: an error came after {late_s:.1f} s")
 
     async def _answers(self) -> bool:
         asked = Asked("Hi", "chat", self.load.post(PATHS["chat"], body_of("chat", "Hi")))
         return (await self.load.send(asked)).kind == "answered"
-
-    def _miss(self, text: str) -> None:
-        self.load.ledger.miss(text)
 
     # ------------------------------------------------------------ what must hold at the end
 
     async def _quiet(self) -> list[Held]:
         """Wait until nobody waits, empty the cache, and return what each process holds."""
         deadline = time.monotonic() + IDLE_S_MAX
-        rows: list[dict[str, Any]] = [{"running": 1, "waiting": 0, "in_flight": 0}]
-        while any(row["running"] + row["waiting"] + row["in_flight"] for row in rows):
-            if time.monotonic() > deadline:
-                self._miss(f"requests are left in the queue: {rows}")
-                break
+        is_busy = True
+        while is_busy and time.monotonic() < deadline:
             await asyncio.sleep(1.2)  # a heartbeat of each worker, sent from now on
-            rows = await self.server.workers()
+            rows = (await self.server.health()).get("workers", [])
+            is_busy = any(row["running"] + row["waiting"] + row["in_flight"] for row in rows)
+        if is_busy:
+            self.load.ledger.miss(f"requests are left in the queue: {rows}")
         for row in (await self.server.cache(clears=True)).get("workers", [{"error": "none"}]):
             if "error" in row or any(slot["busy"] for slot in row.get("slots", ())):
-                self._miss(f"a slot is busy, or not told: {row.get('error', row)}")
+                self.load.ledger.miss(f"a slot is busy, or not told: {row.get('error', row)}")
         await asyncio.sleep(SETTLE_S)
         return self.server.held()
 
@@ -152,27 +137,31 @@ class Chaos:
         """Enter where a process holds far more memory or files than it did."""
         grown = now.rss - was.rss
         if grown > GROWN_BYTES_MAX and grown > GROWTH_MAX * was.rss:
-            self._miss(f"memory of the {now.role} is {grown / MB:.0f} MB above its level")
+            self.load.ledger.miss(
+                f"memory of the {now.role} is {grown / MB:.0f} MB above its level"
+            )
         if now.files > was.files + FILES_MORE_MAX:
-            self._miss(f"the {now.role} has {was.files} -> {now.files} open files")
+            self.load.ledger.miss(f"the {now.role} has {was.files} -> {now.files} open files")
 
     def _end(self) -> None:
         """End the server as its user would: nothing of it may be left."""
         server, ledger = self.server, self.load.ledger
         code, stop_s = server.stop()
-        left = server.left(), sorted(path.name for path in server.instance_dir.glob("*"))
+        left = server.left(), [path.name for path in server.directory.glob("run/*/*")]
         if code != 0 or stop_s > END_S_MAX or any(left):
-            self._miss(f"SIGTERM: exit code {code} after {stop_s:.1f} s; left are {left}")
+            self.load.ledger.miss(
+                f"SIGTERM: exit code {code} after {stop_s:.1f} s; left are {left}"
+            )
         if ledger.begun != ledger.ended:
-            self._miss(f"{ledger.begun} requests and {ledger.ended} ends")
+            self.load.ledger.miss(f"{ledger.begun} requests and {ledger.ended} ends")
         for line in server.log.read_text(errors="replace").splitlines():
             if any(bug in line for bug in BUGS):
-                self._miss(f"log: {line[:200]}")
+                self.load.ledger.miss(f"log: {line[:200]}")
 
     # ------------------------------------------------------------ faults
 
     async def flood(self) -> None:
-        await asyncio.gather(*(self.load.send(self.load.draw()) for _ in range(FLOOD)))
+        await asyncio.gather(*(self.load.send(self.load.draw()) for _ in range(150)))
 
     async def worker_killed(self) -> None:
         await self._lost(signal.SIGKILL, ERROR_S_MAX)
@@ -183,21 +172,18 @@ class Chaos:
 
     async def _lost(self, sent: signal.Signals, limit_s: float) -> None:
         """Strike one rank; in time all are gone, and a worker starts anew."""
-        ranks, before = self.server.ranks(), self.server.look()
+        ranks, before = self.server.ranks(), set(self.server.look())
         fault = self.load.ledger.stage
         _signal([self.rng.choice(ranks)], sent)
-        if not await _gone(ranks, limit_s + GONE_S_MAX):
-            self._miss(f"{fault}: {sum(map(is_alive, ranks))} processes outlived it")
+        if not await _until(lambda: not any(map(is_alive, ranks)), limit_s + GONE_S_MAX):
+            self.load.ledger.miss(f"{fault}: {sum(map(is_alive, ranks))} processes outlived it")
             _signal(ranks, signal.SIGCONT)
-        deadline = time.monotonic() + ANEW_S_MAX
-        while set(self.server.look()) <= set(before) and time.monotonic() < deadline:
-            await asyncio.sleep(0.05)
-        if time.monotonic() > deadline:
-            self._miss(f"{fault}: no other worker {ANEW_S_MAX:g} s after it")
+        if not await _until(lambda: set(self.server.look()) - before, ANEW_S_MAX):
+            self.load.ledger.miss(f"{fault}: no other worker {ANEW_S_MAX:g} s after it")
 
     async def worker_stopped(self) -> None:
-        """Stopped for a moment, then continued."""
-        await self._stopped([self.rng.choice(self.server.ranks())], STOP_S)
+        """Stopped for less time than a server takes it for hung after, then continued."""
+        await self._stopped([self.rng.choice(self.server.ranks())], 3.0)
 
     async def worker_slow(self) -> None:
         """It has a quarter of the time."""
@@ -207,8 +193,8 @@ class Chaos:
             await asyncio.sleep(0.05)
 
     async def all_stopped(self) -> None:
-        """The machine sleeps."""
-        await self._stopped(self.server.look(), SLEEP_S)
+        """The machine sleeps, for longer than the lease of a request."""
+        await self._stopped(self.server.look(), 7.0)
 
     async def _stopped(self, processes: Sequence[psutil.Process], stop_s: float) -> None:
         _signal(processes, signal.SIGSTOP)
@@ -220,13 +206,12 @@ class Chaos:
         server, family = self.server, self.server.look()
         with self.load.ledger.proxy_down():
             family[0].kill()
-            assert server.process is not None
             server.process.wait()
             server.start()
-            if not await _gone(family, GONE_S_MAX):
-                self._miss(f"proxy killed: a worker outlived it by {GONE_S_MAX:g} s")
+            if not await _until(lambda: not any(map(is_alive, family)), GONE_S_MAX):
+                self.load.ledger.miss(f"proxy killed: a worker outlived it by {GONE_S_MAX:g} s")
             if not await server.until_ready(RECOVERY_S_MAX):
-                self._miss(f"proxy killed: no start after it; {server.log_tail(3)}")
+                self.load.ledger.miss(f"proxy killed: no start after it; {server.log_tail(3)}")
 
     async def disk_full(self) -> None:
         """No file grows beyond a page: EFBIG in place of ENOSPC, which needs a disk of its own."""
@@ -235,7 +220,7 @@ class Chaos:
         workers = self.server.look()[1:]
         before = [worker.rlimit(psutil.RLIMIT_FSIZE) for worker in workers]
         for worker, (_, most) in zip(workers, before, strict=True):
-            worker.rlimit(psutil.RLIMIT_FSIZE, (FILE_BYTES_MAX, most))
+            worker.rlimit(psutil.RLIMIT_FSIZE, (4_096, most))
         await asyncio.sleep(DISK_S)
         for worker, limits in zip(workers, before, strict=True):
             worker.rlimit(psutil.RLIMIT_FSIZE, limits)
@@ -249,9 +234,9 @@ class Chaos:
     async def memory_pressure(self) -> None:
         """The system says at random how short of memory it is, and at last that it is not."""
         path = self.server.directory / "pressure"
-        for level in (*self.rng.choices(PRESSURE_LEVELS, k=6), PRESSURE_LEVELS[0]):
+        for level in (*self.rng.choices(("NORMAL", "WARNING", "CRITICAL"), k=6), "NORMAL"):
             path.write_text(level)
-            await asyncio.sleep(self.rng.random() * PRESSURE_S_MAX)
+            await asyncio.sleep(4.0 * self.rng.random())
 
 
 FAULTS: Final[dict[str, Callable[[Chaos], Awaitable[None]]]] = {
@@ -271,11 +256,11 @@ def _signal(processes: Iterable[psutil.Process], number: signal.Signals) -> None
             process.send_signal(number)
 
 
-async def _gone(processes: Sequence[psutil.Process], wait_s: float) -> bool:
+async def _until(is_so: Callable[[], object], wait_s: float) -> bool:
     deadline = time.monotonic() + wait_s
-    while any(map(is_alive, processes)) and time.monotonic() < deadline:
+    while not (found := is_so()) and time.monotonic() < deadline:
         await asyncio.sleep(0.05)
-    return not any(map(is_alive, processes))
+    return bool(found)
 
 
 # ---------------------------------------------------------------- the subcommand
@@ -289,31 +274,25 @@ async def chaos(options: argparse.Namespace) -> dict[str, Any]:
     """
     if unknown := set(options.only) - set(FAULTS):
         raise ServerError(f"no such fault: {', '.join(unknown)}; there are: {', '.join(FAULTS)}")
-    given = settings() | {"MAX_KV_SIZE_GB": "1", "STALL_SECONDS": str(STALL_SECONDS)}
+    given = {"MAX_KV_SIZE_GB": "1", "STALL_SECONDS": str(STALL_SECONDS)}
     if options.ranks > 1:
         given |= {"MODEL_PATH": str(fixture_dir("qwen3", ranked=True)), "RANKS": str(options.ranks)}
-    server = OwnServer(given, WORKER)
-    run = Chaos(server, Load(server.port, options.seed), random.Random(options.seed))
-    try:
-        await server.started()
+    async with loaded_server(options.seed, given, WORKER) as (server, load):
+        run = Chaos(server, load, random.Random(options.seed))
         await run.run(options.only or list(FAULTS), options.minutes)
-    finally:
-        server.close(keeps=bool(run.load.ledger.misses))
     return report(run)
 
 
 def report(run: Chaos) -> dict[str, Any]:
     """Return what was seen, and print it as people read it."""
-    ends = run.load.ledger.ends
-    kinds = sorted({kind for row in ends.values() for kind in row})
-    back = {name: f"{took_s:.1f}" for name, took_s in run.recovery_s.items()}
+    ledger, back = run.load.ledger, {name: f"{s:.1f}" for name, s in run.recovery_s.items()}
+    kinds = sorted({kind for row in ledger.ends.values() for kind in row})
     rows = [
         [name, run.times[name] or "-", *(row[kind] for kind in kinds), back.get(name, "-")]
-        for name, row in ends.items()
+        for name, row in ledger.ends.items()
     ]
     print(table(["fault, or request", "times", *kinds, "recovery s"], rows))
     for held in run.memory:
         print(f"{held.role}: {held.rss / MB:.1f} MB, {held.files} files, {held.threads} threads")
-    counts = {"ends": {name: dict(row) for name, row in ends.items()}, "times": dict(run.times)}
     memory = [asdict(held) for held in run.memory]
-    return counts | {"memory": memory, "log": str(run.server.log)} | run.load.ledger.told()
+    return ledger.told() | {"times": run.times, "memory": memory, "log": str(run.server.log)}

@@ -169,10 +169,11 @@ def _said(part: Any) -> Iterator[str]:
 
 
 def _is_whole(dialect: str, row: Row) -> bool:
-    if dialect == "messages":
-        return bool(row["type"] == "message" and row["stop_reason"])
-    if dialect == "responses":
-        return row["status"] in ("completed", "incomplete")
+    match dialect:
+        case "messages":
+            return bool(row["type"] == "message" and row["stop_reason"])
+        case "responses":
+            return row["status"] in ("completed", "incomplete")
     return bool(row["choices"]) and all(choice["finish_reason"] for choice in row["choices"])
 
 

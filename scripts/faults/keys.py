@@ -16,9 +16,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from scripts.faults.judge_replies import judge
-from scripts.faults.load import KEYS, Body, Load, Manner, body_of, exchange, settings
-from scripts.faults.own_server import OwnServer, drafts_line
+from scripts.faults.load import KEYS, PATHS, Asked, Body, Load, body_of, loaded_server
+from scripts.faults.own_server import drafts_line
 
 COUNTED_WORDS: Final = 2_000  # each new, of a text that is counted
 CHAT_WORDS: Final = 150  # and of one that the model reads
@@ -84,19 +83,17 @@ ROUTES: Final[dict[str, Callable[[random.Random], Body]]] = {
 # ---------------------------------------------------------------- asking
 
 
-async def measured(route: str, load: Load, port: int, rounds: int, seed: int) -> dict[str, Any]:
+async def measured(route: str, load: Load, rounds: int, seed: int) -> dict[str, Any]:
     """Have A say `rounds` texts, and B ask with each and with as many others."""
     chance, times = random.Random(f"{seed} {route}"), (list[float](), list[float]())
-    path = "/v1/messages/count_tokens" if route == "count_tokens" else "/v1/chat/completions"
+    is_counted = route == "count_tokens"
+    path = "/v1/messages/count_tokens" if is_counted else PATHS["chat"]
 
     async def seconds(body: Body, key: str) -> float:
-        payload, raw = load.post(path, body, key), bytearray()
+        asked = Asked(route, "" if is_counted else "chat", load.post(path, body, key))
         began = time.perf_counter()
-        await exchange(port, payload, Manner(), raw)
-        took = time.perf_counter() - began
-        end = judge("" if route == "count_tokens" else "chat", False, bytes(raw))
-        load.ledger.misses.update([f"{route}: {end}"] if end.kind != "answered" else [])
-        return took
+        await load.send(asked)
+        return time.perf_counter() - began
 
     for number in range(WARM_UP + rounds):
         said, new = ROUTES[route](chance), ROUTES[route](chance)
@@ -114,18 +111,14 @@ async def keys(options: argparse.Namespace) -> dict[str, Any]:
     Raises:
         ServerError: the server does not start.
     """
-    server = OwnServer(settings(), SHARING_WORKER if options.shared else "")
-    load, rows = Load(server.port, options.seed), list[dict[str, Any]]()
+    worker, rows = SHARING_WORKER if options.shared else "", list[dict[str, Any]]()
     low, high = TELLS_ALL if options.shared else TELLS_NOTHING
-    try:
-        await server.started()
+    async with loaded_server(options.seed, {}, worker) as (server, load):
         for route in options.only or ROUTES:
-            row = await measured(route, load, server.port, options.probes // 2, options.seed)
+            row = await measured(route, load, options.probes // 2, options.seed)
             rows.append(row)
             print(*(f"{name} {value}" for name, value in row.items()), flush=True)
             if not low <= row["auc"] <= high:
                 load.ledger.miss(f"{route}: {row['auc']} is not within {low} to {high}")
         print(drafts_line((await server.cache()).get("workers", [])))
-    finally:
-        server.close()
     return load.ledger.told() | {"routes": rows}

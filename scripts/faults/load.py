@@ -12,14 +12,14 @@ import socket
 import struct
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from hearth.commands.replay.shortened_sessions import shortened
 from hearth.commands.replay.traces import EXCERPTS_DIR, load_trace, request_body
 from scripts.faults.judge_replies import End, Kind, judge
-from scripts.faults.own_server import MODEL_ID
+from scripts.faults.own_server import MODEL_ID, OwnServer
 from scripts.faults.smuggled_requests import HIDDEN, SMUGGLED
 from scripts.fixtures.fixture_cache import fixture_dir
 
@@ -46,22 +46,16 @@ PATHS: Final = {
 }
 REPORTS: Final = ("/v1/models", "/health", "/metrics", "/v1/sessions", "/v1/cache")
 KEYS: Final = tuple(f"faults-{number}-{'k' * 32}" for number in range(3))
-TEXT_CHARS: Final = 60  # of a captured text
 PAGES: Final = 4  # of a session
 PAGE_TOKENS: Final = 24
 FRESH: Final = 64
 SESSIONS: Final = 2  # of a key
-LONG_TOKENS: Final = 300
 LEAVES_S_MAX: Final = 1.0
-SLOW_S: Final = 5.0  # in which a slow reader reads nothing
-SMALL_BUFFER_BYTES: Final = 4_096
-CHUNK_BYTES: Final = 65_536
 END_S_MAX: Final = 150.0  # a request without an end by then hangs
 TOLD_MAX: Final = 20  # misses that are kept as text
 CALM: Final = "(no fault)"
 ANSWERED: Final = frozenset[Kind](("answered",))
 REFUSED: Final = frozenset[Kind](("refused",))
-LEFT: Final = frozenset[Kind](("answered", "left"))
 AMID_A_FAULT: Final = frozenset[Kind](("busy", "failed"))  # may befall any request then
 
 
@@ -89,6 +83,16 @@ class Asked:
     page: int | None = None
 
 
+# What fresh requests of a kind have of their own: in the body, on the wire, and as right ends.
+BODIES: Final[dict[str, Body]] = {
+    "stored": {"store": True},
+    # Some 2 kB a token: more than sockets buffer.
+    "slow reader": {"stream": True, "logprobs": True, "top_logprobs": 20, "n": 2},
+}
+MANNERS: Final = {"half-closing": Manner(half_closes=True), "slow reader": Manner(pause_s=5.0)}
+ALLOWED: Final = {"leaving": ANSWERED | {"left"}, "wrong key": REFUSED}
+
+
 # ---------------------------------------------------------------- how requests end
 
 
@@ -112,23 +116,20 @@ class Ledger:
     @contextlib.contextmanager
     def playing(self, fault: str) -> Iterator[None]:
         self.stage, self.stage_began, self.failed_s = fault, time.monotonic(), 0.0
-        try:
-            yield
-        finally:
-            self.stage = CALM
+        yield
+        self.stage = CALM
 
     @contextlib.contextmanager
     def proxy_down(self) -> Iterator[None]:
         """Mark a time in which connections may be cut: there is no proxy to answer."""
         began = time.monotonic()
         self.downs.append((began, float("inf")))
-        try:
-            yield
-        finally:
-            self.downs[-1] = (began, time.monotonic())
+        yield
+        self.downs[-1] = (began, time.monotonic())
 
     def told(self) -> dict[str, Any]:
-        return {"requests": self.begun, "misses": dict(self.misses)}
+        ends = {name: dict(row) for name, row in self.ends.items()}
+        return {"requests": self.begun, "ends": ends, "misses": dict(self.misses)}
 
     def note(self, stage: str, asked: Asked, end: End, began: float) -> None:
         """Enter the end of a request that began in `stage` and ends now."""
@@ -139,9 +140,8 @@ class Ledger:
         stage = self.stage if stage == CALM else stage
         for row in (stage, asked.kind):
             self.ends.setdefault(row, Counter())[end.kind] += 1
-        is_excused = end.kind in AMID_A_FAULT and stage != CALM
-        if end.kind == "cut":
-            is_excused = any(began <= up and down <= now for down, up in self.downs)
+        is_down = any(began <= up and down <= now for down, up in self.downs)
+        is_excused = is_down if end.kind == "cut" else end.kind in AMID_A_FAULT and stage != CALM
         if end.kind not in asked.allowed and not is_excused:
             told = end.detail.partition("; got ")[0]  # alike where only the bytes differ
             self.miss(f"{stage}: {asked.kind} {asked.dialect}: {end.kind} {told}")
@@ -160,31 +160,32 @@ class Load:
         self.ledger = Ledger()
         self.known: dict[int, str] = {}  # page -> what a cold cache answers
         files = sorted(EXCERPTS_DIR.glob("*.jsonl.xz"))[:sessions]
-        captured = [
-            row for file in files for row in shortened(load_trace(file), TEXT_CHARS)[:PAGES]
+        self.pages = [
+            (row, request_body(row, MODEL_ID, PAGE_TOKENS))
+            for file in files
+            for row in shortened(load_trace(file), chars=60)[:PAGES]
         ]
-        self.pages = [(row, request_body(row, MODEL_ID, PAGE_TOKENS)) for row in captured]
         for _, body in self.pages:  # thinking alone would not all be shown, and so not be held
             body.pop("thinking", None)
         self._malformed = list(malformed())
-        self._smuggled = [sent + HIDDEN for sent in SMUGGLED.values()]
 
-    def draw(self, kind: str = "") -> Asked:
-        """Return the next request, of any kind or of one."""
+    def draw(self) -> Asked:
+        """Return the next request, of any kind."""
         rng = self._rng
-        kind = kind or rng.choices(list(SHARES), list(SHARES.values()))[0]
-        if kind == "reported":
-            return Asked(kind, "", self._head("GET", rng.choice(REPORTS)))
-        if kind == "smuggling":
-            return Asked(kind, "chat", rng.choice(self._smuggled), REFUSED)
-        if kind == "malformed":
-            dialect, content = rng.choice(self._malformed)
-            return Asked(kind, dialect, self.post(PATHS[dialect], content), REFUSED)
-        if kind == "counted":
-            body = body_of("messages", f"How long is {rng.randrange(FRESH)}?")
-            return Asked(kind, "", self.post("/v1/messages/count_tokens", body))
-        if kind == "page":
-            return self.page(rng.randrange(len(self.pages)))
+        (kind,) = rng.choices(list(SHARES), list(SHARES.values()))
+        match kind:
+            case "page":
+                return self.page(rng.randrange(len(self.pages)))
+            case "reported":
+                return Asked(kind, "", self._head("GET", rng.choice(REPORTS)))
+            case "smuggling":
+                return Asked(kind, "chat", rng.choice([*SMUGGLED.values()]) + HIDDEN, REFUSED)
+            case "malformed":
+                dialect, content = rng.choice(self._malformed)
+                return Asked(kind, dialect, self.post(PATHS[dialect], content), REFUSED)
+            case "counted":
+                body = body_of("messages", f"How long is {rng.randrange(FRESH)}?")
+                return Asked(kind, "", self.post("/v1/messages/count_tokens", body))
         return self._fresh(kind)
 
     def page(self, number: int) -> Asked:
@@ -193,27 +194,19 @@ class Load:
         return Asked("page", row.dialect, payload, is_stream=True, page=number)
 
     def _fresh(self, kind: str) -> Asked:
-        rng, manner, allowed = self._rng, Manner(), ANSWERED
-        number = rng.randrange(FRESH)
-        dialect = "responses" if kind == "stored" else list(PATHS)[number % len(PATHS)]
-        body = body_of(dialect, words(number), rng.randint(2, 12)) | {"stream": rng.random() < 0.5}
-        if kind == "stored":
-            body["store"] = True
-        elif kind == "leaving":
-            body |= body_of(dialect, words(number), LONG_TOKENS)
-            leaves_s, part = LEAVES_S_MAX * rng.random(), rng.choice((0.5, 1.0, 1.0, 1.0))
-            manner, allowed = Manner(leaves_s, rng.random() < 0.5, part), LEFT
-        elif kind == "half-closing":
-            manner = Manner(half_closes=True)
-        elif kind == "slow reader":  # some 2 kB a token: more than sockets buffer
-            dialect, body = "chat", body_of("chat", words(number), LONG_TOKENS) | {"stream": True}
-            body |= {"logprobs": True, "top_logprobs": 20, "n": 2}
-            manner = Manner(pause_s=SLOW_S)
-        elif kind == "wrong key":
-            allowed = REFUSED
+        rng, number = self._rng, self._rng.randrange(FRESH)
+        drawn = list(PATHS)[number % len(PATHS)]
+        dialect = {"stored": "responses", "slow reader": "chat"}.get(kind, drawn)
+        tokens = 300 if kind in ("leaving", "slow reader") else rng.randint(2, 12)
+        body = body_of(dialect, words(number), tokens) | {"stream": rng.random() < 0.5}
+        body |= BODIES.get(kind, {})
+        manner = MANNERS.get(kind, Manner())
+        if kind == "leaving":
+            part = rng.choice((0.5, 1.0, 1.0, 1.0))
+            manner = Manner(LEAVES_S_MAX * rng.random(), rng.random() < 0.5, part)
         key = "not-a-key" if kind == "wrong key" else ""
-        payload = self.post(PATHS[dialect], body, key)
-        return Asked(kind, dialect, payload, allowed, bool(body["stream"]), manner)
+        payload, allowed = self.post(PATHS[dialect], body, key), ALLOWED.get(kind, ANSWERED)
+        return Asked(kind, dialect, payload, allowed, body["stream"], manner)
 
     def post(self, path: str, body: Body | bytes, key: str = "", **headers: str) -> bytes:
         """Return a whole request, of any of the keys unless one is given."""
@@ -251,47 +244,60 @@ class Load:
 
     async def _end(self, asked: Asked) -> End:
         raw = bytearray()
-        try:
-            async with asyncio.timeout(END_S_MAX):
-                why = await exchange(self._port, asked.payload, asked.manner, raw)
-        except TimeoutError:
-            return End("hung", f"{len(raw)} bytes came, the last {bytes(raw[-100:])!r}")
-        if why == "left":
-            return End("left")
-        end = judge(asked.dialect, asked.is_stream, bytes(raw))
-        return End("cut", f"{why} {end.detail}") if end.kind == "cut" else end
+        match await exchange(self._port, asked.payload, asked.manner, raw):
+            case "left":
+                return End("left")
+            case "hung":
+                return End("hung", f"{len(raw)} bytes came, the last {bytes(raw[-100:])!r}")
+            case why:
+                end = judge(asked.dialect, asked.is_stream, bytes(raw))
+                return End("cut", f"{why} {end.detail}") if end.kind == "cut" else end
 
 
 async def exchange(port: int, payload: bytes, manner: Manner, raw: bytearray) -> str:
-    """Fill `raw` until the connection ends; return why it did: "left", or an error's name."""
+    """Fill `raw` until the connection ends; return why: "left", "hung", or an error's name."""
     loop = asyncio.get_running_loop()
     with socket.socket() as sock:
         sock.setblocking(False)
         if manner.pause_s:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SMALL_BUFFER_BYTES)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
         try:
-            async with asyncio.timeout(manner.leaves_s):
+            async with asyncio.timeout(manner.leaves_s or END_S_MAX):
                 await loop.sock_connect(sock, ("127.0.0.1", port))
                 with contextlib.suppress(ConnectionError):  # there may be an answer even so
                     await loop.sock_sendall(sock, payload[: int(len(payload) * manner.sends_part)])
                     if manner.half_closes:
                         sock.shutdown(socket.SHUT_WR)
                 await asyncio.sleep(manner.pause_s)
-                while chunk := await loop.sock_recv(sock, CHUNK_BYTES):
+                while chunk := await loop.sock_recv(sock, 65_536):
                     raw += chunk
         except TimeoutError:
             if manner.resets:
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            return "left"
+            return "hung" if manner.leaves_s is None else "left"
         except OSError as error:
             return type(error).__name__
     return "the end of the connection"
 
 
-def settings() -> dict[str, str]:
-    """Return those of a server that takes this load."""
-    model = {"MODEL_PATH": str(fixture_dir("qwen3", tiny=True)), "DEFAULT_THINKING": "false"}
-    return {**model, "PROXY_API_KEY": KEYS[0], "PROXY_API_KEYS": ",".join(KEYS[1:])}
+@contextlib.asynccontextmanager
+async def loaded_server(
+    seed: int, settings: Mapping[str, str], worker: str = ""
+) -> AsyncIterator[tuple[OwnServer, Load]]:
+    """Run a server that takes this load; what it wrote is kept where something was missed.
+
+    Raises:
+        ServerError: it does not start.
+    """
+    ours = {"MODEL_PATH": str(fixture_dir("qwen3", tiny=True)), "DEFAULT_THINKING": "false"}
+    ours |= {"PROXY_API_KEY": KEYS[0], "PROXY_API_KEYS": ",".join(KEYS[1:])}
+    server = OwnServer({**ours, **settings}, worker)
+    load = Load(server.port, seed)
+    try:
+        await server.started()
+        yield server, load
+    finally:
+        server.close(keeps=bool(load.ledger.misses))
 
 
 # ---------------------------------------------------------------- bodies
@@ -313,6 +319,7 @@ def words(number: int) -> str:
 
 def malformed() -> Iterator[tuple[str, bytes]]:
     """Yield (dialect, body) for bodies that must be refused, in all dialects."""
+    deep = b"[" * 5_000 + b"]" * 5_000
     for dialect in PATHS:
         good = body_of(dialect, "x")
         *_, length, field = good
@@ -321,10 +328,11 @@ def malformed() -> Iterator[tuple[str, bytes]]:
             *({"temperature": "hot"}, {field: 7}, {field: {"a": 1}}, {field: None}),
             *({length: -3}, {length: "many"}, {length: 10**40}),
         ]
-        yield from ((dialect, json.dumps(good | change).encode()) for change in wrong)
         whole = json.dumps(good).encode()
-        deep = b"[" * 5_000 + b"]" * 5_000
-        broken = (b"{" + whole, whole[:-1], b"", b"[" + whole + b"]", b'{"x": "\xff\xfe"}')
-        yield from ((dialect, body) for body in broken)
-        yield dialect, whole[:-1] + b', "%s": %s}' % (field.encode(), deep)
-        yield dialect, whole[:-1] + b', "temperature": NaN}'
+        bodies = [
+            *(json.dumps(good | change).encode() for change in wrong),
+            *(b"{" + whole, whole[:-1], b"", b"[" + whole + b"]", b'{"x": "\xff\xfe"}'),
+            whole[:-1] + b', "%s": %s}' % (field.encode(), deep),
+            whole[:-1] + b', "temperature": NaN}',
+        ]
+        yield from ((dialect, body) for body in bodies)

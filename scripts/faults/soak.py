@@ -14,8 +14,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
-from scripts.faults.load import Load, settings
-from scripts.faults.own_server import MB, Held, OwnServer, drafts_line
+from scripts.faults.load import loaded_server
+from scripts.faults.own_server import MB, Held, drafts_line
 
 ROUNDS: Final = 20
 CLIENTS: Final = 16
@@ -78,15 +78,13 @@ async def soak(options: argparse.Namespace) -> dict[str, Any]:
         ServerError: the server does not start.
     """
     # In RAM it is less than what is asked takes: KV is evicted all the time.
-    server = OwnServer(settings() | {"CACHE_RAM_BUDGET_MB": "8", "MAX_KV_SIZE_GB": "1"})
-    load, rounds = Load(server.port, options.seed), list[Round]()
+    budgets, rounds = {"CACHE_RAM_BUDGET_MB": "8", "MAX_KV_SIZE_GB": "1"}, list[Round]()
+    async with loaded_server(options.seed, budgets) as (server, load):
 
-    async def be_client(aim: float) -> None:
-        while load.ledger.begun < aim:
-            await load.send(load.draw())
+        async def be_client(aim: float) -> None:
+            while load.ledger.begun < aim:
+                await load.send(load.draw())
 
-    try:
-        await server.started()
         for number in range(1, ROUNDS + 1):
             aim = options.requests * number / ROUNDS
             await asyncio.gather(*(be_client(aim) for _ in range(CLIENTS)))
@@ -97,6 +95,4 @@ async def soak(options: argparse.Namespace) -> dict[str, Any]:
             print(f"{load.ledger.ended:>7,} requests:", *told, flush=True)
         print(drafts_line([row]))
         load.ledger.misses.update(misses(rounds))
-    finally:
-        server.close(keeps=bool(load.ledger.misses))
     return load.ledger.told() | {"rounds": [asdict(each) for each in rounds]}

@@ -28,6 +28,22 @@ from hearth.commands.replay.player import Row, Target, replay_together
 from hearth.commands.replay.traces import load_trace
 
 WORST_MAX: Final = 5  # requests that the report names
+FLAG: Final = {"action": "store_true"}
+OPTIONS: Final[dict[str, dict[str, Any]]] = {
+    "traces": {"nargs": "+", "type": Path, "metavar": "TRACE"},
+    "--base-url": {"default": "http://127.0.0.1:4000"},
+    "--key": {"default": "local"},
+    "--model": {"default": "", "help": "default the first that the server lists"},
+    "--max-tokens": {"type": int, "default": 8},
+    "--limit": {"type": int, "default": 0, "help": "requests of each trace; 0 = all"},
+    "--live": FLAG | {"help": "send back what this server answered"},
+    "--together": FLAG | {"help": "all sessions at once"},
+    "--serial": FLAG | {"help": "one request at a time"},
+    "--as-chat": FLAG | {"help": "send all as chat completions"},
+    "--timeout": {"type": float, "default": 600.0, "help": "seconds for one request"},
+    "--json": {"type": Path, "metavar": "FILE"},
+    "--quiet": FLAG | {"help": "the summary only"},
+}
 
 
 # ---------------------------------------------------------------- reckoning
@@ -146,19 +162,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("traces", nargs="+", type=Path, metavar="TRACE")
-    parser.add_argument("--base-url", default="http://127.0.0.1:4000")
-    parser.add_argument("--key", default="local")
-    parser.add_argument("--model", default="", help="default the first that the server lists")
-    parser.add_argument("--max-tokens", type=int, default=8)
-    parser.add_argument("--limit", type=int, default=0, help="requests of each trace; 0 = all")
-    parser.add_argument("--live", action="store_true", help="send back what this server answered")
-    parser.add_argument("--together", action="store_true", help="all sessions at once")
-    parser.add_argument("--serial", action="store_true", help="one request at a time")
-    parser.add_argument("--as-chat", action="store_true", help="send all as chat completions")
-    parser.add_argument("--timeout", type=float, default=600.0, help="seconds for one request")
-    parser.add_argument("--json", type=Path, metavar="FILE")
-    parser.add_argument("--quiet", action="store_true", help="the summary only")
+    for name, how in OPTIONS.items():
+        parser.add_argument(name, **how)
     options = parser.parse_args()
     sessions = [load_trace(path, options.limit) for path in options.traces]
     if not options.together:
