@@ -13,11 +13,11 @@ import argparse
 import asyncio
 import importlib
 import json
-import os
 import sys
 from pathlib import Path
 from typing import Any, Final
 
+from hearth.proxy.main import end
 from scripts.faults.own_server import ServerError
 
 ONLY: Final = {"action": "append", "default": [], "help": "one by its printed name; repeat it"}
@@ -68,7 +68,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    code = main()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)  # threads that use MLX must not outlive the interpreter
+    end(main())  # threads that use MLX must not outlive the interpreter

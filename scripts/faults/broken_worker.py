@@ -2,7 +2,7 @@
 
 The file PRESSURE_FILE has the system's level of memory by name; the process is said to take 15 %
 more than what MLX counts, beside the libraries that every worker loads. While SLOW_DISK_FILE is
-there, each file of KV takes DISK_S longer to write and to read.
+there, each file of KV takes a second longer to write and to read.
 """
 
 import os
@@ -10,7 +10,7 @@ import sys
 import time
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 from unittest import mock
 
 import mlx.core as mx
@@ -21,23 +21,19 @@ from hearth.worker.engine.footprint import MemoryUse
 from hearth.worker.engine.memory_pressure import Pressure
 from hearth.worker.setup import memory_setup
 
-DISK_S: Final = 1.0
-MORE: Final = 1.15
-LIBRARIES_BYTES: Final = 600 * 1024 * 1024
-
 
 def slowed(name: str) -> Any:
     """Replace the function `name` by one of a disk that is as slow as the file says."""
 
     def play(*arguments: Any) -> Any:
-        time.sleep(DISK_S * Path(os.environ["SLOW_DISK_FILE"]).exists())
+        time.sleep(1.0 * Path(os.environ["SLOW_DISK_FILE"]).exists())
         return getattr(file_format, name)(*arguments)
 
     return mock.patch.object(file_store, name, play)
 
 
 def process_bytes() -> int:
-    return LIBRARIES_BYTES + int(MORE * (mx.get_active_memory() + mx.get_cache_memory()))
+    return (600 << 20) + int(1.15 * (mx.get_active_memory() + mx.get_cache_memory()))
 
 
 def level() -> Pressure:
@@ -49,12 +45,11 @@ def level() -> Pressure:
 
 
 if __name__ == "__main__":
-    use = partial(MemoryUse, process_bytes)
     with (
         slowed("write"),
         slowed("read"),
         mock.patch.object(memory_setup, "system_pressure", level),
-        mock.patch.object(memory_setup, "MemoryUse", use),
+        mock.patch.object(memory_setup, "MemoryUse", partial(MemoryUse, process_bytes)),
     ):
         code = real.main()
     sys.stderr.flush()

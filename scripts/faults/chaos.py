@@ -19,7 +19,8 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Final
+from functools import partial
+from typing import Any, Final, Literal
 
 import psutil
 
@@ -39,7 +40,6 @@ ANEW_S_MAX: Final = 10.0  # from a worker's end to the start of the next
 GONE_S_MAX: Final = 5.0  # until the processes of before are gone
 RECOVERY_S_MAX: Final = 60.0
 IDLE_S_MAX: Final = 30.0
-SETTLE_S: Final = 3.0
 END_S_MAX: Final = 7.0  # SIGTERM: 5 s, and 2 s for the disk
 GROWTH_MAX: Final = 0.05
 GROWN_BYTES_MAX: Final = 32 * MB  # that less may be what sessions remember
@@ -56,10 +56,9 @@ class Chaos:
     rng: random.Random
     times: Counter[str] = field(default_factory=Counter)  # that each fault was played
     recovery_s: dict[str, float] = field(default_factory=dict)  # the longest of each
-    memory: list[Held] = field(default_factory=list)  # before, and after
 
-    async def run(self, faults: Sequence[str], minutes: float) -> None:
-        """Play everything, and enter what does not hold."""
+    async def run(self, faults: Sequence[str], minutes: float) -> list[Held]:
+        """Play everything, enter what does not hold, and return what was held before and after."""
         await self.load.learn(lambda: self.server.cache(clears=True))
         known, different = self.load.known, len(set(self.load.known.values()))
         print(f"{len(known)} of {len(self.load.pages)} pages have an answer, {different} differ")
@@ -74,9 +73,9 @@ class Chaos:
                 for fault in self.rng.sample(faults, len(faults)):
                     await self._one(fault)
         after = await self._quiet()
-        self.memory = [*before, *after]
         self.compare(before[0], after[0])
         self._end()
+        return [*before, *after]
 
     @contextlib.asynccontextmanager
     async def _traffic(self) -> AsyncIterator[None]:
@@ -130,7 +129,7 @@ class Chaos:
         for row in (await self.server.cache(clears=True)).get("workers", [{"error": "none"}]):
             if "error" in row or any(slot["busy"] for slot in row.get("slots", ())):
                 self.load.ledger.miss(f"a slot is busy, or not told: {row.get('error', row)}")
-        await asyncio.sleep(SETTLE_S)
+        await asyncio.sleep(3.0)
         return self.server.held()
 
     def compare(self, was: Held, now: Held) -> None:
@@ -163,14 +162,7 @@ class Chaos:
     async def flood(self) -> None:
         await asyncio.gather(*(self.load.send(self.load.draw()) for _ in range(150)))
 
-    async def worker_killed(self) -> None:
-        await self._lost(signal.SIGKILL, ERROR_S_MAX)
-
-    async def worker_hung(self) -> None:
-        """Stopped and left so: the supervisor, or the other ranks, must end it."""
-        await self._lost(signal.SIGSTOP, HUNG_S_MAX)
-
-    async def _lost(self, sent: signal.Signals, limit_s: float) -> None:
+    async def lost(self, sent: signal.Signals, limit_s: float) -> None:
         """Strike one rank; in time all are gone, and a worker starts anew."""
         ranks, before = self.server.ranks(), set(self.server.look())
         fault = self.load.ledger.stage
@@ -181,25 +173,17 @@ class Chaos:
         if not await _until(lambda: set(self.server.look()) - before, ANEW_S_MAX):
             self.load.ledger.miss(f"{fault}: no other worker {ANEW_S_MAX:g} s after it")
 
-    async def worker_stopped(self) -> None:
-        """Stopped for less time than a server takes it for hung after, then continued."""
-        await self._stopped([self.rng.choice(self.server.ranks())], 3.0)
-
-    async def worker_slow(self) -> None:
-        """It has a quarter of the time."""
-        worker = self.server.look()[1:]
-        for _ in range(25):
-            await self._stopped(worker, 0.15)
+    async def stopped(
+        self, which: Literal["rank", "worker", "all"], stop_s: float, times: int = 1
+    ) -> None:
+        """Stopped for a moment, then continued."""
+        everyone, rank = self.server.look(), self.rng.choice(self.server.ranks())
+        struck = {"rank": [rank], "worker": everyone[1:], "all": everyone}[which]
+        for _ in range(times):
+            _signal(struck, signal.SIGSTOP)
+            await asyncio.sleep(stop_s)
+            _signal(struck, signal.SIGCONT)
             await asyncio.sleep(0.05)
-
-    async def all_stopped(self) -> None:
-        """The machine sleeps, for longer than the lease of a request."""
-        await self._stopped(self.server.look(), 7.0)
-
-    async def _stopped(self, processes: Sequence[psutil.Process], stop_s: float) -> None:
-        _signal(processes, signal.SIGSTOP)
-        await asyncio.sleep(stop_s)
-        _signal(processes, signal.SIGCONT)
 
     async def proxy_killed(self) -> None:
         """And started again at once, amid its workers' end."""
@@ -240,12 +224,20 @@ class Chaos:
 
 
 FAULTS: Final[dict[str, Callable[[Chaos], Awaitable[None]]]] = {
-    play.__name__.replace("_", " "): play
-    for play in (
-        *(Chaos.flood, Chaos.worker_killed, Chaos.worker_hung, Chaos.worker_stopped),
-        *(Chaos.worker_slow, Chaos.all_stopped, Chaos.proxy_killed, Chaos.disk_full),
-        *(Chaos.disk_slow, Chaos.memory_pressure),
-    )
+    "flood": Chaos.flood,
+    "worker killed": partial(Chaos.lost, sent=signal.SIGKILL, limit_s=ERROR_S_MAX),
+    # Left so: the supervisor, or the other ranks, must end it.
+    "worker hung": partial(Chaos.lost, sent=signal.SIGSTOP, limit_s=HUNG_S_MAX),
+    # For less time than a server takes it for hung after.
+    "worker stopped": partial(Chaos.stopped, which="rank", stop_s=3.0),
+    # It has a quarter of the time.
+    "worker slow": partial(Chaos.stopped, which="worker", stop_s=0.15, times=25),
+    # The machine sleeps, for longer than the lease of a request.
+    "all stopped": partial(Chaos.stopped, which="all", stop_s=7.0),
+    "proxy killed": Chaos.proxy_killed,
+    "disk full": Chaos.disk_full,
+    "disk slow": Chaos.disk_slow,
+    "memory pressure": Chaos.memory_pressure,
 }
 ERRORS_S_MAX: Final = {"worker killed": ERROR_S_MAX, "worker hung": HUNG_S_MAX}
 
@@ -267,7 +259,7 @@ async def _until(is_so: Callable[[], object], wait_s: float) -> bool:
 
 
 async def chaos(options: argparse.Namespace) -> dict[str, Any]:
-    """Play it; return what was seen, with the misses.
+    """Play it; print what was seen as people read it, and return it with the misses.
 
     Raises:
         ServerError: the server does not start.
@@ -279,20 +271,15 @@ async def chaos(options: argparse.Namespace) -> dict[str, Any]:
         given |= {"MODEL_PATH": str(fixture_dir("qwen3", ranked=True)), "RANKS": str(options.ranks)}
     async with loaded_server(options.seed, given, WORKER) as (server, load):
         run = Chaos(server, load, random.Random(options.seed))
-        await run.run(options.only or list(FAULTS), options.minutes)
-    return report(run)
-
-
-def report(run: Chaos) -> dict[str, Any]:
-    """Return what was seen, and print it as people read it."""
-    ledger, back = run.load.ledger, {name: f"{s:.1f}" for name, s in run.recovery_s.items()}
+        memory = await run.run(options.only or list(FAULTS), options.minutes)
+    ledger, back = load.ledger, {name: f"{s:.1f}" for name, s in run.recovery_s.items()}
     kinds = sorted({kind for row in ledger.ends.values() for kind in row})
     rows = [
         [name, run.times[name] or "-", *(row[kind] for kind in kinds), back.get(name, "-")]
         for name, row in ledger.ends.items()
     ]
     print(table(["fault, or request", "times", *kinds, "recovery s"], rows))
-    for held in run.memory:
+    for held in memory:
         print(f"{held.role}: {held.rss / MB:.1f} MB, {held.files} files, {held.threads} threads")
-    memory = [asdict(held) for held in run.memory]
-    return ledger.told() | {"times": run.times, "memory": memory, "log": str(run.server.log)}
+    told = {"times": run.times, "memory": [asdict(held) for held in memory]}
+    return ledger.told() | told | {"log": str(server.log)}

@@ -19,9 +19,6 @@ import numpy as np
 from scripts.faults.load import KEYS, PATHS, Asked, Body, Load, body_of, loaded_server
 from scripts.faults.own_server import drafts_line
 
-COUNTED_WORDS: Final = 2_000  # each new, of a text that is counted
-CHAT_WORDS: Final = 150  # and of one that the model reads
-ANSWER_TOKENS: Final = 32  # of one that drafts may shorten
 WARM_UP: Final = 5  # texts of each route before it is measured
 NEARBY: Final = 8  # rounds before and after, by whose median a time is judged
 SHARING_WORKER: Final = "scripts.harness.faulty_workers.sharing_worker"
@@ -47,7 +44,7 @@ def _word(chance: random.Random) -> str:
     return "".join(chance.choices(string.ascii_lowercase, k=9))
 
 
-def _chat(chance: random.Random, words: int = CHAT_WORDS, tokens: int = 1) -> Body:
+def _chat(chance: random.Random, words: int = 150, tokens: int = 1) -> Body:
     text = " ".join(_word(chance) for _ in range(words))
     return body_of("chat", text, tokens) | {"chat_template_kwargs": {"enable_thinking": False}}
 
@@ -73,9 +70,11 @@ def _with_format(chance: random.Random) -> Body:
 
 
 ROUTES: Final[dict[str, Callable[[random.Random], Body]]] = {
-    "count_tokens": lambda chance: _chat(chance, COUNTED_WORDS),
+    "count_tokens": lambda chance: _chat(chance, words=2_000),
     "chat prompt": _chat,
-    "answer": lambda chance: _chat(chance, 5, ANSWER_TOKENS),  # drafted from another's: hardly read
+    "answer": lambda chance: _chat(
+        chance, words=5, tokens=32
+    ),  # drafted from another's: hardly read
     "tools": _with_tools,
     "response_format": _with_format,
 }

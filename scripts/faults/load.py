@@ -50,7 +50,6 @@ PAGES: Final = 4  # of a session
 PAGE_TOKENS: Final = 24
 FRESH: Final = 64
 SESSIONS: Final = 2  # of a key
-LEAVES_S_MAX: Final = 1.0
 END_S_MAX: Final = 150.0  # a request without an end by then hangs
 TOLD_MAX: Final = 20  # misses that are kept as text
 CALM: Final = "(no fault)"
@@ -128,8 +127,7 @@ class Ledger:
         self.downs[-1] = (began, time.monotonic())
 
     def told(self) -> dict[str, Any]:
-        ends = {name: dict(row) for name, row in self.ends.items()}
-        return {"requests": self.begun, "ends": ends, "misses": dict(self.misses)}
+        return {"requests": self.begun, "ends": self.ends, "misses": self.misses}
 
     def note(self, stage: str, asked: Asked, end: End, began: float) -> None:
         """Enter the end of a request that began in `stage` and ends now."""
@@ -153,16 +151,14 @@ class Ledger:
 class Load:
     """Draws and sends requests. Owner: the event loop."""
 
-    def __init__(self, port: int, seed: int, sessions: int = 3) -> None:
-        """`sessions` is from how many captured ones pages are drawn."""
+    def __init__(self, port: int, seed: int) -> None:
         self._port = port
         self._rng = random.Random(seed)
         self.ledger = Ledger()
         self.known: dict[int, str] = {}  # page -> what a cold cache answers
-        files = sorted(EXCERPTS_DIR.glob("*.jsonl.xz"))[:sessions]
         self.pages = [
             (row, request_body(row, MODEL_ID, PAGE_TOKENS))
-            for file in files
+            for file in sorted(EXCERPTS_DIR.glob("*.jsonl.xz"))[:3]
             for row in shortened(load_trace(file), chars=60)[:PAGES]
         ]
         for _, body in self.pages:  # thinking alone would not all be shown, and so not be held
@@ -203,7 +199,7 @@ class Load:
         manner = MANNERS.get(kind, Manner())
         if kind == "leaving":
             part = rng.choice((0.5, 1.0, 1.0, 1.0))
-            manner = Manner(LEAVES_S_MAX * rng.random(), rng.random() < 0.5, part)
+            manner = Manner(rng.random(), rng.random() < 0.5, part)
         key = "not-a-key" if kind == "wrong key" else ""
         payload, allowed = self.post(PATHS[dialect], body, key), ALLOWED.get(kind, ANSWERED)
         return Asked(kind, dialect, payload, allowed, body["stream"], manner)

@@ -144,8 +144,8 @@ class OwnServer:
     def ranks(self) -> list[psutil.Process]:
         """Return the processes of the first worker's ranks, in their order."""
         workers = self.look()[1:2]
-        below = [child for worker in workers for child in worker.children(recursive=True)]
-        return [*workers, *(child for child in below if FOLLOWER in " ".join(child.cmdline()))]
+        below = (child for worker in workers for child in worker.children(recursive=True))
+        return [*workers, *(child for child in below if FOLLOWER in child.cmdline())]
 
     def left(self) -> list[int]:
         """Return the processes of all its starts that run."""

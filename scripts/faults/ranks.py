@@ -41,6 +41,7 @@ from scripts.harness.warm.warm_talks import (
 )
 
 HANG_S_MAX: Final = 240.0  # of an episode, or the end behind it: who waits so long waits for ever
+AMPLE_MB: Final = 512
 FLUSH_S_MAX: Final = 30.0
 FOUND_S_MAX: Final = 2.0
 AFTER: Final = 40  # operations before the one that is spoiled
@@ -116,11 +117,14 @@ class Episodes:
         root = root_hash([episode.fixture, str(self.counts["episodes"])])
         rules: dict[str, Any] = {"is_exact": episode.is_exact, "engine": engine, "root": root}
         cold = self.ranks.machine(loaded, keeps=False, **rules)
-        if episode.has_files:
-            rules["disk_thread"] = self.ranks.disk_thread(root)
-        if episode.budget_kb is not None:
-            rules["budget_mb"] = episode.budget_kb / 1024
-        return Talk(loaded, self.ranks.machine(loaded, slots_max=episode.slots_max, **rules), cold)
+        warm = self.ranks.machine(
+            loaded,
+            slots_max=episode.slots_max,
+            budget_mb=AMPLE_MB if episode.budget_kb is None else episode.budget_kb / 1024,
+            disk_thread=self.ranks.disk_thread(root) if episode.has_files else None,
+            **rules,
+        )
+        return Talk(loaded, warm, cold)
 
     def _count(self, talk: Talk, episode: Episode) -> None:
         """Count what was asked; hold what the ranks say of a cold cache to what one rank says."""

@@ -210,8 +210,8 @@ class ChatClient:
         }
         self._happened |= {what for what, is_so in befell.items() if is_so}
         chat.stops = False
-        session, happened = (chat.session, chat.agent), frozenset(self._happened)
-        self.asked.append(Asked(kind, body, session, last, answer, happened))
+        session = (chat.session, chat.agent)
+        self.asked.append(Asked(kind, body, session, last, answer, frozenset(self._happened)))
         return self.asked[-1]
 
     def _submit(self, chat: Chat) -> tuple[Body, Answer]:

@@ -174,17 +174,17 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the server ends with us
     known = json.loads(KNOWN.read_text())
     rules = [rule for rule in known if not (given.model and rule.get("needs_sense"))]
-    server = OwnServer(settings(given.model or str(fixture_dir("qwen3", tiny=True))))
-    try:
+    model = given.model or str(fixture_dir("qwen3", tiny=True))
+    with (
+        contextlib.closing(OwnServer(settings(model))) as server,
+        tempfile.TemporaryDirectory(prefix="hearth-nightly-") as work_dir,
+    ):
         asyncio.run(server.started())
-        with tempfile.TemporaryDirectory(prefix="hearth-nightly-") as work_dir:
-            chosen = [suite for suite in SUITES if suite.name in (given.suite or names)]
-            good = [is_good(suite, server.url, Path(work_dir), rules) for suite in chosen]
+        chosen = [suite for suite in SUITES if suite.name in (given.suite or names)]
+        good = [is_good(suite, server.url, Path(work_dir), rules) for suite in chosen]
         logged = LOGGED_ERROR.findall(server.log.read_text(errors="replace"))
         if asyncio.run(server.health()).get("status") != "ok":
             logged.append("Hearth does not answer any more.")
-    finally:
-        server.close()
     print(*(f"Hearth logged: {line[:SHOWN_CHARS]}" for line in logged), sep="\n")
     return 0 if all(good) and not logged else 1
 

@@ -109,12 +109,12 @@ def shown(value: float | None, form: str) -> str:
 
 
 def summary_lines(told: SimpleNamespace) -> list[str]:
-    first, late = shown(told.ttft_p50_s, ".3f"), shown(told.ttft_p95_s, ".3f")
     lines = [
         f"requests {told.requests}, refused (4xx, left out) {told.refused}, failed {told.failed}",
         f"prompt {told.prompt:,}, cached {told.cached:,}, prefilled {told.prefilled:,}, "
         f"hit {shown(told.hit, '.4f')}",
-        f"ttft p50 {first} s, p95 {late} s, wall {told.wall_s:.1f} s",
+        f"ttft p50 {shown(told.ttft_p50_s, '.3f')} s, p95 {shown(told.ttft_p95_s, '.3f')} s, "
+        f"wall {told.wall_s:.1f} s",
     ]
     if told.ratio is None:
         return [*lines, "ideal: not known (the server does not tell its prompts' ids)"]
@@ -130,8 +130,8 @@ def summary_lines(told: SimpleNamespace) -> list[str]:
 def worst_lines(rows: Sequence[Row]) -> list[str]:
     """Name the requests that prefilled most beyond the ideal."""
     known = [(each, row) for each, row in zip(excesses(rows), rows, strict=True) if each]
-    worst = sorted(known, key=lambda pair: -pair[0])[:WORST_MAX]
-    return [f"  excess {each:6,}: {row_line(row)}" for each, row in worst]
+    known.sort(key=lambda pair: -pair[0])
+    return [f"  excess {each:6,}: {row_line(row)}" for each, row in known[:WORST_MAX]]
 
 
 def report(rows: Sequence[Row], told: SimpleNamespace) -> dict[str, Any]:
