@@ -30,7 +30,6 @@ from scripts.faults.load import PATHS, Asked, Load, body_of, loaded_server
 from scripts.faults.own_server import MB, Held, OwnServer, ServerError, is_alive
 from scripts.fixtures.fixture_cache import fixture_dir
 
-WORKER: Final = "scripts.faults.broken_worker"
 CLIENTS: Final = 3
 DISK_S: Final = 6.0
 STALL_SECONDS: Final = 12  # of ranks
@@ -269,7 +268,7 @@ async def chaos(options: argparse.Namespace) -> dict[str, Any]:
     given = {"MAX_KV_SIZE_GB": "1", "STALL_SECONDS": str(STALL_SECONDS)}
     if options.ranks > 1:
         given |= {"MODEL_PATH": str(fixture_dir("qwen3", ranked=True)), "RANKS": str(options.ranks)}
-    async with loaded_server(options.seed, given, WORKER) as (server, load):
+    async with loaded_server(options.seed, given, "scripts.faults.broken_worker") as (server, load):
         run = Chaos(server, load, random.Random(options.seed))
         memory = await run.run(options.only or list(FAULTS), options.minutes)
     ledger, back = load.ledger, {name: f"{s:.1f}" for name, s in run.recovery_s.items()}

@@ -93,8 +93,12 @@ def reply_of(raw: bytes, *, may_end_by_close: bool = False) -> Reply | None:
                 body += event.data
             elif isinstance(event, h11.Response):
                 status, headers = event.status_code, dict(event.headers)
-                is_delimited = may_end_by_close or not _FRAMING.isdisjoint(headers)
-                _demand({"nothing tells where the answer ends": is_delimited})
+                _demand(
+                    {
+                        "nothing tells where the answer ends": may_end_by_close
+                        or not _FRAMING.isdisjoint(headers)
+                    }
+                )
     except h11.RemoteProtocolError as error:
         raise Malformed(f"no HTTP: {error}") from None
     rest = connection.trailing_data[0]
@@ -144,8 +148,9 @@ def _check_error(error: Row) -> None:
 def _answer(dialect: str, is_stream: bool, reply: Reply) -> End:
     _, headers, body = reply
     if not is_stream:
-        is_whole = not dialect or _is_whole(dialect, json.loads(body))
-        _demand({"an answer that is not whole": is_whole})
+        _demand(
+            {"an answer that is not whole": not dialect or _is_whole(dialect, json.loads(body))}
+        )
         return End("answered")
     is_stream_type = headers[b"content-type"].startswith(b"text/event-stream")
     _demand({"a stream that is no text/event-stream": is_stream_type})
@@ -204,8 +209,7 @@ def _chat_stream(rows: Sequence[Any]) -> Told:
     chunks = rows[:-1] if is_done else rows
     _demand({"more than one [DONE]": _DONE not in chunks})
     if errors := [row["error"] for row in chunks if "error" in row]:
-        is_end = len(errors) == 1 and "error" in chunks[-1]
-        _demand({"an error that is not the end": is_end})
+        _demand({"an error that is not the end": len(errors) == 1 and "error" in chunks[-1]})
         return errors[0], None
     choices = [choice for row in chunks for choice in row["choices"]]
     finished = [choice["index"] for choice in choices if choice.get("finish_reason")]
@@ -218,8 +222,7 @@ def _messages_stream(rows: Sequence[Row]) -> Told:
     """Messages: message_start, blocks that are opened and closed, message_stop."""
     kinds = [row["type"] for row in rows]
     if "error" in kinds:
-        is_end = kinds.index("error") == len(kinds) - 1
-        _demand({"an error that is not the end": is_end})
+        _demand({"an error that is not the end": kinds.index("error") == len(kinds) - 1})
         return rows[-1]["error"], None
     blocks = defaultdict[int, str](str)
     for row in rows:
@@ -242,19 +245,18 @@ def _responses_stream(rows: Sequence[Row]) -> Told:
     """Responses: numbered events from response.created to the one that closes it."""
     kinds = [row["type"] for row in rows]
     ends = [kind for kind in kinds if kind in _RESPONSE_ENDS]
-    is_framed = kinds[0] == "response.created" and ends == [kinds[-1]]
-    is_numbered = [row["sequence_number"] for row in rows] == list(range(len(rows)))
+    numbers = [row["sequence_number"] for row in rows]
     _demand(
         {
-            f"a response from {kinds[0]!r} to {kinds[-1]!r}, ends {ends}": is_framed,
-            "events that are not numbered one after the other": is_numbered,
+            f"a response from {kinds[0]!r}": kinds[0] == "response.created",
+            f"a response to {kinds[-1]!r}, ends {ends}": ends == [kinds[-1]],
+            f"events that are numbered {numbers}": numbers == list(range(len(rows))),
         }
     )
     response: Row = rows[-1]["response"]
     if response["status"] == "failed":
         return response["error"], None
-    is_whole = _is_whole("responses", response)
-    _demand({f"a response that is {response['status']!r}": is_whole})
+    _demand({f"a response that is {response['status']!r}": _is_whole("responses", response)})
     return None, response["output"]
 
 

@@ -198,10 +198,9 @@ class Load:
         body |= BODIES.get(kind, {})
         manner = MANNERS.get(kind, Manner())
         if kind == "leaving":
-            part = rng.choice((0.5, 1.0, 1.0, 1.0))
-            manner = Manner(rng.random(), rng.random() < 0.5, part)
-        key = "not-a-key" if kind == "wrong key" else ""
-        payload, allowed = self.post(PATHS[dialect], body, key), ALLOWED.get(kind, ANSWERED)
+            manner = Manner(rng.random(), rng.random() < 0.5, rng.choice((0.5, 1.0, 1.0, 1.0)))
+        payload = self.post(PATHS[dialect], body, "not-a-key" if kind == "wrong key" else "")
+        allowed = ALLOWED.get(kind, ANSWERED)
         return Asked(kind, dialect, payload, allowed, body["stream"], manner)
 
     def post(self, path: str, body: Body | bytes, key: str = "", **headers: str) -> bytes:

@@ -62,11 +62,11 @@ class OwnServer:
         self.directory = Path(tempfile.mkdtemp(prefix="hearth-"))
         self.log = self.directory / "log"
         (self.directory / "kv").mkdir(mode=0o700)
-        defaults = dict(line.split("=", 1) for line in example_lines()[1::2])
         self._environment = {
             **os.environ,
             **openblas_environment(os.environ),
-            **defaults,  # whatever a developer's .env says
+            # The defaults, whatever a developer's .env says.
+            **dict(line.split("=", 1) for line in example_lines()[1::2]),
             "PROXY_PORT": str(self.port),
             "RUN_DIR": str(self.directory / "run"),
             "LOG_ROOT": str(self.directory / "logs"),
@@ -78,9 +78,8 @@ class OwnServer:
             "FAKE_WORKER_LOG": str(self.directory / "worker.log"),  # of the tests' scripted worker
             **settings,
         }
-        run = ["-c", LAUNCH.format(worker)] if worker else ["-m", "hearth.proxy.main"]
         self._project = project
-        self._command = [sys.executable, *run]
+        self._run = ["-c", LAUNCH.format(worker)] if worker else ["-m", "hearth.proxy.main"]
         self.process: subprocess.Popen[bytes]  # since its start
         self.seen: dict[int, psutil.Process] = {}
 
@@ -88,7 +87,7 @@ class OwnServer:
         """Start it, without waiting."""
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                self._command,
+                [sys.executable, *self._run],
                 cwd=self._project,
                 env=self._environment,
                 stdin=subprocess.DEVNULL,
@@ -172,8 +171,7 @@ class OwnServer:
             shutil.rmtree(self.directory, ignore_errors=True)
 
     def log_tail(self, lines: int = 20) -> str:
-        text = self.log.read_text(errors="replace") if self.log.exists() else ""
-        return "\n".join(text.splitlines()[-lines:])
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
 
     # ------------------------------------------------------------ what it tells
 

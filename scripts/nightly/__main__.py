@@ -180,8 +180,11 @@ def main() -> int:
         tempfile.TemporaryDirectory(prefix="hearth-nightly-") as work_dir,
     ):
         asyncio.run(server.started())
-        chosen = [suite for suite in SUITES if suite.name in (given.suite or names)]
-        good = [is_good(suite, server.url, Path(work_dir), rules) for suite in chosen]
+        good = [
+            is_good(suite, server.url, Path(work_dir), rules)
+            for suite in SUITES
+            if suite.name in (given.suite or names)
+        ]
         logged = LOGGED_ERROR.findall(server.log.read_text(errors="replace"))
         if asyncio.run(server.health()).get("status") != "ok":
             logged.append("Hearth does not answer any more.")
