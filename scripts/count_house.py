@@ -60,8 +60,7 @@ def part_of(name: str) -> str:
 
 def tracked(root: Path) -> list[str]:
     """Return the paths of the checkout's tracked files that are there."""
-    command = ["git", "-C", str(root), "ls-files", "-z"]
-    found = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    found = subprocess.check_output(["git", "-C", root, "ls-files", "-z"], text=True)
     return [name for name in found.split("\0") if name and (root / name).is_file()]
 
 

@@ -30,7 +30,6 @@ from scripts.faults.load import PATHS, Asked, Load, body_of, loaded_server
 from scripts.faults.own_server import MB, Held, OwnServer, ServerError, is_alive
 from scripts.fixtures.fixture_cache import fixture_dir
 
-CLIENTS: Final = 3
 DISK_S: Final = 6.0
 STALL_SECONDS: Final = 12  # of ranks
 HUNG_S_MAX: Final = max(SILENCE_S_MAX, STALL_SECONDS) + 10.0
@@ -38,7 +37,6 @@ ERROR_S_MAX: Final = 5.0  # from a kill to the errors of those who waited, on a 
 ANEW_S_MAX: Final = 10.0  # from a worker's end to the start of the next
 GONE_S_MAX: Final = 5.0  # until the processes of before are gone
 RECOVERY_S_MAX: Final = 60.0
-IDLE_S_MAX: Final = 30.0
 END_S_MAX: Final = 7.0  # SIGTERM: 5 s, and 2 s for the disk
 GROWTH_MAX: Final = 0.05
 GROWN_BYTES_MAX: Final = 32 * MB  # that less may be what sessions remember
@@ -87,7 +85,7 @@ class Chaos:
                 await asyncio.sleep(0.5 * self.rng.random())
 
         async with asyncio.TaskGroup() as group:
-            for _ in range(CLIENTS):
+            for _ in range(3):
                 group.create_task(be_client())
             yield
             is_over.set()
@@ -117,7 +115,7 @@ class Chaos:
 
     async def _quiet(self) -> list[Held]:
         """Wait until nobody waits, empty the cache, and return what each process holds."""
-        deadline = time.monotonic() + IDLE_S_MAX
+        deadline = time.monotonic() + 30
         is_busy = True
         while is_busy and time.monotonic() < deadline:
             await asyncio.sleep(1.2)  # a heartbeat of each worker, sent from now on
@@ -200,12 +198,11 @@ class Chaos:
         """No file grows beyond a page: EFBIG in place of ENOSPC, which needs a disk of its own."""
         if sys.platform != "linux":
             return
-        workers = self.server.look()[1:]
-        before = [worker.rlimit(psutil.RLIMIT_FSIZE) for worker in workers]
-        for worker, (_, most) in zip(workers, before, strict=True):
+        before = {each: each.rlimit(psutil.RLIMIT_FSIZE) for each in self.server.look()[1:]}
+        for worker, (_, most) in before.items():
             worker.rlimit(psutil.RLIMIT_FSIZE, (4_096, most))
         await asyncio.sleep(DISK_S)
-        for worker, limits in zip(workers, before, strict=True):
+        for worker, limits in before.items():
             worker.rlimit(psutil.RLIMIT_FSIZE, limits)
 
     async def disk_slow(self) -> None:

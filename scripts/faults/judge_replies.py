@@ -27,7 +27,6 @@ Kind = Literal[
 ]
 DETAIL_CHARS_MAX: Final = 200
 _DONE: Final = "[DONE]"
-_RESPONSE_ENDS: Final = ("response.completed", "response.incomplete", "response.failed")
 _FRAMING: Final = frozenset((b"content-length", b"transfer-encoding"))
 _BLOCK: Final = re.compile("start (delta )*stop ")
 # Whatever an answer says is in these, in each dialect.
@@ -244,7 +243,11 @@ def _messages_stream(rows: Sequence[Row]) -> Told:
 def _responses_stream(rows: Sequence[Row]) -> Told:
     """Responses: numbered events from response.created to the one that closes it."""
     kinds = [row["type"] for row in rows]
-    ends = [kind for kind in kinds if kind in _RESPONSE_ENDS]
+    ends = [
+        kind
+        for kind in kinds
+        if kind in ("response.completed", "response.incomplete", "response.failed")
+    ]
     numbers = [row["sequence_number"] for row in rows]
     _demand(
         {

@@ -22,8 +22,6 @@ from scripts.faults.own_server import drafts_line
 WARM_UP: Final = 5  # texts of each route before it is measured
 NEARBY: Final = 8  # rounds before and after, by whose median a time is judged
 SHARING_WORKER: Final = "scripts.harness.faulty_workers.sharing_worker"
-TELLS_NOTHING: Final = (0.4, 0.6)
-TELLS_ALL: Final = (0.9, 1.0)
 
 
 def auc(said: Sequence[float], new: Sequence[float]) -> float:
@@ -111,7 +109,7 @@ async def keys(options: argparse.Namespace) -> dict[str, Any]:
         ServerError: the server does not start.
     """
     worker, rows = SHARING_WORKER if options.shared else "", list[dict[str, Any]]()
-    low, high = TELLS_ALL if options.shared else TELLS_NOTHING
+    low, high = (0.9, 1.0) if options.shared else (0.4, 0.6)
     async with loaded_server(options.seed, {}, worker) as (server, load):
         for route in options.only or ROUTES:
             row = await measured(route, load, options.probes // 2, options.seed)

@@ -44,12 +44,9 @@ PATHS: Final = {
     "messages": "/v1/messages",
     "responses": "/v1/responses",
 }
-REPORTS: Final = ("/v1/models", "/health", "/metrics", "/v1/sessions", "/v1/cache")
 KEYS: Final = tuple(f"faults-{number}-{'k' * 32}" for number in range(3))
-PAGES: Final = 4  # of a session
 PAGE_TOKENS: Final = 24
 FRESH: Final = 64
-SESSIONS: Final = 2  # of a key
 END_S_MAX: Final = 150.0  # a request without an end by then hangs
 TOLD_MAX: Final = 20  # misses that are kept as text
 CALM: Final = "(no fault)"
@@ -89,7 +86,10 @@ BODIES: Final[dict[str, Body]] = {
     "slow reader": {"stream": True, "logprobs": True, "top_logprobs": 20, "n": 2},
 }
 MANNERS: Final = {"half-closing": Manner(half_closes=True), "slow reader": Manner(pause_s=5.0)}
-ALLOWED: Final = {"leaving": ANSWERED | {"left"}, "wrong key": REFUSED}
+ALLOWED: Final[dict[str, frozenset[Kind]]] = {
+    "leaving": frozenset(("answered", "left")),
+    "wrong key": REFUSED,
+}
 
 
 # ---------------------------------------------------------------- how requests end
@@ -159,7 +159,7 @@ class Load:
         self.pages = [
             (row, request_body(row, MODEL_ID, PAGE_TOKENS))
             for file in sorted(EXCERPTS_DIR.glob("*.jsonl.xz"))[:3]
-            for row in shortened(load_trace(file), chars=60)[:PAGES]
+            for row in shortened(load_trace(file), chars=60)[:4]
         ]
         for _, body in self.pages:  # thinking alone would not all be shown, and so not be held
             body.pop("thinking", None)
@@ -173,7 +173,8 @@ class Load:
             case "page":
                 return self.page(rng.randrange(len(self.pages)))
             case "reported":
-                return Asked(kind, "", self._head("GET", rng.choice(REPORTS)))
+                reports = ("/v1/models", "/health", "/metrics", "/v1/sessions", "/v1/cache")
+                return Asked(kind, "", self._head("GET", rng.choice(reports)))
             case "smuggling":
                 return Asked(kind, "chat", rng.choice([*SMUGGLED.values()]) + HIDDEN, REFUSED)
             case "malformed":
@@ -206,7 +207,7 @@ class Load:
     def post(self, path: str, body: Body | bytes, key: str = "", **headers: str) -> bytes:
         """Return a whole request, of any of the keys unless one is given."""
         content = body if isinstance(body, bytes) else json.dumps(body).encode()
-        headers = headers or {"x-session-id": f"s{self._rng.randrange(SESSIONS)}"}
+        headers = headers or {"x-session-id": f"s{self._rng.randrange(2)}"}
         headers |= {"content-type": "application/json", "content-length": str(len(content))}
         return self._head("POST", path, key, **headers) + content
 

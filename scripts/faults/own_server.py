@@ -109,9 +109,7 @@ class OwnServer:
     async def until_ready(self, wait_s: float) -> bool:
         """Wait until all workers are ready; say whether they came to be."""
         deadline = time.monotonic() + wait_s
-        while time.monotonic() < deadline:
-            if self.process.poll() is not None:
-                return False
+        while self.process.poll() is None and time.monotonic() < deadline:
             if (await self.health()).get("status") == "ok":
                 self.look()
                 return True

@@ -41,10 +41,6 @@ from scripts.harness.warm.warm_talks import (
 )
 
 HANG_S_MAX: Final = 240.0  # of an episode, or the end behind it: who waits so long waits for ever
-AMPLE_MB: Final = 512
-FLUSH_S_MAX: Final = 30.0
-FOUND_S_MAX: Final = 2.0
-AFTER: Final = 40  # operations before the one that is spoiled
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +85,7 @@ class Episodes:
         play(talk, episode.operations, episode.is_exact, is_ample=episode.budget_kb is None)
         self._count(talk, episode)
         if episode.has_files:
-            assert self.ranks.flush(FLUSH_S_MAX), "files were not written in time"
+            assert self.ranks.flush(30.0), "files were not written in time"
             self._spoil(episode)
             again = self._talk(episode, adds_noise)
             for prompt in talk.prompts:
@@ -120,7 +116,7 @@ class Episodes:
         warm = self.ranks.machine(
             loaded,
             slots_max=episode.slots_max,
-            budget_mb=AMPLE_MB if episode.budget_kb is None else episode.budget_kb / 1024,
+            budget_mb=512 if episode.budget_kb is None else episode.budget_kb / 1024,
             disk_thread=self.ranks.disk_thread(root) if episode.has_files else None,
             **rules,
         )
@@ -167,7 +163,7 @@ def planted(options: argparse.Namespace) -> dict[str, Any]:
     links: list[PlantedLink] = []
 
     def wrap(link: LeaderLink) -> LeaderLink:
-        links.append(PlantedLink(link, options.plant, AFTER))
+        links.append(PlantedLink(link, options.plant, after=40))
         return links[0]
 
     episode, error = Episode(RANKED_NAMES[0], [("extend", seed) for seed in range(6)]), ""
@@ -178,6 +174,6 @@ def planted(options: argparse.Namespace) -> dict[str, Any]:
             error = f"{type(wrong).__name__}: {wrong}"
         found_s = models.failed_at - links[0].planted_at if models.failed_at else time.monotonic()
         failure = models.failure
-    is_found = error.startswith("RankMismatch") or (failure and 0 < found_s <= FOUND_S_MAX)
+    is_found = error.startswith("RankMismatch") or (failure and 0 < found_s <= 2.0)
     misses = {} if is_found else {f"{options.plant} was not found: {error}": 1}
     return {"failure": failure, "error": error, "found_s": found_s, "misses": misses}

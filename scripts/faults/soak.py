@@ -18,8 +18,6 @@ from scripts.faults.load import loaded_server
 from scripts.faults.own_server import MB, Held, drafts_line
 
 ROUNDS: Final = 20
-CLIENTS: Final = 16
-REST_S: Final = 1.5  # after a round, until what its connections held is given back
 # Over the second half. Of threads the event loop's pool starts its six at need, and AnyIO's leave
 # after 10 s without work.
 GROWTH_MAX: Final = {"rss": 0.01, "files": 2.0, "threads": 5.0}  # of memory, as a share
@@ -87,8 +85,8 @@ async def soak(options: argparse.Namespace) -> dict[str, Any]:
 
         for number in range(1, ROUNDS + 1):
             aim = options.requests * number / ROUNDS
-            await asyncio.gather(*(be_client(aim) for _ in range(CLIENTS)))
-            await asyncio.sleep(REST_S)
+            await asyncio.gather(*(be_client(aim) for _ in range(16)))
+            await asyncio.sleep(1.5)  # until what the round's connections held is given back
             (row,) = (await server.cache())["workers"]
             rounds.append(round_of(load.ledger.ended, server.held(), row))
             told = [f"{each.role} {each.rss / MB:.1f} MB" for each in rounds[-1].held]

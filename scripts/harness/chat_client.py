@@ -238,8 +238,8 @@ class ChatClient:
 
     def _turn_of(self, parts: AnswerParts, call_ids: Sequence[str]) -> Body:
         """Return an answer as clients send it back, whatever the family's template reads."""
-        family = replace(self.family, reasoning_field="reasoning_content")
-        return family.message(parts, call_ids)
+        chat_api = replace(self.family, reasoning_field="reasoning_content")
+        return chat_api.message(parts, call_ids)
 
     # ------------------------------------------------------------ messages
 

@@ -139,8 +139,11 @@ def is_good(suite: Suite, url: str, work_dir: Path, rules: list[dict[str, Any]])
         outcomes = [("(the suite)", f"did not run: {error}")]
     failed = [outcome for outcome in outcomes if outcome[1] is not None]
     unknown = [outcome for outcome in failed if not is_known(suite.name, outcome, rules)]
-    counts = f"{len(outcomes) - len(failed)} passed, {len(failed) - len(unknown)} known"
-    print(f"{suite.name}: {counts}, {len(unknown)} unknown", flush=True)
+    print(
+        f"{suite.name}: {len(outcomes) - len(failed)} passed, "
+        f"{len(failed) - len(unknown)} known, {len(unknown)} unknown",
+        flush=True,
+    )
     for test, why in unknown:
         print(f"  {test}", " ".join((why or "").split())[:SHOWN_CHARS], sep="\n    ")
     return bool(outcomes) and not unknown
