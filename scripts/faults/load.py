@@ -76,7 +76,7 @@ class Asked:
     allowed: frozenset[Kind] = ANSWERED
     is_stream: bool = False
     manner: Manner = Manner()
-    page: int | None = None
+    said: str | None = None  # what alone is a right answer, where that is known
 
 
 # What fresh requests of a kind have of their own: in the body, on the wire, and as right ends.
@@ -188,7 +188,7 @@ class Load:
     def page(self, number: int) -> Asked:
         row, body = self.pages[number]
         payload = self.post(row.path, body, KEYS[0], **row.headers)
-        return Asked("page", row.dialect, payload, is_stream=True, page=number)
+        return Asked("page", row.dialect, payload, is_stream=True, said=self.known.get(number))
 
     def _fresh(self, kind: str) -> Asked:
         rng, number = self._rng, self._rng.randrange(FRESH)
@@ -232,9 +232,8 @@ class Load:
         stage, began = self.ledger.stage, time.monotonic()
         self.ledger.begun += 1
         end = await self._end(asked)
-        wanted = end.said if asked.page is None else self.known.get(asked.page, end.said)
-        if end.kind == "answered" and end.said != wanted:
-            end = End("wrong", f"{end.said!r} is not {wanted!r}")
+        if end.kind == "answered" and asked.said not in (None, end.said):
+            end = End("wrong", f"{end.said!r} is not {asked.said!r}")
         self.ledger.note(stage, asked, end, began)
         return end
 

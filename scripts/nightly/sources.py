@@ -37,12 +37,12 @@ def checked(command: Sequence[str | Path], what: str) -> bytes:
     git = {"GIT_TERMINAL_PROMPT": "0", "GIT_CONFIG_GLOBAL": "/dev/null"}
     env = {name: value for name, value in os.environ.items() if NEEDED.fullmatch(name)} | git
     try:
-        done = subprocess.run(command, capture_output=True, timeout=FETCH_WAIT_S_MAX, env=env)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise FetchError(f"{what}: {error}") from error
-    if done.returncode:
-        raise FetchError(f"{what}: {done.stderr.decode(errors='replace').strip()[-400:]}")
-    return done.stdout
+        return subprocess.run(
+            command, capture_output=True, check=True, timeout=FETCH_WAIT_S_MAX, env=env
+        ).stdout
+    except (OSError, subprocess.SubprocessError) as error:
+        said = (getattr(error, "stderr", None) or b"").decode(errors="replace").strip()[-400:]
+        raise FetchError(f"{what}: {error} {said}") from error
 
 
 def unpacked(source: str, paths: Sequence[str], target: Path) -> Path:
