@@ -5,7 +5,6 @@ import json
 import lzma
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -186,7 +185,7 @@ def cost(prompt: int, cached: int, prefilled: int) -> Tokens:
     return Tokens(prompt, cached, prefilled, 8, "slot")
 
 
-def sums(rows: list[Row]) -> SimpleNamespace:
+def sums(rows: list[Row]) -> Any:
     return summary(rows, wall_s=2.0)
 
 
