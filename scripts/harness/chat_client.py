@@ -16,7 +16,7 @@ from typing import Any, Final
 from hearth.proxy.request.session_id import session_of
 from hearth.shared.errors import RequestError
 from hearth.worker.stream.answer_parts import AnswerParts, ToolCall
-from scripts.harness.agent_worker import Desk, Reply
+from scripts.harness.agent_worker import Desk, given
 from scripts.harness.captured_sessions import PARSE
 from scripts.harness.model_families import family
 from scripts.harness.socketless_worker import Answer
@@ -294,10 +294,8 @@ class ChatClient:
     def take(self, chat: Chat, last: Asked | None, count: int) -> None:
         """Take the last answer up, and what follows it: a tool's result, or the next question."""
         assert last is not None
-        said, call_ids = (
-            Reply(last.answer, AnswerParts(), (), "").given,
-            last.answer.request.call_ids,
-        )
+        request = last.answer.request
+        said, call_ids = given(request), request.call_ids
         said = said if chat.echoes_thinking else replace(said, reasoning="")
         results = [
             {"role": "tool", "tool_call_id": call_id, "content": self.words.text(count)}
