@@ -24,34 +24,24 @@ from hearth.shared.paths import PROJECT_DIR
 from scripts.faults.own_server import MODEL_ID, OwnServer
 from scripts.fixtures.fixture_cache import fixture_dir
 
-ABOUT: Final = "CPU of the proxy per chunk and request, first byte, seconds to /health, memory"
 OURS: Final = "ours"
 BESIDE: Final = "beside"
-STREAMS: Final = 32  # at once: what waking a process costs a machine is spread over them
+# How many at once, and the seconds between two tokens of each. What waking a process costs a
+# machine is spread over the many.
+STREAMS: Final = (32, 0.02)
+FAST_STREAMS: Final = (4, 0.005)
 STREAM_S: Final = 3.0
-TOKEN_S: Final = 0.02  # between two of a stream
-FAST_STREAMS: Final = 4
-FAST_TOKEN_S: Final = 0.005
 REQUESTS: Final = 50
 FIRST_BYTES: Final = 20
 SETTLE_S: Final = 2.0  # from the worker's welcome until memory is looked at
 POLL_S: Final = 0.005
 START_S_MAX: Final = 60.0
-WORKER: Final = "tests.helpers.worker_processes.fake_worker"
 
 Figures = dict[str, float]
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--pairs", type=int, default=10)
-    parser.add_argument("--starts", type=int, default=5, help="of each side, one after the other")
-    parser.add_argument("--beside", type=Path, help="another checkout")
-
-
 def run(options: argparse.Namespace) -> dict[str, Any]:
-    sides = {OURS: PROJECT_DIR}
-    if options.beside is not None:
-        sides[BESIDE] = options.beside.resolve()
+    sides = {OURS: PROJECT_DIR} | ({BESIDE: options.beside.resolve()} if options.beside else {})
     rows = asyncio.run(_measure(sides, options.pairs, options.starts))
     told = {name: _summary(rows, name) for name in rows[0][OURS] | rows[-1][OURS]}
     print(json.dumps(told, indent=1))
@@ -63,8 +53,7 @@ def _summary(rows: list[dict[str, Figures]], name: str) -> Figures:
     found = [row for row in rows if name in row[OURS]]
     told = {side: statistics.median(row[side][name] for row in found) for side in found[0]}
     if BESIDE in told:
-        ratios = [row[OURS][name] / row[BESIDE][name] for row in found]
-        told["ratio"] = statistics.median(ratios)
+        told["ratio"] = statistics.median(row[OURS][name] / row[BESIDE][name] for row in found)
     return {side: round(value, 4) for side, value in told.items()}
 
 
@@ -107,8 +96,8 @@ class _Proxy:
         }
 
     async def figures(self) -> Figures:
-        chunk_ms, _ = await self._streams(STREAMS, TOKEN_S)
-        fast_chunk_ms, fast_token_ms = await self._streams(FAST_STREAMS, FAST_TOKEN_S)
+        chunk_ms, _ = await self._streams(*STREAMS)
+        fast_chunk_ms, fast_token_ms = await self._streams(*FAST_STREAMS)
         return {
             "chunk_cpu_ms": chunk_ms,
             "fast_chunk_cpu_ms": fast_chunk_ms,
@@ -157,8 +146,11 @@ class _Proxy:
 
         A stream's first part is its first event.
         """
-        said = [{"role": "user", "content": asked}]
-        body = {"model": MODEL_ID, "messages": said, "stream": stream}
+        body = {
+            "model": MODEL_ID,
+            "messages": [{"role": "user", "content": asked}],
+            "stream": stream,
+        }
         url = f"{self.server.url}/v1/chat/completions"
         async with aiohttp.request("POST", url, json=body, raise_for_status=True) as reply:
             first = await reply.content.readany()
@@ -170,21 +162,23 @@ class _Proxy:
 @contextlib.asynccontextmanager
 async def _proxy(project: Path) -> AsyncIterator[_Proxy]:
     """Run the proxy of the checkout `project` before a scripted worker."""
-    settings = {
-        **{"WORKERS": "1", "MAX_KV_SIZE_GB": "0", "PROXY_API_KEY": ""},
-        "MODEL_PATH": str(fixture_dir("qwen3")),  # which the worker does not load
-        "PYTHONPATH": f"{project / '.ci' / 'types'}:{project}",
-    }
-    server = OwnServer(settings, WORKER, project)
+    server = OwnServer(
+        {
+            **{"WORKERS": "1", "MAX_KV_SIZE_GB": "0", "PROXY_API_KEY": ""},
+            "MODEL_PATH": str(fixture_dir("qwen3")),  # which the worker does not load
+            "PYTHONPATH": f"{project / '.ci' / 'types'}:{project}",
+        },
+        "tests.helpers.worker_processes.fake_worker",
+        project,
+    )
     began = time.perf_counter()
     server.start()
     try:
-        while not await server.health() and time.perf_counter() < began + START_S_MAX:
+        while not await server.told("/health") and time.perf_counter() < began + START_S_MAX:
             await asyncio.sleep(POLL_S)
         health_s = time.perf_counter() - began
         if not await server.until_ready(START_S_MAX):
             raise SystemExit(f"the proxy does not start:\n{server.log_tail()}")
-        assert server.process is not None
         yield _Proxy(server, psutil.Process(server.process.pid), health_s)
     finally:
         server.close()

@@ -8,18 +8,11 @@ import argparse
 import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Final
 
 from hearth.shared.errors import StartError
 from scripts.harness.layouts.imagined_worker import ImaginedWorker
 from scripts.harness.layouts.model_layouts import LAYOUTS, ModelLayout
 from scripts.harness.mac.mac_hardware import GB, MACS, Mac
-
-ABOUT: Final = "contexts that fit and kept KV on Macs of 8 to 512 GB"
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add nothing: both tables take seconds."""
 
 
 def run(options: argparse.Namespace) -> None:

@@ -14,13 +14,11 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Final
 
-from hearth.commands.replay.traces import TRACES_DIR
 from scripts.harness.layouts.counted_engine import MACS
 from scripts.harness.layouts.model_layouts import LAYOUTS
 from scripts.harness.layouts.pair_replay import Figures, replay_pair
 from scripts.harness.layouts.session_scripts import SessionScript, render
 
-ABOUT: Final = "what sessions cost on models and Macs of real size: SSD, RAM, tokens read again"
 GB: Final = 1e9
 UNLIMITED: Final = {"KV_DISK_WRITE_GB_PER_DAY": "0"}  # else it hides what would be written
 HEAD: Final = (
@@ -30,19 +28,6 @@ HEAD: Final = (
     *("forwards", "mean", "median", "< 64", "< 256", "refused"),
 )
 READ_RATIO_MAX: Final = 1.03  # of tokens read over the ideal, where all fits
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--models", default="", help="names, comma-separated; default all")
-    parser.add_argument("--macs", default="", help="GB of memory, comma-separated; default all")
-    parser.add_argument("--sessions", default="", help="names of traces; default all")
-    parser.add_argument("--traces-dir", type=Path, default=TRACES_DIR)
-    parser.add_argument("--limit", type=int, default=0, help="requests of each trace; 0 = all")
-    parser.add_argument("--pause", type=float, default=0.0, help="seconds between two turns")
-    parser.add_argument("--each", action="store_true", help="a row for each session too")
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="NAME=VALUE", help="a setting"
-    )
 
 
 def run(options: argparse.Namespace) -> None:
@@ -75,8 +60,9 @@ def run(options: argparse.Namespace) -> None:
                 read_ratios[f"{layout.name} on {size} GB, {name}"] = figures.read_ratio
         _print_row([layout.name, *start, *_cells(pair.total)])
     over = [f"- {at} {ratio:.3f}" for at, ratio in read_ratios.items() if ratio > READ_RATIO_MAX]
-    heading = f"\n{len(read_ratios)} sessions fit; above {READ_RATIO_MAX}: {len(over)}"
-    print(heading, *over, sep="\n")
+    print(
+        f"\n{len(read_ratios)} sessions fit; above {READ_RATIO_MAX}: {len(over)}", *over, sep="\n"
+    )
     print(f"\n{time.perf_counter() - began:.0f} s", file=sys.stderr)
 
 
@@ -86,8 +72,11 @@ def _is_named(name: str, names: str) -> bool:
 
 def rendered(directory: Path, names: str, limit: int) -> list[SessionScript]:
     """Return the sessions of a directory, or those of these names."""
-    paths = sorted(directory.glob("*.jsonl*"))
-    wanted = [path for path in paths if _is_named(path.name.partition(".")[0], names)]
+    wanted = [
+        path
+        for path in sorted(directory.glob("*.jsonl*"))
+        if _is_named(path.name.partition(".")[0], names)
+    ]
     if not wanted:
         raise SystemExit(f"there are no such traces in {directory}; say where with --traces-dir")
     return [render(path, limit) for path in wanted]

@@ -24,10 +24,11 @@ from typing import Any, Final, Literal
 
 import psutil
 
+from hearth.commands.bench.servers.started_server import _runs, _until
 from hearth.commands.server_client import table
 from hearth.shared.zmq_transport import SILENCE_S_MAX
 from scripts.faults.load import PATHS, Asked, Load, body_of, loaded_server
-from scripts.faults.own_server import MB, Held, OwnServer, ServerError, is_alive
+from scripts.faults.own_server import MB, Held, OwnServer, ServerError
 from scripts.fixtures.fixture_cache import fixture_dir
 
 DISK_S: Final = 6.0
@@ -38,8 +39,6 @@ ANEW_S_MAX: Final = 10.0  # from a worker's end to the start of the next
 GONE_S_MAX: Final = 5.0  # until the processes of before are gone
 RECOVERY_S_MAX: Final = 60.0
 END_S_MAX: Final = 7.0  # SIGTERM: 5 s, and 2 s for the disk
-GROWTH_MAX: Final = 0.05
-GROWN_BYTES_MAX: Final = 32 * MB  # that less may be what sessions remember
 FILES_MORE_MAX: Final = 8
 BUGS: Final = ("Traceback", "failed by a bug", "thread broke", "link failed")
 
@@ -56,11 +55,12 @@ class Chaos:
 
     async def run(self, faults: Sequence[str], minutes: float) -> list[Held]:
         """Play everything, enter what does not hold, and return what was held before and after."""
-        await self.load.learn(lambda: self.server.cache(clears=True))
+        await self.load.learn(lambda: self.server.told("/v1/cache", "DELETE"))
         known, different = self.load.known, len(set(self.load.known.values()))
         print(f"{len(known)} of {len(self.load.pages)} pages have an answer, {different} differ")
-        if different < len(known) / 2:
-            self.load.ledger.miss("known answers are alike: they hold nothing")
+        self.load.ledger.demand(
+            different >= len(known) / 2, "known answers are alike: they hold nothing"
+        )
         with self.load.ledger.playing("flood"):
             await self.flood()  # a server that has seen one is warm
         before = await self._quiet()
@@ -91,10 +91,11 @@ class Chaos:
             is_over.set()
 
     async def _one(self, name: str) -> None:
+        ledger = self.load.ledger
         print(f"{name} ...", flush=True)
         await asyncio.sleep(1.0)
         self.times[name] += 1
-        with self.load.ledger.playing(name):
+        with ledger.playing(name):
             await FAULTS[name](self)
             began = time.monotonic()
             while not await self._answers() and time.monotonic() - began < RECOVERY_S_MAX:
@@ -102,10 +103,11 @@ class Chaos:
             took_s = time.monotonic() - began
             await self.server.until_ready(RECOVERY_S_MAX)
         self.recovery_s[name] = max(took_s, self.recovery_s.get(name, 0.0))
-        if took_s > RECOVERY_S_MAX:
-            self.load.ledger.miss(f"{name}: no answer {RECOVERY_S_MAX:g} s after it")
-        if (late_s := self.load.ledger.failed_s) > ERRORS_S_MAX.get(name, RECOVERY_S_MAX):
-            self.load.ledger.miss(f"{name}: an error came after {late_s:.1f} s")
+        ledger.demand(took_s <= RECOVERY_S_MAX, f"{name}: no answer {RECOVERY_S_MAX:g} s after it")
+        ledger.demand(
+            ledger.failed_s <= ERRORS_S_MAX.get(name, RECOVERY_S_MAX),
+            f"{name}: an error came after {ledger.failed_s:.1f} s",
+        )
 
     async def _answers(self) -> bool:
         asked = Asked("Hi", "chat", self.load.post(PATHS["chat"], body_of("chat", "Hi")))
@@ -119,40 +121,44 @@ class Chaos:
         is_busy = True
         while is_busy and time.monotonic() < deadline:
             await asyncio.sleep(1.2)  # a heartbeat of each worker, sent from now on
-            rows = (await self.server.health()).get("workers", [])
+            rows = (await self.server.told("/health")).get("workers", [])
             is_busy = any(row["running"] + row["waiting"] + row["in_flight"] for row in rows)
-        if is_busy:
-            self.load.ledger.miss(f"requests are left in the queue: {rows}")
-        for row in (await self.server.cache(clears=True)).get("workers", [{"error": "none"}]):
-            if "error" in row or any(slot["busy"] for slot in row.get("slots", ())):
-                self.load.ledger.miss(f"a slot is busy, or not told: {row.get('error', row)}")
+        self.load.ledger.demand(not is_busy, f"requests are left in the queue: {rows}")
+        cleared = await self.server.told("/v1/cache", "DELETE")
+        for row in cleared.get("workers", [{"error": "none"}]):
+            self.load.ledger.demand(
+                "error" not in row and not any(slot["busy"] for slot in row.get("slots", ())),
+                f"a slot is busy, or not told: {row.get('error', row)}",
+            )
         await asyncio.sleep(3.0)
         return self.server.held()
 
     def compare(self, was: Held, now: Held) -> None:
         """Enter where a process holds far more memory or files than it did."""
         grown = now.rss - was.rss
-        if grown > GROWN_BYTES_MAX and grown > GROWTH_MAX * was.rss:
-            self.load.ledger.miss(
-                f"memory of the {now.role} is {grown / MB:.0f} MB above its level"
-            )
-        if now.files > was.files + FILES_MORE_MAX:
-            self.load.ledger.miss(f"the {now.role} has {was.files} -> {now.files} open files")
+        self.load.ledger.demand(
+            grown <= max(32 * MB, 0.05 * was.rss),  # less may be what sessions remember
+            f"memory of the {now.role} is {grown / MB:.0f} MB above its level",
+        )
+        self.load.ledger.demand(
+            now.files <= was.files + FILES_MORE_MAX,
+            f"the {now.role} has {was.files} -> {now.files} open files",
+        )
 
     def _end(self) -> None:
         """End the server as its user would: nothing of it may be left."""
         server, ledger = self.server, self.load.ledger
         code, stop_s = server.stop()
         left = server.left(), [path.name for path in server.directory.glob("run/*/*")]
-        if code != 0 or stop_s > END_S_MAX or any(left):
-            self.load.ledger.miss(
-                f"SIGTERM: exit code {code} after {stop_s:.1f} s; left are {left}"
-            )
-        if ledger.begun != ledger.ended:
-            self.load.ledger.miss(f"{ledger.begun} requests and {ledger.ended} ends")
+        ledger.demand(
+            code == 0 and stop_s <= END_S_MAX and not any(left),
+            f"SIGTERM: exit code {code} after {stop_s:.1f} s; left are {left}",
+        )
+        ledger.demand(
+            ledger.begun == ledger.ended, f"{ledger.begun} requests and {ledger.ended} ends"
+        )
         for line in server.log.read_text(errors="replace").splitlines():
-            if any(bug in line for bug in BUGS):
-                self.load.ledger.miss(f"log: {line[:200]}")
+            ledger.demand(not any(bug in line for bug in BUGS), f"log: {line[:200]}")
 
     # ------------------------------------------------------------ faults
 
@@ -161,14 +167,17 @@ class Chaos:
 
     async def lost(self, sent: signal.Signals, limit_s: float) -> None:
         """Strike one rank; in time all are gone, and a worker starts anew."""
-        ranks, before = self.server.ranks(), set(self.server.look())
-        fault = self.load.ledger.stage
+        ranks, before, ledger = self.server.ranks(), set(self.server.look()), self.load.ledger
         _signal([self.rng.choice(ranks)], sent)
-        if not await _until(lambda: not any(map(is_alive, ranks)), limit_s + GONE_S_MAX):
-            self.load.ledger.miss(f"{fault}: {sum(map(is_alive, ranks))} processes outlived it")
-            _signal(ranks, signal.SIGCONT)
-        if not await _until(lambda: set(self.server.look()) - before, ANEW_S_MAX):
-            self.load.ledger.miss(f"{fault}: no other worker {ANEW_S_MAX:g} s after it")
+        ledger.demand(
+            await _until(lambda: not any(map(_runs, ranks)), limit_s + GONE_S_MAX),
+            f"{ledger.stage}: {sum(map(_runs, ranks))} processes outlived it",
+        )
+        _signal(ranks, signal.SIGCONT)  # those that outlived it
+        ledger.demand(
+            await _until(lambda: not before.issuperset(self.server.look()), ANEW_S_MAX),
+            f"{ledger.stage}: no other worker {ANEW_S_MAX:g} s after it",
+        )
 
     async def stopped(
         self, which: Literal["rank", "worker", "all"], stop_s: float, times: int = 1
@@ -189,10 +198,14 @@ class Chaos:
             family[0].kill()
             server.process.wait()
             server.start()
-            if not await _until(lambda: not any(map(is_alive, family)), GONE_S_MAX):
-                self.load.ledger.miss(f"proxy killed: a worker outlived it by {GONE_S_MAX:g} s")
-            if not await server.until_ready(RECOVERY_S_MAX):
-                self.load.ledger.miss(f"proxy killed: no start after it; {server.log_tail(3)}")
+            self.load.ledger.demand(
+                await _until(lambda: not any(map(_runs, family)), GONE_S_MAX),
+                f"proxy killed: a worker outlived it by {GONE_S_MAX:g} s",
+            )
+            self.load.ledger.demand(
+                await server.until_ready(RECOVERY_S_MAX),
+                f"proxy killed: no start after it; {server.log_tail(3)}",
+            )
 
     async def disk_full(self) -> None:
         """No file grows beyond a page: EFBIG in place of ENOSPC, which needs a disk of its own."""
@@ -244,13 +257,6 @@ def _signal(processes: Iterable[psutil.Process], number: signal.Signals) -> None
             process.send_signal(number)
 
 
-async def _until(is_so: Callable[[], object], wait_s: float) -> bool:
-    deadline = time.monotonic() + wait_s
-    while not (found := is_so()) and time.monotonic() < deadline:
-        await asyncio.sleep(0.05)
-    return bool(found)
-
-
 # ---------------------------------------------------------------- the subcommand
 
 
@@ -262,9 +268,11 @@ async def chaos(options: argparse.Namespace) -> dict[str, Any]:
     """
     if unknown := set(options.only) - set(FAULTS):
         raise ServerError(f"no such fault: {', '.join(unknown)}; there are: {', '.join(FAULTS)}")
-    given = {"MAX_KV_SIZE_GB": "1", "STALL_SECONDS": str(STALL_SECONDS)}
-    if options.ranks > 1:
-        given |= {"MODEL_PATH": str(fixture_dir("qwen3", ranked=True)), "RANKS": str(options.ranks)}
+    model = fixture_dir("qwen3", tiny=options.ranks == 1, ranked=options.ranks > 1)
+    given = {
+        **{"MODEL_PATH": str(model), "RANKS": str(options.ranks)},
+        **{"MAX_KV_SIZE_GB": "1", "STALL_SECONDS": str(STALL_SECONDS)},
+    }
     async with loaded_server(options.seed, given, "scripts.faults.broken_worker") as (server, load):
         run = Chaos(server, load, random.Random(options.seed))
         memory = await run.run(options.only or list(FAULTS), options.minutes)
@@ -277,5 +285,8 @@ async def chaos(options: argparse.Namespace) -> dict[str, Any]:
     print(table(["fault, or request", "times", *kinds, "recovery s"], rows))
     for held in memory:
         print(f"{held.role}: {held.rss / MB:.1f} MB, {held.files} files, {held.threads} threads")
-    told = {"times": run.times, "memory": [asdict(held) for held in memory]}
-    return ledger.told() | told | {"log": str(server.log)}
+    return ledger.told() | {
+        "times": run.times,
+        "memory": [asdict(held) for held in memory],
+        "log": str(server.log),
+    }

@@ -6,9 +6,9 @@ an error in the caller's dialect. A stream is whole where it has its terminator,
 
 import json
 import re
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any, Final, Literal
 
 import h11
@@ -28,7 +28,9 @@ Kind = Literal[
 DETAIL_CHARS_MAX: Final = 200
 _DONE: Final = "[DONE]"
 _FRAMING: Final = frozenset((b"content-length", b"transfer-encoding"))
-_BLOCK: Final = re.compile("start (delta )*stop ")
+_BLOCK: Final = re.compile("content_block_start (content_block_delta )*content_block_stop ")
+# What an answer comes in; h11 tells something else where more is needed, or the answer is whole.
+_PARTS: Final = (h11.InformationalResponse, h11.Response, h11.Data, h11.EndOfMessage)
 # Whatever an answer says is in these, in each dialect.
 _SAID: Final = frozenset(
     (
@@ -83,26 +85,23 @@ def reply_of(raw: bytes, *, may_end_by_close: bool = False) -> Reply | None:
     connection.send(h11.EndOfMessage())
     for received in (raw, b"") if may_end_by_close else (raw,):
         connection.receive_data(received)
-    status, headers, body = 0, dict[bytes, bytes](), bytearray()
     try:
-        while not isinstance(event := connection.next_event(), h11.EndOfMessage):
-            if event is h11.NEED_DATA:
-                return None
-            if isinstance(event, h11.Data):
-                body += event.data
-            elif isinstance(event, h11.Response):
-                status, headers = event.status_code, dict(event.headers)
-                _demand(
-                    {
-                        "nothing tells where the answer ends": may_end_by_close
-                        or not _FRAMING.isdisjoint(headers)
-                    }
-                )
+        came = list(takewhile(lambda it: isinstance(it, _PARTS), iter(connection.next_event, None)))
     except h11.RemoteProtocolError as error:
         raise Malformed(f"no HTTP: {error}") from None
-    rest = connection.trailing_data[0]
-    _demand({f"more after the end: {rest[:80]!r}": not rest})
-    return status, headers, bytes(body)
+    heads, rest = [it for it in came if isinstance(it, h11.Response)], connection.trailing_data[0]
+    is_whole = bool(came) and isinstance(came[-1], h11.EndOfMessage)
+    _demand(
+        {
+            "nothing tells where the answer ends": may_end_by_close
+            or not any(_FRAMING.isdisjoint(dict(head.headers)) for head in heads),
+            f"more after the end: {rest[:80]!r}": not (is_whole and rest),
+        }
+    )
+    if not is_whole:
+        return None
+    parts = (it.data for it in came if isinstance(it, h11.Data))
+    return heads[0].status_code, dict(heads[0].headers), b"".join(parts)
 
 
 def _demand(rules: Mapping[str, object]) -> None:
@@ -123,22 +122,19 @@ def _refusal(dialect: str, reply: Reply) -> End:
             {
                 "no Anthropic error": dialect != "messages" or row["type"] == "error",
                 "a 503 without Retry-After": status != 503 or b"retry-after" in headers,
+                **_error_rules(row["error"]),
             }
         )
-        _check_error(row["error"])
     kinds: dict[int, Kind] = {500: "bug", 503: "busy"}
     kind = kinds.get(status, "refused" if status < 500 else "failed")
     return End(kind, f"{status} {body[:DETAIL_CHARS_MAX].decode('utf-8', 'replace')}")
 
 
-def _check_error(error: Row) -> None:
-    message, kind = error["message"], error.get("type", error.get("code"))
-    _demand(
-        {
-            "an error without a text": isinstance(message, str) and message,
-            "an error without a type": isinstance(kind, str),
-        }
-    )
+def _error_rules(error: Row) -> dict[str, object]:
+    return {
+        "an error without a text": isinstance(error["message"], str) and error["message"],
+        "an error without a type": isinstance(error.get("type", error.get("code")), str),
+    }
 
 
 # ---------------------------------------------------------------- answers
@@ -156,7 +152,7 @@ def _answer(dialect: str, is_stream: bool, reply: Reply) -> End:
     error, says = _STREAMS[dialect](list(events(body)))
     if error is None:
         return End("answered", said="".join(_said(says)))
-    _check_error(error)
+    _demand(_error_rules(error))
     kind: Kind = "bug" if "its log says" in error["message"] else "failed"
     return End(kind, json.dumps(error)[:DETAIL_CHARS_MAX])
 
@@ -212,8 +208,13 @@ def _chat_stream(rows: Sequence[Any]) -> Told:
         return errors[0], None
     choices = [choice for row in chunks for choice in row["choices"]]
     finished = [choice["index"] for choice in choices if choice.get("finish_reason")]
-    is_each = finished and sorted(finished) == sorted({choice["index"] for choice in choices})
-    _demand({"no [DONE] at the end": is_done, f"finish reasons of choices {finished}": is_each})
+    _demand(
+        {
+            "no [DONE] at the end": is_done,
+            f"finish reasons of choices {finished}": finished
+            and sorted(finished) == sorted({choice["index"] for choice in choices}),
+        }
+    )
     return None, choices
 
 
@@ -223,10 +224,10 @@ def _messages_stream(rows: Sequence[Row]) -> Told:
     if "error" in kinds:
         _demand({"an error that is not the end": kinds.index("error") == len(kinds) - 1})
         return rows[-1]["error"], None
-    blocks = defaultdict[int, str](str)
-    for row in rows:
-        if "index" in row:
-            blocks[row["index"]] += row["type"].removeprefix("content_block_") + " "
+    blocks = {
+        at: "".join(f"{row['type']} " for row in rows if row.get("index") == at)
+        for at in {row["index"] for row in rows if "index" in row}
+    }
     _demand(
         {
             f"events {kinds}": (kinds[0], kinds[-1]) == ("message_start", "message_stop"),
@@ -234,7 +235,7 @@ def _messages_stream(rows: Sequence[Row]) -> Told:
             "no stop reason": any(
                 row["delta"]["stop_reason"] for row in rows if row["type"] == "message_delta"
             ),
-            f"blocks {dict(blocks)}": all(map(_BLOCK.fullmatch, blocks.values())),
+            f"blocks {blocks}": all(map(_BLOCK.fullmatch, blocks.values())),
         }
     )
     return None, [[row.get("content_block"), row.get("delta")] for row in rows]

@@ -21,7 +21,6 @@ from scripts.faults.own_server import drafts_line
 
 WARM_UP: Final = 5  # texts of each route before it is measured
 NEARBY: Final = 8  # rounds before and after, by whose median a time is judged
-SHARING_WORKER: Final = "scripts.harness.faulty_workers.sharing_worker"
 
 
 def auc(said: Sequence[float], new: Sequence[float]) -> float:
@@ -43,8 +42,8 @@ def _word(chance: random.Random) -> str:
 
 
 def _chat(chance: random.Random, words: int = 150, tokens: int = 1) -> Body:
-    text = " ".join(_word(chance) for _ in range(words))
-    return body_of("chat", text, tokens) | {"chat_template_kwargs": {"enable_thinking": False}}
+    body = body_of("chat", " ".join(_word(chance) for _ in range(words)), tokens)
+    return body | {"chat_template_kwargs": {"enable_thinking": False}}
 
 
 def _schema(chance: random.Random) -> Body:
@@ -52,8 +51,12 @@ def _schema(chance: random.Random) -> Body:
         _word(chance): {"type": "string", "enum": [_word(chance) for _ in range(5)]}
         for _ in range(6)
     }
-    rules = {"required": list(fields), "additionalProperties": False}
-    return {"type": "object", "properties": fields} | rules
+    return {
+        "type": "object",
+        "properties": fields,
+        "required": list(fields),
+        "additionalProperties": False,
+    }
 
 
 def _with_tools(chance: random.Random) -> Body:
@@ -63,8 +66,9 @@ def _with_tools(chance: random.Random) -> Body:
 
 def _with_format(chance: random.Random) -> Body:
     told = {"name": _word(chance), "strict": True, "schema": _schema(chance)}
-    form = {"type": "json_schema", "json_schema": told}
-    return _chat(chance, words=5) | {"response_format": form}
+    return _chat(chance, words=5) | {
+        "response_format": {"type": "json_schema", "json_schema": told}
+    }
 
 
 ROUTES: Final[dict[str, Callable[[random.Random], Body]]] = {
@@ -108,14 +112,16 @@ async def keys(options: argparse.Namespace) -> dict[str, Any]:
     Raises:
         ServerError: the server does not start.
     """
-    worker, rows = SHARING_WORKER if options.shared else "", list[dict[str, Any]]()
-    low, high = (0.9, 1.0) if options.shared else (0.4, 0.6)
+    rows, worker, low, high = list[dict[str, Any]](), "", 0.4, 0.6
+    if options.shared:
+        worker, low, high = "scripts.harness.faulty_workers.sharing_worker", 0.9, 1.0
     async with loaded_server(options.seed, {}, worker) as (server, load):
         for route in options.only or ROUTES:
             row = await measured(route, load, options.probes // 2, options.seed)
             rows.append(row)
             print(*(f"{name} {value}" for name, value in row.items()), flush=True)
-            if not low <= row["auc"] <= high:
-                load.ledger.miss(f"{route}: {row['auc']} is not within {low} to {high}")
-        print(drafts_line((await server.cache()).get("workers", [])))
+            load.ledger.demand(
+                low <= row["auc"] <= high, f"{route}: {row['auc']} is not within {low} to {high}"
+            )
+        print(drafts_line((await server.told("/v1/cache")).get("workers", [])))
     return load.ledger.told() | {"routes": rows}

@@ -44,8 +44,8 @@ PATHS: Final = {
     "messages": "/v1/messages",
     "responses": "/v1/responses",
 }
+REPORTS: Final = ("/v1/models", "/health", "/metrics", "/v1/sessions", "/v1/cache")
 KEYS: Final = tuple(f"faults-{number}-{'k' * 32}" for number in range(3))
-PAGE_TOKENS: Final = 24
 FRESH: Final = 64
 END_S_MAX: Final = 150.0  # a request without an end by then hangs
 TOLD_MAX: Final = 20  # misses that are kept as text
@@ -80,15 +80,16 @@ class Asked:
 
 
 # What fresh requests of a kind have of their own: in the body, on the wire, and as right ends.
-BODIES: Final[dict[str, Body]] = {
-    "stored": {"store": True},
-    # Some 2 kB a token: more than sockets buffer.
-    "slow reader": {"stream": True, "logprobs": True, "top_logprobs": 20, "n": 2},
-}
-MANNERS: Final = {"half-closing": Manner(half_closes=True), "slow reader": Manner(pause_s=5.0)}
-ALLOWED: Final[dict[str, frozenset[Kind]]] = {
-    "leaving": frozenset(("answered", "left")),
-    "wrong key": REFUSED,
+OWN: Final[dict[str, tuple[Body, Manner, frozenset[Kind]]]] = {
+    "stored": ({"store": True}, Manner(), ANSWERED),
+    "leaving": ({}, Manner(), frozenset(("answered", "left"))),
+    "wrong key": ({}, Manner(), REFUSED),
+    "half-closing": ({}, Manner(half_closes=True), ANSWERED),
+    "slow reader": (  # some 2 kB a token: more than sockets buffer
+        {"stream": True, "logprobs": True, "top_logprobs": 20, "n": 2},
+        Manner(pause_s=5.0),
+        ANSWERED,
+    ),
 }
 
 
@@ -108,9 +109,11 @@ class Ledger:
     failed_s: float = 0.0  # from the stage's begin to the last error of what was under way then
     downs: list[tuple[float, float]] = field(default_factory=list)  # without a proxy
 
-    def miss(self, text: str) -> None:
-        is_kept = text in self.misses or len(self.misses) < TOLD_MAX
-        self.misses[text if is_kept else "(more)"] += 1
+    def demand(self, holds: object, text: str) -> None:
+        """Enter what does not hold as a miss."""
+        if not holds:
+            is_kept = text in self.misses or len(self.misses) < TOLD_MAX
+            self.misses[text if is_kept else "(more)"] += 1
 
     @contextlib.contextmanager
     def playing(self, fault: str) -> Iterator[None]:
@@ -140,9 +143,11 @@ class Ledger:
             self.ends.setdefault(row, Counter())[end.kind] += 1
         is_down = any(began <= up and down <= now for down, up in self.downs)
         is_excused = is_down if end.kind == "cut" else end.kind in AMID_A_FAULT and stage != CALM
-        if end.kind not in asked.allowed and not is_excused:
-            told = end.detail.partition("; got ")[0]  # alike where only the bytes differ
-            self.miss(f"{stage}: {asked.kind} {asked.dialect}: {end.kind} {told}")
+        told = end.detail.partition("; got ")[0]  # alike where only the bytes differ
+        self.demand(
+            end.kind in asked.allowed or is_excused,
+            f"{stage}: {asked.kind} {asked.dialect}: {end.kind} {told}",
+        )
 
 
 # ---------------------------------------------------------------- what is asked
@@ -157,13 +162,12 @@ class Load:
         self.ledger = Ledger()
         self.known: dict[int, str] = {}  # page -> what a cold cache answers
         self.pages = [
-            (row, request_body(row, MODEL_ID, PAGE_TOKENS))
+            (row, request_body(row, MODEL_ID, tokens_max=24))
             for file in sorted(EXCERPTS_DIR.glob("*.jsonl.xz"))[:3]
             for row in shortened(load_trace(file), chars=60)[:4]
         ]
         for _, body in self.pages:  # thinking alone would not all be shown, and so not be held
             body.pop("thinking", None)
-        self._malformed = list(malformed())
 
     def draw(self) -> Asked:
         """Return the next request, of any kind."""
@@ -173,12 +177,11 @@ class Load:
             case "page":
                 return self.page(rng.randrange(len(self.pages)))
             case "reported":
-                reports = ("/v1/models", "/health", "/metrics", "/v1/sessions", "/v1/cache")
-                return Asked(kind, "", self._head("GET", rng.choice(reports)))
+                return Asked(kind, "", self._head("GET", rng.choice(REPORTS)))
             case "smuggling":
                 return Asked(kind, "chat", rng.choice([*SMUGGLED.values()]) + HIDDEN, REFUSED)
             case "malformed":
-                dialect, content = rng.choice(self._malformed)
+                dialect, content = rng.choice(list(malformed()))
                 return Asked(kind, dialect, self.post(PATHS[dialect], content), REFUSED)
             case "counted":
                 body = body_of("messages", f"How long is {rng.randrange(FRESH)}?")
@@ -195,13 +198,11 @@ class Load:
         drawn = list(PATHS)[number % len(PATHS)]
         dialect = {"stored": "responses", "slow reader": "chat"}.get(kind, drawn)
         tokens = 300 if kind in ("leaving", "slow reader") else rng.randint(2, 12)
-        body = body_of(dialect, words(number), tokens) | {"stream": rng.random() < 0.5}
-        body |= BODIES.get(kind, {})
-        manner = MANNERS.get(kind, Manner())
+        more, manner, allowed = OWN.get(kind, ({}, Manner(), ANSWERED))
+        body = body_of(dialect, words(number), tokens) | {"stream": rng.random() < 0.5} | more
         if kind == "leaving":
             manner = Manner(rng.random(), rng.random() < 0.5, rng.choice((0.5, 1.0, 1.0, 1.0)))
         payload = self.post(PATHS[dialect], body, "not-a-key" if kind == "wrong key" else "")
-        allowed = ALLOWED.get(kind, ANSWERED)
         return Asked(kind, dialect, payload, allowed, body["stream"], manner)
 
     def post(self, path: str, body: Body | bytes, key: str = "", **headers: str) -> bytes:
@@ -212,8 +213,10 @@ class Load:
         return self._head("POST", path, key, **headers) + content
 
     def _head(self, method: str, path: str, key: str = "", **headers: str) -> bytes:
-        headers |= {"host": f"127.0.0.1:{self._port}", "connection": "close"}
-        headers["authorization"] = f"Bearer {key or self._rng.choice(KEYS)}"
+        headers |= {
+            **{"host": f"127.0.0.1:{self._port}", "connection": "close"},
+            "authorization": f"Bearer {key or self._rng.choice(KEYS)}",
+        }
         rows = [f"{method} {path} HTTP/1.1", *(f"{name}: {told}" for name, told in headers.items())]
         return "\r\n".join([*rows, "", ""]).encode()
 
@@ -229,28 +232,20 @@ class Load:
 
     async def send(self, asked: Asked) -> End:
         """Send one request and enter its end; a known page has one right answer."""
-        stage, began = self.ledger.stage, time.monotonic()
+        stage, began, raw = self.ledger.stage, time.monotonic(), bytearray()
         self.ledger.begun += 1
-        end = await self._end(asked)
+        end = await exchange(self._port, asked.payload, asked.manner, raw)
+        if end.kind == "cut":  # or whole: every connection ends
+            told = judge(asked.dialect, asked.is_stream, bytes(raw))
+            end = End("cut", f"{end.detail} {told.detail}") if told.kind == "cut" else told
         if end.kind == "answered" and asked.said not in (None, end.said):
             end = End("wrong", f"{end.said!r} is not {asked.said!r}")
         self.ledger.note(stage, asked, end, began)
         return end
 
-    async def _end(self, asked: Asked) -> End:
-        raw = bytearray()
-        match await exchange(self._port, asked.payload, asked.manner, raw):
-            case "left":
-                return End("left")
-            case "hung":
-                return End("hung", f"{len(raw)} bytes came, the last {bytes(raw[-100:])!r}")
-            case why:
-                end = judge(asked.dialect, asked.is_stream, bytes(raw))
-                return End("cut", f"{why} {end.detail}") if end.kind == "cut" else end
 
-
-async def exchange(port: int, payload: bytes, manner: Manner, raw: bytearray) -> str:
-    """Fill `raw` until the connection ends; return why: "left", "hung", or an error's name."""
+async def exchange(port: int, payload: bytes, manner: Manner, raw: bytearray) -> End:
+    """Fill `raw` until the connection ends; return how: left, hung, or cut and to be judged."""
     loop = asyncio.get_running_loop()
     with socket.socket() as sock:
         sock.setblocking(False)
@@ -269,10 +264,11 @@ async def exchange(port: int, payload: bytes, manner: Manner, raw: bytearray) ->
         except TimeoutError:
             if manner.resets:
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            return "hung" if manner.leaves_s is None else "left"
+            told = f"{len(raw)} bytes came, the last {bytes(raw[-100:])!r}"
+            return End("hung" if manner.leaves_s is None else "left", told)
         except OSError as error:
-            return type(error).__name__
-    return "the end of the connection"
+            return End("cut", type(error).__name__)
+    return End("cut", "the end of the connection")
 
 
 @contextlib.asynccontextmanager
@@ -284,8 +280,10 @@ async def loaded_server(
     Raises:
         ServerError: it does not start.
     """
-    ours = {"MODEL_PATH": str(fixture_dir("qwen3", tiny=True)), "DEFAULT_THINKING": "false"}
-    ours |= {"PROXY_API_KEY": KEYS[0], "PROXY_API_KEYS": ",".join(KEYS[1:])}
+    ours = {
+        **{"MODEL_PATH": str(fixture_dir("qwen3", tiny=True)), "DEFAULT_THINKING": "false"},
+        **{"PROXY_API_KEY": KEYS[0], "PROXY_API_KEYS": ",".join(KEYS[1:])},
+    }
     server = OwnServer({**ours, **settings}, worker)
     load = Load(server.port, seed)
     try:
@@ -314,7 +312,6 @@ def words(number: int) -> str:
 
 def malformed() -> Iterator[tuple[str, bytes]]:
     """Yield (dialect, body) for bodies that must be refused, in all dialects."""
-    deep = b"[" * 5_000 + b"]" * 5_000
     for dialect in PATHS:
         good = body_of(dialect, "x")
         *_, length, field = good
@@ -327,7 +324,7 @@ def malformed() -> Iterator[tuple[str, bytes]]:
         bodies = [
             *(json.dumps(good | change).encode() for change in wrong),
             *(b"{" + whole, whole[:-1], b"", b"[" + whole + b"]", b'{"x": "\xff\xfe"}'),
-            whole[:-1] + b', "%s": %s}' % (field.encode(), deep),
+            whole[:-1] + b', "%s": %s%s}' % (field.encode(), b"[" * 5_000, b"]" * 5_000),
             whole[:-1] + b', "temperature": NaN}',
         ]
         yield from ((dialect, body) for body in bodies)

@@ -10,6 +10,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,6 +18,7 @@ import aiohttp
 import psutil
 from aiohttp.test_utils import unused_port
 
+from hearth.commands.bench.servers.started_server import _runs
 from hearth.shared.openblas_preload import openblas_environment
 from hearth.shared.settings_from_env import PROJECT_DIR, example_lines
 
@@ -62,39 +64,40 @@ class OwnServer:
         self.directory = Path(tempfile.mkdtemp(prefix="hearth-"))
         self.log = self.directory / "log"
         (self.directory / "kv").mkdir(mode=0o700)
-        self._environment = {
-            **os.environ,
-            **openblas_environment(os.environ),
-            # The defaults, whatever a developer's .env says.
-            **dict(line.split("=", 1) for line in example_lines()[1::2]),
-            "PROXY_PORT": str(self.port),
-            "RUN_DIR": str(self.directory / "run"),
-            "LOG_ROOT": str(self.directory / "logs"),
-            "KV_CACHE_DIR": str(self.directory / "kv"),
-            "DOCTOR": "off",
-            "PROXY_MODEL_ID": MODEL_ID,
-            "PRESSURE_FILE": str(self.directory / "pressure"),  # of broken_worker
-            "SLOW_DISK_FILE": str(self.directory / "slow-disk"),  # likewise
-            "FAKE_WORKER_LOG": str(self.directory / "worker.log"),  # of the tests' scripted worker
-            **settings,
-        }
-        self._project = project
-        self._run = ["-c", LAUNCH.format(worker)] if worker else ["-m", "hearth.proxy.main"]
-        self.process: subprocess.Popen[bytes]  # since its start
+        self._key = {"Authorization": f"Bearer {settings.get('PROXY_API_KEY', '')}"}
+        self._run = partial(
+            subprocess.Popen,
+            [
+                sys.executable,
+                *(["-c", LAUNCH.format(worker)] if worker else ["-m", "hearth.proxy.main"]),
+            ],
+            cwd=project,
+            env={
+                **os.environ,
+                **openblas_environment(os.environ),
+                # The defaults, whatever a developer's .env says.
+                **dict(line.split("=", 1) for line in example_lines()[1::2]),
+                "PROXY_PORT": str(self.port),
+                "RUN_DIR": str(self.directory / "run"),
+                "LOG_ROOT": str(self.directory / "logs"),
+                "KV_CACHE_DIR": str(self.directory / "kv"),
+                "DOCTOR": "off",
+                "PROXY_MODEL_ID": MODEL_ID,
+                "PRESSURE_FILE": str(self.directory / "pressure"),  # of broken_worker
+                "SLOW_DISK_FILE": str(self.directory / "slow-disk"),  # likewise
+                "FAKE_WORKER_LOG": str(self.directory / "worker.log"),  # of the scripted worker
+                **settings,
+            },
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        self.process: subprocess.Popen[Any]  # since its start
         self.seen: dict[int, psutil.Process] = {}
 
     def start(self) -> None:
         """Start it, without waiting."""
         with self.log.open("ab") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, *self._run],
-                cwd=self._project,
-                env=self._environment,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
+            self.process = self._run(stdout=log, stderr=log)
 
     async def started(self) -> None:
         """Start it and wait until all of its workers are ready.
@@ -109,12 +112,14 @@ class OwnServer:
     async def until_ready(self, wait_s: float) -> bool:
         """Wait until all workers are ready; say whether they came to be."""
         deadline = time.monotonic() + wait_s
-        while self.process.poll() is None and time.monotonic() < deadline:
-            if (await self.health()).get("status") == "ok":
-                self.look()
-                return True
+        while (
+            not (is_ready := (await self.told("/health")).get("status") == "ok")
+            and self.process.poll() is None
+            and time.monotonic() < deadline
+        ):
             await asyncio.sleep(0.1)
-        return False
+        self.look()
+        return is_ready
 
     # ------------------------------------------------------------ its processes
 
@@ -122,12 +127,11 @@ class OwnServer:
         """Return the proxy that it has now, and its workers."""
         try:
             proxy = psutil.Process(self.process.pid)
-            found = [proxy, *proxy.children()]
-            everyone = {*found, *proxy.children(recursive=True)}
+            everyone = (proxy, *proxy.children(recursive=True))
+            self.seen |= {process.pid: process for process in everyone}
+            return [proxy, *proxy.children()]
         except psutil.NoSuchProcess:
             return []
-        self.seen.update({process.pid: process for process in everyone})
-        return found
 
     def held(self) -> list[Held]:
         """Return what the proxy and its workers hold now, in the order of `look`."""
@@ -140,13 +144,16 @@ class OwnServer:
 
     def ranks(self) -> list[psutil.Process]:
         """Return the processes of the first worker's ranks, in their order."""
-        workers = self.look()[1:2]
-        below = (child for worker in workers for child in worker.children(recursive=True))
-        return [*workers, *(child for child in below if FOLLOWER in child.cmdline())]
+        return [
+            each
+            for worker in self.look()[1:2]
+            for each in (worker, *worker.children(recursive=True))
+            if each is worker or FOLLOWER in each.cmdline()
+        ]
 
     def left(self) -> list[int]:
         """Return the processes of all its starts that run."""
-        return [pid for pid, process in self.seen.items() if is_alive(process)]
+        return [pid for pid, process in self.seen.items() if _runs(process)]
 
     def stop(self) -> tuple[int, float]:
         """End it as its user would; return its exit code and the seconds that took."""
@@ -173,34 +180,18 @@ class OwnServer:
 
     # ------------------------------------------------------------ what it tells
 
-    async def health(self) -> dict[str, Any]:
-        """GET /health; {} while nothing answers."""
-        return await self._json("GET", "/health")
-
-    async def cache(self, *, clears: bool = False) -> dict[str, Any]:
-        """GET or DELETE /v1/cache; {} while nothing answers."""
-        return await self._json("DELETE" if clears else "GET", "/v1/cache")
-
-    async def _json(self, method: str, path: str) -> dict[str, Any]:
-        key = {"Authorization": f"Bearer {self._environment.get('PROXY_API_KEY', '')}"}
+    async def told(self, path: str, method: str = "GET") -> dict[str, Any]:
+        """Return the JSON that is answered at `path`; {} while nothing answers."""
         try:
             async with (
                 asyncio.timeout(ANSWER_S_MAX),
                 aiohttp.request(
-                    method, self.url + path, headers=key, raise_for_status=True
+                    method, self.url + path, headers=self._key, raise_for_status=True
                 ) as reply,
             ):
                 return dict(await reply.json())
         except (aiohttp.ClientError, TimeoutError, ValueError):
             return {}
-
-
-def is_alive(process: psutil.Process) -> bool:
-    """Tell whether a process runs, or is stopped; a zombie only waits for its parent."""
-    try:
-        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return False
 
 
 def drafts_line(workers: Sequence[Mapping[str, Any]]) -> str:

@@ -15,7 +15,7 @@ import random
 import time
 from collections import Counter
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,7 +23,6 @@ from hearth.shared.settings_from_env import load_settings
 from hearth.worker.cache.block_hash import root_hash
 from hearth.worker.engine.model_loader import LoadedModel, load_model
 from hearth.worker.prompt.template_turn_tokens import turn_marks
-from hearth.worker.ranks.rank_link import LeaderLink
 from hearth.worker.stream.detokenise import Vocabulary
 from scripts.fixtures.fixture_cache import RANKED_NAMES, fixture_dir
 from scripts.harness.ranks.planted_link import PlantedLink
@@ -59,10 +58,12 @@ class Episode:
 def random_episode(seed: int) -> Episode:
     chance = random.Random(seed)
     is_tight = chance.random() < 0.4
-    count = chance.randint(OPERATIONS_MIN, OPERATIONS_MAX)
     return Episode(
         RANKED_NAMES[seed % len(RANKED_NAMES)],
-        [(chance.choice(OPERATION_NAMES), chance.randrange(SEED_MAX)) for _ in range(count)],
+        [
+            (chance.choice(OPERATION_NAMES), chance.randrange(SEED_MAX))
+            for _ in range(chance.randint(OPERATIONS_MIN, OPERATIONS_MAX))
+        ],
         chance.random() < 0.5,
         chance.randint(1, 3) if is_tight else 4,
         chance.choice((0, 400, 1500)) if is_tight else None,
@@ -160,19 +161,16 @@ async def ranks(options: argparse.Namespace) -> dict[str, Any]:
 
 def planted(options: argparse.Namespace) -> dict[str, Any]:
     """Spoil one operation, and tell how soon that was found and in which words."""
-    links: list[PlantedLink] = []
-
-    def wrap(link: LeaderLink) -> LeaderLink:
-        links.append(PlantedLink(link, options.plant, after=40))
-        return links[0]
-
     episode, error = Episode(RANKED_NAMES[0], [("extend", seed) for seed in range(6)]), ""
-    with RankedModels(options.ranks, wrap) as models:
+    plant = partial(PlantedLink, plant=options.plant, after=40)
+    with RankedModels(options.ranks, plant) as models:
         try:
             Episodes(models).play(episode, adds_noise=options.plant == "noise")
         except Exception as wrong:  # whatever a spoiled operation leads to
             error = f"{type(wrong).__name__}: {wrong}"
-        found_s = models.failed_at - links[0].planted_at if models.failed_at else time.monotonic()
+        found_s = (
+            models.failed_at - models.link.planted_at if models.failed_at else time.monotonic()
+        )
         failure = models.failure
     is_found = error.startswith("RankMismatch") or (failure and 0 < found_s <= 2.0)
     misses = {} if is_found else {f"{options.plant} was not found: {error}": 1}

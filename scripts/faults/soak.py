@@ -87,10 +87,13 @@ async def soak(options: argparse.Namespace) -> dict[str, Any]:
             aim = options.requests * number / ROUNDS
             await asyncio.gather(*(be_client(aim) for _ in range(16)))
             await asyncio.sleep(1.5)  # until what the round's connections held is given back
-            (row,) = (await server.cache())["workers"]
+            (row,) = (await server.told("/v1/cache"))["workers"]
             rounds.append(round_of(load.ledger.ended, server.held(), row))
-            told = [f"{each.role} {each.rss / MB:.1f} MB" for each in rounds[-1].held]
-            print(f"{load.ledger.ended:>7,} requests:", *told, flush=True)
+            print(
+                f"{load.ledger.ended:>7,} requests:",
+                *(f"{each.role} {each.rss / MB:.1f} MB" for each in rounds[-1].held),
+                flush=True,
+            )
         print(drafts_line([row]))
         load.ledger.misses.update(misses(rounds))
     return load.ledger.told() | {"rounds": [asdict(each) for each in rounds]}

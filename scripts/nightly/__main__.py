@@ -175,8 +175,11 @@ def main() -> int:
     parser.add_argument("--model", help="what Hearth serves, as MODEL_PATH; default random weights")
     given = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the server ends with us
-    known = json.loads(KNOWN.read_text())
-    rules = [rule for rule in known if not (given.model and rule.get("needs_sense"))]
+    rules = [
+        rule
+        for rule in json.loads(KNOWN.read_text())
+        if not (given.model and rule.get("needs_sense"))
+    ]
     model = given.model or str(fixture_dir("qwen3", tiny=True))
     with (
         contextlib.closing(OwnServer(settings(model))) as server,
@@ -189,7 +192,7 @@ def main() -> int:
             if suite.name in (given.suite or names)
         ]
         logged = LOGGED_ERROR.findall(server.log.read_text(errors="replace"))
-        if asyncio.run(server.health()).get("status") != "ok":
+        if asyncio.run(server.told("/health")).get("status") != "ok":
             logged.append("Hearth does not answer any more.")
     print(*(f"Hearth logged: {line[:SHOWN_CHARS]}" for line in logged), sep="\n")
     return 0 if all(good) and not logged else 1

@@ -55,8 +55,13 @@ def unpacked(source: str, paths: Sequence[str], target: Path) -> Path:
     if "==" in source:
         archive = CACHE_DIR / f"{source.replace('==', '-')}.tar.gz"
         if not archive.exists():
-            pip = (sys.executable, "-m", "pip", "download", "--quiet", "--no-deps")
-            checked((*pip, "--no-binary", ":all:", "--dest", CACHE_DIR, source), source)
+            checked(
+                (
+                    *(sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"),
+                    *("--no-binary", ":all:", "--dest", CACHE_DIR, source),
+                ),
+                source,
+            )
         shutil.unpack_archive(archive, target, filter="data")
         return target / source.replace("==", "-")
     project, _, commit = source.partition("@")
@@ -68,8 +73,9 @@ def unpacked(source: str, paths: Sequence[str], target: Path) -> Path:
             ("git", "clone", "--quiet", "--bare", f"https://github.com/{project}", part), source
         )
         part.rename(kept)
-    git = ("git", "--git-dir", kept, "archive", "--output", f"{target}.tar", commit)
-    checked((*git, *paths), source)
+    checked(
+        ("git", "--git-dir", kept, "archive", "--output", f"{target}.tar", commit, *paths), source
+    )
     shutil.unpack_archive(f"{target}.tar", target, filter="data")
     return target
 
@@ -85,7 +91,6 @@ def python_of(packages: Sequence[str]) -> Path:
     if not made.exists():
         part = made.with_suffix(".part")
         venv.create(part, clear=True, with_pip=True)
-        pip = (part / "bin" / "python", "-m", "pip", "install", "--quiet")
-        checked((*pip, *packages), "packages")
+        checked((part / "bin" / "python", "-m", "pip", "install", "--quiet", *packages), "packages")
         part.rename(made)
     return made / "bin" / "python"

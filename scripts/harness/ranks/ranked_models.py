@@ -43,10 +43,8 @@ class RankedModels(ExitStack):
 
     rank: LeadingRank  # once a model is loaded
 
-    def __init__(
-        self, ranks: int, wrap: Callable[[LeaderLink], LeaderLink] = lambda link: link
-    ) -> None:
-        """`wrap` may put something between what is told and the link, as faults are."""
+    def __init__(self, ranks: int, wrap: Callable[[LeaderLink], Any] = lambda link: link) -> None:
+        """`wrap` may put something between what is told and the link, as faults are: `link`."""
         super().__init__()
         self.size = ranks
         self.failed_at = 0.0
@@ -64,7 +62,7 @@ class RankedModels(ExitStack):
         self._settings.instance_dir.mkdir()
         with mock.patch.object(start_ranks, "_end_process", self._end):
             self._ranks = start_ranks.start_ranks(self._settings, 0, "ipc:///", command=COMMAND)
-        self._told = wrap(self._ranks.link)
+        self.link = wrap(self._ranks.link)
         self._disks: list[DiskThread] = []  # one, or none
         for close in (self._ranks.processes.close, self._ranks.link.close, self._close_disk):
             self.callback(close)
@@ -85,7 +83,7 @@ class RankedModels(ExitStack):
         if hasattr(self, "rank"):
             self._ranks.link.ask(STOP)
         self._ranks.link.tell(MODEL, str(directory), adds_noise)
-        self.rank = LeadingRank(self._told, self._ranks.group, "tensor")
+        self.rank = LeadingRank(self.link, self._ranks.group, "tensor")
         told = dataclasses.replace(self._settings, model_path=str(directory))
         with mx.stream(generation_stream):
             return self.rank.joined(load_model(told, part=self.rank.part()))
