@@ -119,16 +119,15 @@ class Desk:
         self.sessions = make_sessions(self.settings, chunk, machine.get("is_exact", False))
         self.ids = self.sessions.new_id = Ids()
         vocabulary = Vocabulary(tokenizer)
-        recorder = TurnRecorder(
-            self.sessions, lambda: self.machine.keeper.evictions, self.foreseen.append
-        )
         self.machine = ScriptedMachine(
             model or loaded(fixture, tiny=fixture in TINY_NAMES),
             self.marks,
             vocabulary,
             chunk=chunk,
             end_ids=grammars.end_ids,
-            ended=recorder.ended,
+            ended=TurnRecorder(
+                self.sessions, lambda: self.machine.keeper.evictions, self.foreseen.append
+            ).ended,
             **machine,
         )
         if isinstance(self.machine.loaded.model, ZeroModel):
@@ -194,8 +193,9 @@ class Desk:
         request.output.finish(is_complete=True)
         request.call_ids = [request.new_id() for _ in request.output.parts.calls]
         usage = Usage(len(request.ids), len(request.ids), 0, len(request.sampled))
-        recorder = TurnRecorder(self.sessions, evictions=None, render_next=lambda _: None)
-        recorder.ended(request, usage, "stop", None)
+        TurnRecorder(self.sessions, evictions=None, render_next=lambda _: None).ended(
+            request, usage, "stop", None
+        )
 
     def finish(self, answers: Iterable[Answer]) -> list[Reply]:
         """Compute until all is answered."""

@@ -7,8 +7,7 @@ stands in two prompts was sent again.
 import copy
 import functools
 import itertools
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -114,25 +113,13 @@ class Chat:
 
     def body(self) -> Body:
         may_be = {
+            "model": "m",
+            "messages": self.messages,
             "tools": self.tools,
             "chat_template_kwargs": self.options,
             "session_id": self.session if not self.agent else "",
         }
-        given = {name: value for name, value in may_be.items() if value}
-        return copy.deepcopy({"model": "m", "messages": self.messages} | given)
-
-
-@dataclass
-class Words:
-    """Gives words that no text had before."""
-
-    numbers: Iterator[int] = field(default_factory=itertools.count)
-
-    def one(self) -> str:
-        return f"z{next(self.numbers):04x}"
-
-    def text(self, count: int) -> str:
-        return " ".join(self.one() for _ in range(count))
+        return copy.deepcopy({name: value for name, value in may_be.items() if value})
 
 
 @functools.cache
@@ -170,7 +157,7 @@ class ChatClient:
         self.desk.foreseen.clear()
         self.family = self.desk.family
         self.key = f"key{next(self._keys)}"
-        self.words = Words()
+        self._words = itertools.count()
         self.chats: list[Chat] = []
         self.asked: list[Asked] = []
         self.refused = 0
@@ -220,49 +207,48 @@ class ChatClient:
         prompt = PARSE["chat"](copy.deepcopy(body)).prompt
         named = self.desk.named(prompt, session_of(ids if chat.agent else {}, body, self.key))
         self._turn += 1
-        stop = [STOP] if chat.stops else []
-        return body, self.desk.submit(named, self._parts(chat), stop)
+        return body, self.desk.submit(named, self._parts(chat), [STOP] if chat.stops else [])
 
     def _parts(self, chat: Chat) -> AnswerParts:
         """Return what the model says next: now and then it thinks, and calls a tool."""
-        turn, words = self._turn, self.words
+        turn = self._turn
         if chat.stops:
-            return AnswerParts("", f"{words.text(22)} {STOP} {words.text(2)}")
+            return AnswerParts("", f"{self.text(22)} {STOP} {self.text(2)}")
         thinks = self.family.thinks and turn % 3 != 0 and chat.options.get("enable_thinking", True)
-        reasoning = words.text(2 + turn % 4) if thinks else ""
+        reasoning = self.text(2 + turn % 4) if thinks else ""
         calls: tuple[ToolCall, ...] = ()
         if chat.tools and self.variant.calls and turn % 2:
             name = chat.tools[turn % len(chat.tools)]["function"]["name"]
-            calls = (ToolCall(name, {"path": words.text(2)}),)
-        return AnswerParts(reasoning, words.text(2 + 3 * (turn % 3)), calls)
+            calls = (ToolCall(name, {"path": self.text(2)}),)
+        return AnswerParts(reasoning, self.text(2 + 3 * (turn % 3)), calls)
 
     def _turn_of(self, parts: AnswerParts, call_ids: Sequence[str]) -> Body:
         """Return an answer as clients send it back, whatever the family's template reads."""
-        chat_api = replace(self.family, reasoning_field="reasoning_content")
-        return chat_api.message(parts, call_ids)
+        return replace(self.family, reasoning_field="reasoning_content").message(parts, call_ids)
 
     # ------------------------------------------------------------ messages
 
+    def text(self, count: int) -> str:
+        """Return so many words that no text had before."""
+        return " ".join(f"z{next(self._words):04x}" for _ in range(count))
+
     def user(self, count: int, has_date: bool = False) -> Body:
         reminder = REMINDER.format(f"{self.day:02}") if has_date else ""
-        return {"role": "user", "content": reminder + self.words.text(count)}
+        return {"role": "user", "content": reminder + self.text(count)}
 
     def system(self, count: int) -> Body:
         date = f"Today's date: Sat Nov {self.day:02} 2026"
-        text = f"{self.words.text(count)}\n{date}\n{self.words.text(count)}"
-        return {"role": "system", "content": text}
+        return {"role": "system", "content": f"{self.text(count)}\n{date}\n{self.text(count)}"}
 
     def tool(self) -> Body:
-        function = {
-            "name": f"do_{self.words.one()}",
-            "description": self.words.text(6),
-            "parameters": {"type": "object", "properties": {"path": {"type": "string"}}},
+        return {
+            "type": "function",
+            "function": {
+                "name": f"do_{self.text(1)}",
+                "description": self.text(6),
+                "parameters": {"type": "object", "properties": {"path": {"type": "string"}}},
+            },
         }
-        return {"type": "function", "function": function}
-
-    def dated(self, text: str) -> str:
-        """Return `text` with the present date."""
-        return re.sub(r"(Nov |2026-11-)\d\d", rf"\g<1>{self.day:02}", text)
 
     def import_history(self, is_named: bool, rounds: int) -> Chat:
         """Return a conversation whose turns this server has not written."""
@@ -276,17 +262,18 @@ class ChatClient:
         return chat
 
     def _made_up_turn(self, chat: Chat, number: int) -> list[Body]:
-        words, thinks = self.words, self.family.thinks and number % 3 == 1
-        said = AnswerParts("", words.text(3 + 3 * number % 17))
-        said = replace(said, reasoning=words.text(6)) if thinks else said
+        thinks = self.family.thinks and number % 3 == 1
+        said = AnswerParts(
+            content=self.text(3 + 3 * number % 17), reasoning=self.text(6) if thinks else ""
+        )
         if not (chat.tools and self.variant.calls and number % 2):
             return [self._turn_of(said, ())]
         call = ToolCall(chat.tools[0]["function"]["name"], '{"path": "/tmp"}')
         call_id = f"made{number:05d}"
         return [
             self._turn_of(replace(said, calls=(call,)), [call_id]),
-            {"role": "tool", "tool_call_id": call_id, "content": words.text(12)},
-            {"role": "assistant", "content": words.text(5)},
+            {"role": "tool", "tool_call_id": call_id, "content": self.text(12)},
+            {"role": "assistant", "content": self.text(5)},
         ]
 
     # ------------------------------------------------------------ what a client does
@@ -294,11 +281,10 @@ class ChatClient:
     def take(self, chat: Chat, last: Asked | None, count: int) -> None:
         """Take the last answer up, and what follows it: a tool's result, or the next question."""
         assert last is not None
-        request = last.answer.request
-        said, call_ids = given(request), request.call_ids
+        said, call_ids = given(last.answer.request), last.answer.request.call_ids
         said = said if chat.echoes_thinking else replace(said, reasoning="")
         results = [
-            {"role": "tool", "tool_call_id": call_id, "content": self.words.text(count)}
+            {"role": "tool", "tool_call_id": call_id, "content": self.text(count)}
             for call_id in call_ids
         ]
         chat.messages += [self._turn_of(said, call_ids), *(results or [self.user(count)])]

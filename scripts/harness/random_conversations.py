@@ -4,6 +4,7 @@ A plan is a value of whole numbers, so that hypothesis, a seed or a person can m
 changes what a client would send, and sends it.
 """
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -84,12 +85,8 @@ class Player(ChatClient):
         chat = was.fork()
         if step.kind in GOES_ON or (step.kind in EDITS and step.other % 4):
             self.take(chat, was.last, step.count)
-        if step.kind in GOES_ON:
-            sent = self._go_on(chat, step, was)
-        elif step.kind in GOES_BACK:
-            sent = [self._go_back(chat, step)]
-        else:
-            sent = [self._edit(chat, step, was)]
+        changes = {GOES_ON: self._go_on, GOES_BACK: self._go_back, EDITS: self._edit}
+        sent = next(play(chat, step, was) for kinds, play in changes.items() if step.kind in kinds)
         is_new = step.kind in NEW
         sent[0].last = None if is_new else was.last
         if self.ask(step.kind, sent):
@@ -135,7 +132,7 @@ class Player(ChatClient):
                 self._put_word(chat.messages[len(was.messages)], step.place)
         return [chat]
 
-    def _go_back(self, chat: Chat, step: Step) -> Chat:
+    def _go_back(self, chat: Chat, step: Step, was: Chat) -> list[Chat]:
         users = chat.at("user")
         place = users[step.place % len(users)]
         match step.kind:
@@ -155,12 +152,12 @@ class Player(ChatClient):
             case "agent":  # a sub-agent of the same session begins; its client may say it is one
                 messages = [self.system(4 + step.place % 8), self.user(step.count)]
                 name = f"a{len(self.asked)}" if step.other % 2 and chat.session else ""
-                return Chat(chat.session, messages, chat.tools[: step.place % 3], name)
+                return [Chat(chat.session, messages, chat.tools[: step.place % 3], name)]
             case "clear":  # another one with the same head begins in the same session
-                return Chat(chat.session, [*chat.head, self.user(step.count)], chat.tools)
-        return chat
+                return [Chat(chat.session, [*chat.head, self.user(step.count)], chat.tools)]
+        return [chat]
 
-    def _edit(self, chat: Chat, step: Step, was: Chat) -> Chat:
+    def _edit(self, chat: Chat, step: Step, was: Chat) -> list[Chat]:
         """Change what stands in a history; one that is too short stays as it is."""
         users = chat.at("user")
         at = step.place % len(users)
@@ -175,7 +172,9 @@ class Player(ChatClient):
                 self.day = self.day % 30 + 1
                 for message in chat.messages:
                     if message["role"] in ("system", "user"):
-                        message["content"] = self.dated(message["content"])
+                        message["content"] = re.sub(
+                            r"(Nov |2026-11-)\d\d", rf"\g<1>{self.day:02}", message["content"]
+                        )
             case "insert":  # a question stands between two others
                 chat.messages.insert(users[at], self.user(1 + step.other % 6))
             case "remove" if (
@@ -189,7 +188,7 @@ class Player(ChatClient):
                 chat.messages[a:c] = [*chat.messages[b:c], *chat.messages[a:b]]
             case "tools":  # their list changes
                 self._change_tools(chat.tools, step.place % 5 if chat.tools else 0, step.other)
-        return chat
+        return [chat]
 
     def _change_tools(self, tools: list[Body], how: int, number: int) -> None:
         match how:
@@ -200,9 +199,9 @@ class Player(ChatClient):
             case 3:
                 tools.reverse()
             case 4:
-                tools[number % len(tools)]["function"]["description"] += f" {self.words.one()}"
+                tools[number % len(tools)]["function"]["description"] += f" {self.text(1)}"
 
     def _put_word(self, message: Body, place: int) -> None:
         words = message["content"].split(" ")
-        words[place % len(words)] = self.words.one()
+        words[place % len(words)] = self.text(1)
         message["content"] = " ".join(words)

@@ -123,14 +123,18 @@ class Machine:
         packed = (form.bits, form.group_size) if form is not None else None
         room = int(how.features_mb * MB)
         vision = ImageEncoder(seen.model, model.model, room) if seen is not None else None
-        batches = not rules["is_exact"]
-        self.engine: Engine = how.engine or rank.engine(model, batches, vision, packed)
+        self.engine: Engine = how.engine or rank.engine(
+            model, not rules["is_exact"], vision, packed
+        )
         with mx.stream(generation_stream):
             self.layers = rank.layer_map(self.engine.probe())
-        label, new_cache = self.rule.label, self.engine.new_cache
-        budget, keep_rules = Budget(int(budget_mb * MB)), KeepRules(cut_label=label, **rules)
-        kept = (how.root, self.layers, new_cache, budget, keep_rules, disk_thread)
-        self.keeper: Any = KVManager(*kept) if keeps else NullKVManager(new_cache)
+        new_cache, budget = self.engine.new_cache, Budget(int(budget_mb * MB))
+        keep_rules = KeepRules(cut_label=self.rule.label, **rules)
+        self.keeper: Any = (
+            KVManager(how.root, self.layers, new_cache, budget, keep_rules, disk_thread)
+            if keeps
+            else NullKVManager(new_cache)
+        )
         self.scheduler = Scheduler(
             self.engine,
             self.keeper,

@@ -137,22 +137,24 @@ def worst_lines(rows: Sequence[Row]) -> list[str]:
 def report(rows: Sequence[Row], told: SimpleNamespace) -> dict[str, Any]:
     """Return what --json writes."""
     ideal = ideal_cached([row.ids for row in rows])
-    listed = [
-        {
-            "number": row.number,
-            "trace": row.trace,
-            "dialect": row.dialect,
-            "status": row.outcome.status,
-            "error": row.outcome.error,
-            "tokens": asdict(row.tokens) if row.tokens is not None else None,
-            "ideal_cached": cached,
-            "excess": excess,
-            "ttft_s": row.outcome.ttft_s,
-            "total_s": row.outcome.total_s,
-        }
-        for row, cached, excess in zip(rows, ideal, excesses(rows), strict=True)
-    ]
-    return {"summary": vars(told), "rows": listed}
+    return {
+        "summary": vars(told),
+        "rows": [
+            {
+                "number": row.number,
+                "trace": row.trace,
+                "dialect": row.dialect,
+                "status": row.outcome.status,
+                "error": row.outcome.error,
+                "tokens": asdict(row.tokens) if row.tokens is not None else None,
+                "ideal_cached": cached,
+                "excess": excess,
+                "ttft_s": row.outcome.ttft_s,
+                "total_s": row.outcome.total_s,
+            }
+            for row, cached, excess in zip(rows, ideal, excesses(rows), strict=True)
+        ],
+    }
 
 
 # ---------------------------------------------------------------- command line

@@ -90,9 +90,14 @@ def _request(worker: Worker, parts: ServingParts, name: str, ids: list[int]) -> 
     names = prefix_hashes(cache_root(parts.loaded, worker._settings), pack(ids), cuts)
     lease = ClientLease(name, b"peer")
     lease.lease_until = float("inf")
-    output = OutputProcessor(Vocabulary(parts.loaded.tokenizer).detokeniser(), [])
-    query = PrefixQuery(pack(ids), cuts, names)
-    return Request(lease, ids, query, Sampling(temperature=0.0), ANSWER_TOKENS, output)
+    return Request(
+        lease,
+        ids,
+        PrefixQuery(pack(ids), cuts, names),
+        Sampling(temperature=0.0),
+        ANSWER_TOKENS,
+        OutputProcessor(Vocabulary(parts.loaded.tokenizer).detokeniser(), []),
+    )
 
 
 def _kv(manager: Any) -> list[mx.array]:
