@@ -24,7 +24,6 @@ PARTS: Final = {
     "dev scripts": ("scripts/",),
     "tests": ("tests/",),
 }
-FUNCTION: Final = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 class Counts(NamedTuple):
@@ -44,7 +43,9 @@ class Counts(NamedTuple):
             files=1,
             lines=text.count("\n"),
             statements=sum(isinstance(node, ast.stmt) and not _is_text(node) for node in nodes),
-            functions=sum(isinstance(node, FUNCTION) for node in nodes),
+            functions=sum(
+                isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) for node in nodes
+            ),
             classes=sum(isinstance(node, ast.ClassDef) for node in nodes),
         )
 
@@ -60,8 +61,8 @@ def part_of(name: str) -> str:
 
 def tracked(root: Path) -> list[str]:
     """Return the paths of the checkout's tracked files that are there."""
-    found = subprocess.check_output(["git", "-C", root, "ls-files", "-z"], text=True)
-    return [name for name in found.split("\0") if name and (root / name).is_file()]
+    names = subprocess.check_output(["git", "-C", root, "ls-files", "-z"], text=True).split("\0")
+    return [name for name in names if name and (root / name).is_file()]
 
 
 def print_counts(kind: str, counts: Iterable[tuple[str, Counts]]) -> None:
@@ -86,8 +87,10 @@ def main() -> None:
         print_counts("room", ((str(Path(name).parent), each) for name, each in code.items()))
     words = {each: len((root / each).read_text().split()) for each in names if each.endswith(".md")}
     longest = Counter(words).most_common(6)
-    print(f"documents: {len(words)} pages, {sum(words.values()):,} words; longest: ", end="")
-    print(", ".join(f"{name} {count:,}" for name, count in longest))
+    print(
+        f"documents: {len(words)} pages, {sum(words.values()):,} words; longest:",
+        ", ".join(f"{name} {count:,}" for name, count in longest),
+    )
     nbytes = sum((root / name).stat().st_size for name in names)
     print(f"tracked files: {len(names):,}, {nbytes / 1e6:.1f} MB")
 

@@ -22,8 +22,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from hearth.commands.replay.traces import TRACES_DIR, load_trace
-from scripts.harness import captured_sessions
+from hearth.commands.replay.traces import TRACES_DIR
+from scripts.harness.captured_sessions import load
 from scripts.harness.changes.hidden_changes import EXEMPT, FIXTURES, Proof, Verdict
 
 
@@ -41,8 +41,8 @@ def prove(proof: Proof, name: str, sample: int, edit_count: int) -> list[Verdict
         verdicts.append(verdict)
         if verdict.finding:
             print(f"{name}: {what}: {verdict.finding}", flush=True)
-    outcomes = Counter(verdict.outcome for verdict in verdicts)
-    rows = ", ".join(f"{outcome} {count:,}" for outcome, count in outcomes.most_common())
+    outcomes = Counter(verdict.outcome for verdict in verdicts).most_common()
+    rows = ", ".join(f"{outcome} {count:,}" for outcome, count in outcomes)
     print(f"{name}: {len(verdicts):,} in {time.monotonic() - began:.0f} s: {rows}", flush=True)
     return verdicts
 
@@ -68,9 +68,9 @@ def main() -> int:
     verdicts = list[Verdict]()
     with tempfile.TemporaryDirectory() as logs:
         for path, family_name in pairs:
-            rows = load_trace(path)
-            proof = Proof(captured_sessions.exchanges(rows), family_name, Path(logs))
-            name, edit_count = f"{rows[0].trace} {family_name}", -(-options.edits // len(pairs))
+            session, edit_count = load(path), -(-options.edits // len(pairs))
+            proof = Proof(session, family_name, Path(logs))
+            name = f"{session[0].row.trace} {family_name}"
             verdicts += prove(proof, name, options.sample, edit_count)
     counts = Counter(verdict.outcome for verdict in verdicts)
     for outcome, why in EXEMPT.items():

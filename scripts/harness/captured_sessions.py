@@ -21,7 +21,6 @@ PARSE = {
     "messages": messages_request.parse,
     "responses": responses_request.parse,
 }
-TEXTS = ("content", "reasoning_content")
 _QUESTION = {"role": "user", "content": "?"}
 
 
@@ -62,17 +61,21 @@ def prompt_of(row: Captured, body: dict[str, Any] | None = None) -> Prompt:
 
 
 def _trimmed(message: dict[str, Any]) -> dict[str, Any]:
-    texts = [name for name in TEXTS if message["role"] == "assistant" and message.get(name)]
-    return message | {name: message[name].strip() for name in texts}
+    names = ("content", "reasoning_content") if message["role"] == "assistant" else ()
+    return message | {name: message[name].strip() for name in names if message.get(name)}
 
 
 def _exchange(row: Captured) -> Exchange:
     message = _message(row.dialect, row.response)
     said = turn_content(message)
-    calls = tuple(ToolCall(name, arguments) for name, arguments in said.calls)
-    parts = AnswerParts(said.reasoning.strip(), said.content.strip(), calls)
-    ids = tuple(call["id"] for call in message.get("tool_calls") or ())
-    return Exchange(row, prompt_of(row), parts, ids, (message.get("signatures") or [""])[0])
+    calls = tuple(ToolCall(*call) for call in said.calls)
+    return Exchange(
+        row,
+        prompt_of(row),
+        AnswerParts(said.reasoning.strip(), said.content.strip(), calls),
+        tuple(call["id"] for call in message.get("tool_calls") or ()),
+        (message.get("signatures") or [""])[0],
+    )
 
 
 def _message(dialect: str, answer: Any) -> dict[str, Any]:

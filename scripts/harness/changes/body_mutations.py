@@ -28,15 +28,14 @@ ARGUMENTS: Final = frozenset(("arguments", "input"))  # below both, every name i
 WORD: Final = "zwyrbelquoxt"  # in no trace
 VOLATILE_MAX: Final = 40  # lines of one text that are changed for its canonical form's sake
 
-LETTER, DIGIT, PATH = "[a-zA-Z]", "[0-9]", r"(?<![\w<])[\w.~-]*(?:/[\w.-]+)+"
 OTHERS: Final = str.maketrans(ascii_letters + digits, ascii_letters[1:] + "a" + digits[1:] + "0")
 
 Put = Callable[[str], str]
 # What a change of one place in a text puts in the place of what.
 SWAPS: Final[dict[str, tuple[str, Put]]] = {
-    "letter": (LETTER, methodcaller("translate", OTHERS)),
-    "digit": (DIGIT, methodcaller("translate", OTHERS)),
-    "path": (PATH, lambda path: f"{path.rpartition('/')[0]}/{WORD}"),
+    "letter": ("[a-zA-Z]", methodcaller("translate", OTHERS)),
+    "digit": ("[0-9]", methodcaller("translate", OTHERS)),
+    "path": (r"(?<![\w<])[\w.~-]*(?:/[\w.-]+)+", lambda path: f"{path.rpartition('/')[0]}/{WORD}"),
 }
 
 
@@ -85,29 +84,26 @@ def _leaves(value: Any, where: Where, is_free: bool) -> Iterator[tuple[Where, An
         if is_free and isinstance(step, str):
             yield (*where, Key(step)), step
         if is_free or step not in SILENT:
-            yield from _leaves(inner, (*where, step), is_free or _frees(step, where))
+            frees = step in SCHEMAS or (step in ARGUMENTS and where[:1] not in ((), ("tools",)))
+            yield from _leaves(inner, (*where, step), is_free or frees)
     if not isinstance(value, dict | list) and value not in (None, ""):
         yield where, value
 
 
-def _frees(step: str | int, where: Where) -> bool:
-    return step in SCHEMAS or (step in ARGUMENTS and where[:1] not in ((), ("tools",)))
-
-
 def mutations(bodies: Sequence[Body]) -> Iterator[Mutation]:
     """Yield every change of every distinct leaf, once, in the last request that has it."""
-    last = {
-        (_shape(where), type(value), value): (request, where, value)
+    last = {  # by its path, in whatever item of a list, and by what it is
+        (tuple("*" if isinstance(step, int) else step for step in where), type(value), value): (
+            request,
+            where,
+            value,
+        )
         for request, body in enumerate(bodies)
         for where, value in leaves(body)
     }
     for request, where, value in last.values():
         for kind, changed in _changes(value, where[-1] == "command"):
             yield Mutation(request, where, kind, value, changed)
-
-
-def _shape(where: Where) -> Where:
-    return tuple("*" if isinstance(step, int) else step for step in where)
 
 
 # ---------------------------------------------------------------- how it is changed
@@ -120,29 +116,31 @@ def _changes(value: Any, is_command: bool) -> Iterator[tuple[str, Any]]:
     elif isinstance(value, int | float):
         yield "number", value + 1
     else:
-        made = {kind: swapped(*swap, value) for kind, swap in SWAPS.items()}
-        yield from ((kind, now) for kind, now in made.items() if now is not None)
+        yield from (
+            (kind, now)
+            for kind, swap in SWAPS.items()
+            if (now := swapped(*swap, value)) is not None
+        )
         yield "word", f"{value} {WORD}"
         yield from (("volatile", now) for now in _volatile(value))
         if is_command:  # without the `cd` that it begins with, or with one that it does not have
             yield "cd", without_cd(value) or f"cd /{WORD} && {value}"
 
 
-def middle(found: Sequence[re.Match[str]]) -> re.Match[str]:
-    return found[len(found) // 2]
-
-
 def swapped(
     pattern: str,
     put: Put,
     text: str,
-    choose: Callable[[Sequence[re.Match[str]]], re.Match[str]] = middle,
+    choose: Callable[[Sequence[re.Match[str]]], re.Match[str]] | None = None,
 ) -> str | None:
-    """Return `text` with another text in the place of one match; None where there is none."""
+    """Return `text` with another text in the place of one match; None where there is none.
+
+    The match is the one in the middle, or the one that is chosen.
+    """
     found = [each for each in re.finditer(pattern, text) if put(each[0]) != each[0]]
     if not found:
         return None
-    start, end = choose(found).span()
+    start, end = (choose(found) if choose else found[len(found) // 2]).span()
     return text[:start] + put(text[start:end]) + text[end:]
 
 
@@ -175,8 +173,11 @@ def _with_other_lines(text: str) -> Iterator[str]:
 
 def items_of(value: Any) -> Iterable[tuple[str | int, Any]]:
     """Return the steps into `value`, and what stands there; of a text, none."""
-    pairs = enumerate(value) if isinstance(value, list) else ()
-    return value.items() if isinstance(value, dict) else pairs
+    return (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value if isinstance(value, list) else ())
+    )
 
 
 def places(value: Any, where: Where = ()) -> Iterator[tuple[Where, Any]]:

@@ -86,12 +86,11 @@ def edits(prompts: Sequence[Prompt], count: int, seed: int, home: str) -> list[E
     }
     for part, request, at in last.values():
         prompt = prompts[request]
-        changes = (
+        for kind, changed, text, rule in (
             _tool_changes(prompt.tools, at)
             if part == "tools"
             else _changes(prompt, at, home, chance)
-        )
-        for kind, changed, text, rule in changes:
+        ):
             made[kind].append(Edit(request, kind, replace(prompt, **{part: changed}), text, rule))
     for rows in made.values():
         chance.shuffle(rows)
@@ -108,23 +107,20 @@ def _tool_changes(tools: list[Any], at: int) -> Iterator[Change]:
 
 def _changes(prompt: Prompt, at: int, home: str, chance: random.Random) -> Iterator[Change]:
     """Yield one change of each kind that fits the message `at`."""
-    messages = prompt.messages
-    before, message, rest = messages[:at], messages[at], messages[at + 1 :]
-    for kind, changed in _other_messages(messages, at).items():
+    for kind, changed in _other_messages(prompt.messages, at).items():
         yield kind, changed, STRANGER if kind == "question put before" else None, ""
-    if message["role"] == "assistant":
-        for kind, turn, text, rule in _turn_changes(prompt, message, home, chance):
-            yield kind, [*before, turn, *rest], text, rule
+    if prompt.messages[at]["role"] == "assistant":
+        yield from _turn_changes(prompt, at, home, chance)
 
 
-def _turn_changes(
-    prompt: Prompt, message: Message, home: str, chance: random.Random
-) -> Iterator[Change]:
-    """Yield for each kind one change of a turn, at one of the places that it fits."""
-    own = home if is_claude(prompt) else None
-    rules = {"thinking deleted": "thinking-stripped"}
+def _turn_changes(prompt: Prompt, at: int, home: str, chance: random.Random) -> Iterator[Change]:
+    """Yield for each kind one change of the turn `at`, at one of the places that it fits."""
+    message, own = prompt.messages[at], home if is_claude(prompt) else None
     found: list[tuple[str, Where, Any, str | None, str]] = [
-        *((kind, (), turn, None, rules.get(kind, "")) for kind, turn in _other_turns(message)),
+        *(
+            (kind, (), turn, None, "thinking-stripped" if kind == "thinking deleted" else "")
+            for kind, turn in _other_turns(message)
+        ),
         *_argument_changes(prompt, message, chance),
         *(
             (kind, where, now, now, "cd-stripped" if text == f"cd {own} && {now}" else "")
@@ -136,7 +132,7 @@ def _turn_changes(
     ]
     chance.shuffle(found)
     for kind, where, now, said, rule in {row[0]: row for row in found}.values():
-        yield kind, put(message, where, now), said, rule
+        yield kind, put(prompt.messages, (at, *where), now), said, rule
 
 
 # ---------------------------------------------------------------- words
@@ -215,8 +211,11 @@ def _others(value: Any) -> dict[str, Any]:
             is_number = re.fullmatch(_NUMBER, value)
             found |= {"emptied": "", "number for a string": float(value) if is_number else value}
         case list():
-            found |= {"item dropped": value[:-1], "item twice": [*value, *value[-1:]]}
-            found["items in another order"] = value[::-1]
+            found |= {
+                "item dropped": value[:-1],
+                "item twice": [*value, *value[-1:]],
+                "items in another order": value[::-1],
+            }
     return {kind: now for kind, now in found.items() if (type(now), now) != (type(value), value)}
 
 
@@ -239,10 +238,12 @@ def _other_turns(message: Message) -> Iterator[tuple[str, Message]]:
     words, thought = message.get("content"), message.get(THINKING)
     calls = message.get("tool_calls") or []
     rest = {key: value for key, value in message.items() if key != THINKING}
-    others = [call | {"function": call["function"] | {"name": STRANGER}} for call in calls[:1]]
     called = {
         "call twice": calls[:1] + calls,
-        "another tool": others + calls[1:],
+        "another tool": [
+            call if number else call | {"function": call["function"] | {"name": STRANGER}}
+            for number, call in enumerate(calls)
+        ],
         "call deleted": calls[1:],
         "calls in another order": calls[::-1],
     }
@@ -266,11 +267,11 @@ def _other_messages(messages: list[Message], at: int) -> dict[str, list[Message]
     is_next = is_turn and end < len(messages) and messages[end]["role"] == "assistant"
     other = messages[end : _turn_end(messages, end)] if is_next else []
     silent = {key: value for key, value in message.items() if key != "tool_calls"}
-    question = {"role": "user", "content": STRANGER}
     rest = {
         "message twice": [message, *messages[at:]],
         # A result with no call is refused by some templates.
-        "question put before": message["role"] != "tool" and [question, *messages[at:]],
+        "question put before": message["role"] != "tool"
+        and [{"role": "user", "content": STRANGER}, *messages[at:]],
         "emptied": not is_turn and [message | {"content": ""}, *messages[at + 1 :]],
         "turn deleted": other and messages[end:],
         "results deleted": other and [message, *messages[end:]],
@@ -284,5 +285,5 @@ def _other_messages(messages: list[Message], at: int) -> dict[str, list[Message]
 
 def _turn_end(messages: list[Message], at: int) -> int:
     """Return where the results of the turn `at` end."""
-    results = itertools.takewhile(lambda each: each["role"] == "tool", messages[at + 1 :])
-    return at + 1 + len(list(results))
+    others = (n for n in range(at + 1, len(messages)) if messages[n]["role"] != "tool")
+    return next(others, len(messages))

@@ -62,8 +62,7 @@ def _argument_rules(name: str, ours: Any, theirs: Any, prompt: Prompt, directory
     for key, value in ours.items():
         found = _printed(value, theirs[key])
         if None in found and is_claude(prompt):
-            is_command = (name, key) == ("Bash", "command")
-            if is_command and value == f"cd {directory} && {theirs[key]}":
+            if (name, key) == ("Bash", "command") and value == f"cd {directory} && {theirs[key]}":
                 found = ["cd-stripped"]
             elif _is_declared(properties_of(prompt, name).get(key), value, theirs[key]):
                 found = ["value-coerced"]

@@ -6,10 +6,9 @@ being sent must be a turn that the model wrote, and must say what the client sen
 
 import itertools
 import json
-import math
 from collections import Counter
 from collections.abc import Iterator, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,13 +17,11 @@ import numpy as np
 from hearth.shared.errors import RequestError
 from hearth.shared.wire_messages import Prompt
 from hearth.worker.cache.block_hash import common_length, pack, prefix_hashes
-from hearth.worker.cache.extent_store import ExtentStore
 from hearth.worker.cache.resume_planner import SlotView, make_plan
 from hearth.worker.schedule.request_state import Request
 from hearth.worker.stream.answer_parts import AnswerParts
-from scripts.harness import captured_sessions
 from scripts.harness.agent_worker import Desk
-from scripts.harness.captured_sessions import Exchange
+from scripts.harness.captured_sessions import Exchange, prompt_of, recite
 from scripts.harness.changes.body_mutations import SCHEMAS, Mutation, mutations
 from scripts.harness.changes.deliberate_edits import (
     COMING_AND_GOING,
@@ -88,14 +85,6 @@ class Seen:
     request: Request | None = None
 
 
-@dataclass
-class Held:
-    """A prompt held to the cold one."""
-
-    findings: list[str] = field(default_factory=list)
-    rules: Counter[str] = field(default_factory=Counter)
-
-
 class Proof:
     """Sessions primed with one captured session, beside others that know nothing of it."""
 
@@ -132,19 +121,26 @@ class Proof:
         ]
 
     def _prime(self, exchange: Exchange) -> None:
-        if len(exchange.parts.calls) > (self.family.calls_max or math.inf):
+        if self.family.calls_max and len(exchange.parts.calls) > self.family.calls_max:
             return  # no model of this family writes such a turn
         try:
-            request = captured_sessions.recite(self.warm, exchange)
+            request = recite(self.warm, exchange)
         except RequestError:  # the template refuses what this client sends
             return
         assert request.visit is not None
         written = tuple(request.ids[request.visit.header :] + request.sampled)
         assert self.records.setdefault(written, exchange.parts) == exchange.parts
-        for store in self.stores:
-            _keep(store, request)
-        tokens = pack(request.ids + request.sampled)[:-1]  # what was sampled last has no KV
-        slot = SlotView(len(self.records), tokens, tuple(request.query.cuts))
+        tokens, query = pack(request.ids + request.sampled), request.query
+        end = len(tokens) - 1  # what was sampled last has no KV
+        names = [*query.names, *prefix_hashes(ROOT, tokens, [end])]
+        for store in self.stores:  # a prompt as its prefill would, and behind it what was sampled
+            joint, line = store.root, new_line()
+            for position, name in zip([*query.cuts, end], names, strict=True):
+                run = tokens[joint.position : position]
+                joint, extent = store.commit(joint, name, run, position < end, line)
+                if extent is not None:
+                    furnish(store, extent)
+        slot = SlotView(len(self.records), tokens[:end], tuple(query.cuts))
         self.slots = [slot, *self.slots][:SLOTS]
 
     def seen(self, desk: Desk, prompt: Prompt) -> Seen:
@@ -159,8 +155,8 @@ class Proof:
     def unchanged(self) -> Iterator[tuple[str, Verdict]]:
         """Yield what becomes of each request as it was sent."""
         for at, exchange in enumerate(self.session):
-            held = self.held(*self.plain[at], exchange.prompt)
-            yield f"request {at}", _hidden(*held.findings) if held.findings else Verdict("as sent")
+            findings, _ = self.held(*self.plain[at], exchange.prompt)
+            yield f"request {at}", _hidden(*findings) if findings else Verdict("as sent")
 
     def mutations(self) -> list[Mutation]:
         return list(mutations([exchange.row.body for exchange in self.session]))
@@ -175,22 +171,25 @@ class Proof:
         """Return what becomes of a change of a raw body."""
         exchange = self.session[mutation.request]
         try:
-            prompt = captured_sessions.prompt_of(exchange.row, mutation.body_of(exchange.row.body))
+            prompt = prompt_of(exchange.row, mutation.body_of(exchange.row.body))
         except RequestError:
             return Verdict("refused")
-        reason = _excuse(exchange.row.body, mutation, self.family.name)
-        text = mutation.now if isinstance(mutation.now, str) else None
-        return self.judge(mutation.request, prompt, text, reason)
+        return self.judge(
+            mutation.request,
+            prompt,
+            mutation.now if isinstance(mutation.now, str) else None,
+            _excuse(exchange.row.body, mutation, self.family.name),
+        )
 
     def edited(self, edit: Edit) -> Verdict:
         """Return what becomes of an edit; it may be hidden by the rule that its client has for it.
 
         By no other, and only where the client itself makes this very change.
         """
-        thoughts = [each.get("reasoning_content") for each in edit.prompt.messages]
         left_out = {  # by the family's template, cold as warm
             "harmony": edit.kind not in COMING_AND_GOING,
-            "qwen3": edit.kind.startswith("thinking") or edit.text in thoughts,
+            "qwen3": edit.kind.startswith("thinking")
+            or edit.text in [each.get("reasoning_content") for each in edit.prompt.messages],
             "qwen3_5": edit.kind in UNTYPED,
         }
         reason = "template" if edit.kind in TRIMMED or left_out[self.family.name] else ""
@@ -211,9 +210,9 @@ class Proof:
         """
         warm, cold = self.seen(self.warm, prompt), self.seen(self.cold, prompt)
         before_warm, before_cold = self.plain[at]
-        held = self.held(warm, cold, prompt)
-        if held.findings:
-            return _hidden(*held.findings)
+        findings, taken = self.held(warm, cold, prompt)
+        if findings:
+            return _hidden(*findings)
         if warm.refusal:
             return Verdict("refused")
         if cold.ids == before_cold.ids:
@@ -223,10 +222,10 @@ class Proof:
                 return Verdict("shown")
             if text is None or not self._shows(text, cold.ids, before_cold.ids):
                 return Verdict("in the ids")
-        before = self.held(before_warm, before_cold, self.session[at].prompt)
-        if new := held.rules - before.rules:
+        _, taken_before = self.held(before_warm, before_cold, self.session[at].prompt)
+        if new := taken - taken_before:
             return Verdict(min(new)) if rules >= set(new) else _hidden(f"{min(new)} hides it")
-        if before.rules - held.rules:
+        if taken_before - taken:
             return Verdict("as written")
         return _hidden("only the cold prompt shows it")
 
@@ -257,18 +256,19 @@ class Proof:
 
     # ------------------------------------------------------------ one prompt against another
 
-    def held(self, warm: Seen, cold: Seen, prompt: Prompt) -> Held:
-        """Compare a prompt with the cold one, message by message.
+    def held(self, warm: Seen, cold: Seen, prompt: Prompt) -> tuple[list[str], Counter[str]]:
+        """Compare a prompt with the cold one; return what is wrong, and how often each rule holds.
 
-        What the model did not write must be equal. An assistant's turn must be equal too, or be
-        the tokens of a recorded turn that says what `prompt` has there.
+        Message by message. What the model did not write must be equal. An assistant's turn must be
+        equal too, or be the tokens of a recorded turn that says what `prompt` has there.
         """
+        rules = Counter[str]()
         if warm.refusal or cold.refusal:
-            return Held(["refused only by one"] if warm.refusal != cold.refusal else [])
+            return ["refused only by one"] if warm.refusal != cold.refusal else [], rules
         ours, theirs = self._runs(warm.ids), self._runs(cold.ids)
         if [kind for kind, _ in ours] != [kind for kind, _ in theirs]:
-            return Held(["the messages stand in another order"])
-        held = Held()
+            return ["the messages stand in another order"], rules
+        findings = [*self._reused(warm)]
         groups = iter(_assistant_groups(prompt.messages, self.family.capabilities.splits_calls))
         for (is_assistant, mine), (_, other) in zip(ours, theirs, strict=True):
             group = next(groups, []) if is_assistant else []
@@ -279,13 +279,12 @@ class Proof:
                 new, sent = (self._text(ids[at:][:TOLD_TOKENS_MAX]) for ids in (span, rendered))
                 record = self._recorded(span, rendered) if is_assistant else None
                 if record is None:
-                    held.findings.append(f"neither sampled nor sent: {new!r} instead of {sent!r}")
+                    findings.append(f"neither sampled nor sent: {new!r} instead of {sent!r}")
                     continue
-                hidden, rules = differences(record, message, prompt, self.directory)
-                held.rules.update(rules)
-                held.findings += [f"a record hides {what}: {new!r}" for what in hidden]
-        held.findings += self._reused(warm)
-        return held
+                hidden, taken = differences(record, message, prompt, self.directory)
+                rules.update(taken)
+                findings += [f"a record hides {what}: {new!r}" for what in hidden]
+        return findings, rules
 
     def _paired(
         self, mine: Run, other: Run, group: list[dict[str, Any]]
@@ -319,10 +318,12 @@ class Proof:
 
     def _runs(self, ids: Ids) -> list[tuple[bool, Run]]:
         """Return runs of spans, those of the assistant apart from others."""
-        groups = itertools.groupby(
-            self._spans(ids), lambda span: self._text(span[:8]).startswith(self._opening)
-        )
-        return [(is_assistant, list(spans)) for is_assistant, spans in groups]
+        return [
+            (is_assistant, list(spans))
+            for is_assistant, spans in itertools.groupby(
+                self._spans(ids), lambda span: self._text(span[:8]).startswith(self._opening)
+            )
+        ]
 
     def _spans(self, ids: Ids) -> list[Ids]:
         starts = np.flatnonzero(pack(ids) == self._header).tolist()
@@ -330,20 +331,6 @@ class Proof:
 
     def _text(self, ids: Ids) -> str:
         return str(self.family.tokenizer.decode(list(ids)))
-
-
-def _keep(store: ExtentStore, request: Request) -> None:
-    """Keep a prompt as its prefill would, and behind it what was sampled."""
-    tokens, query = pack(request.ids + request.sampled), request.query
-    end = len(tokens) - 1
-    names = [*query.names, *prefix_hashes(ROOT, tokens, [end])]
-    joint, line = store.root, new_line()
-    for position, name in zip([*query.cuts, end], names, strict=True):
-        joint, extent = store.commit(
-            joint, name, tokens[joint.position : position], position < end, line
-        )
-        if extent is not None:
-            furnish(store, extent)
 
 
 def _hidden(*findings: str) -> Verdict:
@@ -368,8 +355,11 @@ def _assistant_groups(messages: list[dict[str, Any]], splits: bool) -> list[list
             results = [each for each in results if each not in shown]
             message = _NOTHING
         shown += results
-    groups = itertools.groupby(shown, lambda message: message["role"] == "assistant")
-    return [list(group) for is_assistant, group in groups if is_assistant]
+    return [
+        list(group)
+        for role, group in itertools.groupby(shown, lambda message: message["role"])
+        if role == "assistant"
+    ]
 
 
 _NOTHING: Final[dict[str, Any]] = {"role": "assistant", "content": ""}
