@@ -15,7 +15,6 @@ from scripts.harness.layouts.counted_worker import CountedWorker, counted, setti
 from scripts.harness.layouts.model_layouts import ModelLayout
 from scripts.harness.layouts.session_scripts import SessionScript
 
-MAC_GB: Final = 64
 CACHE_MB: Final = 8_192  # of the real model's kept KV
 
 # Small models by the real one that each stands for: fewer and narrower layers, so many that a state
@@ -66,7 +65,7 @@ def confirmed(
 def _played(
     layout: ModelLayout, session: SessionScript, settings: dict[str, str], has_arrays: bool
 ) -> dict[str, Any]:
-    mac, speed = MACS[MAC_GB]
+    mac, speed = MACS[64]
     mx.eval(layout.model.parameters())
     with counted(mac, has_arrays) as (clock, disk, directory):
         engine = (TimedEngine if has_arrays else CountedEngine)(layout, speed, clock)

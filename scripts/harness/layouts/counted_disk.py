@@ -44,8 +44,7 @@ class Disk:
     def encode(self, record: Record) -> list[range]:
         """Stand in for `file_format.encode`: the same number of bytes, of which none is made."""
         self.records[record.name] = record
-        data_bytes = sum(array.values.nbytes for array in record.arrays)
-        return [range(len(_header(record)) + data_bytes)]
+        return [range(len(_header(record)) + sum(each.values.nbytes for each in record.arrays))]
 
     def decode(self, path: Path, root: PrefixHash, name: FileName, bytes_max: int) -> Record:
         """Stand in for `file_format.read`."""

@@ -139,8 +139,7 @@ class CountedDecoder(TimedDecoder):
         return sampled
 
     def remove(self, key: str, said: int | None = None) -> UnfinishedBatch | None:
-        sequence = self._sequences.pop(key, None)
-        if sequence is None:
+        if (sequence := self._sequences.pop(key, None)) is None:
             return None
         self._groups = [kept for group in self._groups if (kept := [k for k in group if k != key])]
         self._is_changed = True
@@ -152,10 +151,9 @@ class CountedDecoder(TimedDecoder):
     def _regroup(self) -> None:
         """Have sequences share steps as reads the fewest bytes, where that pays."""
         self._is_changed = False
-        keys = [key for group in self._groups for key in group]
         lengths = [[RowLength(len(self._sequences[k].tokens)) for k in g] for g in self._groups]
-        wanted = regroup(lengths, self.cost, ROWS_MAX)
-        if wanted is not None:
+        if (wanted := regroup(lengths, self.cost, ROWS_MAX)) is not None:
+            keys = [key for group in self._groups for key in group]
             self._groups = [[keys[index] for index in group] for group in wanted]
         for key in [key for group in self._groups if len(group) > 1 for key in group]:
             if key not in self._lent:

@@ -46,8 +46,12 @@ def hollow(shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
 
 def _run(layers: list[list[Shape]], tokens: int) -> KVRows:
     """Return what layers of these shapes keep of so many tokens."""
-    shapes = [[((*shape[:2], tokens, shape[3]), dtype) for shape, dtype in each] for each in layers]
-    return KVRows(tuple(LayerRows(tuple(hollow(*part) for part in each)) for each in shapes))
+    return KVRows(
+        tuple(
+            LayerRows(tuple(hollow((*shape[:2], tokens, shape[3]), dtype) for shape, dtype in each))
+            for each in layers
+        )
+    )
 
 
 def _tokens(row_runs: Sequence[tuple[LayerRows, ...]]) -> int:
@@ -81,10 +85,10 @@ class CountedLayerMap(LayerMap):
 
     def reserve(self, cache: list[Any], rows: int) -> int:
         live = cache[0]
-        if not live.capacity:
-            live.capacity = rounded(rows)
-        elif live.capacity < rows:
-            live.capacity = self._grown(live.capacity, rows, None)
+        if live.capacity < rows:
+            live.capacity = (
+                self._grown(live.capacity, rows, None) if live.capacity else rounded(rows)
+            )
         return int(live.capacity)
 
     def trim(self, cache: list[Any], position: int) -> None:
@@ -110,8 +114,9 @@ class CountedLayerMap(LayerMap):
 
     def take_state(self, cache: list[Any]) -> LayerStates:
         """Return a state of its own: what is held twice counts twice."""
-        layers = [tuple(hollow(*part) for part in parts if part) for parts in self._states]
-        return LayerStates(tuple(layers))
+        return LayerStates(
+            tuple(tuple(hollow(*part) for part in parts if part) for parts in self._states)
+        )
 
     def put_state(self, cache: list[Any], state: LayerStates) -> None:
         assert state.nbytes == self.state_bytes, (state.nbytes, self.state_bytes)

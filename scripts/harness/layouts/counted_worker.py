@@ -30,12 +30,14 @@ from hearth.worker.setup.concurrency import running_max
 from hearth.worker.setup.memory_setup import WorkerMemory, relief_of
 from hearth.worker.stream.output_processor import OutputProcessor
 from hearth.worker.threads.inference_thread import InferenceThread
-from scripts.harness.layouts import counted_disk
 from scripts.harness.layouts.counted_disk import (
     NEVER,
     CountedDiskThread,
     Disk,
     MeteredFileStore,
+    array_of,
+    restored,
+    write_hole,
 )
 from scripts.harness.layouts.counted_engine import TimedEngine
 from scripts.harness.layouts.counted_layers import CountedLayerMap
@@ -160,8 +162,12 @@ class CountedWorker:
         return sum(map(self.manager.slot_bytes, self.manager.slots))
 
     def _arrays(self) -> int:
-        parts = self.layout.weight_bytes, self.slot_bytes, self.engine.decoder.batch_bytes
-        return sum(parts) + self.manager.store.budget.bytes_used
+        return (
+            self.layout.weight_bytes
+            + self.slot_bytes
+            + self.engine.decoder.batch_bytes
+            + self.manager.store.budget.bytes_used
+        )
 
     def _watch(self) -> int:
         self._memory.measure()
@@ -203,17 +209,19 @@ class CountedWorker:
         lease = ClientLease(str(number), b"peer")
         lease.received_at += at_s - self.clock.elapsed_s
         lease.lease_until = NEVER
-        request = Request(
-            lease=lease,
-            ids=turn.ids,
-            query=self.session.query(number, self.rule),
-            sampling=Sampling(),
-            tokens_max=ANSWER_TOKENS_MAX,
-            output=OutputProcessor(LETTERS, []),
-            asker=turn.asker,
-        )
         self.engine.scripts[lease.request_id] = list(turn.answer)
-        self._inbox.put(request, at_s)
+        self._inbox.put(
+            Request(
+                lease=lease,
+                ids=turn.ids,
+                query=self.session.query(number, self.rule),
+                sampling=Sampling(),
+                tokens_max=ANSWER_TOKENS_MAX,
+                output=OutputProcessor(LETTERS, []),
+                asker=turn.asker,
+            ),
+            at_s,
+        )
 
     def _ended(self, request: Request, usage: Usage, reason: str, stop: str | None) -> Usage:
         number = int(request.request_id)
@@ -248,14 +256,16 @@ class CountedWorker:
 
 def settings_of(directory: Path, more: Mapping[str, str]) -> Settings:
     """Return the default settings of a server whose files are in `directory`."""
-    environ = {
-        "MODEL_PATH": "counted",
-        "KV_CACHE_DIR": str(directory / "kv"),
-        "MAX_KV_SIZE_GB": str(DISK_GB // open_file_store.DISK_SHARE),
-        "LOG_ROOT": str(directory / "logs"),
-        **more,
-    }
-    return load_settings(environ, None)
+    return load_settings(
+        {
+            "MODEL_PATH": "counted",
+            "KV_CACHE_DIR": str(directory / "kv"),
+            "MAX_KV_SIZE_GB": str(DISK_GB // open_file_store.DISK_SHARE),
+            "LOG_ROOT": str(directory / "logs"),
+            **more,
+        },
+        None,
+    )
 
 
 @contextlib.contextmanager
@@ -281,15 +291,16 @@ def counted(mac: Mac, has_arrays: bool = False) -> Iterator[tuple[SimulatedClock
             (rank_setup, "LayerMap", CountedLayerMap),
             (file_store, "encode", disk.encode),
             (file_store, "read", disk.decode),
-            (file_store, "write", counted_disk.write_hole),
-            (serialise_kv, "_array", counted_disk.array_of),
-            (serialise_kv, "_restored", counted_disk.restored),
+            (file_store, "write", write_hole),
+            (serialise_kv, "_array", array_of),
+            (serialise_kv, "_restored", restored),
         ]
-    with contextlib.ExitStack() as stack:
-        place = SHARED_MEMORY if SHARED_MEMORY.is_dir() else None
-        directory = stack.enter_context(TemporaryDirectory(dir=place))
-        stack.enter_context(FakeMac(mac).installed())
-        stack.enter_context(clock.installed())
+    with (
+        TemporaryDirectory(dir=SHARED_MEMORY if SHARED_MEMORY.is_dir() else None) as directory,
+        FakeMac(mac).installed(),
+        clock.installed(),
+        contextlib.ExitStack() as stack,
+    ):
         for holder, name, value in replaced:
             stack.enter_context(mock.patch.object(holder, name, value))
         yield clock, disk, Path(directory)

@@ -18,7 +18,6 @@ from hearth.worker.engine.forward_memory import ForwardMemory, forward_of
 from hearth.worker.engine.mlx_memory import unwire
 from hearth.worker.engine.prefill_lengths import lengths_for
 from hearth.worker.setup import encoder_memory
-from hearth.worker.setup.encoder_memory import BESIDE_MAC_BYTES
 from hearth.worker.setup.kv_room import KVRoom, divide_room
 from hearth.worker.setup.memory_setup import WorkerMemory
 from scripts.harness.layouts.counted_layers import CountedCache, CountedLayerMap
@@ -43,7 +42,7 @@ class ImaginedWorker:
         with self.fake.installed(), mock.patch.object(encoder_memory, "backend", lambda: "metal"):
             self.memory = WorkerMemory(load_settings(environ, None), f"ipc://{socket}")
             self.memory.use = MemoryUse(
-                lambda: BESIDE_MAC_BYTES + held.active_bytes,
+                lambda: encoder_memory.BESIDE_MAC_BYTES + held.active_bytes,
                 lambda: held.active_bytes,
                 lambda: held.cached_bytes,
             )
@@ -64,8 +63,9 @@ class ImaginedWorker:
             has_experts="num_experts_per_tok" in self.model.text_config,
             keeps_states=self.model.is_hybrid,
         )
-        grid = PrefillGrid(lengths.chunk, lengths.step_min, lengths.full_to)
-        return forward_of(self.model.loaded(), grid)
+        return forward_of(
+            self.model.loaded(), PrefillGrid(lengths.chunk, lengths.step_min, lengths.full_to)
+        )
 
     def start(self) -> None:
         """Load the model, with arrays that the loader frees again.
@@ -86,16 +86,17 @@ class ImaginedWorker:
             StartError: hardly anything fits.
         """
         with self.fake.installed():
-            fitted = self.memory.fit(self.model.loaded(), self.model.slot_bytes, self.forward)
-        return fitted.facts.context_tokens
+            return self.memory.fit(
+                self.model.loaded(), self.model.slot_bytes, self.forward
+            ).facts.context_tokens
 
     def room(self, context: int) -> KVRoom:
         """Return how what the model leaves is divided, where it tells this context."""
-        memory = self.memory
         with self.fake.installed():
             return divide_room(
-                *(memory.share.limit, memory.use.bytes_used(), self.model.slot_bytes(context)),
-                *(self.forward.bytes_at(context), memory.use.overhead),
+                *(self.memory.share.limit, self.memory.use.bytes_used()),
+                *(self.model.slot_bytes(context), self.forward.bytes_at(context)),
+                self.memory.use.overhead,
             )
 
     def serve(self, chunks: int) -> None:
@@ -104,16 +105,21 @@ class ImaginedWorker:
         At each cut an extent and a snapshot are kept, and the oldest ones are evicted.
         """
         memory, chance = self.fake.memory, self._chance
-        state = self._layers.take_state([])
-        states = [array.nbytes for layer in state.layers for array in layer if array is not None]
+        states = [
+            array.nbytes
+            for layer in self._layers.take_state([]).layers
+            for array in layer
+            if array is not None
+        ]
         hidden = [CHUNK * self.model.text_config["hidden_size"] * 2] * ACTIVATIONS
         with self.fake.installed():
             for _ in range(chunks):
                 if not self._slots or chance.random() < 0.2:
                     if len(self._slots) == SLOTS_MAX:
                         self._free(self._slots.popleft())
-                    rows = self._rows(chance.randrange(1, 64) * CHUNK)
-                    self._slots.append(load(memory, rows, "kv"))
+                    self._slots.append(
+                        load(memory, self._rows(chance.randrange(1, 64) * CHUNK), "kv")
+                    )
                 self._free(load(memory, hidden, "forward"))
                 self._kept.append(load(memory, self._rows(CHUNK) + states, "kv"))
                 while len(self._kept) > chance.randrange(1, KEPT_MAX):

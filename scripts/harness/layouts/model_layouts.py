@@ -123,8 +123,10 @@ class ModelLayout:
             cache_layout="ArraysCache" if self.is_hybrid else "",
             backend="metal",
         )
-        identity = WeightsIdentity(Path(), is_hashed=False)
-        return LoadedModel(self.model, None, {}, dict(self.config), Path(), identity, facts)
+        return LoadedModel(
+            *(self.model, None, {}, dict(self.config), Path()),
+            *(WeightsIdentity(Path(), is_hashed=False), facts),
+        )
 
     # ------------------------------------------------------------ weights
 
@@ -155,14 +157,15 @@ class ModelLayout:
     @cached_property
     def weight_bytes(self) -> int:
         experts = int(self._cost.expert_bytes) // 2
-        bits = (self.parameter_count - experts) * self.bits + experts * self.expert_bits
-        return int(bits) // 8
+        return int((self.parameter_count - experts) * self.bits + experts * self.expert_bits) // 8
 
     @cached_property
     def _cost(self) -> ReadCost:
         """What a decode step reads, with weights of 16 bits."""
-        window = self.layers.layout.window, self.layers.window_bytes(1)
-        return read_cost(self.model, self.config, self.layers.row_bytes, *window)
+        return read_cost(
+            *(self.model, self.config, self.layers.row_bytes),
+            *(self.layers.layout.window, self.layers.window_bytes(1)),
+        )
 
     @cached_property
     def read_cost(self) -> ReadCost:
@@ -186,11 +189,10 @@ class ModelLayout:
 
 def _qwen3_5(name: str, is_moe: bool = False, **text: int) -> ModelLayout:
     kind = "qwen3_5_moe" if is_moe else "qwen3_5"
-    config = {"model_type": f"{kind}_text", **_QWEN3_5, **text}
     return ModelLayout(
         name,
         f"Qwen/{name}",
-        {"model_type": kind, "text_config": config},
+        {"model_type": kind, "text_config": {"model_type": f"{kind}_text", **_QWEN3_5, **text}},
     )
 
 
@@ -377,6 +379,4 @@ LAYOUTS: Final = (
 )
 
 
-def layout(name: str) -> ModelLayout:
-    """Return the layout of this name. Raises KeyError."""
-    return {each.name: each for each in LAYOUTS}[name]
+layout: Final = {each.name: each for each in LAYOUTS}.__getitem__  # by its name

@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import reduce
 from operator import add
-from typing import Any
 
 from hearth.shared.errors import StartError
 from scripts.harness.layouts.counted_disk import Disk
@@ -47,11 +46,16 @@ class PairFigures:
 
     @property
     def total(self) -> Figures:
-        def summed(name: str) -> Any:
-            each = [getattr(figures, name) for figures in self.sessions.values()]
-            return max(each) if name.endswith("_max") else reduce(add, each)
-
-        return Figures(**{field.name: summed(field.name) for field in fields(Figures)})
+        columns = {
+            field.name: [getattr(each, field.name) for each in self.sessions.values()]
+            for field in fields(Figures)
+        }
+        return Figures(
+            **{
+                name: max(column) if name.endswith("_max") else reduce(add, column)
+                for name, column in columns.items()
+            }
+        )
 
 
 def replay_pair(

@@ -8,7 +8,7 @@ there overlaps here. Answers are those that were captured.
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
@@ -24,9 +24,6 @@ from scripts.harness.agent_worker import Desk
 from scripts.harness.captured_sessions import Exchange, load
 from scripts.harness.model_families import family
 from scripts.harness.store_builders import ROOT
-
-FAMILY: Final = "qwen3_5"  # whose template and tokenizer render
-FIXTURE: Final = "qwen3"  # the desk has a model, which computes nothing here
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -93,10 +90,9 @@ def ideals(session: SessionScript, context_tokens: int, is_exact: bool = False) 
     for turn in session.turns:
         fits = turn.length <= context_tokens
         kept += [turn.tokens if fits else None, turn.held if fits and not is_exact else None]
-    cached = ideal_cached(kept)[::2]
     return [
         0 if known is None else len(turn.ids) - known
-        for turn, known in zip(session.turns, cached, strict=True)
+        for turn, known in zip(session.turns, ideal_cached(kept)[::2], strict=True)
     ]
 
 
@@ -119,10 +115,14 @@ def render(path: Path, limit: int = 0) -> SessionScript:
     waits = waits_for(rows, is_serial=False)
     requests: dict[int, Request] = {}
     turns: dict[int, Turn] = {}
-    moments = [(row.began_s, True, number) for number, row in enumerate(rows)]
-    moments += [(row.ended_s, False, number) for number, row in enumerate(rows)]
+    moments = [
+        (at_s, is_begin, number)
+        for number, row in enumerate(rows)
+        for at_s, is_begin in ((row.began_s, True), (row.ended_s, False))
+    ]
     with TemporaryDirectory() as directory:
-        desk = Desk(FIXTURE, family(FAMILY), Path(directory))
+        # Qwen3.5's template and tokenizer render; the model computes nothing here.
+        desk = Desk("qwen3", family("qwen3_5"), Path(directory))
         for _, is_begin, number in sorted(moments):
             exchange = exchanges[number]
             if is_begin:
@@ -140,8 +140,9 @@ def _turn(desk: Desk, exchange: Exchange, request: Request, waits: list[int], ga
     """End a request as captured; return what became of it."""
     desk.ids.wanted = exchange.ids[1:]
     desk.pretend(request, exchange.parts)
-    end = desk.family.end_of(exchange.parts)
-    (request.end_id,) = desk.family.tokenizer.encode(end, add_special_tokens=False)
+    (request.end_id,) = desk.family.tokenizer.encode(
+        desk.family.end_of(exchange.parts), add_special_tokens=False
+    )
     query = predict_next_prompt(request, desk.prompts, desk.facts)
     return Turn(
         ids=request.ids,

@@ -8,7 +8,7 @@ import contextlib
 import os
 import time
 from collections.abc import Iterator
-from typing import Any, Final, cast
+from typing import Any, Final
 from unittest import mock
 
 from hearth.shared.suspending_clock import STEP_S_MAX, awake_s
@@ -48,7 +48,11 @@ class SimulatedClock:
         def utime(path: Any, times: Any = None) -> None:
             touch(path, times or (self.time(), self.time()))
 
-        now = {"time": self.time, "monotonic": self.monotonic, "perf_counter": self.monotonic}
-        with mock.patch.multiple(time, **cast(Any, now)), mock.patch.object(os, "utime", utime):
+        with (
+            mock.patch.multiple(
+                time, time=self.time, monotonic=self.monotonic, perf_counter=self.monotonic
+            ),
+            mock.patch.object(os, "utime", utime),
+        ):
             awake_s()
             yield
