@@ -68,8 +68,9 @@ class Walk:
 
     def allowed(self) -> set[int]:
         """Return the tokens that may come next."""
-        zeros = mx.zeros((1, checkpoint_files.VOCAB_SIZE))
-        logits = self.guide.process(mx.array(self.tokens, dtype=mx.int32), zeros)
+        logits = self.guide.process(
+            mx.array(self.tokens, dtype=mx.int32), mx.zeros((1, checkpoint_files.VOCAB_SIZE))
+        )
         assert not self.guide.failure, self.guide.failure
         return {int(n) for n in np.flatnonzero(np.array(logits[0]) == 0)}
 
@@ -88,8 +89,9 @@ class Walk:
             if self.ends & allowed:
                 return True
             closing = closers & allowed
-            is_closing = bool(closing) and dice.random() < 0.5
-            self.tokens.append(dice.choice(sorted(closing if is_closing else allowed)))
+            self.tokens.append(
+                dice.choice(sorted(closing if closing and dice.random() < 0.5 else allowed))
+            )
         return False
 
 
@@ -164,8 +166,11 @@ class GuidedMachine(Machine):
         opening = text.rpartition(QUESTION)[2]
         ids = self.family.tokenizer.encode(text, add_special_tokens=False)
         guide = self.constrainer.token_mask(constraints, tools or [], opening, len(ids))
-        sampling = sampling or Sampling(temperature=1.0, seed=0)
-        answer = self.submit(ids, tokens_max, sampling=sampling, guide=guide)
+        answer = self.submit(
+            *(ids, tokens_max),
+            sampling=sampling or Sampling(temperature=1.0, seed=0),
+            guide=guide,
+        )
         return Asked(answer, opening, guide, self.family.tokenizer)
 
     def ask_one(self, *constraints: Any, **more: Any) -> Asked:
@@ -219,9 +224,12 @@ class Schemas:
         return self._dice.choice(kinds)()
 
     def _array(self, depth: int) -> Schema:
-        items, most = self._any(depth + 1), self._dice.randint(1, 3)
-        least = {"minItems": 1} if self._dice.random() < 0.3 else {}
-        return {"type": "array", "items": items, "maxItems": most, **least}
+        return {
+            "type": "array",
+            "items": self._any(depth + 1),
+            "maxItems": self._dice.randint(1, 3),
+            **({"minItems": 1} if self._dice.random() < 0.3 else {}),
+        }
 
     def _scalar(self) -> Schema:
         dice = self._dice

@@ -18,8 +18,7 @@ def saved(image: Image.Image, kind: str, **options: Any) -> bytes:
 def noise(width: int, height: int, channels: int = 3, seed: int = 0) -> Image.Image:
     """Return an image of random bytes: grey, grey and alpha, RGB or RGBA."""
     shape = (height, width) if channels == 1 else (height, width, channels)
-    pixels = np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8)
-    return Image.fromarray(pixels)
+    return Image.fromarray(np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8))
 
 
 def painted(number: int, size: tuple[int, int]) -> Image.Image:

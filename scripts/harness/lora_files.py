@@ -25,15 +25,6 @@ SCALE = 8.0  # so large that no answer stays as it was
 STRENGTH = 0.15  # of the random weights
 
 
-def linear_layers(model: LoadedModel) -> dict[str, nn.Module]:
-    """Return by its path each linear layer that stands in a block."""
-    return {
-        path: each
-        for path, each in network_of(model).named_modules()
-        if "layers." in path and isinstance(each, nn.Linear | nn.QuantizedLinear)
-    }
-
-
 def key_of(path: str) -> str:
     """Return a layer's name within its block."""
     return path.split("layers.", 1)[1].split(".", 1)[1]
@@ -66,8 +57,12 @@ def write_adapter(
     `config` are further entries of its configuration.
     """
     mx.random.seed(seed)
-    layers = linear_layers(model).items()
-    used = {path: each for path, each in layers if keys is None or key_of(path) in keys}
+    used = {
+        path: each
+        for path, each in network_of(model).named_modules()
+        if "layers." in path and isinstance(each, nn.Linear | nn.QuantizedLinear)
+        if keys is None or key_of(path) in keys
+    }
     weights: dict[str, mx.array] = {}
     for path, layer in used.items():
         parts = random_parts(layer)
@@ -92,10 +87,10 @@ def as_peft(source: Path, directory: Path, **config: Any) -> Path:
     """Write what `write_adapter` wrote to `source` as PEFT writes it."""
     weights: dict[str, mx.array] = mx.load(str(source / MLX_LM_WEIGHTS))  # type: ignore[assignment]
     names = {"lora_a": "lora_A.weight", "lora_b": "lora_B.weight", "m": "lora_magnitude_vector"}
-    turned = {}
-    for name, array in weights.items():
-        path, _, part = name.rpartition(".")
-        turned[f"base_model.model.{path}.{names[part]}"] = mx.contiguous(array.T)
+    turned = {
+        f"base_model.model.{path}.{names[part]}": mx.contiguous(weights[f"{path}.{part}"].T)
+        for path, _, part in (name.rpartition(".") for name in weights)
+    }
     keys = json.loads((source / CONFIG).read_text())["lora_parameters"]["keys"]
     told = {
         "peft_type": "LORA",

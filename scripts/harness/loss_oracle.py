@@ -5,7 +5,6 @@ no other text has (chat_client.py): a word of a prompt that an earlier request f
 that was prefilled now, was read again; nothing else was.
 """
 
-import functools
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -66,8 +65,10 @@ class Reading:
         found = list(WORD.finditer("".join(pieces)))
         firsts = np.searchsorted(ends, [match.start() for match in found], side="right")
         lasts = np.searchsorted(ends, [match.end() - 1 for match in found], side="right")
-        names = [match.group() for match in found]
-        self.words = list(zip(names, firsts.tolist(), (lasts + 1).tolist(), strict=True))
+        self.words = [
+            (match.group(), first, last + 1)
+            for match, first, last in zip(found, firsts.tolist(), lasts.tolist(), strict=True)
+        ]
 
     def known(self, start: int = 0) -> set[str]:
         """Return the words that end behind token `start`."""
@@ -99,18 +100,13 @@ def read_again(now: Reading, start: int, known: set[str]) -> ReadAgain:
     return ReadAgain(words, runs, most)
 
 
-@functools.cache
-def _pieces(tokenizer: Any) -> dict[int, str]:
-    """Return each token's text; only ASCII is as it was."""
-    return {number: piece for piece, number in tokenizer.get_vocab().items()}
-
-
 class Judge:
     """Judges the requests of one played plan, in their order."""
 
     def __init__(self, plan: Plan, tokenizer: Any) -> None:
         self.plan = plan
-        self._pieces = _pieces(tokenizer)
+        # Each token's text; only ASCII is as it was.
+        self._pieces = {number: piece for piece, number in tokenizer.get_vocab().items()}
         self._fed: dict[Asked, Reading] = {}  # by earlier request, in their order
 
     def findings(self, asked: Sequence[Asked]) -> list[tuple[Asked, Finding]]:
@@ -195,17 +191,19 @@ class Judge:
 
     def _remedy(self, asked: Asked, told: Body) -> Iterator[Finding]:
         """Hold the remedy to the settings and to what happened to the cache."""
-        variant = self.plan.variant
         so = {
-            "PRESERVE_THINKING=true": variant.preserves_thinking,
-            "CACHE_EXACT=false": not variant.is_exact,
+            "PRESERVE_THINKING=true": self.plan.variant.preserves_thinking,
+            "CACHE_EXACT=false": not self.plan.variant.is_exact,
             "CACHE_RAM_BUDGET_MB": "evicted" not in asked.happened,
             "cut by a stop string": "stopped" not in asked.happened,
             "Please report this": True,
             **dict.fromkeys(("restarted", "MAX_KV_SIZE_GB"), "restarted" not in asked.happened),
         }
-        false = [words for words, is_so in so.items() if is_so and words in told["remedy"]]
-        yield from (Finding("remedy", f"{told['cause']}: {words}") for words in false)
+        yield from (
+            Finding("remedy", f"{told['cause']}: {words}")
+            for words, is_so in so.items()
+            if is_so and words in told["remedy"]
+        )
 
     def _place(self, asked: Asked, now: Reading, told: Body) -> Iterator[Finding]:
         """Hold cause, message and token to the earlier requests that it shares so much with."""
@@ -226,8 +224,9 @@ class Judge:
 
     def _is_rewritten(self, message: Body) -> bool:
         """Whether it is an answer that nobody gave, so that no tokens are known of it."""
-        said = (each.said for each in self._fed)
-        return message["role"] == "assistant" and message["content"] not in said
+        return message["role"] == "assistant" and all(
+            message["content"] != each.said for each in self._fed
+        )
 
 
 # ---------------------------------------------------------------- causes

@@ -7,7 +7,7 @@ their ids fit the fixture models' embeddings, and mlx-lm itself finds out what t
 
 import json
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Final
@@ -30,7 +30,6 @@ QWEN_MARKS = (
     *("<think>", "</think>", "<tool_call>", "</tool_call>"),
     *("<tool_response>", "</tool_response>"),
 )
-QWEN_CONTROLS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 JSON_TYPES = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array"}
 DEEPSEEK_END = "<｜end▁of▁sentence｜>"
 
@@ -141,9 +140,12 @@ class Family:
             }
             for id, call in zip(ids, parts.calls, strict=True)
         ]
-        thinking = {self.reasoning_field: parts.reasoning} if parts.reasoning else {}
-        told = {"tool_calls": calls} if calls else {}
-        return {"role": "assistant", "content": parts.content, **thinking, **told}
+        return {
+            "role": "assistant",
+            "content": parts.content,
+            **({self.reasoning_field: parts.reasoning} if parts.reasoning else {}),
+            **({"tool_calls": calls} if calls else {}),
+        }
 
 
 def call_id(number: int) -> str:
@@ -160,16 +162,14 @@ def _json(value: Any) -> str:
 
 def _qwen3(parts: AnswerParts) -> str:
     thinking = f"<think>\n{parts.reasoning}\n</think>\n\n" if parts.reasoning else ""
-    rows = (_json({"name": call.name, "arguments": call.arguments}) for call in parts.calls)
-    calls = (f"<tool_call>\n{row}\n</tool_call>" for row in rows)
+    calls = (f"<tool_call>\n{_json(asdict(call))}\n</tool_call>" for call in parts.calls)
     return thinking + "\n".join(filter(None, (parts.content, *calls)))
 
 
 def _qwen3_5(parts: AnswerParts) -> str:
     """Behind a prompt that has opened the think block."""
     calls = "\n".join(map(_xml_call, parts.calls))
-    said = "\n\n".join(filter(None, (parts.content, calls)))
-    return f"{parts.reasoning}\n</think>\n\n{said}"
+    return f"{parts.reasoning}\n</think>\n\n" + "\n\n".join(filter(None, (parts.content, calls)))
 
 
 def _xml_call(call: ToolCall) -> str:
@@ -219,14 +219,16 @@ def _llama3(parts: AnswerParts) -> str:
 
 
 def _mistral(parts: AnswerParts) -> str:
-    rows = [{"name": call.name, "arguments": call.arguments} for call in parts.calls]
-    return parts.content + (f"[TOOL_CALLS]{_json(rows)}" if rows else "")
+    return parts.content + (
+        f"[TOOL_CALLS]{_json([*map(asdict, parts.calls)])}" if parts.calls else ""
+    )
 
 
 def _with_calls(parts: AnswerParts, form: ToolForm = "manual") -> str:
     """As the prompts for models without tools of their own ask for calls."""
-    rows = ({"name": call.name, "arguments": call.arguments} for call in parts.calls)
-    return "\n".join(filter(None, (parts.content, *(call_text(row, form) for row in rows))))
+    return "\n".join(
+        filter(None, (parts.content, *(call_text(asdict(call), form) for call in parts.calls)))
+    )
 
 
 def _deepseek(parts: AnswerParts) -> str:
@@ -235,7 +237,7 @@ def _deepseek(parts: AnswerParts) -> str:
 
 
 _QWEN_TOKENS: dict[str, Any] = dict(
-    controls=QWEN_CONTROLS,
+    controls=("<|endoftext|>", "<|im_start|>", "<|im_end|>"),
     marks=QWEN_MARKS,
     ends=("<|im_end|>", "<|endoftext|>"),
     eos="<|im_end|>",
@@ -381,12 +383,16 @@ def tools_for(calls: Iterable[ToolCall]) -> list[Any]:
 
 def _made_once(name: str, make: Callable[[Path], None]) -> Path:
     """Return a directory in that which is named after all that these tokenizers are made from."""
-    directory = cache_dir(Path(__file__), *sorted(TEMPLATES.glob("*.jinja")))
-    return checkpoint_files.made_once(directory / name, make)
+    return checkpoint_files.made_once(
+        cache_dir(Path(__file__), *sorted(TEMPLATES.glob("*.jinja"))) / name, make
+    )
 
 
 def trained_tokenizer() -> Path:
     """Return the tokenizer without added tokens that all families begin from."""
-    vocab_size = checkpoint_files.VOCAB_SIZE - ADDED_TOKENS_MAX
-    train = partial(checkpoint_files.train_tokenizer, added_tokens=(), vocab_size=vocab_size)
+    train = partial(
+        checkpoint_files.train_tokenizer,
+        added_tokens=(),
+        vocab_size=checkpoint_files.VOCAB_SIZE - ADDED_TOKENS_MAX,
+    )
     return _made_once("trained", train) / "tokenizer.json"

@@ -24,7 +24,7 @@ import re
 import signal
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 from unittest import mock
@@ -66,10 +66,8 @@ def break_at(text: str, kinds: Sequence[str], directory: Path, start: int = 0) -
 
 def poison(directory: Path) -> None:
     """Have every forward of this process look for marks; counts go into `directory`."""
-    init: Callable[..., None] = Scheduler.__init__
-    chunk: Callable[..., None] = PrefillForwards._prefill_chunk
-    decode: Callable[..., Any] = Scheduler._decode
-    prefill: Callable[..., None] = Engine.prefill
+    init, decode = Scheduler.__init__, Scheduler._decode
+    chunk, prefill = PrefillForwards._prefill_chunk, Engine.prefill
     vocabularies: list[Vocabulary] = []  # of the loaded model
     reading: list[Request] = []  # whose chunk is prefilled now
 

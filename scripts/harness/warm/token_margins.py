@@ -24,7 +24,6 @@ BITS: Final = (-2, -1, 1, 2)  # in units of the last one: by how much embeddings
 # over 240 rows of 15 models, their cuts and drafts, under OpenBLAS.
 ROUNDED_MORE: Final = 4.0
 LEAST: Final = 1e-7  # of a router's scores, about one: what decides between two that are equal
-NONE: Final[Mapping[int, np.ndarray]] = {}
 
 
 @dataclass
@@ -97,7 +96,7 @@ def measured(cold: Answer, at: int) -> tuple[float, list[np.ndarray]]:
 
 
 def read(
-    cold: Answer, at: int, *, bits: int = 0, nudges: Mapping[int, np.ndarray] = NONE
+    cold: Answer, at: int, *, bits: int = 0, nudges: Mapping[int, np.ndarray] = {}
 ) -> tuple[np.ndarray, list["RouterScores"]]:
     """Read a cold answer's prompt and first `at` tokens.
 
@@ -156,16 +155,13 @@ class RouterScores:
         """
         if self.chosen >= self.scores.shape[-1]:
             return
-        last, runner_up = (np.argsort(self.scores)[..., -self.chosen - n] for n in (0, 1))
-        margins = self._of(last) - self._of(runner_up)
+        runner_up = np.argsort(self.scores)[..., -self.chosen - 1]
+        margins = np.diff(np.sort(self.scores))[..., -self.chosen]  # of the last one over it
         moved = np.max([np.abs(self.scores - o.scores).max(axis=-1) for o in others], axis=0)
         for token in map(tuple, np.argwhere(margins < 2 * times * moved)):  # both may move
             nudge = np.zeros_like(self.scores)
             nudge[(*token, runner_up[token])] = 2 * margins[token] + LEAST
             yield nudge
-
-    def _of(self, experts: np.ndarray) -> np.ndarray:
-        return np.take_along_axis(self.scores, experts[..., None], axis=-1)[..., 0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,10 +175,11 @@ class Watched:
 
     def __call__(self, x: mx.array) -> Any:
         router, bias = self.router, self.router.get("e_score_correction_bias")
-        if isinstance(router, nn.QuantizedLinear):
-            scores = router(x)
-        else:
-            scores = x @ router.weight.T + router.get("bias", 0)
+        scores = (
+            router(x)
+            if isinstance(router, nn.QuantizedLinear)
+            else x @ router.weight.T + router.get("bias", 0)
+        )
         if bias is not None:
             scores = mx.sigmoid(scores) + bias
         nudge = self.nudges.get(len(self.noted))

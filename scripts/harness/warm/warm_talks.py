@@ -98,9 +98,8 @@ class Talk:
         return answer
 
     def compare(self, answer: Answer, ids: list[int], is_exact: bool) -> None:
-        cold = self.expected(ids)
         assert answer.prefilled + answer.cached == len(ids)
-        (same_bits if is_exact else same_tokens)(answer, cold)
+        (same_bits if is_exact else same_tokens)(answer, self.expected(ids))
 
     def best_cut(self, ids: list[int]) -> int:
         """Return up to where some earlier prompt was prefilled by the very same forwards."""
@@ -182,8 +181,7 @@ def step(
             prompt = {"edit": edited, "branch": talk.opening(chance)}.get(what, ids)
             kept = talk.best_cut(prompt)
             answer = talk.ask(prompt, is_exact)
-            twice = kept - answer.cached
-            assert not is_ample or twice <= 0, f"{twice} tokens were read twice"
+            assert not is_ample or kept <= answer.cached, f"{kept - answer.cached} read twice"
             if what == "extend":
                 talk.prompts.append(talk.turn(chance, prompt, answer.tokens))
             elif what == "branch":
