@@ -28,8 +28,10 @@ def settings_list() -> str:
 
 def with_lists(text: str) -> str:
     """Return the page's text with both lists between their marks written anew."""
-    dropped = wrapped(", ".join(f"`{name}`" for name in DROPPED) + ".")
-    lists = {"settings": settings_list(), "dropped": dropped}
+    lists = {
+        "settings": settings_list(),
+        "dropped": wrapped(", ".join(f"`{name}`" for name in DROPPED) + "."),
+    }
     text, count = MARKED.subn(lambda found: found[1] + lists[found[2]], text)
     assert count == len(lists), "docs/settings.md has lost its marks"
     return text

@@ -1,15 +1,15 @@
 """Wraps what the generated pages of docs/ say, as wide as pages that somebody wrote."""
 
 import textwrap
-from typing import Final
-
-WIDTH: Final = 120
 
 
 def wrapped(line: str) -> str:
-    """Return a paragraph or a list item as lines of WIDTH; an item's later ones are indented."""
-    indent = "  " if line.startswith("- ") else ""
+    """Return a paragraph or list item as lines of 120; an item's later ones are indented."""
     lines = textwrap.wrap(
-        line, WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+        line,
+        width=120,
+        subsequent_indent="  " if line.startswith("- ") else "",
+        break_long_words=False,
+        break_on_hyphens=False,
     )
     return "\n".join(lines) + "\n"
