@@ -20,8 +20,8 @@ from hearth.worker.cache.block_hash import common_length, pack, prefix_hashes
 from hearth.worker.cache.resume_planner import SlotView, make_plan
 from hearth.worker.schedule.request_state import Request
 from hearth.worker.stream.answer_parts import AnswerParts
+from scripts.harness import captured_sessions
 from scripts.harness.agent_worker import Desk
-from scripts.harness.captured_sessions import Exchange, prompt_of, recite
 from scripts.harness.changes.body_mutations import SCHEMAS, Mutation, mutations
 from scripts.harness.changes.deliberate_edits import (
     COMING_AND_GOING,
@@ -90,7 +90,7 @@ class Proof:
 
     def __init__(
         self,
-        session: Sequence[Exchange],
+        session: Sequence[captured_sessions.Exchange],
         family_name: str,
         logs: Path,
         settings: dict[str, str] | None = None,
@@ -120,11 +120,11 @@ class Proof:
             for exchange in session
         ]
 
-    def _prime(self, exchange: Exchange) -> None:
+    def _prime(self, exchange: captured_sessions.Exchange) -> None:
         if self.family.calls_max and len(exchange.parts.calls) > self.family.calls_max:
             return  # no model of this family writes such a turn
         try:
-            request = recite(self.warm, exchange)
+            request = captured_sessions.recite(self.warm, exchange)
         except RequestError:  # the template refuses what this client sends
             return
         assert request.visit is not None
@@ -171,7 +171,7 @@ class Proof:
         """Return what becomes of a change of a raw body."""
         exchange = self.session[mutation.request]
         try:
-            prompt = prompt_of(exchange.row, mutation.body_of(exchange.row.body))
+            prompt = captured_sessions.prompt_of(exchange.row, mutation.body_of(exchange.row.body))
         except RequestError:
             return Verdict("refused")
         return self.judge(
