@@ -97,7 +97,7 @@ class Talks:
             if what == "leave":
                 task.cancel()
             else:
-                self.server.look()[1].kill()
+                await self._kill()
             (error,) = await asyncio.gather(task, return_exceptions=True)
             assert not isinstance(error, Exception), error
         elif what == "restart":
@@ -107,6 +107,14 @@ class Talks:
             pytest.fail(f"{what}: the server is not ready\n{self.server.log_tail()}")
         await asyncio.gather(*(self._ask(http, chat) for chat in chats))
         self.chats = [*self.chats, *chats][-CHATS_MAX:]
+
+    async def _kill(self) -> None:
+        """Kill the worker, and wait until another is started: till then the server seems ready."""
+        killed = self.server.look()[1]
+        killed.kill()
+        async with asyncio.timeout(READY_S_MAX):
+            while self.server.look()[1:] in ([], [killed]):
+                await asyncio.sleep(0.05)
 
     def _changed(self, what: str) -> Chat:
         """Return what a client sends next of one of its conversations."""
