@@ -55,7 +55,8 @@ def main() -> int:
     options = parser.parse_args()
     module = importlib.import_module(f"scripts.faults.{options.command}")
     try:
-        told = asyncio.run(getattr(module, options.command)(options))
+        told = getattr(module, options.command)(options)
+        told = asyncio.run(told) if asyncio.iscoroutine(told) else told
     except ServerError as error:
         print(error, file=sys.stderr)
         return 2

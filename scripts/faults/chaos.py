@@ -183,8 +183,10 @@ class Chaos:
         self, which: Literal["rank", "worker", "all"], stop_s: float, times: int = 1
     ) -> None:
         """Stopped for a moment, then continued."""
-        everyone, rank = self.server.look(), self.rng.choice(self.server.ranks())
-        struck = {"rank": [rank], "worker": everyone[1:], "all": everyone}[which]
+        everyone = self.server.look()
+        struck = everyone[1:] if which == "worker" else everyone
+        if which == "rank":
+            struck = [self.rng.choice(self.server.ranks())]
         for _ in range(times):
             _signal(struck, signal.SIGSTOP)
             await asyncio.sleep(stop_s)

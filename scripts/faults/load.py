@@ -290,6 +290,8 @@ async def loaded_server(
         await server.started()
         yield server, load
     finally:
+        if load.ledger.misses:
+            print(f"what the server wrote: {server.directory}")
         server.close(keeps=bool(load.ledger.misses))
 
 

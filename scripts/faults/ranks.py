@@ -141,7 +141,7 @@ def lone_model(directory: Path) -> LoadedModel:
     return load_model(load_settings({"MODEL_PATH": str(directory)}, None))
 
 
-async def ranks(options: argparse.Namespace) -> dict[str, Any]:
+def ranks(options: argparse.Namespace) -> dict[str, Any]:
     """Play episodes until their number is reached or one fails; return what was seen."""
     if options.plant:
         return planted(options)
@@ -163,6 +163,7 @@ def planted(options: argparse.Namespace) -> dict[str, Any]:
     """Spoil one operation, and tell how soon that was found and in which words."""
     episode, error = Episode(RANKED_NAMES[0], [("extend", seed) for seed in range(6)]), ""
     plant = partial(PlantedLink, plant=options.plant, after=40)
+    faulthandler.dump_traceback_later(HANG_S_MAX, exit=True)  # of their start too
     with RankedModels(options.ranks, plant) as models:
         try:
             Episodes(models).play(episode, adds_noise=options.plant == "noise")

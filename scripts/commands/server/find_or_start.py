@@ -135,8 +135,8 @@ def find_or_start(
     """Give a server that serves `model` ("" = its default one), ready to be asked.
 
     A model that is not on this disk is fetched before a server is started with it. `check` is given
-    the model and its context: as its files tell it before a server is started, and as a server does
-    before it is given. What it raises ends this.
+    the model and its context, None where that is not known: before it is fetched, as its files tell
+    before a server is started, and as a server does before it is given. What it raises ends this.
 
     Raises:
         StartError: the server that runs does not serve that, or wants another key, or the one

@@ -136,6 +136,8 @@ class Proof:
         for store in self.stores:  # a prompt as its prefill would, and behind it what was sampled
             joint, line = store.root, new_line()
             for position, name in zip([*query.cuts, end], names, strict=True):
+                if position == joint.position:
+                    continue  # nothing was sampled
                 run = tokens[joint.position : position]
                 joint, extent = store.commit(joint, name, run, position < end, line)
                 if extent is not None:
@@ -373,7 +375,8 @@ def _excuse(body: dict[str, Any], mutation: Mutation, family_name: str) -> str:
     """
     root, last = str(mutation.where[0]), mutation.where[-1]
     is_tool = root == "tools"
-    item = body[root][mutation.where[1]] if is_tool or root in ("messages", "input") else {}
+    is_item = root in ("tools", "messages", "input") and len(mutation.where) > 1
+    item = body[root][mutation.where[1]] if is_item else {}
     is_said = item.get("role") == "assistant" or item.get("type") in ("function_call", "reasoning")
     left_out = {
         "harmony": is_said or not SCHEMAS.isdisjoint(mutation.where),

@@ -115,17 +115,17 @@ def render(path: Path, limit: int = 0) -> SessionScript:
     waits = waits_for(rows, is_serial=False)
     requests: dict[int, Request] = {}
     turns: dict[int, Turn] = {}
-    moments = [
-        (at_s, is_begin, number)
+    moments = [  # an end comes before what begins then, but behind its own begin
+        (at_s, is_begin or row.began_s == row.ended_s, not is_begin, number)
         for number, row in enumerate(rows)
         for at_s, is_begin in ((row.began_s, True), (row.ended_s, False))
     ]
     with TemporaryDirectory() as directory:
         # Qwen3.5's template and tokenizer render; the model computes nothing here.
         desk = Desk("qwen3", family("qwen3_5"), Path(directory))
-        for _, is_begin, number in sorted(moments):
+        for _, _, is_end, number in sorted(moments):
             exchange = exchanges[number]
-            if is_begin:
+            if not is_end:
                 desk.ids.wanted = exchange.ids[:1]
                 requests[number] = desk.request(desk.named(exchange.prompt))
             else:
