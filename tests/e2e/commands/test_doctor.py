@@ -9,6 +9,9 @@ from tests.helpers.servers.server import Server
 
 
 def test_a_running_server_is_asked_and_tells_of_its_machine_and_model(server: Server) -> None:
+    with server.openai() as client:
+        said = [{"role": "user", "content": "swordfish"}]
+        client.chat.completions.create(model="", messages=said, max_tokens=1, user="swordfish")
     with urllib.request.urlopen(f"{server.url}/v1/doctor", timeout=30) as answer:
         (told,) = json.load(answer)["workers"]
     assert (told["state"], told["findings"]) == ("idle", None), "tests serve with DOCTOR=off"
@@ -21,3 +24,4 @@ def test_a_running_server_is_asked_and_tells_of_its_machine_and_model(server: Se
     assert ran.returncode == 2, "there is no verdict yet"
     assert "## hearth doctor" in ran.stdout and "Nothing was found out yet." in ran.stdout
     assert str(server.run_dir) not in ran.stdout and ran.stderr == ""
+    assert "swordfish" not in ran.stdout + json.dumps(told)

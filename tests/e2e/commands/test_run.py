@@ -105,6 +105,18 @@ def test_ctrl_c_stops_the_answer_at_the_server_too_and_the_chat_goes_on(
     chat.until(FIGURES, at)
 
 
+def test_typed_lines_are_in_no_file(scripted: ScriptedServer, tmp_path: Path) -> None:
+    environ = scripted.environment | {"HOME": str(tmp_path)}
+    with in_terminal(*COMMAND, environ=environ) as chat:
+        chat.until(READY)
+        chat.type("swordfish " + dictated("Yes.") + "\r")
+        chat.until(PROMPT, chat.until(FIGURES))
+        chat.type("\x04")
+        assert chat.wait() == 0
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert [path for path in files if b"swordfish" in path.read_bytes()] == []
+
+
 def test_an_error_is_told_and_its_question_is_forgotten() -> None:
     with (
         Server(MAX_KV_SIZE="256") as server,
