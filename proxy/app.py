@@ -108,7 +108,7 @@ class ProxyApp:
         self._names = routes.names
         self.stored = routes.stored
         self.metrics = routes.metrics
-        self.local = LocalAnswers(settings, pool, routes, is_apart=own is not None)
+        self.local = LocalAnswers(settings, pool, routes)
         self.pool = pool
         self.routes = routes
         self.encoders = EncoderRoutes.of(settings, routes, encoders)
@@ -229,7 +229,9 @@ class ProxyApp:
         key = await self._keys.identity(exchange.raw_headers, exchange.path)
         exchange.is_trusted = True
         exchange.keep_place()
-        if key is not None:  # whoever sends another beside it is known by this one all the same
+        for name in ("x-api-key", "authorization"):  # whoever sends others is known by this one
+            exchange.headers.pop(name, None)
+        if key is not None:
             exchange.headers["x-api-key"] = key
 
     async def _dispatch(self, exchange: HttpExchange) -> None:

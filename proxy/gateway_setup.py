@@ -9,7 +9,6 @@ from hearth.proxy.gateway.accounts.accounts import Accounts
 from hearth.proxy.gateway.config.routing_table import RoutingTable
 from hearth.proxy.gateway.gateway import Gateway
 from hearth.proxy.gateway.litellm_thread import LiteLLMThread, LiteLLMUnavailable
-from hearth.proxy.http.api_keys import keys_are_apart
 from hearth.proxy.monitoring.admin_routes import AdminRoutes
 from hearth.proxy.monitoring.cloud_requests import CloudRequests
 from hearth.proxy.monitoring.gateway_metrics import served_here
@@ -55,7 +54,6 @@ class GatewaySetup:
         if self.accounts.logs is not None:
             self.accounts.logs.on_lost = metrics.gateway.log_lost
         self.gateway = Gateway(table, names, self.litellm, routes.stored, records, self.accounts)
-        self.gateway.is_apart = keys_are_apart(settings.api_keys, are_litellms=table.checks_keys)
 
     def start(self) -> None:
         """Begin to load LiteLLM; returns at once."""

@@ -64,15 +64,12 @@ class LocalAnswers:
     ended before anything was sent and another deployment answers it.
     """
 
-    def __init__(
-        self, settings: Settings, pool: WorkerPool, routes: AdminRoutes, *, is_apart: bool = False
-    ) -> None:
-        """`is_apart` as of BodyParser."""
+    def __init__(self, settings: Settings, pool: WorkerPool, routes: AdminRoutes) -> None:
         self._names = routes.names
         self._stored = routes.stored
         self._metrics = routes.metrics
         self._requests = routes.requests
-        self.body_parser = BodyParser(settings, routes.stored, is_apart=is_apart)
+        self.body_parser = BodyParser(settings, routes.stored)
         self._pool = pool
 
     # ------------------------------------------------------------ what was asked

@@ -19,7 +19,6 @@ from hearth.proxy.embeddings.process_setup import embedding_process
 from hearth.proxy.event_loop import SuspendingEventLoop
 from hearth.proxy.gateway.config.routing_table import read_table
 from hearth.proxy.gateway_setup import GatewaySetup
-from hearth.proxy.http.api_keys import keys_are_apart
 from hearth.proxy.http.connection_places import ConnectionPlaces, places_within
 from hearth.proxy.http.http1_protocol import protocol_of
 from hearth.proxy.http.origin_rules import OriginRules
@@ -87,12 +86,10 @@ class Hearth:
         table = None
         if (path := settings.litellm_config) is not None:
             table = read_table(path, settings, environ, variables_in(env_file()))
-        are_litellms = table is not None and table.checks_keys
-        is_apart = keys_are_apart(settings.api_keys, are_litellms=are_litellms)
         models = models_of(settings)
         bounds = (settings.live_slots_max, settings.max_concurrent_requests)
         gap_max = min(LOAD_GAP_MAX, *(bound or LOAD_GAP_MAX for bound in bounds))
-        self._pool = WorkerPool(CacheAffinity(gap_max), is_apart)
+        self._pool = WorkerPool(CacheAffinity(gap_max))
         environment = {
             **environ,
             **openblas_environment(environ),
@@ -117,12 +114,7 @@ class Hearth:
         )
         self._remote = RemoteWorkers(settings, self._pool, models)
         self._routes = AdminRoutes(
-            settings,
-            self._version,
-            self._supervisor,
-            self._pool,
-            self._remote.workers,
-            is_apart=is_apart,
+            settings, self._version, self._supervisor, self._pool, self._remote.workers
         )
         self._gateway: GatewaySetup | None = None
         if table is not None:

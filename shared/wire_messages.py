@@ -17,7 +17,7 @@ import msgpack
 from hearth.shared.errors import WireError
 from hearth.shared.thinking import ThinkingFacts, ThinkingWish
 
-PROTOCOL_VERSION: Final = 17
+PROTOCOL_VERSION: Final = 18
 FRAME_BYTES_MAX: Final = 80 * 1024 * 1024  # a 64 MB request body, and room for its envelope
 
 
@@ -181,14 +181,8 @@ class Submit:
     use_kv_cache: bool = True  # read and write the cache and the turns
     prefill_only: bool = False  # end, with `reason` "prefilled", where the first token would come
     pin: bool = False  # what is kept of the prompt stays, whatever else would need its room
-    is_apart: bool = False  # there are several API keys: what is kept of this serves its key only
     prediction: str = ""  # the client's guess of the answer's text
     adapter: str = ""  # of ADAPTERS, that the model is to have; "" = none
-
-    @property
-    def owner(self) -> str:
-        """Whom alone what is remembered of this serves: its key's clients, or "" for everybody."""
-        return _owner(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,17 +218,7 @@ class Count:
 
     request_id: str
     prompt: Prompt
-    is_apart: bool = False  # as in Submit
     query: TokenQuery = field(default_factory=TokenQuery)
-
-    @property
-    def owner(self) -> str:
-        """As in Submit."""
-        return _owner(self)
-
-
-def _owner(message: Submit | Count) -> str:
-    return message.prompt.speaker.key if message.is_apart else ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,16 +48,12 @@ class BodyParser:
     Owner: the event loop.
     """
 
-    def __init__(
-        self, settings: Settings, stored: ResponseStore, *, is_apart: bool = False
-    ) -> None:
-        """`is_apart`: keys that the settings do not list are apart from each other too."""
+    def __init__(self, settings: Settings, stored: ResponseStore) -> None:
         self._digester = MessageDigester(
             settings.cache_canonicalize_tool_context, settings.cache_norm_safety_check
         )
         self.images = ImageFetcher(settings.allow_image_urls)
         self.documents = DocumentReader()
-        self._is_apart = is_apart or len(settings.api_keys) > 1
         self._stored = stored
 
     def expanded(
@@ -116,7 +112,7 @@ class BodyParser:
             RequestError: an image or a document cannot be had; or what `hold` raises.
         """
         prompt = request.prompt
-        owner = prompt.speaker.key if self._is_apart else ""
+        owner = prompt.speaker.key
         if holds_documents(prompt):
             prompt, chars = await with_documents(prompt, self.documents, owner, hold)
             size += chars

@@ -173,7 +173,6 @@ class Gateway:
         self.table = table
         self.accounts = accounts
         self.litellm = litellm
-        self.is_apart = False  # nothing of one key may be found by another
         self._names = names
         self._stored = stored
         self._records = records
@@ -381,7 +380,7 @@ class Gateway:
         given, whole, size = call.body, None, call.size
         key = key_digest(exchange.headers)
         if call.dialect == "responses":
-            found = self._stored.for_cloud(key, given, deployment.id, is_apart=self.is_apart)
+            found = self._stored.for_cloud(key, given, deployment.id)
             given, whole = found.body, found.whole
             if call.body.get("previous_response_id"):
                 size += SMALL_BYTES_MAX  # with a conversation of any size

@@ -1,7 +1,7 @@
 """Checks a client's API key."""
 
 import hmac
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from hashlib import sha256
 from itertools import islice
 from typing import Final, Protocol
@@ -17,8 +17,9 @@ class ClientKeys(Protocol):
     """Says whose a request is. Owner: the event loop."""
 
     async def identity(self, headers: Headers, path: str = "") -> str | None:
-        """Return what stands for the key that `headers` hold; None where no key is needed.
+        """Return what stands for the key that `headers` hold; None where all are everybody's.
 
+        So they are where no key is set, and where one is: it is who may come in.
         `path` is what it asks for; "" = a page or a figure of this server's.
 
         Raises:
@@ -61,7 +62,8 @@ class ApiKeyCheck:
 
     async def identity(self, headers: Headers, path: str = "") -> str | None:
         """See `ClientKeys`: the key itself, which is good for every path."""
-        return self.check(headers)
+        key = self.check(headers)
+        return key if len(self._digests) > 1 else None
 
     def _is_accepted(self, key: bytes) -> bool:
         digest = _digest(key)
@@ -80,11 +82,3 @@ def sent_keys(headers: Headers) -> Iterator[bytes]:
             scheme, _, token = value.strip().partition(b" ")
             if scheme.lower() == b"bearer" and token:
                 yield token.strip()
-
-
-def keys_are_apart(keys: Sequence[str], *, are_litellms: bool) -> bool:
-    """Return whether what is kept of a key's requests serves that key alone.
-
-    `keys` are those of this server's settings; of LiteLLM's own there may always be several.
-    """
-    return are_litellms or len(keys) > 1

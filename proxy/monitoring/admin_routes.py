@@ -49,13 +49,8 @@ class AdminRoutes:
         supervisor: Supervisor,
         pool: WorkerPool,
         remote: Sequence[RemoteWorker] = (),
-        *,
-        is_apart: bool = False,
     ) -> None:
-        """`is_apart` as of BodyParser.
-
-        Raises: StartError: the model's name cannot be served.
-        """
+        """Raises: StartError: the model's name cannot be served."""
         self._version = version
         self._workers: list[WorkerProcess | RemoteWorker] = [*supervisor.workers, *remote]
         self._pool = pool
@@ -80,7 +75,7 @@ class AdminRoutes:
         unload_s = settings.model_idle_unload_seconds
         self._ollama = OllamaRoutes(self.names, pool, unload_s, self._groups)
         self._shows_prompts = settings.serves_prompts
-        self.requests = RecentRequests(separates_keys=is_apart or len(settings.api_keys) > 1)
+        self.requests = RecentRequests()
         self.feed = DashboardFeed(pool, self.health, self.requests)
         pool.count_unread = self._count_unread
 
@@ -166,7 +161,7 @@ class AdminRoutes:
         Raises:
             RequestError: the cache was to be emptied, and no worker is there that could.
         """
-        reports = await exchange.while_connected(self._pool.ask(what, key=self._whose(exchange)))
+        reports = await exchange.while_connected(self._pool.ask(what, key=_key(exchange)))
         if what == "clear_cache" and not reports:
             raise Overloaded(
                 "Nothing was emptied: no worker is ready. Send a request, which loads a model, and "
@@ -179,7 +174,7 @@ class AdminRoutes:
             body = self._absent(worker) if row is None else body
             rows.append({"worker": worker.worker_id, **body})
         dropped = {"blocks": telemetry_dropped.blocks, "chars": telemetry_dropped.chars}
-        totals = self.requests.totals(self._whose(exchange))
+        totals = self.requests.totals(_key(exchange))
         body = {"object": "cache", "totals": totals, "telemetry_dropped": dropped, "workers": rows}
         await exchange.send_json(200, body)
 
@@ -202,9 +197,7 @@ class AdminRoutes:
     async def _unpin(self, exchange: HttpExchange) -> None:
         """Have every worker that holds the pin give it up."""
         pin_id = _rest(exchange.path, _PINS)
-        reports = await exchange.while_connected(
-            self._pool.ask("unpin", pin_id, self._whose(exchange))
-        )
+        reports = await exchange.while_connected(self._pool.ask("unpin", pin_id, _key(exchange)))
         _known(reports, f"No worker has a pin {pin_id!r:.80}; /v1/cache lists those they have.")
         await exchange.send_json(200, {"id": pin_id, "object": "cache.pin", "deleted": True})
 
@@ -212,7 +205,7 @@ class AdminRoutes:
         """Answer with the token ids of a recent prompt, from the worker that rendered it."""
         request_id = _rest(exchange.path, _PROMPTS)
         reports = await exchange.while_connected(
-            self._pool.ask("prompt", request_id, self._whose(exchange))
+            self._pool.ask("prompt", request_id, _key(exchange))
         )
         text = f"No worker remembers the prompt of {request_id!r:.80}; they keep recent ones only."
         row = next(iter(_known(reports, text).values()))
@@ -220,7 +213,7 @@ class AdminRoutes:
 
     async def _sessions(self, exchange: HttpExchange) -> None:
         """Answer with sessions and last requests; a worker that cannot tell of its own says why."""
-        key = self._whose(exchange)
+        key = _key(exchange)
         reports = await exchange.while_connected(self._pool.ask("sessions", key=key))
         rows, errors = [], []
         for worker in self._workers:
@@ -237,9 +230,7 @@ class AdminRoutes:
     async def _session(self, exchange: HttpExchange) -> None:
         """Answer with the lines of one session, from every worker that has some."""
         session = _rest(exchange.path, _SESSIONS)
-        reports = await exchange.while_connected(
-            self._pool.ask("session", session, self._whose(exchange))
-        )
+        reports = await exchange.while_connected(self._pool.ask("session", session, _key(exchange)))
         text = f"No worker knows the session {session!r:.80}; /v1/sessions lists those they know."
         is_known = any(isinstance(row, dict) for row in reports.values())
         if not is_known and len(reports) < len(self._workers):
@@ -269,15 +260,11 @@ class AdminRoutes:
         page = self.stored.items(_key(exchange), response_id, exchange.query)
         await exchange.send_json(200, page)
 
-    def _whose(self, exchange: HttpExchange) -> str:
-        """Return whose sessions may be told of: with one key, or none, everyone's."""
-        return self.requests.whose(_key(exchange))
-
     async def _health(self, exchange: HttpExchange) -> None:
         body = self.health()
         if exchange.is_trusted:
-            body["queue"] = self._pool.queue(self._whose(exchange))
-            body["prefills"] = self._pool.prefills(self._whose(exchange))
+            body["queue"] = self._pool.queue(_key(exchange))
+            body["prefills"] = self._pool.prefills(_key(exchange))
         await exchange.send_json(200, body)
 
     async def _ready(self, exchange: HttpExchange) -> None:
@@ -343,6 +330,7 @@ def _is_anthropic(exchange: HttpExchange) -> bool:
 
 
 def _key(exchange: HttpExchange) -> str:
+    """Return whose a request is, and whose may be told of; "" = everyone's."""
     return key_digest(exchange.headers)
 
 

@@ -88,7 +88,7 @@ class Dashboard:
             text = f"Sign in at {PATH}, or send a key as the API takes it."
             raise RequestError(text, status=401, code="invalid_api_key")
         exchange.keep_place()
-        with self._feed.listening(self._feed.requests.whose(key)) as events:
+        with self._feed.listening(key) as events:
             sending = exchange.send_events(events, SEND_WAIT_S_MAX)
             try:
                 await exchange.while_connected(sending)

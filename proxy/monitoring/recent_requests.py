@@ -176,18 +176,12 @@ class RecentRequests:
     Invariant: each answer that a worker has told the usage of is in the sums once.
     """
 
-    def __init__(self, *, separates_keys: bool) -> None:
-        """`separates_keys`: each key sees its own requests only."""
-        self._separates_keys = separates_keys
+    def __init__(self) -> None:
         self._by_key: dict[str, RequestTotals] = {}
         self.on_change: Callable[[], None] = lambda: None
 
-    def whose(self, key: str) -> str:
-        """Return whose requests the holder of `key`, a digest, may see; "" = everyone's."""
-        return key if self._separates_keys else ""
-
     def of(self, key: str) -> RequestTotals:
-        """Return what is remembered for `key` (of `whose`)."""
+        """Return what is remembered for `key`, a digest; "" where it is everyone's."""
         return self._by_key.setdefault(key, RequestTotals())
 
     def note(
@@ -206,7 +200,7 @@ class RecentRequests:
         reply did not get out. `served_by` and `fallback` are as the reply's headers have them.
         """
         assert answers and len(answers) % request.choices == 0, (len(answers), request.choices)
-        totals = self.of(self.whose(answers[0].key))
+        totals = self.of(answers[0].key)
         row = _request_row(request, answers, broken)
         row |= {"served_by": served_by, "fallback": fallback}
         row["wall_ms"] = round((awake_s() - started) * 1000)
@@ -220,7 +214,7 @@ class RecentRequests:
 
     def note_cloud(self, row: CloudRow, usage: CloudUsage | None) -> None:
         """Remember a request that another server answered; None = its usage is not known."""
-        totals = self.of(self.whose(row.key))
+        totals = self.of(row.key)
         totals.add(_cloud_row(row, usage))
         totals.cloud.add(usage)
         if row.status == CLIENT_LEFT:
@@ -232,7 +226,7 @@ class RecentRequests:
 
         Nothing of it is in the sums of prompts: the figures are of the model of text.
         """
-        totals = self.of(self.whose(key))
+        totals = self.of(key)
         totals.add(_UNTOLD | _ENCODED | {"at": round(time.time(), 3)} | row)
         if row["ended"] == CANCELLED:
             totals.left()
@@ -241,20 +235,20 @@ class RecentRequests:
     def refused(self, error: RequestError, key: str) -> None:
         """Count the client of `key` where it left before a worker had taken its request."""
         if outcome_untaken(error) == CANCELLED:
-            self.of(self.whose(key)).left()
+            self.of(key).left()
             self.on_change()
 
     def spent(self, usage: Usage, key: str, *, is_read: bool) -> None:
         """Add what a request has cost to the sums of `key`: it was noted when its client left."""
-        self.of(self.whose(key)).spend(usage, is_read=is_read)
+        self.of(key).spend(usage, is_read=is_read)
         self.on_change()
 
     def recent(self, key: str) -> list[RequestRow]:
-        """Return the last requests of `key` (of `whose`), the newest first."""
+        """Return the last requests of `key`, the newest first."""
         return list(self.of(key).rows)[: -RECENT_MAX - 1 : -1]
 
     def totals(self, key: str) -> dict[str, Any]:
-        """Return what all requests of `key` (of `whose`) cost since the start."""
+        """Return what all requests of `key` cost since the start."""
         return self.of(key).totals()
 
 

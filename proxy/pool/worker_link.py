@@ -70,12 +70,8 @@ class WorkerLink:
         on_change: Callable[[], None],
         keys: CurveKeys | None = None,
         models: Collection[str] = (),
-        is_apart: bool = False,
     ) -> None:
-        """`keys` are for tcp:// only, `is_apart` is of Submit.
-
-        A worker whose model is none of `models`, () = any, is refused.
-        """
+        """`keys` are for tcp:// only. A worker of none of `models`, () = any, is refused."""
         self.worker_id = worker_id
         self.heartbeat: Heartbeat | None = None
         self.welcome: Welcome | None = None
@@ -91,7 +87,6 @@ class WorkerLink:
         self.count_unread: CountUnread = lambda _answer, _usage: None
         self._cancelled: dict[str, AnswerStream] = {}  # until the worker tells their end
         self._models = models
-        self._is_apart = is_apart
         self.refusal = ""  # what the worker does, for which this proxy cannot work with it
         self._closed = False
         self._socket = DealerLink(endpoint, self._take_frame, keys)
@@ -231,7 +226,6 @@ class WorkerLink:
             use_kv_cache=request.use_kv_cache,
             prefill_only=request.prefill_only,
             pin=request.pin,
-            is_apart=self._is_apart,
             prediction=request.prediction,
             adapter=request.adapter,
         )
@@ -261,7 +255,7 @@ class WorkerLink:
 
     async def count(self, prompt: Prompt, query: TokenQuery) -> Counted:
         self.uses.note(prompt.speaker.key)
-        message = Count(uuid.uuid4().hex, prompt, self._is_apart, query)
+        message = Count(uuid.uuid4().hex, prompt, query)
         return await self._reply(message, Counted, COUNT_WAIT_S_MAX)
 
     async def ask(self, what: ReportKind, about: str = "", key: str = "") -> dict[str, Any]:

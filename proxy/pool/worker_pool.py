@@ -33,7 +33,6 @@ class WorkerPool:
     """
 
     affinity: CacheAffinity = field(default_factory=CacheAffinity)
-    is_apart: bool = False  # of Submit
     links: dict[int, WorkerLink] = field(default_factory=dict)
     waiting: WaitingRequests = field(default_factory=WaitingRequests)
     _renewer: asyncio.Task[None] | None = None
@@ -54,7 +53,7 @@ class WorkerPool:
         if self._renewer is None:
             self._renewer = asyncio.create_task(self._renew(), name="leases")
         link = self.links[worker_id] = WorkerLink(
-            worker_id, endpoint, lambda: self._link_ready(link), keys, models, self.is_apart
+            worker_id, endpoint, lambda: self._link_ready(link), keys, models
         )
         link.count_unread = self.count_unread
         return link

@@ -34,14 +34,11 @@ _UUID_LENGTHS: Final = [8, 4, 4, 4, 12]
 
 
 def key_digest(headers: Mapping[str, str]) -> str:
-    """Return what the API key in `headers` is known by; nothing where there is none.
+    """Return what the API key of a request is known by, "" = it is everybody's.
 
-    The names of `headers` are in lower case, here and below.
+    `headers`, in lower case here and below, are those that `HearthApp` has put the key into.
     """
-    key = headers.get("x-api-key", "").strip()
-    scheme, _, token = headers.get("authorization", "").strip().partition(" ")
-    if not key and scheme.lower() == "bearer":
-        key = token.strip()
+    key = headers.get("x-api-key", "")
     return sha256(key.encode()).hexdigest()[:KEY_DIGITS] if key else ""
 
 

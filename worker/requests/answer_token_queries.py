@@ -27,11 +27,11 @@ def counted(
     """
     query = message.query
     if is_raw(message.prompt):
-        ids = prompts.raw_ids(message.prompt, query, message.owner)
+        ids = prompts.raw_ids(message.prompt, query)
         keys = pack(ids)
     else:
         _, built = prompts.build(
-            message.prompt, images, message.owner, adds_header=query.adds_header, is_counted=True
+            message.prompt, images, adds_header=query.adds_header, is_counted=True
         )
         ids, keys = built.ids, built.keys
     about, count = message.request_id, len(ids)

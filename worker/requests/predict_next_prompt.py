@@ -62,7 +62,7 @@ def _next_content(
 ) -> PromptContent:
     """Return the conversation with the answer, and the messages that will follow it, empty."""
     echo, following = _continuation(said, visit.turn)
-    content = prompts.content(visit.prompt, visit, request.prompt_images, request.owner)
+    content = prompts.content(visit.prompt, visit, request.prompt_images)
     before = len(content.messages) - content.continues
     return dataclasses.replace(
         content,

@@ -56,16 +56,14 @@ class RequestBuilder:
         assert lease.request_id == message.request_id, (lease.request_id, message.request_id)
         check(message.sampling, self._facts.vocab_size)
         root = root_of(message, self._facts.root, self._facts.adapters)
-        visit, built = self._prompts.build(
-            message.prompt, images, message.owner, message.use_kv_cache
-        )
+        visit, built = self._prompts.build(message.prompt, images, message.use_kv_cache)
         assert len(built.ids) == len(built.keys), (len(built.ids), len(built.keys))
         suspicions = self._suspects.suspicions(root, built.keys)
         self._recent.add(message, built.ids)
         if visit is not None:
             visit.adapter = message.adapter
         if visit is not None and not message.prefill_only:
-            self._prompts.explain(visit, built, images, message.owner)
+            self._prompts.explain(visit, built, images)
         splitter, guide, call_drafts = self._readers(message, built, visit)
         new_id = self._prompts.sessions.new_id
         is_side = visit is not None and visit.is_side
@@ -87,7 +85,6 @@ class RequestBuilder:
             key=message.prompt.speaker.key,
             prompt_name=prompt_name,
             suspicions=suspicions,
-            owner=message.owner,
             asker=asker_of(message.prompt, goes_on=visit is not None and visit.goes_on),
             new_id=new_id,
             known_ids=frozenset(
@@ -104,7 +101,7 @@ class RequestBuilder:
             ),
             uses_cache=message.use_kv_cache,
             is_prefill_only=message.prefill_only,
-            pin_key=message.owner if message.pin else None,
+            pin_key=message.prompt.speaker.key if message.pin else None,
             prompt_images=images,
             visit=None if message.prefill_only else visit,  # nobody has said or heard anything
         )
@@ -156,7 +153,7 @@ class RequestBuilder:
             is_continued=prompt.continues,
         )
         shown = _shown_tools(prompt, [*constraints.tool_names, *(visit.loaded if visit else ())])
-        owner = message.owner
+        owner = prompt.speaker.key
         guide = None
         if not prompt.continues:
             guide = self._facts.grammar_compiler.token_mask(
@@ -196,8 +193,8 @@ def root_of(
     Raises:
         RequestError: 404, the worker has no such adapter.
     """
-    if message.is_apart:
-        root = key_root(root, message.owner)
+    if key := message.prompt.speaker.key:
+        root = key_root(root, key)
     if not message.adapter:
         return root
     if message.adapter not in adapters:

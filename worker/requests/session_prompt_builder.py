@@ -44,27 +44,25 @@ class SessionPromptBuilder:
         self,
         prompt: Prompt,
         images: PromptImages,
-        owner: str,
         uses_cache: bool = True,
         adds_header: bool = True,
         is_counted: bool = False,
     ) -> tuple[SessionVisit | None, BuiltPrompt]:
         """Return what is known of the request, and its tokens. Raises RequestError.
 
-        `is_counted`: nothing computes it, and it may be longer than the context. What is remembered
-        of its text serves `owner` alone. Nothing is known of a raw prompt, nor
-        of one that neither reads nor writes the cache.
+        `is_counted`: nothing computes it, and it may be longer than the context. Nothing is known
+        of a raw prompt, nor of one that neither reads nor writes the cache.
         """
         if is_raw(prompt):
-            return None, self._builder.raw(prompt.text, prompt.ids, owner)
+            return None, self._builder.raw(prompt.text, prompt.ids, prompt.speaker.key)
         if prompt.images:
             messages = without_images(prompt, self._facts.model_name)
             prompt = dataclasses.replace(prompt, messages=messages, images={})
         visit = self.sessions.arrive(prompt, uses_cache)
-        content = self.content(prompt, visit, images, owner)
+        content = self.content(prompt, visit, images)
         return visit, self._builder.build(content, adds_header, is_counted)
 
-    def raw_ids(self, prompt: Prompt, query: TokenQuery, owner: str) -> list[int]:
+    def raw_ids(self, prompt: Prompt, query: TokenQuery) -> list[int]:
         """Return the tokens of a raw prompt of any length. Raises: RequestError."""
         if prompt.text is None:
             self._builder.check_ids(prompt.ids)
@@ -73,7 +71,7 @@ class SessionPromptBuilder:
         if not query.reads_controls:
             mark = tokeniser.mark
             text = tokeniser.shielded(text, mark)
-        ids = tokeniser.ids(text, mark, owner)
+        ids = tokeniser.ids(text, mark, prompt.speaker.key)
         return self._builder.with_beginning(ids) if query.adds_beginning else ids
 
     def build_history(self, content: PromptContent) -> BuiltPrompt:
@@ -81,9 +79,12 @@ class SessionPromptBuilder:
         return self._builder.build(content, adds_header=False)
 
     def content(
-        self, prompt: Prompt, visit: SessionVisit | None, images: PromptImages, owner: str
+        self, prompt: Prompt, visit: SessionVisit | None, images: PromptImages
     ) -> PromptContent:
-        """Return the messages as the template is to see them, with the turns that are known."""
+        """Return the messages as the template is to see them, with the turns that are known.
+
+        What is remembered of their texts serves the prompt's key alone.
+        """
         messages, loaded = prompt.messages, list[str]()
         turns: Sequence[Turn | None] = ()
         if visit is not None:
@@ -92,13 +93,11 @@ class SessionPromptBuilder:
         if prompt.continues and turns:  # it is not over: the client's text says how far it goes
             turns = [*turns[:-1], None]
         return PromptContent(
-            *(messages, prompt.tools, prompt.template_kwargs, turns, images, owner),
+            *(messages, prompt.tools, prompt.template_kwargs, turns, images, prompt.speaker.key),
             *(prompt.continues, prompt.thinking),
         )
 
-    def explain(
-        self, visit: SessionVisit, built: BuiltPrompt, images: PromptImages, owner: str
-    ) -> None:
+    def explain(self, visit: SessionVisit, built: BuiltPrompt, images: PromptImages) -> None:
         """Find out what the request loses against its own line; note it in its visit."""
         tokens = built.keys
         assert 0 <= built.header <= len(tokens), (built.header, len(tokens))
@@ -107,7 +106,7 @@ class SessionPromptBuilder:
 
         def boundary(count: int) -> tuple[int, bool] | None:
             """Return how many of the prompt's tokens its first `count` messages make."""
-            whole = self.content(visit.prompt, visit, images, owner)
+            whole = self.content(visit.prompt, visit, images)
             part = dataclasses.replace(
                 whole, messages=whole.messages[:count], turns=whole.turns[:count]
             )

@@ -105,8 +105,7 @@ class Request:
     sampling: Sampling
     tokens_max: int  # of the completion
     output: OutputProcessor
-    key: str = ""  # digest of the API key that it is for
-    owner: str = ""  # whom alone what is remembered of its text serves; "" = everybody
+    key: str = ""  # digest of the API key whose it is, and what is kept of it; "" = everybody's
     asker: str = ""  # whose turn for a slot it uses
     turn: int = 0  # slots given when it came, or when its asker was given the last one
     new_id: Callable[[], str] = str  # of each tool call, where the model writes none that is taken

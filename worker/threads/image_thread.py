@@ -71,8 +71,8 @@ def _owner(message: Submit | Count) -> str:
     What is not to be kept is its request's own: nobody else's cost is less for it, nor its own.
     """
     if isinstance(message, Submit) and not message.use_kv_cache:
-        return message.owner + message.request_id
-    return message.owner
+        return message.prompt.speaker.key + message.request_id
+    return message.prompt.speaker.key
 
 
 def _shown(prompt: Prompt) -> Iterator[tuple[str, str]]:

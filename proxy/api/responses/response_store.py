@@ -132,23 +132,21 @@ class ResponseStore:
         entry = self._kept(self._entry_key(key, previous)) if previous else None
         return entry.maker if entry is not None else response_maker(previous or "")
 
-    def for_cloud(
-        self, key: str, body: dict[str, Any], deployment: str, *, is_apart: bool
-    ) -> CloudInput:
+    def for_cloud(self, key: str, body: dict[str, Any], deployment: str) -> CloudInput:
         """Return what the cloud model `deployment` is sent of `body`, ours still among it.
 
         What is kept here is put in, also where the provider would find it by its id: not each one
         keeps responses, and LiteLLM passes over an id then. All keys share the provider's account:
-        where they are apart, an id passes only if this key was given it.
+        where there are several, an id passes only if this key was given it.
 
         Raises:
             RequestError: 404; it refers to what is not kept here and may not be asked for there.
         """
         previous = fields.text(body, _PREVIOUS)
         entry = self._kept(self._entry_key(key, previous)) if previous else None
-        if previous and entry is None and (is_apart or not response_maker(previous)):
+        if previous and entry is None and (key or not response_maker(previous)):
             _missing(f"Response {previous!r:.80}", _PREVIOUS)
-        now = self._items(key, body, lets_pass=not is_apart)
+        now = self._items(key, body, lets_pass=not key)
         before = entry.conversation if entry is not None else []
         is_whole = (entry is not None or not previous) and not _has_references(now)
         whole = body | {"input": before + now} if is_whole else None
@@ -157,7 +155,7 @@ class ResponseStore:
             if entry.maker not in ("", deployment):  # who alone has what its ids and seals mean
                 before = [_unsealed(item) for item in before]
         sent = [item for item in before + now if item is not None]
-        if is_apart:
+        if key:
             sent = [kept for item in sent if (kept := self._given_only(key, item)) is not None]
         return CloudInput(body | {"input": sent}, whole)
 

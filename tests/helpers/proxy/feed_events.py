@@ -77,9 +77,9 @@ def health() -> dict[str, Any]:
     return {"status": "ok", "workers": [{"id": 0, "state": "ready"}]}
 
 
-def feed_of(workers: Workers | None = None, *, separates_keys: bool = False) -> DashboardFeed:
+def feed_of(workers: Workers | None = None) -> DashboardFeed:
     pool: Any = workers or Workers()
-    return DashboardFeed(pool, health, RecentRequests(separates_keys=separates_keys))
+    return DashboardFeed(pool, health, RecentRequests())
 
 
 def request_of(session: str = "s", key: str = "", **fields: Any) -> ParsedRequest:

@@ -316,25 +316,25 @@ class StoredResponses(Responses):
         super().__init__(cloud)
         self.store = ResponseStore()
         self.previous: str | None = None
-        self.is_apart = False
+        self.key = ""
 
     def body(self) -> Row:
         return {"input": self.rows, "previous_response_id": self.previous}
 
     def sent(self) -> Row:
-        found = self.store.for_cloud("k", self.body(), "dep", is_apart=self.is_apart)
-        assert found.whole == self.store.expanded("k", self.body()) or self.previous is None
+        found = self.store.for_cloud(self.key, self.body(), "dep")
+        assert found.whole == self.store.expanded(self.key, self.body()) or self.previous is None
         return cloud_body("responses", for_cloud("responses", found.body), "g")
 
     def read_here(self) -> None:
-        assert responses_request.parse(self.store.expanded("k", self.body())).prompt.messages
+        assert responses_request.parse(self.store.expanded(self.key, self.body())).prompt.messages
 
     def answer(self, turn: Turn) -> None:
         output = self.output(turn)
         response_id = "resp_" + (_sealed() if turn.in_cloud else uuid.uuid4().hex)
         response = {"id": response_id, "status": "completed", "output": output}
-        whole = self.store.expanded("k", self.body())
-        self.store.keep("k", whole, response, "dep" if turn.in_cloud else "")
+        whole = self.store.expanded(self.key, self.body())
+        self.store.keep(self.key, whole, response, "dep" if turn.in_cloud else "")
         self.previous, self.rows = response_id, self.asked(output)
 
 
@@ -374,8 +374,8 @@ def test_a_session_of_responses_crosses_with_its_whole_history(turns: list[Turn]
 @given(SESSIONS, st.booleans())
 @settings(max_examples=150, deadline=None)
 def test_a_session_of_responses_crosses_by_the_last_ones_id(
-    turns: list[Turn], is_apart: bool
+    turns: list[Turn], has_key: bool
 ) -> None:
     session = StoredResponses(Cloud())
-    session.is_apart = is_apart
+    session.key = "k" * has_key
     play(session, turns)

@@ -89,7 +89,7 @@ class Talk:
         prompt = self.desk.named(Prompt([*messages], TOOLS), Speaker(key, "session"))
         lease = ClientLease(f"r{self._number}", b"peer")
         lease.lease_until = float("inf")
-        message = Submit(lease.request_id, prompt, Sampling(max_tokens=64), is_apart=True, **more)
+        message = Submit(lease.request_id, prompt, Sampling(max_tokens=64), **more)
         request = self.desk.builder.build(lease, message)
         end = self.desk.family.end_of(SAID)
         script = self.desk.family.tokenizer.encode(end, add_special_tokens=False)
@@ -149,7 +149,7 @@ def test_what_is_drafted_from_outlives_no_answer_but_in_the_memory_of_its_key(
     talk, _ = talked
     memory = talk.desk.machine.drafts._memory
     assert memory._room._holders == [] and memory._room.nbytes == 0
-    owners = {answer.request.owner for answer in talk.desk.machine.answers.values()}
+    owners = {answer.request.key for answer in talk.desk.machine.answers.values()}
     assert len(owners) == 2 and memory._answers._by_owner.keys() == owners
     assert memory._lengths._values.keys() == owners
 

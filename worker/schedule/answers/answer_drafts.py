@@ -67,7 +67,7 @@ class AnswerDrafts:
         if reach == "none" or request.is_read_apart or (reach == "forced" and forced is None):
             return None
         return self._memory.begin(
-            request.owner if request.uses_cache else None,
+            request.key if request.uses_cache else None,
             AnswerSources(
                 request.ids,
                 prediction=request.prediction,
@@ -106,7 +106,7 @@ class AnswerDrafts:
                 self._memory.release(drafter)
             return
         if self.policy.reach == "all":
-            self._memory.keep(request.owner, request.sampled)
+            self._memory.keep(request.key, request.sampled)
         if drafter is not None:
             drafter.end_at(request.completion_tokens)
             self._memory.end(drafter)

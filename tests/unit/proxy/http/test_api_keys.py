@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from hearth.proxy.http import api_keys
-from hearth.proxy.http.api_keys import SENT_MAX, ApiKeyCheck, keys_are_apart
+from hearth.proxy.http.api_keys import SENT_MAX, ApiKeyCheck
 from hearth.proxy.request.session_id import key_digest
 from hearth.shared.errors import RequestError, StartError
 from hearth.shared.settings_from_env import load_settings
@@ -144,8 +144,11 @@ def test_another_keys_line_is_nobodys_before_in_a_divergence_report() -> None:
     assert desk.end(theirs, SAID, cached=0) is None
 
 
-def test_keys_are_apart_where_there_may_be_several() -> None:
-    assert not keys_are_apart((), are_litellms=False)
-    assert not keys_are_apart(("one",), are_litellms=False)
-    assert keys_are_apart(("one", "two"), are_litellms=False)
-    assert keys_are_apart((), are_litellms=True)
+def test_keys_are_apart_where_there_are_several(tmp_path: Path) -> None:
+    """With one, as with none, what is kept is everybody's: also once the key is changed."""
+    response = {"id": "resp_1", "object": "response", "output": []}
+    for keys, status in (("", 200), ("mine", 200), ("mine, theirs", 404)):
+        edge = app_of(tmp_path, PROXY_API_KEYS=keys)
+        edge.stored.keep("", {"input": "hi"}, response)
+        bearer = (b"authorization", b"Bearer mine")
+        assert ask(edge, "GET", "/v1/responses/resp_1", bearer).status == status

@@ -258,6 +258,6 @@ def test_an_answer_that_breaks_its_constraint_is_not_quoted_in_the_log(
 def test_each_key_has_its_own_root_and_one_key_needs_none() -> None:
     assert len({key_root(ROOT, key) for key in ("", "a", "b")} | {ROOT}) == 4
     assert key_root(ROOT, "a") == key_root(ROOT, "a")
-    for is_apart, root in ((True, key_root(ROOT, "mine")), (False, ROOT)):
-        message = Submit("r", Prompt([], speaker=MINE), Sampling(), is_apart=is_apart)
+    for speaker, root in ((MINE, key_root(ROOT, "mine")), (Speaker(), ROOT)):
+        message = Submit("r", Prompt([], speaker=speaker), Sampling())
         assert root_of(message, ROOT) == root

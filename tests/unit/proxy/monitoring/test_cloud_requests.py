@@ -24,12 +24,11 @@ ROW = CloudRow("r", "chat", False, "", "s", "curl 8.5", GPT, "", "answered", 200
 COST = CloudUsage("r", "dep-1", 100, 60, 7, 0.25)
 
 
-def clouds(*, separates_keys: bool = False) -> tuple[CloudRequests, RequestMetrics]:
+def clouds() -> tuple[CloudRequests, RequestMetrics]:
     metrics = made()
     metrics.gateway.know([GPT], is_cloud=True)
     names = {"dep-1": GPT}.get
-    requests = RecentRequests(separates_keys=separates_keys)
-    return CloudRequests(requests, metrics.gateway, lambda each: names(each, "")), metrics
+    return CloudRequests(RecentRequests(), metrics.gateway, lambda each: names(each, "")), metrics
 
 
 def run(body: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -171,7 +170,7 @@ def test_the_hit_rate_is_that_of_local_answers() -> None:
 
 def test_each_key_sees_its_own_cloud_requests_only() -> None:
     async def body() -> None:
-        noted, _ = clouds(separates_keys=True)
+        noted, _ = clouds()
         noted.ended(replace(ROW, key="mine"))
         noted.told(COST)
         assert len(noted.requests.recent("mine")) == 1

@@ -218,7 +218,7 @@ def test_workers_are_asked_only_while_somebody_listens() -> None:
 
 def test_who_is_read_and_who_waits_is_told_of_the_own_requests_only() -> None:
     async def body() -> None:
-        feed = feed_of(separates_keys=True)
+        feed = feed_of()
         with feed.listening("mine") as events:
             state = (await read_until(events, "state"))["state"]
             await events.aclose()
@@ -301,13 +301,13 @@ def test_a_closing_server_ends_every_stream() -> None:
 
 def test_with_several_keys_each_is_told_its_own_requests_only() -> None:
     workers = Workers()
-    feed = feed_of(workers, separates_keys=True)
+    feed = feed_of(workers)
     for key in ("a", "b", "b"):
         note(feed, key=key)
 
     async def body() -> None:
         for key, count in (("a", 1), ("b", 2), ("c", 0)):
-            with feed.listening(feed.requests.whose(key)) as events:
+            with feed.listening(key) as events:
                 told = await read(events)
                 assert (len(told["requests"]), told["totals"]["requests"]) == (count, count)
                 await read_until(events, "state")
@@ -315,10 +315,3 @@ def test_with_several_keys_each_is_told_its_own_requests_only() -> None:
 
     run(body)
     assert {row[2] for row in workers.asked} == {"a", "b", "c"}
-
-
-def test_with_one_key_or_none_everyone_is_told_everything() -> None:
-    feed = feed_of()
-    for key in ("a", "b"):
-        note(feed, key=key)
-    assert len(asyncio.run(snapshot_of(feed, feed.requests.whose("z")))["requests"]) == 2

@@ -47,7 +47,7 @@ def test_only_so_many_are_told() -> None:
 
 
 def test_each_key_is_told_of_its_own_requests_and_their_sums() -> None:
-    feed = feed_of(separates_keys=True)
+    feed = feed_of()
     asked(feed, "mine", "k")
     asked(feed, "theirs", "other")
     for key, session in (("k", "mine"), ("other", "theirs")):
@@ -104,7 +104,7 @@ def test_matches_are_counted_and_averaged_over_the_prompts_that_had_a_slot() -> 
 
 
 def test_clients_that_left_are_counted_before_and_after_a_worker_had_taken_their_request() -> None:
-    feed = feed_of(separates_keys=True)
+    feed = feed_of()
     asked(feed, "s", "k", usage=None)
     asked(feed, "s", "k")
     feed.requests.refused(ClientGone(), "k")

@@ -166,12 +166,10 @@ def test_a_name_may_be_as_long_as_the_limit_and_in_any_script() -> None:
     assert session_in(session_id="ü" * 256) == "ü" * 256
 
 
-def test_an_api_key_is_known_by_a_digest_whichever_way_it_comes() -> None:
+def test_an_api_key_is_known_by_a_digest() -> None:
     assert key_digest({"x-api-key": "sk-1"}) == "0f2c10bf3d128c71"  # of its SHA-256
-    assert key_digest({"authorization": "bearer  sk-1 "}) == "0f2c10bf3d128c71"
     assert key_digest({"x-api-key": "sk-2"}) != "0f2c10bf3d128c71"
-    for none in ({}, {"x-api-key": " "}, {"authorization": "Basic sk-1"}, {"authorization": "sk"}):
-        assert key_digest(none) == ""
+    assert key_digest({}) == key_digest({"authorization": "Bearer sk-1"}) == ""
 
 
 WORDS = st.sampled_from([*FIELDS, "metadata", "extra_body", "user_id", "other"])

@@ -90,8 +90,8 @@ def test_a_worker_without_the_adapter_says_so(tmp_path: Path) -> None:
 
 
 def test_the_root_has_the_key_and_the_adapter() -> None:
-    message = Submit("r", Prompt([], speaker=Speaker("mine")), Sampling(), adapter="one")
+    message = Submit("r", Prompt([]), Sampling(), adapter="one")
     adapters = {"one": "its bytes"}
     assert root_of(message, ROOT, adapters) == adapter_root(ROOT, "its bytes")
-    apart = replace(message, is_apart=True)
+    apart = replace(message, prompt=Prompt([], speaker=Speaker("mine")))
     assert root_of(apart, ROOT, adapters) == adapter_root(key_root(ROOT, "mine"), "its bytes")

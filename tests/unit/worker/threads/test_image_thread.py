@@ -135,14 +135,15 @@ def test_a_bug_is_not_taken_for_a_bad_image() -> None:
 
 
 def test_what_is_remembered_of_an_image_is_its_keys_own_where_keys_are_kept_apart() -> None:
-    asked = replace(prompt(shows("a")), speaker=Speaker(key="k"))
-    lease, message = submit("one", asked)
+    everybodys = prompt(shows("a"))
+    asked = replace(everybodys, speaker=Speaker(key="k"))
+    lease, message = submit("one", everybodys)
     jobs: list[tuple[ClientLease, Submit | Count]] = [
         (lease, message),
-        (lease, replace(message, is_apart=True)),
-        (lease, Count("one", asked, is_apart=True)),
+        (lease, replace(message, prompt=asked)),
+        (lease, Count("one", asked)),
         (lease, replace(message, use_kv_cache=False)),
-        (lease, replace(message, is_apart=True, use_kv_cache=False)),
+        (lease, replace(message, prompt=asked, use_kv_cache=False)),
     ]
     reader = Reader()
     run(reader, *jobs)

@@ -3,7 +3,6 @@
 import queue
 import threading
 from collections.abc import Callable
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -18,7 +17,6 @@ from hearth.shared.wire_messages import (
     Failed,
     Prompt,
     Sampling,
-    Speaker,
     Status,
     Submit,
     TokenQuery,
@@ -63,22 +61,18 @@ class ScriptedPrompts:
 
     def __init__(self) -> None:
         self.images: list[Any] = []
-        self.owners: list[str] = []
 
-    def raw_ids(self, prompt: Prompt, _query: TokenQuery, owner: str) -> list[int]:
-        self.owners.append(owner)
+    def raw_ids(self, prompt: Prompt, _query: TokenQuery) -> list[int]:
         return prompt.ids
 
     def build(
         self,
         prompt: Prompt,
         images: Any,
-        owner: str,
         uses_cache: bool = True,
         adds_header: bool = True,
     ) -> tuple[None, Any]:
         self.images.append(images)
-        self.owners.append(owner)
         if prompt.messages == ["a bug"]:
             raise IndexError("of its own")
         if prompt.messages:
@@ -106,18 +100,6 @@ def run(
 def job(message: Submit | Count | Status | MessageWithImages) -> tuple[ClientLease, PromptJob]:
     inner = message.message if isinstance(message, MessageWithImages) else message
     return ClientLease(inner.request_id, b"peer"), message
-
-
-def test_what_is_remembered_of_a_prompt_is_its_keys_where_there_are_several() -> None:
-    prompt = replace(RAW, speaker=Speaker("mine"))
-    went_on, _, prompts = run(
-        job(Count("c1", prompt, is_apart=True)),
-        job(Count("c2", prompt)),
-        job(Submit("s1", prompt, Sampling(), is_apart=True)),
-        job(Submit("s2", prompt, Sampling())),
-    )
-    assert prompts.owners == ["mine", "", "mine", ""]
-    assert [cast(Request, each).owner for each in went_on] == ["mine", ""]
 
 
 def test_a_submit_is_admitted_before_it_goes_on_and_every_other_message_is_answered() -> None:

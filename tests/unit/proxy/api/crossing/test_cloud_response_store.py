@@ -63,16 +63,15 @@ def sent(
     store: ResponseStore,
     key: str = "k",
     deployment: str = "dep-a",
-    is_apart: bool = False,
     **body: Any,
 ) -> dict[str, Any]:
     body = {"input": [MORE]} | body
-    return store.for_cloud(key, body, deployment, is_apart=is_apart).body
+    return store.for_cloud(key, body, deployment).body
 
 
-def refused(store: ResponseStore, key: str = "k", is_apart: bool = False, **body: Any) -> str:
+def refused(store: ResponseStore, key: str = "k", **body: Any) -> str:
     with pytest.raises(RequestError) as caught:
-        sent(store, key, is_apart=is_apart, **body)
+        sent(store, key, **body)
     assert caught.value.status == 404
     return caught.value.param or ""
 
@@ -81,15 +80,15 @@ def item_reference(item_id: str) -> dict[str, Any]:
     return {"type": "item_reference", "id": item_id}
 
 
-@pytest.mark.parametrize("is_apart", [False, True])
-def test_the_maker_is_sent_its_own_items_as_they_came(is_apart: bool) -> None:
-    store = kept(ResponseStore())
+@pytest.mark.parametrize("key", ["", "k"])
+def test_the_maker_is_sent_its_own_items_as_they_came(key: str) -> None:
+    store = kept(ResponseStore(), key)
     body = {"input": [MORE], "previous_response_id": NATIVE, "store": True}
-    assert store.maker("k", body) == "dep-a"
-    found = store.for_cloud("k", body, "dep-a", is_apart=is_apart)
+    assert store.maker(key, body) == "dep-a"
+    found = store.for_cloud(key, body, "dep-a")
     assert found.body == {"input": [HI, THOUGHT, SAID, MORE], "store": True}
     assert found.whole == body | {"input": [HI, THOUGHT, SAID, MORE]}
-    assert found.whole == store.expanded("k", body)  # a local model is given the same
+    assert found.whole == store.expanded(key, body)  # a local model is given the same
 
 
 def test_another_deployment_is_sent_what_can_be_read() -> None:
@@ -105,14 +104,14 @@ def test_a_response_of_ours_is_put_in_for_the_cloud() -> None:
     store.keep("k", body, {"id": OURS, "status": "completed", "output": [said]})
     back = {"input": [MORE], "previous_response_id": OURS}
     assert store.maker("k", back) == ""
-    found = store.for_cloud("k", back, "dep-a", is_apart=False)
+    found = store.for_cloud("k", back, "dep-a")
     assert found.body["input"] == [HI, THOUGHT, SAID, MORE, said, MORE]
     assert "previous_response_id" not in found.body
 
 
 def test_an_id_that_only_the_provider_knows_passes_where_there_is_one_key() -> None:
     found = ResponseStore().for_cloud(
-        "k", {"input": [MORE], "previous_response_id": NATIVE}, "dep-a", is_apart=False
+        "", {"input": [MORE], "previous_response_id": NATIVE}, "dep-a"
     )
     assert found.body == {"input": [MORE], "previous_response_id": NATIVE}
     assert found.whole is None  # what came before is not known here, so nothing can be kept
@@ -132,7 +131,7 @@ def test_what_another_key_was_given_is_not_there() -> None:
     store = kept(ResponseStore())
     for previous in (NATIVE, OURS, BRIDGED):
         name = "previous_response_id"
-        assert refused(store, "other", True, previous_response_id=previous) == name
+        assert refused(store, "other", previous_response_id=previous) == name
     for item_id in (THOUGHT["id"], SAID["id"], "rs_unheard_of"):
         assert refused(store, "other", True, input=[item_reference(item_id)]) == "input[0].id"
     assert store.maker("other", {"previous_response_id": NATIVE}) == "dep-a"  # its own word
@@ -144,26 +143,26 @@ def test_an_items_id_passes_only_for_the_key_that_was_given_it() -> None:
     store = kept(ResponseStore())
     bare = {"type": "reasoning", "id": THOUGHT["id"], "summary": []}
     history = [bare, THOUGHT, SAID, CALLED, MORE]
-    mine = sent(store, "k", is_apart=True, input=history)["input"]
+    mine = sent(store, "k", input=history)["input"]
     plain = [{k: v for k, v in row.items() if k != "id"} for row in (THOUGHT, SAID, CALLED)]
     assert mine == [bare, THOUGHT, SAID, plain[2], MORE]
-    assert sent(store, "other", is_apart=True, input=history)["input"] == [*plain, MORE]
-    assert sent(store, "other", is_apart=False, input=history)["input"] == history
+    assert sent(store, "other", input=history)["input"] == [*plain, MORE]
+    assert sent(store, "", input=history)["input"] == history
 
 
 @pytest.mark.parametrize("odd", [7, [], {"a": 1}, True])
 def test_an_odd_id_of_an_item_is_no_id(odd: Any) -> None:
-    (kept_item,) = sent(ResponseStore(), is_apart=True, input=[MORE | {"id": odd}])["input"]
+    (kept_item,) = sent(ResponseStore(), input=[MORE | {"id": odd}])["input"]
     assert kept_item == MORE
 
 
 def test_references_to_a_clouds_items_are_the_items() -> None:
     store = kept(ResponseStore())
     given = [item_reference(THOUGHT["id"]), item_reference(SAID["id"]), MORE]
-    assert sent(store, input=given, is_apart=True)["input"] == [THOUGHT, SAID, MORE]
+    assert sent(store, input=given)["input"] == [THOUGHT, SAID, MORE]
     assert store.expanded("k", {"input": given})["input"] == [THOUGHT, SAID, MORE]
     unknown = item_reference("rs_unheard_of")
-    found = store.for_cloud("k", {"input": [unknown]}, "dep-a", is_apart=False)
+    found = store.for_cloud("", {"input": [unknown]}, "dep-a")
     assert (found.body["input"], found.whole) == ([unknown], None)
     assert refused(store, input=[item_reference(f"msg_{OUR_HEX}_0")]) == "input[0].id"
 
@@ -172,13 +171,13 @@ def test_items_are_forgotten_with_their_response() -> None:
     clock = Clock()
     store = kept(ResponseStore(clock))
     store.delete("k", NATIVE)
-    assert refused(store, is_apart=True, input=[item_reference(SAID["id"])]) == "input[0].id"
+    assert refused(store, input=[item_reference(SAID["id"])]) == "input[0].id"
     kept(store)
     store.keep("k", {"input": "x"}, cloud_answer("resp_2"), "dep-a")  # the same items again
     store.delete("k", NATIVE)
-    assert sent(store, is_apart=True, input=[item_reference(SAID["id"])])["input"] == [SAID]
+    assert sent(store, input=[item_reference(SAID["id"])])["input"] == [SAID]
     clock.now_s = AGE_S_MAX + 1
-    assert refused(store, is_apart=True, input=[item_reference(SAID["id"])]) == "input[0].id"
+    assert refused(store, input=[item_reference(SAID["id"])]) == "input[0].id"
 
 
 @pytest.mark.parametrize(
@@ -218,7 +217,7 @@ def test_a_restart_loses_neither_maker_nor_items(tmp_path: Path) -> None:
         assert again.odd == 0
         assert again.maker("k", {"previous_response_id": NATIVE}) == "dep-a"
         assert again.maker("k", {"previous_response_id": OURS}) == ""
-        body = sent(again, is_apart=True, input=[item_reference(THOUGHT["id"])])
+        body = sent(again, input=[item_reference(THOUGHT["id"])])
         assert body["input"] == [THOUGHT]
     finally:
         again.close()
@@ -233,7 +232,7 @@ def test_records_of_before_makers_are_read() -> None:
 
 def test_a_body_that_refers_to_nothing_is_the_same_for_the_cloud() -> None:
     body = {"input": [MORE], "model": "m"}
-    found = ResponseStore().for_cloud("k", body, "dep-a", is_apart=True)
+    found = ResponseStore().for_cloud("k", body, "dep-a")
     assert found.body == found.whole == body
-    text = ResponseStore().for_cloud("k", {"input": "hi"}, "dep-a", is_apart=True)
+    text = ResponseStore().for_cloud("k", {"input": "hi"}, "dep-a")
     assert text.body == {"input": [HI]}

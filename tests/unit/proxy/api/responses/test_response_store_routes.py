@@ -16,8 +16,8 @@ RESPONSE = {"id": "resp_1", "object": "response", "output": []}
 
 @pytest.fixture
 def edge(tmp_path: Path) -> ProxyApp:
-    made = app_of(tmp_path)
-    key = key_digest({"authorization": ME})
+    made = app_of(tmp_path, PROXY_API_KEYS="mine, other")
+    key = key_digest({"x-api-key": "mine"})
     made.stored.keep(key, {"input": [{"role": "user", "content": "hi"}]}, RESPONSE)
     return made
 

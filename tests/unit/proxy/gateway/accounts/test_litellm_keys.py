@@ -63,7 +63,7 @@ def test_a_request_waits_until_litellm_is_there() -> None:
         assert not asking.done() and not litellm.asked
         litellm.is_ready.set()
         owner = await asking
-        assert owner.digest == key_digest({"authorization": "Bearer sk-1"})
+        assert owner.digest == key_digest({"x-api-key": "sk-1"})
 
     run(body)
 
