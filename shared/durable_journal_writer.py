@@ -73,6 +73,7 @@ class JournalWriter(Generic[T]):
         self.counts: Counter[str] = Counter()
         self._journal = journal
         self._source = source
+        # Kept for a moment: records that wait for the disk
         self._queue: deque[tuple[T, int]] = deque()
         self._queue_bytes = 0
         self._is_open = True

@@ -29,6 +29,7 @@ def is_host_name(text: str) -> bool:
     return len(text) <= 253 and _NAME.fullmatch(text) is not None
 
 
+# Kept for everybody: addresses of `PROXY_HOST`
 @functools.lru_cache(maxsize=4)
 def listen_addresses(host: str) -> tuple[str, ...]:
     """Return each address that a server on `host` listens on; a name is resolved once a process.

@@ -160,6 +160,7 @@ class RouterPort:
         self._poller.register(self._socket, zmq.POLLIN)
         self._poller.register(self._wake_read.fileno(), zmq.POLLIN)
         self._is_woken = False  # a wake is on its way: another one would tell nothing new
+        # Kept for a moment: frames that wait for a socket
         self._outbox: deque[tuple[bytes, Message]] = deque()
         self._held: dict[bytes, deque[bytes]] = {}  # peer -> frames its queue had no room for
         self.gone: set[bytes] = set()  # peers that a send found missing, for the owner to collect

@@ -61,10 +61,12 @@ class DocumentReader:
         """`read_pdf` is another for tests."""
         self.counts: Counter[str] = Counter()
         self._read_pdf = read_pdf
+        # Kept for one key: texts of PDFs, 32 MB
         self._known: MemoryByOwner[bytes, _Known] = MemoryByOwner(
             MEMORY_BYTES_MAX, lambda _, known: known.cost
         )
         self._places = asyncio.Semaphore(PDFS_AT_ONCE)
+        # Kept for a moment: whose PDF is read now
         self._turns: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
         self._decoder = asyncio.Semaphore(1)  # a second thread would take the loop's turns too
 

@@ -20,6 +20,7 @@ class SessionDeployments:
     """
 
     def __init__(self) -> None:
+        # Kept for one key: which server has a conversation, by digests
         self._deployments: OrderedDict[bytes, str] = OrderedDict()
 
     def find(self, session: bytes) -> str:

@@ -30,6 +30,7 @@ class SignIns:
     """
 
     def __init__(self) -> None:
+        # Kept for one key: sign-ins by digests, with their keys, 12 hours
         self._sign_ins: OrderedDict[bytes, tuple[bytes, float]] = OrderedDict()
 
     def issue(self, key: bytes) -> str:

@@ -177,6 +177,7 @@ class RecentRequests:
     """
 
     def __init__(self) -> None:
+        # Kept for one key: figures of requests
         self._by_key: dict[str, RequestTotals] = {}
         self.on_change: Callable[[], None] = lambda: None
 

@@ -81,6 +81,7 @@ class WorkerPoller:
         self._pool = pool
         self._health = health
         self._on_change = on_change
+        # Kept for one key: figures of sessions
         self.views: dict[str, WorkerView] = {}
         self._task: asyncio.Task[None] | None = None
         self._is_closed = False

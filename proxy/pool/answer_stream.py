@@ -86,6 +86,7 @@ class AnswerStream:
         self.status = 200  # of HTTP: what a failure's would be
         self.usage: Usage | None = None  # once the worker has sent it
         self._release = release
+        # Kept for a moment: events of one answer
         self.inbox: deque[Delta | Finished | RequestError] = deque()
         self._loose = 0  # deltas that were added since the newest were joined
         self.unread_bytes = 0

@@ -57,6 +57,7 @@ class CacheAffinity:
     def __init__(self, load_gap_max: int = LOAD_GAP_MAX) -> None:
         """`load_gap_max`: requests that a worker may hold beyond the least loaded one's."""
         self._load_gap_max = load_gap_max
+        # Kept for one key: which worker has a conversation, by digests
         self.worker_ids: OrderedDict[bytes, int] = OrderedDict()  # by mark
 
     def choose(self, candidates: Iterable[C], marks: list[bytes]) -> C | None:

@@ -40,6 +40,7 @@ class MessageDigester:
         """With `checks_size` a conversation that would lose too much is known by its exact text."""
         self._is_on = is_on
         self._checks_size = checks_size
+        # Kept for one key: digests of 32,768 messages
         self._known: MemoryByOwner[bytes, _KnownMessage] = MemoryByOwner(REMEMBERED_MAX)
 
     @property

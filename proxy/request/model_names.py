@@ -133,6 +133,7 @@ def listed_as(name: str, listed: Iterable[str]) -> str:
     return loose_names({row: row for row in listed}).get(loose_name(name), name)
 
 
+# Kept for a moment: that the former model's name was told: nothing of a request
 @functools.cache  # once, not once a request
 def _tell_former(former: str, public: str) -> None:
     log.warning("the model %r, which requests name, is gone: %r answers them", former, public)

@@ -92,6 +92,7 @@ class SuspectStore:
         Raises: OSError: the directory cannot be made, or its secret not read.
         """
         make_private(directory)
+        # Kept for one key: digests of prompts that workers died with, 24 hours
         self._directory = directory
         self._clock = clock
         self._cut_label = cut_label

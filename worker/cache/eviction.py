@@ -59,6 +59,7 @@ class Evictor:
         self.evicted_bytes: Counter[str] = Counter()  # and how much they gave back
         # Called with the extent that something of is about to go.
         self.before_eviction: Callable[[Extent], None] = lambda _: None
+        # Kept for one key: hashes of what was evicted, for `/v1/cache`
         self._last: OrderedDict[LinePriority, EvictedEntry] = OrderedDict()  # the newest at the end
 
     @property

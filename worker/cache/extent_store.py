@@ -109,6 +109,7 @@ class ExtentStore:
         self.layout = layout
         self.budget = budget
         self.root = Joint(root, 0)
+        # Kept for one key: KV in memory, by the key's own root
         self._joints: dict[PrefixHash, Joint] = {root: self.root}
         self._extents: dict[Extent, None] = {}
 

@@ -76,6 +76,7 @@ class Pins:
         self._store = store
         self._budget = store.budget
         self._keys = keys
+        # Kept for one key: pinned prompts
         self._pins: dict[str, Pin] = {}
 
     def __len__(self) -> int:

@@ -96,6 +96,7 @@ class GrammarCompiler:
         self.patience = Patience()  # of the answers to come
         self.clock = awake_s  # what is idle ends by it
         self._used_at, self._look_at = awake_s(), 0.0
+        # Kept for one key: compiled grammars, 256 MB
         self._compiled: MemoryByOwner[str, _Compiled] = MemoryByOwner(  # by source
             HELD_BYTES_MAX, lambda _, each: PROCESS_BYTES + each.held_bytes
         )
@@ -103,6 +104,7 @@ class GrammarCompiler:
         self.hits: Counter[str] = Counter()  # by owner
         self.counts: Counter[str] = Counter()
         self.draft_counts: Counter[str] = Counter()  # of calls that are drafted
+        # Kept for one key: tokens of drafted calls
         self._draft_texts: MemoryByOwner[str, ForcedTexts] = MemoryByOwner(OWNERS_MAX)
 
     @property

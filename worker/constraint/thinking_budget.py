@@ -100,6 +100,7 @@ class ThinkingBudget:
         self._is_open = is_open
         self._may_open = not (is_open and marks.is_first_only)
         self._tail = b""  # the bytes that were written last: in the block, or since it
+        # Kept for a moment: forced tokens of one answer
         self._forced: deque[int] = deque()
         self._waits_left = CHARACTER_TOKENS_MAX
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")

@@ -45,12 +45,14 @@ class DiskThread:
         self.counts: Counter[str] = Counter()
         self.file_store = file_store
         self.queue_bytes_max = queue_bytes_max
+        # Kept for a moment: work that waits for the disk
         self._reads: deque[tuple[Sequence[FileName], OnRead]] = deque()
         self._writes: deque[tuple[Record, bool]] = deque()
         self._queue_bytes = 0  # of `_writes`, and of the one that is being written
         self._is_open = True
         self._looks: list[threading.Event] = []  # of whoever waits for a look at the directory
         self._looked_at = time.monotonic()
+        # Kept for a moment: work that waits for the disk
         self._discards: deque[FileName] = deque()  # files to remove, before anything else is done
         self._drops: set[FileName] = set()  # files to remove once nothing waits to be written
         self._clears = False  # the file store is to be emptied before anything else

@@ -74,6 +74,7 @@ class FileStore:
         self._now = now
         self._index = FileIndex()
         self._found = self._index  # what any thread finds: nothing while all is to be removed
+        # Kept for one key: KV on disk, by the key's own root
         self._listed: dict[str, FileName] = {}  # file names seen, damaged ones that stay included
         self._seen_at = 0  # when the directory last changed, as of the last look; 0 = look again
         self._changes_seen: int | None = None  # how often it had, by its workers' own count

@@ -25,6 +25,7 @@ class DraftMemory:
         self.counts = DraftCounts()  # of all answers that have ended
         self._curve = curve
         self._answers = EarlierAnswers()
+        # Kept for one key: how well answers could be drafted
         self._lengths: MemoryByOwner[str, DraftLength] = MemoryByOwner(OWNERS_MAX)
         self._room = HistoryRoom()
 
@@ -49,7 +50,8 @@ class DraftMemory:
             sources = replace(sources, room=self._room)
             return AnswerDrafter(sources, DraftLength(self._curve), kind, allows_trees)
         sources = replace(sources, earlier_answers=lambda: self._answers.of(owner), room=self._room)
-        return AnswerDrafter(sources, self._length_of(owner), kind, allows_trees)
+        length = self._lengths.recall(owner, "", lambda: DraftLength(self._curve))
+        return AnswerDrafter(sources, length, kind, allows_trees)
 
     def release(self, drafter: AnswerDrafter) -> None:
         """Give back what a drafter holds that drafts no more."""
@@ -69,10 +71,3 @@ class DraftMemory:
         """Forget all that outlives an answer."""
         self._answers.clear()
         self._lengths.clear()
-
-    def _length_of(self, owner: str) -> DraftLength:
-        length = self._lengths.get(owner, "")
-        if length is None:
-            length = DraftLength(self._curve)
-            self._lengths.put(owner, "", length)
-        return length

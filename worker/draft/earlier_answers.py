@@ -20,6 +20,7 @@ class EarlierAnswers:
 
     def __init__(self, bytes_max: int = BYTES_MAX) -> None:
         self._bytes_max = bytes_max
+        # Kept for one key: tokens of answers, 8 MB
         self._by_owner: dict[str, TokenHistory] = {}
 
     @property

@@ -62,6 +62,7 @@ class MemoryUse:
         self._arrays = arrays
         self._freed = freed
         # What has just gone is in the system's count for a while: the smallest of the last counts.
+        # Kept for everybody: bytes in use
         self._measures: deque[int] = deque(maxlen=MEASURES_MAX)
         self.beside_bytes = 0
         self.process_bytes = 0

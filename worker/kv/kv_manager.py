@@ -59,6 +59,7 @@ class KVManager:
         self.uncached = NullKVManager(new_cache, layers, rules)  # of what is not to be kept
         self.pins = Pins(self.store, rules.keys)
         self._layers = layers
+        # Kept for one key: live KV, by the key's own root
         self._slots: dict[int, LiveSlot] = {}
         self.transfer = KVTransfer(self.store, layers, rules, self._slots, new_cache)
         self.lines = LinePriorities()

@@ -127,6 +127,7 @@ def _cache(bits: float) -> Any:
     return _turboquant().TurboQuantKVCache(bits, key_bits=keys_bits, value_bits=values_bits)
 
 
+# Kept for everybody: TurboQuant's tables
 @cache
 def _unpacker(bits: float, widths: tuple[int, ...]) -> Any:
     """Return a cache of mlx-vlm's that has seen rows of these widths, and so can unpack such."""
@@ -145,6 +146,7 @@ def _unpacked(
     return unpacked
 
 
+# Kept for everybody: TurboQuant's tables
 @cache
 def _sample(bits: float, widths: tuple[int, ...]) -> bytes:
     """Return what fixed codes unpack to, in steps coarse enough to be the same each time."""

@@ -337,6 +337,7 @@ class PieceCache:
         self, chars_max: int, vocab_size: int, stop_words: Callable[[], None] = lambda: None
     ) -> None:
         """`stop_words` has the tokenizer itself remember nothing, from now on."""
+        # Kept for one key: token ids of texts, 64 M characters
         self._ids: MemoryByOwner[_PieceKey, tuple[int, ...]] = MemoryByOwner(chars_max, _cost)
         self._int_of = list(range(vocab_size)).__getitem__  # one object an id: 8 bytes a token
         self._stop_words = stop_words
@@ -351,23 +352,15 @@ class PieceCache:
         self, owner: str, key: _PieceKey, encode: Callable[[], list[int]]
     ) -> tuple[int, ...]:
         """Return the ids of (text, whether it is a prompt's first), encoded if need be."""
-        known = self._ids.get(owner, key)
-        if known is not None:
-            return known
-        if owner:
-            self._forget_words()
-        ids = tuple(map(self._int_of, encode()))
-        self._ids.put(owner, key, ids)
-        return ids
+        if owner and self._has_words:
+            with self._lock:
+                if self._has_words:
+                    self._stop_words()
+                    self._has_words = False
+        return self._ids.recall(owner, key, lambda: tuple(map(self._int_of, encode())))
 
     def clear(self) -> None:
         self._ids.clear()
-
-    def _forget_words(self) -> None:
-        with self._lock:
-            if self._has_words:
-                self._stop_words()
-                self._has_words = False
 
 
 def _cost(key: _PieceKey, _ids: tuple[int, ...]) -> int:

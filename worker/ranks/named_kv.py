@@ -77,6 +77,7 @@ class Telling:
     def __init__(self, link: LeaderLink) -> None:
         self.link = link
         self._numbers = itertools.count(EMPTY_HANDLE + 1)
+        # Kept for nobody: numbers of KV
         self._gone: deque[int] = deque()
         self._told_at_look = self._told = 0  # operations
 

@@ -15,6 +15,7 @@ class RecentPrompts:
 
     def __init__(self, is_on: bool) -> None:
         self._is_on = is_on
+        # Kept for one key: tokens of 64 prompts (`LOG_PROMPTS`)
         self._by_request: dict[str, tuple[str, list[int]]] = {}  # request id -> key digest, ids
 
     def add(self, message: Submit, ids: list[int]) -> None:

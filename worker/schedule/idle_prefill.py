@@ -43,6 +43,7 @@ class IdlePrefill:
         self._kv_manager = kv_manager
         self._config = config
         self._running: _Prefill | None = None
+        # Kept for one key: prompts that idle time is to read
         self._next_prompts: deque[PrefixQuery] = deque(maxlen=NEXT_PROMPTS_MAX)
 
     @property

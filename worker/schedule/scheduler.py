@@ -62,6 +62,7 @@ class Scheduler:
         self._drafts = config.drafts
         engine.decoder.has_room = self._has_room
         kv_manager.limit_growth(self._has_room)
+        # Kept for a moment: requests that wait
         self._waiting: deque[Request] = deque()
         self._prefilling: list[Request] = []  # oldest first
         self._decoding: dict[str, Request] = {}

@@ -97,6 +97,7 @@ class _Files:
     def __init__(self, root: Path) -> None:
         self._root = root
         self._day = ""
+        # Kept for nobody: names of the traces' files
         self._names: set[str] = set()  # of this day's files that are known to be there
 
     def append(self, day: str, session: str, line: bytes) -> None:

@@ -260,6 +260,7 @@ class ConversationLines:
         """`lines_max` of one session; a session unused for `idle_s` is forgotten. 0 = no limit."""
         self._lines_max = lines_max
         self._idle_s = idle_s
+        # Kept for one key: sessions: tokens of prompts, first words
         self._sessions: OrderedDict[tuple[str, str, str], Session] = OrderedDict()
         self._number_max = 0  # of all lines that there were
         self._lines: OrderedDict[Line, Session] = OrderedDict()  # least recently used first

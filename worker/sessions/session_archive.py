@@ -111,6 +111,7 @@ class SessionArchive:
         Without a directory nothing is written.
         """
         self._may_load = True
+        # Kept for one key: journals of turns, thinking and sessions
         self.records = RecordWriter(everything)
         self.journal = open_journal_writer(directory, self.records, SCHEMA)
         self._lost: Counter[str] = Counter()
@@ -195,6 +196,7 @@ class RecordWriter:
 
     def __init__(self, everything: Callable[[], Iterable[ArchiveEntry]]) -> None:
         self.everything = everything
+        # Kept for nobody: which lines the journal has
         self._written: OrderedDict[bytes, int] = OrderedDict()  # uid of a line -> its turns
 
     def lost(self) -> None:

@@ -54,6 +54,7 @@ class ThinkingStore:
     def __init__(self, entries_max: int = ENTRIES_MAX, chars_max: int = CHARS_MAX) -> None:
         self._entries_max = entries_max
         self._chars_max = chars_max
+        # Kept for one key: thinking, 32 M characters
         self._thinking: OrderedDict[bytes, str] = OrderedDict()
         self._chars = 0
 

@@ -75,6 +75,7 @@ class TurnStore:
     def __init__(self, turns_max: int = TURNS_MAX, bytes_max: int = BYTES_MAX) -> None:
         self._turns_max = turns_max
         self._bytes_max = bytes_max
+        # Kept for one key: turns as they were sampled, 64 MB
         self._turns: OrderedDict[Turn, list[Hashable]] = OrderedDict()  # turn -> where it is listed
         self._listed: dict[Hashable, list[Turn]] = {}
         self.nbytes = 0

@@ -84,6 +84,7 @@ class OutputProcessor:
         self._is_parallel = is_parallel
         self._calls = 0
         self.is_cut = False  # it has all the calls that it may have, and more was written
+        # Kept for a moment: log probabilities of one answer
         self._waiting: deque[_WaitingText] = deque()
         self._entries: list[TokenLogprob] = []  # of tokens that have completed no text yet
         self._fed = 0  # characters

@@ -101,6 +101,7 @@ class ResponseStore:
     ) -> None:
         """Take up what `directory` holds; None keeps nothing across restarts."""
         self._clock = clock
+        # Kept for one key: stored responses, 64 MB, and their journal
         self._entries: OrderedDict[_EntryKey, _StoredResponse] = OrderedDict()  # oldest first
         self._cloud_items: dict[_EntryKey, str] = {}  # owner, item's id -> its response's id
         self._lock = threading.Lock()  # for changes of `_entries`, which the journal reads

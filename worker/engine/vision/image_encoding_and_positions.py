@@ -86,6 +86,7 @@ class ImageEncoder:
         self._model = model
         self._language = language
         self._bytes_max = bytes_max
+        # Kept for one key: images, encoded, 256 MB
         self._encoded: OrderedDict[ImageName, ImageRows] = OrderedDict()  # used last at the end
         self._relative_positions: MemoryByOwner[Any, NDArray[np.int32]]
         self._relative_positions = MemoryByOwner(POSITIONS_KEPT_MAX)

@@ -65,6 +65,7 @@ class ModelFormat:
     tools: Callable[[Sequence[dict[str, Any]]], str] | None = None  # shows functions, likewise
 
 
+# Kept for a moment: the formats of this program: nothing of a request
 @cache
 def all_formats() -> tuple[ModelFormat, ...]:
     """Return the formats of all modules of the folder, the most certain first."""

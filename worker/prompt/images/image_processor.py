@@ -6,7 +6,7 @@ Whatever a processor makes leaves here as NumPy arrays. Imports no MLX of its ow
 import functools
 import logging
 import threading
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from hearth.shared.errors import RequestError, StartError
+from hearth.shared.memory_by_owner import MemoryByOwner
 from hearth.worker.cache.image_keys import PromptImage, identity_of
 from hearth.worker.prompt.images.image_decode import PIXELS_MAX, decoded
 from hearth.worker.prompt.images.unpadded_processor import UnpaddedProcessor
@@ -47,10 +48,6 @@ class _Expansion:
     after: str
     arrays: Arrays
 
-    @property
-    def byte_count(self) -> int:
-        return sum(array.nbytes for array in self.arrays.values())
-
 
 @dataclass(frozen=True, slots=True)
 class _Facts:
@@ -70,7 +67,7 @@ class ImageReader:
     Owner: the image thread. Others call `forget`, and a PromptImage's `inputs`, which waits for the
     image that is being decoded where its arrays are gone, and not otherwise. The processor's
     tokenizer must be no other thread's: it is set up anew for each call.
-    Memory: ARRAYS_BYTES_MAX of arrays (the newest stays whatever its size) and FACTS_MAX facts. A
+    Memory: ARRAYS_BYTES_MAX of arrays (a larger one stays alone) and FACTS_MAX facts. A
     PromptImage holds its file, and lives as long as its request. One image is decoded at a time;
     with the processor's copies that takes 16 bytes a pixel at its peak, 640 MB at PIXELS_MAX.
     """
@@ -98,9 +95,11 @@ class ImageReader:
         self._tokenizer = getattr(processor, "tokenizer", processor)
         self._added = frozenset(self._tokenizer.added_tokens_decoder)
         self._decoding = threading.Lock()  # held for seconds
-        self._table = threading.Lock()  # guards the two tables below; held for a look-up
-        self._facts: OrderedDict[str, _Facts] = OrderedDict()
-        self._arrays: OrderedDict[str, _Expansion] = OrderedDict()
+        self._counting = threading.Lock()
+        # Kept for one key: images, decoded, 256 MB
+        self._facts: MemoryByOwner[str, _Facts] = MemoryByOwner(FACTS_MAX)
+        self._arrays: MemoryByOwner[str, _Expansion]
+        self._arrays = MemoryByOwner(ARRAYS_BYTES_MAX, _bytes_of)
         image = Image.new("RGB", _PROBE_SIZE)
         probe = self._probed(image)
         self._refuse_numbered(image, probe.ids.tolist())
@@ -133,31 +132,31 @@ class ImageReader:
             RequestError: 400; see `decoded`, and `image_refused` where the processor does not
                 take it.
         """
-        name = owner + digest
-        facts = self._known(name)
+        facts, outcome = self._facts.get(owner, digest), "known"
         if facts is None:
             try:
                 expansion = self._read(data)
             except RequestError as error:
                 self._count(error.code)
                 raise
-            self._count("decoded")
-            facts = _facts_of(expansion)
-            self._keep(name, facts, expansion)
-        inputs = functools.partial(self._inputs, name, data, facts)
+            facts, outcome = _facts_of(expansion), "decoded"
+            self._facts.put(owner, digest, facts)
+            self._arrays.put(owner, digest, expansion)
+        self._count(outcome)
+        inputs = functools.partial(self._inputs, owner, digest, data)
         return PromptImage(facts.identity, tuple(facts.ids.tolist()), facts.grid, inputs, owner)
 
-    def _inputs(self, name: str, data: bytes, facts: _Facts) -> Arrays:
+    def _inputs(self, owner: str, digest: str, data: bytes) -> Arrays:
         """Return what the encoder is given, read-only. Any thread.
 
         Raises:
             RequestError: what could be decoded once cannot be any more: there is no memory.
         """
-        expansion = self._kept(name)
+        expansion = self._arrays.get(owner, digest)
         if expansion is None:
             expansion = self._read(data)
             self._count("again")
-            self._keep(name, facts, expansion)
+            self._arrays.put(owner, digest, expansion)
         return expansion.arrays
 
     def _read(self, data: bytes) -> _Expansion:
@@ -234,48 +233,25 @@ class ImageReader:
 
     def forget(self) -> None:
         """Forget every image; one that is being read is remembered. Any thread."""
-        with self._table:
-            self._facts.clear()
-            self._arrays.clear()
+        self._facts.clear()
+        self._arrays.clear()
 
     def outcomes(self) -> dict[str, int]:
         """Return how often each of these came of a file. Any thread."""
-        with self._table:
+        with self._counting:
             counts = Counter(self.counts)
         taken = {outcome: counts.pop(outcome, 0) for outcome in ("decoded", "again", "known")}
         return taken | {"refused": counts.total()}
 
-    def _known(self, name: str) -> _Facts | None:
-        with self._table:
-            facts = self._facts.get(name)
-            if facts is not None:
-                self._facts.move_to_end(name)
-                self.counts["known"] += 1
-            return facts
-
-    def _kept(self, name: str) -> _Expansion | None:
-        with self._table:
-            expansion = self._arrays.get(name)
-            if expansion is not None:
-                self._arrays.move_to_end(name)
-            return expansion
-
-    def _keep(self, name: str, facts: _Facts, expansion: _Expansion) -> None:
-        with self._table:
-            self._facts[name] = facts
-            self._facts.move_to_end(name)
-            while len(self._facts) > FACTS_MAX:
-                self._facts.popitem(last=False)
-            self._arrays[name] = expansion
-            self._arrays.move_to_end(name)
-            total = sum(each.byte_count for each in self._arrays.values())
-            while total > ARRAYS_BYTES_MAX and len(self._arrays) > 1:
-                total -= self._arrays.popitem(last=False)[1].byte_count
-            assert name in self._arrays and name in self._facts, "the newest stays"
-
     def _count(self, outcome: str) -> None:
-        with self._table:
+        with self._counting:
             self.counts[outcome] += 1
+
+
+def _bytes_of(_digest: str, expansion: _Expansion) -> int:
+    """Return what it costs to keep the arrays: no more than all may, so that the newest stays."""
+    nbytes = sum(array.nbytes for array in expansion.arrays.values())
+    return min(max(1, nbytes), ARRAYS_BYTES_MAX)
 
 
 def _facts_of(expansion: _Expansion) -> _Facts:

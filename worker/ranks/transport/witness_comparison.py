@@ -19,9 +19,11 @@ class WitnessComparison:
 
     def __init__(self, ranks: Iterable[int]) -> None:
         self.own_count = 0
+        # Kept for nobody: up to 100,000 steps with sampled ids
         self._own: deque[bytes] = deque()
         self._first = 0
         self.counts = dict.fromkeys(ranks, 0)  # of facts that each follower said and that are equal
+        # Kept for nobody: what ranks have said that is ahead
         self._ahead: dict[int, deque[bytes]] = {rank: deque() for rank in self.counts}
 
     def note_own(self, facts: bytes) -> None:
