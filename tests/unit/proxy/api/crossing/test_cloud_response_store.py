@@ -133,7 +133,7 @@ def test_what_another_key_was_given_is_not_there() -> None:
         name = "previous_response_id"
         assert refused(store, "other", previous_response_id=previous) == name
     for item_id in (THOUGHT["id"], SAID["id"], "rs_unheard_of"):
-        assert refused(store, "other", True, input=[item_reference(item_id)]) == "input[0].id"
+        assert refused(store, "other", input=[item_reference(item_id)]) == "input[0].id"
     assert store.maker("other", {"previous_response_id": NATIVE}) == "dep-a"  # its own word
     assert store.maker("other", {"previous_response_id": BRIDGED}) == ""
 
