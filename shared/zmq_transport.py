@@ -137,9 +137,8 @@ def curve_keys(directory: Path, own: str, other: str) -> CurveKeys:
 class RouterPort:
     """A worker's end. Owner: the wire thread; only `post` and `wake` may be called from others.
 
-    Frames that cannot be sent at once wait in order, per peer, up to QUEUE_FRAMES_MAX.
-    Invariants: nothing is held for a peer that is gone; nothing is bound after a tcp:// endpoint,
-    whose keys would be asked for there too.
+    zmq holds up to QUEUE_FRAMES_MAX frames for a peer; one that reads fewer counts as gone.
+    Invariant: nothing is bound after a tcp:// endpoint, whose keys would be asked for there too.
     """
 
     def __init__(self, endpoint: str, keys: CurveKeys | None = None) -> None:
@@ -150,6 +149,7 @@ class RouterPort:
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._socket.setsockopt(zmq.LINGER, 500)
+        self._socket.setsockopt(zmq.SNDHWM, QUEUE_FRAMES_MAX)
         self._socket.setsockopt(zmq.HANDSHAKE_IVL, int(HANDSHAKE_S_MAX * 1000))
         self._socket.setsockopt(zmq.MAXMSGSIZE, FRAME_BYTES_MAX)
         self.listen(endpoint, keys)
@@ -162,7 +162,6 @@ class RouterPort:
         self._is_woken = False  # a wake is on its way: another one would tell nothing new
         # Kept for a moment: frames that wait for a socket
         self._outbox: deque[tuple[bytes, Message]] = deque()
-        self._held: dict[bytes, deque[bytes]] = {}  # peer -> frames its queue had no room for
         self.gone: set[bytes] = set()  # peers that a send found missing, for the owner to collect
         self.bad_frame_count = 0
 
@@ -198,8 +197,8 @@ class RouterPort:
 
     @property
     def waiting_frames(self) -> int:
-        """Return how many messages wait to be sent. Any thread."""
-        return len(self._outbox) + sum(len(held) for held in list(self._held.values()))
+        """Return how many messages wait to be handed to zmq. Any thread."""
+        return len(self._outbox)
 
     def wake(self) -> None:
         """End the owner's wait. Any thread, and signal handlers."""
@@ -211,8 +210,7 @@ class RouterPort:
         """Send what was posted, wait up to `wait_s` for something to happen, return what came."""
         assert wait_s >= 0, wait_s  # zmq takes a negative one for ever
         self._flush()
-        retry_soon = 0.02 if self._held else wait_s
-        ready = {where for where, _ in self._poller.poll(int(min(wait_s, retry_soon) * 1000))}
+        ready = {where for where, _ in self._poller.poll(int(wait_s * 1000))}
         if self._wake_read.fileno() in ready:
             self._wake_read.recv(65536)
         self._is_woken = False  # before the flush: what is posted from here on wakes again
@@ -236,44 +234,19 @@ class RouterPort:
         return received
 
     def _flush(self) -> None:
-        assert self.gone.isdisjoint(self._held), self.gone & self._held.keys()
-        for peer, frames in list(self._held.items()):
-            while frames and self._send(peer, frames[0]):
-                frames.popleft()
-            if not frames:
-                self._held.pop(peer, None)
         while self._outbox:
             peer, message = self._outbox.popleft()
-            if peer in self.gone:
+            if peer in self.gone:  # it takes everything, into nothing
                 continue
-            frame = _frame(message)
-            if peer in self._held or not self._send(peer, frame):
-                self._hold(peer, frame)
-
-    def _hold(self, peer: bytes, frame: bytes) -> None:
-        if peer in self.gone:
-            return
-        held = self._held.setdefault(peer, deque())
-        held.append(frame)
-        if len(held) > QUEUE_FRAMES_MAX:
-            log.warning("peer does not read: %d frames wait; it counts as gone", len(held))
-            self._drop(peer)
-
-    def _send(self, peer: bytes, frame: bytes) -> bool:
-        """Send now. False: no room yet. A peer that is gone takes everything, into nothing."""
-        try:
-            self._socket.send_multipart([peer, frame], zmq.NOBLOCK)
-        except zmq.Again:
-            return False
-        except zmq.ZMQError as error:
-            if error.errno != zmq.EHOSTUNREACH:
-                raise
-            self._drop(peer)
-        return True
-
-    def _drop(self, peer: bytes) -> None:
-        self.gone.add(peer)
-        self._held.pop(peer, None)
+            try:
+                self._socket.send_multipart([peer, _frame(message)], zmq.NOBLOCK)
+            except zmq.Again:
+                log.warning("peer does not read: %d frames wait; it is gone", QUEUE_FRAMES_MAX)
+                self.gone.add(peer)
+            except zmq.ZMQError as error:
+                if error.errno != zmq.EHOSTUNREACH:
+                    raise
+                self.gone.add(peer)
 
     def close(self) -> None:
         self._flush()

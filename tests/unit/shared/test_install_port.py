@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn
 
+import psutil
 import pytest
 
 import install_and_run
@@ -94,62 +95,41 @@ def left_in(directory: Path) -> list[str]:
 # ---- which process is which ----
 
 
-def test_a_process_keeps_its_start_time_and_another_has_a_later_one() -> None:
+@pytest.fixture(params=["linux", "darwin"])
+def system(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    if request.param == "linux" and sys.platform != "linux":
+        pytest.skip("reads /proc, which only Linux has")
+    monkeypatch.setattr(sys, "platform", request.param)
+    return str(request.param)
+
+
+def test_a_process_keeps_its_start_time_and_another_has_a_later_one(system: str) -> None:
     own = process_started(os.getpid())
-    assert own is not None and own == process_started(os.getpid())
+    assert own is not None and own == process_started(os.getpid()), system
     with listener() as (process, _):
         assert identity(process.pid).started > own
 
 
 def test_a_process_that_ended_has_no_start_time_even_while_its_parent_has_not_looked(
-    held: tuple["subprocess.Popen[str]", int],
+    held: tuple["subprocess.Popen[str]", int], system: str
 ) -> None:
     process, _ = held
     process.kill()
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # it stays a zombie
+    assert process_started(process.pid) is None, system
+    process.wait()
     assert process_started(process.pid) is None
-    assert processes.started_ps(process.pid) is None
 
 
-def test_the_start_time_that_ps_prints_is_read_as_utc() -> None:
-    assert processes.parse_ps("Ss+  Fri Nov 21 11:46:02 2025\n") == 1763725562.0
-    assert processes.parse_ps("S    Sat Feb  7 01:02:03 2026") == 1770426123.0
-    assert processes.parse_ps("Z    Fri Nov 21 11:46:02 2025") is None
-    assert processes.parse_ps("") is None
-
-
-def test_ps_gives_one_start_time_whatever_the_time_zone(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = set()
-    for zone in ("UTC", "Asia/Tokyo"):
-        monkeypatch.setenv("TZ", zone)
-        found.add(processes.started_ps(os.getpid()))
-    assert len(found) == 1 and None not in found
-
-
-def test_a_ps_that_does_not_answer_is_not_read_as_no_such_process(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def hang(*arguments: object, **options: object) -> NoReturn:
-        raise subprocess.TimeoutExpired("ps", 5)
-
-    monkeypatch.setattr(subprocess, "run", hang)
-    with pytest.raises(subprocess.TimeoutExpired):
-        processes.started_ps(os.getpid())
-
-
-@pytest.mark.parametrize("find", [processes.holder_linux, processes.holder_lsof])
 def test_the_holder_of_a_port_is_found_with_its_name(
-    find: object, held: tuple["subprocess.Popen[str]", int]
+    held: tuple["subprocess.Popen[str]", int],
 ) -> None:
     process, port = held
-    if find is processes.holder_linux and sys.platform != "linux":
-        pytest.skip("reads /proc, which only Linux has")
-    assert callable(find)
-    pid, name = find(port)
+    pid, name = processes.port_holder(port) or (0, "")
     assert pid == process.pid and "python" in name.lower()
     process.kill()
     process.wait()
-    assert find(port) is None
+    assert processes.port_holder(port) is None
 
 
 def test_a_process_that_ignores_sigterm_is_waited_for_told_and_killed(
@@ -283,7 +263,7 @@ def test_a_strangers_port_is_reported_with_its_process_and_everything_left_alone
     (tmp_path / "worker-0.sock").touch()
     with pytest.raises(StartError) as refusal:
         take_port(HOST, port, tmp_path)
-    name = processes.process_name(process.pid)
+    name = psutil.Process(process.pid).name()
     assert f"Port {port} is held by pid {process.pid} ({name})" in str(refusal.value)
     assert f"such as {port + 1}" in str(refusal.value)
     assert process.poll() is None

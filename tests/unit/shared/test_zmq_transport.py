@@ -71,9 +71,10 @@ def test_a_peer_that_never_came_is_reported_and_takes_everything(port: RouterPor
 
 
 def test_a_peer_that_stops_reading_counts_as_gone_within_bounds(
-    port: RouterPort, endpoint: str, monkeypatch: pytest.MonkeyPatch
+    endpoint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(zmq_transport, "QUEUE_FRAMES_MAX", 50)
+    port = RouterPort(endpoint)
 
     async def flood() -> None:
         link = DealerLink(endpoint, ignore)
@@ -89,6 +90,7 @@ def test_a_peer_that_stops_reading_counts_as_gone_within_bounds(
         link.close()
 
     asyncio.run(flood())
+    port.close()
 
 
 @pytest.mark.process
