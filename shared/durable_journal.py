@@ -18,7 +18,7 @@ import struct
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from errno import EACCES, EFBIG, EPERM, EROFS, ESTALE, ETIMEDOUT
@@ -86,7 +86,7 @@ class Journal:
             OSError: it cannot be made or read.
         """
         self.counts: Counter[str] = Counter()
-        self._directory = directory
+        self.directory = directory
         self._schema = schema
         self._warned: set[str] = set()
         make_private(directory)
@@ -96,10 +96,6 @@ class Journal:
         self._own: _File | None = next((file for file in self._files if file.is_ours), None)
         self._base = 0  # size of the own file when all in it was last alive
         self._is_damaged = False
-
-    @property
-    def directory(self) -> Path:
-        return self._directory
 
     def named(self, text: str) -> str:
         """Return what `text`, which may be secret, is known by in this directory alone."""
@@ -149,7 +145,10 @@ class Journal:
         while at < size:
             start = at
             payload = self._payload(file.handle, at, size)
-            at = self._next(file.handle, at, size) if payload is None else _end(at, payload)
+            if payload is None:
+                at = self._next(file.handle, at, size)
+            else:
+                at += _HEAD.size + len(payload)
             assert start < at <= size, (file.path, start, at, size)
             if payload is not None or file.is_ours or at < size:  # a living writer's may be amid it
                 yield _RecordFrame(at, payload)
@@ -207,7 +206,7 @@ class Journal:
         """
         data = b"".join(frames)
         if self._own is None:
-            self._create(lambda handle: None)
+            self._create(())
         assert self._own is not None
         assert self._own.is_ours, self._own.path
         handle = self._own.handle
@@ -232,11 +231,11 @@ class Journal:
         Raises:
             OSError: the disk does not let it; all is as it was.
         """
-        make_private(self._directory)
-        if _secret(self._directory, self._secret) != self._secret:
-            raise OSError(ESTALE, f"{self._directory} was made anew by another process")
+        make_private(self.directory)
+        if _secret(self.directory, self._secret) != self._secret:
+            raise OSError(ESTALE, f"{self.directory} was made anew by another process")
         whole = self.packed(None)  # marks the end of what was alive when the file was made
-        self._create(lambda handle: _write_all(handle, itertools.chain(frames, [whole])))
+        self._create(itertools.chain(frames, [whole]))
         assert self._own is not None
         self._base = os.fstat(self._own.handle).st_size
         self._is_damaged = False
@@ -247,15 +246,16 @@ class Journal:
             with suppress(FileNotFoundError):
                 os.unlink(file.path)
 
-    def _create(self, fill: Callable[[int], None]) -> None:
-        """Make the own file of what `fill` writes; a file that it replaces is closed."""
+    def _create(self, frames: Iterable[bytes]) -> None:
+        """Make the own file of `frames`; a file that it replaces is closed."""
         old = self._own
-        path = self._directory / f"{secrets.token_hex(8)}{SUFFIX}" if old is None else old.path
-        handle, temp = tempfile.mkstemp(prefix=TEMP_PREFIX, dir=self._directory)  # 0600
+        path = self.directory / f"{secrets.token_hex(8)}{SUFFIX}" if old is None else old.path
+        handle, temp = tempfile.mkstemp(prefix=TEMP_PREFIX, dir=self.directory)  # 0600
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             fcntl.fcntl(handle, fcntl.F_SETFL, os.O_APPEND)
-            fill(handle)
+            for frame in frames:
+                _write(handle, frame)
             os.fsync(handle)
             os.replace(temp, path)
         except BaseException:
@@ -284,15 +284,15 @@ class Journal:
         for _ in range(OPEN_TRIES_MAX):
             files: list[_File] = []
             try:
-                for name in sorted(os.listdir(self._directory)):
+                for name in sorted(os.listdir(self.directory)):
                     if name.endswith(SUFFIX) or name.startswith(TEMP_PREFIX):
-                        files += self._open(self._directory / name)
+                        files += self._open(self.directory / name)
             except FileNotFoundError:
                 for file in files:
                     os.close(file.handle)
                 continue
             return sorted(files, key=lambda file: not file.is_ours)
-        raise OSError(ESTALE, f"{self._directory} does not come to rest")
+        raise OSError(ESTALE, f"{self.directory} does not come to rest")
 
     def _open(self, path: Path) -> Iterator[_File]:
         """Yield the file at `path`, open; nothing where it is none that could be a journal."""
@@ -385,20 +385,6 @@ def _write(handle: int, data: bytes) -> None:
     view = memoryview(data)
     while view:
         view = view[os.write(handle, view[:_PIECE_BYTES]) :]
-
-
-def _write_all(handle: int, frames: Iterable[bytes]) -> None:
-    waiting = bytearray()
-    for frame in frames:
-        waiting += frame
-        if len(waiting) >= _PIECE_BYTES:
-            _write(handle, bytes(waiting))
-            waiting.clear()
-    _write(handle, bytes(waiting))
-
-
-def _end(at: int, payload: bytes) -> int:
-    return at + _HEAD.size + len(payload)
 
 
 def _unpacked(payload: bytes) -> tuple[int, Any]:

@@ -149,19 +149,14 @@ class JournalWriter(Generic[T]):
             self._is_busy = bool(self._queue)
             return self._is_busy
 
-    def _take(self) -> list[T]:
-        with self._changed:
-            items = [item for item, _ in self._queue]
-            nbytes = sum(nbytes for _, nbytes in self._queue)
-            assert nbytes == self._queue_bytes, (nbytes, self._queue_bytes)
-            self._queue.clear()
-            self._queue_bytes = 0
-        return items
-
     def _append(self) -> list[bytes]:
         """Write what waits; return its frames."""
         assert threading.current_thread() is self._thread, threading.current_thread()
-        frames = list(self._frames(self._take()))
+        with self._changed:
+            items = [item for item, _ in self._queue]
+            self._queue.clear()
+            self._queue_bytes = 0
+        frames = list(self._frames(items))
         try:
             self._journal.append(frames)
             self.counts["written"] += len(frames)

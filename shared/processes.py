@@ -142,7 +142,8 @@ def take_port(host: str, port: int, instance_dir: Path, *, is_check: bool = Fals
         )
     stale = [child for child in children if child.is_running]
     was_free = can_listen(host, port)
-    if is_check and (was_free or _is_held_by(stale, port)):
+    holder = port_holder(port) if is_check and not was_free else None
+    if is_check and (was_free or (holder and holder[0] in [child.pid for child in stale])):
         return (
             f"{port} is free" if was_free else f"{port} is held by a stale Hearth; a start ends it"
         )
@@ -150,7 +151,8 @@ def take_port(host: str, port: int, instance_dir: Path, *, is_check: bool = Fals
         end_processes(stale)
     if not can_listen(host, port):
         raise StartError(_held_text(port))
-    _sweep(instance_dir)
+    for path in [*instance_dir.glob("*.sock"), instance_dir / PID_FILE]:
+        path.unlink(missing_ok=True)
     return f"{port} is free" if was_free else f"freed port {port} from a stale Hearth"
 
 
@@ -183,11 +185,6 @@ def _can_listen(address: str, port: int) -> bool:
     return True
 
 
-def _is_held_by(processes: Iterable[IdentifiedProcess], port: int) -> bool:
-    holder = port_holder(port)
-    return holder is not None and holder[0] in [process.pid for process in processes]
-
-
 def _held_text(port: int) -> str:
     holder = port_holder(port)
     who = f"pid {holder[0]} ({holder[1]})" if holder else "another user's process"
@@ -195,11 +192,6 @@ def _held_text(port: int) -> str:
         f"Port {port} is held by {who}, which is not Hearth's and is left alone. "
         f"End it, or choose another port, such as {port + 1 if port < 65535 else 4000}."
     )
-
-
-def _sweep(instance_dir: Path) -> None:
-    for path in [*instance_dir.glob("*.sock"), instance_dir / PID_FILE]:
-        path.unlink(missing_ok=True)
 
 
 def url_of(host: str, port: int) -> str:
