@@ -9,6 +9,7 @@ import signal
 import socket
 import sys
 from collections.abc import Generator, Mapping, Sequence
+from functools import partial
 from typing import Final, NoReturn
 
 import uvicorn
@@ -20,7 +21,7 @@ from hearth.proxy.event_loop import SuspendingEventLoop
 from hearth.proxy.gateway.config.routing_table import read_table
 from hearth.proxy.gateway_setup import GatewaySetup
 from hearth.proxy.http.connection_places import ConnectionPlaces, places_within
-from hearth.proxy.http.http1_protocol import protocol_of
+from hearth.proxy.http.http1_protocol import Http1Protocol
 from hearth.proxy.http.origin_rules import OriginRules
 from hearth.proxy.monitoring.admin_routes import AdminRoutes
 from hearth.proxy.pool.cache_affinity import LOAD_GAP_MAX, CacheAffinity
@@ -174,7 +175,7 @@ class Hearth:
         self._server = _Server(
             uvicorn.Config(
                 app,
-                http=protocol_of(places, app.refuse_unread),
+                http=partial(Http1Protocol, places, app.refuse_unread),  # type: ignore[arg-type]
                 log_config=None,
                 access_log=False,
                 lifespan="off",

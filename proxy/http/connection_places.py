@@ -1,7 +1,6 @@
 """Bounds the open connections: where places run short, it closes the one that counts least."""
 
 from collections.abc import Callable
-from enum import IntEnum
 from typing import Final, Literal, Protocol
 
 Why = Literal["displaced", "malformed"]  # why a connection was closed
@@ -12,18 +11,6 @@ FILES_A_CONNECTION: Final = 2  # its own, and one that an image is fetched by
 FILES_SPARE: Final = 128  # the workers' sockets, journals, the log
 
 
-class Standing(IntEnum):
-    """What a connection is at; the lowest is closed first.
-
-    Trusted is one whose last request came with a good key, or needed none.
-    """
-
-    IDLE_STRANGER = 0
-    BUSY_STRANGER = 1
-    IDLE_TRUSTED = 2
-    BUSY_TRUSTED = 3  # never closed for another
-
-
 class Closable(Protocol):
     """A connection that can be ended at once."""
 
@@ -31,19 +18,22 @@ class Closable(Protocol):
 
 
 class ConnectionPlaces:
-    """All open connections by standing, the longest at it first. Owner: the event loop.
+    """All open connections, and which of them goes first. Owner: the event loop.
 
-    A newcomer is not judged before what it sends could be read: for a moment there may be twice
-    `count_max`. Invariant: behind each `trim` there are `count_max`, or one more where that many
-    are amid requests of trusted clients: that one is told so (`are_taken`).
+    The order is: without a good key and idle, without one amid a request, idle with one; of those
+    alike the one that is so longest. A newcomer is not judged before what it sends could be read:
+    for a moment there may be OVERSHOOT times `count_max`. Invariant: behind each `trim` there are
+    `count_max`, or one more where that many are amid requests with a key: it is told `are_taken`.
     """
 
     def __init__(self, count_max: int = CONNECTIONS_MAX) -> None:
         assert count_max > 0, count_max
         self.count_max = count_max
         self.on_closed: Callable[[Why], None] = lambda why: None
-        self._rows: dict[Standing, dict[Closable, None]] = {each: {} for each in Standing}
-        self._standings: dict[Closable, Standing] = {}
+        # Each one's (is trusted, is busy), the longest so first. Trusted: its last request came
+        # with a good key, or needed none.
+        self._standings: dict[Closable, tuple[bool, bool]] = {}
+        self._is_to_be_trimmed = False
 
     def __len__(self) -> int:
         return len(self._standings)
@@ -51,51 +41,37 @@ class ConnectionPlaces:
     @property
     def are_taken(self) -> bool:
         """Tell whether there is no place that a newcomer may have."""
-        return len(self._rows[Standing.BUSY_TRUSTED]) >= self.count_max
+        taken = len(self) >= self.count_max and sum(map(all, self._standings.values()))
+        return taken >= self.count_max
 
-    @property
-    def are_short(self) -> bool:
-        """Tell whether `trim` has connections to close."""
-        return len(self) > self.count_max and self._closable > 1
-
-    def enter(self, newcomer: Closable) -> None:
-        """Take `newcomer` in."""
+    def enter(self, newcomer: Closable) -> bool:
+        """Take `newcomer` in; return whether `trim` is to be called when it has shown itself."""
         if len(self) >= OVERSHOOT * self.count_max:
-            self._displace()
-        self._put(newcomer, Standing.IDLE_STRANGER)
+            self.trim()
+        self._standings[newcomer] = (False, False)
+        was_asked = self._is_to_be_trimmed
+        self._is_to_be_trimmed |= len(self) > self.count_max
+        return self._is_to_be_trimmed > was_asked
 
     def trim(self) -> None:
-        """Close what there is no place for."""
-        while self.are_short:
-            self._displace()
+        """Close what there is no place for, but none amid a trusted request, nor the last left."""
+        self._is_to_be_trimmed = False
+        closable = [each for each, standing in self._standings.items() if not all(standing)]
+        closable.sort(key=self._standings.__getitem__)
+        for each in closable[: max(0, min(len(self) - self.count_max, len(closable) - 1))]:
+            self.on_closed("displaced")
+            self.leave(each)
+            each.abort()
 
-    def move(self, connection: Closable, standing: Standing) -> None:
+    def move(self, connection: Closable, *, is_trusted: bool, is_busy: bool) -> None:
         """Note what `connection` is at now; of one that has left, nothing."""
-        before = self._standings.get(connection)
-        if before is not None and before is not standing:
-            del self._rows[before][connection]
-            self._put(connection, standing)
+        standing = (is_trusted, is_busy)
+        if self._standings.get(connection, standing) != standing:
+            del self._standings[connection]
+            self._standings[connection] = standing
 
     def leave(self, connection: Closable) -> None:
-        standing = self._standings.pop(connection, None)
-        if standing is not None:
-            del self._rows[standing][connection]
-
-    @property
-    def _closable(self) -> int:
-        return len(self) - len(self._rows[Standing.BUSY_TRUSTED])
-
-    def _put(self, connection: Closable, standing: Standing) -> None:
-        self._standings[connection] = standing
-        self._rows[standing][connection] = None
-
-    def _displace(self) -> None:
-        for standing in (Standing.IDLE_STRANGER, Standing.BUSY_STRANGER, Standing.IDLE_TRUSTED):
-            for longest in self._rows[standing]:
-                self.on_closed("displaced")
-                self.leave(longest)
-                longest.abort()
-                return
+        self._standings.pop(connection, None)
 
 
 def places_within(open_files_max: int) -> int:

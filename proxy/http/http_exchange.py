@@ -7,12 +7,13 @@ import re
 import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable, MutableMapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, TypeVar
 from urllib.parse import parse_qsl, unquote
 
 import orjson
 
 from hearth.proxy.http.body_memory_budget import BodyBudget
+from hearth.proxy.http.http1_protocol import CONNECTION, Http1Protocol
 from hearth.shared.errors import Overloaded, RequestError
 
 AsgiMessage = MutableMapping[str, Any]
@@ -24,7 +25,6 @@ RawHeaders = list[tuple[bytes, bytes]]
 T = TypeVar("T")
 
 SERVED_BY_HEADER: Final = b"x-hearth-served-by"  # of each answer: the model that gave it
-CONNECTION: Final = "connection"  # in a scope's state: the ClientConnection that it came on
 BODY_BYTES_MAX: Final = 64 * 1024 * 1024
 BODY_WAIT_S_MAX: Final = 120.0
 DRAIN_BYTES_MAX: Final = 4 * BODY_BYTES_MAX  # read past the limit so that the 413 can be read
@@ -43,25 +43,6 @@ class ClientBody:
 
     fields: dict[str, Any]
     size: int
-
-
-class ClientConnection(Protocol):
-    """The connection that a request came on, as far as its exchange has to do with it."""
-
-    streams_events: bool  # the answer under way is an event stream
-
-    @property
-    def has_place(self) -> bool: ...
-
-    @property
-    def places_max(self) -> int: ...
-
-    @property
-    def takes_parts(self) -> bool: ...
-
-    def trust(self) -> None: ...
-
-    async def send_part(self, content: bytes) -> None: ...
 
 
 class ClientGone(RequestError):
@@ -90,7 +71,7 @@ class HttpExchange:
         self.late_headers: Callable[[], RawHeaders] = list  # the same, as known when it begins
         self.is_trusted = False  # it came with a key, or needs none
         self.listed_origin: str | None = None  # of another site's page, which CORS_ORIGINS lists
-        self._connection: ClientConnection | None = scope.get("state", {}).get(CONNECTION)
+        self._connection: Http1Protocol | None = scope.get("state", {}).get(CONNECTION)
         self.is_anthropic = (  # what a refusal looks like
             self.path.startswith("/v1/messages") or "anthropic-version" in self.headers
         )
@@ -111,10 +92,10 @@ class HttpExchange:
 
     def check_place(self) -> None:
         """Refuse a request for which no connection is free. Raises: Overloaded."""
-        if self._connection is not None and not self._connection.has_place:
+        if self._connection is not None and self._connection.places.are_taken:
             raise Overloaded(
-                f"{self._connection.places_max:,} connections are amid requests, and this server "
-                "serves no more at once. Try again in a few seconds."
+                f"{self._connection.places.count_max:,} connections are amid requests, and this "
+                "server serves no more at once. Try again in a few seconds."
             )
 
     def keep_place(self) -> None:
@@ -217,7 +198,12 @@ class HttpExchange:
             await asyncio.wait({task, self._watch()}, return_when=asyncio.FIRST_COMPLETED)
             is_gone = not task.done()
         finally:
-            await _ended(task)
+            # Awaiting the task itself could not tell its cancellation from the caller's own. What
+            # it raised is looked at, so that nothing is logged of it.
+            task.add_done_callback(lambda done: done.cancelled() or done.exception())
+            if not task.done():
+                task.cancel()
+                await asyncio.wait({task})
         error = None if task.cancelled() else task.exception()
         if is_gone and (error is None or isinstance(error, RequestError)):
             raise ClientGone()
@@ -261,7 +247,7 @@ class HttpExchange:
         if self._connection is not None:
             kind = next((value for name, value in headers if name == b"content-type"), b"")
             self._connection.streams_events = kind.startswith(b"text/event-stream")
-            if status == 401 or not self._connection.has_place:
+            if status == 401 or self._connection.places.are_taken:
                 headers.append((b"connection", b"close"))  # the place is another's
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
 
@@ -315,7 +301,9 @@ class HttpExchange:
             TimeoutError: the client has not taken one of them for `wait_s`.
         """
         await self.start(200, [(b"content-type", kind), *_STREAMED])
-        send = self._part_sender()
+        send: Callable[[bytes], Awaitable[None]] = functools.partial(self.body, more=True)
+        if self._connection is not None and self._connection.takes_parts and self.method != "HEAD":
+            send = self._connection.send_part
         async with contextlib.aclosing(frames):
             async for frame in frames:
                 if wait_s is None:
@@ -324,12 +312,6 @@ class HttpExchange:
                 async with asyncio.timeout(wait_s):
                     await send(frame)
         await self.body(b"", more=False)
-
-    def _part_sender(self) -> Callable[[bytes], Awaitable[None]]:
-        """Return what sends a part of a begun body: the connection itself, where that can."""
-        if self._connection is not None and self._connection.takes_parts and self.method != "HEAD":
-            return self._connection.send_part
-        return functools.partial(self.body, more=True)
 
 
 def _route(scope: Scope) -> str:
@@ -342,23 +324,6 @@ def _route(scope: Scope) -> str:
     path = _SLASHES.sub("/", scope["path"] if raw is None else raw.decode("latin-1"))
     path = path if scope["method"] == "DELETE" else path.rstrip("/") or "/"
     return path if raw is None else unquote(path)
-
-
-async def _ended(task: asyncio.Future[Any]) -> None:
-    """Cancel `task` and wait until it has ended; nothing that it raises is raised here.
-
-    Awaiting the task itself could not tell its cancellation from the caller's own.
-    """
-    task.add_done_callback(_seen)
-    if not task.done():
-        task.cancel()
-        await asyncio.wait({task})
-
-
-def _seen(task: asyncio.Future[Any]) -> None:
-    """Take note of what `task` raised, so that nothing is logged of it."""
-    if not task.cancelled():
-        task.exception()
 
 
 def _too_long(measured: str) -> RequestError:

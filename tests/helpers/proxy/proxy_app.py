@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import orjson
@@ -11,7 +12,7 @@ import uvicorn
 
 from hearth.proxy.app import ProxyApp
 from hearth.proxy.http.connection_places import ConnectionPlaces
-from hearth.proxy.http.http1_protocol import protocol_of
+from hearth.proxy.http.http1_protocol import Http1Protocol
 from hearth.proxy.monitoring.admin_routes import AdminRoutes
 from hearth.proxy.pool.worker_pool import WorkerPool
 from hearth.proxy.workers.supervisor import Supervisor
@@ -96,13 +97,12 @@ async def serving(
     `told` is what refuses for it, where `edge` is no ProxyApp.
     """
     told = edge if isinstance(edge, ProxyApp) else told
+    protocol = partial(Http1Protocol, ConnectionPlaces(), lambda why, _: ([], str(why).encode()))
     if told is not None:
-        protocol = protocol_of(told.places, told.refuse_unread)
-    else:
-        protocol = protocol_of(ConnectionPlaces(), lambda error, _: ([], str(error).encode()))
+        protocol = partial(Http1Protocol, told.places, told.refuse_unread)
     config = uvicorn.Config(
         edge,
-        http=protocol,
+        http=protocol,  # type: ignore[arg-type]
         port=0,
         log_config=None,
         access_log=False,

@@ -13,7 +13,7 @@ from hearth.proxy.app import ProxyApp
 from hearth.proxy.event_loop import SuspendingEventLoop
 from hearth.proxy.http import connection_places, http1_protocol
 from hearth.proxy.http.body_memory_budget import BodyBudget
-from hearth.proxy.http.connection_places import ConnectionPlaces, Standing
+from hearth.proxy.http.connection_places import ConnectionPlaces
 from hearth.proxy.http.http_exchange import ClientGone, HttpExchange
 from scripts.faults.smuggled_requests import HIDDEN, HOST, SMUGGLED
 from tests.helpers.proxy.proxy_app import app_of, serving
@@ -87,19 +87,28 @@ def test_smuggling_by_raw_socket_is_a_400_in_the_dialect_and_nothing_behind_it_i
     assert f'connections_closed_total{{why="malformed"}} {len(SMUGGLED)}.0' in text
 
 
-def test_smuggling_at_messages_is_told_in_anthropics_words_and_behind_a_served_request(
-    tmp_path: Any,
+@pytest.mark.parametrize(
+    ("head", "is_anthropic"),
+    [
+        (b"POST /v1/messages HTTP/1.1\r\n" + HOST + b"Content-Length: 3, 3\r\n\r\nabc", True),
+        (b"POST http://127.0.0.1:4000/v1/messages HTTP/1.1\r\n\r\n", True),
+        (b"GET /v1/models HTTP/1.1\r\nAnthropic-Version: 2023-06-01\r\n\r\n", True),
+        (b"POST /v1/messages\n", True),
+        (b"POST /v1/chat/completions HTTP/1.1\r\n\r\n", False),
+        (b"GET /x?/v1/messages HTTP/1.1\r\nX: anthropic-version: 1\r\n\r\n", False),
+    ],
+)
+def test_smuggling_behind_a_served_request_is_told_in_the_words_of_its_own_dialect(
+    tmp_path: Any, head: bytes, is_anthropic: bool
 ) -> None:
     async def run() -> None:
         async with serving(app_of(tmp_path)) as port:
             streams = await asyncio.open_connection("127.0.0.1", port)
-            bad = b"POST /v1/messages HTTP/1.1\r\n" + HOST + b"Content-Length: 3, 3\r\n\r\nabc"
-            streams[1].write(HEALTH + bad + HIDDEN)
-            assert (await answer_on(streams[0]))[0] == 200
+            assert (await asked(streams, HEALTH + head + HIDDEN))[0] == 200
             status, _, body = await answer_on(streams[0])
             row = json.loads(body)
-            assert (status, row["type"]) == (400, "error")
-            assert row["error"]["type"] == "invalid_request_error" and row["request_id"]
+            assert (status, row.get("type") == "error") == (400, is_anthropic)
+            assert row["error"]["type"] == "invalid_request_error"
             assert await streams[0].read() == b""
             streams[1].close()
 
@@ -456,43 +465,61 @@ def test_a_half_closing_client_of_http_1_0_is_answered_at_once_or_taken_for_gone
         assert app.ends == ends
 
 
+# ---------------------------------------------------------------- who goes first
+
+
 class Held:
     """A connection that notes whether it was closed."""
 
-    def __init__(self) -> None:
-        self.is_closed = False
+    is_closed = False
 
     def abort(self) -> None:
         self.is_closed = True
 
 
-def test_a_newcomer_that_came_amid_a_burst_shows_its_key_before_anyone_is_closed() -> None:
-    places, held = ConnectionPlaces(PLACES), [Held() for _ in range(2 * PLACES)]
+def held_by(places: ConnectionPlaces, count: int) -> list[Held]:
+    held = [Held() for _ in range(count)]
     for each in held:
         places.enter(each)
+    return held
+
+
+def test_a_newcomer_that_came_amid_a_burst_shows_its_key_before_anyone_is_closed() -> None:
+    places = ConnectionPlaces(PLACES)
+    held = held_by(places, 2 * PLACES)
     assert not any(each.is_closed for each in held)
-    places.move(held[0], Standing.BUSY_TRUSTED)
+    places.move(held[0], is_trusted=True, is_busy=True)
     places.trim()
     assert [each.is_closed for each in held] == [False] + [True] * PLACES + [False] * (PLACES - 1)
 
 
+def test_a_flood_without_a_pause_opens_no_more_than_twice_the_places() -> None:
+    places = ConnectionPlaces(PLACES)
+    held = held_by(places, 9 * PLACES)
+    assert len(places) <= 2 * PLACES and not held[-1].is_closed
+    assert sum(not each.is_closed for each in held) == len(places)
+
+
 def test_the_least_goes_first_and_one_newcomer_beside_all_that_are_busy_is_left() -> None:
-    places, held = ConnectionPlaces(4), [Held() for _ in range(6)]
-    for each in held:
-        places.enter(each)
-    for each, standing in zip(held, [*Standing, Standing.BUSY_STRANGER], strict=False):
-        places.move(each, standing)
+    places = ConnectionPlaces(4)
+    held = held_by(places, 6)
+    for each, standing in zip(held, (1, 0, 3, 2, 3, 1), strict=True):
+        places.move(each, is_trusted=standing > 1, is_busy=standing % 2 == 1)
     places.trim()
-    assert [each.is_closed for each in held] == [True, False, False, False, False, True]
-    for each in held[1:5]:
-        places.move(each, Standing.BUSY_TRUSTED)
-    newcomer = Held()
-    places.enter(newcomer)
+    assert [each.is_closed for each in held] == [True, True, False, False, False, False]
+    places.move(held[5], is_trusted=True, is_busy=False)
+    (newcomer,) = held_by(places, 1)
+    places.trim()
+    assert newcomer.is_closed and not held[3].is_closed, "idle, but with a key"
+    for each in held[2:]:
+        places.move(each, is_trusted=True, is_busy=True)
+    (newcomer,) = held_by(places, 1)
     places.trim()
     assert places.are_taken and not newcomer.is_closed
-    places.enter(Held())
+    held_by(places, 1)
     places.trim()
     assert newcomer.is_closed and len(places) == 5
-    places.leave(held[1])
-    places.leave(held[1])
+    places.leave(held[2])
+    places.leave(held[2])
+    places.move(held[2], is_trusted=True, is_busy=True)
     assert not places.are_taken and len(places) == 4
