@@ -105,11 +105,11 @@ class HttpExchange:
 
     # -------------------------------------------------- what the client sends
 
-    async def read_body(self) -> bytes:
-        """Return the whole body.
+    async def read_body(self, bytes_max: int | None = None) -> bytes:
+        """Return the whole body; `bytes_max`: BODY_BYTES_MAX, unless it is told.
 
         Raises:
-            RequestError: over BODY_BYTES_MAX, compressed, slower than BODY_WAIT_S_MAX, no room
+            RequestError: over `bytes_max`, compressed, slower than BODY_WAIT_S_MAX, no room
                 for it beside the others' bodies, or the client left.
         """
         if self.headers.get("content-encoding", "identity") != "identity":
@@ -119,30 +119,20 @@ class HttpExchange:
                 status=415,
                 code="unsupported_encoding",
             )
-        self._check_budget()
+        bytes_max = BODY_BYTES_MAX if bytes_max is None else bytes_max
+        size = int(self.headers.get("content-length", 0))  # digits: see strict_http1
+        if size > bytes_max:
+            raise _too_long(f"{size:,}", bytes_max)
+        self._budget.check(size)  # not held: who only tells a length takes nobody's room
         try:
             async with asyncio.timeout(BODY_WAIT_S_MAX):
-                return await self._read(BODY_BYTES_MAX)
+                return await self._read(bytes_max)
         except TimeoutError:
             raise RequestError(
                 f"The body did not arrive within {BODY_WAIT_S_MAX:g} s.",
                 status=408,
                 code="body_timeout",
             ) from None
-
-    def _check_budget(self) -> None:
-        """Refuse an unread body that is too long or will find no room, as its length tells.
-
-        Nothing is held for a length alone: who sends nothing takes nobody's room.
-
-        Raises:
-            RequestError: a 413, or Overloaded.
-        """
-        length = self.headers.get("content-length", "")
-        if length.isascii() and length.isdigit():
-            if (size := int(length[:20])) > BODY_BYTES_MAX:
-                raise _too_long(f"{size:,}")
-            self._budget.check(size)
 
     def hold(self, count: int) -> None:
         """Take room for `count` bytes more, until `end`. Raises: Overloaded."""
@@ -155,7 +145,7 @@ class HttpExchange:
         self._held_bytes = 0
 
     async def _read(self, kept_max: int) -> bytes:
-        """Return the body; of one over `kept_max` bytes nothing is held in memory."""
+        """Return the body; of one over `kept_max` bytes, a RequestError, nothing is held."""
         chunks: list[bytes] = []
         size, more = 0, True
         while more and size <= DRAIN_BYTES_MAX:
@@ -172,8 +162,8 @@ class HttpExchange:
                 self._release_budget()
             more = message.get("more_body", False)
         self._has_body = not more
-        if size > BODY_BYTES_MAX:
-            raise _too_long(f"{size:,}" if not more else f"over {size:,}")
+        if size > kept_max:
+            raise _too_long(f"{size:,}" if not more else f"over {size:,}", kept_max)
         return b"".join(chunks)
 
     async def drain(self) -> None:
@@ -326,9 +316,9 @@ def _route(scope: Scope) -> str:
     return path if raw is None else unquote(path)
 
 
-def _too_long(measured: str) -> RequestError:
+def _too_long(measured: str, bytes_max: int) -> RequestError:
     return RequestError(
-        f"The body is {measured} bytes and this server accepts {BODY_BYTES_MAX:,}. Send less.",
+        f"The body is {measured} bytes and this server accepts {bytes_max:,}. Send less.",
         status=413,
         code="body_too_large",
     )

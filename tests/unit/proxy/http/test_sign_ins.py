@@ -7,44 +7,11 @@ from urllib.parse import urlencode
 
 import pytest
 
-from hearth.proxy.http import sign_ins as sign_ins_module
 from hearth.proxy.http.api_keys import ApiKeyCheck, Headers, sent_keys
 from hearth.proxy.http.body_memory_budget import BodyBudget
 from hearth.proxy.http.http_exchange import HttpExchange
-from hearth.proxy.http.sign_ins import SIGN_IN_S, SIGN_INS_MAX, BrowserSignIns, SignIns, form_key
+from hearth.proxy.http.sign_ins import SIGN_IN_S, SIGN_INS_MAX, BrowserSignIns, form_key
 from hearth.shared.errors import RequestError
-
-
-def test_sign_ins_are_bounded_for_each_key_and_run_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    passes = SignIns()
-    others = passes.issue(b"other")
-    tokens = [passes.issue(b"one") for _ in range(SIGN_INS_MAX + 1)]
-    assert len(set(tokens)) == SIGN_INS_MAX + 1
-    assert passes.key_of(tokens[0]) is None
-    assert passes.key_of(tokens[1]) == passes.key_of(tokens[-1]) == b"one"
-    assert passes.key_of(others) == b"other", "who signs in often ends nobody else's"
-    monkeypatch.setattr(sign_ins_module, "SIGN_IN_S", 0.0)
-    assert passes.key_of(passes.issue(b"late")) is None
-    assert not any(token in repr(vars(passes)) for token in tokens)
-
-
-def test_a_sign_in_runs_out_while_the_machine_sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
-    passes, now = SignIns(), time.time()
-    token = passes.issue(b"one")
-    assert passes.key_of(token) == b"one"
-    monkeypatch.setattr(time, "time", lambda: now + SIGN_IN_S + 1)
-    assert passes.key_of(token) is None
-    other = passes.issue(b"other")
-    assert b"one" not in str(vars(passes)).encode(), "its key is forgotten at the next sign-in"
-    assert passes.key_of(other) == b"other"
-
-
-def test_a_sign_in_that_was_ended_holds_no_more_and_others_do() -> None:
-    passes = SignIns()
-    first, second = passes.issue(b"one"), passes.issue(b"one")
-    passes.end(first)
-    passes.end("never issued")
-    assert (passes.key_of(first), passes.key_of(second)) == (None, b"one")
 
 
 class ChangingKeys:
@@ -74,15 +41,52 @@ def exchange_of(method: str, body: bytes = b"", cookie: bytes = b"") -> HttpExch
     return HttpExchange(scope, receive, send, BodyBudget())
 
 
+async def signed_in(sign_ins: BrowserSignIns, key: bytes) -> HttpExchange:
+    """Sign in with `key`, and return a request with the cookie that is given for it."""
+    form = exchange_of("POST", urlencode({"key": key}).encode())
+    await sign_ins.sign_in(form, await form_key(form))
+    return exchange_of("GET", cookie=form.reply_headers[0][1].partition(b";")[0])
+
+
+def test_sign_ins_are_bounded_for_each_key_and_run_out_while_the_machine_sleeps_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sign_ins, now = BrowserSignIns(4000, ChangingKeys(b"one", b"other")), time.time()
+
+    async def body() -> None:
+        other = await signed_in(sign_ins, b"other")
+        ones = [await signed_in(sign_ins, b"one") for _ in range(SIGN_INS_MAX + 1)]
+        assert len({each.headers["cookie"] for each in ones}) == SIGN_INS_MAX + 1
+        known = [sign_ins.key_of(each) for each in ones]
+        assert known == [None] + [b"one"] * SIGN_INS_MAX
+        assert sign_ins.key_of(other) == b"other", "who signs in often ends nobody else's"
+        assert ones[-1].headers["cookie"].partition("=")[2] not in repr(vars(sign_ins))
+        monkeypatch.setattr(time, "time", lambda: now + SIGN_IN_S + 9)
+        assert sign_ins.key_of(other) is sign_ins.key_of(ones[-1]) is None
+        await signed_in(sign_ins, b"other")
+        assert b"one" not in str(vars(sign_ins)).encode(), "forgotten at the next sign-in"
+
+    asyncio.run(body())
+
+
+def test_a_sign_in_that_was_ended_holds_no_more_and_others_do() -> None:
+    sign_ins = BrowserSignIns(4000, ChangingKeys(b"sk-a"))
+
+    async def body() -> None:
+        first, second = await signed_in(sign_ins, b"sk-a"), await signed_in(sign_ins, b"sk-a")
+        sign_ins.sign_out(first)
+        sign_ins.sign_out(exchange_of("DELETE", cookie=b"hearth-4000=never issued"))
+        assert (sign_ins.key_of(first), sign_ins.key_of(second)) == (None, b"sk-a")
+
+    asyncio.run(body())
+
+
 def test_a_key_that_was_taken_back_opens_nothing_though_its_sign_in_holds() -> None:
     keys = ChangingKeys(b"sk-one")
     sign_ins = BrowserSignIns(4000, keys)
 
     async def body() -> None:
-        form = exchange_of("POST", urlencode({"key": "sk-one"}).encode())
-        await sign_ins.sign_in(form, await form_key(form))
-        cookie = form.reply_headers[0][1].partition(b";")[0]
-        known = exchange_of("GET", cookie=cookie)
+        known = await signed_in(sign_ins, b"sk-one")
         assert await sign_ins.identity(known) == "owner"
         assert sign_ins.key_of(known) == b"sk-one"
         keys.accepted.clear()
