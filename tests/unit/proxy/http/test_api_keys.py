@@ -37,8 +37,15 @@ def test_a_key_is_accepted_where_it_is_one_of_those_set_and_nowhere_else(
 ) -> None:
     check = ApiKeyCheck(keys)
     for key in keys:
-        for header in ((b"x-api-key", key.encode()), (b"authorization", b"Bearer " + key.encode())):
+        for header in (
+            *((b"x-api-key", key.encode()), (b"authorization", b"Bearer " + key.encode())),
+            (b"authorization", b"bearer  " + key.encode() + b" "),
+        ):
             assert passes(check, header) == key
+        for scheme in (b"", b"Basic "):
+            assert passes(check, (b"authorization", scheme + key.encode())) is None
+    assert passes(check) is None
+    ApiKeyCheck(()).check([])
     got = passes(check, (b"x-api-key", sent.encode()))
     assert got == (sent if sent in keys else None)
 

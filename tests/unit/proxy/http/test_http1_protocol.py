@@ -56,34 +56,68 @@ async def has_ended(streams: Streams) -> bool:
         return True
 
 
+@pytest.fixture
+def edge(tmp_path: Any) -> ProxyApp:
+    return app_of(tmp_path, ConnectionPlaces(PLACES), PROXY_API_KEY="good")
+
+
+@pytest.fixture
+def keyless(tmp_path: Any) -> ProxyApp:
+    return app_of(tmp_path, ConnectionPlaces(PLACES))
+
+
+Opener = Callable[[], Awaitable[Streams]]
+
+
+def attacking(
+    edge: ProxyApp, attack: Callable[[Opener], Awaitable[None]], served_by: Any = None
+) -> None:
+    """Run `attack` against a served `edge`; it is given what opens a connection."""
+
+    async def run() -> None:
+        opened: list[Streams] = []
+        async with serving(served_by or edge, edge) as port:
+
+            async def connect() -> Streams:
+                opened.append(await asyncio.open_connection("127.0.0.1", port))
+                return opened[-1]
+
+            try:
+                await attack(connect)
+            finally:
+                for _, writer in opened:
+                    writer.transport.abort()
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(http1_protocol, "JUDGE_S", 1.0)  # a busy machine is slow to send
+        served(run())
+
+
 # ---------------------------------------------------------------- what is no HTTP
 
 
 def test_smuggling_by_raw_socket_is_a_400_in_the_dialect_and_nothing_behind_it_is_served(
-    tmp_path: Any,
+    keyless: ProxyApp,
 ) -> None:
-    edge = app_of(tmp_path)
     paths: list[str] = []
 
     async def noting(scope: Any, receive: Any, send: Any) -> None:
         paths.append(scope["path"])
-        await edge(scope, receive, send)
+        await keyless(scope, receive, send)
 
-    async def run() -> None:
-        async with serving(noting, edge) as port:  # type: ignore[arg-type]
-            for wrong, sent in SMUGGLED.items():
-                reader, writer = await asyncio.open_connection("127.0.0.1", port)
-                writer.write(sent + HIDDEN)
-                status, head, body = await answer_on(reader)
-                assert (status, await reader.read()) == (400, b""), wrong
-                assert b"connection: close" in head and b"x-request-id" in head, wrong
-                told = json.loads(body)["error"]
-                assert told["code"] == "malformed_request" and told["message"], wrong
-                writer.close()
+    async def attack(connect: Opener) -> None:
+        for wrong, sent in SMUGGLED.items():
+            streams = await connect()
+            status, head, body = await asked(streams, sent + HIDDEN)
+            assert (status, await has_ended(streams)) == (400, True), wrong
+            assert b"connection: close" in head and b"x-request-id" in head, wrong
+            told = json.loads(body)["error"]
+            assert told["code"] == "malformed_request" and told["message"].endswith("."), wrong
+            streams[1].close()
 
-    served(run())
+    attacking(keyless, attack, noting)
     assert "/hidden" not in paths
-    text = edge.metrics.text([], {}).decode()
+    text = keyless.metrics.text([], {}).decode()
     assert f'connections_closed_total{{why="malformed"}} {len(SMUGGLED)}.0' in text
 
 
@@ -99,95 +133,57 @@ def test_smuggling_by_raw_socket_is_a_400_in_the_dialect_and_nothing_behind_it_i
     ],
 )
 def test_smuggling_behind_a_served_request_is_told_in_the_words_of_its_own_dialect(
-    tmp_path: Any, head: bytes, is_anthropic: bool
+    keyless: ProxyApp, head: bytes, is_anthropic: bool
 ) -> None:
-    async def run() -> None:
-        async with serving(app_of(tmp_path)) as port:
-            streams = await asyncio.open_connection("127.0.0.1", port)
-            assert (await asked(streams, HEALTH + head + HIDDEN))[0] == 200
-            status, _, body = await answer_on(streams[0])
-            row = json.loads(body)
-            assert (status, row.get("type") == "error") == (400, is_anthropic)
-            assert row["error"]["type"] == "invalid_request_error"
-            assert await streams[0].read() == b""
-            streams[1].close()
+    async def attack(connect: Opener) -> None:
+        streams = await connect()
+        assert (await asked(streams, HEALTH + head + HIDDEN))[0] == 200
+        status, _, body = await answer_on(streams[0])
+        row = json.loads(body)
+        assert (status, row.get("type") == "error") == (400, is_anthropic)
+        assert row["error"]["type"] == "invalid_request_error"
+        assert await has_ended(streams)
 
-    served(run())
+    attacking(keyless, attack)
 
 
 def test_a_refused_client_that_goes_on_sending_can_read_why(
-    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+    keyless: ProxyApp, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And is cut off: it holds its place for no longer than it takes to read."""
     monkeypatch.setattr(http1_protocol, "LINGER_S_MAX", 0.5)
 
-    async def run() -> None:
-        async with serving(app_of(tmp_path)) as port:
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            writer.write(SMUGGLED["a length and a coding"])
-            for _ in range(20):
+    async def attack(connect: Opener) -> None:
+        reader, writer = await connect()
+        writer.write(SMUGGLED["a length and a coding"] + b"x" * 2_000_000)
+        assert (await answer_on(reader))[0] == 400
+        with pytest.raises(ConnectionError):
+            while True:
                 writer.write(b"x" * 100_000)
-                await asyncio.sleep(0)
-            assert (await answer_on(reader))[0] == 400
-            with pytest.raises(ConnectionError):
-                while True:
-                    writer.write(b"x" * 100_000)
-                    await asyncio.wait_for(writer.drain(), 60)
-                    await asyncio.sleep(0.01)
+                await asyncio.wait_for(writer.drain(), 60)
+                await asyncio.sleep(0.01)
 
-    served(run())
+    attacking(keyless, attack)
 
 
-def test_a_websocket_is_refused_and_keeps_no_place(tmp_path: Any) -> None:
-    edge = app_of(tmp_path)
+def test_a_websocket_is_refused_and_keeps_no_place(keyless: ProxyApp) -> None:
     upgrade = (
         b"GET /v1/responses HTTP/1.1\r\n" + HOST + b"Upgrade: websocket\r\nConnection: Upgrade\r\n"
         b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\nSec-WebSocket-Version: 13\r\n\r\n"
     )
 
-    async def run() -> None:
-        async with serving(edge) as port:
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            assert (await asked((reader, writer), upgrade))[0] == 403
-            assert await reader.read() == b""
-            writer.close()
-            while len(edge.places):
-                await asyncio.sleep(0.01)
+    async def attack(connect: Opener) -> None:
+        streams = await connect()
+        assert (await asked(streams, upgrade))[0] == 403
+        assert await has_ended(streams)
+        streams[1].close()
+        while len(keyless.places):
+            await asyncio.sleep(0.01)
 
-    served(run())
+    attacking(keyless, attack)
 
 
 # ---------------------------------------------------------------- connections
-
-
-@pytest.fixture
-def edge(tmp_path: Any) -> ProxyApp:
-    return app_of(tmp_path, ConnectionPlaces(PLACES), PROXY_API_KEY="good")
-
-
-Opener = Callable[[], Awaitable[Streams]]
-
-
-def attacking(edge: ProxyApp, attack: Callable[[Opener], Awaitable[None]]) -> None:
-    """Run `attack` against a served `edge`; it is given what opens a connection."""
-
-    async def run() -> None:
-        opened: list[Streams] = []
-        async with serving(edge) as port:
-
-            async def connect() -> Streams:
-                opened.append(await asyncio.open_connection("127.0.0.1", port))
-                return opened[-1]
-
-            try:
-                await attack(connect)
-            finally:
-                for _, writer in opened:
-                    writer.transport.abort()
-
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(http1_protocol, "JUDGE_S", 1.0)  # a busy machine is slow to send
-        served(run())
 
 
 def test_a_flood_of_connections_without_a_key_shuts_nobody_with_a_key_out(edge: ProxyApp) -> None:
@@ -271,7 +267,7 @@ def test_where_all_are_amid_requests_with_a_key_a_newcomer_is_told_so_in_its_dia
     attacking(edge, attack)
 
 
-def test_without_keys_idle_connections_go_first_and_busy_ones_stay(tmp_path: Any) -> None:
+def test_without_keys_idle_connections_go_first_and_busy_ones_stay(keyless: ProxyApp) -> None:
     async def attack(connect: Opener) -> None:
         busy = await connect()
         busy[1].write(HALF_A_BODY + b"\r\n{")
@@ -283,7 +279,7 @@ def test_without_keys_idle_connections_go_first_and_busy_ones_stay(tmp_path: Any
         busy[1].write(b"xxxxxxxx")
         assert (await answer_on(busy[0]))[0] == 400
 
-    attacking(app_of(tmp_path, ConnectionPlaces(PLACES)), attack)
+    attacking(keyless, attack)
 
 
 def test_places_are_within_the_files_that_may_be_open() -> None:
