@@ -378,6 +378,20 @@ def test_each_of_two_requests_before_a_half_close_is_answered_and_then_the_end_c
     assert app.ends == ["answered"] * 2
 
 
+def test_what_follows_a_request_that_was_to_be_the_last_cuts_its_answer_not_off() -> None:
+    async def talk(client: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        await loop.sock_sendall(client, POST_2.replace(HOST, HOST + b"Connection: close\r\n"))
+        while b"first" not in await loop.sock_recv(client, 65_536):
+            pass
+        await loop.sock_sendall(client, b"\r\nno HTTP\r\n\r\n" + HIDDEN)
+        assert (await read_to_end(client)).endswith(b"data: last\n\n\r\n0\r\n\r\n")
+
+    app = Recorder(is_stream=True, wait_s=0.3)
+    half_closing(app, talk)
+    assert app.ends == ["answered"]
+
+
 @pytest.mark.parametrize(
     ("part", "sent"), [("head", POST_2[:9]), ("head", POST_2[:30]), ("body", POST_2[:-1])]
 )
