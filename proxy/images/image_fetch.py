@@ -119,7 +119,7 @@ class ImageFetcher:
         scheme = url[:8].partition(":")[0].lower()
         if scheme == "data":
             async with self._reader:
-                return await asyncio.to_thread(_data_image, url)
+                return await asyncio.to_thread(lambda: _image(_decoded(url)))
         if scheme not in ("http", "https"):
             _refuse(
                 "image_scheme",
@@ -194,16 +194,8 @@ class ImageFetcher:
         return socket.socket(family, kind, protocol)
 
 
-def _data_image(url: str) -> NamedImage:
-    """Return the image in a `data:` URL. Any thread.
-
-    Raises:
-        RequestError: it is none, or too large.
-    """
-    return _image(_decoded(url))
-
-
 def _decoded(url: str) -> bytes:
+    """Return what a `data:` URL of an image holds. Any thread. Raises: RequestError."""
     head = _DATA.match(url, 0, 512)
     if head is None:
         _refuse(

@@ -35,11 +35,16 @@ async def with_images(prompt: Prompt, images: ImageFetcher, hold: Callable[[int]
         try:
             image = await images.read(url)
         except RequestError as error:
-            raise _refusal(error.code, f"{param}: {error}", param) from None
+            raise RequestError(f"{param}: {error}", code=error.code, param=param) from None
         if image.digest not in files:
             hold(len(image.data))
             files[image.digest] = image.data
-            _check_bytes(sum(map(len, files.values())), param)
+            if (count := sum(map(len, files.values()))) > IMAGES_BYTES_MAX:
+                text = (
+                    f"The images of this request, as far as {param}, are {count:,} bytes together "
+                    f"and this server accepts {IMAGES_BYTES_MAX:,}. Send fewer, or smaller ones."
+                )
+                raise RequestError(text, code="images_too_large", param=param)
         return image.digest
 
     tasks = {url: asyncio.create_task(read(url, param)) for url, param in places.items()}
@@ -53,7 +58,7 @@ async def with_images(prompt: Prompt, images: ImageFetcher, hold: Callable[[int]
             f"{late}: The images of this request were not all here within {IMAGES_WAIT_S_MAX:g} s. "
             "Send them as data: URLs, or fewer."
         )
-        raise _refusal("images_too_slow", text, late) from None
+        raise RequestError(text, code="images_too_slow", param=late) from None
     finally:
         for task in tasks.values():
             task.cancel()
@@ -79,21 +84,9 @@ def _places(prompt: Prompt) -> dict[str, str]:
         places.setdefault(part["url"], part["param"])
         if count > IMAGES_MAX:
             text = f"The request shows over {IMAGES_MAX} images, which is what this server accepts."
-            raise _refusal("too_many_images", f"{text} Send fewer.", part["param"])
+            text += " Send fewer."
+            raise RequestError(text, code="too_many_images", param=part["param"])
     return places
-
-
-def _check_bytes(count: int, param: str) -> None:
-    if count > IMAGES_BYTES_MAX:
-        text = (
-            f"The images of this request, as far as {param}, are {count:,} bytes together and this "
-            f"server accepts {IMAGES_BYTES_MAX:,}. Send fewer, or smaller ones."
-        )
-        raise _refusal("images_too_large", text, param)
-
-
-def _refusal(code: str, text: str, param: str) -> RequestError:
-    return RequestError(text, code=code, param=param)
 
 
 def _shown(message: dict[str, Any], digests: dict[str, str]) -> dict[str, Any]:

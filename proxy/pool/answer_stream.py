@@ -39,17 +39,6 @@ def refused(failed: Failed) -> RequestError:
     )
 
 
-class _TooSlow(RequestError):
-    """More of an answer waits than is kept for one client."""
-
-    def __init__(self) -> None:
-        text = (
-            f"More than {UNREAD_BYTES_MAX:,} bytes of this answer wait to be read. Read faster, or "
-            "ask for fewer tokens or log probabilities."
-        )
-        super().__init__(text, status=503, code="slow_reader")
-
-
 class AnswerStream:
     """One request's events, from Submit to its one Finished or Failed.
 
@@ -149,7 +138,9 @@ class AnswerStream:
             self.cached_tokens = min(self.cached_tokens, message.done_tokens)  # it was released
             self.done_tokens = message.done_tokens
         elif isinstance(message, Finished):
-            self._take_finished(message)
+            self.usage = message.usage
+            given_up = WorkerLost("The worker took this request for abandoned; send it again.")
+            self._end(given_up if message.reason == "cancelled" else message)
         else:
             self._end(refused(message))
         self._wake.set()
@@ -166,8 +157,12 @@ class AnswerStream:
         if self._loose == LOOSE_MAX:
             self._join_newest()
         if self.unread_bytes > UNREAD_BYTES_MAX:
+            text = (
+                f"More than {UNREAD_BYTES_MAX:,} bytes of this answer wait to be read. Read "
+                "faster, or ask for fewer tokens or log probabilities."
+            )
             self.inbox.clear()
-            self._end(_TooSlow(), cancel=True)
+            self._end(RequestError(text, status=503, code="slow_reader"), cancel=True)
 
     def _join_newest(self) -> None:
         """Have what waits for a client that does not read cost little more than its text."""
@@ -177,13 +172,6 @@ class AnswerStream:
             first = newest.popleft()
             assert isinstance(first, Delta), "an end is the last"
             self.inbox.append(_merged(first, newest))
-
-    def _take_finished(self, finished: Finished) -> None:
-        self.usage = finished.usage
-        if finished.reason == "cancelled":
-            self._end(WorkerLost("The worker took this request for abandoned; send it again."))
-        else:
-            self._end(finished)
 
     def fail(self, error: RequestError) -> None:
         """End with `error`: the worker is gone, or this server stops."""
@@ -213,14 +201,10 @@ class AnswerStream:
         Raises:
             RequestError: it refused, is gone, or has not said a word for ADMIT_WAIT_S_MAX.
         """
-        try:
-            async with asyncio.timeout(ADMIT_WAIT_S_MAX):
-                while not (self.is_admitted or self.inbox):
-                    self._wake.clear()
-                    await self._wake.wait()
-        except TimeoutError:
+        await self._until(lambda: self.is_admitted, ADMIT_WAIT_S_MAX)
+        if not (self.is_admitted or self.inbox):
             text = f"The worker has not taken this request within {ADMIT_WAIT_S_MAX:g} s."
-            raise RequestError(text, status=503, code="worker_unavailable") from None
+            raise RequestError(text, status=503, code="worker_unavailable")
         if not self.is_admitted and isinstance(self.inbox[0], RequestError):
             raise self.inbox[0]
 
@@ -229,9 +213,13 @@ class AnswerStream:
 
         Raises nothing.
         """
+        await self._until(lambda: self._is_planned, PLAN_WAIT_S_MAX)
+
+    async def _until(self, is_so: Callable[[], bool], wait_s: float) -> None:
+        """Wait for that, or for a part of the answer, or for `wait_s`."""
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(PLAN_WAIT_S_MAX):
-                while not (self._is_planned or self.inbox):
+            async with asyncio.timeout(wait_s):
+                while not (is_so() or self.inbox):
                     self._wake.clear()
                     await self._wake.wait()
 
@@ -304,6 +292,4 @@ def _merged(first: Delta, following: deque[Delta | Finished | RequestError]) -> 
 
 def _bytes_of(delta: Delta) -> int:
     """Return about how much memory `delta` takes; as much as the parts that it was made of."""
-    if not delta.logprobs:
-        return len(delta.text)
     return len(delta.text) + sum(_LOGPROB_BYTES * (1 + len(row.top)) for row in delta.logprobs)

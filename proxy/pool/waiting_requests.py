@@ -123,9 +123,6 @@ class WaitingRequests:
                         await self._changed.wait()
         finally:
             self.requests.remove(request)
-        raise self._error(request)
-
-    def _error(self, request: ModelRequest) -> RequestError:
         if self._is_closed:
-            return WorkerLost("The server is shutting down.")
-        return self.host.why_nobody(request.model)
+            raise WorkerLost("The server is shutting down.")
+        raise self.host.why_nobody(request.model)

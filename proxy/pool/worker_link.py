@@ -29,6 +29,7 @@ from hearth.shared.wire_messages import (
     Heartbeat,
     Hello,
     Message,
+    ModelFacts,
     Progress,
     Prompt,
     Renew,
@@ -88,14 +89,14 @@ class WorkerLink:
         self._cancelled: dict[str, AnswerStream] = {}  # until the worker tells their end
         self._models = models
         self.refusal = ""  # what the worker does, for which this proxy cannot work with it
-        self._closed = False
+        self.is_closed = False
         self._socket = DealerLink(endpoint, self._take_frame, keys)
         self._socket.send(Hello(PROTOCOL_VERSION))
 
     @property
     def is_ready(self) -> bool:
         """Return whether it may be sent requests: it said Welcome, and that its model is loaded."""
-        if self._closed or self.welcome is None or self.heartbeat is None:
+        if self.is_closed or self.welcome is None or self.heartbeat is None:
             return False
         return self.heartbeat.state == "ready"
 
@@ -106,10 +107,6 @@ class WorkerLink:
         assert self.heartbeat is not None, "ready"
         facts = self.heartbeat.model
         return not model or (facts is not None and facts.name == model)
-
-    @property
-    def is_closed(self) -> bool:
-        return self._closed
 
     @property
     def used_at(self) -> float:
@@ -153,7 +150,8 @@ class WorkerLink:
         if isinstance(message, Counted | Told):
             self._settle(message.request_id, message)
         elif isinstance(message, Heartbeat):
-            self._take_heartbeat(message)
+            self.heartbeat = message
+            self._check_model(message.model)
         elif isinstance(message, Welcome):
             self._take_welcome(message)
         if self.is_ready and not was_ready:
@@ -183,9 +181,7 @@ class WorkerLink:
             "The worker speaks another version of the protocol.",
         )
 
-    def _take_heartbeat(self, heartbeat: Heartbeat) -> None:
-        self.heartbeat = heartbeat
-        model = heartbeat.model
+    def _check_model(self, model: ModelFacts | None) -> None:
         if model is not None and self._models and model.name not in self._models:
             self._refuse(
                 f"serves {model.name!r}, this server {', '.join(map(repr, self._models))}: set "
@@ -305,7 +301,7 @@ class WorkerLink:
 
     def _send_late(self, message: Cancel | Renew) -> None:
         """Send what a dead worker, or one that does not read, does not need any more."""
-        if not self._closed:
+        if not self.is_closed:
             with contextlib.suppress(WireError):
                 self._socket.send(message)
 
@@ -315,9 +311,9 @@ class WorkerLink:
 
     def close(self, text: str, errors: Mapping[str, RequestError] | None = None) -> None:
         """Tell every client that waits on this worker that it is gone; `errors` go by request."""
-        if self._closed:
+        if self.is_closed:
             return
-        self._closed = True
+        self.is_closed = True
         self._socket.close()
         for answer in list(self.answers.values()):
             answer.fail((errors or {}).get(answer.request_id) or WorkerLost(text))
@@ -343,11 +339,13 @@ def link_row(link: WorkerLink | None, model: str | None = None) -> dict[str, Any
         "heartbeat_age_s": round(link.silence_s, 3) if link and beat else None,
         "model": beat.model.name if beat and beat.model else model,
         "ranks": beat.model.ranks if beat and beat.model else None,
-        "loading": _loading(beat) if beat and beat.step else None,
+        # How far a start is: its step, and of what the step brings how much is there.
+        "loading": {
+            "step": beat.step,
+            "s": round(beat.step_s, 1),
+            "held_bytes": beat.held_bytes,
+            "of_bytes": beat.step_bytes,
+        }
+        if beat and beat.step
+        else None,
     }
-
-
-def _loading(beat: Heartbeat) -> dict[str, Any]:
-    """Return how far a start is: its step, and of what the step brings how much is there."""
-    told = {"step": beat.step, "s": round(beat.step_s, 1)}
-    return told | {"held_bytes": beat.held_bytes, "of_bytes": beat.step_bytes}

@@ -88,24 +88,22 @@ class ModelSwapper:
         now = awake_s()
         requests = [
             ModelRequest(request.model or self._default.name, request.since)
-            for request in self._waiting_requests()
+            for request in self._pool.waiting.requests
+            if self._failure(request.model) is None  # else it is known to be in vain
         ]
         given = wanted_models(
             [self._worker_model(worker) for worker in self._workers], requests, now, self._unload_s
         )
         for worker in self._workers:
-            goal = given.get(worker.worker_id)
-            self._close_or_open(worker, goal, now)
-            if goal is not None and (worker.link is None or not worker.link.load):
+            goal, link = given.get(worker.worker_id), worker.link
+            # A worker that is to change takes no newcomers.
+            if link is not None and goal is None and link.closed_at is not None:
+                link.closed_at = None
+                self._pool.waiting.wake()
+            elif link is not None and goal is not None and link.closed_at is None:
+                link.closed_at = now
+            if goal is not None and (link is None or not link.load):
                 self._move(worker, goal)
-
-    def _waiting_requests(self) -> list[ModelRequest]:
-        """Return what is waited for, less what is known to be in vain."""
-        return [
-            request
-            for request in self._pool.waiting.requests
-            if self._failure(request.model) is None
-        ]
 
     @staticmethod
     def _worker_model(worker: WorkerProcess) -> WorkerModel:
@@ -122,25 +120,16 @@ class ModelSwapper:
             is_unwanted=link is not None and link.is_unwanted,
         )
 
-    def _close_or_open(self, worker: WorkerProcess, goal: str | None, now: float) -> None:
-        """Keep newcomers from a worker that is to change, and let them in where it is not."""
-        link = worker.link
-        if link is None:
-            return
-        if goal is None and link.closed_at is not None:
-            link.closed_at = None
-            self._pool.waiting.wake()
-        elif goal is not None and link.closed_at is None:
-            link.closed_at = now
-
     def _move(self, worker: WorkerProcess, goal: str) -> None:
         assert worker.link is None or not worker.link.load, (worker.worker_id, goal)
         if goal == UNLOADED:
             log.info("worker unloads id=%d model=%s", worker.worker_id, worker.model.name)
             self._supervisor.move(worker, None)
         else:
-            if worker.is_failing:
-                self._turn_away(worker.model)
+            if worker.is_failing:  # who waits for its model takes its worker from no other one
+                name = worker.model.name
+                reason, until = self._failures[name].reason, awake_s() + LOAD_AGAIN_S
+                self._failures[name] = LoadFailure(reason, until)
             log.info("worker loads id=%d model=%s", worker.worker_id, goal)
             self._supervisor.move(worker, self._models[goal])
 
@@ -159,12 +148,9 @@ class ModelSwapper:
                 link.is_unwanted = True
         self._nudge.set()
 
-    def why_missing(self) -> str:
-        """See `ModelHost`."""
-        return self._why_missing(self._default.name)
-
-    def _why_missing(self, name: str) -> str:
-        """Return why no worker here can load the model of `name`; "" = one can, or has it."""
+    def why_missing(self, model: str = "") -> str:
+        """See `ModelHost`; `model` "" = the default one."""
+        name = model or self._default.name
         if not self._workers or any(
             row.model.name == name and row.state != "unloaded" for row in self._workers
         ):
@@ -174,7 +160,7 @@ class ModelSwapper:
     def wait_s(self, model: str) -> float:
         """See `ModelHost`: long for a model that was asked for, short for a restart."""
         name = model or self._default.name
-        if self._failure(model) is not None or self._why_missing(name):
+        if self._failure(model) is not None or self.why_missing(name):
             return 0.0
         having = [worker for worker in self._workers if worker.model.name == name]
         if self._workers and not (having and all(row.restarts_unasked for row in having)):
@@ -185,7 +171,7 @@ class ModelSwapper:
         """See `ModelHost`."""
         failure = self._failure(model)
         name = model or self._default.name
-        if missing := self._why_missing(name):
+        if missing := self.why_missing(name):
             return RequestError(
                 f"{missing} The next request loads it once it is there.",
                 status=503,
@@ -233,8 +219,3 @@ class ModelSwapper:
             self._supervisor.leave_empty(worker)
             return True
         return not is_default
-
-    def _turn_away(self, model: ServedModel) -> None:
-        """Have requests for `model`, which fails to load, take its worker from no other one."""
-        reason = self._failures[model.name].reason
-        self._failures[model.name] = LoadFailure(reason, awake_s() + LOAD_AGAIN_S)

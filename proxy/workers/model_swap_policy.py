@@ -4,6 +4,7 @@ A decision and nothing else: no process, no clock. It is made anew each time fro
 that a switch nobody waits for any more is off by itself.
 """
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -56,7 +57,8 @@ def wanted_models(
     _spread(workers, waiting, given)
     for worker in workers:
         is_wanted = worker.model in first  # it has just come: who waits for it has not seen it yet
-        if worker.worker_id not in given and not is_wanted and _is_unused(worker, now, unload_s):
+        unused_s = 0.0 if worker.is_unwanted else unload_s or math.inf
+        if worker.worker_id not in given and not is_wanted and _is_idle(worker, now, unused_s):
             given[worker.worker_id] = UNLOADED
     return given
 
@@ -103,13 +105,6 @@ def _is_due(worker: WorkerModel, request: ModelRequest, now: float) -> bool:
 def _is_idle(worker: WorkerModel, now: float, since_s: float) -> bool:
     last = max(worker.used_at, worker.ready_at)
     return worker.is_ready and not worker.load and now - last >= since_s
-
-
-def _is_unused(worker: WorkerModel, now: float, unload_s: float) -> bool:
-    """Return whether a worker is to be emptied: nobody uses it for long, or by somebody's wish."""
-    if worker.is_unwanted:
-        return _is_idle(worker, now, 0.0)
-    return unload_s > 0 and _is_idle(worker, now, unload_s)
 
 
 def _spread(

@@ -185,28 +185,23 @@ async def hint_of(endpoint: str, platform: str = sys.platform) -> str:
         async with asyncio.timeout(CONNECT_S_MAX):
             _, writer = await asyncio.open_connection(host, int(port))
     except OSError as error:
-        return refused_hint(error, platform) or _failed_connection(error)
+        if isinstance(error, ConnectionRefusedError):
+            told = "Nothing listens there: `hearth worker` does not run there, or just begins."
+        elif isinstance(error, TimeoutError):
+            told = "Connecting gets no answer: look at its address, its firewall and the cable."
+        else:
+            told = f"Connecting gives {error.strerror or str(error)!r}."
+        return refused_hint(error, platform) or told
     writer.close()
     return "It takes connections and says nothing: it hangs, or is no worker."
-
-
-def _failed_connection(error: OSError) -> str:
-    if isinstance(error, ConnectionRefusedError):
-        return "Nothing listens there: `hearth worker` does not run there, or just begins."
-    if isinstance(error, TimeoutError):
-        return "Connecting gets no answer: look at its address, its firewall and the cable."
-    return f"Connecting gives {error.strerror or str(error)!r}."
 
 
 def check_endpoints(endpoints: Sequence[str]) -> None:
     """Raise StartError where one of WORKER_ENDPOINTS cannot be connected to, or is there twice."""
     for endpoint in endpoints:
-        if not _is_endpoint(endpoint) or endpoints.count(endpoint) > 1:
+        found = _ENDPOINT.fullmatch(endpoint)
+        is_endpoint = found is not None and 1 <= int(found[1]) <= 65535
+        if not is_endpoint or endpoints.count(endpoint) > 1:
             raise StartError(
                 f"WORKER_ENDPOINTS has {endpoint!r}; allowed is tcp://ADDRESS:PORT, each once."
             )
-
-
-def _is_endpoint(text: str) -> bool:
-    found = _ENDPOINT.fullmatch(text)
-    return found is not None and 1 <= int(found[1]) <= 65535
