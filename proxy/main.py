@@ -192,7 +192,7 @@ class Hearth:
             await self._server.serve(sockets=self._sockets)
         finally:
             swapping.cancel()
-            await app.keep_awake.close()
+            app.keep_awake.close()
 
     async def _swap_models(self) -> None:
         """Say what is served as soon as a client would be answered; then serve other models too."""

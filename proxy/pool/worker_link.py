@@ -122,11 +122,6 @@ class WorkerLink:
         return len(self.answers) + len(self._asked)
 
     @property
-    def cancelled_count(self) -> int:
-        """Return how many answers were called back whose end the worker has not told yet."""
-        return len(self._cancelled)
-
-    @property
     def silence_s(self) -> float:
         return awake_s() - self.heard_at
 
