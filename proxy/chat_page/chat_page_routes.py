@@ -69,17 +69,16 @@ class ChatPage:
 
     async def _sign_in(self, exchange: HttpExchange) -> None:
         """Tell whether the browser is signed in, sign it in with a key, or out."""
+        is_in, needs_key = exchange.method == "POST", True
         if exchange.method == "POST":
             await self._sign_ins.sign_in(exchange, await form_key(exchange))
         elif exchange.method == "DELETE":
             self._sign_ins.sign_out(exchange)
-        elif exchange.method not in ("GET", "HEAD"):
-            raise wrong_method(exchange, "GET, HEAD, POST, DELETE")
-        if exchange.method in ("POST", "DELETE"):
-            is_in, needs_key = exchange.method == "POST", True
-        else:
+        elif exchange.method in ("GET", "HEAD"):
             needs_key = await self._sign_ins.needs_key()
             is_in = needs_key and await self._is_signed_in(exchange)
+        else:
+            raise wrong_method(exchange, "GET, HEAD, POST, DELETE")
         await exchange.send_json(200, {"needs_key": needs_key, "is_signed_in": is_in})
 
     async def _is_signed_in(self, exchange: HttpExchange) -> bool:

@@ -11,11 +11,9 @@ import threading
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
-from hearth.shared.processes import process_started
-
-PID_FILE_NAME: Final = "hearth.json"
+from hearth.shared.processes import PID_FILE, process_started
 
 log = logging.getLogger(__name__)
 
@@ -30,11 +28,12 @@ class PidFile:
 
     def __init__(self, directory: Path, host: str, port: int, models: Sequence[str] = ()) -> None:
         """`models` are directories and hub ids: what MODEL_PATH and its like name."""
-        self.path = directory / PID_FILE_NAME
+        self.path = directory / PID_FILE
+        self._fresh = self.path.with_suffix(".new")
         self._host = host
         self._port = port
         self._models = [_absolute(each) for each in models]
-        self._started: dict[int, float] = {}  # pid -> when it started. Owner: the thread
+        self._started: dict[int, float | None] = {}  # pid -> when it started. Owner: the thread
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="pid file")
         self._lock = threading.Lock()  # held for a file's change alone
         self._is_removed = False
@@ -66,18 +65,8 @@ class PidFile:
 
     def _rows(self, pids: tuple[int, ...]) -> list[dict[str, Any]]:
         """Return a row for each process; what is known of others is forgotten."""
-        self._started = {pid: self._started[pid] for pid in pids if pid in self._started}
-        rows = []
-        for pid in pids:
-            started = self._started.get(pid)
-            if started is None and (started := process_started(pid)) is not None:
-                self._started[pid] = started
-            rows.append({"pid": pid, "started": started})
-        return rows
-
-    @property
-    def _fresh(self) -> Path:
-        return self.path.with_suffix(".new")
+        self._started = {pid: self._started.get(pid) or process_started(pid) for pid in pids}
+        return [{"pid": pid, "started": self._started[pid]} for pid in pids]
 
     def _replace(self, rows: list[dict[str, Any]]) -> None:
         """Replace the file as a whole, readable by this user only."""
