@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -11,6 +11,7 @@ import orjson
 import uvicorn
 
 from hearth.proxy.app import ProxyApp
+from hearth.proxy.event_loop import SuspendingEventLoop
 from hearth.proxy.http.connection_places import ConnectionPlaces
 from hearth.proxy.http.http1_protocol import Http1Protocol
 from hearth.proxy.monitoring.admin_routes import AdminRoutes
@@ -122,3 +123,9 @@ async def serving(
     finally:
         server.should_exit = True
         await task
+
+
+def served(run: Coroutine[Any, Any, None]) -> None:
+    """Run `run` on the loop that the server has: what an end of sending does is the loop's."""
+    with asyncio.Runner(loop_factory=SuspendingEventLoop) as runner:
+        runner.run(run)
