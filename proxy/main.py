@@ -28,7 +28,6 @@ from hearth.proxy.pool.cache_affinity import LOAD_GAP_MAX, CacheAffinity
 from hearth.proxy.pool.worker_pool import WorkerPool
 from hearth.proxy.request.model_names import models_of, sources_of
 from hearth.proxy.startup_banner import ready_lines, starting_line
-from hearth.proxy.workers.death_suspects import DeathSuspects
 from hearth.proxy.workers.model_swap import ModelSwapper
 from hearth.proxy.workers.pid_file import PidFile
 from hearth.proxy.workers.remote_workers import RemoteWorkers
@@ -50,7 +49,7 @@ from hearth.shared.settings_from_env import (
 )
 from hearth.shared.stop_signals import StopSignals
 from hearth.shared.stop_times import FLUSH_WAIT_S
-from hearth.shared.suspects.suspect_store import open_store
+from hearth.shared.suspects import DIRECTORY, SuspectStore
 from hearth.shared.thread_turns import take_short_turns
 from hearth.shared.version import VERSION
 from hearth.shared.zmq_transport import private_directory
@@ -107,7 +106,7 @@ class Hearth:
         self._encoders: EmbeddingProcess | None = embedding_process(
             settings, environment, self._pool
         )
-        self._supervisor.suspects = DeathSuspects(open_store(settings.kv_cache_dir))
+        self._supervisor.suspects = SuspectStore(settings.kv_cache_dir / DIRECTORY)
         unload_s = settings.model_idle_unload_seconds
         self._model_swapper = ModelSwapper(
             *(self._supervisor, self._pool, models, unload_s),

@@ -90,7 +90,7 @@ class Journal:
         self._schema = schema
         self._warned: set[str] = set()
         make_private(directory)
-        self._secret = _secret(directory, secrets.token_bytes(SECRET_BYTES))
+        self._secret = secret_of(directory, secrets.token_bytes(SECRET_BYTES))
         self._mark = blake2b(b"mark", key=self._secret, digest_size=_MARK_BYTES).digest()
         self._files = self._opened()
         self._own: _File | None = next((file for file in self._files if file.is_ours), None)
@@ -232,7 +232,7 @@ class Journal:
             OSError: the disk does not let it; all is as it was.
         """
         make_private(self.directory)
-        if _secret(self.directory, self._secret) != self._secret:
+        if secret_of(self.directory, self._secret) != self._secret:
             raise OSError(ESTALE, f"{self.directory} was made anew by another process")
         whole = self.packed(None)  # marks the end of what was alive when the file was made
         self._create(itertools.chain(frames, [whole]))
@@ -340,7 +340,7 @@ def _is_journals(name: str) -> bool:
     return name == SECRET_NAME or name.endswith(SUFFIX) or name.startswith(TEMP_PREFIX)
 
 
-def _secret(directory: Path, new: bytes) -> bytes:
+def secret_of(directory: Path, new: bytes) -> bytes:
     """Return the directory's secret, which is `new` where there is none yet. Raises: OSError."""
     handle = _handle(directory / SECRET_NAME, os.O_CREAT)
     try:

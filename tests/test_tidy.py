@@ -38,7 +38,7 @@ FULL_FOLDERS: Final = {
 # The rooms of each top, from the lowest to the highest: one imports only those before it. A folder
 # in a room belongs to it.
 ORDER: Final = (
-    ("shared", "shared/models", "shared/suspects"),
+    ("shared", "shared/models"),
     (
         *("proxy/http", "proxy/images", "proxy/request", "proxy/documents"),
         *("proxy/pool", "proxy/api", "proxy/workers", "proxy/gateway", "proxy/monitoring"),

@@ -19,6 +19,7 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from hearth.shared.errors import EXIT_CANNOT_START, StartError
 from hearth.shared.logging_setup import configure
@@ -28,6 +29,7 @@ from hearth.shared.private_temp_directory import temp_environment
 from hearth.shared.settings_from_env import Settings, load_settings
 from hearth.shared.start_failure_file import leave_reason
 from hearth.shared.stop_times import FLUSH_WAIT_S
+from hearth.shared.suspects import DIRECTORY, SuspectStore
 from hearth.shared.thread_turns import take_short_turns
 from hearth.shared.wire_messages import Failed, Heartbeat, Status, Told
 from hearth.shared.zmq_transport import PROXY_NAME, WORKER_NAME, RouterPort, curve_keys
@@ -52,7 +54,6 @@ from hearth.worker.kv.null_kv_manager import NullKVManager
 from hearth.worker.prompt.awaited_work import while_awaited
 from hearth.worker.prompt.prefill_cuts import CutRule
 from hearth.worker.requests.session_prompt_builder import SessionPromptBuilder
-from hearth.worker.requests.suspect_check import SuspectCheck
 from hearth.worker.schedule.answers.answer_drafts import AnswerDrafts, DraftPolicy
 from hearth.worker.schedule.generation_watchdog import GenerationWatchdog
 from hearth.worker.schedule.memory_guard import MemoryGuard
@@ -61,6 +62,7 @@ from hearth.worker.schedule.pressure_relief import PressureRelief
 from hearth.worker.schedule.request_state import RenderNextPrompt, Request
 from hearth.worker.schedule.scheduler import Scheduler
 from hearth.worker.schedule.scheduler_config import SchedulerConfig
+from hearth.worker.schedule.suspects import Suspects
 from hearth.worker.schedule.turn_recorder import TurnRecorder
 from hearth.worker.sessions.session_manager import SessionManager
 from hearth.worker.setup.concurrency import running_max
@@ -78,7 +80,6 @@ from hearth.worker.setup.prompt_and_session_setup import (
     turns_directory,
 )
 from hearth.worker.setup.rank_setup import SingleRank
-from hearth.worker.setup.suspect_setup import SuspectParts, make_suspect_parts
 from hearth.worker.setup.upkeep_setup import evictions_of, expire_of, look_of, sweep_of
 from hearth.worker.setup.vision_setup import VisionParts, image_grid
 from hearth.worker.shutdown import Shutdown
@@ -110,7 +111,7 @@ class ServingParts:
     memory: WorkerMemory
     doctor: ModelDoctor
     grammars: GrammarCompiler
-    suspects: SuspectCheck
+    suspects: Suspects
 
 
 class Worker:
@@ -284,21 +285,26 @@ class Worker:
         steps.begin("prompts")
         vocabulary = Vocabulary(loaded.tokenizer)
         recorder = TurnRecorder(sessions, evictions_of(kv_manager), self._render_next)
-        suspects = make_suspect_parts(self._settings, self._endpoint, cut_rule)
+        store = SuspectStore(settings.kv_cache_dir / DIRECTORY)
+        socket_path = Path(self._endpoint.removeprefix("ipc://"))
+        suspects = Suspects(store, socket_path, cut_rule.label)
         policy = make_draft_policy(self._settings, doctor.found, engine, loaded)
         self._draft_policy = policy
         drafts = AnswerDrafts(policy, loaded.draft_model)
-        config = self._scheduler_config(cut_rule, vision, recorder, guard, relief, suspects)
+        config = self._scheduler_config(cut_rule, vision, recorder, guard, relief)
         scheduler = Scheduler(
             engine,
             kv_manager,
             vocabulary,
             end_ids_of(loaded.tokenizer, loaded.generation_config),
             functools.partial(self.token_choice, loaded.facts.vocab_size),
-            replace(with_goal_beside(config, loaded, self._settings), drafts=drafts),
+            replace(
+                with_goal_beside(config, loaded, self._settings), drafts=drafts, suspects=suspects
+            ),
         )
-        check = suspects.check
-        grammars = self._start_prompt_threads(loaded, vocabulary, cut_rule, sessions, vision, check)
+        grammars = self._start_prompt_threads(
+            loaded, vocabulary, cut_rule, sessions, vision, suspects
+        )
         self._start_image_thread(vision)
         sweep, expire = sweep_of(kv_manager, guard), expire_of(kv_manager)
 
@@ -312,7 +318,7 @@ class Worker:
         loop = InferenceThread(self._inbox, scheduler, self._wire.send, sweep, expire, watch_memory)
         loop.checks = doctor.checks(cut_rule, guard)
         made = (loaded, vision, kv_manager, sessions, scheduler, loop, memory, doctor, grammars)
-        return ServingParts(*made, check)
+        return ServingParts(*made, suspects)
 
     def _make_sessions(self, loaded: LoadedModel, chunk: int) -> SessionManager:
         settings = self._settings
@@ -328,7 +334,6 @@ class Worker:
         recorder: TurnRecorder,
         memory: MemoryGuard,
         relief: PressureRelief,
-        suspects: SuspectParts,
     ) -> SchedulerConfig:
         settings = self._settings
         return SchedulerConfig(
@@ -342,8 +347,6 @@ class Worker:
             ),
             memory=memory,
             relief=relief,
-            forwards=suspects.forwards,
-            isolation=suspects.isolation,
         )
 
     def token_choice(self, vocab_size: int, request: Request) -> TokenChoice:
@@ -407,7 +410,7 @@ class Worker:
         cut_rule: CutRule,
         sessions: SessionManager,
         vision: VisionParts | None,
-        suspects: SuspectCheck,
+        suspects: Suspects,
     ) -> GrammarCompiler:
         builder = make_builder(
             loaded.tokenizer,

@@ -23,7 +23,7 @@ _OF_HEALTH: Final[tuple[tuple[str, FigurePath, str], ...]] = (
     ("hearth_requests_in_flight", ("in_flight",), "What was asked of a worker and has no end yet."),
     ("hearth_worker_restarts_total", ("restarts",), "Starts of a worker beyond its first."),
     ("hearth_worker_kills_total", ("kills",), "Processes of a worker that hung and were killed."),
-    ("hearth_worker_suspects_total", ("suspects",), "Requests in a forward as a worker died."),
+    ("hearth_worker_suspects_total", ("suspects",), "Requests that ran as a worker died."),
 )
 # The same, of what its heartbeat says: one that is away a while has not counted from 0 again.
 _OF_HEARTBEAT: Final[tuple[tuple[str, FigurePath, str], ...]] = (

@@ -19,15 +19,13 @@ from typing import Any, Final, Literal
 from hearth.proxy.pool.worker_link import WorkerLink, link_row
 from hearth.proxy.pool.worker_pool import WorkerPool
 from hearth.proxy.request.model_names import ServedModel
-from hearth.proxy.workers.death_suspects import DeathSuspects, error_of
 from hearth.proxy.workers.hang_detector import HangDetector
 from hearth.shared.errors import EXIT_CANNOT_START, EXIT_RANK_LOST, EXIT_STUCK
 from hearth.shared.paths import PROJECT_DIR
 from hearth.shared.start_failure_file import reason_path, take_reason
 from hearth.shared.stop_signals import SAY_AFTER_S
 from hearth.shared.stop_times import CHUNK_WAIT_S, END_WAIT_S
-from hearth.shared.suspects.forward_record import read_record, record_path
-from hearth.shared.suspects.suspect_store import Suspicion
+from hearth.shared.suspects import Suspect, SuspectStore, running_path, take_running
 from hearth.shared.suspending_clock import awake_s
 from hearth.shared.weights_file import remove_claims, weights_path
 from hearth.shared.zmq_transport import SILENCE_S_MAX, ipc_endpoint
@@ -80,7 +78,7 @@ class WorkerProcess:
     restarts: int = 0
     kills: int = 0  # of its processes that hung
     early_deaths: int = 0  # in a row, before "ready"
-    suspects: int = 0  # requests in a forward as a process of it died
+    suspects: int = 0  # requests that ran as a process of it died
     hang_detector: HangDetector = field(default_factory=HangDetector)
     killed_for: str = ""  # why this process was killed from here
     is_leaving: bool = False  # its process was told to end, for another model or for none
@@ -186,7 +184,7 @@ class Supervisor:
         self._tasks: list[asyncio.Task[None]] = []
         self._endings: set[asyncio.Task[None]] = set()  # of workers that change their model
         self.cannot_start = asyncio.Event()  # a worker said that restarting would not help
-        self.suspects = DeathSuspects()  # of its workers' deaths
+        self.suspects: SuspectStore | None = None  # of its workers' deaths
         self.on_change: Callable[[], None] = lambda: None  # a worker's pid changed
         # A worker died while it was loading, and why: whether it was given another model.
         self.on_early_death: Callable[[WorkerProcess, str], bool] = lambda _worker, _reason: False
@@ -215,7 +213,7 @@ class Supervisor:
         worker.socket_path.unlink(missing_ok=True)  # else the new link greets the dead worker's
         reason_path(worker.socket_path).unlink(missing_ok=True)
         weights_path(worker.socket_path).unlink(missing_ok=True)
-        record_path(worker.socket_path).unlink(missing_ok=True)
+        running_path(worker.socket_path).unlink(missing_ok=True)
         worker.hang_detector, worker.killed_for = HangDetector(), ""
         worker.process = await asyncio.create_subprocess_exec(
             *self._command,
@@ -324,22 +322,22 @@ class Supervisor:
 
     def _suspect(
         self, worker: WorkerProcess, how: str, *, is_proof: bool = True
-    ) -> dict[str, Suspicion]:
-        """Note whose forward ran as a process died; return that by request. Once a process."""
-        path = record_path(worker.socket_path)
-        rows = read_record(path)
-        path.unlink(missing_ok=True)
-        worker.suspects += len(rows)
-        return self.suspects.note(rows, how, is_proof=is_proof)
+    ) -> dict[str, Suspect]:
+        """Note who ran as a process died; return what is known of each now. Once a process."""
+        running = take_running(worker.socket_path)
+        worker.suspects += len(running)
+        if self.suspects is None:
+            return {}
+        return self.suspects.note_death(running, how, is_proof=is_proof)
 
     def _tell_clients(
-        self, worker: WorkerProcess, how: str, suspects: Mapping[str, Suspicion]
+        self, worker: WorkerProcess, how: str, suspects: Mapping[str, Suspect]
     ) -> None:
         text = (
             f"The worker that held this request died ({how}) and is being restarted; "
             "send the request again."
         )
-        errors = {name: error_of(suspicion, text) for name, suspicion in suspects.items()}
+        errors = {name: suspect.error(text) for name, suspect in suspects.items()}
         self._pool.disconnect(worker.worker_id, text, errors=errors)
 
     def _count_death(self, worker: WorkerProcess, how: str, *, was_ready: bool) -> None:
@@ -452,7 +450,7 @@ class Supervisor:
             worker.socket_path.unlink(missing_ok=True)
             reason_path(worker.socket_path).unlink(missing_ok=True)
             weights_path(worker.socket_path).unlink(missing_ok=True)
-            record_path(worker.socket_path).unlink(missing_ok=True)
+            running_path(worker.socket_path).unlink(missing_ok=True)
         for path in self._directory.glob("ranks-*.sock"):
             path.unlink(missing_ok=True)
 

@@ -19,8 +19,8 @@ from hearth.worker.prompt.prompt_with_sampled_turns import BuiltPrompt
 from hearth.worker.requests.debug_prompt_log import RecentPrompts
 from hearth.worker.requests.prompt_facts import PromptFacts
 from hearth.worker.requests.session_prompt_builder import SessionPromptBuilder, is_raw
-from hearth.worker.requests.suspect_check import SuspectCheck
 from hearth.worker.schedule.request_state import ClientLease, Request
+from hearth.worker.schedule.suspects import Suspects
 from hearth.worker.sessions.session_visit import SessionVisit
 from hearth.worker.stream.answer_splitter import AnswerSplitter
 from hearth.worker.stream.output_processor import OutputProcessor
@@ -41,9 +41,9 @@ class RequestBuilder:
         recent: RecentPrompts,
         facts: PromptFacts,
         default_max_tokens: int,
-        suspects: SuspectCheck | None = None,
+        suspects: Suspects | None = None,
     ) -> None:
-        self._suspects = suspects or SuspectCheck()
+        self._suspects = suspects or Suspects()
         self._prompts = prompts
         self._recent = recent
         self._facts = facts
@@ -58,7 +58,7 @@ class RequestBuilder:
         root = root_of(message, self._facts.root, self._facts.adapters)
         visit, built = self._prompts.build(message.prompt, images, message.use_kv_cache)
         assert len(built.ids) == len(built.keys), (len(built.ids), len(built.keys))
-        suspicions = self._suspects.suspicions(root, built.keys)
+        found = self._suspects.among(root, built.keys)
         self._recent.add(message, built.ids)
         if visit is not None:
             visit.adapter = message.adapter
@@ -84,7 +84,7 @@ class RequestBuilder:
             ),
             key=message.prompt.speaker.key,
             prompt_name=prompt_name,
-            suspicions=suspicions,
+            suspects=found,
             asker=asker_of(message.prompt, goes_on=visit is not None and visit.goes_on),
             new_id=new_id,
             known_ids=frozenset(

@@ -82,10 +82,10 @@ class IdlePrefill:
                 )  # the image's file is gone with the request it came in
                 self._close()
                 return True
-            self._config.forwards.idle(query, number)
+            self._config.suspects.note_idle(query, number)
             self._prefill_to(self._running, end)
             self._kv_manager.commit(slot, query.tokens[:end], query.names[number])
-            self._config.forwards.rest(())
+            self._config.suspects.note(())
             self._count(self._running, position, end)
         if slot.position == query.limit:
             self._kv_manager.settle(query)
@@ -125,7 +125,7 @@ class IdlePrefill:
             return False
         known = self._kv_manager.known_to(query)
         slot = None
-        if not self._config.isolation.spoils(query):
+        if not self._config.suspects.spoils(query):
             slot = self._open(query, is_foreseen)
         if slot is None:
             self._kv_manager.settle(query)

@@ -94,10 +94,9 @@ class PrefillForwards:
     """Does one forward of a prompt at a time. Owner: the inference thread.
 
     A forward ends at the prompt's next cut, which tokens, model and chip alone decide. It ends
-    before that amid a long image, always alike; for a suspect; and where answers are written
-    meanwhile, for whom it should not take long. What was read in forwards of the last two kinds is
-    not what a prefill alone would have written: it is kept as fast, and so is all of the prompt
-    that is read behind it.
+    before that amid a long image, always alike; and where answers are written meanwhile, for whom
+    it should not take long. What was read in forwards of the last kind is not what a prefill alone
+    would have written: it is kept as fast, and so is all of the prompt that is read behind it.
     """
 
     def __init__(
@@ -144,7 +143,6 @@ class PrefillForwards:
         end = self._forward_end(request, decoding)
         for run in request.images_to(end):
             request.seen_to = max(request.seen_to, run.end)
-            self._config.forwards.read(request, decoding, is_image=True)
             if self._engine.encode(run.picture, begun_images(prefilling)):
                 assert request.times is not None
                 request.times.note_chunk()
@@ -160,7 +158,6 @@ class PrefillForwards:
         assert start < end <= query.limit, (start, end, query.limit)
         request.is_cut_beside |= end < self._quiet_end(request)
         began = self._config.clock()
-        self._config.forwards.read(request, decoding, is_image=False)
         self._pace.reading_tokens = end - start
         pairs = self._config.drafts.prompt_pairs_max(request) if end == query.limit else 0
         chunk = (slot.cache, request.ids[start:end], query.images, query.adapter)
@@ -173,8 +170,8 @@ class PrefillForwards:
         times.note_chunk()
         log_prefill(request)
         if end == query.cuts[number]:
-            is_fast = request.is_read_apart or request.is_cut_beside
             tokens, name = query.tokens[:end], query.names[number]
+            is_fast = request.is_cut_beside
             self._kv_manager_of(request).commit(slot, tokens, name, is_fast=is_fast)
 
     def _forward_end(self, request: Request, decoding: Collection[Request]) -> int:
@@ -185,8 +182,7 @@ class PrefillForwards:
     def _quiet_end(self, request: Request) -> int:
         """Return where it ends if nobody waits for it."""
         cut = request.query.cuts[request.next_cut()]
-        end = self._config.forward_end(request.position, cut)
-        return self._config.isolation.forward_end(request, end)
+        return self._config.forward_end(request.position, cut)
 
     def _end_beside(self, request: Request, end: int) -> int:
         """Return where a forward ends that answers wait for and that would end at `end`.

@@ -3,11 +3,11 @@
 import bisect
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
-from hearth.shared.suspects.suspect_store import Suspicion
+from hearth.shared.suspects import Suspect
 from hearth.shared.suspending_clock import awake_s
 from hearth.shared.wire_messages import Count, Sampling, Submit, TokenLogprob
 from hearth.shared.zmq_transport import LEASE_S
@@ -24,6 +24,8 @@ from hearth.worker.kv.live_slot import LiveSlot
 from hearth.worker.schedule.wait_estimate import Work
 from hearth.worker.sessions.session_visit import SessionVisit
 from hearth.worker.stream.output_processor import OutputProcessor
+
+BEHIND_TOKENS: Final = 128  # a suspect is left alone until it is so far behind where it broke off
 
 
 class ClientLease:
@@ -119,8 +121,7 @@ class Request:
     is_prefill_only: bool = False  # it ends where its first token would come
     pin_key: str | None = None  # whose pin its prompt becomes then, an API key's; None = nobody's
     prompt_name: PrefixHash = PrefixHash(b"")  # the hash of all its tokens
-    suspicions: tuple[Suspicion, ...] = ()  # a worker died with its beginning, or its answer
-    is_read_apart: bool = False  # for that, in small forwards, and while nobody else has a slot
+    suspects: tuple[Suspect, ...] = ()  # a worker died with its beginning, or its answer
     is_cut_beside: bool = False  # it was read in shorter forwards because answers were written
     kept_tokens: int = 0  # what was kept of it when it arrived
     told_tokens: int = 0  # what its client was told of that
@@ -190,6 +191,15 @@ class Request:
     @property
     def is_prefilled(self) -> bool:
         return self.position == self.query.limit
+
+    @property
+    def runs_alone(self) -> bool:
+        """Whether it has not passed the place where a worker died with its tokens."""
+        done = self.position + self.completion_tokens
+        return any(
+            self.first_token_at is None or done <= each.tokens + BEHIND_TOKENS
+            for each in self.suspects
+        )
 
     @property
     def left_tokens(self) -> int:

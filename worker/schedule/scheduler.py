@@ -71,7 +71,6 @@ class Scheduler:
         self._places = config.running_max  # for requests that compute, as far as memory goes
         self.pace = Pace()  # others may read
         self._idle = IdlePrefill(engine, kv_manager, config)
-        self._forwards, self._isolation = config.forwards, config.isolation
         self.counts: Counter[str] = Counter()
         self._admission = Admission(kv_manager, engine.decoder, config, self.counts)
         self._shares = TimeShares()
@@ -152,14 +151,14 @@ class Scheduler:
         assert request.slot is None and request.plan is None, request.request_id
         assert len(request.query.tokens) == request.prompt_tokens, request.request_id
         assert request.query.limit < request.prompt_tokens, request.request_id
-        self._forwards.admit(request)
+        self._config.suspects.note([request])
         self._idle.stop()
         request.turn = self._turn
         self._waiting.append(request)
         kv_manager = self._admission.kv_manager_of(request)
         request.kept_tokens = kv_manager.plan(request.query).position
         self._admission.ask_disk(request)
-        self._forwards.rest(self._decoding.values())
+        self._note_running()
         request.told_tokens = request.kept_tokens
         return Progress(request.request_id, request.told_tokens, request.prompt_tokens)
 
@@ -182,10 +181,11 @@ class Scheduler:
         yield from self._drop_gone()
         yield from self._end_expired()
         yield from self.give_slots()
+        self._note_running()
         yield from self._prefill()
         yield from self._free_memory()
         yield from self._decode()
-        self._forwards.rest(self._decoding.values())
+        self._note_running()
         assert self.running <= self._config.running_max, (self.running, self._config.running_max)
 
     def prefill_idle(self) -> bool:
@@ -204,7 +204,7 @@ class Scheduler:
 
     def leave_forwards(self) -> None:
         """Nothing is computed any more: what ends the process now is nobody's forward."""
-        self._forwards.rest(())
+        self._config.suspects.note(())
 
     def forget(self) -> None:
         """Empty the cache; running requests go on with what they have."""
@@ -253,11 +253,12 @@ class Scheduler:
         self._places = self._config.running_max
         while self.running < self._config.running_max:
             running = [*self._prefilling, *self._decoding.values()]
-            may_begin = self._isolation.gate(running, self._waiting)
-            allowed = filter(may_begin, in_turn(self._waiting, self._turn))
-            request = next(filter(self._can_begin, allowed), None)
-            if request is None:
+            in_order = filter(self._can_begin, in_turn(self._waiting, self._turn))
+            request = next(in_order, None)
+            if request is None or any(each.runs_alone for each in running):
                 return
+            if running and request.runs_alone:
+                return  # a suspect: whoever else waits may not begin before it
             if self._config.relief.holds_back():
                 yield from self._refuse_late()
                 return
@@ -302,7 +303,7 @@ class Scheduler:
     def _open_slot(self, request: Request) -> None:
         """Check a slot out for a request, which goes on from what the slot holds of its prompt."""
         assert request.slot is None and request.recall is None, request.request_id
-        self._forwards.admit(request, self._decoding.values())
+        self._note_running(request)
         kv_manager = self._admission.kv_manager_of(request)
         slot, plan = kv_manager.open(request.query, rows_of(request))
         assert slot.position == plan.position <= request.query.limit, (slot.position, plan)
@@ -310,7 +311,9 @@ class Scheduler:
         request.canonical_tokens = min(slot.canonical_to, plan.position)
         request.idle_tokens = self._idle.session_tokens(request.query, slot)
         request.start_times()
-        self._isolation.begin(request)
+
+    def _note_running(self, *more: Request) -> None:
+        self._config.suspects.note([*self._prefilling, *self._decoding.values(), *more])
 
     def _free_memory(self) -> Iterator[Up]:
         """Give memory back where answers have outgrown it; the youngest ends where all is given."""
@@ -370,7 +373,6 @@ class Scheduler:
                 return
             assert request.request_id not in self._decoding, request.request_id
             self._decoding[request.request_id] = request
-            self._forwards.decode(self._decoding.values())
             kv_manager = self._admission.kv_manager_of(request)
             self._engine.decoder.add(
                 begin_answer(request, self._engine, kv_manager, self._choose, self._drafts)
@@ -385,7 +387,6 @@ class Scheduler:
         if is_next_short and not self._shares.is_step_due:
             return
         began = self._config.clock()
-        self._forwards.decode(self._decoding.values())
         for sampled in self._engine.decoder.step():
             request = self._decoding.get(sampled.key)
             if request is not None:  # else it has ended within its draft
@@ -444,7 +445,7 @@ class Scheduler:
         now = awake_s()
         usage = make_usage(request, now)
         if reason != "cancelled":
-            self._isolation.served(request)
+            self._config.suspects.served(request)
         if request.first_token_at is not None:
             self.pace.note_end(usage.prefilled_tokens, now - request.first_token_at)
         usage = self._config.ended(request, usage, reason, stop)

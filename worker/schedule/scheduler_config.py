@@ -13,8 +13,7 @@ from hearth.worker.schedule.generation_watchdog import GenerationWatchdog
 from hearth.worker.schedule.memory_guard import MemoryGuard
 from hearth.worker.schedule.pressure_relief import PressureRelief
 from hearth.worker.schedule.request_state import RecallDone, Request
-from hearth.worker.schedule.suspects.running_forwards import RunningForwards
-from hearth.worker.schedule.suspects.suspect_isolation import SuspectIsolation
+from hearth.worker.schedule.suspects import Suspects
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +39,7 @@ class SchedulerConfig:
     beside_goal_s: float = 0.0
     beside_tokens_min: int = 128  # it reads no fewer for that
     short_tokens: int = 2_048  # that a prompt reads at most which does not wait for answers
-    forwards: RunningForwards = field(default_factory=RunningForwards)
-    isolation: SuspectIsolation = field(default_factory=SuspectIsolation)
+    suspects: Suspects = field(default_factory=Suspects)
     drafts: AnswerDrafts = field(default_factory=AnswerDrafts)
 
     def forward_end(self, position: int, cut: int) -> int:

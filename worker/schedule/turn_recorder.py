@@ -55,8 +55,7 @@ class TurnRecorder:
             evictions=self._evictions() if self._evictions is not None else 0,
         )
         divergence = self._sessions.ended(visit, ending)
-        # What was read apart may end a worker that reads it in whole chunks, in idle time.
-        if self._evictions is not None and not (ending.is_cancelled or request.is_read_apart):
+        if self._evictions is not None and not ending.is_cancelled:
             self._render_next(RenderNextPrompt(request))
         return dataclasses.replace(usage, divergence=divergence, session_kind=visit.kind)
 

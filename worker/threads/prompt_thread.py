@@ -18,13 +18,13 @@ from hearth.worker.requests.predict_next_prompt import predict_next_prompt
 from hearth.worker.requests.prompt_facts import PromptFacts
 from hearth.worker.requests.request_builder import RequestBuilder
 from hearth.worker.requests.session_prompt_builder import SessionPromptBuilder
-from hearth.worker.requests.suspect_check import SuspectCheck
 from hearth.worker.schedule.request_state import (
     ClientLease,
     MessageWithImages,
     RenderNextPrompt,
     Request,
 )
+from hearth.worker.schedule.suspects import Suspects
 from hearth.worker.threads.thread_queues import PromptJobs
 
 LOOK_WAIT_S_MAX: Final = 0.5  # for a disk thread that is amid a large file
@@ -47,7 +47,7 @@ class PromptThread:
         prompts: SessionPromptBuilder,
         facts: PromptFacts,
         settings: Settings,
-        suspects: SuspectCheck | None = None,
+        suspects: Suspects | None = None,
         look: Callable[[], threading.Event | None] = lambda: None,
     ) -> None:
         """`look` has the directory of KV files looked at, and returns what is set once it was."""

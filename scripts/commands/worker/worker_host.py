@@ -16,7 +16,6 @@ from hearth.proxy.event_loop import SuspendingEventLoop
 from hearth.proxy.pool.worker_link import WorkerLink
 from hearth.proxy.pool.worker_pool import WorkerPool
 from hearth.proxy.request.model_names import models_of, sources_of
-from hearth.proxy.workers.death_suspects import DeathSuspects
 from hearth.proxy.workers.pid_file import PidFile
 from hearth.proxy.workers.supervisor import WORKER_COMMAND, RestartRules, Supervisor
 from hearth.shared import logging_setup as logs
@@ -28,7 +27,7 @@ from hearth.shared.paths import env_file
 from hearth.shared.settings_from_env import Settings, setting_warnings
 from hearth.shared.stop_signals import StopSignals
 from hearth.shared.stop_times import FLUSH_WAIT_S
-from hearth.shared.suspects.suspect_store import open_store
+from hearth.shared.suspects import DIRECTORY, SuspectStore
 from hearth.shared.version import VERSION
 from hearth.shared.zmq_transport import PROXY_NAME, WORKER_NAME, private_directory
 
@@ -53,7 +52,7 @@ class WorkerHost:
             {**environ, **openblas_environment(environ), **malloc_environment(environ)},
             RestartRules(models_of(settings)[0], FLUSH_WAIT_S, settings.stall_seconds),
         )
-        self._supervisor.suspects = DeathSuspects(open_store(settings.kv_cache_dir))
+        self._supervisor.suspects = SuspectStore(settings.kv_cache_dir / DIRECTORY)
         self._pool = pool
         host, port = endpoint.removeprefix("tcp://").rpartition(":")[::2]
         self._pid_file = PidFile(directory, host, int(port), sources_of(settings))

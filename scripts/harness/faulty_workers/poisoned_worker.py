@@ -11,7 +11,6 @@ A mark is a text in any message, `poison-HOW-WHEN!`, or `poison-HOW-WHEN-TIMES!`
            sigkill, sigsegv, sigabrt    the process sends itself that signal
            hang       the forward never ends
     WHEN   prefill    the forward that reads the mark's end
-           large      the same, if that forward reads more than 64 tokens
            decode     a step behind the answer's fourth token
     TIMES  how often at all, counted in RUN_DIR over restarts; without it always
 
@@ -24,7 +23,6 @@ import re
 import signal
 import sys
 import threading
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 from unittest import mock
@@ -36,21 +34,20 @@ from hearth.worker.schedule.scheduler import Scheduler
 from hearth.worker.stream.detokenise import Vocabulary
 
 MARK: Final = re.compile(
-    r"(?P<name>poison-(?P<how>raise|hang|sigkill|sigsegv|sigabrt)-(?P<when>prefill|large|decode)"
+    r"(?P<name>poison-(?P<how>raise|hang|sigkill|sigsegv|sigabrt)-(?P<when>prefill|decode)"
     r"(?:-(?P<times>\d+))?)!"
 )
 MARK_TOKENS_MAX: Final = 64  # of a mark that begins in the forward before
-LARGE_TOKENS: Final = 64
 DECODED_TOKENS: Final = 4
 
 
-def break_at(text: str, kinds: Sequence[str], directory: Path, start: int = 0) -> None:
-    """Break where a mark of one of `kinds` ends behind the character `start`.
+def break_at(text: str, kind: str, directory: Path, start: int = 0) -> None:
+    """Break where a mark of `kind` ends behind the character `start`.
 
     A mark breaks at most as often as it says, over all processes with one `directory`.
     """
     for mark in MARK.finditer(text):
-        if mark.end() <= start or mark["when"] not in kinds:
+        if mark.end() <= start or mark["when"] != kind:
             continue
         path = directory / f"{mark['name']}.count"
         times = path.stat().st_size if path.exists() else 0
@@ -84,16 +81,15 @@ def poison(directory: Path) -> None:
         reading.clear()
 
     def new_prefill(self: Engine, cache: Any, ids: list[int], *rest: Any) -> None:
-        kinds = ["prefill", "large"] if len(ids) > LARGE_TOKENS else ["prefill"]
         for request in reading:
             before = request.ids[: request.position][-MARK_TOKENS_MAX:]
-            break_at(text(before + ids), kinds, directory, len(text(before)))
+            break_at(text(before + ids), "prefill", directory, len(text(before)))
         prefill(self, cache, ids, *rest)
 
     def new_decode(self: Scheduler) -> Any:
         for request in self._decoding.values():
             if request.completion_tokens == DECODED_TOKENS:
-                break_at(text(request.ids), ["decode"], directory)
+                break_at(text(request.ids), "decode", directory)
         return decode(self)
 
     for owner, name, new in (

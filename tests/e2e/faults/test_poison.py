@@ -45,7 +45,7 @@ def poisonous(mark: str) -> str:
     return "Read this. " * 60 + mark + " And go on. " * 60
 
 
-def ask(server: Server, text: str, tokens: int = 12, **more: Any) -> tuple[int, str]:
+def ask(server: Server, text: str, tokens: int = 12) -> tuple[int, str]:
     """Send a prompt once; return the status and the answer, or what is told instead."""
     with server.openai() as client:
         try:
@@ -54,7 +54,6 @@ def ask(server: Server, text: str, tokens: int = 12, **more: Any) -> tuple[int, 
                 messages=[{"role": "user", "content": text}],
                 max_tokens=tokens,
                 temperature=0,
-                extra_body=more,
             )
         except openai.APIStatusError as error:
             return error.status_code, str(error)
@@ -74,12 +73,12 @@ def until_answered(server: Server, text: str, tokens: int = 12) -> str:
     raise AssertionError("it is not served")
 
 
-def send_poison(server: Server, mark: str, times: int = SENT, **more: Any) -> list[tuple[int, str]]:
+def send_poison(server: Server, mark: str, times: int = SENT) -> list[tuple[int, str]]:
     """Send a prompt so often, each time to a worker that is ready; return what is told."""
     told = []
     for _ in range(times):
         server.wait_until_ready()
-        told.append(ask(server, poisonous(mark), **more))
+        told.append(ask(server, poisonous(mark)))
     server.wait_until_ready()
     return told
 
@@ -128,18 +127,6 @@ def test_an_exception_amid_an_answer_ends_two_workers(
     assert restarts(server) - before == 2
     assert [status for status, _ in told] == [503, 400, 400, 400]
     assert "while it was answered" in told[-1][1] and "exit code 70" in told[-1][1]
-
-
-def test_a_prompt_that_dies_in_whole_forwards_only_ends_two_workers_and_is_served(
-    server: Server,
-) -> None:
-    """Nothing of it is kept, so that each time it is read; and it is not read again idle."""
-    before, refused = restarts(server), suspects(server)["refused"]
-    told = send_poison(server, "poison-sigkill-large!", 6, use_kv_cache=False)
-    assert [status for status, _ in told] == [503, 200, 503, 200, 200, 200]
-    server.wait_until_idle()
-    assert restarts(server) - before == 2
-    assert (suspects(server)["suspects"], suspects(server)["refused"]) == (1, refused)
 
 
 def test_a_refusal_outlives_the_server_and_ends_by_delete(server: Server) -> None:

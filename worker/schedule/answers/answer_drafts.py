@@ -64,7 +64,7 @@ class AnswerDrafts:
         """Return what drafts for a request's answer; None where nothing is to be drafted."""
         reach = self.policy.of(request.sampling.speculate)
         forced = forced_tokens(request.guide, request.call_drafts)
-        if reach == "none" or request.is_read_apart or (reach == "forced" and forced is None):
+        if reach == "none" or (reach == "forced" and forced is None):
             return None
         return self._memory.begin(
             request.key if request.uses_cache else None,

@@ -1,1 +1,0 @@
-"""Remembers which requests a worker died with, for who survives it."""

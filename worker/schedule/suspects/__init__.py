@@ -1,1 +1,0 @@
-"""Names whose forward runs, and runs those apart that a worker died with."""
