@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
+import orjson
 import psutil
 import pytest
 
@@ -19,6 +20,7 @@ from hearth.proxy.workers import supervisor as module
 from hearth.proxy.workers.supervisor import RestartRules, Supervisor
 from hearth.shared.errors import EXIT_RANK_LOST, EXIT_STUCK
 from hearth.shared.start_failure_file import leave_reason
+from hearth.shared.suspects import Suspect, SuspectStore, running_path
 from tests.helpers.proxy.fake_worker_pool import COMMAND, run, stop, worker_environment
 
 pytestmark = pytest.mark.process
@@ -171,6 +173,29 @@ def test_a_worker_that_lost_a_rank_says_which_to_its_clients(
         "restarted; send the request again."
     )
     assert not list(directory.glob("*.sock")), "the sockets of ranks go with the others"
+
+
+@pytest.mark.parametrize(("code", "deaths"), [(EXIT_STUCK, 0), (EXIT_RANK_LOST, 1), (70, 2)])
+def test_a_death_counts_for_who_ran_alone_by_what_it_proves(
+    directory: Path, code: int, deaths: int
+) -> None:
+    """None that was told to end, one where a cable may have been pulled."""
+    store = SuspectStore(directory / "suspects")
+
+    async def body() -> None:
+        environ = {"FAKE_WORKER_END_CODE": str(code)}
+        async with running(directory, RestartRules(), environ) as supervisor:
+            supervisor.suspects = store
+            (worker,) = supervisor.workers
+            row = Suspect("name", "", "read", 256, 256, is_alone=True)
+            running_path(worker.socket_path).write_bytes(orjson.dumps({"r": row}))
+            worker.kill(signal.SIGTERM)
+            async with asyncio.timeout(10):
+                while not worker.restarts:
+                    await asyncio.sleep(0.01)
+
+    run(body)
+    assert sum(row.deaths for row in store.all().values()) == deaths
 
 
 @pytest.mark.parametrize("is_asked", [False, True])

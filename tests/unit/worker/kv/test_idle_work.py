@@ -6,11 +6,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from hearth.shared.suspects import SuspectStore, take_running
 from hearth.worker.cache.block_hash import prefix_hashes
 from hearth.worker.cache.image_keys import keys_of
 from hearth.worker.cache.prefix_search import PrefixQuery
 from hearth.worker.engine.power_source import PowerSource
 from hearth.worker.kv.kv_transfer import IdleMode
+from hearth.worker.schedule.suspects import Suspects
 from scripts.harness.socketless_worker import Answer, Machine, machine
 from scripts.harness.store_builders import ROOT
 from tests.helpers.worker.disk_workers import Workers
@@ -99,6 +101,31 @@ def test_exact_mode_reads_the_answer_before_it_is_asked_and_once(name: str) -> N
     for mine, theirs in zip(early[-1].logits, late[-1].logits, strict=True):
         assert np.array_equal(mine, theirs)
     ahead.check()
+
+
+def test_reading_that_ended_a_worker_is_not_done_again(tmp_path: Path) -> None:
+    store, socket_path = SuspectStore(tmp_path / "suspects"), tmp_path / "worker-0.sock"
+    ids = prompt("qwen3", 150, 100)
+
+    def started() -> Machine:
+        warm = machine("qwen3", is_exact=True, suspects=Suspects(store, socket_path))
+        warm.ask(ids, 300)
+        return warm
+
+    def dies(*_: object) -> None:
+        raise RuntimeError("the worker ends")
+
+    warm = started()
+    warm.work_ahead()
+    assert warm.scheduler.idle_tokens > 0 and not take_running(socket_path)
+    warm = started()
+    warm.engine.prefill = dies  # type: ignore[method-assign]
+    with pytest.raises(RuntimeError):
+        warm.work_ahead()
+    store.note_death(take_running(socket_path), "SIGABRT")
+    warm = started()
+    warm.work_ahead()
+    assert warm.scheduler.idle_tokens == 0
 
 
 def test_an_interrupted_reading_goes_on_where_it_was() -> None:
