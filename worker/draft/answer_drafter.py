@@ -149,7 +149,7 @@ class AnswerDrafter:
         self._proposed_kind = self._kind()
         nodes = self._nodes(most) if most > 0 else []
         of_model = self._nodes_of_model(nodes, most, waiting)
-        cost = self._model_cost if of_model else 0.0
+        cost = self._sources.model.token_cost if of_model and self._sources.model else 0.0
         nodes = of_model or nodes
         count = self._length.count([node.chance for node in nodes], waiting, cost)
         if not count:
@@ -254,7 +254,7 @@ class AnswerDrafter:
         """Return the lookup with the longest match."""
         for lookup in self._lookups:
             lookup.look_up(tail)
-        return max(self._lookups, key=_match_length)
+        return max(self._lookups, key=lambda lookup: lookup.length)
 
     # ------------------------------------------------------------ the draft
 
@@ -306,11 +306,6 @@ class AnswerDrafter:
         found = [(*lookup.fitting_token(tail, fits), lookup.source) for lookup in self._lookups]
         tokens, length, source = max(found, key=lambda row: row[1])
         return tokens, source, length
-
-    @property
-    def _model_cost(self) -> float:
-        """What a token of the draft model costs, in forwards of one row."""
-        return self._sources.model.token_cost if self._sources.model is not None else 0.0
 
     def _nodes_of_model(self, others: list[_Node], most: int, waiting: int) -> list[_Node]:
         """Return what the draft model says, where it promises more than what others say.
@@ -411,7 +406,3 @@ def _in_order(nodes: list[_Node]) -> list[_Node]:
     order = sorted(range(len(nodes)), key=lambda at: (-nodes[at].chance, at))
     places = {at: place for place, at in enumerate(order)} | {-1: -1}
     return [nodes[at]._replace(parent=places[nodes[at].parent]) for at in order]
-
-
-def _match_length(lookup: TokenLookup) -> int:
-    return lookup.length

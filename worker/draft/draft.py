@@ -56,11 +56,9 @@ class Drafter(Protocol):
 
     def take(self, tokens: Sequence[int]) -> None:
         """Take the answer's next tokens."""
-        ...
 
     def is_promising(self) -> bool:
         """Whether a draft may be had once the next token, which is computed now, is known."""
-        ...
 
     def propose(self, tokens_max: int, waiting: int) -> Draft:
         """Return what may come behind all tokens so far, `tokens_max` nodes at most.
@@ -68,8 +66,6 @@ class Drafter(Protocol):
         `waiting` are the rows that the forward feeds in any case, 1 at least. An empty draft is
         plain decoding.
         """
-        ...
 
     def note(self, draft: Draft, accepted: Sequence[int], rows: int) -> None:
         """Learn which of the draft's nodes were right, and the rows of the forward that told so."""
-        ...

@@ -12,11 +12,9 @@ class ForcedTokens(Protocol):
 
     def take(self, tokens: Sequence[int]) -> None:
         """Take the answer's next tokens."""
-        ...
 
     def forced(self, tokens_max: int) -> list[int]:
         """Return the tokens that must come next, at most so many; most often there is none."""
-        ...
 
     def fitting(self, ahead: Sequence[int], tokens: Sequence[int]) -> tuple[int, list[int]]:
         """Return how many of `tokens` may come behind `ahead`, and what must come behind them.
@@ -24,11 +22,9 @@ class ForcedTokens(Protocol):
         Those are counted up to the first one behind which something must come. Where nothing is
         known all may come.
         """
-        ...
 
     def choice(self, ahead: Sequence[int]) -> Callable[[int], bool] | None:
         """Return what says whether a token may come behind `ahead`, where one of few texts must.
 
         It is None elsewhere.
         """
-        ...

@@ -260,16 +260,12 @@ def compute_in(dtype: ComputeDtype, model: Any, *rules: Any, evaluates: bool = T
         make_dense(model)
     if dtype.is_cast:
         # More bits do no harm.
-        is_cast = cast_rule(model, *rules) if dtype.name != "float32" else _always
+        is_cast = cast_rule(model, *rules) if dtype.name != "float32" else lambda _name: True
         cast_leaves(model, dtype.name, is_cast, evaluates=evaluates)
     if dtype.is_dense and evaluates:
         for _, leaf in tree_flatten(model.parameters()):
             mx.eval(leaf)  # one by one: the codes of the layers before are freed by then
         mx.clear_cache()
-
-
-def _always(_name: str) -> bool:
-    return True
 
 
 def cast_rule(*models: Any) -> IsCast:

@@ -5,8 +5,8 @@ Owner: the inference thread, which also loaded the model.
 
 import functools
 import logging
-from collections.abc import Callable, Container, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Container, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import mlx.core as mx
@@ -63,7 +63,7 @@ class Engine:
         if batches and loaded.vision is not None:
             batches = self._batches_like_alone(self.new_cache)
         if batches and packed is not None:
-            batches = self.batches_packed(*packed)
+            batches = self._batches_like_alone(lambda: self._new_packed_cache(*packed))
         tree_forward = self._make_tree_forward() if trees and packed is None else None
         try_trunks = functools.partial(self._share_trunks, loaded)
         self.decoder = self._make_decoder(batches, tree_forward, try_trunks)
@@ -83,35 +83,35 @@ class Engine:
         cache: list[Any] = make_prompt_cache(self._model)
         return cache
 
-    def _batches_like_alone(self, new_cache: Callable[[], list[Any]]) -> bool:
+    @contextmanager
+    def _trial(self) -> Iterator[None]:
+        """Have the model compute what nobody asked for, and give the memory back."""
         with self.stream():
-            is_alike = batches_like_alone(self._model, new_cache)
+            yield
         mx.clear_cache()
-        return is_alike
+
+    def _batches_like_alone(self, new_cache: Callable[[], list[Any]]) -> bool:
+        with self._trial():
+            return batches_like_alone(self._model, new_cache)
 
     @functools.cached_property
     def verifies_drafts(self) -> bool:
         """Whether the model computes in one forward what it computes token by token. Tries it."""
-        with self.stream():
-            is_alike = verifies_like_alone(self._model, self.new_cache)
-        mx.clear_cache()
-        return is_alike
+        with self._trial():
+            return verifies_like_alone(self._model, self.new_cache)
 
     def _share_trunks(self, loaded: LoadedModel) -> bool:
         """Let rows of a batch share a trunk, if this model computes the same with one. Tries it."""
         network = network_of(loaded)
-        with self.stream():
+        with self._trial():
             is_alike = trunks_like_alone(self._model, network, self.new_cache)
-        mx.clear_cache()
         if is_alike:
             reach_trunks(network)
         return is_alike
 
     def _make_tree_forward(self) -> TreeForward | None:
-        with self.stream():
-            forward = make_tree_forward(self._model, self.new_cache)
-        mx.clear_cache()
-        return forward
+        with self._trial():
+            return make_tree_forward(self._model, self.new_cache)
 
     def _new_packed_cache(self, bits: int, group_size: int) -> list[Any]:
         cache = self.new_cache()
@@ -139,10 +139,6 @@ class Engine:
         except Exception as error:  # whatever an architecture raises on packed KV
             return " ".join(str(error).split()) or type(error).__name__
         return None
-
-    def batches_packed(self, bits: int, group_size: int) -> bool:
-        """Whether rows packed so give in a batch what they give alone. Tries it."""
-        return self._batches_like_alone(lambda: self._new_packed_cache(bits, group_size))
 
     def encode(self, picture: PromptImage, spared: Container[ImageName] = ()) -> bool:
         """Have a picture encoded; say whether that was to be done. See `ImageEncoder.encode`.

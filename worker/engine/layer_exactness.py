@@ -37,13 +37,12 @@ def differs_when_decoded(model: Any, keeps_states: bool) -> bool:
     """
     network = model if isinstance(model, nn.Module) else model.model  # VLMLanguageModel holds one
     modules = [module for _, module in network.named_modules()]
-    if _is_float32(model) and not any(map(_is_packed, modules)):
+    kinds = {array.dtype for _, array in tree_flatten(model.parameters())}
+    is_packed = any(hasattr(each, "bits") and hasattr(each, "group_size") for each in modules)
+    if not is_packed and not kinds & {mx.float16, mx.bfloat16}:
         return False
-    return _is_latent(modules) or (keeps_states and not _goes_token_by_token(modules))
-
-
-def _is_latent(modules: list[Any]) -> bool:
-    return any(type(module).__name__ in LATENT for module in modules)
+    is_latent = any(type(module).__name__ in LATENT for module in modules)
+    return is_latent or (keeps_states and not _goes_token_by_token(modules))
 
 
 def _goes_token_by_token(modules: list[Any]) -> bool:
@@ -55,12 +54,3 @@ def _goes_token_by_token(modules: list[Any]) -> bool:
     names = {name for file in files for name in vars(sys.modules[file])}
     known = [RECURRENCES[name] for name in names & RECURRENCES.keys()]
     return bool(known) and all(known)
-
-
-def _is_packed(module: Any) -> bool:
-    return hasattr(module, "bits") and hasattr(module, "group_size")
-
-
-def _is_float32(model: Any) -> bool:
-    kinds = {array.dtype for _, array in tree_flatten(model.parameters())}
-    return not kinds & {mx.float16, mx.bfloat16}

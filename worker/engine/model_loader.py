@@ -253,8 +253,8 @@ def _load(
         return None, part.load(directory, runs_code)
     if not sees_images(directory):
         return None, _load_text(directory, runs_code)
-    vision = load_vision_model(directory, runs_code)
-    return vision, (vision.language, *_tokenizer_and_config(directory, runs_code))
+    vision, config = load_vision_model(directory, runs_code), load_config(directory)
+    return vision, (vision.language, text_tokenizer(directory, config, runs_code), config)
 
 
 def _load_text(directory: Path, runs_code: bool) -> tuple[Any, Any, dict[str, Any]]:
@@ -295,12 +295,6 @@ def _tokenizer_options(directory: Path, runs_code: bool) -> dict[str, Any]:
     return options if template is None else {**options, "chat_template": template}
 
 
-def _tokenizer_and_config(directory: Path, runs_code: bool) -> tuple[Any, dict[str, Any]]:
-    """Return what mlx-lm's load gives beside a model."""
-    config = load_config(directory)
-    return text_tokenizer(directory, config, runs_code), config
-
-
 def _facts(
     model: Any,
     weights: Any,
@@ -335,8 +329,7 @@ def _vocab_size(model: Any, config: dict[str, Any]) -> int:
     """Return the number of logits; the config's figure, or one forward where it has none."""
     if isinstance(config.get("vocab_size"), int):
         return int(config["vocab_size"])
-    size: int = model(mx.array([[0]])).shape[-1]
-    return size
+    return int(model(mx.array([[0]])).shape[-1])
 
 
 def cache_layout(cache: list[Any]) -> str:

@@ -27,6 +27,7 @@ from xxhash import xxh3_128
 
 from hearth.shared.make_private_directory import make_private
 from hearth.shared.models.checkpoint_names import files_like
+from hearth.shared.read_small_file import read_small_file
 
 log = logging.getLogger(__name__)
 
@@ -84,11 +85,9 @@ class HashMemory:
 
     def load(self) -> dict[FileStamp, str]:
         try:
-            handle = os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-            with open(handle, "rb") as file:
-                _check_owner(os.fstat(handle))
-                text = file.read(MEMORY_BYTES_MAX + 1)
-            return _hashes_from(text)
+            if self._path.lstat().st_mode & 0o077:
+                raise ValueError("others could have written it")
+            return _hashes_from(read_small_file(self._path, MEMORY_BYTES_MAX))
         except FileNotFoundError:
             return {}
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
@@ -115,14 +114,7 @@ class HashMemory:
                 temporary.unlink(missing_ok=True)
 
 
-def _check_owner(status: os.stat_result) -> None:
-    if status.st_uid != os.getuid() or status.st_mode & 0o077:
-        raise ValueError("others could have written it")
-
-
 def _hashes_from(text: bytes) -> dict[FileStamp, str]:
-    if len(text) > MEMORY_BYTES_MAX:
-        raise ValueError(f"it is over {MEMORY_BYTES_MAX:,} bytes")
     content = json.loads(text)
     if content["schema"] != SCHEMA:
         raise ValueError(f"its schema is {content['schema']!r}, expected {SCHEMA}")

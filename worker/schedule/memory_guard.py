@@ -58,14 +58,6 @@ class Watermark:
         )
 
 
-def _unlimited() -> int:
-    return _UNLIMITED
-
-
-def _no_overhead() -> float:
-    return 0.0
-
-
 @dataclass(frozen=True, slots=True)
 class MemoryGuard:
     """Compares the bytes held now with the limit, weights included. Owner: the inference thread.
@@ -74,10 +66,10 @@ class MemoryGuard:
     last forward of a prompt of so many tokens takes, and gives back at its end.
     """
 
-    limit: Callable[[], int] = _unlimited
+    limit: Callable[[], int] = lambda: _UNLIMITED
     used: Callable[[], int] = _none
     forward: Callable[[int], int] = _none
-    overhead: Callable[[], float] = _no_overhead  # bytes beside each one that is asked for
+    overhead: Callable[[], float] = lambda: 0.0  # bytes beside each one that is asked for
 
     def over(self, nbytes: int = 0, depth: int = 0) -> int:
         """Return how many bytes are missing for `nbytes` more, beside a forward; 0 = they fit.

@@ -20,10 +20,6 @@ GB: Final = 1024**3
 log = logging.getLogger(__name__)
 
 
-def _normal() -> Pressure:
-    return Pressure.NORMAL
-
-
 class PressureRelief:
     """Follows the system's memory pressure. Owner: the inference thread.
 
@@ -35,7 +31,7 @@ class PressureRelief:
         self,
         holder: AnyKVManager | None = None,
         kept_bytes: Callable[[], int] = lambda: 0,
-        level: Callable[[], Pressure] = _normal,
+        level: Callable[[], Pressure] = lambda: Pressure.NORMAL,
         clock: Callable[[], float] = awake_s,
     ) -> None:
         """`kept_bytes` tells what the holder would give up before any live cache."""

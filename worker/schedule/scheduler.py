@@ -342,14 +342,12 @@ class Scheduler:
         is_read = next((r for r in self._prefilling if r.is_prefilled), None)
         prompts = self._prefilling
         if self._decoding:
-            prompts = [each for each in prompts if not self._waits_for_answers(each)]
+            is_short, waits = self._config.is_short, self._shares.is_answers_turn
+            prompts = [each for each in prompts if not waits(is_short(each))]
         if is_read is not None or not prompts:
             return is_read
         self._is_oldest_next = not self._is_oldest_next
         return min(prompts, key=lambda r: r.left_tokens) if self._is_oldest_next else prompts[0]
-
-    def _waits_for_answers(self, request: Request) -> bool:
-        return self._shares.is_answers_turn(self._config.is_short(request))
 
     def _prefill(self) -> Iterator[Up]:
         """Do one forward of one prompt; start decoding it when it was the last."""

@@ -41,7 +41,8 @@ class Suspects:
         """
         self._store = store
         self._cut_label = cut_label.encode()
-        self._noted: Sequence[tuple[str, int]] | None = None
+        # What the file names, by request id, by how far it was, and by whether it ran alone.
+        self._rows: dict[tuple[str, int, bool], Suspect] = {}
         self._file: int | None = None
         self.refusals = 0
         self._lock = threading.Lock()  # of `refusals`
@@ -129,20 +130,23 @@ class Suspects:
 
         A device is one token ahead of what answers were given: they run also between two steps.
         """
-        noted = [
-            (each.request_id, each.position + each.completion_tokens // STEPS) for each in running
+        is_sole = len(running) == 1
+        keys = [
+            (each.request_id, each.position + each.completion_tokens // STEPS, is_sole)
+            for each in running
         ]
-        if noted != self._noted:
-            alone = len(running) == 1
-            self._write({each.request_id: self._row(each, alone) for each in running})
-            self._noted = noted
+        if keys != [*self._rows]:
+            known, self._rows = self._rows, {}
+            for key, each in zip(keys, running, strict=True):
+                self._rows[key] = known.get(key) or self._row(each, is_sole)
+            self._write()
 
     def note_idle(self, query: PrefixQuery, number: int) -> None:
         """Have it name work of nobody's, which reads `query` to its cut `number`."""
         length = query.cuts[number]
         name = self._named(query.names[number], "idle")
-        self._write({"": Suspect(name, "", "idle", length, length)})
-        self._noted = None
+        self._rows = {("", 0, False): Suspect(name, "", "idle", length, length)}
+        self._write()
 
     def _row(self, request: Request, is_sole: bool) -> Suspect:
         """Return what is suspected if the worker dies now: what it died with, or more of it."""
@@ -156,8 +160,9 @@ class Suspects:
         tokens = max(row.length, request.position + request.completion_tokens)
         return replace(row, tokens=tokens, is_alone=is_sole and bool(request.suspects))
 
-    def _write(self, rows: Mapping[str, Suspect]) -> None:
+    def _write(self) -> None:
         if self._file is not None:
+            rows = {request_id: row for (request_id, _, _), row in self._rows.items()}
             with contextlib.suppress(OSError):  # the disk is full: this death will count for nobody
                 os.pwrite(self._file, orjson.dumps(rows) + b"\n", 0)
 

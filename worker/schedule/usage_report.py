@@ -12,16 +12,12 @@ log = logging.getLogger(__name__)
 SPEED_TOKENS_MIN: Final = 16  # the speed of fewer says nothing
 
 
-def fed_tokens(request: Request) -> int:
-    """Return how many prompt tokens the model has read or had restored by now."""
-    return request.position if request.first_token_at is None else request.prompt_tokens
-
-
 def make_usage(request: Request, now: float) -> Usage:
     """Return what the request cost until `now`, by `awake_s`. Changes nothing."""
-    fed, cached, prompt = fed_tokens(request), request.cached_tokens, request.prompt_tokens
-    assert cached <= fed <= prompt, (cached, fed, prompt)
     first, times, plan = request.first_token_at, request.times, request.plan
+    cached, prompt = request.cached_tokens, request.prompt_tokens
+    fed = request.position if first is None else prompt  # read or restored by now
+    assert cached <= fed <= prompt, (cached, fed, prompt)
     received = request.lease.received_at
     return Usage(
         prompt_tokens=prompt,

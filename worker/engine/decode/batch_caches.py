@@ -136,8 +136,7 @@ class BatchQuantizedKVCache:
 
     @property
     def nbytes(self) -> int:
-        nbytes: int = sum(array.nbytes for array in (*self.keys, *self.values))
-        return nbytes
+        return int(sum(array.nbytes for array in (*self.keys, *self.values)))
 
     def _written(self, arrays: tuple[mx.array, ...]) -> tuple[mx.array, ...]:
         return tuple(array[..., : self._idx, :] for array in arrays)

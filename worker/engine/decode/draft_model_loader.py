@@ -130,7 +130,8 @@ def load_draft_model(found: DraftCheckpoint, loaded: LoadedModel, raw_rows: RawR
     """
     kind, path = KINDS[found.kind], loaded.facts.path
     target = loaded.model if loaded.vision is None else loaded.vision.model
-    if _architecture(target) not in (kind.models if loaded.vision else kind.text_models):
+    architecture = type(target).__module__.rpartition(".")[-1]  # by the library that loads it
+    if architecture not in (kind.models if loaded.vision else kind.text_models):
         raise _refusal(found.source, _misfit(found.kind, loaded))
     try:
         head = _load(found, target)
@@ -173,13 +174,7 @@ def _check_vocabulary(head: Any, vocab_size: int) -> None:
 
 def _target_size(config: Any) -> int:
     """Return the width of the hidden states that a draft model reads."""
-    size: int = getattr(config, "backbone_hidden_size", 0) or config.text_config.hidden_size
-    return size
-
-
-def _architecture(model: Any) -> str:
-    """Return the name of a model's architecture by the library that loads it."""
-    return type(model).__module__.rpartition(".")[-1]
+    return int(getattr(config, "backbone_hidden_size", 0) or config.text_config.hidden_size)
 
 
 def _misfit(name: str, loaded: LoadedModel) -> str:

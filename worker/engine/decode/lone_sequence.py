@@ -13,7 +13,6 @@ from hearth.worker.draft.draft import Draft
 from hearth.worker.engine.decode.decoding_sequence import (
     Agree,
     DecodingRow,
-    ForwardUndo,
     SampledToken,
     Sequence,
     as_chosen,
@@ -23,6 +22,7 @@ from hearth.worker.engine.decode.tree_forward import TreeForward
 from hearth.worker.engine.decode.verify import accepted_path, process_rows, row_places
 from hearth.worker.engine.hidden_states import with_hidden
 from hearth.worker.engine.lora.lora_adapter import applied
+from hearth.worker.kv.rewind import RewindPoint
 
 ROWS_MAX: Final = 8  # of a forward that verifies; MLX's kernels for few rows take no more
 
@@ -78,10 +78,6 @@ class LoneSequence:
         self._hidden: tuple[mx.array, mx.array] | None = None
         # Models of text alone take no such argument.
         self._model_arguments = {"shift": self.row.shift} if self.row.shift else {}
-
-    @property
-    def nbytes(self) -> int:
-        return sum(layer.nbytes for layer in self.cache)
 
     def step(self, may_draft: bool = False) -> list[SampledToken]:
         """Return the token that was sampled last, and what a forward behind it has verified.
@@ -248,7 +244,7 @@ class LoneSequence:
         with applied(self.row.adapter):
             return run(known, draft.tokens, draft.parents, self.cache, self.row.shift)
 
-    def _keep(self, point: ForwardUndo, known: list[int], draft: Draft, path: list[int]) -> None:
+    def _keep(self, point: RewindPoint, known: list[int], draft: Draft, path: list[int]) -> None:
         """Have the cache hold no more of a forward than `known` tokens and the draft's `path`.
 
         Or have them wait, where it cannot leave out the rest alone.
@@ -284,5 +280,5 @@ class LoneSequence:
 class _Undo:
     """Takes back the last forward, of which the cache holds the tokens `fed`."""
 
-    point: ForwardUndo
+    point: RewindPoint
     fed: list[int]

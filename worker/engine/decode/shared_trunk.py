@@ -27,13 +27,11 @@ class LayerTrunk:
 
     @property
     def length(self) -> int:
-        length: int = self.keys.shape[2]
-        return length
+        return int(self.keys.shape[2])
 
     @property
     def nbytes(self) -> int:
-        nbytes: int = self.keys.nbytes + self.values.nbytes
-        return nbytes
+        return int(self.keys.nbytes + self.values.nbytes)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -69,8 +67,7 @@ class TailKVCache:
 
     @property
     def nbytes(self) -> int:
-        nbytes: int = self.tail.nbytes
-        return nbytes
+        return int(self.tail.nbytes)
 
     def whole(self) -> Any:
         """Return upstream's cache of all of it, a copy. Evaluated."""
@@ -149,8 +146,7 @@ class TrunkedKVCache:
         return self.tails
 
     def size(self) -> int:
-        size: int = self.tails.size()
-        return size
+        return int(self.tails.size())
 
     def empty(self) -> bool:
         return False
@@ -162,8 +158,7 @@ class TrunkedKVCache:
     @property
     def nbytes(self) -> int:
         """The bytes of the tails: who counts trunks counts each once."""
-        nbytes: int = self.tails.nbytes
-        return nbytes
+        return int(self.tails.nbytes)
 
 
 def can_stand_on_trunk(layer: Any) -> bool:

@@ -17,13 +17,12 @@ import numpy as np
 from mlx import nn
 
 from hearth.worker.engine.decode.batch_caches import (
-    CUT_ERROR_MAX,
-    CUT_ERRORS_MAX,
-    ERROR_MAX,
-    TEXTS,
+    Unlike,
     as_floats,
+    cut_error,
     filled_cache,
     logits_error,
+    why_not_alike,
 )
 from hearth.worker.engine.vision.vlm_language_model import AXES
 
@@ -191,32 +190,24 @@ def _wrapped(ropes: Sequence[_Rope]) -> Iterator[None]:
 def make_tree_forward(model: Any, new_cache: Callable[[], list[Any]]) -> TreeForward | None:
     """Return what runs forwards of trees, None where the model computes others in them.
 
-    Tries it, in twelve forwards of at most 16 tokens; in up to three times as many where the first
-    fails.
+    Takes eleven forwards of at most 16 tokens; up to three times as many, and one for each, where
+    the first fails.
     """
     if not can_hold_trees(new_cache()):
         return None
-    try:
-        forward = TreeForward(model)
-        for text in range(TEXTS):
-            error, of_cut = _errors(model, forward, new_cache, text)
-            if error <= ERROR_MAX + CUT_ERRORS_MAX * min(of_cut, CUT_ERROR_MAX):
-                return forward
-        reason = f"its logits in a tree are off by {error:.1e}, by {of_cut:.1e} cut otherwise"
-    except Exception as error:  # whatever an architecture raises on what it was not made for
-        reason = " ".join(str(error).split())[:200] or type(error).__name__
+    reason = why_not_alike(lambda text: _errors(model, new_cache, text))
+    if reason is None:
+        return TreeForward(model)
     log.info("drafts have no branches, as the model cannot compute them: %s", reason)
     return None
 
 
-def _errors(
-    model: Any, forward: TreeForward, new_cache: Callable[[], list[Any]], text: int
-) -> tuple[float, float]:
-    """Return how unlike logits are to those token by token: in a tree, and cut otherwise."""
+def _errors(model: Any, new_cache: Callable[[], list[Any]], text: int) -> Unlike:
+    """Return how unlike logits in a tree are to those token by token."""
     prompt = [7 + 11 * text + (5 + 3 * text) * n % 97 for n in range(TRIED_TOKENS)]
     known, tokens = [41 + text], [13 + 17 * text + 3 * node for node in range(len(TRIED_PARENTS))]
     cache = filled_cache(model, new_cache, prompt)
-    together = forward(known, tokens, TRIED_PARENTS, cache)[0]
+    together = TreeForward(model)(known, tokens, TRIED_PARENTS, cache)[0]
     errors = []
     for path in TRIED_PATHS:
         cache = filled_cache(model, new_cache, prompt)
@@ -224,5 +215,6 @@ def _errors(
             alone = model(mx.array([[[*known, *tokens][row]]]), cache=cache)[0, -1]
             errors.append(logits_error(as_floats(together[row]), as_floats(alone)))
     whole = [*prompt, *known, *(tokens[node] for node in TRIED_PATHS[-1])]
-    last = model(mx.array([whole]), cache=new_cache())[0, -1]
-    return float(np.max(errors)), logits_error(as_floats(last), as_floats(alone))
+    return Unlike(
+        float(np.max(errors)), lambda: cut_error(model, new_cache, whole, as_floats(alone))
+    )

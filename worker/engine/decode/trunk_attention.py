@@ -23,11 +23,9 @@ Attention = Callable[..., mx.array]
 AttendTrunks = Callable[[Attention, dict[str, Any]], mx.array]
 
 
-def _by_cascade(_stock: Attention, given: dict[str, Any]) -> mx.array:
-    return attend_with_trunks(**given)
-
-
-def reach_trunks(network: nn.Module, attend: AttendTrunks = _by_cascade) -> Callable[[], None]:
+def reach_trunks(
+    network: nn.Module, attend: AttendTrunks = lambda _stock, given: attend_with_trunks(**given)
+) -> Callable[[], None]:
     """Have the modules of this network attend trunks; return what takes that back.
 
     Caches without a trunk are attended as before. A module that attends by other means is not

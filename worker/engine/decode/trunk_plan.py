@@ -6,7 +6,7 @@ A trunk is kept once in place of once for each of its rows, and a step reads it 
 import itertools
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -73,13 +73,10 @@ def _groups(
     cut = shared.index(length) + 1
     parts = _groups(rows[:cut], shared[: cut - 1], tokens_min)
     parts += _groups(rows[cut:], shared[cut:], tokens_min)
-    if length < tokens_min or _spared(parts) > (len(rows) - 1) * length:
+    spared = sum((len(part) - 1) * tokens for part, tokens in parts)
+    if length < tokens_min or spared > (len(rows) - 1) * length:
         return parts
     return [(rows, length)]
-
-
-def _spared(groups: Iterable[tuple[Sequence[Any], int]]) -> int:
-    return sum((len(rows) - 1) * length for rows, length in groups)
 
 
 def common(one: TrunkRow, other: TrunkRow) -> int:
