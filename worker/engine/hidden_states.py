@@ -36,5 +36,4 @@ def _text_with_hidden(model: Any, ids: mx.array, cache: list[Any] | None) -> tup
 def is_like_alone(model: Any) -> bool:
     """Whether a model that is asked for its hidden states too has the same logits, to the bit."""
     ids = mx.array([[1, 2, 3, 4]])
-    same: bool = mx.array_equal(model(ids), with_hidden(model, ids)[0]).item()  # type: ignore[assignment]
-    return same
+    return bool(mx.array_equal(model(ids), with_hidden(model, ids)[0]).item())

@@ -52,7 +52,8 @@ def prefill_lengths(loaded: LoadedModel) -> PrefillLengths:
         config,
         backend(),
         device_architecture(),
-        has_experts=_has_experts(network),
+        # Whether a layer reads some of its weights only: upstream's Switch layers, and their kin.
+        has_experts=any("Switch" in type(module).__name__ for _, module in network.named_modules()),
         keeps_states=keeps_states,
     )
 
@@ -62,11 +63,6 @@ def network_of(loaded: LoadedModel) -> nn.Module:
     model = loaded.model if isinstance(loaded.model, nn.Module) else loaded.model.model
     assert isinstance(model, nn.Module), type(model)
     return model
-
-
-def default_chunk() -> int:
-    """Return the chunk of a dense model on this device."""
-    return lengths_for({}, backend(), device_architecture()).chunk
 
 
 def lengths_for(
@@ -95,8 +91,3 @@ def _generation(architecture: str) -> int:
     """Return the generation of Apple's GPU, e.g. 17 for "applegpu_g17s"; 0 of any other."""
     name, _, rest = architecture.partition("_g")
     return int(rest[:2]) if name == "applegpu" and rest[:2].isdigit() else 0
-
-
-def _has_experts(network: Any) -> bool:
-    """Whether a layer reads some of its weights only: upstream's Switch layers, and their kin."""
-    return any("Switch" in type(module).__name__ for _, module in network.named_modules())

@@ -163,7 +163,8 @@ class WeightsIdentity:
         self._hashes = {at: known[at] for at in self._before.values() if at in known}
         self._made: dict[FileStamp, str] = {}
         self._error: OSError | None = None
-        self._parts: tuple[str, ...] | None = None if is_hashed else self._stamped()
+        stamped = tuple(f"{path.name} {astuple(at)}" for path, at in self._before.items())
+        self._parts: tuple[str, ...] | None = None if is_hashed else stamped
         missing = {at for at in self._before.values() if at not in self._hashes}
         self._threads = self._begin(missing) if is_hashed else []
 
@@ -233,9 +234,6 @@ class WeightsIdentity:
             return f"{path.name} {self._hashes[before]}"
         log.warning("%s was changed while it was loaded: no KV from before is reused", path.name)
         return f"{path.name} {secrets.token_hex(16)}"
-
-    def _stamped(self) -> tuple[str, ...]:
-        return tuple(f"{path.name} {astuple(self._before[path])}" for path in self._paths)
 
 
 def hash_file(path: str, is_over: Callable[[], bool] = lambda: False) -> str | None:

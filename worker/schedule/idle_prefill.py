@@ -126,7 +126,10 @@ class IdlePrefill:
         known = self._kv_manager.known_to(query)
         slot = None
         if not self._config.suspects.spoils(query):
-            slot = self._open(query, is_foreseen)
+            tokens, over = len(query.tokens), self._config.memory.over
+            slot = self._kv_manager.open_spare(
+                query, is_foreseen, lambda nbytes: not over(nbytes, tokens)
+            )
         if slot is None:
             self._kv_manager.settle(query)
             return bool(self._next_prompts)
@@ -164,14 +167,6 @@ class IdlePrefill:
         if self._next_prompts:
             return self._next_prompts.pop(), True  # the newest first: it is asked soonest
         return self._kv_manager.unfinished(self._config.natural_cuts), False
-
-    def _open(self, query: PrefixQuery, is_foreseen: bool) -> LiveSlot | None:
-        """Return a slot for `query`; None where memory or slots do not allow one."""
-
-        def has_room(nbytes: int) -> bool:
-            return not self._config.memory.over(nbytes, len(query.tokens))
-
-        return self._kv_manager.open_spare(query, is_foreseen, has_room)
 
 
 def _session(query: PrefixQuery, slot: LiveSlot) -> str:

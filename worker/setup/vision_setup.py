@@ -36,7 +36,7 @@ class VisionParts:
     def forget(self) -> None:
         """Give up all that is kept of images: pixels, rows. Inference thread."""
         self.reader.forget()
-        self.encoder.forget()
+        self.encoder.release()
 
 
 def make_vision(loaded: LoadedModel, settings: Settings) -> VisionParts | None:

@@ -124,7 +124,9 @@ class HeadDrafts:
         self._pending.append((tokens, hidden))
         self._pending_count += tokens.shape[0]
         while self._pending_count - self._pending[0][0].shape[0] >= PENDING_MAX:
-            self._drop_oldest()
+            # The head, which would miss these pairs, begins anew.
+            self._pending_count -= self._pending.pop(0)[0].shape[0]
+            self._held = None
 
     def look_at(self, cache: Sequence[Any] | None) -> None:
         pass
@@ -161,11 +163,6 @@ class HeadDrafts:
         self._head.reset(self._model.target)
         self._head.set_shared_kv({}, place)
         self._held = 0
-
-    def _drop_oldest(self) -> None:
-        """Drop pairs that wait, so that the head, which would miss them, begins anew."""
-        self._held = None
-        self._pending_count -= self._pending.pop(0)[0].shape[0]
 
 
 class AssistantDrafts:

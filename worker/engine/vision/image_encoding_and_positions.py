@@ -120,10 +120,6 @@ class ImageEncoder:
             if self.nbytes > self._bytes_max and other not in spared:
                 self.nbytes -= self._encoded.pop(other).nbytes
 
-    def forget(self) -> None:
-        """Give up the rows of every picture."""
-        self.release()
-
     def release(self, spared: Container[ImageName] = ()) -> bool:
         """Give up all rows but those of the names `spared`; say whether there were any."""
         released = [name for name in self._encoded if name not in spared]

@@ -10,8 +10,10 @@ from hearth.shared.settings_from_env import Settings, load_settings
 from hearth.worker.doctor.checked_machine import subject_of
 from hearth.worker.doctor.findings import CheckResult, Findings, FindingsFile
 from hearth.worker.doctor.measure_speed import best_chunk
+from hearth.worker.engine.compute_dtype import device_architecture
 from hearth.worker.engine.memory_pressure import Pressure
-from hearth.worker.engine.prefill_lengths import default_chunk
+from hearth.worker.engine.model_loader import backend
+from hearth.worker.engine.prefill_lengths import lengths_for
 from hearth.worker.prompt.prefill_cuts import CutRule
 from hearth.worker.schedule.memory_guard import MemoryGuard
 from hearth.worker.setup import doctor_setup
@@ -29,6 +31,8 @@ FOUND = Findings(
     chunk=1024,
 )
 
+DEFAULT_CHUNK = lengths_for({}, backend(), device_architecture()).chunk
+
 
 def settings(directory: Path, **more: str) -> Settings:
     path = str(MODEL.directory)
@@ -44,7 +48,7 @@ def test_what_is_auto_means_what_was_found(tmp_path: Path) -> None:
     meant = with_findings(plain, FOUND, "float32")
     assert is_exact(MODEL, meant) and not is_exact(MODEL, plain)
     chunks = [cut_rule_of(MODEL, each).chunk for each in (plain, meant)]
-    assert chunks == [default_chunk(), 1024]
+    assert chunks == [DEFAULT_CHUNK, 1024]
 
 
 @pytest.mark.parametrize(
@@ -121,7 +125,7 @@ def test_findings_take_effect_at_the_next_start_and_the_report_says_so(
     told = first.check_now(rule(), MemoryGuard(), print)
     assert told["auto"] == [
         {"setting": "CACHE_EXACT", "now": "false", "next_start": "true"},
-        {"setting": "PREFILL_CHUNK", "now": str(default_chunk()), "next_start": "1024"},
+        {"setting": "PREFILL_CHUNK", "now": str(DEFAULT_CHUNK), "next_start": "1024"},
     ]
     assert first.settings.cache_exact == "auto"
     second = ModelDoctor(settings(tmp_path), MODEL, starts_itself=True)
