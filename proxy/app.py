@@ -14,8 +14,8 @@ from hearth.proxy.api import prefill_endpoint, tokenize_endpoints
 from hearth.proxy.api.error_bodies import error_body, error_headers
 from hearth.proxy.api.ollama.ollama_routes import PREFIX as OLLAMA_PREFIX
 from hearth.proxy.chat_page.chat_page_routes import ChatPage
-from hearth.proxy.embeddings.embedding_process import EmbeddingProcess
 from hearth.proxy.embeddings.encoder_routes import ENCODER_PATHS, EncoderRoutes
+from hearth.proxy.embeddings.encoders import Encoders
 from hearth.proxy.gateway.cloud.cloud_bodies import CloudDialect
 from hearth.proxy.gateway.config.routing_table import Deployment
 from hearth.proxy.gateway.gateway import FALLBACK_HEADER, Gateway, GatewayCall
@@ -92,11 +92,11 @@ class ProxyApp:
         routes: AdminRoutes,
         places: ConnectionPlaces | None = None,
         gateway: Gateway | None = None,
-        encoders: EmbeddingProcess | None = None,
+        encoders: Encoders | None = None,
     ) -> None:
         """`places` are the listener's; without a `gateway` only local models answer.
 
-        `encoders` is the process of EMBEDDING_MODEL and RERANK_MODEL; None = neither is set.
+        `encoders` has the worker of EMBEDDING_MODEL and RERANK_MODEL; None = neither is set.
         """
         self._gateway = gateway
         self._origins = OriginRules(

@@ -15,8 +15,7 @@ from typing import Final, NoReturn
 import uvicorn
 
 from hearth.proxy.app import ProxyApp
-from hearth.proxy.embeddings.embedding_process import EmbeddingProcess
-from hearth.proxy.embeddings.process_setup import embedding_process
+from hearth.proxy.embeddings.encoders import make_encoders
 from hearth.proxy.event_loop import SuspendingEventLoop
 from hearth.proxy.gateway.config.routing_table import read_table
 from hearth.proxy.gateway_setup import GatewaySetup
@@ -103,9 +102,7 @@ class Hearth:
             environment,
             RestartRules(models[0], FLUSH_WAIT_S, settings.stall_seconds),
         )
-        self._encoders: EmbeddingProcess | None = embedding_process(
-            settings, environment, self._pool
-        )
+        self._encoders = make_encoders(settings, environment, self._pool)
         self._supervisor.suspects = SuspectStore(settings.kv_cache_dir / DIRECTORY)
         unload_s = settings.model_idle_unload_seconds
         self._model_swapper = ModelSwapper(
@@ -121,7 +118,8 @@ class Hearth:
             self._gateway = GatewaySetup(table, settings, self._routes)
         host, port, sources = settings.proxy_host, settings.proxy_port, sources_of(settings)
         self._pid_file = PidFile(self._directory, host, port, sources)
-        self._supervisor.on_change = self._write_pid_file
+        for supervisor in self._supervisors:
+            supervisor.on_change = self._write_pid_file
         self._sockets = bind_all(host, port)
         self._server: _Server | None = None
         self._stop = asyncio.Event()
@@ -132,8 +130,12 @@ class Hearth:
         """The variables that the LiteLLM config refers to."""
         return frozenset() if self._gateway is None else self._gateway.table.variables
 
+    @property
+    def _supervisors(self) -> list[Supervisor]:
+        return [self._supervisor, *([self._encoders.supervisor] if self._encoders else [])]
+
     def _write_pid_file(self) -> None:
-        self._pid_file.write(self._supervisor.pids)
+        self._pid_file.write([pid for each in self._supervisors for pid in each.pids])
 
     async def run(self) -> int:
         """Serve until a signal; return the exit code."""
@@ -157,13 +159,15 @@ class Hearth:
     def _end_now(self, number: int) -> NoReturn:
         """End without waiting for a chunk, or for anything else."""
         log.warning("%s again: workers are killed amid their work", signal.Signals(number).name)
-        self._supervisor.kill_all()
+        for supervisor in self._supervisors:
+            supervisor.kill_all()
         self._remove_files()
         os._exit(128 + number)
 
     async def _serve(self) -> None:
         self._write_pid_file()
-        await self._supervisor.start()
+        for supervisor in self._supervisors:
+            await supervisor.start()
         self._remote.start()
         places = ConnectionPlaces(places_within(open_files_max(OPEN_FILES)))
         gateway = None
@@ -213,23 +217,20 @@ class Hearth:
         self._pool.close()
         if self._gateway is not None:
             self._gateway.end_calls()
-        ending = asyncio.create_task(self._supervisor.stop())
-        encoders_ending = asyncio.create_task(self._end_encoders())
+        ending = [asyncio.create_task(self._supervisor.stop())]
+        if self._encoders is not None:
+            ending.append(asyncio.create_task(self._encoders.close()))
         if self._server is not None and self._server.started:
             self._server.should_exit = True
         else:
             serving.cancel()
-        await asyncio.gather(serving, ending, encoders_ending, return_exceptions=True)
+        await asyncio.gather(serving, *ending, return_exceptions=True)
         if self._gateway is not None:
             await self._gateway.close()
         self._routes.stored.close()
         for each in self._sockets:
             each.close()
         self._remove_files()
-
-    async def _end_encoders(self) -> None:
-        if self._encoders is not None:
-            await self._encoders.close()
 
     def _remove_files(self) -> None:
         self._supervisor.remove_sockets()

@@ -3,7 +3,8 @@
 A frame is one msgpack map: {"kind": class name, field: value, ...}. Any change to a message bumps
 PROTOCOL_VERSION; both sides compare it once, in Hello and Welcome.
 Every Submit ends in exactly one Finished or Failed, every Count in one Counted or Failed, every
-Status in one Told or Failed.
+Status in one Told or Failed, every Embed in one Embedded or Failed, every Rerank in one Reranked or
+Failed. A worker that embeds and ranks is sent the last two, and no other is.
 """
 
 import dataclasses
@@ -130,6 +131,17 @@ class ModelFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class EncoderFacts:
+    """The facts that a worker found out about a model that embeds or ranks."""
+
+    architecture: str  # model_type of config.json
+    tokens_max: int  # of a text, or of a query and a document together
+    weight_bytes: int
+    dimensions: int = 0  # of a vector; 0 = it ranks
+    pooling: str = ""  # "mean", "cls", "lasttoken" or "max"; "" = it ranks
+
+
+@dataclass(frozen=True, slots=True)
 class Usage:
     """The cost of a request, in tokens and milliseconds."""
 
@@ -233,6 +245,33 @@ class Status:
     key: str = ""  # digest of the API key whose sessions, prompts, pins it is; "" = everyone's
 
 
+@dataclass(frozen=True, slots=True)
+class Embed:
+    """Give a vector for each text. Answered by Embedded or Failed. Its lease is as Submit's."""
+
+    request_id: str
+    texts: list[Any]  # each a text, or the list of token ids of one
+    dimensions: int | None  # of a vector; None = all that the model has
+    truncate: bool  # a text that is too long is cut instead of refused
+
+
+@dataclass(frozen=True, slots=True)
+class Rerank:
+    """Tell of each document how much it answers the query. Answered by Reranked or Failed."""
+
+    request_id: str
+    query: str
+    documents: list[str]
+    truncate: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ShortTurns:
+    """Whether answers stream, beside which a worker that embeds takes short turns."""
+
+    are_wanted: bool
+
+
 # ---------------------------------------------------------------- worker to proxy
 
 
@@ -266,6 +305,7 @@ class Heartbeat:
     cpu_s: float = 0.0  # that the process has computed on a CPU alone; 0 = a GPU computes
     prefill_tokens_per_s: float = 0.0  # as measured; 0 = nothing was read yet
     reading_tokens: int = 0  # in the forward of a prompt that runs
+    encoders: dict[str, EncoderFacts] = field(default_factory=dict)  # by "embeddings" | "rerank"
 
 
 @dataclass(frozen=True, slots=True)
@@ -353,6 +393,7 @@ class Failed:
     code: str
     text: str
     retry_after_s: int | None = None  # when the same request may succeed; None = not known
+    param: str | None = None  # the field of the client's request that is wrong
 
 
 @dataclass(frozen=True, slots=True)
@@ -375,8 +416,28 @@ class Told:
     body: dict[str, Any]
 
 
-Down = Hello | Submit | Cancel | Renew | Count | Status
-Up = Welcome | Heartbeat | Admitted | Progress | Delta | Finished | Failed | Counted | Told
+@dataclass(frozen=True, slots=True)
+class Embedded:
+    """Answers Embed: the vectors, and how many tokens each text is."""
+
+    request_id: str
+    vectors: bytes  # float32, little-endian, one text after the other, each of length 1
+    dimensions: int
+    tokens: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Reranked:
+    """Answers Rerank: a score from 0 to 1 for each document."""
+
+    request_id: str
+    scores: list[float]
+    tokens: int  # of all documents, each with its query
+
+
+Down = Hello | Submit | Cancel | Renew | Count | Status | Embed | Rerank | ShortTurns
+Answer = Finished | Failed | Counted | Told | Embedded | Reranked  # each ends its request
+Up = Welcome | Heartbeat | Admitted | Progress | Delta | Answer
 Message = Down | Up
 
 KINDS: Final[dict[str, type[Any]]] = {kind.__name__: kind for kind in get_args(Message)}

@@ -11,8 +11,8 @@ from typing import Any, Final
 
 import orjson
 
-from hearth.proxy.embeddings.embedding_process import Embeddings, Reranking
 from hearth.proxy.embeddings.encoder_bodies import Encoding, RerankRequest
+from hearth.shared.wire_messages import Embedded, Reranked
 
 FLOAT_BYTES: Final = 4
 PART_BYTES: Final = 256 * 1024
@@ -20,12 +20,12 @@ PART_BYTES: Final = 256 * 1024
 _JSON_BYTES: Final[dict[Encoding, int]] = {"float": 6, "base64": 2}
 
 
-def json_bytes_max(found: Embeddings, encoding: Encoding) -> int:
+def json_bytes_max(found: Embedded, encoding: Encoding) -> int:
     """Return at least what the vectors take as JSON."""
     return len(found.vectors) * _JSON_BYTES[encoding] + 64 * len(found.tokens) + 1_024
 
 
-def embeddings_json(found: Embeddings, encoding: Encoding, model: str) -> list[bytes]:
+def embeddings_json(found: Embedded, encoding: Encoding, model: str) -> list[bytes]:
     """Return OpenAI's answer in parts."""
     tokens = sum(found.tokens)
     usage = {"prompt_tokens": tokens, "total_tokens": tokens}
@@ -48,7 +48,7 @@ def in_parts(head: bytes, rows: Iterator[bytes]) -> list[bytes]:
     return [*parts, bytes(part) + b"]}"]
 
 
-def vectors_json(found: Embeddings, encoding: Encoding) -> Iterator[bytes]:
+def vectors_json(found: Embedded, encoding: Encoding) -> Iterator[bytes]:
     """Yield each vector as JSON."""
     length = found.dimensions * FLOAT_BYTES
     assert len(found.vectors) == length * len(found.tokens), (len(found.vectors), length)
@@ -63,7 +63,7 @@ def vectors_json(found: Embeddings, encoding: Encoding) -> Iterator[bytes]:
 
 
 def rerank_answer(
-    found: Reranking, request: RerankRequest, model: str, request_id: str
+    found: Reranked, request: RerankRequest, model: str, request_id: str
 ) -> dict[str, Any]:
     """Return an answer that Cohere's clients and Jina's read, the best document first."""
     order = sorted(range(len(found.scores)), key=lambda index: -found.scores[index])
@@ -82,7 +82,7 @@ def rerank_answer(
     }
 
 
-def _result(found: Reranking, request: RerankRequest, index: int) -> dict[str, Any]:
+def _result(found: Reranked, request: RerankRequest, index: int) -> dict[str, Any]:
     row: dict[str, Any] = {"index": index, "relevance_score": found.scores[index]}
     if request.return_documents:
         row["document"] = {"text": request.documents[index]}

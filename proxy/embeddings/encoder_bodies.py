@@ -4,13 +4,13 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from hearth.proxy.api.body.field_readers import Body, boolean, integer, refuse, rows, text
-from hearth.shared.embedding_messages import EmbeddingInput
 from hearth.shared.errors import RequestError
 
 TEXTS_MAX: Final = 2_048  # of one request, as OpenAI has it
 DIMENSIONS_MAX: Final = 65_536
 TOKEN_ID_MAX: Final = 2**31 - 1
 
+EmbeddingInput = str | list[int]  # a text, or the token ids of one
 Encoding = Literal["float", "base64"]
 
 

@@ -1,6 +1,6 @@
 """Answers /v1/embeddings and /v1/rerank with EMBEDDING_MODEL and RERANK_MODEL.
 
-The models are in a process of their own (`embedding_process`). What is asked and answered is read
+The models are in a worker of their own (`encoders`). What is asked and answered is read
 and written in the threads of large bodies, where it is large.
 """
 
@@ -9,19 +9,20 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from hearth.proxy.embeddings import ollama_embeddings
-from hearth.proxy.embeddings.embedding_process import EmbeddingProcess, Embeddings
 from hearth.proxy.embeddings.encoder_answers import embeddings_json, json_bytes_max, rerank_answer
 from hearth.proxy.embeddings.encoder_bodies import EmbeddingRequest, read_embedding, read_rerank
+from hearth.proxy.embeddings.encoder_records import EncoderRecords
+from hearth.proxy.embeddings.encoders import Encoders
 from hearth.proxy.http.body_threads import work_on_body
 from hearth.proxy.http.http_exchange import SERVED_BY_HEADER, ClientBody, HttpExchange
 from hearth.proxy.monitoring.admin_routes import AdminRoutes
-from hearth.proxy.monitoring.encoder_records import EncoderRecords, EncoderReply
 from hearth.proxy.monitoring.gateway_metrics import served_here
 from hearth.proxy.request.encoder_names import SETTINGS, EncoderKind, EncoderNames, encoders_of
 from hearth.proxy.request.model_names import ListedGroup, ModelNames
 from hearth.shared.errors import RequestError
 from hearth.shared.settings_from_env import Settings
 from hearth.shared.suspending_clock import awake_s
+from hearth.shared.wire_messages import Embedded, EncoderFacts
 
 ENCODER_PATHS: Final[dict[str, EncoderKind]] = {
     "/v1/embeddings": "embeddings",
@@ -42,24 +43,23 @@ class EncoderRoutes:
     def __init__(
         self,
         models: Mapping[EncoderKind, EncoderNames],
-        process: EmbeddingProcess | None,
+        worker: Encoders | None,
         records: EncoderRecords,
     ) -> None:
-        """Without a `process` there are no `models`."""
-        assert process is not None or not models, models
+        """Without a `worker` there are no `models`."""
+        assert worker is not None or not models, models
         self.models = models
-        self._process = process
+        self._worker = worker
         self.records = records
 
     @classmethod
     def of(
-        cls, settings: Settings, routes: AdminRoutes, process: EmbeddingProcess | None
+        cls, settings: Settings, routes: AdminRoutes, worker: Encoders | None
     ) -> "EncoderRoutes":
         """Return the routes that `settings` give, and have their models listed."""
-        models = encoders_of(settings) if process is not None else {}
-        public = [model.public for model in models.values()]
-        records = EncoderRecords(routes.metrics, routes.requests, public, process)
-        made = cls(models, process, records)
+        models = encoders_of(settings) if worker is not None else {}
+        records = EncoderRecords(routes.metrics, routes.requests, models.values(), worker)
+        made = cls(models, worker, records)
         routes.encoders = made.listed
         return made
 
@@ -108,10 +108,9 @@ class EncoderRoutes:
 
     def listed(self) -> dict[str, ListedGroup]:
         """Return what the list of models has of them."""
-        facts = {} if self._process is None else self._process.facts()
-        told = {"embeddings": facts.get("embedding"), "rerank": facts.get("rerank")}
+        facts = {} if self._worker is None else self._worker.facts
         return {
-            model.public: ListedGroup("hearth", None, _told(kind, told[kind]))
+            model.public: ListedGroup("hearth", None, _told(kind, facts.get(kind)))
             for kind, model in self.models.items()
         }
 
@@ -128,12 +127,12 @@ class EncoderRoutes:
         exchange.reply_headers.append((SERVED_BY_HEADER, served_here(model.public).encode()))
         return await answer(exchange, model, body)
 
-    async def embed(self, exchange: HttpExchange, request: EmbeddingRequest) -> Embeddings:
+    async def embed(self, exchange: HttpExchange, request: EmbeddingRequest) -> Embedded:
         """Return the vectors, while the client is there. Raises: RequestError."""
-        assert self._process is not None
+        assert self._worker is not None
         if not request.texts:
-            return Embeddings(b"", 0, [])
-        work = self._process.embed(request.texts, request.dimensions, request.truncate)
+            return Embedded("", b"", 0, [])
+        work = self._worker.embed(request.texts, request.dimensions, request.truncate)
         return await exchange.while_connected(work)
 
     async def _embed(self, exchange: HttpExchange, model: EncoderNames, body: ClientBody) -> int:
@@ -142,7 +141,7 @@ class EncoderRoutes:
         reading = work_on_body(body.size, reader)
         request = await exchange.while_connected(reading)
         _check_ids(request, model, body.fields.get("model"))
-        exchange.hold(body.size)  # what the process is sent is kept until it has answered
+        exchange.hold(body.size)  # what the worker is sent is kept until it has answered
         found = await self.embed(exchange, request)
         size = json_bytes_max(found, request.encoding)
         exchange.hold(size)
@@ -152,28 +151,25 @@ class EncoderRoutes:
             write = functools.partial(ollama_embeddings.answer, exchange.path, found, name, seconds)
         parts = await exchange.while_connected(work_on_body(size, write))
         tokens = sum(found.tokens)
-        reply = EncoderReply("embeddings", model.public, len(request.texts), tokens, began)
         try:
             await exchange.send_parts(200, parts, b"application/json")
         finally:
-            self.records.ended(exchange, reply)
+            self.records.ended(exchange, model, len(request.texts), tokens, began)
         return tokens
 
     async def _rerank(self, exchange: HttpExchange, model: EncoderNames, body: ClientBody) -> int:
-        assert self._process is not None
+        assert self._worker is not None
         began = awake_s()
         reading = work_on_body(body.size, functools.partial(read_rerank, body.fields))
         request = await exchange.while_connected(reading)
         exchange.hold(body.size)  # as in _embed
-        work = self._process.rerank(request.query, request.documents, truncate=True)
+        work = self._worker.rerank(request.query, request.documents, truncate=True)
         found = await exchange.while_connected(work)
         answer = rerank_answer(found, request, model.public, exchange.request_id)
-        count = len(request.documents)
-        reply = EncoderReply("rerank", model.public, count, found.tokens, began)
         try:
             await exchange.send_json(200, answer)
         finally:
-            self.records.ended(exchange, reply)
+            self.records.ended(exchange, model, len(request.documents), found.tokens, began)
         return found.tokens
 
 
@@ -201,7 +197,7 @@ def _check_ids(request: EmbeddingRequest, model: EncoderNames, name: Any) -> Non
         )
 
 
-def _told(kind: EncoderKind, facts: Any) -> dict[str, Any]:
+def _told(kind: EncoderKind, facts: EncoderFacts | None) -> dict[str, Any]:
     """Return what the list of models says of one; its sizes are known once it was loaded."""
     told: dict[str, Any] = {
         "architecture": {"input_modalities": ["text"], "output_modalities": [kind]}

@@ -6,9 +6,9 @@ import orjson
 
 from hearth.proxy.api.body import field_readers as fields
 from hearth.proxy.api.body.field_readers import Body
-from hearth.proxy.embeddings.embedding_process import Embeddings
 from hearth.proxy.embeddings.encoder_answers import in_parts, vectors_json
 from hearth.proxy.embeddings.encoder_bodies import DIMENSIONS_MAX, EmbeddingRequest, read_texts
+from hearth.shared.wire_messages import Embedded
 
 EMBED: Final = "/api/embed"
 EMBED_ONE: Final = "/api/embeddings"
@@ -35,7 +35,7 @@ def read(path: str, body: Body) -> EmbeddingRequest:
     )
 
 
-def answer(path: str, found: Embeddings, model: str, seconds: float) -> list[bytes]:
+def answer(path: str, found: Embedded, model: str, seconds: float) -> list[bytes]:
     """Return the answer in parts; `model` is as the client named it. Any thread."""
     vectors = vectors_json(found, "float")
     if path == EMBED_ONE:

@@ -35,6 +35,7 @@ def refused(failed: Failed) -> RequestError:
         failed.text,
         status=failed.status,
         code=failed.code,
+        param=failed.param,
         retry_after_s=failed.retry_after_s,
     )
 

@@ -24,6 +24,8 @@ from hearth.shared.wire_messages import (
     Count,
     Counted,
     Delta,
+    Embed,
+    Embedded,
     Failed,
     Finished,
     Heartbeat,
@@ -33,6 +35,9 @@ from hearth.shared.wire_messages import (
     Progress,
     Prompt,
     Renew,
+    Rerank,
+    Reranked,
+    ShortTurns,
     Status,
     Submit,
     TokenQuery,
@@ -53,7 +58,8 @@ ReportKind = (  # of Status
     | Literal["doctor", "check_again"]
 )
 _ANSWERING = (Delta, Progress, Admitted, Finished, Failed)  # the messages that make up an answer
-WorkerReply = TypeVar("WorkerReply", Counted, Told)
+_Reply = Counted | Told | Embedded | Reranked
+WorkerReply = TypeVar("WorkerReply", bound=_Reply)
 CountUnread = Callable[[AnswerStream, Usage], None]  # (an answer whose client left, what it cost)
 
 
@@ -82,7 +88,7 @@ class WorkerLink:
         self.is_unwanted = False  # somebody wished its model unloaded, and none was submitted since
         self.closed_at: float | None = None  # requests that came later are not for it
         self.answers: dict[str, AnswerStream] = {}
-        self._asked: dict[str, asyncio.Future[Counted | Told]] = {}  # request id -> its one reply
+        self._asked: dict[str, asyncio.Future[_Reply]] = {}  # request id -> its one reply
         self._on_change = on_change
         # Counts what an answer cost whose client left before its end: nobody else takes its usage.
         self.count_unread: CountUnread = lambda _answer, _usage: None
@@ -142,7 +148,7 @@ class WorkerLink:
             self._route(message)
             return
         was_ready = self.is_ready
-        if isinstance(message, Counted | Told):
+        if isinstance(message, _Reply):
             self._settle(message.request_id, message)
         elif isinstance(message, Heartbeat):
             self.heartbeat = message
@@ -207,7 +213,7 @@ class WorkerLink:
             assert ended is not None, (self.worker_id, request_id)
             if cancel:
                 self._cancelled[request_id] = ended
-                self._send_late(Cancel(request_id))
+                self.send_late(Cancel(request_id))
 
         message = Submit(
             request_id=request_id,
@@ -247,7 +253,7 @@ class WorkerLink:
     async def count(self, prompt: Prompt, query: TokenQuery) -> Counted:
         self.uses.note(prompt.speaker.key)
         message = Count(uuid.uuid4().hex, prompt, query)
-        return await self._reply(message, Counted, COUNT_WAIT_S_MAX)
+        return await self.reply(message, Counted, COUNT_WAIT_S_MAX)
 
     async def ask(self, what: ReportKind, about: str = "", key: str = "") -> dict[str, Any]:
         """Return what the worker tells about its cache or its sessions.
@@ -256,15 +262,25 @@ class WorkerLink:
             RequestError: it refuses, is gone, or has not answered within STATUS_WAIT_S_MAX.
         """
         message = Status(uuid.uuid4().hex, what, about, key)
-        return (await self._reply(message, Told, STATUS_WAIT_S_MAX)).body
+        return (await self.reply(message, Told, STATUS_WAIT_S_MAX)).body
 
-    async def _reply(
-        self, message: Count | Status, kind: type[WorkerReply], wait_s: float
+    async def reply(
+        self,
+        message: Count | Status | Embed | Rerank,
+        kind: type[WorkerReply],
+        wait_s: float | None = None,
     ) -> WorkerReply:
-        """Send what is answered by one message of `kind`, or by a Failed, and return that."""
+        """Send what is answered by one message of `kind`, or by a Failed, and return that.
+
+        Cancelled, it is not computed on.
+
+        Raises:
+            RequestError: it is refused, cannot be carried, or is not answered within `wait_s`.
+            WorkerLost: the worker died, or is not there.
+        """
         assert message.request_id not in self._asked, message.request_id
         self._send(message)
-        future: asyncio.Future[Counted | Told] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[_Reply] = asyncio.get_running_loop().create_future()
         self._asked[message.request_id] = future
         try:
             async with asyncio.timeout(wait_s):
@@ -274,10 +290,12 @@ class WorkerLink:
             raise Overloaded(text) from None
         finally:
             self._asked.pop(message.request_id, None)
+            if future.cancelled():
+                self.send_late(Cancel(message.request_id))
         assert isinstance(reply, kind), (type(reply), kind)
         return reply
 
-    def _settle(self, request_id: str, result: Counted | Told | RequestError) -> None:
+    def _settle(self, request_id: str, result: _Reply | RequestError) -> None:
         future = self._asked.get(request_id)
         if future is None or future.done():
             return
@@ -286,7 +304,7 @@ class WorkerLink:
         else:
             future.set_result(result)
 
-    def _send(self, message: Submit | Count | Status) -> None:
+    def _send(self, message: Submit | Count | Status | Embed | Rerank) -> None:
         try:
             self._socket.send(message)
         except QueueFull:
@@ -294,7 +312,7 @@ class WorkerLink:
         except WireError as error:
             raise RequestError(f"The request cannot be carried: {error}.") from None
 
-    def _send_late(self, message: Cancel | Renew) -> None:
+    def send_late(self, message: Cancel | Renew | ShortTurns) -> None:
         """Send what a dead worker, or one that does not read, does not need any more."""
         if not self.is_closed:
             with contextlib.suppress(WireError):
@@ -302,7 +320,7 @@ class WorkerLink:
 
     def renew(self) -> None:
         if self.answers or self._asked:
-            self._send_late(Renew([*self.answers, *self._asked]))
+            self.send_late(Renew([*self.answers, *self._asked]))
 
     def close(self, text: str, errors: Mapping[str, RequestError] | None = None) -> None:
         """Tell every client that waits on this worker that it is gone; `errors` go by request."""

@@ -75,6 +75,7 @@ class WorkerProcess:
     process: Process | None = None
     cleared: Process | None = None  # of which nothing is left
     link: WorkerLink | None = None
+    starts: int = 0
     restarts: int = 0
     kills: int = 0  # of its processes that hung
     early_deaths: int = 0  # in a row, before "ready"
@@ -167,8 +168,11 @@ class Supervisor:
         pool: WorkerPool,
         environ: Mapping[str, str],
         rules: RestartRules = RestartRules(),
+        kind: str = "worker",
     ) -> None:
         """`command` gets `--worker-id` and `--endpoint` appended. Sockets go into `directory`.
+
+        `kind` is what the log calls its workers.
 
         Raises:
             StartError: a socket's path in `directory` is too long.
@@ -178,6 +182,7 @@ class Supervisor:
         self._pool = pool
         self.environ = dict(environ)
         self._rules = rules
+        self._kind = kind
         self._stopping = False
         # Some worker was ready once: what it loaded may be loadable again. Or none began to load.
         self._outlives_loads = False
@@ -227,7 +232,8 @@ class Supervisor:
             start_new_session=True,  # Ctrl-C is ours to pass on
         )
         worker.link = self._pool.connect(worker.worker_id, worker.endpoint)
-        log.info("worker started id=%d pid=%d", worker.worker_id, worker.process.pid)
+        worker.starts += 1
+        log.info("%s started id=%d pid=%d", self._kind, worker.worker_id, worker.process.pid)
         self.on_change()
 
     async def _run_worker(self, worker: WorkerProcess) -> None:
@@ -299,7 +305,7 @@ class Supervisor:
     def _note_exit(self, worker: WorkerProcess) -> None:
         """Note that a worker has ended as it was told to."""
         assert worker.link is None, worker.worker_id
-        log.info("worker ended id=%d", worker.worker_id)
+        log.info("%s ended id=%d", self._kind, worker.worker_id)
         worker.is_leaving = False
         self.on_change()
 
@@ -309,7 +315,8 @@ class Supervisor:
         how = _how(code) + (f": {worker.killed_for}" if worker.killed_for else "")
         if code == EXIT_RANK_LOST:
             how = take_reason(worker.socket_path) or how
-        log.error("worker died id=%d how=%s requests=%d", worker.worker_id, how, worker.link.load)
+        at, held = worker.worker_id, worker.link.load
+        log.error("%s died id=%d how=%s requests=%d", self._kind, at, how, held)
         is_proof = code != EXIT_RANK_LOST  # a cable may have been pulled
         suspects = self._suspect(worker, how, is_proof=is_proof) if code not in ON_PURPOSE else {}
         self._tell_clients(worker, how, suspects)

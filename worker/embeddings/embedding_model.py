@@ -1,6 +1,6 @@
 """Turns texts into vectors, with a model of EMBEDDING_MODEL as mlx-vlm loads it.
 
-Owner: the main thread of the process that embeds.
+Owner: the inference thread of the worker that embeds.
 """
 
 import logging
@@ -13,8 +13,8 @@ from mlx_vlm.embedding_loader import load_embedding_model
 from numpy.typing import NDArray
 from transformers import AutoTokenizer
 
-from hearth.shared.embedding_messages import EmbeddingInput, EncoderFacts
 from hearth.shared.errors import RequestError
+from hearth.shared.wire_messages import EncoderFacts
 from hearth.worker.embeddings.checkpoint import (
     cannot_load,
     check_modules,
@@ -89,10 +89,10 @@ class EmbeddingModel:
             raise ValueError(f"it computes in {found.dtype}, and vectors are float32")
         return int(found.shape[1])
 
-    def chars(self, item: EmbeddingInput) -> int:
+    def chars(self, item: str | list[int]) -> int:
         return len(item)
 
-    def rows(self, items: Sequence[EmbeddingInput], first: int, truncate: bool) -> list[TokenRow]:
+    def rows(self, items: Sequence[str | list[int]], first: int, truncate: bool) -> list[TokenRow]:
         texts = [
             self._prompt + checked_text(item, f"Input {index}", "input", truncate)
             for index, item in enumerate(items, first)

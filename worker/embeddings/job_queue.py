@@ -1,7 +1,7 @@
 """Holds the requests that are computed, in small steps, and says whose step is next.
 
-Owner: the main thread of the process that embeds. No step takes longer than its pace allows, but
-for one long row.
+Owner: the inference thread of the worker that embeds. No step takes longer than its pace allows,
+but for one long row.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,16 +10,17 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from hearth.shared.embedding_messages import EmbeddingMessage
+from hearth.shared.wire_messages import Embedded, Reranked
 from hearth.worker.embeddings.forward_pace import ForwardPace
 from hearth.worker.embeddings.length_batches import LengthBatches
 from hearth.worker.embeddings.token_rows import RowModel, TokenRow
+from hearth.worker.schedule.client_lease import ClientLease
 
 TOKENISED_CHARS: Final = 32_768  # in one step, and one item at least
 CHARS_A_TOKEN: Final = 4  # guessed, of what has not been tokenised
 
 # Makes the answer, of the values of all rows in order, and how many tokens each has.
-Finish = Callable[[NDArray[np.float32], list[int]], EmbeddingMessage]
+Finish = Callable[[NDArray[np.float32], list[int]], Embedded | Reranked]
 
 
 class Job:
@@ -30,13 +31,13 @@ class Job:
 
     def __init__(
         self,
-        request_id: int,
+        lease: ClientLease,
         model: RowModel,
         items: Sequence[Any],
         truncate: bool,
         finish: Finish,
     ) -> None:
-        self.request_id = request_id
+        self.lease = lease
         self._model, self._items, self._truncate, self._finish = model, items, truncate, finish
         self._rows: list[TokenRow] = []
         self._batches: LengthBatches | None = None
@@ -85,9 +86,9 @@ class Job:
     def is_computed(self) -> bool:
         return self._batches is not None and self._batches.is_empty
 
-    def answer(self) -> EmbeddingMessage:
+    def answer(self) -> Embedded | Reranked:
         """Return what is answered, once all is computed. Raises RequestError: it cannot be."""
-        assert self.is_computed and self._values is not None, self.request_id
+        assert self.is_computed and self._values is not None, self.lease.request_id
         return self._finish(self._values, [len(row.ids) for row in self._rows])
 
 
@@ -99,24 +100,27 @@ class JobQueue:
     """
 
     def __init__(self) -> None:
-        self._jobs: dict[int, Job] = {}
+        self._jobs: list[Job] = []
         self._is_shortest_next = True
 
     def __len__(self) -> int:
         return len(self._jobs)
 
     def add(self, job: Job) -> None:
-        assert job.request_id not in self._jobs, job.request_id
-        self._jobs[job.request_id] = job
+        self._jobs.append(job)
 
-    def remove(self, request_id: int) -> None:
-        """Forget a job; one that is not there has its answer."""
-        self._jobs.pop(request_id, None)
+    def remove(self, job: Job) -> None:
+        self._jobs.remove(job)
+
+    def take_gone(self) -> list[Job]:
+        """Forget the jobs whose clients have left, and return them."""
+        gone = [job for job in self._jobs if job.lease.is_gone]
+        self._jobs = [job for job in self._jobs if job not in gone]
+        return gone
 
     def next(self) -> Job:
         """Return the job whose step is next."""
-        jobs = list(self._jobs.values())
-        assert jobs, "nothing is asked"
-        shortest = min(jobs, key=lambda job: job.tokens_left)
+        assert self._jobs, "nothing is asked"
+        shortest = min(self._jobs, key=lambda job: job.tokens_left)
         is_shortest, self._is_shortest_next = self._is_shortest_next, not self._is_shortest_next
-        return shortest if is_shortest else jobs[0]
+        return shortest if is_shortest else self._jobs[0]

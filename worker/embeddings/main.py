@@ -1,50 +1,44 @@
-"""Embeds texts and ranks documents for the proxy: `python -m hearth.worker.embeddings.main`.
+"""Runs one worker that embeds texts and ranks documents: `python -m hearth.worker.embeddings.main`.
 
-The proxy starts it, asks on its standard input and hears on its standard output. It ends where its
-standard input does, so it never outlives the proxy. Nothing that it is asked is logged.
+The proxy's supervisor starts it for EMBEDDING_MODEL and RERANK_MODEL. Nothing that it is asked is
+logged.
 
-Threads: this one computes and is the only one that touches MLX; `reader` reads the pipe.
+Threads: this one is the wire thread (socket, heartbeats); `inference` loads the models, computes,
+and is the only one that touches MLX.
 """
 
 import argparse
 import contextlib
-import dataclasses
-import logging
 import os
 import queue
 import resource
+import secrets
 import sys
-import threading
 import time
-from collections.abc import Iterator
-from typing import Any, BinaryIO, Final, TypeAlias
+from collections.abc import Iterator, Sequence
+from typing import Final, TypeAlias
 
 import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from hearth.shared.embedding_messages import (
-    LENGTH_BYTES,
-    CancelJob,
-    CannotLoad,
-    Computing,
-    Embed,
-    Embedded,
-    EmbeddingMessage,
-    Loaded,
-    Refused,
-    Rerank,
-    Reranked,
-    ShortTurns,
-    body_length,
-    decode,
-    encode,
-)
+from hearth.shared.encoder_forward import forwarded_path
 from hearth.shared.errors import EXIT_CANNOT_START, RequestError, StartError
 from hearth.shared.logging_setup import configure
 from hearth.shared.paths import env_file
 from hearth.shared.private_temp_directory import temp_environment
 from hearth.shared.settings_from_env import Settings, load_settings
+from hearth.shared.start_failure_file import leave_reason
+from hearth.shared.wire_messages import (
+    Embed,
+    Embedded,
+    EncoderFacts,
+    Failed,
+    Heartbeat,
+    Rerank,
+    Reranked,
+)
+from hearth.shared.zmq_transport import RouterPort
 from hearth.worker.embeddings.embedding_model import EmbeddingModel, check_dimensions, cut_vectors
 from hearth.worker.embeddings.forward_pace import ForwardPace
 from hearth.worker.embeddings.job_queue import Job, JobQueue
@@ -53,85 +47,120 @@ from hearth.worker.embeddings.length_batches import MLX_CACHE_BYTES
 from hearth.worker.embeddings.rerank_model import RankedPairs, RerankModel
 from hearth.worker.embeddings.token_rows import check_numbers
 from hearth.worker.engine.model_loader import may_run_code
-
-log = logging.getLogger("hearth.worker.embeddings.main")  # run with -m, its name is __main__
+from hearth.worker.schedule.client_lease import ClientLease
+from hearth.worker.shutdown import Shutdown
+from hearth.worker.threads.wire_thread import WireThread, WorkerIdentity
 
 FREE_S: Final = 0.1  # of a forward beside which no answer streams: others wait for its end
 BUSY_S: Final = 0.025  # of one beside which answers stream
 FREE_TOKENS: Final = 2_048  # first guesses
 BUSY_TOKENS: Final = 128
+OPEN_MAX: Final = 4_096  # requests; the proxy sends fewer, beside those that it calls back
 END_S_MAX: Final = 5.0  # for a forward whose process is to end
 
-Inbox: TypeAlias = "queue.SimpleQueue[EmbeddingMessage | None]"  # None: the proxy is gone
+# From the wire thread; None: this worker ends.
+Inbox: TypeAlias = "queue.SimpleQueue[tuple[ClientLease, Embed | Rerank] | None]"
 
 
-class EmbeddingServer:
-    """Computes what the proxy asks, step by step. Owner: the main thread."""
+class EncoderWorker:
+    """Computes what the proxy asks, step by step.
 
-    def __init__(self, inbox: Inbox, answers: BinaryIO) -> None:
-        self._inbox, self._answers = inbox, answers
+    Invariant: `_facts` is empty until the models are loaded; heartbeats say "loading" meanwhile.
+    """
+
+    def __init__(self, settings: Settings, worker_id: int, endpoint: str) -> None:
+        """Bind `endpoint`. Raises StartError: it cannot be bound."""
+        self._settings, self._endpoint = settings, endpoint
+        self._inbox: Inbox = queue.SimpleQueue()
         self._embedding: EmbeddingModel | None = None
         self._rerank: RerankModel | None = None
+        self._facts: dict[str, EncoderFacts] = {}
         self._jobs = JobQueue()
+        self._steps = 0
         self._rests = LayerRests()  # wanted = answers stream
         self._paces = {False: ForwardPace(FREE_S, FREE_TOKENS)}
         self._paces[True] = ForwardPace(BUSY_S, BUSY_TOKENS)
+        self._port = RouterPort(endpoint)
+        self._shutdown = Shutdown(self._port.wake)
+        identity = WorkerIdentity(worker_id, secrets.token_hex(8))
+        self._wire = WireThread(self._port, identity, self._inbox, self._heartbeat, OPEN_MAX)
+        path = forwarded_path(endpoint)
+        self._forwarded = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
 
-    def load(self, settings: Settings, embedding: str, rerank: str) -> None:
-        """Load the models that are named, and tell the proxy. Raises StartError."""
-        if embedding:
-            runs_code = may_run_code(settings, embedding)
-            self._embedding = EmbeddingModel(embedding, self._rests, runs_code)
-        if rerank:
-            runs_code = may_run_code(settings, rerank)
-            self._rerank = RerankModel(rerank, self._rests, runs_code)
-        self.send(Loaded(_facts_of(self._embedding), _facts_of(self._rerank)))
+    def run(self) -> int:
+        """Work until SIGTERM or the supervisor's end; return the exit code."""
+        self._shutdown.listen()
+        inference = self._shutdown.start_thread("inference", self._inference)
+        with self._shutdown.guard("wire"):
+            self._wire.run(self._shutdown.is_begun)
+        self._inbox.put(None)
+        inference.join(END_S_MAX)
+        self._port.close()
+        return self._shutdown.exit_code
 
-    def send(self, message: EmbeddingMessage) -> None:
-        self._answers.write(encode(message))
-        self._answers.flush()
+    def _heartbeat(self, _: Sequence[str]) -> Heartbeat:
+        state = "ready" if self._facts else "loading"
+        waiting, cpu_s = self._inbox.qsize(), time.process_time()
+        counts = (len(self._jobs), waiting, self._steps, 0)
+        return Heartbeat(state, *counts, None, cpu_s=cpu_s, encoders=self._facts)
 
-    def run(self) -> None:
-        """Answer until the proxy has nothing more to ask."""
-        while self._take_messages():
+    # ------------------------------------------------------------ the inference thread
+
+    def _inference(self) -> None:
+        """Load the models, and answer until the worker ends."""
+        try:
+            self._load()
+        except StartError as error:
+            self._shutdown.begin(_refuse(self._endpoint, error))
+            return
+        while self._take_requests():
             job = self._jobs.next()
-            with self._refusing(job.request_id):
+            with self._refusing(job.lease, job):
                 self._step(job)
             if not self._jobs:
                 mx.clear_cache()
 
+    def _load(self) -> None:
+        """Load the models that are named, and have the proxy told. Raises StartError."""
+        mx.set_cache_limit(MLX_CACHE_BYTES)
+        settings, facts = self._settings, {}
+        if source := settings.embedding_model:
+            runs_code = may_run_code(settings, source)
+            self._embedding = EmbeddingModel(source, self._rests, runs_code)
+            facts["embeddings"] = self._embedding.facts
+        if source := settings.rerank_model:
+            self._rerank = RerankModel(source, self._rests, may_run_code(settings, source))
+            facts["rerank"] = self._rerank.facts
+        self._facts = facts
+        self._wire.beat_now()
+
+    def _take_requests(self) -> bool:
+        """Take what has come, and wait where there is nothing to do; False = the worker ends."""
+        for job in self._jobs.take_gone():
+            self._wire.send(_failed(job.lease, RequestError("Its client has left.", status=503)))
+        while not self._jobs or not self._inbox.empty():
+            item = self._inbox.get()
+            if item is None:
+                return False
+            lease, asked = item
+            with self._refusing(lease):
+                if isinstance(asked, Embed):
+                    self._jobs.add(self._embedding_job(lease, asked))
+                else:
+                    self._jobs.add(self._rerank_job(lease, asked))
+        return True
+
     @contextlib.contextmanager
-    def _refusing(self, request_id: int) -> Iterator[None]:
+    def _refusing(self, lease: ClientLease, job: Job | None = None) -> Iterator[None]:
         """Have a request that cannot be computed end, and the proxy told why."""
         try:
             yield
         except RequestError as error:
-            self._jobs.remove(request_id)
-            told = (str(error), error.status, error.code, error.param)
-            self.send(Refused(request_id, *told))
+            if job is not None:
+                self._jobs.remove(job)
+            self._wire.send(_failed(lease, error))
 
-    def _take_messages(self) -> bool:
-        """Take what has come, and wait where there is nothing to do; False = the proxy is gone."""
-        while not self._jobs or not self._inbox.empty():
-            message = self._inbox.get()
-            if message is None:
-                return False
-            self._take(message)
-        return True
-
-    def _take(self, message: EmbeddingMessage) -> None:
-        if isinstance(message, ShortTurns):
-            self._rests.are_wanted = message.are_wanted
-        elif isinstance(message, CancelJob):
-            self._jobs.remove(message.request_id)
-        elif isinstance(message, Rerank):
-            with self._refusing(message.request_id):
-                self._jobs.add(self._rerank_job(message))
-        elif isinstance(message, Embed):
-            with self._refusing(message.request_id):
-                self._jobs.add(self._embedding_job(message))
-
-    def _embedding_job(self, asked: Embed) -> Job:
+    def _embedding_job(self, lease: ClientLease, asked: Embed) -> Job:
         assert self._embedding is not None, "the proxy asks for what it named"
         check_dimensions(asked.dimensions, self._embedding.facts.dimensions)
 
@@ -139,75 +168,68 @@ class EmbeddingServer:
             vectors = cut_vectors(values, asked.dimensions)
             return Embedded(asked.request_id, vectors.tobytes(), vectors.shape[1], tokens)
 
-        return Job(asked.request_id, self._embedding, asked.texts, asked.truncate, finish)
+        return Job(lease, self._embedding, asked.texts, asked.truncate, finish)
 
-    def _rerank_job(self, asked: Rerank) -> Job:
+    def _rerank_job(self, lease: ClientLease, asked: Rerank) -> Job:
         assert self._rerank is not None, "the proxy asks for what it named"
-        self.send(Computing(asked.request_id))  # the query is tokenised
+        self._note_forward(lease)  # the query is tokenised
 
         def finish(values: NDArray[np.float32], tokens: list[int]) -> Reranked:
             check_numbers(values)
             return Reranked(asked.request_id, [float(value) for value in values[:, 0]], sum(tokens))
 
         pairs = RankedPairs(self._rerank, asked.query)
-        return Job(asked.request_id, pairs, asked.documents, asked.truncate, finish)
+        return Job(lease, pairs, asked.documents, asked.truncate, finish)
+
+    def _note_forward(self, lease: ClientLease) -> None:
+        """Name, for who survives this process, the request that it computes: see `forwarded`."""
+        os.pwrite(self._forwarded, lease.request_id.encode(), 0)
 
     def _step(self, job: Job) -> None:
         """Do a part of a job, and answer it once it is whole."""
-        self.send(Computing(job.request_id))
+        self._note_forward(job.lease)
+        self._steps += 1
         if not job.is_tokenised:
             job.tokenise()
             return
+        self._rests.are_wanted = self._wire.short_turns
         rested_s = self._rests.rested_s
         computed_s = job.compute(self._paces[self._rests.are_wanted], self._rests.clock)
         if job.is_computed:
-            self._jobs.remove(job.request_id)
-            self.send(job.answer())
+            answer = job.answer()
+            self._jobs.remove(job)
+            self._wire.send(answer)
         self._rests.rest(computed_s - (self._rests.rested_s - rested_s))
 
 
-def _facts_of(model: EmbeddingModel | RerankModel | None) -> dict[str, Any] | None:
-    return None if model is None else dataclasses.asdict(model.facts)
+def _failed(lease: ClientLease, error: RequestError) -> Failed:
+    return Failed(lease.request_id, error.status, error.code, str(error), param=error.param)
 
 
-def read_frames(pipe: BinaryIO, inbox: Inbox) -> None:
-    """Put what the proxy says into `inbox`; end this process where the proxy is gone."""
-    try:
-        while len(head := pipe.read(LENGTH_BYTES)) == LENGTH_BYTES:
-            inbox.put(decode(pipe.read(body_length(head))))
-    finally:
-        inbox.put(None)
-        time.sleep(END_S_MAX)
-        os._exit(1)  # the main thread loads a model, or a forward does not end
+def _refuse(endpoint: str, error: StartError) -> int:
+    """Say in the log and to the supervisor why this worker cannot start; return its exit code."""
+    print(f"Hearth cannot embed: {error}", file=sys.stderr, flush=True)
+    leave_reason(endpoint, str(error))
+    return EXIT_CANNOT_START
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="hearth.worker.embeddings.main", description=__doc__)
-    parser.add_argument("--embedding-model", default="")
-    parser.add_argument("--rerank-model", default="")
+    parser.add_argument("--worker-id", type=int, required=True)
+    parser.add_argument("--endpoint", required=True, help="ipc://PATH, the supervisor's")
     options = parser.parse_args()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a dump would hold clients' texts
-    answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what a library prints is no answer
-    inbox: Inbox = queue.SimpleQueue()
-    server = EmbeddingServer(inbox, answers)
-    reader = threading.Thread(target=read_frames, args=(sys.stdin.buffer, inbox), daemon=True)
-    reader.start()
     try:
         settings = load_settings(os.environ, env_file())
         configure(settings.log_level.upper(), "embed", settings.log_prompts)
         os.environ |= temp_environment(os.environ, settings.instance_dir)
-        mx.set_cache_limit(MLX_CACHE_BYTES)
-        server.load(settings, options.embedding_model, options.rerank_model)
+        worker = EncoderWorker(settings, options.worker_id, options.endpoint)
     except StartError as error:
-        server.send(CannotLoad(str(error)))
-        return EXIT_CANNOT_START
-    with contextlib.suppress(BrokenPipeError):  # the proxy is gone
-        server.run()
-    return 0
+        return _refuse(options.endpoint, error)
+    return worker.run()
 
 
 if __name__ == "__main__":
     code = main()
     sys.stderr.flush()
-    os._exit(code)  # the reader may wait for a pipe
+    os._exit(code)  # a forward may not have ended

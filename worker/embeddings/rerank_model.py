@@ -3,7 +3,7 @@
 Two kinds: classifiers, which are given a query and a document as a pair, and Qwen3-Reranker, which
 is asked whether the document answers the query, and its "yes" weighed against its "no".
 Source of the second's prompt: mlx_vlm.server.reranking, and Qwen's model card.
-Owner: the main thread of the process that embeds.
+Owner: the inference thread of the worker that embeds.
 """
 
 from collections.abc import Sequence
@@ -16,8 +16,8 @@ from mlx_vlm.reranker_loader import load_reranker
 from numpy.typing import NDArray
 from transformers import AutoTokenizer
 
-from hearth.shared.embedding_messages import EncoderFacts
 from hearth.shared.errors import RequestError
+from hearth.shared.wire_messages import EncoderFacts
 from hearth.worker.embeddings.checkpoint import (
     cannot_load,
     check_activation,

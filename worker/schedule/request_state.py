@@ -10,7 +10,6 @@ import numpy as np
 from hearth.shared.suspects import Suspect
 from hearth.shared.suspending_clock import awake_s
 from hearth.shared.wire_messages import Count, Sampling, Submit, TokenLogprob
-from hearth.shared.zmq_transport import LEASE_S
 from hearth.worker.cache.block_hash import PrefixHash, Tokens, pack
 from hearth.worker.cache.image_keys import ImageName, ImageRun, PromptImages
 from hearth.worker.cache.prefix_search import PrefixQuery
@@ -21,32 +20,12 @@ from hearth.worker.draft.answer_drafter import AnswerDrafter
 from hearth.worker.draft.forced_tokens import ForcedTokens
 from hearth.worker.kv.disk_tier import DiskRecall
 from hearth.worker.kv.live_slot import LiveSlot
+from hearth.worker.schedule.client_lease import ClientLease as ClientLease
 from hearth.worker.schedule.wait_estimate import Work
 from hearth.worker.sessions.session_visit import SessionVisit
 from hearth.worker.stream.output_processor import OutputProcessor
 
 BEHIND_TOKENS: Final = 128  # a suspect is left alone until it is so far behind where it broke off
-
-
-class ClientLease:
-    """Says who asked for a request, and whether they still want it.
-
-    Owner: the wire thread, which alone writes; all threads read: each field is one assignment.
-    """
-
-    def __init__(self, request_id: str, peer: bytes) -> None:
-        self.request_id = request_id
-        self.peer = peer
-        self.received_at = awake_s()
-        self.lease_until = self.received_at + LEASE_S
-        self.is_cancelled = False
-
-    def renew(self) -> None:
-        self.lease_until = awake_s() + LEASE_S
-
-    @property
-    def is_gone(self) -> bool:
-        return self.is_cancelled or awake_s() > self.lease_until
 
 
 @dataclass(frozen=True, slots=True)

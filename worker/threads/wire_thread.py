@@ -3,42 +3,47 @@
 import logging
 import math
 import os
+import queue
 import select
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final, get_args
 
 from hearth.shared.errors import RETRY_AFTER_S_MAX, Overloaded
 from hearth.shared.suspending_clock import awake_s
 from hearth.shared.wire_messages import (
     PROTOCOL_VERSION,
+    Answer,
     Cancel,
     Count,
-    Counted,
+    Embed,
     Failed,
-    Finished,
     Heartbeat,
     Hello,
     Message,
     Progress,
     Renew,
+    Rerank,
+    ShortTurns,
     Status,
     Submit,
-    Told,
     Up,
     Welcome,
 )
 from hearth.shared.zmq_transport import HEARTBEAT_S, RouterPort
-from hearth.worker.schedule.request_state import ClientLease
-from hearth.worker.threads.prompt_lanes import PromptLanes
-from hearth.worker.threads.thread_queues import ImageJobs, PromptJobs
+from hearth.worker.schedule.client_lease import ClientLease
+
+if TYPE_CHECKING:  # what a worker that embeds does without
+    from hearth.worker.threads.prompt_lanes import PromptLanes
+    from hearth.worker.threads.thread_queues import ImageJobs
 
 log = logging.getLogger(__name__)
 
-WireJob = Submit | Count | Status
+WireJob = Submit | Count | Status | Embed | Rerank
+ANSWERS: Final = get_args(Answer)
 # A Status that the inference thread answers:
 INFERENCE_TASKS = ("cache", "clear_cache", "unpin", "doctor", "check_again")
-ANSWERS = (Finished, Failed, Counted, Told)
 ENDING = "The worker of this request ends. Send the request again."
 
 
@@ -61,14 +66,14 @@ class WireThread:
         self,
         port: RouterPort,
         identity: WorkerIdentity,
-        jobs: PromptJobs | PromptLanes,
+        jobs: "PromptLanes | queue.SimpleQueue[Any]",
         heartbeat: Callable[[Sequence[str]], Heartbeat],
         open_max: int,
     ) -> None:
         """`heartbeat` takes the ids of the requests that the scheduler has not seen yet."""
         self._port = port
         self._identity = identity
-        self._jobs = jobs
+        self._put: Callable[[tuple[ClientLease, Any]], None] = jobs.put
         self._heartbeat = heartbeat
         self.open_max = open_max
         self._is_ending = False
@@ -76,6 +81,7 @@ class WireThread:
         self._arriving: dict[str, None] = {}  # the Submits of those that are being rendered
         self._peers: set[bytes] = set()
         self._next_beat = 0.0
+        self.short_turns = False  # whether answers stream beside a worker that embeds
         # Set once the model is loaded, before a heartbeat says that it is ready.
         self.run_in_inference: Callable[[Status], None] | None = None
         self.image_jobs: ImageJobs | None = None  # stays None for a model that takes no images
@@ -107,6 +113,11 @@ class WireThread:
             self._arriving.pop(request_id, None)
         self._port.post(lease.peer, message)
 
+    def beat_now(self) -> None:
+        """Have a heartbeat tell at once that the model is loaded. Any thread."""
+        self._next_beat = 0.0
+        self._port.wake()
+
     def end_requests(self, *, tells: bool) -> None:
         """Take no request any more, and, where it `tells`, end those that are open. Main thread.
 
@@ -124,7 +135,7 @@ class WireThread:
                 self._peers.add(peer)
                 self._port.post(peer, self._welcome())
                 self._port.post(peer, self._load())
-            case Submit() | Count() | Status():
+            case Submit() | Count() | Status() | Embed() | Rerank():
                 self._accept(peer, message)
             case Cancel(request_id):
                 self._cancel(request_id)
@@ -132,6 +143,8 @@ class WireThread:
                 for request_id in request_ids:
                     if lease := self._open.get(request_id):
                         lease.renew()
+            case ShortTurns(are_wanted):
+                self.short_turns = are_wanted
             case _:
                 log.warning("a proxy never sends %s; dropped", type(message).__name__)
 
@@ -145,15 +158,15 @@ class WireThread:
         self._open[message.request_id] = lease
         if isinstance(message, Submit):
             self._arriving[message.request_id] = None
-        if not isinstance(message, Status):
+        if isinstance(message, Submit | Count):
             if message.prompt.images and self.image_jobs is not None:
                 self.image_jobs.put((lease, message))
                 return
-        elif message.what in INFERENCE_TASKS:
+        elif isinstance(message, Status) and message.what in INFERENCE_TASKS:
             assert self.run_in_inference is not None, "ready workers have it"
             self.run_in_inference(message)
             return
-        self._jobs.put((lease, message))
+        self._put((lease, message))
 
     def _refusal(self, message: WireJob) -> Failed | None:
         request_id = message.request_id

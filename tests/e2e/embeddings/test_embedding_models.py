@@ -1,4 +1,4 @@
-"""The real process embeds and ranks, takes turns, and ends with whoever started it."""
+"""The real worker embeds and ranks, takes turns, and ends with whoever started it."""
 
 import asyncio
 import os
@@ -7,26 +7,25 @@ import struct
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
-from hearth.proxy.embeddings.embedding_process import (
-    COMMAND,
-    EmbeddingProcess,
-    Embeddings,
-    EmbeddingSettings,
-)
-from hearth.shared.embedding_messages import (
-    LENGTH_BYTES,
-    Computing,
-    Embed,
-    body_length,
-    decode,
-    encode,
-)
+from hearth.proxy.embeddings.encoders import COMMAND, Encoders
+from hearth.shared.encoder_forward import forwarded_path
 from hearth.shared.errors import RequestError
-from hearth.shared.settings_from_env import PROJECT_DIR
+from hearth.shared.paths import PROJECT_DIR
+from hearth.shared.settings_from_env import load_settings
+from hearth.shared.wire_messages import (
+    PROTOCOL_VERSION,
+    Embed,
+    Embedded,
+    Heartbeat,
+    Hello,
+    decode,
+)
+from hearth.shared.zmq_transport import DealerLink
 from scripts.fixtures.embedding_checkpoints import embedding_checkpoint
 from scripts.fixtures.fixture_cache import mlx_environment
 
@@ -42,17 +41,26 @@ def runner() -> Iterator[asyncio.Runner]:
 
 
 @pytest.fixture(scope="module")
-def process(runner: asyncio.Runner) -> Iterator[EmbeddingProcess]:
-    """One process for all tests here, and those that take its place."""
-    models = (str(embedding_checkpoint("bert")), str(embedding_checkpoint("bert_ranker")))
+def encoders(
+    runner: asyncio.Runner, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Encoders]:
+    """One worker for all tests here, and those that take its place."""
+    models = {
+        "EMBEDDING_MODEL": str(embedding_checkpoint("bert")),
+        "RERANK_MODEL": str(embedding_checkpoint("bert_ranker")),
+        "RUN_DIR": str(tmp_path_factory.mktemp("run")),
+    }
 
-    async def make() -> EmbeddingProcess:
-        return EmbeddingProcess(EmbeddingSettings(*models, environ=mlx_environment()))
+    async def make() -> Encoders:
+        made = Encoders(load_settings(models, None), mlx_environment(), lambda: False)
+        await made.supervisor.start()
+        return made
 
-    process = runner.run(make())
-    yield process
-    runner.run(process.close())
-    assert process.pid is None and process.deaths == 1, "the one that a test killed"
+    encoders = runner.run(make())
+    yield encoders
+    runner.run(encoders.close())
+    assert encoders.worker.pid is None
+    assert encoders.worker.restarts == 1, "the one that a test killed"
 
 
 async def until(is_true: Callable[[], Any]) -> None:
@@ -62,35 +70,35 @@ async def until(is_true: Callable[[], Any]) -> None:
         await asyncio.sleep(0.005)
 
 
-def floats(found: Embeddings) -> list[tuple[float, ...]]:
+def floats(found: Embedded) -> list[tuple[float, ...]]:
     shape = f"<{found.dimensions}f"
     return list(struct.iter_unpack(shape, found.vectors))
 
 
 def test_vectors_and_scores_come_in_the_order_of_what_was_asked(
-    runner: asyncio.Runner, process: EmbeddingProcess
+    runner: asyncio.Runner, encoders: Encoders
 ) -> None:
     async def talk() -> None:
         texts = ["import abc", "a longer one " * 9, "x"]
-        found = await process.embed(texts)
+        found = await encoders.embed(texts)
         assert (found.dimensions, len(found.tokens)) == (32, 3)
         assert found.tokens[1] > found.tokens[0] > found.tokens[2] > 0
         for text, vector in zip(texts, floats(found), strict=True):
-            alone = floats(await process.embed([text]))[0]
+            alone = floats(await encoders.embed([text]))[0]
             assert sum(a * b for a, b in zip(vector, alone, strict=True)) > 1 - 1e-6
             assert abs(sum(value * value for value in vector) - 1) < 1e-5
-        short = await process.embed(texts, dimensions=4)
+        short = await encoders.embed(texts, dimensions=4)
         assert (short.dimensions, len(short.vectors)) == (4, 3 * 4 * 4)
-        ranking = await process.rerank("what is abc", ["import abc", "x" * 30])
+        ranking = await encoders.rerank("what is abc", ["import abc", "x" * 30])
         assert len({*ranking.scores}) == 2 and ranking.tokens > 10
-        facts = process.facts()
-        assert (facts["embedding"].dimensions, facts["rerank"].dimensions) == (32, 0)
+        facts = encoders.facts
+        assert (facts["embeddings"].dimensions, facts["rerank"].dimensions) == (32, 0)
 
     runner.run(talk())
 
 
 def test_what_cannot_be_computed_is_refused_and_the_process_goes_on(
-    runner: asyncio.Runner, process: EmbeddingProcess
+    runner: asyncio.Runner, encoders: Encoders
 ) -> None:
     async def talk() -> None:
         for texts, dimensions, why in (
@@ -100,22 +108,22 @@ def test_what_cannot_be_computed_is_refused_and_the_process_goes_on(
             (["a"], 33, "dimensions is 33"),
         ):
             with pytest.raises(RequestError, match=why) as refused:
-                await process.embed(texts, dimensions)
+                await encoders.embed(texts, dimensions)
             assert refused.value.status == 400
-        cut = await process.embed(["word " * 400], truncate=True)
-        assert cut.tokens == [256] and process.starts == 1
+        cut = await encoders.embed(["word " * 400], truncate=True)
+        assert cut.tokens == [256] and encoders.worker.starts == 1
 
     runner.run(talk())
 
 
 def test_a_short_request_is_answered_between_the_batches_of_a_long_one(
-    runner: asyncio.Runner, process: EmbeddingProcess
+    runner: asyncio.Runner, encoders: Encoders
 ) -> None:
     async def talk() -> None:
-        long = asyncio.create_task(process.embed(LONG))
+        long = asyncio.create_task(encoders.embed(LONG))
         await asyncio.sleep(0)
         for _ in range(3):
-            await process.embed(["short"])
+            await encoders.embed(["short"])
         assert not long.done()
         assert len((await long).tokens) == len(LONG)
 
@@ -123,42 +131,47 @@ def test_a_short_request_is_answered_between_the_batches_of_a_long_one(
 
 
 def test_kill_9_amid_a_request_leaves_it_one_answer_and_the_next_finds_a_process(
-    runner: asyncio.Runner, process: EmbeddingProcess
+    runner: asyncio.Runner, encoders: Encoders
 ) -> None:
     async def talk() -> None:
-        long = asyncio.create_task(process.embed(LONG))
-        await process.embed(["short"])
-        assert process.pid is not None and not long.done()
-        os.kill(process.pid, signal.SIGKILL)
+        long = asyncio.create_task(encoders.embed(LONG))
+        await encoders.embed(["short"])
+        assert encoders.worker.pid is not None and not long.done()
+        os.kill(encoders.worker.pid, signal.SIGKILL)
         try:
             assert len((await long).tokens) == len(LONG), "asked again: it was not in its forward"
         except RequestError as died:
             assert (died.status, died.code) == (503, "embedding_process_died")
-        assert len((await process.embed(["short"])).tokens) == 1
-        assert process.starts == 2
+        assert len((await encoders.embed(["short"])).tokens) == 1
+        assert encoders.worker.starts == 2
 
     runner.run(talk())
 
 
-def test_the_process_ends_with_the_proxy_amid_its_work_and_logs_no_text() -> None:
-    command = [*COMMAND, "--embedding-model", str(embedding_checkpoint("bert"))]
+def test_the_process_ends_with_the_proxy_amid_its_work_and_logs_no_text(tmp_path: Path) -> None:
+    endpoint = f"ipc://{tmp_path}/w.sock"
+    environ = mlx_environment() | {"LOG_LEVEL": "debug", "RUN_DIR": str(tmp_path / "run")}
     running = subprocess.Popen(
-        command,
+        [*COMMAND, "--worker-id", "0", "--endpoint", endpoint],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
         cwd=PROJECT_DIR,
-        env={**mlx_environment(), "LOG_LEVEL": "debug"},
+        env=environ | {"EMBEDDING_MODEL": str(embedding_checkpoint("bert"))},
     )
-    assert running.stdin is not None and running.stdout is not None
+
+    async def ask() -> None:
+        heard: list[Any] = []
+        link = DealerLink(endpoint, lambda frame: heard.append(decode(frame)))
+        link.send(Hello(PROTOCOL_VERSION))
+        await until(lambda: any(isinstance(x, Heartbeat) and x.state == "ready" for x in heard))
+        link.send(Embed("amid-it", LONG * 9, None, False))
+        await until(lambda: forwarded_path(endpoint).read_text() == "amid-it")
+        link.close()
+
     with running:
-        running.stdin.write(encode(Embed(1, [*LONG, *LONG, *LONG], None, False)))
-        running.stdin.flush()
-        while True:
-            head = running.stdout.read(LENGTH_BYTES)
-            if isinstance(decode(running.stdout.read(body_length(head))), Computing):
-                break
+        assert running.stdin is not None and running.stdout is not None
+        asyncio.run(ask())
         running.stdin.close()  # as the system does where the proxy dies
         assert running.wait(WAIT_S_MAX) == 0
-        assert running.stderr is not None
-        assert SECRET.encode() not in running.stderr.read()
+        assert SECRET.encode() not in running.stdout.read()

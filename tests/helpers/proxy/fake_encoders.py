@@ -1,14 +1,17 @@
-"""Stands in for the process that embeds and ranks: vectors by digest, scores by shared words."""
+"""Stands in for the worker that embeds and ranks: vectors by digest, scores by shared words."""
 
 import asyncio
 import hashlib
 import struct
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
-from hearth.proxy.embeddings.embedding_process import Embeddings, Reranking
-from hearth.shared.embedding_messages import EmbeddingInput, EncoderFacts
+from hearth.proxy.embeddings.encoder_bodies import EmbeddingInput
+from hearth.proxy.request.model_names import ServedModel
+from hearth.proxy.workers.supervisor import WorkerProcess
 from hearth.shared.errors import RequestError
+from hearth.shared.wire_messages import Embedded, EncoderFacts, Reranked
 
 
 class FakeEncoders:
@@ -16,6 +19,9 @@ class FakeEncoders:
 
     def __init__(self, dimensions: int = 8) -> None:
         self.dimensions = dimensions
+        self.facts = {"embeddings": EncoderFacts("bert", 512, 1_000, dimensions, "mean")}
+        self.state, self.waiting = "ready", 0
+        self.worker = WorkerProcess(0, Path(), "", ServedModel(""), starts=3, restarts=2)
         self.asked: list[tuple[Any, ...]] = []
         self.error: RequestError | None = None
         self.hangs = False
@@ -24,25 +30,20 @@ class FakeEncoders:
 
     async def embed(
         self, texts: Sequence[EmbeddingInput], dimensions: int | None = None, truncate: bool = False
-    ) -> Embeddings:
+    ) -> Embedded:
         await self._asked(list(texts), dimensions, truncate)
         length = dimensions or self.dimensions
         rows = (vector(text, length) for text in texts)
         packed = b"".join(struct.pack(f"<{length}f", *row) for row in rows)
-        return Embeddings(packed, length, [tokens_of(text) for text in texts])
+        return Embedded("id", packed, length, [tokens_of(text) for text in texts])
 
     async def rerank(
         self, query: str, documents: Sequence[str], truncate: bool = False
-    ) -> Reranking:
+    ) -> Reranked:
         await self._asked(query, list(documents), truncate)
         words = set(query.split())
         scores = [len(words & set(row.split())) / (len(words) + 1) for row in documents]
-        return Reranking(scores, sum(map(tokens_of, documents)))
-
-    def facts(self) -> dict[str, Any]:
-        embedding = EncoderFacts("bert", 512, 1_000, self.dimensions, "mean")
-        told = {"state": "ready", "embedding": embedding, "rerank": None}
-        return told | {"waiting": 0, "starts": 3, "deaths": 2}
+        return Reranked("id", scores, sum(map(tokens_of, documents)))
 
     async def _asked(self, *request: Any) -> None:
         self.asked.append(request)

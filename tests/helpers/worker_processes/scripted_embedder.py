@@ -1,41 +1,30 @@
-"""Speaks for the process that embeds, with no model: what a text says decides what happens.
+"""Speaks for the worker that embeds, with no model: what a text says decides what happens.
 
-"kill" ends it by SIGKILL amid its forward, "hang" and "wait" compute without end (a "wait" is
-cancelled as the real one is), "garbage" answers none of our frames. All other texts get the vector
-(number of characters, pid). Each request is noted as a line in the file NOTES.
+"kill" ends it by SIGKILL amid its forward, "hang" and "wait" compute without end (a "hang" says no
+word any more, and a "wait" is amid no forward). All other texts get the vector (number of
+characters, pid). Each request and each end is noted as a line in the file NOTES.
 """
 
+import argparse
 import os
+import queue
 import signal
 import struct
-import sys
+import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from hearth.shared.embedding_messages import (
-    LENGTH_BYTES,
-    CancelJob,
-    CannotLoad,
-    Computing,
-    Embed,
-    Embedded,
-    EmbeddingMessage,
-    Loaded,
-    ShortTurns,
-    body_length,
-    decode,
-    encode,
-)
+from hearth.shared.encoder_forward import forwarded_path
 from hearth.shared.errors import EXIT_CANNOT_START
+from hearth.shared.start_failure_file import leave_reason
+from hearth.shared.wire_messages import Embedded, EncoderFacts, Heartbeat, Message
+from hearth.shared.zmq_transport import RouterPort
+from hearth.worker.shutdown import Shutdown
+from hearth.worker.threads.wire_thread import WireThread, WorkerIdentity
 
-FACTS: Final = dict(architecture="scripted", tokens_max=9, weight_bytes=1, dimensions=2, pooling="")
-HANG_S: Final = 3_600.0
-
-
-def send(message: EmbeddingMessage) -> None:
-    sys.stdout.buffer.write(encode(message))
-    sys.stdout.buffer.flush()
+FACTS: Final = {"embeddings": EncoderFacts("scripted", 9, 1, 2)}
 
 
 def note(line: str) -> None:
@@ -43,38 +32,57 @@ def note(line: str) -> None:
         file.write(line + "\n")
 
 
-def take(message: EmbeddingMessage) -> None:
-    if isinstance(message, CancelJob | ShortTurns):
-        note(repr(message))
-        return
-    assert isinstance(message, Embed), message
-    note(f"{message.texts[0]} {message.truncate}")
-    if message.texts[0] == "wait":
-        return
-    send(Computing(message.request_id))
-    if message.texts[0] == "kill":
-        os.kill(os.getpid(), signal.SIGKILL)
-    if message.texts[0] == "hang":
-        time.sleep(HANG_S)
-    if message.texts[0] == "garbage":
-        os.write(1, b"\x02\x00\x00\x00no")
-    vectors = [(float(len(text)), float(os.getpid())) for text in message.texts]
-    packed = b"".join(struct.pack("<2f", *vector) for vector in vectors)
-    send(Embedded(message.request_id, packed, 2, [len(text) for text in message.texts]))
+class NotingWire(WireThread):
+    """Notes what is no request."""
+
+    def handle(self, peer: bytes, message: Message) -> None:
+        super().handle(peer, message)
+        if type(message).__name__ in ("Cancel", "ShortTurns"):
+            note(type(message).__name__ + f"({getattr(message, 'are_wanted', '')})")
 
 
-def main() -> int:
-    note(f"start {os.getpid()} {' '.join(sys.argv[1:])}")
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--worker-id", type=int)
+    parser.add_argument("--endpoint")
+    options = parser.parse_args()
+    note(f"start {os.environ['EMBEDDING_MODEL']}")
     if (why := os.environ.get("CANNOT_LOAD")) is not None:
         if why:
-            send(CannotLoad(why))
-        return EXIT_CANNOT_START
-    send(Loaded(FACTS, None))
-    while len(head := sys.stdin.buffer.read(LENGTH_BYTES)) == LENGTH_BYTES:
-        take(decode(sys.stdin.buffer.read(body_length(head))))
+            leave_reason(options.endpoint, why)
+        os._exit(EXIT_CANNOT_START)
+    jobs: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    port = RouterPort(options.endpoint)
+    shutdown = Shutdown(port.wake)
+    shutdown.listen()
+
+    def heartbeat(_: Sequence[str]) -> Heartbeat:
+        return Heartbeat("ready", 1, 0, 0, 0, None, encoders=FACTS)
+
+    wire = NotingWire(port, WorkerIdentity(0, "boot"), jobs, heartbeat, 10_000)
+
+    def compute() -> None:
+        while True:
+            _, asked = jobs.get()
+            text = asked.texts[0]
+            note(f"{text} {asked.truncate}")
+            if text == "wait":
+                continue
+            forwarded_path(options.endpoint).write_text(asked.request_id)
+            if text == "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            if text == "hang":
+                time.sleep(3_600)
+            vectors = [(float(len(text)), float(os.getpid())) for text in asked.texts]
+            packed = b"".join(struct.pack("<2f", *vector) for vector in vectors)
+            tokens = [len(text) for text in asked.texts]
+            wire.send(Embedded(asked.request_id, packed, 2, tokens))
+
+    threading.Thread(target=compute, daemon=True).start()
+    wire.run(shutdown.is_begun)
     note("end")
-    return 0
+    os._exit(0)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

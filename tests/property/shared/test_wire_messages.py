@@ -39,6 +39,9 @@ CARRIED = {
     wire_messages.Count: {"prompt": PROMPTS},
 }
 CARRIED[wire_messages.Told] = {"body": st.dictionaries(st.text(), JSON, max_size=3)}
+CARRIED[wire_messages.Embed] = {
+    "texts": st.lists(st.text() | st.lists(st.integers(0, 2**31), max_size=3), max_size=3)
+}
 CARRIED[wire_messages.Finished] = {"usage": USAGES}
 CARRIED[wire_messages.Delta] = {"logprobs": st.lists(LOGPROBS, max_size=2)}
 MESSAGES = st.one_of(*(st.builds(k, **CARRIED.get(k, {})) for k in wire_messages.KINDS.values()))

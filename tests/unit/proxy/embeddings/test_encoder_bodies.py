@@ -7,7 +7,6 @@ from typing import Any
 import orjson
 from hypothesis import given, strategies as st
 
-from hearth.proxy.embeddings.embedding_process import Embeddings
 from hearth.proxy.embeddings.encoder_answers import embeddings_json, json_bytes_max
 from hearth.proxy.embeddings.encoder_bodies import (
     TEXTS_MAX,
@@ -16,6 +15,7 @@ from hearth.proxy.embeddings.encoder_bodies import (
     read_rerank,
 )
 from hearth.shared.errors import RequestError
+from hearth.shared.wire_messages import Embedded
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5)
 VALUES = st.recursive(
@@ -53,7 +53,7 @@ def test_a_body_is_read_or_refused_with_the_field(body: dict[str, Any]) -> None:
 def test_what_is_written_is_what_was_computed(rows: list[list[float]], encoding: Encoding) -> None:
     width = len(rows[0])
     packed = b"".join(struct.pack(f"<{width}f", *row) for row in rows)
-    found = Embeddings(packed, width, [3] * len(rows))
+    found = Embedded("id", packed, width, [3] * len(rows))
     content = b"".join(embeddings_json(found, encoding, "it"))
     assert len(content) <= json_bytes_max(found, encoding)
     told = orjson.loads(content)

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, strategies as st
 from numpy.typing import NDArray
 
-from hearth.shared.embedding_messages import EmbeddingMessage, Reranked
 from hearth.shared.errors import RequestError
+from hearth.shared.wire_messages import Reranked
 from hearth.worker.embeddings.forward_pace import TOKENS_MIN, ForwardPace
 from hearth.worker.embeddings.job_queue import TOKENISED_CHARS, Job, JobQueue
 from hearth.worker.embeddings.length_batches import (
@@ -20,6 +20,7 @@ from hearth.worker.embeddings.length_batches import (
     LengthBatches,
 )
 from hearth.worker.embeddings.token_rows import TokenRow
+from hearth.worker.schedule.client_lease import ClientLease
 
 LENGTHS: Final = st.lists(st.integers(1, 9_000), min_size=1, max_size=80)
 
@@ -48,11 +49,12 @@ class CountingModel:
         return np.array(lengths, np.float32)[:, None]
 
 
-def job_of(model: CountingModel, lengths: Sequence[int], request_id: int = 1) -> Job:
-    def finish(values: NDArray[np.float32], tokens: list[int]) -> EmbeddingMessage:
+def job_of(model: CountingModel, lengths: Sequence[int], request_id: str = "1") -> Job:
+    def finish(values: NDArray[np.float32], tokens: list[int]) -> Reranked:
         return Reranked(request_id, [float(value) for value in values[:, 0]], sum(tokens))
 
-    return Job(request_id, model, ["x" * length for length in lengths], False, finish)
+    lease = ClientLease(request_id, b"proxy")
+    return Job(lease, model, ["x" * length for length in lengths], False, finish)
 
 
 def step(job: Job, model: CountingModel, pace: ForwardPace) -> None:
@@ -71,7 +73,7 @@ def test_each_row_is_computed_once_and_its_value_stands_in_its_place(
     while not job.is_computed:
         step(job, model, ForwardPace(1e9, tokens_max))
         assert job.tokens_left >= 0
-    assert job.answer() == Reranked(1, [float(length) for length in lengths], sum(lengths))
+    assert job.answer() == Reranked("1", [float(length) for length in lengths], sum(lengths))
     assert sorted(length for batch in model.batches for length in batch) == sorted(lengths)
 
 
@@ -116,13 +118,13 @@ def test_one_long_row_says_nothing_about_the_others() -> None:
 
 def test_a_short_request_waits_for_no_long_one_and_a_long_one_gets_every_second_step() -> None:
     model, pace, jobs = CountingModel(), ForwardPace(1e9, 64), JobQueue()
-    long = job_of(model, [64] * 400, 1)
+    long = job_of(model, [64] * 400)
     jobs.add(long)
     for _ in range(20):
         step(jobs.next(), model, pace)
     answered, long_steps = [], 0
     for number in range(2, 32):  # one short request after the other, without end
-        short = job_of(model, [3, 4], number)
+        short = job_of(model, [3, 4], str(number))
         jobs.add(short)
         for _ in range(6):
             chosen = jobs.next()
@@ -130,7 +132,7 @@ def test_a_short_request_waits_for_no_long_one_and_a_long_one_gets_every_second_
             long_steps += chosen is long
             if short.is_computed:
                 break
-        jobs.remove(number)
+        jobs.remove(short)
         answered.append(short.is_computed)
     assert all(answered)
     assert long_steps >= 29, "a stream of short requests does not starve it"
@@ -142,15 +144,16 @@ def test_texts_are_tokenised_in_slices_and_one_that_cannot_be_ends_its_request()
     while not job.is_tokenised:
         job.tokenise()
     assert model.tokenised == [4, 4, 2]
-    bad = Job(2, model, ["bad"], False, lambda values, tokens: Reranked(2, [], 0))
+    bad = Job(ClientLease("2", b""), model, ["bad"], False, lambda *_: Reranked("2", [], 0))
     with pytest.raises(RequestError):
         bad.tokenise()
 
 
-def test_a_job_that_was_cancelled_has_no_more_steps() -> None:
+def test_a_job_whose_client_has_left_has_no_more_steps() -> None:
     model, jobs = CountingModel(), JobQueue()
-    jobs.add(job_of(model, [5], 1))
-    jobs.add(job_of(model, [50], 2))
-    jobs.remove(1)
-    jobs.remove(7)  # answered long ago
-    assert len(jobs) == 1 and jobs.next().request_id == 2
+    left, stays = job_of(model, [5]), job_of(model, [50])
+    jobs.add(left)
+    jobs.add(stays)
+    assert jobs.take_gone() == []
+    left.lease.is_cancelled = True
+    assert (jobs.take_gone(), len(jobs), jobs.next()) == ([left], 1, stays)

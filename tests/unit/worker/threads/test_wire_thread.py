@@ -26,7 +26,7 @@ from hearth.shared.wire_messages import (
     Welcome,
 )
 from hearth.shared.zmq_transport import LEASE_S
-from hearth.worker.schedule import request_state
+from hearth.worker.schedule import client_lease
 from hearth.worker.threads.thread_queues import PromptJobs
 from hearth.worker.threads.wire_thread import WireThread, WorkerIdentity
 
@@ -224,7 +224,7 @@ def test_a_lease_is_not_over_because_the_machine_has_slept(
     jumps: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 100.0
-    monkeypatch.setattr(request_state, "awake_s", SuspendingClock(lambda: now).now)
+    monkeypatch.setattr(client_lease, "awake_s", SuspendingClock(lambda: now).now)
     desk = Desk()
     desk.hear(submit("a"))
     lease, _ = desk.jobs.get()

@@ -1,0 +1,239 @@
+"""Has texts embedded and documents ranked by a worker of their own, which starts when it is needed.
+
+It holds EMBEDDING_MODEL and RERANK_MODEL, and ends when nobody has asked for a while, so that all
+of its memory returns.
+"""
+
+import asyncio
+import logging
+import math
+import sys
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+from hearth.proxy.pool.worker_link import WorkerLink, WorkerReply
+from hearth.proxy.pool.worker_pool import WorkerPool
+from hearth.proxy.request.encoder_names import SETTINGS, encoders_of
+from hearth.proxy.workers.supervisor import RestartRules, Supervisor, WorkerProcess
+from hearth.shared.encoder_forward import forwarded_path
+from hearth.shared.errors import Overloaded, RequestError, WorkerLost
+from hearth.shared.models.builtin_models import ModelMissing
+from hearth.shared.models.model_path import check_model, why_missing
+from hearth.shared.settings_from_env import Settings
+from hearth.shared.suspending_clock import awake_s
+from hearth.shared.wire_messages import (
+    Embed,
+    Embedded,
+    EncoderFacts,
+    Rerank,
+    Reranked,
+    ShortTurns,
+)
+from hearth.shared.zmq_transport import private_directory
+
+log = logging.getLogger(__name__)
+
+QUEUE_MAX: Final = 1_000  # requests that wait or are computed: as many as there are connections
+REPLAYS_MAX: Final = 2  # of a request whose worker died while it computed another one
+IDLE_S: Final = 300.0  # without a request, before the worker ends
+END_S_MAX: Final = 5.0  # for the forward of a worker that is told to end
+FAILED_REST_S: Final = 5.0  # before a model that could not be loaded is tried again
+PACE_S: Final = 0.05  # between two looks at whether answers stream
+COMMAND: Final = (sys.executable, "-P", "-m", "hearth.worker.embeddings.main")
+
+
+class Encoders:
+    """The worker that embeds and ranks. Owner: the event loop.
+
+    Invariant: its process is started, or starting, while a request waits for it.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        environ: Mapping[str, str],
+        is_busy: Callable[[], bool],
+        command: Sequence[str] = COMMAND,
+    ) -> None:
+        """`is_busy` tells whether answers stream; no process is started here.
+
+        Raises:
+            StartError: there is no place for its socket.
+        """
+        self._sources = {
+            "EMBEDDING_MODEL": settings.embedding_model,
+            "RERANK_MODEL": settings.rerank_model,
+        }
+        self._is_busy = is_busy
+        self._pool = WorkerPool()
+        self._pool.on_ready = self._note_ready
+        self.supervisor = Supervisor(
+            command,
+            1,
+            private_directory(settings.instance_dir / "encoders"),
+            self._pool,
+            {**environ, **self._sources},
+            RestartRules(stall_s=settings.stall_seconds, chunk_wait_s=END_S_MAX),
+            "encoder",
+        )
+        self.supervisor.on_early_death = self._note_failure
+        (self.worker,) = self.supervisor.workers
+        self.supervisor.leave_empty(self.worker)
+        self.facts: Mapping[str, EncoderFacts] = {}  # of the last process that was ready
+        self.waiting = 0  # requests that wait or are computed
+        self._attending: asyncio.Task[None] | None = None
+        self._busy_link: WorkerLink | None = None  # whose worker was told that answers stream
+        self._changed = asyncio.Event()  # the worker is ready, or never will be
+        self._is_closed = False
+        self._why_failed, self._failed_at = "", -math.inf
+
+    @property
+    def state(self) -> str:
+        """Return "unloaded", "loading" or "ready"."""
+        if not self.worker.wanted.is_set():
+            return "unloaded"
+        return "ready" if self.worker.state == "ready" else "loading"
+
+    async def embed(
+        self, texts: list[Any], dimensions: int | None = None, truncate: bool = False
+    ) -> Embedded:
+        """Return a vector for each text. Cancelled, it is not computed on.
+
+        Raises:
+            RequestError: 400: a text is too long, or empty of tokens, or `dimensions` is more than
+                the model has. 503: the worker cannot be started, or died of this request.
+        """
+        asked = Embed(uuid.uuid4().hex, texts, dimensions, truncate)
+        return await self._ask(asked, Embedded)
+
+    async def rerank(self, query: str, documents: list[str], truncate: bool = False) -> Reranked:
+        """Return how much each document answers `query`. Cancelled, and raises, as `embed`."""
+        return await self._ask(Rerank(uuid.uuid4().hex, query, documents, truncate), Reranked)
+
+    async def close(self) -> None:
+        """End the worker once its forward ends. Who waits is told that the server stops."""
+        self._is_closed = True
+        self._changed.set()
+        if self._attending is not None:
+            self._attending.cancel()
+        self._pool.close()
+        await self.supervisor.stop()
+        forwarded_path(self.worker.endpoint).unlink(missing_ok=True)
+
+    # ------------------------------------------------------------ a request
+
+    async def _ask(self, asked: Embed | Rerank, kind: type[WorkerReply]) -> WorkerReply:
+        if self.waiting >= QUEUE_MAX:
+            raise Overloaded(
+                f"{self.waiting} requests wait for embeddings or rankings, and the limit is "
+                f"{QUEUE_MAX}. Send this one again in a few seconds."
+            )
+        if not self.waiting:
+            if self._attending is not None:
+                self._attending.cancel()
+            self._attending = asyncio.create_task(self._attend(), name="encoders")
+        self.waiting += 1
+        try:
+            return await self._answer(asked, kind)
+        finally:
+            self.waiting -= 1
+
+    async def _answer(self, asked: Embed | Rerank, kind: type[WorkerReply]) -> WorkerReply:
+        """Have a worker answer, and another where it dies of somebody else's request."""
+        replays = 0
+        while True:
+            link = await self._ready_link()
+            try:
+                return await link.reply(asked, kind)
+            except WorkerLost as lost:
+                if self._forwarded() == asked.request_id and not self._is_closed:
+                    raise RequestError(
+                        f"{lost} It computed this request as it died: send that in smaller parts. "
+                        "If they end well, it was too large for this machine's memory.",
+                        status=503,
+                        code="embedding_process_died",
+                    ) from None
+                replays += 1
+                if replays > REPLAYS_MAX:
+                    raise
+
+    def _forwarded(self) -> str:
+        """Return whose forward the last process ran, or runs."""
+        try:
+            return forwarded_path(self.worker.endpoint).read_text()
+        except OSError:
+            return ""
+
+    async def _ready_link(self) -> WorkerLink:
+        """Wait until the worker is ready, and have it started where it is not. Raises: 503."""
+        came_at = awake_s()
+        while True:
+            if self._is_closed:
+                raise RequestError("The server is shutting down.", status=503, code="stopping")
+            if self._failed_at >= came_at - FAILED_REST_S:
+                raise _unavailable(self._why_failed)
+            if self.worker.link is not None and self.worker.link.is_ready:
+                return self.worker.link
+            if not self.worker.wanted.is_set():
+                for setting, source in self._sources.items():
+                    if missing := why_missing(source, setting):
+                        raise _unavailable(missing)
+                self.supervisor.move(self.worker, self.worker.model)
+            self._changed.clear()
+            await self._changed.wait()
+
+    # ------------------------------------------------------------ the worker
+
+    async def _attend(self) -> None:
+        """Tell the worker whether answers stream while it computes; end it once it is idle."""
+        while self.waiting:
+            link, is_busy = self.worker.link, self._is_busy()
+            if link is not None and link.is_ready and is_busy != (link is self._busy_link):
+                link.send_late(ShortTurns(is_busy))
+                self._busy_link = link if is_busy else None
+            await asyncio.sleep(PACE_S)
+        await asyncio.sleep(IDLE_S)
+        self.supervisor.move(self.worker, None)
+
+    def _note_ready(self, link: WorkerLink) -> None:
+        assert link.heartbeat is not None, "ready"
+        self.facts = link.heartbeat.encoders
+        self._changed.set()
+
+    def _note_failure(self, worker: WorkerProcess, reason: str) -> bool:
+        """Tell all who wait that the models cannot be loaded, and those of the next seconds."""
+        self._why_failed, self._failed_at = reason, awake_s()
+        self.supervisor.leave_empty(worker)
+        self._changed.set()
+        return True
+
+
+def make_encoders(
+    settings: Settings, environ: Mapping[str, str], pool: WorkerPool
+) -> Encoders | None:
+    """Return what the first request starts; None where neither model is set.
+
+    A builtin model that is not here yet is told now, as each request for it is told then.
+
+    Raises:
+        StartError: a setting names what cannot be a model, or one whose name cannot be served.
+    """
+    for model in encoders_of(settings).values():
+        setting = SETTINGS[model.kind]
+        try:
+            log.info("%s is %s", setting, check_model(model.path, setting))
+        except ModelMissing as error:
+            log.warning("%s", error)
+    if not settings.embedding_model and not settings.rerank_model:
+        return None
+    return Encoders(settings, environ, lambda: pool.is_answering)
+
+
+def _unavailable(why: str) -> RequestError:
+    return RequestError(
+        f"Embeddings cannot be computed now: {why}",
+        status=503,
+        code="embeddings_unavailable",
+        retry_after_s=round(FAILED_REST_S),
+    )

@@ -1,0 +1,324 @@
+"""Each request to the worker that embeds ends in one answer, whatever becomes of the worker."""
+
+import asyncio
+import os
+import struct
+import sys
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from hearth.proxy.embeddings import encoders as module
+from hearth.proxy.embeddings.encoders import QUEUE_MAX, REPLAYS_MAX, Encoders, make_encoders
+from hearth.proxy.pool.worker_pool import WorkerPool
+from hearth.shared.errors import Overloaded, RequestError, StartError
+from hearth.shared.models import builtin_models
+from hearth.shared.models.builtin_models import MODELS_DIR_VARIABLE
+from hearth.shared.settings_from_env import load_settings
+from hearth.shared.wire_messages import Embedded
+from scripts.fixtures.embedding_checkpoints import embedding_checkpoint
+
+pytestmark = pytest.mark.process
+SCRIPTED: Final = (sys.executable, "-m", "tests.helpers.worker_processes.scripted_embedder")
+WAIT_S_MAX: Final = 60.0
+
+
+class Notes:
+    """What the scripted worker noted."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @property
+    def lines(self) -> list[str]:
+        return self.path.read_text().splitlines() if self.path.exists() else []
+
+    @property
+    def starts(self) -> int:
+        return sum(line.startswith("start ") for line in self.lines)
+
+    async def wait_for(self, *lines: str) -> None:
+        await until(lambda: set(lines) <= set(self.lines))
+
+
+async def until(is_true: Callable[[], Any]) -> None:
+    deadline = time.monotonic() + WAIT_S_MAX
+    while not is_true():
+        assert time.monotonic() < deadline, "it never came"
+        await asyncio.sleep(0.01)
+
+
+@pytest.fixture
+def notes(tmp_path: Path) -> Notes:
+    return Notes(tmp_path / "notes")
+
+
+Talk = Callable[[Encoders], Awaitable[None]]
+
+
+def run(
+    notes: Notes,
+    talk: Talk,
+    is_busy: Callable[[], bool] = lambda: False,
+    settings: dict[str, str] | None = None,
+    **environ: str,
+) -> None:
+    """Let `talk` use a worker, and close that."""
+    told = {"EMBEDDING_MODEL": "org/x", "RUN_DIR": str(notes.path.parent), **(settings or {})}
+
+    async def whole() -> None:
+        environment = {**os.environ, "NOTES": str(notes.path), **environ}
+        encoders = Encoders(load_settings(told, None), environment, is_busy, SCRIPTED)
+        await encoders.supervisor.start()
+        try:
+            async with asyncio.timeout(WAIT_S_MAX):
+                await talk(encoders)
+        finally:
+            await encoders.close()
+        assert encoders.worker.pid is None and encoders.waiting == 0
+
+    asyncio.run(whole())
+
+
+def pid_of(found: Embedded) -> float:
+    return float(struct.unpack_from("<2f", found.vectors)[1])
+
+
+@contextmanager
+def refused(code: str, text: str = "") -> Iterator[None]:
+    with pytest.raises(RequestError, match=text or None) as error:
+        yield
+    assert (error.value.code, error.value.status) == (code, 503)
+
+
+def test_the_first_request_starts_the_worker_and_others_find_it(notes: Notes) -> None:
+    async def talk(encoders: Encoders) -> None:
+        assert encoders.state == "unloaded" and not notes.lines
+        found = await asyncio.gather(*(encoders.embed(["abc", "d"]) for _ in range(9)))
+        assert [each.tokens for each in found] == [[3, 1]] * 9
+        assert found[0].dimensions == 2 and len({pid_of(each) for each in found}) == 1
+        assert encoders.state == "ready" and encoders.worker.starts == 1
+        assert encoders.facts["embeddings"].architecture == "scripted"
+
+    run(notes, talk)
+    assert notes.lines[0] == "start org/x"
+    assert notes.starts == 1 and notes.lines[-1] == "end", "it was not killed"
+
+
+def test_a_request_that_kills_the_worker_is_told_and_the_others_are_computed(
+    notes: Notes,
+) -> None:
+    async def talk(encoders: Encoders) -> None:
+        waiting = [asyncio.create_task(encoders.embed(["wait"])) for _ in range(2)]
+        await until(lambda: notes.lines.count("wait False") == 2)
+        with refused("embedding_process_died", "SIGKILL"):
+            await encoders.embed(["kill"])
+        assert pid_of(await encoders.embed(["good"])) > 0
+        assert not any(task.done() for task in waiting), "they are asked of the next process"
+        await until(lambda: notes.lines.count("wait False") == 4)
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+        assert (encoders.worker.restarts, encoders.worker.starts) == (1, 2)
+
+    run(notes, talk)
+
+
+def test_a_request_is_not_asked_for_ever_of_workers_that_others_kill(notes: Notes) -> None:
+    async def talk(encoders: Encoders) -> None:
+        innocent = asyncio.create_task(encoders.embed(["wait"]))
+        for count in range(1, REPLAYS_MAX + 2):
+            await until(lambda count=count: notes.lines.count("wait False") == count)
+            with refused("embedding_process_died"):
+                await encoders.embed(["kill"])
+        with refused("worker_unavailable"):
+            await innocent
+
+    run(notes, talk)
+
+
+def test_a_worker_that_stands_still_is_killed_and_its_request_is_told(notes: Notes) -> None:
+    async def talk(encoders: Encoders) -> None:
+        await encoders.embed(["good"])
+        with refused("embedding_process_died", "made no step for"):
+            await encoders.embed(["hang"])
+
+    run(notes, talk, settings={"STALL_SECONDS": "1"})
+
+
+def test_a_client_that_leaves_has_its_request_cancelled(notes: Notes) -> None:
+    async def talk(encoders: Encoders) -> None:
+        leaving = asyncio.create_task(encoders.embed(["wait"], None, True))
+        await notes.wait_for("wait True")
+        leaving.cancel()
+        await notes.wait_for("Cancel()")
+        assert encoders.waiting == 0
+
+    run(notes, talk)
+
+
+def test_an_idle_worker_ends_and_the_next_request_starts_another(
+    notes: Notes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "IDLE_S", 0.2)
+
+    async def talk(encoders: Encoders) -> None:
+        first = pid_of(await encoders.embed(["a"]))
+        assert pid_of(await encoders.embed(["a"])) == first
+        await until(lambda: encoders.state == "unloaded" and encoders.worker.pid is None)
+        assert notes.lines[-1] == "end"
+        assert pid_of(await encoders.embed(["a"])) != first
+        assert encoders.worker.restarts == 0
+
+    run(notes, talk)
+
+
+def test_a_request_that_comes_as_the_worker_starts_or_ends_is_answered(
+    notes: Notes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "IDLE_S", 1e-6)
+    monkeypatch.setattr(module, "PACE_S", 0.001)
+
+    async def talk(encoders: Encoders) -> None:
+        leaving = asyncio.create_task(encoders.embed(["a"]))
+        await until(lambda: encoders.state == "loading")
+        leaving.cancel()
+        for wait_s in (0.0, 0.001, 0.003, 0.01, 0.05):
+            assert (await encoders.embed(["a"])).tokens == [1]
+            await asyncio.sleep(wait_s)
+
+    run(notes, talk)
+
+
+@pytest.mark.parametrize(("why", "text"), [("no such file", "no such file"), ("", "exit code 78")])
+def test_models_that_cannot_be_loaded_are_told_at_once_and_tried_again_later(
+    notes: Notes, monkeypatch: pytest.MonkeyPatch, why: str, text: str
+) -> None:
+    async def talk(encoders: Encoders) -> None:
+        for _ in range(2):
+            with refused("embeddings_unavailable", text):
+                await encoders.embed(["a"])
+        assert notes.starts == 1 and encoders.state == "unloaded"
+        monkeypatch.setattr(module, "FAILED_REST_S", 0.0)
+        with refused("embeddings_unavailable", text):
+            await encoders.embed(["a"])
+        assert notes.starts == 2
+
+    run(notes, talk, CANNOT_LOAD=why)
+
+
+def test_a_model_that_is_not_here_is_told_with_the_remedy_until_it_is_pulled(
+    notes: Notes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(MODELS_DIR_VARIABLE, str(tmp_path / "models"))
+    monkeypatch.setattr(builtin_models, "local_models", list)
+
+    async def talk(encoders: Encoders) -> None:
+        for _ in range(2):
+            with refused("embeddings_unavailable", "hearth pull minilm .* EMBEDDING_MODEL to an"):
+                await encoders.embed(["a"])
+        assert not notes.lines, "nothing is started for what is not there"
+        directory = tmp_path / "models" / "minilm-0.1.2"
+        directory.mkdir(parents=True)
+        (directory / "config.json").write_text("{}")
+        assert (await encoders.embed(["a"])).tokens == [1]
+
+    run(notes, talk, settings={"EMBEDDING_MODEL": "builtin:minilm"})
+
+
+def test_more_requests_than_the_queue_holds_are_refused_and_the_rest_answered(
+    notes: Notes,
+) -> None:
+    async def talk(encoders: Encoders) -> None:
+        asked = [asyncio.create_task(encoders.embed(["a"])) for _ in range(QUEUE_MAX + 3)]
+        found = await asyncio.gather(*asked, return_exceptions=True)
+        refusals = [each for each in found if isinstance(each, Overloaded)]
+        assert len(refusals) == 3 and str(QUEUE_MAX) in str(refusals[0])
+        assert sum(isinstance(each, Embedded) for each in found) == QUEUE_MAX
+
+    run(notes, talk)
+
+
+def test_the_worker_is_told_when_answers_stream_beside_it_and_when_no_more(notes: Notes) -> None:
+    is_busy = True
+
+    async def talk(encoders: Encoders) -> None:
+        nonlocal is_busy
+        waiting = asyncio.create_task(encoders.embed(["wait"]))
+        await notes.wait_for("ShortTurns(True)")
+        is_busy = False
+        await notes.wait_for("ShortTurns(False)")
+        is_busy = True
+        with refused("embedding_process_died"):
+            await encoders.embed(["kill"])
+        await until(lambda: "ShortTurns(True)" in notes.lines[notes.lines.index("kill False") :])
+        assert notes.starts == 2, "the new one is told too"
+        waiting.cancel()
+
+    run(notes, talk, lambda: is_busy)
+
+
+def test_what_no_frame_can_hold_is_refused_to_its_client_alone(notes: Notes) -> None:
+    async def talk(encoders: Encoders) -> None:
+        with pytest.raises(RequestError, match="cannot be carried") as error:
+            await encoders.embed(["\ud800"])
+        assert error.value.status == 400
+        assert (await encoders.embed(["a"])).tokens == [1]
+
+    run(notes, talk)
+
+
+@pytest.mark.parametrize("text", ["wait", "hang"])
+def test_who_waits_as_the_server_stops_is_told_and_nothing_is_left(
+    notes: Notes, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    async def talk(encoders: Encoders) -> None:
+        waiting = asyncio.create_task(encoders.embed([text]))
+        await notes.wait_for(f"{text} False")
+        pid = encoders.worker.pid
+        await encoders.close()
+        assert pid is not None and not Path(f"/proc/{pid}").exists()
+        for asked in (waiting, encoders.embed(["a"])):
+            with refused("stopping"):
+                await asked
+
+    run(notes, talk)
+
+
+# ---------------------------------------------------------------- settings
+
+
+def test_without_either_model_there_is_no_worker() -> None:
+    assert make_encoders(load_settings({}, None), {}, WorkerPool()) is None
+
+
+@pytest.mark.parametrize("setting", ["EMBEDDING_MODEL", "RERANK_MODEL"])
+def test_a_model_makes_a_worker_that_has_not_begun_and_no_model_refuses_to_start(
+    setting: str, tmp_path: Path
+) -> None:
+    found = {setting: str(embedding_checkpoint("bert")), "RUN_DIR": str(tmp_path / "run")}
+    encoders = make_encoders(load_settings(found, None), {}, WorkerPool())
+    assert encoders is not None
+    assert (encoders.state, encoders.worker.pid) == ("unloaded", None)
+    (tmp_path / "config.json").write_text("{}")
+    for source in ("/does/not/exist", "no-such-name", str(tmp_path), str(tmp_path.parent)):
+        settings = load_settings({setting: source}, None)
+        with pytest.raises(StartError, match=f"^{setting} is '{source}'"):
+            make_encoders(settings, {}, WorkerPool())
+
+
+def test_a_builtin_model_that_is_not_here_yet_is_told_and_does_not_refuse_to_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv(MODELS_DIR_VARIABLE, str(tmp_path))
+    monkeypatch.setattr(builtin_models, "local_models", list)
+    told = {"EMBEDDING_MODEL": "builtin:minilm", "RUN_DIR": str(tmp_path / "run")}
+    encoders = make_encoders(load_settings(told, None), {}, WorkerPool())
+    assert encoders is not None and encoders.state == "unloaded"
+    assert "Fetch it: hearth pull minilm" in caplog.text
+    with pytest.raises(StartError, match="the builtin models are "):
+        make_encoders(load_settings({"EMBEDDING_MODEL": "builtin:no"}, None), {}, WorkerPool())
