@@ -23,6 +23,7 @@ PARAMETERS_MAX: Final = 7
 FILES_MAX: Final = 16  # of a folder, __init__.py not counted
 LONG_FILES: Final = {
     "shared/settings.py": "one table: every setting with its bounds, unit and reason",
+    "shared/wire_messages.py": "one table: every message with what answers it",
     "scripts/fixtures/vision_family_configs.py": "one table: what each family's checkpoint says",
     "tests/helpers/prompts/departures.py": "one table: every departure with its change and reason",
 }

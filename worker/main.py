@@ -82,12 +82,12 @@ from hearth.worker.setup.prompt_and_session_setup import (
 from hearth.worker.setup.rank_setup import SingleRank
 from hearth.worker.setup.upkeep_setup import evictions_of, expire_of, look_of, sweep_of
 from hearth.worker.setup.vision_setup import VisionParts, image_grid
-from hearth.worker.shutdown import Shutdown
 from hearth.worker.stream.detokenise import Vocabulary
 from hearth.worker.threads.image_thread import ImageThread
 from hearth.worker.threads.inference_thread import InferenceThread
 from hearth.worker.threads.prompt_lanes import PromptLanes
 from hearth.worker.threads.prompt_thread import PromptThread
+from hearth.worker.threads.shutdown import Shutdown
 from hearth.worker.threads.thread_queues import ImageJobs, Inbox, InferenceTask
 from hearth.worker.threads.wire_thread import WireThread, WorkerIdentity
 

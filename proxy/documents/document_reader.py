@@ -5,13 +5,12 @@ What a document is, its bytes tell, whatever it is called. Nothing is fetched an
 
 import asyncio
 import weakref
-from collections import Counter
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Final, TypeVar
 
-from hearth.proxy.documents.pdf_client import PdfRefused, pdf_pages
+from hearth.proxy.documents.pdf_client import pdf_pages
+from hearth.proxy.documents.pdf_refusals import PdfRefused
 from hearth.proxy.http.base64_data import decode_base64
 from hearth.shared.errors import RequestError
 from hearth.shared.memory_by_owner import MemoryByOwner
@@ -30,40 +29,20 @@ _IMAGES: Final = (b"\x89PNG\r\n", b"\xff\xd8\xff", b"GIF8", b"RIFF")
 _BLANK_PAGE: Final = "(no text)"
 
 
-@dataclass(frozen=True, slots=True)
-class _Known:
-    """What came of a PDF: its text in UTF-8, or why it is not read."""
-
-    text: bytes
-    refusal: tuple[str, str] | None = None  # code and text
-
-    @property
-    def cost(self) -> int:
-        return len(self.text) + 1_000
-
-    def told(self) -> str:
-        """Return the text. Raises: RequestError."""
-        if self.refusal is not None:
-            code, text = self.refusal
-            raise RequestError(text, code=code)
-        return self.text.decode()
-
-
 class DocumentReader:
     """Reads documents, and remembers the texts of PDFs. Owner: the event loop.
 
     What is remembered for one owner, "" being everybody, serves no other. An owner has one PDF
     read at a time, so that many of one key leave a process to another's.
-    `counts` has an entry for every outcome: ok, known, and the code of each refusal.
     """
 
     def __init__(self, read_pdf: Callable[[bytes], Awaitable[list[str]]] = pdf_pages) -> None:
         """`read_pdf` is another for tests."""
-        self.counts: Counter[str] = Counter()
         self._read_pdf = read_pdf
-        # Kept for one key: texts of PDFs, 32 MB
-        self._known: MemoryByOwner[bytes, _Known] = MemoryByOwner(
-            MEMORY_BYTES_MAX, lambda _, known: known.cost
+        # Kept for one key: texts of PDFs, 32 MB. By digest: text in UTF-8, or why it is not read.
+        self._known: MemoryByOwner[bytes, bytes | PdfRefused] = MemoryByOwner(
+            MEMORY_BYTES_MAX,
+            lambda _, known: 1_000 + (len(known) if isinstance(known, bytes) else 0),
         )
         self._places = asyncio.Semaphore(PDFS_AT_ONCE)
         # Kept for a moment: whose PDF is read now
@@ -76,13 +55,6 @@ class DocumentReader:
         Raises:
             RequestError: it is neither a PDF nor text, is not read within the limits, or 503.
         """
-        try:
-            return await self._read(data, owner)
-        except RequestError as error:
-            self.counts[error.code] += 1
-            raise
-
-    async def _read(self, data: str, owner: str) -> str:
         start = _start_of(data)
         if (size := (len(data) - start) // 4 * 3) > DOCUMENT_BYTES_MAX:
             text = (
@@ -92,9 +64,7 @@ class DocumentReader:
             raise RequestError(text, code="document_too_large")
         head = _decoded(data[start : start + _HEAD_BYTES * 4 // 3 // 4 * 4 + 4])
         if not _is_pdf(head):
-            read = await self._in_thread(lambda: _plain_text(_decoded(data, start)))
-            self.counts["ok"] += 1
-            return read
+            return await self._in_thread(lambda: _plain_text(_decoded(data, start)))
         digest = await self._in_thread(lambda: _digest(data, start))
         turn = self._turns.setdefault(owner, asyncio.Lock())
         async with turn:  # of two that ask for one PDF the second finds it read
@@ -102,20 +72,18 @@ class DocumentReader:
             if known is None:
                 known = await self._read_anew(data, start)
                 self._known.put(owner, digest, known)
-                self.counts["ok"] += known.refusal is None
-            else:
-                self.counts["known"] += 1
-        return known.told()
+        if isinstance(known, PdfRefused):
+            raise PdfRefused(known.code, known.count)  # what is raised keeps its traceback
+        return known.decode()
 
-    async def _read_anew(self, data: str, start: int) -> _Known:
+    async def _read_anew(self, data: str, start: int) -> bytes | PdfRefused:
         """Return what comes of a PDF that is not known. Raises: RequestError: no PDF's fault."""
         async with self._places:
             octets = await self._in_thread(lambda: _decoded(data, start))
             try:
-                pages = await self._read_pdf(octets)
+                return paged_text(await self._read_pdf(octets)).encode()
             except PdfRefused as refused:
-                return _Known(b"", (refused.code, str(refused)))
-        return _Known(paged_text(pages).encode())
+                return PdfRefused(refused.code, refused.count)
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
         async with self._decoder:

@@ -5,61 +5,42 @@ the system bounds time and memory, nothing can be written, and nothing else is a
 of the PDF is logged.
 """
 
-import contextlib
 import io
 import logging
 import os
 import re
-import resource
 import sys
-import threading
-import time
 from typing import Any, Final
 
 import orjson
 from pypdf import PageObject, PdfReader
 from pypdf.errors import DependencyError, FileNotDecryptedError, WrongPasswordError
 
-from hearth.proxy.documents.pdf_protocol import (
+from hearth.proxy.documents.pdf_refusals import (
     CPU_S_MAX,
-    ENCRYPTED,
-    INVALID,
-    LONG,
-    MANY_PAGES,
-    MEMORY,
     MEMORY_BYTES_MAX,
-    MEMORY_STATUS,
-    NO_TEXT,
     PAGES_MAX,
     TEXT_CHARS_MAX,
+    PdfRefused,
 )
+from hearth.shared.process_limits import limit_process
 
-LOOK_S: Final = 0.05  # between two looks at the memory
-OPEN_FILES_MAX: Final = 32
 _NOISE: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ufeff\ufffe\uffff]")
 _LOCKED: Final = (FileNotDecryptedError, WrongPasswordError, DependencyError)
-
-
-class _Refused(Exception):
-    """The PDF is not read."""
-
-    def __init__(self, code: str, count: int = 0) -> None:
-        super().__init__(code)
-        self.answer = {"refused": code, "count": count}
 
 
 def answer_of(data: bytes) -> dict[str, Any]:
     """Return what is answered about the PDF `data`."""
     try:
         return {"pages": _pages(data)}
-    except _Refused as refused:
-        return refused.answer
+    except PdfRefused as refused:
+        return {"refused": refused.code, "count": refused.count}
     except MemoryError:
-        return {"refused": MEMORY}
+        return {"refused": "pdf_too_large", "count": 0}
     except _LOCKED:
-        return {"refused": ENCRYPTED}
+        return {"refused": "pdf_encrypted", "count": 0}
     except Exception:  # pypdf raises whatever a broken file leads it to
-        return {"refused": INVALID}
+        return {"refused": "pdf_invalid", "count": 0}
 
 
 def _pages(data: bytes) -> list[str]:
@@ -67,7 +48,7 @@ def _pages(data: bytes) -> list[str]:
     reader = PdfReader(io.BytesIO(data))
     count = len(reader.pages)
     if count > PAGES_MAX:
-        raise _Refused(MANY_PAGES, count)
+        raise PdfRefused("pdf_too_many_pages", count)
     texts: list[str] = []
     broken = chars = 0
     for page in reader.pages:
@@ -83,9 +64,9 @@ def _pages(data: bytes) -> list[str]:
         texts.append(text)
         chars += len(text)
         if chars > TEXT_CHARS_MAX:
-            raise _Refused(LONG, chars)
+            raise PdfRefused("pdf_too_long", chars)
     if not any(texts):
-        raise _Refused(INVALID if broken or not texts else NO_TEXT, count)
+        raise PdfRefused("pdf_invalid" if broken or not texts else "pdf_without_text", count)
     return texts
 
 
@@ -95,57 +76,12 @@ def _text_of(page: PageObject) -> str:
     return "\n".join(line.rstrip() for line in plain.split("\n")).strip()
 
 
-def _limit() -> None:
-    """Have the system end this process where it takes too much, and let it write no file."""
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a dump would hold a client's words
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_NOFILE, (OPEN_FILES_MAX, OPEN_FILES_MAX))
-    resource.setrlimit(resource.RLIMIT_CPU, (CPU_S_MAX, CPU_S_MAX + 1))
-    _watch_memory()
-    with contextlib.suppress(OSError, ValueError):  # macOS has no such limit
-        limit = _virtual_bytes() + MEMORY_BYTES_MAX
-        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-
-
-def _watch_memory() -> None:
-    """End this process once it holds too much, where the system has no limit for that."""
-    most = _resident_bytes() + MEMORY_BYTES_MAX
-
-    def watch() -> None:
-        while _resident_bytes() < most:
-            time.sleep(LOOK_S)
-        os._exit(MEMORY_STATUS)
-
-    threading.Thread(target=watch, daemon=True).start()
-
-
-def _resident_bytes() -> int:
-    """Return the memory that this process holds; on macOS the most that it held so far.
-
-    On Linux that most counts what the proxy held when it started this process.
-    """
-    try:
-        return _pages_taken()[1] * resource.getpagesize()
-    except OSError:
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-
-
-def _virtual_bytes() -> int:
-    """Return the address space that is taken. Raises OSError where the system does not tell."""
-    return _pages_taken()[0] * resource.getpagesize()
-
-
-def _pages_taken() -> list[int]:
-    with open("/proc/self/statm") as file:
-        return [int(count) for count in file.read().split()]
-
-
 def main() -> None:
     """Answer about the PDF on standard input."""
     logging.disable()  # pypdf's warnings quote the file
     answers = os.dup(1)
     os.dup2(2, 1)  # what anything prints is no answer
-    _limit()
+    limit_process(CPU_S_MAX, MEMORY_BYTES_MAX)
     answer = orjson.dumps(answer_of(sys.stdin.buffer.read()))
     with open(answers, "wb") as out:
         out.write(answer)

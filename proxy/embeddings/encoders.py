@@ -74,8 +74,7 @@ class Encoders:
             private_directory(settings.instance_dir / "encoders"),
             self._pool,
             {**environ, **self._sources},
-            RestartRules(stall_s=settings.stall_seconds, chunk_wait_s=END_S_MAX),
-            "encoder",
+            RestartRules(stall_s=settings.stall_seconds, chunk_wait_s=END_S_MAX, kind="encoder"),
         )
         self.supervisor.on_early_death = self._note_failure
         (self.worker,) = self.supervisor.workers

@@ -53,6 +53,7 @@ class RestartRules:
     flush_s: float = 0.0  # that a worker which ends may take to write what it keeps
     stall_s: float = 0.0  # a worker that gets no step further for so long is killed; 0 = never
     chunk_wait_s: float = CHUNK_WAIT_S  # for the chunk of a worker that is told to end
+    kind: str = "worker"  # what the log calls its workers
 
     @property
     def end_wait_s(self) -> float:
@@ -168,11 +169,8 @@ class Supervisor:
         pool: WorkerPool,
         environ: Mapping[str, str],
         rules: RestartRules = RestartRules(),
-        kind: str = "worker",
     ) -> None:
         """`command` gets `--worker-id` and `--endpoint` appended. Sockets go into `directory`.
-
-        `kind` is what the log calls its workers.
 
         Raises:
             StartError: a socket's path in `directory` is too long.
@@ -182,7 +180,6 @@ class Supervisor:
         self._pool = pool
         self.environ = dict(environ)
         self._rules = rules
-        self._kind = kind
         self._stopping = False
         # Some worker was ready once: what it loaded may be loadable again. Or none began to load.
         self._outlives_loads = False
@@ -233,7 +230,7 @@ class Supervisor:
         )
         worker.link = self._pool.connect(worker.worker_id, worker.endpoint)
         worker.starts += 1
-        log.info("%s started id=%d pid=%d", self._kind, worker.worker_id, worker.process.pid)
+        log.info("%s started id=%d pid=%d", self._rules.kind, worker.worker_id, worker.process.pid)
         self.on_change()
 
     async def _run_worker(self, worker: WorkerProcess) -> None:
@@ -305,7 +302,7 @@ class Supervisor:
     def _note_exit(self, worker: WorkerProcess) -> None:
         """Note that a worker has ended as it was told to."""
         assert worker.link is None, worker.worker_id
-        log.info("%s ended id=%d", self._kind, worker.worker_id)
+        log.info("%s ended id=%d", self._rules.kind, worker.worker_id)
         worker.is_leaving = False
         self.on_change()
 
@@ -316,7 +313,7 @@ class Supervisor:
         if code == EXIT_RANK_LOST:
             how = take_reason(worker.socket_path) or how
         at, held = worker.worker_id, worker.link.load
-        log.error("%s died id=%d how=%s requests=%d", self._kind, at, how, held)
+        log.error("%s died id=%d how=%s requests=%d", self._rules.kind, at, how, held)
         is_proof = code != EXIT_RANK_LOST  # a cable may have been pulled
         suspects = self._suspect(worker, how, is_proof=is_proof) if code not in ON_PURPOSE else {}
         self._tell_clients(worker, how, suspects)
@@ -392,8 +389,8 @@ class Supervisor:
             worker.killed_for = slowness
         else:
             return
-        held = worker.link.load
-        log.error("worker killed id=%d requests=%d: %s", worker.worker_id, held, worker.killed_for)
+        kind, held, why = self._rules.kind, worker.link.load, worker.killed_for
+        log.error("%s killed id=%d requests=%d: %s", kind, worker.worker_id, held, why)
         worker.kills += 1
         worker.kill(signal.SIGKILL)
         how = f"SIGKILL: {worker.killed_for}"
@@ -439,7 +436,8 @@ class Supervisor:
         worker.kill_left()
         worker.kills += 1
         log.error(
-            "worker killed id=%d: %s (waited %g s for its chunk, %g s for the disk, %g s to end)",
+            "%s killed id=%d: %s (waited %g s for its chunk, %g s for the disk, %g s to end)",
+            rules.kind,
             worker.worker_id,
             worker.killed_for,
             rules.chunk_wait_s,

@@ -48,7 +48,7 @@ from hearth.worker.embeddings.rerank_model import RankedPairs, RerankModel
 from hearth.worker.embeddings.token_rows import check_numbers
 from hearth.worker.engine.model_loader import may_run_code
 from hearth.worker.schedule.client_lease import ClientLease
-from hearth.worker.shutdown import Shutdown
+from hearth.worker.threads.shutdown import Shutdown
 from hearth.worker.threads.wire_thread import WireThread, WorkerIdentity
 
 FREE_S: Final = 0.1  # of a forward beside which no answer streams: others wait for its end

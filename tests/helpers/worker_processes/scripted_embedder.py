@@ -21,7 +21,7 @@ from hearth.shared.errors import EXIT_CANNOT_START
 from hearth.shared.start_failure_file import leave_reason
 from hearth.shared.wire_messages import Embedded, EncoderFacts, Heartbeat, Message
 from hearth.shared.zmq_transport import RouterPort
-from hearth.worker.shutdown import Shutdown
+from hearth.worker.threads.shutdown import Shutdown
 from hearth.worker.threads.wire_thread import WireThread, WorkerIdentity
 
 FACTS: Final = {"embeddings": EncoderFacts("scripted", 9, 1, 2)}

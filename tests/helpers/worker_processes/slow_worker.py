@@ -17,10 +17,11 @@ import mlx.core as mx
 
 from hearth.shared.stop_signals import SAY_AFTER_S
 from hearth.shared.stop_times import CHUNK_WAIT_S
-from hearth.worker import main as real, shutdown
+from hearth.worker import main as real
 from hearth.worker.engine.engine import Engine
 from hearth.worker.kv.kv_manager import KVManager
 from hearth.worker.setup import rank_setup
+from hearth.worker.threads import shutdown
 
 PROBE_TOKENS = 3  # of a forward that a start makes
 

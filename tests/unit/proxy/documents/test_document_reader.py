@@ -10,7 +10,7 @@ from hypothesis import given, strategies as st
 
 from hearth.proxy.documents import document_reader
 from hearth.proxy.documents.document_reader import DocumentReader, paged_text
-from hearth.proxy.documents.pdf_client import PdfRefused
+from hearth.proxy.documents.pdf_refusals import PdfRefused
 from hearth.shared.errors import RequestError
 
 PDF = b"%PDF-1.7 "
@@ -61,7 +61,6 @@ def test_a_pdf_is_read_once_and_its_pages_are_numbered() -> None:
     ]
     assert texts(reader, asked[0])[0].startswith("Page 1:\n%PDF-1.7 a")
     assert sorted(pages.read) == [PDF + b"a", PDF + b"b"]
-    assert reader.counts == {"ok": 2, "known": 2}
 
 
 def test_what_one_key_had_read_is_read_anew_for_another() -> None:
@@ -69,7 +68,7 @@ def test_what_one_key_had_read_is_read_anew_for_another() -> None:
     reader = DocumentReader(pages)
     for owner in ("mine", "theirs", "mine", "theirs"):
         assert len(texts(reader, (PDF, owner))) == 1
-    assert (pages.read, reader.counts) == ([PDF, PDF], {"ok": 2, "known": 2})
+    assert pages.read == [PDF, PDF]
 
 
 def test_one_key_has_one_pdf_read_at_a_time_and_all_together_two() -> None:
@@ -90,7 +89,6 @@ def test_a_refusal_is_remembered_and_a_failure_of_ours_is_not() -> None:
         assert [str(error) for error in found] == [str(fails)] * 2
         assert [error.status for error in found] == [fails.status] * 2
         assert len(pages.read) == count
-        assert reader.counts[fails.code] == 2
 
 
 def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

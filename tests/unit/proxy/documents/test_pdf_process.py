@@ -11,13 +11,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 from hearth.proxy.documents import pdf_client, pdf_process
-from hearth.proxy.documents.pdf_client import PdfRefused, pdf_pages
-from hearth.proxy.documents.pdf_protocol import (
+from hearth.proxy.documents.pdf_client import pdf_pages
+from hearth.proxy.documents.pdf_refusals import (
     CPU_S_MAX,
-    LONG,
-    MANY_PAGES,
     PAGES_MAX,
     TEXT_CHARS_MAX,
+    TEXTS,
+    PdfRefused,
 )
 from hearth.shared.errors import RequestError
 from tests.helpers.pdf_files import (
@@ -235,7 +235,7 @@ def children() -> list[int]:
 
 def test_too_many_pages_are_named_as_claude_code_looks_for_them() -> None:
     error = refused(many_kids(PAGES_MAX + 1))
-    assert error.code == MANY_PAGES
+    assert error.code == "pdf_too_many_pages"
     assert f"maximum of {PAGES_MAX} PDF pages" in str(error) and f"{PAGES_MAX + 1}" in str(error)
     assert len(pages(many_kids(PAGES_MAX))) == PAGES_MAX
 
@@ -244,8 +244,8 @@ def test_a_text_that_is_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(pdf_process, "TEXT_CHARS_MAX", 10)
     assert "pages" in pdf_process.answer_of(text_pdf("12345", "67890"))
     answer = pdf_process.answer_of(text_pdf("12345", "678901"))
-    assert answer == {"refused": LONG, "count": 11}
-    assert f"{TEXT_CHARS_MAX:,}" in str(PdfRefused(LONG))
+    assert answer == {"refused": "pdf_too_long", "count": 11}
+    assert f"{TEXT_CHARS_MAX:,}" in TEXTS["pdf_too_long"]
 
 
 # ---------------------------------------------------------------- the process
@@ -264,19 +264,22 @@ IMPORTED = [row for row in os.environ.get("PYTHONPATH", "").split(os.pathsep) if
 MACOS = """
 def none(): raise OSError
 p._virtual_bytes = none
+p._resident_bytes = lambda: int(open("/proc/self/statm").read().split()[1]) * 4096
 """
 
 
 def limited(program: Path, body: str, before: str = "") -> None:
-    """Have `body` run under the limits of a PDF's process; in it that module is `p`."""
+    """Have `body` run under the limits of a PDF's process; in it `p` sets them, `pdf` reads."""
     program.write_text(
         f"import sys\nsys.path[1:1] = {IMPORTED!r}\n"
-        f"from hearth.proxy.documents import pdf_process as p\n{before}p._limit()\n{body}"
+        "from hearth.proxy.documents import pdf_process as pdf\n"
+        f"from hearth.shared import process_limits as p\n{before}"
+        f"p.limit_process(pdf.CPU_S_MAX, pdf.MEMORY_BYTES_MAX)\n{body}"
     )
 
 
 def test_cpu_time_is_bounded_by_the_system(program: Path) -> None:
-    limited(program, "while True: pass\n", "p.CPU_S_MAX = 1\n")
+    limited(program, "while True: pass\n", "pdf.CPU_S_MAX = 1\n")
     error = refused(b"x")
     assert (error.code, f"{CPU_S_MAX} s of CPU" in str(error)) == ("pdf_too_slow", True)
 
@@ -287,8 +290,8 @@ def test_memory_is_bounded(program: Path, before: str) -> None:
 def work(data):
     held = b"x" * (600 << 20)
     p.time.sleep(20)
-p._pages = work
-p.os.write(1, p.orjson.dumps(p.answer_of(b"")))
+pdf._pages = work
+pdf.os.write(1, pdf.orjson.dumps(pdf.answer_of(b"")))
 """
     limited(program, work, before)
     began = time.monotonic()
@@ -403,13 +406,13 @@ def test_any_damage_gives_pages_or_a_refusal(data: st.DataObject) -> None:
         at = data.draw(st.integers(0, len(octets) - 1))
         octets[at : at + data.draw(st.integers(0, 9))] = data.draw(st.binary(max_size=9))
     answer = pdf_process.answer_of(bytes(octets))
-    assert answer.keys() in ({"pages"}, {"refused", "count"}, {"refused"})
+    assert answer.keys() in ({"pages"}, {"refused", "count"})
     assert all(type(text) is str for text in answer.get("pages", []))
-    assert answer.get("refused", "pdf_") in (*pdf_client._TEXTS, "pdf_")
+    assert answer.get("refused", "pdf_") in (*TEXTS, "pdf_")
 
 
 def test_every_refusal_of_the_process_has_its_words() -> None:
-    for code in pdf_client._TEXTS:
+    for code in TEXTS:
         text = str(PdfRefused(code, 7))
         assert "Send" in text or "send" in text, "the remedy"
         assert "{" not in text

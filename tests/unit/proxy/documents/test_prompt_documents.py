@@ -13,7 +13,7 @@ from hearth.proxy.api.messages import messages_request
 from hearth.proxy.api.responses import responses_request
 from hearth.proxy.documents import prompt_documents
 from hearth.proxy.documents.document_reader import DocumentReader
-from hearth.proxy.documents.pdf_client import PdfRefused
+from hearth.proxy.documents.pdf_refusals import PdfRefused
 from hearth.proxy.documents.prompt_documents import DOCUMENTS_MAX, holds_documents, with_documents
 from hearth.shared.errors import Overloaded, RequestError
 from hearth.shared.wire_messages import Prompt
@@ -253,7 +253,6 @@ def test_a_message_is_named_by_the_text_of_its_document_alone(tmp_path: Path) ->
             request = await body_parser.complete(body_parser.parsed(dialect, body, {}))
             assert request.prompt.messages[0]["content"] == shown
             found.append(request.prompt.names)
-        assert body_parser.documents.counts == {"ok": 1, "known": 2}
         return found
 
     first, *others = asyncio.run(names())

@@ -5,8 +5,8 @@ import threading
 import pytest
 
 from hearth.shared.errors import EXIT_CANNOT_START, EXIT_STUCK
-from hearth.worker import shutdown as module
-from hearth.worker.shutdown import EXIT_BROKEN, FETCHING, Shutdown
+from hearth.worker.threads import shutdown as module
+from hearth.worker.threads.shutdown import EXIT_BROKEN, FETCHING, Shutdown
 
 
 @pytest.fixture

@@ -1,0 +1,41 @@
+"""Says why a PDF is not read, within which limits. The proxy and the process that reads share it.
+
+The process is told the PDF on its standard input and answers JSON on its standard output:
+{"pages": [text, ...]}, or {"refused": a code of TEXTS, "count": what was measured}.
+"""
+
+from typing import Final
+
+from hearth.shared.errors import RequestError
+
+PAGES_MAX: Final = 1_000
+TEXT_CHARS_MAX: Final = 4_000_000  # of all pages
+CPU_S_MAX: Final = 20  # the start of Python included
+MEMORY_BYTES_MAX: Final = 512 * 1024 * 1024  # beyond what the process has before it reads
+
+# Claude Code goes on without a PDF where it reads "The PDF specified was not valid", "The PDF
+# specified is password protected" or "maximum of N PDF pages", which are Anthropic's words.
+TEXTS: Final = {
+    "pdf_invalid": "The PDF specified was not valid: it is broken or cut off. Send it anew, or its "
+    "text.",
+    "pdf_encrypted": "The PDF specified is password protected. Send it without a password, or its "
+    "text.",
+    "pdf_without_text": "The PDF has {count} pages and no text: it was scanned, or drawn. Have its "
+    "text recognised (OCR), or send its pages as images to a model that takes them.",
+    "pdf_too_many_pages": "The PDF has {count} pages, and this server reads a maximum of "
+    f"{PAGES_MAX} PDF pages. Send fewer, or the text of those that matter.",
+    "pdf_too_long": f"The PDF has more than {TEXT_CHARS_MAX:,} characters of text, which is what "
+    "this server reads of one. Send fewer pages.",
+    "pdf_too_large": f"To read the PDF takes more than {MEMORY_BYTES_MAX >> 20} MB of memory. Send "
+    "fewer pages, or its text.",
+    "pdf_too_slow": f"To read the PDF takes more than {CPU_S_MAX} s of CPU time. Send fewer pages, "
+    "or its text.",
+}
+
+
+class PdfRefused(RequestError):
+    """A PDF is not read, for what it is: it would not be at another time either."""
+
+    def __init__(self, code: str, count: int = 0) -> None:
+        super().__init__(TEXTS[code].format(count=count), code=code)
+        self.count = count

@@ -1,0 +1,47 @@
+"""Limits what this process may take: the system ends it where it takes more.
+
+Called by what runs in a process of its own, before it looks at what others sent.
+"""
+
+import os
+import resource
+import sys
+import threading
+import time
+from typing import Final
+
+LOOK_S: Final = 0.05  # between two looks at the memory
+OPEN_FILES_MAX: Final = 32
+MEMORY_STATUS: Final = 77  # the process ends with it where it finds that it takes too much
+
+
+def limit_process(cpu_s_max: int, memory_bytes_max: int) -> None:
+    """Bound the CPU time, and the memory beyond what is taken now; have no file written."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a dump would hold a client's words
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (OPEN_FILES_MAX, OPEN_FILES_MAX))
+    resource.setrlimit(resource.RLIMIT_CPU, (cpu_s_max, cpu_s_max + 1))
+    try:
+        most = _virtual_bytes() + memory_bytes_max
+        resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    except (OSError, ValueError):  # macOS has no such limit
+        most = _resident_bytes() + memory_bytes_max
+        threading.Thread(target=_watch_memory, args=(most,), daemon=True).start()
+
+
+def _virtual_bytes() -> int:
+    """Return the address space that is taken. Raises OSError: the system does not tell."""
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[0]) * resource.getpagesize()
+
+
+def _resident_bytes() -> int:
+    """Return the most memory that this process has held so far."""
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def _watch_memory(bytes_max: int) -> None:
+    while _resident_bytes() < bytes_max:
+        time.sleep(LOOK_S)
+    os._exit(MEMORY_STATUS)
