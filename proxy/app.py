@@ -111,7 +111,7 @@ class ProxyApp:
         self.local = LocalAnswers(settings, pool, routes)
         self.pool = pool
         self.routes = routes
-        self.encoders = EncoderRoutes.of(settings, routes, encoders)
+        self.encoders = EncoderRoutes(settings, routes, encoders)
         self.body_budget = BodyBudget()
         sign_ins = BrowserSignIns(settings.proxy_port, self._keys)
         self.dashboard = Dashboard(routes.feed, sign_ins)

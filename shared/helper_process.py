@@ -63,5 +63,5 @@ def _ask(process: subprocess.Popen[bytes], data: bytes, answer_bytes_max: int) -
 
 def _environment() -> dict[str, str]:
     """Return its environment: no key of ours, and no path to programs that a library may call."""
-    kept = {"PYTHONPATH": os.environ["PYTHONPATH"]} if "PYTHONPATH" in os.environ else {}
+    kept = {name: told for name, told in os.environ.items() if name == "PYTHONPATH"}
     return kept | {"PATH": os.devnull, "MALLOC_ARENA_MAX": "1"}

@@ -23,10 +23,6 @@ class EmbeddingRequest:
     encoding: Encoding
     truncate: bool  # what is too long is cut; else it is refused
 
-    @property
-    def has_token_ids(self) -> bool:
-        return any(type(row) is list for row in self.texts)
-
 
 @dataclass(frozen=True, slots=True)
 class RerankRequest:
@@ -81,13 +77,13 @@ def read_texts(given: Any, param: str) -> list[EmbeddingInput]:
 def _text(value: Any, param: str) -> EmbeddingInput:
     if type(value) is str and value:
         return value
-    if type(value) is list and value and all(map(_is_token_id, value)):
+    if (
+        type(value) is list
+        and value
+        and all(type(one) is int and 0 <= one <= TOKEN_ID_MAX for one in value)
+    ):
         return value
     refuse(param, value, "a string that is not empty, or a list of token ids")
-
-
-def _is_token_id(value: Any) -> bool:
-    return type(value) is int and 0 <= value <= TOKEN_ID_MAX
 
 
 def _document(row: Any, index: int) -> str:

@@ -5,7 +5,6 @@ and written in the threads of large bodies, where it is large.
 """
 
 import functools
-from collections.abc import Mapping
 from typing import Any, Final
 
 from hearth.proxy.embeddings import ollama_embeddings
@@ -40,28 +39,13 @@ class EncoderRoutes:
     Invariant: each request that was computed is counted and logged once, at its reply's end.
     """
 
-    def __init__(
-        self,
-        models: Mapping[EncoderKind, EncoderNames],
-        worker: Encoders | None,
-        records: EncoderRecords,
-    ) -> None:
-        """Without a `worker` there are no `models`."""
-        assert worker is not None or not models, models
-        self.models = models
-        self._worker = worker
-        self.records = records
-
-    @classmethod
-    def of(
-        cls, settings: Settings, routes: AdminRoutes, worker: Encoders | None
-    ) -> "EncoderRoutes":
-        """Return the routes that `settings` give, and have their models listed."""
-        models = encoders_of(settings) if worker is not None else {}
-        records = EncoderRecords(routes.metrics, routes.requests, models.values(), worker)
-        made = cls(models, worker, records)
-        routes.encoders = made.listed
-        return made
+    def __init__(self, settings: Settings, routes: AdminRoutes, encoders: Encoders | None) -> None:
+        """Have the models that `settings` name listed; without `encoders` there are none."""
+        self.models = encoders_of(settings) if encoders is not None else {}
+        self._encoders = encoders
+        models = self.models.values()
+        self._records = EncoderRecords(routes.metrics, routes.requests, models, encoders)
+        routes.encoders = self.listed
 
     # ------------------------------------------------------------ names
 
@@ -108,7 +92,7 @@ class EncoderRoutes:
 
     def listed(self) -> dict[str, ListedGroup]:
         """Return what the list of models has of them."""
-        facts = {} if self._worker is None else self._worker.facts
+        facts = {} if self._encoders is None else self._encoders.facts
         return {
             model.public: ListedGroup("hearth", None, _told(kind, facts.get(kind)))
             for kind, model in self.models.items()
@@ -127,56 +111,47 @@ class EncoderRoutes:
         exchange.reply_headers.append((SERVED_BY_HEADER, served_here(model.public).encode()))
         return await answer(exchange, model, body)
 
-    async def embed(self, exchange: HttpExchange, request: EmbeddingRequest) -> Embedded:
-        """Return the vectors, while the client is there. Raises: RequestError."""
-        assert self._worker is not None
-        if not request.texts:
-            return Embedded("", b"", 0, [])
-        work = self._worker.embed(request.texts, request.dimensions, request.truncate)
-        return await exchange.while_connected(work)
-
     async def _embed(self, exchange: HttpExchange, model: EncoderNames, body: ClientBody) -> int:
         began = awake_s()
-        reader = functools.partial(_read, exchange.path, body.fields)
-        reading = work_on_body(body.size, reader)
-        request = await exchange.while_connected(reading)
+        is_ollamas = exchange.path in ollama_embeddings.PATHS
+        read = functools.partial(ollama_embeddings.read, exchange.path)
+        reader = functools.partial(read if is_ollamas else read_embedding, body.fields)
+        request = await exchange.while_connected(work_on_body(body.size, reader))
         _check_ids(request, model, body.fields.get("model"))
         exchange.hold(body.size)  # what the worker is sent is kept until it has answered
-        found = await self.embed(exchange, request)
+        found = Embedded("", b"", 0, [])
+        if request.texts:
+            assert self._encoders is not None
+            work = self._encoders.embed(request.texts, request.dimensions, request.truncate)
+            found = await exchange.while_connected(work)
         size = json_bytes_max(found, request.encoding)
         exchange.hold(size)
         name, seconds = body.fields.get("model") or model.public, awake_s() - began
         write = functools.partial(embeddings_json, found, request.encoding, model.public)
-        if exchange.path in ollama_embeddings.PATHS:
+        if is_ollamas:
             write = functools.partial(ollama_embeddings.answer, exchange.path, found, name, seconds)
         parts = await exchange.while_connected(work_on_body(size, write))
         tokens = sum(found.tokens)
         try:
             await exchange.send_parts(200, parts, b"application/json")
         finally:
-            self.records.ended(exchange, model, len(request.texts), tokens, began)
+            self._records.ended(exchange, model, len(request.texts), tokens, began)
         return tokens
 
     async def _rerank(self, exchange: HttpExchange, model: EncoderNames, body: ClientBody) -> int:
-        assert self._worker is not None
+        assert self._encoders is not None
         began = awake_s()
         reading = work_on_body(body.size, functools.partial(read_rerank, body.fields))
         request = await exchange.while_connected(reading)
         exchange.hold(body.size)  # as in _embed
-        work = self._worker.rerank(request.query, request.documents, truncate=True)
+        work = self._encoders.rerank(request.query, request.documents, truncate=True)
         found = await exchange.while_connected(work)
         answer = rerank_answer(found, request, model.public, exchange.request_id)
         try:
             await exchange.send_json(200, answer)
         finally:
-            self.records.ended(exchange, model, len(request.documents), found.tokens, began)
+            self._records.ended(exchange, model, len(request.documents), found.tokens, began)
         return found.tokens
-
-
-def _read(path: str, body: dict[str, Any]) -> EmbeddingRequest:
-    """Return what a body at `path` asks for. Raises: RequestError."""
-    is_ollamas = path in ollama_embeddings.PATHS
-    return ollama_embeddings.read(path, body) if is_ollamas else read_embedding(body)
 
 
 def _check_ids(request: EmbeddingRequest, model: EncoderNames, name: Any) -> None:
@@ -187,7 +162,8 @@ def _check_ids(request: EmbeddingRequest, model: EncoderNames, name: Any) -> Non
     Raises:
         RequestError: a 400.
     """
-    if name and request.has_token_ids and not model.is_own(name):
+    has_ids = any(type(row) is list for row in request.texts)
+    if name and has_ids and not model.is_own(name):
         raise RequestError(
             f"input has token ids, and under the name {name!r:.200} they are of that model's "
             f"tokenizer, while {model.public!r} answers. Send texts (in LangChain "
