@@ -257,12 +257,14 @@ class Embed:
 
 @dataclass(frozen=True, slots=True)
 class Rerank:
-    """Tell of each document how much it answers the query. Answered by Reranked or Failed."""
+    """Tell of each document how much it answers the query. Answered by Reranked or Failed.
+
+    A document that is too long is cut.
+    """
 
     request_id: str
     query: str
     documents: list[str]
-    truncate: bool
 
 
 @dataclass(frozen=True, slots=True)

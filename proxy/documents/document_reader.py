@@ -33,13 +33,14 @@ class DocumentReader:
     """Reads documents, and remembers the texts of PDFs. Owner: the event loop.
 
     What is remembered for one owner, "" being everybody, serves no other. An owner has one PDF
-    read at a time, so that many of one key leave a process to another's.
+    read at a time, so that many of one key leave a process to another's. What is known of a PDF is
+    its text in UTF-8, or why it is not read.
     """
 
     def __init__(self, read_pdf: Callable[[bytes], Awaitable[list[str]]] = pdf_pages) -> None:
         """`read_pdf` is another for tests."""
         self._read_pdf = read_pdf
-        # Kept for one key: texts of PDFs, 32 MB. By digest: text in UTF-8, or why it is not read.
+        # Kept for one key: texts of PDFs, 32 MB
         self._known: MemoryByOwner[bytes, bytes | PdfRefused] = MemoryByOwner(
             MEMORY_BYTES_MAX,
             lambda _, known: 1_000 + (len(known) if isinstance(known, bytes) else 0),

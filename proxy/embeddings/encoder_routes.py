@@ -144,7 +144,7 @@ class EncoderRoutes:
         reading = work_on_body(body.size, functools.partial(read_rerank, body.fields))
         request = await exchange.while_connected(reading)
         exchange.hold(body.size)  # as in _embed
-        work = self._encoders.rerank(request.query, request.documents, truncate=True)
+        work = self._encoders.rerank(request.query, request.documents)
         found = await exchange.while_connected(work)
         answer = rerank_answer(found, request, model.public, exchange.request_id)
         try:

@@ -106,9 +106,9 @@ class Encoders:
         asked = Embed(uuid.uuid4().hex, texts, dimensions, truncate)
         return await self._ask(asked, Embedded)
 
-    async def rerank(self, query: str, documents: list[str], truncate: bool = False) -> Reranked:
+    async def rerank(self, query: str, documents: list[str]) -> Reranked:
         """Return how much each document answers `query`. Cancelled, and raises, as `embed`."""
-        return await self._ask(Rerank(uuid.uuid4().hex, query, documents, truncate), Reranked)
+        return await self._ask(Rerank(uuid.uuid4().hex, query, documents), Reranked)
 
     async def close(self) -> None:
         """End the worker once its forward ends. Who waits is told that the server stops."""

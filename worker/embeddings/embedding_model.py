@@ -110,8 +110,8 @@ class EmbeddingModel:
         return rows
 
     def values(self, rows: Sequence[TokenRow]) -> NDArray[np.float32]:
-        batch = pad(rows, self._pad_id)
-        return np.array(self._model(batch.ids, attention_mask=batch.mask).text_embeds)
+        ids, mask, _ = pad(rows, self._pad_id)
+        return np.array(self._model(ids, attention_mask=mask).text_embeds)
 
 
 def check_dimensions(dimensions: int | None, dimensions_max: int) -> None:

@@ -8,14 +8,13 @@ and is the only one that touches MLX.
 """
 
 import argparse
-import contextlib
 import os
 import queue
 import resource
 import secrets
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Final, TypeAlias
 
 import mlx.core as mx
@@ -44,7 +43,7 @@ from hearth.worker.embeddings.forward_pace import ForwardPace
 from hearth.worker.embeddings.job_queue import Job, JobQueue
 from hearth.worker.embeddings.layer_rests import LayerRests
 from hearth.worker.embeddings.length_batches import MLX_CACHE_BYTES
-from hearth.worker.embeddings.rerank_model import RankedPairs, RerankModel
+from hearth.worker.embeddings.rerank_model import RerankModel
 from hearth.worker.embeddings.token_rows import check_numbers
 from hearth.worker.engine.model_loader import may_run_code
 from hearth.worker.schedule.client_lease import ClientLease
@@ -72,8 +71,8 @@ class EncoderWorker:
         """Bind `endpoint`. Raises StartError: it cannot be bound."""
         self._settings, self._endpoint = settings, endpoint
         self._inbox: Inbox = queue.SimpleQueue()
-        self._embedding: EmbeddingModel | None = None
-        self._rerank: RerankModel | None = None
+        self._embedding: EmbeddingModel  # the proxy asks for what it named alone
+        self._rerank: RerankModel
         self._facts: dict[str, EncoderFacts] = {}
         self._jobs = JobQueue()
         self._steps = 0
@@ -115,8 +114,11 @@ class EncoderWorker:
             return
         while self._take_requests():
             job = self._jobs.next()
-            with self._refusing(job.lease, job):
+            try:
                 self._step(job)
+            except RequestError as error:
+                self._jobs.remove(job)
+                self._wire.send(_failed(job.lease, error))
             if not self._jobs:
                 mx.clear_cache()
 
@@ -143,43 +145,33 @@ class EncoderWorker:
             if item is None:
                 return False
             lease, asked = item
-            with self._refusing(lease):
-                if isinstance(asked, Embed):
-                    self._jobs.add(self._embedding_job(lease, asked))
-                else:
-                    self._jobs.add(self._rerank_job(lease, asked))
+            try:
+                self._jobs.add(self._job(lease, asked))
+            except RequestError as error:
+                self._wire.send(_failed(lease, error))
         return True
 
-    @contextlib.contextmanager
-    def _refusing(self, lease: ClientLease, job: Job | None = None) -> Iterator[None]:
-        """Have a request that cannot be computed end, and the proxy told why."""
-        try:
-            yield
-        except RequestError as error:
-            if job is not None:
-                self._jobs.remove(job)
-            self._wire.send(_failed(lease, error))
+    def _job(self, lease: ClientLease, asked: Embed | Rerank) -> Job:
+        """Return what is to be computed for a request. Raises RequestError: it cannot be."""
+        if isinstance(asked, Embed):
+            dimensions = asked.dimensions
+            check_dimensions(dimensions, self._embedding.facts.dimensions)
 
-    def _embedding_job(self, lease: ClientLease, asked: Embed) -> Job:
-        assert self._embedding is not None, "the proxy asks for what it named"
-        check_dimensions(asked.dimensions, self._embedding.facts.dimensions)
+            def embedded(values: NDArray[np.float32], tokens: list[int]) -> Embedded:
+                vectors = cut_vectors(values, dimensions)
+                return Embedded(lease.request_id, vectors.tobytes(), vectors.shape[1], tokens)
 
-        def finish(values: NDArray[np.float32], tokens: list[int]) -> Embedded:
-            vectors = cut_vectors(values, asked.dimensions)
-            return Embedded(asked.request_id, vectors.tobytes(), vectors.shape[1], tokens)
+            return Job(lease, self._embedding, asked.texts, asked.truncate, embedded)
 
-        return Job(lease, self._embedding, asked.texts, asked.truncate, finish)
-
-    def _rerank_job(self, lease: ClientLease, asked: Rerank) -> Job:
-        assert self._rerank is not None, "the proxy asks for what it named"
         self._note_forward(lease)  # the query is tokenised
+        self._rerank.check_query(asked.query)
 
-        def finish(values: NDArray[np.float32], tokens: list[int]) -> Reranked:
+        def reranked(values: NDArray[np.float32], tokens: list[int]) -> Reranked:
             check_numbers(values)
-            return Reranked(asked.request_id, [float(value) for value in values[:, 0]], sum(tokens))
+            return Reranked(lease.request_id, values[:, 0].astype(float).tolist(), sum(tokens))
 
-        pairs = RankedPairs(self._rerank, asked.query)
-        return Job(lease, pairs, asked.documents, asked.truncate, finish)
+        pairs = [(asked.query, document) for document in asked.documents]
+        return Job(lease, self._rerank, pairs, True, reranked)
 
     def _note_forward(self, lease: ClientLease) -> None:
         """Name, for who survives this process, the request that it computes: see `forwarded`."""

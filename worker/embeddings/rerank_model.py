@@ -75,7 +75,7 @@ class RerankModel:
                 tokens_max=tokens_max(directory, config, self._tokenizer),
                 weight_bytes=weights_nbytes(self._model),
             )
-            self.pair_rows("query", ["document"], 0, truncate=True)  # the template is one
+            self.rows([("query", "document")], 0)  # the template is one
             model = self._model if self._is_classifier else self._model.language_model.model
             rests.pace(model.layers)
         except Exception as error:  # whatever files, an architecture or the device can raise
@@ -101,33 +101,33 @@ class RerankModel:
                 param="query",
             )
 
-    def pair_rows(
-        self, query: str, documents: Sequence[str], first: int, truncate: bool
-    ) -> list[TokenRow]:
-        """Return the tokens of the query with each document.
+    def chars(self, item: tuple[str, str]) -> int:
+        return len(item[0]) + len(item[1])  # the query is tokenised with each
 
-        Raises RequestError: one of them is too long for the model, and is not to be cut.
+    def rows(
+        self, items: Sequence[tuple[str, str]], first: int, truncate: bool = True
+    ) -> list[TokenRow]:
+        """Return the tokens of one query with each document, which is cut where it is too long.
+
+        An item is the query and a document.
         """
+        assert truncate, "no route has a document refused for its length"
+        query = items[0][0]
+        documents = [checked_text(document, "", "", truncate) for _, document in items]
         make = self._classifier_rows if self._is_classifier else self._chat_rows
-        texts = [
-            checked_text(document, f"Document {index}", "documents", truncate)
-            for index, document in enumerate(documents, first)
-        ]
-        rows = make(query, texts, self.facts.tokens_max if truncate else None)
+        rows = make(query, documents)
         for index, row in enumerate(rows, first):
             name = f"Document {index} with the query"
             check_row(row, name, "documents", self.facts.tokens_max, self._vocabulary)
         return rows
 
-    def _classifier_rows(
-        self, query: str, documents: Sequence[str], cut: int | None
-    ) -> list[TokenRow]:
-        limits = {} if cut is None else {"truncation": True, "max_length": cut}
-        told = self._tokenizer([query] * len(documents), list(documents), **limits)
+    def _classifier_rows(self, query: str, documents: list[str]) -> list[TokenRow]:
+        queries, limit = [query] * len(documents), self.facts.tokens_max
+        told = self._tokenizer(queries, documents, truncation=True, max_length=limit)
         types = told.get("token_type_ids") or [None] * len(documents)
         return [TokenRow(*row) for row in zip(told["input_ids"], types, strict=True)]
 
-    def _chat_rows(self, query: str, documents: Sequence[str], cut: int | None) -> list[TokenRow]:
+    def _chat_rows(self, query: str, documents: list[str]) -> list[TokenRow]:
         rows = []
         for document in documents:
             asked = f"<Instruct>: {INSTRUCTION}\n\n<Query>: {query}\n\n<Document>: {document}"
@@ -140,18 +140,18 @@ class RerankModel:
                 enable_thinking=False,
                 return_dict=False,
             )
-            kept = None if cut is None else cut - len(self._answer_begin)
-            rows.append(TokenRow([*ids[:kept], *self._answer_begin]))
+            kept = ids[: self.facts.tokens_max - len(self._answer_begin)]
+            rows.append(TokenRow([*kept, *self._answer_begin]))
         return rows
 
     def values(self, rows: Sequence[TokenRow]) -> NDArray[np.float32]:
         """Return the score of each row, (rows, 1)."""
-        batch = pad(rows, self._pad_id)
+        ids, mask, types = pad(rows, self._pad_id)
         if self._is_classifier:
-            told = {} if batch.types is None else {"token_type_ids": batch.types}
-            logits = self._model(batch.ids, attention_mask=batch.mask, **told).logits[:, 0]
+            told = {} if types is None else {"token_type_ids": types}
+            logits = self._model(ids, attention_mask=mask, **told).logits[:, 0]
         else:
-            logits = self._yes_over_no(batch.ids, batch.mask.sum(axis=1) - 1)
+            logits = self._yes_over_no(ids, mask.sum(axis=1) - 1)
         return np.array(mx.sigmoid(logits).astype(mx.float32))[:, None]
 
     def _yes_over_no(self, ids: mx.array, last: mx.array) -> mx.array:
@@ -177,21 +177,3 @@ def _rows_of(table: Any, rows: list[int]) -> mx.array:
         kept = (table.group_size, table.bits, table.mode)
         found = mx.dequantize(found, table.scales[at], biases, *kept)
     return found.astype(mx.float32)
-
-
-class RankedPairs:
-    """One query's documents, as rows of tokens. Is a RowModel."""
-
-    def __init__(self, model: RerankModel, query: str) -> None:
-        """Raise RequestError where no document could be ranked by this query."""
-        model.check_query(query)
-        self._model, self._query = model, query
-
-    def chars(self, item: str) -> int:
-        return len(self._query) + len(item)  # the query is tokenised with each
-
-    def rows(self, items: Sequence[str], first: int, truncate: bool) -> list[TokenRow]:
-        return self._model.pair_rows(self._query, items, first, truncate)
-
-    def values(self, rows: Sequence[TokenRow]) -> NDArray[np.float32]:
-        return self._model.values(rows)

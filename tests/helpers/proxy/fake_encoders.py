@@ -37,10 +37,8 @@ class FakeEncoders:
         packed = b"".join(struct.pack(f"<{length}f", *row) for row in rows)
         return Embedded("id", packed, length, [tokens_of(text) for text in texts])
 
-    async def rerank(
-        self, query: str, documents: Sequence[str], truncate: bool = False
-    ) -> Reranked:
-        await self._asked(query, list(documents), truncate)
+    async def rerank(self, query: str, documents: Sequence[str]) -> Reranked:
+        await self._asked(query, list(documents))
         words = set(query.split())
         scores = [len(words & set(row.split())) / (len(words) + 1) for row in documents]
         return Reranked("id", scores, sum(map(tokens_of, documents)))

@@ -229,7 +229,7 @@ def test_documents_come_back_by_their_scores_the_best_first(
 ) -> None:
     documents = ["of cats", {"text": "the blue sea"}, "blue"]
     told = post(edge, path, model="rerank-v3.5", query="blue sea", documents=documents).json
-    assert encoders.asked == [("blue sea", ["of cats", "the blue sea", "blue"], True)]
+    assert encoders.asked == [("blue sea", ["of cats", "the blue sea", "blue"])]
     assert [row["index"] for row in told["results"]] == [1, 2, 0]
     assert [row["relevance_score"] for row in told["results"]] == [2 / 3, 1 / 3, 0.0]
     assert all("document" not in row for row in told["results"])

@@ -33,8 +33,9 @@ from hearth.worker.embeddings.embedding_model import (
 from hearth.worker.embeddings.forward_pace import ForwardPace
 from hearth.worker.embeddings.job_queue import Job
 from hearth.worker.embeddings.layer_rests import LayerRests
-from hearth.worker.embeddings.rerank_model import RankedPairs, RerankModel
+from hearth.worker.embeddings.rerank_model import RerankModel
 from hearth.worker.embeddings.token_rows import CHARS_MAX, TokenRow, check_numbers
+from hearth.worker.schedule.client_lease import ClientLease
 from scripts.fixtures.embedding_checkpoints import embedding_checkpoint
 from scripts.fixtures.fixture_cache import fixture_dir
 
@@ -107,7 +108,8 @@ def computed(
 ) -> NDArray[np.float32]:
     """Return the values of items as the process computes them: by length, in batches."""
     found: list[NDArray[np.float32]] = []
-    job = Job(1, model, items, False, lambda values, _: found.append(values))  # type: ignore
+    lease, cuts = ClientLease("1", b""), isinstance(model, RerankModel)
+    job = Job(lease, model, items, cuts, lambda values, _: found.append(values))  # type: ignore
     while not job.is_tokenised:
         job.tokenise()
     while not job.is_computed:
@@ -133,7 +135,8 @@ def test_vectors_of_a_mixed_batch_are_mlx_vlms_of_each_text_alone(
 def test_scores_are_mlx_vlms(name: str) -> None:
     documents = [text_of(count, count) for count in (1, 3, 12, 4, 1, 7)]
     query = "what is abc"
-    scores = computed(RankedPairs(ranker(name), query), list(documents), LayerRests())[:, 0]
+    pairs = [(query, document) for document in documents]
+    scores = computed(ranker(name), pairs, LayerRests())[:, 0]
     model, processor = load_reranker(embedding_checkpoint(name))
     ranking = library_ranking()
     asked = ranking.RerankItem(text=query)
@@ -158,12 +161,16 @@ def test_scores_of_a_quantised_judge_are_mlx_vlms(tmp_path: Path) -> None:
     mx.save_safetensors(str(directory / "model.safetensors"), parameters)
     write_json(directory / "config.json", {"quantization": {"group_size": 32, "bits": 8}})
     documents = [text_of(count, count) for count in (1, 12, 4)]
-    judge = RankedPairs(RerankModel(str(directory), LayerRests()), "abc")
+    judge = RerankModel(str(directory), LayerRests())
     ranking = library_ranking()
     asked = ranking.RerankItem(text="abc")
     items = [ranking.RerankItem(text=document) for document in documents]
     told, _ = ranking.score_documents(model, processor, model.config, asked, items, None)
-    assert np.allclose(computed(judge, list(documents), LayerRests())[:, 0], told, atol=1e-4)
+    assert np.allclose(
+        computed(judge, [("abc", document) for document in documents], LayerRests())[:, 0],
+        told,
+        atol=1e-4,
+    )
 
 
 @pytest.mark.parametrize("name", EMBEDDERS)
@@ -252,11 +259,7 @@ def test_a_text_that_is_too_long_is_told_its_length_or_cut_where_that_is_asked()
 
 def test_a_long_document_is_cut_behind_the_query_and_before_the_answer() -> None:
     model = ranker("qwen3_ranker")
-    with pytest.raises(RequestError, match=r"Document 2 with the query is [0-9,]+ tokens") as told:
-        model.pair_rows("what", [text_of(400)], 2, False)
-    assert told.value.param == "documents"
-    row = model.pair_rows("what", [text_of(400)], 0, True)[0]
-    short = model.pair_rows("what", ["x"], 0, True)[0]
+    row, short = model.rows([("what", text_of(400)), ("what", "x")], 0)
     assert len(row.ids) == model.facts.tokens_max and list(row.ids[-8:]) == list(short.ids[-8:])
 
 
@@ -268,9 +271,9 @@ def test_a_text_of_megabytes_is_refused_or_cut_before_it_is_tokenised() -> None:
     assert (told.value.status, told.value.param) == (400, "input")
     cut = [list(model.rows([given], 0, True)[0].ids) for given in (text, text[:9_000])]
     assert cut[0] == cut[1]
-    with pytest.raises(RequestError, match="Document 3 is 524,290 characters") as told:
-        ranker("bert_ranker").pair_rows("what", [text], 3, False)
-    assert told.value.param == "documents"
+    judge = ranker("bert_ranker")
+    cut = [list(judge.rows([("what", given)], 0)[0].ids) for given in (text, text[:9_000])]
+    assert cut[0] == cut[1]
 
 
 @pytest.mark.parametrize("name", ["bert_ranker", "qwen3_ranker"])
@@ -282,9 +285,9 @@ def test_a_query_that_leaves_no_document_room_is_refused_before_it_stands_by_eac
         ("x" * (CHARS_MAX + 1), "The query is 524,289 characters"),
     ):
         with pytest.raises(RequestError, match=why) as told:
-            RankedPairs(ranker(name), query)
+            ranker(name).check_query(query)
         assert (told.value.status, told.value.param) == (400, "query")
-    assert RankedPairs(ranker(name), "abc").chars("12") == 5
+    assert ranker(name).chars(("abc", "12")) == 5
 
 
 def test_packed_rows_hold_the_same_tokens_in_four_bytes_each() -> None:
