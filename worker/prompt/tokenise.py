@@ -352,12 +352,17 @@ class PieceCache:
         self, owner: str, key: _PieceKey, encode: Callable[[], list[int]]
     ) -> tuple[int, ...]:
         """Return the ids of (text, whether it is a prompt's first), encoded if need be."""
-        if owner and self._has_words:
+        known = self._ids.get(owner, key)
+        if known is not None:
+            return known
+        if owner:
             with self._lock:
                 if self._has_words:
                     self._stop_words()
                     self._has_words = False
-        return self._ids.recall(owner, key, lambda: tuple(map(self._int_of, encode())))
+        ids = tuple(map(self._int_of, encode()))
+        self._ids.put(owner, key, ids)
+        return ids
 
     def clear(self) -> None:
         self._ids.clear()

@@ -92,7 +92,8 @@ class WireThread:
         A worker that ends already does not look at the latter.
         """
         while not is_stopping():
-            for peer, message in self._port.turn(self._wait_s()):
+            until_beat_s = min(HEARTBEAT_S, self._next_beat - awake_s())
+            for peer, message in self._port.turn(max(0.0, until_beat_s)):
                 self.handle(peer, message)
             if self._port.gone:
                 self.forget_gone_peers()
@@ -133,12 +134,14 @@ class WireThread:
         match message:
             case Hello():
                 self._peers.add(peer)
-                self._port.post(peer, self._welcome())
+                pid, who = os.getpid(), self._identity
+                self._port.post(peer, Welcome(PROTOCOL_VERSION, who.worker_id, who.boot_id, pid))
                 self._port.post(peer, self._load())
             case Submit() | Count() | Status() | Embed() | Rerank():
                 self._accept(peer, message)
             case Cancel(request_id):
-                self._cancel(request_id)
+                if lease := self._open.get(request_id):
+                    lease.is_cancelled = True
             case Renew(request_ids):
                 for request_id in request_ids:
                     if lease := self._open.get(request_id):
@@ -195,11 +198,6 @@ class WireThread:
         beat = self._heartbeat(list(self._arriving))
         return replace(beat, requests_max=self.open_max)
 
-    def _cancel(self, request_id: str) -> None:
-        lease = self._open.get(request_id)
-        if lease is not None:
-            lease.is_cancelled = True
-
     def forget_gone_peers(self) -> None:
         """Cancel the requests of proxies that are gone. Main thread."""
         for peer in [self._port.gone.pop() for _ in range(len(self._port.gone))]:
@@ -207,14 +205,6 @@ class WireThread:
             for lease in list(self._open.values()):
                 if lease.peer == peer:
                     lease.is_cancelled = True
-
-    def _welcome(self) -> Welcome:
-        return Welcome(
-            PROTOCOL_VERSION, self._identity.worker_id, self._identity.boot_id, os.getpid()
-        )
-
-    def _wait_s(self) -> float:
-        return max(0.0, min(HEARTBEAT_S, self._next_beat - awake_s()))
 
     def _beat(self) -> None:
         self._next_beat = awake_s() + HEARTBEAT_S
