@@ -13,10 +13,23 @@ from typing import Final
 import zmq
 
 from hearth.shared.errors import StartError
-from hearth.shared.zmq_transport import CurveKeys, check_endpoint, curve_guard
+from hearth.shared.zmq_transport import (
+    CurveKeys,
+    SocketOptions,
+    check_endpoint,
+    client_options,
+    curve_guard,
+    server_options,
+    set_options,
+)
 
 FRAME_BYTES_MAX: Final = 32 << 20
 QUEUE_FRAMES_MAX: Final = 20_000  # for one rank, before it counts as one that does not read
+_BOUNDS: Final[SocketOptions] = {
+    zmq.SNDHWM: QUEUE_FRAMES_MAX,
+    zmq.RCVHWM: QUEUE_FRAMES_MAX,
+    zmq.MAXMSGSIZE: FRAME_BYTES_MAX,
+}
 
 
 class RankGone(Exception):
@@ -51,14 +64,9 @@ class RankRouter:
         """
         check_endpoint(endpoint, context.keys)
         self._socket = socket = context.zmq.socket(zmq.ROUTER)
-        socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        socket.setsockopt(zmq.LINGER, 0)
-        socket.setsockopt(zmq.SNDHWM, QUEUE_FRAMES_MAX)
-        socket.setsockopt(zmq.RCVHWM, QUEUE_FRAMES_MAX)
-        socket.setsockopt(zmq.MAXMSGSIZE, FRAME_BYTES_MAX)
+        set_options(socket, {**_BOUNDS, zmq.ROUTER_MANDATORY: 1, zmq.LINGER: 0})
         if context.keys is not None:
-            socket.setsockopt(zmq.CURVE_SERVER, 1)
-            socket.setsockopt(zmq.CURVE_SECRETKEY, context.keys.secret)
+            set_options(socket, server_options(context.keys))
         path = Path(endpoint.removeprefix("ipc://")) if endpoint.startswith("ipc://") else None
         if path is not None:
             path.unlink(missing_ok=True)  # of a worker that died
@@ -122,17 +130,14 @@ class RankDealer:
         check_endpoint(endpoint, context.keys)
         self._lock = threading.Lock()
         self._socket = socket = context.zmq.socket(zmq.DEALER)
-        socket.setsockopt(zmq.IDENTITY, os.urandom(16))
-        socket.setsockopt(zmq.LINGER, 500)
-        socket.setsockopt(zmq.SNDHWM, QUEUE_FRAMES_MAX)
-        socket.setsockopt(zmq.RCVHWM, QUEUE_FRAMES_MAX)
-        socket.setsockopt(zmq.MAXMSGSIZE, FRAME_BYTES_MAX)
-        socket.setsockopt(zmq.RECONNECT_IVL, 100)
-        socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
-        if context.keys is not None and endpoint.startswith("tcp://"):
-            socket.setsockopt(zmq.CURVE_SERVERKEY, context.keys.trusted)
-            socket.setsockopt(zmq.CURVE_PUBLICKEY, context.keys.public)
-            socket.setsockopt(zmq.CURVE_SECRETKEY, context.keys.secret)
+        options: SocketOptions = {
+            zmq.LINGER: 500,
+            zmq.RECONNECT_IVL: 100,
+            zmq.RECONNECT_IVL_MAX: 1000,
+        }
+        set_options(socket, {**_BOUNDS, **options, zmq.IDENTITY: os.urandom(16)})
+        if endpoint.startswith("tcp://"):
+            set_options(socket, client_options(context.keys))
         self._monitor = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         if address and endpoint.startswith("tcp://"):
             endpoint = f"tcp://{address}:0;{endpoint.removeprefix('tcp://')}"

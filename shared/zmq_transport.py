@@ -15,7 +15,7 @@ import socket
 import stat
 import sys
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -44,6 +44,7 @@ _READABLE: Final = int(zmq.POLLIN)  # a plain number: zmq's own take a microseco
 WORKER_NAME: Final = "worker"  # of the key files: worker.key, worker.key_secret
 PROXY_NAME: Final = "proxy"
 RANK_NAME: Final = "rank"  # all ranks of one model have the same pair: each trusts the others
+SocketOptions = Mapping[int, int | bytes]
 _Z85_KEY_CHARS: Final = 40
 _MAKE_KEYS: Final = (
     "Make them once, with hearth keys on any of the machines, and copy those that it names for "
@@ -134,6 +135,27 @@ def curve_keys(directory: Path, own: str, other: str) -> CurveKeys:
     return CurveKeys(public, secret, trusted)
 
 
+def server_options(keys: CurveKeys) -> SocketOptions:
+    """Return what makes a socket ask for keys; `curve_guard` says whose are let in."""
+    return {zmq.CURVE_SERVER: 1, zmq.CURVE_SECRETKEY: keys.secret}
+
+
+def client_options(keys: CurveKeys | None) -> SocketOptions:
+    """Return what makes a socket show its keys, and hear the one server that it trusts."""
+    if keys is None:
+        return {}
+    return {
+        zmq.CURVE_SERVERKEY: keys.trusted,
+        zmq.CURVE_PUBLICKEY: keys.public,
+        zmq.CURVE_SECRETKEY: keys.secret,
+    }
+
+
+def set_options(socket: "zmq.Socket[bytes]", options: SocketOptions) -> None:
+    for option, value in options.items():
+        socket.setsockopt(option, value)
+
+
 class RouterPort:
     """A worker's end. Owner: the wire thread; only `post` and `wake` may be called from others.
 
@@ -147,11 +169,14 @@ class RouterPort:
         self._context = zmq.Context()
         self._guard: ThreadAuthenticator | None = None
         self._socket = self._context.socket(zmq.ROUTER)
-        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        self._socket.setsockopt(zmq.LINGER, 500)
-        self._socket.setsockopt(zmq.SNDHWM, QUEUE_FRAMES_MAX)
-        self._socket.setsockopt(zmq.HANDSHAKE_IVL, int(HANDSHAKE_S_MAX * 1000))
-        self._socket.setsockopt(zmq.MAXMSGSIZE, FRAME_BYTES_MAX)
+        options: SocketOptions = {
+            zmq.ROUTER_MANDATORY: 1,
+            zmq.LINGER: 500,
+            zmq.SNDHWM: QUEUE_FRAMES_MAX,
+            zmq.HANDSHAKE_IVL: int(HANDSHAKE_S_MAX * 1000),
+            zmq.MAXMSGSIZE: FRAME_BYTES_MAX,
+        }
+        set_options(self._socket, options)
         self.listen(endpoint, keys)
         self._wake_read, self._wake_write = socket.socketpair()
         self._wake_read.setblocking(False)
@@ -177,8 +202,7 @@ class RouterPort:
             check_endpoint(endpoint, keys)
             if keys is not None:  # options count for what is bound from here on
                 self._guard = curve_guard(self._context, keys)
-                self._socket.setsockopt(zmq.CURVE_SERVER, 1)
-                self._socket.setsockopt(zmq.CURVE_SECRETKEY, keys.secret)
+                set_options(self._socket, server_options(keys))
             self._socket.bind(endpoint)
         except zmq.ZMQError as error:
             self._shut()
@@ -344,16 +368,15 @@ class DealerLink:
         """
         check_endpoint(endpoint, keys)
         self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
-        self._socket.setsockopt(zmq.LINGER, 0)
-        self._socket.setsockopt(zmq.SNDHWM, QUEUE_FRAMES_MAX)
-        self._socket.setsockopt(zmq.RCVHWM, QUEUE_FRAMES_MAX)
-        self._socket.setsockopt(zmq.MAXMSGSIZE, FRAME_BYTES_MAX)
-        self._socket.setsockopt(zmq.RECONNECT_IVL, 20)
-        self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, 200)
-        if keys is not None:
-            self._socket.setsockopt(zmq.CURVE_SERVERKEY, keys.trusted)
-            self._socket.setsockopt(zmq.CURVE_PUBLICKEY, keys.public)
-            self._socket.setsockopt(zmq.CURVE_SECRETKEY, keys.secret)
+        options: SocketOptions = {
+            zmq.LINGER: 0,
+            zmq.SNDHWM: QUEUE_FRAMES_MAX,
+            zmq.RCVHWM: QUEUE_FRAMES_MAX,
+            zmq.MAXMSGSIZE: FRAME_BYTES_MAX,
+            zmq.RECONNECT_IVL: 20,
+            zmq.RECONNECT_IVL_MAX: 200,
+        }
+        set_options(self._socket, {**options, **client_options(keys)})
         self._socket.connect(endpoint)
         self._reader = _Reader(self._socket, take)
 
