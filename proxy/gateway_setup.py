@@ -1,14 +1,11 @@
-"""Builds what LITELLM_CONFIG asks for: the table of names, LiteLLM's thread, the gateway."""
+"""Builds what LITELLM_CONFIG asks for: the table of names, LiteLLM's process, the gateway."""
 
-import asyncio
-import contextlib
 from typing import Final
 
-from hearth.proxy.event_loop import SuspendingEventLoop
 from hearth.proxy.gateway.accounts.accounts import Accounts
 from hearth.proxy.gateway.config.routing_table import RoutingTable
 from hearth.proxy.gateway.gateway import Gateway
-from hearth.proxy.gateway.litellm_thread import LiteLLMThread, LiteLLMUnavailable
+from hearth.proxy.gateway.litellm_process import LiteLLMProcess
 from hearth.proxy.monitoring.admin_routes import AdminRoutes
 from hearth.proxy.monitoring.cloud_requests import CloudRequests
 from hearth.proxy.monitoring.gateway_metrics import served_here
@@ -28,10 +25,7 @@ class GatewaySetup:
         routes: AdminRoutes,
     ) -> None:
         """`table` is of the config that LITELLM_CONFIG names."""
-        self._watching: asyncio.Task[None] | None = None
-        self.litellm = LiteLLMThread(
-            table, settings.instance_dir, SuspendingEventLoop, settings.log_level
-        )
+        self.litellm = LiteLLMProcess(table, settings.instance_dir, settings.log_level)
         self.table = table
         routes.groups = table.listed
         metrics, names = routes.metrics, routes.names
@@ -45,27 +39,13 @@ class GatewaySetup:
             routes.requests, metrics.gateway, lambda name: served_by.get(name, "other")
         )
         records = CountedGateway(metrics, self.cloud_requests)
-        self.accounts = Accounts.of(
-            table.config.values,
-            self.litellm,
-            self.litellm.ready,
-            checks_keys=table.checks_keys,
-        )
-        if self.accounts.logs is not None:
-            self.accounts.logs.on_lost = metrics.gateway.log_lost
+        self.accounts = Accounts(table.config.values, self.litellm, checks_keys=table.checks_keys)
+        self.accounts.on_lost = metrics.gateway.log_lost
         self.gateway = Gateway(table, names, self.litellm, routes.stored, records, self.accounts)
 
     def start(self) -> None:
         """Begin to load LiteLLM; returns at once."""
-        self.litellm.start()
-        self._watching = asyncio.create_task(self._watch(), name="cloud usage")
-
-    async def _watch(self) -> None:
-        """Have LiteLLM tell what its calls cost, once it is there."""
-        while not self.litellm.failure:  # which it has logged
-            with contextlib.suppress(LiteLLMUnavailable):  # it takes longer than a request waits
-                await self.accounts.watch_clouds(self.cloud_requests.told)
-                return
+        self.litellm.start(self.cloud_requests.told)
 
     def end_calls(self) -> None:
         """End each answer of another server with an error: this server stops."""
@@ -73,8 +53,6 @@ class GatewaySetup:
 
     async def close(self) -> None:
         """Tell LiteLLM what it has not been told, end it, and note what it has not told."""
-        if self._watching is not None:
-            self._watching.cancel()
         await self.accounts.close(LOGS_WAIT_S_MAX)
         await self.litellm.close()
         self.cloud_requests.close()

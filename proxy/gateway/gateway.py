@@ -7,7 +7,6 @@ is done here, since only we know whether anything of an answer was sent.
 import contextlib
 import functools
 import logging
-import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol, TypeVar
@@ -18,21 +17,19 @@ from hearth.proxy.api.body import prompt_limits
 from hearth.proxy.api.error_bodies import error_event
 from hearth.proxy.api.responses.response_store import ResponseStore
 from hearth.proxy.gateway.accounts.accounts import Accounts
-from hearth.proxy.gateway.accounts.litellm_usage import REQUEST_HEADER
 from hearth.proxy.gateway.cloud import cloud_fields, crossing
 from hearth.proxy.gateway.cloud.cloud_bodies import CloudDialect, cloud_body, cloud_headers
-from hearth.proxy.gateway.cloud.cloud_call import CloudCall
 from hearth.proxy.gateway.cloud.cloud_failure import CloudFailure
 from hearth.proxy.gateway.cloud.reply_tap import ReplyTap
 from hearth.proxy.gateway.config.routing_table import Cause, Deployment, RoutingTable
-from hearth.proxy.gateway.litellm_paths import PATHS
-from hearth.proxy.gateway.litellm_thread import LiteLLMThread, LiteLLMUnavailable, NoDeployment
+from hearth.proxy.gateway.litellm_messages import PATHS, REQUEST_HEADER
+from hearth.proxy.gateway.litellm_process import CloudCall, LiteLLMProcess, LiteLLMUnavailable
 from hearth.proxy.gateway.session_deployments import SessionDeployments, session_digest
 from hearth.proxy.http.body_threads import SMALL_BYTES_MAX, work_on_body
 from hearth.proxy.http.http_exchange import SERVED_BY_HEADER, HttpExchange, RawHeaders
 from hearth.proxy.request.model_names import ModelNames
 from hearth.proxy.request.session_id import key_digest
-from hearth.shared.errors import RETRY_AFTER_S_MAX, RequestError
+from hearth.shared.errors import RequestError
 from hearth.shared.suspending_clock import awake_s
 
 log = logging.getLogger(__name__)
@@ -52,11 +49,9 @@ _OURS: Final = ("slow_reader", "internal_error")  # 5xx that another deployment 
 class CloudError(RequestError):
     """A deployment that is not ours refused or failed, before anything of its answer was sent."""
 
-    def __init__(self, failure: CloudFailure, retry_after_s: int | None = None) -> None:
-        code = _CODES.get(failure.kind, "cloud_error")
-        super().__init__(
-            failure.text, status=failure.status, code=code, retry_after_s=retry_after_s
-        )
+    def __init__(self, failure: CloudFailure) -> None:
+        code, wait_s = _CODES.get(failure.kind, "cloud_error"), failure.retry_after_s
+        super().__init__(failure.text, status=failure.status, code=code, retry_after_s=wait_s)
         self.cause: Cause | None = None if failure.kind == "client" else failure.kind
 
 
@@ -165,7 +160,7 @@ class Gateway:
         self,
         table: RoutingTable,
         names: ModelNames,
-        litellm: LiteLLMThread,
+        litellm: LiteLLMProcess,
         stored: ResponseStore,
         records: GatewayRecords,
         accounts: Accounts,
@@ -259,36 +254,37 @@ class Gateway:
         Raises:
             RequestError: there is none; the first failure is told, since it is what was asked for.
         """
-        error: RequestError
-        cause: Cause
         while True:
             try:
                 return await exchange.while_connected(self._of_group(attempts, call))
-            except NoDeployment as none:
-                error, cause = _unavailable(none), none.cause
-            except LiteLLMUnavailable as unavailable:  # local groups behind it need none
-                error, cause = unavailable, "error"
-            if attempts.group not in attempts.tried:  # its failures named the fallbacks
-                _fail(exchange, attempts, attempts.group, error)
-                attempts.groups[:0] = self._following(attempts, cause)
-            if not self._next_group(attempts):
-                raise attempts.first_error or error
+            except RequestError as error:  # local groups behind it need no LiteLLM
+                if (cause := cause_of(error)) is None:  # the client has left
+                    raise
+                if attempts.group not in attempts.tried:  # its failures named the fallbacks
+                    _fail(exchange, attempts, attempts.group, error)
+                    attempts.groups[:0] = self._following(attempts, cause)
+                if not self._next_group(attempts):
+                    raise attempts.first_error or error from None
 
     async def _of_group(self, attempts: _Attempts, call: GatewayCall) -> Deployment:
-        """Return a deployment of the group. Raises: NoDeployment, LiteLLMUnavailable."""
+        """Return a deployment of the group. Raises: RequestError: it has none now."""
         rows = self.table.deployments(attempts.group)
         left = [row for row in rows if row.id not in attempts.failed]
         if not left:
-            raise NoDeployment(f"No deployment of {attempts.group!r:.200} is left to try.")
+            text = f"No deployment of {attempts.group!r:.200} is left to try."
+            raise RequestError(text, status=503, code="no_deployment")
         local = [row for row in left if row.local]
         if local and (len(left) == 1 or not self.litellm.is_usable):
             return local[0]  # there is no choice, or nobody yet who could choose
+        messages = call.body.get("messages")
+        request = {"metadata": {}} | ({"messages": messages} if messages else {})
         try:
             return await self.litellm.choose(
                 attempts.group,
                 excluded=attempts.failed,
                 preferred=attempts.preferred,
-                request_kwargs=_routed_by(call),
+                request=request,
+                size=call.size,
             )
         except LiteLLMUnavailable:  # it has ended, or a callback holds it up
             if local:
@@ -399,9 +395,12 @@ class Gateway:
                 if entry is not None:
                     self._stored.add(key, response, entry)
 
-        calling = self.litellm.call(deployment, PATHS[call.dialect], content, headers)
-        async with await exchange.while_connected(calling) as cloud:
-            await exchange.while_connected(_copy(exchange, cloud, tap, call, reply, keep))
+        async def relay() -> None:
+            path = PATHS[call.dialect]
+            async with self.litellm.call(deployment, path, content, headers) as cloud:
+                await _copy(exchange, cloud, tap, call, reply, keep)
+
+        await exchange.while_connected(relay())
 
 
 def cloud_json(dialect: CloudDialect, body: dict[str, Any], deployment: Deployment) -> bytes:
@@ -438,7 +437,7 @@ async def _copy(
     """
     reply.status, headers = await cloud.start()
     if cloud.failure is not None:
-        raise CloudError(cloud.failure, cloud.failure.retry_after_s or _seconds(headers))
+        raise CloudError(cloud.failure)
     await exchange.start(reply.status, headers)
     async for chunk in cloud.chunks():
         reply.first_byte_at = reply.first_byte_at or awake_s()
@@ -461,21 +460,3 @@ def _fail(exchange: HttpExchange, attempts: _Attempts, who: str, error: RequestE
         "attempt failed id=%s served_by=%s cause=%s code=%s status=%d",
         *(exchange.request_id, who, cause_word(error), error.code, error.status),
     )
-
-
-def _unavailable(none: NoDeployment) -> RequestError:
-    code = "over_budget" if none.reason.startswith("over budget") else "no_deployment"
-    wait_s = min(RETRY_AFTER_S_MAX, math.ceil(none.retry_after_s)) or None
-    return RequestError(none.reason, status=503, code=code, retry_after_s=wait_s)
-
-
-def _seconds(headers: RawHeaders) -> int | None:
-    """Return what Retry-After says, where it is a number of seconds."""
-    value = dict(headers).get(b"retry-after", b"")
-    return min(RETRY_AFTER_S_MAX, int(value[:9])) if value.isdigit() else None
-
-
-def _routed_by(call: GatewayCall) -> dict[str, Any]:
-    """Return what of a request LiteLLM's routing may look at."""
-    messages = call.body.get("messages")
-    return {"messages": messages, "metadata": {}} if messages else {"metadata": {}}

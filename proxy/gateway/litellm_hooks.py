@@ -1,37 +1,28 @@
-"""Tells LiteLLM which deployment a call is pinned to, and notes why one failed.
+"""Has LiteLLM's Router take the deployment that a call is pinned to, and notes why one failed.
 
-LiteLLM imports this module by its name in the merged config, in its own thread. All calls come on
-its event loop. What belongs to a call is found by a context variable that is set in the task that
-runs LiteLLM's app for it.
+LiteLLM imports this module by its name in the merged config, in its own process. What belongs to a
+call is found by a context variable that is set in the task that runs LiteLLM's app for it.
 """
 
-import hmac
-import secrets
+from collections.abc import Collection
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 
-from fastapi import HTTPException, Request
+from fastapi import Request
 from litellm import CustomLLM
 from litellm.integrations.custom_logger import CustomLogger
-from litellm.llms.custom_llm import CustomLLMError
 from litellm.proxy._types import UserAPIKeyAuth
-
-app_token: Final = "sk-" + secrets.token_hex(32)  # new at each start; never leaves the process
 
 
 @dataclass(slots=True)
 class RoutedCall:
-    """What is known of one choice or call. Owner: LiteLLM's thread."""
+    """What is known of one choice or call. Owner: the task of its connection."""
 
     pinned: str = ""  # id of the deployment that alone may be called; "" = any
-    excluded: frozenset[str] = field(default_factory=frozenset)
+    excluded: Collection[str] = ()
     preferred: str = ""  # id of the deployment to choose if it is healthy
     failure: BaseException | None = None  # what LiteLLM's app made its last error from
-
-    def enter(self) -> None:
-        """Have the hooks find this in the current task."""
-        current_call.set(self)
 
 
 current_call: ContextVar[RoutedCall | None] = ContextVar("current_call", default=None)
@@ -51,12 +42,11 @@ class RoutingHook(CustomLogger):
         call = current_call.get()
         if call is None:
             return healthy_deployments
-        rows = [row for row in healthy_deployments if self._may_take(call, _id_of(row))]
-        liked = [row for row in rows if _id_of(row) == call.preferred]
-        return liked or rows
-
-    def _may_take(self, call: RoutedCall, deployment_id: str) -> bool:
-        return deployment_id == call.pinned if call.pinned else deployment_id not in call.excluded
+        by_id = {str((row.get("model_info") or {}).get("id")): row for row in healthy_deployments}
+        wanted = call.pinned or call.preferred
+        if call.pinned or (wanted in by_id and wanted not in call.excluded):
+            return [by_id[wanted]] if wanted in by_id else []
+        return [row for name, row in by_id.items() if name not in call.excluded]
 
     async def async_post_call_failure_hook(
         self,
@@ -70,27 +60,10 @@ class RoutingHook(CustomLogger):
             call.failure = original_exception
 
 
-class LocalModel(CustomLLM):
-    """Stands for the local models in LiteLLM's list; their requests are never sent through it."""
-
-    async def acompletion(self, *args: Any, **kwargs: Any) -> Any:
-        raise CustomLLMError(500, "local models are not called through LiteLLM")
-
-    async def astreaming(self, *args: Any, **kwargs: Any) -> Any:
-        raise CustomLLMError(500, "local models are not called through LiteLLM")
-        yield  # LiteLLM wants an async generator
-
-
 async def authorise(request: Request, api_key: str) -> UserAPIKeyAuth:
-    """Accept what came through our edge, which has checked the client's own key."""
-    if not hmac.compare_digest(api_key.encode(), app_token.encode()):
-        raise HTTPException(401, "not through the edge")
-    return UserAPIKeyAuth(api_key=app_token)
-
-
-def _id_of(deployment: Any) -> str:
-    return str((deployment.get("model_info") or {}).get("id"))
+    """Accept all: the proxy alone reaches the app, and has checked the client's own key."""
+    return UserAPIKeyAuth()
 
 
 routing_hook: Final = RoutingHook()
-local_model: Final = LocalModel()
+local_model: Final = CustomLLM()  # in LiteLLM's list; its requests are never sent through it

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from hearth.proxy.gateway.accounts.litellm_usage import CloudUsage
+from hearth.proxy.gateway.litellm_messages import CloudUsage
 from hearth.proxy.monitoring.gateway_metrics import ANSWERED, GatewayMetrics
 from hearth.proxy.monitoring.recent_requests import CloudRow, RecentRequests
 

@@ -8,7 +8,7 @@ from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter
 
-from hearth.proxy.gateway.accounts.litellm_usage import CloudUsage
+from hearth.proxy.gateway.litellm_messages import CloudUsage
 
 ANSWERED: Final = "answered"  # what comes of a whole answer from elsewhere; a local one has more
 OTHER: Final = "other"  # what is no name of the config, or no cause of CAUSES

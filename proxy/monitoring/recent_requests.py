@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 from hearth.proxy.api.multi_choice_stream import merged
-from hearth.proxy.gateway.accounts.litellm_usage import CLIENT_LEFT, CloudUsage
+from hearth.proxy.gateway.litellm_messages import CloudUsage
 from hearth.proxy.monitoring.request_metrics import (
     CANCELLED,
     MATCHES,
@@ -218,7 +218,7 @@ class RecentRequests:
         totals = self.of(row.key)
         totals.add(_cloud_row(row, usage))
         totals.cloud.add(usage)
-        if row.status == CLIENT_LEFT:
+        if row.ended == CANCELLED:  # its client left
             totals.left()
         self.on_change()
 

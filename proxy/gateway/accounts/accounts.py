@@ -1,62 +1,55 @@
-"""Joins the parts of this folder: what of LiteLLM's accounts a config has a use for."""
+"""Tells LiteLLM of local answers, beside everything else, and has it check keys where they are its.
+
+What a config has no use for is not told.
+"""
 
 import asyncio
 import contextlib
-import importlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from dataclasses import dataclass
+import logging
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
-from hearth.proxy.gateway.accounts.litellm_keys import KeyCaller, KeyOwner, LiteLLMKeys
-from hearth.proxy.gateway.accounts.litellm_usage import (
-    AccountDialect,
-    CloudUsage,
-    KeyedCall,
-    LocalAnswerLog,
-    LocalAnswerLogs,
-    section,
-    wants_answers,
-    wants_texts,
-)
+from hearth.proxy.gateway.accounts.litellm_keys import LiteLLMKeys
 from hearth.proxy.gateway.accounts.local_account import LocalAccount
 from hearth.proxy.gateway.config.routing_table import Deployment
-from hearth.proxy.gateway.litellm_paths import PATHS
-from hearth.proxy.gateway.litellm_thread import LiteLLMThread
+from hearth.proxy.gateway.litellm_messages import PATHS, AccountDialect, LocalAnswerLog
+from hearth.proxy.gateway.litellm_process import Line, LiteLLMProcess
 from hearth.proxy.http.http_exchange import ClientBody, HttpExchange
 from hearth.shared.errors import RequestError
 
-# These import LiteLLM, so they are imported on its loop, where it is there already.
-_EVENTS: Final = "hearth.proxy.gateway.accounts.litellm_events"
-_AUTH: Final = "hearth.proxy.gateway.accounts.litellm_auth"
+log = logging.getLogger(__name__)
+
+LOGS_MAX: Final = 1_024  # answers that wait to be told or are being told
+LOG_BYTES_MAX: Final = 64 * 1024 * 1024  # of their requests and answers together
+AT_ONCE_MAX: Final = 16  # answers that callbacks are told of at the same time
+LOG_S_MAX: Final = 60.0  # for all callbacks to take one
 
 
-@dataclass(frozen=True, slots=True)
 class Accounts:
-    """What LiteLLM is told of local answers, and asked about keys. Owner: our event loop."""
+    """What LiteLLM is told of local answers, and asked about keys. Owner: our event loop.
 
-    logs: LocalAnswerLogs | None  # None: nothing in the config has a use for them
-    keys: LiteLLMKeys | None  # None: PROXY_API_KEY(S) are checked, or none
-    keeps_texts: bool  # a callback may see what was asked and answered
-    _loop: LiteLLMThread
+    Invariant: at most LOGS_MAX answers and LOG_BYTES_MAX of their text wait; what is more is
+    dropped, counted and warned of. Those of LiteLLM's keys are told without their texts instead:
+    as many can wait as LiteLLM has let in.
+    """
 
-    @classmethod
-    def of(
-        cls,
-        config: Mapping[str, Any],
-        loop: LiteLLMThread,
-        ready: Callable[[], Awaitable[None]],
-        *,
-        checks_keys: bool,
-    ) -> "Accounts":
-        """`config` is the user's; `ready` returns once LiteLLM serves, or raises.
-
-        `checks_keys` is whether clients' keys are LiteLLM's.
-        """
-        has_logs = checks_keys or wants_answers(config)
-        logs = LocalAnswerLogs(loop, ready, _log_answer) if has_logs else None
-        own_header = str(section(config, "general_settings").get("litellm_key_header_name") or "")
-        keys = LiteLLMKeys(loop, ready, _Checks(), own_header) if checks_keys else None
-        return cls(logs, keys, wants_texts(config), loop)
+    def __init__(
+        self, config: Mapping[str, Any], litellm: LiteLLMProcess, *, checks_keys: bool
+    ) -> None:
+        """`config` is the user's; `checks_keys` is whether clients' keys are LiteLLM's."""
+        self.keys: LiteLLMKeys | None = None  # None: PROXY_API_KEY(S) are checked, or none
+        if checks_keys:
+            own_header = section(config, "general_settings").get("litellm_key_header_name")
+            self.keys = LiteLLMKeys(litellm, str(own_header or ""))
+        self.tells = checks_keys or wants_answers(config)
+        self.keeps_texts = wants_texts(config)  # a callback may see what was asked and answered
+        self.on_lost: Callable[[str], None] = lambda why: None  # is told "dropped" or "failed"
+        self.dropped = 0  # there was no room
+        self._litellm = litellm
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._bytes = 0
+        self._at_once = asyncio.Semaphore(AT_ONCE_MAX)
 
     @contextlib.asynccontextmanager
     async def telling(
@@ -71,7 +64,14 @@ class Accounts:
         Raises:
             RequestError: the client's key of LiteLLM's may not ask for it now.
         """
-        account = await self._open(exchange, dialect, deployment, body)
+        if not self.tells:
+            yield None
+            return
+        account = LocalAccount(deployment, exchange.request_id, dialect, body, self.keeps_texts)
+        if self.keys is not None:
+            path = exchange.path if dialect == "rerank" else PATHS[dialect]
+            opening = self.keys.begin(exchange, path, deployment.group, dialect)
+            account.line = await exchange.while_connected(opening)
         error: RequestError | None = RequestError("It ended by a bug.", status=500)
         try:
             yield account
@@ -80,27 +80,8 @@ class Accounts:
             error = raised
             raise
         finally:
-            if account is not None:
-                account.end(error)
-
-    async def _open(
-        self,
-        exchange: HttpExchange,
-        dialect: AccountDialect,
-        deployment: Deployment,
-        body: ClientBody,
-    ) -> LocalAccount | None:
-        if self.logs is None:
-            return None
-        keyed = None
-        if self.keys is not None:
-            path = exchange.path if dialect == "rerank" else PATHS[dialect]
-            caller = KeyCaller(exchange.method, path, exchange.raw_headers)
-            asking = self.keys.begin(caller, deployment.group, dialect, exchange.request_id)
-            _, keyed = await exchange.while_connected(asking)
-        return LocalAccount(
-            self.logs, deployment, exchange.request_id, dialect, body, self.keeps_texts, keyed
-        )
+            if account.is_told:
+                self.tell(account.log(error), account.held_bytes, account.line)
 
     async def check(self, exchange: HttpExchange, group: str) -> None:
         """Let a request for `group` pass that is on no account: a count, or a prompt to be read.
@@ -109,47 +90,99 @@ class Accounts:
             RequestError: the client's key of LiteLLM's may not ask for it.
         """
         if self.keys is not None:
-            caller = KeyCaller(exchange.method, exchange.path, exchange.raw_headers)
-            await exchange.while_connected(self.keys.owner(caller, group))
+            rows = exchange.raw_headers
+            owner = self.keys.identity(rows, exchange.path, exchange.method, group)
+            await exchange.while_connected(owner)
 
-    async def watch_clouds(self, tell: Callable[[CloudUsage], None]) -> None:
-        """Have `tell` called on this loop with what each cloud call costs, from now on."""
-        ours = asyncio.get_running_loop()
-        await self._loop.run(lambda: _watch_clouds(ours, tell))
+    def tell(self, answer: LocalAnswerLog, size: int, line: Line | None = None) -> None:
+        """Have LiteLLM's callbacks, budgets and spend take `answer`, soon; never waits or raises.
+
+        `size` is about how much memory it takes; its key's reservation is on `line`.
+        """
+        if len(self._tasks) >= LOGS_MAX or self._bytes + size > LOG_BYTES_MAX:
+            if line is None:
+                self._drop()
+                return
+            answer, size = replace(answer, body={}, text="", thinking="", calls=()), 0
+        self._bytes += size
+        task = asyncio.create_task(self._tell(answer, size, line), name="litellm-log")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _drop(self) -> None:
+        self.dropped += 1
+        self.on_lost("dropped")
+        if self.dropped & (self.dropped - 1) == 0:  # the 1st, 2nd, 4th, 8th ...
+            log.warning(
+                "LiteLLM's callbacks are told of answers more slowly than they end: %d answers of "
+                "%d bytes wait, limits %d and %d; %d were dropped. See to a faster callback.",
+                *(len(self._tasks), self._bytes, LOGS_MAX, LOG_BYTES_MAX, self.dropped),
+            )
+
+    async def _tell(self, answer: LocalAnswerLog, size: int, line: Line | None) -> None:
+        try:
+            async with self._at_once:
+                line = line or await self._litellm.line()
+                await line.ask("log", answer, LOG_S_MAX, size)
+        except RequestError as error:
+            self.on_lost("failed")
+            log.warning(
+                "LiteLLM's callbacks did not take the answer id=%s: %s", answer.request_id, error
+            )
+        finally:
+            self._bytes -= size
+            if line is not None:
+                line.close()
 
     async def close(self, wait_s: float) -> None:
-        """Tell what waits within `wait_s`."""
-        if self.logs is not None:
-            await self.logs.close(wait_s)
+        """Tell what waits within `wait_s`; what is left is dropped and counted."""
+        if not self._tasks:
+            return
+        _, late = await asyncio.wait(self._tasks, timeout=wait_s)
+        for task in late:
+            task.cancel()
+        self.dropped += len(late)
+        await asyncio.gather(*late, return_exceptions=True)
 
 
-class _Checks:
-    """The checks of keys, imported where they run."""
-
-    async def owner(self, caller: KeyCaller, group: str) -> KeyOwner:
-        found: KeyOwner = await importlib.import_module(_AUTH).owner(caller, group)
-        return found
-
-    async def begin(
-        self, caller: KeyCaller, group: str, dialect: AccountDialect, request_id: str
-    ) -> tuple[KeyOwner, KeyedCall]:
-        begin: Any = importlib.import_module(_AUTH).begin
-        found: tuple[KeyOwner, KeyedCall] = await begin(caller, group, dialect, request_id)
-        return found
+# What in a LiteLLM config needs to know of every answer. Where none is there, and keys are not
+# LiteLLM's, none is told.
+_CALLBACKS: Final = ("callbacks", "success_callback", "failure_callback")
+_ROUTER: Final = ("provider_budget_config", "tag_budget_config", "optional_pre_call_checks")
+_STRATEGIES: Final = ("simple-shuffle", "")  # that look at no answer
+_OF_DEPLOYMENT: Final = ("max_budget", "budget_duration", "tpm", "rpm", "max_parallel_requests")
 
 
-async def _log_answer(answer: LocalAnswerLog) -> None:
-    await importlib.import_module(_EVENTS).log_answer(answer)
+def wants_answers(config: Mapping[str, Any]) -> bool:
+    """Return whether anything in `config`, keys aside, has a use for local answers."""
+    strategy = section(config, "router_settings").get("routing_strategy") or ""
+    return (
+        any(_rows(config, "litellm_settings", (*_CALLBACKS, "max_budget")))
+        or any(_rows(config, "router_settings", _ROUTER))
+        or strategy not in _STRATEGIES
+        or any(_limits(config))
+    )
 
 
-async def _watch_clouds(
-    ours: asyncio.AbstractEventLoop, tell: Callable[[CloudUsage], None]
-) -> None:
-    importlib.import_module(_EVENTS).watch_clouds(lambda usage: _hand_over(ours, tell, usage))
+def wants_texts(config: Mapping[str, Any]) -> bool:
+    """Return whether a callback may see what was asked and answered; counts need no text."""
+    settings = section(config, "litellm_settings")
+    return settings.get("turn_off_message_logging") is not True and any(
+        _rows(config, "litellm_settings", _CALLBACKS)
+    )
 
 
-def _hand_over(
-    ours: asyncio.AbstractEventLoop, tell: Callable[[CloudUsage], None], usage: CloudUsage
-) -> None:
-    if not ours.is_closed():  # else the server has ended
-        ours.call_soon_threadsafe(tell, usage)
+def _limits(config: Mapping[str, Any]) -> Iterator[Any]:
+    rows = config.get("model_list")
+    for row in rows if isinstance(rows, list) else ():
+        for place in (row, section(row, "litellm_params"), section(row, "model_info")):
+            yield from map(place.get, _OF_DEPLOYMENT)
+
+
+def _rows(config: Mapping[str, Any], place: str, names: Sequence[str]) -> Iterator[Any]:
+    return map(section(config, place).get, names)
+
+
+def section(config: Any, name: str) -> Mapping[str, Any]:
+    section = config.get(name) if isinstance(config, Mapping) else None
+    return section if isinstance(section, Mapping) else {}

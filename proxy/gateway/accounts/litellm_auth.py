@@ -1,12 +1,13 @@
 """Runs LiteLLM's own check of a client's key, for requests that never pass through its app.
 
-All of it runs on LiteLLM's event loop, and importing it imports LiteLLM: only what has started
-that loop may do so.
+It runs in LiteLLM's process.
 """
 
+import asyncio
 import contextvars
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any, Final
 
@@ -17,19 +18,15 @@ from litellm.proxy._types import ProxyException, UserAPIKeyAuth
 from litellm.proxy.auth.user_api_key_auth import user_api_key_auth
 from litellm.proxy.litellm_pre_call_utils import LiteLLMProxyRequestSetup
 
-from hearth.proxy.gateway.accounts.litellm_keys import (
-    KEY_HEADERS,
-    KeyCaller,
-    KeyOwner,
-    route_of,
-)
-from hearth.proxy.gateway.accounts.litellm_usage import AccountDialect, KeyedCall
+from hearth.proxy.gateway.litellm_messages import KEY_HEADERS
 from hearth.shared.errors import RequestError
 
 log = logging.getLogger(__name__)
 
+Headers = Sequence[tuple[str, str]]
+
 TEXT_CHARS_MAX: Final = 600  # of LiteLLM's reason
-_CALL_TYPES: Final[dict[AccountDialect, str]] = {
+CALL_TYPES: Final = {
     "chat": "acompletion",
     "completions": "atext_completion",
     "messages": "anthropic_messages",
@@ -42,7 +39,20 @@ _UNNAMED: Final = ("key_check_failed", "throttling_error")  # what a 429 has tha
 _NO_TEXT: Final = [{"role": "user", "content": ""}]  # without messages no price is reserved
 
 
-async def owner(caller: KeyCaller, group: str) -> KeyOwner:
+@dataclass(frozen=True, slots=True)
+class KeyedCall:
+    """A local request that LiteLLM's own keys let in: what its limits and its spend are booked on.
+
+    `context` holds LiteLLM's notes of what it reserved; they are given back where the answer's log
+    runs in it. Every KeyedCall ends in one log, or in `give_back`.
+    """
+
+    auth: UserAPIKeyAuth
+    data: dict[str, Any]  # the request as LiteLLM's hooks left it; no text of it
+    context: contextvars.Context
+
+
+async def owner(method: str, path: str, headers: Headers, group: str) -> str:
     """Return whose a request is; with a `group` also whether its key may ask for that now.
 
     Nothing is reserved.
@@ -50,121 +60,106 @@ async def owner(caller: KeyCaller, group: str) -> KeyOwner:
     Raises:
         RequestError: LiteLLM says no, with its status and reason.
     """
-    return await _owner(caller, {"model": group} if group else {})
+    auth = await _authorise(method, path, headers, {"model": group} if group else {})
+    return _identity(auth, headers)
 
 
 async def begin(
-    caller: KeyCaller, group: str, dialect: AccountDialect, request_id: str
-) -> tuple[KeyOwner, KeyedCall]:
+    method: str, path: str, headers: Headers, group: str, dialect: str, request_id: str
+) -> KeyedCall:
     """Return what a local answer is booked on, once the key's limits have let it in.
 
     Raises:
         RequestError: LiteLLM says no; nothing stays reserved.
     """
-    found = await _owner(caller, {"model": group, "messages": _NO_TEXT, **_limit(caller)})
+    auth = await _authorise(method, path, headers, {"model": group, "messages": _NO_TEXT})
     data: dict[str, Any] = {"model": group, "litellm_call_id": request_id, "metadata": {}}
-    LiteLLMProxyRequestSetup.add_user_api_key_auth_to_request_metadata(data, found.auth, "metadata")
+    LiteLLMProxyRequestSetup.add_user_api_key_auth_to_request_metadata(data, auth, "metadata")
     hooks: Any = proxy_server.proxy_logging_obj
     try:
         kept = await hooks.pre_call_hook(
-            user_api_key_dict=found.auth,
+            user_api_key_dict=auth,
             data=data,
-            call_type=_CALL_TYPES[dialect],
+            call_type=CALL_TYPES[dialect],
             skip_guardrails=True,  # they read and change texts, and none is here
         )
     except BaseException as error:  # also where the client has left: nothing stays reserved
-        await hooks.post_call_failure_hook(
-            request_data=data,
-            original_exception=(
-                error if isinstance(error, Exception) else HTTPException(499, "The client is gone.")
-            ),
-            user_api_key_dict=found.auth,
-        )
-        if isinstance(error, Exception):
-            raise _refusal(error) from None
-        raise
-    return found, KeyedCall(found.auth, kept or data, contextvars.copy_context())
+        call = KeyedCall(auth, data, contextvars.copy_context())
+        if not isinstance(error, Exception):
+            await give_back(call)
+            raise
+        await give_back(call, error)
+        raise _refusal(error) from None
+    return KeyedCall(auth, kept or data, contextvars.copy_context())
 
 
-async def _owner(caller: KeyCaller, asked: Mapping[str, Any]) -> KeyOwner:
-    auth = await _authorise(caller, asked)
-    return KeyOwner(_identity(auth, caller), auth)
+async def give_back(call: KeyedCall, error: Exception | None = None, **more: Any) -> None:
+    """Have what a key has reserved given back; without an `error` its client has left."""
+    failure = proxy_server.proxy_logging_obj.post_call_failure_hook(
+        request_data={**call.data, **more},
+        original_exception=error or HTTPException(499, "The client is gone."),
+        user_api_key_dict=call.auth,
+    )
+    await asyncio.create_task(failure, context=call.context)
 
 
-def _limit(caller: KeyCaller) -> dict[str, int]:
-    return {} if caller.tokens_max is None else {"max_tokens": caller.tokens_max}
-
-
-async def _authorise(caller: KeyCaller, asked: Mapping[str, Any]) -> UserAPIKeyAuth:
-    headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in caller.headers}
-    check: Any = user_api_key_auth  # which takes None for a header that is not there
-    try:
-        found: UserAPIKeyAuth = await check(
-            _request(caller, asked),
-            api_key=headers.get("authorization"),
-            azure_api_key_header=headers.get("api-key"),
-            anthropic_api_key_header=headers.get("x-api-key"),
-            google_ai_studio_api_key_header=None,
-            azure_apim_header=None,
-            custom_litellm_key_header=headers.get("x-litellm-api-key"),
-        )
-        return found
-    except Exception as error:
-        is_sent = any(headers.get(name) for name in map(bytes.decode, KEY_HEADERS))
-        raise _refusal(error, is_sent=is_sent) from None
-
-
-def _request(caller: KeyCaller, asked: Mapping[str, Any]) -> Request:
-    """Return a request as LiteLLM's app would see it; its body is `asked`, with no text in it."""
-    body = orjson.dumps(asked)
-    kept = [row for row in caller.headers if row[0] not in (b"content-length", b"content-type")]
-    headers = [
-        *kept,
-        (b"content-type", b"application/json"),
-        (b"content-length", b"%d" % len(body)),
-    ]
+async def _authorise(
+    method: str, path: str, headers: Headers, asked: Mapping[str, Any]
+) -> UserAPIKeyAuth:
+    """Return LiteLLM's word on a request as its app would see it; no text is in it."""
+    sent, body = dict(headers), orjson.dumps(asked)
+    rows = [row for row in headers if row[0] not in ("content-length", "content-type")]
+    rows += [("content-type", "application/json"), ("content-length", str(len(body)))]
 
     async def receive() -> dict[str, Any]:
         return {"type": "http.request", "body": body, "more_body": False}
 
     scope = {
         "type": "http",
-        "method": caller.method,
-        "path": route_of(caller.path),
+        "method": method,
+        "path": path,
         "query_string": b"",
-        "headers": headers,
-        "client": (caller.client, 0),
+        "headers": [(name.encode("latin-1"), value.encode("latin-1")) for name, value in rows],
+        "client": ("127.0.0.1", 0),
         "state": {},
         "app": proxy_server.app,
     }
-    return Request(scope, receive)
+    check: Any = user_api_key_auth  # which takes None for a header that is not there
+    try:
+        found: UserAPIKeyAuth = await check(
+            Request(scope, receive),
+            api_key=sent.get("authorization"),
+            azure_api_key_header=sent.get("api-key"),
+            anthropic_api_key_header=sent.get("x-api-key"),
+            google_ai_studio_api_key_header=None,
+            azure_apim_header=None,
+            custom_litellm_key_header=sent.get("x-litellm-api-key"),
+        )
+        return found
+    except Exception as error:
+        is_sent = any(sent.get(name.decode()) for name in KEY_HEADERS)
+        raise _refusal(error, is_sent=is_sent) from None
 
 
-def _identity(auth: UserAPIKeyAuth, caller: KeyCaller) -> str:
+def _identity(auth: UserAPIKeyAuth, headers: Headers) -> str:
     """Return what names the owner: LiteLLM's word, and never what a client merely says.
 
     It is the key that was sent where LiteLLM knows it by its SHA-256, so that the owner's digest
     is that of the key.
     """
+    named = proxy_server.general_settings.get("litellm_key_header_name")
+    names = [name.decode() for name in KEY_HEADERS] + ([str(named).lower()] if named else [])
+    texts = [dict(headers).get(name, "").strip() for name in names]
+    sent = [text[7:].strip() if text[:7].lower() == "bearer " else text for text in texts]
     token = auth.token or ""
-    for sent in _sent(caller):
-        if sha256(sent.encode()).hexdigest() == token:
-            return sent
+    for text in sent:
+        if sha256(text.encode()).hexdigest() == token:
+            return text
     if token:
         return f"token:{token}"
     if auth.user_id or auth.team_id:
         return f"user:{auth.user_id}:{auth.team_id}:{auth.org_id}"
-    return "sent:" + " ".join(_sent(caller))  # a custom_auth that names nobody
-
-
-def _sent(caller: KeyCaller) -> list[str]:
-    """Return every text that may be the key, in the order of the headers."""
-    headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in caller.headers}
-    named = proxy_server.general_settings.get("litellm_key_header_name")
-    known = [name.decode() for name in KEY_HEADERS]
-    names = [*known, str(named).lower()] if named else known
-    texts = [headers.get(name, "").strip() for name in names]
-    return [text[7:].strip() if text[:7].lower() == "bearer " else text for text in texts]
+    return "sent:" + " ".join(sent)  # a custom_auth that names nobody
 
 
 def _refusal(error: Exception, *, is_sent: bool = True) -> RequestError:

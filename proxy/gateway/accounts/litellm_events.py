@@ -1,7 +1,6 @@
 """Writes LiteLLM's log of a local answer, and reads what its log of a cloud answer says.
 
-All of it runs on LiteLLM's event loop, and importing it imports LiteLLM: only what has started
-that loop may do so.
+It runs in LiteLLM's process.
 """
 
 import asyncio
@@ -17,28 +16,14 @@ from litellm.proxy import proxy_server
 from litellm.types.utils import CustomPricingLiteLLMParams
 from litellm.utils import Rules, function_setup
 
-from hearth.proxy.gateway.accounts.litellm_usage import (
-    REQUEST_HEADER,
-    AccountDialect,
-    CloudUsage,
-    KeyedCall,
-    LocalAnswerLog,
-)
-from hearth.shared.errors import RequestError
+from hearth.proxy.gateway.accounts.litellm_auth import CALL_TYPES, KeyedCall, give_back
+from hearth.proxy.gateway.litellm_messages import REQUEST_HEADER, CloudUsage, LocalAnswerLog
 from hearth.shared.wire_messages import Usage
 
 log = logging.getLogger(__name__)
 
 PROVIDER: Final = "hearth"
-_CALL_TYPES: Final[dict[AccountDialect, str]] = {
-    "chat": "acompletion",
-    "completions": "atext_completion",
-    "messages": "anthropic_messages",
-    "responses": "aresponses",
-    "embeddings": "aembedding",
-    "rerank": "arerank",
-}
-_PROMPT_FIELDS: Final[dict[AccountDialect, str]] = {
+_PROMPT_FIELDS: Final = {
     "chat": "messages",
     "completions": "prompt",
     "messages": "messages",
@@ -46,38 +31,41 @@ _PROMPT_FIELDS: Final[dict[AccountDialect, str]] = {
     "embeddings": "input",
     "rerank": "query",
 }
-# Of a client's body, what LiteLLM's logs have as a model's parameters; `system` and `instructions`
-# are the rest of what was asked.
-_PARAMETERS: Final = (
-    *("temperature", "top_p", "max_tokens", "max_completion_tokens", "max_output_tokens", "stop"),
-    *("seed", "n", "presence_penalty", "frequency_penalty", "tools", "tool_choice", "stream"),
-    *("response_format", "reasoning_effort", "system", "instructions"),
-)
+_ASKED: Final = frozenset((*_PROMPT_FIELDS.values(), "user"))  # in a body, and no parameters
 _PRICES: Final = frozenset(CustomPricingLiteLLMParams.model_fields)
 
 
-async def log_answer(answer: LocalAnswerLog) -> None:
-    """Have LiteLLM's callbacks, budgets, limits and spend take one local answer, once."""
-    if answer.call is None:
-        await _log(answer)
-        return
-    await asyncio.create_task(_log(answer), context=answer.call.context)
+async def log_answer(told: dict[str, Any], call: KeyedCall | None) -> None:
+    """Have LiteLLM's callbacks, budgets, limits and spend take one local answer, once.
+
+    `told` is a LocalAnswerLog's fields; `call` is what its key's limits are booked on.
+    """
+    usage = told.pop("usage")
+    answer = LocalAnswerLog(usage=usage and Usage(**usage), **told)
+    context = call.context if call is not None else None
+    await asyncio.create_task(_log(answer, call), context=context)
 
 
-async def _log(answer: LocalAnswerLog) -> None:
-    deployment = _deployment(answer.deployment_id)
-    entry = _entry(answer, deployment)
+async def _log(answer: LocalAnswerLog, call: KeyedCall | None) -> None:
+    router: Any = proxy_server.llm_router
+    deployment = router.get_deployment(model_id=answer.deployment_id)
+    entry = _entry(answer, deployment, call)
     started, ended = _time(answer.asked_at), _time(answer.ended_at)
     entry.start_time = started
     if answer.first_token_at is not None:
         entry.update_completion_start_time(_time(answer.first_token_at))
     if answer.error is None:
-        await entry.dispatch_success_handlers(
-            _response(answer, deployment), start_time=started, end_time=ended
-        )
-        await _settle(answer)
+        response = _response(answer, deployment)
+        await entry.dispatch_success_handlers(response, start_time=started, end_time=ended)
+        if call is not None:  # LiteLLM's watch for requests that hang
+            await proxy_server.proxy_logging_obj.update_request_status(
+                litellm_call_id=answer.request_id, status="success"
+            )
         return
-    error = _exception(answer, answer.error)
+    status, text = answer.error
+    error = litellm.APIError(
+        status_code=status, message=text, llm_provider=PROVIDER, model=answer.model
+    )
     if answer.usage is not None:
         response = _response(answer, deployment)
         cost = entry.response_cost_calculator(result=response)
@@ -85,36 +73,20 @@ async def _log(answer: LocalAnswerLog) -> None:
     await entry.async_failure_handler(error, "", start_time=started, end_time=ended)
     if litellm.failure_callback:  # the old ones, which block
         await asyncio.to_thread(entry.failure_handler, error, "", started, ended)
-    if answer.call is not None:
-        await _fail(answer.call, answer, entry, error)
+    if call is not None:  # what its budget has reserved is given back, its failure written down
+        more = {"litellm_logging_obj": entry, "litellm_call_id": answer.request_id}
+        await give_back(call, error, **more)
 
 
-async def _settle(answer: LocalAnswerLog) -> None:
-    """Tell LiteLLM's watch for requests that hang that this one has ended."""
-    if answer.call is not None:
-        await proxy_server.proxy_logging_obj.update_request_status(
-            litellm_call_id=answer.request_id, status="success"
-        )
-
-
-async def _fail(call: KeyedCall, answer: LocalAnswerLog, entry: Any, error: Exception) -> None:
-    """Have what the key's budget has reserved given back, and its failure written down."""
-    data = {**call.data, "litellm_logging_obj": entry, "litellm_call_id": answer.request_id}
-    await proxy_server.proxy_logging_obj.post_call_failure_hook(
-        request_data=data, original_exception=error, user_api_key_dict=call.auth
-    )
-
-
-def _entry(answer: LocalAnswerLog, deployment: Any) -> Any:
+def _entry(answer: LocalAnswerLog, deployment: Any, call: KeyedCall | None) -> Any:
     """Return LiteLLM's own record of a call, as its Router would have made it.
 
     `function_setup` is how each of its calls begins: it also makes loggers that a config names
     and that no call has needed yet.
     """
     field = _PROMPT_FIELDS[answer.dialect]
-    call_type = _CALL_TYPES[answer.dialect]
     entry, _ = function_setup(
-        call_type,
+        CALL_TYPES[answer.dialect],
         Rules(),
         _time(answer.asked_at),
         model=answer.model,
@@ -129,14 +101,14 @@ def _entry(answer: LocalAnswerLog, deployment: Any) -> Any:
     entry.update_environment_variables(
         model=answer.model,
         user=user if isinstance(user, str) else "",
-        optional_params={name: answer.body[name] for name in _PARAMETERS if name in answer.body},
-        litellm_params=_params(answer, deployment),
+        optional_params={name: each for name, each in answer.body.items() if name not in _ASKED},
+        litellm_params=_params(answer, deployment, call),
         custom_llm_provider=PROVIDER,
     )
     return entry
 
 
-def _params(answer: LocalAnswerLog, deployment: Any) -> dict[str, Any]:
+def _params(answer: LocalAnswerLog, deployment: Any, call: KeyedCall | None) -> dict[str, Any]:
     info = {"id": answer.deployment_id}
     if deployment is not None:
         info = {**deployment.model_info.model_dump(exclude_none=True), **info}
@@ -145,8 +117,8 @@ def _params(answer: LocalAnswerLog, deployment: Any) -> dict[str, Any]:
         "deployment": f"{PROVIDER}/{answer.model}",
         "model_info": info,
     }
-    if answer.call is not None:
-        metadata = {**answer.call.data.get("metadata", {}), **metadata}
+    if call is not None:
+        metadata = {**call.data.get("metadata", {}), **metadata}
     return {
         **_prices(deployment),
         "metadata": metadata,
@@ -158,11 +130,6 @@ def _params(answer: LocalAnswerLog, deployment: Any) -> dict[str, Any]:
         "acompletion": True,  # else it takes this for a call of its synchronous SDK
         "proxy_server_request": {"url": "", "method": "POST", "headers": {}, "body": {}},
     }
-
-
-def _deployment(deployment_id: str) -> Any:
-    router: Any = proxy_server.llm_router
-    return router.get_deployment(model_id=deployment_id) if router is not None else None
 
 
 def _prices(deployment: Any) -> dict[str, Any]:
@@ -221,12 +188,6 @@ def _usage(usage: Usage | None) -> Any:
         total_tokens=usage.prompt_tokens + usage.completion_tokens,
         reasoning_tokens=usage.reasoning_tokens or None,
         prompt_tokens_details={"cached_tokens": usage.cached_tokens},
-    )
-
-
-def _exception(answer: LocalAnswerLog, error: RequestError) -> Exception:
-    return litellm.APIError(
-        status_code=error.status, message=str(error), llm_provider=PROVIDER, model=answer.model
     )
 
 

@@ -1,40 +1,76 @@
-"""Follows one local answer, and tells LiteLLM's callbacks of it at its end."""
+"""Follows one local answer, and makes LiteLLM's log of it at its end."""
 
-import dataclasses
 import time
 from dataclasses import dataclass, field
+from typing import Any, Final
 
-from hearth.proxy.gateway.accounts.answer_log import answer_log
-from hearth.proxy.gateway.accounts.litellm_usage import (
-    AccountDialect,
-    KeyedCall,
-    LocalAnswerLog,
-    LocalAnswerLogs,
-    RecordedAnswer,
-)
+from hearth.proxy.api.multi_choice_stream import merged
 from hearth.proxy.gateway.config.routing_table import Deployment
+from hearth.proxy.gateway.litellm_messages import AccountDialect, LocalAnswerLog
+from hearth.proxy.gateway.litellm_process import Line
 from hearth.proxy.http.http_exchange import ClientBody
 from hearth.proxy.pool.answer_stream import AnswerStream
 from hearth.proxy.request.parsed_request import AnswerEvents, ParsedRequest
 from hearth.shared.errors import RequestError
 from hearth.shared.suspending_clock import awake_s
-from hearth.shared.wire_messages import Usage
+from hearth.shared.wire_messages import CallStart, Delta, Finished, Usage
+
+# Of a client's body, what LiteLLM's logs have as a prompt and as a model's parameters; `system` and
+# `instructions` are the rest of what was asked.
+LOGGED: Final = (
+    *("messages", "prompt", "input", "query", "user"),
+    *("temperature", "top_p", "max_tokens", "max_completion_tokens", "max_output_tokens", "stop"),
+    *("seed", "n", "presence_penalty", "frequency_penalty", "tools", "tool_choice", "stream"),
+    *("response_format", "reasoning_effort", "system", "instructions"),
+)
+
+
+class RecordedAnswer:
+    """An answer whose text is kept as it is read, for LiteLLM's callbacks. Owner: its HTTP task."""
+
+    def __init__(self, answer: AnswerEvents) -> None:
+        self._answer = answer
+        self._texts: dict[str, list[str]] = {"content": [], "reasoning": []}
+        self._calls: list[tuple[CallStart, list[str]]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._answer, name)  # what else is told of an answer is the answer's own
+
+    async def next_event(self, wait_s: float | None = None) -> Delta | Finished | None:
+        event = await self._answer.next_event(wait_s)
+        if isinstance(event, Delta):
+            if event.call is not None:
+                self._calls.append((event.call, []))
+            if event.channel != "tool_call":
+                self._texts[event.channel].append(event.text)
+            elif self._calls:
+                self._calls[-1][1].append(event.text)
+        return event
+
+    def told(self) -> dict[str, Any]:
+        """Return what LocalAnswerLog has of it."""
+        calls = [
+            {"id": call.id, "name": call.name, "arguments": "".join(parts)}
+            for call, parts in self._calls
+        ]
+        texts = self._texts
+        return {
+            "text": "".join(texts["content"]),
+            "thinking": "".join(texts["reasoning"]),
+            "calls": calls,
+        }
 
 
 @dataclass(slots=True)
 class LocalAccount:
-    """What LiteLLM is to be told of one local answer. Owner: the task that serves it.
+    """What LiteLLM is to be told of one local answer. Owner: the task that serves it."""
 
-    Invariant: `end` is called once, whatever came of the answer.
-    """
-
-    logs: LocalAnswerLogs
     deployment: Deployment
     request_id: str
     dialect: AccountDialect
     body: ClientBody
     keeps_texts: bool
-    call: KeyedCall | None = None  # what a key of LiteLLM's has reserved for it
+    line: Line | None = None  # on which LiteLLM has booked it, where it checks keys
     tokens: int | None = None  # that were embedded or ranked, where that was asked
     _began_at: float = field(default_factory=awake_s)
     _request: ParsedRequest | None = None
@@ -49,41 +85,53 @@ class LocalAccount:
         self._first = RecordedAnswer(answers[0])
         return self._first
 
-    def end(self, error: RequestError | None) -> None:
-        """Tell of the answer; `error` is why its client got none, or not all of it."""
-        if self._request is not None:
-            answers = [self._first or self._answers[0], *self._answers[1:]]
-            entry = answer_log(
-                self._request,
-                answers,
-                self.deployment,
-                self._began_at,
-                error,
-                request_id=self.request_id,
-                call=self.call,
-            )
-            held = self.body.size if self.keeps_texts else 0
-            self.logs.tell(dataclasses.replace(entry, body_bytes=held))
-        elif self.tokens is not None:
-            self.logs.tell(self._untexted(error, Usage(self.tokens, 0, self.tokens, 0)))
-        elif self.call is not None:  # it was refused, and what its key has reserved is given back
-            self.logs.tell(self._untexted(error, None))
+    @property
+    def is_told(self) -> bool:
+        """Whether there is an answer, or a reservation to be given back."""
+        return bool(self._answers) or self.tokens is not None or self.line is not None
 
-    def _untexted(self, error: RequestError | None, usage: Usage | None) -> LocalAnswerLog:
-        """Return what is told of an answer without a text, or of none."""
-        now = time.time()
+    @property
+    def held_bytes(self) -> int:
+        """About how much memory its log takes."""
+        return self.body.size if self._first is not None else 0
+
+    def log(self, broken: RequestError | None) -> LocalAnswerLog:
+        """Return the log at the answer's end; `broken` is why its client did not get all of it.
+
+        Tokens are of all choices. An answer's own failure is told before the reply's.
+        """
+        ended_at = time.time()
+        asked_at = ended_at - (awake_s() - self._began_at)
+        usage = None if self.tokens is None else Usage(self.tokens, 0, self.tokens, 0)
+        first_token_at, finish_reason = None, "stop"
+        error = None if broken is None else (broken.status, str(broken))
+        if self._request is not None:
+            told = [answer.usage for answer in self._answers if answer.usage is not None]
+            if len(told) == len(self._answers):
+                usage = merged(told, self._request.choices)
+            first = self._answers[0]
+            if usage is not None and usage.completion_tokens:
+                wait_s = first.asked_at - self._began_at + usage.ttft_ms / 1000
+                first_token_at = min(ended_at, asked_at + max(0.0, wait_s))
+            finish_reason = first.ended_as if first.status == 200 else "stop"
+            outcomes = (answer.outcome(broken) for answer in self._answers)
+            failures = [(status, f"The answer ended: {code}.") for code, status in outcomes]
+            error = next((each for each in failures if each[0] != 200), error)
+        body = self.body.fields
         return LocalAnswerLog(
             request_id=self.request_id,
             deployment_id=self.deployment.id,
             group=self.deployment.group,
             model=self.deployment.local,
             dialect=self.dialect,
-            body={},
-            stream=bool(self.body.fields.get("stream")),
-            asked_at=now - (awake_s() - self._began_at),
-            first_token_at=None,
-            ended_at=now,
+            body={name: body[name] for name in LOGGED if name in body} if self._first else {},
+            stream=bool(body.get("stream")),
+            asked_at=asked_at,
+            first_token_at=first_token_at,
+            ended_at=ended_at,
             usage=usage,
+            finish_reason=finish_reason,
             error=error,
-            call=self.call,
+            session=self._request.prompt.speaker.session if self._request else "",
+            **(self._first.told() if self._first else {}),
         )

@@ -25,7 +25,7 @@ _OPERATOR_TEXTS: Final = ("credit balance is too low", "insufficient_quota")
 _ADVICE: Final = "\n\nLiteLLM: "  # on fallbacks, of which it does not know
 # A code, and Anthropic's words from elsewhere, that LiteLLM does not look for.
 _TOO_LONG: Final = ("context_length_exceeded", "prompt is too long")
-# LiteLLM refuses to put a schema's references in their places: see litellm_thread.
+# LiteLLM refuses to put a schema's references in their places: see litellm_server.
 _SCHEMA: Final = "unpack_defs: inlined schema exceeded"
 _POLICY: Final = ("content_policy_violation", "content filtering policy")
 
@@ -37,21 +37,21 @@ class CloudFailure:
     kind: FailureKind
     status: int
     text: str  # without secrets
-    name: str  # the class of LiteLLM's error; "" = it told none
     retry_after_s: int | None = None  # as the cloud said it, in whole seconds
 
 
-def failure_of(error: BaseException | None, status: int, body: bytes) -> CloudFailure:
+def failure_of(
+    error: BaseException | None, status: int, body: bytes, retry_after: str = ""
+) -> CloudFailure:
     """Return what `error`, noted by the hook, and the app's own reply mean; secrets are in it.
 
-    `status` is 0 where the app began no reply.
+    `status` is 0 where the app began no reply; `retry_after` is what that has for its header.
     """
     told = _message_in(body) or (str(error) if error is not None else "") or "no answer came"
     told = told.split(_ADVICE)[0]
     code = 400 if _SCHEMA in told else status or _status_of(error)
-    name = type(error).__name__ if error is not None else ""
-    wait_s = _retry_after_s(error)
-    return CloudFailure(_kind(error, code, told), code, told[:TEXT_CHARS_MAX], name, wait_s)
+    wait_s = _retry_after_s(error, retry_after)
+    return CloudFailure(_kind(error, code, told), code, told[:TEXT_CHARS_MAX], wait_s)
 
 
 def _kind(error: BaseException | None, status: int, told: str) -> FailureKind:
@@ -78,14 +78,11 @@ def _status_of(error: BaseException | None) -> int:
     return found if isinstance(found, int) and 400 <= found <= 599 else STATUS_UNKNOWN
 
 
-def _retry_after_s(error: BaseException | None) -> int | None:
-    """Return the cloud's Retry-After: LiteLLM keeps it with its error and sends it to nobody."""
-    response = getattr(error, "response", None)
-    for headers in (
-        getattr(error, "litellm_response_headers", None),
-        response and response.headers,
-    ):
-        value = str((headers or {}).get("retry-after", ""))
+def _retry_after_s(error: BaseException | None, told: str) -> int | None:
+    """Return the cloud's Retry-After: LiteLLM keeps it with its error, and may not send it on."""
+    kept = getattr(error, "litellm_response_headers", None) or {}
+    sent = getattr(getattr(error, "response", None), "headers", None) or {}
+    for value in (str(kept.get("retry-after", "")), str(sent.get("retry-after", "")), told):
         if value.isdecimal():
             return min(RETRY_AFTER_S_MAX, int(value[:9]))
     return None

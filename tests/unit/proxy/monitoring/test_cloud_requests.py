@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from hearth.proxy.gateway.accounts.litellm_usage import CloudUsage
+from hearth.proxy.gateway.litellm_messages import CloudUsage
 from hearth.proxy.monitoring import cloud_requests
 from hearth.proxy.monitoring.cloud_requests import CloudRequests
 from hearth.proxy.monitoring.gateway_metrics import CAUSES

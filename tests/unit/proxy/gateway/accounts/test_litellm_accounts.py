@@ -1,25 +1,40 @@
-"""Checks against LiteLLM itself what its callbacks, budgets and keys learn of local answers.
+"""Checks in LiteLLM's process what its callbacks, budgets and keys learn of local answers.
 
 One process runs it for this file, with a user's config: two local deployments, one of them priced,
 a cloud's, a logger of the user's own, a sink of LiteLLM's generic_api, and budgets.
 """
 
+import asyncio
 import http.server
 import json
+import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
+from contextlib import closing
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import pytest
 
 from hearth.proxy.api.responses.response_store import ResponseStore
+from hearth.proxy.gateway.accounts.litellm_keys import LiteLLMKeys, route_of
+from hearth.proxy.gateway.config.routing_table import read_table
+from hearth.proxy.gateway.litellm_messages import (
+    PATHS,
+    REQUEST_HEADER,
+    CloudUsage,
+    LocalAnswerLog,
+)
+from hearth.proxy.gateway.litellm_process import Line, LiteLLMProcess
+from hearth.proxy.monitoring.recent_requests import RecentRequests
 from hearth.proxy.request.session_id import key_digest
 from hearth.shared.errors import RequestError
-from tests.helpers.servers.litellm_child import LiteLLMChild, Refused
+from hearth.shared.settings_from_env import load_settings
+from hearth.shared.wire_messages import Prompt, Sampling, Speaker, Submit, Usage
 
 pytestmark = pytest.mark.process
+T = TypeVar("T")
 
 CONFIG: Final = """
 model_list:
@@ -34,7 +49,6 @@ model_list:
     litellm_params: {model: openai/gpt-4o, api_key: sk-a-secret, mock_response: hello there}
     model_info: {id: dep-cloud}
 litellm_settings:
-  custom_provider_map: [{provider: hearth, custom_handler: own_logger.handler}]
   callbacks: [own_logger.logger, own_logger.discreet, sink]
 router_settings:
   provider_budget_config:
@@ -45,13 +59,14 @@ callback_settings:
   sink: {callback_type: generic_api, endpoint: "http://127.0.0.1:PORT/", headers: {x-from: hearth}}
 """
 LOGGER: Final = """
-import json, os
-from litellm import CustomLLM
+import asyncio, importlib, json, os
 from litellm.integrations.custom_logger import CustomLogger
+from litellm.proxy import proxy_server
+HERE = os.path.dirname(__file__)
 class Logger(CustomLogger):
     def __init__(self, name, **options):
         super().__init__(**options)
-        self.path = os.path.join(os.path.dirname(__file__), name)
+        self.path = os.path.join(HERE, name)
     async def async_log_success_event(self, kwargs, response_obj, start_time, end_time):
         self.write("success", kwargs, start_time, end_time)
     async def async_log_failure_event(self, kwargs, response_obj, start_time, end_time):
@@ -63,7 +78,33 @@ class Logger(CustomLogger):
             file.write(json.dumps(row, default=str) + chr(10))
 logger = Logger("told")
 discreet = Logger("discreet", turn_off_message_logging=True)
-handler = CustomLLM()
+
+# What the test asks of LiteLLM itself, over a socket.
+class Database:
+    async def disconnect(self):
+        pass
+async def key(key, **fields):
+    types = importlib.import_module("litellm.proxy._types")
+    known = types.UserAPIKeyAuth(api_key=key, **fields)
+    if proxy_server.prisma_client is None:
+        proxy_server.prisma_client = Database()
+        proxy_server.cost_tracking()  # as at its start, where it has a database
+    await proxy_server.user_api_key_cache.async_set_cache(key=known.token, value=known)
+async def budget(provider):
+    for callback in importlib.import_module("litellm").callbacks:
+        if type(callback).__name__ == "RouterBudgetLimiting":
+            return await callback.dual_cache.async_get_cache(f"provider_spend:{provider}:1d")
+async def spend(key):
+    token = proxy_server.hash_token(key)
+    return (await proxy_server.spend_counter_store.read(f"spend:key:{token}"))[0]
+async def answer(reader, writer):
+    asked = json.loads(await reader.readline())
+    found = await globals()[asked.pop("do")](**asked)
+    writer.write(json.dumps(found).encode())
+    writer.close()
+listening = asyncio.get_running_loop().create_task(
+    asyncio.start_unix_server(answer, os.path.join(HERE, "test.sock"))
+)
 """
 USAGE: Final = {
     "prompt_tokens": 100,
@@ -85,6 +126,7 @@ ANSWER: Final[dict[str, Any]] = {
     "usage": USAGE,
     "text": "the answer",
 }
+PRICED: Final = {"deployment_id": "dep-priced", "group": "priced", "model": "priced"}
 MASTER: Final = "sk-master-9f2c11ab44"
 
 
@@ -103,11 +145,27 @@ class Sink(http.server.BaseHTTPRequestHandler):
 
 
 class Told:
-    """LiteLLM's process, and what it has told its callbacks."""
+    """LiteLLM's process, the loop that asks it, and what it has told its callbacks."""
 
-    def __init__(self, directory: Path, child: LiteLLMChild) -> None:
+    def __init__(self, directory: Path, runner: asyncio.Runner) -> None:
+        settings = {"MODEL_PATH": "m/s", "PROXY_MODEL_ID": "small", "MODELS": "priced=m/p"}
+        config = directory / "config.yaml"
+        environ = os.environ | {"DEFAULT_FLUSH_INTERVAL_SECONDS": "1"}
+        table = read_table(config, load_settings(settings, None), environ, {})
+        self.deployments = table.deployments
+        self.process = LiteLLMProcess(table, directory)
+        self.usages: list[CloudUsage] = []
+        self._keys = LiteLLMKeys(self.process)
         self._directory = directory
-        self.child = child
+        self._runner = runner
+        self._lines: dict[str, Line] = {}
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        return self._runner.run(work)
+
+    async def start(self) -> None:
+        self.process.start(self.usages.append)
+        (await self.process.line()).close()
 
     def rows(self, request_id: str, name: str = "told") -> list[dict[str, Any]]:
         path = self._directory / name
@@ -116,10 +174,61 @@ class Told:
 
     def log_of(self, request_id: str, **fields: Any) -> dict[str, Any]:
         """Have an answer logged and return LiteLLM's log of it, which must be one."""
-        self.child.ask("log", request_id=request_id, **(ANSWER | fields))
+        usage = fields.get("usage", USAGE)
+        told = ANSWER | fields | {"usage": usage and Usage(**usage)}
+        answer = LocalAnswerLog(request_id=request_id, **told)
+        line = self._lines.pop(request_id, None) or self.run(self.process.line())
+        with closing(line):
+            self.run(line.ask("log", answer))
         (row,) = self.rows(request_id)
         log: dict[str, Any] = row["log"] | {"kind": row["kind"]}
         return log
+
+    def do(self, what: str, **fields: Any) -> Any:
+        """Do something with what LiteLLM itself keeps."""
+
+        async def ask() -> Any:
+            reader, writer = await asyncio.open_unix_connection(self._directory / "test.sock")
+            writer.write(json.dumps({"do": what, **fields}).encode() + b"\n")
+            found = json.loads(await reader.read())
+            writer.close()
+            return found
+
+        return self.run(ask())
+
+    def owner(self, key: str, path: str = "/v1/chat/completions", **more: Any) -> str:
+        """Return the digest of whose a key is. Raises: RequestError."""
+        return self.owner_by(caller(key, **more), path)
+
+    def owner_by(self, headers: dict[str, str], path: str = "/v1/models", group: str = "") -> str:
+        rows = [(name.encode(), value.encode()) for name, value in headers.items()]
+        found = self.run(self._keys.identity(rows, path, "POST", group))
+        return key_digest({"x-api-key": found})
+
+    def begin(self, name: str, key: str, group: str, path: str = "/v1/chat/completions") -> None:
+        """Have a local answer booked, until its log. Raises: RequestError."""
+        asked = {"group": group, "dialect": "chat", "request_id": name}
+        asked |= {"method": "POST", "path": route_of(path), "headers": [*caller(key).items()]}
+        line = self.run(self.process.line())
+        try:
+            self.run(line.ask("begin", asked))
+        except RequestError:
+            line.close()
+            raise
+        self._lines[name] = line
+
+    def leave(self, name: str) -> None:
+        self._lines.pop(name).close()
+
+
+def caller(key: str = "", header: str = "authorization") -> dict[str, str]:
+    return {header: f"Bearer {key}" if header == "authorization" else key} if key else {}
+
+
+def refused(call: Any, *args: Any) -> tuple[int, str, str]:
+    with pytest.raises(RequestError) as caught:
+        call(*args)
+    return caught.value.status, caught.value.code, str(caught.value)
 
 
 @pytest.fixture(scope="module")
@@ -128,17 +237,18 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Told]:
     server = http.server.HTTPServer(("127.0.0.1", 0), Sink)
     config = CONFIG.replace("PORT", str(server.server_port))
     (directory / "config.yaml").write_text(config)
+    (directory / "config.yaml").chmod(0o600)
     (directory / "own_logger.py").write_text(LOGGER)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
-    child = LiteLLMChild(directory / "config.yaml", DEFAULT_FLUSH_INTERVAL_SECONDS="1")
-    try:
-        yield Told(directory, child)
-    finally:
-        child.close()
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with asyncio.Runner() as runner:
+        found = Told(directory, runner)
+        runner.run(found.start())
+        yield found
+        runner.run(found.process.close())
+    server.shutdown()
+    thread.join()
+    server.server_close()
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -193,7 +303,7 @@ def test_what_was_embedded_or_ranked_is_told_in_tokens(
 ) -> None:
     """LiteLLM has prices of rankings by the search only, and none of a deployment's tokens."""
     usage = {"prompt_tokens": 40, "cached_tokens": 0, "prefilled_tokens": 40}
-    fields = {"deployment_id": "dep-priced", "group": "priced", "model": "priced", "text": ""}
+    fields = PRICED | {"text": ""}
     fields |= {"dialect": dialect, "body": {"input": ["the words"], "query": "the words"}}
     usage |= {"completion_tokens": 0}
     log = told.log_of(f"{dialect}-1", **fields, usage=usage, first_token_at=None)
@@ -222,7 +332,7 @@ def test_a_logger_that_wants_no_messages_gets_counts_alone(told: Told) -> None:
 def test_an_answer_that_failed_is_told_once_as_a_failure(
     told: Told, usage: dict[str, Any] | None
 ) -> None:
-    error = {"text": "The queue is full.", "status": 503}
+    error = (503, "The queue is full.")
     log = told.log_of(f"failed-{usage is None}", error=error, usage=usage)
     assert (log["kind"], log["status"]) == ("failure", "failure")
     assert "The queue is full." in log["error_str"]
@@ -231,11 +341,11 @@ def test_an_answer_that_failed_is_told_once_as_a_failure(
 
 
 def test_a_price_of_the_users_goes_to_the_providers_budget(told: Told) -> None:
-    before = told.child.ask("budget", provider="hearth")
-    log = told.log_of("priced", deployment_id="dep-priced", group="priced", model="priced")
+    before = told.do("budget", provider="hearth")
+    log = told.log_of("priced", **PRICED)
     assert log["response_cost"] == pytest.approx(0.114)  # 100 of 0.001 and 7 of 0.002
     told.log_of("free")
-    assert told.child.ask("budget", provider="hearth") == pytest.approx(before + 0.114)
+    assert told.do("budget", provider="hearth") == pytest.approx(before + 0.114)
 
 
 def test_a_log_server_gets_every_answer(told: Told) -> None:
@@ -254,62 +364,59 @@ def test_a_deployment_that_the_router_does_not_know_is_logged_all_the_same(told:
 
 
 def test_what_a_cloud_call_cost_is_told_with_our_request_id(told: Told) -> None:
-    whole = told.child.ask("cloud", model="cloud", request_id="q1", stream=False)
-    streamed = told.child.ask("cloud", model="cloud", request_id="q2", stream=True)
+    (cloud,) = told.deployments("cloud")
+    usages = []
+
+    async def ask(request_id: str, stream: bool) -> None:
+        body = {"model": "cloud", "messages": [{"role": "user", "content": "hi"}], "stream": stream}
+        body |= {"stream_options": {"include_usage": True}} if stream else {}
+        headers = [
+            (REQUEST_HEADER.encode(), request_id.encode()),
+            (b"authorization", f"Bearer {MASTER}".encode()),
+        ]
+        content = json.dumps(body).encode()
+        async with told.process.call(cloud, PATHS["chat"], content, headers) as call:
+            assert (await call.start())[0] == 200
+            reply = b"".join([part async for part in call.chunks()])
+            assert call.failure is None
+        rows = (
+            [json.loads(row[6:]) for row in reply.split(b"\n\n")[:-2]]
+            if stream
+            else [json.loads(reply)]
+        )
+        usages.append(rows[-1]["usage"])
+        while len(told.usages) < len(usages):
+            await asyncio.sleep(0.02)
+
+    told.run(ask("q1", False))
     told.log_of("not-ours")  # of a call without our header nothing is told
-    first, second = told.child.ask("told", count=2)
-    for usage, row, request_id in ((whole, first, "q1"), (streamed, second, "q2")):
-        assert (row["request_id"], row["deployment_id"]) == (request_id, "dep-cloud")
-        assert row["prompt_tokens"] == usage["prompt_tokens"] > 0
-        assert row["completion_tokens"] == usage["completion_tokens"] > 0
-        assert row["cost"] > 0
+    told.run(ask("q2", True))
+    for usage, row, request_id in zip(usages, told.usages, ("q1", "q2"), strict=True):
+        assert (row.request_id, row.deployment_id) == (request_id, "dep-cloud")
+        assert row.prompt_tokens == usage["prompt_tokens"] > 0
+        assert row.completion_tokens == usage["completion_tokens"] > 0
+        assert row.cost > 0
 
 
 # ---------------------------------------------------------------- keys
 
 
-def caller(key: str = "", header: str = "authorization", **fields: Any) -> dict[str, Any]:
-    value = f"Bearer {key}" if header == "authorization" else key
-    return {"headers": {header: value} if key else {}, **fields}
-
-
-def refused(told: Told, what: str, **fields: Any) -> tuple[int, str, str]:
-    with pytest.raises(Refused) as caught:
-        told.child.ask(what, **fields)
-    status, code, text = caught.value.args
-    return status, code, text
-
-
-@pytest.mark.parametrize("header", ["authorization", "x-api-key"])
-def test_the_master_key_is_an_admins_in_each_header(told: Told, header: str) -> None:
-    found = told.child.ask("owner", caller=caller(MASTER, header))
-    assert found["digest"]
-
-
 @pytest.mark.parametrize("key", ["", "sk-wrong", "wrong"])
 def test_a_key_that_is_none_is_a_401_that_names_no_database(told: Told, key: str) -> None:
-    status, code, text = refused(told, "owner", caller=caller(key))
+    status, code, text = refused(told.owner, key)
     assert (status, code) == (401, "invalid_api_key")
     assert "prisma" not in text and "Authorization: Bearer KEY" in text
 
 
 @pytest.mark.parametrize("header", ["authorization", "x-api-key"])
-def test_the_owner_is_the_digest_of_the_virtual_key(told: Told, header: str) -> None:
-    told.child.ask("key", key="sk-owner-one")
-    told.child.ask("key", key="sk-owner-two")
-    one = told.child.ask("owner", caller=caller("sk-owner-one", header))
-    two = told.child.ask("owner", caller=caller("sk-owner-two", header))
-    assert one == {"digest": key_digest({"x-api-key": "sk-owner-one"})}
-    assert one["digest"] != two["digest"]
-
-
-def test_a_second_header_makes_nobody_another_keys_owner(told: Told) -> None:
-    """The owner is the key that LiteLLM checked, whatever else is sent beside it."""
-    told.child.ask("key", key="sk-mine")
-    told.child.ask("key", key="sk-theirs")
-    mine = key_digest({"x-api-key": "sk-mine"})
+def test_the_owner_is_the_digest_of_the_key_that_litellm_checked(told: Told, header: str) -> None:
+    """Whatever else is sent beside it."""
+    assert told.owner(MASTER, header=header)
+    for key in ("sk-mine", "sk-theirs"):
+        told.do("key", key=key)
+        assert told.owner(key, header=header) == key_digest({"x-api-key": key})
     both = {"authorization": "Bearer sk-mine", "x-api-key": "garbage", "x-session-id": "sk-theirs"}
-    assert told.child.ask("owner", caller={"headers": both})["digest"] == mine
+    assert told.owner_by(both) == key_digest({"x-api-key": "sk-mine"})
 
 
 OWN_ROUTES = ("/v1/cache", "/v1/sessions/s", "/metrics", "/dashboard/events", "/v1/doctor")
@@ -317,70 +424,70 @@ OWN_ROUTES = ("/v1/cache", "/v1/sessions/s", "/metrics", "/dashboard/events", "/
 
 @pytest.mark.parametrize("path", [*OWN_ROUTES, "/v1/models", "/v1/responses/resp_1"])
 def test_a_virtual_key_is_known_on_our_own_routes_too(told: Told, path: str) -> None:
-    told.child.ask("key", key="sk-routes")
-    found = told.child.ask("owner", caller=caller("sk-routes", path=path))
-    assert found["digest"] == key_digest({"x-api-key": "sk-routes"})
-    assert refused(told, "owner", caller=caller("", path=path))[0] == 401
+    told.do("key", key="sk-routes")
+    assert told.owner("sk-routes", path) == key_digest({"x-api-key": "sk-routes"})
+    assert refused(told.owner, "", path)[0] == 401
 
 
 def test_a_key_that_may_chat_only_reads_no_models_and_no_cache(told: Told) -> None:
-    told.child.ask("key", key="sk-chat", allowed_routes=["/v1/chat/completions"])
+    told.do("key", key="sk-chat", allowed_routes=["/v1/chat/completions"])
     for path in ("/v1/chat/completions", "/v1/cache/prefill"):
-        assert told.child.ask("owner", caller=caller("sk-chat", path=path))
+        assert told.owner("sk-chat", path)
     for path in ("/v1/messages", "/v1/models", "/v1/cache"):
-        assert refused(told, "owner", caller=caller("sk-chat", path=path))[0] == 403
+        assert refused(told.owner, "sk-chat", path)[0] == 403
 
 
-def test_a_key_may_ask_for_its_own_models_only(told: Told) -> None:
-    told.child.ask("key", key="sk-small", models=["small"])
-    assert told.child.ask("begin", name="m1", caller=caller("sk-small"), group="small")
-    status, _, text = refused(told, "begin", name="m2", caller=caller("sk-small"), group="priced")
-    assert status == 403 and "priced" in text
-
-
-def test_a_question_whether_a_key_may_ask_reserves_nothing(told: Told) -> None:
-    told.child.ask("key", key="sk-asking", models=["priced"], max_budget=0.2, spend=0.0)
-    asking = caller("sk-asking", path="/v1/messages/count_tokens", tokens_max=1_000)
+def test_a_key_may_ask_for_its_own_models_only_and_a_question_reserves_nothing(told: Told) -> None:
+    told.do("key", key="sk-priced", models=["priced"], max_budget=0.2, spend=0.0)
     for path in ("/v1/messages/count_tokens", "/v1/responses/input_tokens", "/v1/cache/prefill"):
-        assert told.child.ask("owner", caller=asking | {"path": path}, group="priced")
-        refusal = refused(told, "owner", caller=asking | {"path": path}, group="small")
+        assert told.owner_by(caller("sk-priced"), path, "priced")
+        refusal = refused(told.owner_by, caller("sk-priced"), path, "small")
         assert refusal[0] == 403 and "small" in refusal[2]
-    assert not told.child.ask("spend", key="sk-asking")
+    assert not told.do("spend", key="sk-priced")
+    status, _, text = refused(told.begin, "m2", "sk-priced", "small")
+    assert status == 403 and "small" in text
 
 
 def test_a_keys_requests_a_minute_are_counted_and_the_next_is_a_429(told: Told) -> None:
-    told.child.ask("key", key="sk-limited", rpm_limit=2)
+    told.do("key", key="sk-limited", rpm_limit=2)
     for name in ("l1", "l2"):
-        told.child.ask("begin", name=name, caller=caller("sk-limited"), group="small")
-    status, code, text = refused(
-        told, "begin", name="l3", caller=caller("sk-limited"), group="small"
-    )
+        told.begin(name, "sk-limited", "small")
+        told.log_of(name)
+    status, code, text = refused(told.begin, "l3", "sk-limited", "small")
     assert (status, code) == (429, "rate_limit_exceeded") and "Current limit: 2" in text
 
 
-@pytest.mark.parametrize("end", ["success", "failure"])
+@pytest.mark.parametrize("end", ["success", "failure", "leave"])
 def test_a_keys_place_among_parallel_requests_is_free_again_at_the_end(
     told: Told, end: str
 ) -> None:
     key = f"sk-parallel-{end}"
-    told.child.ask("key", key=key, max_parallel_requests=1)
-    error = {"text": "Its client left.", "status": 499} if end == "failure" else None
+    told.do("key", key=key, max_parallel_requests=1)
     for turn in range(3):
         name = f"{key}-{turn}"
-        told.child.ask("begin", name=name, caller=caller(key), group="small")
-        assert refused(told, "begin", name="x", caller=caller(key), group="small")[0] == 429
-        told.log_of(name, call=name, error=error)
+        deadline = time.monotonic() + 20
+        while end == "leave" and turn:
+            try:
+                told.begin(name, key, "small")
+                break
+            except RequestError as error:  # that it has left is known a little later
+                assert error.status == 429 and time.monotonic() < deadline
+        else:
+            told.begin(name, key, "small")
+        assert refused(told.begin, "x", key, "small")[0] == 429
+        if end == "leave":
+            told.leave(name)
+        else:
+            told.log_of(name, error=(499, "Its client left.") if end == "failure" else None)
 
 
 def test_a_key_whose_budget_is_spent_is_refused(told: Told) -> None:
-    told.child.ask("key", key="sk-budget", max_budget=0.2, spend=0.0)
-    fields = {"deployment_id": "dep-priced", "group": "priced", "model": "priced"}
+    told.do("key", key="sk-budget", max_budget=0.2, spend=0.0)
     for name in ("b1", "b2"):  # 0.114 each
-        asking = caller("sk-budget", tokens_max=7)
-        told.child.ask("begin", name=name, caller=asking, group="priced")
-        told.log_of(name, call=name, **fields)
-    assert told.child.ask("spend", key="sk-budget") == pytest.approx(0.228)
-    status, _, text = refused(told, "begin", name="b3", caller=caller("sk-budget"), group="priced")
+        told.begin(name, "sk-budget", "priced")
+        told.log_of(name, **PRICED)
+    assert told.do("spend", key="sk-budget") == pytest.approx(0.228)
+    status, _, text = refused(told.begin, "b3", "sk-budget", "priced")
     assert status == 422 and "Budget has been exceeded" in text
 
 
@@ -388,22 +495,19 @@ def test_a_key_whose_budget_is_spent_is_refused(told: Told) -> None:
 def test_what_a_budget_had_reserved_is_given_back_where_the_answer_failed(
     told: Told, path: str
 ) -> None:
-    path, name = f"/v1/{path}", f"reserved-{path}"
-    told.child.ask("key", key="sk-reserved", max_budget=5.0, spend=0.0)
-    asking = caller("sk-reserved", tokens_max=1_000, path=path)
-    told.child.ask("begin", name=name, caller=asking, group="priced")
-    assert told.child.ask("spend", key="sk-reserved") >= 2.0  # 1,000 of 0.002
-    error = {"text": "The queue is full.", "status": 503}
-    fields = {"deployment_id": "dep-priced", "group": "priced", "model": "priced"}
-    told.log_of(name, call=name, error=error, usage=None, **fields)
-    assert told.child.ask("spend", key="sk-reserved") == pytest.approx(0)
+    name = f"reserved-{path}"
+    told.do("key", key="sk-reserved", max_budget=5.0, spend=0.0)
+    told.begin(name, "sk-reserved", "priced", f"/v1/{path}")
+    assert told.do("spend", key="sk-reserved") > 0
+    told.log_of(name, error=(503, "The queue is full."), usage=None, **PRICED)
+    assert told.do("spend", key="sk-reserved") == pytest.approx(0)
 
 
 def test_what_one_virtual_key_keeps_the_other_does_not_find(told: Told) -> None:
     """The owner that LiteLLM names is what cache, turns, responses and rows are kept under."""
     for key in ("sk-a", "sk-b"):
-        told.child.ask("key", key=key)
-    a, b = (told.child.ask("owner", caller=caller(key))["digest"] for key in ("sk-a", "sk-b"))
+        told.do("key", key=key)
+    a, b = (told.owner(key) for key in ("sk-a", "sk-b"))
     assert a and b and a != b
     stored = ResponseStore()
     stored.keep(a, {"input": "the words"}, {"id": "resp_1", "output": []})
@@ -419,9 +523,9 @@ def test_what_one_virtual_key_keeps_the_other_does_not_find(told: Told) -> None:
 
 
 def test_a_log_says_whose_the_answer_was_by_its_keys_digest(told: Told) -> None:
-    told.child.ask("key", key="sk-whose", key_alias="agent one")
-    told.child.ask("begin", name="w1", caller=caller("sk-whose"), group="small")
-    log = told.log_of("w1", call="w1")
+    told.do("key", key="sk-whose", key_alias="agent one")
+    told.begin("w1", "sk-whose", "small")
+    log = told.log_of("w1")
     assert log["metadata"]["user_api_key_alias"] == "agent one"
     assert log["metadata"]["user_api_key_hash"].startswith(key_digest({"x-api-key": "sk-whose"}))
     assert "sk-whose" not in json.dumps(told.rows("w1"))

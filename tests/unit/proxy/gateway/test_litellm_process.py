@@ -1,47 +1,41 @@
-"""Drives the pinned LiteLLM in its own thread: choices, pinned calls, failures, cancels."""
+"""Drives the pinned LiteLLM in its process: choices, pinned calls, failures, leaving, its end."""
 
 import asyncio
 import contextlib
 import json
 import os
+import signal
 import stat
-import sys
-import threading
 import time
-from collections.abc import Coroutine, Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import pytest
 import yaml
 
 from hearth.proxy.event_loop import SuspendingEventLoop
+from hearth.proxy.gateway import litellm_process
 from hearth.proxy.gateway.cloud.cloud_failure import CloudFailure
 from hearth.proxy.gateway.config.routing_table import Deployment, RoutingTable, read_table
-from hearth.proxy.gateway.litellm_thread import (
+from hearth.proxy.gateway.litellm_messages import PATHS
+from hearth.proxy.gateway.litellm_process import (
     CONFIG_NAME,
-    LiteLLMThread,
+    SOCKET_NAME,
+    LiteLLMProcess,
     LiteLLMUnavailable,
-    NoDeployment,
-    printing_nothing,
 )
+from hearth.shared.errors import RequestError
 from hearth.shared.settings_from_env import load_settings
 from tests.helpers.cloud import cloud_answers as says
 from tests.helpers.cloud.cloud_answers import CloudAnswer, CloudError
 from tests.helpers.servers.mock_cloud import MockCloud
 
-pytestmark = [
-    pytest.mark.process,
-    # LiteLLM's late imports warn of its own types, and its clients are never closed.
-    pytest.mark.filterwarnings("ignore"),
-]
-WRONG_KEY = "sk-wrong-0123456789abcdef"
-PATHS = {
-    "chat": "/v1/chat/completions",
-    "messages": "/v1/messages",
-    "responses": "/v1/responses",
-}
+pytestmark = pytest.mark.process
+WRONG_KEY: Final = "sk-wrong-0123456789abcdef"
+DIALECTS: Final = ("chat", "messages", "responses")
+STOPS: Final = "The server is shutting down."
 T = TypeVar("T")
 
 
@@ -71,26 +65,31 @@ def config_of(cloud: MockCloud) -> dict[str, Any]:
 
 @dataclass
 class Started:
-    """LiteLLM in its thread, the loop that asks it, and the cloud behind it."""
+    """LiteLLM's process, the loop that asks it, and the cloud behind it."""
 
     cloud: MockCloud
+    process: LiteLLMProcess
     table: RoutingTable
-    thread: LiteLLMThread
     runner: asyncio.Runner
-    printed: str = ""
     config_mode: int = 0
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         return self.runner.run(coroutine)
 
     def choose(self, group: str, **more: Any) -> Deployment:
-        return self.run(self.thread.choose(group, **more))
+        return self.run(self.process.choose(group, request={"metadata": {}}, **more))
+
+    def refused(self, group: str, **more: Any) -> str:
+        with pytest.raises(RequestError) as caught:
+            self.choose(group, **more)
+        assert caught.value.status == 503
+        return caught.value.code
 
     async def ask(
-        self, deployment: Deployment, dialect: str, *, stream: bool
+        self, deployment: Deployment, dialect: Any, *, stream: bool
     ) -> tuple[int, bytes, CloudFailure | None]:
         body = json.dumps(body_of(dialect, deployment.group, stream=stream)).encode()
-        async with await self.thread.call(deployment, PATHS[dialect], body, []) as call:
+        async with self.process.call(deployment, PATHS[dialect], body, []) as call:
             status, _ = await call.start()
             data = b"" if call.failure else b"".join([part async for part in call.chunks()])
             return status, data, call.failure
@@ -103,60 +102,6 @@ def body_of(dialect: str, group: str, *, stream: bool) -> dict[str, Any]:
     return talk | ({"max_tokens": 100} if dialect == "messages" else {})
 
 
-class Watch:
-    """Notes the mode of a file as soon as it is there. Owner: its thread, until `mode` is set."""
-
-    def __init__(self, path: Path) -> None:
-        self.mode = 0
-        self._path = path
-        threading.Thread(target=self._look, daemon=True).start()
-
-    def _look(self) -> None:
-        deadline = time.monotonic() + 60
-        while not self.mode and time.monotonic() < deadline:
-            with contextlib.suppress(FileNotFoundError):
-                self.mode = stat.S_IMODE(self._path.stat().st_mode)
-            time.sleep(0.0005)
-
-
-@pytest.fixture(scope="module")
-def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Started]:
-    directory = tmp_path_factory.mktemp("litellm")
-    environ, path = dict(os.environ), list(sys.path)
-    with MockCloud() as cloud, asyncio.Runner(loop_factory=SuspendingEventLoop) as runner:
-        table = table_in(directory, config_of(cloud))
-        thread = LiteLLMThread(table, directory, SuspendingEventLoop)
-        found = Started(cloud, table, thread, runner)
-        watch = Watch(directory / CONFIG_NAME)
-        with contextlib.redirect_stdout(Heard()) as heard:
-            runner.run(begin(thread))
-        found.printed, found.config_mode = "".join(heard.texts), watch.mode
-        yield found
-        runner.run(thread.close())
-    os.environ.clear()
-    os.environ.update(environ)
-    sys.path[:] = path
-
-
-class Heard:
-    """A stdout that keeps what is written."""
-
-    def __init__(self) -> None:
-        self.texts: list[str] = []
-
-    def write(self, text: str) -> int:
-        self.texts.append(text)
-        return len(text)
-
-    def flush(self) -> None:
-        pass
-
-
-@pytest.fixture(autouse=True)
-def _forgotten(started: Started) -> None:
-    started.cloud.forget()
-
-
 def table_in(directory: Path, config: dict[str, Any]) -> RoutingTable:
     path = directory / "config.yaml"
     path.write_text(yaml.safe_dump(config))
@@ -165,41 +110,37 @@ def table_in(directory: Path, config: dict[str, Any]) -> RoutingTable:
     return read_table(path, settings, dict(os.environ), {})
 
 
-async def begin(thread: LiteLLMThread) -> None:
-    thread.start()
-    await thread.ready()
+@pytest.fixture(scope="module")
+def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Started]:
+    directory = tmp_path_factory.mktemp("litellm")
+    with MockCloud() as cloud, asyncio.Runner(loop_factory=SuspendingEventLoop) as runner:
+        table = table_in(directory, config_of(cloud))
+        found = Started(cloud, LiteLLMProcess(table, directory), table, runner)
+        found.config_mode = runner.run(begin(found.process, directory / CONFIG_NAME))
+        yield found
+        runner.run(found.process.close())
 
 
-def test_it_prints_nothing_and_leaves_no_config_behind(started: Started) -> None:
-    assert started.thread.is_usable and started.thread.started_s > 0
-    assert started.printed == ""
-    assert started.config_mode == 0o600
-    assert not (started.table.config.path.parent / CONFIG_NAME).exists()
+async def begin(process: LiteLLMProcess, config: Path) -> int:
+    """Return the mode of the config while LiteLLM loads."""
+    process.start(lambda usage: None)
+    while not config.exists():
+        await asyncio.sleep(0)
+    mode = stat.S_IMODE(config.stat().st_mode)
+    (await process.line()).close()
+    return mode
 
 
-def test_what_other_threads_print_meanwhile_is_printed() -> None:
-    with contextlib.redirect_stdout(Heard()) as heard, printing_nothing(threading.get_ident()):
-        print("swallowed")
-        other = threading.Thread(target=print, args=("heard",))
-        other.start()
-        other.join()
-    assert "".join(heard.texts) == "heard\n"
+@pytest.fixture(autouse=True)
+def _forgotten(started: Started) -> None:
+    started.cloud.forget()
 
 
-def test_it_runs_on_a_loop_of_its_own_and_leaves_ours_alone(started: Started) -> None:
-    async def both() -> tuple[asyncio.AbstractEventLoop, str, int, int]:
-        async def there() -> tuple[asyncio.AbstractEventLoop, str, int]:
-            name = threading.current_thread().name
-            return asyncio.get_running_loop(), name, len(asyncio.all_tasks())
-
-        loop, name, count = await started.thread.run(there)
-        assert loop is not asyncio.get_running_loop()
-        return loop, name, count, len(asyncio.all_tasks())
-
-    loop, name, theirs, ours = started.run(both())
-    assert isinstance(loop, SuspendingEventLoop) and name == "litellm"
-    assert theirs > 2  # its own jobs
-    assert ours == 1
+def test_its_files_are_this_users_and_no_config_is_left_behind(started: Started) -> None:
+    assert started.process.is_usable and started.config_mode == 0o600
+    directory = started.table.config.path.parent
+    assert not (directory / CONFIG_NAME).exists()
+    assert stat.S_IMODE((directory / SOCKET_NAME).stat().st_mode) == 0o600
 
 
 def test_the_router_chooses_among_what_is_not_excluded(started: Started) -> None:
@@ -208,30 +149,14 @@ def test_the_router_chooses_among_what_is_not_excluded(started: Started) -> None
     assert started.choose("two", excluded={first.id}) == second
     assert {started.choose("two", preferred=first.id).id for _ in range(20)} == {first.id}
     assert started.choose("two", preferred=first.id, excluded={first.id}) == second
-    with pytest.raises(NoDeployment, match="No deployments available"):
-        started.choose("two", excluded={first.id, second.id})
-
-
-def test_a_local_deployment_may_be_chosen(started: Started) -> None:
+    assert started.refused("two", excluded={first.id, second.id}) == "no_deployment"
     cloud, local = started.table.deployments("mixed")
     assert started.choose("mixed", excluded={cloud.id}) == local and local.local == "smollm2"
     assert started.choose("smollm2").local == "smollm2"
+    assert started.refused("gone") == "no_deployment"
 
 
-def test_a_name_that_is_no_group_has_no_deployment(started: Started) -> None:
-    with pytest.raises(NoDeployment):
-        started.choose("gone")
-
-
-def test_a_call_goes_to_the_deployment_it_is_pinned_to(started: Started) -> None:
-    for deployment in started.table.deployments("two") * 4:
-        status, _, failure = started.run(started.ask(deployment, "chat", stream=False))
-        assert status == 200 and failure is None
-    models = [request.model for request in started.cloud.generations()]
-    assert models == ["first", "second"] * 4
-
-
-def test_two_calls_at_once_keep_their_own_deployments(started: Started) -> None:
+def test_two_calls_at_once_keep_the_deployments_they_are_pinned_to(started: Started) -> None:
     first, second = started.table.deployments("two")
 
     async def both() -> None:
@@ -246,13 +171,12 @@ def test_two_calls_at_once_keep_their_own_deployments(started: Started) -> None:
 def test_a_name_of_a_pattern_reaches_the_model_that_it_names(started: Started) -> None:
     group = started.table.pattern_group("acme/my-model")
     assert group is not None
-    deployment = started.choose(group)
-    assert started.run(started.ask(deployment, "chat", stream=True))[0] == 200
+    assert started.run(started.ask(started.choose(group), "chat", stream=True))[0] == 200
     assert [request.model for request in started.cloud.generations()] == ["my-model"]
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("dialect", list(PATHS))
+@pytest.mark.parametrize("dialect", DIALECTS)
 def test_an_answer_comes_in_the_clients_dialect(
     started: Started, dialect: str, stream: bool
 ) -> None:
@@ -284,7 +208,7 @@ BLOCKED = CloudError(400, "Output blocked by content filtering policy")
 
 
 def cases() -> Iterator[tuple[str, CloudError, str]]:
-    for dialect in PATHS:
+    for dialect in DIALECTS:
         yield from ((dialect, error, kind) for error, kind in FAILURES)
     yield "chat", HEARTHS_OWN, "context_window"
     yield "chat", says.CONTENT_POLICY, "content_policy"
@@ -324,21 +248,21 @@ def test_a_stream_that_breaks_off_is_told_at_its_end(started: Started) -> None:
     assert failure is not None and failure.kind == "error"
 
 
-LEAVES = [(dialect, True, place) for dialect in PATHS for place in ("amid the text",)] + [
-    (dialect, stream, "before the head") for dialect in PATHS for stream in (True, False)
+LEAVES = [(dialect, True, "amid the text") for dialect in DIALECTS] + [
+    (dialect, stream, "before the head") for dialect in DIALECTS for stream in (True, False)
 ]
 
 
 @pytest.mark.parametrize(("dialect", "stream", "place"), LEAVES)
-def test_a_client_that_leaves_ends_the_clouds_request_within_a_second(
-    started: Started, dialect: str, stream: bool, place: Any
+def test_a_client_that_leaves_ends_the_clouds_request(
+    started: Started, dialect: Any, stream: bool, place: Any
 ) -> None:
     started.cloud.say(CloudAnswer(hangs=place))
     (deployment,) = started.table.deployments(dialect)
     body = json.dumps(body_of(dialect, dialect, stream=stream)).encode()
 
     async def leave() -> None:
-        async with await started.thread.call(deployment, PATHS[dialect], body, []) as call:
+        async with started.process.call(deployment, PATHS[dialect], body, []) as call:
             if place == "amid the text":
                 await call.start()
                 await anext(call.chunks())
@@ -356,10 +280,11 @@ def test_a_deployment_over_its_budget_is_not_chosen(started: Started) -> None:
     assert started.choose("pricey") == deployment
     assert started.run(started.ask(deployment, "chat", stream=False))[0] == 200
     deadline = time.monotonic() + 10
-    with pytest.raises(NoDeployment, match="over budget:"):
+    with pytest.raises(RequestError, match="over budget:") as caught:
         while time.monotonic() < deadline:  # it is told after the answer
             started.choose("pricey")
             time.sleep(0.05)
+    assert caught.value.code == "over_budget"
 
 
 def test_a_config_that_litellm_refuses_is_told_and_its_secrets_are_not(
@@ -369,15 +294,137 @@ def test_a_config_that_litellm_refuses_is_told_and_its_secrets_are_not(
     strategy = f"no-strategy-{WRONG_KEY}"
     config = {"model_list": [row], "router_settings": {"routing_strategy": strategy}}
 
-    async def refused() -> LiteLLMThread:
-        thread = LiteLLMThread(table_in(tmp_path, config), tmp_path, SuspendingEventLoop)
-        thread.start()
+    async def refused() -> LiteLLMProcess:
+        process = LiteLLMProcess(table_in(tmp_path, config), tmp_path)
+        process.start(lambda usage: None)
         with pytest.raises(LiteLLMUnavailable, match="no-strategy-"):
-            await thread.choose("a")
-        await thread.close()
-        return thread
+            await process.choose("a", request={})
+        await process.close()
+        return process
 
-    thread = started.run(refused())
-    assert not thread.is_usable and "***" in thread.failure
+    process = started.run(refused())
+    assert not process.is_usable and "***" in process.failure
     assert "LiteLLM could not be started" in caplog.text and WRONG_KEY not in caplog.text
     assert not (tmp_path / CONFIG_NAME).exists()
+
+
+# ---------------------------------------------------------------- its end
+
+CALLBACK: Final = """
+import asyncio, os, time
+from litellm.integrations.custom_logger import CustomLogger
+class Slow(CustomLogger):
+    async def async_filter_deployments(self, model, healthy_deployments, *rest, **more):
+        if os.environ.get("ENDS"):
+            raise SystemExit(3)
+        await asyncio.sleep(60)
+slow = Slow()
+if os.environ.get("HANGS"):
+    time.sleep(60)
+"""
+
+
+@contextlib.asynccontextmanager
+async def slow(
+    started: Started, directory: Path, **environ: str
+) -> AsyncIterator[tuple[LiteLLMProcess, Deployment]]:
+    """LiteLLM with a callback that chooses no deployment, or ends it, or hangs at its import."""
+    (directory / "slow_callback.py").write_text(CALLBACK)
+    config = config_of(started.cloud) | {"litellm_settings": {"callbacks": ["slow_callback.slow"]}}
+    table = table_in(directory, config)
+    table.environ |= environ
+    process = LiteLLMProcess(table, directory)
+    process.start(lambda usage: None)
+    try:
+        yield process, table.deployments("chat")[0]
+    finally:
+        await process.close()
+        assert process._process is None or process._process.returncode is not None
+
+
+def test_a_process_that_dies_ends_its_calls_and_says_so_from_then_on(
+    started: Started, tmp_path: Path
+) -> None:
+    started.cloud.say(CloudAnswer(hangs="amid the text"))
+
+    async def die() -> None:
+        async with slow(started, tmp_path, ENDS="1") as (process, _):
+            with pytest.raises(LiteLLMUnavailable, match="has ended"):
+                await process.choose("chat", request={})
+            while not process.failure:
+                await asyncio.sleep(0.01)
+            assert process.failure == "LiteLLM has ended: SystemExit: 3. Local models are served."
+            with pytest.raises(LiteLLMUnavailable, match="SystemExit: 3"):
+                await process.choose("chat", request={})
+
+    started.run(die())
+
+
+@pytest.mark.parametrize("how", ["stop", "kill"])
+def test_a_call_is_ended_by_a_stop_or_by_the_processs_death_behind_what_has_come(
+    started: Started, tmp_path: Path, how: str
+) -> None:
+    started.cloud.say(CloudAnswer("One two.", hangs="amid the text"))
+    body = json.dumps(body_of("chat", "chat", stream=True)).encode()
+
+    async def end() -> None:
+        process = LiteLLMProcess(started.table, tmp_path)
+        process.start(lambda usage: None)
+        (chat,) = started.table.deployments("chat")
+        async with process.call(chat, PATHS["chat"], body, []) as call:
+            await call.start()
+            parts = call.chunks()
+            assert b"data:" in await anext(parts)
+            if how == "stop":
+                process.end_calls(STOPS)
+            else:
+                assert process._process is not None
+                process._process.send_signal(signal.SIGKILL)
+            async for _ in parts:
+                pass
+            assert call.failure is not None and not call.is_complete
+            assert (call.failure.text == STOPS) == (how == "stop"), call.failure
+        with pytest.raises(LiteLLMUnavailable, match=STOPS if how == "stop" else "LiteLLM"):
+            async with process.call(chat, PATHS["chat"], body, []):
+                pass
+        if how == "stop":  # its callbacks are told all the same
+            with pytest.raises(RequestError, match="failed at this"):
+                await process.ask("log", {})
+        await process.close()
+
+    started.run(end())
+
+
+def test_a_stop_waits_for_no_import(started: Started, tmp_path: Path) -> None:
+    async def stop() -> None:
+        async with slow(started, tmp_path, HANGS="1") as (process, _):
+            waiting = asyncio.create_task(process.choose("chat", request={}))
+            await asyncio.sleep(0.1)
+            process.end_calls(STOPS)
+            with pytest.raises(LiteLLMUnavailable, match=STOPS):
+                await waiting
+
+    started.run(asyncio.wait_for(stop(), 50))
+
+
+def test_a_choice_that_does_not_come_is_waited_for_only_so_long(
+    started: Started, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def choose() -> None:
+        async with slow(started, tmp_path) as (process, _):
+            (await process.line()).close()
+            line = await process.line()
+            asked = {"group": "chat", "excluded": [], "preferred": "", "request": {}}
+            with pytest.raises(LiteLLMUnavailable, match=r"has not answered within 0\.1 s"):
+                await line.ask("choose", asked, 0.1)
+            line.close()
+
+    started.run(choose())
+    monkeypatch.setattr(litellm_process, "READY_S_MAX", 0.01)
+
+    async def load() -> None:
+        async with slow(started, tmp_path, HANGS="1") as (process, _):
+            with pytest.raises(LiteLLMUnavailable, match="still loading"):
+                await process.choose("chat", request={})
+
+    started.run(load())

@@ -1,0 +1,306 @@
+"""Runs LiteLLM in a process of its own, and asks it over a socket in the private directory.
+
+Its import takes seconds, its jobs and callbacks go on for as long as it runs: none of that holds
+our event loop up, and the process has LiteLLM's environment alone.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+import sys
+import time
+from asyncio.subprocess import DEVNULL
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import orjson
+
+from hearth.proxy.gateway.cloud.cloud_failure import CloudFailure
+from hearth.proxy.gateway.config.merged_config import environment, merged_config
+from hearth.proxy.gateway.config.routing_table import Deployment, RoutingTable
+from hearth.proxy.gateway.litellm_messages import HELD_BYTES_MAX, CloudUsage, frame, read_frame
+from hearth.proxy.http.body_threads import work_on_body
+from hearth.proxy.http.http_exchange import RawHeaders
+from hearth.shared.errors import RETRY_AFTER_S_MAX, RequestError
+
+log = logging.getLogger(__name__)
+
+CONFIG_NAME: Final = "litellm.yaml"
+SOCKET_NAME: Final = "litellm.sock"
+READY_S_MAX: Final = 60.0  # that a request waits for it to be loaded
+ASK_S_MAX: Final = 10.0  # for its Router, or its database; a callback may hold it up
+CLOSE_S_MAX: Final = 4.0  # for its callbacks to send what they hold
+COMMAND: Final = (sys.executable, "-P", "-m", "hearth.proxy.gateway.litellm_main")
+
+
+class LiteLLMUnavailable(RequestError):
+    """LiteLLM could not be started, or not yet, or has ended: nothing is answered through it."""
+
+    def __init__(self, reason: str, retry_after_s: int | None = None) -> None:
+        super().__init__(
+            reason, status=503, code="gateway_unavailable", retry_after_s=retry_after_s
+        )
+
+
+class Line:
+    """A connection to LiteLLM's process: closed, it ends what was asked on it. Owner: one task."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+        self.why_closed = "LiteLLM has ended. Local models are served."
+
+    def write(self, data: bytes) -> None:
+        self._writer.write(frame(data))
+
+    async def read(self) -> bytes:
+        """Return the next frame. Raises: LiteLLMUnavailable: it is closed here or there."""
+        try:
+            return await read_frame(self._reader)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            raise LiteLLMUnavailable(self.why_closed) from None
+
+    async def ask(self, what: str, asked: Any, wait_s: float = ASK_S_MAX, size: int = 0) -> Any:
+        """Return what LiteLLM's process says; `asked`, of `size` bytes, is a mapping or dataclass.
+
+        Raises:
+            RequestError: it refuses, or says nothing within `wait_s`.
+        """
+        self.write(await work_on_body(size, lambda: orjson.dumps([what, asked])))
+        try:
+            async with asyncio.timeout(wait_s):
+                told = orjson.loads(await self.read())
+        except TimeoutError:
+            text = f"LiteLLM has not answered within {wait_s:g} s. Send the request again."
+            raise LiteLLMUnavailable(text, RETRY_AFTER_S_MAX) from None
+        if error := told.get("error"):
+            raise RequestError(error.pop("text"), **error)
+        return told["found"]
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class CloudCall:
+    """A call of a deployment, whose reply is read by `start`, then `chunks`. Owner: one task.
+
+    `failure` is set where `start` returned a status from 400 on, or where `chunks` ended early:
+    a reply that broke off amid its stream, after what LiteLLM wrote of it.
+    """
+
+    def __init__(self, line: Line) -> None:
+        self.failure: CloudFailure | None = None
+        self.is_complete = False  # LiteLLM has written its reply to the end
+        self._line = line
+
+    async def start(self) -> tuple[int, RawHeaders]:
+        """Return the status and the headers that a client may see. Raises: LiteLLMUnavailable."""
+        head = orjson.loads(await self._line.read())
+        if head["failure"] is not None:
+            self.failure = CloudFailure(**head["failure"])
+        return head["status"], [(name.encode(), value.encode()) for name, value in head["headers"]]
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        """Yield the reply's body as it comes."""
+        try:
+            while part := await self._line.read():
+                yield part
+            end = orjson.loads(await self._line.read())
+        except LiteLLMUnavailable as error:
+            self.failure = CloudFailure("error", error.status, str(error))
+            return
+        self.is_complete = end["is_complete"]
+        if end["failure"] is not None:
+            self.failure = CloudFailure(**end["failure"])
+
+
+class LiteLLMProcess:
+    """LiteLLM's process, from its start to its end. Owner: the event loop."""
+
+    def __init__(self, table: RoutingTable, directory: Path, log_level: str = "info") -> None:
+        """`directory` is private."""
+        self.failure = ""  # a sentence: why it cannot be used, without secrets
+        self._table = table
+        self._config = directory / CONFIG_NAME
+        self._socket = directory / SOCKET_NAME
+        self._log_level = log_level
+        self._is_ready = asyncio.Event()
+        self._refusal = ""  # a sentence: why no call is begun any more
+        self._calls: set[Line] = set()
+        self._living: asyncio.Task[None] | None = None
+        self._control: asyncio.StreamWriter | None = None
+        self._process: asyncio.subprocess.Process | None = None
+
+    def start(self, on_usage: Callable[[CloudUsage], None]) -> None:
+        """Begin to load LiteLLM; `on_usage` is told what each cloud call costs."""
+        self._living = asyncio.create_task(self._live(on_usage), name="litellm")
+
+    @property
+    def is_usable(self) -> bool:
+        return self._is_ready.is_set() and not self.failure
+
+    def end_calls(self, reason: str) -> None:
+        """End each call with an error, and let none begin; `reason` is a sentence."""
+        self._refusal = reason
+        if not self._is_ready.is_set():
+            self._fail(reason)  # whoever waits for it has waited enough
+        for line in self._calls:
+            line.why_closed = reason
+            line.close()
+
+    async def close(self) -> None:
+        """End LiteLLM, and wait a little for what its callbacks still hold."""
+        if self._living is None:
+            return
+        if self._control is not None and self.is_usable:
+            self._control.close()
+            await asyncio.wait({self._living}, timeout=CLOSE_S_MAX)
+        elif self._process is not None and self._process.returncode is None:
+            self._process.kill()  # it was told nothing that it could hold
+        self._living.cancel()
+        await asyncio.wait({self._living})
+
+    async def line(self) -> Line:
+        """Return a connection to LiteLLM, which the caller closes.
+
+        Raises:
+            LiteLLMUnavailable: there is none, or not within READY_S_MAX.
+        """
+        try:
+            async with asyncio.timeout(READY_S_MAX):
+                await self._is_ready.wait()
+        except TimeoutError:
+            text = f"LiteLLM is still loading after {READY_S_MAX:g} s. Send the request again."
+            raise LiteLLMUnavailable(text, RETRY_AFTER_S_MAX) from None
+        if self.failure:
+            raise LiteLLMUnavailable(self.failure)
+        try:
+            opening = asyncio.open_unix_connection(str(self._socket), limit=HELD_BYTES_MAX)
+            return Line(*await opening)
+        except OSError as error:
+            text = f"LiteLLM cannot be reached ({error.strerror}). Send the request again."
+            raise LiteLLMUnavailable(text) from None
+
+    async def ask(self, what: str, asked: Any, size: int = 0) -> Any:
+        """Return what LiteLLM says to one question. Raises: RequestError: see Line.ask."""
+        with contextlib.closing(await self.line()) as line:
+            return await line.ask(what, asked, size=size)
+
+    async def choose(
+        self,
+        group: str,
+        *,
+        excluded: Collection[str] = (),
+        preferred: str = "",
+        request: Mapping[str, Any],
+        size: int = 0,
+    ) -> Deployment:
+        """Return the deployment of `group` that LiteLLM's Router takes for a request.
+
+        `excluded` are ids that were tried, `preferred` is taken where it is healthy. `request` is
+        what LiteLLM's routing looks at: messages and metadata; it has `size` bytes.
+
+        Raises:
+            RequestError: all of them are excluded, cool down, or are over a limit or a budget.
+            LiteLLMUnavailable: it cannot say.
+        """
+        asked = {"group": group, "excluded": [*excluded], "preferred": preferred}
+        self._refuse()
+        found = await self.ask("choose", asked | {"request": request}, size)
+        return self._table.deployment(group, found[0]) or Deployment(*found)
+
+    @contextlib.asynccontextmanager
+    async def call(
+        self, deployment: Deployment, path: str, body: bytes, headers: RawHeaders
+    ) -> AsyncIterator[CloudCall]:
+        """Give a call of `deployment`; who leaves it ends it.
+
+        The body's model is `deployment.group`. `headers` are all that the app sees of the client's;
+        where LiteLLM checks keys, the client's key is among them.
+
+        Raises: LiteLLMUnavailable
+        """
+        self._refuse()
+        sent = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in headers]
+        asked = {"deployment": deployment.id, "path": path, "headers": sent}
+        line = await self.line()
+        self._calls.add(line)
+        try:
+            self._refuse()
+            line.write(orjson.dumps(["call", asked]))
+            line.write(body)
+            yield CloudCall(line)
+        finally:
+            self._calls.discard(line)
+            line.close()
+
+    def _refuse(self) -> None:
+        """Raises: LiteLLMUnavailable: the server stops."""
+        if self._refusal:
+            raise LiteLLMUnavailable(self._refusal)
+
+    # ------------------------------------------------------------ the process
+
+    async def _live(self, on_usage: Callable[[CloudUsage], None]) -> None:
+        begun = time.monotonic()
+        what, why = "could not be started with LITELLM_CONFIG", ""
+        try:
+            async for told in self._told():
+                if usage := told.get("usage"):
+                    on_usage(CloudUsage(**usage))
+                elif "ready" in told:
+                    self._config.unlink(missing_ok=True)  # it was read, and it holds keys
+                    what = "has ended"
+                    self._is_ready.set()
+                    log.info("LiteLLM is ready wall_s=%.1f", time.monotonic() - begun)
+                else:
+                    why = f": {self._table.redacted(told['failure'])}"
+        except OSError as error:
+            why = f": {error.strerror}."
+        finally:
+            self._config.unlink(missing_ok=True)
+            self._socket.unlink(missing_ok=True)
+        if not self._refusal:
+            self._fail(f"LiteLLM {what}{why or '.'} Local models are served.")
+            log.error("%s", self.failure)
+
+    async def _told(self) -> AsyncIterator[dict[str, Any]]:
+        """Start the process and yield what it tells until it ends. Raises: OSError."""
+        self._write_config()
+        ours, theirs = socket.socketpair()
+        env = environment(self._table) | {"CONFIG_FILE_PATH": str(self._config)}
+        with theirs:
+            self._process = await asyncio.create_subprocess_exec(
+                *COMMAND,
+                stdin=theirs.fileno(),  # its end ends the process, however this one dies
+                stdout=DEVNULL,  # LiteLLM prints its model list at its start, in green
+                env=env,
+                start_new_session=True,  # Ctrl-C is ours to pass on
+            )
+        reader, self._control = await asyncio.open_connection(sock=ours)
+        told = {
+            "socket": str(self._socket),
+            "beside": str(self._table.config.path.resolve().parent),
+            "log_level": self._log_level,
+            "secrets": sorted(self._table.secrets.texts),
+        }
+        self._control.write(orjson.dumps(told) + b"\n")
+        with contextlib.suppress(ConnectionError):
+            while row := await reader.readline():
+                yield orjson.loads(row)
+        await self._process.wait()
+
+    def _write_config(self) -> None:
+        for path in (self._config, self._socket):
+            path.unlink(missing_ok=True)
+        descriptor = os.open(self._config, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "wb") as file:  # JSON is YAML
+            merged = merged_config(self._table, f"sk-{os.urandom(32).hex()}")
+            file.write(orjson.dumps(merged, option=orjson.OPT_NON_STR_KEYS))
+
+    def _fail(self, reason: str) -> None:
+        self.failure = self.failure or reason
+        self._is_ready.set()

@@ -1,0 +1,315 @@
+"""Serves LiteLLM's proxy app and Router to the proxy, in a process of its own.
+
+Used of LiteLLM are `app` and `llm_router` of its proxy's module, and the Router's public methods;
+tests/unit/proxy/gateway/test_litellm_contract.py holds it to them.
+"""
+
+import asyncio
+import contextlib
+import dataclasses
+import gc
+import importlib
+import logging
+import math
+import os
+import signal
+from collections.abc import Callable, Collection, Coroutine
+from typing import Any, Final, TypeVar
+
+import litellm
+import orjson
+from litellm.proxy import proxy_server
+
+from hearth.proxy.gateway.accounts import litellm_auth, litellm_events
+from hearth.proxy.gateway.accounts.litellm_auth import KeyedCall
+from hearth.proxy.gateway.cloud.cloud_failure import CloudFailure, failure_of
+from hearth.proxy.gateway.cloud.error_events import ErrorEventRedactor
+from hearth.proxy.gateway.config.config_secrets import Secrets
+from hearth.proxy.gateway.litellm_hooks import RoutedCall, current_call
+from hearth.proxy.gateway.litellm_messages import HELD_BYTES_MAX, frame, read_frame
+from hearth.proxy.gateway.refuse_redirects import refuse_redirects
+from hearth.proxy.http.http_exchange import AsgiMessage
+from hearth.shared.errors import RETRY_AFTER_S_MAX, RequestError
+
+T = TypeVar("T")
+
+LEAVE_S: Final = 0.2  # for the app to see that its client is gone, before it is cancelled
+COLLECT_S: Final = 0.25  # for what held a call to let go of it
+ERROR_BYTES_MAX: Final = 256 * 1024  # of a refusal's body
+REASON_CHARS_MAX: Final = 500
+OVER_BUDGET: Final = "crossed budget"  # as RouterErrors has it
+_LOGGERS: Final = ("LiteLLM", "LiteLLM Proxy", "LiteLLM Router")
+SCHEMAS: Final = "litellm.litellm_core_utils.prompt_templates.common_utils"
+SCHEMA_BYTES_MAX: Final = 1_000_000  # of JSON that is put in place; 0.4 s of CPU
+_KEPT_HEADERS: Final = frozenset((b"content-type", b"cache-control", b"retry-after"))
+
+
+async def serve(told: dict[str, Any], tell: Callable[[dict[str, Any]], None]) -> None:
+    """Serve until SIGTERM; then LiteLLM's callbacks send what they hold."""
+    stop = asyncio.Event()
+    secrets = Secrets(frozenset(told["secrets"]))
+    _quieten(told["log_level"], secrets)
+    _limit_schemas()
+    refuse_redirects()
+    litellm.suppress_debug_info = True  # it prints where to ask for help
+    async with proxy_server.app.router.lifespan_context(proxy_server.app) as state:
+        if proxy_server.llm_router is None:
+            raise RuntimeError("LiteLLM made no router of the config.")
+        litellm_events.watch_clouds(lambda usage: tell({"usage": dataclasses.asdict(usage)}))
+        server = _Server(secrets, dict(state or {}))
+        await asyncio.start_unix_server(server.answer, told["socket"], limit=HELD_BYTES_MAX)
+        os.chmod(told["socket"], 0o600)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+        gc.freeze()  # what modules made stays, and is never looked through
+        gc.enable()
+        tell({"ready": True})
+        await stop.wait()
+
+
+class _Server:
+    """Does what the proxy asks, each connection in a task of its own. Owner: the event loop."""
+
+    def __init__(self, secrets: Secrets, state: dict[str, Any]) -> None:
+        """`state` is what the app's lifespan made."""
+        self._secrets = secrets
+        self._state = state
+
+    async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Do what one connection asks until it ends; what a key has reserved ends with it."""
+        booked: list[KeyedCall] = []
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+            while True:
+                what, asked = orjson.loads(await read_frame(reader))
+                if what == "call":
+                    body = await read_frame(reader)
+                    reply = _Reply(writer, RoutedCall(pinned=asked["deployment"]), self._secrets)
+                    await _while_there(reader, self._call(reply, body, **asked), reply.gone)
+                else:
+                    work = self._told(what, asked, booked)
+                    row = await _while_there(reader, work, asyncio.Event())
+                    writer.write(frame(orjson.dumps(row)))
+        writer.close()
+        if booked:
+            await litellm_auth.give_back(booked.pop())
+
+    async def _told(
+        self, what: str, asked: dict[str, Any], booked: list[KeyedCall]
+    ) -> dict[str, Any]:
+        """Return the answer to anything but a call; `booked` is the connection's."""
+        try:
+            if what == "choose":
+                return {"found": await self._choose(**asked)}
+            if what == "owner":
+                return {"found": await litellm_auth.owner(**asked)}
+            if what == "begin":
+                booked.append(await litellm_auth.begin(**asked))
+            else:
+                await litellm_events.log_answer(asked, booked.pop() if booked else None)
+        except RequestError as error:
+            text = self._secrets.redacted(str(error))
+            told = {"text": text, "status": error.status, "code": error.code}
+            return {"error": told | {"retry_after_s": error.retry_after_s}}
+        except Exception as error:
+            text = f"LiteLLM failed at this: {type(error).__name__}."
+            return {"error": {"text": text, "status": 500, "code": "litellm_failed"}}
+        return {"found": None}
+
+    async def _choose(
+        self, group: str, excluded: Collection[str], preferred: str, request: dict[str, Any]
+    ) -> tuple[str, str, str]:
+        """Return id, group and model of the deployment that the Router takes for a request.
+
+        It is of another group where the list has a router of LiteLLM's own (auto_router/...).
+
+        Raises:
+            RequestError: all of them are excluded, cool down, or are over a limit or a budget.
+        """
+        current_call.set(RoutedCall(excluded=excluded, preferred=preferred))
+        router: Any = proxy_server.llm_router
+        try:
+            row = await router.async_get_available_deployment(
+                model=group,
+                request_kwargs=request,
+                messages=request.get("messages"),
+                input=request.get("input"),
+            )
+        except Exception as error:  # each kind of LiteLLM's means that none can be had
+            raise _none(error) from None
+        return str(row["model_info"]["id"]), row["model_name"], row["litellm_params"]["model"]
+
+    async def _call(
+        self, reply: "_Reply", body: bytes, deployment: str, path: str, headers: list[list[str]]
+    ) -> None:
+        """Have the app answer a POST of `body`."""
+        current_call.set(reply.call)
+        sent = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]
+        scope = {
+            "type": "http",
+            "asgi": {"version": "3.0", "spec_version": "2.3"},
+            "http_version": "1.1",
+            "method": "POST",
+            "scheme": "http",
+            "path": path,
+            "raw_path": path.encode(),
+            "query_string": b"",
+            "root_path": "",
+            "headers": [
+                (b"host", b"localhost"),
+                (b"content-type", b"application/json"),
+                (b"content-length", b"%d" % len(body)),
+                *sent,
+            ],
+            "client": ("127.0.0.1", 0),
+            "server": ("127.0.0.1", 0),
+            "state": dict(self._state),
+        }
+        parts: list[AsgiMessage] = [{"type": "http.request", "body": body, "more_body": False}]
+
+        async def receive() -> AsgiMessage:
+            if parts:
+                return parts.pop()
+            await reply.gone.wait()
+            return {"type": "http.disconnect"}
+
+        error: BaseException | None = None
+        app: Any = proxy_server.app
+        try:
+            await app(scope, receive, reply.send)
+        except Exception as raised:  # what LiteLLM leaves unhandled ends this call alone
+            error = raised
+        reply.end(error)
+
+
+class _Reply:
+    """Sends the app's reply to one call on. Owner: the task of its connection.
+
+    A refusal is sent as its meaning alone. `drain` holds the app up while the proxy does not read,
+    so that a slow client slows the cloud down and no reply piles up.
+    """
+
+    def __init__(self, writer: asyncio.StreamWriter, call: RoutedCall, secrets: Secrets) -> None:
+        self.call = call
+        self.gone = asyncio.Event()  # the proxy has left
+        self._writer = writer
+        self._secrets = secrets
+        self._redactor = ErrorEventRedactor(secrets)
+        self._status = 0
+        self._headers: list[tuple[str, str]] = []
+        self._refusal = b""
+        self._is_complete = False
+
+    async def send(self, message: AsgiMessage) -> None:
+        if self.gone.is_set():
+            await asyncio.sleep(0)  # an app that has all of its reply would never see it
+        elif message["type"] == "http.response.start":
+            self._status = message["status"]
+            self._headers = [
+                (name.decode("latin-1"), value.decode("latin-1"))
+                for name, value in message["headers"]
+                if name.lower() in _KEPT_HEADERS
+            ]
+            if self._status < 400:
+                self._put_json({"status": self._status, "headers": self._headers, "failure": None})
+        else:
+            part = message.get("body", b"")
+            self._is_complete |= not message.get("more_body", False)
+            if self._status >= 400:
+                self._refusal = (self._refusal + part)[:ERROR_BYTES_MAX]
+            else:
+                self._put(self._redactor.feed(part))
+                with contextlib.suppress(ConnectionError):
+                    await self._writer.drain()
+
+    def end(self, error: BaseException | None) -> None:
+        """Say how the reply ended; `error` is what the app raised."""
+        if not 0 < self._status < 400:
+            failure = self._failure(error, self._status)
+            status = self._status or failure.status
+            self._put_json({"status": status, "headers": [], "failure": failure})
+            return
+        self._put(self._redactor.rest())
+        has_failed = self.call.failure or self._redactor.has_errors or not self._is_complete
+        failed = self._failure(error, 0) if has_failed else None
+        self._writer.write(frame(b""))
+        self._put_json({"failure": failed, "is_complete": self._is_complete})
+
+    def _put(self, part: bytes) -> None:
+        if part:
+            has_failed = self.call.failure is not None
+            self._writer.write(frame(self._secrets.redacted_bytes(part) if has_failed else part))
+
+    def _put_json(self, row: dict[str, Any]) -> None:
+        self._writer.write(frame(orjson.dumps(row)))
+
+    def _failure(self, error: BaseException | None, status: int) -> CloudFailure:
+        wait = dict(self._headers).get("retry-after", "")
+        found = failure_of(self.call.failure or error, status, self._refusal, wait)
+        return dataclasses.replace(found, text=self._secrets.redacted(found.text))
+
+
+async def _while_there(
+    reader: asyncio.StreamReader, work: Coroutine[Any, Any, T], gone: asyncio.Event
+) -> T:
+    """Return what `work` gives, which is told, and soon cancelled, when the proxy leaves it.
+
+    Raises:
+        ConnectionResetError: it has.
+    """
+    task = asyncio.create_task(work)
+    leaving = asyncio.create_task(reader.read(1))
+    await asyncio.wait({task, leaving}, return_when=asyncio.FIRST_COMPLETED)
+    if not task.done():
+        gone.set()
+        await asyncio.wait({task}, timeout=LEAVE_S)
+        task.cancel()
+        await asyncio.wait({task})
+        # LiteLLM closes no Responses stream that was left between two chunks: the connection to
+        # the cloud is closed when what is left of it is collected.
+        asyncio.get_running_loop().call_later(COLLECT_S, gc.collect)
+        raise ConnectionResetError
+    leaving.cancel()
+    await asyncio.wait({leaving})
+    return task.result()
+
+
+def _none(error: Exception) -> RequestError:
+    """Return why the Router has no deployment; secrets may be in it."""
+    text = (str(error).strip() or type(error).__name__).splitlines()[0][:REASON_CHARS_MAX]
+    if isinstance(error, litellm.ContextWindowExceededError):
+        return RequestError(text, code="context_length_exceeded")
+    if OVER_BUDGET in text.lower():
+        return RequestError(f"over budget: {text}", status=503, code="over_budget")
+    wait_s = min(RETRY_AFTER_S_MAX, math.ceil(getattr(error, "cooldown_time", 0.0))) or None
+    return RequestError(text, status=503, code="no_deployment", retry_after_s=wait_s)
+
+
+class _WithoutSecrets(logging.Filter):
+    """Takes secrets and tracebacks, which show prompts, out of what LiteLLM logs."""
+
+    def __init__(self, secrets: Secrets) -> None:
+        super().__init__()
+        self._secrets = secrets
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        text = self._secrets.redacted(record.getMessage())
+        record.msg, record.args = text.splitlines()[0] if text else "", ()
+        record.exc_info = record.exc_text = record.stack_info = None
+        return True
+
+
+def _quieten(level: str, secrets: Secrets) -> None:
+    """Silence LiteLLM, which logs every broken answer with its traceback."""
+    for name in _LOGGERS:
+        logger = logging.getLogger(name)
+        logger.addFilter(_WithoutSecrets(secrets))
+        logger.setLevel(logging.WARNING if level == "debug" else logging.CRITICAL + 1)
+
+
+def _limit_schemas() -> None:
+    """Let no schema grow over SCHEMA_BYTES_MAX when LiteLLM puts its references in their places.
+
+    It has the limit as a parameter that its code for Gemini and Bedrock leaves out: definitions
+    that name one another would fill all memory, and hold each other call up until then.
+    """
+    schemas: Any = importlib.import_module(SCHEMAS)
+    schemas.unpack_defs.__defaults__ = (SCHEMA_BYTES_MAX,)
