@@ -4,8 +4,10 @@ Everything that reaches a model passes `ProxyApp`: Host, Origin, key, path, body
 itself are checked here, in the caller's dialect, before a worker sees anything.
 """
 
+import contextlib
 import logging
 import uuid
+from contextlib import AbstractAsyncContextManager
 from typing import Any, Final
 
 import orjson
@@ -16,6 +18,7 @@ from hearth.proxy.api.ollama.ollama_routes import PREFIX as OLLAMA_PREFIX
 from hearth.proxy.chat_page.chat_page_routes import ChatPage
 from hearth.proxy.embeddings.encoder_routes import ENCODER_PATHS, EncoderRoutes
 from hearth.proxy.embeddings.encoders import Encoders
+from hearth.proxy.gateway.accounts.local_account import LocalAccount
 from hearth.proxy.gateway.cloud.cloud_bodies import CloudDialect
 from hearth.proxy.gateway.config.routing_table import Deployment
 from hearth.proxy.gateway.gateway import FALLBACK_HEADER, Gateway, GatewayCall
@@ -41,7 +44,7 @@ from hearth.proxy.monitoring.dashboard_routes import Dashboard
 from hearth.proxy.monitoring.request_metrics import PREFILL
 from hearth.proxy.pool.worker_pool import WorkerPool
 from hearth.proxy.request.encoder_names import EncoderKind
-from hearth.proxy.request.parsed_request import OLLAMA_DIALECTS, Dialect, crossed_dialect
+from hearth.proxy.request.parsed_request import Dialect, crossed_dialect
 from hearth.proxy.request.session_id import key_digest
 from hearth.proxy.workers.keep_awake import KeepAwake
 from hearth.shared.errors import RequestError
@@ -69,6 +72,7 @@ _COUNT_CALLS: Final[dict[str, CloudDialect]] = {
     "/v1/responses/input_tokens": "responses_count",
 }
 _OWN: Final = (prefill_endpoint.PATH, *tokenize_endpoints.PATHS)  # for local models, in any dialect
+_OF_MODELS: Final = frozenset((*_GENERATE, *_COUNT, *_OWN, *ENCODER_PATHS))
 _OPEN_PATHS: Final = ("/health", "/health/ready")  # the only ones that need no key
 HEADERS_MAX: Final = 100
 _ID_HEADERS: Final = (b"x-request-id", b"request-id")  # OpenAI's SDK reads one, Anthropic's other
@@ -235,130 +239,106 @@ class ProxyApp:
             exchange.headers["x-api-key"] = key
 
     async def _dispatch(self, exchange: HttpExchange) -> None:
+        """Have a request answered by a page or figure of ours, a local model, or by the config."""
         path = exchange.path
-        dialect = _GENERATE.get(path) or _COUNT.get(path)
         kind = ENCODER_PATHS.get(path)
-        if dialect is None and path not in _OWN and kind is None:
+        dialect = _GENERATE.get(path) or _COUNT.get(path) or "chat"  # encoders have none
+        if path not in _OF_MODELS:
             await self.routes.serve(exchange)
             return
         if exchange.method != "POST":
             raise wrong_method(exchange, "POST")
-        if kind is not None:
-            await self._encode(exchange, kind)
-            return
+        gateway, encoder = self._gateway, None
+        is_here = path in _OWN or path.startswith(OLLAMA_PREFIX) or kind == "rerank"
+        if kind is not None and (is_here or gateway is None):
+            encoder = self.encoders.model(kind)  # refuses before the body is read
         body = await self.local.read(exchange)
         if path in _OWN:
             dialect = prefill_endpoint.dialect_of(body.fields, exchange.headers, exchange.query)
             exchange.is_anthropic |= dialect == "messages"
-        await self._answer(exchange, dialect, body)
-
-    async def _answer(
-        self, exchange: HttpExchange, dialect: Dialect | None, body: ClientBody
-    ) -> None:
-        if self._gateway is not None:
-            await self._serve_by_config(self._gateway, exchange, dialect, body)
-        else:
-            path = exchange.path
-            assert dialect is not None, path
-            name = self._names.named(body.fields.get("model"))
-            if self._names.find(name) is None:
-                self.encoders.refuse_text(name)
-            self._names.check(name)
-            await self._answer_here(exchange, dialect, body, self._names.target(name))
-
-    async def _answer_here(
-        self, exchange: HttpExchange, dialect: Dialect, body: ClientBody, target: str
-    ) -> None:
-        """Answer with a local model; `target` as of ParsedRequest.
-
-        Raises:
-            RequestError: nothing was sent.
-        """
-        if exchange.path in _COUNT:
-            await self.local.count(exchange, dialect, body, target)
-            return
-        if exchange.path in tokenize_endpoints.PATHS:
-            await self.local.tokens(exchange, dialect, body, target)
-            return
-        with self.keep_awake.request():
-            if exchange.path == prefill_endpoint.PATH:
-                await self.local.prefill(exchange, dialect, body, target)
-            else:
-                await self.local.generate(exchange, dialect, body, target)
-
-    async def _encode(self, exchange: HttpExchange, kind: EncoderKind) -> None:
-        """Answer with vectors or scores. Raises: RequestError: nothing was sent."""
-        gateway = self._gateway
-        is_local = kind == "rerank" or exchange.path.startswith(OLLAMA_PREFIX)
-        if gateway is None or is_local:  # no other server is asked so
-            self.encoders.model(kind)  # refuses before the body is read
-        body = await self.local.read(exchange)
+        if encoder is not None:
+            encoder.check(body.fields.get("model"))
         if gateway is None:
-            self.encoders.model(kind).check(body.fields.get("model"))
-            with self.keep_awake.request():
-                await self.encoders.answer(exchange, kind, body)
-        elif is_local:
-            model = self.encoders.model(kind)
-            model.check(body.fields.get("model"))
-            deployment = gateway.local_deployment(model.public)
-            await self._encode_on_account(gateway, exchange, kind, body, deployment)
-        else:
-            await self._serve_by_config(gateway, exchange, None, body)
+            local = self._local_name(body) if encoder is None else encoder.public
+            await self._answer_here(exchange, dialect, body, local)
+            return
+        group = encoder.public if encoder is not None else self._group(gateway, kind, body)
+        if path in _COUNT:  # of a local model none leaves this machine
+            is_here |= any(row.local for row in gateway.table.deployments(group))
 
-    async def _encode_on_account(
-        self,
-        gateway: Gateway,
-        exchange: HttpExchange,
-        kind: EncoderKind,
-        body: ClientBody,
-        deployment: Deployment,
-    ) -> None:
-        """Answer with vectors or scores, and have LiteLLM's callbacks know what came of it."""
-        self.encoders.check_local(kind, deployment.local)
-        async with gateway.accounts.telling(exchange, kind, deployment, body) as account:
-            with self.keep_awake.request():
-                tokens = await self.encoders.answer(exchange, kind, body)
-            if account is not None:
-                account.tokens = tokens
+        async def answer_here(deployment: Deployment) -> None:
+            await self._answer_here(exchange, dialect, body, deployment.local, deployment)
 
-    async def _serve_by_config(
-        self, gateway: Gateway, exchange: HttpExchange, dialect: Dialect | None, body: ClientBody
-    ) -> None:
-        """Answer with whichever deployment the config means; no dialect = an embedding."""
-        names = self._names if dialect is not None else self.encoders.names or self._names
+        if is_here:
+            await answer_here(gateway.local_deployment(group))
+            return
+        asked: CloudDialect = _COUNT_CALLS.get(path) or crossed_dialect(dialect)
+        call = GatewayCall(
+            asked if kind is None else "embeddings", body.fields, body.size, answer_here
+        )
+        await gateway.serve(exchange, group, call)
+
+    def _local_name(self, body: ClientBody) -> str:
+        """Return the local model of text that a body names. Raises: RequestError: there is none."""
+        name = self._names.named(body.fields.get("model"))
+        if self._names.find(name) is None:
+            self.encoders.refuse_text(name)
+        return self._names.check(name)
+
+    def _group(self, gateway: Gateway, kind: EncoderKind | None, body: ClientBody) -> str:
+        """Return the group that a body names. Raises: RequestError: there is none."""
+        names = self._names if kind is None else self.encoders.names or self._names
         name = names.named(body.fields.get("model"))
         group = gateway.group_of(name, names)
         if group is None:
             raise self._names.unknown(name, gateway.table.listed)
+        return group
 
-        async def answer_here(deployment: Deployment) -> None:
-            if dialect is None:
-                await self._encode_on_account(gateway, exchange, "embeddings", body, deployment)
-                return
-            self.encoders.refuse_text(deployment.local)
-            target = self._names.target(deployment.local)
-            if exchange.path in _GENERATE:
-                asked = crossed_dialect(dialect)
-                telling = gateway.accounts.telling(exchange, asked, deployment, body)
-                async with telling as account:
-                    with self.keep_awake.request():
-                        await self.local.generate(exchange, dialect, body, target, account)
+    async def _answer_here(
+        self,
+        exchange: HttpExchange,
+        dialect: Dialect,
+        body: ClientBody,
+        local: str,
+        deployment: Deployment | None = None,
+    ) -> None:
+        """Answer with the local model `local`, in text, tokens, vectors or scores.
+
+        With a `deployment`, of the config, LiteLLM may refuse it, and its callbacks are told.
+
+        Raises:
+            RequestError: nothing was sent.
+        """
+        path, kind = exchange.path, ENCODER_PATHS.get(exchange.path)
+        if kind is not None:
+            self.encoders.check_local(kind, local)
+        elif deployment is not None:
+            self.encoders.refuse_text(local)
+        telling: AbstractAsyncContextManager[LocalAccount | None] = contextlib.nullcontext()
+        if self._gateway is not None and deployment is not None:
+            accounts = self._gateway.accounts
+            if kind is not None or path in _GENERATE:
+                asked = kind or crossed_dialect(dialect)
+                telling = accounts.telling(exchange, asked, deployment, body)
             else:
-                await gateway.accounts.check(exchange, deployment.group)
-                await self._answer_here(exchange, dialect, body, target)
-
-        is_local = exchange.path in _OWN or dialect in OLLAMA_DIALECTS
-        if exchange.path in _COUNT:  # of a local model none leaves this machine
-            is_local = any(row.local for row in gateway.table.deployments(group))
-        if is_local:
-            await answer_here(gateway.local_deployment(group))
-            return
-        asked = _COUNT_CALLS.get(exchange.path) or "embeddings"
-        if dialect is not None and exchange.path in _GENERATE:
-            asked = crossed_dialect(dialect)
-        await gateway.serve(
-            exchange, group, GatewayCall(asked, body.fields, body.size, answer_here)
-        )
+                await accounts.check(exchange, deployment.group)
+        target = self._names.target(local)
+        async with telling as account:
+            if path in _COUNT:
+                await self.local.count(exchange, dialect, body, target)
+                return
+            if path in tokenize_endpoints.PATHS:
+                await self.local.tokens(exchange, dialect, body, target)
+                return
+            with self.keep_awake.request():
+                if kind is not None:
+                    tokens = await self.encoders.answer(exchange, kind, body)
+                    if account is not None:
+                        account.tokens = tokens
+                elif path == prefill_endpoint.PATH:
+                    await self.local.prefill(exchange, dialect, body, target)
+                else:
+                    await self.local.generate(exchange, dialect, body, target, account)
 
 
 def _counted_as(path: str) -> str | None:

@@ -9,7 +9,6 @@ from hearth.proxy.gateway.litellm_process import LiteLLMProcess
 from hearth.proxy.monitoring.admin_routes import AdminRoutes
 from hearth.proxy.monitoring.cloud_requests import CloudRequests
 from hearth.proxy.monitoring.gateway_metrics import served_here
-from hearth.proxy.monitoring.gateway_records import CountedGateway
 from hearth.shared.settings_from_env import Settings
 
 LOGS_WAIT_S_MAX: Final = 2.0  # at the end, for callbacks to take what waits
@@ -36,12 +35,13 @@ class GatewaySetup:
             is_cloud=True,
         )
         self.cloud_requests = CloudRequests(
-            routes.requests, metrics.gateway, lambda name: served_by.get(name, "other")
+            routes.requests, metrics, lambda name: served_by.get(name, "other")
         )
-        records = CountedGateway(metrics, self.cloud_requests)
         self.accounts = Accounts(table.config.values, self.litellm, checks_keys=table.checks_keys)
         self.accounts.on_lost = metrics.gateway.log_lost
-        self.gateway = Gateway(table, names, self.litellm, routes.stored, records, self.accounts)
+        self.gateway = Gateway(
+            table, names, self.litellm, routes.stored, self.cloud_requests, self.accounts
+        )
 
     def start(self) -> None:
         """Begin to load LiteLLM; returns at once."""

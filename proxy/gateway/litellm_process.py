@@ -261,6 +261,8 @@ class LiteLLMProcess:
         except OSError as error:
             why = f": {error.strerror}."
         finally:
+            if self._control is not None:
+                self._control.close()
             self._config.unlink(missing_ok=True)
             self._socket.unlink(missing_ok=True)
         if not self._refusal:

@@ -33,8 +33,11 @@ WORKER: Final = (
     AUDIT + "from tests.helpers.worker_processes.scripted_worker import main\n"
     "code = main()\nsys.stderr.flush()\nos._exit(code)"
 )
+LITELLM: Final = AUDIT + "from hearth.proxy.gateway.litellm_main import main\nmain()"
 PROXY: Final = (
-    AUDIT + "from hearth.proxy.main import end, main\n"
+    AUDIT + "from hearth.proxy.gateway import litellm_process\n"
+    f"litellm_process.COMMAND = (sys.executable, '-P', '-c', {LITELLM!r})\n"
+    "from hearth.proxy.main import end, main\n"
     f"end(main([sys.executable, '-c', {WORKER!r}]))"
 )
 LOOK_S: Final = 0.1

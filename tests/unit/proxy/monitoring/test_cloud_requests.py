@@ -28,7 +28,7 @@ def clouds() -> tuple[CloudRequests, RequestMetrics]:
     metrics = made()
     metrics.gateway.know([GPT], is_cloud=True)
     names = {"dep-1": GPT}.get
-    return CloudRequests(RecentRequests(), metrics.gateway, lambda each: names(each, "")), metrics
+    return CloudRequests(RecentRequests(), metrics, lambda each: names(each, "")), metrics
 
 
 def run(body: Callable[[], Coroutine[Any, Any, None]]) -> None:

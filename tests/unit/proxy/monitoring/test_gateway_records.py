@@ -9,7 +9,6 @@ from hearth.proxy.gateway.gateway import CloudReply, GatewayCall
 from hearth.proxy.http.body_memory_budget import BodyBudget
 from hearth.proxy.http.http_exchange import ClientGone, HttpExchange
 from hearth.proxy.monitoring.cloud_requests import CloudRequests
-from hearth.proxy.monitoring.gateway_records import CountedGateway
 from hearth.proxy.monitoring.recent_requests import RecentRequests
 from hearth.shared.errors import RequestError
 from tests.helpers.proxy.metric_values import made, value
@@ -49,14 +48,14 @@ def test_a_reply_that_broke_off_has_failed_whatever_the_error_is(
     async def body() -> None:
         metrics = made()
         metrics.gateway.know([GPT], is_cloud=True)
-        noted = CloudRequests(RecentRequests(), metrics.gateway, lambda name: name)
+        noted = CloudRequests(RecentRequests(), metrics, lambda name: name)
         reply = CloudReply(GPT, "", 0.0, status, error=error)
         asked = exchange()
         if is_begun:
             await asked.start(200, [])
             await asked.body(b"", more=False)
         call = GatewayCall("messages", {}, 2, answer_here)
-        CountedGateway(metrics, noted).cloud_ended(asked, call, reply)
+        noted.cloud_ended(asked, call, reply)
         assert value(metrics, "requests_total", dialect="messages", outcome=outcome) == 1
         assert value(metrics, "served_requests_total", served_by=GPT, outcome=outcome) == 1
         noted.close()
