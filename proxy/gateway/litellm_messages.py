@@ -20,6 +20,7 @@ AccountDialect = CrossedDialect | EncoderKind  # what a local answer is an answe
 REQUEST_HEADER: Final = "x-hearth-request"  # of a cloud call, to LiteLLM's app only: our request id
 # Headers that a key may come in, of which LiteLLM takes the first in its own order.
 KEY_HEADERS: Final = (b"x-litellm-api-key", b"authorization", b"api-key", b"x-api-key")
+OVER_BUDGET: Final = "crossed budget"  # as RouterErrors has it
 LENGTH_BYTES: Final = 4
 HELD_BYTES_MAX: Final = 64 * 1024  # of a reply that nobody has read yet, in each process
 PATHS: Final[dict[CloudDialect, str]] = {  # of LiteLLM's app

@@ -26,7 +26,12 @@ from hearth.proxy.gateway.cloud.cloud_failure import CloudFailure, failure_of
 from hearth.proxy.gateway.cloud.error_events import ErrorEventRedactor
 from hearth.proxy.gateway.config.config_secrets import Secrets
 from hearth.proxy.gateway.litellm_hooks import RoutedCall, current_call
-from hearth.proxy.gateway.litellm_messages import HELD_BYTES_MAX, frame, read_frame
+from hearth.proxy.gateway.litellm_messages import (
+    HELD_BYTES_MAX,
+    OVER_BUDGET,
+    frame,
+    read_frame,
+)
 from hearth.proxy.gateway.refuse_redirects import refuse_redirects
 from hearth.proxy.http.http_exchange import AsgiMessage
 from hearth.shared.errors import RETRY_AFTER_S_MAX, RequestError
@@ -37,7 +42,6 @@ LEAVE_S: Final = 0.2  # for the app to see that its client is gone, before it is
 COLLECT_S: Final = 0.25  # for what held a call to let go of it
 ERROR_BYTES_MAX: Final = 256 * 1024  # of a refusal's body
 REASON_CHARS_MAX: Final = 500
-OVER_BUDGET: Final = "crossed budget"  # as RouterErrors has it
 _LOGGERS: Final = ("LiteLLM", "LiteLLM Proxy", "LiteLLM Router")
 SCHEMAS: Final = "litellm.litellm_core_utils.prompt_templates.common_utils"
 SCHEMA_BYTES_MAX: Final = 1_000_000  # of JSON that is put in place; 0.4 s of CPU

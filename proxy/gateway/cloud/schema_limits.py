@@ -1,7 +1,7 @@
 """Refuses JSON schemas that LiteLLM would take gigabytes to read.
 
 For Gemini, Bedrock and others it puts each $ref in its place, and holds for every object that it
-has yet to read a table of all definitions. How much it puts in place is limited in litellm_thread.
+has yet to read a table of all definitions. How much it puts in place is limited in litellm_server.
 """
 
 from collections.abc import Iterator

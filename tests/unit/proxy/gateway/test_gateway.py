@@ -21,7 +21,7 @@ from hearth.proxy.gateway.gateway import (
     cause_of,
     cause_word,
 )
-from hearth.proxy.gateway.litellm_thread import LiteLLMThread, LiteLLMUnavailable, NoDeployment
+from hearth.proxy.gateway.litellm_process import LiteLLMProcess, LiteLLMUnavailable
 from hearth.proxy.http.body_memory_budget import BodyBudget
 from hearth.proxy.http.http_exchange import HttpExchange
 from hearth.proxy.request.model_names import ModelNames
@@ -42,7 +42,7 @@ class Router:
         self.asked: list[tuple[str, str]] = []
 
     async def choose(
-        self, group: str, *, excluded: set[str], preferred: str, request_kwargs: Any
+        self, group: str, *, excluded: set[str], preferred: str, request: Any, size: int
     ) -> Deployment:
         self.asked.append((group, preferred))
         if self.unavailable:
@@ -50,7 +50,7 @@ class Router:
         left = [row for row in self.table.deployments(group) if row.id not in excluded]
         chosen = next((row for row in left if row.id == preferred), left[0] if left else None)
         if chosen is None:
-            raise NoDeployment("None is left.")
+            raise RequestError("None is left.", status=503, code="no_deployment")
         return cast(Deployment, chosen)
 
 
@@ -149,11 +149,11 @@ def world_of(config: dict[str, Any], tmp_path: Path) -> World:
     table = read_table(path, settings, {}, {})
     router, records = Router(), Records()
     router.table = table
-    accounts = Accounts.of({}, cast(Any, None), cast(Any, None), checks_keys=False)
+    accounts = Accounts({}, cast(Any, None), checks_keys=False)
     gateway = Gateway(
         table,
         ModelNames.of(settings),
-        cast(LiteLLMThread, router),
+        cast(LiteLLMProcess, router),
         ResponseStore(),
         records,
         accounts,

@@ -183,7 +183,7 @@ def test_each_key_sees_its_own_cloud_requests_only() -> None:
 def test_a_client_that_left_a_cloud_answer_has_left() -> None:
     async def body() -> None:
         noted, _ = clouds()
-        noted.ended(replace(ROW, status=499, ended="client_gone"))
+        noted.ended(replace(ROW, status=499, ended="cancelled"))
         noted.told(COST)
         assert noted.requests.totals("")["disconnects"] == 1
 

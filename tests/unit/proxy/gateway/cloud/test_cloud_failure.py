@@ -56,7 +56,7 @@ class RateLimitError(Exception):
 def test_the_class_of_the_error_tells_whose_mistake_it_is(error: Exception, kind: str) -> None:
     body = orjson.dumps({"error": {"message": str(error)}})
     found = failure_of(error, getattr(error, "status_code", 500), body)
-    assert (found.kind, found.name) == (kind, type(error).__name__)
+    assert found.kind == kind
 
 
 def test_the_body_of_an_error_is_looked_at_too() -> None:

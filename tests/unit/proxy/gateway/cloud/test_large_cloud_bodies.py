@@ -16,7 +16,7 @@ from hearth.proxy.gateway.accounts.accounts import Accounts
 from hearth.proxy.gateway.cloud.cloud_bodies import cloud_body
 from hearth.proxy.gateway.config.routing_table import Deployment, RoutingTable, read_table
 from hearth.proxy.gateway.gateway import CloudReply, Gateway, GatewayCall
-from hearth.proxy.gateway.litellm_thread import LiteLLMThread
+from hearth.proxy.gateway.litellm_process import LiteLLMProcess
 from hearth.proxy.http.body_memory_budget import BodyBudget
 from hearth.proxy.http.http_exchange import HttpExchange
 from hearth.proxy.request.model_names import ModelNames
@@ -43,7 +43,7 @@ class Cloud:
     async def choose(self, group: str, **_: Any) -> Deployment:
         return self.table.deployments(group)[0]
 
-    async def call(self, deployment: Deployment, path: str, body: bytes, headers: Any) -> "Cloud":
+    def call(self, deployment: Deployment, path: str, body: bytes, headers: Any) -> "Cloud":
         self.sent = body
         return self
 
@@ -84,10 +84,10 @@ class World:
         self.gateway = Gateway(
             table,
             ModelNames.of(settings),
-            cast(LiteLLMThread, self.cloud),
+            cast(LiteLLMProcess, self.cloud),
             self.store,
             Records(),
-            Accounts.of({}, cast(Any, None), cast(Any, None), checks_keys=False),
+            Accounts({}, cast(Any, None), checks_keys=False),
         )
 
     async def ask(self, dialect: Any, body: dict[str, Any], size: int) -> None:
