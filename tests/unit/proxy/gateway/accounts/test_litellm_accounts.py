@@ -27,11 +27,10 @@ from hearth.proxy.gateway.litellm_messages import (
     LocalAnswerLog,
 )
 from hearth.proxy.gateway.litellm_process import Line, LiteLLMProcess
-from hearth.proxy.monitoring.recent_requests import RecentRequests
 from hearth.proxy.request.session_id import key_digest
 from hearth.shared.errors import RequestError
 from hearth.shared.settings_from_env import load_settings
-from hearth.shared.wire_messages import Prompt, Sampling, Speaker, Submit, Usage
+from hearth.shared.wire_messages import Usage
 
 pytestmark = pytest.mark.process
 T = TypeVar("T")
