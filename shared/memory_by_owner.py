@@ -59,14 +59,6 @@ class MemoryByOwner(Generic[K, V]):
             values.move_to_end(key)
             return values[key]
 
-    def recall(self, owner: str, key: K, make: Callable[[], V]) -> V:
-        """Return what `owner` had remembered, or else what is made now, which is remembered."""
-        value = self.get(owner, key)
-        if value is None:
-            value = make()
-            self.put(owner, key, value)
-        return value
-
     def put(self, owner: str, key: K, value: V) -> None:
         """Remember a value, unless another thread has. One that costs too much is not kept."""
         with self._lock:

@@ -43,10 +43,6 @@ class MessageDigester:
         # Kept for one key: digests of 32,768 messages
         self._known: MemoryByOwner[bytes, _KnownMessage] = MemoryByOwner(REMEMBERED_MAX)
 
-    @property
-    def remembered_count(self) -> int:
-        return len(self._known)
-
     def names(self, messages: list[Any], owner: str = "") -> tuple[list[MessageName], int]:
         """Return a name for each of `messages`, and the characters that the canonical forms lack.
 

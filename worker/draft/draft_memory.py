@@ -50,7 +50,8 @@ class DraftMemory:
             sources = replace(sources, room=self._room)
             return AnswerDrafter(sources, DraftLength(self._curve), kind, allows_trees)
         sources = replace(sources, earlier_answers=lambda: self._answers.of(owner), room=self._room)
-        length = self._lengths.recall(owner, "", lambda: DraftLength(self._curve))
+        length = self._lengths.get(owner, "") or DraftLength(self._curve)
+        self._lengths.put(owner, "", length)
         return AnswerDrafter(sources, length, kind, allows_trees)
 
     def release(self, drafter: AnswerDrafter) -> None:

@@ -176,7 +176,7 @@ def test_what_was_seen_before_is_named_the_same_and_memory_is_bounded(
     digester = MessageDigester(True, False)
     rows = [user(f"{REMINDER}\n{n}") for n in range(5)]
     assert digester.names(rows) == digester.names(rows)
-    assert digester.remembered_count == 3
+    assert len(digester._known) == 3
     assert REMEMBERED_MAX > 10_000
 
 
