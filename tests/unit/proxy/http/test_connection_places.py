@@ -1,4 +1,4 @@
-"""Which connections go where places run short, and how many a process may have."""
+"""The connection that counts least goes first; a process has as many as its open files allow."""
 
 import pytest
 
