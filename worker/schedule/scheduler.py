@@ -2,7 +2,7 @@
 
 import logging
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, MutableSequence
 from typing import Any
 
 from hearth.shared.errors import RequestError
@@ -219,12 +219,11 @@ class Scheduler:
 
     def _drop_gone(self) -> Iterator[Up]:
         """End the requests whose client left or whose lease ran out."""
-        for request in [r for r in self._waiting if r.lease.is_gone]:
-            self._waiting.remove(request)
-            yield self._finished(request, "cancelled")
-        for request in [r for r in self._prefilling if r.lease.is_gone]:
-            self._prefilling.remove(request)
-            yield self._finished(request, "cancelled")
+        queues: tuple[MutableSequence[Request], ...] = (self._waiting, self._prefilling)
+        for queue in queues:
+            for request in [r for r in queue if r.lease.is_gone]:
+                queue.remove(request)
+                yield self._finished(request, "cancelled")
         for request in [r for r in self._decoding.values() if r.lease.is_gone]:
             yield self._finished(request, "cancelled")
 

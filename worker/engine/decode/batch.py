@@ -89,7 +89,11 @@ class Batch:
         self.rows += [lone.row for lone in joining]
         for row in self.rows:
             row.trunk = trunks.get(row.key, row.trunk)
-        self._take_sampled(joining)
+        before = [] if self._logprobs is None else [self._logprobs]
+        self._logprobs = mx.concatenate([*before, *(lone.logprobs for lone in joining)])
+        tokens = [self._tokens] if before else []
+        self._tokens = mx.concatenate([*tokens, *(lone.token for lone in joining)])
+        self._note_rows()
 
     def _merged(self, joining: list[LoneSequence], trunks: Mapping[str, Trunk], number: int) -> Any:
         """Return a layer of who joins, who loses it: on trunks if anybody is to be on one."""
@@ -115,14 +119,6 @@ class Batch:
             self._layers[number] = merge_on_trunks(rows, wanted, number)
         elif not isinstance(layer, TrunkedKVCache):
             self._layers[number] = TrunkedKVCache(layer, [None] * len(self.rows))
-
-    def _take_sampled(self, joining: list[LoneSequence]) -> None:
-        """Take over what was sampled for those who join."""
-        before = [] if self._logprobs is None else [self._logprobs]
-        self._logprobs = mx.concatenate([*before, *(lone.logprobs for lone in joining)])
-        tokens = [self._tokens] if before else []
-        self._tokens = mx.concatenate([*tokens, *(lone.token for lone in joining)])
-        self._note_rows()
 
     def _note_rows(self) -> None:
         """Find out what the rows have in common."""

@@ -185,12 +185,11 @@ def _in_float32(given: dict[str, Any]) -> dict[str, Any]:
     }
     cache = given["cache"]
     if isinstance(cache, TrunkedKVCache):
-        trunks = {trunk: _wide(trunk) for trunk, _ in cache.groups}
+        trunks = {
+            trunk: LayerTrunk(trunk.keys.astype(mx.float32), trunk.values.astype(mx.float32))
+            for trunk, _ in cache.groups
+        }
         wide["cache"] = TrunkedKVCache(
             cache.tails, [trunk and trunks[trunk] for trunk in cache.trunks]
         )
     return given | wide
-
-
-def _wide(trunk: LayerTrunk) -> LayerTrunk:
-    return LayerTrunk(trunk.keys.astype(mx.float32), trunk.values.astype(mx.float32))

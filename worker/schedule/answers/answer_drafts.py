@@ -13,7 +13,6 @@ from hearth.worker.draft.draft import DraftSource
 from hearth.worker.draft.draft_length import CPU_CURVE, TextKind
 from hearth.worker.draft.draft_memory import DraftMemory
 from hearth.worker.draft.forced_tokens import ForcedTokens
-from hearth.worker.draft.model_drafts import ModelDrafts
 from hearth.worker.engine.decode.draft_model import DraftModel
 from hearth.worker.schedule.request_state import Request
 from hearth.worker.stream.answer_parts import Channel
@@ -66,6 +65,7 @@ class AnswerDrafts:
         forced = forced_tokens(request.guide, request.call_drafts)
         if reach == "none" or (reach == "forced" and forced is None):
             return None
+        drafts = self._draft_model if reach == "all" else None
         return self._memory.begin(
             request.key if request.uses_cache else None,
             AnswerSources(
@@ -73,7 +73,7 @@ class AnswerDrafts:
                 prediction=request.prediction,
                 forced=forced,
                 looks_up=reach == "all",
-                model=self._follow() if reach == "all" else None,
+                model=drafts.follow() if drafts is not None else None,
             ),
             lambda: TEXT_KINDS[request.output.channel],
             allows_trees=self.policy.takes_trees and request.guide is None,
@@ -87,9 +87,6 @@ class AnswerDrafts:
         self._memory.release(drafter)
         self._memory.clear()
         self.policy = replace(self.policy, reach="none", reach_max="none", reason=CANNOT_VERIFY)
-
-    def _follow(self) -> ModelDrafts | None:
-        return self._draft_model.follow() if self._draft_model is not None else None
 
     def prompt_pairs_max(self, request: Request) -> int:
         """Return how many of the prompt's last hidden states its draft model is to be given."""
