@@ -5,7 +5,7 @@ Owner: the inference thread.
 
 from collections.abc import Callable, Hashable, Sequence as TypedSequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import mlx.core as mx
 import numpy as np
@@ -17,7 +17,6 @@ from hearth.worker.engine.decode.sampler import TokenChoice
 from hearth.worker.engine.decode.shared_trunk import Trunk
 from hearth.worker.engine.decode.tree_forward import TreeForward
 from hearth.worker.engine.lora.lora_adapter import LoraAdapter
-from hearth.worker.kv.rewind import RewindPoint
 
 # Logits (rows, vocabulary), not computed yet, and the tokens (rows,) that were chosen by them ->
 # the tokens that are said. Called once a forward: where one model is over several processes it is
@@ -32,6 +31,26 @@ def as_chosen(_logits: mx.array, tokens: mx.array) -> mx.array:
 
 def _nothing(*_: object) -> None:
     pass
+
+
+class ForwardUndo(Protocol):
+    """Where a live cache stands before a forward of several rows; good until the next one."""
+
+    @property
+    def keeps_rows(self) -> bool:
+        """Whether any number of the forward's last rows can be cut."""
+
+    def cut(self, rows: int) -> None:
+        """Leave out the last `rows` of the forward, not all of it."""
+
+    def pick(self, rows: int, path: TypedSequence[int]) -> None:
+        """Leave of the forward's last `rows` only those of `path`, which ascends; not all are gone.
+
+        Where that is not their beginning, every layer keeps plain rows.
+        """
+
+    def back(self, rows: int) -> None:
+        """Leave out the whole forward, which had `rows`."""
 
 
 @dataclass(slots=True)
@@ -54,7 +73,7 @@ class Sequence:
     # Called before a forward that verifies a draft, with how many tokens will be held in any case,
     # and the draft's nodes; returns how many of these may come along.
     before_draft: Callable[[int, int], int] = lambda _rows, _draft_rows: 0
-    rewind_point: Callable[[list[Any]], RewindPoint] | None = None  # None = it cannot go back
+    rewind_point: Callable[[list[Any]], ForwardUndo] | None = None  # None = it cannot go back
     draft_model: ModelDrafts | None = None  # is given the hidden states of its forwards
     hidden: mx.array | None = None  # those of the last of `tokens` (1, n, hidden), if they are kept
     lineage: Hashable | None = None  # who may share KV of equal tokens has an equal one; None: none

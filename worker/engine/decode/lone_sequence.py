@@ -13,6 +13,7 @@ from hearth.worker.draft.draft import Draft
 from hearth.worker.engine.decode.decoding_sequence import (
     Agree,
     DecodingRow,
+    ForwardUndo,
     SampledToken,
     Sequence,
     as_chosen,
@@ -22,7 +23,6 @@ from hearth.worker.engine.decode.tree_forward import TreeForward
 from hearth.worker.engine.decode.verify import accepted_path, process_rows, row_places
 from hearth.worker.engine.hidden_states import with_hidden
 from hearth.worker.engine.lora.lora_adapter import applied
-from hearth.worker.kv.rewind import RewindPoint
 
 ROWS_MAX: Final = 8  # of a forward that verifies; MLX's kernels for few rows take no more
 
@@ -244,7 +244,7 @@ class LoneSequence:
         with applied(self.row.adapter):
             return run(known, draft.tokens, draft.parents, self.cache, self.row.shift)
 
-    def _keep(self, point: RewindPoint, known: list[int], draft: Draft, path: list[int]) -> None:
+    def _keep(self, point: ForwardUndo, known: list[int], draft: Draft, path: list[int]) -> None:
         """Have the cache hold no more of a forward than `known` tokens and the draft's `path`.
 
         Or have them wait, where it cannot leave out the rest alone.
@@ -280,5 +280,5 @@ class LoneSequence:
 class _Undo:
     """Takes back the last forward, of which the cache holds the tokens `fed`."""
 
-    point: RewindPoint
+    point: ForwardUndo
     fed: list[int]
