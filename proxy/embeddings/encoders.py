@@ -5,6 +5,7 @@ of its memory returns.
 """
 
 import asyncio
+import contextlib
 import logging
 import math
 import sys
@@ -82,6 +83,7 @@ class Encoders:
         self.facts: Mapping[str, EncoderFacts] = {}  # of the last process that was ready
         self.waiting = 0  # requests that wait or are computed
         self._attending: asyncio.Task[None] | None = None
+        self._asked = asyncio.Event()  # something was, since nobody waited
         self._busy_link: WorkerLink | None = None  # whose worker was told that answers stream
         self._changed = asyncio.Event()  # the worker is ready, or never will be
         self._is_closed = False
@@ -128,11 +130,10 @@ class Encoders:
                 f"{self.waiting} requests wait for embeddings or rankings, and the limit is "
                 f"{QUEUE_MAX}. Send this one again in a few seconds."
             )
-        if not self.waiting:
-            if self._attending is not None:
-                self._attending.cancel()
-            self._attending = asyncio.create_task(self._attend(), name="encoders")
         self.waiting += 1
+        self._asked.set()
+        if self._attending is None or self._attending.done():
+            self._attending = asyncio.create_task(self._attend(), name="encoders")
         try:
             return await self._answer(asked, kind)
         finally:
@@ -186,14 +187,20 @@ class Encoders:
 
     async def _attend(self) -> None:
         """Tell the worker whether answers stream while it computes; end it once it is idle."""
-        while self.waiting:
+        while True:
             link, is_busy = self.worker.link, self._is_busy()
             if link is not None and link.is_ready and is_busy != (link is self._busy_link):
                 link.send_late(ShortTurns(is_busy))
                 self._busy_link = link if is_busy else None
             await asyncio.sleep(PACE_S)
-        await asyncio.sleep(IDLE_S)
-        self.supervisor.move(self.worker, None)
+            if not self.waiting:
+                self._asked.clear()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(IDLE_S):
+                        await self._asked.wait()
+                if not self._asked.is_set():
+                    self.supervisor.move(self.worker, None)
+                    return
 
     def _note_ready(self, link: WorkerLink) -> None:
         assert link.heartbeat is not None, "ready"

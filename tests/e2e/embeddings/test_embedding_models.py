@@ -173,5 +173,8 @@ def test_the_process_ends_with_the_proxy_amid_its_work_and_logs_no_text(tmp_path
         assert running.stdin is not None and running.stdout is not None
         asyncio.run(ask())
         running.stdin.close()  # as the system does where the proxy dies
-        assert running.wait(WAIT_S_MAX) == 0
+        try:
+            assert running.wait(WAIT_S_MAX) == 0
+        finally:
+            running.kill()
         assert SECRET.encode() not in running.stdout.read()

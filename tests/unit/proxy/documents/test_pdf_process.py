@@ -63,11 +63,6 @@ def test_no_module_that_lies_in_the_servers_directory_is_imported(
     assert pages(text_pdf("mine")) == ["mine"]
 
 
-def test_the_same_pdf_gives_the_same_text_in_each_process() -> None:
-    data = text_pdf(*(f"page {index}\nline" for index in range(7)))
-    assert pages(data) == pages(data) == pdf_process.answer_of(data)["pages"]
-
-
 def test_a_pdf_without_text_says_that_it_was_scanned() -> None:
     error = refused(text_pdf("", ""))
     assert error.code == "pdf_without_text"
@@ -341,21 +336,6 @@ def test_one_that_answers_without_an_end_is_ended(
 ) -> None:
     monkeypatch.setattr(pdf_client, "ANSWER_BYTES_MAX", 1_000)
     program.write_text("while True: print('x' * 999)\n")
-    with pytest.raises(RequestError) as caught:
-        pages(b"x")
-    assert caught.value.status == 503 and "1,000 bytes" in str(caught.value)
-    assert not children()
-
-
-def test_one_whose_output_fills_every_buffer_is_ended(
-    program: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(pdf_client, "ANSWER_BYTES_MAX", 1_000)
-    program.write_text(
-        "import fcntl, os\n"
-        "if hasattr(fcntl, 'F_SETPIPE_SZ'): fcntl.fcntl(1, fcntl.F_SETPIPE_SZ, 1 << 20)\n"
-        "while True: os.write(1, b'x' * (1 << 20))\n"
-    )
     with pytest.raises(RequestError) as caught:
         pages(b"x")
     assert caught.value.status == 503 and "1,000 bytes" in str(caught.value)
