@@ -9,7 +9,6 @@ import mlx.core as mx
 import numpy as np
 
 from hearth.shared.wire_messages import Constraints, Sampling
-from hearth.worker.constraint.grammar_client import Patience
 from hearth.worker.constraint.grammar_compiler import GrammarCompiler
 from hearth.worker.constraint.token_mask import TokenMask
 from hearth.worker.engine.decode.sampler import SamplingDefaults, TokenChoice, make_token_choice
@@ -22,7 +21,6 @@ from scripts.harness.model_families import Family
 from scripts.harness.socketless_worker import Answer, Machine, loaded
 
 QUESTION = "omega"
-STILL_S = 60.0  # that a grammar's process may be silent
 CLOSERS = ('"', "}", "]", "<", "\n", ")", "'", "|")
 
 
@@ -31,20 +29,15 @@ def end_ids(tokenizer: Any) -> frozenset[int]:
 
 
 def constrainer_for(family: Family, tokenizer: Any = None, reader: Any = None) -> GrammarCompiler:
-    """Return a constrainer for a family, or for another tokenizer that thinks as it does.
-
-    It waits for its processes as long as a busy machine needs.
-    """
+    """Return a constrainer for a family, or for another tokenizer that thinks as it does."""
     tokenizer = tokenizer or family.tokenizer
-    compiler = GrammarCompiler(
+    return GrammarCompiler(
         tokenizer,
         checkpoint_files.VOCAB_SIZE,
         end_ids(tokenizer),
         reader or family.reader,
         Vocabulary(tokenizer).token_bytes,
     )
-    compiler.patience = Patience(STILL_S)
-    return compiler
 
 
 def tool(name: str, schema: dict[str, Any] | None) -> dict[str, Any]:

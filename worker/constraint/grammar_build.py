@@ -1,22 +1,29 @@
-"""Compiles one request's grammar in a process of its own, and names what of it is refused."""
+"""Compiles one request's grammar, and names what of it is refused."""
 
+import functools
 import json
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from llguidance import LLMatcher, LLTokenizer
+
 from hearth.shared.errors import RequestError
-from hearth.worker.constraint.grammar_client import (
+from hearth.worker.constraint.grammar_answer import Grammar, walk
+from hearth.worker.constraint.grammar_trial import (
     GrammarEnded,
     GrammarError,
-    GrammarLost,
-    GrammarProcess,
+    compile_apart,
+    is_plain,
+    matcher_of,
 )
 from hearth.worker.constraint.json_schemas import fault, widened
 from hearth.worker.constraint.lark_builder import Lark
 from hearth.worker.constraint.llguidance_errors import error_text, explained, meaning_of
 from hearth.worker.constraint.schema_patterns import SchemaPattern, patterns_of
 
+COMPILE_CPU_S: Final = 1.0  # for all that is compiled for one request
 SCHEMA_BYTES_MAX: Final = 1_000_000
 PATTERNS_TRIED: Final = 8  # of one request, before its grammar is compiled
 TRIED_REPEATS: Final = 1_000  # a pattern that repeats a part less often is not tried
@@ -38,20 +45,23 @@ class NamedSchema:
 class GrammarBuild:
     """Compiles what one request asks for. Owner: the prompt thread.
 
-    All that is compiled draws on the one limit of `process`: each part that is looked at alone, so
-    that a refusal can name it, and the whole.
+    All that is compiled draws on one limit of time: each part that is looked at alone, so that a
+    refusal can name it, and the whole. What is not plain has a process of its own before.
     """
 
     def __init__(
         self,
-        process: GrammarProcess,
+        tokenizer: LLTokenizer,
         marks: Mapping[str, int],
         schemas: Sequence[NamedSchema],
         source_of: Callable[[Sequence[NamedSchema]], str],
     ) -> None:
         """`source_of` writes the grammar with other schemas in their places."""
         self.left_out: list[str] = []  # keywords of tools' schemas that the grammar lacks
-        self.process = process
+        self.is_ended = False  # it has passed a limit
+        self.held_bytes = 0  # by what is compiled, as far as that was measured
+        self._tokenizer = tokenizer
+        self._left_s = COMPILE_CPU_S
         self._source_of = source_of
         self._marks = marks
         self._schemas = schemas
@@ -66,11 +76,10 @@ class GrammarBuild:
         schema, pattern = self._patterns[0]
         return f"The pattern that repeats most is {pattern} in the JSON schema of {schema.whose}."
 
-    def compile(self, source: str) -> bytes:
-        """Return the first mask of the grammar `source`, at which the process stands then.
+    def compile(self, source: str) -> Grammar:
+        """Return the grammar `source`, or what can be enforced of it.
 
-        Raises RequestError where it cannot be compiled, allows nothing, or passes a limit, and
-        GrammarLost where its process ended for nothing that it was asked.
+        Raises RequestError where it cannot be compiled, allows nothing, or passes a limit.
         """
         try:
             for schema, pattern in self._patterns:
@@ -87,16 +96,41 @@ class GrammarBuild:
                 self._schemas[-1].param if self._schemas else None,
             ) from error
 
-    def _compile_whole(self, source: str) -> bytes:
+    def _compile_whole(self, source: str) -> Grammar:
         try:
-            return self.process.compile(source)
+            return self._grammar(source)
+        except GrammarEnded:
+            raise
         except GrammarError:
             # One by one they take longer than all of them together.
             source = self._source_of([self._held(schema) for schema in self._schemas])
         try:
-            return self.process.compile(source)
+            return self._grammar(source)
+        except GrammarEnded:
+            raise
         except GrammarError as error:
             raise refused(f"The answer's grammar: {explained(error)}.", None) from None
+
+    def _grammar(self, source: str) -> Grammar:
+        matcher, spent_s = self._compiled(source)
+        return Grammar(matcher, functools.partial(matcher_of, self._tokenizer, source), spent_s)
+
+    def _compiled(self, source: str) -> tuple[LLMatcher, float]:
+        """Compile a grammar; tell how much CPU time that took. Raises GrammarError."""
+        try:
+            if not is_plain(source):
+                spent_s, self.held_bytes = compile_apart(source, max(self._left_s, 0.001))
+                self._left_s -= spent_s
+            if self._left_s <= 0:
+                raise GrammarEnded(f"it takes more than {COMPILE_CPU_S:g} s of CPU time")
+            began = time.thread_time()
+            try:
+                return matcher_of(self._tokenizer, source), time.thread_time() - began
+            finally:
+                self._left_s -= time.thread_time() - began
+        except GrammarEnded:
+            self.is_ended = True
+            raise
 
     def _held(self, named: NamedSchema) -> NamedSchema:
         """Return what can be enforced of a tool's schema. Raises RequestError for the answer's."""
@@ -109,7 +143,7 @@ class GrammarBuild:
             self._error_of(lambda part: self._source(part, named.options)),
             self._error_of(lambda held: self._source_of([replace(named, schema=held)])),
         )
-        if self.process.is_ended:
+        if self.is_ended:
             raise GrammarEnded("too much of it cannot be enforced")
         self.left_out += left_out
         return replace(named, schema=schema)
@@ -118,8 +152,8 @@ class GrammarBuild:
         """Raise RequestError where a pattern fails by itself, maybe at a later character."""
         text = {"type": "string", "pattern": pattern.pattern}
         try:
-            self.process.attempt(self._source(text, schema.options))
-        except (GrammarError, GrammarEnded) as error:
+            walk(self._compiled(self._source(text, schema.options))[0], self._left_s)
+        except GrammarError as error:
             is_limit = isinstance(error, GrammarEnded) or meaning_of(error_text(error)).is_limit
             if schema.options and not is_limit:
                 return  # what cannot be enforced of a tool's schema is left out
@@ -147,11 +181,11 @@ class GrammarBuild:
 
         def error_of(part: Any) -> str:
             nonlocal has_error
-            if has_error and self.process.is_ended:
+            if has_error and self.is_ended:
                 return ""
             try:
-                self.process.compile(source_of(part))
-            except (GrammarEnded, GrammarLost):
+                self._compiled(source_of(part))
+            except GrammarEnded:
                 if not has_error:
                     raise
             except GrammarError as error:

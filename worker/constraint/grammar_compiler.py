@@ -1,17 +1,17 @@
 """Compiles what an answer has to be into a mask of the tokens that may come next."""
 
-import contextlib
 import functools
 import json
 import logging
 import threading
-import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from hearth.shared.errors import Overloaded, RequestError
+from llguidance import LLTokenizer
+
+from hearth.shared.errors import RequestError
 from hearth.shared.memory_by_owner import MemoryByOwner
 from hearth.shared.suspending_clock import awake_s
 from hearth.shared.wire_messages import Constraints
@@ -19,17 +19,8 @@ from hearth.worker.constraint.call_drafts import ENDS, CallDrafts, CallText, For
 from hearth.worker.constraint.call_grammars import AnswerForm, CallGrammar
 from hearth.worker.constraint.call_text.call_shape import CallShape
 from hearth.worker.constraint.call_text.text_shape import Shape
+from hearth.worker.constraint.grammar_answer import Grammar, GrammarAnswer
 from hearth.worker.constraint.grammar_build import GrammarBuild, NamedSchema, check_size, refused
-from hearth.worker.constraint.grammar_client import (
-    GrammarAnswer,
-    GrammarEnded,
-    GrammarError,
-    GrammarLost,
-    GrammarProcess,
-    Patience,
-    end_unused_base,
-    fork_base,
-)
 from hearth.worker.constraint.json_schemas import ToolSchema, tool_of
 from hearth.worker.constraint.lark_builder import LENIENT, NEWLINES, NOTHING, TEXT, Expression, Lark
 from hearth.worker.constraint.schema_references import quoted
@@ -40,9 +31,9 @@ log = logging.getLogger(__name__)
 
 OWNERS_MAX: Final = 64  # whose calls' forced texts are remembered: some 100 KB each
 LOOK_S: Final = 1.0  # between two looks for what is idle
-IDLE_S: Final = 45.0  # that a process is kept which nobody uses: it is gone within a minute
-HELD_BYTES_MAX: Final = 256 << 20  # of all processes of grammars that are remembered
-PROCESS_BYTES: Final = 4 << 20  # of one, beside what it tells: pages that it shares no more
+IDLE_S: Final = 45.0  # that a grammar is kept which nobody uses: it is gone within a minute
+HELD_BYTES_MAX: Final = 256 << 20  # of all grammars that are remembered
+GRAMMAR_BYTES: Final = 8 << 20  # of one, beside what was measured: its lexer grows with answers
 ANY_OBJECT: Final = {"type": "object"}
 
 
@@ -52,20 +43,19 @@ _Writer = Callable[[list[ToolSchema]], str]
 
 @dataclass(slots=True)
 class _Compiled:
-    """A grammar that is remembered, in a process of its own."""
+    """A grammar that is remembered."""
 
-    process: GrammarProcess
-    first_mask: bytes
+    grammar: Grammar
     largest_pattern: str  # a sentence for the client
-    held_bytes: int  # by its process, beyond what it shares with that of the tokenizer
+    held_bytes: int  # as far as that was measured
     used_at: float  # when an answer last began
 
 
 class GrammarCompiler:
     """Makes token masks for one model's answers. Any thread may ask.
 
-    Invariant: the processes of remembered grammars hold at most HELD_BYTES_MAX, each for the one
-    owner that asked for it, and each answer has a process of its own.
+    Invariant: remembered grammars hold at most HELD_BYTES_MAX, each for the one owner that asked
+    for it. An answer starts no process.
     """
 
     def __init__(
@@ -89,16 +79,13 @@ class GrammarCompiler:
         self._call_grammar = output_format.call_grammar
         self.think_marks = think_marks(tokenizer, self._messages, output_format.think_marks)
         self._marks = _marks(tokenizer, output_format.think_marks, self._call_grammar)
-        # Made at first need, which takes seconds; alive while a fork of it is, or it is kept warm.
-        self._loaded: Callable[[], GrammarProcess | None] = lambda: None
-        self._warm: GrammarProcess | None = None
+        self._tokens: LLTokenizer | None = None  # made at first need, which takes up to a second
         self._loading = threading.Lock()
-        self.patience = Patience()  # of the answers to come
         self.clock = awake_s  # what is idle ends by it
-        self._used_at, self._look_at = awake_s(), 0.0
+        self._look_at = 0.0
         # Kept for one key: compiled grammars, 256 MB
         self._compiled: MemoryByOwner[str, _Compiled] = MemoryByOwner(  # by source
-            HELD_BYTES_MAX, lambda _, each: PROCESS_BYTES + each.held_bytes
+            HELD_BYTES_MAX, lambda _, each: GRAMMAR_BYTES + each.held_bytes
         )
         self._lock = threading.Lock()  # of what follows
         self.hits: Counter[str] = Counter()  # by owner
@@ -164,7 +151,7 @@ class GrammarCompiler:
             return None
         if compiled is None:
             return TokenMask(prompt_tokens, None, thinking, banned)
-        answer = GrammarAnswer(compiled.process, compiled.first_mask, self.patience)
+        answer = GrammarAnswer(compiled.grammar)
         return TokenMask(
             prompt_tokens, answer, thinking, banned, compiled.largest_pattern, self.counts
         )
@@ -312,10 +299,10 @@ class GrammarCompiler:
         block = lark.optional(start, lark.text_until(end), NEWLINES)
         return lark.row(NEWLINES, block, last)
 
-    # ------------------------------------------------------------ processes
+    # ------------------------------------------------------------ memory
 
     def end_idle(self, idle_s: float = IDLE_S) -> None:
-        """End what nobody has used for `idle_s` seconds, but for what answers under way go on from.
+        """Forget what nobody has used for `idle_s` seconds, but for what answers go on from.
 
         The inference thread asks at each turn, and where the cache is emptied.
         """
@@ -324,9 +311,6 @@ class GrammarCompiler:
             return
         self._look_at, since = now + LOOK_S, now - idle_s
         self._compiled.drop(lambda each: each.used_at <= since)
-        if self._used_at <= since:
-            self._warm = None
-            end_unused_base()
 
     def _recalled(
         self,
@@ -337,8 +321,6 @@ class GrammarCompiler:
         write: _Writer,
     ) -> _Compiled:
         """Return a grammar from memory, or compile it. Raises RequestError."""
-        self._used_at = self.clock()
-        self._compiled.drop(lambda each: each.process.is_gone)
         compiled = self._compiled.get(owner, source)
         if compiled is None:
             compiled = self._compile(source, constraints, tools, write)
@@ -346,44 +328,20 @@ class GrammarCompiler:
         else:
             with self._lock:
                 self.hits[owner] += 1
-            compiled.used_at = self._used_at = self.clock()
+            compiled.used_at, compiled.grammar = self.clock(), compiled.grammar.fresh()
         return compiled
 
     def _compile(
         self, source: str, constraints: Constraints, tools: list[ToolSchema], write: _Writer
     ) -> _Compiled:
-        """Return a grammar in a process of its own, in a second one where that is lost.
-
-        Raises RequestError.
-        """
+        """Return a grammar, and count what of it is not enforced. Raises RequestError."""
         schemas = [
             NamedSchema(tool.schema, f"the tool {tool.name!r}", "tools", LENIENT) for tool in tools
         ]
         if constraints.schema is not None:
             schemas.append(NamedSchema(constraints.schema, "the answer", "response_format", {}))
-        with contextlib.suppress(GrammarLost, GrammarEnded):
-            return self._compile_once(source, schemas, tools, write)
-        try:
-            return self._compile_once(source, schemas, tools, write)
-        except (GrammarLost, GrammarEnded) as error:
-            raise Overloaded(
-                f"No process can be started for the answer's grammar: {error}. Send it again."
-            ) from error
-
-    def _compile_once(
-        self,
-        source: str,
-        schemas: list[NamedSchema],  # those of the tools first
-        tools: list[ToolSchema],
-        write: _Writer,
-    ) -> _Compiled:
-        """Return a grammar in a process of its own.
-
-        Raises RequestError, and GrammarLost and GrammarEnded where a process is lost.
-        """
-        process = self._tokenizer_process().fork()
         build = GrammarBuild(
-            process,
+            self._ll_tokenizer(),
             self._marks,
             schemas,
             lambda held: write(
@@ -391,35 +349,28 @@ class GrammarCompiler:
             ),
         )
         try:
-            mask = build.compile(source)
+            grammar = build.compile(source)
         except RequestError:
             with self._lock:
-                self.counts["ended"] += process.is_ended
+                self.counts["ended"] += build.is_ended
             raise
         if build.left_out:
             log.info("left out of a grammar keywords=%r", ", ".join(sorted({*build.left_out})))
             with self._lock:
                 self.counts["left_out"] += 1
-        return _Compiled(process, mask, build.largest_pattern, process.held_bytes(), self.clock())
+        return _Compiled(grammar, build.largest_pattern, build.held_bytes, self.clock())
 
-    def _tokenizer_process(self) -> GrammarProcess:
-        """Return the process that knows the model's tokens.
-
-        Raises RequestError without one, GrammarLost and GrammarEnded where it cannot be started.
-        """
+    def _ll_tokenizer(self) -> LLTokenizer:
+        """Return llguidance's tokenizer of the model's tokens. Raises RequestError without one."""
         with self._loading:
-            process = self._loaded()
-            if process is None or process.is_gone:
-                config = self.tokenizer_config()
-                process = fork_base()
+            if self._tokens is None:
+                config, ends = self.tokenizer_config(), sorted(self.end_ids)
+                size = max(self._vocab_size, len(self.tokenizer))
                 try:
-                    size = max(self._vocab_size, len(self.tokenizer))
-                    process.load(config, size, sorted(self.end_ids))
-                except GrammarError as error:
+                    self._tokens = LLTokenizer(config, n_vocab=size, eos_token=ends)
+                except ValueError as error:
                     raise _unreadable(str(error)) from None
-                self._loaded = weakref.ref(process)
-            self._warm = process
-            return process
+            return self._tokens
 
     def tokenizer_config(self) -> str:
         """Return the tokenizer's JSON with the marks as tokens that are never part of a text.

@@ -44,7 +44,7 @@ _NOTHING: Final = Meaning(
 _MEANINGS: Final = (
     (re.compile(r"items; max is|too many items", re.IGNORECASE), _CHOICES),
     (re.compile(r"too many (expressions|states)|LexerTooComplex", re.IGNORECASE), _PATTERNS),
-    (re.compile(r"fuel|exhausted", re.IGNORECASE), _SEARCH),
+    (re.compile(r"fuel|exhausted|CPU time", re.IGNORECASE), _SEARCH),
     (re.compile(r"too (big|large|complex)", re.IGNORECASE), _SIZE),
     (re.compile(r"NoExtension"), _NOTHING),
 )

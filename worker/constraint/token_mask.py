@@ -10,13 +10,8 @@ from typing import Any, TypeVar
 import mlx.core as mx
 import numpy as np
 
-from hearth.shared.errors import WorkerLost
-from hearth.worker.constraint.grammar_client import (
-    GrammarAnswer,
-    GrammarEnded,
-    GrammarError,
-    GrammarLost,
-)
+from hearth.worker.constraint.grammar_answer import GrammarAnswer
+from hearth.worker.constraint.grammar_trial import GrammarError
 from hearth.worker.constraint.llguidance_errors import error_text, explained, meaning_of
 from hearth.worker.constraint.thinking_budget import ThinkingBudget
 
@@ -80,8 +75,7 @@ class TokenMask:
         counts: Counter[str] | None = None,
     ) -> None:
         self.failure = ""
-        # Of HTTP: 400 where the grammar is what is wrong, 503 where the system ended its process.
-        self.failure_status, self.failure_code = 500, "constraint_failed"
+        self.failure_status = 500  # of HTTP; 400 where the grammar is what is wrong
         self._prompt_tokens = prompt_tokens
         self._answer = answer
         self._largest_pattern = largest_pattern
@@ -107,7 +101,7 @@ class TokenMask:
         return self._guarded(masked, logits)
 
     def close(self) -> None:
-        """Let the grammar's processes go: the answer is over."""
+        """Let the grammar go: the answer is over."""
         self._answer = None
 
     # ------------------------------------------------------------ drafts
@@ -153,26 +147,19 @@ class TokenMask:
             return otherwise
         try:
             return act()
-        except (GrammarError, GrammarEnded, GrammarLost) as error:
+        except GrammarError as error:
             self._fail_by_grammar(error)
         except Exception as error:
             log.exception("a constraint broke")
             self.failure = f"{type(error).__name__}: {error}"
         return otherwise
 
-    def _fail_by_grammar(self, error: GrammarError | GrammarEnded | GrammarLost) -> None:
+    def _fail_by_grammar(self, error: GrammarError) -> None:
         """Fail; a grammar that is too large to go on with is the client's to change."""
         self._counts["answers_ended"] += 1
         log.warning("a grammar ended amid its answer by %s", type(error).__name__)
-        said = explained(error)
-        if isinstance(error, GrammarLost):
-            self.failure_status, self.failure_code = 503, WorkerLost.CODE
-            said += ". That is nothing that was asked; send it again"
-        elif isinstance(error, GrammarEnded):
-            self.failure_status = 400
-            said += f". {self._largest_pattern} Let patterns repeat less, or ask for their form in"
-            said += " words"
-        elif (meaning := meaning_of(error_text(error))).is_limit:
+        said, meaning = explained(error), meaning_of(error_text(error))
+        if meaning.is_limit:
             self.failure_status = 400
             said += f". {self._largest_pattern}" if meaning.is_of_patterns else ""
         said = " ".join(said.split()).rstrip(". ")

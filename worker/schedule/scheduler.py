@@ -471,7 +471,7 @@ class Scheduler:
         self._close_slot(request)
         log.error("constraint broke request=%s", request.request_id)  # why quotes the answer
         text = f"The answer could not be held to what was asked of it: {guide.failure}."
-        return Failed(request.request_id, guide.failure_status, guide.failure_code, text)
+        return Failed(request.request_id, guide.failure_status, "constraint_failed", text)
 
     def _close_slot(self, request: Request) -> None:
         """Check the slot in with all that was computed, also for a client that left."""

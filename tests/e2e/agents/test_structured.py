@@ -10,7 +10,7 @@ import pytest
 
 from hearth.shared.errors import RequestError
 from hearth.shared.wire_messages import Constraints, Sampling
-from hearth.worker.constraint.grammar_client import GrammarError
+from hearth.worker.constraint.grammar_trial import GrammarError
 from scripts.harness.constrained_answers import Asked, GuidedMachine, Schemas, tool
 from scripts.harness.model_families import FAMILIES, Family, family
 

@@ -2,7 +2,6 @@
 
 import json
 import threading
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,7 +11,6 @@ import pytest
 
 from tests.helpers.servers.server import WAIT_S_MAX, Server
 
-MODULE = "hearth.worker.constraint.grammar_process"
 ASKED = [{"role": "user", "content": "Hi"}]
 CITY = {"enum": ["Oslo", "Rome"]}
 NEVER = {"type": "string", "pattern": "(?=a)b"}
@@ -138,26 +136,13 @@ def test_an_answers_schema_that_no_grammar_holds_is_a_400_with_keyword_and_place
 # ---------------------------------------------------------------- processes
 
 
-def helpers(server: Server) -> list[psutil.Process]:
-    assert server.process is not None
-    everyone = psutil.Process(server.process.pid).children(recursive=True)
-    return [each for each in everyone if MODULE in " ".join(cmdline(each))]
-
-
-def cmdline(process: psutil.Process) -> list[str]:
-    try:
-        return process.cmdline()
-    except psutil.Error:
-        return []
-
-
-def test_emptying_the_cache_ends_idle_helpers_and_cuts_no_answer_under_way(
+def test_an_answer_starts_no_process_and_emptying_the_cache_cuts_none_under_way(
     running: Server,
 ) -> None:
+    assert running.process is not None
+    before = {each.pid for each in psutil.Process(running.process.pid).children(recursive=True)}
     flags = {"type": "array", "items": {"type": "boolean"}, "minItems": 400, "maxItems": 400}
     path, body = asked_for("chat", closed(flags=flags))
-    idle_path, idle = asked_for("chat", closed(idle=CITY))
-    assert reply(running, idle_path, idle)[0] == 200
     begun, texts = threading.Event(), list[str]()
 
     def read() -> None:
@@ -174,13 +159,21 @@ def test_emptying_the_cache_ends_idle_helpers_and_cuts_no_answer_under_way(
     assert begun.wait(WAIT_S_MAX)
     running.forget()
     assert reader.is_alive(), "the answer is under way"
-    assert helpers(running)
+    during = {each.pid for each in psutil.Process(running.process.pid).children(recursive=True)}
+    assert during == before
     reader.join(WAIT_S_MAX)
     assert len(json.loads("".join(texts))["flags"]) == 400
-    running.wait_until_idle()
-    running.forget()
-    deadline = time.monotonic() + WAIT_S_MAX
-    while helpers(running):
-        assert time.monotonic() < deadline, helpers(running)
-        time.sleep(0.05)
-    assert reply(running, idle_path, idle)[0] == 200
+    assert reply(running, path, {**body, "max_tokens": 4_000})[0] == 200
+
+
+def test_a_schema_that_ends_its_trial_is_a_400_and_its_worker_lives(running: Server) -> None:
+    assert running.process is not None
+    before = {each.pid for each in psutil.Process(running.process.pid).children(recursive=True)}
+    links = {f"d{n}": closed(a={"$ref": f"#/$defs/d{n + 1}"}) for n in range(5_000)}
+    path, body = asked_for("chat", {"$ref": "#/$defs/d0", "$defs": {**links, "d5000": CITY}})
+    status, text = reply(running, path, body)
+    assert status == 400 and "nested too deeply" in text, text
+    path, body = asked_for("chat", closed(city=CITY))
+    assert reply(running, path, body)[0] == 200
+    after = {each.pid for each in psutil.Process(running.process.pid).children(recursive=True)}
+    assert after == before, "the worker is the same, and nothing is left beside it"

@@ -1,30 +1,32 @@
 """Checks what a token mask tells of tokens that may come, and that it is as before behind it."""
 
-import signal
+import itertools
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
-import psutil
 import pytest
+from llguidance import LLParserLimits
 
 from hearth.shared.wire_messages import Constraints
+from hearth.worker.constraint import grammar_answer, grammar_trial
 from hearth.worker.constraint.grammar_compiler import GrammarCompiler
 from hearth.worker.constraint.token_mask import TokenMask
 from scripts.fixtures import checkpoint_files
 from scripts.harness.constrained_answers import constrainer_for, tool
 from scripts.harness.model_families import family
 
-pytestmark = pytest.mark.process
-
 WIDTH = checkpoint_files.VOCAB_SIZE
-MODULE = "hearth.worker.constraint.grammar_process"
 FIXED = {"type": "object", "properties": {"place": {"enum": ["Rome", "Oslo"]}}}
 PLACE = Constraints(is_json=True, schema=FIXED | {"required": ["place"]})
 TEXT = {"type": "string", "pattern": "^(q{1,40}|z{1,50}|[a-z]{1,60})*$"}
 WORDS = Constraints(
     is_json=True,
     schema={"type": "object", "properties": {"words": TEXT}, "required": ["words"]},
+)
+LONG_TEXT = Constraints(
+    is_json=True,
+    schema={"type": "object", "properties": {"words": {"type": "string", "maxLength": 90_000}}},
 )
 # Its 900 optional properties end an answer behind the beginning of a name.
 MANY = {f"p{n}": {"type": "string", "pattern": f"^[a-z]{{{n}}}$"} for n in range(900)}
@@ -183,50 +185,45 @@ def test_a_draft_that_breaks_its_grammar_ends_no_answer(compiler: GrammarCompile
     assert mask.forced(99) == []
 
 
-def end_answer(how: signal.Signals) -> None:
-    """Send a signal to the process that began last: an answer's, where it has just been asked."""
-    everyone = psutil.Process().children(recursive=True)
-    found = [each for each in everyone if each.status() != psutil.STATUS_ZOMBIE]
-    # Times of creation have steps of 10 ms, in which several begin.
-    answer = max(found, key=lambda each: (each.create_time(), each.pid))
-    assert MODULE in answer.cmdline()
-    answer.send_signal(how)
-    answer.wait(60)
-
-
-def test_an_answer_whose_process_ends_behind_a_draft_goes_on_in_another(
-    compiler: GrammarCompiler,
+def test_an_answer_whose_lexer_another_one_breaks_goes_on(
+    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What looking ahead took may be what ended it."""
-    mask, said = mask_of(compiler, PLACE), tokens_of('{"place": "')
-    expected = may_come(mask_of(compiler, PLACE), said)
-    assert mask.fitting(said) == len(said)
-    end_answer(signal.SIGPROF)
+    """Answers of a grammar share its lexer, and what that fails by."""
+    monkeypatch.setattr(grammar_trial, "LIMITS", LLParserLimits(max_lexer_states=2_000))
+    other, mask = mask_of(compiler, LONG_TEXT), mask_of(compiler, LONG_TEXT)
+    said, written = tokens_of('{"words": "qq'), tokens_of('{"words": "')
+    expected = may_come(mask_of(constrainer_for(family("qwen3")), LONG_TEXT), said)
+    mask.take(said[:-1])
+    while not other.failure:
+        assert len(written) < 5_000, "its lexer has no limit"
+        written += tokens_of("q")
+        other.process(mx.array(written), zeros())
+    assert other.failure_status == 400 and "atterns repeat less" in other.failure
     assert may_come(mask, said) == expected
-    assert mask.fitting(tokens_of("Rome")) == 0
-    end_answer(signal.SIGPROF)
-    mask.take(tokens_of("Rome"))
-    assert mask.fitting(tokens_of('"}')) == 0
-    assert mask.failure_status == 400
-    assert "CPU time" in mask.failure
+    assert mask.fitting(tokens_of("q")) == 0, "nothing more is looked at ahead"
+    assert may_come(mask_of(compiler, LONG_TEXT), said) == expected
 
 
-@pytest.mark.parametrize("act", ["fitting", "forced", "process_rows"])
-def test_an_answer_whose_process_was_killed_fails_with_a_503(
-    compiler: GrammarCompiler, act: str
+@pytest.mark.parametrize("act", ["process", "fitting", "forced", "process_rows"])
+def test_an_answer_whose_token_takes_long_ends_with_a_400(
+    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch, act: str
 ) -> None:
     mask, said = mask_of(compiler, PLACE), tokens_of('{"place": "')
     mask.fitting(said)
-    end_answer(signal.SIGKILL)
-    mask.take(said)
+    clock = itertools.count()
+    monkeypatch.setattr(grammar_answer.time, "thread_time", lambda: float(next(clock)))
     given = zeros(2)
+    if act != "process":
+        mask.take(said)
     found: Any = {
+        "process": lambda: mask.process(mx.array(said), given),
         "fitting": lambda: mask.fitting([7]),
         "forced": lambda: mask.forced(9),
         "process_rows": lambda: mask.process_rows([7], given),
     }[act]()
-    assert found is given if act == "process_rows" else not found
-    assert mask.failure_status == 503
+    assert not found if act in ("fitting", "forced") else found is given
+    assert mask.failure_status == 400
+    assert "a token of it takes more than 0.5 s of CPU time" in mask.failure
     assert mask.fitting([7]) == 0
     assert mask.process_rows([7], given) is given
     assert mask.process(mx.array(said), zeros()).shape == (1, WIDTH)

@@ -12,7 +12,7 @@ from tokenizers import AddedToken
 
 from hearth.shared.errors import RequestError
 from hearth.shared.wire_messages import Constraints
-from hearth.worker.constraint.grammar_compiler import HELD_BYTES_MAX, PROCESS_BYTES, GrammarCompiler
+from hearth.worker.constraint.grammar_compiler import GRAMMAR_BYTES, HELD_BYTES_MAX, GrammarCompiler
 from hearth.worker.constraint.token_mask import TokenMask
 from scripts.fixtures import checkpoint_files
 from scripts.harness.constrained_answers import Walk, constrainer_for, end_ids, tool, walk
@@ -275,9 +275,9 @@ def test_a_compiled_grammar_is_kept_and_each_answer_has_its_own_place_in_it() ->
     tokens = family("llama3").tokenizer.encode(ANSWER, add_special_tokens=False)
     assert first.takes(tokens)
     assert second.takes(tokens)
-    for n in range(HELD_BYTES_MAX // PROCESS_BYTES + 1):
+    for n in range(HELD_BYTES_MAX // GRAMMAR_BYTES + 1):
         walk(found, Constraints(is_json=True, schema={"const": n}), [])
-    assert 5 < found.compiled_count < HELD_BYTES_MAX // PROCESS_BYTES, "each took more besides"
+    assert found.compiled_count == HELD_BYTES_MAX // GRAMMAR_BYTES
 
 
 def test_the_remembered_grammars_of_one_key_take_nothing_from_another(
@@ -290,7 +290,7 @@ def test_the_remembered_grammars_of_one_key_take_nothing_from_another(
     made.token_mask(mine, [], "", 0, "b")
     for n in range(12):
         made.token_mask(Constraints(is_json=True, schema={"const": n}), [], "", 0, "a")
-    assert made.compiled_count < 10, "4 MB and more each"
+    assert made.compiled_count == (40 << 20) // GRAMMAR_BYTES
     made.token_mask(mine, [], "", 0, "b")
     assert made.hits == {"b": 1}
 

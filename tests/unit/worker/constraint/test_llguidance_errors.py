@@ -2,7 +2,7 @@
 
 import pytest
 
-from hearth.worker.constraint.grammar_client import GrammarError
+from hearth.worker.constraint.grammar_trial import GrammarError
 from hearth.worker.constraint.llguidance_errors import explained, meaning_of
 
 SAID = {
@@ -13,6 +13,7 @@ SAID = {
     "too many states: 50001": "patterns repeat less",
     "fuel exhausted when checking relevance of lexemes (1000000)": "smaller multipleOf",
     "initial lexer configuration (grammar) too big (limit for this grammar: 1)": "fewer properties",
+    "a token of it takes more than 0.5 s of CPU time": "patterns that repeat less",
     "schema too large": "fewer properties",
     "NoExtensionBias": "$ref to itself",
 }

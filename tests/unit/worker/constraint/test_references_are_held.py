@@ -3,18 +3,17 @@
 An answer's schema is one grammar for every dialect; calls have one for each format of calls.
 """
 
-import gc
 import json
-import threading
 from typing import Any, Final
 
 import pytest
+from llguidance import LLMatcher, LLTokenizer
 
 from hearth.shared.errors import RequestError
 from hearth.shared.wire_messages import Constraints
-from hearth.worker.constraint import grammar_client
-from hearth.worker.constraint.grammar_client import GrammarEnded, GrammarError, GrammarProcess
+from hearth.worker.constraint import grammar_build
 from hearth.worker.constraint.grammar_compiler import GrammarCompiler
+from hearth.worker.constraint.grammar_trial import GrammarEnded, GrammarError
 from hearth.worker.constraint.lark_builder import GRAMMAR_CHARS_MAX, Lark
 from scripts.harness.constrained_answers import constrainer_for, tool, walk
 from scripts.harness.model_families import family
@@ -312,20 +311,20 @@ def test_gemmas_parts_of_an_all_of_hide_no_required_property() -> None:
 # ---------------------------------------------------------------- bombs
 
 
-def test_nothing_more_of_a_tools_schema_is_tried_once_its_process_has_ended(
+def test_nothing_more_of_a_tools_schema_is_tried_once_its_time_is_over(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Each part is written with all definitions: 20,000 of 1.2 MB took minutes."""
     asked = []
 
-    def compiled(process: GrammarProcess, source: str) -> bytes:
+    def compiled(_: LLTokenizer, source: str) -> LLMatcher:
         asked.append(len(source))
         if len(asked) < 3:
             raise GrammarError("look-around is not supported")
-        process.close()
         raise GrammarEnded("it takes too long")
 
-    monkeypatch.setattr(GrammarProcess, "compile", compiled)
+    monkeypatch.setattr(grammar_build, "is_plain", lambda _: True)
+    monkeypatch.setattr(grammar_build, "matcher_of", compiled)
     schema = {"type": "object", "properties": {f"p{n}": INTEGER for n in range(500)}}
     with pytest.raises(RequestError):
         compiler_of("llama3").token_mask(REQUIRED, [tool("f", schema)], "", 0)
@@ -356,27 +355,3 @@ def test_a_grammar_above_its_limit_is_not_written_to_its_end(
     with pytest.raises(RequestError):
         compiler_of("qwen3_5").token_mask(REQUIRED, [tool("f", schema)], "", 0)
     assert written[0] < 2 * GRAMMAR_CHARS_MAX
-
-
-# ---------------------------------------------------------------- ends
-
-
-def test_emptying_the_cache_as_the_first_grammar_starts_refuses_nothing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The base had no fork yet, and was ended under the thread that was forking it."""
-    gc.collect()  # of earlier tests, whose processes are forks of the base
-    grammar_client.end_base()
-    made, fork, enders = compiler_of("llama3"), GrammarProcess.fork, list[threading.Thread]()
-
-    def forked(process: GrammarProcess, wait_s: float | None = None) -> GrammarProcess:
-        enders.append(threading.Thread(target=made.end_idle, args=(0.0,)))
-        enders[-1].start()
-        enders[-1].join(0.3)  # one that waits for the fork is right too
-        return fork(process, wait_s)
-
-    monkeypatch.setattr(GrammarProcess, "fork", forked)
-    asked = Constraints(is_json=True, schema={"const": "x"})
-    assert made.token_mask(asked, [], "", 0) is not None
-    for ender in enders:
-        ender.join()

@@ -1,0 +1,344 @@
+"""What a client's grammar may cost: tried apart where it is not plain, and whose words it holds."""
+
+import json
+import lzma
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import psutil
+import pytest
+
+from hearth.shared.errors import RequestError
+from hearth.shared.wire_messages import Constraints
+from hearth.worker.constraint import grammar_trial
+from hearth.worker.constraint.grammar_build import COMPILE_CPU_S
+from hearth.worker.constraint.grammar_compiler import IDLE_S, LOOK_S, GrammarCompiler
+from hearth.worker.constraint.grammar_trial import MODULE
+from scripts.harness.constrained_answers import Schemas, constrainer_for, tool, walk
+from scripts.harness.model_families import family
+
+pytestmark = pytest.mark.process
+
+WAIT_S_MAX = 60.0
+SECRET = "cAnArY-4419"
+JSON = Constraints(is_json=True, schema={"const": "x"})
+BOMB = {"type": "object", "properties": {"a": {"type": "integer", "multipleOf": 999_983}}}
+LONG = Constraints(is_json=True, schema=BOMB | {"required": ["a"]})  # takes many seconds
+TRACES = Path("tests/data/traces").glob("*.jsonl.xz")
+
+
+def schema_of(pattern: str) -> Constraints:
+    text = {"type": "string", "pattern": pattern}
+    schema = {"type": "object", "properties": {"a": text}, "required": ["a"]}
+    return Constraints(is_json=True, schema=schema)
+
+
+def chain(links: int, **more: Any) -> Constraints:
+    """Return a schema whose definitions each hold the next one."""
+    parts: dict[str, Any] = {
+        f"d{n}": {"type": "object", "properties": {"a": {"$ref": f"#/$defs/d{n + 1}"}}, **more}
+        for n in range(links)
+    }
+    parts[f"d{links}"] = {"type": "string"}
+    return Constraints(is_json=True, schema={"$ref": "#/$defs/d0", "$defs": parts})
+
+
+def tokens_of(text: str) -> list[int]:
+    return list(family("llama3").tokenizer.encode(text, add_special_tokens=False))
+
+
+def tools_of_traces() -> list[list[Any]]:
+    """Return the tools that agents offered, in OpenAI's shape."""
+    found = []
+    for path in TRACES:
+        with lzma.open(path, "rt") as lines:
+            rows = [json.loads(line) for line in lines]
+        offered = max((tools_in(row) for row in rows), key=len)
+        functions = [each.get("function", each) for each in offered]
+        found.append(
+            [
+                tool(each["name"], each.get("parameters") or each.get("input_schema"))
+                for each in functions
+                if "name" in each
+            ]
+        )
+    return found
+
+
+def tools_in(node: Any) -> list[Any]:
+    parts = node.values() if isinstance(node, dict) else node if isinstance(node, list) else ()
+    own = node.get("tools") if isinstance(node, dict) else None
+    if isinstance(own, list) and own and isinstance(own[0], dict):
+        return own
+    return max(map(tools_in, parts), key=len, default=[])
+
+
+@pytest.fixture
+def compiler() -> GrammarCompiler:
+    return constrainer_for(family("llama3"))
+
+
+@pytest.fixture
+def apart(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Return the list of programs that are started, with their options, as they are."""
+    started, run = list[Any](), subprocess.run
+
+    def noted(command: list[str], **options: Any) -> Any:
+        started.append((command, options))
+        return run(command, **options)
+
+    monkeypatch.setattr(grammar_trial.subprocess, "run", noted)
+    return started
+
+
+# ---------------------------------------------------------------- what is tried apart
+
+
+@pytest.mark.parametrize("name", ["llama3", "qwen3", "qwen3_5", "harmony"])
+def test_what_agents_ask_for_starts_no_process(name: str, apart: list[Any]) -> None:
+    maker = constrainer_for(family(name))
+    for tools in tools_of_traces():
+        assert len(tools) > 3
+        assert maker.token_mask(Constraints("required"), tools, "", 0) is not None
+    for seed in range(40):
+        schema = Constraints(is_json=True, schema=Schemas(seed).one())
+        try:
+            walk(maker, schema, []).allowed()
+        except RequestError as error:
+            assert error.status == 400
+    assert not apart
+
+
+def test_an_answer_starts_no_process_whatever_was_tried_before(
+    compiler: GrammarCompiler, apart: list[Any]
+) -> None:
+    asked = schema_of("^(.{3}x|.{4}y){0,3000}$")
+    answers = [walk(compiler, asked, []) for _ in range(3)]
+    assert len(apart) > 0
+    tried = len(apart)
+    for answer in answers:
+        assert answer.takes(tokens_of('{"a": "abcx"}'))
+    assert len(apart) == tried
+    assert not psutil.Process().children(recursive=True)
+
+
+def test_a_schema_that_is_compiled_for_long_is_refused_and_the_next_is_served(
+    compiler: GrammarCompiler,
+) -> None:
+    with pytest.raises(RequestError, match=f"more than {COMPILE_CPU_S:g} s of CPU time") as caught:
+        compiler.token_mask(LONG, [], "", 0)
+    assert caught.value.status == 400
+    assert compiler.report() == {
+        "remembered": 0,
+        "refused": 1,
+        "ended": 1,
+        "left_out": 0,
+        "answers_ended": 0,
+        "call_drafts_ended": 0,
+    }
+    assert compiler.token_mask(JSON, [], "", 0) is not None
+
+
+@pytest.mark.parametrize("links", [1_000, 20_000])
+def test_a_schema_nested_too_deeply_by_its_references_is_a_400_and_ends_no_worker(
+    compiler: GrammarCompiler, links: int
+) -> None:
+    """llguidance goes into each by recursion, up to the end of the stack."""
+    with pytest.raises(RequestError) as caught:
+        compiler.token_mask(chain(links), [], "", 0)
+    assert caught.value.status == 400
+    assert compiler.token_mask(chain(20), [], "", 0) is not None
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux limits a process's memory so")
+def test_a_schema_that_takes_much_memory_is_a_400(
+    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    many = Constraints(is_json=True, schema={"enum": [f"v{n * 7919}" for n in range(30_000)]})
+    assert compiler.token_mask(many, [], "", 0) is not None
+    monkeypatch.setattr(grammar_trial, "MEMORY_BYTES_MAX", 12 << 20)
+    with pytest.raises(RequestError, match="more than 12 MB of memory") as caught:
+        compiler.token_mask(many, [], "", 0, "another")
+    assert caught.value.status == 400
+
+
+def test_a_pattern_that_repeats_within_repeats_is_refused_by_its_name(
+    compiler: GrammarCompiler,
+) -> None:
+    with pytest.raises(RequestError) as caught:
+        compiler.token_mask(schema_of("(.{1,500}a){500}"), [], "", 0)
+    said = str(caught.value)
+    assert caught.value.status == 400
+    assert "'(.{1,500}a){500}' at /properties/a/pattern" in said
+    assert "250,000 times" in said and "Let it repeat less" in said
+
+
+def test_other_threads_go_on_while_a_grammar_is_compiled_and_followed(
+    compiler: GrammarCompiler,
+) -> None:
+    wide = {f"p{n}": {"type": "string", "maxLength": n} for n in range(2_000)}
+    schema = {"type": "object", "properties": wide, "additionalProperties": False}
+    compiler.token_mask(JSON, [], "", 0)  # the tokenizer is read
+    ticks, is_over = list[float](), threading.Event()
+
+    def tick() -> None:
+        while not is_over.wait(0.001):
+            ticks.append(time.monotonic())
+
+    other = threading.Thread(target=tick)
+    other.start()
+    began = time.monotonic()
+    started = compiler._ll_tokenizer()
+    source = compiler._source(Constraints(is_json=True, schema=schema), [], "", False)
+    assert source is not None
+    grammar_trial.matcher_of(started, source)
+    ended = time.monotonic()
+    is_over.set()
+    other.join()
+    assert sum(began < each < ended for each in ticks) > 5
+
+
+# ---------------------------------------------------------------- amid an answer
+
+
+def test_a_grammar_of_900_optional_properties_fails_amid_its_answer_with_a_400(
+    compiler: GrammarCompiler,
+) -> None:
+    """Its code has no SDK send it again, and its text names what is too much, not a pattern."""
+    properties = {f"p{n}": {"type": "string", "pattern": f"^[a-z]{{{n}}}$"} for n in range(900)}
+    schema = {"type": "object", "properties": properties, "additionalProperties": False}
+    guide = walk(compiler, Constraints(is_json=True, schema=schema), []).guide
+    guide.process(mx.array(tokens_of('{"p1')), mx.zeros((1, 8)))
+    assert guide.failure_status == 400
+    assert "too many items in a row" in guide.failure
+    assert "fewer optional properties" in guide.failure
+    assert "{899}" not in guide.failure and "left-recursive" not in guide.failure
+    assert not guide.failure.endswith(".")
+
+
+def test_a_pattern_that_fails_amid_its_answer_ends_that_answer_with_a_400(
+    compiler: GrammarCompiler,
+) -> None:
+    bomb = walk(compiler, schema_of("^(.{1,30}b){1,30}$"), [])
+    healthy = walk(compiler, schema_of("^a*$"), [])
+    said, zeros = tokens_of('{"a": "'), mx.zeros((1, 8))
+    while not bomb.guide.failure:
+        assert len(said) < 10_000, "nothing ends it"
+        said += tokens_of("xb" if len(said) % 3 else "b")
+        bomb.guide.process(mx.array(said), zeros)
+    assert bomb.guide.failure_status == 400
+    assert compiler.report()["answers_ended"] == 1
+    assert healthy.takes(tokens_of('{"a": "aa"}'))
+
+
+# ---------------------------------------------------------------- ends
+
+
+def test_grammars_that_nobody_uses_are_forgotten_but_answers_under_way_go_on(
+    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [1_000.0]
+    monkeypatch.setattr(compiler, "clock", lambda: now[0])
+    answer = walk(compiler, JSON, [])
+    now[0] += IDLE_S + LOOK_S + 1
+    compiler.end_idle()
+    assert compiler.compiled_count == 0
+    assert answer.takes(tokens_of('"x"'))
+    assert walk(compiler, JSON, []).takes(tokens_of('"x"'))
+
+
+def test_a_system_that_gives_no_process_is_told_as_a_503(
+    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise BlockingIOError("Resource temporarily unavailable")
+
+    monkeypatch.setattr(grammar_trial.subprocess, "run", refuse)
+    with pytest.raises(RequestError, match="No process can be started") as caught:
+        compiler.token_mask(LONG, [], "", 0)
+    assert caught.value.status == 503
+    assert compiler.token_mask(JSON, [], "", 0) is not None
+
+
+def test_a_process_that_was_killed_is_told_as_a_503_that_blames_no_limit(
+    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killed = subprocess.CompletedProcess([], -signal.SIGKILL, b"")
+    monkeypatch.setattr(grammar_trial.subprocess, "run", lambda *_, **__: killed)
+    with pytest.raises(RequestError, match="the system has ended it") as caught:
+        compiler.token_mask(LONG, [], "", 0)
+    assert caught.value.status == 503 and "CPU" not in str(caught.value)
+
+
+WORKER = f"""
+import threading
+from hearth.worker.constraint.grammar_trial import compile_apart
+document = '{json.dumps(BOMB | {"required": ["a"]})}'
+threading.Thread(target=compile_apart, args=("start: %json " + document, 5.0)).start()
+print("begun", flush=True)
+"""
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+def test_no_process_outlives_a_worker_that_is_killed(how: signal.Signals) -> None:
+    command = [sys.executable, "-c", WORKER]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as worker:
+        assert worker.stdout is not None and worker.stdout.readline() == b"begun\n"
+        deadline = time.monotonic() + WAIT_S_MAX
+        while not (theirs := psutil.Process(worker.pid).children(recursive=True)):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        worker.send_signal(how)
+    _, alive = psutil.wait_procs(theirs, WAIT_S_MAX)
+    assert not alive
+
+
+def test_no_module_that_lies_in_the_workers_directory_is_imported(tmp_path: Path) -> None:
+    (tmp_path / "llguidance.py").write_text("raise SystemExit(9)\n")
+    program = f"from {MODULE} import *\nprint(compile_apart('start: \"a\"', 1.0)[0] > 0)"
+    command = [sys.executable, "-P", "-c", program]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr
+
+
+# ---------------------------------------------------------------- whose words
+
+
+def test_what_was_compiled_for_one_key_is_not_there_for_another(
+    compiler: GrammarCompiler, apart: list[Any]
+) -> None:
+    asked = schema_of("^(.{3}x|.{4}y){0,3000}$")
+    for owner in ("a", "a", "b"):
+        compiler.token_mask(asked, [], "", 0, owner)
+    assert compiler.hits == {"a": 1}
+    once = len(apart)
+    compiler.token_mask(asked, [], "", 0, "b")
+    assert compiler.hits == {"a": 1, "b": 1}
+    assert compiler.compiled_count == 2
+    assert len(apart) == once, "who has it needs no process"
+
+
+def test_no_word_of_a_client_and_no_key_is_in_an_argument_or_the_environment(
+    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch, apart: list[Any]
+) -> None:
+    monkeypatch.setenv("PROXY_API_KEY", SECRET)
+    schema = {"enum": [SECRET, *range(20_000)]}
+    compiler.token_mask(Constraints(is_json=True, schema=schema), [], "", 0)
+    assert apart
+    for command, options in apart:
+        assert SECRET not in " ".join(command) and SECRET not in repr(options["env"])
+        assert options["stderr"] == subprocess.DEVNULL
+        assert SECRET in options["input"].decode()
+
+
+def test_what_is_tried_apart_has_no_mlx_and_starts_soon() -> None:
+    script = f"import sys, {MODULE}; print(*sys.modules)"
+    loaded = set(subprocess.check_output([sys.executable, "-c", script], text=True).split())
+    assert "llguidance" in loaded
+    assert not loaded & {"mlx", "mlx.core", "mlx_lm", "numpy", "transformers", "zmq"}

@@ -1,0 +1,176 @@
+"""Follows one answer through its grammar, within a limit of CPU time for each token."""
+
+import contextlib
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from llguidance import LLMatcher
+
+from hearth.worker.constraint.grammar_trial import GrammarEnded, GrammarError, mask_of
+
+STEP_CPU_S: Final = 0.5  # for one step of an answer: what its tokens may save up
+STEP_REFILL_CPU_S: Final = 0.02  # that each token of it adds
+DRAFT_CPU_S: Final = STEP_REFILL_CPU_S  # for one look ahead, behind which the draft is cut
+RENEW_CPU_S_MAX: Final = 0.25  # that a grammar may take to be compiled amid an answer
+USED_CPU_S_MAX: Final = 0.25  # of its answers, behind which its lexer's states are let go
+WALK_STEPS: Final = 64  # tokens of random answers with which a pattern is tried
+
+
+@dataclass(slots=True)
+class Grammar:
+    """A compiled grammar, whose answers share one lexer. `matcher` stays where answers begin."""
+
+    matcher: LLMatcher
+    compile: Callable[[], LLMatcher]  # it anew. Raises GrammarError
+    compile_s: float  # that this takes, of CPU time
+    used_s: float = 0.0  # of CPU time, by its answers
+    is_broken: bool = False  # for an answer at least: the lexer may be
+
+    def fresh(self) -> "Grammar":
+        """Return what the next answer begins with: this, or one with a lexer as small as at first.
+
+        Raises GrammarError.
+        """
+        if self.is_broken or self.used_s > USED_CPU_S_MAX:
+            return Grammar(self.compile(), self.compile, self.compile_s)
+        return self
+
+
+class GrammarAnswer:
+    """One answer's place in a grammar. Owner: the inference thread.
+
+    Invariant: neither another answer of the grammar nor a look ahead ends an answer: llguidance's
+    copies share a lexer, and what it fails by. A matcher that fails is replaced once, by one with a
+    lexer of its own that is told the same tokens, and from then on nothing is looked at ahead.
+    Only a grammar that takes long to compile has no second one: it is never looked at ahead in.
+    """
+
+    def __init__(self, grammar: Grammar) -> None:
+        self._grammar = grammar
+        self._matcher = grammar.matcher.deep_copy()
+        self._is_renewable = grammar.compile_s <= RENEW_CPU_S_MAX
+        self._mask: bytes | None = None  # behind all tokens; None = not asked for yet
+        self._tokens: list[int] = []
+        self._left_s = self._ahead_left_s = STEP_CPU_S  # looks ahead shorten no step's time
+
+    def mask(self, tokens: Sequence[int]) -> bytes:
+        """Return which token may come behind `tokens`, those since the last call of any method.
+
+        Raises GrammarError, as all methods do.
+        """
+        self._take(tokens)
+        while self._mask is None:
+            with self._charged():
+                mask = self._matcher.compute_bitmask()
+            if self._matcher.is_error():
+                self._renew()
+            else:
+                self._mask = mask
+        return self._mask
+
+    def masks(self, tokens: Sequence[int], draft: Sequence[int]) -> list[bytes]:
+        """Return `mask(tokens)`, and those behind each part of `draft` that may come then.
+
+        They are no more than the draft's tokens and one; the draft is not taken. A copy looks
+        ahead: llguidance's rollback leaves rows behind that give a wrong mask later.
+        """
+        masks = [self.mask(tokens)]
+        if draft and self._may_look_ahead():
+            walk, began = self._matcher.deep_copy(), time.thread_time()
+            for token in draft:
+                if not _allows(masks[-1], token) or time.thread_time() - began > DRAFT_CPU_S:
+                    break
+                _consume(walk, token)
+                mask = walk.compute_bitmask()
+                if walk.is_error():
+                    self._renew()
+                    break
+                masks.append(mask)
+            self._ahead_left_s -= time.thread_time() - began
+        return masks
+
+    def forced(self, tokens: Sequence[int]) -> list[int]:
+        """Return the tokens that have to come behind `tokens`, those since the last call.
+
+        A text that is forced is told in the tokens that its tokenizer reads it as.
+        """
+        self._take(tokens)
+        if not self._may_look_ahead():
+            return []
+        began = time.thread_time()
+        forced = self._matcher.compute_ff_tokens()
+        self._ahead_left_s -= time.thread_time() - began
+        if self._matcher.is_error():
+            self._renew()
+        return forced
+
+    def _may_look_ahead(self) -> bool:
+        return self._is_renewable and self._ahead_left_s >= STEP_CPU_S / 2
+
+    def _take(self, tokens: Sequence[int]) -> None:
+        if tokens:
+            self._tokens += tokens
+            self._mask = None
+            refill = STEP_REFILL_CPU_S * len(tokens)
+            self._left_s = min(self._left_s + refill, STEP_CPU_S)
+            self._ahead_left_s = min(self._ahead_left_s + refill, STEP_CPU_S)
+            with self._charged():
+                for token in tokens:
+                    _consume(self._matcher, token)
+
+    @contextlib.contextmanager
+    def _charged(self) -> Iterator[None]:
+        """Charge what is done within to the answer. Raises GrammarEnded where nothing is left."""
+        began = time.thread_time()
+        yield
+        spent_s = time.thread_time() - began
+        self._left_s -= spent_s
+        self._grammar.used_s += spent_s
+        if self._left_s < 0:
+            raise GrammarEnded(f"a token of it takes more than {STEP_CPU_S:g} s of CPU time")
+
+    def _renew(self) -> None:
+        """Go on with a lexer of its own. Raises GrammarError where it may not, or had one."""
+        self._grammar.is_broken = True
+        if not self._is_renewable:
+            raise GrammarError(self._matcher.get_error())
+        self._is_renewable = False
+        self._matcher = self._grammar.compile()
+        for token in self._tokens:
+            _consume(self._matcher, token)
+
+
+def walk(matcher: LLMatcher, cpu_s: float) -> None:
+    """Write random answers with a grammar, as some fail at a later token; it has a lexer less then.
+
+    Raises GrammarError; and GrammarEnded where it takes more than `cpu_s` of CPU time.
+    """
+    dice, began, answer = random.Random(0), time.thread_time(), matcher.deep_copy()
+    for _ in range(WALK_STEPS):
+        answer.consume_token(_drawn(mask_of(answer), dice))
+        if answer.is_stopped() and not answer.is_error():
+            answer = matcher.deep_copy()
+        if time.thread_time() - began > cpu_s:
+            raise GrammarEnded(f"random answers with it take more than {cpu_s:.2g} s of CPU time")
+    mask_of(answer)
+
+
+def _consume(matcher: LLMatcher, token: int) -> None:
+    """Go on by a token. A grammar that has ended takes none: what follows is the turn's end."""
+    if not matcher.is_stopped():
+        matcher.consume_token(token)
+
+
+def _allows(mask: bytes, token: int) -> bool:
+    return token < len(mask) * 8 and bool(mask[token // 8] >> token % 8 & 1)
+
+
+def _drawn(mask: bytes, dice: random.Random) -> int:
+    """Return a token that a mask lets come: that of a random set bit, or the next one."""
+    bits, start = int.from_bytes(mask, "little"), dice.randrange(len(mask) * 8)
+    higher = bits >> start << start
+    rest = higher or bits
+    return (rest & -rest).bit_length() - 1

@@ -1,0 +1,190 @@
+"""Tries a grammar in a process that can be ended: this module, run as a program.
+
+llguidance compiles within no limit of time, and its recursion has none of depth. A grammar that is
+not plain, by its size and its keywords, is compiled here first, with the kernel's limits. Imports
+no MLX. Nothing that is tried is logged, or told in an argument.
+"""
+
+import json
+import os
+import re
+import resource
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from typing import Any, Final
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+from hearth.shared.errors import Overloaded
+from hearth.worker.constraint.schema_patterns import SchemaPattern, patterns_of
+
+MODULE: Final = "hearth.worker.constraint.grammar_trial"
+MEMORY_BYTES_MAX: Final = 128 << 20
+WAIT_S_MAX: Final = 30.0  # a machine may be busy; what it computes, its own limit ends
+STACK_BYTES: Final = 1 << 20  # the thread that compiles the grammar next has twice as much
+STATES_MAX: Final = 50_000  # of a lexer: each takes some KB
+SILENT: Final = 0  # llguidance's log level: above it the answer is quoted on stderr
+LIMITS: Final = LLParserLimits(verbose_errors=False, max_lexer_states=STATES_MAX)
+
+# A grammar with no more than this is plain: it is compiled in some 0.3 s and 10 MB.
+CHARS_MAX: Final = 100_000
+RULES_MAX: Final = 1_000
+NODES_MAX: Final = 4_000  # of all its JSON
+LEVELS_MAX: Final = 200  # of JSON in JSON, each reference counted as one that holds all others
+PROPERTIES_MAX: Final = 200  # of one object: each may be left out
+MERGED_MAX: Final = 4  # parts of `allOf` with another in front
+NUMBERS_MAX: Final = 50  # bounds of numbers
+DIGITS_MAX: Final = 3  # of a number whose multiples are asked for
+PATTERNS_MAX: Final = 50
+PATTERN_CHARS_MAX: Final = 500
+REPEATS_MAX: Final = 1_000  # of a part of a pattern
+_BOUNDS: Final = ("multipleOf", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
+_DOCUMENT: Final = re.compile(r"^r\d+: %json (.*)$", re.MULTILINE)
+_MARK: Final = re.compile(r"<\[\d+\]>")
+_ENVIRONMENT: Final = ("PATH", "PYTHONPATH")  # all that is passed on
+
+
+class GrammarError(Exception):
+    """llguidance cannot go on; the text says why and may quote the grammar."""
+
+
+class GrammarEnded(GrammarError):
+    """A grammar passed a limit of time or memory; the text says which."""
+
+
+def is_plain(source: str) -> bool:
+    """Return whether a grammar is surely compiled soon, with little memory and stack."""
+    documents = [json.loads(each) for each in _DOCUMENT.findall(source)]
+    levels, counts, references = 0, Counter[str](), set[str]()
+    todo = [(each, 1) for each in documents]
+    while todo:
+        node, depth = todo.pop()
+        levels, counts["nodes"] = max(levels, depth), counts["nodes"] + 1
+        if isinstance(node, dict):
+            counts["bounds"] += sum(key in node for key in _BOUNDS)
+            counts["large"] += len(str(node.get("multipleOf", 1)).replace(".", "")) > DIGITS_MAX
+            counts["large"] += len(_parts(node.get("properties"))) > PROPERTIES_MAX
+            counts["merged"] += len(_parts(node.get("allOf"))[1:])
+            references.add(str(node.get("$ref")))
+        todo += [(part, depth + 1) for part in _parts(node)]
+    patterns = [each for document in documents for each in patterns_of(document)]
+    return (
+        len(source) <= CHARS_MAX
+        and source.count("\n") <= RULES_MAX
+        and counts["nodes"] <= NODES_MAX
+        and not counts["large"]
+        and counts["merged"] <= MERGED_MAX
+        and counts["bounds"] <= NUMBERS_MAX
+        and levels * max(1, len(references)) <= LEVELS_MAX
+        and len(patterns) <= PATTERNS_MAX
+        and all(map(_is_plain_pattern, patterns))
+    )
+
+
+def _is_plain_pattern(pattern: SchemaPattern) -> bool:
+    return pattern.repeats < REPEATS_MAX and len(pattern.pattern) <= PATTERN_CHARS_MAX
+
+
+def _parts(node: Any) -> list[Any]:
+    if isinstance(node, dict):
+        return list(node.values())
+    return node if isinstance(node, list) else []
+
+
+def compile_apart(source: str, cpu_s: float) -> tuple[float, int]:
+    """Compile a grammar in a process of its own; return the CPU time and the memory it took.
+
+    Raises:
+        GrammarError: llguidance refuses.
+        GrammarEnded: it takes more than `cpu_s` of CPU time, or too much memory or stack.
+        Overloaded: the system gives no process, or has ended it.
+    """
+    environment = {name: value for name, value in os.environ.items() if name in _ENVIRONMENT}
+    try:
+        done = subprocess.run(
+            [sys.executable, "-P", "-m", MODULE, f"{cpu_s:.3f}", str(MEMORY_BYTES_MAX)],
+            input=_MARK.sub("<[1]>", source).encode(),  # it knows bytes alone
+            env=environment | {"MALLOC_ARENA_MAX": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,  # a panic in llguidance quotes what it was at
+            timeout=WAIT_S_MAX,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise _lost(type(error).__name__) from error
+    if done.returncode == -signal.SIGPROF:
+        raise GrammarEnded(f"it takes more than {cpu_s:.2g} s of CPU time")
+    if done.returncode in (-signal.SIGKILL, -signal.SIGTERM, -signal.SIGALRM):
+        raise _lost("the system has ended it")
+    if done.returncode:
+        raise GrammarEnded(
+            f"it takes more than {MEMORY_BYTES_MAX >> 20} MB of memory, or is nested too deeply"
+        )
+    figures, _, said = done.stdout.decode().partition("\n")
+    if said:
+        raise GrammarError(said)
+    spent_s, grown = figures.split()
+    if int(grown) > MEMORY_BYTES_MAX:
+        raise GrammarEnded(f"it takes more than {MEMORY_BYTES_MAX >> 20} MB of memory")
+    return float(spent_s), int(grown)
+
+
+def _lost(why: str) -> Overloaded:
+    return Overloaded(f"No process can be started for the answer's grammar: {why}. Send it again.")
+
+
+def matcher_of(tokenizer: LLTokenizer, source: str) -> LLMatcher:
+    """Compile a grammar; its first mask is computed. Raises GrammarError."""
+    matcher = LLMatcher(tokenizer, source, log_level=SILENT, limits=LIMITS)
+    mask_of(matcher)
+    return matcher
+
+
+def mask_of(matcher: LLMatcher) -> bytes:
+    """Return which token may come next: a bit each, lowest first. Raises GrammarError."""
+    mask = matcher.compute_bitmask()
+    if matcher.is_error():
+        raise GrammarError(matcher.get_error())
+    return mask
+
+
+def main() -> None:
+    """Compile the grammar on standard input; tell what it took, and what is against it."""
+    source, tokenizer, said = sys.stdin.read(), LLTokenizer("byte"), "it cannot be compiled"
+
+    def compile_it() -> None:
+        nonlocal said
+        try:
+            matcher_of(tokenizer, source)
+            said = ""
+        except GrammarError as error:
+            said = str(error)
+
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a dump would hold a client's words
+    signal.alarm(round(WAIT_S_MAX))  # its worker may be gone
+    before = _resident_bytes()
+    if sys.platform == "linux":
+        with open("/proc/self/statm") as file:
+            limit = int(file.read().split()[0]) * resource.getpagesize() + int(sys.argv[2])
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    threading.stack_size(STACK_BYTES)
+    thread = threading.Thread(target=compile_it)
+    signal.setitimer(signal.ITIMER_PROF, float(sys.argv[1]))
+    began = time.process_time()
+    thread.start()
+    thread.join()
+    print(time.process_time() - began, _resident_bytes() - before)
+    print(said, end="")
+
+
+def _resident_bytes() -> int:
+    """Return the most memory that this process had so far."""
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+if __name__ == "__main__":
+    main()
