@@ -26,17 +26,16 @@ class Grammar:
     matcher: LLMatcher
     compile: Callable[[], LLMatcher]  # it anew. Raises GrammarError
     compile_s: float  # that this takes, of CPU time
+    largest_pattern: str  # a sentence for the client
+    held_bytes: int  # as far as that was measured
     used_s: float = 0.0  # of CPU time, by its answers
     is_broken: bool = False  # for an answer at least: the lexer may be
+    used_at: float = 0.0  # when an answer last began
 
-    def fresh(self) -> "Grammar":
-        """Return what the next answer begins with: this, or one with a lexer as small as at first.
-
-        Raises GrammarError.
-        """
+    def refresh(self) -> None:
+        """Let go of a lexer that is broken, or may have grown large. Raises GrammarError."""
         if self.is_broken or self.used_s > USED_CPU_S_MAX:
-            return Grammar(self.compile(), self.compile, self.compile_s)
-        return self
+            self.matcher, self.used_s, self.is_broken = self.compile(), 0.0, False
 
 
 class GrammarAnswer:

@@ -59,7 +59,7 @@ class GrammarBuild:
         """`source_of` writes the grammar with other schemas in their places."""
         self.left_out: list[str] = []  # keywords of tools' schemas that the grammar lacks
         self.is_ended = False  # it has passed a limit
-        self.held_bytes = 0  # by what is compiled, as far as that was measured
+        self._held_bytes = 0  # by what was compiled last, as far as that was measured
         self._tokenizer = tokenizer
         self._left_s = COMPILE_CPU_S
         self._source_of = source_of
@@ -113,13 +113,14 @@ class GrammarBuild:
 
     def _grammar(self, source: str) -> Grammar:
         matcher, spent_s = self._compiled(source)
-        return Grammar(matcher, functools.partial(matcher_of, self._tokenizer, source), spent_s)
+        anew = functools.partial(matcher_of, self._tokenizer, source)
+        return Grammar(matcher, anew, spent_s, self.largest_pattern, self._held_bytes)
 
     def _compiled(self, source: str) -> tuple[LLMatcher, float]:
         """Compile a grammar; tell how much CPU time that took. Raises GrammarError."""
         try:
             if not is_plain(source):
-                spent_s, self.held_bytes = compile_apart(source, max(self._left_s, 0.001))
+                spent_s, self._held_bytes = compile_apart(source, max(self._left_s, 0.001))
                 self._left_s -= spent_s
             if self._left_s <= 0:
                 raise GrammarEnded(f"it takes more than {COMPILE_CPU_S:g} s of CPU time")

@@ -6,7 +6,7 @@ import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final
 
 from llguidance import LLTokenizer
@@ -30,7 +30,6 @@ from hearth.worker.constraint.token_mask import TokenMask
 log = logging.getLogger(__name__)
 
 OWNERS_MAX: Final = 64  # whose calls' forced texts are remembered: some 100 KB each
-LOOK_S: Final = 1.0  # between two looks for what is idle
 IDLE_S: Final = 45.0  # that a grammar is kept which nobody uses: it is gone within a minute
 HELD_BYTES_MAX: Final = 256 << 20  # of all grammars that are remembered
 GRAMMAR_BYTES: Final = 8 << 20  # of one, beside what was measured: its lexer grows with answers
@@ -39,16 +38,6 @@ ANY_OBJECT: Final = {"type": "object"}
 
 # Writes the answer's grammar with other schemas of the tools.
 _Writer = Callable[[list[ToolSchema]], str]
-
-
-@dataclass(slots=True)
-class _Compiled:
-    """A grammar that is remembered."""
-
-    grammar: Grammar
-    largest_pattern: str  # a sentence for the client
-    held_bytes: int  # as far as that was measured
-    used_at: float  # when an answer last began
 
 
 class GrammarCompiler:
@@ -82,9 +71,8 @@ class GrammarCompiler:
         self._tokens: LLTokenizer | None = None  # made at first need, which takes up to a second
         self._loading = threading.Lock()
         self.clock = awake_s  # what is idle ends by it
-        self._look_at = 0.0
         # Kept for one key: compiled grammars, 256 MB
-        self._compiled: MemoryByOwner[str, _Compiled] = MemoryByOwner(  # by source
+        self._compiled: MemoryByOwner[str, Grammar] = MemoryByOwner(  # by source
             HELD_BYTES_MAX, lambda _, each: GRAMMAR_BYTES + each.held_bytes
         )
         self._lock = threading.Lock()  # of what follows
@@ -151,7 +139,7 @@ class GrammarCompiler:
             return None
         if compiled is None:
             return TokenMask(prompt_tokens, None, thinking, banned)
-        answer = GrammarAnswer(compiled.grammar)
+        answer = GrammarAnswer(compiled)
         return TokenMask(
             prompt_tokens, answer, thinking, banned, compiled.largest_pattern, self.counts
         )
@@ -216,7 +204,7 @@ class GrammarCompiler:
         opening: str,
         is_open: bool,
         owner: str,
-    ) -> _Compiled | None:
+    ) -> Grammar | None:
         """Return the grammar of the whole answer, None where it needs none. Raises RequestError."""
         try:
             callable_tools = _callable(constraints, tools)
@@ -306,10 +294,7 @@ class GrammarCompiler:
 
         The inference thread asks at each turn, and where the cache is emptied.
         """
-        now = self.clock()
-        if idle_s and now < self._look_at:
-            return
-        self._look_at, since = now + LOOK_S, now - idle_s
+        since = self.clock() - idle_s
         self._compiled.drop(lambda each: each.used_at <= since)
 
     def _recalled(
@@ -319,21 +304,22 @@ class GrammarCompiler:
         constraints: Constraints,
         tools: list[ToolSchema],
         write: _Writer,
-    ) -> _Compiled:
+    ) -> Grammar:
         """Return a grammar from memory, or compile it. Raises RequestError."""
         compiled = self._compiled.get(owner, source)
         if compiled is None:
             compiled = self._compile(source, constraints, tools, write)
-            self._compiled.put(owner, source, compiled)
         else:
             with self._lock:
                 self.hits[owner] += 1
-            compiled.used_at, compiled.grammar = self.clock(), compiled.grammar.fresh()
+            compiled.refresh()
+        compiled.used_at = self.clock()
+        self._compiled.put(owner, source, compiled)
         return compiled
 
     def _compile(
         self, source: str, constraints: Constraints, tools: list[ToolSchema], write: _Writer
-    ) -> _Compiled:
+    ) -> Grammar:
         """Return a grammar, and count what of it is not enforced. Raises RequestError."""
         schemas = [
             NamedSchema(tool.schema, f"the tool {tool.name!r}", "tools", LENIENT) for tool in tools
@@ -358,7 +344,7 @@ class GrammarCompiler:
             log.info("left out of a grammar keywords=%r", ", ".join(sorted({*build.left_out})))
             with self._lock:
                 self.counts["left_out"] += 1
-        return _Compiled(grammar, build.largest_pattern, build.held_bytes, self.clock())
+        return grammar
 
     def _ll_tokenizer(self) -> LLTokenizer:
         """Return llguidance's tokenizer of the model's tokens. Raises RequestError without one."""

@@ -38,7 +38,7 @@ LEVELS_MAX: Final = 200  # of JSON in JSON, each reference counted as one that h
 PROPERTIES_MAX: Final = 200  # of one object: each may be left out
 MERGED_MAX: Final = 4  # parts of `allOf` with another in front
 NUMBERS_MAX: Final = 50  # bounds of numbers
-DIGITS_MAX: Final = 3  # of a number whose multiples are asked for
+DIGITS_MAX: Final = 4  # of all numbers whose multiples are asked for: `allOf` may multiply them
 PATTERNS_MAX: Final = 50
 PATTERN_CHARS_MAX: Final = 500
 REPEATS_MAX: Final = 1_000  # of a part of a pattern
@@ -59,14 +59,14 @@ class GrammarEnded(GrammarError):
 def is_plain(source: str) -> bool:
     """Return whether a grammar is surely compiled soon, with little memory and stack."""
     documents = [json.loads(each) for each in _DOCUMENT.findall(source)]
-    levels, counts, references = 0, Counter[str](), set[str]()
+    levels, counts, references, multiples = 0, Counter[str](), set[str](), set[str]()
     todo = [(each, 1) for each in documents]
     while todo:
         node, depth = todo.pop()
         levels, counts["nodes"] = max(levels, depth), counts["nodes"] + 1
         if isinstance(node, dict):
             counts["bounds"] += sum(key in node for key in _BOUNDS)
-            counts["large"] += len(str(node.get("multipleOf", 1)).replace(".", "")) > DIGITS_MAX
+            multiples.add(str(node.get("multipleOf", "")).replace(".", ""))
             counts["large"] += len(_parts(node.get("properties"))) > PROPERTIES_MAX
             counts["merged"] += len(_parts(node.get("allOf"))[1:])
             references.add(str(node.get("$ref")))
@@ -79,6 +79,7 @@ def is_plain(source: str) -> bool:
         and not counts["large"]
         and counts["merged"] <= MERGED_MAX
         and counts["bounds"] <= NUMBERS_MAX
+        and sum(map(len, multiples)) <= DIGITS_MAX
         and levels * max(1, len(references)) <= LEVELS_MAX
         and len(patterns) <= PATTERNS_MAX
         and all(map(_is_plain_pattern, patterns))

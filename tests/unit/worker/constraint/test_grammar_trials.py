@@ -18,7 +18,7 @@ from hearth.shared.errors import RequestError
 from hearth.shared.wire_messages import Constraints
 from hearth.worker.constraint import grammar_trial
 from hearth.worker.constraint.grammar_build import COMPILE_CPU_S
-from hearth.worker.constraint.grammar_compiler import IDLE_S, LOOK_S, GrammarCompiler
+from hearth.worker.constraint.grammar_compiler import IDLE_S, GrammarCompiler
 from hearth.worker.constraint.grammar_trial import MODULE
 from scripts.harness.constrained_answers import Schemas, constrainer_for, tool, walk
 from scripts.harness.model_families import family
@@ -246,7 +246,7 @@ def test_grammars_that_nobody_uses_are_forgotten_but_answers_under_way_go_on(
     now = [1_000.0]
     monkeypatch.setattr(compiler, "clock", lambda: now[0])
     answer = walk(compiler, JSON, [])
-    now[0] += IDLE_S + LOOK_S + 1
+    now[0] += IDLE_S + 1
     compiler.end_idle()
     assert compiler.compiled_count == 0
     assert answer.takes(tokens_of('"x"'))
