@@ -17,6 +17,7 @@ DRAFT_CPU_S: Final = STEP_REFILL_CPU_S  # for one look ahead, behind which the d
 RENEW_CPU_S_MAX: Final = 0.25  # that a grammar may take to be compiled amid an answer
 USED_CPU_S_MAX: Final = 0.25  # of its answers, behind which its lexer's states are let go
 WALK_STEPS: Final = 64  # tokens of random answers with which a pattern is tried
+_OF_PARSER: Final = "Parser Error"  # how llguidance begins to tell what no copy shares
 
 
 @dataclass(slots=True)
@@ -32,9 +33,18 @@ class Grammar:
     is_broken: bool = False  # for an answer at least: the lexer may be
     used_at: float = 0.0  # when an answer last began
 
+    @property
+    def is_renewable(self) -> bool:
+        """Whether an answer under way may have it compiled anew."""
+        return self.compile_s <= RENEW_CPU_S_MAX
+
     def refresh(self) -> None:
-        """Let go of a lexer that is broken, or may have grown large. Raises GrammarError."""
-        if self.is_broken or self.used_s > USED_CPU_S_MAX:
+        """Have the next answer begin with a new lexer, where it should not share this one.
+
+        That may be broken or have grown large, or its answers could have no other later on.
+        Raises GrammarError.
+        """
+        if self.is_broken or self.used_s > USED_CPU_S_MAX or not self.is_renewable:
             self.matcher, self.used_s, self.is_broken = self.compile(), 0.0, False
 
 
@@ -44,13 +54,13 @@ class GrammarAnswer:
     Invariant: neither another answer of the grammar nor a look ahead ends an answer: llguidance's
     copies share a lexer, and what it fails by. A matcher that fails is replaced once, by one with a
     lexer of its own that is told the same tokens, and from then on nothing is looked at ahead.
-    Only a grammar that takes long to compile has no second one: it is never looked at ahead in.
+    Where a grammar takes long to compile, each answer has its own lexer and looks ahead nowhere.
     """
 
     def __init__(self, grammar: Grammar) -> None:
         self._grammar = grammar
         self._matcher = grammar.matcher.deep_copy()
-        self._is_renewable = grammar.compile_s <= RENEW_CPU_S_MAX
+        self._is_renewable = grammar.is_renewable
         self._mask: bytes | None = None  # behind all tokens; None = not asked for yet
         self._tokens: list[int] = []
         self._left_s = self._ahead_left_s = STEP_CPU_S  # looks ahead shorten no step's time
@@ -65,7 +75,7 @@ class GrammarAnswer:
             with self._charged():
                 mask = self._matcher.compute_bitmask()
             if self._matcher.is_error():
-                self._renew()
+                self._renew(self._matcher)
             else:
                 self._mask = mask
         return self._mask
@@ -85,7 +95,7 @@ class GrammarAnswer:
                 _consume(walk, token)
                 mask = walk.compute_bitmask()
                 if walk.is_error():
-                    self._renew()
+                    self._renew(walk)
                     break
                 masks.append(mask)
             self._ahead_left_s -= time.thread_time() - began
@@ -99,11 +109,11 @@ class GrammarAnswer:
         self._take(tokens)
         if not self._may_look_ahead():
             return []
-        began = time.thread_time()
-        forced = self._matcher.compute_ff_tokens()
+        walk, began = self._matcher.deep_copy(), time.thread_time()
+        forced = walk.compute_ff_tokens()
         self._ahead_left_s -= time.thread_time() - began
-        if self._matcher.is_error():
-            self._renew()
+        if walk.is_error():
+            self._renew(walk)
         return forced
 
     def _may_look_ahead(self) -> bool:
@@ -131,11 +141,18 @@ class GrammarAnswer:
         if self._left_s < 0:
             raise GrammarEnded(f"a token of it takes more than {STEP_CPU_S:g} s of CPU time")
 
-    def _renew(self) -> None:
-        """Go on with a lexer of its own. Raises GrammarError where it may not, or had one."""
-        self._grammar.is_broken = True
-        if not self._is_renewable:
-            raise GrammarError(self._matcher.get_error())
+    def _renew(self, failed: LLMatcher) -> None:
+        """Go on with a lexer of its own where what failed, this answer or a copy, may be the lexer.
+
+        Raises GrammarError where it may not, or had one.
+        """
+        error = failed.get_error()
+        is_of_parser = error.startswith(_OF_PARSER)
+        if is_of_parser and failed is not self._matcher:
+            return
+        self._grammar.is_broken |= not is_of_parser
+        if is_of_parser or not self._is_renewable:
+            raise GrammarError(error)
         self._is_renewable = False
         self._matcher = self._grammar.compile()
         for token in self._tokens:

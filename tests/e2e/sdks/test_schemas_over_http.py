@@ -166,14 +166,37 @@ def test_an_answer_starts_no_process_and_emptying_the_cache_cuts_none_under_way(
     assert reply(running, path, {**body, "max_tokens": 4_000})[0] == 200
 
 
-def test_a_schema_that_ends_its_trial_is_a_400_and_its_worker_lives(running: Server) -> None:
+LINKS = {f"d{n}": closed(a={"$ref": f"#/$defs/d{n + 1}"}) for n in range(5_000)}
+ENDING = {
+    "a chain of references": {"$ref": "#/$defs/d0", "$defs": {**LINKS, "d5000": CITY}},
+    "a large multiple": closed(a={"type": "integer", "multipleOf": 999_983}),
+    "a multiple of multiples": closed(
+        a={"type": "integer", "multipleOf": 997, "allOf": [{"multipleOf": 991}]}
+    ),
+    "30,000 that may be left out": {
+        **closed(),
+        "properties": {f"p{n}": {} for n in range(30_000)},
+        "required": [],
+    },
+}
+
+
+def test_schemas_that_end_their_trial_are_400s_and_end_no_stream(running: Server) -> None:
+    """Compiled in the worker they take its stack, its memory or many seconds."""
     assert running.process is not None
     before = {each.pid for each in psutil.Process(running.process.pid).children(recursive=True)}
-    links = {f"d{n}": closed(a={"$ref": f"#/$defs/d{n + 1}"}) for n in range(5_000)}
-    path, body = asked_for("chat", {"$ref": "#/$defs/d0", "$defs": {**links, "d5000": CITY}})
-    status, text = reply(running, path, body)
-    assert status == 400 and "nested too deeply" in text, text
-    path, body = asked_for("chat", closed(city=CITY))
-    assert reply(running, path, body)[0] == 200
+    path, body = asked_for("chat", closed(flags={"type": "array", "items": CITY, "minItems": 300}))
+    answered = list[tuple[int, str]]()
+    other = threading.Thread(
+        target=lambda: answered.append(
+            reply(running, path, {**body, "max_tokens": 1_500, "stream": True})
+        )
+    )
+    other.start()
+    for attack, schema in ENDING.items():
+        status, text = reply(running, *asked_for("chat", schema))
+        assert status == 400 and ("CPU time" in text or "nested too deeply" in text), (attack, text)
+    other.join(WAIT_S_MAX)
+    assert answered and answered[0][0] == 200 and answered[0][1].startswith('{"flags":')
     after = {each.pid for each in psutil.Process(running.process.pid).children(recursive=True)}
     assert after == before, "the worker is the same, and nothing is left beside it"

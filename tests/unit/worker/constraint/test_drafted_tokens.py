@@ -181,8 +181,9 @@ def test_a_draft_that_breaks_its_grammar_ends_no_answer(compiler: GrammarCompile
     assert mask.fitting(draft) < len(draft)
     assert mask.failure == ""
     assert may_come(mask, []) == begun
-    assert mask.fitting(draft) == 0, "nothing more is looked at ahead"
+    assert mask.fitting(draft) == 0, "nothing is known behind what breaks it"
     assert mask.forced(99) == []
+    assert mask.failure == ""
 
 
 def test_an_answer_whose_lexer_another_one_breaks_goes_on(
