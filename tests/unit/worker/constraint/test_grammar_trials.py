@@ -1,4 +1,4 @@
-"""What a client's grammar may cost: tried apart where it is not plain, and whose words it holds."""
+"""Checks what a client's grammar may cost, what is tried apart, and whose words it holds."""
 
 import json
 import lzma
@@ -235,6 +235,20 @@ def test_a_pattern_that_fails_amid_its_answer_ends_that_answer_with_a_400(
     assert bomb.guide.failure_status == 400
     assert compiler.report()["answers_ended"] == 1
     assert healthy.takes(tokens_of('{"a": "aa"}'))
+
+
+def test_a_long_text_that_is_forced_ends_its_answer_and_not_its_worker(
+    compiler: GrammarCompiler,
+) -> None:
+    """llguidance reads all of it at one token, with a state for each byte, up to its limit."""
+    schema = {"properties": {"a": {"const": "ab" * 200_000}}, "required": ["a"]}
+    guide = walk(compiler, Constraints("required"), [tool("f", schema)]).guide
+    for said in ('{"name": "f", "parameters": {"a": "', "ab"):
+        guide.take(tokens_of(said))
+        guide.process_rows([], mx.zeros((1, 8)))
+    assert guide.failure_status == 400
+    assert "too many states" in guide.failure or "CPU time" in guide.failure, guide.failure
+    assert walk(compiler, JSON, []).takes(tokens_of('"x"'))
 
 
 # ---------------------------------------------------------------- ends
