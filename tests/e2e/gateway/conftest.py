@@ -1,4 +1,4 @@
-"""One gateway for all tests that leave it as they found it: scripted workers and a mock cloud."""
+"""One gateway for all tests that leave it as they found it: local models and a mock cloud."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -7,28 +7,22 @@ import pytest
 
 # Imported where they are used: the process that deals the tests out runs none, and all wait for it.
 if TYPE_CHECKING:
-    from tests.helpers.cloud.gateway_server import GatewayServer
-    from tests.helpers.cloud.two_sided_server import TwoSidedServer
+    from tests.helpers.cloud.gateway_server import GatewayServer, TwoSidedServer
     from tests.helpers.servers.mock_cloud import MockCloud
 
 
 @pytest.fixture(scope="session")
 def shared_gateway() -> "Iterator[GatewayServer]":
     from tests.helpers.cloud.gateway_server import GatewayServer
-    from tests.helpers.cloud.json_sink import JsonSink
     from tests.helpers.servers.mock_cloud import MockCloud
 
-    with (
-        MockCloud() as cloud,
-        JsonSink() as callbacks,
-        GatewayServer(cloud, callbacks) as server,
-    ):
+    with MockCloud() as cloud, MockCloud() as tool, GatewayServer(cloud, tool) as server:
         yield server
 
 
 @pytest.fixture
 def gateway(shared_gateway: "GatewayServer") -> "GatewayServer":
-    """The shared gateway, before a cloud without records and scripts."""
+    """The shared gateway of scripted workers, before a cloud without records and scripts."""
     shared_gateway.cloud.forget()
     return shared_gateway
 
@@ -40,7 +34,7 @@ def cloud(gateway: "GatewayServer") -> "MockCloud":
 
 @pytest.fixture(scope="session")
 def shared_two_sided() -> "Iterator[TwoSidedServer]":
-    from tests.helpers.cloud.two_sided_server import TwoSidedServer
+    from tests.helpers.cloud.gateway_server import TwoSidedServer
     from tests.helpers.servers.mock_cloud import MockCloud
 
     with MockCloud() as cloud, TwoSidedServer(cloud) as server:

@@ -1,138 +1,173 @@
-"""The port answers, and local models do, before LiteLLM is there; cloud requests wait for it."""
+"""How a server with a config starts, waits for LiteLLM, and stops; and a queue or worker amid it.
+
+The port answers, and local models do, before LiteLLM is there; requests for others wait for it. A
+stop tells them so in the client's API, and waits for no other server.
+"""
 
 import os
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import httpx
 import pytest
 
-from tests.helpers.cloud.cloud_answers import HELLO
-from tests.helpers.cloud.dialect_requests import DIALECTS, ask, body_of
-from tests.helpers.cloud.gateway_config import cloud_entry, local, write_config
+from tests.helpers.clients.run_clients import MODEL
+from tests.helpers.cloud.dialect_requests import DIALECTS, DialectAnswer, ask, body_of
+from tests.helpers.cloud.gateway_server import cloud_entry, local, write_config
 from tests.helpers.servers.fake_server import FakeServer
-from tests.helpers.servers.mock_cloud import MockCloud
+from tests.helpers.servers.mock_cloud import HELLO, RATE_LIMIT, SERVER_ERROR, CloudAnswer, MockCloud
+from tests.helpers.servers.scripted_server import ScriptedServer
 
+STOP_S_MAX: Final = 30.0  # what they wait for takes longer
+# The import of LiteLLM waits until the file named by GO is there.
 HELD_IMPORT: Final = """
 import importlib.abc, os, sys, time
-
 class Held(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path, target=None):
         if name == "litellm":
             sys.meta_path.remove(self)
-            while not os.path.exists({go!r}):
+            while not os.path.exists(os.environ["GO"]):
                 time.sleep(0.02)
-        return None
-
 sys.meta_path.insert(0, Held())
 """
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def cloud() -> Iterator[MockCloud]:
     with MockCloud() as made:
         yield made
 
 
-def config_of(cloud: MockCloud, directory: Path) -> str:
+def config_of(cloud: MockCloud, directory: Path, model: str = "local", **more: Any) -> str:
     entries = [
-        local("claude-haiku-*", "local"),
-        local("local-first", "local"),
+        local("claude-haiku-*", model),
+        local("local-first", model),
         cloud_entry(cloud, "cloud", "openai/gpt-mock"),
     ]
     rest = {"fallbacks": [{"local-first": ["cloud"]}], "num_retries": 0}
-    return write_config(directory, {"model_list": entries, "litellm_settings": rest})
+    settings = {"litellm_settings": rest | more.pop("litellm_settings", {}), **more}
+    return write_config(directory, {"model_list": entries, **settings})
 
 
-def holding_the_import(directory: Path, go: Path) -> str:
-    """Return a PYTHONPATH with which the import of LiteLLM waits until the file `go` is there."""
-    directory.mkdir()
-    (directory / "sitecustomize.py").write_text(HELD_IMPORT.format(go=str(go)))
-    rest = os.environ.get("PYTHONPATH", "")
-    return f"{directory}:{rest}" if rest else str(directory)
+@pytest.fixture
+def held(cloud: MockCloud, tmp_path: Path) -> Iterator[FakeServer]:
+    """Start a server whose LiteLLM is not there until the file `go` is."""
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "sitecustomize.py").write_text(HELD_IMPORT)
+    path = ":".join(filter(None, (str(tmp_path / "site"), os.environ.get("PYTHONPATH"))))
+    config = config_of(cloud, tmp_path)
+    server = FakeServer(LITELLM_CONFIG=config, PYTHONPATH=path, GO=str(tmp_path / "go"))
+    with server:
+        yield server
+
+
+def told_to_all(server: FakeServer, pool: ThreadPoolExecutor, **more: Any) -> list[Any]:
+    bodies = {name: body_of(name, "cloud", "Hi", stream=True) for name in DIALECTS}
+    return [
+        pool.submit(ask, server.url, name, body, on_read=partial(more["read"].__setitem__, name))
+        for name, body in bodies.items()
+    ]
 
 
 def test_local_requests_are_answered_while_litellm_imports(
+    held: FakeServer, cloud: MockCloud, tmp_path: Path
+) -> None:
+    for dialect in DIALECTS:
+        for model in ("local", "claude-haiku-4-9", "local-first", "gpt-x"):
+            for stream in (False, True):
+                answer = ask(held.url, dialect, body_of(dialect, model, "n=2", stream=stream))
+                assert (answer.text, answer.served_by) == ("tok0 tok1", "hearth/local"), answer.raw
+    names = {row["id"] for row in held.get("/v1/models")["data"]}
+    assert {"local", "cloud", "local-first"} <= names
+    assert "LiteLLM is ready" not in held.log.read_text()
+    with ThreadPoolExecutor(1) as pool:  # a request for the cloud waits for it
+        waiting = pool.submit(ask, held.url, "chat", body_of("chat", "cloud", "Hi"))
+        time.sleep(0.3)
+        assert cloud.generations() == []
+        (tmp_path / "go").touch()
+        assert waiting.result().text == HELLO.text, waiting.result().raw
+
+
+def held_to_the_stop(answer: DialectAnswer) -> None:
+    assert answer.error == "The server is shutting down.", answer.raw
+    assert "broken off" not in answer.raw
+
+
+def test_a_stop_while_litellm_loads_tells_who_waits_for_it(
+    held: FakeServer, cloud: MockCloud
+) -> None:
+    with ThreadPoolExecutor() as pool:
+        asked = told_to_all(held, pool, read={})
+        time.sleep(1.0)
+        assert not any(each.done() for each in asked)
+        assert held.stop() < STOP_S_MAX  # it waits for no import: that would not end
+        for each in asked:
+            assert each.result().status == 503, each.result().raw
+            held_to_the_stop(each.result())
+    assert cloud.requests == []
+
+
+def test_a_stop_ends_streams_of_other_servers_in_the_clients_api(
     cloud: MockCloud, tmp_path: Path
 ) -> None:
-    config, go = config_of(cloud, tmp_path), tmp_path / "go"
-    path = holding_the_import(tmp_path / "site", go)
-    server = FakeServer(LITELLM_CONFIG=config, PYTHONPATH=path)
-    with server:
+    cloud.rule = lambda request: CloudAnswer("One two three four.", hangs="amid the text")
+    config, read = config_of(cloud, tmp_path), dict[str, str]()
+    with FakeServer(LITELLM_CONFIG=config) as server, ThreadPoolExecutor() as pool:
+        asked = told_to_all(server, pool, read=read)
+        cloud.until(lambda: sum("One" in text for text in read.values()) == len(DIALECTS), 60)
+        assert server.stop() < STOP_S_MAX
+        for each in asked:
+            answer = each.result()
+            assert (answer.status, answer.served_by) == (200, "openai/gpt-mock")
+            assert answer.text.startswith("One"), answer.raw
+            held_to_the_stop(answer)
+        assert "Traceback" not in server.log.read_text()
+
+
+def test_where_litellm_cannot_start_its_requests_get_a_503_and_local_ones_answers(
+    cloud: MockCloud, tmp_path: Path
+) -> None:
+    (tmp_path / "broken.py").write_text("raise RuntimeError('broken on purpose')")
+    config = config_of(cloud, tmp_path, litellm_settings={"callbacks": ["broken.handler"]})
+    with FakeServer(LITELLM_CONFIG=config) as server:
         for dialect in DIALECTS:
-            for model in ("local", "claude-haiku-4-9", "local-first", "gpt-x"):
-                for stream in (False, True):
-                    answer = ask(server.url, dialect, body_of(dialect, model, "n=2", stream=stream))
-                    assert answer.text.strip() == "tok0 tok1", answer.raw
-                    assert answer.served_by == "hearth/local"
-        assert "LiteLLM is ready" not in server.log.read_text()
-        with ThreadPoolExecutor(1) as pool:  # a request for the cloud waits for it
-            waiting = pool.submit(ask, server.url, "chat", body_of("chat", "cloud", "Hi"))
-            time.sleep(0.3)
-            assert cloud.generations() == []
-            go.touch()
-            assert waiting.result().text == HELLO.text, waiting.result().raw
+            answer = ask(server.url, dialect, body_of(dialect, "cloud", "Hi"))
+            assert answer.status == 503 and answer.error, answer.raw
+            assert ask(server.url, dialect, body_of(dialect, "local", "n=2")).text == "tok0 tok1"
 
 
-def test_the_port_tells_its_health_long_before_litellm_is_there(
-    cloud: MockCloud, tmp_path: Path
-) -> None:
-    config, go = config_of(cloud, tmp_path), tmp_path / "go"
-    path = holding_the_import(tmp_path / "site", go)
-    server = FakeServer(LITELLM_CONFIG=config, PYTHONPATH=path)
-    with server:  # it is ready, and LiteLLM's import does not end
-        names = {row["id"] for row in server.get("/v1/models")["data"]}
-        assert {"local", "cloud", "local-first"} <= names
-        assert "LiteLLM is ready" not in server.log.read_text()
-        server.stop()  # which waits for no import: it would not end
+UNUSABLE: Final = {  # a config, and what is told of it
+    "model_list:\n  - model_name: a\n   bad: [": "line 3",
+    "model_list:\n  - model_name: a\n": "litellm_params",
+    "model_list:\n  - {model_name: a, litellm_params: {model: hearth/none}}\n": "hearth/none",
+    "model_list: []\ngeneral_settings: {master_key: sk-4713-canary}\n": "PROXY_API_KEY",
+    "model_list: []\nlitellm_settings: {fallbacks: [{a: [{model: b, seed: 1}]}]}\n": "fallback",
+}
 
 
-def test_a_config_that_cannot_be_used_is_told_at_the_start(tmp_path: Path) -> None:
+@pytest.mark.parametrize("text", UNUSABLE, ids=UNUSABLE.values())
+def test_a_config_that_cannot_be_used_is_told_at_the_start(tmp_path: Path, text: str) -> None:
     """Exit 78, with the file, its line and a remedy; nothing of a key in it."""
     path = tmp_path / "litellm.yaml"
-    for text, match in (
-        ("model_list:\n  - model_name: a\n   bad: [", "line 3"),
-        ("model_list:\n  - model_name: a\n", "litellm_params"),
-        (
-            "model_list:\n  - model_name: a\n    litellm_params: {model: hearth/unknown}\n",
-            "hearth/unknown",
-        ),
-    ):
-        path.write_text(text)
-        path.chmod(0o600)
-        server = FakeServer(LITELLM_CONFIG=str(path))
-        server.start()
-        assert server.process is not None
-        assert server.process.wait(30) == 78, server.log.read_text()
-        told = server.log.read_text()
-        assert match in told
-        assert str(path) in told or path.name in told
-
-
-def test_two_kinds_of_keys_at_once_are_refused_at_the_start(
-    cloud: MockCloud, tmp_path: Path
-) -> None:
-    entries = [cloud_entry(cloud, "cloud", "openai/gpt-mock")]
-    general = {"master_key": "sk-master-4713-canary"}
-    config = write_config(tmp_path, {"model_list": entries, "general_settings": general})
-    server = FakeServer(LITELLM_CONFIG=config, PROXY_API_KEY="a-key-of-our-own")
+    path.write_text(text)
+    path.chmod(0o600)
+    more = {"PROXY_API_KEY": "a-key-of-our-own"} if "master_key" in text else {}
+    server = FakeServer(LITELLM_CONFIG=str(path), **more)
     server.start()
     assert server.process is not None
-    assert server.process.wait(30) == 78
+    assert server.process.wait(60) == 78, server.log.read_text()
     told = server.log.read_text()
-    assert "PROXY_API_KEY" in told and "master_key" in told
-    assert "4713-canary" not in told
+    assert UNUSABLE[text] in told and path.name in told
+    assert "canary" not in told and "our-own" not in told
 
 
 def test_a_master_key_guards_local_and_cloud_models(cloud: MockCloud, tmp_path: Path) -> None:
     master = "sk-master-4714-canary"
-    entries = [cloud_entry(cloud, "cloud", "openai/gpt-mock")]
-    general = {"master_key": master}
-    config = write_config(tmp_path, {"model_list": entries, "general_settings": general})
-    cloud.forget()
+    config = config_of(cloud, tmp_path, general_settings={"master_key": master})
     with FakeServer(LITELLM_CONFIG=config) as server:
         for dialect in ("chat", "messages", "responses"):
             for model in ("local", "cloud"):
@@ -142,11 +177,65 @@ def test_a_master_key_guards_local_and_cloud_models(cloud: MockCloud, tmp_path: 
                     ({"authorization": "Bearer sk-wrong"}, (400, 401, 403)),
                     ({}, (401,)),
                 ):
-                    body = body_of(dialect, model, "n=1")
-                    answer = ask(server.url, dialect, body, headers=headers)
+                    answer = ask(
+                        server.url, dialect, body_of(dialect, model, "n=1"), headers=headers
+                    )
                     assert answer.status in statuses, (dialect, model, headers, answer.raw)
                     assert master not in answer.raw
-        sent = [request.headers["authorization"] for request in cloud.requests]
-        assert master not in " ".join(sent)
-        assert master not in server.log.read_text()
         assert httpx.get(f"{server.url}/metrics").status_code in (401, 403)
+        assert master not in f"{[row.headers for row in cloud.requests]} {server.log.read_text()}"
+
+
+def test_a_failed_call_is_tried_twice_more_but_a_429_falls_back_at_once(
+    cloud: MockCloud, tmp_path: Path
+) -> None:
+    entries = [cloud_entry(cloud, name, f"openai/{name}") for name in ("500", "429", "spare")]
+    rest = {"fallbacks": [{"500": ["spare"]}, {"429": ["spare"]}]}
+    config = write_config(tmp_path, {"model_list": entries, "litellm_settings": rest})
+    with FakeServer(LITELLM_CONFIG=config) as server:
+        for name, error, count in (("500", SERVER_ERROR, 3), ("429", RATE_LIMIT, 1)):
+            cloud.forget()
+            cloud.answers[name] = CloudAnswer(error=error)
+            answer = ask(server.url, "chat", body_of("chat", name, "Hi"))
+            assert (answer.text, answer.served_by) == (HELLO.text, "openai/spare"), answer.raw
+            assert [row.model for row in cloud.generations()] == [name] * count + ["spare"]
+
+
+# ---------------------------------------------------------------- a queue, a worker
+
+
+def test_a_stalled_worker_is_fallen_back_from_for_whole_answers_alone(
+    cloud: MockCloud, tmp_path: Path
+) -> None:
+    config = config_of(cloud, tmp_path)
+    with FakeServer(STALL_SECONDS="1", LITELLM_CONFIG=config) as server:
+        for stream, seen in ((False, (HELLO.text, "")), (True, ("", "error"))):
+            body = body_of("chat", "local-first", f"n=9 delay=9 hang=1 {stream}", stream=stream)
+            answer = ask(server.url, "chat", body)
+            assert (answer.text, answer.error and "error") == seen
+            assert stream or answer.fallback == "hearth/local worker_lost"
+            server.wait_until_ready()
+    assert len(cloud.generations()) == 1
+
+
+def test_a_queue_that_is_really_full_is_fallen_back_from(cloud: MockCloud, tmp_path: Path) -> None:
+    """One slow prompt runs, one waits, and the next is the cloud's in every dialect."""
+    config = config_of(cloud, tmp_path, MODEL)
+    narrow = ScriptedServer(LIVE_SLOTS_MAX="1", QUEUE_MAX="1", LITELLM_CONFIG=config)
+    with narrow as server, ThreadPoolExecutor() as pool:
+        assert ask(server.url, "chat", body_of("chat", "cloud", "Hi")).text == HELLO.text
+        server.pause(2.0)
+        body = body_of("chat", MODEL, "Tell me the rest of the story of the harbor. " * 60)
+        busy = [pool.submit(ask, server.url, "chat", body) for _ in range(2)]
+        cloud.until(lambda: (row := server.worker())["running"] + row["waiting"] >= 2, 30)
+        for dialect in DIALECTS:
+            for stream in (False, True):
+                body = body_of(dialect, "local-first", "Hi", stream=stream)
+                answer = ask(server.url, dialect, body)
+                assert (answer.text, answer.served_by) == (HELLO.text, "openai/gpt-mock"), (
+                    answer.raw
+                )
+                assert answer.fallback == f"hearth/{MODEL} overloaded"
+        server.pause(0)
+        assert {each.result().served_by for each in busy} == {f"hearth/{MODEL}"}
+    assert len(cloud.generations()) == 2 * len(DIALECTS) + 1

@@ -9,9 +9,8 @@ import httpx
 import pytest
 
 from scripts.fixtures.embedding_checkpoints import embedding_checkpoint
-from tests.helpers.cloud.cloud_answers import SERVER_ERROR, CloudAnswer
 from tests.helpers.servers.audited_server import GENERATE, ask, body_of
-from tests.helpers.servers.mock_cloud import MockCloud
+from tests.helpers.servers.mock_cloud import SERVER_ERROR, CloudAnswer, MockCloud
 from tests.helpers.servers.virtual_key_server import (
     CLOUD_ONLY,
     MASTER,
@@ -93,17 +92,12 @@ def test_embeddings_of_other_servers_and_of_ours_stand_beside_each_other(
 
 def test_a_key_of_one_model_falls_back_to_no_other(server: VirtualKeyServer) -> None:
     path = "/v1/chat/completions"
+    body = body_of(path, "Hi", model="cloud")
     for key, status in ((MINE, 200), (CLOUD_ONLY, 403)):
-        cloud_body = body_of(path, "Hi", model="cloud")
-        cloud_error = CloudAnswer(error=SERVER_ERROR)
-        with_error(server, cloud_error)
-        assert ask(server, "POST", path, cloud_body, key=key)[0] == status
-        assert ask(server, "POST", path, cloud_body, key=key)[0] == 200
-
-
-def with_error(server: VirtualKeyServer, answer: CloudAnswer) -> None:
-    server.cloud.forget()
-    server.cloud.say(answer)
+        server.cloud.forget()
+        server.cloud.say(CloudAnswer(error=SERVER_ERROR))
+        assert ask(server, "POST", path, body, key=key)[0] == status
+        assert ask(server, "POST", path, body, key=key)[0] == 200
 
 
 @pytest.mark.parametrize("path", GENERATE)

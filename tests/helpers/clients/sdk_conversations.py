@@ -75,6 +75,11 @@ class Told:
     kinds: list[str] = field(default_factory=list)  # of blocks or items, where there are such
 
 
+def _count(details: Any, name: str) -> int:
+    """Return tokens that other servers need not tell."""
+    return getattr(details, name, None) or 0
+
+
 @dataclass(frozen=True)
 class Sdks:
     """Both SDKs' clients of one server."""
@@ -153,9 +158,9 @@ class ChatTalk(Talk):
             call_ids=[call.id for call in calls],
             reason=choice.finish_reason,
             prompt=usage.prompt_tokens,
-            cached=usage.prompt_tokens_details.cached_tokens,
+            cached=_count(usage.prompt_tokens_details, "cached_tokens"),
             completion=usage.completion_tokens,
-            thought=usage.completion_tokens_details.reasoning_tokens,
+            thought=_count(usage.completion_tokens_details, "reasoning_tokens"),
             raw=answer,
         )
 
@@ -212,10 +217,10 @@ class MessagesTalk(Talk):
             calls=[(call.name, call.input) for call in calls],
             call_ids=[call.id for call in calls],
             reason=self.REASONS.get(answer.stop_reason, answer.stop_reason),
-            prompt=usage.input_tokens + usage.cache_read_input_tokens,
-            cached=usage.cache_read_input_tokens,
+            prompt=usage.input_tokens + _count(usage, "cache_read_input_tokens"),
+            cached=_count(usage, "cache_read_input_tokens"),
             completion=usage.output_tokens,
-            thought=usage.output_tokens_details.thinking_tokens,
+            thought=_count(usage.output_tokens_details, "thinking_tokens"),
             raw=answer,
             kinds=[block.type for block in blocks],
         )
@@ -264,9 +269,9 @@ class ResponsesTalk(Talk):
             call_ids=[call.call_id for call in calls],
             reason="length" if answer.status == "incomplete" else reason,
             prompt=usage.input_tokens,
-            cached=usage.input_tokens_details.cached_tokens,
+            cached=_count(usage.input_tokens_details, "cached_tokens"),
             completion=usage.output_tokens,
-            thought=usage.output_tokens_details.reasoning_tokens,
+            thought=_count(usage.output_tokens_details, "reasoning_tokens"),
             raw=answer,
             kinds=[item.type for item in items],
         )

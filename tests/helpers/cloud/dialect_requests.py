@@ -6,15 +6,23 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 import httpx
+import pytest
 
-DIALECTS: Final = ("chat", "messages", "responses", "completions")
 PATHS: Final = {
     "chat": "/v1/chat/completions",
     "messages": "/v1/messages",
     "responses": "/v1/responses",
     "completions": "/v1/completions",
 }
-WAIT_S_MAX: Final = 60.0
+DIALECTS: Final = tuple(PATHS)
+in_each_way: Final = pytest.mark.parametrize(
+    ("dialect", "stream"),
+    [
+        pytest.param(name, on, id=f"{name}{'-stream' * on}")
+        for name in PATHS
+        for on in (False, True)
+    ],
+)
 
 
 @dataclass(frozen=True)
@@ -37,7 +45,7 @@ class DialectAnswer:
 
     @property
     def text(self) -> str:
-        return "".join(_texts(self.dialect, self.rows))
+        return "".join(_texts(self.dialect, self.rows)).strip()
 
     @property
     def error(self) -> str:
@@ -47,29 +55,28 @@ class DialectAnswer:
     @property
     def usage(self) -> tuple[int, int, int]:
         """Prompt, cached and completion tokens, the cached ones within the prompt."""
-        told = [usage for row in self.rows if (usage := _usage_of(row))]
-        merged: dict[str, Any] = {}
-        for usage in told:
-            merged |= {name: each for name, each in usage.items() if each is not None}
-        if "prompt_tokens" in merged:
-            details = merged.get("prompt_tokens_details") or {}
-            cached = details.get("cached_tokens") or 0
-            return merged["prompt_tokens"], cached, merged["completion_tokens"]
+        told: dict[str, Any] = {}
+        for row in self.rows:
+            inner = row.get("message") or row.get("response") or {}
+            usage = row.get("usage") or (inner.get("usage") if isinstance(inner, dict) else None)
+            told |= {name: each for name, each in (usage or {}).items() if each is not None}
         if self.dialect == "messages":
-            cached = merged.get("cache_read_input_tokens", 0)
-            made = merged.get("cache_creation_input_tokens", 0)
-            return merged["input_tokens"] + cached + made, cached, merged["output_tokens"]
-        cached = (merged.get("input_tokens_details") or {}).get("cached_tokens") or 0
-        return merged["input_tokens"], cached, merged["output_tokens"]
+            cached = told.get("cache_read_input_tokens", 0)
+            made = told.get("cache_creation_input_tokens", 0)
+            return told["input_tokens"] + cached + made, cached, told["output_tokens"]
+        names = ("input", "output") if "input_tokens" in told else ("prompt", "completion")
+        details = told.get(f"{names[0]}_tokens_details") or {}
+        cached = details.get("cached_tokens") or 0
+        return told[f"{names[0]}_tokens"], cached, told[f"{names[1]}_tokens"]
 
 
-def body_of(dialect: str, model: str, text: str, **more: Any) -> dict[str, Any]:
+def body_of(dialect: str, model: str, text: Any, **more: Any) -> dict[str, Any]:
     """Return the least body that asks `text` in `dialect`."""
     rows = [{"role": "user", "content": text}]
     asked: dict[str, dict[str, Any]] = {
         "chat": {"messages": rows},
         "messages": {"messages": rows, "max_tokens": 200},
-        "responses": {"input": text},
+        "responses": {"input": text if isinstance(text, str) else rows},
         "completions": {"prompt": text},
     }
     return {"model": model, **asked[dialect], **more}
@@ -88,15 +95,15 @@ def ask(
 
     `on_read` gets all that was read whenever there is more of it.
     """
-    with httpx.Client(timeout=WAIT_S_MAX) as client:
-        place = url + PATHS[dialect] + query
-        with client.stream("POST", place, json=dict(body), headers=headers) as told:
-            raw = ""
-            for piece in _until_the_end(told):
-                raw += piece
-                on_read(raw)
+    place = url + PATHS[dialect] + query
+    with httpx.stream("POST", place, json=dict(body), headers=headers, timeout=60) as told:
+        raw = ""
+        for piece in _until_the_end(told):
+            raw += piece
+            on_read(raw)
     is_stream = told.headers.get("content-type", "").startswith("text/event-stream")
-    rows = list(_events(raw) if is_stream else _whole(raw))
+    lines = raw.splitlines() if is_stream else [f"data: {raw}"]
+    rows = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
     return DialectAnswer(dialect, told.status_code, told.headers, raw, rows)
 
 
@@ -105,17 +112,6 @@ def _until_the_end(told: httpx.Response) -> Iterator[str]:
         yield from told.iter_text()
     except httpx.RemoteProtocolError as error:
         yield f"\n: broken off: {error}\n"
-
-
-def _whole(raw: str) -> Iterator[dict[str, Any]]:
-    if raw.strip():
-        yield dict(json.loads(raw))
-
-
-def _events(raw: str) -> Iterator[dict[str, Any]]:
-    for line in raw.splitlines():
-        if line.startswith("data: {"):
-            yield dict(json.loads(line.removeprefix("data: ")))
 
 
 def _texts(dialect: str, rows: list[dict[str, Any]]) -> Iterator[str]:
@@ -136,12 +132,5 @@ def _texts(dialect: str, rows: list[dict[str, Any]]) -> Iterator[str]:
 def _error_of(row: dict[str, Any]) -> str:
     response = row.get("response")
     told = row.get("error") or (response.get("error") if isinstance(response, dict) else None)
-    if told is None and row.get("type") == "error":
-        told = row
+    told = row if told is None and row.get("type") == "error" else told
     return str(told.get("message") or told) if isinstance(told, dict) else str(told or "")
-
-
-def _usage_of(row: dict[str, Any]) -> dict[str, Any]:
-    inner = row.get("message") or row.get("response")
-    told = row.get("usage") or (inner.get("usage") if isinstance(inner, dict) else None)
-    return told or {}

@@ -7,7 +7,7 @@ and it never asks for others: a wrong key is not tried with this.
 import json
 from typing import Final
 
-from tests.helpers.cloud.gateway_config import cloud_entry, write_config
+from tests.helpers.cloud.gateway_server import cloud_entry, write_config
 from tests.helpers.servers.mock_cloud import MockCloud
 from tests.helpers.servers.server import Server
 
