@@ -34,11 +34,13 @@ from litellm.types.utils import all_litellm_params
 print(json.dumps(sorted(all_litellm_params)))
 """
 MORE_NAMES: Final = (  # that it or its proxy acts on, and does not list
-    "organization mock_testing_fallbacks mock_testing_rate_limit_error disable_fallbacks base_url "
-    "default_fallbacks specific_deployment success_callback failure_callback timeout drop_params "
-    "endpoint azure_endpoint arize_endpoint otel_endpoint webhook_url callback_url "
-    "use_litellm_proxy aws_sts_endpoint force_timeout langfuse_host posthog_api_url api_key custom_llm_provider"
-).split()  # noqa: SIM905
+    *("organization", "mock_testing_fallbacks", "mock_testing_rate_limit_error"),
+    *("disable_fallbacks", "base_url", "default_fallbacks", "specific_deployment"),
+    *("success_callback", "failure_callback", "timeout", "drop_params", "endpoint"),
+    *("azure_endpoint", "arize_endpoint", "otel_endpoint", "webhook_url", "callback_url"),
+    *("use_litellm_proxy", "aws_sts_endpoint", "force_timeout", "langfuse_host"),
+    *("posthog_api_url", "api_key", "custom_llm_provider"),
+)
 HEADERS: Final = {
     **dict.fromkeys(("x-litellm-api-key", "x-goog-api-key", "api-key", "azure-api-key"), THEIRS),
     **dict.fromkeys(("ocp-apim-subscription-key", "helicone-auth", "x-mcp-auth"), THEIRS),

@@ -522,7 +522,7 @@ def _messages(body: Row, answer: CloudAnswer, memory: CloudMemory) -> Reply:
     begun = {**whole, "content": [], "stop_reason": None}
     rows: list[Row] = [{"type": "message_start", "message": begun}, {"type": "ping"}]
     for index, block in enumerate(blocks):
-        empty = {"text": {"text": ""}, "tool_use": {"input": {}}}
+        empty: dict[str, Row] = {"text": {"text": ""}, "tool_use": {"input": {}}}
         empty["thinking"] = {"thinking": "", "signature": ""}
         opened = {**block, **empty.get(block["type"], {})}
         rows.append({"type": "content_block_start", "index": index, "content_block": opened})
