@@ -3,9 +3,10 @@
 import time
 from typing import Any, Final
 
+from tests.helpers.cloud.cloud_answers import RATE_LIMIT, CloudAnswer
 from tests.helpers.cloud.dialect_requests import DIALECTS, DialectAnswer, ask, body_of
 from tests.helpers.cloud.gateway_server import GatewayServer
-from tests.helpers.servers.mock_cloud import KEY, RATE_LIMIT, CloudAnswer
+from tests.helpers.servers.mock_cloud import KEY
 from tests.helpers.servers.server import READY_S_MAX
 
 ONE_MORE_S: Final = 0.3  # in which a row that is one too many would come

@@ -11,10 +11,12 @@ import pytest
 from PIL import Image
 
 from tests.helpers.clients.sdk_conversations import CLOCK, OSLO, TALKS, UTC, WEATHER
+from tests.helpers.cloud import cloud_answers as says
+from tests.helpers.cloud.cloud_answers import HELLO, CloudAnswer, CloudCall
+from tests.helpers.cloud.cloud_replies import embedding
 from tests.helpers.cloud.dialect_requests import DIALECTS, PATHS, ask, body_of, in_each_way
 from tests.helpers.cloud.gateway_server import GatewayServer, sdks_of
-from tests.helpers.servers import mock_cloud as says
-from tests.helpers.servers.mock_cloud import HELLO, CloudAnswer, CloudCall, MockCloud, embedding
+from tests.helpers.servers.mock_cloud import MockCloud
 
 CLOUDS: Final = {"cloud": "openai/gpt-mock", "claude-cloud": "anthropic/claude-mock"}
 CHATS: Final = DIALECTS[:3]

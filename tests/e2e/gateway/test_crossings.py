@@ -13,8 +13,8 @@ import pytest
 
 from hearth.worker.stream.answer_parts import AnswerParts
 from tests.helpers.clients.sdk_conversations import OSLO, TALKS, WEATHER, dictation
+from tests.helpers.cloud.cloud_answers import CloudAnswer, CloudCall
 from tests.helpers.cloud.gateway_server import BIG, TwoSidedServer, sdks_of
-from tests.helpers.servers.mock_cloud import CloudAnswer, CloudCall
 
 CALL: Final = CloudCall(OSLO.name, OSLO.arguments)
 REST: Final = (AnswerParts("Local thought.", "Local end."),) * 9

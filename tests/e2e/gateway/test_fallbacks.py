@@ -9,10 +9,10 @@ from typing import Final
 
 import pytest
 
+from tests.helpers.cloud import cloud_answers as says
+from tests.helpers.cloud.cloud_answers import HELLO, CloudAnswer, CloudError
 from tests.helpers.cloud.dialect_requests import DIALECTS, DialectAnswer, ask, body_of, in_each_way
 from tests.helpers.cloud.gateway_server import GatewayServer
-from tests.helpers.servers import mock_cloud as says
-from tests.helpers.servers.mock_cloud import HELLO, CloudAnswer, CloudError
 
 LOCAL: Final = "hearth/local"
 TEXTS: Final = {LOCAL: "tok0 tok1"}  # of whom; of the clouds it is HELLO's

@@ -13,9 +13,10 @@ from typing import Any, Final
 
 import pytest
 
+from tests.helpers.cloud.cloud_answers import HELLO
 from tests.helpers.cloud.dialect_requests import PATHS, DialectAnswer, ask, body_of
 from tests.helpers.cloud.gateway_server import GatewayServer, byte_sink
-from tests.helpers.servers.mock_cloud import HELLO, CloudRequest
+from tests.helpers.servers.mock_cloud import CloudRequest
 
 THEIRS: Final = "sk-theirs-0815"
 everywhere = pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""How a server with a config starts, waits for LiteLLM, and stops; and a queue or worker amid it.
+"""A server with a config starts, waits for LiteLLM and stops, and tells its clients.
 
 The port answers, and local models do, before LiteLLM is there; requests for others wait for it. A
 stop tells them so in the client's API, and waits for no other server.
@@ -16,10 +16,11 @@ import httpx
 import pytest
 
 from tests.helpers.clients.run_clients import MODEL
+from tests.helpers.cloud.cloud_answers import HELLO, RATE_LIMIT, SERVER_ERROR, CloudAnswer
 from tests.helpers.cloud.dialect_requests import DIALECTS, DialectAnswer, ask, body_of
 from tests.helpers.cloud.gateway_server import cloud_entry, local, write_config
 from tests.helpers.servers.fake_server import FakeServer
-from tests.helpers.servers.mock_cloud import HELLO, RATE_LIMIT, SERVER_ERROR, CloudAnswer, MockCloud
+from tests.helpers.servers.mock_cloud import MockCloud
 from tests.helpers.servers.scripted_server import ScriptedServer
 
 STOP_S_MAX: Final = 30.0  # what they wait for takes longer

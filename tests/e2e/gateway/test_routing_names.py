@@ -12,10 +12,11 @@ import litellm
 import pytest
 from litellm.router_utils.fallback_event_handlers import get_fallback_model_group
 
+from tests.helpers.cloud.cloud_answers import SERVER_ERROR, CloudAnswer
 from tests.helpers.cloud.dialect_requests import ask, body_of
 from tests.helpers.cloud.gateway_server import cloud_entry, local, write_config
 from tests.helpers.servers.fake_server import FakeServer
-from tests.helpers.servers.mock_cloud import SERVER_ERROR, CloudAnswer, MockCloud
+from tests.helpers.servers.mock_cloud import MockCloud
 
 # LiteLLM's late imports warn of its own types.
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")

@@ -5,9 +5,10 @@ from typing import Final
 import httpx
 import pytest
 
+from tests.helpers.cloud.cloud_answers import SERVER_ERROR, CloudAnswer, CloudError
 from tests.helpers.cloud.dialect_requests import DIALECTS, ask, body_of, in_each_way
 from tests.helpers.cloud.gateway_server import WRONG_KEYS, GatewayServer, texts_below
-from tests.helpers.servers.mock_cloud import KEY, SERVER_ERROR, CloudAnswer, CloudError
+from tests.helpers.servers.mock_cloud import KEY
 
 PAGES: Final = (
     *("/", "/health", "/v1/models", "/v1/models/cloud", "/metrics", "/dashboard", "/v1/cache"),

@@ -9,8 +9,9 @@ import httpx
 import pytest
 
 from scripts.fixtures.embedding_checkpoints import embedding_checkpoint
+from tests.helpers.cloud.cloud_answers import SERVER_ERROR, CloudAnswer
 from tests.helpers.servers.audited_server import GENERATE, ask, body_of
-from tests.helpers.servers.mock_cloud import SERVER_ERROR, CloudAnswer, MockCloud
+from tests.helpers.servers.mock_cloud import MockCloud
 from tests.helpers.servers.virtual_key_server import (
     CLOUD_ONLY,
     MASTER,

@@ -4,7 +4,8 @@ from typing import Any, Final
 
 import pytest
 
-from tests.helpers.servers.mock_cloud import CloudMemory, RefusedBody, check_body
+from tests.helpers.cloud.cloud_answers import CloudMemory
+from tests.helpers.cloud.cloud_bodies import RefusedBody, check_body
 
 MEMORY: Final = CloudMemory()
 MEMORY.items |= {"rs_mine": (True, None), "msg_mine": (True, "rs_mine"), "rs_apart": (False, None)}

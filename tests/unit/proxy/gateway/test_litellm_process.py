@@ -28,8 +28,9 @@ from hearth.proxy.gateway.litellm_process import (
 )
 from hearth.shared.errors import RequestError
 from hearth.shared.settings_from_env import load_settings
-from tests.helpers.servers import mock_cloud as says
-from tests.helpers.servers.mock_cloud import CloudAnswer, CloudError, MockCloud
+from tests.helpers.cloud import cloud_answers as says
+from tests.helpers.cloud.cloud_answers import CloudAnswer, CloudError
+from tests.helpers.servers.mock_cloud import MockCloud
 
 pytestmark = pytest.mark.process
 WRONG_KEY: Final = "sk-wrong-0123456789abcdef"
