@@ -230,8 +230,8 @@ class MockCloud:
 def _error_event(dialect: str, error: CloudError) -> bytes:
     if dialect == "responses":
         told = {"type": "error", "sequence_number": 99, "code": error.code, "param": None}
-        return piece(told | {"message": error.message})
-    return (piece if dialect == "messages" else data)(error.body(dialect))
+        return event(told | {"message": error.message})
+    return (event if dialect == "messages" else data)(error.body(dialect))
 
 
 async def _break_off(request: web.Request, answer: CloudAnswer, place: Place) -> None:
