@@ -16,10 +16,10 @@ import uvicorn
 
 from hearth.proxy.app import ProxyApp
 from hearth.proxy.embeddings.encoders import make_encoders
-from hearth.proxy.event_loop import SuspendingEventLoop
 from hearth.proxy.gateway.config.routing_table import read_table
 from hearth.proxy.gateway_setup import GatewaySetup
 from hearth.proxy.http.connection_places import ConnectionPlaces, places_within
+from hearth.proxy.http.event_loop import SuspendingEventLoop
 from hearth.proxy.http.http1_protocol import Http1Protocol
 from hearth.proxy.http.origin_rules import OriginRules
 from hearth.proxy.monitoring.admin_routes import AdminRoutes

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import orjson
 
-from hearth.proxy.event_loop import SuspendingEventLoop
+from hearth.proxy.http.event_loop import SuspendingEventLoop
 from hearth.shared import logging_setup as logs
 
 END_S_MAX: Final = 3  # for callbacks to send what they hold

@@ -45,7 +45,7 @@ class LiteLLMUnavailable(RequestError):
         )
 
 
-class Line:
+class LiteLLMLine:
     """A connection to LiteLLM's process: closed, it ends what was asked on it. Owner: one task."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -91,7 +91,7 @@ class CloudCall:
     a reply that broke off amid its stream, after what LiteLLM wrote of it.
     """
 
-    def __init__(self, line: Line) -> None:
+    def __init__(self, line: LiteLLMLine) -> None:
         self.failure: CloudFailure | None = None
         self.is_complete = False  # LiteLLM has written its reply to the end
         self._line = line
@@ -129,7 +129,7 @@ class LiteLLMProcess:
         self._log_level = log_level
         self._is_ready = asyncio.Event()
         self._refusal = ""  # a sentence: why no call is begun any more
-        self._calls: set[Line] = set()
+        self._calls: set[LiteLLMLine] = set()
         self._living: asyncio.Task[None] | None = None
         self._control: asyncio.StreamWriter | None = None
         self._process: asyncio.subprocess.Process | None = None
@@ -163,7 +163,7 @@ class LiteLLMProcess:
         self._living.cancel()
         await asyncio.wait({self._living})
 
-    async def line(self) -> Line:
+    async def line(self) -> LiteLLMLine:
         """Return a connection to LiteLLM, which the caller closes.
 
         Raises:
@@ -179,13 +179,13 @@ class LiteLLMProcess:
             raise LiteLLMUnavailable(self.failure)
         try:
             opening = asyncio.open_unix_connection(str(self._socket), limit=HELD_BYTES_MAX)
-            return Line(*await opening)
+            return LiteLLMLine(*await opening)
         except OSError as error:
             text = f"LiteLLM cannot be reached ({error.strerror}). Send the request again."
             raise LiteLLMUnavailable(text) from None
 
     async def ask(self, what: str, asked: Any, size: int = 0) -> Any:
-        """Return what LiteLLM says to one question. Raises: RequestError: see Line.ask."""
+        """Return what LiteLLM says to one question. Raises: RequestError: see LiteLLMLine.ask."""
         with contextlib.closing(await self.line()) as line:
             return await line.ask(what, asked, size=size)
 

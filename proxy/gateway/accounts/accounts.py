@@ -14,7 +14,7 @@ from hearth.proxy.gateway.accounts.litellm_keys import LiteLLMKeys
 from hearth.proxy.gateway.accounts.local_account import LocalAccount
 from hearth.proxy.gateway.config.routing_table import Deployment
 from hearth.proxy.gateway.litellm_messages import PATHS, AccountDialect, LocalAnswerLog
-from hearth.proxy.gateway.litellm_process import Line, LiteLLMProcess
+from hearth.proxy.gateway.litellm_process import LiteLLMLine, LiteLLMProcess
 from hearth.proxy.http.http_exchange import ClientBody, HttpExchange
 from hearth.shared.errors import RequestError
 
@@ -94,7 +94,7 @@ class Accounts:
             owner = self.keys.identity(rows, exchange.path, exchange.method, group)
             await exchange.while_connected(owner)
 
-    def tell(self, answer: LocalAnswerLog, size: int, line: Line | None = None) -> None:
+    def tell(self, answer: LocalAnswerLog, size: int, line: LiteLLMLine | None = None) -> None:
         """Have LiteLLM's callbacks, budgets and spend take `answer`, soon; never waits or raises.
 
         `size` is about how much memory it takes; its key's reservation is on `line`.
@@ -119,7 +119,7 @@ class Accounts:
                 *(len(self._tasks), self._bytes, LOGS_MAX, LOG_BYTES_MAX, self.dropped),
             )
 
-    async def _tell(self, answer: LocalAnswerLog, size: int, line: Line | None) -> None:
+    async def _tell(self, answer: LocalAnswerLog, size: int, line: LiteLLMLine | None) -> None:
         try:
             async with self._at_once:
                 line = line or await self._litellm.line()

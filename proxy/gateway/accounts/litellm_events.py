@@ -109,9 +109,7 @@ def _entry(answer: LocalAnswerLog, deployment: Any, call: KeyedCall | None) -> A
 
 
 def _params(answer: LocalAnswerLog, deployment: Any, call: KeyedCall | None) -> dict[str, Any]:
-    info = {"id": answer.deployment_id}
-    if deployment is not None:
-        info = {**deployment.model_info.model_dump(exclude_none=True), **info}
+    info = deployment.model_info.model_dump(exclude_none=True)
     metadata: dict[str, Any] = {
         "model_group": answer.group,
         "deployment": f"{PROVIDER}/{answer.model}",
@@ -134,8 +132,6 @@ def _params(answer: LocalAnswerLog, deployment: Any, call: KeyedCall | None) -> 
 
 def _prices(deployment: Any) -> dict[str, Any]:
     """Return what the config says that tokens of a local deployment cost; mostly nothing."""
-    if deployment is None:
-        return {}
     params = deployment.litellm_params.model_dump(exclude_none=True)
     return {name: params[name] for name in _PRICES & params.keys()}
 

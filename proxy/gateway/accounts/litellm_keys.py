@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from hearth.proxy.api import prefill_endpoint
 from hearth.proxy.gateway.litellm_messages import KEY_HEADERS, AccountDialect
-from hearth.proxy.gateway.litellm_process import Line, LiteLLMProcess
+from hearth.proxy.gateway.litellm_process import LiteLLMLine, LiteLLMProcess
 from hearth.proxy.http.api_keys import Headers
 from hearth.proxy.http.http_exchange import HttpExchange
 from hearth.shared.errors import RequestError
@@ -64,7 +64,7 @@ class LiteLLMKeys:
 
     async def begin(
         self, exchange: HttpExchange, path: str, group: str, dialect: AccountDialect
-    ) -> Line:
+    ) -> LiteLLMLine:
         """Return the line on which a local answer for `group` is booked; its log is told on it.
 
         Closed before, it gives back what the key has reserved.

@@ -7,7 +7,7 @@ from typing import Any, Final
 from hearth.proxy.api.multi_choice_stream import merged
 from hearth.proxy.gateway.config.routing_table import Deployment
 from hearth.proxy.gateway.litellm_messages import AccountDialect, LocalAnswerLog
-from hearth.proxy.gateway.litellm_process import Line
+from hearth.proxy.gateway.litellm_process import LiteLLMLine
 from hearth.proxy.http.http_exchange import ClientBody
 from hearth.proxy.pool.answer_stream import AnswerStream
 from hearth.proxy.request.parsed_request import AnswerEvents, ParsedRequest
@@ -70,7 +70,7 @@ class LocalAccount:
     dialect: AccountDialect
     body: ClientBody
     keeps_texts: bool
-    line: Line | None = None  # on which LiteLLM has booked it, where it checks keys
+    line: LiteLLMLine | None = None  # on which LiteLLM has booked it, where it checks keys
     tokens: int | None = None  # that were embedded or ranked, where that was asked
     _began_at: float = field(default_factory=awake_s)
     _request: ParsedRequest | None = None

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Mapping
 from typing import Final, NoReturn
 
-from hearth.proxy.event_loop import SuspendingEventLoop
+from hearth.proxy.http.event_loop import SuspendingEventLoop
 from hearth.proxy.pool.worker_link import WorkerLink
 from hearth.proxy.pool.worker_pool import WorkerPool
 from hearth.proxy.request.model_names import models_of, sources_of

@@ -15,7 +15,6 @@ from typing import Any, Final, TypeVar
 import pytest
 import yaml
 
-from hearth.proxy.event_loop import SuspendingEventLoop
 from hearth.proxy.gateway import litellm_process
 from hearth.proxy.gateway.cloud.cloud_failure import CloudFailure
 from hearth.proxy.gateway.config.routing_table import Deployment, RoutingTable, read_table
@@ -26,6 +25,7 @@ from hearth.proxy.gateway.litellm_process import (
     LiteLLMProcess,
     LiteLLMUnavailable,
 )
+from hearth.proxy.http.event_loop import SuspendingEventLoop
 from hearth.shared.errors import RequestError
 from hearth.shared.settings_from_env import load_settings
 from tests.helpers.cloud import cloud_answers as says

@@ -17,7 +17,6 @@ from typing import Any, Final, TypeVar
 
 import pytest
 
-from hearth.proxy.api.responses.response_store import ResponseStore
 from hearth.proxy.gateway.accounts.litellm_keys import LiteLLMKeys, route_of
 from hearth.proxy.gateway.config.routing_table import read_table
 from hearth.proxy.gateway.litellm_messages import (
@@ -26,7 +25,7 @@ from hearth.proxy.gateway.litellm_messages import (
     CloudUsage,
     LocalAnswerLog,
 )
-from hearth.proxy.gateway.litellm_process import Line, LiteLLMProcess
+from hearth.proxy.gateway.litellm_process import LiteLLMLine, LiteLLMProcess
 from hearth.proxy.request.session_id import key_digest
 from hearth.shared.errors import RequestError
 from hearth.shared.settings_from_env import load_settings
@@ -157,7 +156,7 @@ class Told:
         self._keys = LiteLLMKeys(self.process)
         self._directory = directory
         self._runner = runner
-        self._lines: dict[str, Line] = {}
+        self._lines: dict[str, LiteLLMLine] = {}
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         return self._runner.run(work)
@@ -173,8 +172,8 @@ class Told:
 
     def log_of(self, request_id: str, **fields: Any) -> dict[str, Any]:
         """Have an answer logged and return LiteLLM's log of it, which must be one."""
-        usage = fields.get("usage", USAGE)
-        told = ANSWER | fields | {"usage": usage and Usage(**usage)}
+        told = ANSWER | fields
+        told["usage"] = told["usage"] and Usage(**told["usage"])
         answer = LocalAnswerLog(request_id=request_id, **told)
         line = self._lines.pop(request_id, None) or self.run(self.process.line())
         with closing(line):
@@ -273,8 +272,6 @@ def test_times_are_those_of_the_answer_and_not_of_its_log(told: Told, stream: bo
     log = told.log_of(f"times-{stream}", stream=stream)
     assert (log["startTime"], log["endTime"]) == (ANSWER["asked_at"], ANSWER["ended_at"])
     assert log["completionStartTime"] == ANSWER["first_token_at"]
-    (row,) = told.rows(f"times-{stream}")
-    assert (row["start"], row["end"]) == (ANSWER["asked_at"], ANSWER["ended_at"])
 
 
 @pytest.mark.parametrize(
@@ -284,7 +281,6 @@ def test_times_are_those_of_the_answer_and_not_of_its_log(told: Told, stream: bo
         ("completions", {"prompt": "ask"}),
         ("messages", {"messages": [{"role": "user", "content": "ask"}], "system": "be brief"}),
         ("responses", {"input": "ask", "instructions": "be brief"}),
-        ("responses", {"input": [{"type": "message", "role": "user", "content": "ask"}]}),
     ],
 )
 def test_what_was_asked_is_told_as_the_client_sent_it(
@@ -357,11 +353,6 @@ def test_a_log_server_gets_every_answer(told: Told) -> None:
     assert (row["prompt_tokens"], row["completion_tokens"]) == (100, 7)
 
 
-def test_a_deployment_that_the_router_does_not_know_is_logged_all_the_same(told: Told) -> None:
-    log = told.log_of("unknown", deployment_id="no-such", group="other", model="other")
-    assert (log["model_id"], log["response_cost"]) == ("no-such", 0)
-
-
 def test_what_a_cloud_call_cost_is_told_with_our_request_id(told: Told) -> None:
     (cloud,) = told.deployments("cloud")
     usages = []
@@ -418,10 +409,9 @@ def test_the_owner_is_the_digest_of_the_key_that_litellm_checked(told: Told, hea
     assert told.owner_by(both) == key_digest({"x-api-key": "sk-mine"})
 
 
-OWN_ROUTES = ("/v1/cache", "/v1/sessions/s", "/metrics", "/dashboard/events", "/v1/doctor")
-
-
-@pytest.mark.parametrize("path", [*OWN_ROUTES, "/v1/models", "/v1/responses/resp_1"])
+@pytest.mark.parametrize(
+    "path", ["/v1/cache", "/v1/sessions/s", "/metrics", "/v1/models", "/v1/responses/resp_1"]
+)
 def test_a_virtual_key_is_known_on_our_own_routes_too(told: Told, path: str) -> None:
     told.do("key", key="sk-routes")
     assert told.owner("sk-routes", path) == key_digest({"x-api-key": "sk-routes"})
@@ -451,7 +441,6 @@ def test_a_keys_requests_a_minute_are_counted_and_the_next_is_a_429(told: Told) 
     told.do("key", key="sk-limited", rpm_limit=2)
     for name in ("l1", "l2"):
         told.begin(name, "sk-limited", "small")
-        told.log_of(name)
     status, code, text = refused(told.begin, "l3", "sk-limited", "small")
     assert (status, code) == (429, "rate_limit_exceeded") and "Current limit: 2" in text
 
@@ -500,25 +489,6 @@ def test_what_a_budget_had_reserved_is_given_back_where_the_answer_failed(
     assert told.do("spend", key="sk-reserved") > 0
     told.log_of(name, error=(503, "The queue is full."), usage=None, **PRICED)
     assert told.do("spend", key="sk-reserved") == pytest.approx(0)
-
-
-def test_what_one_virtual_key_keeps_the_other_does_not_find(told: Told) -> None:
-    """The owner that LiteLLM names is what cache, turns, responses and rows are kept under."""
-    for key in ("sk-a", "sk-b"):
-        told.do("key", key=key)
-    a, b = (told.owner(key) for key in ("sk-a", "sk-b"))
-    assert a and b and a != b
-    stored = ResponseStore()
-    stored.keep(a, {"input": "the words"}, {"id": "resp_1", "output": []})
-    assert stored.response(a, "resp_1")["id"] == "resp_1"
-    for refers in (
-        lambda: stored.response(b, "resp_1"),
-        lambda: stored.delete(b, "resp_1"),
-        lambda: stored.expanded(b, {"input": "x", "previous_response_id": "resp_1"}),
-    ):
-        with pytest.raises(RequestError) as caught:
-            refers()
-        assert caught.value.status in (400, 404)
 
 
 def test_a_log_says_whose_the_answer_was_by_its_keys_digest(told: Told) -> None:

@@ -9,7 +9,7 @@ import pytest
 import uvloop
 
 from hearth.proxy import event_loop
-from hearth.proxy.event_loop import SuspendingEventLoop
+from hearth.proxy.http.event_loop import SuspendingEventLoop
 from tests.helpers.servers.sleeping_machine import SleepingUvloop
 
 WAIT_S = 60.0
