@@ -156,7 +156,7 @@ class Told:
         self._keys = LiteLLMKeys(self.process)
         self._directory = directory
         self._runner = runner
-        self._lines: dict[str, LiteLLMLine] = {}
+        self.lines: dict[str, LiteLLMLine] = {}
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         return self._runner.run(work)
@@ -164,6 +164,8 @@ class Told:
     async def start(self) -> None:
         self.process.start(self.usages.append)
         (await self.process.line()).close()
+        while not (self._directory / "test.sock").exists():
+            await asyncio.sleep(0.01)
 
     def rows(self, request_id: str, name: str = "told") -> list[dict[str, Any]]:
         path = self._directory / name
@@ -175,7 +177,7 @@ class Told:
         told = ANSWER | fields
         told["usage"] = told["usage"] and Usage(**told["usage"])
         answer = LocalAnswerLog(request_id=request_id, **told)
-        line = self._lines.pop(request_id, None) or self.run(self.process.line())
+        line = self.lines.pop(request_id, None) or self.run(self.process.line())
         with closing(line):
             self.run(line.ask("log", answer))
         (row,) = self.rows(request_id)
@@ -213,10 +215,7 @@ class Told:
         except RequestError:
             line.close()
             raise
-        self._lines[name] = line
-
-    def leave(self, name: str) -> None:
-        self._lines.pop(name).close()
+        self.lines[name] = line
 
 
 def caller(key: str = "", header: str = "authorization") -> dict[str, str]:
@@ -464,7 +463,7 @@ def test_a_keys_place_among_parallel_requests_is_free_again_at_the_end(
             told.begin(name, key, "small")
         assert refused(told.begin, "x", key, "small")[0] == 429
         if end == "leave":
-            told.leave(name)
+            told.lines.pop(name).close()
         else:
             told.log_of(name, error=(499, "Its client left.") if end == "failure" else None)
 
