@@ -17,7 +17,7 @@ from hearth.proxy.api.body import prompt_limits
 from hearth.proxy.api.error_bodies import error_event
 from hearth.proxy.api.responses.response_store import ResponseStore
 from hearth.proxy.gateway.accounts.accounts import Accounts
-from hearth.proxy.gateway.cloud import cloud_fields, crossing
+from hearth.proxy.gateway.cloud import cloud_fields
 from hearth.proxy.gateway.cloud.cloud_bodies import CloudDialect, cloud_body, cloud_headers
 from hearth.proxy.gateway.cloud.cloud_failure import CloudFailure
 from hearth.proxy.gateway.cloud.reply_tap import ReplyTap
@@ -404,7 +404,7 @@ class Gateway:
 
 
 def cloud_json(dialect: CloudDialect, body: dict[str, Any], deployment: Deployment) -> bytes:
-    sent = cloud_body(dialect, crossing.for_cloud(dialect, body), deployment.group)
+    sent = cloud_body(dialect, body, deployment.group)
     provider = deployment.provider or deployment.model.partition("/")[0]
     continues = dialect == "chat" and body.get("continue_final_message") is True
     if continues and provider in cloud_fields.CONTINUERS:

@@ -216,11 +216,11 @@ class ModelNames:
         return self.find_exact(name) or self.find_loose(name) or self.find_pattern(name)
 
     def find_exact(self, name: str) -> str | None:
-        return _found(name, self._known())
+        return _found(name, self.known())
 
     def find_loose(self, name: str) -> str | None:
         loose = loose_name(name)
-        found = _found(loose, loose_names(self._known()))
+        found = _found(loose, loose_names(self.known()))
         if found is None and self.former and loose.rpartition("/")[2] == self.former:
             _tell_former(self.former, self.public)
             return self.public
@@ -233,7 +233,7 @@ class ModelNames:
                 return self.public
         return None
 
-    def _known(self) -> dict[str, str]:
+    def known(self) -> dict[str, str]:
         """Return the public name that each name stands for."""
         known = {self.public: self.public} | {model.name: model.name for model in self.others}
         known |= {name: name for name in self.adapters}

@@ -3,18 +3,291 @@
 They are those of the official APIs, less each that LiteLLM acts upon itself: where a request goes
 and with which key (`api_base`, `headers`), what is billed and logged (`metadata`, tags, callbacks),
 which files, stores, MCP servers and prompt templates of the user's account it reads. What is not
-listed does not pass, so a field of a newer LiteLLM is shut out before anyone has heard of it.
+listed does not pass, so a field of a newer LiteLLM is shut out before anyone has heard of it. A
+name with "!" is needed; one that a rule stands behind passes as far as that says.
 """
 
 from collections.abc import Mapping
-from typing import Final
+from functools import partial
+from typing import Any, Final, NoReturn
 
-Fields = frozenset[str]
+from hearth.proxy.api.error_bodies import THREAD_UNSUPPORTED
+from hearth.proxy.gateway.cloud import crossing
+from hearth.proxy.gateway.cloud.allowed_parts import Fields, Kinds, Row, Rows, Rule, TextOr
+from hearth.proxy.gateway.cloud.cloud_urls import check_data, check_url
+from hearth.shared.errors import RequestError
 
 
-def _fields(*names: str) -> Fields:
-    return frozenset(name for text in names for name in text.split())
+def _fields(*names: str, unless: Rule | None = None, **rules: Rule) -> Fields:
+    each = " ".join(names).split()
+    needed = tuple(name[:-1] for name in each if name.endswith("!"))
+    return Fields(frozenset(name.rstrip("!") for name in each), rules, needed, unless)
 
+
+def _text_only(value: Any, *_: Any) -> str | None:
+    return value if type(value) is str else None
+
+
+def _auto(*_: Any) -> Row:
+    """Return the container that has no files, and is none of the user's account."""
+    return {"type": "auto"}
+
+
+def _no_files(_: Any, param: str, *__: Any) -> NoReturn:
+    raise RequestError(
+        f"{param} names an uploaded file, and this server passes none on. Send the file itself, in "
+        "base64.",
+        code="unsupported_content",
+        param=param,
+    )
+
+
+def _refused(remedy: str, code: str = "unsupported_parameter") -> Rule:
+    """Refuse a state that this server does not keep: passed over it would change what is asked."""
+
+    def refuse(value: Any, param: str, *_: Any) -> None:
+        if value is not False:
+            text = f"{param} is not supported; {remedy}."
+            raise RequestError(text, code=code, param=param)
+
+    return refuse
+
+
+# ---------------------------------------------------------------- Messages
+
+_THOUGHT: Final = _fields(
+    "type thinking signature", unless=partial(crossing.is_unsealed, "signature")
+)
+_REDACTED: Final = _fields("type data", unless=partial(crossing.is_unsealed, "data"))
+_RESULT: Final = _fields("type tool_use_id content cache_control caller is_error")
+MESSAGES_BLOCKS: Final[dict[str, Fields]] = {}  # below: blocks hold blocks
+_BLOCKS: Final = Rows(Kinds(MESSAGES_BLOCKS))
+_SOURCE: Final = Kinds(
+    {
+        "base64": _fields("type media_type data"),
+        "text": _fields("type media_type data"),
+        "content": _fields("type content!", content=TextOr(_BLOCKS)),
+        "url": _fields("type url!", url=check_url),
+        "file": _fields("type file_id!", file_id=_no_files),
+    },
+    is_strict=True,
+)
+_MESSAGES_TOOL: Final = _fields(
+    "type name description input_schema cache_control strict defer_loading allowed_callers "
+    "eager_input_streaming input_examples max_characters max_uses allowed_domains blocked_domains "
+    "user_location max_content_tokens citations use_cache response_inclusion display_width_px "
+    "display_height_px display_number enable_zoom"
+)
+# Those that Anthropic defines, without their dates: `advisor` is none of them, which names another
+# model, its address and its key, nor are MCP's.
+MESSAGES_TOOLS: Final = Kinds(
+    {
+        kind: _MESSAGES_TOOL
+        for kind in (
+            *("custom", "bash", "text_editor", "memory", "computer", "computer_toolset"),
+            *("web_search", "web_fetch", "code_execution"),
+            *("tool_search_tool_regex", "tool_search_tool_bm25"),
+        )
+    },
+    untyped="custom",
+)
+_TOOL_CHANGE: Final = Kinds(
+    {
+        "tool_reference": _fields("type name"),
+        "tool_definition": _fields("type definition!", definition=MESSAGES_TOOLS),
+    }
+)
+MESSAGES_BLOCKS.update(
+    {
+        "text": _fields("type text cache_control citations", unless=crossing.is_blank),
+        "image": _fields("type source! cache_control transformations", source=_SOURCE),
+        "document": _fields("type source! title context citations cache_control", source=_SOURCE),
+        "search_result": _fields(
+            "type source title content citations cache_control", content=TextOr(_BLOCKS)
+        ),
+        "thinking": _THOUGHT,
+        "redacted_thinking": _REDACTED,
+        "tool_use": _fields("type id name input cache_control caller toolset_name"),
+        "tool_result": _fields(*_RESULT.names, "toolset_name", content=TextOr(_BLOCKS)),
+        "tool_reference": _fields("type tool_name cache_control"),
+        "server_tool_use": _fields("type id name input cache_control caller"),
+        "web_search_tool_result": _RESULT,
+        "web_fetch_tool_result": _RESULT,
+        "code_execution_tool_result": _RESULT,
+        "bash_code_execution_tool_result": _RESULT,
+        "text_editor_code_execution_tool_result": _RESULT,
+        "tool_search_tool_result": _RESULT,
+        "compaction": _fields(
+            "type content encrypted_content signature cache_control tool_changes"
+        ),
+        "tool_addition": _fields("type tool! cache_control", tool=_TOOL_CHANGE),
+        "tool_removal": _fields("type tool! cache_control", tool=_TOOL_CHANGE),
+    }
+)
+_MESSAGES_MESSAGE: Final = _fields(
+    "role content! clear_at output_config",
+    unless=crossing.says_nothing,
+    content=TextOr(_BLOCKS),
+)
+
+# ---------------------------------------------------------------- chat
+
+_AUDIO: Final[Mapping[str, Rule]] = {"input_audio": _fields("data! format", data=check_data)}
+_CHAT_PARTS: Final = Kinds(
+    {
+        "text": _fields("type text cache_control prompt_cache_breakpoint"),
+        "refusal": _fields("type refusal"),
+        "image_url": _fields(
+            "type image_url! cache_control prompt_cache_breakpoint",
+            image_url=TextOr(_fields("url! detail", url=check_url), check_url),
+        ),
+        "input_audio": _fields("type input_audio! prompt_cache_breakpoint", **_AUDIO),
+        "file": _fields(
+            "type file! cache_control prompt_cache_breakpoint",
+            file=_fields("file_data! filename file_id", file_data=check_data, file_id=_no_files),
+        ),
+        "thinking": _THOUGHT,
+        "redacted_thinking": _REDACTED,
+    },
+    untyped="text",
+)
+_FUNCTION: Final = _fields("name description parameters strict defer_loading cache_control")
+_CHAT_TOOLS: Final = Kinds(
+    {
+        "function": _fields(
+            "type function! cache_control defer_loading allowed_callers", function=_FUNCTION
+        ),
+        "custom": _fields("type custom"),
+    },
+    untyped="function",
+)
+# What LiteLLM gives clients of a provider's opaque blocks, and takes back.
+_PROVIDER_BLOCKS: Final = _fields(
+    "thought_signature thought_signatures compaction_blocks web_search_results tool_results",
+    compaction_blocks=_BLOCKS,
+    web_search_results=_BLOCKS,
+    tool_results=_BLOCKS,
+)
+
+
+def _held(value: Any, param: str, role: Any, left_out: list[str]) -> Row | None:
+    """Return what passes of LiteLLM's own field; None of nothing: OpenAI refuses its name."""
+    held = _PROVIDER_BLOCKS(value, param, role, left_out) or {}
+    return held if any(inner is not None for inner in held.values()) else None
+
+
+_CHAT_CALL: Final = _fields(
+    "id type index function custom provider_specific_fields",
+    function=_fields("name arguments"),
+    provider_specific_fields=_held,
+)
+_SEALED_REASONING: Final = _fields(
+    "type id summary content encrypted_content status",
+    unless=partial(crossing.is_unsealed, "encrypted_content"),
+)
+_CHAT_MESSAGE: Final = _fields(
+    "role content name tool_calls tool_call_id refusal audio function_call cache_control",
+    "reasoning_content thinking_blocks reasoning_items provider_specific_fields",
+    content=TextOr(Rows(_CHAT_PARTS)),
+    tool_calls=Rows(_CHAT_CALL),
+    audio=_fields("id"),
+    thinking_blocks=Rows(Kinds({"thinking": _THOUGHT, "redacted_thinking": _REDACTED})),
+    reasoning_items=Rows(Kinds({"reasoning": _SEALED_REASONING})),
+    provider_specific_fields=_held,
+)
+
+# vLLM's and SGLang's, which only they and servers like them take: others refuse, or go on of
+# themselves. They say what the answer is, so they pass where a message is to be continued.
+CONTINUING: Final = ("continue_final_message", "add_generation_prompt")
+CONTINUERS: Final = frozenset({"openai", "hosted_vllm", "litellm_proxy"})
+
+# ---------------------------------------------------------------- Responses
+
+_FILE_RULES: Final[Mapping[str, Rule]] = {
+    "image_url": check_url,
+    "file_url": check_url,
+    "file_data": check_data,
+    "file_id": _no_files,
+}
+_PARTS: Final = {
+    "input_text": _fields("type text prompt_cache_breakpoint"),
+    "output_text": _fields("type text annotations logprobs"),
+    "text": _fields("type text"),
+    "refusal": _fields("type refusal"),
+    "input_image": _fields("type image_url file_id detail prompt_cache_breakpoint", **_FILE_RULES),
+    "input_file": _fields(
+        "type file_data file_url file_id filename detail prompt_cache_breakpoint", **_FILE_RULES
+    ),
+    "input_audio": _fields("type input_audio!", **_AUDIO),
+    "computer_screenshot": _fields("type image_url file_id detail", **_FILE_RULES),
+}
+_SHOWN: Final = Kinds(_PARTS, is_strict=True)
+_RESPONSES_TOOLS: Final[dict[str, Fields]] = {}  # below: one holds others
+_TOOLS: Final = Rows(Kinds(_RESPONSES_TOOLS))
+_RESPONSES_TOOLS.update(
+    {
+        "function": _fields(
+            "type name description parameters strict defer_loading allowed_callers output_schema"
+        ),
+        "custom": _fields("type name description format defer_loading allowed_callers"),
+        "namespace": _fields("type name description tools!", tools=_TOOLS),
+        "tool_search": _fields("type description execution parameters"),
+        "web_search": _fields("type filters search_context_size user_location"),
+        "web_search_preview": _fields(
+            "type search_content_types search_context_size user_location"
+        ),
+        "computer": _fields("type"),
+        "computer_use_preview": _fields("type display_height display_width environment"),
+        "code_interpreter": _fields("type container! allowed_callers", container=_auto),
+        "image_generation": _fields(  # without `model`
+            "type action background input_fidelity moderation output_compression output_format "
+            "partial_images quality size"
+        ),
+        "local_shell": _fields("type"),
+        "apply_patch": _fields("type allowed_callers"),
+        "programmatic_tool_calling": _fields("type"),
+    }
+)
+
+
+def _item(*names: str, unless: Rule | None = None, **rules: Rule) -> Fields:
+    return _fields("type", *names, unless=unless, id=crossing.foreign_item_id, **rules)
+
+
+_CALL: Final = "id call_id status caller name namespace"
+RESPONSES_ITEMS: Final = {
+    "message": _item("id role content! status phase", content=TextOr(Rows(Kinds(_PARTS)))),
+    "reasoning": _item(
+        "id summary content encrypted_content status", unless=crossing.is_our_reasoning
+    ),
+    "function_call": _item(_CALL, "arguments"),
+    "function_call_output": _item(_CALL, "output", output=TextOr(Rows(_SHOWN))),
+    "custom_tool_call": _item(_CALL, "input"),
+    "custom_tool_call_output": _item(_CALL, "output", output=TextOr(Rows(_SHOWN))),
+    "tool_search_call": _item(_CALL, "arguments execution"),
+    "tool_search_output": _item(
+        _CALL, "tools execution", tools=Rows(Kinds(_RESPONSES_TOOLS), may_be_empty=True)
+    ),
+    "additional_tools": _item("id role tools!", tools=_TOOLS),
+    "computer_call": _item(_CALL, "action actions pending_safety_checks"),
+    "computer_call_output": _item(_CALL, "output! acknowledged_safety_checks", output=_SHOWN),
+    "web_search_call": _item("id status action"),
+    "image_generation_call": _item("id status result"),
+    "code_interpreter_call": _item("id status code container_id outputs"),
+    "local_shell_call": _item(_CALL, "action"),
+    "local_shell_call_output": _item(_CALL, "output"),
+    "shell_call": _item(_CALL, "action environment"),
+    "shell_call_output": _item(_CALL, "output max_output_length"),
+    "apply_patch_call": _item(_CALL, "operation"),
+    "apply_patch_call_output": _item(_CALL, "output"),
+    "compaction": _item("id encrypted_content"),
+    "compaction_trigger": _item(),
+    "item_reference": _item("id"),
+    "program": _item("id call_id code fingerprint"),
+    "program_output": _item("id call_id result status"),
+}
+
+# ---------------------------------------------------------------- bodies
 
 _OPENAI_SHARED: Final = (
     "model stream stream_options temperature top_p top_logprobs tools tool_choice store user "
@@ -22,181 +295,59 @@ _OPENAI_SHARED: Final = (
     "safety_identifier service_tier"
 )
 _MESSAGES_COUNTED: Final = (
-    "model messages system tools tool_choice thinking cache_control context_management "
-    "output_config output_format speed"
+    "model messages! system tools tool_choice thinking cache_control context_management "
+    "output_config output_format speed thread"
 )
+_MESSAGES_RULES: Final[Mapping[str, Rule]] = {
+    "messages": Rows(_MESSAGES_MESSAGE),
+    "system": TextOr(_BLOCKS),
+    "tools": Rows(MESSAGES_TOOLS),
+    "metadata": _fields("user_id", user_id=_text_only),
+    "thread": _refused("send the whole conversation in messages", THREAD_UNSUPPORTED),
+}
 _RESPONSES_COUNTED: Final = (
     "model input instructions tools tool_choice reasoning text truncation parallel_tool_calls "
-    "previous_response_id"
+    "previous_response_id conversation prompt background"
 )
+_RESPONSES_RULES: Final[Mapping[str, Rule]] = {
+    "input": TextOr(Rows(Kinds(RESPONSES_ITEMS, untyped="item_reference"))),
+    "tools": _TOOLS,
+    "previous_response_id": crossing.foreign_response_id,
+    "conversation": _refused("send the whole conversation in input"),
+    "prompt": _refused("send the prompt's text itself"),
+    "background": _refused("leave it out, or send false"),
+}
+_USERS: Final[Mapping[str, Rule]] = {"user": _text_only, "safety_identifier": _text_only}
 BODY: Final[Mapping[str, Fields]] = {
     "chat": _fields(
         _OPENAI_SHARED,
-        "messages audio frequency_penalty function_call functions logit_bias logprobs max_tokens "
+        "messages! audio frequency_penalty function_call functions logit_bias logprobs max_tokens "
         "max_completion_tokens modalities n prediction presence_penalty reasoning_effort seed stop "
         "response_format verbosity web_search_options",
+        messages=Rows(_CHAT_MESSAGE),
+        tools=Rows(_CHAT_TOOLS),
+        functions=Rows(_FUNCTION),
+        **_USERS,
     ),
     "completions": _fields(
         "model prompt stream stream_options temperature top_p best_of echo frequency_penalty "
-        "logit_bias logprobs max_tokens n presence_penalty seed stop suffix user"
+        "logit_bias logprobs max_tokens n presence_penalty seed stop suffix user",
+        **_USERS,
     ),
     "messages": _fields(
         _MESSAGES_COUNTED,
         "stream max_tokens metadata stop_sequences temperature top_p top_k service_tier "
         "inference_geo",
+        **_MESSAGES_RULES,
     ),
-    "messages_count": _fields(_MESSAGES_COUNTED),
+    "messages_count": _fields(_MESSAGES_COUNTED, **_MESSAGES_RULES),
     "responses": _fields(
         _OPENAI_SHARED,
         _RESPONSES_COUNTED,
         "include max_output_tokens max_tool_calls context_management",
+        **_RESPONSES_RULES,
+        **_USERS,
     ),
-    "responses_count": _fields(_RESPONSES_COUNTED),
-    "embeddings": _fields("model input dimensions encoding_format user"),
-}
-
-# vLLM's and SGLang's, which only they and servers like them take: others refuse, or go on of
-# themselves. They say what the answer is, so they pass where a message is to be continued.
-CONTINUING: Final = ("continue_final_message", "add_generation_prompt")
-CONTINUERS: Final = frozenset({"openai", "hosted_vllm", "litellm_proxy"})
-
-# ---------------------------------------------------------------- chat
-
-CHAT_MESSAGE: Final = _fields(
-    "role content name tool_calls tool_call_id refusal audio function_call cache_control",
-    # What LiteLLM gives clients of a provider's opaque blocks, and takes back.
-    "reasoning_content thinking_blocks reasoning_items provider_specific_fields",
-)
-_THOUGHT: Final = _fields("type thinking signature")
-_REDACTED: Final = _fields("type data")
-CHAT_PARTS: Final[Mapping[str, Fields]] = {
-    "text": _fields("type text cache_control prompt_cache_breakpoint"),
-    "refusal": _fields("type refusal"),
-    "image_url": _fields("type image_url cache_control prompt_cache_breakpoint"),
-    "input_audio": _fields("type input_audio prompt_cache_breakpoint"),
-    "file": _fields("type file cache_control prompt_cache_breakpoint"),
-    "thinking": _THOUGHT,
-    "redacted_thinking": _REDACTED,
-}
-CHAT_CALL: Final = _fields("id type index function custom provider_specific_fields")
-CALLED: Final = _fields("name arguments")
-AUDIO: Final = _fields("id")
-CHAT_OPAQUE: Final[Mapping[str, Mapping[str, Fields]]] = {
-    "thinking_blocks": {"thinking": _THOUGHT, "redacted_thinking": _REDACTED},
-    "reasoning_items": {"reasoning": _fields("type id summary content encrypted_content status")},
-}
-PROVIDER_BLOCKS: Final = _fields(  # of `provider_specific_fields`
-    "thought_signature thought_signatures compaction_blocks web_search_results tool_results"
-)
-IMAGE_URL: Final = _fields("url detail")
-FILE: Final = _fields("file_data filename")
-FUNCTION: Final = _fields("name description parameters strict defer_loading cache_control")
-CHAT_TOOLS: Final[Mapping[str, Fields]] = {
-    "function": _fields("type function cache_control defer_loading allowed_callers"),
-    "custom": _fields("type custom"),
-}
-
-# ---------------------------------------------------------------- Messages
-
-MESSAGES_MESSAGE: Final = _fields("role content clear_at output_config")
-_RESULT: Final = _fields("type tool_use_id content cache_control caller is_error")
-MESSAGES_BLOCKS: Final[Mapping[str, Fields]] = {
-    "text": _fields("type text cache_control citations"),
-    "image": _fields("type source cache_control transformations"),
-    "document": _fields("type source title context citations cache_control"),
-    "search_result": _fields("type source title content citations cache_control"),
-    "thinking": _THOUGHT,
-    "redacted_thinking": _REDACTED,
-    "tool_use": _fields("type id name input cache_control caller toolset_name"),
-    "tool_result": _RESULT | {"toolset_name"},
-    "tool_reference": _fields("type tool_name cache_control"),
-    "server_tool_use": _fields("type id name input cache_control caller"),
-    "web_search_tool_result": _RESULT,
-    "web_fetch_tool_result": _RESULT,
-    "code_execution_tool_result": _RESULT,
-    "bash_code_execution_tool_result": _RESULT,
-    "text_editor_code_execution_tool_result": _RESULT,
-    "tool_search_tool_result": _RESULT,
-    "compaction": _fields("type content encrypted_content signature cache_control tool_changes"),
-    "tool_addition": _fields("type tool cache_control"),
-    "tool_removal": _fields("type tool cache_control"),
-}
-MESSAGES_SOURCES: Final[Mapping[str, Fields]] = {
-    "base64": _fields("type media_type data"),
-    "text": _fields("type media_type data"),
-    "content": _fields("type content"),
-    "url": _fields("type url"),
-}
-MESSAGES_TOOL: Final = _fields(
-    "type name description input_schema cache_control strict defer_loading allowed_callers "
-    "eager_input_streaming input_examples max_characters max_uses allowed_domains blocked_domains "
-    "user_location max_content_tokens citations use_cache response_inclusion display_width_px "
-    "display_height_px display_number enable_zoom"
-)
-# The beginnings of the tools' types that Anthropic defines: `advisor` is none of them, which names
-# another model, its address and its key, nor are MCP's.
-MESSAGES_TOOL_TYPES: Final = (
-    *("bash_", "text_editor_", "memory_", "computer_", "web_search_", "web_fetch_"),
-    *("code_execution_", "tool_search_tool_"),
-)
-
-# ---------------------------------------------------------------- Responses
-
-RESPONSES_PARTS: Final[Mapping[str, Fields]] = {
-    "input_text": _fields("type text prompt_cache_breakpoint"),
-    "output_text": _fields("type text annotations logprobs"),
-    "text": _fields("type text"),
-    "refusal": _fields("type refusal"),
-    "input_image": _fields("type image_url detail prompt_cache_breakpoint"),
-    "input_file": _fields("type file_data file_url filename detail prompt_cache_breakpoint"),
-    "input_audio": _fields("type input_audio"),
-    "computer_screenshot": _fields("type image_url detail"),
-}
-_CALL: Final = "type id call_id status caller name namespace"
-RESPONSES_ITEMS: Final[Mapping[str, Fields]] = {
-    "message": _fields("type id role content status phase"),
-    "reasoning": _fields("type id summary content encrypted_content status"),
-    "function_call": _fields(_CALL, "arguments"),
-    "function_call_output": _fields(_CALL, "output"),
-    "custom_tool_call": _fields(_CALL, "input"),
-    "custom_tool_call_output": _fields(_CALL, "output"),
-    "tool_search_call": _fields(_CALL, "arguments execution"),
-    "tool_search_output": _fields(_CALL, "tools execution"),
-    "additional_tools": _fields("type id role tools"),
-    "computer_call": _fields(_CALL, "action actions pending_safety_checks"),
-    "computer_call_output": _fields(_CALL, "output acknowledged_safety_checks"),
-    "web_search_call": _fields("type id status action"),
-    "image_generation_call": _fields("type id status result"),
-    "code_interpreter_call": _fields("type id status code container_id outputs"),
-    "local_shell_call": _fields(_CALL, "action"),
-    "local_shell_call_output": _fields(_CALL, "output"),
-    "shell_call": _fields(_CALL, "action environment"),
-    "shell_call_output": _fields(_CALL, "output max_output_length"),
-    "apply_patch_call": _fields(_CALL, "operation"),
-    "apply_patch_call_output": _fields(_CALL, "output"),
-    "compaction": _fields("type id encrypted_content"),
-    "compaction_trigger": _fields("type"),
-    "item_reference": _fields("type id"),
-    "program": _fields("type id call_id code fingerprint"),
-    "program_output": _fields("type id call_id result status"),
-}
-RESPONSES_TOOLS: Final[Mapping[str, Fields]] = {
-    "function": _fields(
-        "type name description parameters strict defer_loading allowed_callers output_schema"
-    ),
-    "custom": _fields("type name description format defer_loading allowed_callers"),
-    "namespace": _fields("type name description tools"),
-    "tool_search": _fields("type description execution parameters"),
-    "web_search": _fields("type filters search_context_size user_location"),
-    "web_search_preview": _fields("type search_content_types search_context_size user_location"),
-    "computer": _fields("type"),
-    "computer_use_preview": _fields("type display_height display_width environment"),
-    "code_interpreter": _fields("type container allowed_callers"),
-    "image_generation": _fields(  # without `model`
-        "type action background input_fidelity moderation output_compression output_format "
-        "partial_images quality size"
-    ),
-    "local_shell": _fields("type"),
-    "apply_patch": _fields("type allowed_callers"),
-    "programmatic_tool_calling": _fields("type"),
+    "responses_count": _fields(_RESPONSES_COUNTED, **_RESPONSES_RULES),
+    "embeddings": _fields("model input dimensions encoding_format user", **_USERS),
 }

@@ -6,7 +6,7 @@ address that a name leads to, which its setting `user_url_validation` must not t
 """
 
 import re
-from typing import Final
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 from hearth.proxy.images.image_fetch import URL_CHARS_MAX, is_public
@@ -24,25 +24,26 @@ _LOCAL_ENDS: Final = frozenset(
 _HTTPS_PORT: Final = 443
 
 
-def check_url(value: str, param: str) -> None:
+def check_url(value: Any, param: str, *_: Any) -> str:
     """Let pass a `data:` URL, and one over https to a name or an address of the internet.
 
     Raises:
         RequestError: 400; any other.
     """
-    if value[:5].lower() != "data:" and not is_public_url(value):
-        raise RequestError(
-            f"{param} is neither a data: URL nor an https:// URL of a public host, and no other is "
-            "sent to a cloud model. Send what it shows as a data: URL.",
-            code="unsupported_content",
-            param=param,
-        )
+    if type(value) is str and (value[:5].lower() == "data:" or is_public_url(value)):
+        return value
+    raise RequestError(
+        f"{param} is neither a data: URL nor an https:// URL of a public host, and no other is "
+        "sent to a cloud model. Send what it shows as a data: URL.",
+        code="unsupported_content",
+        param=param,
+    )
 
 
-def check_data(value: str, param: str) -> None:
+def check_data(value: Any, param: str, *_: Any) -> str:
     """Let pass bare base64, and what `check_url` does. Raises: RequestError."""
-    if ":" in value[:64]:
-        check_url(value, param)
+    is_bare = type(value) is str and ":" not in value[:64]
+    return value if is_bare else check_url(value, param)
 
 
 def is_public_url(url: str) -> bool:

@@ -4,7 +4,6 @@ For Gemini, Bedrock and others it puts each $ref in its place, and holds for eve
 has yet to read a table of all definitions. How much it puts in place is limited in litellm_server.
 """
 
-from collections.abc import Iterator
 from typing import Any, Final
 
 from hearth.shared.errors import RequestError
@@ -33,16 +32,15 @@ def check_schemas(body: dict[str, Any]) -> None:
 
 def _counts(schema: Any) -> tuple[int, int]:
     """Return how many JSON values and how many definitions there are within `schema`."""
-    waiting: list[Iterator[Any]] = [iter((schema,))]
+    waiting = [schema]
     values = definitions = 0
     while waiting:
-        for value in waiting.pop():
-            values += 1
-            if type(value) is dict:
-                for name in _DEFINITIONS:
-                    if type(defined := value.get(name)) is dict:
-                        definitions += len(defined)
-                waiting.append(iter(value.values()))
-            elif type(value) is list:
-                waiting.append(iter(value))
+        value = waiting.pop()
+        values += 1
+        if type(value) is dict:
+            defined = (value[name] for name in _DEFINITIONS if type(value.get(name)) is dict)
+            definitions += sum(map(len, defined))
+            waiting += value.values()
+        elif type(value) is list:
+            waiting += value
     return values, definitions

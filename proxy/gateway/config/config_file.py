@@ -6,8 +6,7 @@ StartError that names the file, the entry and the remedy. Texts of keys are neve
 
 import logging
 import os
-import stat
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
@@ -18,7 +17,6 @@ from hearth.shared.errors import StartError
 log = logging.getLogger(__name__)
 
 FROM_ENVIRONMENT: Final = "os.environ/"
-FILES_MAX: Final = 64  # that one config includes
 SECTIONS: Final = (
     *("general_settings", "litellm_settings", "router_settings", "environment_variables"),
 )
@@ -36,21 +34,34 @@ class ConfigFile:
         self.given = given
         self.values = _with_includes(path)
         for name in SECTIONS:
-            if not isinstance(self.values.get(name) or {}, dict):
-                self.refuse(name, "is no mapping", "Write it as `name: value` lines.")
-        models = self.values.get("model_list") or []
-        if not isinstance(models, list) or not all(isinstance(row, dict) for row in models):
-            self.refuse("model_list", "is no list of mappings", "Begin each entry with a dash.")
-        self.models: list[dict[str, Any]] = models
+            self.section(name)
+        rows = enumerate(self.rows("model_list", self.values.get("model_list")), 1)
+        self.models = [self.mapping(f"model_list entry {number}", row) for number, row in rows]
 
     def section(self, name: str) -> dict[str, Any]:
-        return self.values.get(name) or {}
+        return self.mapping(name, self.values.get(name))
+
+    def mapping(self, entry: str, value: Any) -> dict[str, Any]:
+        """Return `value`, or an empty mapping of nothing. Raises: StartError."""
+        if not isinstance(value or {}, dict):
+            self.refuse(entry, "is no mapping", "Write it as `name: value` lines.")
+        return value or {}
+
+    def rows(self, entry: str, value: Any) -> list[Any]:
+        """Return `value`, or an empty list of nothing. Raises: StartError."""
+        if not isinstance(value or [], list):
+            self.refuse(entry, "is no list", "Begin each entry with a dash.")
+        return value or []
 
     def resolved(self, value: Any) -> Any:
         """Return what an os.environ/NAME stands for, None where NAME is not set; else `value`."""
-        if isinstance(value, str) and value.startswith(FROM_ENVIRONMENT):
-            return self.given.get(value.removeprefix(FROM_ENVIRONMENT))
-        return value
+        name = variable_of(value)
+        return self.given.get(name) if name else value
+
+    @property
+    def leaves(self) -> Iterator[tuple[str, Any]]:
+        """Each single value with the name that it, or the list around it, stands under."""
+        return _leaves("", self.values)
 
     def refuse(self, entry: str, what: str, remedy: str) -> NoReturn:
         raise StartError(f"LITELLM_CONFIG {self.path}: {entry} {what}. {remedy}")
@@ -59,8 +70,21 @@ class ConfigFile:
         log.warning("LITELLM_CONFIG %s: %s %s.", self.path, entry, what)
 
 
-def readable_by_others(path: Path) -> bool:
-    return bool(path.stat().st_mode & (stat.S_IRGRP | stat.S_IROTH))
+def variable_of(value: Any) -> str:
+    """Return the variable that `value` names as os.environ/NAME; else ""."""
+    is_name = isinstance(value, str) and value.startswith(FROM_ENVIRONMENT)
+    return value.removeprefix(FROM_ENVIRONMENT) if is_name else ""
+
+
+def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _leaves(str(key), inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _leaves(name, inner)
+    else:
+        yield name, value
 
 
 def _with_includes(path: Path) -> dict[str, Any]:
@@ -69,52 +93,42 @@ def _with_includes(path: Path) -> dict[str, Any]:
     As in LiteLLM: an entry lies beside the file that names it, or else beside `path`; each file
     is read once, the includes of an included file after those of the file that names it.
     """
-    merged = _mapping_in(path, "LITELLM_CONFIG")
-    seen = {os.path.abspath(path)}
-    waiting = [(name, path) for name in _included(merged, path)]
+    merged: dict[str, Any] = {}
+    seen: set[str] = set()
+    waiting = [(path.name, path, "LITELLM_CONFIG")]
     while waiting:
-        name, by = waiting.pop(0)
-        beside = os.path.abspath(by.parent / name)
-        root = os.path.abspath(path.parent / name)
+        name, by, named_by = waiting.pop(0)
+        beside, root = (os.path.abspath(each.parent / name) for each in (by, path))
         found = root if os.path.exists(root) and not os.path.exists(beside) else beside
         if found in seen:
             continue
         seen.add(found)
-        if len(seen) > FILES_MAX:
-            raise StartError(f"LITELLM_CONFIG {path}: it includes over {FILES_MAX} files.")
-        part = _mapping_in(Path(found), f"LITELLM_CONFIG {by}: include")
-        waiting += [(below, Path(found)) for below in _included(part, Path(found))]
+        part = _mapping_in(Path(found), named_by)
+        names = part.pop("include", [])
+        if not isinstance(names, list) or not all(isinstance(below, str) for below in names):
+            raise StartError(
+                f"LITELLM_CONFIG {found}: include is no list of files. Name each by a dash."
+            )
+        waiting += [(below, Path(found), f"LITELLM_CONFIG {found}: include") for below in names]
         for key, value in part.items():
             both = isinstance(value, list) and isinstance(merged.get(key), list)
             merged[key] = [*merged[key], *value] if both else value
     return merged
 
 
-def _included(values: dict[str, Any], path: Path) -> list[str]:
-    """Take the list of included files out of `values`."""
-    names = values.pop("include", [])
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise StartError(
-            f"LITELLM_CONFIG {path}: include is no list of files. Name each by a dash."
-        )
-    return names
-
-
 def _mapping_in(path: Path, named_by: str) -> dict[str, Any]:
     try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+        values = yaml.safe_load(path.read_bytes())
     except OSError as error:
         raise StartError(
             f"{named_by} names {path}, which cannot be read ({error.strerror}). Name a LiteLLM "
             "config.yaml that you can read."
         ) from None
-    except UnicodeDecodeError as error:
-        raise StartError(
-            f"{named_by} names {path}, which is no UTF-8 (byte {error.start:,}). Save it as UTF-8."
-        ) from None
     except (yaml.YAMLError, RecursionError, ValueError) as error:
+        mark = getattr(error, "problem_mark", None)  # what stands there may be a key
+        place = f" (line {mark.line + 1}, column {mark.column + 1})" if mark else ""
         raise StartError(
-            f"{named_by} names {path}, which is no YAML{_place(error)}. Correct that line."
+            f"{named_by} names {path}, which is no YAML in UTF-8{place}. Correct that line."
         ) from None
     if not isinstance(values, dict):
         raise StartError(
@@ -122,12 +136,3 @@ def _mapping_in(path: Path, named_by: str) -> dict[str, Any]:
             "`model_list:` and its entries."
         )
     return values
-
-
-def _place(error: Exception) -> str:
-    """Return where YAML breaks; what stands there may be a key, so it is not told."""
-    mark = getattr(error, "problem_mark", None)
-    what = getattr(error, "problem", None)
-    if mark is None:
-        return ""
-    return f" (line {mark.line + 1}, column {mark.column + 1})" if what else ""

@@ -1,10 +1,10 @@
 """Finds the secrets of a LiteLLM config, so that no log, page or error of ours tells one."""
 
 import re
-from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from collections.abc import Mapping
+from typing import Final
 
-from hearth.proxy.gateway.config.config_file import FROM_ENVIRONMENT, ConfigFile
+from hearth.proxy.gateway.config.config_file import ConfigFile, variable_of
 
 SECRET_CHARS_MIN: Final = 8  # what is shorter would blank out ordinary words
 MASK: Final = "***"
@@ -27,15 +27,13 @@ class Secrets:
     def __init__(self, texts: frozenset[str]) -> None:
         self.texts = frozenset(text for text in texts if len(text) >= SECRET_CHARS_MIN)
         found = sorted(self.texts, key=len, reverse=True)  # one may be part of another
-        self._any = re.compile("|".join(map(re.escape, found))) if found else None
+        self._any = re.compile("|".join(map(re.escape, found)) or r"(?!)")
 
     def redacted(self, text: str) -> str:
         """Return `text` with each secret replaced."""
-        return text if self._any is None else self._any.sub(MASK, text)
+        return self._any.sub(MASK, text)
 
     def redacted_bytes(self, data: bytes) -> bytes:
-        if self._any is None:
-            return data
         text = data.decode("utf-8", "surrogateescape")
         return self.redacted(text).encode("utf-8", "surrogateescape")
 
@@ -46,12 +44,11 @@ def secrets_of(config: ConfigFile, given: Mapping[str, str]) -> Secrets:
     LiteLLM takes a provider's key, or a callback's, from there where the config names none.
     """
     texts: set[str] = set()
-    for name, value in (*given.items(), *_leaves("", config.values)):
+    for name, value in (*given.items(), *config.leaves):
         meant = config.resolved(value)
         if not isinstance(meant, str):
             continue
-        named = (name, value.removeprefix(FROM_ENVIRONMENT) if meant is not value else "")
-        if any(map(_names_a_secret, named)) or _LIKE_A_KEY.search(meant):
+        if any(map(_names_a_secret, (name, variable_of(value)))) or _LIKE_A_KEY.search(meant):
             texts |= {meant, meant.removeprefix("Bearer ")}
         if inside := _IN_URL.match(meant):
             texts |= {meant, inside[1]}
@@ -61,34 +58,13 @@ def secrets_of(config: ConfigFile, given: Mapping[str, str]) -> Secrets:
 def holds_literal_secret(config: ConfigFile) -> bool:
     """Tell whether the file itself has a secret in it, not only the name of a variable."""
     return any(
-        _names_a_secret(name)
-        and isinstance(value, str)
+        isinstance(value, str)
         and len(value) >= SECRET_CHARS_MIN
-        and not value.startswith(FROM_ENVIRONMENT)
-        for name, value in _leaves("", config.values)
-    )
-
-
-def variables_of(config: ConfigFile) -> frozenset[str]:
-    """Return the names of the variables that `config` refers to as os.environ/NAME."""
-    return frozenset(
-        value.removeprefix(FROM_ENVIRONMENT)
-        for _, value in _leaves("", config.values)
-        if isinstance(value, str) and value.startswith(FROM_ENVIRONMENT)
+        and _names_a_secret(name)
+        and not variable_of(value)
+        for name, value in config.leaves
     )
 
 
 def _names_a_secret(name: str) -> bool:
     return bool(_SECRET_NAME.search(name)) and not _OPEN_NAME.search(name)
-
-
-def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield each single value with the name that it, or the list around it, stands under."""
-    if isinstance(value, dict):
-        for key, inner in value.items():
-            yield from _leaves(str(key), inner)
-    elif isinstance(value, list):
-        for inner in value:
-            yield from _leaves(name, inner)
-    else:
-        yield name, value

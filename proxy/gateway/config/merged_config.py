@@ -6,7 +6,7 @@ prints, or looks for what is new.
 
 from typing import Any, Final
 
-from hearth.proxy.gateway.config.fallback_lists import LISTS
+from hearth.proxy.gateway.config.fallback_lists import DEFAULT, LISTS
 from hearth.proxy.gateway.config.routing_table import PROVIDER, RoutingTable
 
 HOOKS: Final = "hearth.proxy.gateway.litellm_hooks"
@@ -36,6 +36,26 @@ UNSET: Final = (
     *("SERVER_ROOT_PATH", "DOCS_URL", "REDOC_URL", "PROMETHEUS_MULTIPROC_DIR", "NUM_WORKERS"),
 )
 
+_OURS: Final = (*LISTS.values(), DEFAULT)
+_SUGGESTED: Final = {
+    "drop_params": True,
+    "expose_router_debug_in_errors": False,
+    "disable_hf_tokenizer_download": True,  # a count reaches no hub
+}
+_NEEDED: Final = {
+    "telemetry": False,
+    # A ping before the first event would begin the reply, and nothing could fall back then.
+    "sse_keepalive_ping_interval_seconds": 0,
+    "anthropic_sse_ping_interval_seconds": 0,
+}
+_NEEDED_GENERAL: Final = {
+    "cancel_on_disconnect": True,
+    "store_model_in_db": False,  # the table would not know them
+    # Whose a stored response is, we know by its owner. LiteLLM's own way encrypts the ids of
+    # responses with PyNaCl, which is not installed: every Responses answer would be a 500.
+    "disable_responses_id_security": True,
+}
+
 
 def environment(table: RoutingTable) -> dict[str, str]:
     """Return this process's environment as LiteLLM needs it."""
@@ -45,57 +65,30 @@ def environment(table: RoutingTable) -> dict[str, str]:
 
 def merged_config(table: RoutingTable, token: str) -> dict[str, Any]:
     """Return the config as LiteLLM is given it; `token` opens its app to us."""
-    values = {**table.config.values, "model_list": table.entries}
-    settings = _without_fallbacks(table.config.section("litellm_settings"))
-    settings.setdefault("drop_params", True)
-    settings.setdefault("expose_router_debug_in_errors", False)
-    settings.setdefault("disable_hf_tokenizer_download", True)  # a count reaches no hub
-    settings |= {
-        "telemetry": False,
-        # A ping before the first event would begin the reply, and nothing could fall back then.
-        "sse_keepalive_ping_interval_seconds": 0,
-        "anthropic_sse_ping_interval_seconds": 0,
-        "callbacks": [*_as_list(settings.get("callbacks")), f"{HOOKS}.routing_hook"],
-        "custom_provider_map": [
-            *_as_list(settings.get("custom_provider_map")),
-            {"provider": PROVIDER, "custom_handler": f"{HOOKS}.local_model"},
-        ],
-    }
-    values["litellm_settings"] = settings
-    values["router_settings"] = _router(table)
-    values["general_settings"] = _general(table, token)
-    return values
-
-
-def _router(table: RoutingTable) -> dict[str, Any]:
-    settings = _without_fallbacks(table.config.section("router_settings"))
-    if table.has_fallbacks and not settings.get("retry_policy"):
+    general, settings, router = (
+        {name: value for name, value in table.config.section(each).items() if name not in _OURS}
+        for each in ("general_settings", "litellm_settings", "router_settings")
+    )
+    settings = _SUGGESTED | settings | _NEEDED
+    settings["callbacks"] = [*_as_list(settings.get("callbacks")), f"{HOOKS}.routing_hook"]
+    ours = {"provider": PROVIDER, "custom_handler": f"{HOOKS}.local_model"}
+    settings["custom_provider_map"] = [*_as_list(settings.get("custom_provider_map")), ours]
+    if table.has_fallbacks and not router.get("retry_policy"):
         # It would sleep for a provider's Retry-After, up to a minute before each of its tries.
-        settings["retry_policy"] = {"RateLimitErrorRetries": 0}
-    return settings
-
-
-def _general(table: RoutingTable, token: str) -> dict[str, Any]:
-    general = dict(table.config.section("general_settings"))
-    general |= {
-        "cancel_on_disconnect": True,
-        "store_model_in_db": False,  # the table would not know them
-        # Whose a stored response is, we know by its owner. LiteLLM's own way encrypts the ids of
-        # responses with PyNaCl, which is not installed: every Responses answer would be a 500.
-        "disable_responses_id_security": True,
-    }
+        router["retry_policy"] = {"RateLimitErrorRetries": 0}
+    general |= _NEEDED_GENERAL
     if not table.has_master_key:  # LiteLLM refuses to start without one
         general["master_key"] = token
     if not table.checks_keys:
         general["custom_auth"] = f"{HOOKS}.authorise"
-    return general
-
-
-def _without_fallbacks(section: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in section.items() if name not in LISTS}
+    return {
+        **table.config.values,
+        "model_list": table.entries,
+        "general_settings": general,
+        "litellm_settings": settings,
+        "router_settings": router,
+    }
 
 
 def _as_list(value: Any) -> list[Any]:
-    if value is None:
-        return []
-    return list(value) if isinstance(value, list) else [value]
+    return list(value) if isinstance(value, list) else [] if value is None else [value]

@@ -232,7 +232,7 @@ def test_no_more_fallbacks_are_begun_than_the_config_lets(world: World) -> None:
     with pytest.raises(Overloaded):
         world.ask("pair", errors)
     assert world.records.causes == ["overloaded"] * 3  # a, b, c; then d, which is the last
-    world.gateway.table._fallbacks.steps_max = 1
+    world.gateway.table.fallbacks_max = 1
     asked = []
     with pytest.raises(Overloaded):
         asked += world.ask("d", errors)

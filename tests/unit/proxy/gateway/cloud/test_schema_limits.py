@@ -34,10 +34,10 @@ def bodies(schema: dict[str, Any]) -> list[tuple[Any, dict[str, Any]]]:
 def test_many_values_and_many_definitions_are_refused_wherever_they_stand(place: str) -> None:
     for dialect, body in bodies({"items": schema_of(1_000, 20_000, place)}):
         with pytest.raises(RequestError, match=r"1,000 definitions.*10,000,000.*Define fewer"):
-            cloud_body(dialect, body, "g")
+            cloud_body(dialect, body | {"messages": []}, "g")
     for counts in ((1_000, 8_000), (0, 100_000), (3_000, 10)):
         for dialect, body in bodies(schema_of(*counts, place)):
-            assert cloud_body(dialect, body, "g")
+            assert cloud_body(dialect, body | {"messages": []}, "g")
 
 
 def test_litellm_leaves_its_limit_of_references_out_as_long_as_we_set_it() -> None:
