@@ -127,9 +127,7 @@ def _tools(body: dict[str, Any]) -> tuple[list[Any], list[Any], tuple[str, ...]]
     shown: list[Any] = []
     deferred: list[Any] = []
     dropped = []
-    for index, value in enumerate(fields.optional_rows(body, "tools")):
-        param = f"tools[{index}]"
-        row = fields.record(value, param)
+    for row, param in fields.records(fields.optional_rows(body, "tools"), "tools"):
         kind = fields.text(row, "type", f"{param}.type")
         if kind == "function" or (kind is None and "function" in row):
             inner = fields.record(row.get("function"), f"{param}.function")
@@ -144,9 +142,8 @@ def _tools(body: dict[str, Any]) -> tuple[list[Any], list[Any], tuple[str, ...]]
             dropped.append(kind)
         else:
             fields.refuse(f"{param}.type", kind, "'function'")
-    for index, value in enumerate(fields.optional_rows(body, "functions")):
-        param = f"functions[{index}]"
-        shown.append(tools.function_tool(fields.record(value, param), param))
+    for row, param in fields.records(fields.optional_rows(body, "functions"), "functions"):
+        shown.append(tools.function_tool(row, param))
     return shown, deferred, tuple(dropped)
 
 
@@ -221,11 +218,8 @@ def _assistant(row: dict[str, Any], param: str, left_out: list[str]) -> dict[str
 
 def _tool_calls(row: dict[str, Any], param: str) -> list[Any]:
     """Return the calls; one without an id gets that of its place, which no other has."""
-    given = row.get("tool_calls")
     calls = []
-    for index, value in enumerate(fields.rows(given, f"{param}.tool_calls") if given else []):
-        where = f"{param}.tool_calls[{index}]"
-        call = fields.record(value, where)
+    for call, where in fields.records(row.get("tool_calls") or [], f"{param}.tool_calls"):
         call_id = fields.text(call, "id", f"{where}.id") or "".join(filter(str.isalnum, where))
         kind = "custom" if call.get("type") == "custom" else "function"
         inner = fields.record(call.get(kind), f"{where}.{kind}")

@@ -38,13 +38,9 @@ def openai_error(error: RequestError) -> dict[str, Any]:
     return {
         "message": _text(error),
         "type": _OPENAI_TYPES.get(error.status, kind),
-        "param": error.param or _known_param(error),
+        "param": error.param or ("messages" if error.code == TOO_LONG else None),
         "code": error.code,
     }
-
-
-def _known_param(error: RequestError) -> str | None:
-    return "messages" if error.code == TOO_LONG else None
 
 
 def _text(error: RequestError) -> str:

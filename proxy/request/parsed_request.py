@@ -66,22 +66,18 @@ class ParsedRequest:
         Each choice has a seed of its own, so that they differ and can be asked for again.
         """
         assert self.choices >= 1, self.choices
+        seed = self.sampling.seed
+        seeds = [None if seed is None else (seed + index) % 2**64 for index in range(self.choices)]
         return [
             dataclasses.replace(
                 self,
                 prompt=prompt,
-                sampling=_reseeded(self.sampling, index),
+                sampling=dataclasses.replace(self.sampling, seed=own) if index else self.sampling,
                 is_repeat=index > 0,
             )
             for prompt in (self.prompt, *self.more_prompts)
-            for index in range(self.choices)
+            for index, own in enumerate(seeds)
         ]
-
-
-def _reseeded(sampling: Sampling, index: int) -> Sampling:
-    if sampling.seed is None:
-        return sampling
-    return dataclasses.replace(sampling, seed=(sampling.seed + index) % 2**64)
 
 
 class AnswerEvents(Protocol):

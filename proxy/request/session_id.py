@@ -5,6 +5,7 @@ A conversation that no client names is known by its client and its first questio
 Nothing here is trusted: it groups conversations, and whoever forges it groups its own.
 """
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from hashlib import sha256
 from typing import Any, Final
@@ -30,7 +31,7 @@ _HEADERS: Final = (
 )
 _FIELDS: Final = ("prompt_cache_key", "session_id", "conversation_id", "thread_id", "chat_id")
 _USER_SESSION: Final = "_session_"  # in Claude Code's older user ids, before a UUID
-_UUID_LENGTHS: Final = [8, 4, 4, 4, 12]
+_UUID: Final = re.compile("[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 
 
 def key_digest(headers: Mapping[str, str]) -> str:
@@ -88,13 +89,7 @@ def _user_session(user_id: Any) -> str:
     if row is not None:
         return _name(row.get("session_id"))
     _, found, last = user_id.rpartition(_USER_SESSION)
-    return _name(last) if found and _is_uuid(last) else ""
-
-
-def _is_uuid(text: str) -> bool:
-    parts = text.split("-")
-    digits = set("0123456789abcdefABCDEF")
-    return [len(part) for part in parts] == _UUID_LENGTHS and digits.issuperset("".join(parts))
+    return _name(last) if found and _UUID.fullmatch(last) else ""
 
 
 def _name(value: Any) -> str:

@@ -329,9 +329,7 @@ def _end_of(block: Block, lines: list[str], start: int) -> int | None:
         if line.startswith(block.begin):
             return None
         if line.endswith(block.end):
-            return index if _has_mark(block, lines[body:index]) else None
+            inside = lines[body:index]
+            is_meant = not block.marks or any(mark in row for row in inside for mark in block.marks)
+            return index if is_meant else None
     return None
-
-
-def _has_mark(block: Block, body: list[str]) -> bool:
-    return not block.marks or any(mark in line for line in body for mark in block.marks)

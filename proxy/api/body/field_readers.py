@@ -5,7 +5,7 @@ JSON null counts as absent, as it does for the official APIs. Booleans are not n
 
 import math
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
 
 from hearth.shared.errors import RequestError
@@ -85,6 +85,13 @@ def rows(value: Any, param: str) -> list[Any]:
     if type(value) is not list:
         refuse(param, value, "a list")
     return value
+
+
+def records(value: Any, param: str) -> Iterator[tuple[dict[str, Any], str]]:
+    """Yield each record of the list `value`, with its place."""
+    for index, row in enumerate(rows(value, param)):
+        where = f"{param}[{index}]"
+        yield record(row, where), where
 
 
 def optional_rows(body: Body, name: str) -> list[Any]:

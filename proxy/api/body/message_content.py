@@ -131,9 +131,7 @@ def result_content(output: Any, param: str, left_out: list[str]) -> MessageConte
     if type(output) is not list:
         return text_content(output, param)
     pieces: list[ContentPart] = []
-    for index, value in enumerate(output):
-        where = f"{param}[{index}]"
-        part = fields.record(value, where)
+    for part, where in fields.records(output, param):
         kind = fields.text(part, "type", f"{where}.type") or ""
         if type(part.get("text")) is str:
             pieces.append(part["text"])
@@ -160,9 +158,7 @@ def said_texts(content: list[Any], param: str, left_out: list[str]) -> tuple[lis
     """
     texts: list[str] = []
     thoughts: list[str] = []
-    for index, value in enumerate(content):
-        where = f"{param}[{index}]"
-        row = fields.record(value, where)
+    for row, where in fields.records(content, param):
         kind = fields.text(row, "type", f"{where}.type") or "text"
         if kind in _TEXT_PARTS or kind == "refusal":
             texts.append(_text(row, kind, where))

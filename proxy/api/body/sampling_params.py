@@ -28,15 +28,19 @@ def read_sampling(
     top_k = 0 if given == -1 else given  # other servers write -1 for "off"
     if top_p == 0:  # the limit of ever smaller values: only the likeliest token is left
         top_p, top_k = 1.0, 1
+    names = ("repetition_penalty", "repeat_penalty")  # mlx-lm's; llama.cpp's and Ollama's
+    penalties = [fields.number(body, name, PENALTY_MIN, PENALTY_MAX) for name in names]
+    seed = fields.integer(body, "seed", -(2**63), 2**64 - 1)
     return Sampling(
         temperature=fields.number(body, "temperature", 0, 2),
         top_p=top_p,
         top_k=top_k,
         min_p=fields.number(body, "min_p", 0, 1),
-        repetition_penalty=_repetition_penalty(body),
+        repetition_penalty=next((each for each in penalties if each is not None), None),
         presence_penalty=fields.number(body, "presence_penalty", -2, 2) or 0.0,
         frequency_penalty=fields.number(body, "frequency_penalty", -2, 2) or 0.0,
-        seed=_seed(body),
+        # A random key is 64 bits without a sign.
+        seed=None if seed is None or seed == RANDOM_SEED else seed % 2**64,
         max_tokens=max_tokens,
         stop=_stops(body, stop),
         logit_bias=_logit_bias(body),
@@ -56,20 +60,6 @@ def _limit(body: Body, name: str, low: int) -> int | None:
         return None
     value = fields.integer(body, name, low, INTEGER_MAX)
     return None if value is None else min(value, TOKENS_MAX)
-
-
-def _seed(body: Body) -> int | None:
-    value = fields.integer(body, "seed", -(2**63), 2**64 - 1)
-    if value is None or value == RANDOM_SEED:
-        return None
-    return value % 2**64  # a random key is 64 bits without a sign
-
-
-def _repetition_penalty(body: Body) -> float | None:
-    """Return the penalty by mlx-lm's name, or by llama.cpp's and Ollama's."""
-    names = ("repetition_penalty", "repeat_penalty")
-    given = [fields.number(body, name, PENALTY_MIN, PENALTY_MAX) for name in names]
-    return next((value for value in given if value is not None), None)
 
 
 def _stops(body: Body, name: str) -> list[str]:

@@ -191,9 +191,7 @@ def _allowed(row: dict[str, Any], shown: Mapping[str, list[str]]) -> ToolChoice:
         fields.refuse("tool_choice.mode", mode, "auto or required")
     names: list[str] = []
     hosted: list[str] = []
-    for index, value in enumerate(fields.rows(inner.get("tools"), "tool_choice.tools")):
-        param = f"tool_choice.tools[{index}]"
-        tool = fields.record(value, param)
+    for tool, param in fields.records(inner.get("tools"), "tool_choice.tools"):
         if tool.get("type") in ("function", "custom"):
             names += named(_chosen_name(tool, param), f"{param}.name", shown)
         else:

@@ -16,6 +16,7 @@ from hearth.shared.errors import RequestError
 
 ROLES: Final = ("system", "user", "assistant")
 _TEMPLATES_KNOW: Final = ("text", "image", "tool_result")  # the words that show any other are ours
+_Placed = tuple[dict[str, Any], str]  # a block, and where it stands
 _READABLE: Final = ("text", "content", "base64")  # sources of a document
 
 
@@ -62,17 +63,16 @@ class MessagesReader:
             return
         if type(content) is not list:
             fields.refuse(where, content, "a string or a list of blocks")
-        blocks = [fields.record(block, f"{where}[{i}]") for i, block in enumerate(content)]
+        blocks = list(fields.records(content, where))
         reader = {"system": self._later_system, "user": self._user, "assistant": self._assistant}
-        reader[role](blocks, where)
+        reader[role](blocks)
 
     # ---------------------------------------------------------------- by role
 
-    def _later_system(self, blocks: list[dict[str, Any]], where: str) -> None:
+    def _later_system(self, blocks: list[_Placed]) -> None:
         texts: list[str] = []
         loaded: list[str] = []
-        for index, block in enumerate(blocks):
-            param = f"{where}[{index}]"
+        for block, param in blocks:
             if block.get("type") in ("tool_addition", "tool_removal"):
                 self._tool_change(block, param, texts, loaded)
             else:
@@ -101,10 +101,10 @@ class MessagesReader:
                 join_text([*texts[-1:], f"The tool {name} is not available from here on."])
             ]
 
-    def _user(self, blocks: list[dict[str, Any]], where: str) -> None:
+    def _user(self, blocks: list[_Placed]) -> None:
         pieces: list[ContentPart] = []
         count = len(self.messages)
-        is_plain = all(block.get("type") in _TEMPLATES_KNOW for block in blocks)
+        is_plain = all(block.get("type") in _TEMPLATES_KNOW for block, _ in blocks)
 
         def flush() -> None:
             if pieces:
@@ -112,8 +112,7 @@ class MessagesReader:
                 self.messages.append({"role": "user", "content": content})
                 pieces.clear()
 
-        for index, block in enumerate(blocks):
-            param = f"{where}[{index}]"
+        for block, param in blocks:
             if block.get("type") == "tool_result":
                 flush()
                 self.messages.append(self._tool_result(block, param))
@@ -123,10 +122,9 @@ class MessagesReader:
         if len(self.messages) == count:
             self.messages.append({"role": "user", "content": ""})
 
-    def _assistant(self, blocks: list[dict[str, Any]], where: str) -> None:
+    def _assistant(self, blocks: list[_Placed]) -> None:
         texts, thoughts, signatures, calls = [], [], [], []
-        for index, block in enumerate(blocks):
-            param = f"{where}[{index}]"
+        for block, param in blocks:
             kind = block.get("type")
             if kind == "thinking":
                 thoughts.append(fields.text(block, "thinking", f"{param}.thinking") or "")
@@ -159,9 +157,8 @@ class MessagesReader:
         if type(content) is str:
             pieces.append(content)
         elif content is not None:
-            for index, value in enumerate(fields.rows(content, f"{param}.content")):
-                where = f"{param}.content[{index}]"
-                self._result_part(fields.record(value, where), where, pieces, references)
+            for part, where in fields.records(content, f"{param}.content"):
+                self._result_part(part, where, pieces, references)
         if fields.boolean(block, "is_error"):  # templates have no other place for it
             head = pieces.pop(0) if pieces and type(pieces[0]) is str else ""
             assert isinstance(head, str), type(head)
@@ -190,11 +187,8 @@ class MessagesReader:
             return [content]
         if type(content) is not list:
             fields.refuse(param, content, "a string or a list of blocks")
-        pieces = []
-        for index, block in enumerate(content):
-            where = f"{param}[{index}]"
-            pieces += self._block(fields.record(block, where), where)
-        return pieces
+        blocks = fields.records(content, param)
+        return [piece for block, where in blocks for piece in self._block(block, where)]
 
     def _block(self, block: dict[str, Any], param: str) -> list[ContentPart]:
         """Return what a block shows: nothing where it is of a kind that has nothing to show."""

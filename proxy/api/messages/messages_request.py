@@ -18,7 +18,14 @@ def parse(body: dict[str, Any]) -> ParsedRequest:
     Raises:
         RequestError: a field is not what the API allows, or needs what this server lacks.
     """
-    _refuse_thread(body)
+    if body.get("thread") is not None:
+        # We would have to hold the conversation: passed over, it would lose its history. At this
+        # code the SDK sends the whole from then on.
+        raise RequestError(
+            "thread is not supported; send the whole conversation in messages.",
+            code=THREAD_UNSUPPORTED,
+            param="thread",
+        )
     found = read_tools(body)
     conversation = _conversation(body, found)
     thought = thinking_options.read(body)
@@ -43,19 +50,6 @@ def parse(body: dict[str, Any]) -> ParsedRequest:
         constraints=_constraints(body, found, thought.wish.budget),
         prefill_only=limit == 0,
     )
-
-
-def _refuse_thread(body: dict[str, Any]) -> None:
-    """Raise where the client would have us hold the conversation, and then send only what is new.
-
-    Passed over, it would lose its history; at this code the SDK sends the whole from then on.
-    """
-    if body.get("thread") is not None:
-        raise RequestError(
-            "thread is not supported; send the whole conversation in messages.",
-            code=THREAD_UNSUPPORTED,
-            param="thread",
-        )
 
 
 def _constraints(body: dict[str, Any], found: MessagesTools, budget: int | None) -> Constraints:

@@ -36,8 +36,9 @@ class MessagesTools:
         kind = fields.text(row, "type", f"{param}.type")
         if kind in (None, "custom"):
             tool = tools.function_tool(row, param, schema="input_schema")
-        elif known := _client_tool(kind):
-            shown = {"name": row.get("name"), "description": known[0], "parameters": known[1]}
+        elif known := [tool for begin, tool in _CLIENT_TOOLS if kind.startswith(begin)]:
+            description, schema = known[0]  # of a tool that the client runs
+            shown = {"name": row.get("name"), "description": description, "parameters": schema}
             tool = tools.function_tool(shown, param)
         else:
             self.dropped.append(kind)
@@ -56,8 +57,8 @@ def read_tools(body: dict[str, Any]) -> MessagesTools:
         RequestError: one of them is none.
     """
     found = MessagesTools()
-    for index, value in enumerate(fields.optional_rows(body, "tools")):
-        found.add(fields.record(value, f"tools[{index}]"), f"tools[{index}]")
+    for row, param in fields.records(fields.optional_rows(body, "tools"), "tools"):
+        found.add(row, param)
     if any(kind.startswith(_HOSTED_SEARCH) for kind in found.dropped):
         # Nobody is left to load what waits for the search.
         found.shown, found.deferred = found.shown + found.deferred, []
@@ -84,11 +85,6 @@ def read_choice(body: dict[str, Any], found: MessagesTools) -> tuple[ToolChoice,
         return tools.left_out(name), parallel
     offered = {each: [each] for each in found.names}
     return ToolChoice("required", tools.named(name, "tool_choice.name", offered)), parallel
-
-
-def _client_tool(kind: str) -> tuple[str, dict[str, Any]] | None:
-    """Return the description and schema of a tool that the client runs; None for any other."""
-    return next((tool for begin, tool in _CLIENT_TOOLS if kind.startswith(begin)), None)
 
 
 def _schema(required: list[str], **properties: Any) -> dict[str, Any]:

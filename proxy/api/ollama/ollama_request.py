@@ -60,7 +60,8 @@ def parse_generate(body: dict[str, Any]) -> ParsedRequest:
         return _raw(body, prompt)
     rows = generate_context.messages_of(body.get("context"))
     if system := fields.text(body, "system"):
-        rows = [{"role": "system", "content": system}, *_without_system(rows)]
+        others = [row for row in rows if row["role"] != "system"]
+        rows = [{"role": "system", "content": system}, *others]
     asked = {"role": "user", "content": _content(body, prompt, "images")}
     parsed = _parsed(GENERATE, body, [*rows, asked])
     _name_images(parsed.prompt.messages[-1], "images")
@@ -204,11 +205,9 @@ def _name_images(message: dict[str, Any], param: str) -> None:
 
 def _calls(given: Any, param: str, number: int) -> list[dict[str, Any]]:
     """Return the calls of message `number`; one without an id gets that of its place."""
-    calls = []
-    for index, value in enumerate(fields.rows(given, param) if given else []):
-        where = f"{param}[{index}]"
-        call = fields.record(value, where)
-        call_id = fields.text(call, "id", f"{where}.id") or f"call{number}n{index}"
+    calls: list[dict[str, Any]] = []
+    for call, where in fields.records(given or [], param):
+        call_id = fields.text(call, "id", f"{where}.id") or f"call{number}n{len(calls)}"
         calls.append({"id": call_id, "type": "function", "function": call.get("function")})
     return calls
 
@@ -221,17 +220,10 @@ def _name_results(rows: list[dict[str, Any]]) -> None:
         if row["role"] == "assistant":
             waiting = list(row["tool_calls"])
         elif row["role"] == "tool":
-            ids = (row["tool_call_id"], next(_ids_of(name, waiting), None))
-            row["tool_call_id"] = call_id = next(filter(None, ids), None)
+            ids = [call["id"] for call in waiting if name in (None, _name(call["function"]))]
+            row["tool_call_id"] = call_id = row["tool_call_id"] or next(iter(ids), None)
             waiting = [call for call in waiting if call["id"] != call_id]
 
 
-def _ids_of(name: str | None, calls: list[dict[str, Any]]) -> Any:
-    for call in calls:
-        function = call["function"]
-        if name is None or (type(function) is dict and function.get("name") == name):
-            yield call["id"]
-
-
-def _without_system(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [row for row in rows if row["role"] != "system"]
+def _name(function: Any) -> Any:
+    return function.get("name") if type(function) is dict else None

@@ -85,7 +85,13 @@ class OllamaRoutes:
         group = group or ListedGroup("", self._names.target(self._names.check(name, groups)))
         model = self._model(name, group)
         if model is None:
-            raise _elsewhere(name)
+            raise RequestError(
+                f"The model {name!r:.200} answers by the other APIs only: it is another server's, "
+                "or ranks documents. GET /api/tags lists those that answer here.",
+                status=404,
+                code="model_not_found",
+                param="model",
+            )
         await exchange.send_json(200, shown(model, self._names.since))
 
     def _model(self, name: str, group: ListedGroup) -> TagModel | None:
@@ -99,16 +105,6 @@ class OllamaRoutes:
 
     def _facts_of(self, target: str) -> ModelFacts | None:
         return self._pool.facts_of(self._names.model_of(target))
-
-
-def _elsewhere(name: str) -> RequestError:
-    return RequestError(
-        f"The model {name!r:.200} answers by the other APIs only: it is another server's, or ranks "
-        "documents. GET /api/tags lists those that answer here.",
-        status=404,
-        code="model_not_found",
-        param="model",
-    )
 
 
 async def _refused(exchange: HttpExchange) -> Any:

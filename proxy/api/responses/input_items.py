@@ -44,7 +44,8 @@ class InputItemReader:
         elif kind == "reasoning":
             self._thought(item, param)
         elif kind == "function_call":
-            self._function_call(item, param)
+            arguments = fields.text(item, "arguments", f"{param}.arguments") or ""
+            self._call(item, param, self._name(item, param), arguments)
         elif kind == "custom_tool_call":
             given = fields.text(item, "input", f"{param}.input")
             self._call(item, param, self._name(item, param), {tools.FREE_TEXT: given or ""})
@@ -111,10 +112,6 @@ class InputItemReader:
 
     # ---------------------------------------------------------------- calls and their results
 
-    def _function_call(self, item: dict[str, Any], param: str) -> None:
-        arguments = fields.text(item, "arguments", f"{param}.arguments") or ""
-        self._call(item, param, self._name(item, param), arguments)
-
     def _name(self, item: dict[str, Any], param: str) -> str:
         name = fields.required_text(item, "name", f"{param}.name")
         namespace = fields.text(item, "namespace", f"{param}.namespace") or ""
@@ -174,11 +171,8 @@ def _reasoning_texts(item: dict[str, Any], param: str) -> list[str]:
     """Return the reasoning itself, else its summary; one that is only encrypted has neither."""
     for name in ("content", "summary"):
         given = item.get(name)
-        parts = fields.rows(given, f"{param}.{name}") if given is not None else []
-        texts = []
-        for index, value in enumerate(parts):
-            where = f"{param}.{name}[{index}]"
-            texts.append(fields.text(fields.record(value, where), "text", f"{where}.text") or "")
+        parts = fields.records([] if given is None else given, f"{param}.{name}")
+        texts = [fields.text(part, "text", f"{where}.text") or "" for part, where in parts]
         if any(texts):
             return texts
     return []

@@ -93,8 +93,8 @@ def _read_items(body: dict[str, Any], request_tools: ResponsesTools) -> InputIte
     if instructions := fields.text(body, "instructions"):
         items.messages.append({"role": "system", "content": instructions})
     rows = input_items(body)
-    for index, value in enumerate(rows):
-        items.read(fields.record(value, f"input[{index}]"), f"input[{index}]")
+    for row, param in fields.records(rows, "input"):
+        items.read(row, param)
     items.flush_reasoning()
     if not rows:
         raise RequestError(

@@ -61,9 +61,7 @@ class ResponsesTools:
             RequestError: one of them is none.
         """
         found = []
-        for index, value in enumerate(rows):
-            where = f"{param}[{index}]"
-            row = fields.record(value, where)
+        for row, where in fields.records(rows, param):
             kind = fields.required_text(row, "type", f"{where}.type")
             if kind == "namespace":
                 found += self._add_namespace(row, where, late)
@@ -86,9 +84,7 @@ class ResponsesTools:
         namespace = fields.required_text(row, "name", f"{where}.name")
         description = fields.text(row, "description", f"{where}.description") or ""
         found = []
-        for index, value in enumerate(fields.rows(row.get("tools"), f"{where}.tools")):
-            inner_where = f"{where}.tools[{index}]"
-            inner = fields.record(value, inner_where)
+        for inner, inner_where in fields.records(row.get("tools"), f"{where}.tools"):
             if inner.get("type") not in ("function", "custom"):
                 self.dropped.append(str(inner.get("type")))
                 continue

@@ -251,7 +251,7 @@ _RESPONSES_TOOLS.update(
 
 
 def _item(*names: str, unless: Rule | None = None, **rules: Rule) -> Fields:
-    return _fields("type", *names, unless=unless, id=crossing.foreign_item_id, **rules)
+    return _fields("type", *names, unless=unless, id=crossing.foreign_id, **rules)
 
 
 _CALL: Final = "id call_id status caller name namespace"
@@ -312,7 +312,7 @@ _RESPONSES_COUNTED: Final = (
 _RESPONSES_RULES: Final[Mapping[str, Rule]] = {
     "input": TextOr(Rows(Kinds(RESPONSES_ITEMS, untyped="item_reference"))),
     "tools": _TOOLS,
-    "previous_response_id": crossing.foreign_response_id,
+    "previous_response_id": crossing.foreign_id,
     "conversation": _refused("send the whole conversation in input"),
     "prompt": _refused("send the prompt's text itself"),
     "background": _refused("leave it out, or send false"),

@@ -46,13 +46,9 @@ def says_nothing(message: Row, _: Any) -> bool:
     return message.get("role") == "assistant" and not message.get("content")
 
 
-def foreign_item_id(value: Any, *_: Any) -> Any:
-    """Return an item's id less one of ours: a provider looks for it among its own."""
-    return None if is_our_item_id(value) else value
-
-
-def foreign_response_id(value: Any, *_: Any) -> Any:
-    return None if is_our_response_id(value) else value
+def foreign_id(value: Any, *_: Any) -> Any:
+    """Return the id of an item or a response less one of ours: a provider looks for its own."""
+    return None if is_our_item_id(value) or is_our_response_id(value) else value
 
 
 def end_chat_turns(messages: list[Row]) -> None:
