@@ -11,8 +11,8 @@ import orjson
 import uvicorn
 
 from hearth.proxy.app import ProxyApp
-from hearth.proxy.http.event_loop import SuspendingEventLoop
 from hearth.proxy.http.connection_places import ConnectionPlaces
+from hearth.proxy.http.event_loop import SuspendingEventLoop
 from hearth.proxy.http.http1_protocol import Http1Protocol
 from hearth.proxy.monitoring.admin_routes import AdminRoutes
 from hearth.proxy.pool.worker_pool import WorkerPool
