@@ -15,7 +15,7 @@ STEP_CPU_S: Final = 0.5  # for one step of an answer: what its tokens may save u
 STEP_REFILL_CPU_S: Final = 0.02  # that each token of it adds
 DRAFT_CPU_S: Final = STEP_REFILL_CPU_S  # for one look ahead, behind which the draft is cut
 RENEW_CPU_S_MAX: Final = 0.25  # that a grammar may take to be compiled amid an answer
-USED_CPU_S_MAX: Final = 0.25  # of its answers, behind which its lexer's states are let go
+USED_CPU_S_MAX: Final = 0.1  # of its answers, behind which its lexer's states are let go
 WALK_STEPS: Final = 64  # tokens of random answers with which a pattern is tried
 _OF_PARSER: Final = "Parser Error"  # how llguidance begins to tell what no copy shares
 
@@ -38,14 +38,13 @@ class Grammar:
         """Whether an answer under way may have it compiled anew."""
         return self.compile_s <= RENEW_CPU_S_MAX
 
-    def refresh(self) -> None:
-        """Have the next answer begin with a new lexer, where it should not share this one.
+    @property
+    def is_spent(self) -> bool:
+        """Whether the next answer should have another lexer.
 
-        That may be broken or have grown large, or its answers could have no other later on.
-        Raises GrammarError.
+        This one may be broken or have grown large, or its answers could have no other later on.
         """
-        if self.is_broken or self.used_s > USED_CPU_S_MAX or not self.is_renewable:
-            self.matcher, self.used_s, self.is_broken = self.compile(), 0.0, False
+        return self.is_broken or self.used_s > USED_CPU_S_MAX or not self.is_renewable
 
 
 class GrammarAnswer:

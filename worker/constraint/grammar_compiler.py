@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 OWNERS_MAX: Final = 64  # whose calls' forced texts are remembered: some 100 KB each
 IDLE_S: Final = 45.0  # that a grammar is kept which nobody uses: it is gone within a minute
 HELD_BYTES_MAX: Final = 256 << 20  # of all grammars that are remembered
-GRAMMAR_BYTES: Final = 8 << 20  # of one, beside what was measured: its lexer grows with answers
+GRAMMAR_BYTES: Final = 12 << 20  # of one, beside what was measured: its lexer grows with answers
 ANY_OBJECT: Final = {"type": "object"}
 
 
@@ -295,7 +295,7 @@ class GrammarCompiler:
         The inference thread asks at each turn, and where the cache is emptied.
         """
         since = self.clock() - idle_s
-        self._compiled.drop(lambda each: each.used_at <= since)
+        self._compiled.drop(lambda each: each.is_spent or each.used_at <= since)
 
     def _recalled(
         self,
@@ -306,13 +306,13 @@ class GrammarCompiler:
         write: _Writer,
     ) -> Grammar:
         """Return a grammar from memory, or compile it. Raises RequestError."""
+        self._compiled.drop(lambda each: each.is_spent)
         compiled = self._compiled.get(owner, source)
         if compiled is None:
             compiled = self._compile(source, constraints, tools, write)
         else:
             with self._lock:
                 self.hits[owner] += 1
-            compiled.refresh()
         compiled.used_at = self.clock()
         self._compiled.put(owner, source, compiled)
         return compiled
