@@ -274,15 +274,19 @@ class LiteLLMProcess:
         self._write_config()
         ours, theirs = socket.socketpair()
         env = environment(self._table) | {"CONFIG_FILE_PATH": str(self._config)}
-        with theirs:
-            self._process = await asyncio.create_subprocess_exec(
-                *COMMAND,
-                stdin=theirs.fileno(),  # its end ends the process, however this one dies
-                stdout=DEVNULL,  # LiteLLM prints its model list at its start, in green
-                env=env,
-                start_new_session=True,  # Ctrl-C is ours to pass on
-            )
-        reader, self._control = await asyncio.open_connection(sock=ours)
+        try:
+            with theirs:
+                self._process = await asyncio.create_subprocess_exec(
+                    *COMMAND,
+                    stdin=theirs.fileno(),  # its end ends the process, however this one dies
+                    stdout=DEVNULL,  # LiteLLM prints its model list at its start, in green
+                    env=env,
+                    start_new_session=True,  # Ctrl-C is ours to pass on
+                )
+            reader, self._control = await asyncio.open_connection(sock=ours)
+        except BaseException:
+            ours.close()
+            raise
         told = {
             "socket": str(self._socket),
             "beside": str(self._table.config.path.resolve().parent),
