@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import uvloop
 
-from hearth.proxy import event_loop
+from hearth.proxy.http import event_loop
 from hearth.proxy.http.event_loop import SuspendingEventLoop
 from tests.helpers.servers.sleeping_machine import SleepingUvloop
 
