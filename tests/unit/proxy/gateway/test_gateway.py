@@ -1,11 +1,12 @@
-"""The gateway tries what the config names, in order, and nothing after the first byte."""
+"""The gateway tries what the config names, in order; whom it tries for which cause is tested at the
+real server (e2e/gateway/test_fallbacks.py)."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import orjson
 import pytest
@@ -18,8 +19,6 @@ from hearth.proxy.gateway.gateway import (
     CloudReply,
     Gateway,
     GatewayCall,
-    cause_of,
-    cause_word,
 )
 from hearth.proxy.gateway.litellm_process import LiteLLMProcess, LiteLLMUnavailable
 from hearth.proxy.http.body_memory_budget import BodyBudget
@@ -84,29 +83,26 @@ class World:
     gateway: Gateway
     router: Router
     records: Records
-    sent: list[dict[str, Any]]
+    sent: list[dict[str, Any]] = field(default_factory=list)
+    asked: list[str] = field(default_factory=list)
+    counted: list[str] = field(default_factory=list)  # at the end of a request
 
     def ask(
         self,
         group: str,
         errors: dict[str, RequestError],
-        counted: list[str] | None = None,
         **body: Any,
     ) -> list[str]:
-        """Return the models that were asked for `group`, of which those in `errors` refuse.
-
-        `counted` gets those that were counted at the end of a request.
-        """
-        asked = []
-        self.sent.clear()
+        """Return the models that were asked for `group`, of which those in `errors` refuse."""
+        for rows in (self.sent, self.asked, self.counted):
+            rows.clear()
 
         async def serve() -> None:
             exchange = self._exchange()
 
             async def answer(deployment: Deployment) -> None:
-                asked.append(deployment.local)
-                if counted is not None:
-                    exchange.count_later = partial(counted.append, deployment.local)
+                self.asked.append(deployment.local)
+                exchange.count_later = partial(self.counted.append, deployment.local)
                 if deployment.local in errors:
                     raise errors[deployment.local]
                 await exchange.send_json(200, {"from": deployment.local})
@@ -120,7 +116,7 @@ class World:
                 exchange.end()
 
         asyncio.run(serve())
-        return asked
+        return list(self.asked)
 
     def _exchange(self) -> HttpExchange:
         async def receive() -> Any:
@@ -158,7 +154,7 @@ def world_of(config: dict[str, Any], tmp_path: Path) -> World:
         records,
         accounts,
     )
-    return World(gateway, router, records, [])
+    return World(gateway, router, records)
 
 
 FULL = Overloaded("It is full.")
@@ -190,115 +186,53 @@ def test_names_that_are_only_alike_go_behind_all_exact_ones_and_before_patterns(
     assert (bare.group_of("GPT-5"), bare.group_of("another")) == ("a", None)
 
 
-def test_the_group_itself_is_tried_to_its_end_before_what_follows_it(world: World) -> None:
-    assert world.ask("pair", {}) == ["a"]
-    assert world.fallback == ""
-    assert world.ask("pair", {"a": FULL}) == ["a", "b"]
-    assert world.fallback == "hearth/a overloaded"
-    assert world.ask("pair", {"a": FULL, "b": LOST}) == ["a", "b", "c"]
-    assert world.fallback == "hearth/a overloaded; hearth/b worker_lost"
-    assert world.records.causes == ["overloaded", "overloaded", "worker_lost"]
+LATE: Final = ["prompt_too_long"]
+# Asked for, who refuses and why; who is asked in turn, and the causes that are counted; behind the
+# last who refuses nothing follows, and the first failure is told.
+REFUSALS: Final[tuple[tuple[str, dict[str, RequestError], str, list[str]], ...]] = (
+    ("pair", {"a": FULL}, "ab", ["overloaded"]),
+    ("pair", {"a": FULL, "b": LOST}, "abc", ["overloaded", "worker_lost"]),
+    ("pair", {"a": LONG, "b": LONG}, "abd", LATE * 2),
+    ("c", {"c": LONG}, "ca", LATE),  # there is no list of its own for long ones
+    ("d", {"d": LONG, "c": FULL, "a": FULL, "b": FULL}, "dcab", [*LATE, *["overloaded"] * 2]),
+    ("pair", dict.fromkeys("abcd", FULL), "abcd", ["overloaded"] * 3),
+    ("b", {"b": FULL}, "b", []),
+    ("pair", {"a": MISTAKE}, "a", []),
+)
 
 
-def test_a_long_prompt_goes_where_long_ones_go_and_where_there_is_no_list_to_the_other(
-    world: World,
+@pytest.mark.parametrize(("group", "errors", "asked", "causes"), REFUSALS)
+def test_each_is_asked_once_in_the_order_of_the_config(
+    world: World, group: str, errors: dict[str, RequestError], asked: str, causes: list[str]
 ) -> None:
-    assert world.ask("pair", {"a": LONG, "b": LONG}) == ["a", "b", "d"]
-    assert world.ask("c", {"c": LONG}) == ["c", "a"]
-
-
-def test_a_circle_ends_and_the_first_failure_is_told(world: World) -> None:
-    first = Overloaded("The first is full.")
-    with pytest.raises(RequestError, match="The first is full"):
-        world.ask("d", {"d": first, "c": FULL, "a": LOST, "b": LOST})
-    assert world.records.causes == ["overloaded", "overloaded", "worker_lost"]
-
-
-def test_a_failure_that_nothing_follows_is_no_fallback(world: World) -> None:
-    with pytest.raises(Overloaded):
-        world.ask("b", {"b": FULL})
-    assert world.records.causes == []
-
-
-def test_a_group_of_which_none_can_be_had_is_a_fallback_too(world: World) -> None:
-    world.router.unavailable = "It does not start."
-    world.router.is_usable = True
-    assert world.ask("far", {}) == ["c"]
-    assert world.records.causes == ["other"]
+    if asked[-1] in errors:
+        with pytest.raises(RequestError) as caught:
+            world.ask(group, errors)
+        assert caught.value is errors[asked[0]]
+    else:
+        world.ask(group, errors)
+        assert world.fallback.count(";") == len(asked) - 2
+    assert ("".join(world.asked), world.records.causes) == (asked, causes)
+    assert world.counted == [asked[-1]], "only an attempt that nobody makes up for is counted"
 
 
 def test_no_more_fallbacks_are_begun_than_the_config_lets(world: World) -> None:
-    errors: dict[str, RequestError] = {name: FULL for name in "abcd"}
-    with pytest.raises(Overloaded):
-        world.ask("pair", errors)
-    assert world.records.causes == ["overloaded"] * 3  # a, b, c; then d, which is the last
     world.gateway.table.fallbacks_max = 1
-    asked = []
     with pytest.raises(Overloaded):
-        asked += world.ask("d", errors)
-    assert world.records.causes[3:] == ["overloaded"]  # d; then c, behind which is nothing
+        world.ask("d", dict.fromkeys("abcd", FULL))
+    assert (world.asked, world.records.causes) == (["d", "c"], ["overloaded"])
 
 
-def test_an_attempt_that_another_makes_up_for_is_not_counted_as_a_request(world: World) -> None:
-    counted: list[str] = []
-    world.ask("pair", {"a": LOST}, counted=counted)
-    assert counted == ["b"]
-    counted.clear()
-    with pytest.raises(WorkerLost):
-        world.ask("b", {"b": LOST}, counted=counted)
-    assert counted == ["b"]
-
-
-def test_a_mistake_of_the_clients_is_told_at_once(world: World) -> None:
-    with pytest.raises(RequestError, match="It is wrong"):
-        world.ask("pair", {"a": MISTAKE})
-    assert world.records.causes == []
-
-
-def test_nothing_follows_an_answer_that_has_begun(world: World) -> None:
-    async def serve() -> None:
-        exchange = world._exchange()
-
-        async def answer(deployment: Deployment) -> None:
-            await exchange.start(200, [])
-            raise LOST
-
-        await world.gateway.serve(
-            exchange, "pair", GatewayCall("chat", {"messages": []}, 100, answer)
-        )
-
-    with pytest.raises(WorkerLost):
-        asyncio.run(serve())
-    assert len(world.sent) == 1 and world.records.causes == []
-
-
-def test_a_session_comes_back_to_where_it_began(world: World) -> None:
-    talk = {"prompt_cache_key": "s1"}
-    assert world.ask("pair", {}, **talk) == ["a"]
-    assert world.ask("pair", {"a": FULL}, **talk) == ["a", "b"]
-    assert world.ask("pair", {}, **talk) == ["a"]
-    (began,) = {preferred for _, preferred in world.router.asked if preferred}
-    assert world.gateway.table.deployment("pair", began).local == "a"  # type: ignore[union-attr]
-
-
-def test_without_litellm_the_local_deployments_of_a_group_answer(world: World) -> None:
-    world.router.is_usable = False
-    assert world.ask("pair", {"a": FULL}) == ["a", "b"]
-    assert world.router.asked == []
-
-
-def test_where_litellm_cannot_be_had_what_follows_is_local(world: World) -> None:
-    world.router.unavailable = "It does not start."
-    assert world.ask("far", {}) == ["c"]
-    assert world.fallback == "far other"
-
-
-def test_where_litellm_does_not_choose_a_local_deployment_of_the_group_answers(
-    world: World,
+@pytest.mark.parametrize("is_usable", [True, False])
+def test_without_litellms_choice_the_local_deployments_of_a_group_answer(
+    world: World, is_usable: bool
 ) -> None:
-    world.router.unavailable = "A callback holds it up."
+    world.router.is_usable, world.router.unavailable = is_usable, "A callback holds it up."
     assert world.ask("pair", {"a": FULL}) == ["a", "b"]
-    assert len(world.router.asked) == 1
+    assert len(world.router.asked) == is_usable
+    if is_usable:
+        assert world.ask("far", {}) == ["c"]
+        assert world.fallback == "far other"
 
 
 def test_a_conversation_by_response_ids_comes_back_to_where_it_began(world: World) -> None:
@@ -319,19 +253,3 @@ def response_of(response_id: str) -> dict[str, Any]:
     said = {"type": "message", "id": f"msg_{response_id}", "role": "assistant", "content": [part]}
     about = {"object": "response", "status": "completed", "model": "x", "created_at": 1}
     return {"id": response_id, **about, "output": [said]}
-
-
-@pytest.mark.parametrize(
-    ("error", "cause", "word"),
-    [
-        (FULL, "error", "overloaded"),
-        (LONG, "context_window", "prompt_too_long"),
-        (LOST, "error", "worker_lost"),
-        (MISTAKE, None, "other"),
-        (RequestError("x", status=503, code="model_unavailable"), "error", "model_not_loadable"),
-        (RequestError("x", status=503, code="slow_reader"), None, "other"),
-        (RequestError("x", status=500, code="internal_error"), None, "other"),
-    ],
-)
-def test_a_cause_is_told_by_the_code(error: RequestError, cause: str | None, word: str) -> None:
-    assert (cause_of(error), cause_word(error)) == (cause, word)

@@ -1,5 +1,6 @@
 """The fields that pass are those of the official APIs, and none that this LiteLLM acts upon."""
 
+import inspect
 import typing
 from collections.abc import Iterator
 from typing import Any
@@ -8,6 +9,7 @@ import litellm
 import pytest
 from anthropic.types import beta as anthropic_types
 from anthropic.types.beta import message_count_tokens_params, message_create_params
+from litellm.litellm_core_utils.prompt_templates.common_utils import unpack_defs
 from litellm.litellm_core_utils.url_utils import SSRFError, validate_url
 from litellm.responses.utils import ResponsesAPIRequestUtils
 from litellm.types.utils import is_litellm_owned_kwarg
@@ -94,3 +96,9 @@ def test_litellm_looks_at_addresses_itself_unless_it_is_told_not_to() -> None:
     assert litellm.user_url_validation is True
     with pytest.raises(SSRFError):
         validate_url("https://127.0.0.1/a.png")
+
+
+def test_litellm_leaves_its_limit_of_references_out_as_long_as_we_set_it() -> None:
+    """Where this fails, its callers may pass one: then `_limit_schemas` has no use."""
+    limit = inspect.signature(unpack_defs).parameters["max_inlined_bytes"]
+    assert limit.default is None

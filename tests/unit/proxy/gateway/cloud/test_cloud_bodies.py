@@ -10,7 +10,14 @@ from hypothesis import given, settings, strategies as st
 from litellm.types.utils import all_litellm_params
 
 from hearth.proxy.gateway.cloud import cloud_fields
-from hearth.proxy.gateway.cloud.cloud_bodies import CloudDialect, cloud_body
+from hearth.proxy.gateway.cloud.cloud_bodies import (
+    HEADER_CHARS_MAX,
+    CloudDialect,
+    cloud_body,
+    cloud_headers,
+)
+from hearth.proxy.gateway.config.routing_table import Deployment
+from hearth.proxy.gateway.gateway import cloud_json
 from hearth.shared.errors import RequestError
 from hearth.shared.paths import PROJECT_DIR
 
@@ -27,11 +34,7 @@ SMALL: dict[CloudDialect, dict[str, Any]] = {
 }
 # What other servers act upon, and LiteLLM does not list.
 MORE = (
-    "model_list",
-    "user_config",
-    "router_settings_override",
-    "extra_query",
-    "no-log",
+    *("model_list", "user_config", "router_settings_override", "extra_query", "no-log"),
     "mcp_servers",
 )
 REFUSED = {"thread", "conversation", "prompt", "background"}
@@ -100,13 +103,8 @@ def test_unknown_names_never_pass(dialect: CloudDialect, named: dict[str, Any]) 
 @settings(max_examples=300)
 def test_allowed_fields_pass_as_they_are(dialect: CloudDialect, data: st.DataObject) -> None:
     allowed = cloud_fields.BODY[dialect]
-    judged = {
-        *allowed.rules,
-        "tool_choice",
-        "parallel_tool_calls",
-        "thinking",
-        "context_management",
-    }
+    judged = {*allowed.rules, "tool_choice", "parallel_tool_calls", "thinking"}
+    judged |= {"context_management"}
     names = sorted(allowed.names - judged - {"model", "prompt", "input", "messages"})
     fields = data.draw(st.dictionaries(st.sampled_from(names), JSON))
     body = SMALL[dialect] | fields
@@ -149,3 +147,74 @@ def test_nesting_has_an_end(depth: int) -> None:
     for dialect, body in bodies.items():
         with pytest.raises(RequestError, match="nested"):
             cloud_body(dialect, body, "g")
+
+
+BOTH = {"continue_final_message": True, "add_generation_prompt": False}
+
+
+@pytest.mark.parametrize(
+    ("model", "provider", "asked", "sent"),
+    [
+        ("openai/m", "", BOTH, BOTH),
+        ("m", "hosted_vllm", BOTH, BOTH),
+        ("anthropic/claude", "", BOTH, {}),
+        ("openai/m", "", {"add_generation_prompt": True}, {}),
+        ("openai/m", "", {"continue_final_message": {"a": 1}}, {}),
+    ],
+)
+def test_a_message_is_continued_by_servers_that_know_the_field_for_it(
+    model: str, provider: str, asked: dict[str, Any], sent: dict[str, Any]
+) -> None:
+    to = Deployment("id", "g", model, provider=provider)
+    body = SMALL["chat"] | asked
+    assert orjson.loads(cloud_json("chat", body, to)) == SMALL["chat"] | {"model": "g"} | sent
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("anthropic-version", ["latest"]),
+        ("anthropic-beta", ["a\r\nx-api-key: b", "a, , b", "a" * (HEADER_CHARS_MAX + 1)]),
+        ("user-agent", ["a\n", "caf\xe9", ""]),
+        ("x-litellm-tags", ["a"]),
+    ],
+)
+def test_headers_of_odd_values_stay_behind(name: str, values: list[str]) -> None:
+    for value in values:
+        assert cloud_headers({name: value}) == [(b"content-type", b"application/json")]
+    kept = {"anthropic-version": "2023-06-01", "anthropic-beta": "a-1,b-2", "user-agent": "x/1 (y)"}
+    assert cloud_headers(kept)[1:] == [(k.encode(), v.encode()) for k, v in kept.items()]
+
+
+def schema_of(definitions: int, values: int, place: str) -> dict[str, Any]:
+    parts = {f"d{number}": {} for number in range(definitions)}
+    return {"type": "object", "anyOf": [{"$ref": "#/$defs/d0"}] * (values // 2), place: parts}
+
+
+@pytest.mark.parametrize("place", ["$defs", "definitions"])
+@pytest.mark.parametrize(
+    ("definitions", "values", "is_refused"),
+    [(1_000, 20_000, True), (1_000, 8_000, False), (0, 100_000, False), (3_000, 10, False)],
+)
+def test_many_values_and_many_definitions_are_refused_wherever_they_stand(
+    place: str, definitions: int, values: int, is_refused: bool
+) -> None:
+    schema = {"items": schema_of(definitions, values, place)}
+    function, form = {"name": "f", "parameters": schema}, {"type": "json_schema", "schema": schema}
+    named = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    bodies: tuple[tuple[CloudDialect, dict[str, Any]], ...] = (
+        ("chat", {"tools": [{"type": "function", "function": function}]}),
+        ("chat", {"functions": [function]}),
+        ("chat", {"response_format": named}),
+        ("messages", {"tools": [{"name": "f", "input_schema": schema}]}),
+        ("messages", {"output_config": {"format": form}}),
+        ("messages", {"output_format": form}),
+        ("responses", {"tools": [{"type": "function"} | function]}),
+        ("responses", {"text": {"format": form | {"name": "x"}}}),
+    )
+    for dialect, body in bodies:
+        if not is_refused:
+            assert cloud_body(dialect, SMALL[dialect] | body, "g")
+            continue
+        with pytest.raises(RequestError, match=r"1,000 definitions.*10,000,000.*Define fewer"):
+            cloud_body(dialect, SMALL[dialect] | body, "g")

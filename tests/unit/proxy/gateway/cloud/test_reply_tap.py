@@ -57,34 +57,31 @@ def test_a_whole_reply_is_the_response_itself(text: str, cuts: list[int]) -> Non
     assert told(orjson.dumps(response(text)), *cuts, is_stream=False) == response(text)
 
 
+LOST = response("", "failed")
+
+
+@pytest.mark.parametrize("dialect", ["responses", "chat"])
 @pytest.mark.parametrize(
-    "reply",
+    ("reply", "is_stream"),
     [
-        b"",
-        b"event: response.completed\ndata: {\n\n",
-        event("response.failed", response=response("", "failed")),
-        event("response.completed", response=response("", "failed")),
-        event("response.completed", response=["response.completed"]),
-        event("response.completed", response=response(""))[:-1],  # no blank line: cut off
-        event("error", message="response.completed"),
-        b'data: ["response.completed"]\n\n',
+        (b"event: response.completed\ndata: {\n\n", True),
+        (event("response.failed", response=LOST), True),
+        (event("response.completed", response=LOST), True),
+        (event("response.completed", response=["response.completed"]), True),
+        (event("response.completed", response=response(""))[:-1], True),  # no blank line: cut off
+        (event("error", message="response.completed"), True),
+        (b'data: ["response.completed"]\n\n', True),
+        (b'{"error": {"message": "no"}}', False),
+        (b"[1]", False),
+        (orjson.dumps(response("x"))[:-1], False),
+        (b"", False),
+        (orjson.dumps(LOST), False),
     ],
 )
-def test_what_is_no_final_response_gives_none(reply: bytes) -> None:
-    assert told(reply) is None
-
-
-def test_a_refusal_or_half_a_body_gives_none() -> None:
-    for reply in (b'{"error": {"message": "no"}}', b"[1]", orjson.dumps(response("x"))[:-1], b""):
-        assert told(reply, is_stream=False) is None
-    assert told(orjson.dumps(response("", "failed")), is_stream=False) is None
-
-
-def test_other_dialects_keep_nothing() -> None:
-    reply = event("response.completed", response=response("x"))
-    for dialect in ("chat", "messages", "completions"):
-        assert told(reply, dialect=dialect) is None
-        assert told(orjson.dumps(response("x")), is_stream=False, dialect=dialect) is None
+def test_what_is_no_final_response_gives_none(reply: bytes, is_stream: bool, dialect: str) -> None:
+    assert told(reply, is_stream=is_stream, dialect=dialect) is None
+    whole = orjson.dumps(response("x"))
+    assert (told(whole, is_stream=False, dialect=dialect) is None) == (dialect == "chat")
 
 
 def test_what_is_too_large_to_keep_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
