@@ -22,7 +22,6 @@ from tests.helpers.servers.mock_cloud import CloudRequest
 from tests.helpers.servers.watched_server import WatchedServer
 from tests.helpers.worker_processes.scripted_worker import MISSION, answer
 
-TEMPLATE_TOKENS: Final = 8  # with which each prompt begins
 # Claude Code's model for the work and for small things, and who answers each.
 TIERS: Final = {
     "both local": ("claude-opus-4-8", f"hearth/{BIG}", "claude-haiku-4-9", f"hearth/{SMALL}"),
@@ -92,26 +91,6 @@ def test_claude_code_works_with_a_big_and_a_small_model_on_either_side(
     assert set(since) <= {big_is, small_is} and since[big_is] >= 3
     models = {f"anthropic/{request.model}" for request in two_sided.cloud.generations()}
     assert models <= {big_is, small_is}
-
-
-@pytest.mark.parametrize("tier", TIERS)
-def test_two_models_keep_caches_apart(two_sided: TwoSidedServer, tier: str) -> None:
-    """One session by turns on both: each finds its own turns in its cache, none of the other's."""
-    big, big_is, small, small_is = TIERS[tier]
-    system: Any = [{"type": "text", "text": f"{tier}, be brief. " * 40}]
-    system[0]["cache_control"] = {"type": "ephemeral"}
-    cached: dict[str, list[int]] = {big: [], small: []}
-    rows: list[Any] = [{"role": "user", "content": "First question?"}]
-    for number in range(2):
-        for model, served_by in ((big, big_is), (small, small_is)):
-            body = body_of("messages", model, "") | {"system": system, "messages": rows}
-            told = ask(two_sided.url, "messages", body, headers={"x-session-id": f"s-{tier}"})
-            assert told.served_by == served_by, told.raw
-            cached[model].append(told.usage[1])
-        rows += [{"role": "assistant", "content": "So."}, {"role": "user", "content": f"{number}?"}]
-    for first, second in cached.values():
-        assert first <= TEMPLATE_TOKENS and second > 100, cached
-    assert all(row["restarts"] == 0 for row in two_sided.health()["workers"])
 
 
 @pytest.mark.parametrize("name", OVER_CLOUD)

@@ -15,13 +15,11 @@ from typing import Any, Final
 import httpx
 import pytest
 
-from tests.helpers.clients.run_clients import MODEL
 from tests.helpers.cloud.cloud_answers import HELLO, RATE_LIMIT, SERVER_ERROR, CloudAnswer
 from tests.helpers.cloud.dialect_requests import DIALECTS, DialectAnswer, ask, body_of
 from tests.helpers.cloud.gateway_server import cloud_entry, local, write_config
 from tests.helpers.servers.fake_server import FakeServer
 from tests.helpers.servers.mock_cloud import MockCloud
-from tests.helpers.servers.scripted_server import ScriptedServer
 
 STOP_S_MAX: Final = 30.0  # what they wait for takes longer
 # The import of LiteLLM waits until the file named by GO is there.
@@ -200,43 +198,3 @@ def test_a_failed_call_is_tried_twice_more_but_a_429_falls_back_at_once(
             answer = ask(server.url, "chat", body_of("chat", name, "Hi"))
             assert (answer.text, answer.served_by) == (HELLO.text, "openai/spare"), answer.raw
             assert [row.model for row in cloud.generations()] == [name] * count + ["spare"]
-
-
-# ---------------------------------------------------------------- a queue, a worker
-
-
-def test_a_stalled_worker_is_fallen_back_from_for_whole_answers_alone(
-    cloud: MockCloud, tmp_path: Path
-) -> None:
-    config = config_of(cloud, tmp_path)
-    with FakeServer(STALL_SECONDS="1", LITELLM_CONFIG=config) as server:
-        for stream, seen in ((False, (HELLO.text, "")), (True, ("", "error"))):
-            body = body_of("chat", "local-first", f"n=9 delay=9 hang=1 {stream}", stream=stream)
-            answer = ask(server.url, "chat", body)
-            assert (answer.text, answer.error and "error") == seen
-            assert stream or answer.fallback == "hearth/local worker_lost"
-            server.wait_until_ready()
-    assert len(cloud.generations()) == 1
-
-
-def test_a_queue_that_is_really_full_is_fallen_back_from(cloud: MockCloud, tmp_path: Path) -> None:
-    """One slow prompt runs, one waits, and the next is the cloud's in every dialect."""
-    config = config_of(cloud, tmp_path, MODEL)
-    narrow = ScriptedServer(LIVE_SLOTS_MAX="1", QUEUE_MAX="1", LITELLM_CONFIG=config)
-    with narrow as server, ThreadPoolExecutor() as pool:
-        assert ask(server.url, "chat", body_of("chat", "cloud", "Hi")).text == HELLO.text
-        server.pause(2.0)
-        body = body_of("chat", MODEL, "Tell me the rest of the story of the harbor. " * 60)
-        busy = [pool.submit(ask, server.url, "chat", body) for _ in range(2)]
-        cloud.until(lambda: (row := server.worker())["running"] + row["waiting"] >= 2, 30)
-        for dialect in DIALECTS:
-            for stream in (False, True):
-                body = body_of(dialect, "local-first", "Hi", stream=stream)
-                answer = ask(server.url, dialect, body)
-                assert (answer.text, answer.served_by) == (HELLO.text, "openai/gpt-mock"), (
-                    answer.raw
-                )
-                assert answer.fallback == f"hearth/{MODEL} overloaded"
-        server.pause(0)
-        assert {each.result().served_by for each in busy} == {f"hearth/{MODEL}"}
-    assert len(cloud.generations()) == 2 * len(DIALECTS) + 1

@@ -69,6 +69,10 @@ async def started(table: RoutingTable) -> AsyncIterator[LiteLLMProcess]:
         await process.close()
 
 
+def newest_child() -> psutil.Process:
+    return max(psutil.Process().children(), key=lambda child: float(child.create_time()))
+
+
 @pytest.fixture
 def runner() -> Iterator[asyncio.Runner]:
     with asyncio.Runner(loop_factory=SuspendingEventLoop) as made:
@@ -103,8 +107,7 @@ def test_its_files_are_private_its_calls_stay_apart_and_end_with_it_behind_what_
             if how == "stop":
                 process.end_calls(STOPS)
             else:
-                children = psutil.Process().children()
-                max(children, key=lambda child: float(child.create_time())).kill()
+                newest_child().kill()
             async for _ in parts:
                 pass
             assert call.failure is not None and not call.is_complete
@@ -152,6 +155,9 @@ def test_a_choice_that_does_not_come_is_waited_for_only_so_long(
                 await asyncio.sleep(0.02)
             with pytest.raises(LiteLLMUnavailable, match="still loading"):
                 await process.choose("two", request={})
+            child = newest_child()
+        while child.is_running():  # it was killed, and the loop has yet to see its end
+            await asyncio.sleep(0.02)
 
     runner.run(choose())
     monkeypatch.setattr(litellm_process, "READY_S_MAX", 0.01)
