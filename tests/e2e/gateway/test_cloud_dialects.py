@@ -3,6 +3,7 @@
 import base64
 import io
 import json
+import re
 import socket
 from typing import Any, Final
 
@@ -40,6 +41,30 @@ def test_an_answer_comes_through_with_its_usage(
     (request,) = cloud.generations()
     usage = request.usage
     assert answer.usage == (usage.prompt, usage.cached, usage.completion)
+
+
+def test_what_others_read_wrote_and_cost_stands_in_the_metrics(gateway: GatewayServer) -> None:
+    def spent() -> list[float]:
+        told = httpx.get(f"{gateway.url}/metrics", timeout=30).raise_for_status().text
+        sums = ("prompt_tokens", "cached_tokens", "completion_tokens", "cost_dollars")
+        label = '_total{served_by="openai/priced-mock"} '
+        rows = [re.search(f"hearth_cloud_{name}{re.escape(label)}(.+)", told) for name in sums]
+        return [float(row[1]) if row else 0.0 for row in rows]
+
+    assert spent() == [0.0] * 4
+    answers = [
+        ask(gateway.url, dialect, body_of(dialect, "priced", "Hi", stream=stream))
+        for dialect in CHATS
+        for stream in (False, True)
+    ]
+    assert {answer.status for answer in answers} == {200}
+    usages = [
+        (row.usage.prompt, row.usage.cached, row.usage.completion)
+        for row in gateway.cloud.generations()
+    ]
+    sums = [float(sum(column)) for column in zip(*usages, strict=True)]
+    gateway.cloud.until(lambda: spent()[:3] == sums)
+    assert spent()[3] == pytest.approx(sums[0] + sums[2])  # a dollar a token, here
 
 
 def test_embeddings_and_log_probabilities_come_through(

@@ -120,6 +120,7 @@ def _everything(cloud: MockCloud, tool: MockCloud) -> Entry:
             ),
             cloud_entry(cloud, "slow-first", "openai/slow", timeout=1),
             cloud_entry(cloud, "costly-first", "deepseek/costly", **costs),
+            cloud_entry(cloud, "priced", "openai/priced-mock", **costs),
             cloud_entry(cloud, "refused-first", "openai/refused", api_base=nobody),
         ],
         "litellm_settings": {

@@ -2,8 +2,9 @@
 real server (e2e/gateway/test_fallbacks.py)."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+import contextlib
+import threading
+from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, cast
@@ -11,10 +12,12 @@ from typing import Any, Final, cast
 import orjson
 import pytest
 
+from hearth.proxy.api.body.prompt_limits import MESSAGES_MAX
 from hearth.proxy.api.responses.response_store import ResponseStore
+from hearth.proxy.gateway import gateway
 from hearth.proxy.gateway.accounts.accounts import Accounts
-from hearth.proxy.gateway.cloud.cloud_bodies import CloudDialect
-from hearth.proxy.gateway.config.routing_table import Deployment, read_table
+from hearth.proxy.gateway.cloud.cloud_bodies import CloudDialect, cloud_body
+from hearth.proxy.gateway.config.routing_table import Deployment, RoutingTable, read_table
 from hearth.proxy.gateway.gateway import (
     CloudReply,
     Gateway,
@@ -26,43 +29,6 @@ from hearth.proxy.http.http_exchange import HttpExchange
 from hearth.proxy.request.model_names import ModelNames
 from hearth.shared.errors import Overloaded, PromptTooLong, RequestError, WorkerLost
 from hearth.shared.settings_from_env import load_settings
-
-Answer = Callable[[HttpExchange, Deployment], Awaitable[None]]
-
-
-class Router:
-    """Chooses the first deployment that is left, as long as LiteLLM is there."""
-
-    is_usable = True
-
-    def __init__(self, gateway: "Gateway | None" = None) -> None:
-        self.unavailable = ""
-        self.table: Any = None
-        self.asked: list[tuple[str, str]] = []
-
-    async def choose(
-        self, group: str, *, excluded: set[str], preferred: str, request: Any, size: int
-    ) -> Deployment:
-        self.asked.append((group, preferred))
-        if self.unavailable:
-            raise LiteLLMUnavailable(self.unavailable)
-        left = [row for row in self.table.deployments(group) if row.id not in excluded]
-        chosen = next((row for row in left if row.id == preferred), left[0] if left else None)
-        if chosen is None:
-            raise RequestError("None is left.", status=503, code="no_deployment")
-        return cast(Deployment, chosen)
-
-
-@dataclass
-class Records:
-    causes: list[str] = field(default_factory=list)
-
-    def fell_back(self, cause: str) -> None:
-        self.causes.append(cause)
-
-    def cloud_ended(self, exchange: HttpExchange, call: GatewayCall, reply: CloudReply) -> None:
-        raise AssertionError("every deployment here is local")
-
 
 CONFIG = {
     "model_list": [
@@ -78,83 +44,111 @@ CONFIG = {
 MODELS = {"MODEL_PATH": "m/a", "PROXY_MODEL_ID": "a", "MODELS": "b=m/b,c=m/c,d=m/d"}
 
 
-@dataclass
+class LiteLLM:
+    """Chooses the first deployment that is left, and answers each call with `chunks`."""
+
+    is_usable = True
+    is_complete = True
+    failure = None
+
+    def __init__(self, table: RoutingTable) -> None:
+        self.table = table
+        self.unavailable = ""
+        self.asked: list[tuple[str, str]] = []  # group, preferred
+        self.sent = b""
+        self.replies: list[bytes] = []
+
+    async def choose(
+        self, group: str, *, excluded: set[str], preferred: str, request: Any, size: int
+    ) -> Deployment:
+        self.asked.append((group, preferred))
+        if self.unavailable:
+            raise LiteLLMUnavailable(self.unavailable)
+        left = [row for row in self.table.deployments(group) if row.id not in excluded]
+        if not left:
+            raise RequestError("None is left.", status=503, code="no_deployment")
+        return next((row for row in left if row.id == preferred), left[0])
+
+    @contextlib.asynccontextmanager
+    async def call(self, deployment: Deployment, path: str, body: bytes, headers: Any) -> Any:
+        self.sent = body
+        yield self
+
+    async def start(self) -> tuple[int, list[tuple[bytes, bytes]]]:
+        return 200, []
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        for chunk in self.replies:
+            yield chunk
+
+
 class World:
-    gateway: Gateway
-    router: Router
-    records: Records
-    sent: list[dict[str, Any]] = field(default_factory=list)
-    asked: list[str] = field(default_factory=list)
-    counted: list[str] = field(default_factory=list)  # at the end of a request
+    """A gateway of models a to d before LiteLLM, and what it does with one request at a time."""
+
+    def __init__(self, directory: Path, config: dict[str, Any]) -> None:
+        path = directory / "config.yaml"
+        path.write_bytes(orjson.dumps(config))
+        settings = load_settings(MODELS, None)
+        table = read_table(path, settings, {}, {})
+        self.litellm = LiteLLM(table)
+        self.store = ResponseStore()
+        self.causes: list[str] = []
+        self.sent: list[tuple[Any, int]] = []  # each message, and how many responses were kept then
+        self.asked: list[str] = []
+        self.counted: list[str] = []  # at the end of a request
+        self.gateway = Gateway(
+            table,
+            ModelNames.of(settings),
+            cast(LiteLLMProcess, self.litellm),
+            self.store,
+            self,
+            Accounts({}, cast(Any, None), checks_keys=False),
+        )
+
+    def fell_back(self, cause: str) -> None:
+        self.causes.append(cause)
+
+    def cloud_ended(self, exchange: HttpExchange, call: GatewayCall, reply: CloudReply) -> None:
+        """What became of it is seen by whom it is told."""
 
     def ask(
-        self,
-        group: str,
-        errors: dict[str, RequestError],
-        **body: Any,
+        self, group: str, errors: dict[str, RequestError], size: int = 100, **body: Any
     ) -> list[str]:
-        """Return the models that were asked for `group`, of which those in `errors` refuse."""
-        for rows in (self.sent, self.asked, self.counted):
+        """Return the local models that were asked for `group`; those in `errors` refuse."""
+        for rows in (self.sent, self.asked, self.counted, self.causes):
             rows.clear()
-
-        async def serve() -> None:
-            exchange = self._exchange()
-
-            async def answer(deployment: Deployment) -> None:
-                self.asked.append(deployment.local)
-                exchange.count_later = partial(self.counted.append, deployment.local)
-                if deployment.local in errors:
-                    raise errors[deployment.local]
-                await exchange.send_json(200, {"from": deployment.local})
-
-            dialect: CloudDialect = "responses" if "input" in body else "chat"
-            asked_of = body if "input" in body else {"messages": [], **body}
-            call = GatewayCall(dialect, asked_of, 100, answer)
-            try:
-                await self.gateway.serve(exchange, group, call)
-            finally:
-                exchange.end()
-
-        asyncio.run(serve())
+        empty = {} if "input" in body else {"messages": []}
+        asyncio.run(self._serve(group, errors, size, empty | body))
         return list(self.asked)
 
-    def _exchange(self) -> HttpExchange:
-        async def receive() -> Any:
-            await asyncio.Event().wait()
-
+    async def _serve(self, group: str, errors: Any, size: int, body: dict[str, Any]) -> None:
         async def send(message: Any) -> None:
-            self.sent.append(message)
+            self.sent.append((message, len(self.store)))
+
+        async def answer(deployment: Deployment) -> None:
+            self.asked.append(deployment.local)
+            exchange.count_later = partial(self.counted.append, deployment.local)
+            if deployment.local in errors:
+                raise errors[deployment.local]
+            await exchange.send_json(200, {"from": deployment.local})
 
         scope = {"type": "http", "method": "POST", "path": "/v1/chat/completions", "headers": []}
-        return HttpExchange(scope, receive, send, BodyBudget())
+        exchange = HttpExchange(scope, cast(Any, asyncio.Event().wait), send, BodyBudget())
+        dialect: CloudDialect = "responses" if "input" in body else "chat"
+        dialect = "messages" if "max_tokens" in body else dialect
+        try:
+            await self.gateway.serve(exchange, group, GatewayCall(dialect, body, size, answer))
+        finally:
+            exchange.end()
 
     @property
     def fallback(self) -> str:
-        return dict(self.sent[0]["headers"]).get(b"x-hearth-fallback", b"").decode()
+        return dict(self.sent[0][0]["headers"]).get(b"x-hearth-fallback", b"").decode()
 
 
 @pytest.fixture
 def world(tmp_path: Path) -> World:
-    return world_of(CONFIG, tmp_path)
-
-
-def world_of(config: dict[str, Any], tmp_path: Path) -> World:
-    path = tmp_path / "config.yaml"
-    path.write_bytes(orjson.dumps(config))
-    settings = load_settings(MODELS, None)
-    table = read_table(path, settings, {}, {})
-    router, records = Router(), Records()
-    router.table = table
-    accounts = Accounts({}, cast(Any, None), checks_keys=False)
-    gateway = Gateway(
-        table,
-        ModelNames.of(settings),
-        cast(LiteLLMProcess, router),
-        ResponseStore(),
-        records,
-        accounts,
-    )
-    return World(gateway, router, records)
+    return World(tmp_path, CONFIG)
 
 
 FULL = Overloaded("It is full.")
@@ -169,7 +163,7 @@ def test_names_that_are_only_alike_go_behind_all_exact_ones_and_before_patterns(
     star = {"model_name": "*", "litellm_params": {"model": "openai/*"}}
     alike = {"model_name": "A", "litellm_params": {"model": "hearth/b"}}
     config = {**CONFIG, "model_list": [*CONFIG["model_list"], alike, star]}
-    gateway = world_of(config, tmp_path).gateway
+    gateway = World(tmp_path, config).gateway
     for name, group in (
         ("A", "A"),
         ("a", "a"),
@@ -182,7 +176,7 @@ def test_names_that_are_only_alike_go_behind_all_exact_ones_and_before_patterns(
         ("gpt-5", "gpt-5"),
     ):
         assert gateway.group_of(name) == group, name
-    bare = world_of(CONFIG, tmp_path).gateway
+    bare = World(tmp_path, CONFIG).gateway
     assert (bare.group_of("GPT-5"), bare.group_of("another")) == ("a", None)
 
 
@@ -212,7 +206,7 @@ def test_each_is_asked_once_in_the_order_of_the_config(
     else:
         world.ask(group, errors)
         assert world.fallback.count(";") == len(asked) - 2
-    assert ("".join(world.asked), world.records.causes) == (asked, causes)
+    assert ("".join(world.asked), world.causes) == (asked, causes)
     assert world.counted == [asked[-1]], "only an attempt that nobody makes up for is counted"
 
 
@@ -220,16 +214,16 @@ def test_no_more_fallbacks_are_begun_than_the_config_lets(world: World) -> None:
     world.gateway.table.fallbacks_max = 1
     with pytest.raises(Overloaded):
         world.ask("d", dict.fromkeys("abcd", FULL))
-    assert (world.asked, world.records.causes) == (["d", "c"], ["overloaded"])
+    assert (world.asked, world.causes) == (["d", "c"], ["overloaded"])
 
 
 @pytest.mark.parametrize("is_usable", [True, False])
 def test_without_litellms_choice_the_local_deployments_of_a_group_answer(
     world: World, is_usable: bool
 ) -> None:
-    world.router.is_usable, world.router.unavailable = is_usable, "A callback holds it up."
+    world.litellm.is_usable, world.litellm.unavailable = is_usable, "A callback holds it up."
     assert world.ask("pair", {"a": FULL}) == ["a", "b"]
-    assert len(world.router.asked) == is_usable
+    assert len(world.litellm.asked) == is_usable
     if is_usable:
         assert world.ask("far", {}) == ["c"]
         assert world.fallback == "far other"
@@ -237,7 +231,7 @@ def test_without_litellms_choice_the_local_deployments_of_a_group_answer(
 
 def test_a_conversation_by_response_ids_comes_back_to_where_it_began(world: World) -> None:
     """Its later requests have the new turn alone, and no name of a session."""
-    store, first = world.gateway._stored, {"input": "The first question"}
+    store, first = world.store, {"input": "The first question"}
     assert world.ask("pair", {"a": FULL}, **first) == ["a", "b"]
     store.keep("", first, response_of("resp_1"))
     again = {"input": "Go on", "previous_response_id": "resp_1"}
@@ -253,3 +247,50 @@ def response_of(response_id: str) -> dict[str, Any]:
     said = {"type": "message", "id": f"msg_{response_id}", "role": "assistant", "content": [part]}
     about = {"object": "response", "status": "completed", "model": "x", "created_at": 1}
     return {"id": response_id, **about, "output": [said]}
+
+
+# ---------------------------------------------------------------- large bodies
+
+RESPONSE = {"id": "resp_1", "status": "completed", "object": "response", "output": []}
+ENDED = b"data: %b\n\n" % orjson.dumps({"type": "response.completed", "response": RESPONSE})
+
+
+@pytest.mark.parametrize("dialect", ["chat", "messages"])
+@pytest.mark.parametrize(("size", "is_apart"), [(100, False), (10_000_000, True)])
+def test_a_large_body_is_filtered_beside_the_event_loop(
+    world: World, monkeypatch: pytest.MonkeyPatch, dialect: str, size: int, is_apart: bool
+) -> None:
+    """400,000 parts take over half a second, in which nobody else would be served."""
+    parts = [{"type": "text", "text": "a"} for _ in range(1_000)]
+    rows, threads = [{"role": "user", "content": parts}], set()
+
+    def noted(*given: Any) -> dict[str, Any]:
+        threads.add(threading.get_ident())
+        return cloud_body(*given)
+
+    monkeypatch.setattr(gateway, "cloud_body", noted)
+    world.litellm.replies = [b"{}"]
+    more = {"max_tokens": 1} if dialect == "messages" else {}
+    world.ask("far", {}, size, model="far", messages=rows, **more)
+    assert orjson.loads(world.litellm.sent)["messages"] == rows
+    assert (threading.get_ident() not in threads) == is_apart and len(threads) == 1
+
+
+@pytest.mark.parametrize("name", ["messages", "input"])
+def test_there_are_as_many_messages_as_for_a_local_model(world: World, name: str) -> None:
+    rows = [{"role": "user", "content": "a"}] * (MESSAGES_MAX + 1)
+    with pytest.raises(RequestError, match="20,001 and this server accepts 20,000"):
+        world.ask("far", {}, 1_000_000, **{name: rows})
+    assert world.litellm.sent == b""
+
+
+@pytest.mark.parametrize("size", [100, 10_000_000])
+def test_a_response_is_kept_before_its_client_can_read_its_end(world: World, size: int) -> None:
+    """Who has read the end may go on from it at once."""
+    world.litellm.replies = [b"data: {}\n\n", ENDED[:20], ENDED[20:], b"data: [DONE]\n\n"]
+    world.ask("far", {}, size, input="Hi", stream=True)
+    assert [count for message, count in world.sent if "body" in message] == [0, 0, 1, 1, 1]
+    world.store.delete("", "resp_1")
+    world.litellm.replies = [orjson.dumps(RESPONSE)]
+    world.ask("far", {}, size, input="Hi", stream=False)
+    assert [count for message, count in world.sent if message.get("body") == b""] == [1]
