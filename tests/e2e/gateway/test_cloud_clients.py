@@ -26,7 +26,7 @@ from tests.helpers.worker_processes.scripted_worker import MISSION, answer
 TIERS: Final = {
     "both local": ("claude-opus-4-8", f"hearth/{BIG}", "claude-haiku-4-9", f"hearth/{SMALL}"),
     "the big one is the cloud's": (
-        *("claude-sonnet-4-8", "anthropic/claude-mock"),
+        *("claude-sonnet-4-8", "anthropic/claude-sonnet-4-6"),  # whose ways LiteLLM knows
         *("claude-haiku-4-9", f"hearth/{SMALL}"),
     ),
     "the small one is the cloud's": (

@@ -93,7 +93,10 @@ def check_body(dialect: str, body: Row, memory: CloudMemory, *, is_beta: bool = 
         rows = [{"role": "user", "content": given}] if isinstance(given, str) else given
         _require(rows, "Missing required parameter: 'input'.")
         named = [_named(row) for row in rows or ()]
-        tools = [{"strict": None} | tool for tool in body.get("tools") or ()]
+        tools = [
+            {"strict": None} | tool if tool.get("type") == "function" else tool
+            for tool in body.get("tools") or ()
+        ]
         known = {name: each for name, each in body.items() if name != "stream"}
         _check_type(dialect, known | {"input": without(named, set()), "tools": tools})
         _check_items(body, rows or [], memory)
@@ -111,7 +114,9 @@ def _named(row: Row) -> Row:
     """Return an item with what the SDK's type requires, and one without an id need not have."""
     if row.get("type") == "reasoning":
         return {"id": "rs_"} | row
-    if row.get("role") != "assistant" or not isinstance(row.get("content"), list):
+    if row.get("role", "assistant") != "assistant":  # clients name what they say themselves
+        return {name: each for name, each in row.items() if name != "id"}
+    if "role" not in row or not isinstance(row.get("content"), list):
         return row
     parts = [{"annotations": []} | part for part in row["content"]]
     return {"type": "message", "id": "msg_", "status": "completed"} | row | {"content": parts}

@@ -170,7 +170,7 @@ class TwoSidedServer(WatchedServer):
         self.cloud = cloud
         small = checkpoint(self.run_dir / "small", self.family_name)
         there = {
-            "claude-sonnet-*": "anthropic/claude-mock",
+            "claude-sonnet-*": "anthropic/claude-sonnet-4-6",
             "claude-3-5-haiku-*": "anthropic/claude-small-mock",
             MODEL: "openai/agent-mock",
             "cloud": "openai/gpt-mock",

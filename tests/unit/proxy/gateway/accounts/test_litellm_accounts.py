@@ -201,6 +201,8 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Told]:
         found = Told(directory, runner)
         runner.run(found.start())
         yield found
+        for line in found.lines.values():
+            line.close()
         runner.run(found.process.close())
 
 
@@ -226,7 +228,8 @@ def test_a_log_has_what_was_asked_and_answered_with_its_own_times(
     about = (log["model"], log["model_id"], bool(log["stream"]))
     assert about == ("hearth/small", "dep-small", stream)
     said = json.dumps(log["response"])
-    assert all(part in said for part in ("the answer", "hm", "read", "path"))
+    parts = ("the answer", "hm", "read", "path")[: 1 if dialect == "completions" else 4]
+    assert all(part in said for part in parts)
     assert "ask" in json.dumps(log["messages"])
     assert ("be brief" in json.dumps(log["messages"])) == (dialect == "messages")
     assert (log["startTime"], log["endTime"]) == (ANSWER["asked_at"], ANSWER["ended_at"])
