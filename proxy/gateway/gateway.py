@@ -24,12 +24,13 @@ from hearth.proxy.gateway.cloud.reply_tap import ReplyTap
 from hearth.proxy.gateway.config.routing_table import Cause, Deployment, RoutingTable
 from hearth.proxy.gateway.litellm_messages import PATHS, REQUEST_HEADER
 from hearth.proxy.gateway.litellm_process import CloudCall, LiteLLMProcess, LiteLLMUnavailable
-from hearth.proxy.gateway.session_deployments import SessionDeployments, session_digest
+from hearth.proxy.gateway.session_deployments import SESSIONS_MAX, session_digest
 from hearth.proxy.http.body_threads import SMALL_BYTES_MAX, work_on_body
 from hearth.proxy.http.http_exchange import SERVED_BY_HEADER, HttpExchange, RawHeaders
 from hearth.proxy.request.model_names import ModelNames
 from hearth.proxy.request.session_id import key_digest
 from hearth.shared.errors import RequestError
+from hearth.shared.memory_by_owner import MemoryByOwner
 from hearth.shared.suspending_clock import awake_s
 
 log = logging.getLogger(__name__)
@@ -171,7 +172,8 @@ class Gateway:
         self._names = names
         self._stored = stored
         self._records = records
-        self._sessions = SessionDeployments()
+        # The id of the deployment that answered first, by owner and digest of session and group
+        self._sessions: MemoryByOwner[bytes, str] = MemoryByOwner(SESSIONS_MAX)
 
     def group_of(self, name: str, names: ModelNames | None = None) -> str | None:
         """Return the group that `name` stands for; None where nothing here has that name.
@@ -208,8 +210,9 @@ class Gateway:
         Raises:
             RequestError: nothing was sent, and no deployment or fallback is left.
         """
-        session, preferred = await self._session(exchange, group, call)
-        began_at = self._sessions.find(session)
+        key = key_digest(exchange.headers)
+        session, preferred = await self._session(exchange, key, group, call)
+        began_at = self._sessions.get(key, session)
         attempts = _Attempts(group, began_at or preferred, seen={group})
         plain_headers = list(exchange.reply_headers)
         for _ in range(ATTEMPTS_MAX):
@@ -227,16 +230,16 @@ class Gateway:
                 self._fall_back(exchange, attempts, deployment, error)
             else:
                 if not began_at:  # who fell back comes back: the session's cache is where it began
-                    self._sessions.remember(session, deployment.id)
+                    self._sessions.put(key, session, deployment.id)
                 return
         assert attempts.first_error is not None
         raise attempts.first_error
 
     async def _session(
-        self, exchange: HttpExchange, group: str, call: GatewayCall
+        self, exchange: HttpExchange, key: str, group: str, call: GatewayCall
     ) -> tuple[bytes, str]:
         """Return the session of a request, and who made the response that it goes on from."""
-        key, body, maker = key_digest(exchange.headers), call.body, ""
+        body, maker = call.body, ""
         if call.dialect == "responses":
             maker = self._stored.maker(key, body)
             with contextlib.suppress(RequestError):  # it may be kept elsewhere
@@ -441,15 +444,15 @@ async def _copy(
     await exchange.start(reply.status, headers)
     async for chunk in cloud.chunks():
         reply.first_byte_at = reply.first_byte_at or awake_s()
-        await work_on_body(tap.size + len(chunk), functools.partial(tap.feed, chunk))
-        if (response := tap.taken()) is not None:
+        size = len(tap.held) + len(chunk)
+        if (response := await work_on_body(size, functools.partial(tap.feed, chunk))) is not None:
             await keep(response)
         await exchange.body(chunk, more=True)
     if cloud.failure is not None:
         reply.error = CloudError(cloud.failure)
         if not cloud.is_complete:  # LiteLLM has not written of it
             await exchange.body(error_event(reply.error, call.dialect), more=True)
-    elif (response := await work_on_body(tap.size, tap.end)) is not None:
+    elif (response := await work_on_body(len(tap.held), tap.end)) is not None:
         await keep(response)
     await exchange.body(b"", more=False)
 

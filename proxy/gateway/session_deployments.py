@@ -1,6 +1,5 @@
-"""Remembers where each session began, so that its turns go where its cache is."""
+"""Tells sessions apart, so that the turns of each go where it began and its cache is."""
 
-from collections import OrderedDict
 from collections.abc import Mapping
 from hashlib import blake2b
 from typing import Any, Final
@@ -11,30 +10,6 @@ from hearth.proxy.request.session_id import session_of
 
 SESSIONS_MAX: Final = 4_096
 OPENING_MESSAGES_MAX: Final = 8  # that stand before the first question, and with it
-
-
-class SessionDeployments:
-    """The first deployment of each session in each group. Owner: the event loop.
-
-    Invariant: at most SESSIONS_MAX entries, the least recently used go first; no text is kept.
-    """
-
-    def __init__(self) -> None:
-        # Kept for one key: which server has a conversation, by digests
-        self._deployments: OrderedDict[bytes, str] = OrderedDict()
-
-    def find(self, session: bytes) -> str:
-        """Return the id of the deployment that answered first; "" where none is remembered."""
-        deployment_id = self._deployments.get(session, "")
-        if deployment_id:
-            self._deployments.move_to_end(session)
-        return deployment_id
-
-    def remember(self, session: bytes, deployment_id: str) -> None:
-        self._deployments[session] = deployment_id
-        self._deployments.move_to_end(session)
-        while len(self._deployments) > SESSIONS_MAX:
-            self._deployments.popitem(last=False)
 
 
 def session_digest(key: str, group: str, headers: Mapping[str, str], body: dict[str, Any]) -> bytes:

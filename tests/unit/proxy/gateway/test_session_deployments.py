@@ -4,11 +4,7 @@ from typing import Any
 
 import pytest
 
-from hearth.proxy.gateway.session_deployments import (
-    SESSIONS_MAX,
-    SessionDeployments,
-    session_digest,
-)
+from hearth.proxy.gateway.session_deployments import session_digest
 
 FIRST = {"role": "user", "content": "What is in this folder?"}
 LATER = [{"role": "assistant", "content": "Files."}, {"role": "user", "content": "Which?"}]
@@ -57,14 +53,3 @@ def test_a_named_session_is_the_same_whatever_it_says_and_sub_agents_are_told_ap
 def test_keys_and_groups_are_told_apart() -> None:
     body = {"messages": [FIRST]}
     assert len({digest(body), digest(body, key="other"), digest(body, group="other")}) == 3
-
-
-def test_the_sessions_that_were_used_least_recently_are_forgotten() -> None:
-    sessions = SessionDeployments()
-    names = [b"%d" % number for number in range(SESSIONS_MAX)]
-    for name in names:
-        sessions.remember(name, "d")
-    assert sessions.find(names[0]) == "d"  # which is used by that
-    sessions.remember(b"one more", "e")
-    assert sessions.find(names[1]) == ""
-    assert (sessions.find(names[0]), sessions.find(b"one more")) == ("d", "e")
