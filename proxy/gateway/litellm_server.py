@@ -40,6 +40,7 @@ T = TypeVar("T")
 
 LEAVE_S: Final = 0.2  # for the app to see that its client is gone, before it is cancelled
 COLLECT_S: Final = 0.25  # for what held a call to let go of it
+REFUSED: Final = 300  # and above: redirects are refusals, and not followed
 ERROR_BYTES_MAX: Final = 256 * 1024  # of a refusal's body
 REASON_CHARS_MAX: Final = 500
 _LOGGERS: Final = ("LiteLLM", "LiteLLM Proxy", "LiteLLM Router")
@@ -52,7 +53,7 @@ async def serve(told: dict[str, Any], tell: Callable[[dict[str, Any]], None]) ->
     """Serve until SIGTERM; then LiteLLM's callbacks send what they hold."""
     stop = asyncio.Event()
     secrets = Secrets(frozenset(told["secrets"]))
-    _quieten(told["log_level"], secrets)
+    _quieten()
     _limit_schemas()
     refuse_redirects()
     litellm.suppress_debug_info = True  # it prints where to ask for help
@@ -212,12 +213,12 @@ class _Reply:
                 for name, value in message["headers"]
                 if name.lower() in _KEPT_HEADERS
             ]
-            if self._status < 400:
+            if self._status < REFUSED:
                 self._put_json({"status": self._status, "headers": self._headers, "failure": None})
         else:
             part = message.get("body", b"")
             self._is_complete |= not message.get("more_body", False)
-            if self._status >= 400:
+            if self._status >= REFUSED:
                 self._refusal = (self._refusal + part)[:ERROR_BYTES_MAX]
             else:
                 self._put(self._redactor.feed(part))
@@ -226,10 +227,9 @@ class _Reply:
 
     def end(self, error: BaseException | None) -> None:
         """Say how the reply ended; `error` is what the app raised."""
-        if not 0 < self._status < 400:
+        if not 0 < self._status < REFUSED:
             failure = self._failure(error, self._status)
-            status = self._status or failure.status
-            self._put_json({"status": status, "headers": [], "failure": failure})
+            self._put_json({"status": failure.status, "headers": [], "failure": failure})
             return
         self._put(self._redactor.rest())
         has_failed = self.call.failure or self._redactor.has_errors or not self._is_complete
@@ -287,26 +287,10 @@ def _none(error: Exception) -> RequestError:
     return RequestError(text, status=503, code="no_deployment", retry_after_s=wait_s)
 
 
-class _WithoutSecrets(logging.Filter):
-    """Takes secrets and tracebacks, which show prompts, out of what LiteLLM logs."""
-
-    def __init__(self, secrets: Secrets) -> None:
-        super().__init__()
-        self._secrets = secrets
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        text = self._secrets.redacted(record.getMessage())
-        record.msg, record.args = text.splitlines()[0] if text else "", ()
-        record.exc_info = record.exc_text = record.stack_info = None
-        return True
-
-
-def _quieten(level: str, secrets: Secrets) -> None:
-    """Silence LiteLLM, which logs every broken answer with its traceback."""
+def _quieten() -> None:
+    """Silence LiteLLM, which logs every broken answer with its traceback, and prompts in that."""
     for name in _LOGGERS:
-        logger = logging.getLogger(name)
-        logger.addFilter(_WithoutSecrets(secrets))
-        logger.setLevel(logging.WARNING if level == "debug" else logging.CRITICAL + 1)
+        logging.getLogger(name).setLevel(logging.CRITICAL + 1)
 
 
 def _limit_schemas() -> None:
