@@ -23,7 +23,7 @@ from hearth.proxy.gateway.cloud.cloud_failure import CloudFailure
 from hearth.proxy.gateway.cloud.reply_tap import ReplyTap
 from hearth.proxy.gateway.config.routing_table import Cause, Deployment, RoutingTable
 from hearth.proxy.gateway.litellm_messages import PATHS, REQUEST_HEADER
-from hearth.proxy.gateway.litellm_process import CloudCall, LiteLLMProcess, LiteLLMUnavailable
+from hearth.proxy.gateway.litellm_process import LiteLLMLine, LiteLLMProcess, LiteLLMUnavailable
 from hearth.proxy.gateway.session_deployments import SESSIONS_MAX, session_digest
 from hearth.proxy.http.body_threads import SMALL_BYTES_MAX, work_on_body
 from hearth.proxy.http.http_exchange import SERVED_BY_HEADER, HttpExchange, RawHeaders
@@ -427,7 +427,7 @@ async def _on_body(exchange: HttpExchange, size: int, work: Callable[[], T]) -> 
 
 async def _copy(
     exchange: HttpExchange,
-    cloud: CloudCall,
+    cloud: LiteLLMLine,
     tap: ReplyTap,
     call: GatewayCall,
     reply: CloudReply,

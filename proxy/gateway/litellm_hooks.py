@@ -1,10 +1,10 @@
-"""Has LiteLLM's Router take the deployment that a call is pinned to, and notes why one failed.
+"""Has LiteLLM's Router take the deployment that a call is pinned to; notes failures and costs.
 
 LiteLLM imports this module by its name in the merged config, in its own process. What belongs to a
 call is found by a context variable that is set in the task that runs LiteLLM's app for it.
 """
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Final
@@ -13,6 +13,8 @@ from fastapi import Request
 from litellm import CustomLLM
 from litellm.integrations.custom_logger import CustomLogger
 from litellm.proxy._types import UserAPIKeyAuth
+
+from hearth.proxy.gateway.litellm_messages import REQUEST_HEADER, CloudUsage
 
 
 @dataclass(slots=True)
@@ -29,7 +31,12 @@ current_call: ContextVar[RoutedCall | None] = ContextVar("current_call", default
 
 
 class RoutingHook(CustomLogger):
-    """Narrows the healthy deployments of a group to those that the call may take."""
+    """Narrows the healthy deployments of a group to those that the call may take.
+
+    It tells what a cloud call cost when LiteLLM logs it, after the reply's end.
+    """
+
+    on_usage: Callable[[CloudUsage], None]
 
     async def async_filter_deployments(
         self,
@@ -58,6 +65,35 @@ class RoutingHook(CustomLogger):
         call = current_call.get()
         if call is not None:
             call.failure = original_exception
+
+    async def async_log_success_event(
+        self, kwargs: Any, response_obj: Any, start_time: Any, end_time: Any
+    ) -> None:
+        if (usage := cloud_usage(kwargs)) is not None:
+            self.on_usage(usage)
+
+    async_log_failure_event = async_log_success_event
+
+
+def cloud_usage(kwargs: Mapping[str, Any]) -> CloudUsage | None:
+    """Return what a call of ours cost; None of another's, and of one that cost nothing.
+
+    Which request it was is told by a header that our call carries.
+    """
+    params = kwargs.get("litellm_params") or {}
+    headers = (params.get("proxy_server_request") or {}).get("headers") or {}
+    request_id = headers.get(REQUEST_HEADER)
+    told = kwargs.get("standard_logging_object")
+    if not isinstance(request_id, str) or told is None:
+        return None
+    prompt, completion = int(told["prompt_tokens"] or 0), int(told["completion_tokens"] or 0)
+    cost = float(told["response_cost"] or 0.0)
+    if told["status"] != "success" and not (prompt or completion or cost):
+        return None
+    usage = (told.get("metadata") or {}).get("usage_object") or {}
+    details = usage.get("prompt_tokens_details") or {}
+    cached = int(details.get("cached_tokens") or 0)
+    return CloudUsage(request_id, str(told["model_id"]), prompt, cached, completion, cost)
 
 
 async def authorise(request: Request, api_key: str) -> UserAPIKeyAuth:

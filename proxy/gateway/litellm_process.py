@@ -46,12 +46,19 @@ class LiteLLMUnavailable(RequestError):
 
 
 class LiteLLMLine:
-    """A connection to LiteLLM's process: closed, it ends what was asked on it. Owner: one task."""
+    """A connection to LiteLLM's process: closed, it ends what was asked on it. Owner: one task.
+
+    The reply to a call of a deployment is read by `start`, then `chunks`. `failure` is set where
+    `start` returned a status from 300 on, or where `chunks` ended early: a reply that broke off
+    amid its stream, after what LiteLLM wrote of it.
+    """
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
         self._writer = writer
         self.why_closed = "LiteLLM has ended. Local models are served."
+        self.failure: CloudFailure | None = None  # of a call
+        self.is_complete = False  # LiteLLM has written its reply to the end
 
     def write(self, data: bytes) -> None:
         self._writer.write(frame(data))
@@ -83,22 +90,9 @@ class LiteLLMLine:
     def close(self) -> None:
         self._writer.close()
 
-
-class CloudCall:
-    """A call of a deployment, whose reply is read by `start`, then `chunks`. Owner: one task.
-
-    `failure` is set where `start` returned a status from 400 on, or where `chunks` ended early:
-    a reply that broke off amid its stream, after what LiteLLM wrote of it.
-    """
-
-    def __init__(self, line: LiteLLMLine) -> None:
-        self.failure: CloudFailure | None = None
-        self.is_complete = False  # LiteLLM has written its reply to the end
-        self._line = line
-
     async def start(self) -> tuple[int, RawHeaders]:
         """Return the status and the headers that a client may see. Raises: LiteLLMUnavailable."""
-        head = orjson.loads(await self._line.read())
+        head = orjson.loads(await self.read())
         if head["failure"] is not None:
             self.failure = CloudFailure(**head["failure"])
         return head["status"], [(name.encode(), value.encode()) for name, value in head["headers"]]
@@ -106,9 +100,9 @@ class CloudCall:
     async def chunks(self) -> AsyncIterator[bytes]:
         """Yield the reply's body as it comes."""
         try:
-            while part := await self._line.read():
+            while part := await self.read():
                 yield part
-            end = orjson.loads(await self._line.read())
+            end = orjson.loads(await self.read())
         except LiteLLMUnavailable as error:
             self.failure = CloudFailure("error", error.status, str(error))
             return
@@ -215,7 +209,7 @@ class LiteLLMProcess:
     @contextlib.asynccontextmanager
     async def call(
         self, deployment: Deployment, path: str, body: bytes, headers: RawHeaders
-    ) -> AsyncIterator[CloudCall]:
+    ) -> AsyncIterator[LiteLLMLine]:
         """Give a call of `deployment`; who leaves it ends it.
 
         The body's model is `deployment.group`. `headers` are all that the app sees of the client's;
@@ -232,7 +226,7 @@ class LiteLLMProcess:
             self._refuse()
             line.write(orjson.dumps(["call", asked]))
             line.write(body)
-            yield CloudCall(line)
+            yield line
         finally:
             self._calls.discard(line)
             line.close()

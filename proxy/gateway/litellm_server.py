@@ -25,7 +25,7 @@ from hearth.proxy.gateway.accounts.litellm_auth import KeyedCall
 from hearth.proxy.gateway.cloud.cloud_failure import CloudFailure, failure_of
 from hearth.proxy.gateway.cloud.error_events import ErrorEventRedactor
 from hearth.proxy.gateway.config.config_secrets import Secrets
-from hearth.proxy.gateway.litellm_hooks import RoutedCall, current_call
+from hearth.proxy.gateway.litellm_hooks import RoutedCall, current_call, routing_hook
 from hearth.proxy.gateway.litellm_messages import (
     HELD_BYTES_MAX,
     OVER_BUDGET,
@@ -60,7 +60,7 @@ async def serve(told: dict[str, Any], tell: Callable[[dict[str, Any]], None]) ->
     async with proxy_server.app.router.lifespan_context(proxy_server.app) as state:
         if proxy_server.llm_router is None:
             raise RuntimeError("LiteLLM made no router of the config.")
-        litellm_events.watch_clouds(lambda usage: tell({"usage": dataclasses.asdict(usage)}))
+        routing_hook.on_usage = lambda usage: tell({"usage": dataclasses.asdict(usage)})
         server = _Server(secrets, dict(state or {}))
         await asyncio.start_unix_server(server.answer, told["socket"], limit=HELD_BYTES_MAX)
         os.chmod(told["socket"], 0o600)

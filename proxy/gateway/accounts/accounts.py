@@ -6,12 +6,13 @@ What a config has no use for is not told.
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
 from hearth.proxy.gateway.accounts.litellm_keys import LiteLLMKeys
 from hearth.proxy.gateway.accounts.local_account import LocalAccount
+from hearth.proxy.gateway.config.config_file import leaves
 from hearth.proxy.gateway.config.routing_table import Deployment
 from hearth.proxy.gateway.litellm_messages import PATHS, AccountDialect, LocalAnswerLog
 from hearth.proxy.gateway.litellm_process import LiteLLMLine, LiteLLMProcess
@@ -24,6 +25,13 @@ LOGS_MAX: Final = 1_024  # answers that wait to be told or are being told
 LOG_BYTES_MAX: Final = 64 * 1024 * 1024  # of their requests and answers together
 AT_ONCE_MAX: Final = 16  # answers that callbacks are told of at the same time
 LOG_S_MAX: Final = 60.0  # for all callbacks to take one
+# What in a config has a use for each answer, by its name wherever that stands.
+_CALLBACKS: Final = ("callbacks", "success_callback", "failure_callback")
+_COUNTED: Final = (
+    *("max_budget", "budget_duration", "budget_limit", "tpm", "rpm", "max_parallel_requests"),
+    "optional_pre_call_checks",
+)
+_BLIND: Final = "simple-shuffle"  # the routing strategy that looks at no answer
 
 
 class Accounts:
@@ -39,11 +47,15 @@ class Accounts:
     ) -> None:
         """`config` is the user's; `checks_keys` is whether clients' keys are LiteLLM's."""
         self.keys: LiteLLMKeys | None = None  # None: PROXY_API_KEY(S) are checked, or none
+        given = {name: value for name, value in leaves(config) if value}
         if checks_keys:
-            own_header = section(config, "general_settings").get("litellm_key_header_name")
-            self.keys = LiteLLMKeys(litellm, str(own_header or ""))
-        self.tells = checks_keys or wants_answers(config)
-        self.keeps_texts = wants_texts(config)  # a callback may see what was asked and answered
+            self.keys = LiteLLMKeys(litellm, str(given.get("litellm_key_header_name", "")))
+        calls_back = not given.keys().isdisjoint(_CALLBACKS)
+        counts = given.get("routing_strategy", _BLIND) != _BLIND
+        counts = counts or not given.keys().isdisjoint(_COUNTED)
+        self.tells = checks_keys or calls_back or counts
+        # A callback may see what was asked and answered
+        self.keeps_texts = calls_back and given.get("turn_off_message_logging") is not True
         self.on_lost: Callable[[str], None] = lambda why: None  # is told "dropped" or "failed"
         self.dropped = 0  # there was no room
         self._litellm = litellm
@@ -143,46 +155,3 @@ class Accounts:
             task.cancel()
         self.dropped += len(late)
         await asyncio.gather(*late, return_exceptions=True)
-
-
-# What in a LiteLLM config needs to know of every answer. Where none is there, and keys are not
-# LiteLLM's, none is told.
-_CALLBACKS: Final = ("callbacks", "success_callback", "failure_callback")
-_ROUTER: Final = ("provider_budget_config", "tag_budget_config", "optional_pre_call_checks")
-_STRATEGIES: Final = ("simple-shuffle", "")  # that look at no answer
-_OF_DEPLOYMENT: Final = ("max_budget", "budget_duration", "tpm", "rpm", "max_parallel_requests")
-
-
-def wants_answers(config: Mapping[str, Any]) -> bool:
-    """Return whether anything in `config`, keys aside, has a use for local answers."""
-    strategy = section(config, "router_settings").get("routing_strategy") or ""
-    return (
-        any(_rows(config, "litellm_settings", (*_CALLBACKS, "max_budget")))
-        or any(_rows(config, "router_settings", _ROUTER))
-        or strategy not in _STRATEGIES
-        or any(_limits(config))
-    )
-
-
-def wants_texts(config: Mapping[str, Any]) -> bool:
-    """Return whether a callback may see what was asked and answered; counts need no text."""
-    settings = section(config, "litellm_settings")
-    return settings.get("turn_off_message_logging") is not True and any(
-        _rows(config, "litellm_settings", _CALLBACKS)
-    )
-
-
-def _limits(config: Mapping[str, Any]) -> Iterator[Any]:
-    rows = config.get("model_list")
-    for row in rows if isinstance(rows, list) else ():
-        for place in (row, section(row, "litellm_params"), section(row, "model_info")):
-            yield from map(place.get, _OF_DEPLOYMENT)
-
-
-def _rows(config: Mapping[str, Any], place: str, names: Sequence[str]) -> Iterator[Any]:
-    return map(section(config, place).get, names)
-
-
-def section(config: Any, name: str) -> Mapping[str, Any]:
-    section = config.get(name) if isinstance(config, Mapping) else None
-    return section if isinstance(section, Mapping) else {}

@@ -1,26 +1,21 @@
-"""Writes LiteLLM's log of a local answer, and reads what its log of a cloud answer says.
+"""Writes LiteLLM's log of a local answer.
 
 It runs in LiteLLM's process.
 """
 
 import asyncio
 import datetime
-import logging
-from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import litellm
-from litellm.integrations.custom_logger import CustomLogger
 from litellm.litellm_core_utils.hidden_params import set_hidden_param
 from litellm.proxy import proxy_server
 from litellm.types.utils import CustomPricingLiteLLMParams
 from litellm.utils import Rules, function_setup
 
 from hearth.proxy.gateway.accounts.litellm_auth import CALL_TYPES, KeyedCall, give_back
-from hearth.proxy.gateway.litellm_messages import REQUEST_HEADER, CloudUsage, LocalAnswerLog
+from hearth.proxy.gateway.litellm_messages import LocalAnswerLog
 from hearth.shared.wire_messages import Usage
-
-log = logging.getLogger(__name__)
 
 PROVIDER: Final = "hearth"
 _PROMPT_FIELDS: Final = {
@@ -190,61 +185,3 @@ def _usage(usage: Usage | None) -> Any:
 def _time(seconds: float) -> datetime.datetime:
     """Return a local time without its zone, as all of LiteLLM's are."""
     return datetime.datetime.fromtimestamp(seconds)
-
-
-class CloudUsageLogger(CustomLogger):
-    """Tells us what a call to a cloud cost, when LiteLLM logs it: after the reply's end.
-
-    Which request it was is told by a header that our call carries; other calls are not ours.
-    """
-
-    def __init__(self, tell: Callable[[CloudUsage], None]) -> None:
-        """`tell` is called on LiteLLM's loop."""
-        super().__init__()
-        self._tell = tell
-        self.failures = 0  # logs that could not be read
-
-    async def async_log_success_event(
-        self, kwargs: Any, response_obj: Any, start_time: Any, end_time: Any
-    ) -> None:
-        self._read(kwargs)
-
-    async def async_log_failure_event(
-        self, kwargs: Any, response_obj: Any, start_time: Any, end_time: Any
-    ) -> None:
-        self._read(kwargs)
-
-    def _read(self, kwargs: Any) -> None:
-        try:
-            usage = cloud_usage(kwargs)
-        except Exception:
-            self.failures += 1
-            log.warning("LiteLLM's log of a call could not be read", exc_info=self.failures == 1)
-            return
-        if usage is not None:
-            self._tell(usage)
-
-
-def cloud_usage(kwargs: Mapping[str, Any]) -> CloudUsage | None:
-    """Return what a call of ours cost; None of another's, and of one that cost nothing."""
-    params = kwargs.get("litellm_params") or {}
-    headers = (params.get("proxy_server_request") or {}).get("headers") or {}
-    request_id = headers.get(REQUEST_HEADER)
-    told = kwargs.get("standard_logging_object")
-    if not isinstance(request_id, str) or told is None:
-        return None
-    prompt, completion = int(told["prompt_tokens"] or 0), int(told["completion_tokens"] or 0)
-    cost = float(told["response_cost"] or 0.0)
-    if told["status"] != "success" and not (prompt or completion or cost):
-        return None
-    usage = (told.get("metadata") or {}).get("usage_object") or {}
-    details = usage.get("prompt_tokens_details") or {}
-    cached = int(details.get("cached_tokens") or 0)
-    return CloudUsage(request_id, str(told["model_id"]), prompt, cached, completion, cost)
-
-
-def watch_clouds(tell: Callable[[CloudUsage], None]) -> None:
-    """Have `tell` called on LiteLLM's loop with what each cloud call of ours costs."""
-    logger = CloudUsageLogger(tell)
-    litellm.logging_callback_manager.add_litellm_async_success_callback(logger)
-    litellm.logging_callback_manager.add_litellm_async_failure_callback(logger)

@@ -58,11 +58,6 @@ class ConfigFile:
         name = variable_of(value)
         return self.given.get(name) if name else value
 
-    @property
-    def leaves(self) -> Iterator[tuple[str, Any]]:
-        """Each single value with the name that it, or the list around it, stands under."""
-        return _leaves("", self.values)
-
     def refuse(self, entry: str, what: str, remedy: str) -> NoReturn:
         raise StartError(f"LITELLM_CONFIG {self.path}: {entry} {what}. {remedy}")
 
@@ -76,13 +71,14 @@ def variable_of(value: Any) -> str:
     return value.removeprefix(FROM_ENVIRONMENT) if is_name else ""
 
 
-def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+def leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield each single value with the name that it, or the list around it, stands under."""
     if isinstance(value, dict):
         for key, inner in value.items():
-            yield from _leaves(str(key), inner)
+            yield from leaves(inner, str(key))
     elif isinstance(value, list):
         for inner in value:
-            yield from _leaves(name, inner)
+            yield from leaves(inner, name)
     else:
         yield name, value
 

@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
-from hearth.proxy.gateway.config.config_file import ConfigFile, variable_of
+from hearth.proxy.gateway.config.config_file import ConfigFile, leaves, variable_of
 
 SECRET_CHARS_MIN: Final = 8  # what is shorter would blank out ordinary words
 MASK: Final = "***"
@@ -44,7 +44,7 @@ def secrets_of(config: ConfigFile, given: Mapping[str, str]) -> Secrets:
     LiteLLM takes a provider's key, or a callback's, from there where the config names none.
     """
     texts: set[str] = set()
-    for name, value in (*given.items(), *config.leaves):
+    for name, value in (*given.items(), *leaves(config.values)):
         meant = config.resolved(value)
         if not isinstance(meant, str):
             continue
@@ -53,17 +53,6 @@ def secrets_of(config: ConfigFile, given: Mapping[str, str]) -> Secrets:
         if inside := _IN_URL.match(meant):
             texts |= {meant, inside[1]}
     return Secrets(frozenset(texts))
-
-
-def holds_literal_secret(config: ConfigFile) -> bool:
-    """Tell whether the file itself has a secret in it, not only the name of a variable."""
-    return any(
-        isinstance(value, str)
-        and len(value) >= SECRET_CHARS_MIN
-        and _names_a_secret(name)
-        and not variable_of(value)
-        for name, value in config.leaves
-    )
 
 
 def _names_a_secret(name: str) -> bool:

@@ -1,7 +1,7 @@
 """Reads the fallbacks of a LiteLLM config and says which apply, as LiteLLM's Router would."""
 
 from collections.abc import Callable
-from typing import Any, Final, Literal, NoReturn
+from typing import Any, Final, Literal
 
 from hearth.proxy.gateway.config.config_file import ConfigFile
 
@@ -13,25 +13,20 @@ LISTS: Final[dict[Cause, str]] = {
     "context_window": "context_window_fallbacks",
     "content_policy": "content_policy_fallbacks",
 }
+_SHAPE: Final = "Write it as in `- gpt-4o: [claude, small]`."
 STEPS_MAX: Final = 5  # LiteLLM's default for max_fallbacks
 
 
 class FallbackLists:
     """What is tried after a group failed. A value that nobody changes."""
 
-    def __init__(
-        self,
-        config: ConfigFile,
-        is_known: Callable[[str], bool],
-        may_fail: Callable[[str], bool],
-    ) -> None:
-        """`is_known` is of names to be tried, `may_fail` of those behind which they are.
+    def __init__(self, config: ConfigFile, is_known: Callable[[str], bool]) -> None:
+        """`is_known` is of names to be tried.
 
         Raises:
             StartError: a list has another shape, or parameters beside names.
         """
         self._config = config
-        self._may_fail = may_fail
         self._is_known = is_known
         self._rows = {cause: self._read(name) for cause, name in LISTS.items()}
         if default := self._names(DEFAULT, self._setting(DEFAULT)):
@@ -63,10 +58,8 @@ class FallbackLists:
         rows: dict[str, tuple[str, ...]] = {}
         for row in self._config.rows(name, self._setting(name)):
             if not isinstance(row, dict) or len(row) != 1:
-                self._refuse(name, "has an entry that is no single `model_name: [names]`")
+                self._config.refuse(name, "has an entry that is no single `model_name`", _SHAPE)
             ((failed, names),) = row.items()
-            if failed != "*" and not self._may_fail(str(failed)):
-                self._config.warn(name, f"has {str(failed)!r}, which no model is; it is never used")
             if failed == "*" or failed not in rows:  # of these the first counts, of stars the last
                 rows[str(failed)] = self._names(f"{name} of {failed!r}", names)
         return rows
@@ -83,12 +76,9 @@ class FallbackLists:
                 )
             name = row.get("model") if isinstance(row, dict) else row
             if not isinstance(name, str) or not name:
-                self._refuse(where, "has an entry that is no name")
+                self._config.refuse(where, "has an entry that is no name", _SHAPE)
             if self._is_known(name):
                 names.append(name)
             else:
                 self._config.warn(where, f"names {name!r}, which no model is; it is passed over")
         return tuple(names)
-
-    def _refuse(self, where: str, what: str) -> NoReturn:
-        self._config.refuse(where, what, "Write it as in `- gpt-4o: [claude, small]`.")

@@ -12,14 +12,13 @@ chooses.
 import hashlib
 import json
 import re
-import stat
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 from hearth.proxy.gateway.config import config_secrets
-from hearth.proxy.gateway.config.config_file import ConfigFile, variable_of
+from hearth.proxy.gateway.config.config_file import ConfigFile, leaves, variable_of
 from hearth.proxy.gateway.config.fallback_lists import Cause, FallbackLists
 from hearth.proxy.request.encoder_names import EncoderKind, encoders_of
 from hearth.proxy.request.model_names import (
@@ -59,7 +58,7 @@ class RoutingTable:
     def __init__(self, config: ConfigFile, settings: Settings, environ: Mapping[str, str]) -> None:
         """Raises: StartError: an entry cannot be what its user meant."""
         self.config = config
-        named = (variable_of(value) for _, value in config.leaves)
+        named = (variable_of(value) for _, value in leaves(config.values))
         self.variables = frozenset(filter(None, named))  # that the config refers to
         given = {name: text for name in self.variables if (text := config.given.get(name))}
         self.environ = {**given, **environ}  # what LiteLLM is to see
@@ -80,7 +79,7 @@ class RoutingTable:
         # LiteLLM looks no further where the config names one.
         self.has_master_key = bool(config.resolved(general.get("master_key", master)))
         self.checks_keys = self.has_master_key or any(map(general.get, _OTHER_CHECKS))
-        self._fallbacks = FallbackLists(config, self._is_known, self._may_fail)
+        self._fallbacks = FallbackLists(config, self._is_known)
         self.fallbacks_max = self._fallbacks.steps_max  # that one request may take
         self.has_fallbacks = self._fallbacks.has_any
         # The names that the list of models has, and who answers to each.
@@ -144,11 +143,6 @@ class RoutingTable:
     def _is_known(self, name: str) -> bool:
         return name in self._locals or self.group_of(name) is not None
 
-    def _may_fail(self, name: str) -> bool:
-        """Tell whether `fallbacks` looks for `name`: a group, or one without its provider."""
-        rests = (group.partition("/")[2] for group in (*self._groups, *self._stars))
-        return self._is_known(name) or any(rest in (name, "*") for rest in rests)
-
     def _filled(self, name: str) -> tuple[Deployment, ...]:
         """Return what the first pattern that takes `name` leads to.
 
@@ -202,11 +196,7 @@ class RoutingTable:
             told = meant if isinstance(meant, dict) else {"model": meant}
             group = str(told.get("model"))
             aliases[str(alias)] = group
-            if not self.deployments(group):
-                self.config.warn(
-                    f"model_group_alias {alias!r}", f"means {group!r}, which no model_name is"
-                )
-            elif not told.get("hidden"):
+            if self.deployments(group) and not told.get("hidden"):
                 shown.append(str(alias))
         return aliases, shown
 
@@ -223,8 +213,6 @@ def read_table(
     """
     config = ConfigFile(path, {**in_file, **environ})
     table = RoutingTable(config, settings, environ)
-    if not config.models:
-        config.warn("model_list", "is not there or empty, so local models alone are served")
     for name in sorted(table.variables - config.given.keys()):
         config.warn(f"os.environ/{name}", "is set neither in the environment nor in .env")
     if table.checks_keys and settings.api_keys:
@@ -241,17 +229,6 @@ def read_table(
             f"({settings.proxy_host})",
             "Set one of both keys, or PROXY_HOST=127.0.0.1.",
         )
-    providers = config.section("litellm_settings").get("custom_provider_map") or []
-    if any(isinstance(row, dict) and row.get("provider") == PROVIDER for row in providers):
-        config.refuse(
-            "litellm_settings.custom_provider_map",
-            f"has the provider {PROVIDER!r}, which local models have",
-            "Give yours another name.",
-        )
-    if config_secrets.holds_literal_secret(config) and path.stat().st_mode & (
-        stat.S_IRGRP | stat.S_IROTH
-    ):
-        config.warn("it", "holds keys and other users can read it; chmod 600 keeps them yours")
     return table
 
 

@@ -34,9 +34,7 @@ def told(reply: bytes, *cuts: int, is_stream: bool = True, dialect: str = "respo
 
 @given(TEXT, st.sampled_from(["completed", "incomplete"]), st.lists(st.integers(0, 9_999)))
 @settings(max_examples=300)
-def test_a_stream_gives_its_end_wherever_it_is_cut(
-    text: str, status: str, cuts: list[int]
-) -> None:
+def test_a_stream_gives_its_end_wherever_it_is_cut(text: str, status: str, cuts: list[int]) -> None:
     reply = b"".join(
         (
             event("response.created", response=response("", "in_progress")),

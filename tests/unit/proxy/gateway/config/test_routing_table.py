@@ -106,17 +106,6 @@ def test_included_files_are_appended_once_and_lie_beside_who_names_them(
     assert read_table(near, load_settings(TWO_MODELS, None), {}, {}).entries == table.entries
 
 
-def test_keys_in_a_file_that_others_can_read_are_warned_of(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    table = table_of(tmp_path, {"model_list": [entry("a", "x", api_key=KEY)]})
-    table.config.path.chmod(0o644)
-    assert not caplog.records
-    read_table(table.config.path, load_settings(TWO_MODELS, None), {}, {})
-    assert "chmod 600" in caplog.text and KEY not in caplog.text
-    assert str(table.config.path) in caplog.text
-
-
 def test_litellm_is_given_the_list_with_ids_and_without_fallbacks(tmp_path: Path) -> None:
     litellm = {"fallbacks": [{"big": ["small"]}], "callbacks": "otel", "num_retries": 3}
     router = {"default_fallbacks": ["big"], "routing_strategy": "least-busy"}
