@@ -9,7 +9,7 @@ import functools
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final
 
 import orjson
 
@@ -23,10 +23,11 @@ from hearth.proxy.gateway.cloud.cloud_failure import CloudFailure
 from hearth.proxy.gateway.cloud.reply_tap import ReplyTap
 from hearth.proxy.gateway.config.routing_table import Cause, Deployment, RoutingTable
 from hearth.proxy.gateway.litellm_messages import PATHS, REQUEST_HEADER
-from hearth.proxy.gateway.litellm_process import LiteLLMLine, LiteLLMProcess, LiteLLMUnavailable
+from hearth.proxy.gateway.litellm_process import LiteLLMProcess, LiteLLMUnavailable
 from hearth.proxy.gateway.session_deployments import SESSIONS_MAX, session_digest
 from hearth.proxy.http.body_threads import SMALL_BYTES_MAX, work_on_body
 from hearth.proxy.http.http_exchange import SERVED_BY_HEADER, HttpExchange, RawHeaders
+from hearth.proxy.monitoring.cloud_requests import CloudReply, CloudRequests
 from hearth.proxy.request.model_names import ModelNames
 from hearth.proxy.request.session_id import key_digest
 from hearth.shared.errors import RequestError
@@ -34,8 +35,6 @@ from hearth.shared.memory_by_owner import MemoryByOwner
 from hearth.shared.suspending_clock import awake_s
 
 log = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 FALLBACK_HEADER: Final = b"x-hearth-fallback"
 ATTEMPTS_MAX: Final = 16  # of one request, over all groups
@@ -99,33 +98,10 @@ class GatewayCall:
 
 
 @dataclass(slots=True)
-class CloudReply:
-    """What came of a call to another server, once it has ended. Times are those of `awake_s`."""
-
-    served_by: str
-    fallback: str  # who failed before, as the header has it
-    began_at: float
-    status: int = 0  # 0 = it has not answered
-    first_byte_at: float | None = None
-    error: RequestError | None = None  # it refused, failed or broke off, or its client left
-
-
-class GatewayRecords(Protocol):
-    """Counts what the gateway does. Owner: the event loop. Nothing here waits."""
-
-    def fell_back(self, cause: str) -> None:
-        """A request goes on to another deployment."""
-        ...
-
-    def cloud_ended(self, exchange: HttpExchange, call: GatewayCall, reply: CloudReply) -> None:
-        """A reply of another server has ended, and nothing follows it."""
-        ...
-
-
-@dataclass(slots=True)
 class _Attempts:
     """What one request has tried. Owner: the task that serves it."""
 
+    request_id: str
     group: str
     preferred: str  # the id of the deployment that has the session's cache
     seen: set[str] = field(default_factory=set)  # groups
@@ -140,6 +116,10 @@ class _Attempts:
         self.first_error = self.first_error or error
         self.told.append(f"{who} {cause_word(error)}")
         self.causes.append(cause_word(error))
+        log.info(
+            "attempt failed id=%s served_by=%s cause=%s code=%s status=%d",
+            *(self.request_id, who, cause_word(error), error.code, error.status),
+        )
 
     @property
     def fallback(self) -> str:
@@ -163,7 +143,7 @@ class Gateway:
         names: ModelNames,
         litellm: LiteLLMProcess,
         stored: ResponseStore,
-        records: GatewayRecords,
+        records: CloudRequests,
         accounts: Accounts,
     ) -> None:
         self.table = table
@@ -213,13 +193,15 @@ class Gateway:
         key = key_digest(exchange.headers)
         session, preferred = await self._session(exchange, key, group, call)
         began_at = self._sessions.get(key, session)
-        attempts = _Attempts(group, began_at or preferred, seen={group})
+        attempts = _Attempts(exchange.request_id, group, began_at or preferred, seen={group})
         plain_headers = list(exchange.reply_headers)
         for _ in range(ATTEMPTS_MAX):
             exchange.late_headers = list
             exchange.reply_headers[:] = [*plain_headers, *attempts.headers]
             deployment = await self._choose(exchange, attempts, call)
-            self._go_on(exchange, attempts)
+            exchange.count_later = None  # the request goes on
+            while attempts.causes:
+                self._records.metrics.gateway.fell_back(attempts.causes.pop(0))
             exchange.reply_headers[:] = [*plain_headers, *attempts.headers]
             try:
                 if deployment.local:
@@ -245,7 +227,9 @@ class Gateway:
             with contextlib.suppress(RequestError):  # it may be kept elsewhere
                 body = self._stored.expanded(key, body)  # whose opening is the conversation's
         naming = functools.partial(session_digest, key, group, exchange.headers, body)
-        return await _on_body(exchange, call.size, naming), maker
+        working = work_on_body(call.size, naming)
+        is_large = call.size > SMALL_BYTES_MAX
+        return await (exchange.while_connected(working) if is_large else working), maker
 
     # ------------------------------------------------------------ who is tried
 
@@ -264,7 +248,7 @@ class Gateway:
                 if (cause := cause_of(error)) is None:  # the client has left
                     raise
                 if attempts.group not in attempts.tried:  # its failures named the fallbacks
-                    _fail(exchange, attempts, attempts.group, error)
+                    attempts.fail(attempts.group, error)
                     attempts.groups[:0] = self._following(attempts, cause)
                 if not self._next_group(attempts):
                     raise attempts.first_error or error from None
@@ -307,15 +291,7 @@ class Gateway:
         """Return the names to try behind the group; none where as many were as the config lets."""
         if len(attempts.seen) > self.table.fallbacks_max:
             return ()
-        group = attempts.group
-        return self.table.fallbacks(group, cause) or self.table.fallbacks(group, "error")
-
-    def _go_on(self, exchange: HttpExchange, attempts: _Attempts) -> None:
-        """Count what failed before the deployment that is tried now, and the request not yet."""
-        exchange.count_later = None
-        for cause in attempts.causes:
-            self._records.fell_back(cause)
-        attempts.causes.clear()
+        return self.table.fallbacks(attempts.group, cause)
 
     def _fall_back(
         self,
@@ -332,7 +308,7 @@ class Gateway:
         cause = cause_of(error)
         if exchange.has_started or cause is None:
             raise error
-        _fail(exchange, attempts, self.table.served_by(deployment), error)
+        attempts.fail(self.table.served_by(deployment), error)
         if attempts.group not in attempts.tried:
             attempts.tried.add(attempts.group)
             attempts.groups[:0] = self._following(attempts, cause)
@@ -357,15 +333,15 @@ class Gateway:
         """
         served_by = self.table.served_by(deployment)
         exchange.reply_headers.append((SERVED_BY_HEADER, served_by.encode()))
-        reply = CloudReply(served_by, attempts.fallback, awake_s())
+        reply = CloudReply(call.dialect, call.body, served_by, attempts.fallback, awake_s())
         try:
-            await self._relay(exchange, deployment, call, reply)
+            await exchange.while_connected(self._relay(exchange, deployment, call, reply))
         except RequestError as error:
             reply.error = error
             if exchange.has_started or cause_of(error) is None:
-                self._records.cloud_ended(exchange, call, reply)
+                self._records.cloud_ended(exchange, reply)
             raise
-        self._records.cloud_ended(exchange, call, reply)
+        self._records.cloud_ended(exchange, reply)
 
     async def _relay(
         self,
@@ -374,8 +350,12 @@ class Gateway:
         call: GatewayCall,
         reply: CloudReply,
     ) -> None:
-        """Send the request there and its reply back, with what is to be kept of it."""
-        await _on_body(exchange, call.size, lambda: prompt_limits.check_body(call.body))
+        """Send the request there and its reply back; a response is kept before its client reads it.
+
+        Raises:
+            RequestError: it refused or failed, and nothing was sent.
+        """
+        await work_on_body(call.size, lambda: prompt_limits.check_body(call.body))
         given, whole, size = call.body, None, call.size
         key = key_digest(exchange.headers)
         if call.dialect == "responses":
@@ -384,26 +364,37 @@ class Gateway:
             if call.body.get("previous_response_id"):
                 size += SMALL_BYTES_MAX  # with a conversation of any size
         write = functools.partial(cloud_json, call.dialect, given, deployment)
-        content = await _on_body(exchange, size, write)
+        content = await work_on_body(size, write)
         headers = cloud_headers(exchange.headers)
         headers.append((REQUEST_HEADER.encode(), exchange.request_id.encode()))
         if (keys := self.accounts.keys) is not None:
             headers += [row for row in exchange.raw_headers if row[0] in keys.headers]
-        tap = ReplyTap(call.dialect, is_stream=bool(call.body.get("stream")))
 
-        async def keep(response: dict[str, Any]) -> None:
-            if whole is not None:
+        async def keep(response: dict[str, Any] | None) -> None:
+            if response is not None and whole is not None:
                 make = functools.partial(self._stored.made, whole, response, deployment.id)
                 entry = await work_on_body(size, make)
                 if entry is not None:
                     self._stored.add(key, response, entry)
 
-        async def relay() -> None:
-            path = PATHS[call.dialect]
-            async with self.litellm.call(deployment, path, content, headers) as cloud:
-                await _copy(exchange, cloud, tap, call, reply, keep)
-
-        await exchange.while_connected(relay())
+        tap = ReplyTap(call.dialect, is_stream=bool(call.body.get("stream")))
+        async with self.litellm.call(deployment, PATHS[call.dialect], content, headers) as cloud:
+            reply.status, kept_headers = await cloud.start()
+            if cloud.failure is not None:
+                raise CloudError(cloud.failure)
+            await exchange.start(reply.status, kept_headers)
+            async for chunk in cloud.chunks():
+                reply.first_byte_at = reply.first_byte_at or awake_s()
+                seen = len(tap.held) + len(chunk)
+                await keep(await work_on_body(seen, functools.partial(tap.feed, chunk)))
+                await exchange.body(chunk, more=True)
+            if cloud.failure is None:
+                await keep(await work_on_body(len(tap.held), tap.end))
+            else:
+                reply.error = CloudError(cloud.failure)
+                if not cloud.is_complete:  # LiteLLM has not written of it
+                    await exchange.body(error_event(reply.error, call.dialect), more=True)
+            await exchange.body(b"", more=False)
 
 
 def cloud_json(dialect: CloudDialect, body: dict[str, Any], deployment: Deployment) -> bytes:
@@ -416,50 +407,4 @@ def cloud_json(dialect: CloudDialect, body: dict[str, Any], deployment: Deployme
         }
     return orjson.dumps(  # a WrittenObject, the only subclass, as it was written
         sent, lambda given: orjson.Fragment(given.text), orjson.OPT_PASSTHROUGH_SUBCLASS
-    )
-
-
-async def _on_body(exchange: HttpExchange, size: int, work: Callable[[], T]) -> T:
-    """Return what `work` on a body of `size` bytes gives, while the client is there."""
-    working = work_on_body(size, work)
-    return await (exchange.while_connected(working) if size > SMALL_BYTES_MAX else working)
-
-
-async def _copy(
-    exchange: HttpExchange,
-    cloud: LiteLLMLine,
-    tap: ReplyTap,
-    call: GatewayCall,
-    reply: CloudReply,
-    keep: Callable[[dict[str, Any]], Awaitable[None]],
-) -> None:
-    """Send on what LiteLLM answers; a response is kept before its client can read its end.
-
-    Raises:
-        CloudError: it refused or failed.
-    """
-    reply.status, headers = await cloud.start()
-    if cloud.failure is not None:
-        raise CloudError(cloud.failure)
-    await exchange.start(reply.status, headers)
-    async for chunk in cloud.chunks():
-        reply.first_byte_at = reply.first_byte_at or awake_s()
-        size = len(tap.held) + len(chunk)
-        if (response := await work_on_body(size, functools.partial(tap.feed, chunk))) is not None:
-            await keep(response)
-        await exchange.body(chunk, more=True)
-    if cloud.failure is not None:
-        reply.error = CloudError(cloud.failure)
-        if not cloud.is_complete:  # LiteLLM has not written of it
-            await exchange.body(error_event(reply.error, call.dialect), more=True)
-    elif (response := await work_on_body(len(tap.held), tap.end)) is not None:
-        await keep(response)
-    await exchange.body(b"", more=False)
-
-
-def _fail(exchange: HttpExchange, attempts: _Attempts, who: str, error: RequestError) -> None:
-    attempts.fail(who, error)
-    log.info(
-        "attempt failed id=%s served_by=%s cause=%s code=%s status=%d",
-        *(exchange.request_id, who, cause_word(error), error.code, error.status),
     )

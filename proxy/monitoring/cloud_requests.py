@@ -1,18 +1,19 @@
-"""Counts and remembers what the gateway does: fallbacks, and requests that others answered."""
+"""Counts and remembers requests that others answered."""
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
-from hearth.proxy.gateway.gateway import CloudReply, GatewayCall
+from hearth.proxy.gateway.cloud.cloud_bodies import CloudDialect
 from hearth.proxy.gateway.litellm_messages import CloudUsage
 from hearth.proxy.http.http_exchange import ClientGone, HttpExchange
 from hearth.proxy.monitoring.gateway_metrics import ANSWERED
 from hearth.proxy.monitoring.recent_requests import CloudRow, RecentRequests
 from hearth.proxy.monitoring.request_metrics import CANCELLED, RequestMetrics, outcome_elsewhere
 from hearth.proxy.request.session_id import key_digest, session_of
+from hearth.shared.errors import RequestError
 from hearth.shared.suspending_clock import awake_s
 
 log = logging.getLogger(__name__)
@@ -22,49 +23,58 @@ WAITING_MAX: Final = 1_024  # requests whose usage has not come, or usages whose
 
 
 @dataclass(slots=True)
-class CloudRequests:
-    """The gateway's `GatewayRecords`. Owner: the event loop. Nothing here waits.
+class CloudReply:
+    """What came of a call to another server, once it has ended. Times are those of `awake_s`."""
 
-    A request that others answered is noted once LiteLLM has told what it cost.
+    dialect: CloudDialect
+    asked: Mapping[str, Any]  # the client's body
+    served_by: str
+    fallback: str  # who failed before, as the header has it
+    began_at: float
+    status: int = 0  # 0 = it has not answered
+    first_byte_at: float | None = None
+    error: RequestError | None = None  # it refused, failed or broke off, or its client left
+
+
+@dataclass(slots=True)
+class CloudRequests:
+    """Notes requests that others answered, once LiteLLM has told what each cost.
+
+    Owner: the event loop. Nothing here waits.
     Invariant: each request given to `ended` is noted once, and each usage is in the sums once.
     """
 
     requests: RecentRequests
     metrics: RequestMetrics
     served_by: Callable[[str], str]  # of a deployment's id
-    _ended: dict[str, tuple[CloudRow, asyncio.TimerHandle]] = field(default_factory=dict)
+    _ended: dict[str, CloudRow] = field(default_factory=dict)  # whose usage has not come
     _usages: dict[str, CloudUsage] = field(default_factory=dict)  # whose requests go on
 
-    def fell_back(self, cause: str) -> None:
-        """See `GatewayRecords`."""
-        self.metrics.gateway.fell_back(cause)
-
-    def cloud_ended(self, exchange: HttpExchange, call: GatewayCall, reply: CloudReply) -> None:
-        """See `GatewayRecords`. A count of tokens is no request for text, and is not noted."""
-        if call.dialect in ("messages_count", "responses_count"):
+    def cloud_ended(self, exchange: HttpExchange, reply: CloudReply) -> None:
+        """Take a reply at its end. A count of tokens is no request for text, and is not noted."""
+        if reply.dialect in ("messages_count", "responses_count"):
             return
         exchange.is_counted = True
         error = reply.error or exchange.broken_by
-        status = error.status if error is not None and reply.status < 400 else reply.status
         is_gone = isinstance(error, ClientGone)
-        status = ClientGone().status if is_gone else status
+        has_broken = error is not None and (is_gone or reply.status < 400)
+        status = error.status if error is not None and has_broken else reply.status
         seen = reply.status if exchange.has_started and not is_gone else status
         outcome = outcome_elsewhere(seen, is_whole=error is None)
-        self.metrics.answered_elsewhere(call.dialect, outcome, reply.served_by)
+        self.metrics.answered_elsewhere(reply.dialect, outcome, reply.served_by)
         key = key_digest(exchange.headers)
-        ended = ANSWERED if error is None else error.code
-        speaker = session_of(exchange.headers, call.body, key)
+        speaker = session_of(exchange.headers, reply.asked, key)
         began, first = reply.began_at, reply.first_byte_at
         row = CloudRow(
             request_id=exchange.request_id,
-            dialect=call.dialect,
-            stream=bool(call.body.get("stream")),
+            dialect=reply.dialect,
+            stream=bool(reply.asked.get("stream")),
             key=key,
             session=speaker.label,
             client=speaker.client_name,
             served_by=reply.served_by,
             fallback=reply.fallback,
-            ended=CANCELLED if is_gone else ended,
+            ended=ANSWERED if error is None else CANCELLED if is_gone else error.code,
             status=status,
             wall_ms=round((awake_s() - began) * 1000),
             ttft_ms=None if first is None else round((first - began) * 1000),
@@ -73,22 +83,19 @@ class CloudRequests:
 
     def ended(self, row: CloudRow) -> None:
         """Take a request at the end of its reply; it is noted once its usage is known."""
-        assert row.request_id not in self._ended, row.request_id
         usage = self._usages.pop(row.request_id, None)
-        if usage is not None or len(self._ended) >= WAITING_MAX:
-            self._note(row, usage)
-            return
-        loop = asyncio.get_running_loop()
-        timer = loop.call_later(USAGE_WAIT_S_MAX, self._give_up, row.request_id)
-        self._ended[row.request_id] = row, timer
+        self._ended[row.request_id] = row
+        if usage is not None or len(self._ended) > WAITING_MAX:
+            self._note(row.request_id, usage)
+        else:
+            loop = asyncio.get_running_loop()
+            loop.call_later(USAGE_WAIT_S_MAX, self._note, row.request_id)
 
     def told(self, usage: CloudUsage) -> None:
         """Take what LiteLLM says that a call cost; a failed one may come before the used one."""
         self.metrics.gateway.spent(self.served_by(usage.deployment_id), usage)
-        if found := self._ended.pop(usage.request_id, None):
-            row, timer = found
-            timer.cancel()
-            self._note(row, usage)
+        if usage.request_id in self._ended:
+            self._note(usage.request_id, usage)
             return
         earlier = self._usages.pop(usage.request_id, None)
         self._usages[usage.request_id] = usage if earlier is None else _sum(earlier, usage)
@@ -98,35 +105,22 @@ class CloudRequests:
     def close(self) -> None:
         """Note what has ended, without its usage: the server stops."""
         for request_id in list(self._ended):
-            self._give_up(request_id)
+            self._note(request_id)
 
-    def _give_up(self, request_id: str) -> None:
-        row, timer = self._ended.pop(request_id)
-        timer.cancel()
-        self._note(row, None)
-
-    def _note(self, row: CloudRow, usage: CloudUsage | None) -> None:
-        if usage is None and row.ended == ANSWERED:
-            self.metrics.gateway.usage_missing()
+    def _note(self, request_id: str, usage: CloudUsage | None = None) -> None:
+        """Note a request that has ended, unless it is noted."""
+        row = self._ended.pop(request_id, None)
+        if row is None:
+            return
         self.requests.note_cloud(row, usage)
+        names = ("prompt_tokens", "cached_tokens", "completion_tokens")
         log.info(
             "request id=%s dialect=%s stream=%d served_by=%s fallback=%s prompt=%s cached=%s "
             "completion=%s ended=%s wall_ms=%d",
-            row.request_id,
-            row.dialect,
-            row.stream,
-            row.served_by,
-            row.fallback or "-",
-            *_tokens(usage),
-            row.ended,
-            row.wall_ms,
+            *(row.request_id, row.dialect, row.stream, row.served_by, row.fallback or "-"),
+            *(getattr(usage, name, "-") for name in names),
+            *(row.ended, row.wall_ms),
         )
-
-
-def _tokens(usage: CloudUsage | None) -> tuple[int | str, int | str, int | str]:
-    if usage is None:
-        return "-", "-", "-"
-    return usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens
 
 
 def _sum(one: CloudUsage, other: CloudUsage) -> CloudUsage:

@@ -54,11 +54,6 @@ class GatewayMetrics:
             ("served_by",),
             registry=registry,
         )
-        self._untold = Counter(
-            "hearth_cloud_usage_missing_total",
-            "Whole answers from elsewhere that LiteLLM told no usage of.",
-            registry=registry,
-        )
         self._lost = Counter(
             "hearth_callback_logs_lost_total",
             "Local answers that LiteLLM's callbacks were not told of.",
@@ -94,9 +89,6 @@ class GatewayMetrics:
         for field, counter in self._tokens.items():
             counter.labels(name).inc(getattr(usage, field))
         self._cost.labels(name).inc(usage.cost)
-
-    def usage_missing(self) -> None:
-        self._untold.inc()
 
     def log_lost(self, why: str) -> None:
         """Count a local answer that LiteLLM's callbacks were not told of: one of LOST."""

@@ -19,7 +19,6 @@ from hearth.proxy.gateway.accounts.accounts import Accounts
 from hearth.proxy.gateway.cloud.cloud_bodies import CloudDialect, cloud_body
 from hearth.proxy.gateway.config.routing_table import Deployment, RoutingTable, read_table
 from hearth.proxy.gateway.gateway import (
-    CloudReply,
     Gateway,
     GatewayCall,
 )
