@@ -174,9 +174,9 @@ class Gateway:
 
     def local_deployment(self, group: str) -> Deployment:
         """Return the first local deployment of `group`. Raises: RequestError: it has none."""
-        for deployment in self.table.deployments(group):
-            if deployment.local:
-                return deployment
+        local = next((row for row in self.table.deployments(group) if row.local), None)
+        if local is not None:
+            return local
         raise RequestError(
             f"The model {group!r:.200} is served elsewhere, and this is for local models only: "
             f"{', '.join(self._names.listed)}.",

@@ -242,16 +242,21 @@ class LiteLLMProcess:
         begun = time.monotonic()
         what, why = "could not be started with LITELLM_CONFIG", ""
         try:
-            async for told in self._told():
-                if usage := told.get("usage"):
-                    on_usage(CloudUsage(**usage))
-                elif "ready" in told:
-                    self._config.unlink(missing_ok=True)  # it was read, and it holds keys
-                    what = "has ended"
-                    self._is_ready.set()
-                    log.info("LiteLLM is ready wall_s=%.1f", time.monotonic() - begun)
-                else:
-                    why = f": {self._table.redacted(told['failure'])}"
+            reader = await self._begin()
+            with contextlib.suppress(ConnectionError):
+                while row := await reader.readline():
+                    told = orjson.loads(row)
+                    if usage := told.get("usage"):
+                        on_usage(CloudUsage(**usage))
+                    elif "ready" in told:
+                        self._config.unlink(missing_ok=True)  # it was read, and it holds keys
+                        what = "has ended"
+                        self._is_ready.set()
+                        log.info("LiteLLM is ready wall_s=%.1f", time.monotonic() - begun)
+                    else:
+                        why = f": {self._table.redacted(told['failure'])}"
+            if self._process is not None:
+                await self._process.wait()
         except OSError as error:
             why = f": {error.strerror}."
         finally:
@@ -263,9 +268,14 @@ class LiteLLMProcess:
             self._fail(f"LiteLLM {what}{why or '.'} Local models are served.")
             log.error("%s", self.failure)
 
-    async def _told(self) -> AsyncIterator[dict[str, Any]]:
-        """Start the process and yield what it tells until it ends. Raises: OSError."""
-        self._write_config()
+    async def _begin(self) -> asyncio.StreamReader:
+        """Start the process, and return what it tells. Raises: OSError."""
+        for path in (self._config, self._socket):
+            path.unlink(missing_ok=True)
+        descriptor = os.open(self._config, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "wb") as file:  # JSON is YAML
+            merged = merged_config(self._table, f"sk-{os.urandom(32).hex()}")
+            file.write(orjson.dumps(merged, option=orjson.OPT_NON_STR_KEYS))
         ours, theirs = socket.socketpair()
         env = environment(self._table) | {"CONFIG_FILE_PATH": str(self._config)}
         try:
@@ -288,18 +298,7 @@ class LiteLLMProcess:
             "secrets": sorted(self._table.secrets.texts),
         }
         self._control.write(orjson.dumps(told) + b"\n")
-        with contextlib.suppress(ConnectionError):
-            while row := await reader.readline():
-                yield orjson.loads(row)
-        await self._process.wait()
-
-    def _write_config(self) -> None:
-        for path in (self._config, self._socket):
-            path.unlink(missing_ok=True)
-        descriptor = os.open(self._config, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "wb") as file:  # JSON is YAML
-            merged = merged_config(self._table, f"sk-{os.urandom(32).hex()}")
-            file.write(orjson.dumps(merged, option=orjson.OPT_NON_STR_KEYS))
+        return reader
 
     def _fail(self, reason: str) -> None:
         self.failure = self.failure or reason

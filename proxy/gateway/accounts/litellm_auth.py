@@ -6,6 +6,7 @@ It runs in LiteLLM's process.
 import asyncio
 import contextvars
 import logging
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
@@ -14,7 +15,7 @@ from typing import Any, Final
 import orjson
 from fastapi import HTTPException, Request
 from litellm.proxy import proxy_server
-from litellm.proxy._types import ProxyException, UserAPIKeyAuth
+from litellm.proxy._types import UserAPIKeyAuth
 from litellm.proxy.auth.user_api_key_auth import user_api_key_auth
 from litellm.proxy.litellm_pre_call_utils import LiteLLMProxyRequestSetup
 
@@ -34,7 +35,11 @@ CALL_TYPES: Final = {
     "embeddings": "aembedding",
     "rerank": "arerank",
 }
-_LIMITED: Final = (429, 503)
+_LIMITED: Final = ("429", "503")
+_STATUS: Final = re.compile("[45][0-9][0-9]")
+_UNKNOWN: Final = (
+    "The API key is wrong: it is not LiteLLM's master key, and no database has others."
+)
 _UNNAMED: Final = ("key_check_failed", "throttling_error")  # what a 429 has that names no reason
 _NO_TEXT: Final = [{"role": "user", "content": ""}]  # without messages no price is reserved
 
@@ -164,40 +169,26 @@ def _identity(auth: UserAPIKeyAuth, headers: Headers) -> str:
 
 def _refusal(error: Exception, *, is_sent: bool = True) -> RequestError:
     """Return LiteLLM's refusal as ours: its status and its reason, on one line."""
-    status, text, code = 500, "", "key_check_failed"
-    if isinstance(error, ProxyException):
-        status, text, code = _status(error.code), str(error.message), _word(error.type)
-    elif isinstance(error, HTTPException):
-        detail = error.detail
-        text = str(detail.get("error", detail)) if isinstance(detail, dict) else str(detail)
-        status = error.status_code
-    elif isinstance(status_code := getattr(error, "status_code", None), int):
-        status, text = status_code, str(error)
-    if status == 429 and code in _UNNAMED:
-        code = "rate_limit_exceeded"
-    if not is_sent and status not in _LIMITED:
+    told: Any = error  # a ProxyException, an HTTPException, or one that has a status
+    given = str(getattr(told, "code", None) or getattr(told, "status_code", ""))
+    if not is_sent and given not in _LIMITED:
         return _wrong("An API key is required.")
+    kind = getattr(told, "type", "key_check_failed")  # a text, or an enum of texts
+    code = str(getattr(kind, "value", kind))
     if code == "no_db_connection":
-        return _wrong("The API key is wrong: it is not LiteLLM's master key, and no database has "
-                      "others.")  # fmt: skip
-    if not text:
+        return _wrong(_UNKNOWN)
+    detail = getattr(told, "detail", getattr(told, "message", "") or str(error))
+    text = detail.get("error", detail) if isinstance(detail, dict) else detail
+    if not given or not text:
         log.warning("LiteLLM could not check a key: %s", type(error).__name__)
         text = "LiteLLM could not check the key; the proxy's log says why."
         return RequestError(text, status=503, code="key_check_failed")
-    text = " ".join(text.split())[:TEXT_CHARS_MAX]
-    return RequestError(text, status=status, code=code)
+    if given == "429" and code in _UNNAMED:
+        code = "rate_limit_exceeded"
+    status = int(given) if _STATUS.fullmatch(given) else 401
+    return RequestError(" ".join(str(text).split())[:TEXT_CHARS_MAX], status=status, code=code)
 
 
 def _wrong(text: str) -> RequestError:
     more = "Send it as 'Authorization: Bearer KEY' or 'x-api-key: KEY'."
     return RequestError(f"{text} {more}", status=401, code="invalid_api_key")
-
-
-def _status(code: str | int | None) -> int:
-    text = str(code)
-    return int(text) if text.isascii() and text.isdigit() and 400 <= int(text) < 600 else 401
-
-
-def _word(kind: Any) -> str:
-    """Return the name of a kind of error, which LiteLLM has as a text or an enum of texts."""
-    return str(getattr(kind, "value", kind))

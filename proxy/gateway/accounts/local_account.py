@@ -53,12 +53,8 @@ class RecordedAnswer:
             {"id": call.id, "name": call.name, "arguments": "".join(parts)}
             for call, parts in self._calls
         ]
-        texts = self._texts
-        return {
-            "text": "".join(texts["content"]),
-            "thinking": "".join(texts["reasoning"]),
-            "calls": calls,
-        }
+        texts = {"text": self._texts["content"], "thinking": self._texts["reasoning"]}
+        return {"calls": calls} | {name: "".join(parts) for name, parts in texts.items()}
 
 
 @dataclass(slots=True)

@@ -62,7 +62,7 @@ def failure_of(
 
 
 def _kind(error: BaseException | None, status: int, told: str) -> FailureKind:
-    names = {row.__name__ for row in type(error).__mro__} if error is not None else set()
+    names = {row.__name__ for row in type(error).__mro__} - {"NoneType", "object"}
     if "ContextWindowExceededError" in names:
         return "context_window"
     if "ContentPolicyViolationError" in names:
@@ -89,10 +89,9 @@ def _retry_after_s(error: BaseException | None, told: str) -> int | None:
     """Return the cloud's Retry-After: LiteLLM keeps it with its error, and may not send it on."""
     kept = getattr(error, "litellm_response_headers", None) or {}
     sent = getattr(getattr(error, "response", None), "headers", None) or {}
-    for value in (str(kept.get("retry-after", "")), str(sent.get("retry-after", "")), told):
-        if value.isdecimal():
-            return min(RETRY_AFTER_S_MAX, int(value[:9]))
-    return None
+    values = (str(row.get("retry-after", "")) for row in (kept, sent, {"retry-after": told}))
+    found = next(filter(str.isdecimal, values), None)
+    return None if found is None else min(RETRY_AFTER_S_MAX, int(found[:9]))
 
 
 def _message_in(body: bytes) -> str:
@@ -101,9 +100,6 @@ def _message_in(body: bytes) -> str:
         row: Any = orjson.loads(body)
     except orjson.JSONDecodeError:
         return ""
-    for key in ("error", "message", "detail"):
-        if isinstance(row, dict) and key in row:
-            row = row[key]
-    if isinstance(row, dict) and isinstance(row.get("message"), str):
-        row = row["message"]
+    for key in ("detail", "error", "message"):
+        row = row.get(key, row) if isinstance(row, dict) else row
     return row if isinstance(row, str) else ""

@@ -49,9 +49,8 @@ class FallbackLists:
 
     def _setting(self, name: str) -> Any:
         """Return what router_settings has, or else litellm_settings: LiteLLM's order."""
-        return self._config.section("router_settings").get(name) or self._config.section(
-            "litellm_settings"
-        ).get(name)
+        router, settings = map(self._config.section, ("router_settings", "litellm_settings"))
+        return router.get(name) or settings.get(name)
 
     def _read(self, name: str) -> dict[str, tuple[str, ...]]:
         """Return the names to try by the name that failed."""
