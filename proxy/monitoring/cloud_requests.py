@@ -10,7 +10,7 @@ from hearth.proxy.gateway.cloud.cloud_bodies import CloudDialect
 from hearth.proxy.gateway.litellm_messages import CloudUsage
 from hearth.proxy.http.http_exchange import ClientGone, HttpExchange
 from hearth.proxy.monitoring.gateway_metrics import ANSWERED
-from hearth.proxy.monitoring.recent_requests import CloudRow, RecentRequests
+from hearth.proxy.monitoring.recent_requests import RecentRequests, RequestRow
 from hearth.proxy.monitoring.request_metrics import CANCELLED, RequestMetrics, outcome_elsewhere
 from hearth.proxy.request.session_id import key_digest, session_of
 from hearth.shared.errors import RequestError
@@ -47,7 +47,8 @@ class CloudRequests:
     requests: RecentRequests
     metrics: RequestMetrics
     served_by: Callable[[str], str]  # of a deployment's id
-    _ended: dict[str, CloudRow] = field(default_factory=dict)  # whose usage has not come
+    # Whose usage has not come, each with its key and whether it was a stream
+    _ended: dict[str, tuple[RequestRow, str, bool]] = field(default_factory=dict)
     _usages: dict[str, CloudUsage] = field(default_factory=dict)  # whose requests go on
 
     def cloud_ended(self, exchange: HttpExchange, reply: CloudReply) -> None:
@@ -65,31 +66,28 @@ class CloudRequests:
         key = key_digest(exchange.headers)
         speaker = session_of(exchange.headers, reply.asked, key)
         began, first = reply.began_at, reply.first_byte_at
-        row = CloudRow(
-            request_id=exchange.request_id,
-            dialect=reply.dialect,
-            stream=bool(reply.asked.get("stream")),
-            key=key,
-            session=speaker.label,
-            client=speaker.client_name,
-            served_by=reply.served_by,
-            fallback=reply.fallback,
-            ended=ANSWERED if error is None else CANCELLED if is_gone else error.code,
-            status=status,
-            wall_ms=round((awake_s() - began) * 1000),
-            ttft_ms=None if first is None else round((first - began) * 1000),
-        )
-        self.ended(row)
+        row = {
+            "id": exchange.request_id,
+            "dialect": reply.dialect,
+            "session": speaker.label,
+            "client": speaker.client_name,
+            "served_by": reply.served_by,
+            "fallback": reply.fallback,
+            "ended": ANSWERED if error is None else CANCELLED if is_gone else error.code,
+            "wall_ms": round((awake_s() - began) * 1000),
+            "ttft_ms": None if first is None else round((first - began) * 1000),
+        }
+        self.ended(row, key, bool(reply.asked.get("stream")))
 
-    def ended(self, row: CloudRow) -> None:
-        """Take a request at the end of its reply; it is noted once its usage is known."""
-        usage = self._usages.pop(row.request_id, None)
-        self._ended[row.request_id] = row
+    def ended(self, row: RequestRow, key: str = "", is_stream: bool = False) -> None:
+        """Take a request of `key` at its reply's end; it is noted once its usage is known."""
+        usage = self._usages.pop(row["id"], None)
+        self._ended[row["id"]] = row, key, is_stream
         if usage is not None or len(self._ended) > WAITING_MAX:
-            self._note(row.request_id, usage)
+            self._note(row["id"], usage)
         else:
             loop = asyncio.get_running_loop()
-            loop.call_later(USAGE_WAIT_S_MAX, self._note, row.request_id)
+            loop.call_later(USAGE_WAIT_S_MAX, self._note, row["id"])
 
     def told(self, usage: CloudUsage) -> None:
         """Take what LiteLLM says that a call cost; a failed one may come before the used one."""
@@ -109,17 +107,17 @@ class CloudRequests:
 
     def _note(self, request_id: str, usage: CloudUsage | None = None) -> None:
         """Note a request that has ended, unless it is noted."""
-        row = self._ended.pop(request_id, None)
-        if row is None:
+        if request_id not in self._ended:
             return
-        self.requests.note_cloud(row, usage)
+        row, key, is_stream = self._ended.pop(request_id)
+        self.requests.note_cloud(row, usage, key)
         names = ("prompt_tokens", "cached_tokens", "completion_tokens")
         log.info(
             "request id=%s dialect=%s stream=%d served_by=%s fallback=%s prompt=%s cached=%s "
             "completion=%s ended=%s wall_ms=%d",
-            *(row.request_id, row.dialect, row.stream, row.served_by, row.fallback or "-"),
+            *(request_id, row["dialect"], is_stream, row["served_by"], row["fallback"] or "-"),
             *(getattr(usage, name, "-") for name in names),
-            *(row.ended, row.wall_ms),
+            *(row["ended"], row["wall_ms"]),
         )
 
 

@@ -36,24 +36,6 @@ _DIVERGENCE_FIELDS: Final = ("cause", "rule", "lost", "token", "message", "role"
 RequestRow = dict[str, Any]  # what is told of one request
 
 
-@dataclass(frozen=True, slots=True)
-class CloudRow:
-    """A request that another server answered, or was asked last, at the end of its reply."""
-
-    request_id: str
-    dialect: str
-    stream: bool
-    key: str  # digest of whose it is
-    session: str
-    client: str  # the program that asked, for people
-    served_by: str
-    fallback: str  # "FROM CAUSE" as the header has it; "" = nobody else was asked
-    ended: str  # "answered", "cancelled", or a code of an error
-    status: int  # of HTTP
-    wall_ms: int
-    ttft_ms: int | None = None  # until the first byte of its answer
-
-
 @dataclass(slots=True)
 class CloudTotals:
     """What a key's requests cost elsewhere; nothing of it is in the figures of local answers."""
@@ -213,12 +195,13 @@ class RecentRequests:
                 totals.spend(answer.usage, is_read=index % request.choices == 0)
         self.on_change()
 
-    def note_cloud(self, row: CloudRow, usage: CloudUsage | None) -> None:
+    def note_cloud(self, row: RequestRow, usage: CloudUsage | None, key: str) -> None:
         """Remember a request that another server answered; None = its usage is not known."""
-        totals = self.of(row.key)
-        totals.add(_cloud_row(row, usage))
+        totals = self.of(key)
+        # Nothing is prefilled here: what was read elsewhere is not of this machine's work.
+        totals.add(_UNTOLD | _CLOUD | {"at": round(time.time(), 3)} | row | _told(usage))
         totals.cloud.add(usage)
-        if row.ended == CANCELLED:  # its client left
+        if row["ended"] == CANCELLED:  # its client left
             totals.left()
         self.on_change()
 
@@ -308,25 +291,18 @@ _UNTOLD: Final[RequestRow] = {
 _ENCODED: Final[RequestRow] = {"cloud": False, "cached": 0, "prefilled": 0, "fallback": ""}
 
 
-def _cloud_row(row: CloudRow, usage: CloudUsage | None) -> RequestRow:
-    """Return what is told of a request that another server answered; no text of it."""
-    return _UNTOLD | {
-        "id": row.request_id,
-        "at": round(time.time(), 3),
-        "dialect": row.dialect,
-        "session": row.session,
-        "client": row.client,
-        "cloud": True,
-        "ended": row.ended,
-        "prompt": usage.prompt_tokens if usage else 0,
-        "cached": usage.cached_tokens if usage else 0,
-        "prefilled": 0,  # here: what was read elsewhere is not of this machine's work
-        "completion": usage.completion_tokens if usage else 0,
-        "cost": usage.cost if usage else None,
-        "ttft_ms": row.ttft_ms,
-        "wall_ms": row.wall_ms,
-        "served_by": row.served_by,
-        "fallback": row.fallback,
+_CLOUD: Final[RequestRow] = {"cloud": True, "prompt": 0, "cached": 0, "prefilled": 0, "cost": None}
+
+
+def _told(usage: CloudUsage | None) -> RequestRow:
+    """Return what is told of a request's cost elsewhere, as far as it is known."""
+    if usage is None:
+        return {}
+    return {
+        "prompt": usage.prompt_tokens,
+        "cached": usage.cached_tokens,
+        "completion": usage.completion_tokens,
+        "cost": usage.cost,
     }
 
 

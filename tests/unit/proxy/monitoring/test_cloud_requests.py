@@ -100,9 +100,9 @@ def test_usages_of_requests_that_nobody_ends_take_bounded_room(
         noted, _ = clouds()
         for number in range(10):
             noted.told(replace(COST, request_id=str(number)))
-        noted.ended(replace(ROW, request_id="0"))
+        noted.ended(ROW | {"id": "0"})
         assert noted.requests.recent("") == []  # what it cost is forgotten: it is waited for
-        noted.ended(replace(ROW, request_id="9"))
+        noted.ended(ROW | {"id": "9"})
         assert [row["id"] for row in noted.requests.recent("")] == ["9"]
         for number in range(10, 14):
             noted.ended(replace(ROW, request_id=str(number)))
@@ -118,7 +118,7 @@ def test_the_log_says_who_answered_after_whom_and_no_word_of_it(
 ) -> None:
     async def body() -> None:
         noted, _ = clouds()
-        noted.ended(replace(ROW, fallback="hearth/big overloaded"))
+        noted.ended(ROW | {"fallback": "hearth/big overloaded"})
         noted.told(COST)
 
     with caplog.at_level(logging.INFO):

@@ -37,7 +37,7 @@ def test_the_text_is_the_message_of_either_dialect_without_advice_and_bounded() 
     for body, text in (
         ({"error": {"message": "m", "code": "400"}}, "m"),
         ({"type": "error", "error": {"type": "api_error", "message": "m"}}, "m"),
-        ({"detail": {"error": "m"}}, "no answer came"),
+        ({"detail": {"error": "m"}}, "m"),
         ({"detail": "m"}, "m"),
         ({"error": "m"}, "m"),
         ([], "no answer came"),
