@@ -17,7 +17,8 @@ import uvicorn
 from hearth.proxy.app import ProxyApp
 from hearth.proxy.embeddings.encoders import make_encoders
 from hearth.proxy.gateway.config.routing_table import read_table
-from hearth.proxy.gateway_setup import GatewaySetup
+from hearth.proxy.gateway.gateway import Gateway
+from hearth.proxy.gateway_setup import make_gateway
 from hearth.proxy.http.connection_places import ConnectionPlaces, places_within
 from hearth.proxy.http.event_loop import SuspendingEventLoop
 from hearth.proxy.http.http1_protocol import Http1Protocol
@@ -113,9 +114,9 @@ class Hearth:
         self._routes = AdminRoutes(
             settings, self._version, self._supervisor, self._pool, self._remote.workers
         )
-        self._gateway: GatewaySetup | None = None
+        self._gateway: Gateway | None = None
         if table is not None:
-            self._gateway = GatewaySetup(table, settings, self._routes)
+            self._gateway = make_gateway(table, settings, self._routes)
         host, port, sources = settings.proxy_host, settings.proxy_port, sources_of(settings)
         self._pid_file = PidFile(self._directory, host, port, sources)
         for supervisor in self._supervisors:
@@ -170,11 +171,11 @@ class Hearth:
             await supervisor.start()
         self._remote.start()
         places = ConnectionPlaces(places_within(open_files_max(OPEN_FILES)))
-        gateway = None
         if self._gateway is not None:
             self._gateway.start()
-            gateway = self._gateway.gateway
-        app = ProxyApp(self._settings, self._pool, self._routes, places, gateway, self._encoders)
+        app = ProxyApp(
+            *(self._settings, self._pool, self._routes, places, self._gateway, self._encoders)
+        )
         self._server = _Server(
             uvicorn.Config(
                 app,
@@ -216,7 +217,7 @@ class Hearth:
         self._routes.feed.close()
         self._pool.close()
         if self._gateway is not None:
-            self._gateway.end_calls()
+            self._gateway.litellm.end_calls("The server is shutting down.")
         ending = [asyncio.create_task(self._supervisor.stop())]
         if self._encoders is not None:
             ending.append(asyncio.create_task(self._encoders.close()))

@@ -37,6 +37,7 @@ from hearth.shared.suspending_clock import awake_s
 log = logging.getLogger(__name__)
 
 FALLBACK_HEADER: Final = b"x-hearth-fallback"
+LOGS_WAIT_S_MAX: Final = 2.0  # at the end, for callbacks to take what waits
 ATTEMPTS_MAX: Final = 16  # of one request, over all groups
 _CAUSES: Final[dict[str, Cause]] = {"context_length_exceeded": "context_window"}
 _CODES: Final = {
@@ -154,6 +155,16 @@ class Gateway:
         self._records = records
         # The id of the deployment that answered first, by owner and digest of session and group
         self._sessions: MemoryByOwner[bytes, str] = MemoryByOwner(SESSIONS_MAX)
+
+    def start(self) -> None:
+        """Begin to load LiteLLM; returns at once."""
+        self.litellm.start(self._records.told)
+
+    async def close(self) -> None:
+        """Tell LiteLLM what it has not been told, end it, and note what it has not told."""
+        await self.accounts.close(LOGS_WAIT_S_MAX)
+        await self.litellm.close()
+        self._records.close()
 
     def group_of(self, name: str, names: ModelNames | None = None) -> str | None:
         """Return the group that `name` stands for; None where nothing here has that name.

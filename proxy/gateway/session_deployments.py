@@ -29,9 +29,9 @@ def _opening(body: dict[str, Any]) -> list[Any]:
     if not isinstance(rows, list):
         rows = [{"role": "user", "content": rows}]
     for row in rows[:OPENING_MESSAGES_MAX]:
-        is_message = isinstance(row, dict) and "role" in row
-        opening.append([row["role"], *_texts(row.get("content"))] if is_message else [row])
-        if is_message and row["role"] == "user":
+        role = row.get("role") if isinstance(row, dict) else None
+        opening.append([row] if role is None else [role, *_texts(row.get("content"))])
+        if role == "user":
             break
     return opening
 

@@ -133,20 +133,16 @@ def _prices(deployment: Any) -> dict[str, Any]:
 
 def _response(answer: LocalAnswerLog, deployment: Any) -> Any:
     """Return the answer in the form in which LiteLLM logs every dialect's: a chat completion."""
+    kind: Any = litellm.ModelResponse
+    said: dict[str, Any] = {"message": _said(answer)}
     if answer.dialect == "completions":
-        response = litellm.TextCompletionResponse(
-            id=answer.request_id,
-            model=answer.group,
-            choices=[{"text": answer.text, "index": 0, "finish_reason": answer.finish_reason}],
-            usage=_usage(answer.usage),
-        )
-    else:
-        response = litellm.ModelResponse(
-            id=answer.request_id,
-            model=answer.group,
-            choices=[{"index": 0, "finish_reason": answer.finish_reason, "message": _said(answer)}],
-            usage=_usage(answer.usage),
-        )
+        kind, said = litellm.TextCompletionResponse, {"text": answer.text}
+    response = kind(
+        id=answer.request_id,
+        model=answer.group,
+        choices=[{"index": 0, "finish_reason": answer.finish_reason, **said}],
+        usage=_usage(answer.usage or Usage(0, 0, 0, 0)),
+    )
     set_hidden_param(response, "model_id", answer.deployment_id)
     if not _prices(deployment):
         set_hidden_param(response, "response_cost", 0.0)  # LiteLLM has no price of it either
@@ -170,9 +166,7 @@ def _said(answer: LocalAnswerLog) -> dict[str, Any]:
     }
 
 
-def _usage(usage: Usage | None) -> Any:
-    if usage is None:
-        return litellm.Usage(prompt_tokens=0, completion_tokens=0, total_tokens=0)
+def _usage(usage: Usage) -> Any:
     return litellm.Usage(
         prompt_tokens=usage.prompt_tokens,
         completion_tokens=usage.completion_tokens,
