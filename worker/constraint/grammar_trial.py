@@ -36,12 +36,18 @@ RULES_MAX: Final = 1_000
 NODES_MAX: Final = 4_000  # of all its JSON
 LEVELS_MAX: Final = 200  # of JSON in JSON, each reference counted as one that holds all others
 PROPERTIES_MAX: Final = 200  # of one object: each may be left out
-MERGED_MAX: Final = 4  # parts of `allOf` with another in front
+MERGED_MAX: Final = 4  # schemas that hold beside another: each may double what is compiled
 NUMBERS_MAX: Final = 50  # bounds of numbers
 DIGITS_MAX: Final = 4  # of all numbers whose multiples are asked for: `allOf` may multiply them
 PATTERNS_MAX: Final = 50
 PATTERN_CHARS_MAX: Final = 500
 REPEATS_MAX: Final = 1_000  # of a part of a pattern
+_COMBINED: Final = ("$ref", "anyOf", "oneOf")
+_OPTIONS: Final = "x-guidance"
+# What llguidance merges with nothing:
+_NOTES: Final = frozenset(
+    ("$defs", "definitions", "$schema", "$comment", "title", "description", "default")
+)
 _BOUNDS: Final = ("multipleOf", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 _DOCUMENT: Final = re.compile(r"^r\d+: %json (.*)$", re.MULTILINE)
 _MARK: Final = re.compile(r"<\[\d+\]>")
@@ -60,6 +66,8 @@ def is_plain(source: str) -> bool:
     """Return whether a grammar is surely compiled soon, with little memory and stack."""
     documents = [json.loads(each) for each in _DOCUMENT.findall(source)]
     levels, counts, references, multiples = 0, Counter[str](), set[str](), set[str]()
+    for document in documents:
+        document.pop(_OPTIONS, None)  # ours, beside all of it
     todo = [(each, 1) for each in documents]
     while todo:
         node, depth = todo.pop()
@@ -68,8 +76,8 @@ def is_plain(source: str) -> bool:
             counts["bounds"] += sum(key in node for key in _BOUNDS)
             multiples.add(str(node.get("multipleOf", "")).replace(".", ""))
             counts["large"] += len(_parts(node.get("properties"))) > PROPERTIES_MAX
-            counts["merged"] += len(_parts(node.get("allOf"))[1:])
-            references.add(str(node.get("$ref")))
+            counts["merged"] += max(0, _beside_each_other(node) - 1)
+            references.update(str(node[key]) for key in node if key == "$ref")
         todo += [(part, depth + 1) for part in _parts(node)]
     patterns = [each for document in documents for each in patterns_of(document)]
     return (
@@ -77,13 +85,21 @@ def is_plain(source: str) -> bool:
         and source.count("\n") <= RULES_MAX
         and counts["nodes"] <= NODES_MAX
         and not counts["large"]
-        and counts["merged"] <= MERGED_MAX
+        # What is merged is written out, references too: a chain of them may double at each.
+        and counts["merged"] <= (0 if references else MERGED_MAX)
         and counts["bounds"] <= NUMBERS_MAX
         and sum(map(len, multiples)) <= DIGITS_MAX
         and levels * max(1, len(references)) <= LEVELS_MAX
         and len(patterns) <= PATTERNS_MAX
         and all(map(_is_plain_pattern, patterns))
     )
+
+
+def _beside_each_other(node: dict[str, Any]) -> int:
+    """Return how many schemas a value has to fit at once."""
+    others = node.keys() - {"allOf", *_COMBINED} - _NOTES
+    combined = sum(key in node for key in _COMBINED) + len(_parts(node.get("allOf")))
+    return combined + bool(others)
 
 
 def _is_plain_pattern(pattern: SchemaPattern) -> bool:

@@ -156,6 +156,68 @@ def test_a_schema_nested_too_deeply_by_its_references_is_a_400_and_ends_no_worke
     assert compiler.token_mask(chain(20), [], "", 0) is not None
 
 
+def doubling(levels: int, **beside: Any) -> dict[str, Any]:
+    """Return definitions of which each names the next one twice, with `beside` at each name."""
+    names: dict[str, Any] = {
+        f"d{n}": {
+            "type": "object",
+            "properties": {side: {"$ref": f"#/$defs/d{n + 1}", **beside} for side in "lr"},
+        }
+        for n in range(levels)
+    }
+    return names | {f"d{levels}": {"type": "object"}}
+
+
+def beside_within(levels: int) -> dict[str, Any]:
+    """Return objects that each hold the next one, with choices beside their properties."""
+    schema: dict[str, Any] = {"type": "object"}
+    for _ in range(levels):
+        choices = [{"required": ["a"]}, {"required": ["b"]}]
+        held = {"a": schema, "b": {"type": "string"}}
+        schema = {"type": "object", "properties": held, "anyOf": choices}
+    return schema
+
+
+OPTIONS = {"x-guidance": {"whitespace_flexible": False}}
+MERGED = {
+    "beside a reference": {"$ref": "#/$defs/d0", "$defs": doubling(25, type="object")},
+    "options beside a reference": {"$ref": "#/$defs/d0", "$defs": doubling(25, **OPTIONS)},
+    "two chains": {
+        "allOf": [{"$ref": "#/$defs/d0"}, {"$ref": "#/$defs/e0"}],
+        "$defs": doubling(17)
+        | json.loads(json.dumps(doubling(17)).replace('"d', '"e').replace("/d", "/e")),
+    },
+    "choices beside properties": beside_within(60),
+}
+
+
+@pytest.mark.parametrize("name", MERGED)
+def test_a_schema_that_grows_as_it_is_merged_is_a_400_and_ends_no_worker(
+    compiler: GrammarCompiler, apart: list[Any], name: str
+) -> None:
+    """Some kB, for which llguidance takes gigabytes or minutes."""
+    with pytest.raises(RequestError) as caught:
+        compiler.token_mask(Constraints(is_json=True, schema=MERGED[name]), [], "", 0)
+    assert caught.value.status == 400
+    assert apart
+    assert compiler.token_mask(JSON, [], "", 0) is not None
+
+
+def test_what_is_noted_beside_a_reference_starts_no_process(
+    compiler: GrammarCompiler, apart: list[Any]
+) -> None:
+    schema = {
+        "properties": {
+            "a": {"$ref": "#/$defs/d0", "description": "one"},
+            "b": {"allOf": [{"$ref": "#/$defs/d0"}], "default": None, "title": "B"},
+            "c": {"anyOf": [{"$ref": "#/$defs/d0"}, {"type": "null"}], "default": None},
+        },
+        "$defs": doubling(2),
+    }
+    compiler.token_mask(Constraints(is_json=True, schema=schema), [], "", 0)
+    assert not apart
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux limits a process's memory so")
 def test_a_schema_that_takes_much_memory_is_a_400(
     compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
