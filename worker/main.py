@@ -424,6 +424,7 @@ class Worker:
         root = cache_root(loaded, self._settings)
         facts = prompt_facts(loaded, root, builder, vocabulary, cut_rule)
         facts = replace(facts, drafts=self._draft_policy, adapters=loaded.adapters.identities)
+        facts.grammar_compiler.load()
         prompts = SessionPromptBuilder(builder, sessions, facts)
         look = look_of(self._kv_manager, self._settings.workers)
         thread = PromptThread(prompts, facts, self._settings, suspects, look)

@@ -68,7 +68,7 @@ class GrammarCompiler:
         self._call_grammar = output_format.call_grammar
         self.think_marks = think_marks(tokenizer, self._messages, output_format.think_marks)
         self._marks = _marks(tokenizer, output_format.think_marks, self._call_grammar)
-        self._tokens: LLTokenizer | None = None  # made at first need, which takes up to a second
+        self._tokens: LLTokenizer | None = None  # see `load`
         self._loading = threading.Lock()
         self.clock = awake_s  # what is idle ends by it
         # Kept for one key: compiled grammars, 256 MB
@@ -143,6 +143,17 @@ class GrammarCompiler:
         return TokenMask(
             prompt_tokens, answer, thinking, banned, compiled.largest_pattern, self.counts
         )
+
+    def load(self) -> None:
+        """Read the tokenizer, before anybody waits for an answer.
+
+        llguidance holds up every thread meanwhile: a second for 150,000 tokens. One that cannot be
+        read is told to whoever asks for a constraint.
+        """
+        try:
+            self._ll_tokenizer()
+        except RequestError as error:
+            log.warning("answers cannot be constrained code=%s", error.code)
 
     # ------------------------------------------------------------ drafts
 

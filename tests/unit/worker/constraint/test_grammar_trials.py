@@ -16,7 +16,7 @@ import pytest
 
 from hearth.shared.errors import RequestError
 from hearth.shared.wire_messages import Constraints
-from hearth.worker.constraint import grammar_trial
+from hearth.worker.constraint import grammar_compiler, grammar_trial
 from hearth.worker.constraint.grammar_build import COMPILE_CPU_S
 from hearth.worker.constraint.grammar_compiler import IDLE_S, GrammarCompiler
 from hearth.worker.constraint.grammar_trial import MODULE
@@ -264,6 +264,23 @@ def test_other_threads_go_on_while_a_grammar_is_compiled_and_followed(
     is_over.set()
     other.join()
     assert sum(began < each < ended for each in ticks) > 5
+
+
+def test_a_request_reads_no_tokenizer_which_holds_up_every_answer(
+    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler.load()
+    monkeypatch.setattr(grammar_compiler, "LLTokenizer", None)
+    assert compiler.token_mask(JSON, [], "", 0) is not None
+
+
+def test_a_tokenizer_that_cannot_be_read_ends_no_start(
+    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiler, "tokenizer_config", lambda: "{}")
+    compiler.load()
+    with pytest.raises(RequestError, match="its tokenizer cannot be read"):
+        compiler.token_mask(JSON, [], "", 0)
 
 
 # ---------------------------------------------------------------- amid an answer
