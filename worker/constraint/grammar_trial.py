@@ -38,6 +38,7 @@ LEVELS_MAX: Final = 200  # of JSON in JSON, each reference counted as one that h
 PROPERTIES_MAX: Final = 200  # of one object: each may be left out
 MERGED_MAX: Final = 4  # schemas that hold beside another: each may double what is compiled
 NUMBERS_MAX: Final = 50  # bounds of numbers
+NUMBER_MAX: Final = 2**53  # of size: a bound of -(2**63) ends the stack
 DIGITS_MAX: Final = 4  # of all numbers whose multiples are asked for: `allOf` may multiply them
 PATTERNS_MAX: Final = 50
 PATTERN_CHARS_MAX: Final = 500
@@ -78,6 +79,8 @@ def is_plain(source: str) -> bool:
             counts["large"] += len(_parts(node.get("properties"))) > PROPERTIES_MAX
             counts["merged"] += max(0, _beside_each_other(node) - 1)
             references.update(str(node[key]) for key in node if key == "$ref")
+        if isinstance(node, int | float):
+            counts["large"] += not abs(node) <= NUMBER_MAX  # nor is NaN
         todo += [(part, depth + 1) for part in _parts(node)]
     patterns = [each for document in documents for each in patterns_of(document)]
     return (

@@ -1,5 +1,6 @@
 """Checks what a client's grammar may cost, what is tried apart, and whose words it holds."""
 
+import contextlib
 import json
 import lzma
 import signal
@@ -199,6 +200,18 @@ def test_a_schema_that_grows_as_it_is_merged_is_a_400_and_ends_no_worker(
     with pytest.raises(RequestError) as caught:
         compiler.token_mask(Constraints(is_json=True, schema=MERGED[name]), [], "", 0)
     assert caught.value.status == 400
+    assert apart
+    assert compiler.token_mask(JSON, [], "", 0) is not None
+
+
+@pytest.mark.parametrize("bound", [-(2**63), 2**63 - 1, 1e300])
+def test_a_bound_of_a_number_ends_no_worker(
+    compiler: GrammarCompiler, apart: list[Any], bound: float
+) -> None:
+    """The first has llguidance negate it without end, up to the end of the stack."""
+    schema = {"type": "integer", "minimum": bound, "maximum": bound}
+    with contextlib.suppress(RequestError):
+        compiler.token_mask(Constraints(is_json=True, schema=schema), [], "", 0)
     assert apart
     assert compiler.token_mask(JSON, [], "", 0) is not None
 
