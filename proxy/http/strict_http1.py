@@ -50,6 +50,7 @@ class StrictBuffer(ReceiveBuffer):
         super().__init__()
         self.head = b""  # of the last request, as far as it has come
         self._is_amid_trailers = False
+        self._looked_at = 0  # bytes of a head or of trailers that are not whole
 
     def maybe_extract_next_line(self) -> bytearray | None:
         """Return the line of a chunk's size; None where it is not whole."""
@@ -64,15 +65,16 @@ class StrictBuffer(ReceiveBuffer):
 
     def maybe_extract_lines(self) -> list[bytearray] | None:
         """Return the lines of a head, or of a body's trailers; None where they are not whole."""
-        unread = bytes(self)
-        end = _END.search(unread, 0, HEAD_BYTES_MAX)  # without one, h11 refuses more bytes
+        unread, start = bytes(self), self._looked_at  # each byte once, however slowly it comes
+        end = _END.search(unread, max(0, start - 2), HEAD_BYTES_MAX)  # h11 refuses more bytes
+        self._looked_at = 0 if end else len(unread)
         if self._is_amid_trailers:
             if end is not None:
                 self._is_amid_trailers = False
                 _check_fields(unread[: end.end()])
         else:
             self.head = unread[: end.end() if end else HEAD_BYTES_MAX]
-            if b"\n" in self.head:
+            if self.head.find(b"\n", start) >= 0:
                 _check_head(self.head, is_whole=end is not None)
         return super().maybe_extract_lines() if end else None
 

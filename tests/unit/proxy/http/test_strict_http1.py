@@ -1,9 +1,12 @@
 """Attacks the reader of HTTP/1.1: what two readers could take for different requests is refused."""
 
+import re
+
 import h11
 import pytest
 from hypothesis import given, strategies as st
 
+from hearth.proxy.http import strict_http1
 from hearth.proxy.http.strict_http1 import CHUNK_LINE_BYTES_MAX, HEAD_BYTES_MAX, StrictConnection
 from scripts.faults.smuggled_requests import HIDDEN, HOST, SMUGGLED
 
@@ -71,6 +74,25 @@ def test_a_head_is_refused_at_its_bound_also_where_it_comes_at_once() -> None:
             requests_in(POST + b"X: " + b"a" * HEAD_BYTES_MAX + end)
         assert caught.value.error_status_hint == 431
     assert requests_in(POST + b"X: " + b"a" * (HEAD_BYTES_MAX - 100) + b"\r\n\r\n")
+
+
+@pytest.mark.parametrize("before", [POST, POST + b"Transfer-Encoding: chunked\r\n\r\n0\r\n"])
+def test_slow_head_no_byte_is_looked_at_again_with_each_that_comes(
+    monkeypatch: pytest.MonkeyPatch, before: bytes
+) -> None:
+    """Else a client without a key takes 2 ms of the event loop by each byte that it sends."""
+    looked_at = []
+
+    class Counted:
+        def search(self, unread: bytes, start: int, most: int) -> re.Match[bytes] | None:
+            looked_at.append(min(len(unread), most) - start)
+            return end.search(unread, start, most)
+
+    end = strict_http1._END
+    monkeypatch.setattr(strict_http1, "_END", Counted())
+    head = before + b"".join(b"x-%d: y\r\n" % each for each in range(200)) + b"\r\n"
+    assert requests_in(*in_parts(head, 1))
+    assert sum(looked_at) < 4 * len(head)
 
 
 def test_a_key_in_a_bad_header_is_not_told() -> None:
