@@ -20,11 +20,14 @@ from hearth.proxy.http.event_loop import SuspendingEventLoop
 from hearth.shared import logging_setup as logs
 
 END_S_MAX: Final = 3  # for callbacks to send what they hold
+FAILURE_CHARS_MAX: Final = 10_000  # of a reason, secrets in it; the proxy reads lines of 64 KB
 SERVER: Final = "hearth.proxy.gateway.litellm_server"
 
 
 def main() -> None:
-    control = socket.socket(fileno=0)
+    control = socket.socket(fileno=os.dup(0))
+    with open(os.devnull) as nothing:  # else what a callback starts would hold it open behind us
+        os.dup2(nothing.fileno(), 0)
     told = orjson.loads(control.makefile("rb").readline())
     logs.configure(told["log_level"].upper(), "litellm")
 
@@ -41,7 +44,7 @@ def main() -> None:
             runner.run(server.serve(told, tell))
     except BaseException as error:  # a config may make it raise anything, SystemExit too
         reason = (str(error).strip() or "no reason told").splitlines()[0].removesuffix(".")
-        tell({"failure": f"{type(error).__name__}: {reason}."})
+        tell({"failure": f"{type(error).__name__}: {reason[:FAILURE_CHARS_MAX]}."})
     os._exit(0)  # threads of callbacks are not waited for
 
 

@@ -32,6 +32,7 @@ CONFIG_NAME: Final = "litellm.yaml"
 SOCKET_NAME: Final = "litellm.sock"
 READY_S_MAX: Final = 60.0  # that a request waits for it to be loaded
 ASK_S_MAX: Final = 10.0  # for its Router, or its database; a callback may hold it up
+REASON_CHARS_MAX: Final = 500
 CLOSE_S_MAX: Final = 4.0  # for its callbacks to send what they hold
 COMMAND: Final = (sys.executable, "-P", "-m", "hearth.proxy.gateway.litellm_main")
 
@@ -254,7 +255,7 @@ class LiteLLMProcess:
                         self._is_ready.set()
                         log.info("LiteLLM is ready wall_s=%.1f", time.monotonic() - begun)
                     else:
-                        why = f": {self._table.redacted(told['failure'])}"
+                        why = f": {self._table.redacted(told['failure'])[:REASON_CHARS_MAX]}"
             if self._process is not None:
                 await self._process.wait()
         except OSError as error:

@@ -37,7 +37,7 @@ STOPS: Final = "The server is shutting down."
 BODY: Final = json.dumps(body_of("chat", "two", "Hi", stream=True)).encode()
 # A callback that chooses no deployment, or hangs at its import.
 CALLBACK: Final = """
-import asyncio, os, time
+import asyncio, os, subprocess, time
 from litellm.integrations.custom_logger import CustomLogger
 class Slow(CustomLogger):
     async def async_filter_deployments(self, model, healthy_deployments, *rest, **more):
@@ -46,6 +46,10 @@ slow = Slow()
 if os.environ.get("HANGS"):
     open(os.environ["HANGS"], "w").close()
     time.sleep(60)
+if os.environ.get("STARTS"):
+    child = subprocess.Popen(["sleep", "30"])
+if "WORDS" in os.environ:
+    raise ValueError("a word " * int(os.environ["WORDS"]))
 """
 
 
@@ -163,3 +167,28 @@ def test_a_choice_that_does_not_come_is_waited_for_only_so_long(
     monkeypatch.setattr(litellm_process, "READY_S_MAX", 0.01)
     table.environ["HANGS"] = str(tmp_path / "hangs")
     runner.run(load())
+
+
+def test_a_death_is_noticed_though_a_callbacks_child_lives_on_and_its_reason_is_told_in_short(
+    cloud: MockCloud, tmp_path: Path, runner: asyncio.Runner
+) -> None:
+    (tmp_path / "slow_callback.py").write_text(CALLBACK)
+    table = table_in(tmp_path, cloud, "slow_callback.slow")
+
+    async def die() -> None:
+        async with started(table) as process:
+            (await process.line()).close()
+            newest_child().kill()
+            while not process.failure:
+                await asyncio.sleep(0.01)
+
+    async def refused() -> None:
+        async with started(table) as process:
+            with pytest.raises(LiteLLMUnavailable, match="ValueError: a word") as caught:
+                await process.choose("two", request={})
+            assert len(str(caught.value)) < 700
+
+    table.environ["STARTS"] = "1"
+    runner.run(die())
+    table.environ["WORDS"] = "100000"
+    runner.run(refused())
