@@ -22,7 +22,7 @@ from litellm.proxy import proxy_server
 
 from hearth.proxy.gateway.accounts import litellm_auth, litellm_events
 from hearth.proxy.gateway.accounts.litellm_auth import KeyedCall
-from hearth.proxy.gateway.cloud.cloud_failure import CloudFailure, failure_of
+from hearth.proxy.gateway.cloud.cloud_failure import TEXT_CHARS_MAX, CloudFailure, failure_of
 from hearth.proxy.gateway.cloud.error_events import ErrorEventRedactor
 from hearth.proxy.gateway.config.config_secrets import Secrets
 from hearth.proxy.gateway.litellm_hooks import RoutedCall, current_call, routing_hook
@@ -42,7 +42,7 @@ LEAVE_S: Final = 0.2  # for the app to see that its client is gone, before it is
 COLLECT_S: Final = 0.25  # for what held a call to let go of it
 REFUSED: Final = 300  # and above: redirects are refusals, and not followed
 ERROR_BYTES_MAX: Final = 256 * 1024  # of a refusal's body
-REASON_CHARS_MAX: Final = 500
+REASON_CHARS_MAX: Final = 600  # behind the secrets' removal: none is cut in two
 _LOGGERS: Final = ("LiteLLM", "LiteLLM Proxy", "LiteLLM Router")
 SCHEMAS: Final = "litellm.litellm_core_utils.prompt_templates.common_utils"
 SCHEMA_BYTES_MAX: Final = 1_000_000  # of JSON that is put in place; 0.4 s of CPU
@@ -111,7 +111,7 @@ class _Server:
             else:
                 await litellm_events.log_answer(asked, booked.pop() if booked else None)
         except RequestError as error:
-            text = self._secrets.redacted(str(error))
+            text = self._secrets.redacted(str(error))[:REASON_CHARS_MAX]
             told = {"text": text, "status": error.status, "code": error.code}
             return {"error": told | {"retry_after_s": error.retry_after_s}}
         except Exception as error:
@@ -248,7 +248,7 @@ class _Reply:
     def _failure(self, error: BaseException | None, status: int) -> CloudFailure:
         wait = dict(self._headers).get("retry-after", "")
         found = failure_of(self.call.failure or error, status, self._refusal, wait)
-        return dataclasses.replace(found, text=self._secrets.redacted(found.text))
+        return dataclasses.replace(found, text=self._secrets.redacted(found.text)[:TEXT_CHARS_MAX])
 
 
 async def _while_there(
@@ -269,16 +269,30 @@ async def _while_there(
         await asyncio.wait({task})
         # LiteLLM closes no Responses stream that was left between two chunks: the connection to
         # the cloud is closed when what is left of it is collected.
-        asyncio.get_running_loop().call_later(COLLECT_S, gc.collect)
+        _collect_soon()
         raise ConnectionResetError
     leaving.cancel()
     await asyncio.wait({leaving})
     return task.result()
 
 
+_collecting: set[asyncio.TimerHandle] = set()
+
+
+def _collect_soon() -> None:
+    """Collect garbage once for all calls that are left at about one time."""
+
+    def collect() -> None:
+        _collecting.clear()
+        gc.collect()
+
+    if not _collecting:
+        _collecting.add(asyncio.get_running_loop().call_later(COLLECT_S, collect))
+
+
 def _none(error: Exception) -> RequestError:
     """Return why the Router has no deployment; secrets may be in it."""
-    text = (str(error).strip() or type(error).__name__).splitlines()[0][:REASON_CHARS_MAX]
+    text = (str(error).strip() or type(error).__name__).splitlines()[0]
     if isinstance(error, litellm.ContextWindowExceededError):
         return RequestError(text, code="context_length_exceeded")
     if OVER_BUDGET in text.lower():

@@ -26,7 +26,6 @@ log = logging.getLogger(__name__)
 
 Headers = Sequence[tuple[str, str]]
 
-TEXT_CHARS_MAX: Final = 600  # of LiteLLM's reason
 CALL_TYPES: Final = {
     "chat": "acompletion",
     "completions": "atext_completion",
@@ -186,7 +185,7 @@ def _refusal(error: Exception, *, is_sent: bool = True) -> RequestError:
     if given == "429" and code in _UNNAMED:
         code = "rate_limit_exceeded"
     status = int(given) if _STATUS.fullmatch(given) else 401
-    return RequestError(" ".join(str(text).split())[:TEXT_CHARS_MAX], status=status, code=code)
+    return RequestError(" ".join(str(text).split()), status=status, code=code)
 
 
 def _wrong(text: str) -> RequestError:

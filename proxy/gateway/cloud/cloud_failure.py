@@ -58,7 +58,7 @@ def failure_of(
     if 300 <= code < 400:
         told, code = _REDIRECT.format(code), STATUS_UNKNOWN
     wait_s = _retry_after_s(error, retry_after)
-    return CloudFailure(_kind(error, code, told), code, told[:TEXT_CHARS_MAX], wait_s)
+    return CloudFailure(_kind(error, code, told), code, told, wait_s)
 
 
 def _kind(error: BaseException | None, status: int, told: str) -> FailureKind:

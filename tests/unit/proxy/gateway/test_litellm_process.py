@@ -26,23 +26,31 @@ from hearth.proxy.gateway.litellm_process import (
     LiteLLMUnavailable,
 )
 from hearth.proxy.http.event_loop import SuspendingEventLoop
+from hearth.shared.errors import RequestError
 from hearth.shared.settings_from_env import load_settings
 from tests.helpers.cloud.cloud_answers import CloudAnswer
 from tests.helpers.cloud.dialect_requests import body_of
 from tests.helpers.cloud.gateway_server import cloud_entry
-from tests.helpers.servers.mock_cloud import MockCloud
+from tests.helpers.servers.mock_cloud import KEY, MockCloud
 
 pytestmark = pytest.mark.process
 STOPS: Final = "The server is shutting down."
 BODY: Final = json.dumps(body_of("chat", "two", "Hi", stream=True)).encode()
 # A callback that chooses no deployment, or hangs at its import.
 CALLBACK: Final = """
-import asyncio, os, subprocess, time
+import asyncio, gc, os, subprocess, time
 from litellm.integrations.custom_logger import CustomLogger
 class Slow(CustomLogger):
     async def async_filter_deployments(self, model, healthy_deployments, *rest, **more):
+        if "A_KEY" in os.environ and collected:
+            raise ValueError(f"{collected} collected. " + "x" * 570 + os.environ["A_KEY"])
         await asyncio.sleep(60)
-slow = Slow()
+slow, collected, collect = Slow(), 0, gc.collect
+def counted():
+    global collected
+    collected += 1
+    collect()
+gc.collect = counted
 if os.environ.get("HANGS"):
     open(os.environ["HANGS"], "w").close()
     time.sleep(60)
@@ -192,3 +200,27 @@ def test_a_death_is_noticed_though_a_callbacks_child_lives_on_and_its_reason_is_
     runner.run(die())
     table.environ["WORDS"] = "100000"
     runner.run(refused())
+
+
+def test_a_crowd_that_leaves_costs_one_collection_and_a_cut_text_shows_no_part_of_a_secret(
+    cloud: MockCloud, tmp_path: Path, runner: asyncio.Runner
+) -> None:
+    (tmp_path / "slow_callback.py").write_text(CALLBACK)
+    table = table_in(tmp_path, cloud, "slow_callback.slow")
+    table.environ["A_KEY"] = KEY
+    asked = {"group": "two", "excluded": [], "preferred": "", "request": {}}
+
+    async def leave() -> None:
+        async with started(table) as process:
+            lines = [await process.line() for _ in range(50)]
+            for line in lines:
+                line.write(json.dumps(["choose", asked]).encode())
+            await asyncio.sleep(0.5)
+            for line in lines:
+                line.close()
+            await asyncio.sleep(2)
+            with pytest.raises(RequestError, match=r"^[1-9] collected\. x+") as caught:
+                await process.choose("two", request={})
+            assert KEY[:4] not in str(caught.value)
+
+    runner.run(leave())
