@@ -21,7 +21,12 @@ import orjson
 from hearth.proxy.gateway.cloud.cloud_failure import CloudFailure
 from hearth.proxy.gateway.config.merged_config import environment, merged_config
 from hearth.proxy.gateway.config.routing_table import Deployment, RoutingTable
-from hearth.proxy.gateway.litellm_messages import HELD_BYTES_MAX, CloudUsage, frame, read_frame
+from hearth.proxy.gateway.litellm_messages import (
+    HELD_BYTES_MAX,
+    LENGTH_BYTES,
+    CloudUsage,
+    read_frame,
+)
 from hearth.proxy.http.body_threads import work_on_body
 from hearth.proxy.http.http_exchange import RawHeaders
 from hearth.shared.errors import RETRY_AFTER_S_MAX, RequestError
@@ -61,8 +66,13 @@ class LiteLLMLine:
         self.failure: CloudFailure | None = None  # of a call
         self.is_complete = False  # LiteLLM has written its reply to the end
 
-    def write(self, data: bytes) -> None:
-        self._writer.write(frame(data))
+    async def write(self, data: bytes) -> None:
+        """Send a frame, a part at a time: a body of any size holds nobody up."""
+        self._writer.write(len(data).to_bytes(LENGTH_BYTES, "big"))
+        with contextlib.suppress(ConnectionError):  # `read` tells of it
+            for start in range(0, len(data), HELD_BYTES_MAX):
+                self._writer.write(data[start : start + HELD_BYTES_MAX])
+                await self._writer.drain()
 
     async def read(self) -> bytes:
         """Return the next frame. Raises: LiteLLMUnavailable: it is closed here or there."""
@@ -77,9 +87,10 @@ class LiteLLMLine:
         Raises:
             RequestError: it refuses, or says nothing within `wait_s`.
         """
-        self.write(await work_on_body(size, lambda: orjson.dumps([what, asked])))
+        question = await work_on_body(size, lambda: orjson.dumps([what, asked]))
         try:
             async with asyncio.timeout(wait_s):
+                await self.write(question)
                 told = orjson.loads(await self.read())
         except TimeoutError:
             text = f"LiteLLM has not answered within {wait_s:g} s. Send the request again."
@@ -225,8 +236,8 @@ class LiteLLMProcess:
         self._calls.add(line)
         try:
             self._refuse()
-            line.write(orjson.dumps(["call", asked]))
-            line.write(body)
+            await line.write(orjson.dumps(["call", asked]))
+            await line.write(body)
             yield line
         finally:
             self._calls.discard(line)

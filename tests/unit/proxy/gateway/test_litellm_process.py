@@ -214,7 +214,7 @@ def test_a_crowd_that_leaves_costs_one_collection_and_a_cut_text_shows_no_part_o
         async with started(table) as process:
             lines = [await process.line() for _ in range(50)]
             for line in lines:
-                line.write(json.dumps(["choose", asked]).encode())
+                await line.write(json.dumps(["choose", asked]).encode())
             await asyncio.sleep(0.5)
             for line in lines:
                 line.close()
