@@ -109,8 +109,11 @@ class Accounts:
     def tell(self, answer: LocalAnswerLog, size: int, line: LiteLLMLine | None = None) -> None:
         """Have LiteLLM's callbacks, budgets and spend take `answer`, soon; never waits or raises.
 
-        `size` is about how much memory it takes; its key's reservation is on `line`.
+        `size` is about how much memory it takes beside the answer's own words; its key's
+        reservation is on `line`.
         """
+        size += len(answer.text) + len(answer.thinking)
+        size += sum(len(call["arguments"]) for call in answer.calls)
         if len(self._tasks) >= LOGS_MAX or self._bytes + size > LOG_BYTES_MAX:
             if line is None:
                 self._drop()

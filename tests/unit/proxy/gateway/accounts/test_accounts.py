@@ -165,13 +165,13 @@ def test_what_has_no_room_is_dropped_but_for_what_a_key_has_reserved(
         litellm = LiteLLM()
         told, lost = made(litellm)
         for _ in range(5):
-            told.tell(ANSWER, 10)
+            told.tell(ANSWER, 6)
         assert (told.dropped, lost) == (3, ["dropped"] * 3)
-        told.tell(ANSWER, 10, cast(Any, litellm))
+        told.tell(ANSWER, 6, cast(Any, litellm))
         litellm.is_open.set()
         await told.close(60)
         assert [each.text for each in litellm.taken] == ["said", "said", ""]
-        told.tell(ANSWER, 10)
+        told.tell(ANSWER, 6)
         await told.close(60)
         assert len(litellm.taken) == 4, "there is room again"
 
