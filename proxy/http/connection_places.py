@@ -46,8 +46,8 @@ class ConnectionPlaces:
 
     def enter(self, newcomer: Closable) -> bool:
         """Take `newcomer` in; return whether `trim` is to be called when it has shown itself."""
-        if len(self) >= OVERSHOOT * self.count_max:
-            self.trim()
+        if len(self) >= OVERSHOOT * self.count_max:  # some at once: to seek one takes as long
+            self._close(max(1, self.count_max // 10))
         self._standings[newcomer] = (False, False)
         was_asked = self._is_to_be_trimmed
         self._is_to_be_trimmed |= len(self) > self.count_max
@@ -56,9 +56,12 @@ class ConnectionPlaces:
     def trim(self) -> None:
         """Close what there is no place for, but none amid a trusted request, nor the last left."""
         self._is_to_be_trimmed = False
+        self._close(len(self) - self.count_max)
+
+    def _close(self, count: int) -> None:
         closable = [each for each, standing in self._standings.items() if not all(standing)]
         closable.sort(key=self._standings.__getitem__)
-        for each in closable[: max(0, min(len(self) - self.count_max, len(closable) - 1))]:
+        for each in closable[: max(0, min(count, len(closable) - 1))]:
             self.on_closed("displaced")
             self.leave(each)
             each.abort()

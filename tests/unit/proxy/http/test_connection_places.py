@@ -45,6 +45,14 @@ def test_a_flood_without_a_pause_opens_no_more_than_twice_the_places() -> None:
     assert sum(not each.is_closed for each in held) == len(places)
 
 
+def test_a_flood_in_one_turn_closes_few_who_could_not_show_their_key_yet() -> None:
+    places = ConnectionPlaces(100)
+    for each in held_by(places, 100):
+        places.move(each, is_trusted=True, is_busy=False)
+    newcomers = held_by(places, 101)
+    assert sum(each.is_closed for each in newcomers) <= 10
+
+
 def test_the_least_goes_first_and_one_newcomer_beside_all_that_are_busy_is_left() -> None:
     places = ConnectionPlaces(4)
     held = held_by(places, 6)
