@@ -1,12 +1,14 @@
 """Passes on why a worker cannot start: it leaves a line in a file beside its socket."""
 
+import logging
 import os
 from pathlib import Path
 from typing import Final
 
 from hearth.shared.read_small_file import read_small_file
 
-_IPC: Final = "ipc://"
+log = logging.getLogger(__name__)
+
 REASON_CHARS_MAX: Final = 2_000
 _BYTES_MAX: Final = 1 << 20
 
@@ -16,12 +18,15 @@ def reason_path(socket_path: Path) -> Path:
 
 
 def leave_reason(endpoint: str, text: str) -> None:
-    """Leave `text` for the supervisor, whose socket is at `endpoint`. Raises: OSError."""
-    path = reason_path(Path(endpoint.removeprefix(_IPC)))
-    path.unlink(missing_ok=True)
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "w", encoding="utf-8", errors="replace") as file:
-        file.write(text)
+    """Leave `text` for the supervisor, whose socket is at `endpoint`; log where it cannot be."""
+    path = reason_path(Path(endpoint.removeprefix("ipc://")))
+    try:
+        path.unlink(missing_ok=True)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "w", encoding="utf-8", errors="replace") as file:
+            file.write(text)
+    except OSError as error:
+        log.warning("the supervisor is not told why: %s", error)
 
 
 def take_reason(socket_path: Path) -> str:

@@ -5,42 +5,75 @@ decoder it comes to a question that rank 0 has to answer; then it does what it i
 `returned` comes. Owner: the thread that loaded the model.
 """
 
-from collections.abc import Callable
-from typing import Any, Final, Protocol
+import time
+from collections.abc import Callable, Sequence as TypedSequence
+from typing import Any, Final
 
 import mlx.core as mx
 from mlx_lm.generate import generation_stream
 
 from hearth.shared.errors import StartError
+from hearth.shared.settings_from_env import Settings
+from hearth.worker.engine import mlx_memory
 from hearth.worker.engine.decode.batch_split import ReadCost
-from hearth.worker.engine.decode.decoding_sequence import Sequence
+from hearth.worker.engine.decode.decoder import Decoder
+from hearth.worker.engine.decode.decoding_sequence import Agree, Sequence
 from hearth.worker.engine.decode.sampler import TokenChoice
-from hearth.worker.engine.model_loader import LoadedModel
+from hearth.worker.engine.decode.tree_forward import TreeForward
+from hearth.worker.engine.engine import Engine
+from hearth.worker.engine.footprint import MemoryUse
+from hearth.worker.engine.model_loader import LoadedModel, weights_of
 from hearth.worker.kv.return_freed_memory import release_memory
 from hearth.worker.ranks.agreed_tokens import FollowingTokens, Sum, checksum, said_facts
 from hearth.worker.ranks.disk.followed_disk import FollowedDisk, OpenStore
 from hearth.worker.ranks.followed_kv import FollowedKV
-from hearth.worker.ranks.following_engine import FollowingEngine, no_tokens
-from hearth.worker.ranks.loading.same_model import model_facts
+from hearth.worker.ranks.loading.sharded_model import model_facts
 from hearth.worker.ranks.rank_link import FollowerLink, Handle, Operation
+from hearth.worker.setup.encoder_memory import workers_limit
 
 STOP: Final = "stop"
 RETURNED: Final = "returned"
+MEASURE_S: Final = 0.5
 
 Do = Callable[..., Any]  # takes an operation's arguments; returns the answer, where one is asked
 
 
-class RankMemory(Protocol):
-    """Knows what this rank may take of its machine."""
+class FollowerMemory:
+    """Holds a follower to its part of its machine, and tells rank 0 what is left of that."""
 
-    def room(self) -> tuple[int, int]:
-        """Return the bytes that it may take, and those that it takes."""
+    def __init__(self, settings: Settings, link: FollowerLink) -> None:
+        self._settings = settings
+        self._link = link
+        self._use = MemoryUse()
+        self._measured_at = 0.0
+        self._limit = workers_limit(settings)
+
+    def share(self, ranks_here: int) -> None:
+        """So many ranks of each worker are on this machine, and have equal parts of its memory."""
+        parts = ranks_here * max(1, self._settings.workers)
+        self._limit = workers_limit(self._settings) // parts
+        mlx_memory.hold_memory(self._limit)
+
+    def admit(self, nbytes: int) -> None:
+        """Make ready for weights of `nbytes`. Raises: StartError, where they do not fit."""
+        mlx_memory.refuse_heavy(nbytes, self._settings.model_path, self._limit)
+        mlx_memory.wire(nbytes)
+
+    def loaded(self, model: LoadedModel) -> None:
+        mlx_memory.wire_loaded(one.nbytes for one in weights_of(model))
+        self.measure()
 
     def measure(self, *, is_due: bool = False) -> None:
-        """Look at what is taken, every now and then, or where it `is_due`.
+        """Look at the process, where the last look is some time ago; rank 0 is told later."""
+        now = time.monotonic()
+        if is_due or now - self._measured_at >= MEASURE_S:
+            self._measured_at = now
+            self._use.measure()
+            self._link.set_room(*self.room())
 
-        Called after each operation.
-        """
+    def room(self) -> tuple[int, int]:
+        """Return the bytes that this rank may take, and those that it takes."""
+        return self._limit, self._use.bytes_used()
 
 
 class Follower:
@@ -51,7 +84,7 @@ class Follower:
         link: FollowerLink,
         load: Callable[..., LoadedModel],
         total: Sum,
-        memory: RankMemory,
+        memory: FollowerMemory,
         open_store: OpenStore,
     ) -> None:
         """`load` is called with what `load` is told with; it and `open_store` raise StartError."""
@@ -104,7 +137,7 @@ class Follower:
         return value
 
     @property
-    def engine(self) -> FollowingEngine:
+    def engine(self) -> "FollowingEngine":
         assert self._engine is not None, "rank 0 makes its engine before it uses it"
         return self._engine
 
@@ -181,3 +214,36 @@ class Follower:
         left = self.engine.decoder.remove(key, said)
         if left is not None:
             self.kv.caches[handle] = left.cache
+
+
+Ask = Callable[[], Any]  # waits for what rank 0 gave to the question that comes now
+
+
+class FollowingEngine(Engine):
+    """The engine of a follower. `agree` gives each forward's tokens."""
+
+    def __init__(self, loaded: LoadedModel, batches: bool, agree: Agree, ask: Ask) -> None:
+        self._agree = agree
+        self._ask = ask
+        super().__init__(loaded, batches)
+
+    def _make_decoder(
+        self, batches: bool, tree_forward: TreeForward | None, try_trunks: Callable[[], bool]
+    ) -> Decoder:
+        return FollowingDecoder(self._model, batches, self._agree, self._ask)
+
+
+class FollowingDecoder(Decoder):
+    """The decoder of a follower. Who shares a forward follows from what rank 0 was asked."""
+
+    def __init__(self, model: Any, is_mergeable: bool, agree: Agree, ask: Ask) -> None:
+        super().__init__(model, generation_stream, is_mergeable, agree=agree)
+        self._ask = ask
+
+    def _finds_room(self, nbytes: int) -> bool:
+        return bool(self._ask())
+
+
+def no_tokens(logprobs: mx.array, _places: TypedSequence[int]) -> mx.array:
+    """Choose nothing: where a follower's row has a token, rank 0's comes."""
+    return mx.zeros(logprobs.shape[:1], mx.uint32)

@@ -15,11 +15,8 @@ from typing import Any, NoReturn
 
 from hearth.shared.errors import EXIT_CANNOT_START, EXIT_RANK_LOST, StartError
 from hearth.shared.logging_setup import configure
-from hearth.shared.open_files import raise_open_file_limit
-from hearth.shared.paths import env_file
-from hearth.shared.private_temp_directory import temp_environment
-from hearth.shared.settings_from_env import Settings, load_settings
-from hearth.shared.thread_turns import take_short_turns
+from hearth.shared.process_start import begin_process
+from hearth.shared.settings_from_env import Settings
 from hearth.shared.zmq_rank_port import RankContext
 from hearth.worker.ranks.rank_link import RankLost, RankMismatch
 from hearth.worker.ranks.start_ranks import rank_keys, with_told
@@ -28,8 +25,6 @@ from hearth.worker.ranks.transport.tensor_group import join_group
 
 log = logging.getLogger("hearth.worker.ranks")
 
-OPEN_FILES = 4096
-OPEN_FILES_MIN = 128
 OTHER_REASON_S = 1.0  # for rank 0 to find that another rank is why a collective failed
 
 Follow = Callable[[TransportFollowerLink, Any, Settings], None]  # (link, group, settings)
@@ -38,21 +33,18 @@ Follow = Callable[[TransportFollowerLink, Any, Settings], None]  # (link, group,
 def run_follower(follow: Follow) -> int:
     """Join rank 0 and do what it tells, by `follow`, until it is gone; return the exit code."""
     options = _options()
-    take_short_turns()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # rank 0 decides when a rank ends
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     threading.Thread(target=_end_with_stdin, name="stdin", daemon=True).start()
     try:
-        raise_open_file_limit(OPEN_FILES, OPEN_FILES_MIN)
-        settings = load_settings(os.environ, env_file())
-        configure(settings.log_level.upper(), _name(options.rank), settings.log_prompts)
-        os.environ |= temp_environment(os.environ, settings.instance_dir)
+        settings = begin_process(_name(options.rank))
         keys = rank_keys(settings) if options.leader.startswith("tcp://") else None
         context = RankContext(keys, is_leader=False)
         link = TransportFollowerLink(context, options.leader, options.address, _end)
         welcome = link.join(options.rank)
     except StartError as error:
-        return _refuse(error)
+        print(f"This rank cannot start: {error}", file=sys.stderr, flush=True)
+        return EXIT_CANNOT_START
     except RankLost as error:
         _end(EXIT_RANK_LOST, str(error))
     configure(settings.log_level.upper(), _name(link.rank), settings.log_prompts)
@@ -79,11 +71,6 @@ def _options() -> argparse.Namespace:
 
 def _name(rank: int | None) -> str:
     return "rank" if not rank else f"rank-{rank}"
-
-
-def _refuse(error: StartError) -> int:
-    print(f"This rank cannot start: {error}", file=sys.stderr, flush=True)
-    return EXIT_CANNOT_START
 
 
 def _end(code: int, why: str) -> NoReturn:

@@ -25,8 +25,7 @@ from hearth.worker.ranks.disk.leading_disk_thread import lead_disk
 from hearth.worker.ranks.follower import STOP
 from hearth.worker.ranks.leading_engine import LeadingEngine
 from hearth.worker.ranks.leading_layer_map import LeadingLayerMap
-from hearth.worker.ranks.loading.same_model import check_same_model, model_facts
-from hearth.worker.ranks.loading.sharded_model import Sharded
+from hearth.worker.ranks.loading.sharded_model import Sharded, check_same_model, model_facts
 from hearth.worker.ranks.named_kv import Telling
 from hearth.worker.ranks.rank_link import LeaderLink, RankRoom
 from hearth.worker.ranks.start_ranks import OFF, start_ranks

@@ -80,9 +80,6 @@ class LeaderLink(Protocol):
     def witness(self, *facts: Value) -> None:
         """Note what is about to be computed, or was; every follower must note the same next."""
 
-    def let_go(self) -> None:
-        """Take no rank for lost from now on: this process ends, and the others with it."""
-
     def wait_for_failure(self) -> None:
         """Give the link time to end the process, where a collective failed for a lost rank."""
 

@@ -66,7 +66,7 @@ def start_ranks(
         StartError: a setting is wrong, or MLX cannot connect the ranks.
         SystemExit: the process ends.
     """
-    leave = functools.partial(_leave_reason, endpoint)
+    leave = functools.partial(leave_reason, endpoint)
     return lead_ranks(settings, worker_id, leave, is_over, command)
 
 
@@ -100,7 +100,9 @@ def lead_ranks(
     processes.start(ranks, link.endpoint, link.lose, command)
     elsewhere = [host.name for host, is_here in zip(hosts, local, strict=True) if not is_here]
     if elsewhere:
-        log.info("waiting for ranks on %s: run there %s", ", ".join(elsewhere), _join_hint(link))
+        where = link.endpoint.removeprefix("tcp://")
+        names = ", ".join(elsewhere)
+        log.info("waiting for ranks on %s: run there hearth ranks join %s", names, where)
     link.wait_for_all(is_over)
     return StartedRanks(link, join_group(tensors, 0, settings.ranks), processes)
 
@@ -118,10 +120,6 @@ def refuse_settings(settings: Settings) -> None:
                 f"RANKS is {settings.ranks} and {name} is {value!r}, which a model over several "
                 f"ranks cannot have (docs/ranks.md). Leave {name} empty, or set RANKS=1."
             )
-
-
-def _join_hint(link: TransportLeaderLink) -> str:
-    return f"hearth ranks join {link.endpoint.removeprefix('tcp://')}"
 
 
 def told_settings(settings: Settings) -> dict[str, Any]:
@@ -152,13 +150,6 @@ def endpoints_of(settings: Settings, worker_id: int, host: str = LOOPBACK) -> tu
     directory = settings.instance_dir
     names = (f"ranks-{worker_id}.sock", f"ranks-{worker_id}-told.sock")
     return ipc_endpoint(directory / names[0]), ipc_endpoint(directory / names[1])
-
-
-def _leave_reason(endpoint: str, why: str) -> None:
-    try:
-        leave_reason(endpoint, why)
-    except OSError as error:
-        log.warning("the supervisor is not told why: %s", error)
 
 
 def _end_process(

@@ -16,7 +16,7 @@ from hearth.worker.disk.file_store import FileStore
 from hearth.worker.engine.model_loader import LoadedModel
 from hearth.worker.kv.layer_adapters import leaves
 from hearth.worker.ranks.disk.followed_disk import OpenStore
-from hearth.worker.ranks.follower import Follower
+from hearth.worker.ranks.follower import Follower, FollowerMemory
 from hearth.worker.ranks.leading_rank import LeadingRank
 from hearth.worker.ranks.named_kv import EMPTY_HANDLE, handle_of
 from hearth.worker.ranks.rank_link import RankLost
@@ -28,8 +28,11 @@ WAIT_S = 30.0
 LIMIT_BYTES = 1 << 40
 
 
-class RoomyMemory:
+class RoomyMemory(FollowerMemory):
     """A machine on which a follower may take all that it wants."""
+
+    def __init__(self) -> None:
+        """Look at nothing."""
 
     def room(self) -> tuple[int, int]:
         return LIMIT_BYTES, 0

@@ -11,8 +11,14 @@ from hearth.worker.disk.file_format import Record
 from hearth.worker.disk.file_names import FileKind
 from hearth.worker.disk.file_store import FileStore
 from hearth.worker.kv.serialise_kv import UnreadableRecord, arrays_of_rows, arrays_of_state
-from hearth.worker.ranks.disk.leading_disk_thread import FOUND_EVENT, LOST_EVENT, QUEUE_EVENT
-from hearth.worker.ranks.disk.told_records import kind_from, name_from, record_from, told_name
+from hearth.worker.ranks.disk.leading_disk_thread import (
+    FOUND_EVENT,
+    LOST_EVENT,
+    QUEUE_EVENT,
+    name_from,
+    record_from,
+    told_name,
+)
 from hearth.worker.ranks.followed_kv import FollowedKV, FollowedRead
 from hearth.worker.ranks.rank_link import FollowerLink, Handle
 
@@ -70,7 +76,7 @@ class FollowedDisk:
 
     def _write(self, handle: Handle, told: list[Any], is_needed: bool) -> None:
         """Write rows or states."""
-        if kind_from(told) is FileKind.STATE:
+        if name_from(told[0]).kind is FileKind.STATE:
             arrays = arrays_of_state(self._kv.states[handle])
         else:
             arrays = arrays_of_rows(self._kv.rows[handle].layers)

@@ -6,23 +6,24 @@ part of it; what one of them lacks, or is too slow to read, counts as missing on
 
 import dataclasses
 import weakref
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any, Final
 
+import numpy as np
+
 from hearth.shared.errors import StartError
 from hearth.shared.suspending_clock import awake_s
+from hearth.worker.cache.block_hash import PrefixHash
 from hearth.worker.disk.disk_thread import DiskThread, OnRead
-from hearth.worker.disk.file_format import Record
-from hearth.worker.disk.file_names import FileName
+from hearth.worker.disk.file_format import Array, Record
+from hearth.worker.disk.file_names import FileKind, FileName
 from hearth.worker.disk.file_store import FileStore
 from hearth.worker.kv.disk_tier import RECALL_S_MAX
 from hearth.worker.kv.serialise_kv import UnreadableRecord
-from hearth.worker.ranks.disk.told_records import name_from, told_name, told_record
 from hearth.worker.ranks.named_kv import Telling, handle_of
-from hearth.worker.ranks.rank_link import Handle
+from hearth.worker.ranks.rank_link import Handle, Value
 
 QUEUE_EVENT: Final = "disk_queue"  # (writes taken so far, bytes that wait to be written)
 LOST_EVENT: Final = "disk_lost"  # (name,): a record could not be written
@@ -134,7 +135,7 @@ class LeadingDiskThread(DiskThread):
         weakref.finalize(read, self._telling.let_go, handle).atexit = False
         with self._changed:
             self._open_reads[handle] = _ReadOfRanks(read, names, then)
-        if not super().read(names, lambda records: self._note_own(handle, records)):
+        if not super().read(names, lambda records: self._note(handle, 0, records)):
             with self._changed:
                 del self._open_reads[handle]
             return False
@@ -204,7 +205,7 @@ class LeadingDiskThread(DiskThread):
         """Take in what a follower says of its files. The link's thread."""
         if name == FOUND_EVENT:
             handle, found = arguments
-            self._note_found(rank, Handle(handle), found)
+            self._note(Handle(handle), rank, found)
         elif name == QUEUE_EVENT:
             with self._changed:
                 self._queues[rank] = _FollowersQueue(*arguments)
@@ -217,22 +218,17 @@ class LeadingDiskThread(DiskThread):
                 self.counts["writes_lost_by_rank"] += 1
             super().drop([name_from(told)])  # of no use alone; it may be about to be written here
 
-    def _note_own(self, handle: Handle, records: Sequence[Record | None]) -> None:
-        with self._changed:
-            if handle in self._open_reads:
-                self._open_reads[handle].records = records
-        self._finish_if_all_said(handle)
-
-    def _note_found(self, rank: int, handle: Handle, found: list[bool]) -> None:
-        with self._changed:
-            if handle in self._open_reads:
-                self._open_reads[handle].found[rank] = found
-        self._finish_if_all_said(handle)
-
-    def _finish_if_all_said(self, handle: Handle) -> None:
+    def _note(self, handle: Handle, rank: int, said: Sequence[Any]) -> None:
+        """Take in what `rank` found of a read: rank 0 its records, others whether they have any."""
         with self._changed:
             asked = self._open_reads.get(handle)
-            if asked is None or asked.records is None or len(asked.found) < len(self._queues):
+            if asked is None:
+                return
+            if rank:
+                asked.found[rank] = list(said)
+            else:
+                asked.records = said
+            if asked.records is None or len(asked.found) < len(self._queues):
                 return
             del self._open_reads[handle]
         self._finish(asked)
@@ -267,7 +263,42 @@ class LeadingDiskThread(DiskThread):
         for asked in self._taken_reads(lambda asked: True):
             self._finish(asked)
 
-    def _taken_reads(self, is_due: Callable[[_ReadOfRanks], bool]) -> deque[_ReadOfRanks]:
+    def _taken_reads(self, is_due: Callable[[_ReadOfRanks], bool]) -> list[_ReadOfRanks]:
         with self._changed:
             due = [handle for handle, asked in self._open_reads.items() if is_due(asked)]
-            return deque(self._open_reads.pop(handle) for handle in due)
+            return [self._open_reads.pop(handle) for handle in due]
+
+
+def told_name(name: FileName) -> list[Value]:
+    """Return a record's name as it is told."""
+    ends = (bytes(name.start), bytes(name.end))
+    return [str(name.kind), *ends, name.token_count, name.is_canonical, name.rule]
+
+
+def name_from(told: list[Any]) -> FileName:
+    """Return a record's name by what was told."""
+    kind, start, end, token_count, is_canonical, rule = told
+    ends = (PrefixHash(start), PrefixHash(end))
+    return FileName(FileKind(kind), *ends, token_count, is_canonical, rule)
+
+
+def told_record(record: Record) -> list[Value]:
+    """Return what a record says as it is told; root and arrays are each rank's own."""
+    tokens = record.tokens.astype("<i4", copy=False).tobytes()
+    return [told_name(record.name), record.position, tokens]
+
+
+def record_from(told: list[Any], root: PrefixHash, arrays: tuple[Array, ...]) -> Record:
+    """Return a rank's own record by what was told."""
+    name, position, tokens = name_from(told[0]), told[1], told[2]
+    return Record(
+        root=root,
+        start=name.start,
+        end=name.end,
+        position=position,
+        tokens=np.frombuffer(tokens, "<i4").astype(np.int32),
+        is_canonical=name.is_canonical,
+        kind=name.kind,
+        arrays=arrays,
+        rule=name.rule,
+    )

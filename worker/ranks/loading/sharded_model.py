@@ -5,7 +5,7 @@ layers. Both are taken before anything is read, so that a rank reads no more tha
 Owner: the thread that computes.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,7 +14,8 @@ from mlx_lm.utils import get_total_parameters, load_model
 
 from hearth.shared.errors import StartError
 from hearth.worker.engine.compute_dtype import ComputeDtype
-from hearth.worker.engine.model_loader import text_tokenizer
+from hearth.worker.engine.model_loader import LoadedModel, text_tokenizer
+from hearth.worker.ranks.transport.link_messages import difference
 
 # What a config names that every rank has an equal part of, where layers are split.
 _SPLIT_COUNTS: Final = (
@@ -58,17 +59,20 @@ def split_model(model: Any, config: Mapping[str, Any], group: Any, split: str) -
     """
     kind = str(config.get("model_type", "unknown"))
     if split == "pipeline":
-        _take_layers(model, kind, group)
-    else:
-        _take_heads(model, kind, config.get("text_config") or config, group)
-
-
-def _take_heads(model: Any, kind: str, text: Mapping[str, Any], group: Any) -> None:
+        network: Any = getattr(model, "model", None)
+        if not hasattr(network, "pipeline"):
+            raise StartError(
+                f"RANK_SPLIT is pipeline, and mlx-lm has no pipeline for models of type {kind!r} "
+                "(docs/ranks.md lists those that have one). Set RANK_SPLIT=tensor."
+            )
+        network.pipeline(group)
+        return
     if not hasattr(model, "shard"):
         raise StartError(
             f"RANKS is {group.size()}, and mlx-lm cannot split models of type {kind!r} "
             "over ranks (docs/ranks.md lists those that it can). Set RANKS=1."
         )
+    text = config.get("text_config") or config
     for name in _SPLIT_COUNTS:
         if (text.get(name) or 0) % group.size():
             raise StartError(
@@ -78,11 +82,27 @@ def _take_heads(model: Any, kind: str, text: Mapping[str, Any], group: Any) -> N
     model.shard(group)
 
 
-def _take_layers(model: Any, kind: str, group: Any) -> None:
-    network: Any = getattr(model, "model", None)
-    if not hasattr(network, "pipeline"):
-        raise StartError(
-            f"RANK_SPLIT is pipeline, and mlx-lm has no pipeline for models of type {kind!r} "
-            "(docs/ranks.md lists those that have one). Set RANK_SPLIT=tensor."
-        )
-    network.pipeline(group)
+REMEDIES = {
+    "dtype": "Set DTYPE to bfloat16 or float16: auto goes by each machine's chip.",
+    "files": "Fetch the model anew where it is older: hearth pull.",
+}
+
+
+def model_facts(loaded: LoadedModel) -> dict[str, Any]:
+    """Return what must be the same on all ranks. Waits until the weights are hashed.
+
+    Raises: OSError, SystemExit, as `WeightsIdentity.parts` does.
+    """
+    files = dict(part.rsplit(" ", 1) for part in loaded.identity.parts())
+    return {"dtype": loaded.dtype.name, **files}
+
+
+def check_same_model(
+    own: Mapping[str, Any], others: Sequence[Mapping[str, Any]], hosts: Sequence[str]
+) -> None:
+    """Compare rank 0's facts with those of ranks 1 and up, in this order. Raises: StartError."""
+    for rank, theirs in enumerate(others, 1):
+        if wrong := difference(own, theirs):
+            remedy = REMEDIES["dtype" if own["dtype"] != theirs.get("dtype") else "files"]
+            who = f"Rank {rank} of {len(hosts)} ({hosts[rank]})"
+            raise StartError(f"{who} cannot take part: {wrong}. {remedy}")

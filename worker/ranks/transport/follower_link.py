@@ -1,6 +1,5 @@
 """Takes what rank 0 tells a follower, and says what it does of it."""
 
-import logging
 import threading
 from collections.abc import Callable
 from typing import Any, Final
@@ -31,8 +30,6 @@ from hearth.worker.ranks.transport.link_messages import (
     own_versions,
 )
 from hearth.worker.ranks.transport.rank_watch import BEAT_S
-
-log = logging.getLogger(__name__)
 
 STOOD_STILL_S: Final = 4 * BEAT_S  # between two beats: this process itself did not run
 LEAVE_WAIT_S: Final = 0.5  # for the last message to be read
@@ -130,30 +127,22 @@ class TransportFollowerLink:
     def _run(self) -> None:
         heard_at = beat_at = awake_s()
         while not self._is_closed.is_set():
-            self._beat()
+            limit, used = self._room
+            # Whether it waits is read first: what it has done and said only grows until it does.
+            is_waiting = self._is_waiting
+            self._send([BEAT, self._done_count, is_waiting, self._said_count, limit, used])
             if self._status.wait_for_end(BEAT_S):
                 self._end(EXIT_RANK_LOST, "rank 0 is gone")
                 return
             now_s = awake_s()
-            if self._hears() or now_s - beat_at > STOOD_STILL_S:
+            if now_s - beat_at > STOOD_STILL_S:
+                heard_at = now_s
+            while self._status.take() is not None:  # a sign of life
                 heard_at = now_s
             beat_at = now_s
             if now_s - heard_at > SILENCE_S_MAX:
                 self._end(EXIT_RANK_LOST, f"rank 0 is silent for {now_s - heard_at:.0f} s")
                 return
-
-    def _beat(self) -> None:
-        limit, used = self._room
-        # Whether it waits is read first: what it has done and said only grows until it does.
-        is_waiting = self._is_waiting
-        self._send([BEAT, self._done_count, is_waiting, self._said_count, limit, used])
-
-    def _hears(self) -> bool:
-        """Take all signs of life of rank 0; return whether there was one."""
-        count = 0
-        while self._status.take() is not None:
-            count += 1
-        return count > 0
 
     def close(self) -> None:
         """Leave; rank 0 finds that this rank is gone. Main thread."""

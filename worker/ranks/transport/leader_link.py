@@ -186,25 +186,22 @@ class TransportLeaderLink:
     # ------------------------------------------------------------ the link's thread
 
     def _run(self) -> None:
+        ticked_at = awake_s()
         try:
-            self._watch_all()
+            while not self._is_closed.is_set():
+                came = self._status.receive(TICK_S)
+                if came is not None:
+                    self._take(*came)
+                now_s = awake_s()
+                if self._lost and (came is None or now_s - self._lost[2] >= LAST_WORDS_S):
+                    rank, why, _ = self._lost
+                    self._fail(f"{self._watch.name(rank)} is gone: {why}")
+                if now_s - ticked_at >= TICK_S:
+                    self._tick(now_s, now_s - ticked_at)
+                    ticked_at = now_s
         except Exception:
             log.exception("the thread of the ranks broke")
             self._fail("rank 0's own thread for the other ranks broke; the log says how")
-
-    def _watch_all(self) -> None:
-        ticked_at = awake_s()
-        while not self._is_closed.is_set():
-            came = self._status.receive(TICK_S)
-            if came is not None:
-                self._take(*came)
-            now_s = awake_s()
-            if self._lost and (came is None or now_s - self._lost[2] >= LAST_WORDS_S):
-                rank, why, _ = self._lost
-                self._fail(f"{self._watch.name(rank)} is gone: {why}")
-            if now_s - ticked_at >= TICK_S:
-                self._tick(now_s, now_s - ticked_at)
-                ticked_at = now_s
 
     def _tick(self, now_s: float, elapsed_s: float) -> None:
         if elapsed_s > STOOD_STILL_S:

@@ -46,8 +46,11 @@ def check_ranks(link: LeaderLink, group: Any, settings: Settings) -> Iterator[Ch
     yield CheckRow("ranks", f"{link.size}: {', '.join(link.hosts)}; versions are the same")
     told_us = statistics.median(_timed(lambda: link.ask("nothing"), ASKS)) / 2 * 1e6
     yield CheckRow("telling", f"{told_us:,.0f} us one way (median of {ASKS})")
-    yield _small_sums(link, group)
-    yield _large_sums(link, group)
+    seconds = _median_sum(link, group, 1, SMALL_SUMS)
+    yield CheckRow("a sum of one number", f"{seconds * 1e6:,.0f} us (median of {SMALL_SUMS})")
+    seconds = _median_sum(link, group, LARGE_BYTES // 4, LARGE_SUMS)
+    speed = f"{LARGE_BYTES / seconds / 1e6:,.0f} MB/s ({seconds * 1e3:,.0f} ms)"
+    yield CheckRow(f"a sum of {LARGE_BYTES >> 20} MB", speed)
     yield _equal_bits(link, group)
     yield _equal_files(link, settings)
 
@@ -86,18 +89,10 @@ def _sums(group: Any, size: int, count: int) -> list[float]:
     return _timed(lambda: mx.eval(mx.distributed.all_sum(ones, group=group)), count)
 
 
-def _small_sums(link: LeaderLink, group: Any) -> CheckRow:
-    link.tell("sums", 1, SMALL_SUMS)
-    microseconds = statistics.median(_sums(group, 1, SMALL_SUMS)) * 1e6
-    return CheckRow("a sum of one number", f"{microseconds:,.0f} us (median of {SMALL_SUMS})")
-
-
-def _large_sums(link: LeaderLink, group: Any) -> CheckRow:
-    size = LARGE_BYTES // 4
-    link.tell("sums", size, LARGE_SUMS)
-    seconds = statistics.median(_sums(group, size, LARGE_SUMS))
-    speed = f"{LARGE_BYTES / seconds / 1e6:,.0f} MB/s ({seconds * 1e3:,.0f} ms)"
-    return CheckRow(f"a sum of {LARGE_BYTES >> 20} MB", speed)
+def _median_sum(link: LeaderLink, group: Any, size: int, count: int) -> float:
+    """Have all ranks sum as `_sums` does; return the median in seconds."""
+    link.tell("sums", size, count)
+    return statistics.median(_sums(group, size, count))
 
 
 def _digest(group: Any, rank: int, dtype: str, shape: Sequence[int]) -> str:
@@ -117,18 +112,11 @@ def _equal_bits(link: LeaderLink, group: Any) -> CheckRow:
         others.append(link.ask("last digest"))
     differing = [
         f"{dtype} {shape}"
-        for (dtype, shape), mine, theirs, first in zip(
-            cases, own, others, _firsts(own), strict=True
-        )
-        if {mine, *theirs} != {first}
+        for number, (dtype, shape) in enumerate(cases)
+        if {own[number], *others[number]} != {own[number - number % 2]}
     ]
     found = ", ".join(differing) if differing else f"the same on all ranks ({len(cases)} sums)"
     return CheckRow("bits of sums", found, not differing)
-
-
-def _firsts(digests: Sequence[str]) -> list[str]:
-    """Return for each of pairs of digests the first one of its pair."""
-    return [digests[index - index % 2] for index in range(len(digests))]
 
 
 def _files(settings: Settings) -> dict[str, str]:

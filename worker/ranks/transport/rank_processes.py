@@ -4,7 +4,6 @@ A follower ends itself when its standard input reaches its end, which it does ho
 """
 
 import contextlib
-import functools
 import os
 import signal
 import subprocess
@@ -44,8 +43,9 @@ class RankProcesses:
                 stdin=subprocess.PIPE,  # held open for as long as this process lives
                 env=os.environ,
             )
-            watch = functools.partial(_watch, process, functools.partial(on_end, rank))
-            watcher = threading.Thread(target=watch, name="rank process", daemon=True)
+            watcher = threading.Thread(
+                target=_watch, args=(process, rank, on_end), name="rank process", daemon=True
+            )
             self._watchers.append(watcher)
             watcher.start()
 
@@ -76,8 +76,10 @@ class RankProcesses:
             watcher.join()
 
 
-def _watch(process: "subprocess.Popen[bytes]", on_end: Callable[[str], None]) -> None:
-    on_end(how_ended(process.wait()))
+def _watch(
+    process: "subprocess.Popen[bytes]", rank: int, on_end: Callable[[int, str], None]
+) -> None:
+    on_end(rank, how_ended(process.wait()))
 
 
 def how_ended(code: int) -> str:

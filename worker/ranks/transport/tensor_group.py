@@ -24,6 +24,13 @@ JOIN_S_MAX: Final = 10.0
 # The ranks that connect first do so when the others listen: MLX tries again a second later only.
 LISTEN_FIRST_S: Final = 0.1
 PORTS: Final = range(20_000, 32_000)  # below those that systems give to connections
+MISSING: Final = {
+    "ring": "MLX has no ring here. Reinstall mlx.",
+    "jaccl": (
+        "MLX has no RDMA (jaccl) here. It needs macOS 26.2 and RDMA over Thunderbolt, enabled in "
+        "recovery mode; without rdma in the file of RANK_HOSTS tensors take TCP."
+    ),
+}
 PORT_TRIES_MAX: Final = 100
 
 
@@ -94,7 +101,7 @@ def join_group(tensors: dict[str, Any], rank: int, size: int) -> Any:
 
     backend = tensors["backend"]
     if not mx.distributed.is_available(backend):
-        raise StartError(_missing(backend))
+        raise StartError(MISSING[backend])
     with tempfile.TemporaryDirectory() as directory:
         os.environ |= _environment(tensors, rank, Path(directory) / "ranks.json")
         if rank == size - 1:
@@ -122,12 +129,3 @@ def _environment(tensors: dict[str, Any], rank: int, file: Path) -> dict[str, st
     file.write_text(json.dumps(tensors["devices"]))
     names = ("MLX_RANK", "MLX_IBV_DEVICES", "MLX_JACCL_COORDINATOR")
     return dict(zip(names, (str(rank), str(file), tensors["coordinator"]), strict=True))
-
-
-def _missing(backend: str) -> str:
-    if backend == "ring":
-        return "MLX has no ring here. Reinstall mlx."
-    return (
-        "MLX has no RDMA (jaccl) here. It needs macOS 26.2 and RDMA over Thunderbolt, enabled in "
-        "recovery mode; without rdma in the file of RANK_HOSTS tensors take TCP."
-    )

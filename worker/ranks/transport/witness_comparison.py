@@ -47,20 +47,15 @@ class WitnessComparison:
                     f"rank {rank} {_shown(theirs)}"
                 )
             self.counts[rank] += 1
-        self._forget()
+        while self._first < min(self.counts.values()):  # every follower has said it
+            self._own.popleft()
+            self._first += 1
         if max(len(ahead), len(self._own)) > FACTS_AHEAD_MAX:
             raise RankMismatch(f"rank {rank} is over {FACTS_AHEAD_MAX:,} steps away from rank 0")
 
     def said_count(self, rank: int) -> int:
         """Return how many facts `rank` has said, compared or not."""
         return self.counts[rank] + len(self._ahead[rank])
-
-    def _forget(self) -> None:
-        """Let go of what every follower has said."""
-        least = min(self.counts.values())
-        while self._first < least:
-            self._own.popleft()
-            self._first += 1
 
 
 def _shown(facts: bytes) -> str:

@@ -8,7 +8,7 @@ import pytest
 from hearth.commands.ranks.join_ranks import endpoint_of
 from hearth.shared.errors import StartError
 from hearth.shared.settings_from_env import load_settings
-from hearth.worker.ranks.loading.same_model import check_same_model
+from hearth.worker.ranks.loading.sharded_model import check_same_model
 from hearth.worker.ranks.rank_link import pack, unpack
 from hearth.worker.ranks.start_ranks import endpoints_of, told_settings, with_told
 
