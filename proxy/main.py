@@ -47,8 +47,7 @@ from hearth.shared.settings_from_env import (
     setting_warnings,
     variables_in,
 )
-from hearth.shared.stop_signals import StopSignals
-from hearth.shared.stop_times import FLUSH_WAIT_S
+from hearth.shared.stop_signals import FLUSH_WAIT_S, StopSignals
 from hearth.shared.suspects import DIRECTORY, SuspectStore
 from hearth.shared.thread_turns import take_short_turns
 from hearth.shared.version import VERSION

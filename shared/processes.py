@@ -23,8 +23,7 @@ import psutil
 from hearth.shared.errors import StartError
 from hearth.shared.listen_addresses import is_address, listen_addresses
 from hearth.shared.read_small_file import read_small_file
-from hearth.shared.stop_signals import SAY_AFTER_S
-from hearth.shared.stop_times import CHUNK_WAIT_S, END_WAIT_S
+from hearth.shared.stop_signals import CHUNK_WAIT_S, END_WAIT_S, SAY_AFTER_S
 
 PID_FILE = "hearth.json"
 _PID_FILE_BYTES_MAX = 1 << 20

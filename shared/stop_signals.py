@@ -1,9 +1,17 @@
-"""Tells the first signal that stops a process from a second one, which ends it at once."""
+"""Tells the first signal that stops a process from a second one, which ends it at once.
+
+Also names how long the parts of a stop may take, for all who wait for one.
+"""
 
 import signal
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
+
+CHUNK_WAIT_S: Final = 15.0  # a worker ends the chunk that its GPU computes before it goes
+FLUSH_WAIT_S: Final = 2.0  # then it writes what is not on disk yet
+END_WAIT_S: Final = 2.0  # for what a worker does then, beside writing what it keeps
+
 
 if TYPE_CHECKING:  # the installer asks for SAY_AFTER_S, and has no loop
     import asyncio

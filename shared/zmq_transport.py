@@ -186,7 +186,7 @@ class RouterPort:
         self._poller.register(self._wake_read.fileno(), zmq.POLLIN)
         self._is_woken = False  # a wake is on its way: another one would tell nothing new
         # Kept for a moment: frames that wait for a socket
-        self._outbox: deque[tuple[bytes, Message]] = deque()
+        self.outbox: deque[tuple[bytes, Message]] = deque()
         self.gone: set[bytes] = set()  # peers that a send found missing, for the owner to collect
         self.bad_frame_count = 0
 
@@ -215,14 +215,9 @@ class RouterPort:
 
     def post(self, peer: bytes, message: Message) -> None:
         """Queue `message` for `peer` and wake the owner. Any thread; never blocks."""
-        self._outbox.append((peer, message))
+        self.outbox.append((peer, message))
         if not self._is_woken:
             self.wake()
-
-    @property
-    def waiting_frames(self) -> int:
-        """Return how many messages wait to be handed to zmq. Any thread."""
-        return len(self._outbox)
 
     def wake(self) -> None:
         """End the owner's wait. Any thread, and signal handlers."""
@@ -258,8 +253,8 @@ class RouterPort:
         return received
 
     def _flush(self) -> None:
-        while self._outbox:
-            peer, message = self._outbox.popleft()
+        while self.outbox:
+            peer, message = self.outbox.popleft()
             if peer in self.gone:  # it takes everything, into nothing
                 continue
             try:

@@ -44,6 +44,9 @@ def cache_report(
     root = key_root(store.root.name, key)
     roots = _roots_of(kv_manager, root, adapters.values()) if key else None
     lines = _lines(kv_manager, store.extents if roots is None else _under(roots), facts)
+    depths = Counter(bisect.bisect_right(DEPTHS, line["tokens"]) for line in lines)
+    lasts = [*(f"{depth - 1}" for depth in DEPTHS), ""]
+    evictor = kv_manager.transfer.evictor
     return {
         "reuses": True,
         "exact": kv_manager.rules.is_exact,
@@ -59,9 +62,14 @@ def cache_report(
         "extents": len(store),
         "snapshots": sum(joint.snapshot is not None for joint in store.joints),
         "evictions": kv_manager.evictions,
-        "evicted": _evicted(kv_manager, roots),
+        "evicted": {
+            "count": dict(evictor.evicted),
+            "bytes": dict(evictor.evicted_bytes),
+            # The newest first, of those under `roots`; None = all.
+            "last": [entry.as_row() for entry in evictor.last if _is_of(entry.root, roots)],
+        },
         "disk": kv_manager.disk_report(),
-        "depths": _depths(lines),
+        "depths": {f"{low}-{lasts[at]}": depths[at] for at, low in enumerate((0, *DEPTHS))},
         "entries": lines[:LINES_MAX],
         **kv_manager.pins_report(key),
         **report,
@@ -90,19 +98,6 @@ def _roots_of(kv_manager: KVManager, name: PrefixHash, adapters: Iterable[str]) 
 
 def _is_of(root: Joint, roots: Sequence[Joint] | None) -> bool:
     return roots is None or root in roots
-
-
-def _evicted(kv_manager: KVManager, roots: Sequence[Joint] | None) -> dict[str, Any]:
-    """Return what was evicted: of each kind how many, and how many bytes they gave back.
-
-    With it come the last entries that made way, the newest first: those under `roots`, None = all.
-    """
-    evictor = kv_manager.transfer.evictor
-    return {
-        "count": dict(evictor.evicted),
-        "bytes": dict(evictor.evicted_bytes),
-        "last": [entry.as_row() for entry in evictor.last if _is_of(entry.root, roots)],
-    }
 
 
 def quantisation_report(kv_manager: KVManager | NullKVManager) -> dict[str, Any] | None:
@@ -173,13 +168,18 @@ def _lines(
     row_bytes = {slot.number: costs[slot.format] for slot in slots}
     images: dict[Joint, int] = {}
     rows = []
-    for line, held in sorted(own.items(), key=_use_order):
+    now = time.monotonic()
+    for line, held in sorted(own.items(), key=lambda row: (not row[0].is_running, -row[0].used_at)):
         last = max(held, key=lambda extent: extent.end.position).end
         kept = sum(map(_kept_bytes, held))
         live = sum(row_bytes[min(e.holders)] * len(e.tokens) for e in held if e.holders)
         rows.append(
-            _line_row(line)
-            | {
+            {
+                "line": line.number,
+                "turns": line.turns,
+                "age_s": round(now - line.opened_at, 1),
+                "idle_s": 0.0 if line.is_running else round(now - line.used_at, 1),
+                "session": None if line.sponsor is None else f"under line {line.sponsor.number}",
                 "model": facts.name if facts is not None else None,
                 "tokens": last.position,
                 "own_tokens": sum(len(extent.tokens) for extent in held),
@@ -191,22 +191,6 @@ def _lines(
             }
         )
     return rows
-
-
-def _use_order(row: tuple[LinePriority, list[Extent]]) -> tuple[bool, float]:
-    line = row[0]
-    return not line.is_running, -line.used_at
-
-
-def _line_row(line: LinePriority) -> dict[str, Any]:
-    now = time.monotonic()
-    return {
-        "line": line.number,
-        "turns": line.turns,
-        "age_s": round(now - line.opened_at, 1),
-        "idle_s": 0.0 if line.is_running else round(now - line.used_at, 1),
-        "session": None if line.sponsor is None else f"under line {line.sponsor.number}",
-    }
 
 
 def _kept_bytes(extent: Extent) -> int:
@@ -225,10 +209,3 @@ def _images_to(joint: Joint, known: dict[Joint, int]) -> int:
     for extent in reversed(path):
         count = known[extent.end] = count + extent.images
     return count
-
-
-def _depths(lines: list[dict[str, Any]]) -> dict[str, int]:
-    """Return how many lines end in each range of depths, by its name: "1024-4095"."""
-    found = Counter(bisect.bisect_right(DEPTHS, line["tokens"]) for line in lines)
-    lasts = [*(f"{depth - 1}" for depth in DEPTHS), ""]
-    return {f"{first}-{lasts[at]}": found[at] for at, first in enumerate((0, *DEPTHS))}

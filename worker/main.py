@@ -22,15 +22,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hearth.shared.errors import EXIT_CANNOT_START, StartError
-from hearth.shared.logging_setup import configure
-from hearth.shared.open_files import raise_open_file_limit
-from hearth.shared.paths import env_file
-from hearth.shared.private_temp_directory import temp_environment
-from hearth.shared.settings_from_env import Settings, load_settings
+from hearth.shared.process_start import begin_process
+from hearth.shared.settings_from_env import Settings
 from hearth.shared.start_failure_file import leave_reason
-from hearth.shared.stop_times import FLUSH_WAIT_S
+from hearth.shared.stop_signals import FLUSH_WAIT_S
 from hearth.shared.suspects import DIRECTORY, SuspectStore
-from hearth.shared.thread_turns import take_short_turns
 from hearth.shared.wire_messages import Failed, Heartbeat, Status, Told
 from hearth.shared.zmq_transport import PROXY_NAME, WORKER_NAME, RouterPort, curve_keys
 from hearth.worker.engine import mlx_lm_open_files  # noqa: F401  before all that imports mlx_lm
@@ -56,20 +52,17 @@ from hearth.worker.prompt.prefill_cuts import CutRule
 from hearth.worker.requests.session_prompt_builder import SessionPromptBuilder
 from hearth.worker.schedule.answers.answer_drafts import AnswerDrafts, DraftPolicy
 from hearth.worker.schedule.generation_watchdog import GenerationWatchdog
-from hearth.worker.schedule.memory_guard import MemoryGuard
 from hearth.worker.schedule.model_load_and_prefill_log import StartSteps
-from hearth.worker.schedule.pressure_relief import PressureRelief
 from hearth.worker.schedule.request_state import RenderNextPrompt, Request
 from hearth.worker.schedule.scheduler import Scheduler
 from hearth.worker.schedule.scheduler_config import SchedulerConfig
 from hearth.worker.schedule.suspects import Suspects
 from hearth.worker.schedule.turn_recorder import TurnRecorder
 from hearth.worker.sessions.session_manager import SessionManager
-from hearth.worker.setup.concurrency import running_max
 from hearth.worker.setup.cut_rule_setup import cut_rule_of, with_goal_beside
 from hearth.worker.setup.doctor_setup import ModelDoctor
 from hearth.worker.setup.draft_setup import are_trees_cheap, is_on_cpu, make_draft_policy
-from hearth.worker.setup.kv_setup import cache_root, is_exact, make_kv_manager
+from hearth.worker.setup.kv_setup import cache_root, is_exact, make_kv_manager, running_max
 from hearth.worker.setup.load_setup import load_all
 from hearth.worker.setup.memory_setup import WorkerMemory, relief_of
 from hearth.worker.setup.prompt_and_session_setup import (
@@ -85,16 +78,13 @@ from hearth.worker.setup.vision_setup import VisionParts, image_grid
 from hearth.worker.stream.detokenise import Vocabulary
 from hearth.worker.threads.image_thread import ImageThread
 from hearth.worker.threads.inference_thread import InferenceThread
-from hearth.worker.threads.prompt_lanes import PromptLanes
 from hearth.worker.threads.prompt_thread import PromptThread
 from hearth.worker.threads.shutdown import Shutdown
-from hearth.worker.threads.thread_queues import ImageJobs, Inbox, InferenceTask
+from hearth.worker.threads.thread_queues import ImageJobs, Inbox, InferenceTask, PromptLanes
 from hearth.worker.threads.wire_thread import WireThread, WorkerIdentity
 
 log = logging.getLogger("hearth.worker")
 
-OPEN_FILES = 4096
-OPEN_FILES_MIN = 128  # 20 and one a KV file or shard that is read
 QUEUE_NAMED_MAX = 256  # waiting requests that a heartbeat names
 
 
@@ -205,7 +195,7 @@ class Worker:
                 raise
         leave_device()
         if self._memory is not None:
-            self._memory.end()
+            self._memory.share.give_up()  # the device was left before
 
     def _load_and_serve(self) -> None:
         """Load the model, make all that serves it, and compute until the worker ends."""
@@ -288,19 +278,28 @@ class Worker:
         store = SuspectStore(settings.kv_cache_dir / DIRECTORY)
         socket_path = Path(self._endpoint.removeprefix("ipc://"))
         suspects = Suspects(store, socket_path, cut_rule.label)
-        policy = make_draft_policy(self._settings, doctor.found, engine, loaded)
-        self._draft_policy = policy
-        drafts = AnswerDrafts(policy, loaded.draft_model)
-        config = self._scheduler_config(cut_rule, vision, recorder, guard, relief)
+        self._draft_policy = make_draft_policy(settings, doctor.found, engine, loaded)
+        config = SchedulerConfig(
+            running_max=self._running_max,
+            natural_cuts=cut_rule.natural,
+            grid=image_grid(cut_rule.grid, vision),
+            ended=recorder.ended,
+            post=self._inbox.put,
+            watchdog=GenerationWatchdog(
+                settings.generation_watchdog_seconds, settings.stall_seconds
+            ),
+            memory=guard,
+            relief=relief,
+            drafts=AnswerDrafts(self._draft_policy, loaded.draft_model),
+            suspects=suspects,
+        )
         scheduler = Scheduler(
             engine,
             kv_manager,
             vocabulary,
             end_ids_of(loaded.tokenizer, loaded.generation_config),
             functools.partial(self.token_choice, loaded.facts.vocab_size),
-            replace(
-                with_goal_beside(config, loaded, self._settings), drafts=drafts, suspects=suspects
-            ),
+            with_goal_beside(config, loaded, settings),
         )
         grammars = self._start_prompt_threads(
             loaded, vocabulary, cut_rule, sessions, vision, suspects
@@ -317,8 +316,10 @@ class Worker:
 
         loop = InferenceThread(self._inbox, scheduler, self._wire.send, sweep, expire, watch_memory)
         loop.checks = doctor.checks(cut_rule, guard)
-        made = (loaded, vision, kv_manager, sessions, scheduler, loop, memory, doctor, grammars)
-        return ServingParts(*made, suspects)
+        return ServingParts(
+            *(loaded, vision, kv_manager, sessions, scheduler),
+            *(loop, memory, doctor, grammars, suspects),
+        )
 
     def _make_sessions(self, loaded: LoadedModel, chunk: int) -> SessionManager:
         settings = self._settings
@@ -326,28 +327,6 @@ class Worker:
         directory = turns_directory(settings.kv_cache_dir, loaded) if is_stored else None
         exact, name = is_exact(loaded, settings), loaded.facts.name
         return make_sessions(settings, chunk, exact, self._worker_id, directory, name)
-
-    def _scheduler_config(
-        self,
-        cut_rule: CutRule,
-        vision: VisionParts | None,
-        recorder: TurnRecorder,
-        memory: MemoryGuard,
-        relief: PressureRelief,
-    ) -> SchedulerConfig:
-        settings = self._settings
-        return SchedulerConfig(
-            running_max=self._running_max,
-            natural_cuts=cut_rule.natural,
-            grid=image_grid(cut_rule.grid, vision),
-            ended=recorder.ended,
-            post=self._inbox.put,
-            watchdog=GenerationWatchdog(
-                settings.generation_watchdog_seconds, settings.stall_seconds
-            ),
-            memory=memory,
-            relief=relief,
-        )
 
     def token_choice(self, vocab_size: int, request: Request) -> TokenChoice:
         """Return how the tokens of `request` are chosen. Inference thread."""
@@ -359,11 +338,8 @@ class Worker:
 
     def _answer_in_inference(self, parts: ServingParts, message: Status) -> None:
         """Have the inference thread answer a Status, after what it asks for is done."""
-
-        def run() -> Told | Failed:
-            return self._answer_status(parts, message)
-
-        self._inbox.put(InferenceTask(run))
+        answer = functools.partial(self._answer_status, parts, message)
+        self._inbox.put(InferenceTask(answer))
 
     def _answer_status(self, parts: ServingParts, message: Status) -> Told | Failed:
         """Report on the cache, after it was emptied or a pin given up. Inference thread."""
@@ -388,17 +364,20 @@ class Worker:
             scheduler.batch_bytes,
             parts.loaded.adapters.identities,
         )
-        report["adapters"] = parts.loaded.adapters.report()
-        report["quantisation"] = quantisation_report(kv_manager)
-        report["dtype"] = parts.loaded.dtype.row()
-        report["ranks"] = self._rank.report(parts.loop.active_bytes)
-        report["trunks"] = scheduler.trunks_report()
-        report["sessions"] = parts.sessions.counters()
-        report["vision"] = vision_report(parts.vision)
-        report["grammars"] = parts.grammars.report()
-        report["suspects"] = parts.suspects.report(message.key)
-        report |= scheduler.report(message.key) | parts.memory.report()
-        report["wire_waiting_frames"] = self._port.waiting_frames
+        report |= {
+            "adapters": parts.loaded.adapters.report(),
+            "quantisation": quantisation_report(kv_manager),
+            "dtype": parts.loaded.dtype.row(),
+            "ranks": self._rank.report(parts.loop.active_bytes),
+            "trunks": scheduler.trunks_report(),
+            "sessions": parts.sessions.counters(),
+            "vision": vision_report(parts.vision),
+            "grammars": parts.grammars.report(),
+            "suspects": parts.suspects.report(message.key),
+            **scheduler.report(message.key),
+            **parts.memory.report(),
+            "wire_waiting_frames": len(self._port.outbox),
+        }
         return Told(message.request_id, report)
 
     # ------------------------------------------------------------ the other threads
@@ -470,10 +449,7 @@ class Worker:
 def _refuse(endpoint: str, error: StartError) -> None:
     """Say in the log and to the supervisor why this worker cannot start."""
     print(f"Hearth cannot start: {error}", file=sys.stderr, flush=True)
-    try:
-        leave_reason(endpoint, str(error))
-    except OSError as lost:
-        log.warning("the supervisor is not told why: %s", lost)
+    leave_reason(endpoint, str(error))
 
 
 def main() -> int:
@@ -482,12 +458,8 @@ def main() -> int:
     parser.add_argument("--endpoint", required=True, help="ipc://PATH, the supervisor's")
     parser.add_argument("--listen", default="", help="tcp://ADDRESS:PORT, for other machines")
     options = parser.parse_args()
-    take_short_turns()
     try:
-        raise_open_file_limit(OPEN_FILES, OPEN_FILES_MIN)
-        settings = load_settings(os.environ, env_file())
-        configure(settings.log_level.upper(), f"worker-{options.worker_id}", settings.log_prompts)
-        os.environ |= temp_environment(os.environ, settings.instance_dir)
+        settings = begin_process(f"worker-{options.worker_id}")
         worker = Worker(settings, options.worker_id, options.endpoint, options.listen)
     except StartError as error:
         _refuse(options.endpoint, error)

@@ -22,9 +22,8 @@ from hearth.worker.engine.model_loader import LoadedModel
 from hearth.worker.prompt.template_turn_tokens import turn_marks
 from hearth.worker.requests.debug_prompt_log import RecentPrompts
 from hearth.worker.requests.predict_next_prompt import predict_next_prompt
-from hearth.worker.requests.prompt_facts import PromptFacts
 from hearth.worker.requests.request_builder import RequestBuilder
-from hearth.worker.requests.session_prompt_builder import SessionPromptBuilder
+from hearth.worker.requests.session_prompt_builder import PromptFacts, SessionPromptBuilder
 from hearth.worker.schedule.request_state import RenderNextPrompt, Request
 from hearth.worker.schedule.turn_recorder import TurnRecorder
 from hearth.worker.sessions.turn_store import place_behind

@@ -7,13 +7,15 @@ import numpy as np
 from mlx_lm.generate import generation_stream
 
 from hearth.worker.doctor.check_context import CheckContext, LeftOut, Steps
-from hearth.worker.doctor.difference import difference, rounding_limit, together
 from hearth.worker.doctor.findings import Figure
 from hearth.worker.doctor.upstream_forwards import (
     Answer,
     as_numbers,
     cold_answer,
+    difference,
     forced_choice,
+    rounding_limit,
+    together,
 )
 from hearth.worker.engine.decode.decoder import Decoder, Sequence as DecodedSequence
 from hearth.worker.engine.decode.sampler import TokenChoice

@@ -8,10 +8,15 @@ from typing import Final
 import numpy as np
 
 from hearth.worker.doctor.check_context import CheckContext, LeftOut, Steps
-from hearth.worker.doctor.difference import Difference, difference, together
 from hearth.worker.doctor.findings import Figure
 from hearth.worker.doctor.kept_conversation import KeptConversation
-from hearth.worker.doctor.upstream_forwards import Answer, UpstreamSequence
+from hearth.worker.doctor.upstream_forwards import (
+    Answer,
+    Difference,
+    UpstreamSequence,
+    difference,
+    together,
+)
 from hearth.worker.kv.rewind import can_rewind
 
 NAME: Final = "drafts"

@@ -4,10 +4,15 @@ from collections.abc import Sequence
 from typing import Final
 
 from hearth.worker.doctor.check_context import CheckContext, Steps
-from hearth.worker.doctor.difference import Difference, difference, together
 from hearth.worker.doctor.findings import Figure
 from hearth.worker.doctor.kept_conversation import KeptConversation
-from hearth.worker.doctor.upstream_forwards import Answer, cold_answer
+from hearth.worker.doctor.upstream_forwards import (
+    Answer,
+    Difference,
+    cold_answer,
+    difference,
+    together,
+)
 
 COLD, EXACT, REWINDS, RESTORES = "logits", "exact", "rewinds", "restores"
 DEFAULT: Final = "default"

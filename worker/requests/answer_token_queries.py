@@ -1,16 +1,17 @@
 """Answers what clients ask about a prompt's tokens: how many, which, their bytes, their text."""
 
 from itertools import accumulate
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
 from hearth.shared.errors import RequestError
-from hearth.shared.wire_messages import Count, Counted
+from hearth.shared.wire_messages import Count, Counted, Status
 from hearth.worker.cache.block_hash import pack
 from hearth.worker.cache.image_keys import PromptImages
-from hearth.worker.requests.prompt_facts import PromptFacts
-from hearth.worker.requests.session_prompt_builder import SessionPromptBuilder, is_raw
+from hearth.worker.requests.debug_prompt_log import RecentPrompts
+from hearth.worker.requests.session_prompt_builder import PromptFacts, SessionPromptBuilder, is_raw
+from hearth.worker.sessions.session_manager import SessionManager
 
 TEXT_BYTES_MAX: Final = 16 * 1024 * 1024  # of one answer
 
@@ -61,3 +62,28 @@ def _check_size(nbytes: int) -> None:
             f"{TEXT_BYTES_MAX:,} at once. Send fewer tokens.",
             code="too_many_tokens",
         )
+
+
+def session_report(
+    message: Status, sessions: SessionManager, recent: RecentPrompts
+) -> dict[str, Any]:
+    """Return the body of the answer to `message`. Prompt thread.
+
+    Raises:
+        RequestError: the session or the prompt is unknown, or another key's.
+    """
+    if message.what == "sessions":
+        return {"sessions": sessions.reports.sessions(message.key)}
+    body: dict[str, Any] | None
+    if message.what in ("session", "tree"):
+        is_brief = message.what == "tree"
+        report = sessions.reports.brief if is_brief else sessions.reports.session
+        body = report(message.about, message.key)
+        text = f"No session {message.about!r:.80} is remembered by this worker."
+    else:
+        ids = recent.ids_of(message.about, message.key)
+        body = {"ids": ids} if ids is not None else None
+        text = f"No prompt of request {message.about!r:.80} is remembered by this worker."
+    if body is None:
+        raise RequestError(text, status=404, code="not_found")
+    return body

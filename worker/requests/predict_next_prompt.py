@@ -9,9 +9,8 @@ from hearth.worker.cache.block_hash import common_length, prefix_hashes
 from hearth.worker.cache.image_keys import keys_of
 from hearth.worker.cache.prefix_search import PrefixQuery
 from hearth.worker.prompt.prompt_with_sampled_turns import PromptContent
-from hearth.worker.requests.prompt_facts import PromptFacts
 from hearth.worker.requests.request_builder import family_of
-from hearth.worker.requests.session_prompt_builder import SessionPromptBuilder
+from hearth.worker.requests.session_prompt_builder import PromptFacts, SessionPromptBuilder
 from hearth.worker.schedule.request_state import Request
 from hearth.worker.sessions.echoed_turn_match import TurnContent
 from hearth.worker.sessions.session_visit import SessionVisit

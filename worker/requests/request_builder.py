@@ -17,8 +17,7 @@ from hearth.worker.draft.answer_drafter import PREDICTION_TOKENS_MAX
 from hearth.worker.engine.decode.sampler import check
 from hearth.worker.prompt.prompt_with_sampled_turns import BuiltPrompt
 from hearth.worker.requests.debug_prompt_log import RecentPrompts
-from hearth.worker.requests.prompt_facts import PromptFacts
-from hearth.worker.requests.session_prompt_builder import SessionPromptBuilder, is_raw
+from hearth.worker.requests.session_prompt_builder import PromptFacts, SessionPromptBuilder, is_raw
 from hearth.worker.schedule.request_state import ClientLease, Request
 from hearth.worker.schedule.suspects import Suspects
 from hearth.worker.sessions.session_visit import SessionVisit

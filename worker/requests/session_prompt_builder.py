@@ -2,22 +2,46 @@
 
 import dataclasses
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 from hearth.shared.errors import RequestError
 from hearth.shared.wire_messages import Prompt, TokenQuery
-from hearth.worker.cache.block_hash import common_length
+from hearth.worker.cache.block_hash import PrefixHash, common_length
 from hearth.worker.cache.image_keys import PromptImages
+from hearth.worker.constraint.grammar_compiler import GrammarCompiler
+from hearth.worker.formats.shared.output_format import OutputFormat
 from hearth.worker.prompt.awaited_work import NobodyWaits
 from hearth.worker.prompt.deferred_tools import with_loaded_tools
 from hearth.worker.prompt.images.image_placeholders import without_images
+from hearth.worker.prompt.prefill_cuts import CutRule
 from hearth.worker.prompt.prompt_with_sampled_turns import BuiltPrompt, PromptBuilder, PromptContent
-from hearth.worker.requests.prompt_facts import PromptFacts
+from hearth.worker.prompt.thinking_switches import ThinkingSwitches
+from hearth.worker.schedule.answers.answer_drafts import DraftPolicy
 from hearth.worker.sessions.find_divergence import explain
 from hearth.worker.sessions.session_manager import SessionManager
 from hearth.worker.sessions.session_visit import SessionVisit
 from hearth.worker.sessions.turn_store import Turn
+from hearth.worker.stream.detokenise import Vocabulary
+
+
+@dataclass(frozen=True, slots=True)
+class PromptFacts:
+    """Holds what a request needs of the model. Never changes; the prompt threads share it."""
+
+    context_tokens: int
+    vocab_size: int
+    root: PrefixHash  # the name of the empty prefix
+    output_format: OutputFormat  # reads what the model writes
+    grammar_compiler: GrammarCompiler  # holds the model to what it has to write
+    vocabulary: Vocabulary
+    cut_rule: CutRule  # where prefills are cut
+    model_name: str = ""
+    drafts: DraftPolicy = field(default_factory=DraftPolicy)  # what is drafted for answers
+    thinking: ThinkingSwitches = field(default_factory=ThinkingSwitches)
+    adapters: Mapping[str, str] = field(default_factory=dict)  # by name: what tells its bytes
+
 
 _IMAGE: Final = "[image]"
 

@@ -169,23 +169,18 @@ class ModelDoctor:
     def _auto_rows(self, found: Findings | None) -> list[tuple[str, str, str]]:
         """Return, for each setting that is `auto`, what it means now and after a restart."""
         later = with_findings(self._asked, found, self._dtype)
-        rows = []
-        for name, is_auto, meaning in (
-            ("CACHE_EXACT", self._asked.cache_exact == "auto", self._exact),
-            ("PREFILL_CHUNK", not self._asked.prefill_chunk, self._chunk),
-        ):
-            if is_auto:
-                rows.append((name, meaning(self.settings), meaning(later)))
+        rows, starts = [], (self.settings, later)
+        if self._asked.cache_exact == "auto":
+            now, then = (str(is_exact(self._loaded, each)).lower() for each in starts)
+            rows.append(("CACHE_EXACT", now, then))
+        if not self._asked.prefill_chunk:
+            own = prefill_lengths(self._loaded).chunk
+            now, then = (str(each.prefill_chunk or own) for each in starts)
+            rows.append(("PREFILL_CHUNK", now, then))
         if self._asked.dtype == "auto" and found is not None and found.float16 is not None:
             later_dtype = "float16" if found.float16 else self._dtype
             rows.append(("DTYPE", self._dtype, later_dtype))
         return rows
-
-    def _exact(self, settings: Settings) -> str:
-        return str(is_exact(self._loaded, settings)).lower()
-
-    def _chunk(self, settings: Settings) -> str:
-        return str(settings.prefill_chunk or prefill_lengths(self._loaded).chunk)
 
 
 def settings_row(settings: Settings) -> dict[str, Any]:

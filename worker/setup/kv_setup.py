@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable, Iterable
 from importlib.metadata import version
 from pathlib import Path
+from typing import Final
 
 from mlx_lm.models.cache import ArraysCache
 
@@ -29,7 +30,6 @@ from hearth.worker.kv.null_kv_manager import NullKVManager
 from hearth.worker.kv.quantise_kv import PackedFormat, QuantFormat
 from hearth.worker.kv.turboquant import WIDTH_MAX, WIDTH_STEP, TurboFormat
 from hearth.worker.prompt.prefill_cuts import CutRule
-from hearth.worker.setup.concurrency import live_slots_max
 from hearth.worker.setup.rank_setup import SingleRank
 
 log = logging.getLogger(__name__)
@@ -206,3 +206,21 @@ def _running_format(engine: Engine, settings: Settings) -> QuantFormat | None:
             "Set KV_BITS=off; CACHE_STORE_BITS quantises what is kept."
         )
     return form
+
+
+BATCHED: Final = 32  # by default, where sequences share forwards: more of them slow each other
+LONE: Final = 4  # where each takes a forward of its own, those that come later end no later
+
+
+def running_max(settings: Settings, is_batched: bool) -> int:
+    """Return how many requests may compute at once; `is_batched`: they share forwards.
+
+    Each that computes has a live cache, so never more than LIVE_SLOTS_MAX where that is set.
+    """
+    wanted = settings.max_concurrent_requests or (BATCHED if is_batched else LONE)
+    return min(wanted, settings.live_slots_max or wanted)
+
+
+def live_slots_max(settings: Settings) -> int:
+    """Return how many live caches may be held: one for each that may compute, by default."""
+    return settings.live_slots_max or max(BATCHED, settings.max_concurrent_requests)

@@ -3,19 +3,20 @@
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any
+from dataclasses import replace
 
+from hearth.shared.errors import StartError
 from hearth.shared.settings_from_env import Settings
-from hearth.shared.thinking import ThinkingFacts
+from hearth.worker.engine.decode.draft_model_loader import find_draft_model, load_draft_model
 from hearth.worker.engine.lora.lora_loader import LoraLoader
 from hearth.worker.engine.model_loader import LoadedModel, load_model, weights_of
 from hearth.worker.formats.shared.output_format import OutputFormat
+from hearth.worker.kv.layer_adapters import raw_rows
 from hearth.worker.prompt.chat_template import Template
 from hearth.worker.prompt.thinking_switches import thinking_switches
 from hearth.worker.schedule.model_load_and_prefill_log import StartSteps
 from hearth.worker.setup.doctor_setup import is_float16_good
-from hearth.worker.setup.draft_model_setup import DraftModelSetup
-from hearth.worker.setup.kv_setup import identify
+from hearth.worker.setup.kv_setup import identify, is_exact
 from hearth.worker.setup.memory_setup import WorkerMemory
 from hearth.worker.setup.rank_setup import SingleRank
 from hearth.worker.setup.vision_setup import VisionParts, make_vision
@@ -50,17 +51,50 @@ def load_all(
     vision = make_vision(loaded, settings)
     memory.loaded(weight.nbytes for weight in weights_of(loaded))
     output = OutputFormat(loaded.tokenizer)
-    facts = dataclasses.replace(
-        loaded.facts,
-        takes_images=vision is not None,
-        thinking=_told(settings, loaded.tokenizer, output),
-    )
+    template = Template(loaded.tokenizer)
+    told = thinking_switches(template, output.thinks, output.is_thinking_open).told
+    if told.has_switch and settings.default_thinking is not None:
+        told = dataclasses.replace(told, default="on" if settings.default_thinking else "off")
+    facts = dataclasses.replace(loaded.facts, takes_images=vision is not None, thinking=told)
     return dataclasses.replace(loaded, facts=facts), vision
 
 
-def _told(settings: Settings, tokenizer: Any, output: OutputFormat) -> ThinkingFacts:
-    """Return what the model can be told about thinking, and what it does where nobody says."""
-    told = thinking_switches(Template(tokenizer), output.thinks, output.is_thinking_open).told
-    is_set = told.has_switch and settings.default_thinking is not None
-    default = "on" if settings.default_thinking else "off"
-    return dataclasses.replace(told, default=default if is_set else told.default)
+class DraftModelSetup:
+    """Finds a draft model before the model is loaded, and loads it behind that.
+
+    Owner: the inference thread.
+    """
+
+    def __init__(self, settings: Settings, admit: Callable[[int], None]) -> None:
+        """`admit` is called with the bytes of all weights before they are read.
+
+        Raises:
+            StartError: DRAFT_MODEL names nothing that can draft.
+        """
+        self._settings = settings
+        self._admit = admit
+        self._found = find_draft_model(settings)
+
+    @property
+    def nbytes(self) -> int:
+        """What the draft model's weights take at most."""
+        return self._found.nbytes if self._found is not None else 0
+
+    def admit(self, nbytes: int) -> None:
+        """Make ready for a model's weights of `nbytes`, and for those of the draft model."""
+        self._admit(nbytes + self.nbytes)
+
+    def load(self, loaded: LoadedModel) -> LoadedModel:
+        """Return the model with what drafts for it, as it is where DRAFT_MODEL is empty.
+
+        Raises:
+            StartError: it does not fit the model, or nothing may be drafted for that.
+        """
+        if self._found is None:
+            return loaded
+        if is_exact(loaded, self._settings):
+            raise StartError(
+                f"DRAFT_MODEL is {self._found.source!r}, and in exact mode nothing is drafted. "
+                "Leave DRAFT_MODEL empty, or set CACHE_EXACT=false."
+            )
+        return replace(loaded, draft_model=load_draft_model(self._found, loaded, raw_rows))

@@ -21,7 +21,7 @@ from hearth.worker.prompt.template_turn_tokens import (
 )
 from hearth.worker.prompt.tokenise import PieceTokeniser
 from hearth.worker.prompt.tools_as_text import OwnForm, ToolForm
-from hearth.worker.requests.prompt_facts import PromptFacts
+from hearth.worker.requests.session_prompt_builder import PromptFacts
 from hearth.worker.sessions.cache_trace_log import TraceLog
 from hearth.worker.sessions.session_manager import SessionManager, SessionRules
 from hearth.worker.stream.detokenise import Vocabulary

@@ -50,9 +50,11 @@ def make_vision(loaded: LoadedModel, settings: Settings) -> VisionParts | None:
     if marker is None:
         log.warning("images are refused: the chat template does not say how it shows one")
         return None
+    file = io.BytesIO()
+    Image.linear_gradient("L").convert("RGB").save(file, "PNG")  # there is something to see
     try:
         reader = ImageReader(loaded.vision.processor, loaded.config, marker)
-        probe = reader.read("probe", _probe_file())
+        probe = reader.read("probe", file.getvalue())
     except (StartError, RequestError) as error:
         log.warning("images are refused: %s", error)
         return None
@@ -67,10 +69,3 @@ def image_grid(grid: PrefillGrid, vision: VisionParts | None) -> PrefillGrid:
     """Return where forwards amid an image end, whose prompts are read in the steps of `grid`."""
     splits = vision is None or vision.encoder.splits_images
     return grid if splits else WHOLE
-
-
-def _probe_file() -> bytes:
-    """Return the file of a small image that has something to see."""
-    file = io.BytesIO()
-    Image.linear_gradient("L").convert("RGB").save(file, "PNG")
-    return file.getvalue()

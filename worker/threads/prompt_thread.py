@@ -11,13 +11,11 @@ from hearth.shared.wire_messages import Admitted, Count, Failed, Status, Submit,
 from hearth.worker.cache.image_keys import PromptImages
 from hearth.worker.cache.prefix_search import PrefixQuery
 from hearth.worker.prompt.awaited_work import stop_unless_awaited, while_awaited
-from hearth.worker.requests.answer_status_queries import session_report
-from hearth.worker.requests.answer_token_queries import counted
+from hearth.worker.requests.answer_token_queries import counted, session_report
 from hearth.worker.requests.debug_prompt_log import RecentPrompts
 from hearth.worker.requests.predict_next_prompt import predict_next_prompt
-from hearth.worker.requests.prompt_facts import PromptFacts
 from hearth.worker.requests.request_builder import RequestBuilder
-from hearth.worker.requests.session_prompt_builder import SessionPromptBuilder
+from hearth.worker.requests.session_prompt_builder import PromptFacts, SessionPromptBuilder
 from hearth.worker.schedule.request_state import (
     ClientLease,
     MessageWithImages,

@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from hearth.shared.errors import EXIT_STUCK
-from hearth.shared.stop_signals import SAY_AFTER_S
-from hearth.shared.stop_times import CHUNK_WAIT_S
+from hearth.shared.stop_signals import CHUNK_WAIT_S, SAY_AFTER_S
 from hearth.shared.suspending_clock import awake_s
 
 log = logging.getLogger(__name__)

@@ -35,8 +35,7 @@ from hearth.shared.zmq_transport import HEARTBEAT_S, RouterPort
 from hearth.worker.schedule.client_lease import ClientLease
 
 if TYPE_CHECKING:  # what a worker that embeds does without
-    from hearth.worker.threads.prompt_lanes import PromptLanes
-    from hearth.worker.threads.thread_queues import ImageJobs
+    from hearth.worker.threads.thread_queues import ImageJobs, PromptLanes
 
 log = logging.getLogger(__name__)
 
@@ -100,7 +99,10 @@ class WireThread:
             if awake_s() >= self._next_beat:
                 if not self._is_ending and _supervisor_is_gone():
                     return
-                self._beat()
+                self._next_beat = awake_s() + HEARTBEAT_S
+                beat = self._load()
+                for peer in self._peers:
+                    self._port.post(peer, beat)
 
     def send(self, message: Up) -> None:
         """Send to the proxy that asked. An answer closes its request. Any thread."""
@@ -182,17 +184,14 @@ class WireThread:
             text = "The model is still loading. Try again in a few seconds."
             return Failed(request_id, 503, "model_loading", text)
         if len(self._open) >= self.open_max and not isinstance(message, Status):
-            return self._overloaded(request_id, beat)
+            retry_after_s = min(max(1, math.ceil(beat.wait_s)), RETRY_AFTER_S_MAX)
+            text = (
+                f"{len(self._open)} requests are in this worker ({beat.running} run, "
+                f"{beat.waiting} wait) and it takes {self.open_max}. One more would wait for about "
+                f"{beat.wait_s:,.0f} s. Try again in {retry_after_s} s, or raise QUEUE_MAX."
+            )
+            return Failed(request_id, 503, Overloaded.CODE, text, retry_after_s)
         return None
-
-    def _overloaded(self, request_id: str, beat: Heartbeat) -> Failed:
-        retry_after_s = min(max(1, math.ceil(beat.wait_s)), RETRY_AFTER_S_MAX)
-        text = (
-            f"{len(self._open)} requests are in this worker ({beat.running} run, {beat.waiting} "
-            f"wait) and it takes {self.open_max}. One more would wait for about "
-            f"{beat.wait_s:,.0f} s. Try again in {retry_after_s} s, or raise QUEUE_MAX."
-        )
-        return Failed(request_id, 503, Overloaded.CODE, text, retry_after_s)
 
     def _load(self) -> Heartbeat:
         beat = self._heartbeat(list(self._arriving))
@@ -205,12 +204,6 @@ class WireThread:
             for lease in list(self._open.values()):
                 if lease.peer == peer:
                     lease.is_cancelled = True
-
-    def _beat(self) -> None:
-        self._next_beat = awake_s() + HEARTBEAT_S
-        beat = self._load()
-        for peer in self._peers:
-            self._port.post(peer, beat)
 
 
 def _ending(request_id: str) -> Failed:

@@ -25,8 +25,7 @@ from hearth.shared.macos_network_hints import listening_hint
 from hearth.shared.openblas_preload import openblas_environment
 from hearth.shared.paths import env_file
 from hearth.shared.settings_from_env import Settings, setting_warnings
-from hearth.shared.stop_signals import StopSignals
-from hearth.shared.stop_times import FLUSH_WAIT_S
+from hearth.shared.stop_signals import FLUSH_WAIT_S, StopSignals
 from hearth.shared.suspects import DIRECTORY, SuspectStore
 from hearth.shared.version import VERSION
 from hearth.shared.zmq_transport import PROXY_NAME, WORKER_NAME, private_directory

@@ -13,7 +13,7 @@ from typing import Any, Final, cast
 from unittest import mock
 
 from hearth.shared.settings_from_env import Settings, load_settings
-from hearth.shared.stop_times import FLUSH_WAIT_S
+from hearth.shared.stop_signals import FLUSH_WAIT_S
 from hearth.shared.wire_messages import Failed, Finished, Sampling, Up, Usage
 from hearth.worker.disk import file_store, open_file_store
 from hearth.worker.engine import prefill_lengths
@@ -26,7 +26,7 @@ from hearth.worker.schedule.request_state import ClientLease, Request
 from hearth.worker.schedule.scheduler import Scheduler
 from hearth.worker.schedule.scheduler_config import SchedulerConfig
 from hearth.worker.setup import cut_rule_setup, kv_setup, rank_setup
-from hearth.worker.setup.concurrency import running_max
+from hearth.worker.setup.kv_setup import running_max
 from hearth.worker.setup.memory_setup import WorkerMemory, relief_of
 from hearth.worker.stream.output_processor import OutputProcessor
 from hearth.worker.threads.inference_thread import InferenceThread

@@ -18,8 +18,7 @@ from hearth.worker.engine.forward_memory import ForwardMemory, forward_of
 from hearth.worker.engine.mlx_memory import unwire
 from hearth.worker.engine.prefill_lengths import lengths_for
 from hearth.worker.setup import encoder_memory
-from hearth.worker.setup.kv_room import KVRoom, divide_room
-from hearth.worker.setup.memory_setup import WorkerMemory
+from hearth.worker.setup.memory_setup import KVRoom, WorkerMemory, divide_room
 from scripts.harness.layouts.counted_layers import CountedCache, CountedLayerMap
 from scripts.harness.layouts.model_layouts import ModelLayout
 from scripts.harness.mac.fake_mac import FakeMac
@@ -132,7 +131,7 @@ class ImaginedWorker:
             self._free(buffer for buffers in [*self._slots, *self._kept] for buffer in buffers)
             self.fake.memory.clear_cache()
             unwire()
-            self.memory.end()
+            self.memory.share.give_up()
 
     def _rows(self, tokens: int) -> list[int]:
         """Return the bytes of the arrays that are kept of a run of tokens."""

@@ -15,8 +15,7 @@ from unittest import mock
 
 import mlx.core as mx
 
-from hearth.shared.stop_signals import SAY_AFTER_S
-from hearth.shared.stop_times import CHUNK_WAIT_S
+from hearth.shared.stop_signals import CHUNK_WAIT_S, SAY_AFTER_S
 from hearth.worker import main as real
 from hearth.worker.engine.engine import Engine
 from hearth.worker.kv.kv_manager import KVManager

@@ -14,9 +14,8 @@ from hearth.shared.wire_messages import Prompt, Sampling, Submit
 from hearth.worker.cache.block_hash import root_hash
 from hearth.worker.prompt.prefill_cuts import CutRule, TurnMarks
 from hearth.worker.requests.debug_prompt_log import RecentPrompts
-from hearth.worker.requests.prompt_facts import PromptFacts
 from hearth.worker.requests.request_builder import RequestBuilder
-from hearth.worker.requests.session_prompt_builder import SessionPromptBuilder
+from hearth.worker.requests.session_prompt_builder import PromptFacts, SessionPromptBuilder
 from hearth.worker.schedule.request_state import ClientLease
 from hearth.worker.setup.prompt_and_session_setup import make_builder, make_sessions
 from hearth.worker.stream.detokenise import Vocabulary

@@ -13,8 +13,7 @@ from hearth.shared.errors import RequestError
 from hearth.shared.wire_messages import Count, Counted, Prompt, TokenQuery
 from hearth.worker.prompt.prompt_with_sampled_turns import PromptContent
 from hearth.worker.requests.answer_token_queries import counted
-from hearth.worker.requests.prompt_facts import PromptFacts
-from hearth.worker.requests.session_prompt_builder import SessionPromptBuilder
+from hearth.worker.requests.session_prompt_builder import PromptFacts, SessionPromptBuilder
 from hearth.worker.stream.detokenise import Vocabulary
 from scripts.harness.model_families import family
 from tests.helpers.worker.prompt_builders import builder, encoded

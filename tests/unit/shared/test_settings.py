@@ -15,8 +15,8 @@ from hearth.shared.settings_from_env import (
     load_settings,
     setting_warnings,
 )
-from hearth.worker.setup.concurrency import BATCHED, LONE
-from hearth.worker.setup.kv_room import IDLE_SHARE, LIVE_SHARE_MAX, LIVE_SHARE_MIN
+from hearth.worker.setup.kv_setup import BATCHED, LONE
+from hearth.worker.setup.memory_setup import IDLE_SHARE, LIVE_SHARE_MAX, LIVE_SHARE_MIN
 
 STORED_BITS = "off, 4 or 8; from 2 to 8 in steps of 0.5 with KV_QUANT_SCHEME=turboquant"
 LISTEN_HOST = "an IP address, localhost or a name of this machine"

@@ -13,7 +13,7 @@ from hearth.commands.service import service_manager
 from hearth.commands.service.launchd import Launchd, parse_print
 from hearth.commands.service.service_manager import STOP_S, TOOL_WAIT_S, ServiceState
 from hearth.commands.service.systemd import Systemd, parse_show
-from hearth.shared.stop_times import CHUNK_WAIT_S, END_WAIT_S, FLUSH_WAIT_S
+from hearth.shared.stop_signals import CHUNK_WAIT_S, END_WAIT_S, FLUSH_WAIT_S
 
 # launchd.plist(5): the keys that are used, with the type of their value.
 LAUNCHD_KEYS = {

@@ -13,7 +13,7 @@ from hearth.shared.wire_messages import Progress
 from hearth.worker.schedule import admission_and_disk_recall
 from hearth.worker.schedule.admission_and_disk_recall import Admission
 from hearth.worker.schedule.memory_guard import MemoryGuard
-from hearth.worker.setup.concurrency import live_slots_max, running_max
+from hearth.worker.setup.kv_setup import live_slots_max, running_max
 from scripts.harness.socketless_worker import Answer, Machine, machine
 from tests.helpers.worker.scripted_scheduler import request, scheduler
 

@@ -21,7 +21,7 @@ from hearth.worker.engine.decode.draft_model_loader import KINDS, REFUSED
 from hearth.worker.engine.mlx_memory import weight_bytes
 from hearth.worker.engine.model_loader import LoadedModel, load_model, weights_of
 from hearth.worker.engine.vision.vlm_loader import weight_sizes
-from hearth.worker.setup.draft_model_setup import DraftModelSetup
+from hearth.worker.setup.load_setup import DraftModelSetup
 from scripts.fixtures.fixture_cache import fixture_dir
 from scripts.fixtures.vision_families import make_family
 from scripts.harness.socketless_worker import loaded

@@ -4,8 +4,8 @@ from hypothesis import example, given, strategies as st
 
 from hearth.shared.settings_from_env import load_settings
 from hearth.worker.engine.memory_reserve import GB, working_bytes
-from hearth.worker.setup.concurrency import live_slots_max, running_max
-from hearth.worker.setup.kv_room import divide_room
+from hearth.worker.setup.kv_setup import live_slots_max, running_max
+from hearth.worker.setup.memory_setup import divide_room
 
 BYTES = st.integers(0, 600 * GB)
 

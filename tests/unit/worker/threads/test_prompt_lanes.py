@@ -21,11 +21,10 @@ from hearth.shared.wire_messages import (
 from hearth.worker.cache.block_hash import pack
 from hearth.worker.prompt.awaited_work import stop_unless_awaited
 from hearth.worker.prompt.prompt_with_sampled_turns import BuiltPrompt
-from hearth.worker.requests.prompt_facts import PromptFacts
-from hearth.worker.requests.session_prompt_builder import SessionPromptBuilder
+from hearth.worker.requests.session_prompt_builder import PromptFacts, SessionPromptBuilder
 from hearth.worker.schedule.request_state import ClientLease, MessageWithImages, RenderNextPrompt
-from hearth.worker.threads.prompt_lanes import LANE_WEIGHTS, PromptLanes, lane_of
 from hearth.worker.threads.prompt_thread import PromptThread
+from hearth.worker.threads.thread_queues import LANE_WEIGHTS, PromptLanes, lane_of
 
 WAIT_S = 60.0
 HI = Prompt([{"role": "user", "content": "Hi"}])

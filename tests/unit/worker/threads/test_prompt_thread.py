@@ -25,8 +25,7 @@ from hearth.shared.wire_messages import (
 )
 from hearth.worker.cache.block_hash import PrefixHash, pack
 from hearth.worker.prompt.prompt_with_sampled_turns import BuiltPrompt
-from hearth.worker.requests.prompt_facts import PromptFacts
-from hearth.worker.requests.session_prompt_builder import SessionPromptBuilder
+from hearth.worker.requests.session_prompt_builder import PromptFacts, SessionPromptBuilder
 from hearth.worker.schedule.request_state import (
     ClientLease,
     MessageWithImages,
