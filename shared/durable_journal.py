@@ -62,14 +62,6 @@ class _File:
     is_ours: bool
 
 
-@dataclass(frozen=True, slots=True)
-class _RecordFrame:
-    """A frame of a file, which ends before byte `end`; it has no payload where it is damaged."""
-
-    end: int
-    payload: bytes | None
-
-
 class Journal:
     """The files of one directory: this process appends to one of them, and reads all.
 
@@ -111,8 +103,8 @@ class Journal:
         """
         for number, file in enumerate(self._files):
             try:
-                for piece in self._pieces(file):
-                    if (record := self._record(file, piece)) is not None:
+                for end, payload in self._pieces(file):
+                    if (record := self._record(file, end, payload)) is not None:
                         yield number, record
             except OSError as error:
                 self._count("reads_failed", "%s can't be read on: %s", file.path, error)
@@ -120,26 +112,27 @@ class Journal:
                 os.close(file.handle)
         self._files = [file for file in self._files if file.is_ours]
 
-    def _record(self, file: _File, piece: _RecordFrame) -> Any:
+    def _record(self, file: _File, end: int, payload: bytes | None) -> Any:
         """Return the record in a piece; None where there is none of our schema."""
-        if piece.payload is None:
+        if payload is None:
             self._is_damaged = True
             text = "a damaged part of %s, up to byte %d, is left out"
-            self._count("damaged", text, file.path, piece.end)
+            self._count("damaged", text, file.path, end)
             return None
         try:
-            schema, record = _unpacked(piece.payload)
+            schema, record = _unpacked(payload)
         except (ValueError, TypeError) as error:
             self._count("unreadable", "a record of %s can't be read: %r", file.path, error)
             return None
         if record is None:
-            self._base = piece.end if file is self._own else self._base
+            self._base = end if file is self._own else self._base
         elif schema != self._schema:
             self._count("other_schema", "a record of %s is of schema %d", file.path, schema)
             return None
         return record
 
-    def _pieces(self, file: _File) -> Iterator[_RecordFrame]:
+    def _pieces(self, file: _File) -> Iterator[tuple[int, bytes | None]]:
+        """Yield where each record ends and its payload, None for a damaged part."""
         size = os.fstat(file.handle).st_size
         at = 0
         while at < size:
@@ -151,7 +144,7 @@ class Journal:
                 at += _HEAD.size + len(payload)
             assert start < at <= size, (file.path, start, at, size)
             if payload is not None or file.is_ours or at < size:  # a living writer's may be amid it
-                yield _RecordFrame(at, payload)
+                yield at, payload
 
     def _payload(self, handle: int, at: int, size: int) -> bytes | None:
         """Return the bytes of the frame that begins at byte `at`; None where none does."""
@@ -327,17 +320,19 @@ def remove_stale(directory: Path, prefix: str, now: float) -> None:
     for home in directory.parent.glob(f"{prefix}*"):
         if home == directory or home.is_symlink() or not home.is_dir():
             continue
-        files = [path for path in home.iterdir() if _is_journals(path.name)]
+        files = [
+            path
+            for path in home.iterdir()
+            if path.name == SECRET_NAME
+            or path.name.endswith(SUFFIX)
+            or path.name.startswith(TEMP_PREFIX)
+        ]
         if any(now - path.lstat().st_mtime < STALE_S for path in (home, *files)):
             continue
         for path in files:
             path.unlink(missing_ok=True)
         with suppress(OSError):  # something else is in it: it stays
             home.rmdir()
-
-
-def _is_journals(name: str) -> bool:
-    return name == SECRET_NAME or name.endswith(SUFFIX) or name.startswith(TEMP_PREFIX)
 
 
 def secret_of(directory: Path, new: bytes) -> bytes:

@@ -4,8 +4,7 @@ Read by `hearth.shared.settings_from_env`, which everything else imports them fr
 """
 
 import dataclasses
-import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, get_type_hints
@@ -23,18 +22,25 @@ RANK_PORT_ABOVE: Final = 100  # the proxy's
 SettingParser = Callable[[str], Any]  # raises ValueError(what is allowed)
 
 
-def integer(low: int, high: int) -> SettingParser:
-    def parse(text: str) -> int:
-        allowed = f"a whole number from {low:,} to {high:,}"
+def _ranged(kind: type[Any], low: float, high: float, allowed: str) -> SettingParser:
+    def parse(text: str) -> Any:
         try:
-            value = int(text)
+            value = kind(text)
         except ValueError:
             raise ValueError(allowed) from None
-        if not low <= value <= high:
+        if not low <= value <= high:  # so is NaN
             raise ValueError(allowed)
         return value
 
     return parse
+
+
+def integer(low: int, high: int) -> SettingParser:
+    return _ranged(int, low, high, f"a whole number from {low:,} to {high:,}")
+
+
+def number(low: float, high: float) -> SettingParser:
+    return _ranged(float, low, high, f"a number from {low:g} to {high:g}")
 
 
 def auto_or(parser: SettingParser) -> SettingParser:
@@ -49,39 +55,28 @@ def auto_or(parser: SettingParser) -> SettingParser:
     return parse
 
 
-def number(low: float, high: float) -> SettingParser:
-    def parse(text: str) -> float:
-        allowed = f"a number from {low:g} to {high:g}"
-        try:
-            value = float(text)
-        except ValueError:
-            raise ValueError(allowed) from None
-        if not math.isfinite(value) or not low <= value <= high:
+def chosen(allowed: str, values: Mapping[str, Any]) -> SettingParser:
+    """Allow the words of `values`, in any case."""
+
+    def parse(text: str) -> Any:
+        if text.lower() not in values:
             raise ValueError(allowed)
-        return value
+        return values[text.lower()]
 
     return parse
 
 
-def boolean(text: str) -> bool:
-    words = {"true": True, "1": True, "yes": True, "on": True}
-    words |= {"false": False, "0": False, "no": False, "off": False}
-    if text.lower() not in words:
-        raise ValueError("true or false")
-    return words[text.lower()]
-
-
-def boolean_or_auto(text: str) -> bool | None:
-    return None if text.lower() == "auto" else boolean(text)
+boolean = chosen(
+    "true or false",
+    dict.fromkeys(("true", "1", "yes", "on"), True)
+    | dict.fromkeys(("false", "0", "no", "off"), False),
+)
+bits = chosen("off, 4 or 8", {"off": 0, "4": 4, "8": 8})  # of a quantised value; 0 = off
+group_size = chosen("32, 64 or 128", {"32": 32, "64": 64, "128": 128})
 
 
 def one_of(*allowed: str) -> SettingParser:
-    def parse(text: str) -> str:
-        if text.lower() not in allowed:
-            raise ValueError("one of " + ", ".join(allowed))
-        return text.lower()
-
-    return parse
+    return chosen("one of " + ", ".join(allowed), {word: word for word in allowed})
 
 
 def idle_prefill(text: str) -> str:
@@ -91,13 +86,6 @@ def idle_prefill(text: str) -> str:
             "power what the next request would have to"
         )
     return str(one_of("never", "auto")(text))
-
-
-def bits(text: str) -> int:
-    """Bits of a quantised value; 0 = off."""
-    if text.lower() not in ("off", "4", "8"):
-        raise ValueError("off, 4 or 8")
-    return 0 if text.lower() == "off" else int(text)
 
 
 def stored_bits(text: str) -> float:
@@ -112,16 +100,6 @@ def stored_bits(text: str) -> float:
     if not 2 <= value <= 8 or not (2 * value).is_integer():
         raise ValueError(allowed)
     return value
-
-
-def group_size(text: str) -> int:
-    if text not in ("32", "64", "128"):
-        raise ValueError("32, 64 or 128")
-    return int(text)
-
-
-def any_text(text: str) -> str:
-    return text
 
 
 def required_text(text: str) -> str:
@@ -195,7 +173,7 @@ class Settings:
     proxy_model_id: str = _setting(
         "PROXY_MODEL_ID",
         "",
-        any_text,
+        str,
         "Public model name; empty = the hub id or the directory's name",
     )
     model_aliases: tuple[str, ...] = _setting(
@@ -218,7 +196,7 @@ class Settings:
     proxy_api_key: str = _setting(
         "PROXY_API_KEY",
         "",
-        any_text,
+        str,
         "Key that every client must send; empty = none, loopback only",
     )
     proxy_api_keys: tuple[str, ...] = _setting(
@@ -508,7 +486,7 @@ class Settings:
     draft_model: str = _setting(
         "DRAFT_MODEL",
         "",
-        any_text,
+        str,
         "Hub id or directory of an MTP head or an assistant that drafts too, where SPECULATE "
         "drafts from text; empty = none",
     )
@@ -522,14 +500,14 @@ class Settings:
     embedding_model: str = _setting(
         "EMBEDDING_MODEL",
         "",
-        any_text,
+        str,
         "Hub id, directory or name of the model that /v1/embeddings is answered by, in a process "
         "of its own; builtin:minilm needs no hub; empty = none",
     )
     rerank_model: str = _setting(
         "RERANK_MODEL",
         "",
-        any_text,
+        str,
         "Hub id, directory or name of the model that /v1/rerank is answered by, in the same "
         "process; empty = none",
     )
@@ -574,7 +552,7 @@ class Settings:
     default_thinking: bool | None = _setting(
         "DEFAULT_THINKING",
         "auto",
-        boolean_or_auto,
+        auto_or(boolean),
         "Whether models that can think do so unless told otherwise; auto = as their makers have it",
     )
 

@@ -124,11 +124,7 @@ def _check_together(settings: Settings) -> None:
             f"CACHE_EXACT is true and CACHE_STORE_BITS is {settings.cache_store_bits:g}: KV that "
             "was stored quantised is not exact. Set CACHE_STORE_BITS=off, or CACHE_EXACT=false."
         )
-    _check_scheme(settings)
-
-
-def _check_scheme(settings: Settings) -> None:
-    """Raise StartError where KV_QUANT_SCHEME does not pack what CACHE_STORE_BITS says."""
+    # What KV_QUANT_SCHEME packs is what CACHE_STORE_BITS says.
     bits, scheme = settings.cache_store_bits, settings.kv_quant_scheme
     if scheme == "uniform" and bits not in UNIFORM_BITS:
         raise StartError(

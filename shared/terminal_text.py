@@ -13,7 +13,11 @@ def shown(text: str) -> str:
     """Return `text` without control characters; lines and tabs stay."""
     if text.isprintable():
         return text
-    return "".join(c for c in text if c in "\n\t" or not _is_obeyed(c))
+    return "".join(
+        c
+        for c in text
+        if c in "\n\t" or not (c in _TURNING or unicodedata.category(c) in ("Cc", "Cs"))
+    )
 
 
 def shown_name(text: str, chars_max: int = 200) -> str:
@@ -28,8 +32,3 @@ def plain(name: str) -> str:
 
 def plain_lines(text: object) -> str:
     return "\n".join(map(plain, str(text).split("\n")))
-
-
-def _is_obeyed(character: str) -> bool:
-    # Cs: half of a surrogate pair, which no terminal can be sent.
-    return character in _TURNING or unicodedata.category(character) in ("Cc", "Cs")

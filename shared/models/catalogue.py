@@ -77,10 +77,8 @@ CATALOGUE: Final = (
 def catalogued(name: str) -> CatalogueModel | None:
     """Return the model that `name`, an alias or a hub id in any case, stands for."""
     wanted = name.lower().removesuffix(":latest")
-    for model in CATALOGUE:
-        if wanted in (model.alias, model.hub_id.lower()):
-            return model
-    return None
+    found = (each for each in CATALOGUE if wanted in (each.alias, each.hub_id.lower()))
+    return next(found, None)
 
 
 def fitting(machine_bytes: int) -> list[CatalogueModel]:

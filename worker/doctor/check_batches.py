@@ -33,7 +33,8 @@ def check_batches(context: CheckContext) -> Steps:
     context.begin(NAME)
     if not context.engine.decoder.is_mergeable:
         raise LeftOut("this model's sequences do not share forwards")
-    context.needs(len(LENGTHS) * 2 * _row_bytes(context), "a batch of four")
+    row_bytes = context.layers().slot_bytes(max(LENGTHS) + STEPS, None)
+    context.needs(len(LENGTHS) * 2 * row_bytes, "a batch of four")
     prompts = _prompts(context)
     alone, apart = [], []
     for ids in prompts:
@@ -100,7 +101,3 @@ def _add(
         )
     )
     yield
-
-
-def _row_bytes(context: CheckContext) -> int:
-    return context.layers().slot_bytes(max(LENGTHS) + STEPS, None)

@@ -66,8 +66,8 @@ def compare_dtypes(
     and others may compute. Closing the generator ends the check. The figure "float16" says whether
     it may stand in for bfloat16.
     """
-    reason = _why_not(loaded)
-    if reason:
+    if loaded.dtype.name != "bfloat16":
+        reason = f"the weights are {loaded.dtype.name or 'no floats'}"
         return CheckResult(NAME, "left out", reason=reason)
     comparison = DtypeComparison(loaded, new_cache)
     computed_s = 0.0
@@ -88,12 +88,6 @@ def check_bytes(loaded: LoadedModel) -> int:
     root, rule = _root(loaded), _rule(loaded)
     parts = [part.nbytes for _, part, _ in _parts(root, loaded.model.layers, rule, mx.float32)]
     return max(parts, default=0)
-
-
-def _why_not(loaded: LoadedModel) -> str:
-    if loaded.dtype.name != "bfloat16":
-        return f"the weights are {loaded.dtype.name or 'no floats'}"
-    return ""
 
 
 def _root(loaded: LoadedModel) -> Any:
@@ -180,7 +174,11 @@ class DtypeComparison:
             return "logits in float16 are not finite"
         if not self.largest * HEADROOM <= FLOAT16_MAX:  # not a number included
             return f"an activation is {self.largest:,.0f}, and float16 ends at {FLOAT16_MAX:,.0f}"
-        if self._widened():
+        kinds = [
+            [array.dtype for array in _arrays([layer.state for layer in self.caches[name]])]
+            for name in ("bfloat16", "float16")
+        ]
+        if any(was == mx.bfloat16 != now == mx.float32 for was, now in zip(*kinds, strict=True)):
             return "some layers compute in float32 beside float16, and would keep twice the KV"
         if self.unlike["float16"] > self.unlike["bfloat16"]:
             return (
@@ -191,18 +189,10 @@ class DtypeComparison:
             return "logits in float16 are further from float32 than those in bfloat16"
         return ""
 
-    def _widened(self) -> bool:
-        kinds = [_dtypes(self.caches[name]) for name in ("bfloat16", "float16")]
-        return any(was == mx.bfloat16 != now == mx.float32 for was, now in zip(*kinds, strict=True))
-
 
 def _number(array: mx.array) -> float:
     value: Any = array.item()
     return float(value)
-
-
-def _dtypes(cache: Sequence[Any]) -> list[mx.Dtype]:
-    return [array.dtype for array in _arrays([layer.state for layer in cache])]
 
 
 # ---------------------------------------------------------------- one part at a time

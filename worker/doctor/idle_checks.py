@@ -53,7 +53,12 @@ class IdleChecks:
             return False
         if self._run is None:
             self._run = self._make_run()
-            self._note_begin(self._run)
+            # The next start is to know that checks began, should they end this process.
+            if self.found is None or not self.found.checks:
+                attempts = self.found.attempts if self.found is not None else 0
+                began = self._run.findings()
+                self._save(dataclasses.replace(began, checks=(), attempts=attempts + 1))
+            log.info("checking this model on this machine, as no request is there (DOCTOR=auto)")
         if self._run.step():
             return True
         self.take(self._run)
@@ -80,13 +85,6 @@ class IdleChecks:
             "running": run.running if run is not None else "",
             "findings": as_row(self.found) if self.found is not None else None,
         }
-
-    def _note_begin(self, run: CheckRun) -> None:
-        """Have the next start know that checks began, should they end this process."""
-        if self.found is None or not self.found.checks:
-            attempts = self.found.attempts if self.found is not None else 0
-            self._save(dataclasses.replace(run.findings(), checks=(), attempts=attempts + 1))
-        log.info("checking this model on this machine, as no request is there (DOCTOR=auto)")
 
     def take(self, run: CheckRun) -> None:
         """Keep what a run that is over has found."""

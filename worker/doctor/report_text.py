@@ -4,7 +4,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from hearth.worker.doctor.findings import CheckResult, Findings, findings_from
+from hearth.worker.doctor.findings import Findings, findings_from
 
 ABOUT: Final = {
     "speed": "how fast it reads and decodes",
@@ -72,13 +72,9 @@ def _verdict(found: Findings) -> Iterator[str]:
         yield f"Faults: {names}. Please open an issue with this report."
     else:
         yield "No fault was found."
-    left_out = _named(found.checks, "left out")
+    left_out = ", ".join(check.name for check in found.checks if check.verdict == "left out")
     if left_out:
         yield f"Left out: {left_out}."
-
-
-def _named(checks: Sequence[CheckResult], verdict: str) -> str:
-    return ", ".join(check.name for check in checks if check.verdict == verdict)
 
 
 def _auto(rows: Sequence[Mapping[str, str]]) -> Iterator[str]:

@@ -1,7 +1,7 @@
 """Runs all checks a forward at a time, within their time, and makes findings of their results."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Final
 
 import mlx.core as mx
@@ -90,7 +90,11 @@ class CheckRun:
         except LeftOut as why:
             self._end(names, str(why))
         except Exception as error:  # a fault of the device, a library or ours: it is the finding
-            context.tell("fault", {}, f"the check broke: {_told(error)}")
+            text = error.strerror if isinstance(error, OSError) else str(error)
+            # In one line, without where the user's files are.
+            text = " ".join(without_home(text or "").split())[:REASON_CHARS_MAX]
+            told = f"{type(error).__name__} {text}".strip()
+            context.tell("fault", {}, f"the check broke: {told}")
             self._end(names, f"{context.stage} broke")
         finally:
             context.spent_s += context.clock() - began
@@ -106,17 +110,21 @@ class CheckRun:
 
     def findings(self) -> Findings:
         """Return what was found so far."""
-        context = self.context
-        found = {name: context.results[name] for name in _names(self._checks, context)}
+        context, names = self.context, [name for _, names in self._checks for name in names]
+        found = {name: context.results[name] for name in names if name in context.results}
+        figures = {name: result.figures for name, result in found.items()}
+        chunk, default = (figures.get(CHUNK, {}).get(key) for key in ("best", "default"))
+        float16 = figures.get(FLOAT16, {}).get(FLOAT16)  # which some devices need
+        drafts_differ = _differs(found, DRAFTS)
         return Findings(
             subject=self.subject,
             dtype=context.dtype,
             checks=tuple(found.values()),
             exact=_differs(found, DEFAULT),
-            chunk=_chunk(found),
-            float16=_float16(found),
-            row_costs=_row_costs(found),
-            drafts_alike=_drafts_alike(found),
+            chunk=chunk if isinstance(chunk, int) and chunk != default else None,
+            float16=float16 if isinstance(float16, bool) else None,
+            row_costs=costs_in(figures.get(DRAFTS, {})) or None,
+            drafts_alike=None if drafts_differ is None else not drafts_differ,
             made_at=time.time(),
         )
 
@@ -132,47 +140,9 @@ class CheckRun:
         mx.clear_cache()
 
 
-def _told(error: Exception) -> str:
-    """Return what an error says, in one line, without where the user's files are."""
-    text = error.strerror if isinstance(error, OSError) else str(error)
-    text = " ".join(without_home(text or "").split())[:REASON_CHARS_MAX]
-    return f"{type(error).__name__} {text}".strip()
-
-
-def _names(
-    checks: tuple[tuple[Check, tuple[str, ...]], ...], context: CheckContext
-) -> Iterator[str]:
-    for _, names in checks:
-        yield from (name for name in names if name in context.results)
-
-
 def _differs(found: dict[str, CheckResult], name: str) -> bool | None:
     """Whether a check found other tokens than those it compared with; None: it does not tell."""
     result = found.get(name)
     if result is None or result.verdict not in ("ok", "differs"):
         return None
     return result.verdict == "differs"
-
-
-def _drafts_alike(found: dict[str, CheckResult]) -> bool | None:
-    differs = _differs(found, DRAFTS)
-    return None if differs is None else not differs
-
-
-def _row_costs(found: dict[str, CheckResult]) -> dict[int, float] | None:
-    """Return what forwards that verify drafts cost, where that was measured."""
-    costs = costs_in(found[DRAFTS].figures) if DRAFTS in found else {}
-    return costs or None
-
-
-def _chunk(found: dict[str, CheckResult]) -> int | None:
-    """Return the chunk that is worth a change."""
-    figures = found[CHUNK].figures if CHUNK in found else {}
-    best = figures.get("best")
-    return int(best) if isinstance(best, int) and best != figures.get("default") else None
-
-
-def _float16(found: dict[str, CheckResult]) -> bool | None:
-    """Return what the check of that name, which some devices need, has decided."""
-    figure = found[FLOAT16].figures.get(FLOAT16) if FLOAT16 in found else None
-    return figure if isinstance(figure, bool) else None

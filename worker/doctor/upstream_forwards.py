@@ -61,7 +61,7 @@ class UpstreamSequence:
         inputs = list(tail)
         for number in range(count):
             logits = self._model(mx.array(inputs)[None], cache=self.cache)[:, -1, :]
-            rows.append(as_logprobs(logits))
+            rows.append(as_numbers(logits - mx.logsumexp(logits, axis=-1, keepdims=True)))
             inputs = [forced[number] if forced else int(rows[-1].argmax())]
             yield
         return Answer(np.stack(rows))
@@ -74,12 +74,6 @@ def cold_answer(
     sequence = UpstreamSequence(model)
     yield from sequence.read(ids, cuts)
     return (yield from sequence.answer(ids[cuts[-1] if cuts else 0 :], count, forced))
-
-
-def as_logprobs(logits: mx.array) -> Logprobs:
-    """Return log probabilities (vocabulary,) of logits (1, vocabulary), as numbers of float32."""
-    logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
-    return as_numbers(logprobs)
 
 
 def as_numbers(logprobs: mx.array) -> Logprobs:

@@ -82,8 +82,10 @@ def memory_verdict(
         forward = forward_of(loaded, PrefillGrid(chunk, lengths.step_min, lengths.full_to))
         part = split_off(loaded.model, loaded.config, settings)  # last: it is no whole model then
     except Exception as error:  # whatever an architecture or a config can raise
-        sums = _sums(settings, weight_bytes, beside)
-        return MemoryVerdict(*sums, unknown=_why_unknown(error))
+        unknown = " ".join(str(error).split()) or type(error).__name__
+        if isinstance(error, UnknownCache):
+            unknown = f"its layers keep {error}"
+        return MemoryVerdict(*_sums(settings, weight_bytes, beside), unknown=unknown)
     forward = replace(forward, pair_bytes=forward.pair_bytes // part.score_parts)
     own_bytes = round(weight_bytes * part.weights)
     sums = _sums(settings, own_bytes, beside, here)
@@ -118,12 +120,6 @@ def _sums(
     limit = fair_limit(total, weight_bytes, others, workers)
     limit = limit if weight_bytes + others <= total else total // workers
     return mlx_memory.machine_bytes(), limit, weight_bytes, beside, working_bytes(limit), encoders
-
-
-def _why_unknown(error: Exception) -> str:
-    if isinstance(error, UnknownCache):
-        return f"its layers keep {error}"
-    return " ".join(str(error).split()) or type(error).__name__
 
 
 def _kv_bytes(layers: LayerMap, settings: Settings, factor: float) -> Callable[[int], int]:
