@@ -120,7 +120,9 @@ class Journal:
             self._count("damaged", text, file.path, end)
             return None
         try:
-            schema, record = _unpacked(payload)
+            schema, record = msgpack.unpackb(payload, ext_hook=_int, unicode_errors="surrogatepass")
+            if type(schema) is not int:
+                raise TypeError(f"{schema!r} is no schema")
         except (ValueError, TypeError) as error:
             self._count("unreadable", "a record of %s can't be read: %r", file.path, error)
             return None
@@ -380,14 +382,6 @@ def _write(handle: int, data: bytes) -> None:
     view = memoryview(data)
     while view:
         view = view[os.write(handle, view[:_PIECE_BYTES]) :]
-
-
-def _unpacked(payload: bytes) -> tuple[int, Any]:
-    """Return (schema, record). Raises: ValueError, TypeError: it is no such pair."""
-    schema, record = msgpack.unpackb(payload, ext_hook=_int, unicode_errors="surrogatepass")
-    if type(schema) is not int:
-        raise TypeError(f"{schema!r} is no schema")
-    return schema, record
 
 
 def _big(value: Any) -> Any:

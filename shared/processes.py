@@ -149,7 +149,12 @@ def take_port(host: str, port: int, instance_dir: Path, *, is_check: bool = Fals
     if not is_check:
         end_processes(stale)
     if not can_listen(host, port):
-        raise StartError(_held_text(port))
+        holder = port_holder(port)
+        who = f"pid {holder[0]} ({holder[1]})" if holder else "another user's process"
+        raise StartError(
+            f"Port {port} is held by {who}, which is not Hearth's and is left alone. "
+            f"End it, or choose another port, such as {port + 1 if port < 65535 else 4000}."
+        )
     for path in [*instance_dir.glob("*.sock"), instance_dir / PID_FILE]:
         path.unlink(missing_ok=True)
     return f"{port} is free" if was_free else f"freed port {port} from a stale Hearth"
@@ -182,15 +187,6 @@ def _can_listen(address: str, port: int) -> bool:
                 "this machine and a port above 1023; a server's are PROXY_HOST and PROXY_PORT."
             ) from None
     return True
-
-
-def _held_text(port: int) -> str:
-    holder = port_holder(port)
-    who = f"pid {holder[0]} ({holder[1]})" if holder else "another user's process"
-    return (
-        f"Port {port} is held by {who}, which is not Hearth's and is left alone. "
-        f"End it, or choose another port, such as {port + 1 if port < 65535 else 4000}."
-    )
 
 
 def url_of(host: str, port: int) -> str:

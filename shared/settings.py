@@ -14,7 +14,7 @@ from hearth.shared.paths import DEFAULT_LOG_ROOT, PROJECT_DIR
 
 DEFAULT_MODEL: Final = "builtin:smollm2"
 # Kept KV at most, of all workers, where CACHE_RAM_BUDGET_MB is 0 and the device does not say what
-# it should use. Elsewhere it follows the machine (worker/setup/kv_room.py).
+# it should use. Elsewhere it follows the machine (worker/setup/memory_setup.py).
 CACHE_RAM_MB_UNKNOWN: Final = 512
 RANK_PORT_ABOVE: Final = 100  # the proxy's
 
@@ -66,11 +66,11 @@ def chosen(allowed: str, values: Mapping[str, Any]) -> SettingParser:
     return parse
 
 
-boolean = chosen(
-    "true or false",
-    dict.fromkeys(("true", "1", "yes", "on"), True)
-    | dict.fromkeys(("false", "0", "no", "off"), False),
-)
+_BOOLEANS: Final[dict[str, bool | None]] = {
+    **dict.fromkeys(("true", "1", "yes", "on"), True),
+    **dict.fromkeys(("false", "0", "no", "off"), False),
+}
+boolean = chosen("true or false", _BOOLEANS)
 bits = chosen("off, 4 or 8", {"off": 0, "4": 4, "8": 8})  # of a quantised value; 0 = off
 group_size = chosen("32, 64 or 128", {"32": 32, "64": 64, "128": 128})
 
@@ -552,7 +552,7 @@ class Settings:
     default_thinking: bool | None = _setting(
         "DEFAULT_THINKING",
         "auto",
-        auto_or(boolean),
+        chosen("true or false", _BOOLEANS | {"auto": None}),
         "Whether models that can think do so unless told otherwise; auto = as their makers have it",
     )
 

@@ -87,17 +87,13 @@ def ipc_endpoint(path: Path) -> str:
         StartError: the directory of such links is another user's.
     """
     if len(os.fsencode(path)) > IPC_PATH_BYTES_MAX:
-        path = _short_link(path.parent) / path.name
+        # As of a long HOME. The link is in a directory that is this user's alone.
+        name = hashlib.blake2b(os.fsencode(path.parent), digest_size=8).hexdigest()
+        link = private_directory(SHORT_LINKS_DIR) / name
+        with contextlib.suppress(FileExistsError):
+            link.symlink_to(path.parent)
+        path = link / path.name
     return f"ipc://{path}"
-
-
-def _short_link(directory: Path) -> Path:
-    """Return a link to `directory`, as of a long HOME, in a directory that is this user's alone."""
-    name = hashlib.blake2b(os.fsencode(directory), digest_size=8).hexdigest()
-    link = private_directory(SHORT_LINKS_DIR) / name
-    with contextlib.suppress(FileExistsError):
-        link.symlink_to(directory)
-    return link
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,8 +85,7 @@ ONLY_IN: Final = {
     "litellm": ("proxy/gateway/",),
     "mlx": (
         *("worker/engine/", "worker/kv/", "worker/doctor/", "worker/setup/kv_setup.py"),
-        "worker/verdict/rank_part.py",
-        *("worker/verdict/unloaded_model.py", "worker/verdict/rank_part.py"),
+        "worker/verdict/unloaded_model.py",
         *("worker/constraint/token_mask.py", "worker/stream/logprobs.py"),
         *("worker/threads/inference_thread.py", "worker/embeddings/", "worker/ranks/"),
     ),

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from hearth.shared.wire_messages import ModelFacts
-from hearth.worker.cache.block_hash import PrefixHash, adapter_root, key_root
+from hearth.worker.cache.block_hash import adapter_root, key_root
 from hearth.worker.cache.conversation_priority import LinePriority
 from hearth.worker.cache.extent_store import Extent, Joint
 from hearth.worker.kv.kv_manager import KVManager
@@ -42,7 +42,8 @@ def cache_report(
         return {"reuses": False, **report}
     store, budget = kv_manager.store, kv_manager.store.budget
     root = key_root(store.root.name, key)
-    roots = _roots_of(kv_manager, root, adapters.values()) if key else None
+    named = map(store.joint, [root, *(adapter_root(root, each) for each in adapters.values())])
+    roots = [joint for joint in named if joint is not None] if key else None
     lines = _lines(kv_manager, store.extents if roots is None else _under(roots), facts)
     depths = Counter(bisect.bisect_right(DEPTHS, line["tokens"]) for line in lines)
     lasts = [*(f"{depth - 1}" for depth in DEPTHS), ""]
@@ -87,13 +88,6 @@ def _slot(kv_manager: KVManager, slot: LiveSlot) -> dict[str, Any]:
         "line": slot.line.number if slot.line is not None else None,
         "adapter": slot.adapter or None,
     }
-
-
-def _roots_of(kv_manager: KVManager, name: PrefixHash, adapters: Iterable[str]) -> list[Joint]:
-    """Return a key's root, and its roots of adapters, as far as there are any."""
-    names = [name, *(adapter_root(name, identity) for identity in adapters)]
-    joints = map(kv_manager.store.joint, names)
-    return [root for root in joints if root is not None]
 
 
 def _is_of(root: Joint, roots: Sequence[Joint] | None) -> bool:

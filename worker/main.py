@@ -61,7 +61,7 @@ from hearth.worker.schedule.turn_recorder import TurnRecorder
 from hearth.worker.sessions.session_manager import SessionManager
 from hearth.worker.setup.cut_rule_setup import cut_rule_of, with_goal_beside
 from hearth.worker.setup.doctor_setup import ModelDoctor
-from hearth.worker.setup.draft_setup import are_trees_cheap, is_on_cpu, make_draft_policy
+from hearth.worker.setup.draft_setup import are_trees_cheap, draft_policy
 from hearth.worker.setup.kv_setup import cache_root, is_exact, make_kv_manager, running_max
 from hearth.worker.setup.load_setup import load_all
 from hearth.worker.setup.memory_setup import WorkerMemory, relief_of
@@ -76,7 +76,7 @@ from hearth.worker.setup.rank_setup import SingleRank
 from hearth.worker.setup.upkeep_setup import evictions_of, expire_of, look_of, sweep_of
 from hearth.worker.setup.vision_setup import VisionParts, image_grid
 from hearth.worker.stream.detokenise import Vocabulary
-from hearth.worker.threads.image_thread import ImageThread
+from hearth.worker.threads.image_thread import read_images
 from hearth.worker.threads.inference_thread import InferenceThread
 from hearth.worker.threads.prompt_thread import PromptThread
 from hearth.worker.threads.shutdown import Shutdown
@@ -238,17 +238,16 @@ class Worker:
     ) -> Engine:
         # Batching changes the last bits of what is decoded.
         batches = not is_exact(loaded, self._settings)
-        encoder = vision.encoder if vision is not None else None
-        packed = (self._settings.kv_bits, self._settings.kv_group_size)
+        settings = self._settings
         engine = self._rank.engine(
             loaded,
             batches,
-            encoder,
-            packed if self._settings.kv_bits else None,
-            trees=batches and are_trees_cheap(found, is_cpu=is_on_cpu(loaded)),
+            vision.encoder if vision is not None else None,
+            (settings.kv_bits, settings.kv_group_size) if settings.kv_bits else None,
+            trees=batches and are_trees_cheap(found, is_cpu=loaded.facts.backend == "cpu"),
         )
-        self._running_max = running_max(self._settings, engine.decoder.is_mergeable)
-        self._wire.open_max = self._running_max + self._settings.queue_max
+        self._running_max = running_max(settings, engine.decoder.is_mergeable)
+        self._wire.open_max = self._running_max + settings.queue_max
         return engine
 
     def _make_parts(
@@ -278,7 +277,10 @@ class Worker:
         store = SuspectStore(settings.kv_cache_dir / DIRECTORY)
         socket_path = Path(self._endpoint.removeprefix("ipc://"))
         suspects = Suspects(store, socket_path, cut_rule.label)
-        self._draft_policy = make_draft_policy(settings, doctor.found, engine, loaded)
+        exact, is_cpu = is_exact(loaded, settings), loaded.facts.backend == "cpu"
+        self._draft_policy = draft_policy(
+            settings, doctor.found, engine, is_exact=exact, is_cpu=is_cpu
+        )
         config = SchedulerConfig(
             running_max=self._running_max,
             natural_cuts=cut_rule.natural,
@@ -323,10 +325,16 @@ class Worker:
 
     def _make_sessions(self, loaded: LoadedModel, chunk: int) -> SessionManager:
         settings = self._settings
-        is_stored = settings.max_kv_size_gb != 0
-        directory = turns_directory(settings.kv_cache_dir, loaded) if is_stored else None
-        exact, name = is_exact(loaded, settings), loaded.facts.name
-        return make_sessions(settings, chunk, exact, self._worker_id, directory, name)
+        return make_sessions(
+            settings,
+            chunk,
+            is_exact(loaded, settings),
+            self._worker_id,
+            None
+            if settings.max_kv_size_gb == 0
+            else turns_directory(settings.kv_cache_dir, loaded),
+            loaded.facts.name,
+        )
 
     def token_choice(self, vocab_size: int, request: Request) -> TokenChoice:
         """Return how the tokens of `request` are chosen. Inference thread."""
@@ -417,9 +425,9 @@ class Worker:
         if vision is None:
             return
         jobs: ImageJobs = queue.SimpleQueue()
-        run = ImageThread(vision.reader).run
         self._shutdown.start_thread(
-            "image", functools.partial(run, jobs, self._jobs.put, self._wire.send)
+            "image",
+            functools.partial(read_images, vision.reader, jobs, self._jobs.put, self._wire.send),
         )
         self._wire.image_jobs = jobs
 

@@ -111,14 +111,11 @@ def _called(name: str, models: list[FoundModel]) -> list[FoundModel]:
 
 def weight_files(directory: Path) -> list[tuple[str, int]]:
     """Return the files of weights that are there, each with its bytes."""
-    found = []
     try:
-        for path in sorted(directory.glob(_WEIGHTS)):
-            if path.is_file():  # no link whose file is gone
-                found.append((path.name, path.stat().st_size))
+        paths = sorted(directory.glob(_WEIGHTS))  # of which a link's file may be gone
+        return [(path.name, path.stat().st_size) for path in paths if path.is_file()]
     except OSError:
         return []
-    return found
 
 
 def indexed_files(directory: Path) -> set[str]:

@@ -1,6 +1,6 @@
 """Checks that a sequence decodes in a batch as it does alone."""
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from typing import Any, Final
 
 import numpy as np
@@ -70,8 +70,21 @@ def _batched(
     decoder = Decoder(context.model, generation_stream, True)
     seen: list[list[Any]] = [[] for _ in prompts]
     for number, ids in enumerate(prompts):
-        choice = forced_choice(alone[number].tokens, seen[number])
-        yield from _add(context, decoder, str(number), ids, choice)
+        cache = context.engine.new_cache()
+        context.engine.prefill(cache, list(ids[:-1]))
+        yield
+        sampler = forced_choice(alone[number].tokens, seen[number])
+        decoder.add(
+            DecodedSequence(
+                key=str(number),
+                cache=cache,
+                tokens=list(ids[:-1]),
+                tail=list(ids[-1:]),
+                choice=TokenChoice(sampler, (), None),
+                tokens_max=1 << 20,
+            )
+        )
+        yield
     while min(map(len, seen)) < STEPS:
         decoder.step()
         yield
@@ -81,23 +94,3 @@ def _batched(
     if shared < len(prompts):
         raise LeftOut(f"only {shared} of {len(prompts)} sequences shared a forward")
     return [Answer(np.stack([as_numbers(row) for row in rows[:STEPS]])) for rows in seen]
-
-
-def _add(
-    context: CheckContext, decoder: Decoder, key: str, ids: Sequence[int], sampler: Any
-) -> Steps:
-    """Prefill a sequence and hand it to the decoder."""
-    cache = context.engine.new_cache()
-    context.engine.prefill(cache, list(ids[:-1]))
-    yield
-    decoder.add(
-        DecodedSequence(
-            key=key,
-            cache=cache,
-            tokens=list(ids[:-1]),
-            tail=list(ids[-1:]),
-            choice=TokenChoice(sampler, (), None),
-            tokens_max=1 << 20,
-        )
-    )
-    yield

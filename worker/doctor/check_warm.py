@@ -1,6 +1,5 @@
 """Checks warm answers against cold ones: in exact mode, by default, rewound and restored."""
 
-from collections.abc import Sequence
 from typing import Final
 
 from hearth.worker.doctor.check_context import CheckContext, Steps
@@ -48,8 +47,9 @@ def check_exact(context: CheckContext) -> Steps:
     for number, ids in enumerate(prompts):
         answer = yield from kept.ask(ids, context.cold[number].tokens)
         found.append(difference(answer.answer, context.cold[number]))
-        if number and answer.position < _resumable(context, prompts[number - 1], ids):
-            lost += 1
+        # Where the answer before begins is a cut of every prompt that goes on from there.
+        begin = context.cuts_of(prompts[number - 1])[-1:] if number else []
+        lost += any(answer.position < cut in context.cuts_of(ids) for cut in begin)
     _tell_bits(context, found, lost)
     context.begin(REWINDS)
     yield from _check_rewinds(context, kept, prompts)
@@ -74,15 +74,6 @@ def check_default(context: CheckContext) -> Steps:
 def _conversation(context: CheckContext, is_exact: bool) -> KeptConversation:
     context.needs_cold()
     return KeptConversation(context, context.layers(), is_exact)
-
-
-def _resumable(context: CheckContext, before: Sequence[int], ids: Sequence[int]) -> int:
-    """Return from where on `ids` has to be read at most, `before` having been read.
-
-    Where the answer to `before` begins is a cut of every prompt that goes on from there.
-    """
-    wanted = context.cuts_of(before)[-1:]
-    return wanted[0] if wanted and wanted[0] in context.cuts_of(ids) else 0
 
 
 def _check_rewinds(

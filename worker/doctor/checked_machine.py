@@ -65,12 +65,10 @@ def model_row(loaded: LoadedModel, dtype: str) -> dict[str, Any]:
     facts = loaded.facts
     is_local = Path(facts.path).expanduser().exists() or facts.path.count("/") != 1
     name = "a local checkpoint" if is_local else facts.path
-    for builtin in BUILTIN_MODELS:
-        if loaded.directory == builtin.directory:
-            name = builtin.source
+    builtin = [each.source for each in BUILTIN_MODELS if each.directory == loaded.directory]
     quantisation = loaded.config.get("quantization") or {}
     return {
-        "model": name,
+        "model": builtin[0] if builtin else name,
         "architecture": facts.architecture,
         "parameters": facts.parameter_count,
         "weights_mb": round(facts.weight_bytes / 1e6),

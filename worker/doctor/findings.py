@@ -65,7 +65,7 @@ class Findings:
     """What all checks found, and what settings that are `auto` mean by it.
 
     Where one of these is None, it was not found out: `auto` means what it means without findings.
-    All but `float16` hold for weights of `dtype` only, see `holds_for`.
+    All but `float16` hold for weights of `dtype` only.
     """
 
     subject: Subject
@@ -79,10 +79,6 @@ class Findings:
     drafts_alike: bool | None = None  # whether such forwards chose the tokens of one by one
     made_at: float = 0.0  # seconds since 1970
     attempts: int = 0  # runs that began; without `checks` none has come to its end
-
-    def holds_for(self, dtype: str) -> bool:
-        """Whether the checks ran with weights of `dtype`."""
-        return self.dtype == dtype
 
     @property
     def faults(self) -> tuple[CheckResult, ...]:

@@ -4,12 +4,12 @@ import time
 from collections.abc import Generator, Mapping, Sequence
 from typing import Final
 
-from hearth.worker.doctor.canary import make_canary
 from hearth.worker.doctor.check_context import (
     DEPTH_MIN,
     CheckContext,
     LeftOut,
     Steps,
+    make_canary,
 )
 from hearth.worker.doctor.findings import Figure
 from hearth.worker.doctor.kept_conversation import bytes_needed

@@ -17,6 +17,7 @@ for it. On a Mac's GPU stream there is no sum at all.
 Owner: the inference thread.
 """
 
+import functools
 import zlib
 from collections.abc import Callable, Sequence
 
@@ -40,12 +41,7 @@ def said_facts(ids: Sequence[int]) -> tuple[str, int, int]:
 
 def sum_over(group: mx.distributed.Group) -> Sum:
     """Return the sum over the ranks of a group."""
-
-    def total(array: mx.array) -> mx.array:
-        summed: mx.array = mx.distributed.all_sum(array, group=group)
-        return summed
-
-    return total
+    return functools.partial(mx.distributed.all_sum, group=group)
 
 
 class LeadingTokens:

@@ -36,13 +36,19 @@ class FollowedKV:
         self.operations: dict[str, Callable[..., Any]] = {
             "layer_map": self._map,
             "copy_rows": self._copy_rows,
-            "put_rows": self._put_rows,
+            "put_rows": lambda cache, sources, position, rows: self.layers.put_rows(
+                self.caches[cache], self._runs(sources), position, rows
+            ),
             "reserve": self._reserve,
             "trim": lambda cache, position: self.layers.trim(self.caches[cache], position),
             "copy_window": self._copy_window,
-            "put_window": self._put_window,
+            "put_window": lambda cache, sources, position: self.layers.put_window(
+                self.caches[cache], self._runs(sources), position
+            ),
             "take_state": self._take_state,
-            "put_state": self._put_state,
+            "put_state": lambda cache, state: self.layers.put_state(
+                self.caches[cache], self.states[state]
+            ),
         }
 
     @property
@@ -72,11 +78,6 @@ class FollowedKV:
         source = self.caches[cache]
         self.rows[handle] = self.layers.copy_rows(source, start, end, format_from(form))
 
-    def _put_rows(
-        self, cache: Handle, sources: Sequence[Sequence[int]], position: int, rows: int
-    ) -> None:
-        self.layers.put_rows(self.caches[cache], self._runs(sources), position, rows)
-
     def _reserve(self, cache: Handle, rows: int, room: int) -> None:
         """Make room for `rows` tokens; for more, where rank 0 has."""
         self.layers.has_room = lambda _nbytes: room > rounded(rows)
@@ -85,14 +86,8 @@ class FollowedKV:
     def _copy_window(self, handle: Handle, cache: Handle, tokens: int, behind: int) -> None:
         self.rows[handle] = self.layers.copy_window(self.caches[cache], tokens, behind)
 
-    def _put_window(self, cache: Handle, sources: Sequence[Sequence[int]], position: int) -> None:
-        self.layers.put_window(self.caches[cache], self._runs(sources), position)
-
     def _take_state(self, handle: Handle, cache: Handle) -> None:
         self.states[handle] = self.layers.take_state(self.caches[cache])
-
-    def _put_state(self, cache: Handle, state: Handle) -> None:
-        self.layers.put_state(self.caches[cache], self.states[state])
 
     def _runs(self, sources: Sequence[Sequence[int]]) -> list[tuple[LayerRows, ...]]:
         """Return the rows that rank 0 has named by where they are."""

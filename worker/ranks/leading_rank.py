@@ -87,7 +87,7 @@ class LeadingRank(SingleRank):
         self._limit = 0
         self.byte_share = 1.0
         self._is_serving = False
-        self.ranks_here = _alike(link.hosts, 0)
+        self.ranks_here = [*link.hosts].count(link.hosts[0])
 
     def part(self) -> Sharded:
         self._part = Sharded(self._group, self._split, self._tell_load)
@@ -95,9 +95,8 @@ class LeadingRank(SingleRank):
 
     def _tell_load(self, dtype: ComputeDtype) -> None:
         """Have the others load their parts while this one does."""
-        hosts = self.telling.link.hosts
-        here = [_alike(hosts, rank) for rank in range(len(hosts))]
-        self.telling.tell("load", dtype.name, here)
+        hosts = [*self.telling.link.hosts]
+        self.telling.tell("load", dtype.name, list(map(hosts.count, hosts)))
 
     def joined(self, loaded: LoadedModel) -> LoadedModel:
         nbytes = loaded.facts.weight_bytes
@@ -184,8 +183,3 @@ def rank_report(
         row = {"rank": rank, "host": host, "used_bytes": room.used_bytes}
         rows.append(row | {"limit_bytes": room.limit_bytes})
     return {"count": len(hosts), "split": split, "ranks": rows, "off": dict(OFF)}
-
-
-def _alike(hosts: Any, rank: int) -> int:
-    """Return how many ranks are on the machine of `rank`."""
-    return [*hosts].count(hosts[rank])

@@ -8,12 +8,10 @@ from hearth.shared.errors import RequestError
 from hearth.worker.cache.block_hash import common_length, prefix_hashes
 from hearth.worker.cache.image_keys import keys_of
 from hearth.worker.cache.prefix_search import PrefixQuery
-from hearth.worker.prompt.prompt_with_sampled_turns import PromptContent
 from hearth.worker.requests.request_builder import family_of
 from hearth.worker.requests.session_prompt_builder import PromptFacts, SessionPromptBuilder
 from hearth.worker.schedule.request_state import Request
 from hearth.worker.sessions.echoed_turn_match import TurnContent
-from hearth.worker.sessions.session_visit import SessionVisit
 from hearth.worker.sessions.turn_store import Turn
 
 log = logging.getLogger(__name__)
@@ -32,13 +30,22 @@ def predict_next_prompt(
     if visit is None or visit.said is None:
         return None
     try:
-        built = prompts.build_history(_next_content(request, visit, visit.said, prompts))
+        # The conversation with the answer, and the messages that will follow it, empty.
+        echo, following = _continuation(visit.said, visit.turn)
+        content = prompts.content(visit.prompt, visit, request.prompt_images)
+        before = len(content.messages) - content.continues
+        content = dataclasses.replace(
+            content,
+            messages=[*content.messages[:before], echo, *following],
+            turns=[*content.turns[:before], visit.turn, *(None for _ in following)],
+        )
+        built = prompts.build_history(content)
     except RequestError as error:  # nothing is lost but the head start
         log.debug("the next prompt cannot be foreseen: %s", error.code)
         return None
     ends = [request.end_id] if request.end_id is not None else []
     fed = keys_of([*request.ids, *request.sampled, *ends], request.query.images)
-    tokens = built.keys[: prompts.last_header(built.ids)]
+    tokens = built.keys[: prompts.builder.last_header(built.ids)]
     if common_length(tokens, fed) >= min(len(tokens), len(fed)):
         return None
     cuts, root = facts.cut_rule.natural(tokens), request.query.root or facts.root
@@ -53,20 +60,6 @@ def predict_next_prompt(
         images=images,
         system_end=facts.cut_rule.system_end(tokens),
         adapter=request.query.adapter,
-    )
-
-
-def _next_content(
-    request: Request, visit: SessionVisit, said: TurnContent, prompts: SessionPromptBuilder
-) -> PromptContent:
-    """Return the conversation with the answer, and the messages that will follow it, empty."""
-    echo, following = _continuation(said, visit.turn)
-    content = prompts.content(visit.prompt, visit, request.prompt_images)
-    before = len(content.messages) - content.continues
-    return dataclasses.replace(
-        content,
-        messages=[*content.messages[:before], echo, *following],
-        turns=[*content.turns[:before], visit.turn, *(None for _ in following)],
     )
 
 

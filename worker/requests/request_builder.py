@@ -67,7 +67,6 @@ class RequestBuilder:
         new_id = self._prompts.sessions.new_id
         is_side = visit is not None and visit.is_side
         query, prompt_name = self._query(message, built, root, is_side=is_side)
-        query = replace(query, adapter=message.adapter)
         goes_on = is_raw(message.prompt) or message.prompt.continues  # from text in the prompt
         return Request(
             lease=lease,
@@ -116,7 +115,9 @@ class RequestBuilder:
         if self._facts.drafts.of(message.sampling.speculate) != "all":
             return []
         tokens = min(self._tokens_max(message, built), PREDICTION_TOKENS_MAX)
-        return self._prompts.text_ids(message.prediction[: CHARACTERS_MAX * tokens])[:tokens]
+        return self._prompts.builder.tokeniser.unremembered_ids(
+            message.prediction[: CHARACTERS_MAX * tokens]
+        )[:tokens]
 
     def _query(
         self, message: Submit, built: BuiltPrompt, root: PrefixHash, *, is_side: bool
@@ -124,10 +125,16 @@ class RequestBuilder:
         """Return the prompt as the cache searches it, with its prefill's cuts; and its hash."""
         cuts = self._facts.cut_rule.cuts(built.keys)
         *names, whole = prefix_hashes(root, built.keys, [*cuts, len(built.keys)])
-        family = family_of(message.prompt)
-        system_end = self._facts.cut_rule.system_end(built.keys)
         query = PrefixQuery(
-            built.keys, cuts, names, family, is_side, root, built.images, system_end
+            built.keys,
+            cuts,
+            names,
+            family_of(message.prompt),
+            is_side,
+            root,
+            built.images,
+            self._facts.cut_rule.system_end(built.keys),
+            adapter=message.adapter,
         )
         return query, whole
 

@@ -61,7 +61,7 @@ class SessionPromptBuilder:
         self, builder: PromptBuilder, sessions: SessionManager, facts: PromptFacts
     ) -> None:
         self.sessions = sessions
-        self._builder = builder
+        self.builder = builder
         self._facts = facts
 
     def build(
@@ -78,29 +78,29 @@ class SessionPromptBuilder:
         of a raw prompt, nor of one that neither reads nor writes the cache.
         """
         if is_raw(prompt):
-            return None, self._builder.raw(prompt.text, prompt.ids, prompt.speaker.key)
+            return None, self.builder.raw(prompt.text, prompt.ids, prompt.speaker.key)
         if prompt.images:
             messages = without_images(prompt, self._facts.model_name)
             prompt = dataclasses.replace(prompt, messages=messages, images={})
         visit = self.sessions.arrive(prompt, uses_cache)
         content = self.content(prompt, visit, images)
-        return visit, self._builder.build(content, adds_header, is_counted)
+        return visit, self.builder.build(content, adds_header, is_counted)
 
     def raw_ids(self, prompt: Prompt, query: TokenQuery) -> list[int]:
         """Return the tokens of a raw prompt of any length. Raises: RequestError."""
         if prompt.text is None:
-            self._builder.check_ids(prompt.ids)
+            self.builder.check_ids(prompt.ids)
             return prompt.ids
-        text, mark, tokeniser = prompt.text, "", self._builder.tokeniser
+        text, mark, tokeniser = prompt.text, "", self.builder.tokeniser
         if not query.reads_controls:
             mark = tokeniser.mark
             text = tokeniser.shielded(text, mark)
         ids = tokeniser.ids(text, mark, prompt.speaker.key)
-        return self._builder.with_beginning(ids) if query.adds_beginning else ids
+        return self.builder.with_beginning(ids) if query.adds_beginning else ids
 
     def build_history(self, content: PromptContent) -> BuiltPrompt:
         """Return the prompt of `content` without a generation prompt. Raises RequestError."""
-        return self._builder.build(content, adds_header=False)
+        return self.builder.build(content, adds_header=False)
 
     def content(
         self, prompt: Prompt, visit: SessionVisit | None, images: PromptImages
@@ -143,15 +143,7 @@ class SessionPromptBuilder:
             covered = common_length(keys, tokens)
             return covered, covered == len(keys)
 
-        visit.divergence = explain(visit, boundary, self.text, self._builder.preserves_thinking)
-
-    def text_ids(self, text: str) -> list[int]:
-        """Return the tokens of a text that is in no prompt; nothing of it is remembered."""
-        return self._builder.tokeniser.unremembered_ids(text)
-
-    def last_header(self, ids: list[int]) -> int:
-        """Return where the header of the last message begins."""
-        return self._builder.last_header(ids)
+        visit.divergence = explain(visit, boundary, self.text, self.builder.preserves_thinking)
 
     def text(self, keys: Sequence[int]) -> str:
         """Return the text of tokens; an image among them is "[image]"."""

@@ -46,7 +46,7 @@ def with_findings(settings: Settings, found: Findings | None, dtype: str) -> Set
     Findings only make reuse stricter: what an architecture is known to do stays so where a short
     conversation did not show it.
     """
-    if found is None or settings.doctor == "off" or not found.holds_for(dtype):
+    if found is None or settings.doctor == "off" or found.dtype != dtype:
         return settings
     meant: dict[str, Any] = {}
     if settings.cache_exact == "auto" and found.exact:
@@ -113,17 +113,17 @@ class ModelDoctor:
     @property
     def found(self) -> Findings | None:
         """What was found before this start, of weights of this type; None = nothing."""
-        is_of_these = self._found is not None and self._found.holds_for(self._dtype)
+        is_of_these = self._found is not None and self._found.dtype == self._dtype
         return self._found if is_of_these and self._asked.doctor != "off" else None
 
     def checks(self, rule: CutRule, memory: MemoryGuard) -> IdleChecks:
         """Return the checks, to be run in idle time; make them once."""
 
-        def room() -> int:
-            return int(free_bytes(memory) * ROOM_SHARE)
-
         def make_run() -> CheckRun:
-            return check_run(self._loaded, self.settings, rule, room)
+            return check_run(
+                *(self._loaded, self.settings, rule),
+                lambda: int(free_bytes(memory) * ROOM_SHARE),
+            )
 
         is_wanted = (
             self._starts_itself and self._file is not None and is_due(self._found, self._dtype)

@@ -7,27 +7,12 @@ from hearth.shared.settings_from_env import Settings
 from hearth.worker.doctor.findings import Findings
 from hearth.worker.draft.draft_length import CPU_CURVE, ROWS_MAX
 from hearth.worker.engine.engine import Engine
-from hearth.worker.engine.model_loader import LoadedModel
 from hearth.worker.kv.rewind import can_rewind
 from hearth.worker.schedule.answers.answer_drafts import CANNOT_VERIFY, DraftPolicy, Reach
-from hearth.worker.setup.kv_setup import is_exact as is_exact_mode
 
 # Where a forward of ROWS_MAX rows costs more than that, in forwards of one, a second branch is not
 # worth its rows (docs/measuring.md).
 TREE_COST_MAX: Final = 1.5
-
-
-def make_draft_policy(
-    settings: Settings, found: Findings | None, engine: Engine, loaded: LoadedModel
-) -> DraftPolicy:
-    """Return what is drafted for the answers of a loaded model."""
-    return draft_policy(
-        settings,
-        found,
-        engine,
-        is_exact=is_exact_mode(loaded, settings),
-        is_cpu=is_on_cpu(loaded),
-    )
 
 
 def draft_policy(
@@ -57,11 +42,6 @@ def draft_policy(
         reach = "none"
     curve = row_costs(None if is_cpu else found)
     return DraftPolicy(mode, reach, "all", reason, curve, engine.decoder.takes_trees)
-
-
-def is_on_cpu(loaded: LoadedModel) -> bool:
-    """Return whether a model computes where no measured time decides anything."""
-    return loaded.facts.backend == "cpu"
 
 
 def row_costs(found: Findings | None) -> Mapping[int, float]:

@@ -86,17 +86,13 @@ def make_kv_manager(
         keys=max(1, len(settings.api_keys)),
     )
     root = cache_root(loaded, settings)
-    queue_bytes = disk_queue_bytes(layers, cut_rule.chunk)
+    # The I/O thread's queue has room for the largest piece that is written, twice.
+    window = layers.window_bytes(min(cut_rule.chunk, layers.layout.window))
+    largest = max(cut_rule.chunk * layers.row_bytes, layers.state_bytes, window)
+    queue_bytes = max(QUEUE_BYTES_MIN, 2 * largest)
     file_store = open_file_store(root, settings, cut_rule.label, rank.ranks_here)
     disk_thread = rank.disk_thread(file_store, queue_bytes) if file_store is not None else None
     return KVManager(root, layers, engine.new_cache, Budget(0), rules, disk_thread)
-
-
-def disk_queue_bytes(layers: LayerMap, chunk: int) -> int:
-    """Return how much may wait to be written: what two chunks of a prefill, or two states, take."""
-    window = layers.window_bytes(min(chunk, layers.layout.window))
-    largest = max(chunk * layers.row_bytes, layers.state_bytes, window)
-    return max(QUEUE_BYTES_MIN, 2 * largest)
 
 
 def is_exact(loaded: LoadedModel, settings: Settings) -> bool:

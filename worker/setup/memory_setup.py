@@ -219,10 +219,9 @@ class WorkerMemory:
 
         And what is left free for the models that embed and rank, in a process of their own.
         """
-        use = self.use
         return {
-            "process_bytes": use.process_bytes,
-            "beside_arrays_bytes": use.beside_bytes,
+            "process_bytes": self.use.process_bytes,
+            "beside_arrays_bytes": self.use.beside_bytes,
             "encoders_bytes": self.encoders_bytes,
         }
 

@@ -14,55 +14,53 @@ from hearth.worker.threads.thread_queues import ImageJobs
 log = logging.getLogger(__name__)
 
 
-class ImageThread:
-    """Decodes and processes images, so that a large one delays no request without any.
+def read_images(
+    reader: ImageReader,
+    jobs: ImageJobs,
+    put: Callable[[tuple[ClientLease, MessageWithImages]], None],
+    send: Callable[[Up], None],
+) -> None:
+    """Decode and process images until None comes; `put` hands on to the prompt thread.
 
-    Owner: the thread that runs `run`. Invariant: a message is handed on with all its images, or it
-    gets one Failed. A RequestError ends the one request; its Failed names the image.
+    A thread of its own runs it, so that a large image delays no request without any. A message is
+    handed on with all its images, or it gets one Failed. A RequestError ends the one request; its
+    Failed names the image.
     """
+    while (job := jobs.get()) is not None:
+        lease, message = job
+        assert lease.request_id == message.request_id, (lease.request_id, message.request_id)
+        try:
+            images = _images_of(message, lease, reader)
+        except RequestError as error:
+            log.info("refused request=%s code=%s", message.request_id, error.code)
+            send(Failed(message.request_id, error.status, error.code, str(error)))
+            continue
+        if images is None:
+            send(Failed(message.request_id, 499, "client_closed", "The client is gone."))
+        else:
+            prompt = dataclasses.replace(message.prompt, images={})
+            message = dataclasses.replace(message, prompt=prompt)
+            put((lease, MessageWithImages(message, images)))
 
-    def __init__(self, reader: ImageReader) -> None:
-        self._reader = reader
 
-    def run(
-        self,
-        jobs: ImageJobs,
-        put: Callable[[tuple[ClientLease, MessageWithImages]], None],
-        send: Callable[[Up], None],
-    ) -> None:
-        """Work until None comes; `put` hands on to the prompt thread."""
-        while (job := jobs.get()) is not None:
-            lease, message = job
-            assert lease.request_id == message.request_id, (lease.request_id, message.request_id)
-            try:
-                images = self._read_images(lease, message)
-            except RequestError as error:
-                log.info("refused request=%s code=%s", message.request_id, error.code)
-                send(Failed(message.request_id, error.status, error.code, str(error)))
-                continue
-            if images is None:
-                send(Failed(message.request_id, 499, "client_closed", "The client is gone."))
-            else:
-                prompt = dataclasses.replace(message.prompt, images={})
-                message = dataclasses.replace(message, prompt=prompt)
-                put((lease, MessageWithImages(message, images)))
-
-    def _read_images(self, lease: ClientLease, message: Submit | Count) -> PromptImages | None:
-        """Return the images of a message; None once its client is gone. Raises RequestError."""
-        images: dict[str, PromptImage] = {}
-        owner = _owner(message)
-        for name, digest in _shown(message.prompt):
-            if lease.is_gone:
-                return None
-            data = message.prompt.images.get(digest)
-            if digest in images or data is None:
-                continue  # the prompt builder refuses one that was not sent
-            try:
-                images[digest] = self._reader.read(digest, data, owner)
-            except RequestError as error:
-                text = f"{name}: {error}"
-                raise RequestError(text, status=error.status, code=error.code) from error
-        return images
+def _images_of(
+    message: Submit | Count, lease: ClientLease, reader: ImageReader
+) -> PromptImages | None:
+    """Return the images of a message; None once its client is gone. Raises RequestError."""
+    images: dict[str, PromptImage] = {}
+    owner = _owner(message)
+    for name, digest in _shown(message.prompt):
+        if lease.is_gone:
+            return None
+        data = message.prompt.images.get(digest)
+        if digest in images or data is None:
+            continue  # the prompt builder refuses one that was not sent
+        try:
+            images[digest] = reader.read(digest, data, owner)
+        except RequestError as error:
+            text = f"{name}: {error}"
+            raise RequestError(text, status=error.status, code=error.code) from error
+    return images
 
 
 def _owner(message: Submit | Count) -> str:

@@ -11,7 +11,7 @@ from hearth.worker.doctor.idle_checks import IdleChecks
 from hearth.worker.kv.return_freed_memory import release_memory
 from hearth.worker.schedule.request_state import RecallDone
 from hearth.worker.schedule.scheduler import Scheduler
-from hearth.worker.threads.thread_queues import Inbox, InferenceItem, InferenceTask
+from hearth.worker.threads.thread_queues import Inbox, InferenceTask
 
 INBOX_DRAIN_MAX = 64  # requests taken between two steps: bounds the stall of running ones
 IDLE_WAIT_S = 0.25  # how late an idle worker sees that it should stop
@@ -90,16 +90,13 @@ class InferenceThread:
                 item = self._inbox.get(block=wait_s > 0, timeout=wait_s or None)
             except queue.Empty:
                 return
-            self._take(item)
+            match item:
+                case InferenceTask():
+                    self._send(item.run())
+                case PrefixQuery():
+                    self._scheduler.prefill_later(item)
+                case RecallDone():
+                    self._scheduler.take_recalled(item)
+                case _:
+                    self._send(self._scheduler.submit(item))
             wait_s = 0.0
-
-    def _take(self, item: InferenceItem) -> None:
-        match item:
-            case InferenceTask():
-                self._send(item.run())
-            case PrefixQuery():
-                self._scheduler.prefill_later(item)
-            case RecallDone():
-                self._scheduler.take_recalled(item)
-            case _:
-                self._send(self._scheduler.submit(item))

@@ -97,7 +97,9 @@ class WireThread:
             if self._port.gone:
                 self.forget_gone_peers()
             if awake_s() >= self._next_beat:
-                if not self._is_ending and _supervisor_is_gone():
+                # Its stdin reaches its end: the supervisor holds the other one while it lives.
+                readable, _, _ = select.select([sys.stdin], [], [], 0)
+                if readable and not self._is_ending and not os.read(sys.stdin.fileno(), 4096):
                     return
                 self._next_beat = awake_s() + HEARTBEAT_S
                 beat = self._load()
@@ -208,9 +210,3 @@ class WireThread:
 
 def _ending(request_id: str) -> Failed:
     return Failed(request_id, 503, Overloaded.CODE, ENDING, Overloaded.RETRY_AFTER_S)
-
-
-def _supervisor_is_gone() -> bool:
-    """Return whether stdin reached its end: the supervisor holds the other end while it lives."""
-    readable, _, _ = select.select([sys.stdin], [], [], 0)
-    return bool(readable) and os.read(sys.stdin.fileno(), 4096) == b""

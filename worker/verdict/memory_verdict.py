@@ -7,6 +7,7 @@ process takes beside its arrays is assumed, since no process is there to be meas
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, Final
 
 from hearth.shared.settings_from_env import Settings
 from hearth.worker.cache.prefill_grid import PrefillGrid
@@ -18,10 +19,67 @@ from hearth.worker.engine.memory_shares import fair_limit
 from hearth.worker.engine.prefill_lengths import prefill_lengths
 from hearth.worker.kv.layer_adapters import LayerMap, UnknownCache
 from hearth.worker.kv.quantise_kv import QuantFormat
+from hearth.worker.ranks.loading.sharded_model import split_model
+from hearth.worker.ranks.transport.rank_hosts import read_hosts
 from hearth.worker.setup.encoder_memory import beside_bytes, encoders_bytes, workers_limit
 from hearth.worker.setup.memory_setup import CONTEXT_TOKENS_MIN, fitting_tokens
-from hearth.worker.verdict.rank_part import ranks_here, split_off
-from hearth.worker.verdict.unloaded_model import as_computed, unloaded_model, unloaded_probe
+from hearth.worker.verdict.unloaded_model import (
+    as_computed,
+    parameter_bytes,
+    unloaded_model,
+    unloaded_probe,
+)
+
+LATENT_KV: Final = "kv_lora_rank"  # names what a model keeps for all of its heads, so that all do
+
+
+@dataclass(frozen=True, slots=True)
+class RankPart:
+    """What rank 0 has of a whole: of its weights, of its KV, and of a forward's scores."""
+
+    weights: float = 1.0
+    kv: float = 1.0
+    score_parts: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class ImaginedGroup:
+    """Passes for MLX's group where a model is split: nothing is computed over it."""
+
+    ranks: int
+
+    def rank(self) -> int:
+        return 0
+
+    def size(self) -> int:
+        return self.ranks
+
+
+def ranks_here(settings: Settings) -> int:
+    """Return how many ranks of a model share this machine. Raises: StartError."""
+    if settings.rank_hosts is None:
+        return settings.ranks
+    names = [host.name for host in read_hosts(settings.rank_hosts, settings.ranks)]
+    return names.count(names[0])
+
+
+def split_off(model: Any, config: dict[str, Any], settings: Settings) -> RankPart:
+    """Split an unloaded model, and return what rank 0 has of it then.
+
+    Raises:
+        StartError: it cannot be split so.
+        Exception: whatever an architecture can raise.
+    """
+    if settings.ranks == 1:
+        return RankPart()
+    nbytes, layers = parameter_bytes(model), len(model.layers)
+    split_model(model, config, ImaginedGroup(settings.ranks), settings.rank_split)
+    weights = parameter_bytes(model) / max(1, nbytes)
+    if settings.rank_split == "pipeline":
+        return RankPart(weights, len(model.layers) / layers)
+    is_latent = LATENT_KV in (config.get("text_config") or config)
+    return RankPart(weights, 1.0 if is_latent else 1 / settings.ranks, settings.ranks)
+
 
 SHORT_TOKENS, LONG_TOKENS = 32_768, 131_072  # contexts that a verdict names
 

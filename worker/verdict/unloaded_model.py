@@ -53,7 +53,15 @@ def unloaded_model(directory: Path, context_max: int, weight_bytes: int) -> Load
     classes = _known_classes if has_weights else _classes_without_weights
     model, config = load_model(directory, lazy=True, strict=False, get_model_classes=classes)
     if not has_weights:
-        _set_dtype(model, config)
+        # Numbers have the type that a conversion gives them, which leaves some as they are.
+        dtype = _DTYPES.get(told_dtype(config), mx.bfloat16)
+        is_cast = getattr(model, "cast_predicate", lambda _name: True)
+        cast = [
+            (name, array.astype(dtype))
+            for name, array in tree_flatten(model.parameters())
+            if mx.issubdtype(array.dtype, mx.floating) and is_cast(name)
+        ]
+        model.update(tree_unflatten(cast))
         _pack(model, config)
     told = read_json(directory / "tokenizer_config.json").get("model_max_length")
     positions = context_tokens(config, told)
@@ -136,15 +144,3 @@ def _pack(model: nn.Module, config: dict[str, Any]) -> None:
     nn.quantize(
         model, group_size, told["bits"], mode=told.get("mode", "affine"), class_predicate=how
     )
-
-
-def _set_dtype(model: nn.Module, config: dict[str, Any]) -> None:
-    """Give the numbers the type that a conversion gives them, which leaves some as they are."""
-    dtype = _DTYPES.get(told_dtype(config), mx.bfloat16)
-    is_cast = getattr(model, "cast_predicate", lambda _name: True)
-    cast = [
-        (name, array.astype(dtype))
-        for name, array in tree_flatten(model.parameters())
-        if mx.issubdtype(array.dtype, mx.floating) and is_cast(name)
-    ]
-    model.update(tree_unflatten(cast))

@@ -61,13 +61,11 @@ def have_taken(telling: Telling, record: Record, handle: Handle) -> None:
             raise UnreadableRecord(f"{reason} (rank {rank})")
 
 
+@dataclass(slots=True, weakref_slot=True, eq=False)
 class NamedRead:
     """A read that all ranks do, by a number that they know it by: as long as its records live."""
 
-    __slots__ = ("__weakref__", "handle")
-
-    def __init__(self, handle: Handle) -> None:
-        self.handle = handle
+    handle: Handle
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,14 +88,6 @@ class _ReadOfRanks:
     asked_at: float = field(default_factory=awake_s)
 
 
-@dataclass(slots=True)
-class _FollowersQueue:
-    """What a follower last said of its queue."""
-
-    writes: int = 0  # that it has taken
-    nbytes: int = 0  # that wait to be written
-
-
 class LeadingDiskThread(DiskThread):
     """The I/O thread of rank 0; those of the followers do what it does.
 
@@ -109,7 +99,8 @@ class LeadingDiskThread(DiskThread):
 
     def __init__(self, file_store: FileStore, queue_bytes_max: int, telling: Telling) -> None:
         self._telling = telling
-        self._queues = {rank: _FollowersQueue() for rank in range(1, telling.link.size)}
+        # What each follower last said: writes that it has taken, and bytes that wait to be written.
+        self._queues = dict.fromkeys(range(1, telling.link.size), (0, 0))
         self._writes_told = 0
         self._lost_by_followers = 0
         self._open_reads: dict[Handle, _ReadOfRanks] = {}
@@ -189,12 +180,11 @@ class LeadingDiskThread(DiskThread):
     @property
     def _are_followers_drained(self) -> bool:
         with self._changed:
-            told, queues = self._writes_told, self._queues.values()
-            return all(queue.writes == told and not queue.nbytes for queue in queues)
+            return all(each == (self._writes_told, 0) for each in self._queues.values())
 
     def _followers_take(self, nbytes: int) -> bool:
         with self._changed:
-            longest = max((queue.nbytes for queue in self._queues.values()), default=0)
+            longest = max((nbytes for _, nbytes in self._queues.values()), default=0)
             fits = longest + nbytes <= self.queue_bytes_max
             self.counts["writes_refused_rank_queue"] += not fits
             return fits
@@ -208,7 +198,7 @@ class LeadingDiskThread(DiskThread):
             self._note(Handle(handle), rank, found)
         elif name == QUEUE_EVENT:
             with self._changed:
-                self._queues[rank] = _FollowersQueue(*arguments)
+                self._queues[rank] = (arguments[0], arguments[1])
                 self._changed.notify_all()
         else:
             assert name == LOST_EVENT, name

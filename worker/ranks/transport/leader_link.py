@@ -82,6 +82,7 @@ class TransportLeaderLink:
         self.failure = ""
         self._terms, self._context, self._end = terms, context, end
         self._status = RankRouter(context, endpoints[0])
+        self.endpoint = self._status.endpoint  # where followers say hello
         self._operations = RankRouter(context, endpoints[1])
         self._are_local = are_local(tuple(terms.hosts))
         self._secret = secrets.token_bytes(16)
@@ -97,11 +98,6 @@ class TransportLeaderLink:
         self._is_ending = False
         self._failing = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="ranks", daemon=True)
-
-    @property
-    def endpoint(self) -> str:
-        """Return where followers say hello."""
-        return self._status.endpoint
 
     # ------------------------------------------------------------ the inference thread
 

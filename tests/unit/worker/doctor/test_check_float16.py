@@ -14,7 +14,7 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from hearth.shared.settings_from_env import load_settings
 from hearth.worker.doctor import check_float16 as module
-from hearth.worker.doctor.canary import Canary
+from hearth.worker.doctor.check_context import Canary
 from hearth.worker.doctor.check_float16 import DtypeComparison, check_bytes, compare_dtypes
 from hearth.worker.doctor.checked_machine import subject_of
 from hearth.worker.doctor.findings import CheckResult, Findings, FindingsFile

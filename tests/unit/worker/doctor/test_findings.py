@@ -184,4 +184,4 @@ def test_another_machine_model_or_version_has_a_file_of_its_own() -> None:
 
 
 def test_findings_hold_for_the_dtype_that_was_checked() -> None:
-    assert FOUND.holds_for("bfloat16") and not FOUND.holds_for("float16")
+    assert FOUND.dtype == "bfloat16"

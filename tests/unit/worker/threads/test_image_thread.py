@@ -12,7 +12,7 @@ from hearth.shared.wire_messages import Count, Failed, Prompt, Sampling, Speaker
 from hearth.worker.cache.image_keys import PromptImage
 from hearth.worker.prompt.images.image_processor import ImageReader
 from hearth.worker.schedule.request_state import ClientLease, MessageWithImages
-from hearth.worker.threads.image_thread import ImageThread
+from hearth.worker.threads.image_thread import read_images
 
 
 def picture(digest: str) -> PromptImage:
@@ -66,7 +66,7 @@ def run(
         assert lease.request_id == seen.message.request_id
         went_on.append((seen.message.request_id, dict(seen.images)))
 
-    ImageThread(cast(ImageReader, reader)).run(jobs_in, put, sent.append)
+    read_images(cast(ImageReader, reader), jobs_in, put, sent.append)
     return went_on, sent
 
 

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from hearth.shared.settings_from_env import Settings, load_settings
-from hearth.worker.verdict.memory_verdict import MemoryVerdict, memory_verdict
-from hearth.worker.verdict.rank_part import ranks_here
+from hearth.worker.verdict.memory_verdict import MemoryVerdict, memory_verdict, ranks_here
 from scripts.fixtures.fixture_cache import fixture_dir
 
 WEIGHTS = 40 << 30
