@@ -30,7 +30,6 @@ LONG_FILES: Final = {
 FULL_FOLDERS: Final = {
     "shared": "no concept of its own: what both processes and the installer need",
     "tests/unit/shared": "a file for each of shared",
-    "worker/doctor": "one concept, a file for each check",
     "worker/formats": "a file for each format: the folder is their list",
 }
 

@@ -273,10 +273,8 @@ class Worker:
         sessions = self._sessions = self._make_sessions(loaded, cut_rule.chunk)
         steps.begin("prompts")
         vocabulary = Vocabulary(loaded.tokenizer)
-        recorder = TurnRecorder(sessions, evictions_of(kv_manager), self._render_next)
         store = SuspectStore(settings.kv_cache_dir / DIRECTORY)
-        socket_path = Path(self._endpoint.removeprefix("ipc://"))
-        suspects = Suspects(store, socket_path, cut_rule.label)
+        suspects = Suspects(store, Path(self._endpoint.removeprefix("ipc://")), cut_rule.label)
         exact, is_cpu = is_exact(loaded, settings), loaded.facts.backend == "cpu"
         self._draft_policy = draft_policy(
             settings, doctor.found, engine, is_exact=exact, is_cpu=is_cpu
@@ -285,7 +283,7 @@ class Worker:
             running_max=self._running_max,
             natural_cuts=cut_rule.natural,
             grid=image_grid(cut_rule.grid, vision),
-            ended=recorder.ended,
+            ended=TurnRecorder(sessions, evictions_of(kv_manager), self._render_next).ended,
             post=self._inbox.put,
             watchdog=GenerationWatchdog(
                 settings.generation_watchdog_seconds, settings.stall_seconds

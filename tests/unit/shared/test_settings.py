@@ -156,7 +156,7 @@ def about(name: str) -> str:
 
 
 def test_every_text_about_the_caches_default_size_has_the_figures_that_are_used() -> None:
-    """What `worker/setup/kv_room.py` makes of them is tested beside it."""
+    """What `worker/setup/memory_setup.py` makes of them is tested beside it."""
     assert (LIVE_SHARE_MIN, LIVE_SHARE_MAX, IDLE_SHARE) == (4, 2, 2)
     page = (PROJECT_DIR / "docs" / "cache.md").read_text()
     (budget,) = [part for part in page.split("\n\n") if part.startswith("**Budget.**")]
