@@ -91,6 +91,7 @@ class World:
         table = read_table(path, settings, {}, {})
         self.litellm = LiteLLM(table)
         self.store = ResponseStore()
+        self.metrics = self.gateway = self  # stands for CloudRequests and its metrics too
         self.causes: list[str] = []
         self.sent: list[tuple[Any, int]] = []  # each message, and how many responses were kept then
         self.asked: list[str] = []
@@ -106,9 +107,6 @@ class World:
 
     def fell_back(self, cause: str) -> None:
         self.causes.append(cause)
-
-    def cloud_ended(self, exchange: HttpExchange, call: GatewayCall, reply: CloudReply) -> None:
-        """What became of it is seen by whom it is told."""
 
     def ask(
         self, group: str, errors: dict[str, RequestError], size: int = 100, **body: Any
