@@ -148,7 +148,10 @@ class ProxyApp:
     async def _refuse(self, exchange: HttpExchange, error: RequestError) -> None:
         exchange.count()
         if not exchange.is_counted:
-            self.metrics.refused(_counted_as(exchange.path), error)
+            # None of a request that asks for no text
+            counted = _GENERATE.get(exchange.path) or ENCODER_PATHS.get(exchange.path)
+            is_prefill = exchange.path == prefill_endpoint.PATH
+            self.metrics.refused(PREFILL if is_prefill else counted, error)
             if exchange.is_trusted:  # the sums are of keys that were checked
                 self.routes.requests.refused(error, key_digest(exchange.headers))
         if exchange.has_started or isinstance(error, ClientGone):
@@ -193,16 +196,22 @@ class ProxyApp:
                 status=431,
                 code="too_many_headers",
             )
-        hosts = [value for name, value in exchange.raw_headers if name == b"host"]
-        self._origins.check_host(
-            [host.decode("latin-1") for host in hosts], is_key_needed=self._needs_key(exchange)
-        )
+        hosts = [value.decode("latin-1") for name, value in exchange.raw_headers if name == b"host"]
+        # Pages and their calls may be answered without a key in the headers: a browser sends their
+        # cookie along by itself.
+        is_page = self.dashboard.serves(exchange) or self.chat_page.serves(exchange)
+        is_open = exchange.path in _OPEN_PATHS or is_page or self.chat_page.calls(exchange)
+        self._origins.check_host(hosts, is_key_needed=self._has_keys and not is_open)
         origin = self._origins.check_origin(
             exchange.headers, exchange.scope.get("scheme", "http"), exchange.method
         )
         exchange.listed_origin = origin
         if origin is not None:
-            exchange.reply_headers += _cors(origin)
+            exchange.reply_headers += [
+                (b"access-control-allow-origin", origin.encode("latin-1")),
+                (b"access-control-expose-headers", _EXPOSED),
+                (b"vary", b"origin"),
+            ]
             if exchange.method == "OPTIONS":
                 await _preflight(exchange)
                 return
@@ -218,15 +227,6 @@ class ProxyApp:
             if exchange.path not in _OPEN_PATHS:
                 raise
         await self._dispatch(exchange)
-
-    def _needs_key(self, exchange: HttpExchange) -> bool:
-        """Return whether nothing is answered to the request without a key in its headers.
-
-        The pages and their calls are not of these: a browser sends their cookie along by itself.
-        """
-        is_page = self.dashboard.serves(exchange) or self.chat_page.serves(exchange)
-        is_open = exchange.path in _OPEN_PATHS or is_page or self.chat_page.calls(exchange)
-        return self._has_keys and not is_open
 
     async def _trust(self, exchange: HttpExchange) -> None:
         """Know the request by its key. Raises: RequestError: it has none that is accepted."""
@@ -259,7 +259,13 @@ class ProxyApp:
         if encoder is not None:
             encoder.check(body.fields.get("model"))
         if gateway is None:
-            local = self._local_name(body) if encoder is None else encoder.public
+            if encoder is not None:
+                local = encoder.public
+            else:
+                name = self._names.named(body.fields.get("model"))
+                if self._names.find(name) is None:
+                    self.encoders.refuse_text(name)
+                local = self._names.check(name)
             await self._answer_here(exchange, dialect, body, local)
             return
         group = encoder.public if encoder is not None else self._group(gateway, kind, body)
@@ -277,13 +283,6 @@ class ProxyApp:
             asked if kind is None else "embeddings", body.fields, body.size, answer_here
         )
         await gateway.serve(exchange, group, call)
-
-    def _local_name(self, body: ClientBody) -> str:
-        """Return the local model of text that a body names. Raises: RequestError: there is none."""
-        name = self._names.named(body.fields.get("model"))
-        if self._names.find(name) is None:
-            self.encoders.refuse_text(name)
-        return self._names.check(name)
 
     def _group(self, gateway: Gateway, kind: EncoderKind | None, body: ClientBody) -> str:
         """Return the group that a body names. Raises: RequestError: there is none."""
@@ -341,28 +340,12 @@ class ProxyApp:
                     await self.local.generate(exchange, dialect, body, target, account)
 
 
-def _counted_as(path: str) -> str | None:
-    """Return the dialect that a request for `path` counts under; None where it asks for no text."""
-    if path == prefill_endpoint.PATH:
-        return PREFILL
-    return _GENERATE.get(path) or ENCODER_PATHS.get(path)
-
-
-def _cors(origin: str) -> list[tuple[bytes, bytes]]:
-    return [
-        (b"access-control-allow-origin", origin.encode("latin-1")),
-        (b"access-control-expose-headers", _EXPOSED),
-        (b"vary", b"origin"),
-    ]
-
-
 async def _preflight(exchange: HttpExchange) -> None:
     headers: list[tuple[bytes, Any]] = [
         (b"access-control-allow-methods", _CORS_METHODS),
         (b"access-control-max-age", b"600"),
     ]
-    asked = exchange.headers.get("access-control-request-headers")
-    if asked:
+    if asked := exchange.headers.get("access-control-request-headers"):
         headers.append((b"access-control-allow-headers", asked.encode("latin-1")))
     if exchange.headers.get("access-control-request-private-network") == "true":
         headers.append((b"access-control-allow-private-network", b"true"))

@@ -145,10 +145,8 @@ class LocalAnswers:
     ) -> None:
         """Have a prompt read, and pinned where that is wished, without an answer to it."""
         started = awake_s()
-        parsed = await self._parse(exchange, dialect, body, target)
-        request = prefill_endpoint.prepared(parsed)
-        opening = self._pool.open(request, exchange.request_id)
-        answer = await exchange.while_connected(opening)
+        request = prefill_endpoint.prepared(await self._parse(exchange, dialect, body, target))
+        answer = await exchange.while_connected(self._pool.open(request, exchange.request_id))
         exchange.on_disconnect(answer.close)
         try:
             name = request.served_as or self._names.public
@@ -173,7 +171,7 @@ class LocalAnswers:
         """
         unloads = ollama_request.unloads(dialect, body.fields)
         if not ollama_request.is_question(dialect, body.fields):
-            await self._load(exchange, dialect, body, target)
+            await self._load(exchange, dialect, body, target, unloads)
             return
         request = await self._parse(exchange, dialect, body, target)
         name = request.served_as or self._names.public
@@ -192,7 +190,12 @@ class LocalAnswers:
         try:
             if dialect == "messages" and request.stream:
                 await answer.planned()  # the first event tells what is kept
-            await _write(exchange, admitted)
+            module, is_ollama = _ANSWERS[dialect], dialect in OLLAMA_DIALECTS
+            if request.stream:
+                kind = ollama_events.MEDIA_TYPE if is_ollama else EVENT_STREAM
+                await exchange.send_events(module.events(admitted), kind=kind)
+            else:
+                await exchange.send_json(200, await module.whole(admitted))
         finally:
             _close(admitted.answers)
             exchange.count_later = functools.partial(
@@ -204,11 +207,11 @@ class LocalAnswers:
                 self._pool.unload(request.target, request.prompt.speaker.key)
 
     async def _load(
-        self, exchange: HttpExchange, dialect: Dialect, body: ClientBody, target: str
+        self, exchange: HttpExchange, dialect: Dialect, body: ClientBody, target: str, unloads: bool
     ) -> None:
         """Answer a request of Ollama's that asks nothing: load the model, or have it unloaded."""
         model, reason = self._names.model_of(target), "load"
-        if ollama_request.unloads(dialect, body.fields):
+        if unloads:
             self._pool.unload(model, key_digest(exchange.headers))
             reason = "unload"
         else:
@@ -263,19 +266,6 @@ class LocalAnswers:
             answer.outcome(broken)[0],
             (awake_s() - started) * 1000,
         )
-
-
-async def _write(exchange: HttpExchange, admitted: AdmittedRequest) -> None:
-    module = _ANSWERS[admitted.request.dialect]
-    if admitted.request.stream:
-        await exchange.send_events(module.events(admitted), kind=_kind(admitted.request.dialect))
-    else:
-        await exchange.send_json(200, await module.whole(admitted))
-
-
-def _kind(dialect: Dialect) -> bytes:
-    """Return the media type of a dialect's stream."""
-    return ollama_events.MEDIA_TYPE if dialect in OLLAMA_DIALECTS else EVENT_STREAM
 
 
 def _close(answers: Iterable[AnswerEvents]) -> None:

@@ -9,6 +9,7 @@ from typing import Any, Final
 import orjson
 
 from hearth.proxy.api import server_sent_events as sse
+from hearth.proxy.api.answer_frames import frames
 from hearth.proxy.api.body import tool_definitions as tools
 from hearth.proxy.api.body.logprob_rows import logprob_rows
 from hearth.proxy.api.chat_completions import custom_names, is_legacy
@@ -201,6 +202,7 @@ class _ChunkWriter:
     def __init__(self, admitted: AdmittedRequest) -> None:
         count = len(admitted.answers)
         self._answer = admitted.answer
+        self._includes_usage = admitted.request.include_usage
         self._shell = _shell(admitted, "chat.completion.chunk")
         opening = sse.data(self._shell).removesuffix(b"}\n\n")
         self._heads = [opening + b',"choices":[{"index":%d,"delta":' % i for i in range(count)]
@@ -220,23 +222,24 @@ class _ChunkWriter:
         return [*(self._chunk(index, delta) for delta in others), self._chunk(index, last, told)]
 
     def ended(self, index: int, row: Finished, usage: Usage | None) -> list[bytes]:
-        """Return the last chunks of a choice; `usage` is of all of them, where it is the last."""
         writer = self._writers[index]
         deltas = writer.close()
         if usage is not None:
             deltas.append({"content": "", "provider_specific_fields": extra_fields(usage)})
         chunks = [self._chunk(index, delta) for delta in deltas]
-        return [*chunks, self._chunk(index, {}, {"finish_reason": writer.reason(row)})]
+        chunks.append(self._chunk(index, {}, {"finish_reason": writer.reason(row)}))
+        if usage is not None and self._includes_usage:
+            chunks.append(sse.data(self._shell | {"choices": [], "usage": usage_fields(usage)}))
+        return chunks if usage is None else [*chunks, sse.DONE]
 
     def alive(self) -> bytes:
-        """Return the chunk that keeps a silent stream alive; it tells how far the prefill is."""
         done, prompt = self._answer.done_tokens, self._answer.prompt_tokens
         silent = [{"index": 0, "delta": {}, "finish_reason": None}]
         progress = {"done_tokens": done, "prompt_tokens": prompt}
         return sse.data(self._shell | {"choices": silent, "prefill": progress})
 
-    def usage(self, usage: Usage) -> bytes:
-        return sse.data(self._shell | {"choices": [], "usage": usage_fields(usage)})
+    def broken(self, error: RequestError) -> list[bytes]:
+        return [sse.data({"error": openai_error(error)})]
 
     def _chunk(
         self, index: int, delta: dict[str, Any], rest: dict[str, Any] | None = None
@@ -248,44 +251,6 @@ class _ChunkWriter:
         return head + b"," + orjson.dumps(rest)[1:] + b"]}\n\n"
 
 
-async def events(admitted: AdmittedRequest) -> AsyncGenerator[bytes, None]:
-    """Yield the stream of `admitted`; where it breaks off, an error is its end."""
-    writer, choices = _ChunkWriter(admitted), MergedChoices(admitted)
-    try:
-        for frame in writer.begun():
-            yield frame
-        async with aclosing(_content_chunks(writer, choices)) as frames:
-            async for frame in frames:
-                yield frame
-        if admitted.request.include_usage:
-            yield writer.usage(choices.usage)
-        yield sse.DONE
-    except RequestError as error:
-        yield sse.data({"error": openai_error(error)})
-    finally:
-        choices.close()
-
-
-async def _content_chunks(
-    writer: _ChunkWriter, choices: MergedChoices
-) -> AsyncGenerator[bytes, None]:
-    """Yield what the choices give; a stream that would fall silent tells that it is alive.
-
-    Raises:
-        RequestError: one broke off.
-    """
-    sent_at = time.monotonic()
-    async with aclosing(choices.events(sse.PING_S)) as events:
-        async for index, row in events:
-            frames: list[bytes] = []
-            if isinstance(row, Delta):
-                frames = writer.grown(index, row)
-            elif row is not None:
-                frames = writer.ended(index, row, choices.usage if choices.have_ended else None)
-            now = time.monotonic()
-            if row is None or (not frames and now - sent_at >= sse.PING_S):  # a custom tool's text
-                frames = [writer.alive()]
-            if frames:
-                sent_at = now
-            for frame in frames:
-                yield frame
+def events(admitted: AdmittedRequest) -> AsyncGenerator[bytes, None]:
+    """Return the stream of `admitted`."""
+    return frames(admitted, _ChunkWriter(admitted))

@@ -60,23 +60,17 @@ def anthropic_error(error: RequestError) -> dict[str, Any]:
     if error.code == TOO_LONG:
         text = f"prompt is too long: {text}"  # the words that Claude Code compacts on
     elif error.code.startswith(_IMAGE_CODES) or _IS_IMAGE.match(text):
-        text = f"{_image_place(text)}Could not process image: {text}"
+        # The place as Anthropic says it, "" where the text does not begin with one: Claude Code
+        # leaves out the image at such a place and goes on; without a place, the latest ones.
+        place = ""
+        if found := _IMAGE_PLACE.match(text):
+            inner = f".tool_result.content.{found['inner']}" if found["inner"] else ""
+            place = f"messages.{found[1]}.content.{found[2]}{inner}.image: "
+        text = f"{place}Could not process image: {text}"
     fields: dict[str, Any] = {"type": _ANTHROPIC_TYPES.get(error.status, kind), "message": text}
     if error.code == THREAD_UNSUPPORTED:
         fields["details"] = {"error_code": error.code}
     return fields
-
-
-def _image_place(text: str) -> str:
-    """Return where an image stands, as Anthropic says it; "" where `text` does not begin with it.
-
-    Claude Code leaves out the image at such a place and goes on; without a place, the latest ones.
-    """
-    found = _IMAGE_PLACE.match(text)
-    if found is None:
-        return ""
-    inner = f".tool_result.content.{found['inner']}" if found["inner"] else ""
-    return f"messages.{found[1]}.content.{found[2]}{inner}.image: "
 
 
 def error_body(error: RequestError, dialect: Dialect, request_id: str) -> dict[str, Any]:
@@ -99,10 +93,7 @@ def error_event(error: RequestError, dialect: str) -> bytes:
 
 
 def error_headers(error: RequestError) -> list[tuple[bytes, bytes]]:
-    if error.status == 503:
-        return [(b"retry-after", b"%d" % (error.retry_after_s or Overloaded.RETRY_AFTER_S))]
-    if error.status == 429 and error.retry_after_s:
-        return [(b"retry-after", b"%d" % error.retry_after_s)]
-    if error.status == 401:
-        return [(b"www-authenticate", b"Bearer")]
-    return []
+    after_s = error.retry_after_s or (Overloaded.RETRY_AFTER_S if error.status == 503 else 0)
+    if error.status in (429, 503) and after_s:
+        return [(b"retry-after", b"%d" % after_s)]
+    return [(b"www-authenticate", b"Bearer")] if error.status == 401 else []

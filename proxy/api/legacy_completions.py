@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NoReturn
 
 from hearth.proxy.api import server_sent_events as sse
+from hearth.proxy.api.answer_frames import frames
 from hearth.proxy.api.body import field_readers as fields, sampling_params
 from hearth.proxy.api.body.logprob_rows import LOGPROB_MIN
 from hearth.proxy.api.chat_completions import CHOICES_MAX
@@ -16,7 +17,7 @@ from hearth.proxy.api.error_bodies import openai_error
 from hearth.proxy.api.multi_choice_stream import MergedChoices
 from hearth.proxy.request.parsed_request import AdmittedRequest, ParsedRequest
 from hearth.shared.errors import RequestError
-from hearth.shared.wire_messages import Delta, Finished, Prompt, TokenLogprob
+from hearth.shared.wire_messages import Delta, Finished, Prompt, TokenLogprob, Usage
 
 PROMPTS_MAX: Final = 32  # in one request
 ANSWERS_MAX: Final = 32  # prompts times n
@@ -189,25 +190,36 @@ async def whole(admitted: AdmittedRequest) -> dict[str, Any]:
     }
 
 
-async def events(admitted: AdmittedRequest) -> AsyncGenerator[bytes, None]:
-    """Yield the stream of `admitted`; where it breaks off, an error is its end."""
-    writers, choices = _writers(admitted), MergedChoices(admitted)
-    shell = _shell(admitted, int(time.time()))
-    try:
-        yield sse.data(shell | {"choices": [writers[0].choice("")]})
-        async with aclosing(choices.events(sse.PING_S)) as rows:
-            async for index, row in rows:
-                yield sse.data(shell | {"choices": [_choice(writers[index], row)]})
-        if admitted.request.include_usage:
-            yield sse.data(shell | {"choices": [], "usage": usage_fields(choices.usage)})
-        yield sse.DONE
-    except RequestError as error:
-        yield sse.data({"error": openai_error(error)})
-    finally:
-        choices.close()
+class _ChunkWriter:
+    """Writes one stream's chunks: a text of one choice in each."""
+
+    def __init__(self, admitted: AdmittedRequest) -> None:
+        self._writers = _writers(admitted)
+        self._shell = _shell(admitted, int(time.time()))
+        self._includes_usage = admitted.request.include_usage
+
+    def begun(self) -> list[bytes]:
+        return [self.alive()]
+
+    def grown(self, index: int, row: Delta) -> list[bytes]:
+        return [self._chunk(self._writers[index].choice(row.text, row.logprobs))]
+
+    def ended(self, index: int, row: Finished, usage: Usage | None) -> list[bytes]:
+        chunks = [self._chunk(self._writers[index].choice("", reason=row.reason))]
+        if usage is not None and self._includes_usage:
+            chunks.append(sse.data(self._shell | {"choices": [], "usage": usage_fields(usage)}))
+        return chunks if usage is None else [*chunks, sse.DONE]
+
+    def alive(self) -> bytes:
+        return self._chunk(self._writers[0].choice(""))
+
+    def broken(self, error: RequestError) -> list[bytes]:
+        return [sse.data({"error": openai_error(error)})]
+
+    def _chunk(self, choice: dict[str, Any]) -> bytes:
+        return sse.data(self._shell | {"choices": [choice]})
 
 
-def _choice(writer: _TextWriter, row: Delta | Finished | None) -> dict[str, Any]:
-    if isinstance(row, Finished):
-        return writer.choice("", reason=row.reason)
-    return writer.choice(row.text, row.logprobs) if row is not None else writer.choice("")
+def events(admitted: AdmittedRequest) -> AsyncGenerator[bytes, None]:
+    """Return the stream of `admitted`."""
+    return frames(admitted, _ChunkWriter(admitted))

@@ -33,8 +33,10 @@ def raw_prompt(path: str, body: Mapping[str, Any]) -> tuple[Prompt, TokenQuery] 
         RequestError: a field is not what both servers' clients send, or the text is too long.
     """
     if path == DETOKENIZE:
-        rows = fields.rows(body.get("tokens"), "tokens")
-        ids = [_token(each, index) for index, each in enumerate(rows)]
+        ids = fields.rows(body.get("tokens"), "tokens")
+        for index, each in enumerate(ids):
+            if type(each) is not int or not 0 <= each <= TOKEN_ID_MAX:
+                fields.refuse(f"tokens[{index}]", each, "the id of a token")
         prompt = Prompt([], ids=ids) if ids else Prompt([], text="")
         return prompt, TokenQuery("text", adds_beginning=False)
     name = next((name for name in ("content", "prompt") if body.get(name) is not None), "")
@@ -105,12 +107,6 @@ def answer(
 def _told(body: Mapping[str, Any]) -> str:
     wants = [fields.boolean(body, name) for name in ("with_pieces", "return_token_strs")]
     return "pieces" if any(wants) else "ids"
-
-
-def _token(value: Any, index: int) -> int:
-    if type(value) is not int or not 0 <= value <= TOKEN_ID_MAX:
-        fields.refuse(f"tokens[{index}]", value, "the id of a token")
-    return value
 
 
 def _numbers(packed: bytes) -> list[int]:

@@ -8,30 +8,22 @@ from hearth.shared.wire_messages import Usage
 def extra_fields(usage: Usage) -> dict[str, Any]:
     """Return the fields of ours that the usage of every dialect has."""
     return {
-        "kv_cache": kv_cache_fields(usage),
-        "speculation": speculation_fields(usage),
+        "kv_cache": {
+            "cache_hit": usage.cached_tokens > 0,
+            "prefix_length": usage.cached_tokens,
+            "canonical_length": usage.canonical_tokens,
+            "matched_length": usage.matched_tokens,
+            "prefilled": usage.prefilled_tokens,
+            "source": usage.source,
+            "match": usage.match,
+            "ttft_ms": usage.ttft_ms,
+            "idle_tokens": usage.idle_tokens,
+            **({"image_ms": usage.image_ms} if usage.image_tokens else {}),
+            "divergence": usage.divergence,
+        },
+        "speculation": prediction_fields(usage) | {"decode_forwards": usage.decode_forwards},
         **({"warnings": usage.warnings} if usage.warnings else {}),
     }
-
-
-def kv_cache_fields(usage: Usage) -> dict[str, Any]:
-    return {
-        "cache_hit": usage.cached_tokens > 0,
-        "prefix_length": usage.cached_tokens,
-        "canonical_length": usage.canonical_tokens,
-        "matched_length": usage.matched_tokens,
-        "prefilled": usage.prefilled_tokens,
-        "source": usage.source,
-        "match": usage.match,
-        "ttft_ms": usage.ttft_ms,
-        "idle_tokens": usage.idle_tokens,
-        **({"image_ms": usage.image_ms} if usage.image_tokens else {}),
-        "divergence": usage.divergence,
-    }
-
-
-def speculation_fields(usage: Usage) -> dict[str, int]:
-    return {**prediction_fields(usage), "decode_forwards": usage.decode_forwards}
 
 
 def prediction_fields(usage: Usage) -> dict[str, int]:

@@ -1,6 +1,7 @@
 """Serves the routes about the server itself: health, models, cache, sessions. All else is a 404."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 from hearth.proxy.api.body import field_readers as fields
@@ -67,8 +68,14 @@ class AdminRoutes:
             "/health/ready": {"GET": self._ready},
             "/v1/models": {"GET": self._models},
             "/models": {"GET": self._models},
-            "/v1/cache": {"GET": self._cache, "DELETE": self._clear_cache},
-            "/v1/doctor": {"GET": self._doctor, "POST": self._check_again},
+            "/v1/cache": {
+                "GET": partial(self._ask_caches, "cache"),
+                "DELETE": partial(self._ask_caches, "clear_cache"),
+            },
+            "/v1/doctor": {
+                "GET": partial(self._ask_doctors, "doctor"),
+                "POST": partial(self._ask_doctors, "check_again"),
+            },
             "/v1/sessions": {"GET": self._sessions},
             request_metrics.PATH: {"GET": self._metrics},
         }
@@ -149,13 +156,7 @@ class AdminRoutes:
         row = self.names.row(name, facts, is_anthropic=is_anthropic, owner=group.owner)
         await exchange.send_json(200, row)
 
-    async def _cache(self, exchange: HttpExchange) -> None:
-        await self._ask_all(exchange, "cache")
-
-    async def _clear_cache(self, exchange: HttpExchange) -> None:
-        await self._ask_all(exchange, "clear_cache")
-
-    async def _ask_all(self, exchange: HttpExchange, what: ReportKind) -> None:
+    async def _ask_caches(self, what: ReportKind, exchange: HttpExchange) -> None:
         """Answer with a row for each worker, in which one that cannot tell says why.
 
         Raises:
@@ -167,32 +168,25 @@ class AdminRoutes:
                 "Nothing was emptied: no worker is ready. Send a request, which loads a model, and "
                 "ask again; or stop the server and remove KV_CACHE_DIR."
             )
-        rows = []
-        for worker in self._workers:
-            row = reports.get(worker.worker_id)
-            body = row if isinstance(row, dict) else {"error": str(row)}
-            body = self._absent(worker) if row is None else body
-            rows.append({"worker": worker.worker_id, **body})
         dropped = {"blocks": telemetry_dropped.blocks, "chars": telemetry_dropped.chars}
         totals = self.requests.totals(_key(exchange))
-        body = {"object": "cache", "totals": totals, "telemetry_dropped": dropped, "workers": rows}
-        await exchange.send_json(200, body)
+        body = {"object": "cache", "totals": totals, "telemetry_dropped": dropped}
+        await exchange.send_json(200, body | {"workers": self._told(reports)})
 
-    async def _doctor(self, exchange: HttpExchange) -> None:
-        await self._ask_doctors(exchange, "doctor")
-
-    async def _check_again(self, exchange: HttpExchange) -> None:
-        await self._ask_doctors(exchange, "check_again")
-
-    async def _ask_doctors(self, exchange: HttpExchange, what: ReportKind) -> None:
+    async def _ask_doctors(self, what: ReportKind, exchange: HttpExchange) -> None:
         """Answer with what each worker's checks found; no key's prompts are in it."""
         reports = await exchange.while_connected(self._pool.ask(what))
+        await exchange.send_json(200, {"object": "doctor", "workers": self._told(reports)})
+
+    def _told(self, reports: WorkerReports) -> list[dict[str, Any]]:
+        """Return a row for each worker: what it tells, or why it does not."""
         rows = []
         for worker in self._workers:
             row = reports.get(worker.worker_id)
-            error = self._absent(worker) if row is None else {"error": str(row)}
-            rows.append({"worker": worker.worker_id, **(row if isinstance(row, dict) else error)})
-        await exchange.send_json(200, {"object": "doctor", "workers": rows})
+            told = row if isinstance(row, dict) else {"error": str(row)}
+            told = self._absent(worker) if row is None else told
+            rows.append({"worker": worker.worker_id, **told})
+        return rows
 
     async def _unpin(self, exchange: HttpExchange) -> None:
         """Have every worker that holds the pin give it up."""
@@ -215,16 +209,17 @@ class AdminRoutes:
         """Answer with sessions and last requests; a worker that cannot tell of its own says why."""
         key = _key(exchange)
         reports = await exchange.while_connected(self._pool.ask("sessions", key=key))
-        rows, errors = [], []
-        for worker in self._workers:
-            body = reports.get(worker.worker_id)
-            if isinstance(body, dict):
-                rows += [row | {"worker": worker.worker_id} for row in body["sessions"]]
-            else:
-                error = self._absent(worker) if body is None else {"error": str(body)}
-                errors.append({"worker": worker.worker_id, **error})
-        recent = self.requests.recent(key)
-        listing = {"object": "list", "sessions": rows, "recent": recent, "errors": errors}
+        told = self._told(reports)
+        listing = {
+            "object": "list",
+            "sessions": [
+                row | {"worker": each["worker"]}
+                for each in told
+                for row in each.get("sessions", ())
+            ],
+            "recent": self.requests.recent(key),
+            "errors": [each for each in told if "sessions" not in each],
+        }
         await exchange.send_json(200, listing)
 
     async def _session(self, exchange: HttpExchange) -> None:
@@ -252,8 +247,8 @@ class AdminRoutes:
         await exchange.send_json(200, self.stored.response(key, response_id))
 
     async def _delete_response(self, exchange: HttpExchange) -> None:
-        response_id = _rest(exchange.path, *_RESPONSES)
-        await exchange.send_json(200, self.stored.delete(_key(exchange), response_id))
+        deleted = self.stored.delete(_key(exchange), _rest(exchange.path, *_RESPONSES))
+        await exchange.send_json(200, deleted)
 
     async def _response_items(self, exchange: HttpExchange) -> None:
         response_id = _rest(exchange.path, *_RESPONSES).removesuffix(_ITEMS)
@@ -320,9 +315,8 @@ class AdminRoutes:
 
 def _free(row: Mapping[str, Any]) -> int:
     """Return how many more requests a worker takes before it refuses one."""
-    is_ready = row["state"] == "ready"
     held = max(row["in_flight"], row["running"] + row["waiting"])  # others' requests too
-    return max(0, row["requests_max"] - held) if is_ready else 0
+    return max(0, row["requests_max"] - held) if row["state"] == "ready" else 0
 
 
 def _is_anthropic(exchange: HttpExchange) -> bool:

@@ -7,7 +7,7 @@ import statistics
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from hearth.proxy.api.multi_choice_stream import merged
@@ -31,28 +31,15 @@ from hearth.shared.wire_messages import Usage
 
 REQUESTS_MAX: Final = 200  # remembered of each key
 RECENT_MAX: Final = 32  # of them, those that /v1/sessions tells
+_OF_PROMPTS: Final = ("prompt_tokens", "cached_tokens", "prefilled_tokens")  # fields of Usage
+_OF_ANSWERS: Final = (
+    *("completion_tokens", "accepted_prediction_tokens", "rejected_prediction_tokens"),
+    "decode_forwards",
+)
+_CLOUD_COUNTS: Final = ("prompt_tokens", "cached_tokens", "completion_tokens")
 _DIVERGENCE_FIELDS: Final = ("cause", "rule", "lost", "token", "message", "role", "remedy")
 
 RequestRow = dict[str, Any]  # what is told of one request
-
-
-@dataclass(slots=True)
-class CloudTotals:
-    """What a key's requests cost elsewhere; nothing of it is in the figures of local answers."""
-
-    requests: int = 0
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    completion_tokens: int = 0
-    cost: float = 0.0  # in US dollars, by LiteLLM's prices
-
-    def add(self, usage: CloudUsage | None) -> None:
-        self.requests += 1
-        if usage is not None:
-            self.prompt_tokens += usage.prompt_tokens
-            self.cached_tokens += usage.cached_tokens
-            self.completion_tokens += usage.completion_tokens
-            self.cost += usage.cost
 
 
 @dataclass(slots=True)
@@ -66,19 +53,17 @@ class RequestTotals:
     rows: deque[RequestRow] = field(default_factory=lambda: deque(maxlen=REQUESTS_MAX))
     requests: int = 0
     version: int = 0  # rises with each change
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    prefilled_tokens: int = 0
-    completion_tokens: int = 0
-    accepted_prediction_tokens: int = 0
-    rejected_prediction_tokens: int = 0
-    decode_forwards: int = 0
+    sums: dict[str, int] = field(  # of what each answer's usage says
+        default_factory=lambda: dict.fromkeys((*_OF_PROMPTS, *_OF_ANSWERS), 0)
+    )
     lost: Counter[str] = field(default_factory=Counter)  # tokens that were read again, by cause
     disconnects: int = 0  # clients that left before their answer was complete
     matches: Counter[str] = field(default_factory=lambda: Counter(dict.fromkeys(MATCHES, 0)))
     prompts: int = 0  # that had a slot
     shares: float = 0.0  # of their tokens that were kept, summed
-    cloud: CloudTotals = field(default_factory=CloudTotals)
+    cloud: dict[str, float] = field(  # what they cost elsewhere, beside the sums; $ by LiteLLM
+        default_factory=lambda: {**dict.fromkeys(("requests", *_CLOUD_COUNTS), 0), "cost": 0.0}
+    )
 
     def add(self, row: RequestRow) -> None:
         self.requests += 1
@@ -92,14 +77,9 @@ class RequestTotals:
     def spend(self, usage: Usage, *, is_read: bool) -> None:
         """Count what one answer cost; its prompt too, where it `is_read` for this one."""
         self.version += 1
-        self.completion_tokens += usage.completion_tokens
-        self.accepted_prediction_tokens += usage.accepted_prediction_tokens
-        self.rejected_prediction_tokens += usage.rejected_prediction_tokens
-        self.decode_forwards += usage.decode_forwards
+        for name in (*_OF_PROMPTS, *_OF_ANSWERS) if is_read else _OF_ANSWERS:
+            self.sums[name] += getattr(usage, name)
         if is_read:
-            self.prompt_tokens += usage.prompt_tokens
-            self.cached_tokens += usage.cached_tokens
-            self.prefilled_tokens += usage.prefilled_tokens
             self.matches[among(MATCHES, usage.match)] += 1
             if (share := match_share(usage)) is not None:
                 self.prompts += 1
@@ -122,28 +102,25 @@ class RequestTotals:
         `match_tokens` are how much of a prompt was kept, on average over the prompts.
         `forwards_per_token` is of all answers; 1 is decoding without drafts.
         """
-        speed, prompts = self._median("speed"), self.prompts
+        speed, prompts, sums = self._median("speed"), self.prompts, self.sums
+        cached = sums["cached_tokens"]
         return {
             "requests": self.requests,
-            "prompt_tokens": self.prompt_tokens,
-            "cached_tokens": self.cached_tokens,
-            "prefilled_tokens": self.prefilled_tokens,
-            "completion_tokens": self.completion_tokens,
-            "accepted_prediction_tokens": self.accepted_prediction_tokens,
-            "rejected_prediction_tokens": self.rejected_prediction_tokens,
-            "decode_forwards": self.decode_forwards,
-            "forwards_per_token": forwards_per_token(self.decode_forwards, self.completion_tokens),
-            "hit_rate": self.cached_tokens / self.prompt_tokens if self.prompt_tokens else None,
+            **sums,
+            "forwards_per_token": forwards_per_token(
+                sums["decode_forwards"], sums["completion_tokens"]
+            ),
+            "hit_rate": cached / sums["prompt_tokens"] if sums["prompt_tokens"] else None,
             "speed": speed,
-            "saved_s": self.cached_tokens / speed if speed else None,
+            "saved_s": cached / speed if speed else None,
             "decode_speed": self._median("decode_speed"),
             "lost_tokens": self.lost.total(),
             "lost_by_cause": dict(self.lost.most_common()),
             "matches": dict(self.matches),
             "match_share": self.shares / prompts if prompts else None,
-            "match_tokens": self.cached_tokens / prompts if prompts else None,
+            "match_tokens": cached / prompts if prompts else None,
             "disconnects": self.disconnects,
-            "cloud": asdict(self.cloud),
+            "cloud": dict(self.cloud),
         }
 
     def _median(self, name: str) -> float | None:
@@ -200,7 +177,10 @@ class RecentRequests:
         totals = self.of(key)
         # Nothing is prefilled here: what was read elsewhere is not of this machine's work.
         totals.add(_UNTOLD | _CLOUD | {"at": round(time.time(), 3)} | row | _told(usage))
-        totals.cloud.add(usage)
+        totals.cloud["requests"] += 1
+        if usage is not None:
+            for name in (*_CLOUD_COUNTS, "cost"):
+                totals.cloud[name] += getattr(usage, name)
         if row["ended"] == CANCELLED:  # its client left
             totals.left()
         self.on_change()

@@ -100,30 +100,34 @@ class RequestMetrics:
             "Clients that left before their answer was complete.",
             registry=registry,
         )
-        self._tokens = _token_counters(registry)
+        labels = ("session_kind", "source")
+        self._tokens = {
+            name: Counter(f"hearth_{name}_total", text, labels, registry=registry)
+            for name, text in _TOKENS.items()
+        }
         self._matches = Counter(
             "hearth_matches_total",
             "Prompts by how they relate to what is kept; none: they never had a slot.",
             ("match", "session_kind"),
             registry=registry,
         )
-        self._first_token = _histogram(
-            registry,
+        self._first_token = Histogram(
             "hearth_time_to_first_token_seconds",
             "From a request's arrival at its worker to its first token.",
             ("model", "source"),
-            _SECONDS,
+            buckets=_SECONDS,
+            registry=registry,
         )
         self._of_model = {
-            name: _histogram(registry, metric, text, ("model",), buckets)
+            name: Histogram(metric, text, ("model",), buckets=buckets, registry=registry)
             for name, (metric, text, buckets) in _OF_MODEL.items()
         }
-        self._share = _histogram(
-            registry,
+        self._share = Histogram(
             "hearth_match_ratio",
             "Share of a prompt's tokens that was kept.",
             ("session_kind",),
-            _SHARES,
+            buckets=_SHARES,
+            registry=registry,
         )
         self.gateway = GatewayMetrics(registry, _OUTCOMES)
         self.gateway.know([served_here(model)], is_cloud=False)
@@ -208,22 +212,22 @@ class RequestMetrics:
         for name, counter in self._tokens.items():
             if is_read or name in _OF_ANSWERS:
                 counter.labels(kind, source).inc(getattr(usage, name))
-        self._of_model["queued"].labels(model).observe(usage.queue_ms / 1000)
         if usage.completion_tokens:
             self._first_token.labels(model, source).observe(usage.ttft_ms / 1000)
         if is_read:
             self._matches.labels(among(MATCHES, usage.match), kind).inc()
             if (share := match_share(usage)) is not None:
                 self._share.labels(kind).observe(share)
-        prefill = self._of_model["prefill"].labels(model)
-        decode = self._of_model["decode"].labels(model)
-        encoder = self._of_model["encoder"].labels(model)
-        if (speed := prefill_speed(usage)) is not None:
-            prefill.observe(speed)
-        if (speed := decode_speed(usage)) is not None:
-            decode.observe(speed)
-        if usage.image_ms:
-            encoder.observe(usage.image_ms / 1000)
+        observed = {
+            "queued": usage.queue_ms / 1000,
+            "prefill": prefill_speed(usage),
+            "decode": decode_speed(usage),
+            "encoder": usage.image_ms / 1000 or None,
+        }
+        for name, value in observed.items():
+            series = self._of_model[name].labels(model)  # there from a model's first answer on
+            if value is not None:
+                series.observe(value)
 
     def text(self, workers: Sequence[Mapping[str, Any]], reports: WorkerReports) -> bytes:
         """Return all of it; `workers` are /health's rows, `reports` what each says of its cache."""
@@ -238,23 +242,18 @@ _OF_ANSWERS: Final = (
 )
 
 
-def _token_counters(registry: CollectorRegistry) -> dict[str, Counter]:
-    """Return a counter for each field of Usage that counts tokens or forwards, by its name."""
-    texts = {
-        "prompt_tokens": "Tokens of prompts, of all requests that a worker has told the end of.",
-        "cached_tokens": "Of the prompt tokens, those that were kept: not read again.",
-        "prefilled_tokens": "Prompt tokens that were read before the first token.",
-        "completion_tokens": "Tokens that were sampled, reasoning and ends of turns included.",
-        "reasoning_tokens": "Of the completion tokens, those of thinking.",
-        "image_tokens": "Of the prompt tokens, those that stand for images.",
-        "accepted_prediction_tokens": "Tokens that were drafted and that the model said too.",
-        "rejected_prediction_tokens": "Tokens that were drafted and that it did not say.",
-        "decode_forwards": "Forwards in which answers' tokens were computed, one by one or more.",
-    }
-    return {
-        name: Counter(f"hearth_{name}_total", text, ("session_kind", "source"), registry=registry)
-        for name, text in texts.items()
-    }
+# The fields of Usage that count tokens or forwards, and what each is.
+_TOKENS: Final = {
+    "prompt_tokens": "Tokens of prompts, of all requests that a worker has told the end of.",
+    "cached_tokens": "Of the prompt tokens, those that were kept: not read again.",
+    "prefilled_tokens": "Prompt tokens that were read before the first token.",
+    "completion_tokens": "Tokens that were sampled, reasoning and ends of turns included.",
+    "reasoning_tokens": "Of the completion tokens, those of thinking.",
+    "image_tokens": "Of the prompt tokens, those that stand for images.",
+    "accepted_prediction_tokens": "Tokens that were drafted and that the model said too.",
+    "rejected_prediction_tokens": "Tokens that were drafted and that it did not say.",
+    "decode_forwards": "Forwards in which answers' tokens were computed, one by one or more.",
+}
 
 
 def prefill_speed(usage: Usage) -> float | None:
@@ -287,19 +286,12 @@ def match_share(usage: Usage) -> float | None:
     return usage.cached_tokens / usage.prompt_tokens if begun and usage.prompt_tokens else None
 
 
-def _histogram(
-    registry: CollectorRegistry,
-    name: str,
-    text: str,
-    labels: Sequence[str],
-    buckets: Sequence[float],
-) -> Histogram:
-    return Histogram(name, text, labels, buckets=buckets, registry=registry)
-
-
 def outcome_of(answers: Sequence[AnswerStream], broken: RequestError | None) -> str:
     """Return what the end of a request counts as that a worker took: the worst of its answers'."""
-    outcomes = [_outcome(*answer.outcome(broken)) for answer in answers]
+    outcomes = [
+        word if word in _FINISHES else _failure(status, is_taken=True)
+        for word, status in (answer.outcome(broken) for answer in answers)
+    ]
     return next((each for each in _WORST if each in outcomes), outcomes[0])
 
 
@@ -316,10 +308,6 @@ def outcome_elsewhere(status: int, *, is_whole: bool) -> str:
 def outcome_untaken(error: RequestError) -> str:
     """Return what the end of a request counts as that no worker took."""
     return _failure(error.status, is_taken=False)
-
-
-def _outcome(ended_as: str, status: int) -> str:
-    return ended_as if ended_as in _FINISHES else _failure(status, is_taken=True)
 
 
 def _failure(status: int, *, is_taken: bool) -> str:

@@ -183,7 +183,15 @@ class WorkerMetrics(Collector):
         heard = {name: row for name, row in health.items() if row.get(_HEARD) is not None}
         yield from _families(_OF_HEARTBEAT, heard)
         yield from _families(_OF_CACHE, cache)
-        yield _evictions(cache)
+        # What made way in memory, or went for its age; it is on disk, where there is one.
+        evicted = CounterMetricFamily(
+            "hearth_evictions_total", "What made way in memory.", labels=("worker", "what")
+        )
+        for worker, row in cache.items():
+            for name in _EVICTED:
+                if (value := _figure(row, ("evicted", "count", name))) is not None:
+                    evicted.add_metric((worker, name), value)
+        yield evicted
 
 
 def _families(
@@ -191,14 +199,11 @@ def _families(
 ) -> Iterator[Metric]:
     """Yield a family for each of `figures`, with a sample of each worker that tells it."""
     for name, path, text in figures:
-        family: Metric
-        if name.endswith("_total"):
-            family = CounterMetricFamily(name, text, labels=("worker",))
-        else:
-            family = GaugeMetricFamily(name, text, labels=("worker",))
+        is_count = name.endswith("_total")
+        family_of = CounterMetricFamily if is_count else GaugeMetricFamily
+        family = family_of(name, text, labels=("worker",))
         for worker, row in rows.items():
-            value = _figure(row, path)
-            if value is not None:
+            if (value := _figure(row, path)) is not None:
                 family.add_metric((worker,), value)
         yield family
 
@@ -225,15 +230,3 @@ def _states(health: Mapping[str, WorkerRow], cache: Mapping[str, WorkerRow]) -> 
         if row.get("model"):
             model.add_metric((worker, row["model"]), 1)
     yield from (up, model)
-
-
-def _evictions(cache: Mapping[str, WorkerRow]) -> Metric:
-    """Return what made way in memory, or went for its age; it is on disk, where there is one."""
-    family = CounterMetricFamily(
-        "hearth_evictions_total", "What made way in memory.", labels=("worker", "what")
-    )
-    for worker, row in cache.items():
-        for name in _EVICTED:
-            if (value := _figure(row, ("evicted", "count", name))) is not None:
-                family.add_metric((worker, name), value)
-    return family

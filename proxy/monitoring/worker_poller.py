@@ -137,34 +137,29 @@ class WorkerPoller:
         caches, listed = await asyncio.gather(
             self._pool.ask("cache", key=key), self._pool.ask("sessions", key=key)
         )
-        rows = [_worker_row(row, caches.get(row["id"])) for row in self.workers()]
+        workers = [_worker_row(row, caches.get(row["id"])) for row in self.workers()]
         entries = _told_by(caches, "entries")
         entries.sort(key=lambda entry: float(entry.get("idle_s", 0)))
+        sessions = _told_by(listed, "sessions")
+        clients = {row["session"]: row["client"] for row in sessions}  # several may know one
         view.state = {
-            "workers": rows,
+            "workers": workers,
             "prefills": self._pool.prefills(key),
             "queue": self._pool.queue(key),
             "answers": self._pool.with_askers(_told_by(caches, "answers")),
             "entries": entries[:ENTRIES_MAX],
-            "held": sum(map(_entry_count, caches.values())),
-            "sessions": _sessions_by_client(listed),
+            "held": sum(  # all entries: workers tell the last used ones only
+                sum(body.get("depths", {}).values())
+                for body in caches.values()
+                if isinstance(body, dict)
+            ),
+            "sessions": dict(Counter(clients.values()).most_common()),
         }
         self._on_change()
         if any(isinstance(body, RequestError) for body in listed.values()):
             return  # what they told last is shown until all can tell
-        sessions = [
-            row | {"worker": worker_id}
-            for worker_id, body in listed.items()
-            if isinstance(body, dict)
-            for row in body["sessions"]
-        ]
-        await self._poll_sessions(key, view, sessions)
-
-    async def _poll_sessions(
-        self, key: str, view: WorkerView, rows: Sequence[dict[str, Any]]
-    ) -> None:
-        """Ask for the lines of the sessions in use, where any has changed."""
-        rows = sorted(rows, key=lambda row: float(row["idle_s"]))
+        # the lines of the sessions in use, where any has changed
+        rows = sorted(sessions, key=lambda row: float(row["idle_s"]))
         labels = list(dict.fromkeys(row["session"] for row in rows))[:SESSIONS_MAX]
         trees = await asyncio.gather(*(self._tree(key, view, label, rows) for label in labels))
         found = list(zip(labels, trees, strict=True))
@@ -177,12 +172,14 @@ class WorkerPoller:
     ) -> SessionTree:
         """Return the lines of a session, as they were where they have not changed."""
         rows = [row for row in rows if row["session"] == label]
-        signature = sorted(map(_size, rows))
+        # what changes with each request
+        sizes = ("worker", "agent", "turns", "lines", "title")
+        signature = sorted(tuple(row[name] for name in sizes) for row in rows)
         tree = view.trees.get(label)
         if tree is not None and tree.signature == signature:
             return tree
         reports = await self._pool.ask("tree", label, key)
-        is_whole = _is_whole(reports)
+        is_whole = all(isinstance(body, dict) or body.status == 404 for body in reports.values())
         if tree is not None and not is_whole:
             return SessionTree(tree.json, None)
         told = _lines(label, rows, reports)
@@ -212,28 +209,6 @@ def _told_by(reports: WorkerReports, name: str) -> list[dict[str, Any]]:
     ]
 
 
-def _entry_count(report: dict[str, Any] | RequestError) -> int:
-    """Return how many entries a worker keeps: it tells the last used ones only."""
-    return sum(report.get("depths", {}).values()) if isinstance(report, dict) else 0
-
-
-def _sessions_by_client(listed: WorkerReports) -> dict[str, int]:
-    """Return how many sessions of each client the workers know; one may be known to several."""
-    bodies = [body for body in listed.values() if isinstance(body, dict)]
-    clients = {row["session"]: row["client"] for body in bodies for row in body["sessions"]}
-    return dict(Counter(clients.values()).most_common())
-
-
-def _size(row: dict[str, Any]) -> tuple[Any, ...]:
-    """Return what changes in a session's row with each request."""
-    return (row["worker"], row["agent"], row["turns"], row["lines"], row["title"])
-
-
-def _is_whole(reports: WorkerReports) -> bool:
-    """Return whether each worker told its lines, or that it has none."""
-    return all(isinstance(body, dict) or body.status == 404 for body in reports.values())
-
-
 def _lines(label: str, rows: Sequence[dict[str, Any]], reports: WorkerReports) -> dict[str, Any]:
     """Return a session by its `rows`, the last used first, and its lines from every worker.
 
@@ -241,10 +216,15 @@ def _lines(label: str, rows: Sequence[dict[str, Any]], reports: WorkerReports) -
     """
     lines = [
         _fields(line, _LINE_FIELDS)
-        | {"worker": worker_id, "requests": [_turn(row) for row in line["requests"]]}
-        for worker_id, body in reports.items()
-        if isinstance(body, dict)
-        for line in body["lines"]
+        | {
+            "worker": line["worker"],
+            "requests": [
+                _fields(row, _TURN_FIELDS)
+                | {"divergence": divergence_fields(row.get("divergence"))}
+                for row in line["requests"]
+            ],
+        }
+        for line in _told_by(reports, "lines")
     ]
     main = next((row for row in rows if not row["agent"]), rows[0])
     mine = [row for row in rows if row["worker"] == main["worker"]]
@@ -256,10 +236,6 @@ def _lines(label: str, rows: Sequence[dict[str, Any]], reports: WorkerReports) -
         **_fields(main, _SESSION_FIELDS),
         "lines": lines,
     }
-
-
-def _turn(row: dict[str, Any]) -> dict[str, Any]:
-    return _fields(row, _TURN_FIELDS) | {"divergence": divergence_fields(row.get("divergence"))}
 
 
 def _fields(row: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:

@@ -86,13 +86,8 @@ def encoders_of(settings: Settings) -> dict[EncoderKind, EncoderNames]:
                 "with text. Give that one another, as PROXY_MODEL_ID does."
             )
         patterns = (*settings.catch_all_models, USUAL_NAMES[kind])
-        names = ModelNames(name, _aliases(name, path), patterns)
+        builtin = builtin_model(path)
+        others = () if builtin is None else (builtin.source, builtin.hub_id.rpartition("/")[2])
+        names = ModelNames(name, (*ServedModel(name, path).names[1:], *others), patterns)
         found[kind] = EncoderNames(kind, path, names)
     return found
-
-
-def _aliases(name: str, path: str) -> tuple[str, ...]:
-    """Return what requests may call a model beside its public `name`."""
-    builtin = builtin_model(path)
-    others = () if builtin is None else (builtin.source, builtin.hub_id.rpartition("/")[2])
-    return (*ServedModel(name, path).names[1:], *others)

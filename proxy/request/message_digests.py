@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import orjson
 
-from hearth.proxy.request.content_pieces import merged, text_of
+from hearth.proxy.request.content_pieces import MessageContent, merged, text_of
 from hearth.proxy.request.volatile_fields import ASKING_ROLES, canonical_text
 from hearth.shared.memory_by_owner import MemoryByOwner
 from hearth.shared.wire_messages import MessageName
@@ -62,7 +62,13 @@ class MessageDigester:
         content = merged(message["content"])
         chars = len(text_of(content))
         if self._is_on:
-            left, rules = _canonical_content(message["role"], content)
+            left: MessageContent
+            if isinstance(content, list):
+                left, rules = _canonical_parts(message["role"], content)
+            elif message["role"] == "assistant":  # clients trim what it said, at its ends only
+                left, rules = content.strip(), []
+            else:
+                left, rules = canonical_text(message["role"], content)
             is_volatile = not left and bool(content) and message["role"] in ASKING_ROLES
             canonical = b"" if is_volatile else _canonical_digest(message, left)
             named = _KnownMessage(
@@ -83,15 +89,6 @@ def exact_digest(message: dict[str, Any]) -> bytes:
     ]
     shown = ("role", "content", "reasoning_content", "tool_call_id", "name", "tool_references")
     return _digest([calls, *(message.get(key) for key in shown)], 0)
-
-
-def _canonical_content(role: str, content: str | list[Any]) -> tuple[str | list[Any], list[str]]:
-    """Return `content` as a conversation is known by it, and the rules that made it so."""
-    if isinstance(content, list):
-        return _canonical_parts(role, content)
-    if role == "assistant":  # clients trim what the model said, at its ends only
-        return content.strip(), []
-    return canonical_text(role, content)
 
 
 def _canonical_parts(role: str, parts: list[Any]) -> tuple[list[Any], list[str]]:

@@ -6,7 +6,7 @@ Nothing here is trusted: it groups conversations, and whoever forges it groups i
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from typing import Any, Final
 
@@ -53,7 +53,11 @@ def session_of(headers: Mapping[str, str], body: Mapping[str, Any], key: str) ->
             parent = next((name for name in parents if name), "")
             agent = _name(headers.get(agent_header))
             return Speaker(key, session, agent, parent if parent != session else "", **names)
-    return Speaker(key, next(_session_names(body), ""), **names)
+    # The session's names in `body`, the most telling first.
+    nested = [row for row in (body.get("metadata"), body.get("extra_body")) if type(row) is dict]
+    users = [_user_session(row.get("user_id")) for row in nested]
+    told = [_name(place.get(field)) for field in _FIELDS for place in (body, *nested)]
+    return Speaker(key, next(filter(None, users + told), ""), **names)
 
 
 def conversation_of(
@@ -70,15 +74,6 @@ def conversation_of(
     first = next((name.canonical for name in asked if name.canonical), b"")
     digits = first.hex()[:CONVERSATION_DIGITS]
     return f"{speaker.client or 'client'}-{digits}" if digits else ""
-
-
-def _session_names(body: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the session's names in `body`, the most telling first."""
-    nested = [row for row in (body.get("metadata"), body.get("extra_body")) if type(row) is dict]
-    places = [body, *nested]
-    users = [_user_session(row.get("user_id")) for row in nested]
-    fields = [_name(place.get(field)) for field in _FIELDS for place in places]
-    return (name for name in users + fields if name)
 
 
 def _user_session(user_id: Any) -> str:

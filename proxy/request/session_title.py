@@ -46,15 +46,12 @@ def _title(text: str) -> str:
         if any(map(str.isalnum, line)):
             words = " ".join(line.split()).strip(_QUOTES)
             words = "".join(each for each in words if each.isprintable())
-            return words if len(words) <= TITLE_CHARS_MAX else _cut(words)
+            if len(words) <= TITLE_CHARS_MAX:
+                return words
+            head = words[: TITLE_CHARS_MAX - 1]
+            at_word, _, _ = head.rpartition(" ")  # of one long word what fits
+            return (at_word if len(at_word) > TITLE_CHARS_MAX // 2 else head).rstrip(",.;: ") + "…"
     return ""
-
-
-def _cut(words: str) -> str:
-    """Return the whole words that fit; of one long word what fits."""
-    head = words[: TITLE_CHARS_MAX - 1]
-    at_word, _, _ = head.rpartition(" ")
-    return (at_word if len(at_word) > TITLE_CHARS_MAX // 2 else head).rstrip(",.;: ") + "…"
 
 
 def _own_words(text: str) -> str:

@@ -262,19 +262,17 @@ def canonical_text(role: str, text: str) -> tuple[str, list[str]]:
             fired[block.name] = None
             lines = _without(lines, gone)
     for rule in rules:
-        replaced = [_replaced(rule, line) for line in lines]
+        replaced = [
+            rule.pattern.sub(rule.sentinel, line)
+            if any(needle in line for needle in rule.needles)
+            else line
+            for line in lines
+        ]
         if replaced != lines:
             fired[rule.name] = None
             whole = zip(lines, replaced, strict=True)
             lines = _without(replaced, [bool(line) and not left for line, left in whole])
     return "\n".join(lines), list(fired)
-
-
-def _replaced(rule: Field, line: str) -> str:
-    """Return `line` as `rule` leaves it."""
-    if any(needle in line for needle in rule.needles):
-        return rule.pattern.sub(rule.sentinel, line)
-    return line
 
 
 def _without(lines: list[str], gone: list[bool]) -> list[str]:

@@ -109,10 +109,10 @@ class WorkerProcess:
     @property
     def is_silent(self) -> bool:
         """Return whether it must be taken for hung."""
-        if self.link is None or self.pid is None:
+        link = self.link
+        if link is None or self.pid is None:
             return False
-        limit_s = SILENCE_S_MAX if self.link.heartbeat else START_SILENCE_S_MAX
-        return self.link.silence_s > limit_s
+        return link.silence_s > (SILENCE_S_MAX if link.heartbeat else START_SILENCE_S_MAX)
 
     @property
     def is_failing(self) -> bool:
@@ -140,6 +140,12 @@ class WorkerProcess:
             self.cleared = process
             with contextlib.suppress(ProcessLookupError, PermissionError):  # nothing is left
                 os.killpg(process.pid, signal.SIGKILL)
+
+    def remove_files(self) -> None:
+        """Remove its socket, and what its process has left beside that."""
+        path = self.socket_path
+        for each in (path, reason_path(path), weights_path(path), running_path(path)):
+            each.unlink(missing_ok=True)
 
     def row(self) -> dict[str, Any]:
         """Return this worker's entry in /health."""
@@ -211,10 +217,7 @@ class Supervisor:
 
     async def _spawn(self, worker: WorkerProcess) -> None:
         assert worker.pid is None and worker.link is None, (worker.worker_id, worker.pid)
-        worker.socket_path.unlink(missing_ok=True)  # else the new link greets the dead worker's
-        reason_path(worker.socket_path).unlink(missing_ok=True)
-        weights_path(worker.socket_path).unlink(missing_ok=True)
-        running_path(worker.socket_path).unlink(missing_ok=True)
+        worker.remove_files()  # else the new link greets the dead worker's socket
         worker.hang_detector, worker.killed_for = HangDetector(), ""
         worker.process = await asyncio.create_subprocess_exec(
             *self._command,
@@ -243,7 +246,11 @@ class Supervisor:
             if self._stopping:
                 return
             if worker.is_leaving:
-                self._note_exit(worker)  # `_end` waits for it too, and tells how it ended
+                # as it was told to: `_end` waits for it too, and tells how it ended
+                assert worker.link is None, worker.worker_id
+                log.info("%s ended id=%d", self._rules.kind, worker.worker_id)
+                worker.is_leaving = False
+                self.on_change()
             else:
                 self._note_death(worker, code)
                 if code == EXIT_CANNOT_START and not self._outlives_loads:
@@ -298,17 +305,11 @@ class Supervisor:
         self._endings.add(ending)
         ending.add_done_callback(self._endings.discard)
 
-    def _note_exit(self, worker: WorkerProcess) -> None:
-        """Note that a worker has ended as it was told to."""
-        assert worker.link is None, worker.worker_id
-        log.info("%s ended id=%d", self._rules.kind, worker.worker_id)
-        worker.is_leaving = False
-        self.on_change()
-
     def _note_death(self, worker: WorkerProcess, code: int) -> None:
         assert worker.link is not None
         was_ready = worker.link.heartbeat is not None and worker.link.heartbeat.state == "ready"
-        how = _how(code) + (f": {worker.killed_for}" if worker.killed_for else "")
+        how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+        how += f": {worker.killed_for}" if worker.killed_for else ""
         if code == EXIT_RANK_LOST:
             how = take_reason(worker.socket_path) or how
         at, held = worker.worker_id, worker.link.load
@@ -329,9 +330,8 @@ class Supervisor:
         """Note who ran as a process died; return what is known of each now. Once a process."""
         running = take_running(worker.socket_path)
         worker.suspects += len(running)
-        if self.suspects is None:
-            return {}
-        return self.suspects.note_death(running, how, is_proof=is_proof)
+        store = self.suspects
+        return {} if store is None else store.note_death(running, how, is_proof=is_proof)
 
     def _tell_clients(
         self, worker: WorkerProcess, how: str, suspects: Mapping[str, Suspect]
@@ -451,10 +451,7 @@ class Supervisor:
 
     def remove_sockets(self) -> None:
         for worker in self.workers:
-            worker.socket_path.unlink(missing_ok=True)
-            reason_path(worker.socket_path).unlink(missing_ok=True)
-            weights_path(worker.socket_path).unlink(missing_ok=True)
-            running_path(worker.socket_path).unlink(missing_ok=True)
+            worker.remove_files()
         for path in self._directory.glob("ranks-*.sock"):
             path.unlink(missing_ok=True)
 
@@ -472,8 +469,3 @@ async def _ends(process: Process, wait_s: float) -> bool:
 def backoff_s(early_deaths: int) -> float:
     """Return 0 after a death in service, else 1, 2, 4 ... BACKOFF_S_MAX."""
     return min(2.0 ** (early_deaths - 1), BACKOFF_S_MAX) if early_deaths else 0.0
-
-
-def _how(code: int) -> str:
-    """Return how a process ended, from its return code."""
-    return signal.Signals(-code).name if code < 0 else f"exit code {code}"

@@ -76,23 +76,21 @@ def text_content(content: Any, param: str, *, untyped: str = "") -> MessageConte
     Raises:
         RequestError: it is neither a string nor a list of text parts.
     """
-    if type(content) is str:
-        return content
-    return join(texts_only(_pieces(content, param, untyped)))
+    return content if type(content) is str else join(texts_only(_pieces(content, param, untyped)))
 
 
 def _pieces(content: Any, param: str, untyped: str) -> list[ContentPart]:
     if type(content) is not list:
         fields.refuse(param, content, "a string or a list of parts")
-    return [_piece(value, f"{param}[{index}]", untyped) for index, value in enumerate(content)]
-
-
-def _piece(value: Any, param: str, untyped: str) -> ContentPart:
-    row = fields.record(value, param)
-    kind = fields.text(row, "type", f"{param}.type") or untyped
-    if kind in _IMAGE_PARTS:
-        return _image(row, param)
-    return file_part(row, param) if kind in FILE_PARTS else _text(row, kind, param)
+    pieces: list[ContentPart] = []
+    for row, where in fields.records(content, param):
+        kind = fields.text(row, "type", f"{where}.type") or untyped
+        if kind in _IMAGE_PARTS:
+            pieces.append(_image(row, where))
+        else:
+            is_file = kind in FILE_PARTS
+            pieces.append(file_part(row, where) if is_file else _text(row, kind, where))
+    return pieces
 
 
 def _text(row: dict[str, Any], kind: str, param: str) -> str:

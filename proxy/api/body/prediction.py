@@ -27,7 +27,14 @@ def read_prediction(body: Body, choices: int) -> str:
         fields.refuse("prediction.type", given.get("type"), "'content'")
     if choices > 1:
         fields.refuse("n", choices, "1 together with prediction")
-    text = _text(given.get("content"), "prediction.content")
+    content: Any = given.get("content")
+    text: str = content
+    if type(content) is not str:
+        if type(content) is not list or len(content) > PARTS_MAX:
+            allowed = f"a string or a list of up to {PARTS_MAX:,} text parts"
+            fields.refuse("prediction.content", content, allowed)
+        parts = enumerate(content)
+        text = "".join(_part(value, f"prediction.content[{index}]") for index, value in parts)
     if len(text) > CHARS_MAX:
         raise RequestError(
             f"prediction has {len(text):,} characters and this server accepts {CHARS_MAX:,}. "
@@ -36,14 +43,6 @@ def read_prediction(body: Body, choices: int) -> str:
             param="prediction",
         )
     return text
-
-
-def _text(content: Any, param: str) -> str:
-    if type(content) is str:
-        return content
-    if type(content) is not list or len(content) > PARTS_MAX:
-        fields.refuse(param, content, f"a string or a list of up to {PARTS_MAX:,} text parts")
-    return "".join(_part(value, f"{param}[{index}]") for index, value in enumerate(content))
 
 
 def _part(value: Any, param: str) -> str:

@@ -51,15 +51,9 @@ def read_sampling(
 
 def read_max_tokens(body: Body, *names: str, low: int = 1) -> int | None:
     """Return the completion limit: the first of `names` that has one; all are checked."""
-    limits = [_limit(body, name, low) for name in names]
-    return next((limit for limit in limits if limit is not None), None)
-
-
-def _limit(body: Body, name: str, low: int) -> int | None:
-    if body.get(name) in UNLIMITED:
-        return None
-    value = fields.integer(body, name, low, INTEGER_MAX)
-    return None if value is None else min(value, TOKENS_MAX)
+    wanted = [name for name in names if body.get(name) not in UNLIMITED]
+    limits = [fields.integer(body, name, low, INTEGER_MAX) for name in wanted]
+    return next((min(limit, TOKENS_MAX) for limit in limits if limit is not None), None)
 
 
 def _stops(body: Body, name: str) -> list[str]:

@@ -18,6 +18,7 @@ NAME_CHARS_MAX: Final = 256
 GRAMMAR_CHARS_MAX: Final = 8_192  # of a custom tool's grammar, in its description
 FREE_TEXT: Final = "input"  # a custom tool's one argument, as the model sees it
 MODES: Final = ("none", "auto", "required")
+_MARKS: Final = re.compile(r'"(?:[^"\\]|\\.)*+"?|[{}\[\],]', re.DOTALL)  # of JSON; strings whole
 _FOR_SERVERS: Final = ("defer_loading", "cache_control")
 _VERSION: Final = re.compile(r"(_preview)?([_-]\d{4}[_-]?\d\d[_-]?\d\d)?$")  # of a hosted tool
 _FREE_TEXT_SCHEMA: Final = {
@@ -261,21 +262,12 @@ def free_text(arguments: str) -> str:
 
 def _last_comma(text: str) -> int:
     """Return where the last comma between pairs of the outermost object is; 0 where none is."""
-    depth, at, quoted, skips = 0, 0, False, False
-    for index, character in enumerate(text):
-        if skips:
-            skips = False
-        elif quoted:
-            quoted = character != '"'
-            skips = character == "\\"
-        elif character == '"':
-            quoted = True
-        elif character in "{[":
-            depth += 1
-        elif character in "}]":
-            depth -= 1
-        elif character == "," and depth == 1:
-            at = index
+    depth, at = 0, 0
+    for found in _MARKS.finditer(text):
+        mark = found[0]
+        if mark == "," and depth == 1:
+            at = found.start()
+        depth += (mark in ("{", "[")) - (mark in ("}", "]"))
     return at
 
 

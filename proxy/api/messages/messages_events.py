@@ -1,11 +1,11 @@
 """Turns our events into Anthropic's message, whole or as a stream."""
 
 import re
-import time
 from collections.abc import AsyncGenerator
 from typing import Any, Final
 
 from hearth.proxy.api import server_sent_events as sse
+from hearth.proxy.api.answer_frames import frames
 from hearth.proxy.api.body import tool_definitions as tools
 from hearth.proxy.api.error_bodies import anthropic_error
 from hearth.proxy.api.usage_extras import extra_fields
@@ -16,6 +16,11 @@ from hearth.shared.wire_messages import Delta, Finished, Usage
 _STOP_REASONS: Final = {
     **{"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"},
     "prefilled": "max_tokens",  # which were 0
+}
+_DELTAS: Final = {  # by channel: the type of a block's piece, and its field
+    "tool_call": ("input_json_delta", "partial_json"),
+    "reasoning": ("thinking_delta", "thinking"),
+    "content": ("text_delta", "text"),
 }
 _BLANKS: Final = r"[ \t\r\n]*"  # of JSON
 _BEGINNING: Final = re.compile(  # of an input
@@ -70,23 +75,8 @@ def _ending(finished: Finished) -> dict[str, Any]:
     return {"stop_reason": reason, "stop_sequence": None}
 
 
-def _shell(admitted: AdmittedRequest, is_marked: bool) -> dict[str, Any]:
-    answer = admitted.answer
-    fresh = answer.prompt_tokens - answer.cached_tokens
-    return {
-        "id": f"msg_{answer.request_id}",
-        "type": "message",
-        "role": "assistant",
-        "model": admitted.model,
-        "content": [],
-        "stop_reason": None,
-        "stop_sequence": None,
-        "usage": _input_fields(fresh, answer.cached_tokens, is_marked) | {"output_tokens": 0},
-    }
-
-
-class _BlockWriter:
-    """The content blocks of one answer: each is opened, grown, closed, and then never changed.
+class _MessageWriter:
+    """One message as it grows: its blocks are opened, grown, closed, and then never changed.
 
     A tool's input is complete in its block's end only. What the stream gives of it is an object,
     which clients' SDKs raise without, and begins as one: a text that is none is told as `{}`. An
@@ -99,12 +89,44 @@ class _BlockWriter:
         self._pieces: list[str] = []  # of the open block
         self._channel = ""  # of the open block; "" where none is open
         self._is_object: bool | None = None  # the open call's input; None where it has not begun
-        self._signature = admitted.answer.signature
+        self._answer, self._model = admitted.answer, admitted.model
+        self.is_marked = _is_marked(admitted)
         thinking = admitted.request.body.get("thinking")
         display = thinking.get("display") if type(thinking) is dict else None
         self._hides_thinking = display == _HIDDEN
 
-    def grow(self, row: Delta) -> list[bytes]:
+    def shell(self) -> dict[str, Any]:
+        """Return the message before anything of it is there."""
+        answer = self._answer
+        fresh = answer.prompt_tokens - answer.cached_tokens
+        used = _input_fields(fresh, answer.cached_tokens, self.is_marked) | {"output_tokens": 0}
+        return {
+            "id": f"msg_{answer.request_id}",
+            "type": "message",
+            "role": "assistant",
+            "model": self._model,
+            "content": [],
+            "stop_reason": None,
+            "stop_sequence": None,
+            "usage": used,
+        }
+
+    def begun(self) -> list[bytes]:
+        return [sse.event("message_start", {"message": self.shell()}), self.alive()]
+
+    def ended(self, _index: int, row: Finished, _usage: Usage | None) -> list[bytes]:
+        used = usage_fields(row.usage, self.is_marked)
+        end = sse.event("message_delta", {"delta": _ending(row), "usage": used})
+        return [*self.end(row), end, sse.event("message_stop", {})]
+
+    def alive(self) -> bytes:
+        done, prompt = self._answer.done_tokens, self._answer.prompt_tokens
+        return sse.event("ping", {"prefill": {"done_tokens": done, "prompt_tokens": prompt}})
+
+    def broken(self, error: RequestError) -> list[bytes]:
+        return [sse.event("error", {"error": anthropic_error(error)})]
+
+    def grown(self, _index: int, row: Delta) -> list[bytes]:
         """Return the events for `row`, which may end one block and begin the next."""
         frames = []
         if row.call is not None or row.channel != self._channel:
@@ -112,18 +134,16 @@ class _BlockWriter:
                 return []  # nothing to open a block for
             frames = [*self.close(), self._open(row)]
         self._pieces.append(row.text)
-        text = self._of_object(row.text) if self._channel == "tool_call" else row.text
+        text = row.text
+        if self._channel == "tool_call":
+            if self._is_object is None:  # its input has not begun
+                text = "".join(self._pieces)
+                if found := _BEGINNING.match(text):
+                    self._is_object = bool(found["object"])
+            text = text if self._is_object else ""
         if text and not (self._channel == "reasoning" and self._hides_thinking):
             frames.append(self._delta(text))
         return frames
-
-    def _of_object(self, text: str) -> str:
-        """Return what can be told of a call's input, whose last piece is `text`."""
-        if self._is_object is None:
-            text = "".join(self._pieces)
-            if found := _BEGINNING.match(text):
-                self._is_object = bool(found["object"])
-        return text if self._is_object else ""
 
     def end(self, finished: Finished) -> list[bytes]:
         """Return the events behind the last piece: of an empty text where there was none at all."""
@@ -145,9 +165,9 @@ class _BlockWriter:
                 frames.append(self._delta("{}"))
         elif self._channel == "reasoning":
             block["thinking"] = "" if self._hides_thinking else text
-            block["signature"] = self._signature
-            if self._signature:
-                signed = {"type": "signature_delta", "signature": self._signature}
+            block["signature"] = signature = self._answer.signature
+            if signature:
+                signed = {"type": "signature_delta", "signature": signature}
                 frames.append(_delta_event(index, signed))
         else:
             block["text"] = text
@@ -170,13 +190,8 @@ class _BlockWriter:
         return sse.event("content_block_start", start)
 
     def _delta(self, text: str) -> bytes:
-        if self._channel == "tool_call":
-            delta = {"type": "input_json_delta", "partial_json": text}
-        elif self._channel == "reasoning":
-            delta = {"type": "thinking_delta", "thinking": text}
-        else:
-            delta = {"type": "text_delta", "text": text}
-        return _delta_event(len(self.content) - 1, delta)
+        kind, name = _DELTAS[self._channel]
+        return _delta_event(len(self.content) - 1, {"type": kind, name: text})
 
 
 def _delta_event(index: int, delta: dict[str, Any]) -> bytes:
@@ -189,52 +204,15 @@ async def whole(admitted: AdmittedRequest) -> dict[str, Any]:
     Raises:
         RequestError: it broke off.
     """
-    blocks, is_marked = _BlockWriter(admitted), _is_marked(admitted)
+    writer = _MessageWriter(admitted)
     while not isinstance(row := await admitted.answer.next_event(), Finished):
         if row is not None:
-            blocks.grow(row)
-    blocks.end(row)
-    used = usage_fields(row.usage, is_marked)
-    written = {"content": blocks.content, "usage": used}
-    return _shell(admitted, is_marked) | written | _ending(row)
+            writer.grown(0, row)
+    writer.end(row)
+    used = usage_fields(row.usage, writer.is_marked)
+    return writer.shell() | {"content": writer.content, "usage": used} | _ending(row)
 
 
-async def events(admitted: AdmittedRequest) -> AsyncGenerator[bytes, None]:
-    """Yield the stream of `admitted`; where it breaks off, an error event is its end."""
-    is_marked = _is_marked(admitted)
-    yield sse.event("message_start", {"message": _shell(admitted, is_marked)})
-    yield _ping(admitted)
-    try:
-        async for frame in _content_events(admitted, is_marked):
-            yield frame
-    except RequestError as error:
-        yield sse.event("error", {"error": anthropic_error(error)})
-    finally:
-        admitted.answer.close()
-
-
-async def _content_events(
-    admitted: AdmittedRequest, is_marked: bool
-) -> AsyncGenerator[bytes, None]:
-    blocks = _BlockWriter(admitted)
-    sent_at = time.monotonic()
-    while not isinstance(row := await admitted.answer.next_event(sse.PING_S), Finished):
-        frames = blocks.grow(row) if row is not None else []
-        silent_s = time.monotonic() - sent_at
-        if row is None or (not frames and silent_s >= sse.PING_S):  # waiting, or thinking unseen
-            frames = [_ping(admitted)]
-        for frame in frames:
-            yield frame
-            sent_at = time.monotonic()
-    for frame in blocks.end(row):
-        yield frame
-    used = usage_fields(row.usage, is_marked)
-    yield sse.event("message_delta", {"delta": _ending(row), "usage": used})
-    yield sse.event("message_stop", {})
-
-
-def _ping(admitted: AdmittedRequest) -> bytes:
-    """Return the event that keeps a silent stream alive; it tells how far the prefill is."""
-    answer = admitted.answer
-    progress = {"done_tokens": answer.done_tokens, "prompt_tokens": answer.prompt_tokens}
-    return sse.event("ping", {"prefill": progress})
+def events(admitted: AdmittedRequest) -> AsyncGenerator[bytes, None]:
+    """Return the stream of `admitted`."""
+    return frames(admitted, _MessageWriter(admitted))

@@ -1,6 +1,5 @@
 """Turns our events into the answers of Ollama's /api/chat and /api/generate, whole or as lines."""
 
-import time
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -8,7 +7,7 @@ from typing import Any, Final
 
 import orjson
 
-from hearth.proxy.api import server_sent_events as sse
+from hearth.proxy.api.answer_frames import frames
 from hearth.proxy.api.body import tool_definitions as tools
 from hearth.proxy.api.body.logprob_rows import logprob_rows
 from hearth.proxy.api.ollama.generate_context import context_of
@@ -153,34 +152,49 @@ async def whole(admitted: AdmittedRequest) -> dict[str, Any]:
         [call for part in parts for call in part.calls],
         [each for part in parts for each in part.logprobs],
     )
-    shown = _row(admitted.request.dialect, admitted.request.model or admitted.model, said)
-    return shown | _end(admitted, row, said.content)
+    return _shown(admitted, said) | _end(admitted, row, said.content)
 
 
-async def events(admitted: AdmittedRequest) -> AsyncGenerator[bytes, None]:
-    """Yield the lines of `admitted`; where it breaks off, an error is the last one.
+class _LineWriter:
+    """Writes one stream's lines: a part of the answer in each.
 
-    A stream that would fall silent sends an empty part, as there are no comments in JSON lines.
+    A sign of life is an empty part, as there are no comments in JSON lines.
     """
-    answer, reader = admitted.answer, _AnswerReader()
-    name, dialect = admitted.request.model or admitted.model, admitted.request.dialect
-    contents: list[str] = []
-    sent_at = time.monotonic()
 
-    def part(said: _Said) -> bytes:
-        return line(_row(dialect, name, said) | {"done": False})
+    def __init__(self, admitted: AdmittedRequest) -> None:
+        self._admitted = admitted
+        self._reader = _AnswerReader()
+        self._contents: list[str] = []
 
-    try:
-        while not isinstance(row := await answer.next_event(sse.PING_S), Finished):
-            said = _Said() if row is None else reader.said(row)
-            contents.append(said.content)
-            if said or row is None or time.monotonic() - sent_at >= sse.PING_S:
-                sent_at = time.monotonic()
-                yield part(said)
-        if said := reader.rest(is_cut=row.is_cut):
-            yield part(said)
-        yield line(_row(dialect, name, _Said()) | _end(admitted, row, "".join(contents)))
-    except RequestError as error:
-        yield line({"error": str(error)})
-    finally:
-        answer.close()
+    def begun(self) -> list[bytes]:
+        return []
+
+    def grown(self, _index: int, row: Delta) -> list[bytes]:
+        said = self._reader.said(row)
+        self._contents.append(said.content)
+        return self._parts(said)
+
+    def ended(self, _index: int, row: Finished, _usage: Usage | None) -> list[bytes]:
+        end = _end(self._admitted, row, "".join(self._contents))
+        return [*self._parts(self._reader.rest(is_cut=row.is_cut)), self._line(_Said(), end)]
+
+    def alive(self) -> bytes:
+        return self._line(_Said(), {"done": False})
+
+    def broken(self, error: RequestError) -> list[bytes]:
+        return [line({"error": str(error)})]
+
+    def _parts(self, said: _Said) -> list[bytes]:
+        return [self._line(said, {"done": False})] if said else []
+
+    def _line(self, said: _Said, end: dict[str, Any]) -> bytes:
+        return line(_shown(self._admitted, said) | end)
+
+
+def events(admitted: AdmittedRequest) -> AsyncGenerator[bytes, None]:
+    """Return the lines of `admitted`."""
+    return frames(admitted, _LineWriter(admitted))
+
+
+def _shown(admitted: AdmittedRequest, said: _Said) -> dict[str, Any]:
+    return _row(admitted.request.dialect, admitted.request.model or admitted.model, said)

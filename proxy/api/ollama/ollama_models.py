@@ -13,6 +13,7 @@ from hearth.shared.suspending_clock import awake_s
 from hearth.shared.wire_messages import ModelFacts
 
 FOR_EVER_S: Final = 100 * 365 * 86_400.0  # a model that nothing unloads expires so late
+_UNITS: Final = (("B", 10**9), ("M", 10**6), ("K", 10**3))
 _BITS_RAW: Final = 15  # a parameter; fewer are quantised
 _TEXT: Final = ("completion", "tools")  # of every model: where a template has no tools, in text
 
@@ -121,16 +122,16 @@ def _details(model: TagModel) -> dict[str, Any]:
         "format": "mlx",
         "family": model.architecture,
         "families": [model.architecture] if model.architecture else [],
-        "parameter_size": _count(model.parameters) if model.parameters else "",
+        "parameter_size": next(
+            (
+                f"{model.parameters / size:.1f}{unit}"
+                for unit, size in _UNITS
+                if model.parameters >= size
+            ),
+            str(model.parameters or ""),
+        ),
         "quantization_level": _quantisation(model),
     }
-
-
-def _count(parameters: int) -> str:
-    for unit, size in (("B", 10**9), ("M", 10**6), ("K", 10**3)):
-        if parameters >= size:
-            return f"{parameters / size:.1f}{unit}"
-    return str(parameters)
 
 
 def _quantisation(model: TagModel) -> str:

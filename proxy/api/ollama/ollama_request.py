@@ -73,11 +73,8 @@ def is_question(dialect: Dialect, body: Body) -> bool:
 
     Of other dialects every body does.
     """
-    if dialect == CHAT:
-        return bool(body.get("messages"))
-    if dialect == GENERATE:
-        return any(body.get(name) for name in ("prompt", "images"))
-    return True
+    asking = {CHAT: ("messages",), GENERATE: ("prompt", "images")}.get(dialect)
+    return asking is None or any(body.get(name) for name in asking)
 
 
 def unloads(dialect: Dialect, body: Body) -> bool:
@@ -184,15 +181,13 @@ def _content(row: Body, content: Any, param: str) -> Any:
     images = fields.rows(row["images"], param) if row.get("images") else []
     if not images:
         return content
-    shown = [_image(image, f"{param}[{index}]") for index, image in enumerate(images)]
+    shown = []
+    for index, value in enumerate(images):
+        if type(value) is not str or not value:
+            fields.refuse(f"{param}[{index}]", value, "the image in base64")
+        url = value if value.startswith(_DATA) else _IMAGE + value
+        shown.append({"type": "image_url", "image_url": {"url": url}})
     return [*shown, {"type": "text", "text": content}] if content else shown
-
-
-def _image(value: Any, param: str) -> dict[str, Any]:
-    if type(value) is not str or not value:
-        fields.refuse(param, value, "the image in base64")
-    url = value if value.startswith(_DATA) else _IMAGE + value
-    return {"type": "image_url", "image_url": {"url": url}}
 
 
 def _name_images(message: dict[str, Any], param: str) -> None:
@@ -220,10 +215,11 @@ def _name_results(rows: list[dict[str, Any]]) -> None:
         if row["role"] == "assistant":
             waiting = list(row["tool_calls"])
         elif row["role"] == "tool":
-            ids = [call["id"] for call in waiting if name in (None, _name(call["function"]))]
+            ids = [
+                call["id"]
+                for call in waiting
+                if name is None
+                or (type(called := call["function"]) is dict and called.get("name") == name)
+            ]
             row["tool_call_id"] = call_id = row["tool_call_id"] or next(iter(ids), None)
             waiting = [call for call in waiting if call["id"] != call_id]
-
-
-def _name(function: Any) -> Any:
-    return function.get("name") if type(function) is dict else None

@@ -11,7 +11,6 @@ from hearth.proxy.pool.worker_pool import WorkerPool
 from hearth.proxy.request.model_names import ListedGroup, ModelNames, loose_name, loose_names
 from hearth.shared.errors import RequestError
 from hearth.shared.version import VERSION
-from hearth.shared.wire_messages import ModelFacts
 
 PREFIX: Final = "/api/"
 OLLAMA_VERSION: Final = "0.32.0"  # whose API these routes follow: clients ask for a lowest one
@@ -62,8 +61,7 @@ class OllamaRoutes:
     async def _tags(self, exchange: HttpExchange) -> None:
         groups = {name: ListedGroup("", self._names.target(name)) for name in self._names.listed}
         models = [self._model(name, row) for name, row in {**groups, **self._groups()}.items()]
-        since_s = self._names.since
-        rows = [tags_row(model, since_s) for model in models if model is not None]
+        rows = [tags_row(model, self._names.since) for model in models if model is not None]
         await exchange.send_json(200, {"models": rows})
 
     async def _running(self, exchange: HttpExchange) -> None:
@@ -101,10 +99,8 @@ class OllamaRoutes:
             return TagModel.of_embeddings(name, group.told) if "embeddings" in kinds else None
         if group.local is None:
             return None
-        return TagModel.of_text(name, self._facts_of(group.local))
-
-    def _facts_of(self, target: str) -> ModelFacts | None:
-        return self._pool.facts_of(self._names.model_of(target))
+        facts = self._pool.facts_of(self._names.model_of(group.local))
+        return TagModel.of_text(name, facts)
 
 
 async def _refused(exchange: HttpExchange) -> Any:

@@ -1,12 +1,14 @@
 """Builds the output items of a response as they grow, and the events about each.
 
 An item gives events as (kind, fields); the writer of the response numbers them and says which item
-they are of.
+they are of. `row` is an item's state, which changes until it is closed: `opened` gives the events
+that follow the item's own, `closed` those before its end, with the status "completed", or
+"incomplete" where the answer broke off amid it.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from hearth.proxy.api.body import tool_definitions as tools
 from hearth.proxy.api.body.logprob_rows import logprob_rows
@@ -14,25 +16,6 @@ from hearth.proxy.api.responses.responses_tools import SEARCH, ToolOrigin
 from hearth.shared.wire_messages import CallStart, TokenLogprob
 
 OutputEvent = tuple[str, dict[str, Any]]
-
-
-class OutputItem(Protocol):
-    """An item of the output; `row` is its state, which changes until the item is closed."""
-
-    row: dict[str, Any]
-
-    def opened(self) -> list[OutputEvent]:
-        """Return the events that follow the item's own."""
-        ...
-
-    def grown(self, text: str, logprobs: list[TokenLogprob]) -> list[OutputEvent]: ...
-
-    def closed(self, status: str) -> list[OutputEvent]:
-        """Return the events before the item's end, and make `row` what it is in the end.
-
-        `status` is "completed", or "incomplete" where the answer broke off amid it.
-        """
-        ...
 
 
 # ---------------------------------------------------------------- what is said
@@ -137,6 +120,7 @@ class FunctionCallItem:
 
     def __init__(self, row: dict[str, Any]) -> None:
         self.row = row
+        self._is_function = row["type"] == "function_call"
         self._pieces: list[str] = []
 
     def opened(self) -> list[OutputEvent]:
@@ -149,17 +133,13 @@ class FunctionCallItem:
     def closed(self, status: str) -> list[OutputEvent]:
         text = "".join(self._pieces)
         given = tools.whole_object(text)
-        self._fill("incomplete" if given is None else status, text, given or {})
+        self.row["arguments"] = text if self._is_function else given or {}
+        self.row["status"] = "incomplete" if given is None else status
         return self._events("done", {"arguments": text, "name": self.row.get("name")})
 
     def _events(self, end: str, fields: dict[str, Any]) -> list[OutputEvent]:
-        if self.row["type"] != "function_call":
-            return []
-        return [(f"response.function_call_arguments.{end}", fields)]
-
-    def _fill(self, status: str, text: str, given: dict[str, Any]) -> None:
-        is_function = self.row["type"] == "function_call"
-        self.row |= {"arguments": text if is_function else given, "status": status}
+        kind = f"response.function_call_arguments.{end}"
+        return [(kind, fields)] if self._is_function else []
 
 
 class CustomCallItem(FunctionCallItem):
@@ -169,13 +149,13 @@ class CustomCallItem(FunctionCallItem):
         self._pieces.append(text)
         return []
 
-    def _events(self, end: str, fields: dict[str, Any]) -> list[OutputEvent]:
-        given = self.row["input"]
+    def closed(self, status: str) -> list[OutputEvent]:
+        text = "".join(self._pieces)
+        given = tools.free_text(text)
+        is_whole = tools.whole_object(text) is not None
+        self.row |= {"input": given, "status": status if is_whole else "incomplete"}
         kind = "response.custom_tool_call_input"
-        return [(f"{kind}.delta", {"delta": given}), (f"{kind}.{end}", {"input": given})]
-
-    def _fill(self, status: str, text: str, given: dict[str, Any]) -> None:
-        self.row |= {"input": tools.free_text(text), "status": status}
+        return [(f"{kind}.delta", {"delta": given}), (f"{kind}.done", {"input": given})]
 
 
 def call(item_id: str, start: CallStart, origin: ToolOrigin) -> FunctionCallItem:
@@ -192,3 +172,6 @@ def call(item_id: str, start: CallStart, origin: ToolOrigin) -> FunctionCallItem
             {"id": f"ctc_{item_id}", "type": "custom_tool_call", "input": ""} | row
         )
     return FunctionCallItem({"id": f"fc_{item_id}", "type": "function_call", "arguments": ""} | row)
+
+
+OutputItem = TextItem | FunctionCallItem

@@ -60,8 +60,7 @@ class _StoredResponse:
     @property
     def conversation(self) -> list[Any]:
         """All items up to the response and those of it."""
-        items: list[Any] = orjson.loads(self.items)
-        return items + self.output
+        return [*orjson.loads(self.items), *self.output]
 
     @property
     def output(self) -> list[dict[str, Any]]:
@@ -71,9 +70,8 @@ class _StoredResponse:
     @property
     def cloud_ids(self) -> list[str]:
         """The ids of the output items that a cloud model made."""
-        return (
-            [row["id"] for row in self.output if type(row.get("id")) is str] if self.maker else []
-        )
+        rows = self.output if self.maker else []
+        return [row["id"] for row in rows if type(row.get("id")) is str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +196,9 @@ class ResponseStore:
         Raises: RequestError: 404.
         """
         self._find(key, response_id)
-        self._forget(self._entry_key(key, response_id))
+        entry_key = self._entry_key(key, response_id)
+        self._drop(entry_key)
+        self._journal.put((entry_key, None), 0, renews=True)
         return {"id": response_id, "object": "response", "deleted": True}
 
     def items(self, key: str, response_id: str, query: dict[str, str]) -> dict[str, Any]:
@@ -207,7 +207,12 @@ class ResponseStore:
         Raises:
             RequestError: 404, or a `query` (order, limit, after) that is not the API's.
         """
-        rows = _with_ids(orjson.loads(self._find(key, response_id).items), response_id)
+        items = orjson.loads(self._find(key, response_id).items)
+        suffix = response_id.removeprefix(_PREFIX)
+        rows = [  # those without an id under one made of their number
+            {"type": "message", **item, "id": item.get("id") or f"in_{suffix}_{index}"}
+            for index, item in enumerate(items)
+        ]
         order = query.get("order", "desc")
         if order not in ("asc", "desc"):
             fields.refuse("order", order, "asc or desc")
@@ -291,10 +296,6 @@ class ResponseStore:
         while (is_long := len(self._entries) > COUNT_MAX) or self.nbytes > BYTES_MAX:
             rows = self._entries.items()
             self._drop(first_of_largest((k[0], k, 1 if is_long else e.nbytes) for k, e in rows))
-
-    def _forget(self, entry_key: _EntryKey) -> None:
-        self._drop(entry_key)
-        self._journal.put((entry_key, None), 0, renews=True)
 
     def _find(self, key: str, response_id: str, param: str | None = None) -> _StoredResponse:
         entry = self._kept(self._entry_key(key, response_id))
@@ -407,12 +408,3 @@ def _missing(what: str, param: str | None) -> NoReturn:
         code="previous_response_not_found" if param == _PREVIOUS else "not_found",
         param=param,
     )
-
-
-def _with_ids(items: list[Any], response_id: str) -> list[dict[str, Any]]:
-    """Return the items, those without an id under one made of their number."""
-    suffix = response_id.removeprefix(_PREFIX)
-    return [
-        {"type": "message", **item, "id": item.get("id") or f"in_{suffix}_{index}"}
-        for index, item in enumerate(items)
-    ]

@@ -5,6 +5,7 @@ from collections.abc import AsyncGenerator
 from typing import Any, Final
 
 from hearth.proxy.api import server_sent_events as sse
+from hearth.proxy.api.answer_frames import frames
 from hearth.proxy.api.error_bodies import openai_error
 from hearth.proxy.api.responses import output_items
 from hearth.proxy.api.responses.output_items import OutputItem
@@ -76,6 +77,7 @@ class _ResponseWriter:
     def __init__(self, admitted: AdmittedRequest) -> None:
         body = admitted.request.body
         self._answer = admitted.answer
+        self._note_end = admitted.note_end
         self._tools = responses_tools_of(body)
         asked = body.get("reasoning") or {}
         self._summarises = bool(asked.get("summary") or asked.get("generate_summary"))
@@ -83,15 +85,30 @@ class _ResponseWriter:
         self._output: list[dict[str, Any]] = []
         self._item: OutputItem | None = None  # the open one
         self._channel = ""  # of that
-        self._response = _opened(admitted.request, admitted.model, admitted.answer.request_id)
+        self.response = _opened(admitted.request, admitted.model, admitted.answer.request_id)
 
     def event(self, kind: str, **data: Any) -> bytes:
         self._sequence += 1
         return sse.event(kind, {"sequence_number": self._sequence, **data})
 
+    def begun(self) -> list[bytes]:
+        return [self.state("response.created"), self.state("response.in_progress")]
+
+    def ended(self, _index: int, row: Finished, _usage: Usage | None) -> list[bytes]:
+        frames = self.close(row)
+        return [*frames, self.state(f"response.{self.response['status']}")]
+
+    def broken(self, error: RequestError) -> list[bytes]:
+        """Close the open item, and the response with `error`."""
+        frames = self.close_item("incomplete")
+        told = openai_error(error)
+        failure = {"code": told["code"], "message": told["message"]}
+        self.response |= {"status": "failed", "error": failure}
+        return [*frames, self.state("response.failed")]
+
     def state(self, kind: str) -> bytes:
         """Return an event that carries the whole response as it is now."""
-        return self.event(kind, response=self._response | {"output": self._output})
+        return self.event(kind, response=self.response | {"output": self._output})
 
     def alive(self) -> bytes:
         """Return the event that keeps a silent stream alive; it tells how far the prefill is.
@@ -99,34 +116,34 @@ class _ResponseWriter:
         An event, not a comment: Codex's idle timer sees only events. What is long and was told
         at the beginning is not told again.
         """
-        response = self._response | {"instructions": None, "tools": [], "output": self._output}
+        response = self.response | {"instructions": None, "tools": [], "output": self._output}
         done, whole = self._answer.done_tokens, self._answer.prompt_tokens
         progress = {"done_tokens": done, "prompt_tokens": whole}
         return self.event("response.in_progress", response=response, prefill=progress)
 
-    def finish(self, finished: Finished) -> dict[str, Any]:
-        """Close the response with its usage, and return it."""
-        status = _status(finished)
-        cut = status == "incomplete"
-        self._response |= {
+    def close(self, finished: Finished) -> list[bytes]:
+        """Close the response with its usage, and return the events before its last one.
+
+        It is noted before that is sent: who has read the end may ask for it.
+        """
+        cut = finished.reason == "length"
+        status = "incomplete" if cut else "completed"
+        # an answer that held nothing at all has an empty message
+        frames = [] if self._output else self._open_item(Delta("", 0, "content", ""))
+        frames += self.close_item(status)
+        self.response |= {
             "status": status,
             "completed_at": None if cut else int(time.time()),
             "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
             "output": self._output,
             "usage": usage_fields(finished.usage),
         }
-        return self._response
-
-    def break_off(self, error: RequestError) -> bytes:
-        """Close the response with `error`, and return the event that tells so."""
-        told = openai_error(error)
-        failure = {"code": told["code"], "message": told["message"]}
-        self._response |= {"status": "failed", "error": failure}
-        return self.state("response.failed")
+        self._note_end(self.response)
+        return frames
 
     # -------------------------------------------------- items: each opened, grown, closed
 
-    def grow(self, delta: Delta) -> list[bytes]:
+    def grown(self, _index: int, delta: Delta) -> list[bytes]:
         """Return the events for `delta`, which may end one item and open the next."""
         frames = []
         if delta.call is not None or self._item is None or delta.channel != self._channel:
@@ -170,14 +187,6 @@ class _ResponseWriter:
         place = {"item_id": item["id"], "output_index": len(self._output) - 1}
         return [self.event(kind, **place, **fields) for kind, fields in events]
 
-    def ensure_message(self) -> list[bytes]:
-        """Return the events of an empty message where the answer held nothing at all."""
-        return [] if self._output else self._open_item(Delta("", 0, "content", ""))
-
-
-def _status(finished: Finished) -> str:
-    return "incomplete" if finished.reason == "length" else "completed"
-
 
 async def whole(admitted: AdmittedRequest) -> dict[str, Any]:
     """Return the response once it is complete.
@@ -188,37 +197,11 @@ async def whole(admitted: AdmittedRequest) -> dict[str, Any]:
     writer = _ResponseWriter(admitted)
     while not isinstance(row := await admitted.answer.next_event(), Finished):
         if row is not None:
-            writer.grow(row)
-    writer.ensure_message()
-    writer.close_item(_status(row))
-    response = writer.finish(row)
-    admitted.note_end(response)
-    return response
+            writer.grown(0, row)
+    writer.close(row)
+    return writer.response
 
 
-async def events(admitted: AdmittedRequest) -> AsyncGenerator[bytes, None]:
-    """Yield the stream of `admitted`; where it breaks off, response.failed is its end."""
-    writer = _ResponseWriter(admitted)
-    yield writer.state("response.created")
-    yield writer.state("response.in_progress")
-    sent_at = time.monotonic()
-    try:
-        while not isinstance(row := await admitted.answer.next_event(sse.PING_S), Finished):
-            frames = writer.grow(row) if row is not None else []
-            silent_s = time.monotonic() - sent_at
-            if row is None or (not frames and silent_s >= sse.PING_S):  # waiting, or a hidden text
-                frames = [writer.alive()]
-            for frame in frames:
-                yield frame
-                sent_at = time.monotonic()
-        for frame in (*writer.ensure_message(), *writer.close_item(_status(row))):
-            yield frame
-        response = writer.finish(row)
-        admitted.note_end(response)  # first: who has read the end may ask for it
-        yield writer.state(f"response.{response['status']}")
-    except RequestError as error:
-        for frame in writer.close_item("incomplete"):
-            yield frame
-        yield writer.break_off(error)
-    finally:
-        admitted.answer.close()
+def events(admitted: AdmittedRequest) -> AsyncGenerator[bytes, None]:
+    """Return the stream of `admitted`; where it breaks off, response.failed is its end."""
+    return frames(admitted, _ResponseWriter(admitted))

@@ -10,7 +10,12 @@ from typing import Any
 import pytest
 from openai.types.chat import ChatCompletion
 
-from hearth.proxy.api import chat_completions, chat_completions_events, server_sent_events as sse
+from hearth.proxy.api import (
+    answer_frames,
+    chat_completions,
+    chat_completions_events,
+    server_sent_events as sse,
+)
 from hearth.proxy.api.chat_completions_events import logprob_fields, usage_fields
 from hearth.proxy.request.parsed_request import AdmittedRequest
 from hearth.shared.errors import WorkerLost
@@ -185,7 +190,7 @@ def test_a_silence_is_an_empty_delta_with_the_prefills_progress(
 def test_a_long_text_for_a_custom_tool_is_no_silence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sse, "PING_S", 0.05)
     clock = SimpleNamespace(monotonic=lambda: asyncio.get_running_loop().time(), time=time.time)
-    monkeypatch.setattr(chat_completions_events, "time", clock)
+    monkeypatch.setattr(answer_frames, "time", clock)
     steps: list[Step] = [call("c1", "patch", '{"input": "')]
     for _ in range(10):
         steps += [0.02, arguments("x")]

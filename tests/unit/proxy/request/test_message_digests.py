@@ -185,10 +185,10 @@ def test_a_message_that_another_key_has_sent_is_named_anew(monkeypatch: pytest.M
 
     def counted(role: str, content: Any) -> Any:
         named.append(content)
-        return canonical_content(role, content)
+        return canonical_text(role, content)
 
-    canonical_content = message_digests._canonical_content
-    monkeypatch.setattr(message_digests, "_canonical_content", counted)
+    canonical_text = message_digests.canonical_text
+    monkeypatch.setattr(message_digests, "canonical_text", counted)
     digester = MessageDigester(True, False)
     rows = [user(f"{n} {REMINDER}\nthe code is {n}") for n in range(3)]
     found = [digester.names(rows, owner) for owner in ("mine", "mine", "theirs")]
