@@ -79,16 +79,14 @@ class Hearth:
         """Raises: StartError: the port is taken, or a directory, socket or file is of no use."""
         self._settings = settings
         self._directory = private_directory(settings.instance_dir)
-        self._version = VERSION
         # refuses a bad CORS_ORIGINS or ALLOWED_HOSTS now
         OriginRules(settings.proxy_host, settings.cors_origins, settings.allowed_hosts)
         table = None
         if (path := settings.litellm_config) is not None:
             table = read_table(path, settings, environ, variables_in(env_file()))
         models = models_of(settings)
-        bounds = (settings.live_slots_max, settings.max_concurrent_requests)
-        gap_max = min(LOAD_GAP_MAX, *(bound or LOAD_GAP_MAX for bound in bounds))
-        self._pool = WorkerPool(CacheAffinity(gap_max))
+        bounds = (LOAD_GAP_MAX, settings.live_slots_max, settings.max_concurrent_requests)
+        self._pool = WorkerPool(CacheAffinity(min(filter(None, bounds))))
         environment = {
             **environ,
             **openblas_environment(environ),
@@ -111,11 +109,9 @@ class Hearth:
         )
         self._remote = RemoteWorkers(settings, self._pool, models)
         self._routes = AdminRoutes(
-            settings, self._version, self._supervisor, self._pool, self._remote.workers
+            settings, VERSION, self._supervisor, self._pool, self._remote.workers
         )
-        self._gateway: Gateway | None = None
-        if table is not None:
-            self._gateway = make_gateway(table, settings, self._routes)
+        self._gateway = None if table is None else make_gateway(table, settings, self._routes)
         host, port, sources = settings.proxy_host, settings.proxy_port, sources_of(settings)
         self._pid_file = PidFile(self._directory, host, port, sources)
         for supervisor in self._supervisors:
@@ -141,9 +137,8 @@ class Hearth:
         """Serve until a signal; return the exit code."""
         self._signals.listen(asyncio.get_running_loop())
         missing = self._model_swapper.missing_at_start
-        print(starting_line(self._settings, self._version, missing), flush=True)
-        program = os.path.realpath(sys.executable)
-        if hint := listening_hint(self._settings.proxy_host, program):
+        print(starting_line(self._settings, VERSION, missing), flush=True)
+        if hint := listening_hint(self._settings.proxy_host, os.path.realpath(sys.executable)):
             log.info("%s", hint)
         serving = asyncio.create_task(self._serve(), name="serve")
         stopping = asyncio.create_task(self._stop.wait())

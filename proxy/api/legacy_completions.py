@@ -58,9 +58,7 @@ def parse(body: dict[str, Any]) -> ParsedRequest:
 
 def _prompts(value: Any) -> list[Prompt]:
     """Return the prompts, each a text or the ids of its tokens."""
-    if type(value) is not list:
-        return [_prompt(value, "prompt")]
-    if value and all(type(row) is int for row in value):
+    if type(value) is not list or (value and all(type(row) is int for row in value)):
         return [_prompt(value, "prompt")]
     if not 1 <= len(value) <= PROMPTS_MAX:
         fields.refuse("prompt", f"a list of {len(value)}", f"1 to {PROMPTS_MAX} prompts")

@@ -72,21 +72,17 @@ class BodyParser:
         Raises:
             RequestError: a field is not what the API allows, or needs what this server lacks.
         """
-        key = key_digest(headers)
         prompt_limits.check_body(body)
         request = _PARSERS[dialect](body)
         prompt_limits.check_prompt(request.prompt, request.constraints)
         use_kv_cache = fields.boolean(body, "use_kv_cache", default=True)
         unknown_blocks.note(request.left_out)
-        speaker = session_of(headers, body, key)
-        speaker = dataclasses.replace(speaker, title=title_of(request.prompt.messages))
-        prompt = dataclasses.replace(request.prompt, speaker=speaker)
-        more = tuple(dataclasses.replace(each, speaker=speaker) for each in request.more_prompts)
+        title = title_of(request.prompt.messages)
+        speaker = dataclasses.replace(session_of(headers, body, key_digest(headers)), title=title)
+        prompts = (request.prompt, *request.more_prompts)
+        prompt, *more = (dataclasses.replace(each, speaker=speaker) for each in prompts)
         return dataclasses.replace(
-            request,
-            prompt=prompt,
-            more_prompts=more,
-            use_kv_cache=use_kv_cache,
+            request, prompt=prompt, more_prompts=tuple(more), use_kv_cache=use_kv_cache
         )
 
     def raw(

@@ -324,7 +324,6 @@ class ModelNames:
         if not is_anthropic:  # last: programs take the first, and ask it for text
             others = (name for name in groups if name not in texts)
             rows += [self.encoder_row(name, groups[name]) for name in others]
-        if not is_anthropic:
             return {"object": "list", "data": rows}
         first, last = rows[0]["id"], rows[-1]["id"]
         return {"data": rows, "has_more": False, "first_id": first, "last_id": last}

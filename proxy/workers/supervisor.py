@@ -393,14 +393,12 @@ class Supervisor:
         worker.kills += 1
         worker.kill(signal.SIGKILL)
         how = f"SIGKILL: {worker.killed_for}"
-        suspects = self._suspect(worker, how, is_proof=is_proof)
-        self._tell_clients(worker, how, suspects)
+        self._tell_clients(worker, how, self._suspect(worker, how, is_proof=is_proof))
 
     async def stop(self) -> None:
         """End every worker: SIGTERM, then SIGKILL where one hangs. Removes sockets."""
         self._stopping = True
-        tasks = [*self._tasks, *self._endings]
-        for task in tasks:
+        for task in (tasks := [*self._tasks, *self._endings]):
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         hint = "; a second Ctrl-C kills it at once"

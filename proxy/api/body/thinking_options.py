@@ -116,12 +116,13 @@ def _control(value: Any, param: str) -> ThinkingWish:
     """Read a word, Anthropic's {type, budget_tokens} or {enabled, effort, level, max_tokens}."""
     if type(value) is not dict:
         return _word(value, param)
-    parts = [
-        reader(value[name], f"{param}.{name}")
-        for name, reader in _CONTROLS
-        if value.get(name) is not None
-    ]
-    return _first(parts)
+    return _first(
+        [
+            reader(value[name], f"{param}.{name}")
+            for name, reader in _CONTROLS
+            if value.get(name) is not None
+        ]
+    )
 
 
 def _kind(value: Any, param: str) -> ThinkingWish:
@@ -133,11 +134,8 @@ def _kind(value: Any, param: str) -> ThinkingWish:
 def _output_config(value: Any, param: str) -> ThinkingWish:
     """Read Anthropic's effort: it says how hard to work, not whether to think."""
     effort = fields.record(value, param).get("effort")
-    return (
-        ThinkingWish()
-        if effort is None
-        else ThinkingWish(None, _level(effort, f"{param}.effort").level)
-    )
+    level = None if effort is None else _level(effort, f"{param}.effort").level
+    return ThinkingWish(None, level)
 
 
 def _budget(value: Any, param: str) -> ThinkingWish:

@@ -4,6 +4,8 @@ import re
 from collections.abc import AsyncGenerator
 from typing import Any, Final
 
+import orjson
+
 from hearth.proxy.api import server_sent_events as sse
 from hearth.proxy.api.answer_frames import frames
 from hearth.proxy.api.body import tool_definitions as tools
@@ -17,6 +19,7 @@ _STOP_REASONS: Final = {
     **{"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"},
     "prefilled": "max_tokens",  # which were 0
 }
+_DELTA_HEAD: Final = b"event: content_block_delta\ndata: "
 _DELTAS: Final = {  # by channel: the type of a block's piece, and its field
     "tool_call": ("input_json_delta", "partial_json"),
     "reasoning": ("thinking_delta", "thinking"),
@@ -168,7 +171,8 @@ class _MessageWriter:
             block["signature"] = signature = self._answer.signature
             if signature:
                 signed = {"type": "signature_delta", "signature": signature}
-                frames.append(_delta_event(index, signed))
+                signing = {"index": index, "delta": signed}
+                frames.append(sse.event("content_block_delta", signing))
         else:
             block["text"] = text
         self._channel = ""
@@ -191,11 +195,9 @@ class _MessageWriter:
 
     def _delta(self, text: str) -> bytes:
         kind, name = _DELTAS[self._channel]
-        return _delta_event(len(self.content) - 1, {"type": kind, name: text})
-
-
-def _delta_event(index: int, delta: dict[str, Any]) -> bytes:
-    return sse.event("content_block_delta", {"index": index, "delta": delta})
+        delta = {"type": kind, name: text}
+        row = {"type": "content_block_delta", "index": len(self.content) - 1, "delta": delta}
+        return _DELTA_HEAD + orjson.dumps(row) + b"\n\n"  # as `sse.event`, in half the time
 
 
 async def whole(admitted: AdmittedRequest) -> dict[str, Any]:

@@ -4,6 +4,7 @@ Ollama's `context` is token ids, which only the worker knows. Clients take it fo
 an encoding of the conversation: here it is the JSON of the messages, three bytes a number.
 """
 
+import contextlib
 from typing import Any, Final
 
 import orjson
@@ -40,22 +41,13 @@ def messages_of(context: Any) -> list[dict[str, Any]]:
     if not context:
         return []
     numbers = fields.rows(context, "context")
-    if len(numbers) * _BYTES > BYTES_MAX + _BYTES:
-        raise _foreign()
-    try:
-        octets = b"".join(number.to_bytes(_BYTES, "big") for number in numbers)
-        rows = orjson.loads(octets)
-        messages = [{"role": role, "content": text} for role, text in rows]
-    except (AttributeError, OverflowError, TypeError, ValueError):
-        raise _foreign() from None
-    for message in messages:
-        if message["role"] not in _ROLES or type(message["content"]) is not str:
-            raise _foreign()
-    return messages
-
-
-def _foreign() -> RequestError:
-    return RequestError(
+    if len(numbers) * _BYTES <= BYTES_MAX + _BYTES:
+        with contextlib.suppress(AttributeError, OverflowError, TypeError, ValueError):
+            octets = b"".join(number.to_bytes(_BYTES, "big") for number in numbers)
+            messages = [{"role": role, "content": text} for role, text in orjson.loads(octets)]
+            if all(row["role"] in _ROLES and type(row["content"]) is str for row in messages):
+                return messages
+    raise RequestError(
         "context is not what this server has answered: it holds a conversation, not the tokens of "
         "a model. Leave it out, or send the messages to /api/chat.",
         code="invalid_context",

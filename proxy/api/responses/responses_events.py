@@ -87,9 +87,9 @@ class _ResponseWriter:
         self._channel = ""  # of that
         self.response = _opened(admitted.request, admitted.model, admitted.answer.request_id)
 
-    def event(self, kind: str, **data: Any) -> bytes:
+    def event(self, kind: str, data: dict[str, Any]) -> bytes:
         self._sequence += 1
-        return sse.event(kind, {"sequence_number": self._sequence, **data})
+        return sse.event(kind, {"sequence_number": self._sequence} | data)
 
     def begun(self) -> list[bytes]:
         return [self.state("response.created"), self.state("response.in_progress")]
@@ -108,7 +108,7 @@ class _ResponseWriter:
 
     def state(self, kind: str) -> bytes:
         """Return an event that carries the whole response as it is now."""
-        return self.event(kind, response=self.response | {"output": self._output})
+        return self.event(kind, {"response": self.response | {"output": self._output}})
 
     def alive(self) -> bytes:
         """Return the event that keeps a silent stream alive; it tells how far the prefill is.
@@ -119,7 +119,7 @@ class _ResponseWriter:
         response = self.response | {"instructions": None, "tools": [], "output": self._output}
         done, whole = self._answer.done_tokens, self._answer.prompt_tokens
         progress = {"done_tokens": done, "prompt_tokens": whole}
-        return self.event("response.in_progress", response=response, prefill=progress)
+        return self.event("response.in_progress", {"response": response, "prefill": progress})
 
     def close(self, finished: Finished) -> list[bytes]:
         """Close the response with its usage, and return the events before its last one.
@@ -169,7 +169,8 @@ class _ResponseWriter:
             self._item = output_items.message(item_id)
         self._output.append(self._item.row)
         index = len(self._output) - 1
-        added = self.event("response.output_item.added", output_index=index, item=self._item.row)
+        told = {"output_index": index, "item": self._item.row}
+        added = self.event("response.output_item.added", told)
         return [added, *self._events(self._item.opened())]
 
     def close_item(self, status: str = "completed") -> list[bytes]:
@@ -179,13 +180,14 @@ class _ResponseWriter:
             return []
         frames = self._events(item.closed(status))
         index = len(self._output) - 1
-        frames.append(self.event("response.output_item.done", output_index=index, item=item.row))
+        told = {"output_index": index, "item": item.row}
+        frames.append(self.event("response.output_item.done", told))
         return frames
 
     def _events(self, events: list[output_items.OutputEvent]) -> list[bytes]:
         item = self._output[-1]
         place = {"item_id": item["id"], "output_index": len(self._output) - 1}
-        return [self.event(kind, **place, **fields) for kind, fields in events]
+        return [self.event(kind, place | fields) for kind, fields in events]
 
 
 async def whole(admitted: AdmittedRequest) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import threading
 from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Final, cast
 
 import orjson
@@ -91,7 +92,6 @@ class World:
         table = read_table(path, settings, {}, {})
         self.litellm = LiteLLM(table)
         self.store = ResponseStore()
-        self.metrics = self.gateway = self  # stands for CloudRequests and its metrics too
         self.causes: list[str] = []
         self.sent: list[tuple[Any, int]] = []  # each message, and how many responses were kept then
         self.asked: list[str] = []
@@ -101,7 +101,7 @@ class World:
             ModelNames.of(settings),
             cast(LiteLLMProcess, self.litellm),
             self.store,
-            self,
+            cast(Any, SimpleNamespace(metrics=SimpleNamespace(gateway=self))),
             Accounts({}, cast(Any, None), checks_keys=False),
         )
 
