@@ -2,6 +2,7 @@
 
 import itertools
 
+import pytest
 from hypothesis import given, strategies as st
 
 from hearth.proxy.gateway.cloud.error_events import HELD_BYTES_MAX, ErrorEventRedactor
