@@ -7,9 +7,9 @@ is done here, since only we know whether anything of an answer was sent.
 import contextlib
 import functools
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import orjson
 
@@ -22,12 +22,11 @@ from hearth.proxy.gateway.cloud.cloud_bodies import CloudDialect, cloud_body, cl
 from hearth.proxy.gateway.cloud.cloud_failure import CloudFailure
 from hearth.proxy.gateway.cloud.reply_tap import ReplyTap
 from hearth.proxy.gateway.config.routing_table import Cause, Deployment, RoutingTable
-from hearth.proxy.gateway.litellm_messages import PATHS, REQUEST_HEADER
+from hearth.proxy.gateway.litellm_messages import PATHS, REQUEST_HEADER, CloudUsage
 from hearth.proxy.gateway.litellm_process import LiteLLMProcess, LiteLLMUnavailable
 from hearth.proxy.gateway.session_deployments import SESSIONS_MAX, session_digest
 from hearth.proxy.http.body_threads import SMALL_BYTES_MAX, work_on_body
 from hearth.proxy.http.http_exchange import SERVED_BY_HEADER, HttpExchange, RawHeaders
-from hearth.proxy.monitoring.cloud_requests import CloudReply, CloudRequests
 from hearth.proxy.request.model_names import ModelNames
 from hearth.proxy.request.session_id import key_digest
 from hearth.shared.errors import RequestError
@@ -99,6 +98,32 @@ class GatewayCall:
 
 
 @dataclass(slots=True)
+class CloudReply:
+    """What came of a call to another server, once it has ended. Times are those of `awake_s`."""
+
+    dialect: CloudDialect
+    asked: Mapping[str, Any]  # the client's body
+    served_by: str
+    fallback: str  # who failed before, as the header has it
+    began_at: float
+    status: int = 0  # 0 = it has not answered
+    first_byte_at: float | None = None
+    error: RequestError | None = None  # it refused, failed or broke off, or its client left
+
+
+class GatewayRecords(Protocol):
+    """Counts what the gateway does. Owner: the event loop. Nothing here waits."""
+
+    def fell_back(self, cause: str) -> None: ...
+
+    def cloud_ended(self, exchange: HttpExchange, reply: CloudReply) -> None: ...
+
+    def told(self, usage: CloudUsage) -> None: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(slots=True)
 class _Attempts:
     """What one request has tried. Owner: the task that serves it."""
 
@@ -144,7 +169,7 @@ class Gateway:
         names: ModelNames,
         litellm: LiteLLMProcess,
         stored: ResponseStore,
-        records: CloudRequests,
+        records: GatewayRecords,
         accounts: Accounts,
     ) -> None:
         self.table = table
@@ -212,7 +237,7 @@ class Gateway:
             deployment = await self._choose(exchange, attempts, call)
             exchange.count_later = None  # the request goes on
             while attempts.causes:
-                self._records.metrics.gateway.fell_back(attempts.causes.pop(0))
+                self._records.fell_back(attempts.causes.pop(0))
             exchange.reply_headers[:] = [*plain_headers, *attempts.headers]
             try:
                 if deployment.local:
