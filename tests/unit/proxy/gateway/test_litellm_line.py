@@ -9,6 +9,8 @@ import pytest
 from hearth.proxy.gateway.litellm_messages import HELD_BYTES_MAX, read_frame
 from hearth.proxy.gateway.litellm_process import LiteLLMLine, LiteLLMUnavailable
 
+pytestmark = pytest.mark.process
+
 
 def test_a_large_body_goes_a_part_at_a_time_and_holds_nobody_up(tmp_path: Path) -> None:
     async def held_and_told() -> tuple[int, bytes]:
