@@ -25,6 +25,7 @@ from hearth.worker.constraint.schema_patterns import SchemaPattern, patterns_of
 
 COMPILE_CPU_S: Final = 1.0  # for all that is compiled for one request
 SCHEMA_BYTES_MAX: Final = 1_000_000
+TRIALS_MAX: Final = 20  # processes for one request, each of which takes some 0.2 s to start
 PATTERNS_TRIED: Final = 8  # of one request, before its grammar is compiled
 TRIED_REPEATS: Final = 1_000  # a pattern that repeats a part less often is not tried
 _OTHER_CAUSES: Final = (
@@ -62,6 +63,7 @@ class GrammarBuild:
         self._held_bytes = 0  # by what was compiled last, as far as that was measured
         self._tokenizer = tokenizer
         self._left_s = COMPILE_CPU_S
+        self._trials_left = TRIALS_MAX
         self._source_of = source_of
         self._marks = marks
         self._schemas = schemas
@@ -120,6 +122,9 @@ class GrammarBuild:
         """Compile a grammar; tell how much CPU time that took. Raises GrammarError."""
         try:
             if not is_plain(source):
+                self._trials_left -= 1
+                if self._trials_left < 0:
+                    raise GrammarEnded(f"more than {TRIALS_MAX} parts of it are not plain")
                 spent_s, self._held_bytes = compile_apart(source, max(self._left_s, 0.001))
                 self._left_s -= spent_s
             if self._left_s <= 0:

@@ -17,8 +17,8 @@ import pytest
 
 from hearth.shared.errors import RequestError
 from hearth.shared.wire_messages import Constraints
-from hearth.worker.constraint import grammar_compiler, grammar_trial
-from hearth.worker.constraint.grammar_build import COMPILE_CPU_S
+from hearth.worker.constraint import grammar_build, grammar_compiler, grammar_trial
+from hearth.worker.constraint.grammar_build import COMPILE_CPU_S, TRIALS_MAX
 from hearth.worker.constraint.grammar_compiler import IDLE_S, GrammarCompiler
 from hearth.worker.constraint.grammar_trial import MODULE
 from scripts.harness.constrained_answers import Schemas, constrainer_for, tool, walk
@@ -214,6 +214,27 @@ def test_a_bound_of_a_number_ends_no_worker(
         compiler.token_mask(Constraints(is_json=True, schema=schema), [], "", 0)
     assert apart
     assert compiler.token_mask(JSON, [], "", 0) is not None
+
+
+@pytest.mark.parametrize("is_tool", [True, False])
+def test_a_schema_of_many_parts_that_are_not_plain_starts_few_processes(
+    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch, is_tool: bool
+) -> None:
+    """Each takes 0.2 s, and the search for what cannot be enforced looks at part after part."""
+    tried = list[str]()
+
+    def tell(source: str, cpu_s: float) -> tuple[float, int]:
+        tried.append(source)
+        return 0.0, 0
+
+    monkeypatch.setattr(grammar_build, "compile_apart", tell)
+    parts: dict[str, Any] = {f"p{n}": {"type": "integer", "minimum": 2**60} for n in range(200)}
+    schema = {"type": "object", "properties": parts | {"z": {"pattern": "(?=x)y"}}}
+    asked = Constraints("required") if is_tool else Constraints(is_json=True, schema=schema)
+    with pytest.raises(RequestError) as caught:
+        compiler.token_mask(asked, [tool("f", schema)] if is_tool else [], "", 0)
+    assert caught.value.status == 400
+    assert 0 < len(tried) <= TRIALS_MAX
 
 
 def test_what_is_noted_beside_a_reference_starts_no_process(
