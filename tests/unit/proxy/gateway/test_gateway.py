@@ -7,7 +7,6 @@ import threading
 from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, Final, cast
 
 import orjson
@@ -101,7 +100,7 @@ class World:
             ModelNames.of(settings),
             cast(LiteLLMProcess, self.litellm),
             self.store,
-            cast(Any, SimpleNamespace(metrics=SimpleNamespace(gateway=self))),
+            cast(Any, self),
             Accounts({}, cast(Any, None), checks_keys=False),
         )
 
