@@ -179,6 +179,7 @@ class Gateway:
         self._stored = stored
         self._records = records
         # The id of the deployment that answered first, by owner and digest of session and group
+        # Kept for one key: which server has a conversation, by digests
         self._sessions: MemoryByOwner[bytes, str] = MemoryByOwner(SESSIONS_MAX)
 
     def start(self) -> None:

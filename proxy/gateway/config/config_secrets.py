@@ -44,7 +44,9 @@ def secrets_of(config: ConfigFile, given: Mapping[str, str]) -> Secrets:
     LiteLLM takes a provider's key, or a callback's, from there where the config names none.
     """
     texts: set[str] = set()
-    for name, value in (*given.items(), *leaves(config.values)):
+    headers = [row.get("litellm_params", {}).get("extra_headers") for row in config.models]
+    sent = [("auth", value) for _, value in leaves(headers)]  # a provider may quote any of them
+    for name, value in (*given.items(), *leaves(config.values), *sent):
         meant = config.resolved(value)
         if not isinstance(meant, str):
             continue

@@ -30,10 +30,11 @@ SET: Final = {
     "NO_REDOC": "True",
     "DISABLE_ADMIN_UI": "True",
 }
-# They name another config, or change the paths that we call.
+# They name another config, change the paths that we call, or are the keys of our own clients.
 UNSET: Final = (
     *("CONFIG_FILE_PATH", "WORKER_CONFIG", "LITELLM_CONFIG_BUCKET_", "STORE_MODEL_IN_DB"),
     *("SERVER_ROOT_PATH", "DOCS_URL", "REDOC_URL", "PROMETHEUS_MULTIPROC_DIR", "NUM_WORKERS"),
+    "PROXY_API_KEY",
 )
 
 _OURS: Final = (*LISTS.values(), DEFAULT)

@@ -1,5 +1,7 @@
-"""The gateway tries what the config names, in order; whom it tries for which cause is tested at the
-real server (e2e/gateway/test_fallbacks.py)."""
+"""The gateway tries what the config names, in order.
+
+Whom it tries for which cause is tested at the real server (e2e/gateway/test_fallbacks.py).
+"""
 
 import asyncio
 import contextlib
@@ -106,6 +108,9 @@ class World:
 
     def fell_back(self, cause: str) -> None:
         self.causes.append(cause)
+
+    def cloud_ended(self, exchange: HttpExchange, reply: Any) -> None:
+        """What became of it is seen by whom it is told."""
 
     def ask(
         self, group: str, errors: dict[str, RequestError], size: int = 100, **body: Any

@@ -4,28 +4,26 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from hypothesis import given, strategies as st
 
-from hearth.proxy.gateway.gateway import CloudReply, GatewayCall
 from hearth.proxy.gateway.litellm_messages import CloudUsage
-from hearth.proxy.http.body_memory_budget import BodyBudget
-from hearth.proxy.http.http_exchange import ClientGone, HttpExchange
 from hearth.proxy.monitoring import cloud_requests
 from hearth.proxy.monitoring.cloud_requests import CloudRequests
 from hearth.proxy.monitoring.gateway_metrics import CAUSES
-from hearth.proxy.monitoring.recent_requests import CloudRow, RecentRequests
-from hearth.proxy.monitoring.request_metrics import RequestMetrics
-from hearth.shared.errors import RequestError
+from hearth.proxy.monitoring.recent_requests import RecentRequests
+from hearth.proxy.monitoring.request_metrics import RequestMetrics, outcome_elsewhere
 from hearth.shared.suspending_clock import awake_s
 from tests.helpers.proxy.feed_events import USAGE, ended, request_of
 from tests.helpers.proxy.metric_values import made, value, values
 
 GPT = "openai/gpt-4o"
-BROKEN = RequestError("It broke off.", status=503, code="cloud_error")
-ROW = CloudRow("r", "chat", False, "", "s", "curl 8.5", GPT, "", "answered", 200, 1_500, 200)
+ROW = {
+    **{"id": "r", "dialect": "chat", "session": "s", "client": "curl 8.5", "served_by": GPT},
+    **{"fallback": "", "ended": "answered", "wall_ms": 1_500, "ttft_ms": 200},
+}
 COST = CloudUsage("r", "dep-1", 100, 60, 7, 0.25)
 
 
@@ -78,6 +76,16 @@ def test_one_that_is_told_no_usage_of_is_noted_without_after_a_while(
     run(body)
 
 
+def test_a_stop_notes_what_has_ended() -> None:
+    async def body() -> None:
+        noted, _ = clouds()
+        noted.ended(ROW)
+        noted.close()
+        assert len(noted.requests.recent("")) == 1
+
+    run(body)
+
+
 def test_the_attempts_of_a_request_cost_together() -> None:
     async def body() -> None:
         noted, metrics = clouds()
@@ -104,11 +112,21 @@ def test_usages_of_requests_that_nobody_ends_take_bounded_room(
         assert noted.requests.recent("") == []  # what it cost is forgotten: it is waited for
         noted.ended(ROW | {"id": "9"})
         assert [row["id"] for row in noted.requests.recent("")] == ["9"]
-        for number in range(10, 14):
-            noted.ended(replace(ROW, request_id=str(number)))
-        assert len(noted.requests.recent("")) == 3, "more that wait are noted without"
         noted.close()
-        assert len(noted.requests.recent("")) == 6, "a stop notes what has ended"
+
+    run(body)
+
+
+def test_more_that_wait_for_their_usage_are_noted_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cloud_requests, "WAITING_MAX", 2)
+
+    async def body() -> None:
+        noted, _ = clouds()
+        for number in range(5):
+            noted.ended(ROW | {"id": str(number)})
+        assert len(noted.requests.recent("")) == 3
+        noted.close()
+        assert len(noted.requests.recent("")) == 5
 
     run(body)
 
@@ -151,16 +169,24 @@ def test_the_hit_rate_is_that_of_local_answers() -> None:
     run(body)
 
 
-def test_each_key_sees_its_own_cloud_requests_only_and_a_client_that_left_has_left() -> None:
+def test_each_key_sees_its_own_cloud_requests_only() -> None:
     async def body() -> None:
         noted, _ = clouds()
-        noted.ended(replace(ROW, key="mine", status=499, ended="cancelled"))
+        noted.ended(ROW, "mine")
         noted.told(COST)
-        assert (
-            len(noted.requests.recent("mine")) == noted.requests.totals("mine")["disconnects"] == 1
-        )
+        assert len(noted.requests.recent("mine")) == 1
         assert noted.requests.recent("theirs") == []
         assert noted.requests.totals("theirs")["cloud"]["requests"] == 0
+
+    run(body)
+
+
+def test_a_client_that_left_a_cloud_answer_has_left() -> None:
+    async def body() -> None:
+        noted, _ = clouds()
+        noted.ended(ROW | {"ended": "cancelled"})
+        noted.told(COST)
+        assert noted.requests.totals("")["disconnects"] == 1
 
     run(body)
 
@@ -178,44 +204,27 @@ def test_every_series_is_there_from_the_start() -> None:
         assert value(metrics, "callback_logs_lost_total", why=why) == 0
 
 
+def test_an_answer_from_elsewhere_counts_among_the_requests_of_its_dialect() -> None:
+    _, metrics = clouds()
+    metrics.answered_elsewhere("messages", outcome_elsewhere(200, is_whole=True), GPT)
+    assert value(metrics, "requests_total", dialect="messages", outcome="answered") == 1
+    assert value(metrics, "served_requests_total", served_by=GPT, outcome="answered") == 1
+
+
 @pytest.mark.parametrize(
-    ("status", "is_begun", "error", "outcome", "ended"),
+    ("status", "is_whole", "outcome"),
     [
-        (200, True, None, "answered", "answered"),
-        (200, True, BROKEN, "failed", "cloud_error"),
-        (200, True, ClientGone(), "cancelled", "cancelled"),
-        (0, False, ClientGone(), "cancelled", "cancelled"),
-        (400, True, None, "refused_4xx", "answered"),
-        (500, True, None, "failed", "answered"),
-        (503, False, BROKEN, "refused_5xx", "cloud_error"),
+        (200, True, "answered"),
+        (200, False, "failed"),
+        (499, False, "cancelled"),
+        (400, True, "refused_4xx"),
+        (429, True, "refused_4xx"),
+        (500, True, "failed"),
+        (503, True, "refused_5xx"),
     ],
 )
-def test_a_reply_counts_as_what_came_of_it(
-    status: int, is_begun: bool, error: RequestError | None, outcome: str, ended: str
-) -> None:
-    async def body() -> None:
-        noted, metrics = clouds()
-        asked = exchange()
-        if is_begun:
-            await asked.start(status, [])
-            await asked.body(b"", more=False)
-        call = GatewayCall("messages", {}, 2, cast(Any, None))
-        noted.cloud_ended(asked, call, CloudReply(GPT, "", 0.0, status, error=error))
-        assert value(metrics, "requests_total", dialect="messages", outcome=outcome) == 1
-        assert value(metrics, "served_requests_total", served_by=GPT, outcome=outcome) == 1
-        noted.close()
-        (row,) = noted.requests.recent("")
-        assert row["ended"] == ended
-
-    run(body)
-
-
-def exchange() -> HttpExchange:
-    async def send(message: Any) -> None:
-        assert message["type"].startswith("http.response")
-
-    scope = {"type": "http", "method": "POST", "path": "/v1/messages", "headers": []}
-    return HttpExchange(scope, cast(Any, asyncio.Event().wait), send, BodyBudget())
+def test_what_came_of_it_is_told_by_status(status: int, is_whole: bool, outcome: str) -> None:
+    assert outcome_elsewhere(status, is_whole=is_whole) == outcome
 
 
 def test_a_local_answer_is_counted_by_who_gave_it() -> None:

@@ -142,10 +142,12 @@ def test_the_users_own_retries_and_those_without_fallbacks_stay(tmp_path: Path, 
 def test_litellm_sees_what_the_config_refers_to_and_no_other_config(tmp_path: Path) -> None:
     config = {"model_list": [entry("a", "openai/x", api_key="os.environ/OPENAI_KEY")]}
     environ = {"PATH": "/bin", "CONFIG_FILE_PATH": "/x", "LITELLM_CONFIG_BUCKET_NAME": "b"}
+    environ |= {"PROXY_API_KEYS": "ours"}
     table = table_of(tmp_path, config, environ, OPENAI_KEY="k-from-the-file", PROXY_API_KEY="no")
     seen = environment(table)
     assert seen["OPENAI_KEY"] == "k-from-the-file" and seen["PATH"] == "/bin"
     assert seen["LITELLM_LOCAL_MODEL_COST_MAP"] == "True" and seen["NO_DOCS"] == "True"
-    assert not {"PROXY_API_KEY", "CONFIG_FILE_PATH", "LITELLM_CONFIG_BUCKET_NAME"} & set(seen)
+    assert not {"PROXY_API_KEY", "PROXY_API_KEYS"} & set(seen)
+    assert not {"CONFIG_FILE_PATH", "LITELLM_CONFIG_BUCKET_NAME"} & set(seen)
     assert table.variables == {"OPENAI_KEY"}
     assert table.redacted("key k-from-the-file.") == "key ***."
