@@ -170,7 +170,7 @@ def test_what_calls_are_drafted_by_is_kept_for_each_key(
 def test_a_prediction_leaves_nothing_in_any_memory(tmp_path: Path) -> None:
     talk = Talk(tmp_path)
     talk.say(MINE, QUESTION)
-    tokeniser = talk.desk.builder._prompts._builder.tokeniser
+    tokeniser = talk.desk.builder._prompts.builder.tokeniser
     before = tokeniser.remembered_chars
     talk.say(MINE, QUESTION, prediction="The word is eggs. " * 1_000)
     assert tokeniser.remembered_chars < before + 1_000

@@ -122,11 +122,11 @@ def test_an_answer_starts_no_process_whatever_was_tried_before(
     asked = schema_of("^(.{3}x|.{4}y){0,3000}$")
     answers = [walk(compiler, asked, []) for _ in range(3)]
     assert len(apart) > 0
-    tried = len(apart)
+    tried, before = len(apart), psutil.Process().children(recursive=True)
     for answer in answers:
         assert answer.takes(tokens_of('{"a": "abcx"}'))
     assert len(apart) == tried
-    assert not psutil.Process().children(recursive=True)
+    assert set(psutil.Process().children(recursive=True)) <= set(before)
 
 
 def test_a_schema_that_is_compiled_for_long_is_refused_and_the_next_is_served(

@@ -61,7 +61,6 @@ def test_a_life_wires_its_weights_twice_and_nothing_at_its_end(
     memory.admit(3 * GB)
     memory.loaded([2 * GB, 1_000, 100])  # one of a page, one in the heap
     mlx_memory.unwire()
-    memory.end()
     assert device.wired() == [3 * GB, 2 * GB + (1 << 20) + 16_384 - 1_000 - 100, 0]
 
 
