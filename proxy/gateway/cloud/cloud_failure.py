@@ -27,11 +27,6 @@ _ADVICE: Final = "\n\nLiteLLM: "  # on fallbacks, of which it does not know
 _TOO_LONG: Final = ("context_length_exceeded", "prompt is too long")
 # LiteLLM refuses to put a schema's references in their places: see litellm_server.
 _SCHEMA: Final = "unpack_defs: inlined schema exceeded"
-_REDIRECT: Final = (
-    "The model's server answers with a redirect ({}), which is not followed: prompts and keys go "
-    "only to addresses that LITELLM_CONFIG names. Set api_base to the address that serves this "
-    "model."
-)
 _POLICY: Final = ("content_policy_violation", "content filtering policy")
 
 
@@ -55,8 +50,6 @@ def failure_of(
     told = _message_in(body) or (str(error) if error is not None else "") or "no answer came"
     told = told.split(_ADVICE)[0]
     code = 400 if _SCHEMA in told else status or _status_of(error)
-    if 300 <= code < 400:
-        told, code = _REDIRECT.format(code), STATUS_UNKNOWN
     wait_s = _retry_after_s(error, retry_after)
     return CloudFailure(_kind(error, code, told), code, told, wait_s)
 
@@ -82,7 +75,7 @@ def _kind(error: BaseException | None, status: int, told: str) -> FailureKind:
 
 def _status_of(error: BaseException | None) -> int:
     found = getattr(error, "status_code", getattr(error, "status", None))
-    return found if isinstance(found, int) and 300 <= found <= 599 else STATUS_UNKNOWN
+    return found if isinstance(found, int) and 400 <= found <= 599 else STATUS_UNKNOWN
 
 
 def _retry_after_s(error: BaseException | None, told: str) -> int | None:
