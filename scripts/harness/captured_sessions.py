@@ -57,7 +57,7 @@ def prompt_of(row: Captured, body: dict[str, Any] | None = None) -> Prompt:
     headers = {name.lower(): value for name, value in row.headers.items()}
     # The clients got blanks around what was said that our model does not write.
     said = [_trimmed(message) for message in prompt.messages]
-    return replace(prompt, messages=said, speaker=session_of(headers, body, "k"))
+    return replace(prompt, messages=said, speaker=session_of(headers, body, ""))
 
 
 def _trimmed(message: dict[str, Any]) -> dict[str, Any]:

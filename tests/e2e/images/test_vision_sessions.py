@@ -43,7 +43,7 @@ class Conversation:
         ]
 
     def ask(self, parts: AnswerParts) -> Reply:
-        speaker = session_of({}, {"session_id": "s"}, "k")
+        speaker = session_of({}, {"session_id": "s"}, "")
         return self.desk.ask(self.desk.named(Prompt(deepcopy(self.messages)), speaker), parts)
 
     def take(self, reply: Reply, content: Any) -> None:
@@ -138,7 +138,7 @@ def test_idle_time_leaves_images_alone_that_it_cannot_read(talk: Conversation) -
     second = talk.ask(DONE)
     vision = talk.desk.machine.engine.vision
     assert vision is not None
-    vision.forget()
+    vision.release()
     talk.desk.idle()
     assert talk.encoder_calls == 2
     talk.take(second, "Thanks. And now?")
