@@ -114,7 +114,7 @@ def test_images_that_are_read_in_turns_are_encoded_once_each_where_none_are_kept
     warm.run(until=lambda: warm.encoder_calls == 2)
     warm.scheduler.forget()
     assert warm.engine.vision is not None
-    warm.engine.vision.forget()  # as DELETE /v1/cache does
+    warm.engine.vision.release()  # as DELETE /v1/cache does
     warm.run()
     assert warm.encoder_calls == 4
     together = [*shown(name, 0), *shown(name, 1), *shown(name, 4)]
