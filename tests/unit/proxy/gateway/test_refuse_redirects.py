@@ -1,5 +1,8 @@
-"""What refuse_redirects.py is for, and whom it leaves alone; that no redirect of a model's server
-takes anything elsewhere is tested at the real server (e2e/gateway/test_unnamed_servers.py)."""
+"""What `refuse_redirects` is for, and whom it leaves alone.
+
+That no redirect takes anything elsewhere is tested at the real server
+(e2e/gateway/test_unnamed_servers.py).
+"""
 
 import asyncio
 import inspect
