@@ -1,4 +1,4 @@
-"""What `refuse_redirects` is for, and whom it leaves alone.
+"""No client of LiteLLM follows a redirect, and those who look at redirects see them.
 
 That no redirect takes anything elsewhere is tested at the real server
 (e2e/gateway/test_unnamed_servers.py).
