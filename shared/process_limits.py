@@ -22,26 +22,26 @@ def limit_process(cpu_s_max: int, memory_bytes_max: int) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (OPEN_FILES_MAX, OPEN_FILES_MAX))
     resource.setrlimit(resource.RLIMIT_CPU, (cpu_s_max, cpu_s_max + 1))
     try:
-        most = _virtual_bytes() + memory_bytes_max
+        most = virtual_bytes() + memory_bytes_max
         resource.setrlimit(resource.RLIMIT_AS, (most, most))
     except (OSError, ValueError):  # macOS has no such limit
-        most = _resident_bytes() + memory_bytes_max
+        most = resident_bytes() + memory_bytes_max
         threading.Thread(target=_watch_memory, args=(most,), daemon=True).start()
 
 
-def _virtual_bytes() -> int:
+def virtual_bytes() -> int:
     """Return the address space that is taken. Raises OSError: the system does not tell."""
     with open("/proc/self/statm") as file:
         return int(file.read().split()[0]) * resource.getpagesize()
 
 
-def _resident_bytes() -> int:
+def resident_bytes() -> int:
     """Return the most memory that this process has held so far."""
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 def _watch_memory(bytes_max: int) -> None:
-    while _resident_bytes() < bytes_max:
+    while resident_bytes() < bytes_max:
         time.sleep(LOOK_S)
     os._exit(MEMORY_STATUS)

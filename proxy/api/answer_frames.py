@@ -50,11 +50,13 @@ async def frames(admitted: AdmittedRequest, writer: FrameWriter) -> AsyncGenerat
                     found = writer.grown(index, row)
                 elif row is not None:
                     found = writer.ended(index, row, choices.usage if choices.have_ended else None)
-                if row is None or (not found and time.monotonic() - sent_at >= sse.PING_S):
+                now = time.monotonic()
+                if row is None or (not found and now - sent_at >= sse.PING_S):
                     found = [writer.alive()]
+                if found:
+                    sent_at = now
                 for frame in found:
                     yield frame
-                    sent_at = time.monotonic()
     except RequestError as error:
         for frame in writer.broken(error):
             yield frame

@@ -293,4 +293,6 @@ def _merged(first: Delta, following: deque[Delta | Finished | RequestError]) -> 
 
 def _bytes_of(delta: Delta) -> int:
     """Return about how much memory `delta` takes; as much as the parts that it was made of."""
+    if not delta.logprobs:  # as each delta of most answers has none
+        return len(delta.text)
     return len(delta.text) + sum(_LOGPROB_BYTES * (1 + len(row.top)) for row in delta.logprobs)

@@ -5,6 +5,7 @@ not plain, by its size and its keywords, is compiled here first, with the kernel
 no MLX. Nothing that is tried is logged, or told in an argument.
 """
 
+import contextlib
 import json
 import os
 import re
@@ -20,6 +21,7 @@ from typing import Any, Final
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from hearth.shared.errors import Overloaded
+from hearth.shared.process_limits import resident_bytes, virtual_bytes
 from hearth.worker.constraint.schema_patterns import SchemaPattern, patterns_of
 
 MODULE: Final = "hearth.worker.constraint.grammar_trial"
@@ -185,10 +187,9 @@ def main() -> None:
 
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a dump would hold a client's words
     signal.alarm(round(WAIT_S_MAX))  # its worker may be gone
-    before = _resident_bytes()
-    if sys.platform == "linux":
-        with open("/proc/self/statm") as file:
-            limit = int(file.read().split()[0]) * resource.getpagesize() + int(sys.argv[2])
+    before = resident_bytes()
+    with contextlib.suppress(OSError, ValueError):  # macOS has no such limit: see compile_apart
+        limit = virtual_bytes() + int(sys.argv[2])
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     threading.stack_size(STACK_BYTES)
     thread = threading.Thread(target=compile_it)
@@ -196,14 +197,8 @@ def main() -> None:
     began = time.process_time()
     thread.start()
     thread.join()
-    print(time.process_time() - began, _resident_bytes() - before)
+    print(time.process_time() - began, resident_bytes() - before)
     print(said, end="")
-
-
-def _resident_bytes() -> int:
-    """Return the most memory that this process had so far."""
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 if __name__ == "__main__":

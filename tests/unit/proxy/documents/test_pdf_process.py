@@ -258,8 +258,8 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 IMPORTED = [row for row in os.environ.get("PYTHONPATH", "").split(os.pathsep) if row]
 MACOS = """
 def none(): raise OSError
-p._virtual_bytes = none
-p._resident_bytes = lambda: int(open("/proc/self/statm").read().split()[1]) * 4096
+p.virtual_bytes = none
+p.resident_bytes = lambda: int(open("/proc/self/statm").read().split()[1]) * 4096
 """
 
 
