@@ -2,7 +2,6 @@
 
 import json
 import os
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ from hearth.proxy.workers import pid_file as module
 from hearth.proxy.workers.pid_file import PidFile
 from hearth.shared.processes import IdentifiedProcess, read_pid_file
 
-WAIT_S_MAX = 60.0  # for what takes no time
 WORKER = 4_000_000  # a pid that Linux gives to nobody
 
 
@@ -22,7 +20,7 @@ def read(pid_file: PidFile) -> dict[str, Any]:
 
 def test_it_names_processes_by_their_start(tmp_path: Path) -> None:
     pid_file = PidFile(tmp_path, "127.0.0.1", 4000)
-    pid_file.write([os.getpid()]).result(WAIT_S_MAX)
+    pid_file.write([os.getpid()])
     row = read(pid_file)
     assert row["supervisor"] == {"pid": os.getpid(), "started": row["supervisor"]["started"]}
     assert row["children"][0]["role"] == "worker"
@@ -37,21 +35,13 @@ def test_a_pid_that_is_used_again_is_named_by_its_own_start(
 ) -> None:
     """A worker died, and its pid became the next worker's, or somebody else's."""
     starts = {os.getpid(): 1.0, WORKER: 2.0}
-    asked: list[int] = []
-
-    def started(pid: int) -> float | None:
-        asked.append(pid)
-        return starts.get(pid)
-
-    monkeypatch.setattr(module, "process_started", started)
+    monkeypatch.setattr(module, "process_started", starts.get)
     pid_file = PidFile(tmp_path, "127.0.0.1", 4000)
-    pid_file.write([WORKER])
-    pid_file.write([WORKER, WORKER + 1]).result(WAIT_S_MAX)
-    assert asked == [os.getpid(), WORKER, WORKER + 1], "each is asked for once"
-    pid_file.write([WORKER + 1]).result(WAIT_S_MAX)
+    pid_file.write([WORKER, WORKER + 1])
+    pid_file.write([WORKER + 1])
     starts[WORKER] = 3.0
     starts[WORKER + 1] = 4.0
-    pid_file.write([WORKER, WORKER + 1]).result(WAIT_S_MAX)
+    pid_file.write([WORKER, WORKER + 1])
     assert read_pid_file(pid_file.path) == (
         IdentifiedProcess(os.getpid(), 1.0),
         [IdentifiedProcess(WORKER, 3.0), IdentifiedProcess(WORKER + 1, 4.0)],
@@ -59,31 +49,9 @@ def test_a_pid_that_is_used_again_is_named_by_its_own_start(
     pid_file.remove()
 
 
-def test_whoever_has_it_written_waits_for_no_ps(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """And a file that was removed meanwhile does not come back when `ps` has answered."""
-    is_asked, may_answer = threading.Event(), threading.Event()
-
-    def started(_: int) -> float:
-        is_asked.set()
-        assert may_answer.wait(WAIT_S_MAX)
-        return 1.0
-
-    monkeypatch.setattr(module, "process_started", started)
-    pid_file = PidFile(tmp_path, "127.0.0.1", 4000)
-    first, second = pid_file.write([WORKER]), pid_file.write([])
-    assert is_asked.wait(WAIT_S_MAX) and not first.done()
-    pid_file.remove()
-    may_answer.set()
-    for writing in (first, second, pid_file.write([WORKER])):
-        writing.result(WAIT_S_MAX)
-    assert not list(tmp_path.iterdir())
-
-
 def test_a_directory_that_takes_no_file_ends_no_supervision(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     pid_file = PidFile(tmp_path / "missing", "127.0.0.1", 4000)
-    pid_file.write([]).result(WAIT_S_MAX)
+    pid_file.write([])
     assert "pid file cannot be written" in caplog.text

@@ -15,7 +15,6 @@ from hearth.proxy.workers.pid_file import PidFile
 from hearth.shared.models.builtin_models import MODELS_DIR_VARIABLE, SMOLLM2
 from hearth.shared.settings_from_env import load_settings
 
-WAIT_S_MAX = 60.0
 HUB_ID = "mlx-community/Qwen3.5-9B-MLX-4bit"  # an alias of the catalogue stands for it
 
 
@@ -39,7 +38,7 @@ def serving(run_dir: Path, **environ: str) -> PidFile:
     settings = load_settings({"RUN_DIR": str(run_dir), "PROXY_PORT": "4007", **environ}, None)
     settings.instance_dir.mkdir(parents=True)
     file = PidFile(settings.instance_dir, "127.0.0.1", 4007, sources_of(settings))
-    file.write([]).result(WAIT_S_MAX)
+    file.write([])
     return file
 
 
