@@ -21,7 +21,6 @@ from hearth.shared.wire_messages import (
 
 ADMIT_WAIT_S_MAX = 120.0  # rendering a full queue of the longest prompts takes a minute
 PLAN_WAIT_S_MAX = 0.25  # an idle worker's takes a millisecond
-LOOSE_MAX = 256  # deltas that wait one by one; of more, each run becomes one
 UNREAD_BYTES_MAX = 16 * 1024 * 1024  # of one answer: a million tokens' text, or thousands' logprobs
 MERGED_CHARS_MAX = (
     16_384  # of what becomes one event: there are clients that read no 64 KB in a line
@@ -78,7 +77,6 @@ class AnswerStream:
         self._release = release
         # Kept for a moment: events of one answer
         self.inbox: deque[Delta | Finished | RequestError] = deque()
-        self._loose = 0  # deltas that were added since the newest were joined
         self.unread_bytes = 0
         self._wake = asyncio.Event()
         self._silent_at = float("inf")  # when whoever waits is told that nothing came
@@ -152,11 +150,13 @@ class AnswerStream:
             self._end(WorkerLost(text), cancel=True)
             return
         self.next_seq += 1
-        self.inbox.append(delta)
         self.unread_bytes += _bytes_of(delta)
-        self._loose += 1
-        if self._loose == LOOSE_MAX:
-            self._join_newest()
+        last = self.inbox[-1] if self.inbox else None
+        if isinstance(last, Delta) and _goes_on(last, delta):  # it costs little more than its text
+            text, rows = last.text + delta.text, last.logprobs + delta.logprobs
+            self.inbox[-1] = Delta(self.request_id, last.seq, last.channel, text, rows, last.call)
+        else:
+            self.inbox.append(delta)
         if self.unread_bytes > UNREAD_BYTES_MAX:
             text = (
                 f"More than {UNREAD_BYTES_MAX:,} bytes of this answer wait to be read. Read "
@@ -164,15 +164,6 @@ class AnswerStream:
             )
             self.inbox.clear()
             self._end(RequestError(text, status=503, code="slow_reader"), cancel=True)
-
-    def _join_newest(self) -> None:
-        """Have what waits for a client that does not read cost little more than its text."""
-        count, self._loose = min(self._loose, len(self.inbox)), 0
-        newest = deque(reversed([self.inbox.pop() for _ in range(count)]))
-        while newest:
-            first = newest.popleft()
-            assert isinstance(first, Delta), "an end is the last"
-            self.inbox.append(_merged(first, newest))
 
     def fail(self, error: RequestError) -> None:
         """End with `error`: the worker is gone, or this server stops."""
@@ -231,12 +222,10 @@ class AnswerStream:
         if isinstance(first, RequestError):
             self.inbox.append(first)  # whoever asks again is told again
             raise first
-        if isinstance(first, Finished):
-            return first
-        given = _merged(first, self.inbox)
-        self.unread_bytes -= _bytes_of(given)
-        assert self.unread_bytes >= 0, (self.request_id, self.unread_bytes)
-        return given
+        if isinstance(first, Delta):
+            self.unread_bytes -= _bytes_of(first)
+            assert self.unread_bytes >= 0, (self.request_id, self.unread_bytes)
+        return first
 
     async def _arrived(self, wait_s: float | None) -> bool:
         """Wait until something is there; return False where nothing came within `wait_s`.
@@ -264,31 +253,10 @@ class AnswerStream:
             self._wake.set()
 
 
-def _merged(first: Delta, following: deque[Delta | Finished | RequestError]) -> Delta:
-    """Return `first` with all of its channel that follows at once, which is taken from there.
-
-    No further than to MERGED_CHARS_MAX.
-    """
-    if not following:
-        return first
-    parts, chars = [first], len(first.text)
-    while following and chars < MERGED_CHARS_MAX:
-        other = following[0]
-        if not isinstance(other, Delta) or other.channel != first.channel or other.call:
-            break
-        parts.append(other)
-        chars += len(other.text)
-        following.popleft()
-    if len(parts) == 1:
-        return first
-    return Delta(
-        first.request_id,
-        first.seq,
-        first.channel,
-        "".join(part.text for part in parts),
-        [row for part in parts for row in part.logprobs],
-        first.call,
-    )
+def _goes_on(last: Delta, delta: Delta) -> bool:
+    """Return whether `delta` goes on in the channel of `last`, which is no event of any length."""
+    is_same = delta.channel == last.channel and not delta.call
+    return is_same and len(last.text) < MERGED_CHARS_MAX
 
 
 def _bytes_of(delta: Delta) -> int:

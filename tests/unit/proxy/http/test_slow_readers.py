@@ -10,7 +10,7 @@ from hypothesis import given, strategies as st
 
 from hearth.proxy.http import http1_protocol
 from hearth.proxy.pool import answer_stream as answer_module
-from hearth.proxy.pool.answer_stream import LOOSE_MAX, MERGED_CHARS_MAX, AnswerStream
+from hearth.proxy.pool.answer_stream import MERGED_CHARS_MAX, AnswerStream
 from hearth.shared.errors import RequestError
 from hearth.shared.wire_messages import Admitted, CallStart, Delta, Finished, TokenLogprob, Usage
 from tests.helpers.proxy.proxy_app import serving
@@ -50,14 +50,6 @@ PIECES = st.tuples(
 )
 
 
-@pytest.fixture(autouse=True, scope="module")
-def joins_early() -> Any:
-    """Joins few loose deltas, so that small examples reach what large answers do."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(answer_module, "LOOSE_MAX", 4)
-        yield
-
-
 # A piece that the worker sends, or None: the client takes what is there.
 @given(st.lists(st.none() | PIECES, max_size=40))
 def test_whoever_reads_late_reads_the_same(pieces: list[Any]) -> None:
@@ -89,9 +81,8 @@ def test_a_client_that_reads_nothing_holds_little_more_than_the_text() -> None:
     answer, _ = opened()
     for number in range(10_000):
         answer.take(Delta("r", number, "content", "word "))
-    assert len(answer.inbox) <= 10_000 // 4 + 4
+    assert len(answer.inbox) <= 50_000 // MERGED_CHARS_MAX + 1
     assert sum(len(row.text) for row in answer.inbox if isinstance(row, Delta)) == 50_000
-    assert LOOSE_MAX > 100, "where no test makes it small, a million tokens are some thousand rows"
 
 
 def test_who_catches_up_is_given_no_event_of_any_length() -> None:
