@@ -31,17 +31,56 @@ async def with_documents(
         RequestError: there are too many, they are too long together, or one cannot be read; it
             names the place of the one.
     """
-    reading = _Reading(documents, owner, hold)
     for count, part in enumerate(_documents(prompt), start=1):
         if count > DOCUMENTS_MAX:
-            text = (
+            told = (
                 f"{part['param']} is one document more than the {DOCUMENTS_MAX} that this server "
                 "reads in a request. Send fewer."
             )
-            raise _refusal("too_many_documents", text, part["param"])
+            raise RequestError(told, code="too_many_documents", param=part["param"])
+    chars = 0  # of the texts so far
+
+    async def text_of(part: dict[str, Any], is_result: bool) -> str:
+        nonlocal chars
+        param = part["param"]
+        try:
+            text = await documents.read(part["data"], owner)
+        except RequestError as error:
+            if error.status != 400 or not is_result:
+                raise RequestError(
+                    f"{param}: {error}",
+                    status=error.status,
+                    code=error.code,
+                    param=param,
+                    retry_after_s=error.retry_after_s,
+                ) from None
+            text = f"[document omitted: {error}]"
+        shown = "\n".join((*part["head"], text))
+        hold(len(shown))
+        chars += len(shown)
+        if chars > TEXT_CHARS_MAX:
+            told = (
+                f"The documents of this request, as far as {param}, have {chars:,} characters of "
+                f"text and this server accepts {TEXT_CHARS_MAX:,}. Send fewer."
+            )
+            raise RequestError(told, code="documents_too_long", param=param)
+        return shown
+
+    async def with_texts(message: dict[str, Any]) -> dict[str, Any]:
+        content, is_result = message["content"], message["role"] == "tool"
+        if type(content) is not list or not any(map(_is_document, content)):
+            return message
+        pieces: list[ContentPart] = []
+        for part in content:
+            if _is_document(part):
+                pieces.append(await text_of(part, is_result))
+            else:
+                pieces.append(part["text"] if part["type"] == "text" else part)
+        return message | {"content": merged(join(pieces))}
+
     try:
         async with asyncio.timeout(DOCUMENTS_WAIT_S_MAX):
-            messages = [await reading.message(message) for message in prompt.messages]
+            messages = [await with_texts(message) for message in prompt.messages]
     except TimeoutError:
         raise RequestError(
             f"The documents of this request were not all read within {DOCUMENTS_WAIT_S_MAX:g} s. "
@@ -50,56 +89,7 @@ async def with_documents(
             code="documents_too_slow",
             retry_after_s=5,
         ) from None
-    return replace(prompt, messages=messages), reading.chars
-
-
-class _Reading:
-    """Reads the documents of one request, one after the other."""
-
-    def __init__(self, documents: DocumentReader, owner: str, hold: Callable[[int], None]) -> None:
-        self.chars = 0  # of the texts so far
-        self._documents = documents
-        self._owner = owner
-        self._hold = hold
-
-    async def message(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Return `message` with texts for documents. Raises: RequestError."""
-        content = message["content"]
-        if type(content) is not list or not any(map(_is_document, content)):
-            return message
-        is_result = message["role"] == "tool"
-        pieces: list[ContentPart] = []
-        for part in content:
-            if _is_document(part):
-                pieces.append(await self._text(part, is_result))
-            else:
-                pieces.append(part["text"] if part["type"] == "text" else part)
-        return message | {"content": merged(join(pieces))}
-
-    async def _text(self, part: dict[str, Any], is_result: bool) -> str:
-        try:
-            text = await self._documents.read(part["data"], self._owner)
-        except RequestError as error:
-            if error.status != 400 or not is_result:
-                told = f"{part['param']}: {error}"
-                raise RequestError(
-                    told,
-                    status=error.status,
-                    code=error.code,
-                    param=part["param"],
-                    retry_after_s=error.retry_after_s,
-                ) from None
-            text = f"[document omitted: {error}]"
-        shown = "\n".join((*part["head"], text))
-        self._hold(len(shown))
-        self.chars += len(shown)
-        if self.chars > TEXT_CHARS_MAX:
-            told = (
-                f"The documents of this request, as far as {part['param']}, have {self.chars:,} "
-                f"characters of text and this server accepts {TEXT_CHARS_MAX:,}. Send fewer."
-            )
-            raise _refusal("documents_too_long", told, part["param"])
-        return shown
+    return replace(prompt, messages=messages), chars
 
 
 def _is_document(part: dict[str, Any]) -> bool:
@@ -110,7 +100,3 @@ def _documents(prompt: Prompt) -> Iterator[dict[str, Any]]:
     for message in prompt.messages:
         if type(message["content"]) is list:
             yield from filter(_is_document, message["content"])
-
-
-def _refusal(code: str, text: str, param: str) -> RequestError:
-    return RequestError(text, code=code, param=param)

@@ -144,7 +144,6 @@ async def refusal(reader: ImageFetcher, url: str) -> RequestError:
     with pytest.raises(RequestError) as caught:
         await reader.read(url)
     assert caught.value.status == 400
-    assert reader.counts[caught.value.code] == 1
     return caught.value
 
 
@@ -155,8 +154,8 @@ def test_urls_are_off_unless_allowed_and_then_the_seam_lets_the_tests_server_thr
             assert (await refusal(ImageFetcher(allows_urls=False), url)).code == "image_urls_off"
             assert server.reached == []
             reader = ImageFetcher(True, is_allowed=lambda address: address == LOOPBACK)
-            assert await reader.read(url) == NamedImage("image/png", PNG, digest(PNG))
-            assert server.reached == ["/a.png"] and reader.counts == {"ok": 1}
+            assert await reader.read(url) == NamedImage(PNG, digest(PNG))
+            assert server.reached == ["/a.png"]
 
     asyncio.run(talk())
 
@@ -389,12 +388,10 @@ def data_url(data: bytes, media_type: str = "image/png") -> str:
         (b"RIFF1234WEBPVP8 ", "image/webp"),
     ],
 )
-def test_a_data_url_is_read_and_its_type_is_what_its_bytes_say(
-    data: bytes, media_type: str
-) -> None:
+def test_a_data_url_is_read_whatever_type_it_claims(data: bytes, media_type: str) -> None:
     for claimed in (media_type, "image/x-any", "IMAGE/PNG;charset=utf-8"):
         read = asyncio.run(ImageFetcher(allows_urls=False).read(data_url(data, claimed)))
-        assert read == NamedImage(media_type, data, digest(data))
+        assert read == NamedImage(data, digest(data))
 
 
 def test_a_data_url_over_the_limit_is_refused_before_it_is_decoded(
@@ -437,7 +434,7 @@ def test_slices_of_base64_are_read_as_the_whole_is(text: str, quads: int) -> Non
 def test_any_text_behind_data_is_an_image_or_a_refusal(text: str) -> None:
     for url in (f"data:{text}", f"data:image/png;base64,{text}", f"DATA:image/png;{text},"):
         with contextlib.suppress(RequestError):
-            assert asyncio.run(ImageFetcher(False).read(url)).media_type.startswith("image/")
+            assert asyncio.run(ImageFetcher(False).read(url)).data
 
 
 @pytest.mark.parametrize(
