@@ -18,7 +18,7 @@ from hearth.proxy.pool.worker_pool import WorkerPool
 from hearth.proxy.request.encoder_names import SETTINGS, encoders_of
 from hearth.proxy.workers.supervisor import RestartRules, Supervisor, WorkerProcess
 from hearth.shared.encoder_forward import forwarded_path
-from hearth.shared.errors import Overloaded, RequestError, WorkerLost
+from hearth.shared.errors import RequestError, WorkerLost
 from hearth.shared.models.builtin_models import ModelMissing
 from hearth.shared.models.model_path import check_model, why_missing
 from hearth.shared.settings_from_env import Settings
@@ -35,7 +35,6 @@ from hearth.shared.zmq_transport import private_directory
 
 log = logging.getLogger(__name__)
 
-QUEUE_MAX: Final = 1_000  # requests that wait or are computed: as many as there are connections
 REPLAYS_MAX: Final = 2  # of a request whose worker died while it computed another one
 IDLE_S: Final = 300.0  # without a request, before the worker ends
 END_S_MAX: Final = 5.0  # for the forward of a worker that is told to end
@@ -81,7 +80,7 @@ class Encoders:
         (self.worker,) = self.supervisor.workers
         self.supervisor.leave_empty(self.worker)
         self.facts: Mapping[str, EncoderFacts] = {}  # of the last process that was ready
-        self.waiting = 0  # requests that wait or are computed
+        self.waiting = 0  # requests that wait or are computed: one a connection at most
         self._attending: asyncio.Task[None] | None = None
         self._asked = asyncio.Event()  # something was, since nobody waited
         self._busy_link: WorkerLink | None = None  # whose worker was told that answers stream
@@ -125,11 +124,6 @@ class Encoders:
     # ------------------------------------------------------------ a request
 
     async def _ask(self, asked: Embed | Rerank, kind: type[WorkerReply]) -> WorkerReply:
-        if self.waiting >= QUEUE_MAX:
-            raise Overloaded(
-                f"{self.waiting} requests wait for embeddings or rankings, and the limit is "
-                f"{QUEUE_MAX}. Send this one again in a few seconds."
-            )
         self.waiting += 1
         self._asked.set()
         if self._attending is None or self._attending.done():

@@ -25,7 +25,6 @@ class ClientKeys(Protocol):
         Raises:
             RequestError: 401, or why it cannot be said.
         """
-        ...
 
 
 class ApiKeyCheck:

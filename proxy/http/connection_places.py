@@ -1,7 +1,8 @@
 """Bounds the open connections: where places run short, it closes the one that counts least."""
 
+from asyncio import Transport
 from collections.abc import Callable
-from typing import Final, Literal, Protocol
+from typing import Final, Literal
 
 Why = Literal["displaced", "malformed"]  # why a connection was closed
 
@@ -9,12 +10,6 @@ CONNECTIONS_MAX: Final = 1_000  # what their bodies take together is BodyBudget'
 OVERSHOOT: Final = 2  # times the places, for as long as newcomers are not judged
 FILES_A_CONNECTION: Final = 2  # its own, and one that an image is fetched by
 FILES_SPARE: Final = 128  # the workers' sockets, journals, the log
-
-
-class Closable(Protocol):
-    """A connection that can be ended at once."""
-
-    def abort(self) -> None: ...
 
 
 class ConnectionPlaces:
@@ -32,7 +27,7 @@ class ConnectionPlaces:
         self.on_closed: Callable[[Why], None] = lambda why: None
         # Each one's (is trusted, is busy), the longest so first. Trusted: its last request came
         # with a good key, or needed none.
-        self._standings: dict[Closable, tuple[bool, bool]] = {}
+        self._standings: dict[Transport, tuple[bool, bool]] = {}
         self._is_to_be_trimmed = False
 
     def __len__(self) -> int:
@@ -44,7 +39,7 @@ class ConnectionPlaces:
         taken = len(self) >= self.count_max and sum(map(all, self._standings.values()))
         return taken >= self.count_max
 
-    def enter(self, newcomer: Closable) -> bool:
+    def enter(self, newcomer: Transport) -> bool:
         """Take `newcomer` in; return whether `trim` is to be called when it has shown itself."""
         if len(self) >= OVERSHOOT * self.count_max:  # some at once: to seek one takes as long
             self._close(max(1, self.count_max // 10))
@@ -66,14 +61,14 @@ class ConnectionPlaces:
             self.leave(each)
             each.abort()
 
-    def move(self, connection: Closable, *, is_trusted: bool, is_busy: bool) -> None:
+    def move(self, connection: Transport, *, is_trusted: bool, is_busy: bool) -> None:
         """Note what `connection` is at now; of one that has left, nothing."""
         standing = (is_trusted, is_busy)
         if self._standings.get(connection, standing) != standing:
             del self._standings[connection]
             self._standings[connection] = standing
 
-    def leave(self, connection: Closable) -> None:
+    def leave(self, connection: Transport) -> None:
         self._standings.pop(connection, None)
 
 

@@ -96,14 +96,11 @@ class Http1Protocol(H11Protocol):
         if not self.cycle.disconnected:
             self.transport.write(b"%x\r\n%b\r\n" % (len(content), content))
 
-    def abort(self) -> None:
-        self.transport.abort()
-
     # ------------------------------------------------------------ asyncio
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        if self.places.enter(self):
+        if self.places.enter(transport):
             # From the loop's next turn on, in which it reads what these clients have sent already.
             self.loop.call_soon(self.loop.call_later, JUDGE_S, self.places.trim)
         self._await_head()
@@ -135,7 +132,7 @@ class Http1Protocol(H11Protocol):
         return True
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.places.leave(self)
+        self.places.leave(self.transport)
         for timer in self._timers.values():
             timer.cancel()
         super().connection_lost(exc)
@@ -192,7 +189,7 @@ class Http1Protocol(H11Protocol):
         if self._is_answering:
             self.cycle.disconnected = True  # its body will not come
             self.cycle.message_event.set()
-        self._start("linger", LINGER_S_MAX, self.abort)
+        self._start("linger", LINGER_S_MAX, self.transport.abort)
         if self.transport.can_write_eof():
             self.transport.write_eof()
 
@@ -204,7 +201,7 @@ class Http1Protocol(H11Protocol):
 
     def _note_standing(self) -> None:
         is_trusted = self.cycle is not None and self._trusted_cycle is self.cycle
-        self.places.move(self, is_trusted=is_trusted, is_busy=self._is_answering)
+        self.places.move(self.transport, is_trusted=is_trusted, is_busy=self._is_answering)
 
     def _start(self, name: str, wait_s: float, act: Callable[..., None], *args: float) -> None:
         self._timers[name] = self.loop.call_later(wait_s, act, *args)

@@ -24,11 +24,6 @@ from hearth.shared.errors import Overloaded, RequestError
 from hearth.shared.settings_from_env import Settings
 from hearth.shared.wire_messages import ModelFacts, Usage
 
-_MODELS: Final = ("/v1/models/", "/models/")
-_PROMPTS: Final = "/v1/cache/prompts/"
-_PINS: Final = "/v1/cache/pins/"
-_SESSIONS: Final = "/v1/sessions/"
-_RESPONSES: Final = ("/v1/responses/", "/responses/")
 _ITEMS: Final = "/input_items"
 
 _TAKING: Final = {"ready", "unloaded"}  # a request is taken at once, or loads the model
@@ -79,9 +74,19 @@ class AdminRoutes:
             "/v1/sessions": {"GET": self._sessions},
             request_metrics.PATH: {"GET": self._metrics},
         }
+        model: Methods = {"GET": self._model}
+        response: Methods = {"GET": self._response, "DELETE": self._delete_response}
+        self._named: dict[str, Methods] = {  # by what stands before a name
+            "/v1/models/": model,
+            "/models/": model,
+            "/v1/responses/": response,
+            "/responses/": response,
+            "/v1/sessions/": {"GET": self._session},
+            "/v1/cache/pins/": {"DELETE": self._unpin},
+            **({"/v1/cache/prompts/": {"GET": self._prompt}} if settings.serves_prompts else {}),
+        }
         unload_s = settings.model_idle_unload_seconds
         self._ollama = OllamaRoutes(self.names, pool, unload_s, self._groups)
-        self._shows_prompts = settings.serves_prompts
         self.requests = RecentRequests()
         self.feed = DashboardFeed(pool, self.health, self.requests)
         pool.count_unread = self._count_unread
@@ -103,28 +108,28 @@ class AdminRoutes:
 
     def _methods(self, path: str) -> Methods:
         """Return what `path` is answered by; nothing where it is not ours."""
-        if _rest(path, *_MODELS):
-            return {"GET": self._model}
-        if self._shows_prompts and _rest(path, _PROMPTS):
-            return {"GET": self._prompt}
-        if _rest(path, _PINS):
-            return {"DELETE": self._unpin}
-        if _rest(path, _SESSIONS):
-            return {"GET": self._session}
-        if rest := _rest(path, *_RESPONSES):
-            if rest.endswith(_ITEMS):
+        name = self._name(path)
+        if not name:
+            return self._table.get(path) or self._ollama.methods(path)
+        prefix = path.removesuffix(name)
+        if prefix.endswith("/responses/"):
+            if name.endswith(_ITEMS):
                 return {"GET": self._response_items}
-            if "/" not in rest and rest != "compact":
-                return {"GET": self._response, "DELETE": self._delete_response}
-            return {}
-        return self._table.get(path) or self._ollama.methods(path)
+            if "/" in name or name == "compact":
+                return {}
+        return self._named[prefix]
+
+    def _name(self, path: str) -> str:
+        """Return what stands in `path` behind one of `_named`; "" where none fits."""
+        prefix = next(filter(path.startswith, self._named), path)
+        return path[len(prefix) :]
 
     async def _root(self, exchange: HttpExchange) -> None:
         await exchange.send_json(200, {"name": "hearth", "version": self._version})
 
     async def _models(self, exchange: HttpExchange) -> None:
-        is_anthropic = _is_anthropic(exchange)
-        listing = self.names.listing(self._facts_of, self._groups(), is_anthropic=is_anthropic)
+        groups, is_anthropic = self._groups(), exchange.is_anthropic
+        listing = self.names.listing(self._facts_of, groups, is_anthropic=is_anthropic)
         await exchange.send_json(200, listing)
 
     def _groups(self) -> dict[str, ListedGroup]:
@@ -138,8 +143,7 @@ class AdminRoutes:
         return self._pool.facts_of(self.names.model_of(target))
 
     async def _model(self, exchange: HttpExchange) -> None:
-        name = _rest(exchange.path, *_MODELS)
-        is_anthropic = _is_anthropic(exchange)
+        name = self._name(exchange.path)
         groups = self._groups()
         if name not in groups and self.names.find_exact(name) is None:
             name = listed_as(name, (*groups, *self.names.listed))
@@ -153,7 +157,7 @@ class AdminRoutes:
             name = self.names.adapter_of(target) or name
             group = ListedGroup("hearth", target)
         facts = group.facts(self._facts_of)
-        row = self.names.row(name, facts, is_anthropic=is_anthropic, owner=group.owner)
+        row = self.names.row(name, facts, is_anthropic=exchange.is_anthropic, owner=group.owner)
         await exchange.send_json(200, row)
 
     async def _ask_caches(self, what: ReportKind, exchange: HttpExchange) -> None:
@@ -162,14 +166,16 @@ class AdminRoutes:
         Raises:
             RequestError: the cache was to be emptied, and no worker is there that could.
         """
-        reports = await exchange.while_connected(self._pool.ask(what, key=_key(exchange)))
+        reports = await exchange.while_connected(
+            self._pool.ask(what, key=key_digest(exchange.headers))
+        )
         if what == "clear_cache" and not reports:
             raise Overloaded(
                 "Nothing was emptied: no worker is ready. Send a request, which loads a model, and "
                 "ask again; or stop the server and remove KV_CACHE_DIR."
             )
         dropped = {"blocks": telemetry_dropped.blocks, "chars": telemetry_dropped.chars}
-        totals = self.requests.totals(_key(exchange))
+        totals = self.requests.totals(key_digest(exchange.headers))
         body = {"object": "cache", "totals": totals, "telemetry_dropped": dropped}
         await exchange.send_json(200, body | {"workers": self._told(reports)})
 
@@ -190,16 +196,18 @@ class AdminRoutes:
 
     async def _unpin(self, exchange: HttpExchange) -> None:
         """Have every worker that holds the pin give it up."""
-        pin_id = _rest(exchange.path, _PINS)
-        reports = await exchange.while_connected(self._pool.ask("unpin", pin_id, _key(exchange)))
+        pin_id = self._name(exchange.path)
+        reports = await exchange.while_connected(
+            self._pool.ask("unpin", pin_id, key_digest(exchange.headers))
+        )
         _known(reports, f"No worker has a pin {pin_id!r:.80}; /v1/cache lists those they have.")
         await exchange.send_json(200, {"id": pin_id, "object": "cache.pin", "deleted": True})
 
     async def _prompt(self, exchange: HttpExchange) -> None:
         """Answer with the token ids of a recent prompt, from the worker that rendered it."""
-        request_id = _rest(exchange.path, _PROMPTS)
+        request_id = self._name(exchange.path)
         reports = await exchange.while_connected(
-            self._pool.ask("prompt", request_id, _key(exchange))
+            self._pool.ask("prompt", request_id, key_digest(exchange.headers))
         )
         text = f"No worker remembers the prompt of {request_id!r:.80}; they keep recent ones only."
         row = next(iter(_known(reports, text).values()))
@@ -207,7 +215,7 @@ class AdminRoutes:
 
     async def _sessions(self, exchange: HttpExchange) -> None:
         """Answer with sessions and last requests; a worker that cannot tell of its own says why."""
-        key = _key(exchange)
+        key = key_digest(exchange.headers)
         reports = await exchange.while_connected(self._pool.ask("sessions", key=key))
         told = self._told(reports)
         listing = {
@@ -224,8 +232,10 @@ class AdminRoutes:
 
     async def _session(self, exchange: HttpExchange) -> None:
         """Answer with the lines of one session, from every worker that has some."""
-        session = _rest(exchange.path, _SESSIONS)
-        reports = await exchange.while_connected(self._pool.ask("session", session, _key(exchange)))
+        session = self._name(exchange.path)
+        reports = await exchange.while_connected(
+            self._pool.ask("session", session, key_digest(exchange.headers))
+        )
         text = f"No worker knows the session {session!r:.80}; /v1/sessions lists those they know."
         is_known = any(isinstance(row, dict) for row in reports.values())
         if not is_known and len(reports) < len(self._workers):
@@ -241,25 +251,25 @@ class AdminRoutes:
         await exchange.send_json(200, {"session": session, "lines": lines})
 
     async def _response(self, exchange: HttpExchange) -> None:
-        key, response_id = _key(exchange), _rest(exchange.path, *_RESPONSES)
+        key, response_id = key_digest(exchange.headers), self._name(exchange.path)
         if (stream := exchange.query.get("stream", "false")) != "false":
             fields.refuse("stream", stream, "false: of a kept response no events are kept")
         await exchange.send_json(200, self.stored.response(key, response_id))
 
     async def _delete_response(self, exchange: HttpExchange) -> None:
-        deleted = self.stored.delete(_key(exchange), _rest(exchange.path, *_RESPONSES))
+        deleted = self.stored.delete(key_digest(exchange.headers), self._name(exchange.path))
         await exchange.send_json(200, deleted)
 
     async def _response_items(self, exchange: HttpExchange) -> None:
-        response_id = _rest(exchange.path, *_RESPONSES).removesuffix(_ITEMS)
-        page = self.stored.items(_key(exchange), response_id, exchange.query)
+        response_id = self._name(exchange.path).removesuffix(_ITEMS)
+        page = self.stored.items(key_digest(exchange.headers), response_id, exchange.query)
         await exchange.send_json(200, page)
 
     async def _health(self, exchange: HttpExchange) -> None:
         body = self.health()
         if exchange.is_trusted:
-            body["queue"] = self._pool.queue(_key(exchange))
-            body["prefills"] = self._pool.prefills(_key(exchange))
+            body["queue"] = self._pool.queue(key_digest(exchange.headers))
+            body["prefills"] = self._pool.prefills(key_digest(exchange.headers))
         await exchange.send_json(200, body)
 
     async def _ready(self, exchange: HttpExchange) -> None:
@@ -317,20 +327,6 @@ def _free(row: Mapping[str, Any]) -> int:
     """Return how many more requests a worker takes before it refuses one."""
     held = max(row["in_flight"], row["running"] + row["waiting"])  # others' requests too
     return max(0, row["requests_max"] - held) if row["state"] == "ready" else 0
-
-
-def _is_anthropic(exchange: HttpExchange) -> bool:
-    return "anthropic-version" in exchange.headers
-
-
-def _key(exchange: HttpExchange) -> str:
-    """Return whose a request is, and whose may be told of; "" = everyone's."""
-    return key_digest(exchange.headers)
-
-
-def _rest(path: str, *prefixes: str) -> str:
-    """Return what follows one of `prefixes`; nothing where none fits."""
-    return next((path[len(prefix) :] for prefix in prefixes if path.startswith(prefix)), "")
 
 
 def _known(reports: WorkerReports, text: str) -> dict[int, dict[str, Any]]:

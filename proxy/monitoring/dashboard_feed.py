@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from hearth.proxy.api import server_sent_events as sse
 from hearth.proxy.monitoring.recent_requests import RecentRequests
-from hearth.proxy.monitoring.worker_poller import WorkerPoller, WorkerView
+from hearth.proxy.monitoring.worker_poller import WorkerView
 from hearth.proxy.pool.worker_pool import WorkerPool
 from hearth.shared.errors import Overloaded
 
@@ -28,19 +28,18 @@ class DashboardFeed:
     ) -> None:
         """`health` gives the body of /health."""
         self.requests = requests
-        self._poller = WorkerPoller(pool, health, self._wake)
+        self._pool = pool
+        self._health = health
+        # Kept for one key: figures of sessions
+        self._views: dict[str, WorkerView] = {}
         self._changed = asyncio.Event()  # set, and replaced, at each change
         self._is_closed = False
         self.dropped = 0  # listeners that did not read
         requests.on_change = self._wake
 
     @property
-    def is_polling(self) -> bool:
-        return self._poller.is_polling
-
-    @property
     def listeners(self) -> int:
-        return self._poller.listeners
+        return sum(view.listeners for view in self._views.values())
 
     def _wake(self) -> None:
         self._changed.set()
@@ -49,7 +48,6 @@ class DashboardFeed:
     def close(self) -> None:
         """End every stream: the server stops."""
         self._is_closed = True
-        self._poller.close()
         self._wake()
 
     @contextlib.contextmanager
@@ -64,31 +62,35 @@ class DashboardFeed:
                 f"{self.listeners} pages show the dashboard and this server tells "
                 f"{LISTENERS_MAX}. Close one, and load this one again."
             )
-        view = self._poller.add_listener(key)
+        new = WorkerView(self._pool, self._health, key, self._wake)
+        view = self._views.setdefault(key, new)
+        view.add_listener()
         try:
             yield self._events(key, view)
         finally:
-            self._poller.remove_listener(key)
+            view.remove_listener()
+            if not view.listeners:
+                del self._views[key]
 
     async def _events(self, key: str, view: WorkerView) -> AsyncGenerator[bytes, None]:
         """Yield the snapshot and the changes, each once, until the server stops."""
         totals = self.requests.of(key)
-        number, version = totals.requests, totals.version
+        number, told = totals.requests, totals.totals()
         state, trees = view.state, view.trees
         yield sse.event(
             "snapshot",
             {
                 "requests": list(totals.rows),
-                "totals": totals.totals(),
-                "state": state or {"workers": self._poller.workers(), "entries": []},
+                "totals": told,
+                "state": state,
                 "sessions": view.sessions({}),
             },
         )
         while not self._is_closed:
             changed = self._changed
-            if totals.version > version:
-                rows, number, version = totals.since(number), totals.requests, totals.version
-                yield sse.event("requests", {"requests": rows, "totals": totals.totals()})
+            if (sums := totals.totals()) != told:
+                rows, number, told = totals.since(number), totals.requests, sums
+                yield sse.event("requests", {"requests": rows, "totals": told})
             elif view.state is not state:
                 state = view.state
                 yield sse.event("state", {"state": state})

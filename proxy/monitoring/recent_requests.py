@@ -17,10 +17,10 @@ from hearth.proxy.monitoring.request_metrics import (
     MATCHES,
     among,
     decode_speed,
+    failure,
     forwards_per_token,
     match_share,
     outcome_of,
-    outcome_untaken,
     prefill_speed,
 )
 from hearth.proxy.pool.answer_stream import AnswerStream
@@ -52,7 +52,6 @@ class RequestTotals:
 
     rows: deque[RequestRow] = field(default_factory=lambda: deque(maxlen=REQUESTS_MAX))
     requests: int = 0
-    version: int = 0  # rises with each change
     sums: dict[str, int] = field(  # of what each answer's usage says
         default_factory=lambda: dict.fromkeys((*_OF_PROMPTS, *_OF_ANSWERS), 0)
     )
@@ -67,7 +66,6 @@ class RequestTotals:
 
     def add(self, row: RequestRow) -> None:
         self.requests += 1
-        self.version += 1
         self.rows.append(row | {"number": self.requests})
         if told := row["divergence"]:
             self.lost[told["cause"]] += told["lost"]
@@ -76,7 +74,6 @@ class RequestTotals:
 
     def spend(self, usage: Usage, *, is_read: bool) -> None:
         """Count what one answer cost; its prompt too, where it `is_read` for this one."""
-        self.version += 1
         for name in (*_OF_PROMPTS, *_OF_ANSWERS) if is_read else _OF_ANSWERS:
             self.sums[name] += getattr(usage, name)
         if is_read:
@@ -87,7 +84,6 @@ class RequestTotals:
 
     def left(self) -> None:
         """Count a client that left."""
-        self.version += 1
         self.disconnects += 1
 
     def since(self, number: int) -> list[RequestRow]:
@@ -198,7 +194,7 @@ class RecentRequests:
 
     def refused(self, error: RequestError, key: str) -> None:
         """Count the client of `key` where it left before a worker had taken its request."""
-        if outcome_untaken(error) == CANCELLED:
+        if failure(error.status) == CANCELLED:
             self.of(key).left()
             self.on_change()
 

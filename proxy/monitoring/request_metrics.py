@@ -167,7 +167,7 @@ class RequestMetrics:
 
     def refused(self, dialect: str | None, error: RequestError) -> None:
         """Count a request that ended before a worker had taken it; None = it asked for no text."""
-        outcome = outcome_untaken(error)
+        outcome = failure(error.status)
         self._disconnects.inc(outcome == CANCELLED)
         if dialect is not None:
             self._requests.labels(dialect, outcome).inc()
@@ -289,7 +289,7 @@ def match_share(usage: Usage) -> float | None:
 def outcome_of(answers: Sequence[AnswerStream], broken: RequestError | None) -> str:
     """Return what the end of a request counts as that a worker took: the worst of its answers'."""
     outcomes = [
-        word if word in _FINISHES else _failure(status, is_taken=True)
+        word if word in _FINISHES else failure(status, is_taken=True)
         for word, status in (answer.outcome(broken) for answer in answers)
     ]
     return next((each for each in _WORST if each in outcomes), outcomes[0])
@@ -302,16 +302,11 @@ def outcome_elsewhere(status: int, *, is_whole: bool) -> str:
     """
     if status < 400:
         return ANSWERED if is_whole else _FAILED
-    return _failure(status, is_taken=False)
+    return failure(status)
 
 
-def outcome_untaken(error: RequestError) -> str:
-    """Return what the end of a request counts as that no worker took."""
-    return _failure(error.status, is_taken=False)
-
-
-def _failure(status: int, *, is_taken: bool) -> str:
-    """Return what a request's end with an HTTP status counts as."""
+def failure(status: int, *, is_taken: bool = False) -> str:
+    """Return what a request's end with an HTTP status counts as; taken = by a worker."""
     if status == 499:
         return CANCELLED
     if status < 500:

@@ -9,7 +9,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 
 import orjson
@@ -50,13 +50,41 @@ class SessionTree:
     signature: Any  # None: a worker could not tell its part, so that it is asked again
 
 
-@dataclass(slots=True)
 class WorkerView:
-    """The workers' last reports about one key's share, for all of its listeners."""
+    """The workers' last reports about one key's share, for all of its listeners.
 
-    listeners: int = 0
-    state: dict[str, Any] = field(default_factory=dict)  # replaced when it changes, as `trees` is
-    trees: dict[str, SessionTree] = field(default_factory=dict)  # by session, the last used first
+    Owner: the event loop. Invariant: it polls only while it has listeners, unless a bug of ours
+    has ended that: then it shows what was until one more comes.
+    """
+
+    def __init__(
+        self,
+        pool: WorkerPool,
+        health: Callable[[], dict[str, Any]],
+        key: str,
+        on_change: Callable[[], None],
+    ) -> None:
+        """`health` gives the body of /health; `on_change` is called when the view has changed."""
+        self._pool = pool
+        self._health = health
+        self._key = key
+        self._on_change = on_change
+        self.listeners = 0
+        self._polling: asyncio.Task[None] | None = None
+        # Replaced when it changes, as `trees` is
+        self.state: dict[str, Any] = {"workers": health()["workers"], "entries": []}
+        self.trees: dict[str, SessionTree] = {}  # by session, the last used first
+
+    def add_listener(self) -> None:
+        self.listeners += 1
+        if self._polling is None or self._polling.done():
+            self._polling = asyncio.create_task(self._poll_on(), name="dashboard")
+
+    def remove_listener(self) -> None:
+        self.listeners -= 1
+        assert self.listeners >= 0, (self._key, self.listeners)
+        if self._polling is not None and not self.listeners:
+            self._polling.cancel()
 
     def sessions(self, known: dict[str, SessionTree]) -> list[orjson.Fragment]:
         """Return the trees of those sessions that changed since they were told as `known`."""
@@ -66,83 +94,26 @@ class WorkerView:
             if known.get(session) is not tree
         ]
 
-
-class WorkerPoller:
-    """Polls the workers while a key has listeners. Owner: the event loop.
-
-    Invariant: `views` has the keys that somebody listens for, and the task runs only while there
-    is one (and no bug has ended it).
-    """
-
-    def __init__(
-        self, pool: WorkerPool, health: Callable[[], dict[str, Any]], on_change: Callable[[], None]
-    ) -> None:
-        """`health` gives the body of /health; `on_change` is called when a view has changed."""
-        self._pool = pool
-        self._health = health
-        self._on_change = on_change
-        # Kept for one key: figures of sessions
-        self.views: dict[str, WorkerView] = {}
-        self._task: asyncio.Task[None] | None = None
-        self._is_closed = False
-
-    @property
-    def is_polling(self) -> bool:
-        return self._task is not None and not self._task.done()
-
-    @property
-    def listeners(self) -> int:
-        return sum(view.listeners for view in self.views.values())
-
-    def add_listener(self, key: str) -> WorkerView:
-        """Return the view of `key`, and poll for it until `remove_listener` or `close`."""
-        view = self.views.setdefault(key, WorkerView())
-        view.listeners += 1
-        if not self.is_polling and not self._is_closed:
-            self._task = asyncio.create_task(self._poll_on(), name="dashboard")
-            self._task.add_done_callback(_log_bug)
-        return view
-
-    def remove_listener(self, key: str) -> None:
-        view = self.views[key]
-        view.listeners -= 1
-        assert view.listeners >= 0, (key, view.listeners)
-        if not view.listeners:
-            del self.views[key]
-        if not self.views:
-            self._stop()
-
-    def close(self) -> None:
-        """Poll no more: the server stops."""
-        self._is_closed = True
-        self._stop()
-
-    def _stop(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            self._task = None
-
-    def workers(self) -> list[dict[str, Any]]:
-        """Return the workers' rows of /health."""
-        rows: list[dict[str, Any]] = self._health()["workers"]
-        return rows
-
     async def _poll_on(self) -> None:
-        while True:
-            await asyncio.gather(*(self._poll(key, view) for key, view in self.views.items()))
-            await asyncio.sleep(POLL_S)
+        try:
+            while True:
+                await self._poll()
+                await asyncio.sleep(POLL_S)
+        except Exception:
+            log.exception("the dashboard looks at the workers no more")
 
-    async def _poll(self, key: str, view: WorkerView) -> None:
-        """Ask all workers once what `key` may see."""
+    async def _poll(self) -> None:
+        """Ask all workers once what the key may see."""
+        key = self._key
         caches, listed = await asyncio.gather(
             self._pool.ask("cache", key=key), self._pool.ask("sessions", key=key)
         )
-        workers = [_worker_row(row, caches.get(row["id"])) for row in self.workers()]
+        workers = [_worker_row(row, caches.get(row["id"])) for row in self._health()["workers"]]
         entries = _told_by(caches, "entries")
         entries.sort(key=lambda entry: float(entry.get("idle_s", 0)))
         sessions = _told_by(listed, "sessions")
         clients = {row["session"]: row["client"] for row in sessions}  # several may know one
-        view.state = {
+        self.state = {
             "workers": workers,
             "prefills": self._pool.prefills(key),
             "queue": self._pool.queue(key),
@@ -161,24 +132,22 @@ class WorkerPoller:
         # the lines of the sessions in use, where any has changed
         rows = sorted(sessions, key=lambda row: float(row["idle_s"]))
         labels = list(dict.fromkeys(row["session"] for row in rows))[:SESSIONS_MAX]
-        trees = await asyncio.gather(*(self._tree(key, view, label, rows) for label in labels))
+        trees = await asyncio.gather(*(self._tree(label, rows) for label in labels))
         found = list(zip(labels, trees, strict=True))
-        if found != list(view.trees.items()):
-            view.trees = dict(found)
+        if found != list(self.trees.items()):
+            self.trees = dict(found)
             self._on_change()
 
-    async def _tree(
-        self, key: str, view: WorkerView, label: str, rows: Sequence[dict[str, Any]]
-    ) -> SessionTree:
+    async def _tree(self, label: str, rows: Sequence[dict[str, Any]]) -> SessionTree:
         """Return the lines of a session, as they were where they have not changed."""
         rows = [row for row in rows if row["session"] == label]
         # what changes with each request
         sizes = ("worker", "agent", "turns", "lines", "title")
         signature = sorted(tuple(row[name] for name in sizes) for row in rows)
-        tree = view.trees.get(label)
+        tree = self.trees.get(label)
         if tree is not None and tree.signature == signature:
             return tree
-        reports = await self._pool.ask("tree", label, key)
+        reports = await self._pool.ask("tree", label, self._key)
         is_whole = all(isinstance(body, dict) or body.status == 404 for body in reports.values())
         if tree is not None and not is_whole:
             return SessionTree(tree.json, None)
@@ -240,9 +209,3 @@ def _lines(label: str, rows: Sequence[dict[str, Any]], reports: WorkerReports) -
 
 def _fields(row: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
     return {name: row[name] for name in names if name in row}
-
-
-def _log_bug(task: asyncio.Task[None]) -> None:
-    """Log that a bug of ours ended the task: pages show what was until one more is opened."""
-    if not task.cancelled() and (error := task.exception()) is not None:
-        log.error("the dashboard looks at the workers no more", exc_info=error)

@@ -3,27 +3,14 @@
 from collections import OrderedDict
 from collections.abc import Iterable
 from hashlib import blake2b
-from typing import Final, Protocol, TypeVar
+from typing import Final
 
+from hearth.proxy.pool.worker_link import WorkerLink
 from hearth.shared.wire_messages import Prompt
 
 MARKS_MAX: Final = 16_384
 LOAD_GAP_MAX: Final = 4  # beyond that reading a prompt anew is sooner done than waiting
 DIGEST_BYTES: Final = 16
-
-
-class Candidate(Protocol):
-    """A worker as the choice sees it."""
-
-    worker_id: int
-
-    @property
-    def load(self) -> int:
-        """Requests that it holds, running or waiting."""
-        ...
-
-
-C = TypeVar("C", bound=Candidate)
 
 
 def marks_of(prompt: Prompt, model: str = "") -> list[bytes]:
@@ -60,7 +47,7 @@ class CacheAffinity:
         # Kept for one key: which worker has a conversation, by digests
         self.worker_ids: OrderedDict[bytes, int] = OrderedDict()  # by mark
 
-    def choose(self, candidates: Iterable[C], marks: list[bytes]) -> C | None:
+    def choose(self, candidates: Iterable[WorkerLink], marks: list[bytes]) -> WorkerLink | None:
         """Return the candidate that was sent the strongest of `marks`; None where there is none.
 
         It is the least loaded one, the lowest id among equals, where none was sent any, and where

@@ -32,33 +32,28 @@ class ModelHost(Protocol):
 
     def wanted(self) -> None:
         """A request waits for a model: it is among the `requests`."""
-        ...
 
     def wait_s(self, model: str) -> float:
         """Return how long a request may wait for `model`; 0 = in vain."""
-        ...
 
     def why_nobody(self, model: str) -> RequestError:
         """Return what is told to a request that has waited that long."""
-        ...
 
     def why_missing(self) -> str:
         """Return why no worker can load the default model now; "" = one can, or has it."""
-        ...
 
     def unload(self, model: str, key: str) -> None:
         """Have `model`, "" = the default one, unloaded once it is idle, unless it is asked for.
 
         `key` is the digest of who wishes so; what another has used of late stays.
         """
-        ...
 
 
 class NullModelHost:
     """Workers keep the model that they start with."""
 
     def wanted(self) -> None:
-        pass
+        """Nothing is done for it."""
 
     def wait_s(self, model: str) -> float:
         return READY_WAIT_S_MAX
@@ -70,7 +65,7 @@ class NullModelHost:
         return ""
 
     def unload(self, model: str, key: str) -> None:
-        pass
+        """It stays."""
 
 
 class WaitingRequests:

@@ -13,9 +13,9 @@ from typing import Any, Final
 import pytest
 
 from hearth.proxy.embeddings import encoders as module
-from hearth.proxy.embeddings.encoders import QUEUE_MAX, REPLAYS_MAX, Encoders, make_encoders
+from hearth.proxy.embeddings.encoders import REPLAYS_MAX, Encoders, make_encoders
 from hearth.proxy.pool.worker_pool import WorkerPool
-from hearth.shared.errors import Overloaded, RequestError, StartError
+from hearth.shared.errors import RequestError, StartError
 from hearth.shared.models import builtin_models
 from hearth.shared.models.builtin_models import MODELS_DIR_VARIABLE
 from hearth.shared.settings_from_env import load_settings
@@ -228,19 +228,6 @@ def test_a_model_that_is_not_here_is_told_with_the_remedy_until_it_is_pulled(
         assert (await encoders.embed(["a"])).tokens == [1]
 
     run(notes, talk, settings={"EMBEDDING_MODEL": "builtin:minilm"})
-
-
-def test_more_requests_than_the_queue_holds_are_refused_and_the_rest_answered(
-    notes: Notes,
-) -> None:
-    async def talk(encoders: Encoders) -> None:
-        asked = [asyncio.create_task(encoders.embed(["a"])) for _ in range(QUEUE_MAX + 3)]
-        found = await asyncio.gather(*asked, return_exceptions=True)
-        refusals = [each for each in found if isinstance(each, Overloaded)]
-        assert len(refusals) == 3 and str(QUEUE_MAX) in str(refusals[0])
-        assert sum(isinstance(each, Embedded) for each in found) == QUEUE_MAX
-
-    run(notes, talk)
 
 
 def test_the_worker_is_told_when_answers_stream_beside_it_and_when_no_more(notes: Notes) -> None:

@@ -242,7 +242,7 @@ def test_with_one_key_its_sign_in_shows_all(tmp_path: Any) -> None:
 def test_a_stream_ends_with_its_page(tmp_path: Any) -> None:
     edge = app_of(tmp_path)
     asyncio.run(first_event(edge))
-    assert (edge.routes.feed.listeners, edge.routes.feed.is_polling) == (0, False)
+    assert edge.routes.feed.listeners == 0
 
 
 def test_a_page_that_does_not_read_is_dropped_and_counted(
