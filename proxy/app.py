@@ -73,6 +73,7 @@ _COUNT_CALLS: Final[dict[str, CloudDialect]] = {
 }
 _OWN: Final = (prefill_endpoint.PATH, *tokenize_endpoints.PATHS)  # for local models, in any dialect
 _OF_MODELS: Final = frozenset((*_GENERATE, *_COUNT, *_OWN, *ENCODER_PATHS))
+_COUNTED: Final = {**_GENERATE, **ENCODER_PATHS, prefill_endpoint.PATH: PREFILL}  # in the metrics
 _OPEN_PATHS: Final = ("/health", "/health/ready")  # the only ones that need no key
 HEADERS_MAX: Final = 100
 _ID_HEADERS: Final = (b"x-request-id", b"request-id")  # OpenAI's SDK reads one, Anthropic's other
@@ -148,10 +149,7 @@ class ProxyApp:
     async def _refuse(self, exchange: HttpExchange, error: RequestError) -> None:
         exchange.count()
         if not exchange.is_counted:
-            # None of a request that asks for no text
-            counted = _GENERATE.get(exchange.path) or ENCODER_PATHS.get(exchange.path)
-            is_prefill = exchange.path == prefill_endpoint.PATH
-            self.metrics.refused(PREFILL if is_prefill else counted, error)
+            self.metrics.refused(_COUNTED.get(exchange.path), error)
             if exchange.is_trusted:  # the sums are of keys that were checked
                 self.routes.requests.refused(error, key_digest(exchange.headers))
         if exchange.has_started or isinstance(error, ClientGone):

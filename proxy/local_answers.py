@@ -204,7 +204,7 @@ class LocalAnswers:
             if exchange.has_started:
                 exchange.count()
             if unloads:
-                self._pool.unload(request.target, request.prompt.speaker.key)
+                self._pool.waiting.host.unload(request.target, request.prompt.speaker.key)
 
     async def _load(
         self, exchange: HttpExchange, dialect: Dialect, body: ClientBody, target: str, unloads: bool
@@ -212,7 +212,7 @@ class LocalAnswers:
         """Answer a request of Ollama's that asks nothing: load the model, or have it unloaded."""
         model, reason = self._names.model_of(target), "load"
         if unloads:
-            self._pool.unload(model, key_digest(exchange.headers))
+            self._pool.waiting.host.unload(model, key_digest(exchange.headers))
             reason = "unload"
         else:
             await exchange.while_connected(self._pool.load(model))

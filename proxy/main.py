@@ -184,7 +184,6 @@ class Hearth:
             )
         )
         swapping = asyncio.create_task(self._swap_models(), name="model swapper")
-        swapping.add_done_callback(_log_bug)
         try:
             await self._server.serve(sockets=self._sockets)
         finally:
@@ -196,12 +195,15 @@ class Hearth:
         assert self._server is not None
         missing = self._model_swapper.missing_at_start
         while not (
-            self._server.started and (missing or (self._pool.facts and self._pool.has_ready))
+            self._server.started and (missing or (self._pool.facts_of() and self._pool.has_ready))
         ):
             await asyncio.sleep(0.02)
-        for line in ready_lines(self._settings, self._pool.facts, missing):
+        for line in ready_lines(self._settings, self._pool.facts_of(), missing):
             print(line, flush=True)
-        await self._model_swapper.run()
+        try:
+            await self._model_swapper.run()
+        except Exception:  # what is loaded is served on
+            log.exception("no model is loaded or unloaded any more")
 
     async def _shut_down(self, serving: asyncio.Task[None]) -> None:
         """End clients, workers and the server, in an order in which nobody waits for another."""
@@ -229,12 +231,6 @@ class Hearth:
     def _remove_files(self) -> None:
         self._supervisor.remove_sockets()
         self._pid_file.remove()
-
-
-def _log_bug(swapping: asyncio.Task[None]) -> None:
-    """Log that a bug of ours ended the task; what is loaded is served on."""
-    if not swapping.cancelled() and (error := swapping.exception()) is not None:
-        log.error("no model is loaded or unloaded any more", exc_info=error)
 
 
 def bind_all(host: str, port: int) -> list[socket.socket]:

@@ -38,13 +38,12 @@ class ChatPage:
 
     def __init__(self, sign_ins: BrowserSignIns) -> None:
         self._sign_ins = sign_ins
-        self._files = PageFiles(Path(__file__).parent / "pages", FILES)
-        self.files = self._files.by_path
+        self.files = PageFiles(Path(__file__).parent / "pages", FILES)
 
     def serves(self, exchange: HttpExchange) -> bool:
         """Whether the request is for the page by a browser, for a file of it or its sign-in."""
         path = exchange.path
-        return path == SIGN_IN or self._files.holds(path) or _is_start(exchange)
+        return path == SIGN_IN or self.files.holds(path) or _is_start(exchange)
 
     @staticmethod
     def calls(exchange: HttpExchange) -> bool:
@@ -63,9 +62,9 @@ class ChatPage:
         elif exchange.method not in ("GET", "HEAD"):
             raise wrong_method(exchange, "GET, HEAD")
         elif exchange.path == "/":
-            await self._files.send_page(exchange, "index")
+            await self.files.send_page(exchange, "index")
         else:
-            await self._files.send(exchange, exchange.path)
+            await self.files.send(exchange, exchange.path)
 
     async def _sign_in(self, exchange: HttpExchange) -> None:
         """Tell whether the browser is signed in, sign it in with a key, or out."""

@@ -227,7 +227,7 @@ def make_encoders(
             log.warning("%s", error)
     if not settings.embedding_model and not settings.rerank_model:
         return None
-    return Encoders(settings, environ, lambda: pool.is_answering)
+    return Encoders(settings, environ, lambda: any(link.answers for link in pool.links.values()))
 
 
 def _unavailable(why: str) -> RequestError:

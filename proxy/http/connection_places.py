@@ -28,7 +28,6 @@ class ConnectionPlaces:
         # Each one's (is trusted, is busy), the longest so first. Trusted: its last request came
         # with a good key, or needed none.
         self._standings: dict[Transport, tuple[bool, bool]] = {}
-        self._is_to_be_trimmed = False
 
     def __len__(self) -> int:
         return len(self._standings)
@@ -40,18 +39,16 @@ class ConnectionPlaces:
         return taken >= self.count_max
 
     def enter(self, newcomer: Transport) -> bool:
-        """Take `newcomer` in; return whether `trim` is to be called when it has shown itself."""
+        """Take `newcomer` in; return whether `trim` is to be called once it has shown itself."""
         if len(self) >= OVERSHOOT * self.count_max:  # some at once: to seek one takes as long
             self._close(max(1, self.count_max // 10))
         self._standings[newcomer] = (False, False)
-        was_asked = self._is_to_be_trimmed
-        self._is_to_be_trimmed |= len(self) > self.count_max
-        return self._is_to_be_trimmed > was_asked
+        return len(self) > self.count_max
 
     def trim(self) -> None:
         """Close what there is no place for, but none amid a trusted request, nor the last left."""
-        self._is_to_be_trimmed = False
-        self._close(len(self) - self.count_max)
+        if len(self) > self.count_max:
+            self._close(len(self) - self.count_max)
 
     def _close(self, count: int) -> None:
         closable = [each for each, standing in self._standings.items() if not all(standing)]

@@ -108,10 +108,8 @@ def _check_fields(lines: bytes) -> None:
     line, _, behind = lines[fields.end() :].partition(b"\n")
     if line == b"\r" and not behind:
         return
-    if not line.endswith(b"\r"):
-        raise _fault("A line ends in LF alone; lines end in CR LF")
-    if line[:1] in (b" ", b"\t"):
-        raise _fault("A header goes on in a second line; write it in one")
+    if line[:1] in (b" ", b"\t") or not line.endswith(b"\r"):
+        raise _fault("A line ends in LF alone, or goes on in a second one; end each in CR LF")
     name = line.partition(b":")[0]  # its value may be a key
     raise _fault(f"The header {_shown(name)} must be a name, ':' and a value of no control bytes")
 

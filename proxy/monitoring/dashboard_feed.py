@@ -34,7 +34,6 @@ class DashboardFeed:
         self._views: dict[str, WorkerView] = {}
         self._changed = asyncio.Event()  # set, and replaced, at each change
         self._is_closed = False
-        self.dropped = 0  # listeners that did not read
         requests.on_change = self._wake
 
     @property
@@ -89,7 +88,8 @@ class DashboardFeed:
         while not self._is_closed:
             changed = self._changed
             if (sums := totals.totals()) != told:
-                rows, number, told = totals.since(number), totals.requests, sums
+                rows = [row for row in totals.rows if row["number"] > number]
+                number, told = totals.requests, sums
                 yield sse.event("requests", {"requests": rows, "totals": told})
             elif view.state is not state:
                 state = view.state

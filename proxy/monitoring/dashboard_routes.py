@@ -25,8 +25,7 @@ class Dashboard:
     def __init__(self, feed: DashboardFeed, sign_ins: BrowserSignIns) -> None:
         self._feed = feed
         self._sign_ins = sign_ins
-        self._files = PageFiles(Path(__file__).parent / "pages", PATH)
-        self.files = self._files.by_path
+        self.files = PageFiles(Path(__file__).parent / "pages", PATH)
 
     @staticmethod
     def serves(exchange: HttpExchange) -> bool:
@@ -48,11 +47,11 @@ class Dashboard:
             raise wrong_method(exchange, "GET, HEAD")
         if path == PATH:
             is_known = await self._key_of(exchange) is not None
-            await self._files.send_page(exchange, "index" if is_known else "login")
+            await self.files.send_page(exchange, "index" if is_known else "login")
         elif path == f"{PATH}/events":
             await self._events(exchange)
-        elif self._files.holds(path):
-            await self._files.send(exchange, path)
+        elif self.files.holds(path):
+            await self.files.send(exchange, path)
         else:
             text = f"{exchange.path!r:.120} is not served here."
             raise RequestError(text, status=404, code="not_found")
@@ -73,7 +72,7 @@ class Dashboard:
         try:
             await self._sign_ins.sign_in(exchange, key)
         except RequestError:
-            page = self._files.page("login").replace(_WRONG, _WRONG_TEXT)
+            page = self.files.page("login").replace(_WRONG, _WRONG_TEXT)
             await exchange.send_whole(401, page, HTML)
             return
         exchange.reply_headers.append((b"location", PATH.encode()))
@@ -95,5 +94,4 @@ class Dashboard:
             except ClientGone:
                 pass  # as every page does in the end: nobody has left an answer
             except TimeoutError:
-                self._feed.dropped += 1
                 log.info("a dashboard has read nothing for %g s: ended", SEND_WAIT_S_MAX)

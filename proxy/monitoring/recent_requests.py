@@ -82,14 +82,6 @@ class RequestTotals:
                 self.prompts += 1
                 self.shares += share
 
-    def left(self) -> None:
-        """Count a client that left."""
-        self.disconnects += 1
-
-    def since(self, number: int) -> list[RequestRow]:
-        """Return the rows after that one, of those that are remembered."""
-        return [row for row in self.rows if row["number"] > number]
-
     def totals(self) -> dict[str, Any]:
         """Return the sums since the start, and what the cached tokens would have cost.
 
@@ -160,42 +152,39 @@ class RecentRequests:
         row = _request_row(request, answers, broken)
         row |= {"served_by": served_by, "fallback": fallback}
         row["wall_ms"] = round((awake_s() - started) * 1000)
-        totals.add(row)
-        if outcome_of(answers, broken) == CANCELLED:
-            totals.left()
+        self._add(totals, row, is_left=outcome_of(answers, broken) == CANCELLED)
         for index, answer in enumerate(answers):
             if answer.usage is not None:
                 totals.spend(answer.usage, is_read=index % request.choices == 0)
-        self.on_change()
 
     def note_cloud(self, row: RequestRow, usage: CloudUsage | None, key: str) -> None:
         """Remember a request that another server answered; None = its usage is not known."""
         totals = self.of(key)
         # Nothing is prefilled here: what was read elsewhere is not of this machine's work.
-        totals.add(_UNTOLD | _CLOUD | {"at": round(time.time(), 3)} | row | _told(usage))
+        row = _UNTOLD | _CLOUD | {"at": round(time.time(), 3)} | row | _told(usage)
+        self._add(totals, row, is_left=row["ended"] == CANCELLED)
         totals.cloud["requests"] += 1
         if usage is not None:
             for name in (*_CLOUD_COUNTS, "cost"):
                 totals.cloud[name] += getattr(usage, name)
-        if row["ended"] == CANCELLED:  # its client left
-            totals.left()
-        self.on_change()
 
     def note_encoded(self, row: RequestRow, key: str) -> None:
         """Remember a request of `key` for vectors or scores, at the end of its reply.
 
         Nothing of it is in the sums of prompts: the figures are of the model of text.
         """
-        totals = self.of(key)
-        totals.add(_UNTOLD | _ENCODED | {"at": round(time.time(), 3)} | row)
-        if row["ended"] == CANCELLED:
-            totals.left()
-        self.on_change()
+        row = _UNTOLD | _ENCODED | {"at": round(time.time(), 3)} | row
+        self._add(self.of(key), row, is_left=row["ended"] == CANCELLED)
+
+    def _add(self, totals: RequestTotals, row: RequestRow, *, is_left: bool) -> None:
+        totals.add(row)
+        totals.disconnects += is_left
+        self.on_change()  # who listens looks when this turn of the loop is over
 
     def refused(self, error: RequestError, key: str) -> None:
         """Count the client of `key` where it left before a worker had taken its request."""
         if failure(error.status) == CANCELLED:
-            self.of(key).left()
+            self.of(key).disconnects += 1
             self.on_change()
 
     def spent(self, usage: Usage, key: str, *, is_read: bool) -> None:

@@ -114,10 +114,6 @@ class WorkerLink:
         facts = self.heartbeat.model
         return not model or (facts is not None and facts.name == model)
 
-    @property
-    def used_at(self) -> float:
-        return self.uses.at
-
     def is_kept_for_others(self, key: str) -> bool:
         """Return whether another key than `key` uses the model, or has a short while ago."""
         is_used = any(answer.key != key for answer in self.answers.values())

@@ -92,12 +92,7 @@ class WorkerPool:
             self.disconnect(worker_id, "The server is shutting down.")
         assert not self.links, list(self.links)
 
-    @property
-    def facts(self) -> ModelFacts | None:
-        """Return the facts of a model, once a worker has loaded one."""
-        return self.facts_of("")
-
-    def facts_of(self, model: str) -> ModelFacts | None:
+    def facts_of(self, model: str = "") -> ModelFacts | None:
         """Return what was found out about `model`, "" = any, once a worker has loaded it."""
         now = [link.heartbeat.model for link in self.links.values() if link.heartbeat]
         rows = [row for row in now if row is not None] + list(self._known.values())
@@ -106,11 +101,6 @@ class WorkerPool:
     @property
     def has_ready(self) -> bool:
         return any(link.is_ready for link in self.links.values())
-
-    @property
-    def is_answering(self) -> bool:
-        """Whether a worker computes, or is about to, for anybody."""
-        return any(link.answers for link in self.links.values())
 
     async def open(
         self, request: ParsedRequest, request_id: str, came_at: float | None = None
@@ -156,13 +146,6 @@ class WorkerPool:
     async def load(self, model: str) -> None:
         """Wait until a worker has `model`, "" = the only one. Raises: RequestError."""
         await self._ready_link(ModelRequest(model, awake_s()), [], set())
-
-    def unload(self, model: str, key: str) -> None:
-        """Have `model` unloaded once nobody uses it; who asks for it then has it loaded again.
-
-        `key` is the digest of who wishes so: what others use stays.
-        """
-        self.waiting.host.unload(model, key)
 
     def queue(self, key: str = "") -> list[dict[str, Any]]:
         """Return who waits for a slot, each worker's next one first: ids, positions and ages.

@@ -116,7 +116,7 @@ class ModelSwapper:
             is_failing=worker.is_failing,
             load=link.load if link else 0,
             ready_at=link.ready_at if link else 0.0,
-            used_at=link.used_at if link else 0.0,
+            used_at=link.uses.at if link else 0.0,
             is_unwanted=link is not None and link.is_unwanted,
         )
 

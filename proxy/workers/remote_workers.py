@@ -92,18 +92,6 @@ class RemoteWorker:
             self.boot_id = welcome.boot_id
             log.info("remote worker found id=%d endpoint=%s", self.worker_id, self.endpoint)
 
-    def note(self, problem: str, hint: str = "") -> None:
-        """Note why there is no line, or none that is of use; `hint` says what helps."""
-        is_new = (problem, hint) != (self.problem, self.hint)  # else it is tried in vain again
-        self.problem, self.hint = problem, hint
-        if is_new:
-            log.error(
-                "remote worker id=%d endpoint=%s %s",
-                self.worker_id,
-                self.endpoint,
-                self.told_problem,
-            )
-
 
 class RemoteWorkers:
     """Keeps a connection to each of WORKER_ENDPOINTS. Owner: the event loop."""
@@ -146,8 +134,12 @@ class RemoteWorkers:
             await asyncio.sleep(REFUSED_RETRY_S if link.refusal else RETRY_S)
 
     def _note(self, worker: RemoteWorker, problem: str, hint: str) -> None:
-        """Note why `worker` is of no use now, for all who ask."""
-        worker.note(problem, hint)
+        """Note why `worker` is of no use now, for all who ask; `hint` says what helps."""
+        is_new = (problem, hint) != (worker.problem, worker.hint)  # else it is tried in vain again
+        worker.problem, worker.hint = problem, hint
+        if is_new:
+            told = (worker.worker_id, worker.endpoint, worker.told_problem)
+            log.error("remote worker id=%d endpoint=%s %s", *told)
         self._pool.why_nobody = (
             f"No worker is ready: worker {worker.worker_id}, on another machine, "
             f"{worker.told_problem.rstrip('.')}."

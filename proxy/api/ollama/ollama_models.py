@@ -97,7 +97,7 @@ def running_row(links: list[WorkerLink], unload_s: float) -> dict[str, Any]:
     facts = next(beat.model for beat in beats if beat is not None)
     assert facts is not None, [link.worker_id for link in links]
     taken = sum(beat.active_bytes for beat in beats if beat is not None)
-    idle_s = awake_s() - max(link.used_at for link in links)
+    idle_s = awake_s() - max(link.uses.at for link in links)
     left_s = max(0.0, unload_s - idle_s) if unload_s else FOR_EVER_S
     return {
         "name": tagged(facts.name),

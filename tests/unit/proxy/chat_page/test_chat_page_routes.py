@@ -56,7 +56,10 @@ def test_a_browser_at_the_servers_address_gets_the_page_and_a_program_json(tmp_p
 
 def test_the_page_and_its_files_need_no_key_and_tell_a_stranger_nothing(tmp_path: Any) -> None:
     closed, open_ = app_of(tmp_path, **KEYED), app_of(tmp_path)
-    for path in ("/", *(name for name in open_.chat_page.files if not name.endswith(".html"))):
+    for path in (
+        "/",
+        *(name for name in open_.chat_page.files.by_path if not name.endswith(".html")),
+    ):
         shown = ask(closed, "GET", path, BROWSER)
         assert (shown.status, shown.content) == (200, ask(open_, "GET", path, BROWSER).content)
     assert ask(closed, "GET", "/").status == 401
@@ -78,7 +81,7 @@ def test_all_that_the_page_names_is_served_from_here_and_none_of_it_is_inline(
 
 
 def test_nothing_that_is_served_names_another_host(tmp_path: Any) -> None:
-    for path, (_, content) in app_of(tmp_path).chat_page.files.items():
+    for path, (_, content) in app_of(tmp_path).chat_page.files.by_path.items():
         hosts = set(re.findall(rb"(?:https?:)?//[a-z0-9-]+\.[a-z0-9.-]*[a-z]{2,}", content))
         assert not hosts - {b"http://www.w3.org", b"https://github.com"}, path
 

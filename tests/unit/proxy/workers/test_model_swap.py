@@ -68,14 +68,14 @@ def test_a_model_is_unloaded_by_wish_unless_it_is_asked_for_before_it_is_idle(
     async def body() -> None:
         async with host(directory) as made:
             running = await made.open("smollm2", "n=9 delay=0.05", "long")
-            made.pool.unload("smollm2", "")
+            made.hosting.unload("smollm2", "")
             later = await made.open("smollm2", name="later")
             assert [(await read(answer))[0][:5] for answer in (running, later)] == ["tok0 "] * 2
-            made.pool.unload("smollm2", "another key, which has not used it")
+            made.hosting.unload("smollm2", "another key, which has not used it")
             await asyncio.sleep(0.3)
             assert made.rows("state") == [("ready",)]
             running = await made.open("", "n=9 delay=0.05", "long")
-            made.pool.unload("", "")
+            made.hosting.unload("", "")
             assert (await read(running))[0].startswith("tok0 ")
             await made.until(lambda: made.rows("state") == [("unloaded",)])
             await made.pool.load("")
