@@ -147,7 +147,7 @@ class ProxyApp:
             exchange.end()
 
     async def _refuse(self, exchange: HttpExchange, error: RequestError) -> None:
-        exchange.count()
+        exchange.counting.close()
         if not exchange.is_counted:
             self.metrics.refused(_COUNTED.get(exchange.path), error)
             if exchange.is_trusted:  # the sums are of keys that were checked

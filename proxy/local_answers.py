@@ -67,7 +67,6 @@ class LocalAnswers:
     def __init__(self, settings: Settings, pool: WorkerPool, routes: AdminRoutes) -> None:
         self._names = routes.names
         self._stored = routes.stored
-        self._metrics = routes.metrics
         self._requests = routes.requests
         self.body_parser = BodyParser(settings, routes.stored)
         self._pool = pool
@@ -198,11 +197,10 @@ class LocalAnswers:
                 await exchange.send_json(200, await module.whole(admitted))
         finally:
             _close(admitted.answers)
-            exchange.count_later = functools.partial(
-                self._count_ended, exchange, [answer, *others], request, started
-            )
+            answers = [answer, *others]
+            exchange.counting.callback(self._count_ended, exchange, answers, request, started)
             if exchange.has_started:
-                exchange.count()
+                exchange.counting.close()
             if unloads:
                 self._pool.waiting.host.unload(request.target, request.prompt.speaker.key)
 
@@ -250,9 +248,8 @@ class LocalAnswers:
         """Count a request that a worker took, and write its line in the log, at its end."""
         exchange.is_counted = True
         broken = exchange.broken_by
-        self._metrics.ended(request, answers, broken)
         served_by = served_here(request.served_as or self._names.public)
-        self._requests.note(request, answers, started, broken, served_by=served_by)
+        self._requests.note(request, answers, started, broken)
         answer = answers[0]
         log.info(
             "request id=%s dialect=%s stream=%d served_by=%s prompt=%d cached=%d ended=%s "

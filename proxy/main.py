@@ -195,7 +195,9 @@ class Hearth:
         assert self._server is not None
         missing = self._model_swapper.missing_at_start
         while not (
-            self._server.started and (missing or (self._pool.facts_of() and self._pool.has_ready))
+            self._server.started
+            and (missing or self._pool.facts_of())
+            and (missing or any(link.is_ready for link in self._pool.links.values()))
         ):
             await asyncio.sleep(0.02)
         for line in ready_lines(self._settings, self._pool.facts_of(), missing):

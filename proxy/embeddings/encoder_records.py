@@ -64,7 +64,7 @@ class EncoderRecords:
         error = exchange.broken_by
         outcome = outcome_elsewhere(200 if error is None else error.status, is_whole=error is None)
         served_by = served_here(model.public)
-        self._metrics.answered_elsewhere(model.kind, outcome, served_by)
+        self._metrics.ended(model.kind, outcome, served_by)
         key = key_digest(exchange.headers)
         speaker = session_of(exchange.headers, {}, key)
         ended = ANSWERED if error is None else error.code

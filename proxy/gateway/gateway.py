@@ -236,7 +236,7 @@ class Gateway:
             exchange.late_headers = list
             exchange.reply_headers[:] = [*plain_headers, *attempts.headers]
             deployment = await self._choose(exchange, attempts, call)
-            exchange.count_later = None  # the request goes on
+            exchange.counting.pop_all()  # the request goes on
             while attempts.causes:
                 self._records.fell_back(attempts.causes.pop(0))
             exchange.reply_headers[:] = [*plain_headers, *attempts.headers]

@@ -78,7 +78,8 @@ class HttpExchange:
         self._client_was_there = False  # the client was there when the reply began
         self._has_ended = False  # all of the reply was sent
         self.is_counted = False  # its end is in the metrics
-        self.count_later: Callable[[], None] | None = None  # counts it, where none answers yet
+        # Counts it, once it is known whether another answers; `pop_all` where one does.
+        self.counting = contextlib.ExitStack()
         self._has_body = False  # read to its end
         self._budget = budget
         self._held_bytes = 0  # of the budget
@@ -213,15 +214,9 @@ class HttpExchange:
             pass
         self.gone.set()
 
-    def count(self) -> None:
-        """Count what was left to be counted when it is known whether another answers."""
-        counting, self.count_later = self.count_later, None
-        if counting is not None:
-            counting()
-
     def end(self) -> None:
-        """Stop watching, and let go of the body."""
-        self.count()
+        """Count what was left to be counted, stop watching, and let go of the body."""
+        self.counting.close()
         self._release_budget()
         if self._watcher is not None:
             self._watcher.cancel()

@@ -12,7 +12,6 @@ from hearth.proxy.monitoring import request_metrics
 from hearth.proxy.monitoring.dashboard_feed import DashboardFeed
 from hearth.proxy.monitoring.gateway_metrics import served_here
 from hearth.proxy.monitoring.recent_requests import RecentRequests
-from hearth.proxy.pool.answer_stream import AnswerStream
 from hearth.proxy.pool.worker_link import ReportKind
 from hearth.proxy.pool.worker_pool import WorkerPool, WorkerReports
 from hearth.proxy.request.model_names import ListedGroup, ModelNames, listed_as
@@ -22,7 +21,7 @@ from hearth.proxy.workers.remote_workers import RemoteWorker
 from hearth.proxy.workers.supervisor import Supervisor, WorkerProcess
 from hearth.shared.errors import Overloaded, RequestError
 from hearth.shared.settings_from_env import Settings
-from hearth.shared.wire_messages import ModelFacts, Usage
+from hearth.shared.wire_messages import ModelFacts
 
 _ITEMS: Final = "/input_items"
 
@@ -87,9 +86,9 @@ class AdminRoutes:
         }
         unload_s = settings.model_idle_unload_seconds
         self._ollama = OllamaRoutes(self.names, pool, unload_s, self._groups)
-        self.requests = RecentRequests()
+        self.requests = RecentRequests(self.metrics)
         self.feed = DashboardFeed(pool, self.health, self.requests)
-        pool.count_unread = self._count_unread
+        pool.count_unread = self.requests.note_unread
 
     async def serve(self, exchange: HttpExchange) -> None:
         """Answer a request for one of our paths.
@@ -283,11 +282,6 @@ class AdminRoutes:
         reports = await exchange.while_connected(self._pool.ask("cache"))
         text = self.metrics.text([worker.row() for worker in self._workers], reports)
         await exchange.send_whole(200, text, request_metrics.CONTENT_TYPE)
-
-    def _count_unread(self, answer: AnswerStream, usage: Usage) -> None:
-        """Count what an answer cost whose client had left."""
-        self.metrics.spent(usage, answer.model, is_read=not answer.is_repeat)
-        self.requests.spent(usage, answer.key, is_read=not answer.is_repeat)
 
     def health(self) -> dict[str, Any]:
         """Return what /health says: "ok" only while every worker is ready, or unloaded unused.

@@ -51,7 +51,7 @@ class CloudRequests:
         status = error.status if error is not None and has_broken else reply.status
         seen = reply.status if exchange.has_started and not is_gone else status
         outcome = outcome_elsewhere(seen, is_whole=error is None)
-        self.metrics.answered_elsewhere(reply.dialect, outcome, reply.served_by)
+        self.metrics.ended(reply.dialect, outcome, reply.served_by)
         key = key_digest(exchange.headers)
         speaker = session_of(exchange.headers, reply.asked, key)
         began, first = reply.began_at, reply.first_byte_at

@@ -12,9 +12,12 @@ from typing import Any, Final
 
 from hearth.proxy.api.multi_choice_stream import merged
 from hearth.proxy.gateway.litellm_messages import CloudUsage
+from hearth.proxy.monitoring.gateway_metrics import served_here
 from hearth.proxy.monitoring.request_metrics import (
     CANCELLED,
     MATCHES,
+    PREFILL,
+    RequestMetrics,
     among,
     decode_speed,
     failure,
@@ -123,7 +126,8 @@ class RecentRequests:
     Invariant: each answer that a worker has told the usage of is in the sums once.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, metrics: RequestMetrics) -> None:
+        self._metrics = metrics
         # Kept for one key: figures of requests
         self._by_key: dict[str, RequestTotals] = {}
         self.on_change: Callable[[], None] = lambda: None
@@ -138,35 +142,46 @@ class RecentRequests:
         answers: Sequence[AnswerStream],
         started: float,
         broken: RequestError | None = None,
-        *,
-        served_by: str = "",
-        fallback: str = "",
     ) -> None:
-        """Remember a local request at its end; it came at `started` (`awake_s`).
+        """Count and remember a local request at its end; it came at `started` (`awake_s`).
 
-        `answers` are those to its choices, of which each prompt counts once. `broken` is why the
-        reply did not get out. `served_by` and `fallback` are as the reply's headers have them.
+        `answers` are those to its choices, of which each prompt counts once, as clients are told
+        it. `broken` is why the reply did not get out, though the answers may be whole.
         """
         assert answers and len(answers) % request.choices == 0, (len(answers), request.choices)
-        totals = self.of(answers[0].key)
-        row = _request_row(request, answers, broken)
-        row |= {"served_by": served_by, "fallback": fallback}
+        outcome = outcome_of(answers, broken)
+        dialect = PREFILL if request.prefill_only else request.dialect
+        served_by = served_here(request.served_as or self._metrics.model)
+        self._metrics.ended(dialect, outcome, served_by)
+        row = _request_row(request, answers, broken) | {"served_by": served_by, "fallback": ""}
         row["wall_ms"] = round((awake_s() - started) * 1000)
-        self._add(totals, row, is_left=outcome_of(answers, broken) == CANCELLED)
+        key = answers[0].key
+        self._add(self.of(key), row, is_left=outcome == CANCELLED)
         for index, answer in enumerate(answers):
             if answer.usage is not None:
-                totals.spend(answer.usage, is_read=index % request.choices == 0)
+                is_read = index % request.choices == 0
+                self.spent(answer.usage, request.served_as, key, is_read=is_read)
+
+    def note_unread(self, answer: AnswerStream, usage: Usage) -> None:
+        """Count what an answer cost whose client had left: its request was noted then."""
+        self.spent(usage, answer.model, answer.key, is_read=not answer.is_repeat)
 
     def note_cloud(self, row: RequestRow, usage: CloudUsage | None, key: str) -> None:
         """Remember a request that another server answered; None = its usage is not known."""
         totals = self.of(key)
         # Nothing is prefilled here: what was read elsewhere is not of this machine's work.
-        row = _UNTOLD | _CLOUD | {"at": round(time.time(), 3)} | row | _told(usage)
-        self._add(totals, row, is_left=row["ended"] == CANCELLED)
-        totals.cloud["requests"] += 1
+        row = _UNTOLD | _CLOUD | {"at": round(time.time(), 3)} | row
         if usage is not None:
+            row |= {
+                "prompt": usage.prompt_tokens,
+                "cached": usage.cached_tokens,
+                "completion": usage.completion_tokens,
+                "cost": usage.cost,
+            }
             for name in (*_CLOUD_COUNTS, "cost"):
                 totals.cloud[name] += getattr(usage, name)
+        totals.cloud["requests"] += 1
+        self._add(totals, row, is_left=row["ended"] == CANCELLED)
 
     def note_encoded(self, row: RequestRow, key: str) -> None:
         """Remember a request of `key` for vectors or scores, at the end of its reply.
@@ -187,8 +202,9 @@ class RecentRequests:
             self.of(key).disconnects += 1
             self.on_change()
 
-    def spent(self, usage: Usage, key: str, *, is_read: bool) -> None:
-        """Add what a request has cost to the sums of `key`: it was noted when its client left."""
+    def spent(self, usage: Usage, model: str, key: str, *, is_read: bool) -> None:
+        """Add what an answer of `model` cost to the metrics, and to the sums of `key`."""
+        self._metrics.spent(usage, model, is_read=is_read)
         self.of(key).spend(usage, is_read=is_read)
         self.on_change()
 
@@ -257,18 +273,6 @@ _ENCODED: Final[RequestRow] = {"cloud": False, "cached": 0, "prefilled": 0, "fal
 
 
 _CLOUD: Final[RequestRow] = {"cloud": True, "prompt": 0, "cached": 0, "prefilled": 0, "cost": None}
-
-
-def _told(usage: CloudUsage | None) -> RequestRow:
-    """Return what is told of a request's cost elsewhere, as far as it is known."""
-    if usage is None:
-        return {}
-    return {
-        "prompt": usage.prompt_tokens,
-        "cached": usage.cached_tokens,
-        "completion": usage.completion_tokens,
-        "cost": usage.cost,
-    }
 
 
 def divergence_fields(report: dict[str, Any] | None) -> dict[str, Any] | None:

@@ -25,7 +25,7 @@ from hearth.proxy.monitoring.worker_metrics import WorkerMetrics
 from hearth.proxy.pool.answer_stream import AnswerStream
 from hearth.proxy.pool.worker_pool import WorkerReports
 from hearth.proxy.request.encoder_names import KINDS as ENCODER_KINDS
-from hearth.proxy.request.parsed_request import Dialect, ParsedRequest
+from hearth.proxy.request.parsed_request import Dialect
 from hearth.shared.errors import RequestError
 from hearth.shared.wire_messages import Usage
 
@@ -83,7 +83,7 @@ class RequestMetrics:
         """`model` is the public name of the one that answers where a request names none."""
         disable_created_metrics()  # type: ignore[no-untyped-call] # series that nobody reads
         self.registry = registry = CollectorRegistry()
-        self._model = model
+        self.model = model
         began = time.monotonic()
         info = Info("hearth_build", "Which Hearth this is.", registry=registry)
         info.info({"version": version})
@@ -172,32 +172,8 @@ class RequestMetrics:
         if dialect is not None:
             self._requests.labels(dialect, outcome).inc()
 
-    def ended(
-        self,
-        request: ParsedRequest,
-        answers: Sequence[AnswerStream],
-        broken: RequestError | None = None,
-    ) -> None:
-        """Count a request that a worker took, by `answers`: those to each of its choices.
-
-        A prompt counts once for its choices, as clients are told it. `broken` is why the reply
-        did not get out, though the answers may be whole.
-        """
-        assert answers and len(answers) % request.choices == 0, (len(answers), request.choices)
-        outcome = outcome_of(answers, broken)
-        dialect = PREFILL if request.prefill_only else request.dialect
-        self._requests.labels(dialect, outcome).inc()
-        self._disconnects.inc(outcome == CANCELLED)
-        self.gateway.served(served_here(request.served_as or self._model), outcome)
-        for index, answer in enumerate(answers):
-            if answer.usage is not None:
-                self.spent(answer.usage, request.served_as, is_read=index % request.choices == 0)
-
-    def answered_elsewhere(self, dialect: str, outcome: str, served_by: str) -> None:
-        """Count a request at its end that no worker of this server answered.
-
-        Another server did, or was asked for it last, or the process that embeds.
-        """
+    def ended(self, dialect: str, outcome: str, served_by: str) -> None:
+        """Count a request at its end, by who answered it, or was asked for it last."""
         self._requests.labels(dialect, outcome).inc()
         self._disconnects.inc(outcome == CANCELLED)
         self.gateway.served(served_by, outcome)
@@ -207,7 +183,7 @@ class RequestMetrics:
 
         `model` is the public name of what answered; "" = there is one only.
         """
-        model = model or self._model
+        model = model or self.model
         kind, source = among(_KINDS, usage.session_kind), among(_SOURCES, usage.source)
         for name, counter in self._tokens.items():
             if is_read or name in _OF_ANSWERS:

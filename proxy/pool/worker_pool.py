@@ -98,10 +98,6 @@ class WorkerPool:
         rows = [row for row in now if row is not None] + list(self._known.values())
         return next((row for row in rows if model in ("", row.name)), None)
 
-    @property
-    def has_ready(self) -> bool:
-        return any(link.is_ready for link in self.links.values())
-
     async def open(
         self, request: ParsedRequest, request_id: str, came_at: float | None = None
     ) -> AnswerStream:

@@ -163,7 +163,10 @@ class ModelSwapper:
         if self._failure(model) is not None or self.why_missing(name):
             return 0.0
         having = [worker for worker in self._workers if worker.model.name == name]
-        if self._workers and not (having and all(row.restarts_unasked for row in having)):
+        comes_unasked = having and all(
+            row.state in ("loading", "restarting", "dead") and not row.is_asked for row in having
+        )
+        if self._workers and not comes_unasked:
             return LOAD_WAIT_S_MAX
         return READY_WAIT_S_MAX
 

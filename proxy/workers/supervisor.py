@@ -119,11 +119,6 @@ class WorkerProcess:
         """Return whether it died while it was loading, and waits before it tries again."""
         return self.pid is None and self.early_deaths > 0
 
-    @property
-    def restarts_unasked(self) -> bool:
-        """Return whether its model is on its way though no request asked for it."""
-        return self.state in ("loading", "restarting", "dead") and not self.is_asked
-
     def kill(self, signal_number: int) -> None:
         """Signal the worker and whatever it started."""
         if self.pid is not None:
@@ -456,12 +451,10 @@ class Supervisor:
 
 async def _ends(process: Process, wait_s: float) -> bool:
     """Wait until `process` has ended, for so long; say whether it has."""
-    try:
+    with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(max(0.0, wait_s)):
             await process.wait()
-    except TimeoutError:
-        return False
-    return True
+    return process.returncode is not None
 
 
 def backoff_s(early_deaths: int) -> float:

@@ -10,6 +10,7 @@ import orjson
 from hearth.proxy.api import chat_completions
 from hearth.proxy.monitoring.dashboard_feed import DashboardFeed
 from hearth.proxy.monitoring.recent_requests import RecentRequests
+from hearth.proxy.monitoring.request_metrics import RequestMetrics
 from hearth.proxy.pool.answer_stream import AnswerStream
 from hearth.proxy.request.parsed_request import ParsedRequest
 from hearth.shared.errors import Overloaded, RequestError
@@ -79,7 +80,7 @@ def health() -> dict[str, Any]:
 
 def feed_of(workers: Workers | None = None) -> DashboardFeed:
     pool: Any = workers or Workers()
-    return DashboardFeed(pool, health, RecentRequests())
+    return DashboardFeed(pool, health, RecentRequests(RequestMetrics("0", "m")))
 
 
 def request_of(session: str = "s", key: str = "", **fields: Any) -> ParsedRequest:

@@ -1,12 +1,15 @@
 """Makes request metrics and ended answers, and reads the values of the series."""
 
+from collections.abc import Sequence
+
 from prometheus_client import Metric
 
 from hearth.proxy.api import chat_completions
-from hearth.proxy.monitoring.request_metrics import (
-    RequestMetrics,
-)
+from hearth.proxy.monitoring.recent_requests import RecentRequests
+from hearth.proxy.monitoring.request_metrics import RequestMetrics
 from hearth.proxy.pool.answer_stream import AnswerStream
+from hearth.proxy.request.parsed_request import ParsedRequest
+from hearth.shared.suspending_clock import awake_s
 from hearth.shared.wire_messages import Admitted, Failed, Finished, Usage
 from tests.helpers.clients.scraped_metrics import Series, families_of, series_of
 from tests.helpers.proxy.app_over_workers import Front
@@ -27,6 +30,11 @@ def value(metrics: RequestMetrics, name: str, **labels: str) -> float:
 
 def made() -> RequestMetrics:
     return RequestMetrics("1.2", "model")
+
+
+def ended(metrics: RequestMetrics, request: ParsedRequest, answers: Sequence[AnswerStream]) -> None:
+    """Have a local request noted at its end."""
+    RecentRequests(metrics).note(request, answers, awake_s())
 
 
 def answered(usage: Usage | None = USAGE, reason: str = "stop") -> AnswerStream:

@@ -7,7 +7,6 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import AsyncIterator
-from functools import partial
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -128,7 +127,7 @@ class World:
 
         async def answer(deployment: Deployment) -> None:
             self.asked.append(deployment.local)
-            exchange.count_later = partial(self.counted.append, deployment.local)
+            exchange.counting.callback(self.counted.append, deployment.local)
             if deployment.local in errors:
                 raise errors[deployment.local]
             await exchange.send_json(200, {"from": deployment.local})

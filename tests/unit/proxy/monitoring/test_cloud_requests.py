@@ -31,7 +31,7 @@ def clouds() -> tuple[CloudRequests, RequestMetrics]:
     metrics = made()
     metrics.gateway.know([GPT], is_cloud=True)
     names = {"dep-1": GPT}.get
-    return CloudRequests(RecentRequests(), metrics, lambda each: names(each, "")), metrics
+    return CloudRequests(RecentRequests(metrics), metrics, lambda each: names(each, "")), metrics
 
 
 def run(body: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -206,7 +206,7 @@ def test_every_series_is_there_from_the_start() -> None:
 
 def test_an_answer_from_elsewhere_counts_among_the_requests_of_its_dialect() -> None:
     _, metrics = clouds()
-    metrics.answered_elsewhere("messages", outcome_elsewhere(200, is_whole=True), GPT)
+    metrics.ended("messages", outcome_elsewhere(200, is_whole=True), GPT)
     assert value(metrics, "requests_total", dialect="messages", outcome="answered") == 1
     assert value(metrics, "served_requests_total", served_by=GPT, outcome="answered") == 1
 
@@ -229,7 +229,7 @@ def test_what_came_of_it_is_told_by_status(status: int, is_whole: bool, outcome:
 
 def test_a_local_answer_is_counted_by_who_gave_it() -> None:
     metrics = made()
-    metrics.ended(request_of("s"), [ended()])
+    RecentRequests(metrics).note(request_of("s"), [ended()], awake_s())
     name, outcome = "hearth/model", "stop"
     assert value(metrics, "served_requests_total", served_by=name, outcome=outcome) == 1
 

@@ -44,7 +44,7 @@ def test_a_reply_that_broke_off_has_failed_whatever_the_error_is(
     async def body() -> None:
         metrics = made()
         metrics.gateway.know([GPT], is_cloud=True)
-        noted = CloudRequests(RecentRequests(), metrics, lambda name: name)
+        noted = CloudRequests(RecentRequests(metrics), metrics, lambda name: name)
         reply = CloudReply("messages", {}, GPT, "", 0.0, status, error=error)
         asked = exchange()
         if is_begun:

@@ -22,7 +22,16 @@ from tests.helpers.clients.scraped_metrics import total
 from tests.helpers.proxy.app_over_workers import KEY, Front, front
 from tests.helpers.proxy.fake_worker_pool import run
 from tests.helpers.proxy.feed_events import read, read_until
-from tests.helpers.proxy.metric_values import ASKED, USAGE, answered, failed, made, value, values
+from tests.helpers.proxy.metric_values import (
+    ASKED,
+    USAGE,
+    answered,
+    ended,
+    failed,
+    made,
+    value,
+    values,
+)
 from tests.helpers.proxy.proxy_app import HOST, app_of
 
 EVENTS = "/dashboard/events"
@@ -132,7 +141,7 @@ def test_the_worst_end_of_its_choices_is_what_a_request_came_to(
     answers: list[AnswerStream], outcome: str
 ) -> None:
     metrics = made()
-    metrics.ended(dataclasses.replace(ASKED, choices=2), answers)
+    ended(metrics, dataclasses.replace(ASKED, choices=2), answers)
     assert value(metrics, "requests_total", dialect="chat", outcome=outcome) == 1
 
 
@@ -192,7 +201,6 @@ def test_what_a_request_of_several_choices_cost_counts_its_prompt_once_when_its_
             link.take(Finished("r-0", "stop", None, usage_of(100, 60, 5)))
         for answer in answers:
             answer.close()
-        edge.metrics.ended(request, answers)
         edge.routes.requests.note(request, answers, awake_s())
         left_ids = [message.request_id for message in line.sent if isinstance(message, Cancel)]
         assert len(left_ids) == 6 - ended_first

@@ -28,6 +28,7 @@ from tests.helpers.proxy.metric_values import (
     ASKED,
     USAGE,
     answered,
+    ended,
     failed,
     made,
     scraped,
@@ -64,7 +65,7 @@ def test_a_request_that_a_worker_took_counts_once_as_it_ended(
 ) -> None:
     metrics = made()
     before = values(metrics)
-    metrics.ended(replace(ASKED, choices=len(answers)), answers)
+    ended(metrics, replace(ASKED, choices=len(answers)), answers)
     assert value(metrics, "requests_total", dialect="chat", outcome=outcome) == 1
     counted = [key for key in before if key[0] == "hearth_requests_total"]
     assert sum(values(metrics)[key] for key in counted) == 1
@@ -105,7 +106,7 @@ def test_what_asks_for_no_text_is_no_request_but_its_client_may_leave() -> None:
 
 def test_an_answer_counts_its_tokens_where_they_came_from_and_its_times() -> None:
     metrics = made()
-    metrics.ended(ASKED, [answered()])
+    ended(metrics, ASKED, [answered()])
     mine = {"session_kind": "agent", "source": "slot"}
     told = [value(metrics, f"{name}_tokens_total", **mine) for name in TOKENS]
     assert told == [250, 150, 100, 21, 5, 7]
@@ -122,7 +123,7 @@ def test_an_answer_counts_its_drafts_and_the_forwards_it_took() -> None:
     drafted = replace(
         USAGE, accepted_prediction_tokens=12, rejected_prediction_tokens=4, decode_forwards=9
     )
-    metrics.ended(replace(ASKED, choices=2), [answered(drafted), answered(drafted)])
+    ended(metrics, replace(ASKED, choices=2), [answered(drafted), answered(drafted)])
     mine = {"session_kind": "agent", "source": "slot"}
     names = ("accepted_prediction_tokens", "rejected_prediction_tokens", "decode_forwards")
     assert [value(metrics, f"{name}_total", **mine) for name in names] == [24, 8, 18]
@@ -136,8 +137,8 @@ def test_forwards_a_token_are_told_once_both_are_counted() -> None:
 
 def test_the_image_encoders_time_is_told_apart_from_the_prefills() -> None:
     metrics = made()
-    metrics.ended(ASKED, [answered(replace(USAGE, image_ms=150))])
-    metrics.ended(ASKED, [answered()])
+    ended(metrics, ASKED, [answered(replace(USAGE, image_ms=150))])
+    ended(metrics, ASKED, [answered()])
     assert value(metrics, "image_encoder_seconds_count", model="model") == 1
     assert value(metrics, "image_encoder_seconds_sum", model="model") == 0.15
     speeds = 100 / 0.25 + 100 / 0.4
@@ -149,18 +150,18 @@ def test_a_few_tokens_tell_no_speed() -> None:
     few = replace(
         USAGE, prefilled_tokens=PREFILL_TOKENS_MIN - 1, completion_tokens=DECODE_TOKENS_MIN
     )
-    metrics.ended(ASKED, [answered(few), answered(replace(USAGE, finish_ms=500, queue_ms=500))])
+    ended(metrics, ASKED, [answered(few), answered(replace(USAGE, finish_ms=500, queue_ms=500))])
     for name in ("prefill", "decode"):
         assert value(metrics, f"{name}_tokens_per_second_count", model="model") == 0
     least = replace(USAGE, prefilled_tokens=PREFILL_TOKENS_MIN)
-    metrics.ended(ASKED, [answered(least)])
+    ended(metrics, ASKED, [answered(least)])
     assert value(metrics, "prefill_tokens_per_second_count", model="model") == 1
 
 
 def test_a_prompt_that_was_read_and_not_answered_has_no_first_token() -> None:
     metrics = made()
     read_only = replace(USAGE, completion_tokens=0, reasoning_tokens=0)
-    metrics.ended(replace(ASKED, prefill_only=True), [answered(read_only, "prefilled")])
+    ended(metrics, replace(ASKED, prefill_only=True), [answered(read_only, "prefilled")])
     assert value(metrics, "requests_total", dialect="prefill", outcome="prefilled") == 1
     assert not any("first_token_seconds_count" in name for name, _ in values(metrics))
     assert value(metrics, "prefill_tokens_per_second_count", model="model") == 1
@@ -177,7 +178,7 @@ def test_a_request_that_left_before_it_had_a_slot_has_no_share() -> None:
 def test_a_prompt_counts_once_for_its_choices_and_each_choices_answer_does() -> None:
     metrics = made()
     body = {"model": "m", "prompt": ["a", "b"], "n": 2}
-    metrics.ended(legacy_completions.parse(body), [answered() for _ in range(4)])
+    ended(metrics, legacy_completions.parse(body), [answered() for _ in range(4)])
     mine = {"session_kind": "agent", "source": "slot"}
     told = [value(metrics, f"{name}_tokens_total", **mine) for name in TOKENS]
     assert told == [500, 300, 200, 84, 20, 14]
@@ -201,7 +202,7 @@ def test_whatever_is_told_the_sums_are_what_was_spent_and_no_label_is_new(
     metrics = made()
     before = values(metrics).keys()
     for dialect, usage in asked:
-        metrics.ended(replace(ASKED, dialect=dialect), [answered(usage)])
+        ended(metrics, replace(ASKED, dialect=dialect), [answered(usage)])
     told = values(metrics)
     for name in TOKENS:
         spent = sum(getattr(usage, f"{name}_tokens") for _, usage in asked)
