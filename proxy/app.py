@@ -111,10 +111,8 @@ class ProxyApp:
         self._keys: ClientKeys = own or ApiKeyCheck(settings.api_keys)
         self._has_keys = own is not None or bool(settings.api_keys)
         self._names = routes.names
-        self.stored = routes.stored
         self.metrics = routes.metrics
         self.local = LocalAnswers(settings, pool, routes)
-        self.pool = pool
         self.routes = routes
         self.encoders = EncoderRoutes(settings, routes, encoders)
         self.body_budget = BodyBudget()

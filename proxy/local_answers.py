@@ -65,11 +65,10 @@ class LocalAnswers:
     """
 
     def __init__(self, settings: Settings, pool: WorkerPool, routes: AdminRoutes) -> None:
+        self._routes = routes
         self._names = routes.names
-        self._stored = routes.stored
-        self._requests = routes.requests
         self.body_parser = BodyParser(settings, routes.stored)
-        self._pool = pool
+        self.pool = pool
 
     # ------------------------------------------------------------ what was asked
 
@@ -114,7 +113,7 @@ class LocalAnswers:
             RequestError: nothing was sent, here and below.
         """
         request = await self._parse(exchange, dialect, body, target)
-        counted = await exchange.while_connected(self._pool.count(request))
+        counted = await exchange.while_connected(self.pool.count(request))
         kind = {"object": "response.input_tokens"} if dialect == "responses" else {}
         await exchange.send_json(200, kind | {"input_tokens": counted.tokens})
 
@@ -131,8 +130,8 @@ class LocalAnswers:
         else:
             query = tokenize_endpoints.template_query(path, asked)
             request = await self._parse(exchange, dialect, body, target)
-        counted = await exchange.while_connected(self._pool.count(request, query))
-        facts = self._pool.facts_of(request.target)
+        counted = await exchange.while_connected(self.pool.count(request, query))
+        facts = self.pool.facts_of(request.target)
         context_tokens = facts.context_tokens if facts is not None else None
         size = tokenize_endpoints.answer_size(counted)
         write = functools.partial(tokenize_endpoints.answer, path, asked, counted, context_tokens)
@@ -145,7 +144,7 @@ class LocalAnswers:
         """Have a prompt read, and pinned where that is wished, without an answer to it."""
         started = awake_s()
         request = prefill_endpoint.prepared(await self._parse(exchange, dialect, body, target))
-        answer = await exchange.while_connected(self._pool.open(request, exchange.request_id))
+        answer = await exchange.while_connected(self.pool.open(request, exchange.request_id))
         exchange.on_disconnect(answer.close)
         try:
             name = request.served_as or self._names.public
@@ -181,7 +180,7 @@ class LocalAnswers:
         admitted = AdmittedRequest(request, name, read, tuple(others), came_at=started)
         if dialect == "responses" and request.is_stored:
             key = request.prompt.speaker.key
-            admitted.note_end = functools.partial(self._stored.keep, key, request.body)
+            admitted.note_end = functools.partial(self._routes.stored.keep, key, request.body)
         exchange.on_disconnect(lambda: _close(admitted.answers))
         exchange.reply_headers.append((SERVED_BY_HEADER, served_here(name).encode("latin-1")))
         if not request.stream:
@@ -202,7 +201,7 @@ class LocalAnswers:
             if exchange.has_started:
                 exchange.counting.close()
             if unloads:
-                self._pool.waiting.host.unload(request.target, request.prompt.speaker.key)
+                self.pool.waiting.host.unload(request.target, request.prompt.speaker.key)
 
     async def _load(
         self, exchange: HttpExchange, dialect: Dialect, body: ClientBody, target: str, unloads: bool
@@ -210,10 +209,10 @@ class LocalAnswers:
         """Answer a request of Ollama's that asks nothing: load the model, or have it unloaded."""
         model, reason = self._names.model_of(target), "load"
         if unloads:
-            self._pool.waiting.host.unload(model, key_digest(exchange.headers))
+            self.pool.waiting.host.unload(model, key_digest(exchange.headers))
             reason = "unload"
         else:
-            await exchange.while_connected(self._pool.load(model))
+            await exchange.while_connected(self.pool.load(model))
         name = self._names.named(body.fields.get("model"))
         await exchange.send_json(200, ollama_events.empty_answer(dialect, name, reason))
 
@@ -232,7 +231,7 @@ class LocalAnswers:
         try:
             for index, each in enumerate(request.submissions()):
                 name = f"{request_id}-{index}" if index else request_id
-                answers.append(await self._pool.open(each, name, came_at))
+                answers.append(await self.pool.open(each, name, came_at))
         except BaseException:
             _close(answers)
             raise
@@ -249,7 +248,7 @@ class LocalAnswers:
         exchange.is_counted = True
         broken = exchange.broken_by
         served_by = served_here(request.served_as or self._names.public)
-        self._requests.note(request, answers, started, broken)
+        self._routes.requests.note(request, answers, started, broken)
         answer = answers[0]
         log.info(
             "request id=%s dialect=%s stream=%d served_by=%s prompt=%d cached=%d ended=%s "

@@ -28,8 +28,7 @@ async def with_documents(
     document is not read: no client can take a result back.
 
     Raises:
-        RequestError: there are too many, they are too long together, or one cannot be read; it
-            names the place of the one.
+        RequestError: too many, too long together, or one that cannot be read, whose place it names.
     """
     for count, part in enumerate(_documents(prompt), start=1):
         if count > DOCUMENTS_MAX:

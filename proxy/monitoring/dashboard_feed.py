@@ -5,6 +5,7 @@ All listeners of a key are sent the same; a listener itself is two numbers, how 
 
 import asyncio
 import contextlib
+import functools
 from collections.abc import AsyncGenerator, Callable, Iterator
 from typing import Any, Final
 
@@ -28,8 +29,7 @@ class DashboardFeed:
     ) -> None:
         """`health` gives the body of /health."""
         self.requests = requests
-        self._pool = pool
-        self._health = health
+        self._view_of = functools.partial(WorkerView, pool, health, self._wake)
         # Kept for one key: figures of sessions
         self._views: dict[str, WorkerView] = {}
         self._changed = asyncio.Event()  # set, and replaced, at each change
@@ -61,8 +61,7 @@ class DashboardFeed:
                 f"{self.listeners} pages show the dashboard and this server tells "
                 f"{LISTENERS_MAX}. Close one, and load this one again."
             )
-        new = WorkerView(self._pool, self._health, key, self._wake)
-        view = self._views.setdefault(key, new)
+        view = self._views.setdefault(key, self._view_of(key))
         view.add_listener()
         try:
             yield self._events(key, view)

@@ -61,8 +61,8 @@ class WorkerView:
         self,
         pool: WorkerPool,
         health: Callable[[], dict[str, Any]],
-        key: str,
         on_change: Callable[[], None],
+        key: str,
     ) -> None:
         """`health` gives the body of /health; `on_change` is called when the view has changed."""
         self._pool = pool

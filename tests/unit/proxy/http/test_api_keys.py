@@ -92,7 +92,7 @@ def test_a_worthless_key_beside_a_good_one_makes_nobody_someone_else(tmp_path: P
     edge = app_of(tmp_path, PROXY_API_KEYS="mine, theirs")
     body = {"input": [{"role": "user", "content": "hi"}]}
     response = {"id": "resp_1", "object": "response", "output": []}
-    edge.stored.keep(key_digest({"x-api-key": "mine"}), body, response)
+    edge.routes.stored.keep(key_digest({"x-api-key": "mine"}), body, response)
     dummy = (b"x-api-key", b"none")
 
     def status(key: bytes, *more: tuple[bytes, bytes]) -> int:
@@ -156,6 +156,6 @@ def test_keys_are_apart_where_there_are_several(tmp_path: Path) -> None:
     response = {"id": "resp_1", "object": "response", "output": []}
     for keys, status in (("", 200), ("mine", 200), ("mine, theirs", 404)):
         edge = app_of(tmp_path, PROXY_API_KEYS=keys)
-        edge.stored.keep("", {"input": "hi"}, response)
+        edge.routes.stored.keep("", {"input": "hi"}, response)
         bearer = (b"authorization", b"Bearer mine")
         assert ask(edge, "GET", "/v1/responses/resp_1", bearer).status == status

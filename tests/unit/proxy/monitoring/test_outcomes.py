@@ -175,7 +175,7 @@ def linked(edge: ProxyApp) -> tuple[WorkerLink, Line]:
     """Return a link whose worker is this test, as the edge's pool connects it."""
     line = Line()
     with mock.patch.object(worker_link, "DealerLink", lambda *_: line):
-        return edge.pool.connect(0, "ipc:///tmp/hearth-nobody"), line
+        return edge.local.pool.connect(0, "ipc:///tmp/hearth-nobody"), line
 
 
 def usage_of(prompt: int, cached: int, completion: int) -> Usage:
@@ -217,7 +217,7 @@ def test_what_a_request_of_several_choices_cost_counts_its_prompt_once_when_its_
             assert total(counted, f"hearth_{name}_tokens_total") == sum_
             assert told["totals"][f"{name}_tokens"] == sum_, "the dashboard says the same"
         assert total(counted, "hearth_matches_total") == 2
-        edge.pool.close()
+        edge.local.pool.close()
 
     run(body)
 
@@ -233,7 +233,7 @@ def test_what_a_refused_request_would_have_cost_is_nobodys(tmp_path: Any) -> Non
         link.take(Finished("r", "cancelled", None, USAGE))
         link.take(Finished("never", "stop", None, USAGE))
         assert values(edge.metrics) == before
-        edge.pool.close()
+        edge.local.pool.close()
 
     run(body)
 
@@ -250,7 +250,7 @@ def test_with_several_keys_what_a_client_left_behind_is_told_to_its_own_key(tmp_
         feed = edge.routes.feed
         assert feed.requests.of("theirs").totals()["prompt_tokens"] == USAGE.prompt_tokens
         assert feed.requests.of("mine").totals()["prompt_tokens"] == 0
-        edge.pool.close()
+        edge.local.pool.close()
 
     run(body)
 

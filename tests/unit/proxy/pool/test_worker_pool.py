@@ -40,7 +40,7 @@ def test_an_answer_arrives_whole(directory: Path) -> None:
             assert text == "tok0 tok1 tok2 "
             assert finished.usage.completion_tokens == 3
             assert (await made.pool.count(request("a b c"))).tokens == 6
-            assert made.pool.facts is not None
+            assert made.pool.facts_of() is not None
 
     run(body)
 
