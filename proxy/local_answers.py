@@ -3,8 +3,8 @@
 import dataclasses
 import functools
 import logging
-from collections.abc import Awaitable, Iterable, Sequence
-from typing import Final, TypeVar
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Any, Final, TypeVar
 
 from hearth.proxy.api import (
     chat_completions_events,
@@ -12,6 +12,7 @@ from hearth.proxy.api import (
     prefill_endpoint,
     tokenize_endpoints,
 )
+from hearth.proxy.api.answer_frames import FrameWriter, frames
 from hearth.proxy.api.messages import messages_events
 from hearth.proxy.api.multi_choice_stream import merged
 from hearth.proxy.api.ollama import ollama_events, ollama_request
@@ -47,13 +48,15 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 CACHE_HEADER: Final = b"x-hearth-cache"
-_ANSWERS: Final = {  # by dialect: the module that makes its answer, whole or as events
-    "chat": chat_completions_events,
-    "completions": legacy_completions,
-    "messages": messages_events,
-    "responses": responses_events,
-    "ollama_chat": ollama_events,
-    "ollama_generate": ollama_events,
+# By dialect: what makes its answer whole, and what writes it as a stream.
+_Whole = Callable[[AdmittedRequest], Awaitable[dict[str, Any]]]
+ANSWERS: Final[dict[Dialect, tuple[_Whole, Callable[[AdmittedRequest], FrameWriter]]]] = {
+    "chat": (chat_completions_events.whole, chat_completions_events.ChatWriter),
+    "completions": (legacy_completions.whole, legacy_completions.CompletionWriter),
+    "messages": (messages_events.whole, messages_events.MessageWriter),
+    "responses": (responses_events.whole, responses_events.ResponseWriter),
+    "ollama_chat": (ollama_events.whole, ollama_events.OllamaWriter),
+    "ollama_generate": (ollama_events.whole, ollama_events.OllamaWriter),
 }
 
 
@@ -190,12 +193,13 @@ class LocalAnswers:
         try:
             if dialect == "messages" and request.stream:
                 await answer.planned()  # the first event tells what is kept
-            module, is_ollama = _ANSWERS[dialect], dialect in OLLAMA_DIALECTS
+            whole, writer = ANSWERS[dialect]
             if request.stream:
+                is_ollama = dialect in OLLAMA_DIALECTS
                 kind = ollama_events.MEDIA_TYPE if is_ollama else EVENT_STREAM
-                await exchange.send_events(module.events(admitted), kind=kind)
+                await exchange.send_events(frames(admitted, writer(admitted)), kind=kind)
             else:
-                await exchange.send_json(200, await module.whole(admitted))
+                await exchange.send_json(200, await whole(admitted))
         finally:
             _close(admitted.answers)
             exchange.count_later = functools.partial(

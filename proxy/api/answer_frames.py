@@ -6,6 +6,7 @@ from contextlib import aclosing
 from typing import Protocol
 
 from hearth.proxy.api import server_sent_events as sse
+from hearth.proxy.api.error_bodies import openai_error
 from hearth.proxy.api.multi_choice_stream import MergedChoices
 from hearth.proxy.request.parsed_request import AdmittedRequest
 from hearth.shared.errors import RequestError
@@ -15,7 +16,8 @@ from hearth.shared.wire_messages import Delta, Finished, Usage
 class FrameWriter(Protocol):
     """Writes the frames of one stream, in the words of its dialect. Owner: its HTTP task."""
 
-    def begun(self) -> list[bytes]: ...
+    def begun(self) -> list[bytes]:
+        return []
 
     def grown(self, index: int, row: Delta) -> list[bytes]: ...
 
@@ -29,7 +31,7 @@ class FrameWriter(Protocol):
 
     def broken(self, error: RequestError) -> list[bytes]:
         """Return the end of a stream that breaks off."""
-        ...
+        return [sse.data({"error": openai_error(error)})]
 
 
 async def frames(admitted: AdmittedRequest, writer: FrameWriter) -> AsyncGenerator[bytes, None]:

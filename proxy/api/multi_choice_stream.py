@@ -3,9 +3,11 @@
 import asyncio
 import dataclasses
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
 
 from hearth.proxy.request.parsed_request import AdmittedRequest
-from hearth.shared.wire_messages import Delta, Finished, Usage
+from hearth.shared.wire_messages import CallStart, Delta, Finished, TokenLogprob, Usage
 
 ChoiceEvent = tuple[
     int, Delta | Finished | None
@@ -81,6 +83,52 @@ class MergedChoices:
     def usage(self) -> Usage:
         """Return what all cost together, once each has ended."""
         return merged([self._usages[i] for i in range(len(self._answers))], self._per_prompt)
+
+
+@dataclass(slots=True)
+class WholeChoice:
+    """What one choice said from its begin to its end: each run of a channel, each call."""
+
+    parts: list[tuple[str, CallStart | None, list[str]]] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    end: Finished = field(init=False)
+
+    def take(self, row: Delta | Finished) -> None:
+        """Add what comes next; a channel that says nothing begins no run."""
+        if isinstance(row, Finished):
+            self.end = row
+            return
+        self.logprobs += row.logprobs
+        if row.call is not None or (
+            row.text and not (self.parts and self.parts[-1][0] == row.channel)
+        ):
+            self.parts.append((row.channel, row.call, [row.text]))
+        elif row.text:
+            self.parts[-1][2].append(row.text)
+
+    def text(self, channel: str) -> str:
+        """Return all that was said in `channel`."""
+        return "".join(text for kind, _, texts in self.parts if kind == channel for text in texts)
+
+    @property
+    def calls(self) -> list[tuple[CallStart, str]]:
+        """Each call, and the text of its arguments."""
+        return [(call, "".join(texts)) for _, call, texts in self.parts if call is not None]
+
+
+async def whole_choices(admitted: AdmittedRequest) -> tuple[list[WholeChoice], Usage]:
+    """Return the choices of `admitted` once all are complete, and what they cost together.
+
+    Raises:
+        RequestError: one broke off.
+    """
+    choices = MergedChoices(admitted)
+    wholes = [WholeChoice() for _ in admitted.answers]
+    async with aclosing(choices.events()) as events:
+        async for index, row in events:
+            assert row is not None, "nobody asked for silences"
+            wholes[index].take(row)
+    return wholes, choices.usage
 
 
 def merged(usages: Sequence[Usage], per_prompt: int) -> Usage:

@@ -1,11 +1,10 @@
 """Turns our events into the response object of OpenAI Responses, whole or as a stream."""
 
 import time
-from collections.abc import AsyncGenerator
 from typing import Any, Final
 
 from hearth.proxy.api import server_sent_events as sse
-from hearth.proxy.api.answer_frames import frames
+from hearth.proxy.api.answer_frames import FrameWriter
 from hearth.proxy.api.error_bodies import openai_error
 from hearth.proxy.api.responses import output_items
 from hearth.proxy.api.responses.output_items import OutputItem
@@ -71,7 +70,7 @@ def _opened(request: ParsedRequest, model: str, request_id: str) -> dict[str, An
     }
 
 
-class _ResponseWriter:
+class ResponseWriter(FrameWriter):
     """The response object of one answer as it grows, and the numbering of its events."""
 
     def __init__(self, admitted: AdmittedRequest) -> None:
@@ -196,14 +195,9 @@ async def whole(admitted: AdmittedRequest) -> dict[str, Any]:
     Raises:
         RequestError: it broke off.
     """
-    writer = _ResponseWriter(admitted)
+    writer = ResponseWriter(admitted)
     while not isinstance(row := await admitted.answer.next_event(), Finished):
         if row is not None:
             writer.grown(0, row)
     writer.close(row)
     return writer.response
-
-
-def events(admitted: AdmittedRequest) -> AsyncGenerator[bytes, None]:
-    """Return the stream of `admitted`; where it breaks off, response.failed is its end."""
-    return frames(admitted, _ResponseWriter(admitted))

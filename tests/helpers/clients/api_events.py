@@ -1,12 +1,13 @@
 """Makes answers from given pieces, and the events that a dialect's stream makes of them."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Callable
 from typing import Any
 
 import orjson
 
 from hearth.proxy.api import server_sent_events as sse
+from hearth.proxy.api.answer_frames import FrameWriter, frames
 from hearth.proxy.request.parsed_request import AdmittedRequest, ParsedRequest
 from hearth.shared.errors import RequestError
 from hearth.shared.wire_messages import CallStart, Delta, Finished, Usage
@@ -78,7 +79,7 @@ def done(reason: str = "stop", stop: str | None = None) -> Finished:
 
 def frames_of(
     request: ParsedRequest,
-    events: Callable[[AdmittedRequest], AsyncGenerator[bytes, None]],
+    writer: Callable[[AdmittedRequest], FrameWriter],
     given: list[Given],
     **more_of: Any,
 ) -> list[bytes]:
@@ -86,14 +87,14 @@ def frames_of(
     ticket = AdmittedRequest(request, "m", Scripted(*given), **more_of)
 
     async def collect() -> list[bytes]:
-        return [frame async for frame in events(ticket)]
+        return [frame async for frame in frames(ticket, writer(ticket))]
 
     return asyncio.run(collect())
 
 
 def stream(
     request: ParsedRequest,
-    events: Callable[[AdmittedRequest], AsyncGenerator[bytes, None]],
+    writer: Callable[[AdmittedRequest], FrameWriter],
     *given: Given,
     signature: str = SIGNATURE,
 ) -> list[dict[str, Any]]:
@@ -102,7 +103,7 @@ def stream(
     ticket = AdmittedRequest(request, "m", answer)
 
     async def collect() -> list[bytes]:
-        return [frame async for frame in events(ticket)]
+        return [frame async for frame in frames(ticket, writer(ticket))]
 
     rows = []
     for frame in asyncio.run(collect()):

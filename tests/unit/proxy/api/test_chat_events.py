@@ -48,7 +48,8 @@ def answered(*scripts: Sequence[Step], body: dict[str, Any] = BODY) -> AdmittedR
 
 
 def frames(made: AdmittedRequest) -> list[bytes]:
-    return run_in_virtual_time(listed(chat_completions_events.events(made)))
+    writer = chat_completions_events.ChatWriter(made)
+    return run_in_virtual_time(listed(answer_frames.frames(made, writer)))
 
 
 def chunks(*scripts: Sequence[Step], body: dict[str, Any] = BODY) -> list[Any]:

@@ -44,7 +44,7 @@ def events(*given: Given, **fields: Any) -> list[dict[str, Any]]:
     """Return the events of the stream, its pings left out but for the first."""
     signature = fields.pop("signature", SIGNATURE)
     request = messages_request.parse({"messages": HI, "stream": True, **fields})
-    return stream(request, messages_events.events, *given, signature=signature)
+    return stream(request, messages_events.MessageWriter, *given, signature=signature)
 
 
 def content_events(*given: Given, **fields: Any) -> list[dict[str, Any]]:

@@ -8,6 +8,7 @@ import orjson
 import pytest
 
 from hearth.proxy.api import server_sent_events as sse
+from hearth.proxy.api.answer_frames import frames
 from hearth.proxy.api.ollama import generate_context, ollama_events
 from hearth.proxy.api.ollama.ollama_request import parse_chat, parse_generate
 from hearth.proxy.request.parsed_request import AdmittedRequest, ParsedRequest
@@ -23,9 +24,10 @@ BROKEN = RequestError("The worker died.", status=503, code="worker_lost")
 
 def lines(request: ParsedRequest, *given: Given) -> list[dict[str, Any]]:
     answer = Scripted(*given)
+    admitted = AdmittedRequest(request, "m", answer)
 
     async def collect() -> list[bytes]:
-        return [row async for row in ollama_events.events(AdmittedRequest(request, "m", answer))]
+        return [row async for row in frames(admitted, ollama_events.OllamaWriter(admitted))]
 
     rows = asyncio.run(collect())
     assert answer.is_closed
