@@ -139,21 +139,20 @@ class AdminRoutes:
 
     async def _model(self, exchange: HttpExchange) -> None:
         name = _rest(exchange.path, *_MODELS)
-        is_anthropic = _is_anthropic(exchange)
         groups = self._groups()
         if name not in groups and self.names.find_exact(name) is None:
             name = listed_as(name, (*groups, *self.names.listed))
         group = groups.get(name)
-        if group is not None and group.told:
-            await exchange.send_json(200, self.names.encoder_row(name, group))
-            return
         if group is None:
             name = self.names.check(name, groups)
             target = self.names.target(name)
             name = self.names.adapter_of(target) or name
             group = ListedGroup("hearth", target)
-        facts = group.facts(self._facts_of)
-        row = self.names.row(name, facts, is_anthropic=is_anthropic, owner=group.owner)
+        facts, is_anthropic = (
+            group.facts(self._facts_of),
+            _is_anthropic(exchange) and not group.told,
+        )
+        row = self.names.row(name, facts, is_anthropic=is_anthropic, group=group)
         await exchange.send_json(200, row)
 
     async def _ask_caches(self, what: ReportKind, exchange: HttpExchange) -> None:

@@ -2,61 +2,29 @@
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any, Final
 
 from hearth.proxy.api.ollama.ollama_events import timestamp
 from hearth.proxy.pool.worker_link import WorkerLink
-from hearth.proxy.request.model_names import LATEST
+from hearth.proxy.request.model_names import LATEST, ModelNames
 from hearth.shared.suspending_clock import awake_s
-from hearth.shared.wire_messages import ModelFacts
 
 FOR_EVER_S: Final = 100 * 365 * 86_400.0  # a model that nothing unloads expires so late
 _UNITS: Final = (("B", 10**9), ("M", 10**6), ("K", 10**3))
 _BITS_RAW: Final = 15  # a parameter; fewer are quantised
-_TEXT: Final = ("completion", "tools")  # of every model: where a template has no tools, in text
+
+ModelRow = Mapping[str, Any]  # an entry of /v1/models; one that was never loaded has no figures
 
 
-@dataclass(frozen=True, slots=True)
-class TagModel:
-    """A model as Ollama's clients see it. Figures are 0 and texts empty until it was loaded."""
-
-    name: str
-    capabilities: tuple[str, ...]
-    architecture: str = ""
-    parameters: int = 0
-    size_bytes: int = 0
-    context_tokens: int = 0
-    dimensions: int = 0  # of an embedding
-
-    @classmethod
-    def of_text(cls, name: str, facts: ModelFacts | None) -> "TagModel":
-        if facts is None:
-            return cls(name, _TEXT)
-        thinks = ("thinking",) if facts.thinking.default != "never" else ()
-        sees = ("vision",) if facts.takes_images else ()
-        return cls(
-            name,
-            (*_TEXT, *thinks, *sees),
-            facts.architecture,
-            facts.parameter_count,
-            facts.weight_bytes,
-            facts.context_tokens,
-        )
-
-    @classmethod
-    def of_embeddings(cls, name: str, told: Mapping[str, Any]) -> "TagModel":
-        """Return the model of which the list of models has `told`."""
-        meta = told.get("meta", {})
-        return cls(
-            name,
-            ("embedding",),
-            meta.get("architecture", ""),
-            size_bytes=meta.get("size", 0),
-            context_tokens=told.get("context_length", 0),
-            dimensions=meta.get("n_embd", 0),
-        )
+def _capabilities(row: ModelRow) -> list[str]:
+    """Return what a model can do; of text each has tools: where a template has none, in words."""
+    shape = row.get("architecture", {})
+    if "embeddings" in shape.get("output_modalities", ()):
+        return ["embedding"]
+    thinks = row.get("thinking", {}).get("default", "never") != "never"
+    sees = "image" in shape.get("input_modalities", ())
+    return ["completion", "tools", *["thinking"] * thinks, *["vision"] * sees]
 
 
 def tagged(name: str) -> str:
@@ -64,34 +32,34 @@ def tagged(name: str) -> str:
     return name if ":" in name.rpartition("/")[2] else name + LATEST
 
 
-def tags_row(model: TagModel, since_s: float) -> dict[str, Any]:
+def tags_row(row: ModelRow) -> dict[str, Any]:
     """Return the entry of a model in the list of them."""
     return {
-        "name": tagged(model.name),
-        "model": tagged(model.name),
-        "modified_at": timestamp(since_s),
-        "size": model.size_bytes,
-        "digest": _digest(model.name),
-        "details": _details(model),
-        "capabilities": model.capabilities,
+        "name": tagged(row["id"]),
+        "model": tagged(row["id"]),
+        "modified_at": timestamp(row["created"]),
+        "size": row.get("meta", {}).get("size", 0),
+        "digest": _digest(row["id"]),
+        "details": _details(row),
+        "capabilities": _capabilities(row),
     }
 
 
-def shown(model: TagModel, since_s: float) -> dict[str, Any]:
+def shown(row: ModelRow) -> dict[str, Any]:
     """Return what is told of one model."""
     return {
         "license": "",
-        "modelfile": f"# Hearth's settings name this model.\nFROM {model.name}\n",
+        "modelfile": f"# Hearth's settings name this model.\nFROM {row['id']}\n",
         "parameters": "",
         "template": "",
-        "details": _details(model),
-        "model_info": _model_info(model),
-        "capabilities": model.capabilities,
-        "modified_at": timestamp(since_s),
+        "details": _details(row),
+        "model_info": _model_info(row),
+        "capabilities": _capabilities(row),
+        "modified_at": timestamp(row["created"]),
     }
 
 
-def running_row(links: list[WorkerLink], unload_s: float) -> dict[str, Any]:
+def running_row(names: ModelNames, links: list[WorkerLink], unload_s: float) -> dict[str, Any]:
     """Return the entry of a model that the workers of `links` have loaded."""
     beats = [link.heartbeat for link in links]
     facts = next(beat.model for beat in beats if beat is not None)
@@ -104,7 +72,7 @@ def running_row(links: list[WorkerLink], unload_s: float) -> dict[str, Any]:
         "model": tagged(facts.name),
         "size": taken,
         "digest": _digest(facts.name),
-        "details": _details(TagModel.of_text(facts.name, facts)),
+        "details": _details(names.row(facts.name, facts)),
         "expires_at": timestamp(time.time() + left_s),
         "size_vram": 0 if facts.backend == "cpu" else taken,
         "context_length": facts.context_tokens,
@@ -116,43 +84,39 @@ def _digest(name: str) -> str:
     return sha256(name.encode()).hexdigest()
 
 
-def _details(model: TagModel) -> dict[str, Any]:
+def _details(row: ModelRow) -> dict[str, Any]:
+    meta = row.get("meta", {})
+    family, count = meta.get("architecture", ""), meta.get("n_params", 0)
+    sizes = (f"{count / size:.1f}{unit}" for unit, size in _UNITS if count >= size)
     return {
         "parent_model": "",
         "format": "mlx",
-        "family": model.architecture,
-        "families": [model.architecture] if model.architecture else [],
-        "parameter_size": next(
-            (
-                f"{model.parameters / size:.1f}{unit}"
-                for unit, size in _UNITS
-                if model.parameters >= size
-            ),
-            str(model.parameters or ""),
-        ),
-        "quantization_level": _quantisation(model),
+        "family": family,
+        "families": [family] if family else [],
+        "parameter_size": next(sizes, str(count or "")),
+        "quantization_level": _quantisation(count, meta.get("size", 0)),
     }
 
 
-def _quantisation(model: TagModel) -> str:
+def _quantisation(parameters: int, nbytes: int) -> str:
     """Return how many bits a parameter has, in words that look like Ollama's."""
-    if not model.parameters:
+    if not parameters:
         return ""
-    bits = 8 * model.size_bytes / model.parameters
+    bits = 8 * nbytes / parameters
     if bits >= _BITS_RAW:
         return "F32" if bits > 2 * _BITS_RAW else "BF16"
     return f"Q{max(1, int(bits))}"
 
 
-def _model_info(model: TagModel) -> dict[str, Any]:
+def _model_info(row: ModelRow) -> dict[str, Any]:
     """Return what is known, by the names that a GGUF file has."""
-    found: dict[str, Any] = {"general.basename": model.name}
-    if not model.architecture:
-        return found
-    found["general.architecture"] = model.architecture
+    meta = row.get("meta", {})
+    family = meta.get("architecture", "")
     figures = {
-        "general.parameter_count": model.parameters,
-        f"{model.architecture}.context_length": model.context_tokens,
-        f"{model.architecture}.embedding_length": model.dimensions,
+        "general.architecture": family,
+        "general.parameter_count": meta.get("n_params"),
+        f"{family}.context_length": row.get("context_length"),
+        f"{family}.embedding_length": meta.get("n_embd"),
     }
-    return found | {name: figure for name, figure in figures.items() if figure}
+    known = {name: figure for name, figure in figures.items() if family and figure}
+    return {"general.basename": row["id"]} | known

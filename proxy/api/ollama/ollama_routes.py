@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 
-from hearth.proxy.api.ollama.ollama_models import TagModel, running_row, shown, tags_row
+from hearth.proxy.api.ollama.ollama_models import running_row, shown, tags_row
 from hearth.proxy.http.http_exchange import HttpExchange
 from hearth.proxy.http.strict_json import read_object
 from hearth.proxy.pool.worker_link import WorkerLink
@@ -61,7 +61,7 @@ class OllamaRoutes:
     async def _tags(self, exchange: HttpExchange) -> None:
         groups = {name: ListedGroup("", self._names.target(name)) for name in self._names.listed}
         models = [self._model(name, row) for name, row in {**groups, **self._groups()}.items()]
-        rows = [tags_row(model, self._names.since) for model in models if model is not None]
+        rows = [tags_row(model) for model in models if model is not None]
         await exchange.send_json(200, {"models": rows})
 
     async def _running(self, exchange: HttpExchange) -> None:
@@ -69,7 +69,7 @@ class OllamaRoutes:
         for link in self._pool.links.values():
             if link.is_ready and link.heartbeat is not None and link.heartbeat.model is not None:
                 links.setdefault(link.heartbeat.model.name, []).append(link)
-        rows = [running_row(having, self._unload_s) for having in links.values()]
+        rows = [running_row(self._names, having, self._unload_s) for having in links.values()]
         await exchange.send_json(200, {"models": rows})
 
     async def _show(self, exchange: HttpExchange) -> None:
@@ -90,17 +90,16 @@ class OllamaRoutes:
                 code="model_not_found",
                 param="model",
             )
-        await exchange.send_json(200, shown(model, self._names.since))
+        await exchange.send_json(200, shown(model))
 
-    def _model(self, name: str, group: ListedGroup) -> TagModel | None:
-        """Return the local model behind a name of the list; None where Ollama has none such."""
+    def _model(self, name: str, group: ListedGroup) -> dict[str, Any] | None:
+        """Return the entry in /v1/models of a local model; None where Ollama has none such."""
         if group.told:
             kinds = group.told["architecture"]["output_modalities"]
-            return TagModel.of_embeddings(name, group.told) if "embeddings" in kinds else None
+            return self._names.row(name, None, group=group) if "embeddings" in kinds else None
         if group.local is None:
             return None
-        facts = self._pool.facts_of(self._names.model_of(group.local))
-        return TagModel.of_text(name, facts)
+        return self._names.row(name, self._pool.facts_of(self._names.model_of(group.local)))
 
 
 async def _refused(exchange: HttpExchange) -> Any:
