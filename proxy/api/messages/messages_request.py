@@ -1,5 +1,6 @@
 """Turns the body of an Anthropic Messages request into our request."""
 
+import dataclasses
 from typing import Any
 
 from hearth.proxy.api.body import field_readers as fields, sampling_params, thinking_options
@@ -28,7 +29,7 @@ def parse(body: dict[str, Any]) -> ParsedRequest:
         )
     found = read_tools(body)
     conversation = _conversation(body, found)
-    thought = thinking_options.read(body)
+    template_kwargs, thinking = thinking_options.read(body)
     limit = sampling_params.read_max_tokens(body, "max_tokens", low=0)
     return ParsedRequest(
         dialect="messages",
@@ -36,10 +37,10 @@ def parse(body: dict[str, Any]) -> ParsedRequest:
         prompt=Prompt(
             conversation.messages,
             found.shown,
-            thought.template_kwargs,
+            template_kwargs,
             found.deferred,
             continues=ends_open(conversation.messages),
-            thinking=thought.wish,
+            thinking=thinking,
         ),
         sampling=sampling_params.read_sampling(
             body, max_tokens=limit or None, stop="stop_sequences"
@@ -47,18 +48,15 @@ def parse(body: dict[str, Any]) -> ParsedRequest:
         stream=fields.boolean(body, "stream"),
         body=body,
         left_out=(*found.dropped, *conversation.left_out),
-        constraints=_constraints(body, found, thought.wish.budget),
+        constraints=_constraints(body, found, thinking.budget),
         prefill_only=limit == 0,
     )
 
 
 def _constraints(body: dict[str, Any], found: MessagesTools, budget: int | None) -> Constraints:
-    choice, parallel = read_choice(body, found)
     schema = _schema(body)
-    return Constraints(
-        tool_choice=choice.mode,
-        tool_names=choice.names,
-        parallel_calls=parallel,
+    return dataclasses.replace(
+        read_choice(body, found),
         is_json=schema is not None,
         schema=schema,
         thinking_budget=budget,
