@@ -14,7 +14,7 @@ from hearth.proxy.api import (
 )
 from hearth.proxy.api.answer_frames import FrameWriter, frames
 from hearth.proxy.api.messages import messages_events
-from hearth.proxy.api.multi_choice_stream import merged
+from hearth.proxy.api.multi_choice_stream import AdmittedRequest, merged
 from hearth.proxy.api.ollama import ollama_events, ollama_request
 from hearth.proxy.api.parse_any_dialect import BodyParser, has_files
 from hearth.proxy.api.responses import responses_events
@@ -32,13 +32,7 @@ from hearth.proxy.monitoring.admin_routes import AdminRoutes
 from hearth.proxy.monitoring.gateway_metrics import served_here
 from hearth.proxy.pool.answer_stream import AnswerStream
 from hearth.proxy.pool.worker_pool import WorkerPool
-from hearth.proxy.request.parsed_request import (
-    OLLAMA_DIALECTS,
-    AdmittedRequest,
-    AnswerEvents,
-    Dialect,
-    ParsedRequest,
-)
+from hearth.proxy.request.parsed_request import OLLAMA_DIALECTS, Dialect, ParsedRequest
 from hearth.proxy.request.session_id import key_digest
 from hearth.shared.settings_from_env import Settings
 from hearth.shared.suspending_clock import awake_s
@@ -181,8 +175,9 @@ class LocalAnswers:
         started = awake_s()
         opening = self._open(request, exchange.request_id, started)
         answer, *others = await exchange.while_connected(opening)
-        read = answer if account is None else account.admitted(request, [answer, *others])
-        admitted = AdmittedRequest(request, name, read, tuple(others), came_at=started)
+        if account is not None:
+            account.admitted(request, [answer, *others])
+        admitted = AdmittedRequest(request, name, answer, tuple(others), came_at=started)
         if dialect == "responses" and request.is_stored:
             key = request.prompt.speaker.key
             admitted.note_end = functools.partial(self._stored.keep, key, request.body)
@@ -272,7 +267,7 @@ class LocalAnswers:
         )
 
 
-def _close(answers: Iterable[AnswerEvents]) -> None:
+def _close(answers: Iterable[AnswerStream]) -> None:
     for answer in answers:
         answer.close()
 

@@ -7,8 +7,7 @@ from typing import Protocol
 
 from hearth.proxy.api import server_sent_events as sse
 from hearth.proxy.api.error_bodies import openai_error
-from hearth.proxy.api.multi_choice_stream import MergedChoices
-from hearth.proxy.request.parsed_request import AdmittedRequest
+from hearth.proxy.api.multi_choice_stream import AdmittedRequest, MergedChoices
 from hearth.shared.errors import RequestError
 from hearth.shared.wire_messages import Delta, Finished, Usage
 

@@ -11,9 +11,8 @@ from hearth.proxy.api.answer_frames import FrameWriter
 from hearth.proxy.api.body import tool_definitions as tools
 from hearth.proxy.api.body.logprob_rows import logprob_rows
 from hearth.proxy.api.chat_completions import custom_names, is_legacy
-from hearth.proxy.api.multi_choice_stream import WholeChoice, whole_choices
+from hearth.proxy.api.multi_choice_stream import AdmittedRequest, WholeChoice, whole_choices
 from hearth.proxy.api.usage_extras import extra_fields, image_fields, prediction_fields
-from hearth.proxy.request.parsed_request import AdmittedRequest
 from hearth.shared.wire_messages import CallStart, Delta, Finished, TokenLogprob, Usage
 
 _CHUNK_END: Final = b',"finish_reason":null}]}\n\n'

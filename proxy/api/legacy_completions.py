@@ -11,8 +11,8 @@ from hearth.proxy.api.body import field_readers as fields, sampling_params
 from hearth.proxy.api.body.logprob_rows import LOGPROB_MIN
 from hearth.proxy.api.chat_completions import CHOICES_MAX
 from hearth.proxy.api.chat_completions_events import usage_fields
-from hearth.proxy.api.multi_choice_stream import whole_choices
-from hearth.proxy.request.parsed_request import AdmittedRequest, ParsedRequest
+from hearth.proxy.api.multi_choice_stream import AdmittedRequest, whole_choices
+from hearth.proxy.request.parsed_request import ParsedRequest
 from hearth.shared.errors import RequestError
 from hearth.shared.wire_messages import Delta, Finished, Prompt, TokenLogprob, Usage
 

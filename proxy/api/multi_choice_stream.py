@@ -1,17 +1,37 @@
-"""Merges the choices (n > 1) of one request into one stream of events, and adds up their usage."""
+"""Reads the choices of one request, as one stream of events or whole, and adds up their usage."""
 
 import asyncio
 import dataclasses
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from typing import Any
 
-from hearth.proxy.request.parsed_request import AdmittedRequest
+from hearth.proxy.pool.answer_stream import AnswerStream
+from hearth.proxy.request.parsed_request import ParsedRequest
+from hearth.shared.suspending_clock import awake_s
 from hearth.shared.wire_messages import CallStart, Delta, Finished, TokenLogprob, Usage
 
 ChoiceEvent = tuple[
     int, Delta | Finished | None
 ]  # (choice, what it gave); (0, None) = all were silent
+
+
+@dataclass(slots=True)
+class AdmittedRequest:
+    """A request that a worker has admitted, and its answer. Owner: its HTTP task."""
+
+    request: ParsedRequest
+    model: str  # the public name of what answers
+    answer: AnswerStream
+    others: tuple[AnswerStream, ...] = ()  # the choices after the first
+    note_end: Callable[[dict[str, Any]], None] = lambda _: None  # is given a response that is whole
+    came_at: float = field(default_factory=awake_s)  # when it was asked
+
+    @property
+    def answers(self) -> tuple[AnswerStream, ...]:
+        """Every choice, in the order of `ParsedRequest.submissions`."""
+        return (self.answer, *self.others)
 
 
 class MergedChoices:

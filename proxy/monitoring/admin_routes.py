@@ -17,7 +17,6 @@ from hearth.proxy.pool.worker_link import ReportKind
 from hearth.proxy.pool.worker_pool import WorkerPool, WorkerReports
 from hearth.proxy.request.model_names import ListedGroup, ModelNames, listed_as
 from hearth.proxy.request.session_id import key_digest
-from hearth.proxy.request.volatile_fields import telemetry_dropped
 from hearth.proxy.workers.remote_workers import RemoteWorker
 from hearth.proxy.workers.supervisor import Supervisor, WorkerProcess
 from hearth.shared.errors import Overloaded, RequestError
@@ -167,9 +166,8 @@ class AdminRoutes:
                 "Nothing was emptied: no worker is ready. Send a request, which loads a model, and "
                 "ask again; or stop the server and remove KV_CACHE_DIR."
             )
-        dropped = {"blocks": telemetry_dropped.blocks, "chars": telemetry_dropped.chars}
         totals = self.requests.totals(_key(exchange))
-        body = {"object": "cache", "totals": totals, "telemetry_dropped": dropped}
+        body = {"object": "cache", "totals": totals}
         await exchange.send_json(200, body | {"workers": self._told(reports)})
 
     async def _ask_doctors(self, what: ReportKind, exchange: HttpExchange) -> None:

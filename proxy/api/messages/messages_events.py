@@ -9,9 +9,8 @@ from hearth.proxy.api import server_sent_events as sse
 from hearth.proxy.api.answer_frames import FrameWriter
 from hearth.proxy.api.body import tool_definitions as tools
 from hearth.proxy.api.error_bodies import anthropic_error
-from hearth.proxy.api.multi_choice_stream import whole_choices
+from hearth.proxy.api.multi_choice_stream import AdmittedRequest, whole_choices
 from hearth.proxy.api.usage_extras import extra_fields
-from hearth.proxy.request.parsed_request import AdmittedRequest
 from hearth.shared.errors import RequestError
 from hearth.shared.wire_messages import CallStart, Delta, Finished, Usage
 

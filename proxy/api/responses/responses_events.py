@@ -6,11 +6,12 @@ from typing import Any, Final
 from hearth.proxy.api import server_sent_events as sse
 from hearth.proxy.api.answer_frames import FrameWriter
 from hearth.proxy.api.error_bodies import openai_error
+from hearth.proxy.api.multi_choice_stream import AdmittedRequest
 from hearth.proxy.api.responses import output_items
 from hearth.proxy.api.responses.output_items import OutputItem
 from hearth.proxy.api.responses.responses_tools import responses_tools_of
 from hearth.proxy.api.usage_extras import extra_fields, image_fields
-from hearth.proxy.request.parsed_request import AdmittedRequest, ParsedRequest
+from hearth.proxy.request.parsed_request import ParsedRequest
 from hearth.shared.errors import RequestError
 from hearth.shared.wire_messages import Delta, Finished, Usage
 

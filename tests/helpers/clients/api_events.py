@@ -8,7 +8,8 @@ import orjson
 
 from hearth.proxy.api import server_sent_events as sse
 from hearth.proxy.api.answer_frames import FrameWriter, frames
-from hearth.proxy.request.parsed_request import AdmittedRequest, ParsedRequest
+from hearth.proxy.api.multi_choice_stream import AdmittedRequest
+from hearth.proxy.request.parsed_request import ParsedRequest
 from hearth.shared.errors import RequestError
 from hearth.shared.wire_messages import CallStart, Delta, Finished, Usage
 

@@ -4,7 +4,8 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from hearth.proxy.request.parsed_request import AdmittedRequest, ParsedRequest
+from hearth.proxy.api.multi_choice_stream import AdmittedRequest
+from hearth.proxy.request.parsed_request import ParsedRequest
 from hearth.shared.errors import RequestError
 from hearth.shared.wire_messages import CallStart, Delta, Finished, TokenLogprob, Usage
 

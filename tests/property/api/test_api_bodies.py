@@ -8,10 +8,10 @@ from hypothesis import given, settings, strategies as st
 
 from hearth.proxy.api.answer_frames import frames
 from hearth.proxy.api.messages import messages_request
+from hearth.proxy.api.multi_choice_stream import AdmittedRequest
 from hearth.proxy.api.responses import responses_request
 from hearth.proxy.api.responses.response_store import ResponseStore
 from hearth.proxy.local_answers import ANSWERS
-from hearth.proxy.request.parsed_request import AdmittedRequest
 from hearth.shared.errors import RequestError
 from hearth.shared.wire_messages import Submit, decode, encode
 from tests.helpers.clients.api_events import Scripted, called, done, said, thought

@@ -11,8 +11,8 @@ from hypothesis import given, settings, strategies as st
 from hearth.proxy.api import chat_completions, chat_completions_events
 from hearth.proxy.api.answer_frames import frames
 from hearth.proxy.api.messages import messages_events, messages_request
+from hearth.proxy.api.multi_choice_stream import AdmittedRequest
 from hearth.proxy.api.responses import responses_events, responses_request
-from hearth.proxy.request.parsed_request import AdmittedRequest
 from hearth.shared.wire_messages import CallStart, Delta, Finished, TokenLogprob, Usage
 from tests.helpers.clients.api_events import SIGNATURE, Scripted, frames_of
 from tests.helpers.clients.sdk_readers import AnthropicReader, OpenAIReader

@@ -14,10 +14,11 @@ from hypothesis import example, given, settings, strategies as st
 
 from hearth.proxy.api import chat_completions, chat_completions_events
 from hearth.proxy.api.messages import messages_events, messages_request
+from hearth.proxy.api.multi_choice_stream import AdmittedRequest
 from hearth.proxy.api.ollama import ollama_events, ollama_request
 from hearth.proxy.api.responses import responses_events, responses_request
 from hearth.proxy.http.http_exchange import ClientGone
-from hearth.proxy.request.parsed_request import AdmittedRequest, ParsedRequest
+from hearth.proxy.request.parsed_request import ParsedRequest
 from hearth.shared.errors import Overloaded, WorkerLost
 from hearth.shared.wire_messages import Delta, Finished
 from tests.helpers.clients.api_events import Given, Scripted, called, done, frames_of, more

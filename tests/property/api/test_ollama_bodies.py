@@ -7,9 +7,9 @@ import orjson
 from hypothesis import given, settings, strategies as st
 
 from hearth.proxy.api.answer_frames import frames
+from hearth.proxy.api.multi_choice_stream import AdmittedRequest
 from hearth.proxy.api.ollama import generate_context, ollama_events, ollama_request
 from hearth.proxy.api.ollama.ollama_request import CHAT, GENERATE
-from hearth.proxy.request.parsed_request import AdmittedRequest
 from hearth.shared.errors import RequestError
 from hearth.shared.wire_messages import Submit, decode, encode
 from tests.helpers.clients.api_events import Scripted, called, done, more, said, thought

@@ -17,7 +17,7 @@ from hearth.proxy.api import (
     server_sent_events as sse,
 )
 from hearth.proxy.api.chat_completions_events import logprob_fields, usage_fields
-from hearth.proxy.request.parsed_request import AdmittedRequest
+from hearth.proxy.api.multi_choice_stream import AdmittedRequest
 from hearth.shared.errors import WorkerLost
 from tests.helpers.proxy.virtual_time import run_in_virtual_time
 from tests.helpers.worker_processes.fixed_answers import (

@@ -8,7 +8,7 @@ import pytest
 from openai.types import Completion
 
 from hearth.proxy.api import answer_frames, legacy_completions, server_sent_events as sse
-from hearth.proxy.request.parsed_request import AdmittedRequest
+from hearth.proxy.api.multi_choice_stream import AdmittedRequest
 from hearth.shared.errors import RequestError, WorkerLost
 from tests.helpers.proxy.virtual_time import run_in_virtual_time
 from tests.helpers.worker_processes.fixed_answers import Step, end, listed, logprob, said, ticket

@@ -9,7 +9,7 @@ import pytest
 
 from hearth.proxy.api import server_sent_events as sse
 from hearth.proxy.api.messages import messages_events, messages_request
-from hearth.proxy.request.parsed_request import AdmittedRequest
+from hearth.proxy.api.multi_choice_stream import AdmittedRequest
 from hearth.shared.errors import WorkerLost
 from hearth.shared.wire_messages import Delta, Finished, Usage
 from tests.helpers.clients.api_events import (

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from hearth.proxy.api import chat_completions
-from hearth.proxy.api.multi_choice_stream import MergedChoices
-from hearth.proxy.request.parsed_request import AdmittedRequest
+from hearth.proxy.api.multi_choice_stream import AdmittedRequest, MergedChoices
 from hearth.shared.errors import RequestError, WorkerLost
 from hearth.shared.wire_messages import Usage
 from tests.helpers.proxy.virtual_time import run_in_virtual_time

@@ -10,11 +10,12 @@ import pytest
 
 from hearth.proxy.api import chat_completions
 from hearth.proxy.api.messages import messages_request
+from hearth.proxy.api.multi_choice_stream import AdmittedRequest
 from hearth.proxy.api.ollama import ollama_request
 from hearth.proxy.api.responses import responses_request
 from hearth.proxy.http.strict_json import parse_object
 from hearth.proxy.local_answers import ANSWERS
-from hearth.proxy.request.parsed_request import AdmittedRequest, ParsedRequest
+from hearth.proxy.request.parsed_request import ParsedRequest
 from hearth.shared import wire_messages as wire
 from hearth.worker.prompt.render_messages import Renderer
 from scripts.harness.model_families import family

@@ -9,9 +9,10 @@ import pytest
 
 from hearth.proxy.api import server_sent_events as sse
 from hearth.proxy.api.answer_frames import frames
+from hearth.proxy.api.multi_choice_stream import AdmittedRequest
 from hearth.proxy.api.ollama import generate_context, ollama_events
 from hearth.proxy.api.ollama.ollama_request import parse_chat, parse_generate
-from hearth.proxy.request.parsed_request import AdmittedRequest, ParsedRequest
+from hearth.proxy.request.parsed_request import ParsedRequest
 from hearth.shared.errors import RequestError
 from hearth.shared.suspending_clock import awake_s
 from hearth.shared.wire_messages import Delta, Finished, TokenLogprob, Usage

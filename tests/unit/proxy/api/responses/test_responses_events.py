@@ -4,8 +4,8 @@ import asyncio
 from typing import Any
 
 from hearth.proxy.api.answer_frames import frames
+from hearth.proxy.api.multi_choice_stream import AdmittedRequest
 from hearth.proxy.api.responses import responses_events, responses_request
-from hearth.proxy.request.parsed_request import AdmittedRequest
 from hearth.shared.errors import WorkerLost
 from hearth.shared.wire_messages import Finished, Usage
 from tests.helpers.clients.api_events import (
