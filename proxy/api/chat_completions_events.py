@@ -7,12 +7,16 @@ from typing import Any, Final
 import orjson
 
 from hearth.proxy.api import server_sent_events as sse
+from hearth.proxy.api.answer_fields import (
+    extra_fields,
+    image_fields,
+    logprob_rows,
+    prediction_fields,
+)
 from hearth.proxy.api.answer_frames import FrameWriter
 from hearth.proxy.api.body import tool_definitions as tools
-from hearth.proxy.api.body.logprob_rows import logprob_rows
 from hearth.proxy.api.chat_completions import custom_names, is_legacy
 from hearth.proxy.api.multi_choice_stream import AdmittedRequest, WholeChoice, whole_choices
-from hearth.proxy.api.usage_extras import extra_fields, image_fields, prediction_fields
 from hearth.shared.wire_messages import CallStart, Delta, Finished, TokenLogprob, Usage
 
 _CHUNK_END: Final = b',"finish_reason":null}]}\n\n'

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NoReturn
 
 from hearth.proxy.api import server_sent_events as sse
+from hearth.proxy.api.answer_fields import LOGPROB_MIN
 from hearth.proxy.api.answer_frames import FrameWriter
 from hearth.proxy.api.body import field_readers as fields, sampling_params
-from hearth.proxy.api.body.logprob_rows import LOGPROB_MIN
 from hearth.proxy.api.chat_completions import CHOICES_MAX
 from hearth.proxy.api.chat_completions_events import usage_fields
 from hearth.proxy.api.multi_choice_stream import AdmittedRequest, whole_choices

@@ -15,7 +15,7 @@ from hearth.proxy.monitoring.recent_requests import RecentRequests
 from hearth.proxy.pool.answer_stream import AnswerStream
 from hearth.proxy.pool.worker_link import ReportKind
 from hearth.proxy.pool.worker_pool import WorkerPool, WorkerReports
-from hearth.proxy.request.model_names import ListedGroup, ModelNames, listed_as
+from hearth.proxy.request.model_names import ListedGroup, ModelNames
 from hearth.proxy.request.session_id import key_digest
 from hearth.proxy.workers.remote_workers import RemoteWorker
 from hearth.proxy.workers.supervisor import Supervisor, WorkerProcess
@@ -138,15 +138,7 @@ class AdminRoutes:
 
     async def _model(self, exchange: HttpExchange) -> None:
         name = _rest(exchange.path, *_MODELS)
-        groups = self._groups()
-        if name not in groups and self.names.find_exact(name) is None:
-            name = listed_as(name, (*groups, *self.names.listed))
-        group = groups.get(name)
-        if group is None:
-            name = self.names.check(name, groups)
-            target = self.names.target(name)
-            name = self.names.adapter_of(target) or name
-            group = ListedGroup("hearth", target)
+        name, group = self.names.group(name, self._groups())
         facts, is_anthropic = (
             group.facts(self._facts_of),
             _is_anthropic(exchange) and not group.told,

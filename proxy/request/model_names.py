@@ -128,11 +128,6 @@ def loose_names(known: Mapping[str, V]) -> dict[str, V]:
     return found
 
 
-def listed_as(name: str, listed: Iterable[str]) -> str:
-    """Return which of `listed` is `name` in another case, or with `:latest`; else `name`."""
-    return loose_names({row: row for row in listed}).get(loose_name(name), name)
-
-
 # Kept for a moment: that the former model's name was told: nothing of a request
 @functools.cache  # once, not once a request
 def _tell_former(former: str, public: str) -> None:
@@ -288,6 +283,20 @@ class ModelNames:
         if self.find(name) is None:
             raise self.unknown(name, more)
         return name
+
+    def group(self, name: str, groups: Mapping[str, ListedGroup]) -> tuple[str, ListedGroup]:
+        """Return the name that is listed for `name`, and who answers to it; `groups` come first.
+
+        Raises:
+            RequestError: nobody does.
+        """
+        if name not in groups and self.find_exact(name) is None:
+            listed = loose_names({row: row for row in (*groups, *self.listed)})
+            name = listed.get(loose_name(name), name)
+        if name in groups:
+            return name, groups[name]
+        target = self.target(self.check(name, groups))
+        return self.adapter_of(target) or name, ListedGroup("hearth", target)
 
     def unknown(self, name: str, more: Iterable[str] = ()) -> RequestError:
         """Return the refusal of a name that nothing has; `more` are those of a LiteLLM config."""

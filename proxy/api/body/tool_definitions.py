@@ -102,16 +102,16 @@ def openai_choice(
     row = {"type": value} if type(value) is str else fields.record(value, "tool_choice")
     kind = row.get("type")
     if kind in MODES:
-        return checked(Constraints(str(kind)), shown, dropped)
+        return _checked(Constraints(str(kind)), shown, dropped)
     if kind == "allowed_tools":
         return _allowed(row, shown)
     if kind in ("function", "custom"):
         name = _chosen_name(row, "tool_choice")
         if name not in shown and _is_dropped(name, dropped):
-            return left_out(name)
-        return Constraints("required", named(name, "tool_choice.name", shown))
+            return _left_out(name)
+        return Constraints("required", _named(name, "tool_choice.name", shown))
     if type(kind) is str and _is_dropped(kind, dropped):
-        return left_out(kind)
+        return _left_out(kind)
     fields.refuse(
         "tool_choice",
         value,
@@ -120,7 +120,7 @@ def openai_choice(
     )
 
 
-def left_out(chosen: str) -> Constraints:
+def _left_out(chosen: str) -> Constraints:
     """Return the choice that is left where a client chose what is not run here: no call at all.
 
     A client that sends a search of the web as a request of its own can't take one back.
@@ -134,7 +134,7 @@ def _is_dropped(kind: str, dropped: Collection[str]) -> bool:
     return _VERSION.sub("", kind) in {_VERSION.sub("", each) for each in dropped}
 
 
-def checked(
+def _checked(
     choice: Constraints, offered: Collection[str], dropped: Collection[str] = ()
 ) -> Constraints:
     """Return `choice`; where a call is required and all tools are `dropped`, that of none.
@@ -143,7 +143,7 @@ def checked(
         RequestError: a call is required and no tool was ever there.
     """
     if choice.tool_choice == "required" and not offered and dropped:
-        return left_out(choice.tool_choice)
+        return _left_out(choice.tool_choice)
     if choice.tool_choice == "required" and not offered:
         raise RequestError(
             "tool_choice requires a call, and tools holds none that could be called here.",
@@ -153,7 +153,7 @@ def checked(
     return choice
 
 
-def named(name: str, param: str, shown: Mapping[str, list[str]]) -> list[str]:
+def _named(name: str, param: str, shown: Mapping[str, list[str]]) -> list[str]:
     """Return the names that the model sees for the tool that a client calls `name`.
 
     Raises:
@@ -186,12 +186,12 @@ def _allowed(row: dict[str, Any], shown: Mapping[str, list[str]]) -> Constraints
     hosted: list[str] = []
     for tool, param in fields.records(inner.get("tools"), "tool_choice.tools"):
         if tool.get("type") in ("function", "custom"):
-            names += named(_chosen_name(tool, param), f"{param}.name", shown)
+            names += _named(_chosen_name(tool, param), f"{param}.name", shown)
         else:
             hosted.append(str(tool.get("type")))
     if not names and mode == "auto":
         return Constraints("none")
-    return checked(Constraints(mode, names), names, hosted)
+    return _checked(Constraints(mode, names), names, hosted)
 
 
 # ---------------------------------------------------------------- calls

@@ -6,11 +6,11 @@ from typing import Any, Final
 import orjson
 
 from hearth.proxy.api import server_sent_events as sse
+from hearth.proxy.api.answer_fields import extra_fields
 from hearth.proxy.api.answer_frames import FrameWriter
 from hearth.proxy.api.body import tool_definitions as tools
 from hearth.proxy.api.error_bodies import anthropic_error
 from hearth.proxy.api.multi_choice_stream import AdmittedRequest, whole_choices
-from hearth.proxy.api.usage_extras import extra_fields
 from hearth.shared.errors import RequestError
 from hearth.shared.wire_messages import CallStart, Delta, Finished, Usage
 

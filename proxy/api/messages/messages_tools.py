@@ -75,22 +75,15 @@ def read_choice(body: dict[str, Any], found: MessagesTools) -> Constraints:
     row = fields.optional_record(body, "tool_choice")
     kind = row.get("type", "auto")
     parallel = not fields.boolean(row, "disable_parallel_tool_use")
-    if kind in ("auto", "none"):
-        choice = Constraints(kind)
-    elif kind == "any":
-        choice = tools.checked(Constraints("required"), found.names, found.dropped)
-    elif kind != "tool":
+    if kind not in ("auto", "any", "tool", "none"):
         fields.refuse("tool_choice.type", kind, "auto, any, tool or none")
-    else:
-        choice = _chosen(fields.required_text(row, "name", "tool_choice.name"), found)
+    named = {"type": "function", "name": row.get("name")}
+    choice = tools.openai_choice(
+        {"any": "required", "tool": named}.get(kind, kind),
+        {name: [name] for name in found.names},
+        [*found.dropped, *found.dropped_names],
+    )
     return dataclasses.replace(choice, parallel_calls=parallel)
-
-
-def _chosen(name: str, found: MessagesTools) -> Constraints:
-    if name not in found.names and name in found.dropped_names:
-        return tools.left_out(name)
-    offered = {each: [each] for each in found.names}
-    return Constraints("required", tools.named(name, "tool_choice.name", offered))
 
 
 def _schema(required: list[str], **properties: Any) -> dict[str, Any]:

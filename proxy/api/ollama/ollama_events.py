@@ -6,13 +6,12 @@ from typing import Any, Final
 
 import orjson
 
+from hearth.proxy.api.answer_fields import extra_fields, logprob_rows
 from hearth.proxy.api.answer_frames import FrameWriter
 from hearth.proxy.api.body import tool_definitions as tools
-from hearth.proxy.api.body.logprob_rows import logprob_rows
 from hearth.proxy.api.multi_choice_stream import AdmittedRequest, whole_choices
 from hearth.proxy.api.ollama.generate_context import context_of
 from hearth.proxy.api.ollama.ollama_request import CHAT
-from hearth.proxy.api.usage_extras import extra_fields
 from hearth.proxy.request.parsed_request import Dialect
 from hearth.shared.errors import RequestError
 from hearth.shared.suspending_clock import awake_s

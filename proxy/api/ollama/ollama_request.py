@@ -109,7 +109,7 @@ def _parsed(dialect: Dialect, body: dict[str, Any], messages: list[Any]) -> Pars
         "tools": body.get("tools") if dialect == CHAT else None,
         "response_format": _format(body.get("format")),
         "think": body.get("think"),
-        "stream": _streams(body),
+        "stream": fields.boolean(body, "stream", default=True),
         "logprobs": logprobs,
         "top_logprobs": body.get("top_logprobs") if logprobs else None,
     }
@@ -133,13 +133,9 @@ def _raw(body: dict[str, Any], prompt: str) -> ParsedRequest:
             stop="stop",
             top_logprobs=top if fields.boolean(body, "logprobs") else None,
         ),
-        stream=_streams(body),
+        stream=fields.boolean(body, "stream", default=True),
         body=body,
     )
-
-
-def _streams(body: Body) -> bool:
-    return fields.boolean(body, "stream", default=True)
 
 
 def _options(body: Body) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from hearth.proxy.http.http_exchange import HttpExchange
 from hearth.proxy.http.strict_json import read_object
 from hearth.proxy.pool.worker_link import WorkerLink
 from hearth.proxy.pool.worker_pool import WorkerPool
-from hearth.proxy.request.model_names import ListedGroup, ModelNames, loose_name, loose_names
+from hearth.proxy.request.model_names import ListedGroup, ModelNames
 from hearth.shared.errors import RequestError
 from hearth.shared.version import VERSION
 
@@ -76,11 +76,7 @@ class OllamaRoutes:
         """Tell of one model. Raises: RequestError: it is not served here."""
         body = await read_object(await exchange.read_body())
         name = self._names.named(body.get("model") or body.get("name"))
-        groups = self._groups()
-        group = groups.get(name)
-        if group is None and self._names.find_exact(name) is None:
-            group = loose_names(groups).get(loose_name(name))
-        group = group or ListedGroup("", self._names.target(self._names.check(name, groups)))
+        _, group = self._names.group(name, self._groups())
         model = self._model(name, group)
         if model is None:
             raise RequestError(

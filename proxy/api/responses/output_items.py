@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from hearth.proxy.api.answer_fields import logprob_rows
 from hearth.proxy.api.body import tool_definitions as tools
-from hearth.proxy.api.body.logprob_rows import logprob_rows
 from hearth.proxy.api.responses.responses_tools import SEARCH, ToolOrigin
 from hearth.shared.wire_messages import CallStart, TokenLogprob
 

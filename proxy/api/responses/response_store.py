@@ -13,9 +13,7 @@ private), API keys never. What has expired goes when the file is next made anew;
 makes it so.
 """
 
-import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -100,9 +98,8 @@ class ResponseStore:
         """Take up what `directory` holds; None keeps nothing across restarts."""
         self._clock = clock
         # Kept for one key: stored responses, 64 MB, and their journal
-        self._entries: OrderedDict[_EntryKey, _StoredResponse] = OrderedDict()  # oldest first
+        self._entries: dict[_EntryKey, _StoredResponse] = {}  # oldest first
         self._cloud_items: dict[_EntryKey, str] = {}  # owner, item's id -> its response's id
-        self._lock = threading.Lock()  # for changes of `_entries`, which the journal reads
         self.nbytes = 0
         self.odd = 0  # records that were none of ours
         self._journal = open_journal_writer(directory, self, SCHEMA)
@@ -251,8 +248,7 @@ class ResponseStore:
 
     def everything(self) -> Iterable[_Change]:
         """Return all that is kept. The journal's thread."""
-        with self._lock:
-            return list(self._entries.items())
+        return list(self._entries.items())  # at once: nothing of Python's runs within
 
     def record(self, item: _Change) -> list[Any]:
         """Return what is written of a change. The journal's thread."""
@@ -288,8 +284,7 @@ class ResponseStore:
     def _add(self, entry_key: _EntryKey, entry: _StoredResponse) -> None:
         if entry_key in self._entries:
             self._drop(entry_key)
-        with self._lock:
-            self._entries[entry_key] = entry
+        self._entries[entry_key] = entry
         self.nbytes += entry.nbytes
         owner, response_id = entry_key
         self._cloud_items |= {(owner, item_id): response_id for item_id in entry.cloud_ids}
@@ -309,8 +304,7 @@ class ResponseStore:
         return entry
 
     def _drop(self, entry_key: _EntryKey) -> None:
-        with self._lock:
-            entry = self._entries.pop(entry_key)
+        entry = self._entries.pop(entry_key)
         self.nbytes -= entry.nbytes
         owner, response_id = entry_key
         for item_id in entry.cloud_ids:

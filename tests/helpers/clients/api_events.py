@@ -85,7 +85,8 @@ def frames_of(
     **more_of: Any,
 ) -> list[bytes]:
     """Return the frames that `given` becomes."""
-    ticket = AdmittedRequest(request, "m", Scripted(*given), **more_of)
+    answer: Any = Scripted(*given)
+    ticket = AdmittedRequest(request, "m", answer, **more_of)
 
     async def collect() -> list[bytes]:
         return [frame async for frame in frames(ticket, writer(ticket))]
@@ -100,7 +101,7 @@ def stream(
     signature: str = SIGNATURE,
 ) -> list[dict[str, Any]]:
     """Return the events that `given` becomes, each as its data; the answer is closed then."""
-    answer = Scripted(*given, signature=signature)
+    answer: Any = Scripted(*given, signature=signature)
     ticket = AdmittedRequest(request, "m", answer)
 
     async def collect() -> list[bytes]:

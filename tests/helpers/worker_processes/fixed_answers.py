@@ -70,8 +70,8 @@ def logprob(text: str, *others: str) -> TokenLogprob:
 
 def ticket(request: ParsedRequest, *scripts: Sequence[Step]) -> AdmittedRequest:
     """Return the ticket of `request` whose choices play the scripts."""
-    first, *others = (Scripted(steps) for steps in scripts)
-    return AdmittedRequest(request, "m", first, tuple(others))
+    answers: Any = [Scripted(steps) for steps in scripts]
+    return AdmittedRequest(request, "m", answers[0], tuple(answers[1:]))
 
 
 async def listed(iterator: Any) -> list[Any]:
