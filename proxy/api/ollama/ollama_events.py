@@ -1,5 +1,6 @@
 """Turns our events into the answers of Ollama's /api/chat and /api/generate, whole or as lines."""
 
+import functools
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -19,6 +20,7 @@ from hearth.shared.wire_messages import CallStart, Delta, Finished, TokenLogprob
 
 MEDIA_TYPE: Final = b"application/x-ndjson"
 _NS_PER_MS: Final = 1_000_000
+_MORE: Final = {"done": False}  # of a line that another follows
 
 
 def line(row: dict[str, Any]) -> bytes:
@@ -57,6 +59,10 @@ def _row(
     if logprobs:
         row["logprobs"] = logprob_rows(logprobs)
     return row
+
+
+def _told_as(admitted: AdmittedRequest) -> tuple[Dialect, str]:
+    return admitted.request.dialect, admitted.request.model or admitted.model
 
 
 def _call(call: CallStart, text: str, index: int, *, is_cut: bool = False) -> list[dict[str, Any]]:
@@ -114,8 +120,8 @@ async def whole(admitted: AdmittedRequest) -> dict[str, Any]:
         for index, (call, text) in enumerate(choice.calls)
         for called in _call(call, text, index, is_cut=end.is_cut and is_open and index == last)
     ]
-    said = _shown(
-        admitted,
+    said = _row(
+        *_told_as(admitted),
         content=content,
         thinking=choice.text("reasoning"),
         calls=calls,
@@ -132,6 +138,7 @@ class OllamaWriter(FrameWriter):
 
     def __init__(self, admitted: AdmittedRequest) -> None:
         self._admitted = admitted
+        self._row = functools.partial(_row, *_told_as(admitted))
         self._contents: list[str] = []
         self._call: CallStart | None = None  # that is being written
         self._arguments: list[str] = []  # of that
@@ -152,15 +159,16 @@ class OllamaWriter(FrameWriter):
         else:
             said["content"] = row.text
             self._contents.append(row.text)
-        return [self._line({"done": False}, **said)] if any(said.values()) else []
+        return [line(self._row(**said) | _MORE)] if any(said.values()) else []
 
     def ended(self, _index: int, row: Finished, _usage: Usage | None) -> list[bytes]:
         calls = self._ended(is_cut=row.is_cut)
-        told = [self._line({"done": False}, calls=calls)] if calls else []
-        return [*told, self._line(_end(self._admitted, row, "".join(self._contents)))]
+        told = [line(self._row(calls=calls) | _MORE)] if calls else []
+        end = _end(self._admitted, row, "".join(self._contents))
+        return [*told, line(self._row() | end)]
 
     def alive(self) -> bytes:
-        return self._line({"done": False})
+        return line(self._row() | _MORE)
 
     def broken(self, error: RequestError) -> list[bytes]:
         return [line({"error": str(error)})]
@@ -172,10 +180,3 @@ class OllamaWriter(FrameWriter):
         calls = [] if call is None else _call(call, text, self._count, is_cut=is_cut)
         self._count += len(calls)
         return calls
-
-    def _line(self, end: dict[str, Any], **said: Any) -> bytes:
-        return line(_shown(self._admitted, **said) | end)
-
-
-def _shown(admitted: AdmittedRequest, **said: Any) -> dict[str, Any]:
-    return _row(admitted.request.dialect, admitted.request.model or admitted.model, **said)
