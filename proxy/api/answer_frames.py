@@ -61,5 +61,3 @@ async def frames(admitted: AdmittedRequest, writer: FrameWriter) -> AsyncGenerat
     except RequestError as error:
         for frame in writer.broken(error):
             yield frame
-    finally:
-        choices.close()

@@ -37,7 +37,7 @@ class AdmittedRequest:
 class MergedChoices:
     """The choices of one request while they arrive. Owner: the task that serves it.
 
-    Invariant: once `events` has ended every answer is closed, and nothing of it runs on.
+    Invariant: once `events` has ended no task of it runs on. Who admitted the answers closes them.
     """
 
     def __init__(self, admitted: AdmittedRequest) -> None:
@@ -55,13 +55,10 @@ class MergedChoices:
 
     async def _of_one(self, wait_s: float | None) -> AsyncGenerator[ChoiceEvent, None]:
         (answer,) = self._answers
-        try:
-            while not isinstance(row := await answer.next_event(wait_s), Finished):
-                yield 0, row
-            self._usages[0] = row.usage
+        while not isinstance(row := await answer.next_event(wait_s), Finished):
             yield 0, row
-        finally:
-            self.close()
+        self._usages[0] = row.usage
+        yield 0, row
 
     async def _of_several(self, wait_s: float | None) -> AsyncGenerator[ChoiceEvent, None]:
         pending = {
@@ -85,14 +82,9 @@ class MergedChoices:
                     if row is not None:
                         yield index, row
         finally:
-            self.close()
             for task in pending:
                 task.cancel()
             await asyncio.gather(*pending, return_exceptions=True)  # nothing is left running
-
-    def close(self) -> None:
-        for answer in self._answers:
-            answer.close()
 
     @property
     def have_ended(self) -> bool:

@@ -101,8 +101,7 @@ class ResponseStore:
         self._entries: dict[_EntryKey, _StoredResponse] = {}  # oldest first
         self._cloud_items: dict[_EntryKey, str] = {}  # owner, item's id -> its response's id
         self.nbytes = 0
-        self.odd = 0  # records that were none of ours
-        self._journal = open_journal_writer(directory, self, SCHEMA)
+        self.journal = open_journal_writer(directory, self, SCHEMA)
         self._restore()
 
     def __len__(self) -> int:
@@ -180,7 +179,7 @@ class ResponseStore:
         """Keep the `entry` made of `response`."""
         entry_key = self._entry_key(key, response["id"])
         self._add(entry_key, entry)
-        self._journal.put((entry_key, entry), entry.nbytes)
+        self.journal.put((entry_key, entry), entry.nbytes)
 
     def response(self, key: str, response_id: str) -> dict[str, Any]:
         """Return the response object. Raises: RequestError: 404."""
@@ -195,7 +194,7 @@ class ResponseStore:
         self._find(key, response_id)
         entry_key = self._entry_key(key, response_id)
         self._drop(entry_key)
-        self._journal.put((entry_key, None), 0, renews=True)
+        self.journal.put((entry_key, None), 0, renews=True)
         return {"id": response_id, "object": "response", "deleted": True}
 
     def items(self, key: str, response_id: str, query: dict[str, str]) -> dict[str, Any]:
@@ -232,17 +231,9 @@ class ResponseStore:
             "has_more": len(page) < len(rows),
         }
 
-    def flush(self, seconds: float) -> bool:
-        """Wait at most `seconds` until the journal has it all; say whether it does. Blocks."""
-        return self._journal.flush(seconds)
-
     def close(self) -> None:
         """Write what waits, within CLOSE_WAIT_S_MAX of the journal writer. Once; blocks."""
-        self._journal.close()
-
-    def report(self) -> dict[str, int]:
-        """Return the journal's counters."""
-        return {"odd": self.odd, **self._journal.report()}
+        self.journal.close()
 
     # ---------------------------------------------------------------- the journal
 
@@ -263,13 +254,12 @@ class ResponseStore:
 
     def _restore(self) -> None:
         now = self._clock()
-        for _, record in self._journal.read():
+        for _, record in self.journal.read():
             try:
                 owner, response_id, *rest = record
                 entry = _StoredResponse(*rest) if rest else None
             except (TypeError, ValueError):
-                self.odd += 1
-                continue
+                continue  # none of ours
             entry_key = (owner, response_id)
             if entry is not None and now - entry.kept_at <= AGE_S_MAX:
                 self._add(entry_key, entry)
@@ -279,7 +269,7 @@ class ResponseStore:
     # ---------------------------------------------------------------- within
 
     def _entry_key(self, key: str, response_id: str) -> _EntryKey:
-        return self._journal.named(key), response_id
+        return self.journal.named(key), response_id
 
     def _add(self, entry_key: _EntryKey, entry: _StoredResponse) -> None:
         if entry_key in self._entries:
@@ -333,7 +323,7 @@ class ResponseStore:
         self, key: str, wanted: str, known: dict[str, dict[str, Any]]
     ) -> dict[str, Any] | None:
         """Return the output item `wanted`; responses that are read for it go to `known`."""
-        response_id = self._cloud_items.get((self._journal.named(key), wanted))
+        response_id = self._cloud_items.get((self.journal.named(key), wanted))
         if response_id is None:
             # Of ours it is the kind, the id of the answer that it is part of, and its number there.
             parts = wanted.split("_")
@@ -353,7 +343,7 @@ class ResponseStore:
         """
         if type(item) is not dict or not _is_elsewhere(item.get("id")):
             return item
-        if type(item["id"]) is str and (self._journal.named(key), item["id"]) in self._cloud_items:
+        if type(item["id"]) is str and (self.journal.named(key), item["id"]) in self._cloud_items:
             return item
         return _unsealed(item) if not item.get("encrypted_content") else _without_id(item)
 

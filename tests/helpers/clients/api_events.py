@@ -43,7 +43,6 @@ class Scripted:
     def __init__(self, *events: Given, signature: str = SIGNATURE) -> None:
         self._events = list(events)
         self.signature = signature
-        self.is_closed = False
         self.waits: list[float | None] = []  # of each question
 
     async def next_event(self, wait_s: float | None = None) -> Delta | Finished | None:
@@ -52,9 +51,6 @@ class Scripted:
         if isinstance(event, RequestError):
             raise event
         return event
-
-    def close(self) -> None:
-        self.is_closed = True
 
 
 def said(text: str) -> Delta:
@@ -100,7 +96,7 @@ def stream(
     *given: Given,
     signature: str = SIGNATURE,
 ) -> list[dict[str, Any]]:
-    """Return the events that `given` becomes, each as its data; the answer is closed then."""
+    """Return the events that `given` becomes, each as its data."""
     answer: Any = Scripted(*given, signature=signature)
     ticket = AdmittedRequest(request, "m", answer)
 
@@ -112,6 +108,5 @@ def stream(
         name, data = frame.decode().strip().split("\n")
         rows.append(orjson.loads(data.removeprefix("data: ")))
         assert name == f"event: {rows[-1]['type']}"
-    assert answer.is_closed
     assert set(answer.waits) == {sse.PING_S}, "a silence goes unseen"
     return rows
