@@ -14,7 +14,7 @@ from hearth.proxy.api.responses.input_items import InputItemReader
 from hearth.proxy.api.responses.responses_tools import ResponsesTools, responses_tools_of
 from hearth.proxy.request.parsed_request import ParsedRequest
 from hearth.shared.errors import RequestError
-from hearth.shared.wire_messages import Constraints, Prompt
+from hearth.shared.wire_messages import Prompt
 
 LOGPROBS: Final = "message.output_text.logprobs"  # in `include`
 
@@ -43,7 +43,14 @@ def parse(body: dict[str, Any]) -> ParsedRequest:
         stream=fields.boolean(body, "stream"),
         body=body,
         left_out=(*request_tools.dropped, *items.left_out),
-        constraints=_constraints(body, request_tools, thinking.budget),
+        constraints=dataclasses.replace(
+            tools.openai_choice(
+                body.get("tool_choice"), request_tools.choosable, request_tools.dropped
+            ),
+            **read_format(fields.optional_record(body, "text").get("format"), "text.format"),
+            parallel_calls=fields.boolean(body, "parallel_tool_calls", default=True),
+            thinking_budget=thinking.budget,
+        ),
     )
 
 
@@ -70,19 +77,6 @@ def _refuse_unsupported(body: dict[str, Any]) -> None:
         )
     for name in ("reasoning", "metadata"):  # the answer repeats them
         fields.optional_record(body, name)
-
-
-def _constraints(
-    body: dict[str, Any], request_tools: ResponsesTools, budget: int | None
-) -> Constraints:
-    return dataclasses.replace(
-        tools.openai_choice(
-            body.get("tool_choice"), request_tools.choosable, request_tools.dropped
-        ),
-        **read_format(fields.optional_record(body, "text").get("format"), "text.format"),
-        parallel_calls=fields.boolean(body, "parallel_tool_calls", default=True),
-        thinking_budget=budget,
-    )
 
 
 def _read_items(body: dict[str, Any], request_tools: ResponsesTools) -> InputItemReader:
