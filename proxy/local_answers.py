@@ -3,8 +3,8 @@
 import dataclasses
 import functools
 import logging
-from collections.abc import Awaitable, Iterable, Sequence
-from typing import Final, TypeVar
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Any, Final, TypeVar
 
 from hearth.proxy.api import (
     chat_completions_events,
@@ -12,8 +12,9 @@ from hearth.proxy.api import (
     prefill_endpoint,
     tokenize_endpoints,
 )
+from hearth.proxy.api.answer_frames import FrameWriter, frames
 from hearth.proxy.api.messages import messages_events
-from hearth.proxy.api.multi_choice_stream import merged
+from hearth.proxy.api.multi_choice_stream import AdmittedRequest, merged
 from hearth.proxy.api.ollama import ollama_events, ollama_request
 from hearth.proxy.api.parse_any_dialect import BodyParser, has_files
 from hearth.proxy.api.responses import responses_events
@@ -31,13 +32,7 @@ from hearth.proxy.monitoring.admin_routes import AdminRoutes
 from hearth.proxy.monitoring.gateway_metrics import served_here
 from hearth.proxy.pool.answer_stream import AnswerStream
 from hearth.proxy.pool.worker_pool import WorkerPool
-from hearth.proxy.request.parsed_request import (
-    OLLAMA_DIALECTS,
-    AdmittedRequest,
-    AnswerEvents,
-    Dialect,
-    ParsedRequest,
-)
+from hearth.proxy.request.parsed_request import OLLAMA_DIALECTS, Dialect, ParsedRequest
 from hearth.proxy.request.session_id import key_digest
 from hearth.shared.settings_from_env import Settings
 from hearth.shared.suspending_clock import awake_s
@@ -47,13 +42,15 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 CACHE_HEADER: Final = b"x-hearth-cache"
-_ANSWERS: Final = {  # by dialect: the module that makes its answer, whole or as events
-    "chat": chat_completions_events,
-    "completions": legacy_completions,
-    "messages": messages_events,
-    "responses": responses_events,
-    "ollama_chat": ollama_events,
-    "ollama_generate": ollama_events,
+# By dialect: what makes its answer whole, and what writes it as a stream.
+_Whole = Callable[[AdmittedRequest], Awaitable[dict[str, Any]]]
+ANSWERS: Final[dict[Dialect, tuple[_Whole, Callable[[AdmittedRequest], FrameWriter]]]] = {
+    "chat": (chat_completions_events.whole, chat_completions_events.ChatWriter),
+    "completions": (legacy_completions.whole, legacy_completions.CompletionWriter),
+    "messages": (messages_events.whole, messages_events.MessageWriter),
+    "responses": (responses_events.whole, responses_events.ResponseWriter),
+    "ollama_chat": (ollama_events.whole, ollama_events.OllamaWriter),
+    "ollama_generate": (ollama_events.whole, ollama_events.OllamaWriter),
 }
 
 
@@ -176,8 +173,9 @@ class LocalAnswers:
         started = awake_s()
         opening = self._open(request, exchange.request_id, started)
         answer, *others = await exchange.while_connected(opening)
-        read = answer if account is None else account.admitted(request, [answer, *others])
-        admitted = AdmittedRequest(request, name, read, tuple(others), came_at=started)
+        if account is not None:
+            account.admitted(request, [answer, *others])
+        admitted = AdmittedRequest(request, name, answer, tuple(others), came_at=started)
         if dialect == "responses" and request.is_stored:
             key = request.prompt.speaker.key
             admitted.note_end = functools.partial(self._routes.stored.keep, key, request.body)
@@ -188,12 +186,13 @@ class LocalAnswers:
         try:
             if dialect == "messages" and request.stream:
                 await answer.planned()  # the first event tells what is kept
-            module, is_ollama = _ANSWERS[dialect], dialect in OLLAMA_DIALECTS
+            whole, writer = ANSWERS[dialect]
             if request.stream:
+                is_ollama = dialect in OLLAMA_DIALECTS
                 kind = ollama_events.MEDIA_TYPE if is_ollama else EVENT_STREAM
-                await exchange.send_events(module.events(admitted), kind=kind)
+                await exchange.send_events(frames(admitted, writer(admitted)), kind=kind)
             else:
-                await exchange.send_json(200, await module.whole(admitted))
+                await exchange.send_json(200, await whole(admitted))
         finally:
             _close(admitted.answers)
             answers = [answer, *others]
@@ -264,7 +263,7 @@ class LocalAnswers:
         )
 
 
-def _close(answers: Iterable[AnswerEvents]) -> None:
+def _close(answers: Iterable[AnswerStream]) -> None:
     for answer in answers:
         answer.close()
 

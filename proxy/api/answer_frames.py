@@ -6,8 +6,8 @@ from contextlib import aclosing
 from typing import Protocol
 
 from hearth.proxy.api import server_sent_events as sse
-from hearth.proxy.api.multi_choice_stream import MergedChoices
-from hearth.proxy.request.parsed_request import AdmittedRequest
+from hearth.proxy.api.error_bodies import openai_error
+from hearth.proxy.api.multi_choice_stream import AdmittedRequest, MergedChoices
 from hearth.shared.errors import RequestError
 from hearth.shared.wire_messages import Delta, Finished, Usage
 
@@ -15,7 +15,8 @@ from hearth.shared.wire_messages import Delta, Finished, Usage
 class FrameWriter(Protocol):
     """Writes the frames of one stream, in the words of its dialect. Owner: its HTTP task."""
 
-    def begun(self) -> list[bytes]: ...
+    def begun(self) -> list[bytes]:
+        return []
 
     def grown(self, index: int, row: Delta) -> list[bytes]: ...
 
@@ -29,7 +30,7 @@ class FrameWriter(Protocol):
 
     def broken(self, error: RequestError) -> list[bytes]:
         """Return the end of a stream that breaks off."""
-        ...
+        return [sse.data({"error": openai_error(error)})]
 
 
 async def frames(admitted: AdmittedRequest, writer: FrameWriter) -> AsyncGenerator[bytes, None]:
@@ -60,5 +61,3 @@ async def frames(admitted: AdmittedRequest, writer: FrameWriter) -> AsyncGenerat
     except RequestError as error:
         for frame in writer.broken(error):
             yield frame
-    finally:
-        choices.close()

@@ -1,5 +1,6 @@
 """Turns the body of an OpenAI chat completion into our request."""
 
+import dataclasses
 from typing import Any, Final
 
 from hearth.proxy.api.body import (
@@ -35,7 +36,7 @@ def parse(body: dict[str, Any]) -> ParsedRequest:
     """
     shown, deferred, dropped = _tools(body)
     rows, left_out = _messages(body)
-    thought = thinking_options.read(body)
+    template_kwargs, thinking = thinking_options.read(body)
     choices = fields.integer(body, "n", 1, CHOICES_MAX) or 1
     stream_options = fields.optional_record(body, "stream_options")
     limit = sampling_params.read_max_tokens(body, *_LIMITS)
@@ -43,9 +44,9 @@ def parse(body: dict[str, Any]) -> ParsedRequest:
         dialect="chat",
         model=str(body.get("model") or ""),
         prompt=Prompt(
-            *(rows, shown, thought.template_kwargs, deferred),
+            *(rows, shown, template_kwargs, deferred),
             continues=_continues(body, rows[-1]),
-            thinking=thought.wish,
+            thinking=thinking,
         ),
         sampling=sampling_params.read_sampling(
             body, max_tokens=limit, stop="stop", top_logprobs=_top_logprobs(body)
@@ -54,7 +55,7 @@ def parse(body: dict[str, Any]) -> ParsedRequest:
         body=body,
         include_usage=fields.boolean(stream_options, "include_usage"),
         left_out=(*dropped, *left_out),
-        constraints=_constraints(body, [*shown, *deferred], dropped, thought.wish.budget),
+        constraints=_constraints(body, [*shown, *deferred], dropped, thinking.budget),
         choices=choices,
         prediction=read_prediction(body, choices),
     )
@@ -76,16 +77,12 @@ def _constraints(
     body: dict[str, Any], offered: list[Any], dropped: tuple[str, ...], budget: int | None
 ) -> Constraints:
     names = {tool["function"]["name"]: [tool["function"]["name"]] for tool in offered}
-    choice = tools.openai_choice(_tool_choice(body), names, dropped)
-    wanted = response_format.read_format(
-        body.get("response_format"), "response_format", "json_schema"
-    )
-    return Constraints(
-        tool_choice=choice.mode,
-        tool_names=choice.names,
+    return dataclasses.replace(
+        tools.openai_choice(_tool_choice(body), names, dropped),
+        **response_format.read_format(
+            body.get("response_format"), "response_format", "json_schema"
+        ),
         parallel_calls=fields.boolean(body, "parallel_tool_calls", default=not is_legacy(body)),
-        is_json=wanted.is_json,
-        schema=wanted.schema,
         thinking_budget=budget,
     )
 
@@ -161,15 +158,19 @@ def _messages(body: dict[str, Any]) -> tuple[list[Any], list[str]]:
 
 
 def _name_results(rows: list[Any]) -> None:
-    """Give results without an id those of the calls before them, in order: templates want one."""
-    waiting: list[str] = []
+    """Give results without an id those of the calls before them: templates want one.
+
+    One that names its function is of the first call of that, others are in the calls' order.
+    """
+    waiting: list[dict[str, Any]] = []
     for row in rows:
         if row["role"] == "assistant":
-            waiting = [call["id"] for call in row.get("tool_calls", ())]
-        elif row.get("tool_call_id") in waiting:
-            waiting.remove(row["tool_call_id"])
-        elif row["role"] == "tool" and "tool_call_id" not in row and waiting:
-            row["tool_call_id"] = waiting.pop(0)
+            waiting = list(row.get("tool_calls", ()))
+        elif row["role"] == "tool":
+            named = [call for call in waiting if call["function"]["name"] == row.get("name")]
+            if "tool_call_id" not in row and waiting:
+                row["tool_call_id"] = (named or waiting)[0]["id"]
+            waiting = [call for call in waiting if call["id"] != row.get("tool_call_id")]
 
 
 def _message(value: Any, param: str, left_out: list[str]) -> dict[str, Any]:

@@ -1,24 +1,23 @@
 """Turns our events into OpenAI's chat completion, whole or as a stream of its chunks."""
 
 import time
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
-from dataclasses import dataclass, field
+from collections.abc import Collection
 from typing import Any, Final
 
 import orjson
 
 from hearth.proxy.api import server_sent_events as sse
-from hearth.proxy.api.answer_frames import frames
+from hearth.proxy.api.answer_fields import (
+    extra_fields,
+    image_fields,
+    logprob_rows,
+    prediction_fields,
+)
+from hearth.proxy.api.answer_frames import FrameWriter
 from hearth.proxy.api.body import tool_definitions as tools
-from hearth.proxy.api.body.logprob_rows import logprob_rows
 from hearth.proxy.api.chat_completions import custom_names, is_legacy
-from hearth.proxy.api.error_bodies import openai_error
-from hearth.proxy.api.multi_choice_stream import MergedChoices
-from hearth.proxy.api.usage_extras import extra_fields, image_fields, prediction_fields
-from hearth.proxy.request.parsed_request import AdmittedRequest
-from hearth.shared.errors import RequestError
-from hearth.shared.wire_messages import Delta, Finished, TokenLogprob, Usage
+from hearth.proxy.api.multi_choice_stream import AdmittedRequest, WholeChoice, whole_choices
+from hearth.shared.wire_messages import CallStart, Delta, Finished, TokenLogprob, Usage
 
 _CHUNK_END: Final = b',"finish_reason":null}]}\n\n'
 
@@ -66,7 +65,7 @@ class _DeltaWriter:
         self._custom = custom_names(body)
         self._is_legacy = is_legacy(body)
         self._calls = 0
-        self._open: dict[str, Any] | None = None  # the delta of a custom call
+        self._open: CallStart | None = None  # a custom call
         self._arguments: list[str] = []  # of that
 
     def deltas(self, row: Delta) -> list[dict[str, Any]]:
@@ -78,11 +77,6 @@ class _DeltaWriter:
             found = [{name: row.text}] if row.text else []
         return found or ([{}] if row.logprobs else [])
 
-    def reason(self, finished: Finished) -> str:
-        """Return the finish reason in the API's words."""
-        called = "function_call" if self._is_legacy else "tool_calls"
-        return called if finished.reason == "tool_calls" else finished.reason
-
     def _called(self, row: Delta) -> list[dict[str, Any]]:
         if row.call is None:
             if self._open is None:
@@ -90,16 +84,17 @@ class _DeltaWriter:
             self._arguments.append(row.text)
             return []
         ended = self.close()
-        index, self._calls = self._calls, self._calls + 1
-        call: dict[str, Any] = {"index": index, "id": row.call.id}
+        self._calls += 1
         if row.call.name in self._custom:
-            self._open = call | {"type": "custom", "custom": {"name": row.call.name}}
-            self._arguments = [row.text]
+            self._open, self._arguments = row.call, [row.text]
             return ended
-        function = {"name": row.call.name, "arguments": row.text}
+        return [*ended, self._begun(row.call, row.text)]
+
+    def _begun(self, call: CallStart, text: str) -> dict[str, Any]:
+        begun = _call(call, text, self._custom)
         if self._is_legacy:
-            return [*ended, {"function_call": function}]
-        return [*ended, {"tool_calls": [call | {"type": "function", "function": function}]}]
+            return {"function_call": begun["function"]}
+        return {"tool_calls": [{"index": self._calls - 1, **begun}]}
 
     def _more(self, text: str) -> dict[str, Any]:
         if self._is_legacy:
@@ -109,53 +104,39 @@ class _DeltaWriter:
     def close(self) -> list[dict[str, Any]]:
         """Return the delta of the custom call that was open, if one was."""
         call, self._open = self._open, None
-        if call is None:
-            return []
-        call["custom"]["input"] = tools.free_text("".join(self._arguments))
-        return [{"tool_calls": [call]}]
+        return [] if call is None else [self._begun(call, "".join(self._arguments))]
+
+
+def _call(call: CallStart, text: str, custom: Collection[str]) -> dict[str, Any]:
+    """Return a call; `text` is all of its arguments, or of a function's the beginning."""
+    if call.name in custom:
+        free = {"name": call.name, "input": tools.free_text(text)}
+        return {"id": call.id, "type": "custom", "custom": free}
+    function = {"name": call.name, "arguments": text}
+    return {"id": call.id, "type": "function", "function": function}
+
+
+def _reason(finished: Finished, body: dict[str, Any]) -> str:
+    """Return the finish reason in the API's words."""
+    called = "function_call" if is_legacy(body) else "tool_calls"
+    return called if finished.reason == "tool_calls" else finished.reason
 
 
 # ---------------------------------------------------------------- the whole answer
 
 
-@dataclass(slots=True)
-class _WholeChoice:
-    """One choice, complete: what its deltas add up to."""
-
-    content: list[str] = field(default_factory=list)
-    reasoning: list[str] = field(default_factory=list)
-    calls: list[dict[str, Any]] = field(default_factory=list)
-    function_call: dict[str, str] = field(default_factory=dict)  # a legacy request's one call
-    logprobs: list[TokenLogprob] = field(default_factory=list)
-    finish_reason: str = ""
-
-    def add(self, delta: dict[str, Any]) -> None:
-        self.content.append(delta.get("content", ""))
-        self.reasoning.append(delta.get("reasoning_content", ""))
-        for call in delta.get("tool_calls", ()):
-            if call["index"] == len(self.calls):
-                self.calls.append({name: call[name] for name in call if name != "index"})
-            else:
-                self.calls[-1]["function"]["arguments"] += call["function"]["arguments"]
-        for name, text in delta.get("function_call", {}).items():
-            self.function_call[name] = self.function_call.get(name, "") + text
-
-    def message(self) -> dict[str, Any]:
-        """Return the message; its content is null where it only calls."""
-        content = "".join(self.content)
-        is_call = bool(self.calls or self.function_call)
-        message: dict[str, Any] = {
-            "role": "assistant",
-            "content": content or (None if is_call else ""),
-            "refusal": None,
-        }
-        if reasoning := "".join(self.reasoning):
-            message["reasoning_content"] = reasoning
-        if self.calls:
-            message["tool_calls"] = self.calls
-        if self.function_call:
-            message["function_call"] = self.function_call
-        return message
+def _message(choice: WholeChoice, body: dict[str, Any]) -> dict[str, Any]:
+    """Return the message; its content is null where it only calls."""
+    calls = [_call(*each, custom_names(body)) for each in choice.calls]
+    content = choice.text("content") or (None if calls else "")
+    message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+    if reasoning := choice.text("reasoning"):
+        message["reasoning_content"] = reasoning
+    if calls and is_legacy(body):
+        message["function_call"] = calls[0]["function"]
+    elif calls:
+        message["tool_calls"] = calls
+    return message
 
 
 async def whole(admitted: AdmittedRequest) -> dict[str, Any]:
@@ -165,48 +146,35 @@ async def whole(admitted: AdmittedRequest) -> dict[str, Any]:
         RequestError: one broke off.
     """
     body = admitted.request.body
-    writers = [_DeltaWriter(body) for _ in admitted.answers]
-    wholes = [_WholeChoice() for _ in writers]
-    choices = MergedChoices(admitted)
-    async with aclosing(choices.events()) as events:
-        async for index, row in events:
-            writer, choice = writers[index], wholes[index]
-            if isinstance(row, Delta):
-                deltas = writer.deltas(row)
-                choice.logprobs += row.logprobs
-            elif row is not None:
-                deltas = writer.close()
-                choice.finish_reason = writer.reason(row)
-            for delta in deltas:
-                choice.add(delta)
     wants_logprobs = admitted.request.sampling.top_logprobs is not None
+    wholes, usage = await whole_choices(admitted)
     rows = [
         {
             "index": index,
-            "message": choice.message(),
+            "message": _message(choice, body),
             "logprobs": logprob_fields(choice.logprobs) if wants_logprobs else None,
-            "finish_reason": choice.finish_reason,
+            "finish_reason": _reason(choice.end, body),
         }
         for index, choice in enumerate(wholes)
     ]
-    usage = usage_fields(choices.usage)
-    return _shell(admitted, "chat.completion") | {"choices": rows, "usage": usage}
+    return _shell(admitted, "chat.completion") | {"choices": rows, "usage": usage_fields(usage)}
 
 
 # ---------------------------------------------------------------- the stream
 
 
-class _ChunkWriter:
+class ChatWriter(FrameWriter):
     """Writes one stream's chunks. What is the same in all of a choice is serialised once."""
 
     def __init__(self, admitted: AdmittedRequest) -> None:
         count = len(admitted.answers)
         self._answer = admitted.answer
+        self._body = admitted.request.body
         self._includes_usage = admitted.request.include_usage
         self._shell = _shell(admitted, "chat.completion.chunk")
         opening = sse.data(self._shell).removesuffix(b"}\n\n")
         self._heads = [opening + b',"choices":[{"index":%d,"delta":' % i for i in range(count)]
-        self._writers = [_DeltaWriter(admitted.request.body) for _ in range(count)]
+        self._writers = [_DeltaWriter(self._body) for _ in range(count)]
 
     def begun(self) -> list[bytes]:
         """Return each choice's first chunk."""
@@ -227,7 +195,7 @@ class _ChunkWriter:
         if usage is not None:
             deltas.append({"content": "", "provider_specific_fields": extra_fields(usage)})
         chunks = [self._chunk(index, delta) for delta in deltas]
-        chunks.append(self._chunk(index, {}, {"finish_reason": writer.reason(row)}))
+        chunks.append(self._chunk(index, {}, {"finish_reason": _reason(row, self._body)}))
         if usage is not None and self._includes_usage:
             chunks.append(sse.data(self._shell | {"choices": [], "usage": usage_fields(usage)}))
         return chunks if usage is None else [*chunks, sse.DONE]
@@ -238,9 +206,6 @@ class _ChunkWriter:
         progress = {"done_tokens": done, "prompt_tokens": prompt}
         return sse.data(self._shell | {"choices": silent, "prefill": progress})
 
-    def broken(self, error: RequestError) -> list[bytes]:
-        return [sse.data({"error": openai_error(error)})]
-
     def _chunk(
         self, index: int, delta: dict[str, Any], rest: dict[str, Any] | None = None
     ) -> bytes:
@@ -249,8 +214,3 @@ class _ChunkWriter:
         if rest is None:
             return head + _CHUNK_END
         return head + b"," + orjson.dumps(rest)[1:] + b"]}\n\n"
-
-
-def events(admitted: AdmittedRequest) -> AsyncGenerator[bytes, None]:
-    """Return the stream of `admitted`."""
-    return frames(admitted, _ChunkWriter(admitted))

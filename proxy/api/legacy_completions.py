@@ -2,20 +2,17 @@
 
 import codecs
 import time
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, Final, NoReturn
 
 from hearth.proxy.api import server_sent_events as sse
-from hearth.proxy.api.answer_frames import frames
+from hearth.proxy.api.answer_fields import LOGPROB_MIN
+from hearth.proxy.api.answer_frames import FrameWriter
 from hearth.proxy.api.body import field_readers as fields, sampling_params
-from hearth.proxy.api.body.logprob_rows import LOGPROB_MIN
 from hearth.proxy.api.chat_completions import CHOICES_MAX
 from hearth.proxy.api.chat_completions_events import usage_fields
-from hearth.proxy.api.error_bodies import openai_error
-from hearth.proxy.api.multi_choice_stream import MergedChoices
-from hearth.proxy.request.parsed_request import AdmittedRequest, ParsedRequest
+from hearth.proxy.api.multi_choice_stream import AdmittedRequest, whole_choices
+from hearth.proxy.request.parsed_request import ParsedRequest
 from hearth.shared.errors import RequestError
 from hearth.shared.wire_messages import Delta, Finished, Prompt, TokenLogprob, Usage
 
@@ -149,11 +146,11 @@ def _writers(admitted: AdmittedRequest) -> list[_TextWriter]:
     return [_TextWriter(i, wants, text if echoes else "") for i, text in enumerate(texts)]
 
 
-def _shell(admitted: AdmittedRequest, created: int) -> dict[str, Any]:
+def _shell(admitted: AdmittedRequest) -> dict[str, Any]:
     return {
         "id": f"cmpl-{admitted.answer.request_id}",
         "object": "text_completion",
-        "created": created,
+        "created": int(time.time()),
         "model": admitted.model,
     }
 
@@ -164,36 +161,20 @@ async def whole(admitted: AdmittedRequest) -> dict[str, Any]:
     Raises:
         RequestError: one broke off.
     """
-    writers = _writers(admitted)
-    texts: list[list[str]] = [[] for _ in writers]
-    logprobs: list[list[TokenLogprob]] = [[] for _ in writers]
-    reasons = ["" for _ in writers]
-    choices = MergedChoices(admitted)
-    async with aclosing(choices.events()) as events:
-        async for index, row in events:
-            if isinstance(row, Delta):
-                texts[index].append(row.text)
-                logprobs[index] += row.logprobs
-            elif row is not None:
-                reasons[index] = row.reason
+    wholes, usage = await whole_choices(admitted)
     rows = [
-        writer.choice("".join(text), row_logprobs, reason)
-        for writer, text, row_logprobs, reason in zip(
-            writers, texts, logprobs, reasons, strict=True
-        )
+        writer.choice(choice.text("content"), choice.logprobs, choice.end.reason)
+        for writer, choice in zip(_writers(admitted), wholes, strict=True)
     ]
-    return _shell(admitted, int(time.time())) | {
-        "choices": rows,
-        "usage": usage_fields(choices.usage),
-    }
+    return _shell(admitted) | {"choices": rows, "usage": usage_fields(usage)}
 
 
-class _ChunkWriter:
+class CompletionWriter(FrameWriter):
     """Writes one stream's chunks: a text of one choice in each."""
 
     def __init__(self, admitted: AdmittedRequest) -> None:
         self._writers = _writers(admitted)
-        self._shell = _shell(admitted, int(time.time()))
+        self._shell = _shell(admitted)
         self._includes_usage = admitted.request.include_usage
 
     def begun(self) -> list[bytes]:
@@ -211,13 +192,5 @@ class _ChunkWriter:
     def alive(self) -> bytes:
         return self._chunk(self._writers[0].choice(""))
 
-    def broken(self, error: RequestError) -> list[bytes]:
-        return [sse.data({"error": openai_error(error)})]
-
     def _chunk(self, choice: dict[str, Any]) -> bytes:
         return sse.data(self._shell | {"choices": [choice]})
-
-
-def events(admitted: AdmittedRequest) -> AsyncGenerator[bytes, None]:
-    """Return the stream of `admitted`."""
-    return frames(admitted, _ChunkWriter(admitted))

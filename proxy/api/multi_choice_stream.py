@@ -1,21 +1,43 @@
-"""Merges the choices (n > 1) of one request into one stream of events, and adds up their usage."""
+"""Reads the choices of one request, as one stream of events or whole, and adds up their usage."""
 
 import asyncio
 import dataclasses
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any
 
-from hearth.proxy.request.parsed_request import AdmittedRequest
-from hearth.shared.wire_messages import Delta, Finished, Usage
+from hearth.proxy.pool.answer_stream import AnswerStream
+from hearth.proxy.request.parsed_request import ParsedRequest
+from hearth.shared.suspending_clock import awake_s
+from hearth.shared.wire_messages import CallStart, Delta, Finished, TokenLogprob, Usage
 
 ChoiceEvent = tuple[
     int, Delta | Finished | None
 ]  # (choice, what it gave); (0, None) = all were silent
 
 
+@dataclass(slots=True)
+class AdmittedRequest:
+    """A request that a worker has admitted, and its answer. Owner: its HTTP task."""
+
+    request: ParsedRequest
+    model: str  # the public name of what answers
+    answer: AnswerStream
+    others: tuple[AnswerStream, ...] = ()  # the choices after the first
+    note_end: Callable[[dict[str, Any]], None] = lambda _: None  # is given a response that is whole
+    came_at: float = field(default_factory=awake_s)  # when it was asked
+
+    @property
+    def answers(self) -> tuple[AnswerStream, ...]:
+        """Every choice, in the order of `ParsedRequest.submissions`."""
+        return (self.answer, *self.others)
+
+
 class MergedChoices:
     """The choices of one request while they arrive. Owner: the task that serves it.
 
-    Invariant: once `events` has ended every answer is closed, and nothing of it runs on.
+    Invariant: once `events` has ended no task of it runs on. Who admitted the answers closes them.
     """
 
     def __init__(self, admitted: AdmittedRequest) -> None:
@@ -33,13 +55,10 @@ class MergedChoices:
 
     async def _of_one(self, wait_s: float | None) -> AsyncGenerator[ChoiceEvent, None]:
         (answer,) = self._answers
-        try:
-            while not isinstance(row := await answer.next_event(wait_s), Finished):
-                yield 0, row
-            self._usages[0] = row.usage
+        while not isinstance(row := await answer.next_event(wait_s), Finished):
             yield 0, row
-        finally:
-            self.close()
+        self._usages[0] = row.usage
+        yield 0, row
 
     async def _of_several(self, wait_s: float | None) -> AsyncGenerator[ChoiceEvent, None]:
         pending = {
@@ -63,14 +82,9 @@ class MergedChoices:
                     if row is not None:
                         yield index, row
         finally:
-            self.close()
             for task in pending:
                 task.cancel()
             await asyncio.gather(*pending, return_exceptions=True)  # nothing is left running
-
-    def close(self) -> None:
-        for answer in self._answers:
-            answer.close()
 
     @property
     def have_ended(self) -> bool:
@@ -81,6 +95,52 @@ class MergedChoices:
     def usage(self) -> Usage:
         """Return what all cost together, once each has ended."""
         return merged([self._usages[i] for i in range(len(self._answers))], self._per_prompt)
+
+
+@dataclass(slots=True)
+class WholeChoice:
+    """What one choice said from its begin to its end: each run of a channel, each call."""
+
+    parts: list[tuple[str, CallStart | None, list[str]]] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    end: Finished = field(init=False)
+
+    def take(self, row: Delta | Finished) -> None:
+        """Add what comes next; a channel that says nothing begins no run."""
+        if isinstance(row, Finished):
+            self.end = row
+            return
+        self.logprobs += row.logprobs
+        if row.call is not None or (
+            row.text and not (self.parts and self.parts[-1][0] == row.channel)
+        ):
+            self.parts.append((row.channel, row.call, [row.text]))
+        elif row.text:
+            self.parts[-1][2].append(row.text)
+
+    def text(self, channel: str) -> str:
+        """Return all that was said in `channel`."""
+        return "".join(text for kind, _, texts in self.parts if kind == channel for text in texts)
+
+    @property
+    def calls(self) -> list[tuple[CallStart, str]]:
+        """Each call, and the text of its arguments."""
+        return [(call, "".join(texts)) for _, call, texts in self.parts if call is not None]
+
+
+async def whole_choices(admitted: AdmittedRequest) -> tuple[list[WholeChoice], Usage]:
+    """Return the choices of `admitted` once all are complete, and what they cost together.
+
+    Raises:
+        RequestError: one broke off.
+    """
+    choices = MergedChoices(admitted)
+    wholes = [WholeChoice() for _ in admitted.answers]
+    async with aclosing(choices.events()) as events:
+        async for index, row in events:
+            assert row is not None, "nobody asked for silences"
+            wholes[index].take(row)
+    return wholes, choices.usage
 
 
 def merged(usages: Sequence[Usage], per_prompt: int) -> Usage:

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, Final, get_args
+from typing import Any, Final, cast, get_args
 
 from hearth.proxy.api.body import field_readers as fields
 from hearth.proxy.pool.answer_stream import AnswerStream
@@ -21,12 +21,10 @@ def dialect_of(
     Raises:
         RequestError: the query names none.
     """
-    wanted = query.get("dialect")
-    if wanted is not None:
-        for dialect in _DIALECTS:
-            if wanted == dialect:
-                return dialect
-        fields.refuse("dialect", wanted, ", ".join(_DIALECTS))
+    if (wanted := query.get("dialect")) is not None:
+        if wanted not in _DIALECTS:
+            fields.refuse("dialect", wanted, ", ".join(_DIALECTS))
+        return cast(Dialect, wanted)
     if "input" in body or "previous_response_id" in body:
         return "responses"
     if "prompt" in body and "messages" not in body:

@@ -14,9 +14,8 @@ from hearth.proxy.monitoring.gateway_metrics import served_here
 from hearth.proxy.monitoring.recent_requests import RecentRequests
 from hearth.proxy.pool.worker_link import ReportKind
 from hearth.proxy.pool.worker_pool import WorkerPool, WorkerReports
-from hearth.proxy.request.model_names import ListedGroup, ModelNames, listed_as
+from hearth.proxy.request.model_names import ListedGroup, ModelNames
 from hearth.proxy.request.session_id import key_digest
-from hearth.proxy.request.volatile_fields import telemetry_dropped
 from hearth.proxy.workers.remote_workers import RemoteWorker
 from hearth.proxy.workers.supervisor import Supervisor, WorkerProcess
 from hearth.shared.errors import Overloaded, RequestError
@@ -142,21 +141,9 @@ class AdminRoutes:
         return self._pool.facts_of(self.names.model_of(target))
 
     async def _model(self, exchange: HttpExchange) -> None:
-        name = self._name(exchange.path)
-        groups = self._groups()
-        if name not in groups and self.names.find_exact(name) is None:
-            name = listed_as(name, (*groups, *self.names.listed))
-        group = groups.get(name)
-        if group is not None and group.told:
-            await exchange.send_json(200, self.names.encoder_row(name, group))
-            return
-        if group is None:
-            name = self.names.check(name, groups)
-            target = self.names.target(name)
-            name = self.names.adapter_of(target) or name
-            group = ListedGroup("hearth", target)
-        facts = group.facts(self._facts_of)
-        row = self.names.row(name, facts, is_anthropic=exchange.is_anthropic, owner=group.owner)
+        name, group = self.names.group(self._name(exchange.path), self._groups())
+        facts, is_anthropic = group.facts(self._facts_of), exchange.is_anthropic and not group.told
+        row = self.names.row(name, facts, is_anthropic=is_anthropic, group=group)
         await exchange.send_json(200, row)
 
     async def _ask_caches(self, what: ReportKind, exchange: HttpExchange) -> None:
@@ -173,9 +160,8 @@ class AdminRoutes:
                 "Nothing was emptied: no worker is ready. Send a request, which loads a model, and "
                 "ask again; or stop the server and remove KV_CACHE_DIR."
             )
-        dropped = {"blocks": telemetry_dropped.blocks, "chars": telemetry_dropped.chars}
         totals = self.requests.totals(key_digest(exchange.headers))
-        body = {"object": "cache", "totals": totals, "telemetry_dropped": dropped}
+        body = {"object": "cache", "totals": totals}
         await exchange.send_json(200, body | {"workers": self._told(reports)})
 
     async def _ask_doctors(self, what: ReportKind, exchange: HttpExchange) -> None:

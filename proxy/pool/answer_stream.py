@@ -83,6 +83,7 @@ class AnswerStream:
         self._alarm: asyncio.TimerHandle | None = None  # rings then, or earlier
         self._ended = False
         self.next_seq = 0
+        self.recorded: Callable[[Delta], None] | None = None  # is given each part that is read
 
     @property
     def key(self) -> str:
@@ -171,6 +172,7 @@ class AnswerStream:
             self._end(error)
 
     def close(self) -> None:
+        """The client is gone or served; free the worker if it is still at it."""
         if not self._ended:
             self.inbox.clear()
             self._end(ClientGone(), cancel=True)
@@ -216,6 +218,13 @@ class AnswerStream:
                     await self._wake.wait()
 
     async def next_event(self, wait_s: float | None = None) -> Delta | Finished | None:
+        """Return what comes next, or None when nothing came within `wait_s`.
+
+        Deltas that wait together come as one. After Finished it is not called again.
+
+        Raises:
+            RequestError: the request failed; this is its end.
+        """
         if not self.inbox and not await self._arrived(wait_s):
             return None
         first = self.inbox.popleft()
@@ -225,6 +234,8 @@ class AnswerStream:
         if isinstance(first, Delta):
             self.unread_bytes -= _bytes_of(first)
             assert self.unread_bytes >= 0, (self.request_id, self.unread_bytes)
+            if self.recorded is not None:
+                self.recorded(first)
         return first
 
     async def _arrived(self, wait_s: float | None) -> bool:

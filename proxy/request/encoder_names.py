@@ -64,17 +64,16 @@ def encoders_of(settings: Settings) -> dict[EncoderKind, EncoderNames]:
     Raises:
         StartError: one has a name that no header can carry, or that a model of text has.
     """
-    paths: dict[EncoderKind, str] = {
-        "embeddings": settings.embedding_model,
-        "rerank": settings.rerank_model,
+    paths = {
+        "embeddings": (settings.embedding_model, settings.embedding_name),
+        "rerank": (settings.rerank_model, settings.rerank_name),
     }
-    public = {"embeddings": settings.embedding_name, "rerank": settings.rerank_name}
     texts = ModelNames.of(settings)
     found = {}
     for kind in KINDS:
-        if not (path := paths[kind]):
+        path, name = paths[kind]
+        if not path:
             continue
-        name = public[kind]
         if not (name.isascii() and name.isprintable()):
             raise StartError(
                 f"{SETTINGS[kind]} is {path!r}, whose name {name!r} is not plain ASCII. Rename "

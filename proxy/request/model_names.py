@@ -128,11 +128,6 @@ def loose_names(known: Mapping[str, V]) -> dict[str, V]:
     return found
 
 
-def listed_as(name: str, listed: Iterable[str]) -> str:
-    """Return which of `listed` is `name` in another case, or with `:latest`; else `name`."""
-    return loose_names({row: row for row in listed}).get(loose_name(name), name)
-
-
 # Kept for a moment: that the former model's name was told: nothing of a request
 @functools.cache  # once, not once a request
 def _tell_former(former: str, public: str) -> None:
@@ -289,6 +284,20 @@ class ModelNames:
             raise self.unknown(name, more)
         return name
 
+    def group(self, name: str, groups: Mapping[str, ListedGroup]) -> tuple[str, ListedGroup]:
+        """Return the name that is listed for `name`, and who answers to it; `groups` come first.
+
+        Raises:
+            RequestError: nobody does.
+        """
+        if name not in groups and self.find_exact(name) is None:
+            listed = loose_names({row: row for row in (*groups, *self.listed)})
+            name = listed.get(loose_name(name), name)
+        if name in groups:
+            return name, groups[name]
+        target = self.target(self.check(name, groups))
+        return self.adapter_of(target) or name, ListedGroup("hearth", target)
+
     def unknown(self, name: str, more: Iterable[str] = ()) -> RequestError:
         """Return the refusal of a name that nothing has; `more` are those of a LiteLLM config."""
         names = list(dict.fromkeys((*self.listed, *more, *self.patterns)))
@@ -315,28 +324,30 @@ class ModelNames:
         `facts_of` gives what is known of a `target`; `more` are the names of a LiteLLM config.
         """
         own = {name: ListedGroup("hearth", self.target(name)) for name in self.listed}
-        groups = {**own, **more}
-        texts = {name: group for name, group in groups.items() if not group.told}
+        # What has no text is last: programs take the first, and ask it for text.
+        groups = sorted({**own, **more}.items(), key=lambda each: bool(each[1].told))
         rows = [
-            self.row(name, group.facts(facts_of), is_anthropic=is_anthropic, owner=group.owner)
-            for name, group in texts.items()
+            self.row(name, group.facts(facts_of), is_anthropic=is_anthropic, group=group)
+            for name, group in groups
+            if not (is_anthropic and group.told)
         ]
-        if not is_anthropic:  # last: programs take the first, and ask it for text
-            others = (name for name in groups if name not in texts)
-            rows += [self.encoder_row(name, groups[name]) for name in others]
+        if not is_anthropic:
             return {"object": "list", "data": rows}
         first, last = rows[0]["id"], rows[-1]["id"]
         return {"data": rows, "has_more": False, "first_id": first, "last_id": last}
 
-    def encoder_row(self, name: str, group: ListedGroup) -> dict[str, Any]:
-        """Return the entry of a model that embeds or ranks."""
-        row = self.row(name, None, is_anthropic=False, owner=group.owner)
-        return row | dict(group.told)
-
     def row(
-        self, name: str, facts: ModelFacts | None, *, is_anthropic: bool, owner: str = "hearth"
+        self,
+        name: str,
+        facts: ModelFacts | None,
+        *,
+        is_anthropic: bool = False,
+        group: ListedGroup | None = None,
     ) -> dict[str, Any]:
-        """Return the entry of one name; sizes are known once a worker has loaded the model."""
+        """Return the entry of one name; sizes are known once a worker has loaded the model.
+
+        With a `group`, who answers to the name, it has what is told of that.
+        """
         if is_anthropic:
             stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self.since))
             row: dict[str, Any] = {
@@ -348,7 +359,9 @@ class ModelNames:
             }
             tokens = facts.context_tokens if facts is not None else None
             return row | {"max_input_tokens": tokens, "max_tokens": tokens}
-        row = {"id": name, "object": "model", "created": self.since, "owned_by": owner}
+        row = {"id": name, "object": "model", "created": self.since, "owned_by": "hearth"}
+        if group is not None:
+            row |= {"owned_by": group.owner, **group.told}
         if name in self.adapters:  # as vLLM tells it
             row["parent"] = self.public
         if self.about and self.find_exact(name) == self.public:  # as OpenRouter tells it, both

@@ -1,15 +1,13 @@
 """Holds one request in our own types, from its parsing to the module that answers it.
 
-A body is parsed once and submitted; the admitted request then goes to its dialect's module.
+A body is parsed once and submitted.
 """
 
 import dataclasses
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, Protocol
+from typing import Any, Final, Literal
 
-from hearth.shared.suspending_clock import awake_s
-from hearth.shared.wire_messages import Constraints, Delta, Finished, Prompt, Sampling
+from hearth.shared.wire_messages import Constraints, Prompt, Sampling
 
 CrossedDialect = Literal["chat", "completions", "messages", "responses"]  # LiteLLM has them too
 Dialect = Literal[CrossedDialect, "ollama_chat", "ollama_generate"]
@@ -78,47 +76,3 @@ class ParsedRequest:
             for prompt in (self.prompt, *self.more_prompts)
             for index, own in enumerate(seeds)
         ]
-
-
-class AnswerEvents(Protocol):
-    """The answer that a dialect reads, as a worker gives it.
-
-    Owner: the event loop. After a Finished or a RequestError nothing follows.
-    """
-
-    request_id: str
-    prompt_tokens: int
-    cached_tokens: int
-    done_tokens: int  # of the prompt, while it prefills
-    signature: str  # of the thinking, which its echo brings back
-
-    async def next_event(self, wait_s: float | None = None) -> Delta | Finished | None:
-        """Return what comes next, or None when nothing came within `wait_s`.
-
-        Deltas that wait together come as one. After Finished it is not called again.
-
-        Raises:
-            RequestError: the request failed; this is its end.
-        """
-        ...
-
-    def close(self) -> None:
-        """The client is gone or served; free the worker if it is still at it. Never blocks."""
-        ...
-
-
-@dataclass(slots=True)
-class AdmittedRequest:
-    """A request that a worker has admitted, and its answer. Owner: its HTTP task."""
-
-    request: ParsedRequest
-    model: str  # the public name of what answers
-    answer: AnswerEvents
-    others: tuple[AnswerEvents, ...] = ()  # the choices after the first
-    note_end: Callable[[dict[str, Any]], None] = lambda _: None  # is given a response that is whole
-    came_at: float = field(default_factory=awake_s)  # when it was asked
-
-    @property
-    def answers(self) -> tuple[AnswerEvents, ...]:
-        """Every choice, in the order of `ParsedRequest.submissions`."""
-        return (self.answer, *self.others)

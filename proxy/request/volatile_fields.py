@@ -18,17 +18,6 @@ _BILLING: Final = re.compile(
 )
 
 
-@dataclass(slots=True)
-class DroppedTelemetry:
-    """Telemetry that no model was shown, since this process started. Owner: the event loop."""
-
-    blocks: int = 0
-    chars: int = 0
-
-
-telemetry_dropped: Final = DroppedTelemetry()
-
-
 def without_telemetry(text: str) -> str:
     """Return Messages' first system block without the billing header that it begins with.
 
@@ -36,11 +25,7 @@ def without_telemetry(text: str) -> str:
     in it, or anywhere else, it is something that somebody wrote.
     """
     found = _BILLING.match(text)
-    if found is None:
-        return text
-    telemetry_dropped.blocks += 1
-    telemetry_dropped.chars += found.end()
-    return text[found.end() :]
+    return text if found is None else text[found.end() :]
 
 
 # ---------------------------------------------------------------- the rules

@@ -1,7 +1,8 @@
 """Reads the content of a message: texts, images and files in order, in OpenAI's two notations.
 
 An image is named until it is read: {"type": "image", "url", "param"}, where `param` is the place
-that a refusal names.
+that a refusal names. So is a document, a PDF or a file of text: {"type": "document", "data",
+"param", "head"}, with its base64 or data: URL, and the lines that stand above its text.
 """
 
 from typing import Any, Final
@@ -13,12 +14,12 @@ from hearth.proxy.api.body import (
     tool_definitions as tools,
     unknown_blocks_to_text as unknown_blocks,
 )
-from hearth.proxy.api.body.document_parts import FILE_PARTS, file_part, no_files
 from hearth.proxy.request.content_pieces import ContentPart, MessageContent, as_one, join, text_of
 from hearth.shared.errors import RequestError
 
 _TEXT_PARTS: Final = frozenset(("text", "input_text", "output_text"))
 _IMAGE_PARTS: Final = frozenset(("image_url", "input_image"))
+_FILE_PARTS: Final = frozenset(("file", "input_file"))
 _ALLOWED: Final = "text, input_text, output_text, image_url, input_image, file or input_file"
 _THOUGHTS: Final = ("thinking", "reasoning", "reasoning_text")
 
@@ -88,8 +89,8 @@ def _pieces(content: Any, param: str, untyped: str) -> list[ContentPart]:
         if kind in _IMAGE_PARTS:
             pieces.append(_image(row, where))
         else:
-            is_file = kind in FILE_PARTS
-            pieces.append(file_part(row, where) if is_file else _text(row, kind, where))
+            is_file = kind in _FILE_PARTS
+            pieces.append(_file_part(row, where) if is_file else _text(row, kind, where))
     return pieces
 
 
@@ -135,8 +136,8 @@ def result_content(output: Any, param: str, left_out: list[str]) -> MessageConte
             pieces.append(part["text"])
         elif kind in _IMAGE_PARTS:
             pieces.append(_image(part, where))
-        elif kind in FILE_PARTS and _holds_data(part):
-            pieces.append(file_part(part, where))
+        elif kind in _FILE_PARTS and _holds_data(part):
+            pieces.append(_file_part(part, where))
         else:
             left_out.append(kind)
             pieces.append(tools.omitted(kind or "content"))
@@ -167,3 +168,51 @@ def said_texts(content: list[Any], param: str, left_out: list[str]) -> tuple[lis
             left_out.append(kind)
             texts += texts_only(as_one(list(unknown_blocks.texts_of(row))))
     return texts, thoughts
+
+
+# ---------------------------------------------------------------- documents
+
+
+def document(data: str, param: str, *head: str | None) -> dict[str, Any]:
+    """Return the piece that shows a document below the lines of `head`."""
+    return {"type": "document", "data": data, "param": param, "head": [row for row in head if row]}
+
+
+def _file_part(row: dict[str, Any], param: str) -> dict[str, Any]:
+    """Return the document of a part; chat has it in an object, Responses as it is.
+
+    Raises:
+        RequestError: it holds no data, but names a file or an address.
+    """
+    holder, where = row, param
+    if row.get("file") is not None:
+        where = f"{param}.file"
+        holder = fields.record(row["file"], where)
+    name = fields.text(holder, "filename", f"{where}.filename")
+    if holder.get("file_data") is None:
+        if holder.get("file_id") is not None:
+            raise no_files(f"{where}.file_id")
+        if holder.get("file_url") is not None:
+            raise no_urls(f"{where}.file_url")
+    data = fields.required_text(holder, "file_data", f"{where}.file_data")
+    return document(data, f"{where}.file_data", name)
+
+
+def no_files(param: str) -> RequestError:
+    """Return the refusal of what is named as a file of the client's provider."""
+    return RequestError(
+        f"{param} names an uploaded file, and this server keeps none. Send the file itself, as a "
+        "data: URL or in base64.",
+        code="unsupported_content",
+        param=param,
+    )
+
+
+def no_urls(param: str) -> RequestError:
+    """Return the refusal of a document that would have to be fetched."""
+    return RequestError(
+        f"{param} is an address, and this server fetches no documents. Send the document itself, "
+        "in base64.",
+        code="unsupported_content",
+        param=param,
+    )

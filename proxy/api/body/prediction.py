@@ -33,8 +33,8 @@ def read_prediction(body: Body, choices: int) -> str:
         if type(content) is not list or len(content) > PARTS_MAX:
             allowed = f"a string or a list of up to {PARTS_MAX:,} text parts"
             fields.refuse("prediction.content", content, allowed)
-        parts = enumerate(content)
-        text = "".join(_part(value, f"prediction.content[{index}]") for index, value in parts)
+        parts = fields.records(content, "prediction.content")
+        text = "".join(_text(part, param) for part, param in parts)
     if len(text) > CHARS_MAX:
         raise RequestError(
             f"prediction has {len(text):,} characters and this server accepts {CHARS_MAX:,}. "
@@ -45,8 +45,7 @@ def read_prediction(body: Body, choices: int) -> str:
     return text
 
 
-def _part(value: Any, param: str) -> str:
-    part = fields.record(value, param)
+def _text(part: dict[str, Any], param: str) -> str:
     if part.get("type") != "text":
         fields.refuse(f"{param}.type", part.get("type"), "'text'")
     text = fields.text(part, "text", f"{param}.text")

@@ -1,35 +1,26 @@
 """Reads the format that an answer has to have, as the OpenAI dialects ask for it."""
 
-from dataclasses import dataclass
 from typing import Any
 
 from hearth.proxy.api.body import field_readers as fields
 
 
-@dataclass(frozen=True, slots=True)
-class ResponseFormat:
-    """The answer's format: any text, one JSON object, or JSON of a schema."""
+def read_format(value: Any, param: str, inner: str = "") -> dict[str, Any]:
+    """Return the fields of Constraints that `value` asks for: none where any text is allowed.
 
-    is_json: bool = False
-    schema: dict[str, Any] | None = None
-
-
-def read_format(value: Any, param: str, inner: str = "") -> ResponseFormat:
-    """Return the format that `value` asks for; a schema is in its field `inner`, or in itself.
+    A schema is in its field `inner`, or in itself.
 
     In itself also where the API has it in `inner`, and with a json_object: llama.cpp takes both.
 
     Raises:
         RequestError: it is none of the API's, or its schema is not an object.
     """
-    if value is None:
-        return ResponseFormat()
-    row = fields.record(value, param)
+    row = {} if value is None else fields.record(value, param)
     kind = row.get("type", "text")
     if kind == "text":
-        return ResponseFormat()
+        return {}
     if kind == "json_object" and row.get("schema") is None:
-        return ResponseFormat(is_json=True)
+        return {"is_json": True}
     if kind not in ("json_object", "json_schema"):
         fields.refuse(f"{param}.type", kind, "text, json_object or json_schema")
     is_nested = bool(inner) and row.get("schema") is None
@@ -38,6 +29,4 @@ def read_format(value: Any, param: str, inner: str = "") -> ResponseFormat:
     fields.text(holder, "name", f"{where}.name")
     if (strict := holder.get("strict")) is not None and type(strict) is not bool:
         fields.refuse(f"{where}.strict", strict, "true or false; it always holds here")
-    return ResponseFormat(
-        is_json=True, schema=fields.record(holder.get("schema"), f"{where}.schema")
-    )
+    return {"is_json": True, "schema": fields.record(holder.get("schema"), f"{where}.schema")}

@@ -6,7 +6,6 @@ that comes first in `_READERS` holds, and what stands at the top before what is 
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from typing import Any, Final
 
 from hearth.proxy.api.body import field_readers as fields
@@ -23,16 +22,8 @@ _SWITCHES: Final = tuple(name for name, *_ in TEMPLATE_SWITCHES if name != "thin
 _NAMES: Final = (*_SWITCHES, "reasoning_effort")
 
 
-@dataclass(frozen=True, slots=True)
-class ThinkingOptions:
-    """A request's wishes about thinking; empty where the client left it open."""
-
-    template_kwargs: dict[str, Any] = field(default_factory=dict)  # for the chat template
-    wish: ThinkingWish = field(default_factory=ThinkingWish)
-
-
-def read(body: Body) -> ThinkingOptions:
-    """Return what `body` says.
+def read(body: Body) -> tuple[dict[str, Any], ThinkingWish]:
+    """Return what `body` says for the chat template, and what it wishes in words of our own.
 
     Raises:
         RequestError: a field at its top is not what an API allows. Nested ones are not an API's:
@@ -54,7 +45,7 @@ def read(body: Body) -> ThinkingOptions:
     }
     if given.get("reasoning_effort") in _OFF:  # templates have other words, or raise
         del given["reasoning_effort"]
-    return ThinkingOptions(given, ThinkingWish(False) if wish.on is False else wish)
+    return given, ThinkingWish(False) if wish.on is False else wish
 
 
 def _first(said: list[ThinkingWish]) -> ThinkingWish:

@@ -5,7 +5,6 @@ A tool has what its client says of it, in the client's order: nothing is filled 
 
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
 from typing import Any, Final
 
 import orjson
@@ -13,6 +12,7 @@ import orjson
 from hearth.proxy.api.body import field_readers as fields, unknown_blocks_to_text as unknown_blocks
 from hearth.proxy.http.strict_json import parse_argument
 from hearth.shared.errors import RequestError
+from hearth.shared.wire_messages import Constraints
 
 NAME_CHARS_MAX: Final = 256
 GRAMMAR_CHARS_MAX: Final = 8_192  # of a custom tool's grammar, in its description
@@ -86,18 +86,10 @@ def _grammar(row: dict[str, Any], param: str) -> str:
 # ---------------------------------------------------------------- which of them may be called
 
 
-@dataclass(frozen=True, slots=True)
-class ToolChoice:
-    """The tools that the model may call, and whether it has to, as in `Constraints`."""
-
-    mode: str = "auto"  # of MODES
-    names: list[str] = field(default_factory=list)  # as shown to the model; empty = all
-
-
 def openai_choice(
     value: Any, shown: Mapping[str, list[str]], dropped: Collection[str] = ()
-) -> ToolChoice:
-    """Return a `tool_choice` of either OpenAI dialect.
+) -> Constraints:
+    """Return a `tool_choice` of either OpenAI dialect: what may be called, and what has to be.
 
     `shown` has, for each name that the client may choose by, the names that the model sees;
     `dropped` the types of the tools that are left out.
@@ -106,20 +98,20 @@ def openai_choice(
         RequestError: the choice is not one of the API's, or of a tool that is not there.
     """
     if value is None:
-        return ToolChoice()
+        return Constraints()
     row = {"type": value} if type(value) is str else fields.record(value, "tool_choice")
     kind = row.get("type")
     if kind in MODES:
-        return checked(ToolChoice(str(kind)), shown, dropped)
+        return _checked(Constraints(str(kind)), shown, dropped)
     if kind == "allowed_tools":
         return _allowed(row, shown)
     if kind in ("function", "custom"):
         name = _chosen_name(row, "tool_choice")
         if name not in shown and _is_dropped(name, dropped):
-            return left_out(name)
-        return ToolChoice("required", named(name, "tool_choice.name", shown))
+            return _left_out(name)
+        return Constraints("required", _named(name, "tool_choice.name", shown))
     if type(kind) is str and _is_dropped(kind, dropped):
-        return left_out(kind)
+        return _left_out(kind)
     fields.refuse(
         "tool_choice",
         value,
@@ -128,13 +120,13 @@ def openai_choice(
     )
 
 
-def left_out(chosen: str) -> ToolChoice:
+def _left_out(chosen: str) -> Constraints:
     """Return the choice that is left where a client chose what is not run here: no call at all.
 
     A client that sends a search of the web as a request of its own can't take one back.
     """
     unknown_blocks.note((f"tool_choice {chosen}",))
-    return ToolChoice("none")
+    return Constraints("none")
 
 
 def _is_dropped(kind: str, dropped: Collection[str]) -> bool:
@@ -142,17 +134,17 @@ def _is_dropped(kind: str, dropped: Collection[str]) -> bool:
     return _VERSION.sub("", kind) in {_VERSION.sub("", each) for each in dropped}
 
 
-def checked(
-    choice: ToolChoice, offered: Collection[str], dropped: Collection[str] = ()
-) -> ToolChoice:
+def _checked(
+    choice: Constraints, offered: Collection[str], dropped: Collection[str] = ()
+) -> Constraints:
     """Return `choice`; where a call is required and all tools are `dropped`, that of none.
 
     Raises:
         RequestError: a call is required and no tool was ever there.
     """
-    if choice.mode == "required" and not offered and dropped:
-        return left_out(choice.mode)
-    if choice.mode == "required" and not offered:
+    if choice.tool_choice == "required" and not offered and dropped:
+        return _left_out(choice.tool_choice)
+    if choice.tool_choice == "required" and not offered:
         raise RequestError(
             "tool_choice requires a call, and tools holds none that could be called here.",
             code="invalid_tool_choice",
@@ -161,7 +153,7 @@ def checked(
     return choice
 
 
-def named(name: str, param: str, shown: Mapping[str, list[str]]) -> list[str]:
+def _named(name: str, param: str, shown: Mapping[str, list[str]]) -> list[str]:
     """Return the names that the model sees for the tool that a client calls `name`.
 
     Raises:
@@ -182,7 +174,7 @@ def _chosen_name(row: dict[str, Any], param: str) -> str:
     return fields.required_text(inner, "name", f"{param}.name")
 
 
-def _allowed(row: dict[str, Any], shown: Mapping[str, list[str]]) -> ToolChoice:
+def _allowed(row: dict[str, Any], shown: Mapping[str, list[str]]) -> Constraints:
     """Return the choice among some tools; those that are hosted elsewhere are never called."""
     inner = row
     if row.get("allowed_tools") is not None:
@@ -194,12 +186,12 @@ def _allowed(row: dict[str, Any], shown: Mapping[str, list[str]]) -> ToolChoice:
     hosted: list[str] = []
     for tool, param in fields.records(inner.get("tools"), "tool_choice.tools"):
         if tool.get("type") in ("function", "custom"):
-            names += named(_chosen_name(tool, param), f"{param}.name", shown)
+            names += _named(_chosen_name(tool, param), f"{param}.name", shown)
         else:
             hosted.append(str(tool.get("type")))
     if not names and mode == "auto":
-        return ToolChoice("none")
-    return checked(ToolChoice(mode, names), names, hosted)
+        return Constraints("none")
+    return _checked(Constraints(mode, names), names, hosted)
 
 
 # ---------------------------------------------------------------- calls

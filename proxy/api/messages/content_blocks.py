@@ -1,5 +1,6 @@
 """Turns Anthropic's messages and their content blocks into messages of our kind."""
 
+import itertools
 from typing import Any, Final
 
 from hearth.proxy.api.body import (
@@ -7,8 +8,13 @@ from hearth.proxy.api.body import (
     tool_definitions as tools,
     unknown_blocks_to_text as unknown_blocks,
 )
-from hearth.proxy.api.body.document_parts import document, no_files, no_urls
-from hearth.proxy.api.body.message_content import image, texts_only
+from hearth.proxy.api.body.message_content import (
+    document,
+    image,
+    no_files,
+    no_urls,
+    texts_only,
+)
 from hearth.proxy.api.messages.messages_tools import MessagesTools
 from hearth.proxy.request.content_pieces import ContentPart, as_one, join, join_text, merged
 from hearth.proxy.request.volatile_fields import without_telemetry
@@ -102,23 +108,14 @@ class MessagesReader:
             ]
 
     def _user(self, blocks: list[_Placed]) -> None:
-        pieces: list[ContentPart] = []
         count = len(self.messages)
         is_plain = all(block.get("type") in _TEMPLATES_KNOW for block, _ in blocks)
-
-        def flush() -> None:
-            if pieces:
+        for are_results, run in itertools.groupby(blocks, _is_result):
+            if are_results:
+                self.messages += [self._tool_result(*each) for each in run]
+            elif pieces := [piece for each in run for piece in self._block(*each)]:
                 content = join(pieces) if is_plain else merged(join(pieces))
                 self.messages.append({"role": "user", "content": content})
-                pieces.clear()
-
-        for block, param in blocks:
-            if block.get("type") == "tool_result":
-                flush()
-                self.messages.append(self._tool_result(block, param))
-            else:
-                pieces += self._block(block, param)
-        flush()
         if len(self.messages) == count:
             self.messages.append({"role": "user", "content": ""})
 
@@ -229,6 +226,10 @@ class MessagesReader:
         if kind == "file":
             raise no_files(where)
         fields.refuse(f"{where}.type", kind, "text, content or base64")
+
+
+def _is_result(placed: _Placed) -> bool:
+    return bool(placed[0].get("type") == "tool_result")
 
 
 def _is_lost(kind: str, block: dict[str, Any]) -> bool:

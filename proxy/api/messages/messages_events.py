@@ -1,19 +1,18 @@
 """Turns our events into Anthropic's message, whole or as a stream."""
 
 import re
-from collections.abc import AsyncGenerator
 from typing import Any, Final
 
 import orjson
 
 from hearth.proxy.api import server_sent_events as sse
-from hearth.proxy.api.answer_frames import frames
+from hearth.proxy.api.answer_fields import extra_fields
+from hearth.proxy.api.answer_frames import FrameWriter
 from hearth.proxy.api.body import tool_definitions as tools
 from hearth.proxy.api.error_bodies import anthropic_error
-from hearth.proxy.api.usage_extras import extra_fields
-from hearth.proxy.request.parsed_request import AdmittedRequest
+from hearth.proxy.api.multi_choice_stream import AdmittedRequest, whole_choices
 from hearth.shared.errors import RequestError
-from hearth.shared.wire_messages import Delta, Finished, Usage
+from hearth.shared.wire_messages import CallStart, Delta, Finished, Usage
 
 _STOP_REASONS: Final = {
     **{"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"},
@@ -78,8 +77,64 @@ def _ending(finished: Finished) -> dict[str, Any]:
     return {"stop_reason": reason, "stop_sequence": None}
 
 
-class _MessageWriter:
-    """One message as it grows: its blocks are opened, grown, closed, and then never changed.
+def _shell(admitted: AdmittedRequest, is_marked: bool) -> dict[str, Any]:
+    """Return the message before anything of it is there."""
+    answer = admitted.answer
+    fresh = answer.prompt_tokens - answer.cached_tokens
+    used = _input_fields(fresh, answer.cached_tokens, is_marked) | {"output_tokens": 0}
+    return {
+        "id": f"msg_{answer.request_id}",
+        "type": "message",
+        "role": "assistant",
+        "model": admitted.model,
+        "content": [],
+        "stop_reason": None,
+        "stop_sequence": None,
+        "usage": used,
+    }
+
+
+def _block(channel: str, call: CallStart | None, text: str, signature: str) -> dict[str, Any]:
+    """Return the block that has said `text`; with "" it is as it begins."""
+    if call is not None:
+        found = _BEGINNING.match(text)
+        given = tools.whole_pairs(text) if found and found["object"] else {}
+        # The id as it is: the worker finds the turn again by it.
+        return {"type": "tool_use", "id": call.id, "name": call.name, "input": given}
+    if channel == "reasoning":
+        return {"type": "thinking", "thinking": text, "signature": signature}
+    return {"type": "text", "text": text}
+
+
+def _hides_thinking(admitted: AdmittedRequest) -> bool:
+    thinking = admitted.request.body.get("thinking")
+    return type(thinking) is dict and thinking.get("display") == _HIDDEN
+
+
+async def whole(admitted: AdmittedRequest) -> dict[str, Any]:
+    """Return the message once it is complete.
+
+    Raises:
+        RequestError: it broke off.
+    """
+    (choice,), usage = await whole_choices(admitted)
+    is_marked, hides = _is_marked(admitted), _hides_thinking(admitted)
+    blocks = [
+        _block(
+            *(channel, call),
+            "" if hides and channel == "reasoning" else "".join(texts),
+            admitted.answer.signature,
+        )
+        for channel, call, texts in choice.parts
+    ]
+    if not blocks and choice.end.reason != "prefilled":
+        blocks = [{"type": "text", "text": ""}]
+    told = {"content": blocks, "usage": usage_fields(usage, is_marked)}
+    return _shell(admitted, is_marked) | told | _ending(choice.end)
+
+
+class MessageWriter(FrameWriter):
+    """The events of one message as it grows: its blocks are opened, grown and closed.
 
     A tool's input is complete in its block's end only. What the stream gives of it is an object,
     which clients' SDKs raise without, and begins as one: a text that is none is told as `{}`. An
@@ -88,39 +143,25 @@ class _MessageWriter:
     """
 
     def __init__(self, admitted: AdmittedRequest) -> None:
-        self.content: list[dict[str, Any]] = []
-        self._pieces: list[str] = []  # of the open block
+        self._admitted, self._answer = admitted, admitted.answer
+        self._index = -1  # of the newest block
         self._channel = ""  # of the open block; "" where none is open
+        self._input = ""  # of the open call, while it has not begun
         self._is_object: bool | None = None  # the open call's input; None where it has not begun
-        self._answer, self._model = admitted.answer, admitted.model
-        self.is_marked = _is_marked(admitted)
-        thinking = admitted.request.body.get("thinking")
-        display = thinking.get("display") if type(thinking) is dict else None
-        self._hides_thinking = display == _HIDDEN
-
-    def shell(self) -> dict[str, Any]:
-        """Return the message before anything of it is there."""
-        answer = self._answer
-        fresh = answer.prompt_tokens - answer.cached_tokens
-        used = _input_fields(fresh, answer.cached_tokens, self.is_marked) | {"output_tokens": 0}
-        return {
-            "id": f"msg_{answer.request_id}",
-            "type": "message",
-            "role": "assistant",
-            "model": self._model,
-            "content": [],
-            "stop_reason": None,
-            "stop_sequence": None,
-            "usage": used,
-        }
+        self._is_marked = _is_marked(admitted)
+        self._hides_thinking = _hides_thinking(admitted)
 
     def begun(self) -> list[bytes]:
-        return [sse.event("message_start", {"message": self.shell()}), self.alive()]
+        shell = _shell(self._admitted, self._is_marked)
+        return [sse.event("message_start", {"message": shell}), self.alive()]
 
     def ended(self, _index: int, row: Finished, _usage: Usage | None) -> list[bytes]:
-        used = usage_fields(row.usage, self.is_marked)
+        """Return the events behind the last piece: of an empty text where there was none at all."""
+        is_empty = self._index < 0 and row.reason != "prefilled"
+        frames = [self._open(Delta("", 0, "content", ""))] if is_empty else []
+        used = usage_fields(row.usage, self._is_marked)
         end = sse.event("message_delta", {"delta": _ending(row), "usage": used})
-        return [*self.end(row), end, sse.event("message_stop", {})]
+        return [*frames, *self._close(is_cut=row.is_cut), end, sse.event("message_stop", {})]
 
     def alive(self) -> bytes:
         done, prompt = self._answer.done_tokens, self._answer.prompt_tokens
@@ -135,12 +176,11 @@ class _MessageWriter:
         if row.call is not None or row.channel != self._channel:
             if row.call is None and not row.text:
                 return []  # nothing to open a block for
-            frames = [*self.close(), self._open(row)]
-        self._pieces.append(row.text)
+            frames = [*self._close(), self._open(row)]
         text = row.text
         if self._channel == "tool_call":
-            if self._is_object is None:  # its input has not begun
-                text = "".join(self._pieces)
+            if self._is_object is None:
+                self._input = text = self._input + text
                 if found := _BEGINNING.match(text):
                     self._is_object = bool(found["object"])
             text = text if self._is_object else ""
@@ -148,73 +188,30 @@ class _MessageWriter:
             frames.append(self._delta(text))
         return frames
 
-    def end(self, finished: Finished) -> list[bytes]:
-        """Return the events behind the last piece: of an empty text where there was none at all."""
-        is_empty = not self.content and finished.reason != "prefilled"
-        frames = [self._open(Delta("", 0, "content", ""))] if is_empty else []
-        return [*frames, *self.close(is_cut=finished.is_cut)]
-
-    def close(self, *, is_cut: bool = False) -> list[bytes]:
+    def _close(self, *, is_cut: bool = False) -> list[bytes]:
         """Return the events that end the open block; none where none is open."""
         if not self._channel:
             return []
-        index, block, text = len(self.content) - 1, self.content[-1], "".join(self._pieces)
         frames = []
-        if self._channel == "tool_call":
-            block["input"] = tools.whole_pairs(text) if self._is_object else {}
-            if is_cut and self._is_object is None:
-                frames.append(self._delta(text if text.strip() else "{"))  # whole, it is run
-            elif not self._is_object:
-                frames.append(self._delta("{}"))
-        elif self._channel == "reasoning":
-            block["thinking"] = "" if self._hides_thinking else text
-            block["signature"] = signature = self._answer.signature
-            if signature:
-                signed = {"type": "signature_delta", "signature": signature}
-                signing = {"index": index, "delta": signed}
-                frames.append(sse.event("content_block_delta", signing))
-        else:
-            block["text"] = text
+        if self._channel == "tool_call" and not self._is_object:
+            is_bare = is_cut and self._is_object is None  # and told as {} it would be run
+            cut = self._input if self._input.strip() else "{"
+            frames.append(self._delta(cut if is_bare else "{}"))
+        elif self._channel == "reasoning" and (signature := self._answer.signature):
+            signed = {"type": "signature_delta", "signature": signature}
+            signing = {"index": self._index, "delta": signed}
+            frames.append(sse.event("content_block_delta", signing))
         self._channel = ""
-        return [*frames, sse.event("content_block_stop", {"index": index})]
+        return [*frames, sse.event("content_block_stop", {"index": self._index})]
 
     def _open(self, row: Delta) -> bytes:
-        self._channel, self._pieces, self._is_object = row.channel, [], None
-        block: dict[str, Any]
-        if row.channel == "tool_call":
-            assert row.call is not None, "the worker begins each call with its name"
-            # The id as it is: the worker finds the turn again by it.
-            block = {"type": "tool_use", "id": row.call.id, "name": row.call.name, "input": {}}
-        elif row.channel == "reasoning":
-            block = {"type": "thinking", "thinking": "", "signature": ""}
-        else:
-            block = {"type": "text", "text": ""}
-        self.content.append(block)
-        start = {"index": len(self.content) - 1, "content_block": block}
+        self._index, self._channel, self._input = self._index + 1, row.channel, ""
+        self._is_object = None
+        start = {"index": self._index, "content_block": _block(row.channel, row.call, "", "")}
         return sse.event("content_block_start", start)
 
     def _delta(self, text: str) -> bytes:
         kind, name = _DELTAS[self._channel]
         delta = {"type": kind, name: text}
-        row = {"type": "content_block_delta", "index": len(self.content) - 1, "delta": delta}
+        row = {"type": "content_block_delta", "index": self._index, "delta": delta}
         return _DELTA_HEAD + orjson.dumps(row) + b"\n\n"  # as `sse.event`, in half the time
-
-
-async def whole(admitted: AdmittedRequest) -> dict[str, Any]:
-    """Return the message once it is complete.
-
-    Raises:
-        RequestError: it broke off.
-    """
-    writer = _MessageWriter(admitted)
-    while not isinstance(row := await admitted.answer.next_event(), Finished):
-        if row is not None:
-            writer.grown(0, row)
-    writer.end(row)
-    used = usage_fields(row.usage, writer.is_marked)
-    return writer.shell() | {"content": writer.content, "usage": used} | _ending(row)
-
-
-def events(admitted: AdmittedRequest) -> AsyncGenerator[bytes, None]:
-    """Return the stream of `admitted`."""
-    return frames(admitted, _MessageWriter(admitted))

@@ -1,5 +1,6 @@
 """Turns the body of an Anthropic Messages request into our request."""
 
+import dataclasses
 from typing import Any
 
 from hearth.proxy.api.body import field_readers as fields, sampling_params, thinking_options
@@ -9,7 +10,7 @@ from hearth.proxy.api.messages.content_blocks import MessagesReader
 from hearth.proxy.api.messages.messages_tools import MessagesTools, read_choice, read_tools
 from hearth.proxy.request.parsed_request import ParsedRequest
 from hearth.shared.errors import RequestError
-from hearth.shared.wire_messages import Constraints, Prompt
+from hearth.shared.wire_messages import Prompt
 
 
 def parse(body: dict[str, Any]) -> ParsedRequest:
@@ -28,7 +29,7 @@ def parse(body: dict[str, Any]) -> ParsedRequest:
         )
     found = read_tools(body)
     conversation = _conversation(body, found)
-    thought = thinking_options.read(body)
+    template_kwargs, thinking = thinking_options.read(body)
     limit = sampling_params.read_max_tokens(body, "max_tokens", low=0)
     return ParsedRequest(
         dialect="messages",
@@ -36,10 +37,10 @@ def parse(body: dict[str, Any]) -> ParsedRequest:
         prompt=Prompt(
             conversation.messages,
             found.shown,
-            thought.template_kwargs,
+            template_kwargs,
             found.deferred,
             continues=ends_open(conversation.messages),
-            thinking=thought.wish,
+            thinking=thinking,
         ),
         sampling=sampling_params.read_sampling(
             body, max_tokens=limit or None, stop="stop_sequences"
@@ -47,26 +48,15 @@ def parse(body: dict[str, Any]) -> ParsedRequest:
         stream=fields.boolean(body, "stream"),
         body=body,
         left_out=(*found.dropped, *conversation.left_out),
-        constraints=_constraints(body, found, thought.wish.budget),
+        constraints=dataclasses.replace(
+            read_choice(body, found), **_format(body), thinking_budget=thinking.budget
+        ),
         prefill_only=limit == 0,
     )
 
 
-def _constraints(body: dict[str, Any], found: MessagesTools, budget: int | None) -> Constraints:
-    choice, parallel = read_choice(body, found)
-    schema = _schema(body)
-    return Constraints(
-        tool_choice=choice.mode,
-        tool_names=choice.names,
-        parallel_calls=parallel,
-        is_json=schema is not None,
-        schema=schema,
-        thinking_budget=budget,
-    )
-
-
-def _schema(body: dict[str, Any]) -> dict[str, Any] | None:
-    """Return the JSON schema that the answer has to match, by its name or the beta's."""
+def _format(body: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of Constraints that ask for a JSON schema, by its name or the beta's."""
     config = fields.optional_record(body, "output_config")
     for value, param in (
         (config.get("format"), "output_config.format"),
@@ -76,8 +66,11 @@ def _schema(body: dict[str, Any]) -> dict[str, Any] | None:
             shape = fields.record(value, param)
             if shape.get("type") != "json_schema":
                 fields.refuse(f"{param}.type", shape.get("type"), "json_schema")
-            return fields.record(shape.get("schema"), f"{param}.schema")
-    return None
+            return {
+                "is_json": True,
+                "schema": fields.record(shape.get("schema"), f"{param}.schema"),
+            }
+    return {}
 
 
 def _conversation(body: dict[str, Any], found: MessagesTools) -> MessagesReader:

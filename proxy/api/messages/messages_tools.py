@@ -5,11 +5,12 @@ model of their maker knows them. Here they are shown as functions with the argum
 client's side of them reads. Hosted tools are left out, and so is computer use: it needs images.
 """
 
+import dataclasses
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from hearth.proxy.api.body import field_readers as fields, tool_definitions as tools
-from hearth.proxy.api.body.tool_definitions import ToolChoice
+from hearth.shared.wire_messages import Constraints
 
 _HOSTED_SEARCH: Final = "tool_search_tool"
 
@@ -65,8 +66,8 @@ def read_tools(body: dict[str, Any]) -> MessagesTools:
     return found
 
 
-def read_choice(body: dict[str, Any], found: MessagesTools) -> tuple[ToolChoice, bool]:
-    """Return what `body` says may be called, and whether several calls in one turn may be made.
+def read_choice(body: dict[str, Any], found: MessagesTools) -> Constraints:
+    """Return what `body` says may be called, and whether by several calls in one turn.
 
     Raises:
         RequestError: it is not one of the API's choices, or of a tool that is not there.
@@ -74,17 +75,15 @@ def read_choice(body: dict[str, Any], found: MessagesTools) -> tuple[ToolChoice,
     row = fields.optional_record(body, "tool_choice")
     kind = row.get("type", "auto")
     parallel = not fields.boolean(row, "disable_parallel_tool_use")
-    if kind in ("auto", "none"):
-        return ToolChoice(kind), parallel
-    if kind == "any":
-        return tools.checked(ToolChoice("required"), found.names, found.dropped), parallel
-    if kind != "tool":
+    if kind not in ("auto", "any", "tool", "none"):
         fields.refuse("tool_choice.type", kind, "auto, any, tool or none")
-    name = fields.required_text(row, "name", "tool_choice.name")
-    if name not in found.names and name in found.dropped_names:
-        return tools.left_out(name), parallel
-    offered = {each: [each] for each in found.names}
-    return ToolChoice("required", tools.named(name, "tool_choice.name", offered)), parallel
+    named = {"type": "function", "name": row.get("name")}
+    choice = tools.openai_choice(
+        {"any": "required", "tool": named}.get(kind, kind),
+        {name: [name] for name in found.names},
+        [*found.dropped, *found.dropped_names],
+    )
+    return dataclasses.replace(choice, parallel_calls=parallel)
 
 
 def _schema(required: list[str], **properties: Any) -> dict[str, Any]:

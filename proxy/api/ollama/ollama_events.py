@@ -1,25 +1,26 @@
 """Turns our events into the answers of Ollama's /api/chat and /api/generate, whole or as lines."""
 
-from collections.abc import AsyncGenerator
-from dataclasses import dataclass, field
+import functools
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
 import orjson
 
-from hearth.proxy.api.answer_frames import frames
+from hearth.proxy.api.answer_fields import extra_fields, logprob_rows
+from hearth.proxy.api.answer_frames import FrameWriter
 from hearth.proxy.api.body import tool_definitions as tools
-from hearth.proxy.api.body.logprob_rows import logprob_rows
+from hearth.proxy.api.multi_choice_stream import AdmittedRequest, whole_choices
 from hearth.proxy.api.ollama.generate_context import context_of
 from hearth.proxy.api.ollama.ollama_request import CHAT
-from hearth.proxy.api.usage_extras import extra_fields
-from hearth.proxy.request.parsed_request import AdmittedRequest, Dialect
+from hearth.proxy.request.parsed_request import Dialect
 from hearth.shared.errors import RequestError
 from hearth.shared.suspending_clock import awake_s
 from hearth.shared.wire_messages import CallStart, Delta, Finished, TokenLogprob, Usage
 
 MEDIA_TYPE: Final = b"application/x-ndjson"
 _NS_PER_MS: Final = 1_000_000
+_MORE: Final = {"done": False}  # of a line that another follows
 
 
 def line(row: dict[str, Any]) -> bytes:
@@ -35,71 +36,45 @@ def timestamp(at_s: float | None = None) -> str:
 
 def empty_answer(dialect: Dialect, model: str, reason: str) -> dict[str, Any]:
     """Return the whole answer to a request that asked nothing: `reason` is "load" or "unload"."""
-    return _row(dialect, model, _Said()) | {"done": True, "done_reason": reason}
+    return _row(dialect, model) | {"done": True, "done_reason": reason}
 
 
-@dataclass(slots=True)
-class _Said:
-    """What an answer says, or a part of that."""
-
-    content: str = ""
-    thinking: str = ""
-    calls: list[dict[str, Any]] = field(default_factory=list)
-    logprobs: list[TokenLogprob] = field(default_factory=list)
-
-    def __bool__(self) -> bool:
-        return bool(self.content or self.thinking or self.calls or self.logprobs)
-
-
-def _row(dialect: Dialect, model: str, said: _Said) -> dict[str, Any]:
+def _row(
+    dialect: Dialect,
+    model: str,
+    *,
+    content: str = "",
+    thinking: str = "",
+    calls: Sequence[dict[str, Any]] = (),
+    logprobs: Sequence[TokenLogprob] = (),
+) -> dict[str, Any]:
     row: dict[str, Any] = {"model": model, "created_at": timestamp()}
-    told: dict[str, Any] = {"thinking": said.thinking} if said.thinking else {}
-    if said.calls:
-        told["tool_calls"] = said.calls
+    told: dict[str, Any] = {"thinking": thinking} if thinking else {}
+    if calls:
+        told["tool_calls"] = calls
     if dialect == CHAT:
-        row["message"] = {"role": "assistant", "content": said.content, **told}
+        row["message"] = {"role": "assistant", "content": content, **told}
     else:
-        row |= {"response": said.content, **told}
-    if said.logprobs:
-        row["logprobs"] = logprob_rows(said.logprobs)
+        row |= {"response": content, **told}
+    if logprobs:
+        row["logprobs"] = logprob_rows(logprobs)
     return row
 
 
-class _AnswerReader:
-    """Reads one answer into what it says, each call whole. Owner: its HTTP task."""
+def _told_as(admitted: AdmittedRequest) -> tuple[Dialect, str]:
+    return admitted.request.dialect, admitted.request.model or admitted.model
 
-    def __init__(self) -> None:
-        self._call: CallStart | None = None  # that is being written
-        self._arguments: list[str] = []  # of that
-        self._count = 0  # calls that were whole
 
-    def said(self, delta: Delta) -> _Said:
-        """Return what can be told of `delta`: of a call nothing, until it has ended."""
-        is_speech = delta.channel != "tool_call"
-        ended = self.rest() if delta.call or (is_speech and delta.text) else _Said()
-        ended.logprobs = delta.logprobs
-        if delta.channel == "reasoning":
-            ended.thinking = delta.text
-        elif is_speech:
-            ended.content = delta.text
-        else:
-            self._call = delta.call or self._call
-            self._arguments.append(delta.text)
-        return ended
+def _call(call: CallStart, text: str, index: int, *, is_cut: bool = False) -> list[dict[str, Any]]:
+    """Return the call of a `text`, with `{}` for one that is no object.
 
-    def rest(self, *, is_cut: bool = False) -> _Said:
-        """Return the call that was being written, `{}` for a text that is no object.
-
-        `is_cut`: the answer was cut off; such a call can't be made, so it is left out.
-        """
-        call, text = self._call, "".join(self._arguments)
-        self._call, self._arguments = None, []
-        arguments = tools.as_written(text or "{}")
-        if call is None or (arguments is None and is_cut):
-            return _Said()
-        index, self._count = self._count, self._count + 1
-        function = {"index": index, "name": call.name, "arguments": arguments or {}}
-        return _Said(calls=[{"id": call.id, "function": function}])
+    `is_cut`: the answer was cut off; such a call can't be made, so it is left out.
+    """
+    arguments = tools.as_written(text or "{}")
+    if arguments is None and is_cut:
+        return []
+    function = {"index": index, "name": call.name, "arguments": arguments or {}}
+    return [{"id": call.id, "function": function}]
 
 
 def _end(admitted: AdmittedRequest, finished: Finished, content: str) -> dict[str, Any]:
@@ -137,64 +112,71 @@ async def whole(admitted: AdmittedRequest) -> dict[str, Any]:
     Raises:
         RequestError: it broke off.
     """
-    answer, reader = admitted.answer, _AnswerReader()
-    parts: list[_Said] = []
-    try:
-        while not isinstance(row := await answer.next_event(), Finished):
-            if row is not None:
-                parts.append(reader.said(row))
-    finally:
-        answer.close()
-    parts.append(reader.rest(is_cut=row.is_cut))
-    said = _Said(
-        "".join(part.content for part in parts),
-        "".join(part.thinking for part in parts),
-        [call for part in parts for call in part.calls],
-        [each for part in parts for each in part.logprobs],
+    (choice,), _ = await whole_choices(admitted)
+    content, end, last = choice.text("content"), choice.end, len(choice.calls) - 1
+    is_open = bool(choice.parts) and choice.parts[-1][1] is not None
+    calls = [
+        called
+        for index, (call, text) in enumerate(choice.calls)
+        for called in _call(call, text, index, is_cut=end.is_cut and is_open and index == last)
+    ]
+    said = _row(
+        *_told_as(admitted),
+        content=content,
+        thinking=choice.text("reasoning"),
+        calls=calls,
+        logprobs=choice.logprobs,
     )
-    return _shown(admitted, said) | _end(admitted, row, said.content)
+    return said | _end(admitted, end, content)
 
 
-class _LineWriter:
-    """Writes one stream's lines: a part of the answer in each.
+class OllamaWriter(FrameWriter):
+    """Writes one stream's lines: a part of the answer in each, calls when they are whole.
 
     A sign of life is an empty part, as there are no comments in JSON lines.
     """
 
     def __init__(self, admitted: AdmittedRequest) -> None:
         self._admitted = admitted
-        self._reader = _AnswerReader()
+        self._row = functools.partial(_row, *_told_as(admitted))
         self._contents: list[str] = []
-
-    def begun(self) -> list[bytes]:
-        return []
+        self._call: CallStart | None = None  # that is being written
+        self._arguments: list[str] = []  # of that
+        self._count = 0  # calls that were whole
 
     def grown(self, _index: int, row: Delta) -> list[bytes]:
-        said = self._reader.said(row)
-        self._contents.append(said.content)
-        return self._parts(said)
+        is_call = row.channel == "tool_call"
+        has_ended = row.call is not None or (row.text and not is_call)
+        said: dict[str, Any] = {
+            "calls": self._ended() if has_ended else [],
+            "logprobs": row.logprobs,
+        }
+        if is_call:
+            self._call = row.call or self._call
+            self._arguments.append(row.text)
+        elif row.channel == "reasoning":
+            said["thinking"] = row.text
+        else:
+            said["content"] = row.text
+            self._contents.append(row.text)
+        return [line(self._row(**said) | _MORE)] if any(said.values()) else []
 
     def ended(self, _index: int, row: Finished, _usage: Usage | None) -> list[bytes]:
+        calls = self._ended(is_cut=row.is_cut)
+        told = [line(self._row(calls=calls) | _MORE)] if calls else []
         end = _end(self._admitted, row, "".join(self._contents))
-        return [*self._parts(self._reader.rest(is_cut=row.is_cut)), self._line(_Said(), end)]
+        return [*told, line(self._row() | end)]
 
     def alive(self) -> bytes:
-        return self._line(_Said(), {"done": False})
+        return line(self._row() | _MORE)
 
     def broken(self, error: RequestError) -> list[bytes]:
         return [line({"error": str(error)})]
 
-    def _parts(self, said: _Said) -> list[bytes]:
-        return [self._line(said, {"done": False})] if said else []
-
-    def _line(self, said: _Said, end: dict[str, Any]) -> bytes:
-        return line(_shown(self._admitted, said) | end)
-
-
-def events(admitted: AdmittedRequest) -> AsyncGenerator[bytes, None]:
-    """Return the lines of `admitted`."""
-    return frames(admitted, _LineWriter(admitted))
-
-
-def _shown(admitted: AdmittedRequest, said: _Said) -> dict[str, Any]:
-    return _row(admitted.request.dialect, admitted.request.model or admitted.model, said)
+    def _ended(self, *, is_cut: bool = False) -> list[dict[str, Any]]:
+        """Return the call that was being written, if one was."""
+        call, text = self._call, "".join(self._arguments)
+        self._call, self._arguments = None, []
+        calls = [] if call is None else _call(call, text, self._count, is_cut=is_cut)
+        self._count += len(calls)
+        return calls

@@ -38,11 +38,11 @@ def parse_chat(body: dict[str, Any]) -> ParsedRequest:
         RequestError: a field is not what the API allows, or needs what this server lacks.
     """
     given = fields.rows(body.get("messages"), "messages")
-    rows = [_message(value, f"messages[{index}]", index) for index, value in enumerate(given)]
-    _name_results(rows)
+    rows = [_message(value, f"messages[{index}]") for index, value in enumerate(given)]
     parsed = _parsed(CHAT, body, rows)
     for index, row in enumerate(parsed.prompt.messages):
         _name_images(row, f"messages[{index}].images")
+        row.pop("name", None)  # of a result's tool, which its call has
     continues = ends_open(parsed.prompt.messages)
     return dataclasses.replace(
         parsed, prompt=dataclasses.replace(parsed.prompt, continues=continues)
@@ -109,7 +109,7 @@ def _parsed(dialect: Dialect, body: dict[str, Any], messages: list[Any]) -> Pars
         "tools": body.get("tools") if dialect == CHAT else None,
         "response_format": _format(body.get("format")),
         "think": body.get("think"),
-        "stream": _streams(body),
+        "stream": fields.boolean(body, "stream", default=True),
         "logprobs": logprobs,
         "top_logprobs": body.get("top_logprobs") if logprobs else None,
     }
@@ -133,13 +133,9 @@ def _raw(body: dict[str, Any], prompt: str) -> ParsedRequest:
             stop="stop",
             top_logprobs=top if fields.boolean(body, "logprobs") else None,
         ),
-        stream=_streams(body),
+        stream=fields.boolean(body, "stream", default=True),
         body=body,
     )
-
-
-def _streams(body: Body) -> bool:
-    return fields.boolean(body, "stream", default=True)
 
 
 def _options(body: Body) -> dict[str, Any]:
@@ -163,14 +159,15 @@ def _format(value: Any) -> dict[str, Any] | None:
 # ---------------------------------------------------------------- messages
 
 
-def _message(value: Any, param: str, number: int) -> dict[str, Any]:
+def _message(value: Any, param: str) -> dict[str, Any]:
     row = fields.record(value, param)
     role = row.get("role")
+    calls = fields.records(row.get("tool_calls") or [], f"{param}.tool_calls")
     return {
         "role": role.lower() if type(role) is str else role,
         "content": _content(row, row.get("content"), f"{param}.images"),
         "reasoning_content": fields.text(row, "thinking", f"{param}.thinking"),
-        "tool_calls": _calls(row.get("tool_calls"), f"{param}.tool_calls", number),
+        "tool_calls": [call | {"type": "function"} for call, _ in calls],
         "tool_call_id": fields.text(row, "tool_call_id", f"{param}.tool_call_id"),
         "name": fields.text(row, "tool_name", f"{param}.tool_name"),
     }
@@ -196,30 +193,3 @@ def _name_images(message: dict[str, Any], param: str) -> None:
     images = [part for part in parts if part["type"] == "image"]
     for index, part in enumerate(images):
         part["param"] = f"{param}[{index}]"
-
-
-def _calls(given: Any, param: str, number: int) -> list[dict[str, Any]]:
-    """Return the calls of message `number`; one without an id gets that of its place."""
-    calls: list[dict[str, Any]] = []
-    for call, where in fields.records(given or [], param):
-        call_id = fields.text(call, "id", f"{where}.id") or f"call{number}n{len(calls)}"
-        calls.append({"id": call_id, "type": "function", "function": call.get("function")})
-    return calls
-
-
-def _name_results(rows: list[dict[str, Any]]) -> None:
-    """Give each result that names its tool the id of the first call of that which waits for one."""
-    waiting: list[dict[str, Any]] = []
-    for row in rows:
-        name = row.pop("name")
-        if row["role"] == "assistant":
-            waiting = list(row["tool_calls"])
-        elif row["role"] == "tool":
-            ids = [
-                call["id"]
-                for call in waiting
-                if name is None
-                or (type(called := call["function"]) is dict and called.get("name") == name)
-            ]
-            row["tool_call_id"] = call_id = row["tool_call_id"] or next(iter(ids), None)
-            waiting = [call for call in waiting if call["id"] != call_id]

@@ -1,15 +1,18 @@
 """Serves Ollama's routes about models: what is there, what is loaded, and what is refused."""
 
+import time
 from collections.abc import Awaitable, Callable, Mapping
+from hashlib import sha256
 from typing import Any, Final
 
-from hearth.proxy.api.ollama.ollama_models import TagModel, running_row, shown, tags_row
+from hearth.proxy.api.ollama.ollama_events import timestamp
 from hearth.proxy.http.http_exchange import HttpExchange
 from hearth.proxy.http.strict_json import read_object
 from hearth.proxy.pool.worker_link import WorkerLink
 from hearth.proxy.pool.worker_pool import WorkerPool
-from hearth.proxy.request.model_names import ListedGroup, ModelNames, loose_name, loose_names
+from hearth.proxy.request.model_names import LATEST, ListedGroup, ModelNames
 from hearth.shared.errors import RequestError
+from hearth.shared.suspending_clock import awake_s
 from hearth.shared.version import VERSION
 
 PREFIX: Final = "/api/"
@@ -23,7 +26,11 @@ _REMEDIES: Final = {  # of what is refused, by path
     "/api/delete": "Run `hearth rm` on this machine.",
     _BLOBS: "Run `hearth pull` on this machine.",
 }
+FOR_EVER_S: Final = 100 * 365 * 86_400.0  # a model that nothing unloads expires so late
+_UNITS: Final = (("B", 10**9), ("M", 10**6), ("K", 10**3))
+_BITS_RAW: Final = 15  # a parameter; fewer are quantised
 
+ModelRow = Mapping[str, Any]  # an entry of /v1/models; one that was never loaded has no figures
 Methods = dict[str, Callable[[HttpExchange], Awaitable[None]]]
 
 
@@ -61,7 +68,7 @@ class OllamaRoutes:
     async def _tags(self, exchange: HttpExchange) -> None:
         groups = {name: ListedGroup("", self._names.target(name)) for name in self._names.listed}
         models = [self._model(name, row) for name, row in {**groups, **self._groups()}.items()]
-        rows = [tags_row(model, self._names.since) for model in models if model is not None]
+        rows = [_tags_row(model) for model in models if model is not None]
         await exchange.send_json(200, {"models": rows})
 
     async def _running(self, exchange: HttpExchange) -> None:
@@ -69,18 +76,14 @@ class OllamaRoutes:
         for link in self._pool.links.values():
             if link.is_ready and link.heartbeat is not None and link.heartbeat.model is not None:
                 links.setdefault(link.heartbeat.model.name, []).append(link)
-        rows = [running_row(having, self._unload_s) for having in links.values()]
+        rows = [_running_row(self._names, having, self._unload_s) for having in links.values()]
         await exchange.send_json(200, {"models": rows})
 
     async def _show(self, exchange: HttpExchange) -> None:
         """Tell of one model. Raises: RequestError: it is not served here."""
         body = await read_object(await exchange.read_body())
         name = self._names.named(body.get("model") or body.get("name"))
-        groups = self._groups()
-        group = groups.get(name)
-        if group is None and self._names.find_exact(name) is None:
-            group = loose_names(groups).get(loose_name(name))
-        group = group or ListedGroup("", self._names.target(self._names.check(name, groups)))
+        _, group = self._names.group(name, self._groups())
         model = self._model(name, group)
         if model is None:
             raise RequestError(
@@ -90,17 +93,16 @@ class OllamaRoutes:
                 code="model_not_found",
                 param="model",
             )
-        await exchange.send_json(200, shown(model, self._names.since))
+        await exchange.send_json(200, _shown(model))
 
-    def _model(self, name: str, group: ListedGroup) -> TagModel | None:
-        """Return the local model behind a name of the list; None where Ollama has none such."""
+    def _model(self, name: str, group: ListedGroup) -> dict[str, Any] | None:
+        """Return the entry in /v1/models of a local model; None where Ollama has none such."""
         if group.told:
             kinds = group.told["architecture"]["output_modalities"]
-            return TagModel.of_embeddings(name, group.told) if "embeddings" in kinds else None
+            return self._names.row(name, None, group=group) if "embeddings" in kinds else None
         if group.local is None:
             return None
-        facts = self._pool.facts_of(self._names.model_of(group.local))
-        return TagModel.of_text(name, facts)
+        return self._names.row(name, self._pool.facts_of(self._names.model_of(group.local)))
 
 
 async def _refused(exchange: HttpExchange) -> Any:
@@ -111,3 +113,111 @@ async def _refused(exchange: HttpExchange) -> Any:
         f"{_REMEDIES[path]}",
         code="unsupported_operation",
     )
+
+
+# ---------------------------------------------------------------- what is told of a model
+
+
+def _capabilities(row: ModelRow) -> list[str]:
+    """Return what a model can do; of text each has tools: where a template has none, in words."""
+    shape = row.get("architecture", {})
+    if "embeddings" in shape.get("output_modalities", ()):
+        return ["embedding"]
+    thinks = row.get("thinking", {}).get("default", "never") != "never"
+    sees = "image" in shape.get("input_modalities", ())
+    return ["completion", "tools", *["thinking"] * thinks, *["vision"] * sees]
+
+
+def tagged(name: str) -> str:
+    """Return `name` as Ollama lists it: clients look for the tag that they add to a name."""
+    return name if ":" in name.rpartition("/")[2] else name + LATEST
+
+
+def _tags_row(row: ModelRow) -> dict[str, Any]:
+    """Return the entry of a model in the list of them."""
+    return {
+        "name": tagged(row["id"]),
+        "model": tagged(row["id"]),
+        "modified_at": timestamp(row["created"]),
+        "size": row.get("meta", {}).get("size", 0),
+        "digest": _digest(row["id"]),
+        "details": _details(row),
+        "capabilities": _capabilities(row),
+    }
+
+
+def _shown(row: ModelRow) -> dict[str, Any]:
+    """Return what is told of one model."""
+    return {
+        "license": "",
+        "modelfile": f"# Hearth's settings name this model.\nFROM {row['id']}\n",
+        "parameters": "",
+        "template": "",
+        "details": _details(row),
+        "model_info": _model_info(row),
+        "capabilities": _capabilities(row),
+        "modified_at": timestamp(row["created"]),
+    }
+
+
+def _running_row(names: ModelNames, links: list[WorkerLink], unload_s: float) -> dict[str, Any]:
+    """Return the entry of a model that the workers of `links` have loaded."""
+    beats = [link.heartbeat for link in links]
+    facts = next(beat.model for beat in beats if beat is not None)
+    assert facts is not None, [link.worker_id for link in links]
+    taken = sum(beat.active_bytes for beat in beats if beat is not None)
+    idle_s = awake_s() - max(link.uses.at for link in links)
+    left_s = max(0.0, unload_s - idle_s) if unload_s else FOR_EVER_S
+    return {
+        "name": tagged(facts.name),
+        "model": tagged(facts.name),
+        "size": taken,
+        "digest": _digest(facts.name),
+        "details": _details(names.row(facts.name, facts)),
+        "expires_at": timestamp(time.time() + left_s),
+        "size_vram": 0 if facts.backend == "cpu" else taken,
+        "context_length": facts.context_tokens,
+    }
+
+
+def _digest(name: str) -> str:
+    """Return what stands for the digest of a model's files, which nothing here is known by."""
+    return sha256(name.encode()).hexdigest()
+
+
+def _details(row: ModelRow) -> dict[str, Any]:
+    meta = row.get("meta", {})
+    family, count = meta.get("architecture", ""), meta.get("n_params", 0)
+    sizes = (f"{count / size:.1f}{unit}" for unit, size in _UNITS if count >= size)
+    return {
+        "parent_model": "",
+        "format": "mlx",
+        "family": family,
+        "families": [family] if family else [],
+        "parameter_size": next(sizes, str(count or "")),
+        "quantization_level": _quantisation(count, meta.get("size", 0)),
+    }
+
+
+def _quantisation(parameters: int, nbytes: int) -> str:
+    """Return how many bits a parameter has, in words that look like Ollama's."""
+    if not parameters:
+        return ""
+    bits = 8 * nbytes / parameters
+    if bits >= _BITS_RAW:
+        return "F32" if bits > 2 * _BITS_RAW else "BF16"
+    return f"Q{max(1, int(bits))}"
+
+
+def _model_info(row: ModelRow) -> dict[str, Any]:
+    """Return what is known, by the names that a GGUF file has."""
+    meta = row.get("meta", {})
+    family = meta.get("architecture", "")
+    figures = {
+        "general.architecture": family,
+        "general.parameter_count": meta.get("n_params"),
+        f"{family}.context_length": row.get("context_length"),
+        f"{family}.embedding_length": meta.get("n_embd"),
+    }
+    known = {name: figure for name, figure in figures.items() if family and figure}
+    return {"general.basename": row["id"]} | known

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from hearth.proxy.api.answer_fields import logprob_rows
 from hearth.proxy.api.body import tool_definitions as tools
-from hearth.proxy.api.body.logprob_rows import logprob_rows
 from hearth.proxy.api.responses.responses_tools import SEARCH, ToolOrigin
 from hearth.shared.wire_messages import CallStart, TokenLogprob
 
@@ -110,17 +110,17 @@ def reasoning(item_id: str, signature: str, *, as_summary: bool) -> TextItem:
 # ---------------------------------------------------------------- what is called
 
 
-class FunctionCallItem:
-    """A call of a function, or of the client's search for tools.
+class CallItem:
+    """A call of a function, of a tool of free text, or of the client's search for tools.
 
     It is told as ended even where its arguments are no object, as clients wait for its end and run
     it whatever its status: a function's arguments are then the text as it is, in which a client
-    finds what is wrong, and of others nothing is given, so that none runs half a call.
+    finds what is wrong, and of others nothing is given, so that none runs half a call. A free text
+    is sent once it is whole: it comes inside JSON.
     """
 
     def __init__(self, row: dict[str, Any]) -> None:
         self.row = row
-        self._is_function = row["type"] == "function_call"
         self._pieces: list[str] = []
 
     def opened(self) -> list[OutputEvent]:
@@ -128,50 +128,38 @@ class FunctionCallItem:
 
     def grown(self, text: str, _logprobs: list[TokenLogprob]) -> list[OutputEvent]:
         self._pieces.append(text)
-        return self._events("delta", {"delta": text}) if text else []
+        is_told = text and self.row["type"] == "function_call"
+        return [(f"{_ARGUMENTS}.delta", {"delta": text})] if is_told else []
 
     def closed(self, status: str) -> list[OutputEvent]:
         text = "".join(self._pieces)
         given = tools.whole_object(text)
-        self.row["arguments"] = text if self._is_function else given or {}
         self.row["status"] = "incomplete" if given is None else status
-        return self._events("done", {"arguments": text, "name": self.row.get("name")})
-
-    def _events(self, end: str, fields: dict[str, Any]) -> list[OutputEvent]:
-        kind = f"response.function_call_arguments.{end}"
-        return [(kind, fields)] if self._is_function else []
-
-
-class CustomCallItem(FunctionCallItem):
-    """A call with free text, which is sent once it is whole: it comes inside JSON."""
-
-    def grown(self, text: str, _logprobs: list[TokenLogprob]) -> list[OutputEvent]:
-        self._pieces.append(text)
-        return []
-
-    def closed(self, status: str) -> list[OutputEvent]:
-        text = "".join(self._pieces)
-        given = tools.free_text(text)
-        is_whole = tools.whole_object(text) is not None
-        self.row |= {"input": given, "status": status if is_whole else "incomplete"}
-        kind = "response.custom_tool_call_input"
-        return [(f"{kind}.delta", {"delta": given}), (f"{kind}.done", {"input": given})]
+        if self.row["type"] == "custom_tool_call":
+            self.row["input"] = free = tools.free_text(text)
+            return [(f"{_INPUT}.delta", {"delta": free}), (f"{_INPUT}.done", {"input": free})]
+        is_function = self.row["type"] == "function_call"
+        self.row["arguments"] = text if is_function else given or {}
+        done = {"arguments": text, "name": self.row.get("name")}
+        return [(f"{_ARGUMENTS}.done", done)] if is_function else []
 
 
-def call(item_id: str, start: CallStart, origin: ToolOrigin) -> FunctionCallItem:
+_ARGUMENTS: Final = "response.function_call_arguments"
+_INPUT: Final = "response.custom_tool_call_input"
+
+
+def call(item_id: str, start: CallStart, origin: ToolOrigin) -> CallItem:
     """Return the item of a call, as the client knows the tool."""
     row: dict[str, Any] = {"call_id": start.id, "status": "in_progress"}
     if origin.kind == SEARCH:
         search = {"id": f"tsc_{item_id}", "type": "tool_search_call", "execution": "client"}
-        return FunctionCallItem(search | row | {"arguments": {}})
+        return CallItem(search | row | {"arguments": {}})
     row["name"] = origin.name
     if origin.namespace:
         row["namespace"] = origin.namespace
     if origin.kind == "custom":
-        return CustomCallItem(
-            {"id": f"ctc_{item_id}", "type": "custom_tool_call", "input": ""} | row
-        )
-    return FunctionCallItem({"id": f"fc_{item_id}", "type": "function_call", "arguments": ""} | row)
+        return CallItem({"id": f"ctc_{item_id}", "type": "custom_tool_call", "input": ""} | row)
+    return CallItem({"id": f"fc_{item_id}", "type": "function_call", "arguments": ""} | row)
 
 
-OutputItem = TextItem | FunctionCallItem
+OutputItem = TextItem | CallItem

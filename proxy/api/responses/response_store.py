@@ -13,9 +13,7 @@ private), API keys never. What has expired goes when the file is next made anew;
 makes it so.
 """
 
-import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -100,12 +98,10 @@ class ResponseStore:
         """Take up what `directory` holds; None keeps nothing across restarts."""
         self._clock = clock
         # Kept for one key: stored responses, 64 MB, and their journal
-        self._entries: OrderedDict[_EntryKey, _StoredResponse] = OrderedDict()  # oldest first
+        self._entries: dict[_EntryKey, _StoredResponse] = {}  # oldest first
         self._cloud_items: dict[_EntryKey, str] = {}  # owner, item's id -> its response's id
-        self._lock = threading.Lock()  # for changes of `_entries`, which the journal reads
         self.nbytes = 0
-        self.odd = 0  # records that were none of ours
-        self._journal = open_journal_writer(directory, self, SCHEMA)
+        self.journal = open_journal_writer(directory, self, SCHEMA)
         self._restore()
 
     def __len__(self) -> int:
@@ -183,7 +179,7 @@ class ResponseStore:
         """Keep the `entry` made of `response`."""
         entry_key = self._entry_key(key, response["id"])
         self._add(entry_key, entry)
-        self._journal.put((entry_key, entry), entry.nbytes)
+        self.journal.put((entry_key, entry), entry.nbytes)
 
     def response(self, key: str, response_id: str) -> dict[str, Any]:
         """Return the response object. Raises: RequestError: 404."""
@@ -198,7 +194,7 @@ class ResponseStore:
         self._find(key, response_id)
         entry_key = self._entry_key(key, response_id)
         self._drop(entry_key)
-        self._journal.put((entry_key, None), 0, renews=True)
+        self.journal.put((entry_key, None), 0, renews=True)
         return {"id": response_id, "object": "response", "deleted": True}
 
     def items(self, key: str, response_id: str, query: dict[str, str]) -> dict[str, Any]:
@@ -235,24 +231,15 @@ class ResponseStore:
             "has_more": len(page) < len(rows),
         }
 
-    def flush(self, seconds: float) -> bool:
-        """Wait at most `seconds` until the journal has it all; say whether it does. Blocks."""
-        return self._journal.flush(seconds)
-
     def close(self) -> None:
         """Write what waits, within CLOSE_WAIT_S_MAX of the journal writer. Once; blocks."""
-        self._journal.close()
-
-    def report(self) -> dict[str, int]:
-        """Return the journal's counters."""
-        return {"odd": self.odd, **self._journal.report()}
+        self.journal.close()
 
     # ---------------------------------------------------------------- the journal
 
     def everything(self) -> Iterable[_Change]:
         """Return all that is kept. The journal's thread."""
-        with self._lock:
-            return list(self._entries.items())
+        return list(self._entries.items())  # at once: nothing of Python's runs within
 
     def record(self, item: _Change) -> list[Any]:
         """Return what is written of a change. The journal's thread."""
@@ -267,13 +254,12 @@ class ResponseStore:
 
     def _restore(self) -> None:
         now = self._clock()
-        for _, record in self._journal.read():
+        for _, record in self.journal.read():
             try:
                 owner, response_id, *rest = record
                 entry = _StoredResponse(*rest) if rest else None
             except (TypeError, ValueError):
-                self.odd += 1
-                continue
+                continue  # none of ours
             entry_key = (owner, response_id)
             if entry is not None and now - entry.kept_at <= AGE_S_MAX:
                 self._add(entry_key, entry)
@@ -283,13 +269,12 @@ class ResponseStore:
     # ---------------------------------------------------------------- within
 
     def _entry_key(self, key: str, response_id: str) -> _EntryKey:
-        return self._journal.named(key), response_id
+        return self.journal.named(key), response_id
 
     def _add(self, entry_key: _EntryKey, entry: _StoredResponse) -> None:
         if entry_key in self._entries:
             self._drop(entry_key)
-        with self._lock:
-            self._entries[entry_key] = entry
+        self._entries[entry_key] = entry
         self.nbytes += entry.nbytes
         owner, response_id = entry_key
         self._cloud_items |= {(owner, item_id): response_id for item_id in entry.cloud_ids}
@@ -309,8 +294,7 @@ class ResponseStore:
         return entry
 
     def _drop(self, entry_key: _EntryKey) -> None:
-        with self._lock:
-            entry = self._entries.pop(entry_key)
+        entry = self._entries.pop(entry_key)
         self.nbytes -= entry.nbytes
         owner, response_id = entry_key
         for item_id in entry.cloud_ids:
@@ -339,7 +323,7 @@ class ResponseStore:
         self, key: str, wanted: str, known: dict[str, dict[str, Any]]
     ) -> dict[str, Any] | None:
         """Return the output item `wanted`; responses that are read for it go to `known`."""
-        response_id = self._cloud_items.get((self._journal.named(key), wanted))
+        response_id = self._cloud_items.get((self.journal.named(key), wanted))
         if response_id is None:
             # Of ours it is the kind, the id of the answer that it is part of, and its number there.
             parts = wanted.split("_")
@@ -359,7 +343,7 @@ class ResponseStore:
         """
         if type(item) is not dict or not _is_elsewhere(item.get("id")):
             return item
-        if type(item["id"]) is str and (self._journal.named(key), item["id"]) in self._cloud_items:
+        if type(item["id"]) is str and (self.journal.named(key), item["id"]) in self._cloud_items:
             return item
         return _unsealed(item) if not item.get("encrypted_content") else _without_id(item)
 

@@ -1,17 +1,17 @@
 """Turns our events into the response object of OpenAI Responses, whole or as a stream."""
 
 import time
-from collections.abc import AsyncGenerator
 from typing import Any, Final
 
 from hearth.proxy.api import server_sent_events as sse
-from hearth.proxy.api.answer_frames import frames
+from hearth.proxy.api.answer_fields import extra_fields, image_fields
+from hearth.proxy.api.answer_frames import FrameWriter
 from hearth.proxy.api.error_bodies import openai_error
+from hearth.proxy.api.multi_choice_stream import AdmittedRequest
 from hearth.proxy.api.responses import output_items
 from hearth.proxy.api.responses.output_items import OutputItem
 from hearth.proxy.api.responses.responses_tools import responses_tools_of
-from hearth.proxy.api.usage_extras import extra_fields, image_fields
-from hearth.proxy.request.parsed_request import AdmittedRequest, ParsedRequest
+from hearth.proxy.request.parsed_request import ParsedRequest
 from hearth.shared.errors import RequestError
 from hearth.shared.wire_messages import Delta, Finished, Usage
 
@@ -71,7 +71,7 @@ def _opened(request: ParsedRequest, model: str, request_id: str) -> dict[str, An
     }
 
 
-class _ResponseWriter:
+class ResponseWriter(FrameWriter):
     """The response object of one answer as it grows, and the numbering of its events."""
 
     def __init__(self, admitted: AdmittedRequest) -> None:
@@ -95,8 +95,24 @@ class _ResponseWriter:
         return [self.state("response.created"), self.state("response.in_progress")]
 
     def ended(self, _index: int, row: Finished, _usage: Usage | None) -> list[bytes]:
-        frames = self.close(row)
-        return [*frames, self.state(f"response.{self.response['status']}")]
+        """Close the response with its usage.
+
+        It is noted before its end is sent: who has read the end may ask for it.
+        """
+        cut = row.reason == "length"
+        status = "incomplete" if cut else "completed"
+        # an answer that held nothing at all has an empty message
+        frames = [] if self._output else self._open_item(Delta("", 0, "content", ""))
+        frames += self.close_item(status)
+        self.response |= {
+            "status": status,
+            "completed_at": None if cut else int(time.time()),
+            "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
+            "output": self._output,
+            "usage": usage_fields(row.usage),
+        }
+        self._note_end(self.response)
+        return [*frames, self.state(f"response.{status}")]
 
     def broken(self, error: RequestError) -> list[bytes]:
         """Close the open item, and the response with `error`."""
@@ -120,26 +136,6 @@ class _ResponseWriter:
         done, whole = self._answer.done_tokens, self._answer.prompt_tokens
         progress = {"done_tokens": done, "prompt_tokens": whole}
         return self.event("response.in_progress", {"response": response, "prefill": progress})
-
-    def close(self, finished: Finished) -> list[bytes]:
-        """Close the response with its usage, and return the events before its last one.
-
-        It is noted before that is sent: who has read the end may ask for it.
-        """
-        cut = finished.reason == "length"
-        status = "incomplete" if cut else "completed"
-        # an answer that held nothing at all has an empty message
-        frames = [] if self._output else self._open_item(Delta("", 0, "content", ""))
-        frames += self.close_item(status)
-        self.response |= {
-            "status": status,
-            "completed_at": None if cut else int(time.time()),
-            "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
-            "output": self._output,
-            "usage": usage_fields(finished.usage),
-        }
-        self._note_end(self.response)
-        return frames
 
     # -------------------------------------------------- items: each opened, grown, closed
 
@@ -196,14 +192,9 @@ async def whole(admitted: AdmittedRequest) -> dict[str, Any]:
     Raises:
         RequestError: it broke off.
     """
-    writer = _ResponseWriter(admitted)
+    writer = ResponseWriter(admitted)
     while not isinstance(row := await admitted.answer.next_event(), Finished):
         if row is not None:
             writer.grown(0, row)
-    writer.close(row)
+    writer.ended(0, row, None)
     return writer.response
-
-
-def events(admitted: AdmittedRequest) -> AsyncGenerator[bytes, None]:
-    """Return the stream of `admitted`; where it breaks off, response.failed is its end."""
-    return frames(admitted, _ResponseWriter(admitted))

@@ -1,5 +1,6 @@
 """Turns the body of an OpenAI Responses request into our request."""
 
+import dataclasses
 from typing import Any, Final
 
 from hearth.proxy.api.body import (
@@ -13,7 +14,7 @@ from hearth.proxy.api.responses.input_items import InputItemReader
 from hearth.proxy.api.responses.responses_tools import ResponsesTools, responses_tools_of
 from hearth.proxy.request.parsed_request import ParsedRequest
 from hearth.shared.errors import RequestError
-from hearth.shared.wire_messages import Constraints, Prompt
+from hearth.shared.wire_messages import Prompt
 
 LOGPROBS: Final = "message.output_text.logprobs"  # in `include`
 
@@ -27,14 +28,14 @@ def parse(body: dict[str, Any]) -> ParsedRequest:
     _refuse_unsupported(body)
     request_tools = responses_tools_of(body)
     items = _read_items(body, request_tools)
-    thought = thinking_options.read(body)
+    template_kwargs, thinking = thinking_options.read(body)
     limit = sampling_params.read_max_tokens(body, "max_output_tokens")
     return ParsedRequest(
         dialect="responses",
         model=str(body.get("model") or ""),
         prompt=Prompt(
-            *(items.messages, request_tools.shown, thought.template_kwargs, request_tools.deferred),
-            thinking=thought.wish,
+            *(items.messages, request_tools.shown, template_kwargs, request_tools.deferred),
+            thinking=thinking,
         ),
         sampling=sampling_params.read_sampling(
             body, max_tokens=limit, stop="stop", top_logprobs=_top_logprobs(body)
@@ -42,7 +43,14 @@ def parse(body: dict[str, Any]) -> ParsedRequest:
         stream=fields.boolean(body, "stream"),
         body=body,
         left_out=(*request_tools.dropped, *items.left_out),
-        constraints=_constraints(body, request_tools, thought.wish.budget),
+        constraints=dataclasses.replace(
+            tools.openai_choice(
+                body.get("tool_choice"), request_tools.choosable, request_tools.dropped
+            ),
+            **read_format(fields.optional_record(body, "text").get("format"), "text.format"),
+            parallel_calls=fields.boolean(body, "parallel_tool_calls", default=True),
+            thinking_budget=thinking.budget,
+        ),
     )
 
 
@@ -69,23 +77,6 @@ def _refuse_unsupported(body: dict[str, Any]) -> None:
         )
     for name in ("reasoning", "metadata"):  # the answer repeats them
         fields.optional_record(body, name)
-
-
-def _constraints(
-    body: dict[str, Any], request_tools: ResponsesTools, budget: int | None
-) -> Constraints:
-    choice = tools.openai_choice(
-        body.get("tool_choice"), request_tools.choosable, request_tools.dropped
-    )
-    wanted = read_format(fields.optional_record(body, "text").get("format"), "text.format")
-    return Constraints(
-        tool_choice=choice.mode,
-        tool_names=choice.names,
-        parallel_calls=fields.boolean(body, "parallel_tool_calls", default=True),
-        is_json=wanted.is_json,
-        schema=wanted.schema,
-        thinking_budget=budget,
-    )
 
 
 def _read_items(body: dict[str, Any], request_tools: ResponsesTools) -> InputItemReader:

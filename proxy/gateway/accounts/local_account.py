@@ -4,16 +4,16 @@ import time
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from hearth.proxy.api.multi_choice_stream import merged
+from hearth.proxy.api.multi_choice_stream import WholeChoice, merged
 from hearth.proxy.gateway.config.routing_table import Deployment
 from hearth.proxy.gateway.litellm_messages import AccountDialect, LocalAnswerLog
 from hearth.proxy.gateway.litellm_process import LiteLLMLine
 from hearth.proxy.http.http_exchange import ClientBody
 from hearth.proxy.pool.answer_stream import AnswerStream
-from hearth.proxy.request.parsed_request import AnswerEvents, ParsedRequest
+from hearth.proxy.request.parsed_request import ParsedRequest
 from hearth.shared.errors import RequestError
 from hearth.shared.suspending_clock import awake_s
-from hearth.shared.wire_messages import CallStart, Delta, Finished, Usage
+from hearth.shared.wire_messages import Usage
 
 # Of a client's body, what LiteLLM's logs have as a prompt and as a model's parameters; `system` and
 # `instructions` are the rest of what was asked.
@@ -23,38 +23,6 @@ LOGGED: Final = (
     *("seed", "n", "presence_penalty", "frequency_penalty", "tools", "tool_choice", "stream"),
     *("response_format", "reasoning_effort", "system", "instructions"),
 )
-
-
-class RecordedAnswer:
-    """An answer whose text is kept as it is read, for LiteLLM's callbacks. Owner: its HTTP task."""
-
-    def __init__(self, answer: AnswerEvents) -> None:
-        self._answer = answer
-        self._texts: dict[str, list[str]] = {"content": [], "reasoning": []}
-        self._calls: list[tuple[CallStart, list[str]]] = []
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._answer, name)  # what else is told of an answer is the answer's own
-
-    async def next_event(self, wait_s: float | None = None) -> Delta | Finished | None:
-        event = await self._answer.next_event(wait_s)
-        if isinstance(event, Delta):
-            if event.call is not None:
-                self._calls.append((event.call, []))
-            if event.channel != "tool_call":
-                self._texts[event.channel].append(event.text)
-            elif self._calls:
-                self._calls[-1][1].append(event.text)
-        return event
-
-    def told(self) -> dict[str, Any]:
-        """Return what LocalAnswerLog has of it."""
-        calls = [
-            {"id": call.id, "name": call.name, "arguments": "".join(parts)}
-            for call, parts in self._calls
-        ]
-        texts = {"text": self._texts["content"], "thinking": self._texts["reasoning"]}
-        return {"calls": calls} | {name: "".join(parts) for name, parts in texts.items()}
 
 
 @dataclass(slots=True)
@@ -71,15 +39,14 @@ class LocalAccount:
     _began_at: float = field(default_factory=awake_s)
     _request: ParsedRequest | None = None
     _answers: list[AnswerStream] = field(default_factory=list)
-    _first: RecordedAnswer | None = None  # of the first choice, whose text stands for all
+    _first: WholeChoice | None = None  # of the first choice, whose text stands for all
 
-    def admitted(self, request: ParsedRequest, answers: list[AnswerStream]) -> AnswerEvents:
-        """Take the answers of a request; return the first as it is to be read."""
+    def admitted(self, request: ParsedRequest, answers: list[AnswerStream]) -> None:
+        """Take the answers of a request; the text of the first is kept as it is read."""
         self._request, self._answers = request, answers
-        if not self.keeps_texts:
-            return answers[0]
-        self._first = RecordedAnswer(answers[0])
-        return self._first
+        if self.keeps_texts:
+            self._first = WholeChoice()
+            answers[0].recorded = self._first.take
 
     @property
     def is_told(self) -> bool:
@@ -129,5 +96,11 @@ class LocalAccount:
             finish_reason=finish_reason,
             error=error,
             session=self._request.prompt.speaker.session if self._request else "",
-            **(self._first.told() if self._first else {}),
+            **(_texts(self._first) if self._first else {}),
         )
+
+
+def _texts(choice: WholeChoice) -> dict[str, Any]:
+    """Return what LocalAnswerLog has of a choice."""
+    calls = [{"id": call.id, "name": call.name, "arguments": text} for call, text in choice.calls]
+    return {"calls": calls, "text": choice.text("content"), "thinking": choice.text("reasoning")}

@@ -12,8 +12,9 @@ import orjson
 import pytest
 
 from hearth.proxy.api.messages import messages_events, messages_request
+from hearth.proxy.api.multi_choice_stream import AdmittedRequest
 from hearth.proxy.api.responses import responses_events, responses_request
-from hearth.proxy.request.parsed_request import AdmittedRequest, ParsedRequest
+from hearth.proxy.request.parsed_request import ParsedRequest
 from hearth.shared.wire_messages import Delta, Finished
 from hearth.worker.schedule.request_state import Request
 from hearth.worker.stream.answer_parts import AnswerParts, ToolCall

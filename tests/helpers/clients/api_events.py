@@ -1,13 +1,15 @@
 """Makes answers from given pieces, and the events that a dialect's stream makes of them."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Callable
 from typing import Any
 
 import orjson
 
 from hearth.proxy.api import server_sent_events as sse
-from hearth.proxy.request.parsed_request import AdmittedRequest, ParsedRequest
+from hearth.proxy.api.answer_frames import FrameWriter, frames
+from hearth.proxy.api.multi_choice_stream import AdmittedRequest
+from hearth.proxy.request.parsed_request import ParsedRequest
 from hearth.shared.errors import RequestError
 from hearth.shared.wire_messages import CallStart, Delta, Finished, Usage
 
@@ -41,7 +43,6 @@ class Scripted:
     def __init__(self, *events: Given, signature: str = SIGNATURE) -> None:
         self._events = list(events)
         self.signature = signature
-        self.is_closed = False
         self.waits: list[float | None] = []  # of each question
 
     async def next_event(self, wait_s: float | None = None) -> Delta | Finished | None:
@@ -50,9 +51,6 @@ class Scripted:
         if isinstance(event, RequestError):
             raise event
         return event
-
-    def close(self) -> None:
-        self.is_closed = True
 
 
 def said(text: str) -> Delta:
@@ -78,37 +76,37 @@ def done(reason: str = "stop", stop: str | None = None) -> Finished:
 
 def frames_of(
     request: ParsedRequest,
-    events: Callable[[AdmittedRequest], AsyncGenerator[bytes, None]],
+    writer: Callable[[AdmittedRequest], FrameWriter],
     given: list[Given],
     **more_of: Any,
 ) -> list[bytes]:
     """Return the frames that `given` becomes."""
-    ticket = AdmittedRequest(request, "m", Scripted(*given), **more_of)
+    answer: Any = Scripted(*given)
+    ticket = AdmittedRequest(request, "m", answer, **more_of)
 
     async def collect() -> list[bytes]:
-        return [frame async for frame in events(ticket)]
+        return [frame async for frame in frames(ticket, writer(ticket))]
 
     return asyncio.run(collect())
 
 
 def stream(
     request: ParsedRequest,
-    events: Callable[[AdmittedRequest], AsyncGenerator[bytes, None]],
+    writer: Callable[[AdmittedRequest], FrameWriter],
     *given: Given,
     signature: str = SIGNATURE,
 ) -> list[dict[str, Any]]:
-    """Return the events that `given` becomes, each as its data; the answer is closed then."""
-    answer = Scripted(*given, signature=signature)
+    """Return the events that `given` becomes, each as its data."""
+    answer: Any = Scripted(*given, signature=signature)
     ticket = AdmittedRequest(request, "m", answer)
 
     async def collect() -> list[bytes]:
-        return [frame async for frame in events(ticket)]
+        return [frame async for frame in frames(ticket, writer(ticket))]
 
     rows = []
     for frame in asyncio.run(collect()):
         name, data = frame.decode().strip().split("\n")
         rows.append(orjson.loads(data.removeprefix("data: ")))
         assert name == f"event: {rows[-1]['type']}"
-    assert answer.is_closed
     assert set(answer.waits) == {sse.PING_S}, "a silence goes unseen"
     return rows

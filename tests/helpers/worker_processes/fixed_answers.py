@@ -4,7 +4,8 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from hearth.proxy.request.parsed_request import AdmittedRequest, ParsedRequest
+from hearth.proxy.api.multi_choice_stream import AdmittedRequest
+from hearth.proxy.request.parsed_request import ParsedRequest
 from hearth.shared.errors import RequestError
 from hearth.shared.wire_messages import CallStart, Delta, Finished, TokenLogprob, Usage
 
@@ -20,7 +21,6 @@ class Scripted:
     def __init__(self, steps: Sequence[Step], request_id: str = "abc") -> None:
         self.request_id = request_id
         self.prompt_tokens, self.cached_tokens, self.done_tokens = 12, 4, 5
-        self.is_closed = False
         self._steps = list(steps)
 
     async def next_event(self, wait_s: float | None = None) -> Delta | Finished | None:
@@ -37,9 +37,6 @@ class Scripted:
             raise step
         self._steps.pop(0)
         return step
-
-    def close(self) -> None:
-        self.is_closed = True
 
 
 def said(text: str, channel: str = "content", logprobs: Sequence[TokenLogprob] = ()) -> Delta:
@@ -69,8 +66,8 @@ def logprob(text: str, *others: str) -> TokenLogprob:
 
 def ticket(request: ParsedRequest, *scripts: Sequence[Step]) -> AdmittedRequest:
     """Return the ticket of `request` whose choices play the scripts."""
-    first, *others = (Scripted(steps) for steps in scripts)
-    return AdmittedRequest(request, "m", first, tuple(others))
+    answers: Any = [Scripted(steps) for steps in scripts]
+    return AdmittedRequest(request, "m", answers[0], tuple(answers[1:]))
 
 
 async def listed(iterator: Any) -> list[Any]:

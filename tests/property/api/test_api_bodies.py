@@ -6,10 +6,12 @@ from typing import Any
 
 from hypothesis import given, settings, strategies as st
 
-from hearth.proxy.api.messages import messages_events, messages_request
-from hearth.proxy.api.responses import responses_events, responses_request
+from hearth.proxy.api.answer_frames import frames
+from hearth.proxy.api.messages import messages_request
+from hearth.proxy.api.multi_choice_stream import AdmittedRequest
+from hearth.proxy.api.responses import responses_request
 from hearth.proxy.api.responses.response_store import ResponseStore
-from hearth.proxy.request.parsed_request import AdmittedRequest
+from hearth.proxy.local_answers import ANSWERS
 from hearth.shared.errors import RequestError
 from hearth.shared.wire_messages import Submit, decode, encode
 from tests.helpers.clients.api_events import Scripted, called, done, said, thought
@@ -84,7 +86,7 @@ def check_parts(message: dict[str, Any]) -> None:
     assert ("text", "text") not in itertools.pairwise(kinds)
 
 
-def check(parse: Any, events: Any, body: dict[str, Any]) -> None:
+def check(parse: Any, body: dict[str, Any]) -> None:
     try:
         request = parse(body)
     except RequestError as error:
@@ -99,12 +101,11 @@ def check(parse: Any, events: Any, body: dict[str, Any]) -> None:
     assert len(set(names)) == len(names) or parse is messages_request.parse
 
     async def answer() -> None:
-        whole = await events.whole(AdmittedRequest(request, "m", Scripted(*ANSWER)))
-        frames = [
-            frame async for frame in events.events(AdmittedRequest(request, "m", Scripted(*ANSWER)))
-        ]
-        assert frames
-        ResponseStore().keep("k", request.body, whole) if events is responses_events else None
+        whole, writer = ANSWERS[request.dialect]
+        made = await whole(AdmittedRequest(request, "m", Scripted(*ANSWER)))
+        admitted = AdmittedRequest(request, "m", Scripted(*ANSWER))
+        assert [frame async for frame in frames(admitted, writer(admitted))]
+        ResponseStore().keep("k", request.body, made) if request.dialect == "responses" else None
 
     asyncio.run(answer())
 
@@ -112,7 +113,7 @@ def check(parse: Any, events: Any, body: dict[str, Any]) -> None:
 @settings(max_examples=120)
 @given(ROWS, BODIES)
 def test_any_messages_are_answered_or_refused(rows: list[Any], body: dict[str, Any]) -> None:
-    check(messages_request.parse, messages_events, body | {"messages": rows})
+    check(messages_request.parse, body | {"messages": rows})
 
 
 @settings(max_examples=120)
@@ -125,5 +126,5 @@ def test_any_input_is_answered_or_refused(rows: list[Any], body: dict[str, Any])
     def parse(given_body: dict[str, Any]) -> Any:
         return responses_request.parse(store.expanded("k", given_body))
 
-    check(parse, responses_events, body)
-    check(parse, responses_events, body | {"previous_response_id": "resp_r"})
+    check(parse, body)
+    check(parse, body | {"previous_response_id": "resp_r"})

@@ -9,9 +9,10 @@ import orjson
 from hypothesis import given, settings, strategies as st
 
 from hearth.proxy.api import chat_completions, chat_completions_events
+from hearth.proxy.api.answer_frames import frames
 from hearth.proxy.api.messages import messages_events, messages_request
+from hearth.proxy.api.multi_choice_stream import AdmittedRequest
 from hearth.proxy.api.responses import responses_events, responses_request
-from hearth.proxy.request.parsed_request import AdmittedRequest
 from hearth.shared.wire_messages import CallStart, Delta, Finished, TokenLogprob, Usage
 from tests.helpers.clients.api_events import SIGNATURE, Scripted, frames_of
 from tests.helpers.clients.sdk_readers import AnthropicReader, OpenAIReader
@@ -74,7 +75,7 @@ def test_a_streamed_message_is_the_whole_message(rows: list[Delta], hides: bool)
     body = {"messages": [{"role": "user", "content": "x"}], "thinking": thinking}
     request = messages_request.parse(body)
     reason = "tool_calls" if any(row.call for row in rows) else "stop"
-    frames = frames_of(request, messages_events.events, with_silences(rows, reason))
+    frames = frames_of(request, messages_events.MessageWriter, with_silences(rows, reason))
     final = Finished("r", reason, None, USAGE)
     whole = asyncio.run(
         messages_events.whole(AdmittedRequest(request, "m", Scripted(*rows, final)))
@@ -160,12 +161,13 @@ def test_the_chunks_of_a_chat_add_up_to_the_whole_completion(
     options = {"stream": True, "stream_options": {"include_usage": wants_usage}}
 
     async def collect() -> list[bytes]:
-        events = chat_completions_events.events(chat_of(streamed, **options))
-        return [frame async for frame in events]
+        asked = chat_of(streamed, **options)
+        writer = chat_completions_events.ChatWriter(asked)
+        return [frame async for frame in frames(asked, writer)]
 
-    *frames, done = asyncio.run(collect())
+    *told, done = asyncio.run(collect())
     assert done == b"data: [DONE]\n\n"
-    chunks = [json.loads(frame.removeprefix(b"data: ")) for frame in frames]
+    chunks = [json.loads(frame.removeprefix(b"data: ")) for frame in told]
     given_whole = [[*rows, end] for rows, end in zip(answers, final, strict=True)]
     whole = asyncio.run(chat_completions_events.whole(chat_of(given_whole)))
     assert [added_up(chunks, index) for index in range(len(answers))] == whole["choices"]
@@ -186,7 +188,7 @@ def test_a_streamed_response_is_the_whole_response(rows: list[Delta], sums_up: b
     reasoning = {"effort": "low", "summary": "auto" if sums_up else None}
     request = responses_request.parse({"input": "x", "tools": TOOLS, "reasoning": reasoning})
     reason = "tool_calls" if any(row.call for row in rows) else "stop"
-    frames = frames_of(request, responses_events.events, with_silences(rows, reason))
+    frames = frames_of(request, responses_events.ResponseWriter, with_silences(rows, reason))
     final = Finished("r", reason, None, USAGE)
     whole = asyncio.run(
         responses_events.whole(AdmittedRequest(request, "m", Scripted(*rows, final)))
@@ -250,10 +252,10 @@ def test_of_a_call_that_is_cut_off_only_whole_pairs_are_told(
     (block,) = json.loads(orjson.dumps(whole["content"]))
     assert whole["stop_reason"] == "max_tokens"
     assert [arguments[key] for key in block["input"]] == list(block["input"].values())
-    frames = frames_of(asked, messages_events.events, [*rows, final])
+    frames = frames_of(asked, messages_events.MessageWriter, [*rows, final])
     assert anthropic_reader.message(frames)["stop_reason"] == "max_tokens"
     request = responses_request.parse({"input": "x", "tools": TOOLS})
-    frames = frames_of(request, responses_events.events, [*rows, final])
+    frames = frames_of(request, responses_events.ResponseWriter, [*rows, final])
     read = openai_reader.response(frames)
     assert read.kinds[-1] == "response.incomplete"
     assert read.kinds[-2] == "response.output_item.done"  # who waits for it goes on

@@ -14,10 +14,11 @@ from hypothesis import example, given, settings, strategies as st
 
 from hearth.proxy.api import chat_completions, chat_completions_events
 from hearth.proxy.api.messages import messages_events, messages_request
+from hearth.proxy.api.multi_choice_stream import AdmittedRequest
 from hearth.proxy.api.ollama import ollama_events, ollama_request
 from hearth.proxy.api.responses import responses_events, responses_request
 from hearth.proxy.http.http_exchange import ClientGone
-from hearth.proxy.request.parsed_request import AdmittedRequest, ParsedRequest
+from hearth.proxy.request.parsed_request import ParsedRequest
 from hearth.shared.errors import Overloaded, WorkerLost
 from hearth.shared.wire_messages import Delta, Finished
 from tests.helpers.clients.api_events import Given, Scripted, called, done, frames_of, more
@@ -116,7 +117,7 @@ def whole_of(request: ParsedRequest, module: Any, given: list[Given]) -> Any:
 def test_an_item_that_was_added_was_never_closed(rows: list[Delta], end: str) -> None:
     kept: list[dict[str, Any]] = []
     given_rows = [*rows, ENDS[end]()]
-    frames = frames_of(RESPONSES, responses_events.events, given_rows, note_end=kept.append)
+    frames = frames_of(RESPONSES, responses_events.ResponseWriter, given_rows, note_end=kept.append)
     events = [json.loads(frame.split(b"data: ")[1]) for frame in frames]
     assert [row["sequence_number"] for row in events] == list(range(len(events)))
     output = events[-1]["response"]["output"]
@@ -147,7 +148,7 @@ def test_an_item_that_was_added_was_never_closed(rows: list[Delta], end: str) ->
 @example([called("c", "plain"), *map(more, "ls -la")], "calls")
 @example([called("c", "plain", "ls"), called("d", "plain", '{"a": 1}')], "calls")
 def test_anthropics_sdk_raised_at_arguments_that_are_no_object(rows: list[Delta], end: str) -> None:
-    frames = frames_of(MESSAGES, messages_events.events, [*rows, ENDS[end]()])
+    frames = frames_of(MESSAGES, messages_events.MessageWriter, [*rows, ENDS[end]()])
     told = anthropic_reader.message(frames)["content"]
     inputs = [block["input"] for block in told if block["type"] == "tool_use"]
     assert inputs == [object_of(text) for _, text in calls_of(rows)]
@@ -162,7 +163,7 @@ def test_a_call_cut_off_behind_its_brace_was_told_as_one_without_arguments(text:
     """A worker holds back a value that is no string, so of `{"dry_run": tr` it gives the brace."""
     for cut in {text[:count] for count in (1, 2, len(text))}:
         given_rows: list[Given] = [called("c", "plain"), *map(more, cut), done("length")]
-        frames = frames_of(MESSAGES, messages_events.events, given_rows)
+        frames = frames_of(MESSAGES, messages_events.MessageWriter, given_rows)
         assert anthropic_reader.message(frames)["stop_reason"] == "max_tokens"
         assert written(frames) == cut, "nobody closes half a command"
 
@@ -179,7 +180,7 @@ def written(frames: list[bytes]) -> str:
 @given(answers(), st.sampled_from(["stop", "calls"]))
 @example([called("c", "plain", "ls"), called("d", "plain", '{"a": 1}')], "calls")
 def test_ollama_lost_a_call_whose_arguments_are_no_object(rows: list[Delta], end: str) -> None:
-    frames = frames_of(OLLAMA, ollama_events.events, [*rows, ENDS[end]()])
+    frames = frames_of(OLLAMA, ollama_events.OllamaWriter, [*rows, ENDS[end]()])
     told = [call for row in map(json.loads, frames) for call in calls_in(row)]
     expected = [(name, object_of(text)) for name, text in calls_of(rows)]
     assert [(call["name"], call["arguments"]) for call in told] == expected
@@ -195,7 +196,7 @@ def test_ollama_lost_a_call_that_ended_before_the_answer_was_cut_off() -> None:
     ]
     whole = calls_in(whole_of(OLLAMA, ollama_events, [*given_rows]))
     assert [(call["name"], call["arguments"]) for call in whole] == [("plain", {})]
-    rows = map(json.loads, frames_of(OLLAMA, ollama_events.events, given_rows))
+    rows = map(json.loads, frames_of(OLLAMA, ollama_events.OllamaWriter, given_rows))
     assert [call for row in rows for call in calls_in(row)] == whole
 
 
@@ -248,7 +249,9 @@ def test_no_format_gives_a_call_at_which_anthropics_sdk_raises(
         else:
             rows.append(Delta("r", 0, part.channel, part.text))
     rows.append(done("stop" if is_whole else "length"))
-    told = anthropic_reader.message(frames_of(MESSAGES, messages_events.events, rows))["content"]
+    told = anthropic_reader.message(frames_of(MESSAGES, messages_events.MessageWriter, rows))[
+        "content"
+    ]
     whole = whole_of(MESSAGES, messages_events, rows)["content"]
     assert not is_whole or [block.get("input") for block in told] == [
         block.get("input") for block in whole

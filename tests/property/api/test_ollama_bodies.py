@@ -6,9 +6,10 @@ from typing import Any
 import orjson
 from hypothesis import given, settings, strategies as st
 
+from hearth.proxy.api.answer_frames import frames
+from hearth.proxy.api.multi_choice_stream import AdmittedRequest
 from hearth.proxy.api.ollama import generate_context, ollama_events, ollama_request
 from hearth.proxy.api.ollama.ollama_request import CHAT, GENERATE
-from hearth.proxy.request.parsed_request import AdmittedRequest
 from hearth.shared.errors import RequestError
 from hearth.shared.wire_messages import Submit, decode, encode
 from tests.helpers.clients.api_events import Scripted, called, done, more, said, thought
@@ -79,7 +80,8 @@ def check(parse: Any, body: dict[str, Any]) -> None:
 
     async def answer() -> tuple[dict[str, Any], list[Any]]:
         whole = await ollama_events.whole(AdmittedRequest(request, "m", Scripted(*ANSWER)))
-        lines = ollama_events.events(AdmittedRequest(request, "m", Scripted(*ANSWER)))
+        admitted = AdmittedRequest(request, "m", Scripted(*ANSWER))
+        lines = frames(admitted, ollama_events.OllamaWriter(admitted))
         return orjson.loads(orjson.dumps(whole)), [orjson.loads(line) async for line in lines]
 
     whole, lines = asyncio.run(answer())

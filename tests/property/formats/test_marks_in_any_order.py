@@ -44,10 +44,10 @@ USER: Final[list[Any]] = [{"role": "user", "content": "x"}]
 CHAT: Final = [{"type": "function", "function": {"name": name}} for name in NAMES]
 RESPONSES: Final = [{"type": "function", "name": name, "parameters": {}} for name in NAMES]
 DIALECTS: Final = [
-    (chat_completions.parse({"messages": USER, "tools": CHAT}), chat_completions_events.events),
-    (messages_request.parse({"messages": USER}), messages_events.events),
-    (responses_request.parse({"input": "x", "tools": RESPONSES}), responses_events.events),
-    (ollama_request.parse_chat({"model": "m", "messages": USER}), ollama_events.events),
+    (chat_completions.parse({"messages": USER, "tools": CHAT}), chat_completions_events.ChatWriter),
+    (messages_request.parse({"messages": USER}), messages_events.MessageWriter),
+    (responses_request.parse({"input": "x", "tools": RESPONSES}), responses_events.ResponseWriter),
+    (ollama_request.parse_chat({"model": "m", "messages": USER}), ollama_events.OllamaWriter),
 ]
 
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from openai.types import Completion
 
-from hearth.proxy.api import legacy_completions, server_sent_events as sse
-from hearth.proxy.request.parsed_request import AdmittedRequest
+from hearth.proxy.api import answer_frames, legacy_completions, server_sent_events as sse
+from hearth.proxy.api.multi_choice_stream import AdmittedRequest
 from hearth.shared.errors import RequestError, WorkerLost
 from tests.helpers.proxy.virtual_time import run_in_virtual_time
 from tests.helpers.worker_processes.fixed_answers import Step, end, listed, logprob, said, ticket
@@ -39,7 +39,8 @@ def whole(*scripts: Sequence[Step], **fields: Any) -> Any:
 
 
 def frames(given: AdmittedRequest) -> list[bytes]:
-    return run_in_virtual_time(listed(legacy_completions.events(given)))
+    writer = legacy_completions.CompletionWriter(given)
+    return run_in_virtual_time(listed(answer_frames.frames(given, writer)))
 
 
 def chunks(*scripts: Sequence[Step], **fields: Any) -> list[Any]:

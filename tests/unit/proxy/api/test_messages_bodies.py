@@ -208,6 +208,8 @@ def test_a_choice_of_what_is_not_run_here_is_that_of_no_call(
         assert constraints(search, tool_choice=named) == Constraints("none")
     assert "tool_choice web_search" in caplog.text
     assert constraints(search, own, tool_choice=named) == Constraints("none")
+    other = search | {"name": "look"}  # unlike its type
+    assert constraints(other, tool_choice=named | {"name": "look"}) == Constraints("none")
     assert constraints(search, tool_choice={"type": "any"}) == Constraints("none")
     assert constraints(search, own, tool_choice={"type": "any"}) == Constraints("required")
     missing = refused(HI, tools=[search], tool_choice=named | {"name": "g"})

@@ -9,7 +9,7 @@ import pytest
 
 from hearth.proxy.api import server_sent_events as sse
 from hearth.proxy.api.messages import messages_events, messages_request
-from hearth.proxy.request.parsed_request import AdmittedRequest
+from hearth.proxy.api.multi_choice_stream import AdmittedRequest
 from hearth.shared.errors import WorkerLost
 from hearth.shared.wire_messages import Delta, Finished, Usage
 from tests.helpers.clients.api_events import (
@@ -44,7 +44,7 @@ def events(*given: Given, **fields: Any) -> list[dict[str, Any]]:
     """Return the events of the stream, its pings left out but for the first."""
     signature = fields.pop("signature", SIGNATURE)
     request = messages_request.parse({"messages": HI, "stream": True, **fields})
-    return stream(request, messages_events.events, *given, signature=signature)
+    return stream(request, messages_events.MessageWriter, *given, signature=signature)
 
 
 def content_events(*given: Given, **fields: Any) -> list[dict[str, Any]]:

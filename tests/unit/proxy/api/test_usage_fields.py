@@ -1,9 +1,9 @@
 """Each dialect's usage tells of the prompt, the cache, and what came of drafts."""
 
 from hearth.proxy.api import chat_completions_events
+from hearth.proxy.api.answer_fields import extra_fields
 from hearth.proxy.api.messages import messages_events
 from hearth.proxy.api.responses import responses_events
-from hearth.proxy.api.usage_extras import extra_fields
 from hearth.shared.wire_messages import Usage
 
 

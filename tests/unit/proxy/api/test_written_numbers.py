@@ -3,22 +3,23 @@
 import asyncio
 import json
 import re
-from collections.abc import AsyncGenerator
 from typing import Any
 
 import orjson
 import pytest
 
-from hearth.proxy.api import chat_completions, chat_completions_events
-from hearth.proxy.api.messages import messages_events, messages_request
-from hearth.proxy.api.ollama import ollama_events, ollama_request
-from hearth.proxy.api.responses import responses_events, responses_request
+from hearth.proxy.api import chat_completions
+from hearth.proxy.api.messages import messages_request
+from hearth.proxy.api.multi_choice_stream import AdmittedRequest
+from hearth.proxy.api.ollama import ollama_request
+from hearth.proxy.api.responses import responses_request
 from hearth.proxy.http.strict_json import parse_object
-from hearth.proxy.request.parsed_request import AdmittedRequest, ParsedRequest
+from hearth.proxy.local_answers import ANSWERS
+from hearth.proxy.request.parsed_request import ParsedRequest
 from hearth.shared import wire_messages as wire
 from hearth.worker.prompt.render_messages import Renderer
 from scripts.harness.model_families import family
-from tests.helpers.clients.api_events import Given, Scripted, called, done, more
+from tests.helpers.clients.api_events import Given, Scripted, called, done, frames_of, more
 from tests.helpers.worker.output_formats import reader, streamed, tool
 
 NUMBERS = (
@@ -41,43 +42,39 @@ CALL = '{"id": "c", "type": "function", "function": {"name": "f", "arguments": <
 CALLED = f'{{"messages": [{ASKED}, {{"role": "assistant", "tool_calls": [{CALL}]}}]}}'
 USED = '{"type": "tool_use", "id": "c", "name": "f", "input": <A>}'
 ITEM = '{"type": "function_call", "call_id": "c", "name": "f", "arguments": <A>}'
-DIALECTS: dict[str, tuple[Any, Any, str]] = {  # parser, writer, a body with arguments
-    "chat": (chat_completions.parse, chat_completions_events, CALLED),
+DIALECTS: dict[str, tuple[Any, str]] = {  # parser, a body with arguments
+    "chat": (chat_completions.parse, CALLED),
     "messages": (
         messages_request.parse,
-        messages_events,
         f'{{"messages": [{ASKED}, {{"role": "assistant", "content": [{USED}]}}]}}',
     ),
-    "responses": (responses_request.parse, responses_events, f'{{"input": [{ASKED}, {ITEM}]}}'),
-    "ollama": (ollama_request.parse_chat, ollama_events, CALLED),
+    "responses": (responses_request.parse, f'{{"input": [{ASKED}, {ITEM}]}}'),
+    "ollama": (ollama_request.parse_chat, CALLED),
 }
 IN_STRINGS = ("chat", "responses")
 PIECE = re.compile(r'"(?:arguments|delta|partial_json)":"((?:[^"\\]|\\.)*)"')
 
 
 def asked(dialect: str, arguments: str) -> ParsedRequest:
-    parse, _, text = DIALECTS[dialect]
+    parse, text = DIALECTS[dialect]
     written = json.dumps(arguments) if dialect in IN_STRINGS else arguments
     request: ParsedRequest = parse(parse_object(text.replace("<A>", written).encode()))
     return request
 
 
-async def told(frames: AsyncGenerator[bytes, None]) -> str:
-    return b"".join([frame async for frame in frames]).decode()
-
-
 @pytest.mark.parametrize("dialect", DIALECTS)
 @pytest.mark.parametrize("name", WRITTEN)
 def test_an_answer_has_the_digits_that_the_model_wrote(name: str, dialect: str) -> None:
-    request, writer = asked(dialect, "{}"), DIALECTS[dialect][1]
+    request = asked(dialect, "{}")
+    whole_of, writer = ANSWERS[request.dialect]
     for number in NUMBERS:
         splitter = reader(name).splitter(False, [TOOL])
         parts = streamed(splitter, WRITTEN[name].format(number), is_complete=True)
         rows: list[Given] = [called("c", parts[0].name, parts[0].text)]
         rows += [*(more(part.text) for part in parts[1:]), done("tool_calls")]
-        answers = (AdmittedRequest(request, "m", Scripted(*rows)) for _ in range(2))
-        whole = orjson.dumps(asyncio.run(writer.whole(next(answers)))).decode()
-        stream = asyncio.run(told(writer.events(next(answers))))
+        admitted = AdmittedRequest(request, "m", Scripted(*rows))
+        whole = orjson.dumps(asyncio.run(whole_of(admitted))).decode()
+        stream = b"".join(frames_of(request, writer, rows)).decode()
         assert re.search(rf'\\?"n\\?": ?{re.escape(number)}\}}', whole)
         assert f": {number}}}" in stream + "".join(PIECE.findall(stream))
 

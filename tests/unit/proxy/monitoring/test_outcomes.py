@@ -9,8 +9,8 @@ import orjson
 import pytest
 
 from hearth.proxy.api import legacy_completions
-from hearth.proxy.api.responses import responses_events
 from hearth.proxy.app import ProxyApp
+from hearth.proxy.local_answers import ANSWERS
 from hearth.proxy.pool import answer_stream as answer_module, worker_link
 from hearth.proxy.pool.answer_stream import AnswerStream
 from hearth.proxy.pool.worker_link import WorkerLink
@@ -86,7 +86,7 @@ async def post(made: Front, script: str, **fields: Any) -> int:
 def test_a_reply_that_fails_after_its_answers_end_has_failed(
     monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    whole = responses_events.whole
+    whole, writer = ANSWERS["responses"]
 
     async def breaks(ticket: Any) -> Any:
         await whole(ticket)
@@ -94,7 +94,7 @@ def test_a_reply_that_fails_after_its_answers_end_has_failed(
 
     async def body() -> None:
         async with front(1) as made:
-            monkeypatch.setattr(responses_events, "whole", breaks)
+            monkeypatch.setitem(ANSWERS, "responses", (breaks, writer))
             assert await post(made, "n=1") == 500
             assert outcomes(made.app, "responses") == {"failed": 1}
             assert last_row(made.app)["ended"] == "internal_error"
@@ -107,7 +107,7 @@ def test_a_reply_that_fails_after_its_answers_end_has_failed(
 def test_a_client_that_leaves_between_the_answers_end_and_its_reply_has_left(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    whole = responses_events.whole
+    whole, writer = ANSWERS["responses"]
 
     async def body() -> None:
         async with front(1) as made:
@@ -119,7 +119,7 @@ def test_a_client_that_leaves_between_the_answers_end_and_its_reply_has_left(
                 await asyncio.sleep(0.01)
                 return told
 
-            monkeypatch.setattr(responses_events, "whole", leaves)
+            monkeypatch.setitem(ANSWERS, "responses", (leaves, writer))
             content = orjson.dumps({"model": "smollm2", "input": "n=1"})
             await left(made.app, "POST", RESPONSES, gone, content)
             assert outcomes(made.app, "responses") == {"cancelled": 1}

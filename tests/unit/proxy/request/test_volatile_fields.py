@@ -14,7 +14,6 @@ from hearth.proxy.request.volatile_fields import (
     BLOCKS,
     FIELDS,
     canonical_text,
-    telemetry_dropped,
     without_telemetry,
 )
 from tests.helpers.proxy.volatile_texts import (
@@ -336,12 +335,9 @@ def test_a_canonical_form_is_shorter_and_whole_lines_of_the_text(
 
 
 def test_the_billing_header_goes_with_its_line() -> None:
-    before = telemetry_dropped.blocks, telemetry_dropped.chars
     assert without_telemetry(BILLING) == ""
     assert without_telemetry(f"{BILLING} cch=56445; cc_workload=cron;\n\nRol pal") == "\nRol pal"
     assert without_telemetry(f"{BILLING} cc_is_subagent=true;\n{BILLING}") == BILLING
-    assert telemetry_dropped.blocks - before[0] == 3
-    assert telemetry_dropped.chars - before[1] > 3 * len(BILLING)
 
 
 @pytest.mark.parametrize(
@@ -360,9 +356,7 @@ def test_the_billing_header_goes_with_its_line() -> None:
     ],
 )
 def test_telemetry_that_is_not_its_whole_grammar_is_content(text: str) -> None:
-    before = telemetry_dropped.blocks
     assert without_telemetry(text) == text
-    assert telemetry_dropped.blocks == before
 
 
 @settings(max_examples=200)

@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from hearth.proxy.api.body import thinking_options
-from hearth.proxy.api.body.thinking_options import ThinkingOptions
 from hearth.shared.errors import RequestError
 from hearth.shared.thinking import THINKING_LEVELS, ThinkingWish
 
@@ -29,11 +28,11 @@ WORDS = [
 
 
 def wish(**body: Any) -> ThinkingWish:
-    return thinking_options.read(body).wish
+    return thinking_options.read(body)[1]
 
 
 def kwargs(**body: Any) -> dict[str, Any]:
-    return thinking_options.read(body).template_kwargs
+    return thinking_options.read(body)[0]
 
 
 def on(level: str | None = None, budget: int | None = None) -> ThinkingWish:
@@ -45,8 +44,8 @@ OPEN, OFF = ThinkingWish(), ThinkingWish(False)
 
 def test_a_client_that_says_nothing_leaves_it_open() -> None:
     said = {"messages": [], "metadata": {"user_id": "u"}}
-    assert thinking_options.read(said) == ThinkingOptions()
-    assert thinking_options.read({name: None for name in FIELDS}) == ThinkingOptions()
+    assert thinking_options.read(said) == ({}, ThinkingWish())
+    assert thinking_options.read({name: None for name in FIELDS}) == ({}, ThinkingWish())
     assert wish(reasoning={"summary": "auto"}, output_config={"format": None}) == OPEN
 
 
@@ -131,14 +130,14 @@ def test_what_is_nested_is_read_and_passed_over_where_it_is_not_understood(place
 
 def test_the_templates_own_words_reach_it_untouched() -> None:
     given = {"reasoning_effort": "ultra", "thinking": "deep", "x": [1]}
-    assert thinking_options.read({"chat_template_kwargs": given}) == ThinkingOptions(given)
+    assert thinking_options.read({"chat_template_kwargs": given}) == (given, ThinkingWish())
     both = {"chat_template_kwargs": {"reasoning_effort": "max"}, "reasoning_effort": "low"}
-    assert thinking_options.read(both) == ThinkingOptions({"reasoning_effort": "max"}, on("low"))
+    assert thinking_options.read(both) == ({"reasoning_effort": "max"}, on("low"))
     off = {"reasoning_effort": "none"}  # each template has a word of its own for it
-    assert thinking_options.read({"chat_template_kwargs": off}) == ThinkingOptions({}, OFF)
+    assert thinking_options.read({"chat_template_kwargs": off}) == ({}, OFF)
     for name, word in (("thinking", False), ("thinking_mode", "disabled"), ("reasoning", False)):
         own = {name: word}
-        assert thinking_options.read({"chat_template_kwargs": own}) == ThinkingOptions(own, OFF)
+        assert thinking_options.read({"chat_template_kwargs": own}) == (own, OFF)
 
 
 @pytest.mark.parametrize(
@@ -191,13 +190,13 @@ JSON = st.recursive(
 @given(st.dictionaries(st.sampled_from([*FIELDS, "extra_body", "metadata"]), JSON, max_size=4))
 def test_any_json_in_any_field_gives_an_answer_or_a_refusal(body: dict[str, Any]) -> None:
     try:
-        found = thinking_options.read(body)
+        _, wish = thinking_options.read(body)
     except RequestError as error:
         assert error.status == 400
         assert error.param
         assert any(name in body for name in FIELDS), "nested fields are never refused"
         return
-    budget = found.wish.budget
+    budget = wish.budget
     assert budget is None or 0 <= budget <= thinking_options.BUDGET_MAX
-    if found.wish.on is False:
-        assert found.wish == OFF
+    if wish.on is False:
+        assert wish == OFF

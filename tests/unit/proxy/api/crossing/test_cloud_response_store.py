@@ -180,7 +180,6 @@ def test_a_restart_loses_neither_maker_nor_items(tmp_path: Path) -> None:
     store.close()
     again = ResponseStore(directory=tmp_path)
     try:
-        assert again.odd == 0
         assert again.maker("k", {"previous_response_id": NATIVE}) == "dep-a"
         assert again.maker("k", {"previous_response_id": OURS}) == ""
         body = sent(again, input=[item_reference(THOUGHT["id"])])

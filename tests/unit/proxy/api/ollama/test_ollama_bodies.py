@@ -42,7 +42,8 @@ def test_results_go_to_the_calls_of_the_tools_that_they_name() -> None:
     said = [("g", "second"), ("f", "first"), ("f", "third")]
     results = [{"role": "tool", "tool_name": name, "content": text} for name, text in said]
     rows = chat(USER, {"role": "assistant", "tool_calls": calls}, *results).prompt.messages
-    assert [row.get("tool_call_id") for row in rows[2:]] == ["call1n1", "call1n0", "call1n2"]
+    ids = [f"messages1toolcalls{number}" for number in (1, 0, 2)]
+    assert [row.get("tool_call_id") for row in rows[2:]] == ids
     assert not any("name" in row for row in rows)
 
 

@@ -8,9 +8,11 @@ import orjson
 import pytest
 
 from hearth.proxy.api import server_sent_events as sse
+from hearth.proxy.api.answer_frames import frames
+from hearth.proxy.api.multi_choice_stream import AdmittedRequest
 from hearth.proxy.api.ollama import generate_context, ollama_events
 from hearth.proxy.api.ollama.ollama_request import parse_chat, parse_generate
-from hearth.proxy.request.parsed_request import AdmittedRequest, ParsedRequest
+from hearth.proxy.request.parsed_request import ParsedRequest
 from hearth.shared.errors import RequestError
 from hearth.shared.suspending_clock import awake_s
 from hearth.shared.wire_messages import Delta, Finished, TokenLogprob, Usage
@@ -23,12 +25,12 @@ BROKEN = RequestError("The worker died.", status=503, code="worker_lost")
 
 def lines(request: ParsedRequest, *given: Given) -> list[dict[str, Any]]:
     answer = Scripted(*given)
+    admitted = AdmittedRequest(request, "m", answer)
 
     async def collect() -> list[bytes]:
-        return [row async for row in ollama_events.events(AdmittedRequest(request, "m", answer))]
+        return [row async for row in frames(admitted, ollama_events.OllamaWriter(admitted))]
 
     rows = asyncio.run(collect())
-    assert answer.is_closed
     assert set(answer.waits) == {sse.PING_S}, "a silence goes unseen"
     assert all(row.endswith(b"\n") and row.count(b"\n") == 1 for row in rows)
     return [orjson.loads(row) for row in rows]
@@ -37,13 +39,8 @@ def lines(request: ParsedRequest, *given: Given) -> list[dict[str, Any]]:
 def whole(request: ParsedRequest, *given: Given, before_s: float = 0.0) -> dict[str, Any]:
     answer = Scripted(*given)
     admitted = AdmittedRequest(request, "m", answer, came_at=awake_s() - before_s)
-    try:
-        read: dict[str, Any] = orjson.loads(
-            orjson.dumps(asyncio.run(ollama_events.whole(admitted)))
-        )
-        return read
-    finally:
-        assert answer.is_closed
+    read: dict[str, Any] = orjson.loads(orjson.dumps(asyncio.run(ollama_events.whole(admitted))))
+    return read
 
 
 def test_a_chat_comes_line_by_line_and_its_last_one_has_the_figures() -> None:

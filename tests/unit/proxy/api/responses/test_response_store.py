@@ -220,15 +220,15 @@ def test_a_deleted_response_is_gone_from_the_disk_too(tmp_path: Path) -> None:
     home = tmp_path / "responses"
     store = ResponseStore(directory=home)
     store.keep("k", {"input": "my secret"}, answer(1))
-    assert store.flush(10.0)
+    assert store.journal.flush(10.0)
     (path,) = home.glob("*.journal")
     assert b"my secret" in path.read_bytes()
     store.delete("k", "resp_1")
-    assert store.flush(10.0)
+    assert store.journal.flush(10.0)
     assert b"my secret" not in path.read_bytes()
     store.close()
     again = ResponseStore(directory=home)
-    assert len(again) == 0 and again.report()["odd"] == 0
+    assert len(again) == 0
     again.close()
 
 
@@ -236,7 +236,7 @@ def test_a_response_that_was_deleted_last_is_gone(tmp_path: Path) -> None:
     store = kept(ResponseStore(directory=tmp_path / "responses"))
     store.keep("k", {"input": "later"}, answer(2))
     store.delete("k", "resp_2")
-    assert store.flush(10.0) and store.report()["rewritten"] == 1
+    assert store.journal.flush(10.0) and store.journal.report()["rewritten"] == 1
     store.delete("k", "resp_1")  # too early for another file
     store.close()
     again = ResponseStore(directory=tmp_path / "responses")
@@ -254,11 +254,11 @@ def test_no_key_stands_on_the_disk_and_what_is_not_to_be_stored_neither(tmp_path
     assert b"0123456789abcdef" not in octets and b"unstored" not in octets
 
 
-def test_records_that_are_no_responses_are_counted(tmp_path: Path) -> None:
+def test_records_that_are_no_responses_are_passed_over(tmp_path: Path) -> None:
     home = tmp_path / "responses"
     journal = Journal(home, response_store.SCHEMA)
     journal.append([journal.packed(row) for row in (7, [], ["a"], ["a", "b", 1.0])])
     journal.close()
     store = kept(ResponseStore(Clock(), home))
-    assert (len(store), store.report()["odd"]) == (1, 4)
+    assert len(store) == 1
     store.close()

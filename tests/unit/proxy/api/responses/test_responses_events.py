@@ -3,8 +3,9 @@
 import asyncio
 from typing import Any
 
+from hearth.proxy.api.answer_frames import frames
+from hearth.proxy.api.multi_choice_stream import AdmittedRequest
 from hearth.proxy.api.responses import responses_events, responses_request
-from hearth.proxy.request.parsed_request import AdmittedRequest
 from hearth.shared.errors import WorkerLost
 from hearth.shared.wire_messages import Finished, Usage
 from tests.helpers.clients.api_events import (
@@ -32,7 +33,7 @@ TOOLS = [
 
 def events(*given: Given, **fields: Any) -> list[dict[str, Any]]:
     request = responses_request.parse({"model": "m", "input": "hi", "stream": True, **fields})
-    rows = stream(request, responses_events.events, *given)
+    rows = stream(request, responses_events.ResponseWriter, *given)
     assert [row["sequence_number"] for row in rows] == list(range(len(rows)))
     return rows
 
@@ -250,7 +251,7 @@ def test_a_whole_end_is_noted_before_it_is_told_and_a_broken_one_never() -> None
     async def read(*given: Given) -> None:
         request = responses_request.parse({"input": "hi"})
         ticket = AdmittedRequest(request, "m", Scripted(*given), note_end=ended.append)
-        counts = [len(ended) async for _ in responses_events.events(ticket)]
+        counts = [len(ended) async for _ in frames(ticket, responses_events.ResponseWriter(ticket))]
         assert counts[0] == 0 and counts[-1] == len(ended)
 
     asyncio.run(read(said("a"), WorkerLost("gone")))

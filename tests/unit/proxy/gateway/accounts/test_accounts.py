@@ -12,7 +12,7 @@ from hypothesis import given, strategies as st
 from hearth.proxy.gateway.accounts import accounts
 from hearth.proxy.gateway.accounts.accounts import Accounts
 from hearth.proxy.gateway.accounts.litellm_keys import route_of
-from hearth.proxy.gateway.accounts.local_account import LocalAccount, RecordedAnswer
+from hearth.proxy.gateway.accounts.local_account import LocalAccount
 from hearth.proxy.gateway.config.routing_table import Deployment
 from hearth.proxy.gateway.litellm_messages import LocalAnswerLog
 from hearth.proxy.http.http_exchange import ClientBody
@@ -42,10 +42,13 @@ def answered(*deltas: Delta) -> AnswerStream:
     return answer
 
 
-async def read(answer: RecordedAnswer) -> dict[str, Any]:
+async def recorded(answer: AnswerStream) -> LocalAnswerLog:
+    account = LocalAccount(DEPLOYMENT, "r", "chat", BODY, True)
+    account.admitted(request_of("s"), [answer])
+    assert account.held_bytes == 100
     while not isinstance(await answer.next_event(), Finished):
         pass
-    return answer.told()
+    return account.log(None)
 
 
 @pytest.mark.parametrize("count", [1, 2])
@@ -62,14 +65,9 @@ def test_a_log_has_usage_and_times_and_a_prompt_counts_once_for_its_choices(coun
 
 def test_where_texts_are_kept_the_log_has_them_and_the_fields_that_logs_know() -> None:
     async def body() -> None:
-        account = LocalAccount(DEPLOYMENT, "r", "chat", BODY, True)
-        answer = answered(Delta("r", 0, "content", "the answer"))
-        recorded = account.admitted(request_of("s"), [answer])
-        await read(cast(RecordedAnswer, recorded))
-        log = account.log(None)
+        log = await recorded(answered(Delta("r", 0, "content", "the answer")))
         assert (log.text, log.finish_reason) == ("the answer", "tool_calls")
         assert log.body == {"messages": [], "seed": 1, "stream": True}
-        assert account.held_bytes == 100
 
     asyncio.run(body())
 
@@ -87,11 +85,10 @@ def test_an_answers_own_failure_is_told_before_the_replys() -> None:
 @given(st.lists(st.tuples(st.sampled_from(["content", "reasoning"]), st.text()), max_size=30))
 def test_what_is_recorded_is_what_was_read(parts: list[tuple[str, str]]) -> None:
     async def body() -> None:
-        told = await read(
-            RecordedAnswer(answered(*(Delta("r", 0, channel, text) for channel, text in parts)))
-        )
-        assert told["text"] == "".join(text for channel, text in parts if channel == "content")
-        assert told["thinking"] == "".join(text for name, text in parts if name == "reasoning")
+        deltas = (Delta("r", 0, channel, text) for channel, text in parts)
+        log = await recorded(answered(*deltas))
+        assert log.text == "".join(text for channel, text in parts if channel == "content")
+        assert log.thinking == "".join(text for name, text in parts if name == "reasoning")
 
     asyncio.run(body())
 

@@ -1,8 +1,11 @@
-"""Writes what our usage has beyond each API's own: the cache, the drafts, the images."""
+"""Writes what answers of several APIs share: log probabilities, and usage beyond each API's own."""
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Final
 
-from hearth.shared.wire_messages import Usage
+from hearth.shared.wire_messages import TokenLogprob, Usage
+
+LOGPROB_MIN: Final = -9999.0  # JSON has no infinity
 
 
 def extra_fields(usage: Usage) -> dict[str, Any]:
@@ -37,3 +40,16 @@ def prediction_fields(usage: Usage) -> dict[str, int]:
 def image_fields(usage: Usage) -> dict[str, int]:
     """Return what of the prompt stands for images, in the words of both OpenAI dialects."""
     return {"image_tokens": usage.image_tokens} if usage.image_tokens else {}
+
+
+def logprob_rows(rows: Sequence[TokenLogprob]) -> list[dict[str, Any]]:
+    """Return each token with its log probability, and those of its alternatives."""
+    return [
+        _row(each.token, each.token_bytes, each.logprob)
+        | {"top_logprobs": [_row(text, octets, value) for _, text, octets, value in each.top]}
+        for each in rows
+    ]
+
+
+def _row(text: str, octets: bytes, logprob: float) -> dict[str, Any]:
+    return {"token": text, "bytes": list(octets), "logprob": max(logprob, LOGPROB_MIN)}
