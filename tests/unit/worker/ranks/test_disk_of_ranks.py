@@ -204,10 +204,12 @@ def test_what_waits_on_the_slowest_rank_is_written_before_it_ends(tmp_path: Path
     leading = disks.open()
     disks.stores[1].gate.clear()
     first = disks.record(1)
-    assert leading.write(first) and leading.flush(WAIT_S), "rank 0 waits for nobody"
+    second = disks.record(2, before=first)
+    assert leading.write(first) and leading.write(second)
+    assert leading.flush(WAIT_S), "rank 0 waits for nobody"
     threading.Timer(0.2, disks.stores[1].gate.set).start()
     disks.close()
-    assert disks.holders(first.name) == [0, 1]
+    assert disks.holders(second.name) == [0, 1]
 
 
 def test_what_a_rank_cannot_write_is_missing_on_all_and_written_anew(two: Disks) -> None:
