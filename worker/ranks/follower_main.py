@@ -18,16 +18,16 @@ from hearth.shared.logging_setup import configure
 from hearth.shared.process_start import begin_process
 from hearth.shared.settings_from_env import Settings
 from hearth.shared.zmq_rank_port import RankContext
-from hearth.worker.ranks.rank_link import RankLost, RankMismatch
+from hearth.worker.ranks.rank_link import RankLost
 from hearth.worker.ranks.start_ranks import rank_keys, with_told
-from hearth.worker.ranks.transport.follower_link import TransportFollowerLink
+from hearth.worker.ranks.transport.follower_link import FollowerLink
 from hearth.worker.ranks.transport.tensor_group import join_group
 
 log = logging.getLogger("hearth.worker.ranks")
 
 OTHER_REASON_S = 1.0  # for rank 0 to find that another rank is why a collective failed
 
-Follow = Callable[[TransportFollowerLink, Any, Settings], None]  # (link, group, settings)
+Follow = Callable[[FollowerLink, Any, Settings], None]  # (link, group, settings)
 
 
 def run_follower(follow: Follow) -> int:
@@ -40,7 +40,7 @@ def run_follower(follow: Follow) -> int:
         settings = begin_process(_name(options.rank))
         keys = rank_keys(settings) if options.leader.startswith("tcp://") else None
         context = RankContext(keys, is_leader=False)
-        link = TransportFollowerLink(context, options.leader, options.address, _end)
+        link = FollowerLink(context, options.leader, options.address, _end)
         welcome = link.join(options.rank)
     except StartError as error:
         print(f"This rank cannot start: {error}", file=sys.stderr, flush=True)
@@ -52,7 +52,7 @@ def run_follower(follow: Follow) -> int:
         group = join_group(welcome.tensors, link.rank, link.size)
         how = follow if welcome.purpose == "serve" else _follow_check
         how(link, group, with_told(settings, welcome.settings))
-    except (StartError, RankMismatch, RankLost) as error:
+    except StartError as error:
         link.fail(error)
     except Exception as error:
         log.exception("this rank broke")
@@ -91,14 +91,14 @@ def main() -> int:
     return run_follower(_follow)
 
 
-def _follow(link: TransportFollowerLink, group: Any, settings: Settings) -> None:
+def _follow(link: FollowerLink, group: Any, settings: Settings) -> None:
     """Import what computes, once rank 0 knows that this rank is there."""
     from hearth.worker.ranks.follower_setup import follow
 
     follow(link, group, settings)
 
 
-def _follow_check(link: TransportFollowerLink, group: Any, settings: Settings) -> None:
+def _follow_check(link: FollowerLink, group: Any, settings: Settings) -> None:
     from hearth.worker.ranks.transport.rank_check import follow_check
 
     follow_check(link, group, settings)

@@ -19,7 +19,7 @@ from hearth.worker.engine.model_loader import LoadedModel, load_model
 from hearth.worker.ranks.agreed_tokens import Sum, sum_over
 from hearth.worker.ranks.follower import Follower, FollowerMemory
 from hearth.worker.ranks.loading.sharded_model import Sharded
-from hearth.worker.ranks.rank_link import FollowerLink
+from hearth.worker.ranks.transport.follower_link import FollowerLink
 from hearth.worker.setup.kv_setup import identify
 
 

@@ -27,8 +27,9 @@ from hearth.worker.ranks.leading_engine import LeadingEngine
 from hearth.worker.ranks.leading_layer_map import LeadingLayerMap
 from hearth.worker.ranks.loading.sharded_model import Sharded, check_same_model, model_facts
 from hearth.worker.ranks.named_kv import Telling
-from hearth.worker.ranks.rank_link import LeaderLink, RankRoom
+from hearth.worker.ranks.rank_link import RankRoom
 from hearth.worker.ranks.start_ranks import OFF, start_ranks
+from hearth.worker.ranks.transport.leader_link import LeaderLink
 from hearth.worker.setup.rank_setup import SingleRank
 
 log = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ from hearth.shared.settings_from_env import Settings
 from hearth.shared.start_failure_file import leave_reason
 from hearth.shared.zmq_rank_port import RankContext
 from hearth.shared.zmq_transport import RANK_NAME, CurveKeys, curve_keys, ipc_endpoint
-from hearth.worker.ranks.transport.leader_link import LinkTerms, TransportLeaderLink
+from hearth.worker.ranks.transport.leader_link import LeaderLink, LinkTerms
 from hearth.worker.ranks.transport.link_messages import Purpose
 from hearth.worker.ranks.transport.rank_hosts import LOOPBACK, are_local, read_hosts
 from hearth.worker.ranks.transport.rank_processes import FOLLOWER, RankProcesses
@@ -46,7 +46,7 @@ OFF: Final = {
 class StartedRanks:
     """What rank 0 has once all ranks are there."""
 
-    link: TransportLeaderLink
+    link: LeaderLink
     group: Any  # mx.distributed.Group
     processes: RankProcesses  # of this machine
 
@@ -92,9 +92,7 @@ def lead_ranks(
     processes = RankProcesses()
     end = functools.partial(_end_process, leave, processes)
     context = RankContext(keys, is_leader=True)
-    link = TransportLeaderLink(
-        terms, context, endpoints_of(settings, worker_id, hosts[0].name), end
-    )
+    link = LeaderLink(terms, context, endpoints_of(settings, worker_id, hosts[0].name), end)
     ranks = [rank for rank in range(1, settings.ranks) if local[rank]]
     link.how_ended = processes.how_ended
     processes.start(ranks, link.endpoint, link.lose, command)

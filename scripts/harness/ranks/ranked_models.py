@@ -24,7 +24,7 @@ from hearth.worker.prompt.template_turn_tokens import turn_marks
 from hearth.worker.ranks import start_ranks
 from hearth.worker.ranks.follower import STOP
 from hearth.worker.ranks.leading_rank import LeadingRank
-from hearth.worker.ranks.rank_link import LeaderLink
+from hearth.worker.ranks.transport.leader_link import LeaderLink
 from hearth.worker.ranks.transport.rank_processes import RankProcesses
 from hearth.worker.schedule.answers.answer_drafts import AnswerDrafts, DraftPolicy
 from hearth.worker.stream.detokenise import Vocabulary
@@ -112,7 +112,7 @@ class RankedModels(ExitStack):
         return sorted(path for path in found if path.is_file())
 
     def flush(self, seconds: float) -> bool:
-        """Write what waits, on all ranks; tell whether that was done in time."""
+        """Write what waits on rank 0; tell whether that was done in time. Others do at `stop`."""
         return all(disk.flush(seconds) for disk in self._disks)
 
     def machine(self, loaded: LoadedModel, **more: Any) -> Machine:

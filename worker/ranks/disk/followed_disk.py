@@ -17,7 +17,8 @@ from hearth.worker.ranks.disk.leading_disk_thread import (
     record_from,
 )
 from hearth.worker.ranks.followed_kv import FollowedKV, FollowedRead
-from hearth.worker.ranks.rank_link import FollowerLink, Handle
+from hearth.worker.ranks.rank_link import Handle
+from hearth.worker.ranks.transport.follower_link import FollowerLink
 
 UNLIMITED: Final = 1 << 62  # rank 0's queue is bounded, and what this process takes is told it
 

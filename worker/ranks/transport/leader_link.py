@@ -12,7 +12,6 @@ from hearth.shared.suspending_clock import awake_s
 from hearth.shared.zmq_rank_port import RankContext, RankGone, RankRouter
 from hearth.worker.ranks.rank_link import (
     OnEvent,
-    OperationFrames,
     RankLost,
     RankMismatch,
     RankRoom,
@@ -61,10 +60,11 @@ class LinkTerms:
     purpose: Purpose = "serve"
 
 
-class TransportLeaderLink:
-    """Rank 0's end; see `LeaderLink` for what the inference thread calls.
+class LeaderLink:
+    """Rank 0's end. `tell`, `ask` and `witness`: inference thread only.
 
-    Its own thread takes what followers say, sends them a sign of life each TICK_S, which fails
+    A failure of a rank ends the process from within, so that nobody has to ask for one. The link's
+    own thread takes what followers say, sends them a sign of life each TICK_S, which fails
     where one is gone, and ends the process once a rank is lost: the inference thread may hang in
     a collective by then.
     Invariant: `end` is called once at most, with the first reason.
@@ -75,10 +75,11 @@ class TransportLeaderLink:
     ) -> None:
         """Bind both endpoints: of what followers say, and of operations. Raises: StartError."""
         self.hosts = [host.name for host in terms.hosts]
-        self.size = len(self.hosts)
+        self.size = len(self.hosts)  # ranks, this one counted
+        # Set before the first operation that causes events:
         self.on_event: OnEvent = lambda rank, name, arguments: None
         self.how_ended: Callable[[int], str] = lambda rank: ""  # waits; of a process started here
-        self.rooms: dict[int, RankRoom] = {}
+        self.rooms: dict[int, RankRoom] = {}  # of no bytes before a follower has looked
         self.failure = ""
         self._terms, self._context, self._end = terms, context, end
         self._status = RankRouter(context, endpoints[0])
@@ -87,7 +88,7 @@ class TransportLeaderLink:
         self._are_local = are_local(tuple(terms.hosts))
         self._secret = secrets.token_bytes(16)
         self._versions = own_versions()
-        self._frames = OperationFrames()
+        self._told_count = 0  # operations
         self._comparison = WitnessComparison(range(1, self.size))
         self._watch = RankWatch(self.hosts, terms.stall_s, awake_s())
         self._ranks: dict[bytes, int] = {}  # by the name that a connection has; link's thread
@@ -113,10 +114,12 @@ class TransportLeaderLink:
                 raise SystemExit
 
     def tell(self, name: str, *arguments: Value, drops: Sequence[int] = ()) -> None:
-        self._send(self._frames.write(name, arguments, drops, is_asked=False))
+        """Have all followers do `name`, after what they were told before. Never waits."""
+        self._send([name, arguments, drops, False])
 
     def ask(self, name: str, *arguments: Value, drops: Sequence[int] = ()) -> list[Any]:
-        self._send(self._frames.write(name, arguments, drops, is_asked=True))
+        """Have all followers do `name`; return what ranks 1 to size - 1 answer, once all have."""
+        self._send([name, arguments, drops, True])
         answers: dict[bytes, Any] = {}
         while len(answers) < self.size - 1:
             came = self._operations.receive(CHECK_S)
@@ -126,6 +129,7 @@ class TransportLeaderLink:
         return [answers[self._peers[rank]] for rank in range(1, self.size)]
 
     def witness(self, *facts: Value) -> None:
+        """Note what is about to be computed, or was; every follower must note the same next."""
         self._comparison.note_own(pack(facts))
 
     def let_go(self) -> None:
@@ -139,7 +143,9 @@ class TransportLeaderLink:
         """
         self._is_closed.wait(FAILURE_WAIT_S)
 
-    def _send(self, frame: bytes) -> None:
+    def _send(self, operation: list[Value | Sequence[Value]]) -> None:
+        frame = pack(operation)
+        self._told_count += 1
         for rank, peer in self._peers.items():
             try:
                 self._operations.send(peer, frame)
@@ -250,7 +256,7 @@ class TransportLeaderLink:
 
     def _take_beat(self, rank: int, now_s: float, *items: Any) -> None:
         done, is_waiting, said, limit, used = items
-        told, own = self._frames.count, self._comparison.own_count
+        told, own = self._told_count, self._comparison.own_count
         wrong = self._watch.note_beat(rank, RankBeat(done, is_waiting, said), told, own, now_s)
         self.rooms[rank] = RankRoom(limit, used)
         self._comparison.compare(rank)
