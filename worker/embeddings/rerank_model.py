@@ -109,7 +109,9 @@ class RerankModel:
     ) -> list[TokenRow]:
         """Return the tokens of one query with each document, which is cut where it is too long.
 
-        An item is the query and a document.
+        An item is the query and a document, the first number `first` of the request.
+
+        Raises RequestError: the model cannot be given one of them.
         """
         assert truncate, "no route has a document refused for its length"
         query = items[0][0]

@@ -3,7 +3,7 @@
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,22 +26,6 @@ class TokenRow:
         """Return the same in four bytes a token, where a list takes some forty."""
         types = None if self.types is None else array("i", self.types)
         return TokenRow(array("i", self.ids), types)
-
-
-class RowModel(Protocol):
-    """Turns items of a request into rows of tokens, and these into numbers."""
-
-    def chars(self, item: Any) -> int:
-        """Return how much there is to tokenise for an item: characters, or token ids."""
-
-    def rows(self, items: Sequence[Any], first: int, truncate: bool) -> list[TokenRow]:
-        """Return the tokens of items, the first of which is number `first` of the request.
-
-        Raises RequestError: the model cannot be given one of them.
-        """
-
-    def values(self, rows: Sequence[TokenRow]) -> NDArray[np.float32]:
-        """Return what is computed of each row, (rows, values of one)."""
 
 
 def checked_text(text: str, name: str, param: str, truncate: bool) -> str:
