@@ -12,7 +12,6 @@ import functools
 import logging
 import os
 import queue
-import secrets
 import sys
 import threading
 import time
@@ -79,7 +78,7 @@ from hearth.worker.threads.inference_thread import InferenceThread
 from hearth.worker.threads.prompt_thread import PromptThread
 from hearth.worker.threads.shutdown import Shutdown
 from hearth.worker.threads.thread_queues import ImageJobs, Inbox, InferenceTask, PromptLanes
-from hearth.worker.threads.wire_thread import WireThread, WorkerIdentity
+from hearth.worker.threads.wire_thread import WireThread
 
 log = logging.getLogger("hearth.worker")
 
@@ -137,7 +136,7 @@ class Worker:
         self._shutdown = Shutdown(self._port.wake)
         self._wire = WireThread(
             self._port,
-            WorkerIdentity(worker_id, secrets.token_hex(8)),
+            worker_id,
             self._jobs,
             self._heartbeat,
             open_max=self._running_max + settings.queue_max,

@@ -7,18 +7,17 @@ layer after layer, and what stands beside layers (the embedding, the head) for a
 Owner: the inference thread.
 """
 
-import time
+from collections import Counter, defaultdict
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Any, Final
 
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
 from hearth.worker.doctor.check_context import CheckContext, LeftOut, Steps
-from hearth.worker.doctor.findings import CheckResult, Figure
+from hearth.worker.doctor.findings import Figure
 from hearth.worker.engine.compute_dtype import (
     cast_rule,
     device_architecture,
@@ -50,33 +49,30 @@ def check_float16(context: CheckContext) -> Steps:
     context.needs(check_bytes(context.loaded), "a layer, and all beside layers, in float32")
     tokens = context.prompts()[-1][:TOKENS_MAX]
     found = yield from compare_dtypes(context.loaded, context.engine.new_cache, tokens)
-    context.tell(found.verdict, dict(found.figures), found.reason)
+    reason = found.why_not_good()
+    context.tell("ok", found.figures | {NAME: not reason}, reason)
 
 
 def compare_dtypes(
     loaded: LoadedModel, new_cache: NewCache, tokens: Sequence[int], piece: int = PIECE
-) -> Generator[None, None, CheckResult]:
+) -> Generator[None, None, "DtypeComparison"]:
     """Read `tokens` in float32, bfloat16 and float16, and return what was found.
 
     A step is one forward of a piece. It ends at each yield: the weights are then what they were,
-    and others may compute. Closing the generator ends the check. The figure "float16" says whether
-    it may stand in for bfloat16.
+    and others may compute. Closing the generator ends the check.
+
+    Raises:
+        LeftOut: they cannot be compared.
     """
     if loaded.dtype.name != "bfloat16":
-        reason = f"the weights are {loaded.dtype.name or 'no floats'}"
-        return CheckResult(NAME, "left out", reason=reason)
+        raise LeftOut(f"the weights are {loaded.dtype.name or 'no floats'}")
     comparison = DtypeComparison(loaded, new_cache)
-    computed_s = 0.0
     try:
-        for start, end in pairwise([*range(0, len(tokens), piece), len(tokens)]):
-            for seconds in comparison.read(tokens[start:end]):
-                computed_s += seconds
-                yield
+        for start in range(0, len(tokens), piece):
+            yield from comparison.read(tokens[start : start + piece])
     except Exception as error:  # whatever an architecture or the device raises in another dtype
-        reason = " ".join(str(error).split()) or type(error).__name__
-        return CheckResult(NAME, "left out", {}, computed_s, reason)
-    reason = comparison.why_not_good()
-    return CheckResult(NAME, "ok", comparison.figures | {NAME: not reason}, computed_s, reason)
+        raise LeftOut(" ".join(str(error).split()) or type(error).__name__) from error
+    return comparison
 
 
 def check_bytes(loaded: LoadedModel) -> int:
@@ -118,30 +114,30 @@ class DtypeComparison:
     positions: int = 0
     is_finite: bool = True
     largest: float = 0.0  # activation between two layers, in float16
-    unlike: dict[str, int] = field(default_factory=dict)  # positions with another argmax
-    squares: dict[str, float] = field(default_factory=dict)  # of the differences to float32
+    unlike: Counter[str] = field(default_factory=Counter)  # positions with another argmax
+    squares: defaultdict[str, float] = field(  # of the differences to float32
+        default_factory=lambda: defaultdict(float)
+    )
     caches: dict[str, list[Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.caches = {name: self.new_cache() for name in ("float32", "bfloat16", "float16")}
 
-    def read(self, tokens: Sequence[int]) -> Iterator[float]:
-        """Read the next tokens in each dtype, and compare; yield the seconds of each forward."""
-        began = time.monotonic()
+    def read(self, tokens: Sequence[int]) -> Iterator[None]:
+        """Read the next tokens in each dtype, and compare; yield behind each forward."""
         exact = self.logits(tokens, "float32")
         best = mx.argmax(exact, axis=-1)
         for name in ("bfloat16", "float16"):
-            yield time.monotonic() - began
-            began = time.monotonic()
+            yield
             logits = self.logits(tokens, name)
             unlike = mx.sum(mx.argmax(logits, axis=-1) != best)
             squares = mx.mean(mx.square(logits - exact), axis=-1).sum()
-            self.unlike[name] = self.unlike.get(name, 0) + int(_number(unlike))
-            self.squares[name] = self.squares.get(name, 0.0) + _number(squares)
+            self.unlike[name] += int(_number(unlike))
+            self.squares[name] += _number(squares)
             self.is_finite &= name != "float16" or bool(_number(mx.isfinite(logits).all()))
         self.positions += len(tokens)
         mx.clear_cache()
-        yield time.monotonic() - began
+        yield
 
     def logits(self, tokens: Sequence[int], name: str) -> mx.array:
         """Return logits (n, vocabulary) as float32, of a forward in the dtype of that name."""
@@ -167,13 +163,12 @@ class DtypeComparison:
         count = max(self.positions, 1)
         figures: dict[str, Figure] = {"positions": self.positions, "finite": self.is_finite}
         for name in ("bfloat16", "float16"):
-            figures[f"{name}_unlike"] = self.unlike.get(name, 0)
-            figures[f"{name}_error"] = (self.squares.get(name, 0.0) / count) ** 0.5
+            figures[f"{name}_unlike"] = self.unlike[name]
+            figures[f"{name}_error"] = (self.squares[name] / count) ** 0.5
         return figures | {"largest": self.largest}
 
     def why_not_good(self) -> str:
         """Return why float16 must not stand in for bfloat16; "" where it may."""
-        error = {name: self.squares.get(name, 0.0) for name in ("bfloat16", "float16")}
         if not self.is_finite:
             return "logits in float16 are not finite"
         if not self.largest * HEADROOM <= FLOAT16_MAX:  # not a number included
@@ -189,7 +184,7 @@ class DtypeComparison:
                 f"the likeliest token is another one than in float32 at {self.unlike['float16']} "
                 f"of {self.positions} positions, in bfloat16 at {self.unlike['bfloat16']}"
             )
-        if not error["float16"] <= error["bfloat16"]:
+        if not self.squares["float16"] <= self.squares["bfloat16"]:
             return "logits in float16 are further from float32 than those in bfloat16"
         return ""
 

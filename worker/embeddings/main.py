@@ -10,7 +10,6 @@ and is the only one that touches MLX.
 import os
 import queue
 import resource
-import secrets
 import sys
 import time
 from collections.abc import Sequence
@@ -44,7 +43,7 @@ from hearth.worker.engine.model_loader import may_run_code
 from hearth.worker.schedule.client_lease import ClientLease
 from hearth.worker.start_worker import refuse_start, run_worker
 from hearth.worker.threads.shutdown import Shutdown
-from hearth.worker.threads.wire_thread import WireThread, WorkerIdentity
+from hearth.worker.threads.wire_thread import WireThread
 
 FREE_S: Final = 0.1  # of a forward beside which no answer streams: others wait for its end
 BUSY_S: Final = 0.025  # of one beside which answers stream
@@ -77,8 +76,7 @@ class EncoderWorker:
         self._paces = {False: ForwardPace(FREE_S, FREE_TOKENS), True: busy}
         self._port = RouterPort(endpoint)
         self._shutdown = Shutdown(self._port.wake)
-        identity = WorkerIdentity(worker_id, secrets.token_hex(8))
-        self._wire = WireThread(self._port, identity, self._inbox, self._heartbeat, OPEN_MAX)
+        self._wire = WireThread(self._port, worker_id, self._inbox, self._heartbeat, OPEN_MAX)
         path = forwarded_path(endpoint)
         self._forwarded = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
 

@@ -18,9 +18,11 @@ from hearth.shared.logging_setup import configure
 from hearth.shared.process_start import begin_process
 from hearth.shared.settings_from_env import Settings
 from hearth.shared.zmq_rank_port import RankContext
+from hearth.worker.ranks.follower_setup import follow
 from hearth.worker.ranks.rank_link import RankLost
 from hearth.worker.ranks.start_ranks import rank_keys, with_told
 from hearth.worker.ranks.transport.follower_link import FollowerLink
+from hearth.worker.ranks.transport.rank_check import follow_check
 from hearth.worker.ranks.transport.tensor_group import join_group
 
 log = logging.getLogger("hearth.worker.ranks")
@@ -30,8 +32,8 @@ OTHER_REASON_S = 1.0  # for rank 0 to find that another rank is why a collective
 Follow = Callable[[FollowerLink, Any, Settings], None]  # (link, group, settings)
 
 
-def run_follower(follow: Follow) -> int:
-    """Join rank 0 and do what it tells, by `follow`, until it is gone; return the exit code."""
+def run_follower(serve: Follow) -> int:
+    """Join rank 0 and do what it tells, by `serve`, until it is gone; return the exit code."""
     options = _options()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # rank 0 decides when a rank ends
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -50,7 +52,7 @@ def run_follower(follow: Follow) -> int:
     configure(settings.log_level.upper(), _name(link.rank), settings.log_prompts)
     try:
         group = join_group(welcome.tensors, link.rank, link.size)
-        how = follow if welcome.purpose == "serve" else _follow_check
+        how = serve if welcome.purpose == "serve" else follow_check
         how(link, group, with_told(settings, welcome.settings))
     except StartError as error:
         link.fail(error)
@@ -87,24 +89,7 @@ def _end_with_stdin() -> None:
     _end(0, "who started it is gone")
 
 
-def main() -> int:
-    return run_follower(_follow)
-
-
-def _follow(link: FollowerLink, group: Any, settings: Settings) -> None:
-    """Import what computes, once rank 0 knows that this rank is there."""
-    from hearth.worker.ranks.follower_setup import follow
-
-    follow(link, group, settings)
-
-
-def _follow_check(link: FollowerLink, group: Any, settings: Settings) -> None:
-    from hearth.worker.ranks.transport.rank_check import follow_check
-
-    follow_check(link, group, settings)
-
-
 if __name__ == "__main__":
-    code = main()
+    code = run_follower(follow)
     sys.stderr.flush()
     os._exit(code)  # threads that use MLX must not outlive the interpreter

@@ -10,7 +10,6 @@ from typing import Any, Final
 
 from hearth.shared.errors import StartError
 from hearth.shared.settings_from_env import Settings
-from hearth.shared.start_failure_file import leave_reason
 from hearth.shared.zmq_rank_port import RankContext
 from hearth.shared.zmq_transport import RANK_NAME, CurveKeys, curve_keys, ipc_endpoint
 from hearth.worker.ranks.transport.leader_link import LeaderLink, LinkTerms
@@ -54,33 +53,18 @@ class StartedRanks:
 def start_ranks(
     settings: Settings,
     worker_id: int,
-    endpoint: str,
-    is_over: Callable[[], bool] = lambda: False,
-    command: Sequence[str] = FOLLOWER,
-) -> StartedRanks:
-    """Start the ranks of this machine, wait for the others, and join them all. Inference thread.
-
-    `endpoint` is the worker's own, beside which it leaves for the supervisor why it ended.
-
-    Raises:
-        StartError: a setting is wrong, or MLX cannot connect the ranks.
-        SystemExit: the process ends.
-    """
-    leave = functools.partial(leave_reason, endpoint)
-    return lead_ranks(settings, worker_id, leave, is_over, command)
-
-
-def lead_ranks(
-    settings: Settings,
-    worker_id: int,
     leave: Callable[[str], None],
     is_over: Callable[[], bool] = lambda: False,
     command: Sequence[str] = FOLLOWER,
     purpose: Purpose = "serve",
 ) -> StartedRanks:
-    """Do as `start_ranks` does, for any purpose. `leave` is told why this process ends, if it does.
+    """Start the ranks of this machine, wait for the others, and join them all. Inference thread.
 
-    Raises: as `start_ranks`.
+    `leave` is told why this process ends, if it does.
+
+    Raises:
+        StartError: a setting is wrong, or MLX cannot connect the ranks.
+        SystemExit: the process ends.
     """
     refuse_settings(settings)
     hosts = read_hosts(settings.rank_hosts, settings.ranks)

@@ -61,7 +61,7 @@ class RankedModels(ExitStack):
         self._settings = load_settings(told, None)
         self._settings.instance_dir.mkdir()
         with mock.patch.object(start_ranks, "_end_process", self._end):
-            self._ranks = start_ranks.start_ranks(self._settings, 0, "ipc:///", command=COMMAND)
+            self._ranks = start_ranks.start_ranks(self._settings, 0, print, command=COMMAND)
         self.link = wrap(self._ranks.link)
         self._disks: list[DiskThread] = []  # one, or none
         for close in (self._ranks.processes.close, self._ranks.link.close, self._close_disk):

@@ -14,7 +14,7 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from hearth.shared.settings_from_env import load_settings
 from hearth.worker.doctor import check_float16 as module
-from hearth.worker.doctor.check_context import Canary
+from hearth.worker.doctor.check_context import Canary, LeftOut
 from hearth.worker.doctor.check_float16 import DtypeComparison, check_bytes, compare_dtypes
 from hearth.worker.doctor.checked_machine import subject_of
 from hearth.worker.doctor.findings import CheckResult, Findings, FindingsFile
@@ -54,8 +54,11 @@ def result_of(
         try:
             next(running)
         except StopIteration as end:
-            assert isinstance(end.value, CheckResult)
-            return end.value
+            reason = end.value.why_not_good()
+            figures = end.value.figures | {"float16": not reason}
+            return CheckResult("float16", "ok", figures, 0, reason)
+        except LeftOut as why:
+            return CheckResult("float16", "left out", reason=str(why))
         done += 1
     running.close()
     return None
