@@ -30,13 +30,13 @@ from hearth.worker.embeddings.checkpoint import (
     weights_nbytes,
 )
 from hearth.worker.embeddings.layer_rests import LayerRests
-from hearth.worker.embeddings.padded_batch import pad
 from hearth.worker.embeddings.sliding_windows import hold_windows
 from hearth.worker.embeddings.token_rows import (
     TokenRow,
     check_numbers,
     check_row,
     checked_text,
+    pad,
 )
 from hearth.worker.engine.vision.vlm_loader import read_json
 

@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 
 from hearth.shared.wire_messages import Embedded, Reranked
 from hearth.worker.embeddings.embedding_model import EmbeddingModel
-from hearth.worker.embeddings.forward_pace import ForwardPace
-from hearth.worker.embeddings.length_batches import LengthBatches
+from hearth.worker.embeddings.length_batches import ForwardPace, LengthBatches
 from hearth.worker.embeddings.rerank_model import RerankModel
 from hearth.worker.embeddings.token_rows import TokenRow
 from hearth.worker.schedule.client_lease import ClientLease

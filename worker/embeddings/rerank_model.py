@@ -28,8 +28,7 @@ from hearth.worker.embeddings.checkpoint import (
     weights_nbytes,
 )
 from hearth.worker.embeddings.layer_rests import LayerRests
-from hearth.worker.embeddings.padded_batch import pad
-from hearth.worker.embeddings.token_rows import TokenRow, check_row, checked_text
+from hearth.worker.embeddings.token_rows import TokenRow, check_row, checked_text, pad
 from hearth.worker.engine.vision.vlm_loader import only_known_code, read_json
 from hearth.worker.prompt import bounded_templates  # noqa: F401  before any template is compiled
 

@@ -12,7 +12,7 @@ from hearth.shared.errors import StartError
 from hearth.shared.settings_from_env import Settings
 from hearth.shared.zmq_rank_port import RankContext
 from hearth.shared.zmq_transport import RANK_NAME, CurveKeys, curve_keys, ipc_endpoint
-from hearth.worker.ranks.transport.leader_link import LeaderLink, LinkTerms
+from hearth.worker.ranks.transport.leader_link import LeaderLink
 from hearth.worker.ranks.transport.link_messages import Purpose
 from hearth.worker.ranks.transport.rank_hosts import LOOPBACK, are_local, read_hosts
 from hearth.worker.ranks.transport.rank_processes import FOLLOWER, RankProcesses
@@ -70,13 +70,13 @@ def start_ranks(
     hosts = read_hosts(settings.rank_hosts, settings.ranks)
     local = are_local(hosts)
     tensors = plan_tensors(hosts, local)
-    told = told_settings(settings)
-    terms = LinkTerms(hosts, settings.stall_seconds, tensors, told, purpose)
+    told = {"tensors": tensors, "settings": told_settings(settings), "purpose": purpose}
     keys = rank_keys(settings) if settings.rank_hosts else None
     processes = RankProcesses()
     end = functools.partial(_end_process, leave, processes)
     context = RankContext(keys, is_leader=True)
-    link = LeaderLink(terms, context, endpoints_of(settings, worker_id, hosts[0].name), end)
+    endpoints = endpoints_of(settings, worker_id, hosts[0].name)
+    link = LeaderLink(hosts, settings.stall_seconds, told, context, endpoints, end)
     ranks = [rank for rank in range(1, settings.ranks) if local[rank]]
     link.how_ended = processes.how_ended
     processes.start(ranks, link.endpoint, link.lose, command)

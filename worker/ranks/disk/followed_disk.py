@@ -8,12 +8,11 @@ from hearth.shared.stop_signals import FLUSH_WAIT_S
 from hearth.worker.cache.block_hash import PrefixHash
 from hearth.worker.disk.disk_thread import DiskThread
 from hearth.worker.disk.file_format import Record
-from hearth.worker.disk.file_names import FileKind
+from hearth.worker.disk.file_names import FileKind, FileName, parse
 from hearth.worker.disk.file_store import FileStore
 from hearth.worker.kv.serialise_kv import UnreadableRecord, arrays_of_rows, arrays_of_state
 from hearth.worker.ranks.disk.leading_disk_thread import (
     FOUND_EVENT,
-    name_from,
     record_from,
 )
 from hearth.worker.ranks.followed_kv import FollowedKV, FollowedRead
@@ -34,14 +33,13 @@ class FollowedDisk:
         self._kv = kv
         self._open_store = open_store
         self._thread: DiskThread | None = None
-        self._root = PrefixHash(b"")
         self.operations: dict[str, Callable[..., Any]] = {
             "disk_open": self._open,
             "disk_write": self._write,
             "disk_read": self._read,
             "disk_take": self._take,
-            "disk_discard": lambda name: self.thread.discard(name_from(name)),
-            "disk_drop": lambda names: self.thread.drop(map(name_from, names)),
+            "disk_discard": lambda name: self.thread.discard(self._name(name)),
+            "disk_drop": lambda names: self.thread.drop(map(self._name, names)),
             "disk_clear": lambda: self.thread.clear(),
             "disk_report": lambda: self.thread.report(),
         }
@@ -67,17 +65,24 @@ class FollowedDisk:
             return [0, str(error)]
         if store is None:
             return [0, "MAX_KV_SIZE_GB is 0 there"]
-        self._root = store.root
         self._thread = DiskThread(store, UNLIMITED)
         return [store.bytes_max, ""]
 
-    def _write(self, handle: Handle, told: list[Any], is_needed: bool) -> None:
+    def _name(self, told: str) -> FileName:
+        name = parse(told, self.thread.file_store.rule)
+        assert name is not None, told
+        return name
+
+    def _write(
+        self, handle: Handle, is_needed: bool, told: str, position: int, tokens: bytes
+    ) -> None:
         """Write rows or states."""
-        if name_from(told[0]).kind is FileKind.STATE:
+        name, root = self._name(told), self.thread.file_store.root
+        if name.kind is FileKind.STATE:
             arrays = arrays_of_state(self._kv.states[handle])
         else:
             arrays = arrays_of_rows(self._kv.rows[handle].layers)
-        self.thread.write(record_from(told, self._root, arrays), is_needed)
+        self.thread.write(record_from(name, position, tokens, root, arrays), is_needed)
 
     def _read(self, handle: Handle, names: list[Any]) -> None:
         read = self._kv.reads[handle] = FollowedRead()
@@ -86,7 +91,7 @@ class FollowedDisk:
             read.records = records
             self._link.send_event(FOUND_EVENT, handle, [record is not None for record in records])
 
-        if not self.thread.read(list(map(name_from, names)), found):
+        if not self.thread.read(list(map(self._name, names)), found):
             found([None] * len(names))
 
     def _take(self, read: Handle, index: int, handle: Handle) -> str:

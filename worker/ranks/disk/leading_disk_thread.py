@@ -18,7 +18,7 @@ from hearth.shared.errors import StartError
 from hearth.worker.cache.block_hash import PrefixHash
 from hearth.worker.disk.disk_thread import DiskThread, OnRead, Records
 from hearth.worker.disk.file_format import Array, Record
-from hearth.worker.disk.file_names import FileKind, FileName
+from hearth.worker.disk.file_names import FileName
 from hearth.worker.disk.file_store import FileStore
 from hearth.worker.kv.disk_tier import RECALL_S_MAX
 from hearth.worker.kv.serialise_kv import UnreadableRecord
@@ -95,7 +95,7 @@ class LeadingDiskThread(DiskThread):
     def write(self, record: Record, is_needed: bool = False) -> bool:
         if not super().write(record, is_needed):
             return False
-        self._telling.tell("disk_write", handle_of(record.source), told_record(record), is_needed)
+        self._telling.tell("disk_write", handle_of(record.source), is_needed, *told_record(record))
         return True
 
     def read(self, names: Sequence[FileName], then: OnRead) -> bool:
@@ -105,16 +105,16 @@ class LeadingDiskThread(DiskThread):
         if not super().read(names, lambda records: then(self._joined(read, records))):
             del self._found[read.handle]
             return False
-        self._telling.tell("disk_read", read.handle, list(map(told_name, names)))
+        self._telling.tell("disk_read", read.handle, [name.file_name for name in names])
         return True
 
     def discard(self, name: FileName) -> None:
-        self._telling.tell("disk_discard", told_name(name))
+        self._telling.tell("disk_discard", name.file_name)
         super().discard(name)
 
     def drop(self, names: Iterable[FileName]) -> None:
         gone = list(names)
-        self._telling.tell("disk_drop", list(map(told_name, gone)))
+        self._telling.tell("disk_drop", [name.file_name for name in gone])
         super().drop(gone)
 
     def clear(self) -> None:
@@ -161,28 +161,16 @@ class LeadingDiskThread(DiskThread):
         return records
 
 
-def told_name(name: FileName) -> list[Value]:
-    """Return a record's name as it is told."""
-    ends = (bytes(name.start), bytes(name.end))
-    return [str(name.kind), *ends, name.token_count, name.is_canonical, name.rule]
-
-
-def name_from(told: list[Any]) -> FileName:
-    """Return a record's name by what was told."""
-    kind, start, end, token_count, is_canonical, rule = told
-    ends = (PrefixHash(start), PrefixHash(end))
-    return FileName(FileKind(kind), *ends, token_count, is_canonical, rule)
-
-
 def told_record(record: Record) -> list[Value]:
     """Return what a record says as it is told; root and arrays are each rank's own."""
     tokens = record.tokens.astype("<i4", copy=False).tobytes()
-    return [told_name(record.name), record.position, tokens]
+    return [record.name.file_name, record.position, tokens]
 
 
-def record_from(told: list[Any], root: PrefixHash, arrays: tuple[Array, ...]) -> Record:
+def record_from(
+    name: FileName, position: int, tokens: bytes, root: PrefixHash, arrays: tuple[Array, ...]
+) -> Record:
     """Return a rank's own record by what was told."""
-    name, position, tokens = name_from(told[0]), told[1], told[2]
     return Record(
         root=root,
         start=name.start,

@@ -3,8 +3,7 @@
 import logging
 import secrets
 import threading
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from hearth.shared.errors import EXIT_CANNOT_START, EXIT_RANK_LOST, WireError
@@ -28,8 +27,6 @@ from hearth.worker.ranks.transport.link_messages import (
     REFUSED,
     WELCOME,
     WITNESS,
-    Purpose,
-    RankWelcome,
     difference,
     message,
     own_versions,
@@ -49,17 +46,6 @@ FAILURE_WAIT_S: Final = 2.0  # for the link to find which rank's end made a coll
 End = Callable[[int, str], None]  # (exit code, why); ends the process
 
 
-@dataclass(frozen=True, slots=True)
-class LinkTerms:
-    """What rank 0 and the others agree on."""
-
-    hosts: Sequence[RankHost]
-    stall_s: float = 0.0
-    tensors: dict[str, Any] = field(default_factory=dict)
-    settings: dict[str, Any] = field(default_factory=dict)
-    purpose: Purpose = "serve"
-
-
 class LeaderLink:
     """Rank 0's end. `tell`, `ask` and `witness`: inference thread only.
 
@@ -71,26 +57,40 @@ class LeaderLink:
     """
 
     def __init__(
-        self, terms: LinkTerms, context: RankContext, endpoints: tuple[str, str], end: End
+        self,
+        hosts: Sequence[RankHost],
+        stall_s: float,
+        told: Mapping[str, Any],
+        context: RankContext,
+        endpoints: tuple[str, str],
+        end: End,
     ) -> None:
-        """Bind both endpoints: of what followers say, and of operations. Raises: StartError."""
-        self.hosts = [host.name for host in terms.hosts]
+        """Bind both endpoints: of what followers say, and of operations. Raises: StartError.
+
+        `told` has the fields of RankWelcome that are not this link's own.
+        """
+        self.hosts = [host.name for host in hosts]
         self.size = len(self.hosts)  # ranks, this one counted
         # Set before the first operation that causes events:
         self.on_event: OnEvent = lambda rank, name, arguments: None
         self.how_ended: Callable[[int], str] = lambda rank: ""  # waits; of a process started here
         self.rooms: dict[int, RankRoom] = {}  # of no bytes before a follower has looked
         self.failure = ""
-        self._terms, self._context, self._end = terms, context, end
+        self._told, self._context, self._end = told, context, end
         self._status = RankRouter(context, endpoints[0])
         self.endpoint = self._status.endpoint  # where followers say hello
         self._operations = RankRouter(context, endpoints[1])
-        self._are_local = are_local(tuple(terms.hosts))
+        # The addresses of the ranks that are on other machines than this:
+        self._elsewhere = {
+            rank: hosts[rank].addresses
+            for rank, is_local in enumerate(are_local(tuple(hosts)))
+            if not is_local
+        }
         self._secret = secrets.token_bytes(16)
         self._versions = own_versions()
         self._told_count = 0  # operations
         self._comparison = WitnessComparison(range(1, self.size))
-        self._watch = RankWatch(self.hosts, terms.stall_s, awake_s())
+        self._watch = RankWatch(self.hosts, stall_s, awake_s())
         self._ranks: dict[bytes, int] = {}  # by the name that a connection has; link's thread
         self._lost: tuple[int, str, float] | None = None  # who is gone first, why, and since when
         self._peers: dict[int, bytes] = {}  # of the operations' connections; inference thread
@@ -279,21 +279,16 @@ class LeaderLink:
 
     def _free_rank(self, address: str) -> int:
         """Return the first rank at `address` that is not there yet; 0 = none is awaited there."""
-        for rank, host in enumerate(self._terms.hosts):
-            is_free = rank and rank not in self._ranks.values() and not self._are_local[rank]
-            if is_free and address in host.addresses:
-                return rank
-        return 0
+        free = self._elsewhere.keys() - self._ranks.values()
+        return min((rank for rank in free if address in self._elsewhere[rank]), default=0)
 
     def _refuse(self, peer: bytes, why: str) -> None:
         log.warning("a rank is refused: %s", why)
         self._answer(peer, [REFUSED, why])
 
     def _welcome(self, peer: bytes, rank: int) -> None:
-        terms = self._terms
-        how = (terms.tensors, terms.settings, terms.purpose)
-        welcome = RankWelcome(rank, self._secret, self._operations.endpoint, self.hosts, *how)
-        self._answer(peer, [WELCOME, asdict(welcome)])
+        own = {"rank": rank, "secret": self._secret, "operations": self._operations.endpoint}
+        self._answer(peer, [WELCOME, {**own, "hosts": self.hosts, **self._told}])
         self._ranks[peer] = rank
         self._watch.note_heard(rank, awake_s())
         log.info("%s is there", self._watch.name(rank))

@@ -10,13 +10,14 @@ from numpy.typing import NDArray
 
 from hearth.shared.errors import RequestError
 from hearth.shared.wire_messages import Reranked
-from hearth.worker.embeddings.forward_pace import TOKENS_MIN, ForwardPace
 from hearth.worker.embeddings.job_queue import TOKENISED_CHARS, Job, JobQueue
 from hearth.worker.embeddings.length_batches import (
     SQUARE_MAX,
     TOKENS_MAX,
+    TOKENS_MIN,
     WASTE_DIVISOR,
     WASTE_TOKENS,
+    ForwardPace,
     LengthBatches,
 )
 from hearth.worker.embeddings.token_rows import TokenRow

@@ -14,7 +14,7 @@ from hearth.shared.zmq_rank_port import RankContext, RankDealer
 from hearth.worker.ranks.rank_link import RankLost, pack, unpack
 from hearth.worker.ranks.transport import follower_link, leader_link
 from hearth.worker.ranks.transport.follower_link import FollowerLink
-from hearth.worker.ranks.transport.leader_link import LeaderLink, LinkTerms
+from hearth.worker.ranks.transport.leader_link import LeaderLink
 from hearth.worker.ranks.transport.link_messages import (
     BEAT,
     EVENT,
@@ -35,10 +35,11 @@ class Ranks:
 
     def __init__(self, directory: Path, stall_s: float = 0) -> None:
         self.ends: dict[int, tuple[int, str]] = {}
-        terms = LinkTerms([RankHost(("127.0.0.1",))] * 3, stall_s, settings={"dtype": "float16"})
+        hosts = [RankHost(("127.0.0.1",))] * 3
+        told = {"tensors": {}, "settings": {"dtype": "float16"}, "purpose": "serve"}
         endpoints = (f"ipc://{directory}/a.sock", f"ipc://{directory}/b.sock")
         context = RankContext(None, is_leader=True)
-        self.leader = LeaderLink(terms, context, endpoints, self.ender(0))
+        self.leader = LeaderLink(hosts, stall_s, told, context, endpoints, self.ender(0))
         self.followers: dict[int, FollowerLink] = {}
 
     def ender(self, rank: int) -> Callable[[int, str], None]:
