@@ -58,7 +58,16 @@ from hearth.worker.sessions.session_manager import SessionManager
 from hearth.worker.setup.cut_rule_setup import cut_rule_of, with_goal_beside
 from hearth.worker.setup.doctor_setup import ModelDoctor
 from hearth.worker.setup.draft_setup import are_trees_cheap, draft_policy
-from hearth.worker.setup.kv_setup import cache_root, is_exact, make_kv_manager, running_max
+from hearth.worker.setup.kv_setup import (
+    cache_root,
+    evictions_of,
+    expire_of,
+    is_exact,
+    look_of,
+    make_kv_manager,
+    running_max,
+    sweep_of,
+)
 from hearth.worker.setup.load_setup import load_all
 from hearth.worker.setup.memory_setup import WorkerMemory, relief_of
 from hearth.worker.setup.prompt_and_session_setup import (
@@ -69,7 +78,6 @@ from hearth.worker.setup.prompt_and_session_setup import (
     turns_directory,
 )
 from hearth.worker.setup.rank_setup import SingleRank
-from hearth.worker.setup.upkeep_setup import evictions_of, expire_of, look_of, sweep_of
 from hearth.worker.setup.vision_setup import VisionParts, image_grid
 from hearth.worker.start_worker import refuse_start, run_worker
 from hearth.worker.stream.detokenise import Vocabulary

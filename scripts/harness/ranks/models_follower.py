@@ -12,7 +12,7 @@ import sys
 from typing import Any, Final
 
 from hearth.shared.settings_from_env import Settings
-from hearth.worker.ranks.follower_main import run_follower
+from hearth.worker.ranks.follower_main import make_follower, run_follower
 from hearth.worker.ranks.transport.follower_link import FollowerLink
 
 COMMAND: Final = (sys.executable, "-m", "scripts.harness.ranks.models_follower")
@@ -39,7 +39,6 @@ def follow_model(
 ) -> None:
     """Do as told until the model's end; with noise this rank spoils one sum: a planted fault."""
     from hearth.worker.ranks.agreed_tokens import Sum, sum_over
-    from hearth.worker.ranks.follower_setup import make_follower
 
     def noisy(group: Any) -> Sum:
         total, numbers = sum_over(group), itertools.count(1)
