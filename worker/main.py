@@ -79,12 +79,12 @@ from hearth.worker.setup.prompt_and_session_setup import (
 )
 from hearth.worker.setup.rank_setup import SingleRank
 from hearth.worker.setup.vision_setup import VisionParts, image_grid
-from hearth.worker.start_worker import refuse_start, run_worker
 from hearth.worker.stream.detokenise import Vocabulary
 from hearth.worker.threads.image_thread import read_images
 from hearth.worker.threads.inference_thread import InferenceThread
 from hearth.worker.threads.prompt_thread import PromptThread
 from hearth.worker.threads.shutdown import Shutdown
+from hearth.worker.threads.start_worker import refuse_start, run_worker
 from hearth.worker.threads.thread_queues import ImageJobs, Inbox, InferenceTask, PromptLanes
 from hearth.worker.threads.wire_thread import WireThread
 

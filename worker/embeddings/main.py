@@ -40,8 +40,8 @@ from hearth.worker.embeddings.rerank_model import RerankModel
 from hearth.worker.embeddings.token_rows import check_numbers
 from hearth.worker.engine.model_loader import may_run_code
 from hearth.worker.schedule.client_lease import ClientLease
-from hearth.worker.start_worker import refuse_start, run_worker
 from hearth.worker.threads.shutdown import Shutdown
+from hearth.worker.threads.start_worker import refuse_start, run_worker
 from hearth.worker.threads.wire_thread import WireThread
 
 FREE_S: Final = 0.1  # of a forward beside which no answer streams: others wait for its end
