@@ -8,12 +8,10 @@ only one that touches MLX; `prompt-0` to `prompt-2` render and tokenise; `image`
 takes images, reads their files.
 """
 
-import argparse
 import functools
 import logging
 import os
 import queue
-import secrets
 import sys
 import threading
 import time
@@ -21,10 +19,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from hearth.shared.errors import EXIT_CANNOT_START, StartError
-from hearth.shared.process_start import begin_process
+from hearth.shared.errors import StartError
 from hearth.shared.settings_from_env import Settings
-from hearth.shared.start_failure_file import leave_reason
 from hearth.shared.stop_signals import FLUSH_WAIT_S
 from hearth.shared.suspects import DIRECTORY, SuspectStore
 from hearth.shared.wire_messages import Failed, Heartbeat, Status, Told
@@ -62,7 +58,16 @@ from hearth.worker.sessions.session_manager import SessionManager
 from hearth.worker.setup.cut_rule_setup import cut_rule_of, with_goal_beside
 from hearth.worker.setup.doctor_setup import ModelDoctor
 from hearth.worker.setup.draft_setup import are_trees_cheap, draft_policy
-from hearth.worker.setup.kv_setup import cache_root, is_exact, make_kv_manager, running_max
+from hearth.worker.setup.kv_setup import (
+    cache_root,
+    evictions_of,
+    expire_of,
+    is_exact,
+    look_of,
+    make_kv_manager,
+    running_max,
+    sweep_of,
+)
 from hearth.worker.setup.load_setup import load_all
 from hearth.worker.setup.memory_setup import WorkerMemory, relief_of
 from hearth.worker.setup.prompt_and_session_setup import (
@@ -73,15 +78,15 @@ from hearth.worker.setup.prompt_and_session_setup import (
     turns_directory,
 )
 from hearth.worker.setup.rank_setup import SingleRank
-from hearth.worker.setup.upkeep_setup import evictions_of, expire_of, look_of, sweep_of
 from hearth.worker.setup.vision_setup import VisionParts, image_grid
 from hearth.worker.stream.detokenise import Vocabulary
 from hearth.worker.threads.image_thread import read_images
 from hearth.worker.threads.inference_thread import InferenceThread
 from hearth.worker.threads.prompt_thread import PromptThread
 from hearth.worker.threads.shutdown import Shutdown
+from hearth.worker.threads.start_worker import refuse_start, run_worker
 from hearth.worker.threads.thread_queues import ImageJobs, Inbox, InferenceTask, PromptLanes
-from hearth.worker.threads.wire_thread import WireThread, WorkerIdentity
+from hearth.worker.threads.wire_thread import WireThread
 
 log = logging.getLogger("hearth.worker")
 
@@ -139,7 +144,7 @@ class Worker:
         self._shutdown = Shutdown(self._port.wake)
         self._wire = WireThread(
             self._port,
-            WorkerIdentity(worker_id, secrets.token_hex(8)),
+            worker_id,
             self._jobs,
             self._heartbeat,
             open_max=self._running_max + settings.queue_max,
@@ -188,8 +193,7 @@ class Worker:
             try:
                 self._load_and_serve()
             except StartError as error:
-                _refuse(self._endpoint, error)
-                self._shutdown.begin(EXIT_CANNOT_START)
+                self._shutdown.begin(refuse_start(self._endpoint, error))
             except Exception:
                 self._rank.note_broken()
                 raise
@@ -452,25 +456,11 @@ class Worker:
         )
 
 
-def _refuse(endpoint: str, error: StartError) -> None:
-    """Say in the log and to the supervisor why this worker cannot start."""
-    print(f"Hearth cannot start: {error}", file=sys.stderr, flush=True)
-    leave_reason(endpoint, str(error))
-
-
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="hearth.worker.main", description=__doc__)
-    parser.add_argument("--worker-id", type=int, required=True)
-    parser.add_argument("--endpoint", required=True, help="ipc://PATH, the supervisor's")
-    parser.add_argument("--listen", default="", help="tcp://ADDRESS:PORT, for other machines")
-    options = parser.parse_args()
-    try:
-        settings = begin_process(f"worker-{options.worker_id}")
-        worker = Worker(settings, options.worker_id, options.endpoint, options.listen)
-    except StartError as error:
-        _refuse(options.endpoint, error)
-        return EXIT_CANNOT_START
-    return worker.run()
+    return run_worker(
+        *("hearth.worker.main", __doc__, "worker"),
+        lambda settings, told: Worker(settings, told.worker_id, told.endpoint, told.listen),
+    )
 
 
 if __name__ == "__main__":

@@ -31,17 +31,10 @@ class DiskThread:
     counted, and the thread goes on.
     Records must be evaluated arrays that nobody writes: they leave this module unchanged.
     Invariant: at most `queue_bytes_max` wait to be written, and READS_MAX reads.
-    `on_put` is called on the I/O thread with each record that was put, or could not be.
     Any thread may call any method; none but `flush` and `close` blocks.
     """
 
-    def __init__(
-        self,
-        file_store: FileStore,
-        queue_bytes_max: int = QUEUE_BYTES_MIN,
-        on_put: Callable[[Record, bool], None] = lambda record, is_kept: None,
-    ) -> None:
-        self._on_put = on_put
+    def __init__(self, file_store: FileStore, queue_bytes_max: int = QUEUE_BYTES_MIN) -> None:
         self.counts: Counter[str] = Counter()
         self.file_store = file_store
         self.queue_bytes_max = queue_bytes_max
@@ -185,9 +178,6 @@ class DiskThread:
 
     # ------------------------------------------------------------ the I/O thread
 
-    def check_deadlines(self) -> None:
-        """Do what is due by the clock: called between jobs, at least every REFRESH_S. Nothing."""
-
     def _run(self) -> None:
         self._guarded(self.file_store.sweep)
         while self._step():
@@ -211,7 +201,6 @@ class DiskThread:
             writing = self._writes.popleft() if is_writing else None
             is_busy = writing is not None and bool(self._writes)
             drops, self._drops = (set(), self._drops) if is_busy else (self._drops, set())
-        self._guarded(self.check_deadlines)
         self._look(looks)
         for name in discards:
             self._guarded(partial(self.file_store.remove, name))
@@ -260,7 +249,6 @@ class DiskThread:
                 self.counts["writes_lost"] += not is_kept
                 self._queue_bytes -= record.nbytes
                 self._changed.notify_all()
-            self._guarded(lambda: self._on_put(record, is_kept))
 
     def _guarded(self, act: Callable[[], object]) -> None:
         try:

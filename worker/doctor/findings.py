@@ -11,7 +11,9 @@ import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final, Literal
+
+from xxhash import xxh3_128
 
 from hearth.shared.make_private_directory import make_private
 from hearth.shared.read_small_file import read_small_file
@@ -19,11 +21,9 @@ from hearth.worker.cache.block_hash import root_hash
 
 log = logging.getLogger(__name__)
 
-SCHEMA: Final = 2  # of the file, and of what the checks mean by their figures
+SCHEMA: Final = 3  # of the file, and of what the checks mean by their figures
 FILE_BYTES_MAX: Final = 1 << 18
 FOLDER: Final = "doctor"  # in KV_CACHE_DIR
-CHUNK_MAX: Final = 16_384  # what PREFILL_CHUNK takes at most
-TIME_MAX: Final = 1e11  # seconds since 1970 that still are a date
 # What reading a file raises that holds anything else than findings.
 DAMAGE: Final = (*(ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError),)
 
@@ -86,23 +86,22 @@ class Findings:
 
 
 class FindingsFile:
-    """Reads and writes the findings about one subject. `misses` counts files that are no use.
+    """Reads and writes the findings about one subject. A file that is no use is none.
 
     Owner: the thread that made it.
     """
 
     def __init__(self, kv_cache_dir: Path, subject: Subject) -> None:
-        self.misses = 0
         self._subject = subject
         self._path = kv_cache_dir / FOLDER / subject.file_name
 
     def load(self) -> Findings | None:
         """Return what was found, None where nothing was, or where the file is torn or foreign."""
         try:
-            found = findings_from(json.loads(read_small_file(self._path, FILE_BYTES_MAX)))
-            if found.subject != self._subject:
-                raise ValueError("it is about another machine or model")
-            return found
+            digest, _, text = read_small_file(self._path, FILE_BYTES_MAX).partition(b"\n")
+            if digest.decode() != self._digest(text):
+                raise ValueError("it is torn, or not as it was written")
+            return findings_from(json.loads(text))
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -118,12 +117,16 @@ class FindingsFile:
         temporary = self._path.with_name(f".{self._path.name}.{os.getpid()}")
         temporary.unlink(missing_ok=True)
         handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with open(handle, "w", encoding="utf-8") as file:
-            json.dump(as_row(findings), file, allow_nan=False, indent=1)
+        text = json.dumps(as_row(findings), allow_nan=False, indent=1).encode()
+        with open(handle, "wb") as file:
+            file.write(self._digest(text).encode() + b"\n" + text)
         temporary.replace(self._path)
 
+    def _digest(self, text: bytes) -> str:
+        """Return what a file about this subject begins with: a start goes by what it says."""
+        return xxh3_128(self._subject.file_name.encode() + text).hexdigest()
+
     def _miss(self, reason: str) -> None:
-        self.misses += 1
         log.warning("what the checks of this model found cannot be read: %s", reason)
 
 
@@ -151,32 +154,7 @@ def findings_from(row: Any) -> Findings:
     told["checks"] = tuple(CheckResult(**check) for check in row["checks"])
     if row["row_costs"] is not None:
         told["row_costs"] = {int(rows): float(cost) for rows, cost in row["row_costs"].items()}
-    found = Findings(**told)
-    if not (_can_be_gone_by(found) and all(map(_can_be_shown, found.checks))):
-        raise ValueError("a value is none that checks tell")
-    return found
-
-
-def _can_be_gone_by(found: Findings) -> bool:
-    """Whether a start can go by the values: none of them may end a worker."""
-    choices = (found.exact, found.float16, found.drafts_alike)
-    chunk = found.chunk
-    costs = {1: 1.0, 2: 1.0} if found.row_costs is None else found.row_costs
-    return (
-        all(each in (None, False, True) for each in choices)
-        and (chunk is None or (type(chunk) is int and 0 < chunk <= CHUNK_MAX))
-        and (len(costs) > 1 and min(costs) == costs[1] == 1)
-        and all(0 < cost < math.inf for cost in costs.values())
-        and (type(found.attempts) is int and type(found.dtype) is str)
-        and 0 <= found.made_at < TIME_MAX
-    )
-
-
-def _can_be_shown(check: CheckResult) -> bool:
-    texts = (check.name, check.verdict, check.reason)
-    figures = all(isinstance(each, str | int | float | None) for each in check.figures.values())
-    is_known = check.verdict in get_args(Verdict) and 0 <= check.seconds < math.inf
-    return is_known and figures and all(isinstance(text, str) for text in texts)
+    return Findings(**told)
 
 
 def _finite(value: Figure) -> Figure:

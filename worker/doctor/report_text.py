@@ -4,7 +4,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from hearth.worker.doctor.findings import Findings, findings_from
+from hearth.worker.doctor.findings import DAMAGE, Findings, findings_from
 
 ABOUT: Final = {
     "speed": "how fast it reads and decodes",
@@ -47,7 +47,7 @@ def findings_of(row: Mapping[str, Any]) -> Findings | None:
     """Return the findings in a report; None where there are none, or none that can be read."""
     try:
         return findings_from(row["findings"]) if row["findings"] is not None else None
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except DAMAGE:
         return None
 
 

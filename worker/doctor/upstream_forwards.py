@@ -136,9 +136,6 @@ class Difference:
         return f"{same}, log probabilities differ by up to {self.largest:.3g}"
 
 
-NOTHING: Final = Difference(0, 0, 0.0, 0.0)
-
-
 def difference(one: Answer, other: Answer) -> Difference:
     """Return how far `one` is from `other`, whose rows stand for the same tokens."""
     a, b = one.logprobs, other.logprobs

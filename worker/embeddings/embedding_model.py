@@ -30,13 +30,13 @@ from hearth.worker.embeddings.checkpoint import (
     weights_nbytes,
 )
 from hearth.worker.embeddings.layer_rests import LayerRests
-from hearth.worker.embeddings.padded_batch import pad
 from hearth.worker.embeddings.sliding_windows import hold_windows
 from hearth.worker.embeddings.token_rows import (
     TokenRow,
     check_numbers,
     check_row,
     checked_text,
+    pad,
 )
 from hearth.worker.engine.vision.vlm_loader import read_json
 
@@ -90,9 +90,14 @@ class EmbeddingModel:
         return int(found.shape[1])
 
     def chars(self, item: str | list[int]) -> int:
+        """Return how much there is to tokenise for an item: characters, or token ids."""
         return len(item)
 
     def rows(self, items: Sequence[str | list[int]], first: int, truncate: bool) -> list[TokenRow]:
+        """Return the tokens of items, the first of which is number `first` of the request.
+
+        Raises RequestError: the model cannot be given one of them.
+        """
         texts = [
             self._prompt + checked_text(item, f"Input {index}", "input", truncate)
             for index, item in enumerate(items, first)
@@ -110,6 +115,7 @@ class EmbeddingModel:
         return rows
 
     def values(self, rows: Sequence[TokenRow]) -> NDArray[np.float32]:
+        """Return the vector of each row, (rows, dimensions)."""
         ids, mask, _ = pad(rows, self._pad_id)
         return np.array(self._model(ids, attention_mask=mask).text_embeds)
 

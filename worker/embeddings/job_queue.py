@@ -11,9 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hearth.shared.wire_messages import Embedded, Reranked
-from hearth.worker.embeddings.forward_pace import ForwardPace
-from hearth.worker.embeddings.length_batches import LengthBatches
-from hearth.worker.embeddings.token_rows import RowModel, TokenRow
+from hearth.worker.embeddings.embedding_model import EmbeddingModel
+from hearth.worker.embeddings.length_batches import ForwardPace, LengthBatches
+from hearth.worker.embeddings.rerank_model import RerankModel
+from hearth.worker.embeddings.token_rows import TokenRow
 from hearth.worker.schedule.client_lease import ClientLease
 
 TOKENISED_CHARS: Final = 32_768  # in one step, and one item at least
@@ -32,7 +33,7 @@ class Job:
     def __init__(
         self,
         lease: ClientLease,
-        model: RowModel,
+        model: EmbeddingModel | RerankModel,
         items: Sequence[Any],
         truncate: bool,
         finish: Finish,
@@ -92,35 +93,23 @@ class Job:
         return self._finish(self._values, [len(row.ids) for row in self._rows])
 
 
-class JobQueue:
+class JobQueue(list[Job]):
     """The jobs that have no answer yet, in the order in which they came.
 
     The turn goes by turns to the one that came first and to the one that has least to do: a short
     request waits for no long one, and a long one gets at least every second step.
     """
 
-    def __init__(self) -> None:
-        self._jobs: list[Job] = []
-        self._is_shortest_next = True
-
-    def __len__(self) -> int:
-        return len(self._jobs)
-
-    def add(self, job: Job) -> None:
-        self._jobs.append(job)
-
-    def remove(self, job: Job) -> None:
-        self._jobs.remove(job)
+    _is_shortest_next = True
 
     def take_gone(self) -> list[Job]:
         """Forget the jobs whose clients have left, and return them."""
-        gone = [job for job in self._jobs if job.lease.is_gone]
-        self._jobs = [job for job in self._jobs if job not in gone]
+        gone = [job for job in self if job.lease.is_gone]
+        self[:] = [job for job in self if job not in gone]
         return gone
 
     def next(self) -> Job:
         """Return the job whose step is next."""
-        assert self._jobs, "nothing is asked"
-        shortest = min(self._jobs, key=lambda job: job.tokens_left)
+        assert self, "nothing is asked"
         is_shortest, self._is_shortest_next = self._is_shortest_next, not self._is_shortest_next
-        return shortest if is_shortest else self._jobs[0]
+        return min(self, key=lambda job: job.tokens_left) if is_shortest else self[0]

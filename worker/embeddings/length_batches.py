@@ -1,6 +1,8 @@
-"""Puts rows of tokens into batches of nearly equal length. Counts only; no arrays.
+"""Puts rows of tokens into batches of nearly equal length, and bounds how long one takes.
 
-A batch is padded to its longest row, and what is padding is computed in vain.
+A batch is padded to its longest row, and what is padding is computed in vain. Its forward holds the
+GPU, so an answer that streams beside it, and a request that came later, wait for its end.
+Counts only; no arrays.
 """
 
 from collections.abc import Sequence
@@ -14,6 +16,10 @@ SQUARE_MAX: Final = 16 << 20
 MLX_CACHE_BYTES: Final = 256 << 20  # of freed arrays that the next forward takes again
 WASTE_DIVISOR: Final = 4  # of a padded batch this part may be padding, and so much more:
 WASTE_TOKENS: Final = 64
+TOKENS_MIN: Final = 16
+SHRINK_MIN: Final = 0.25  # one slow forward may be somebody else's doing
+GROW: Final = 1.5
+FULL: Final = 0.75  # of the tokens allowed, from which on a forward says that more would fit
 
 
 class LengthBatches:
@@ -51,3 +57,22 @@ class LengthBatches:
         self.tokens_left -= real
         assert self.tokens_left >= len(self._left), "each row has a token"
         return batch
+
+
+class ForwardPace:
+    """How many tokens a forward may have to end within `limit_s`, by what others took."""
+
+    def __init__(self, limit_s: float, tokens: int) -> None:
+        """`tokens` is the first guess."""
+        self._limit_s = limit_s
+        self.tokens = tokens
+
+    def note(self, tokens: int, took_s: float) -> None:
+        """Learn that a forward of so many tokens, its padding included, took so long."""
+        allowed = self.tokens
+        if tokens > allowed:
+            return  # one long row, which had to be
+        if took_s > self._limit_s:
+            self.tokens = max(TOKENS_MIN, int(tokens * max(self._limit_s / took_s, SHRINK_MIN)))
+        elif tokens >= allowed * FULL and took_s < self._limit_s / GROW:
+            self.tokens = min(TOKENS_MAX, int(allowed * GROW))

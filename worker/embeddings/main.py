@@ -7,11 +7,9 @@ Threads: this one is the wire thread (socket, heartbeats); `inference` loads the
 and is the only one that touches MLX.
 """
 
-import argparse
 import os
 import queue
 import resource
-import secrets
 import sys
 import time
 from collections.abc import Sequence
@@ -22,12 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hearth.shared.encoder_forward import forwarded_path
-from hearth.shared.errors import EXIT_CANNOT_START, RequestError, StartError
-from hearth.shared.logging_setup import configure
-from hearth.shared.paths import env_file
-from hearth.shared.private_temp_directory import temp_environment
-from hearth.shared.settings_from_env import Settings, load_settings
-from hearth.shared.start_failure_file import leave_reason
+from hearth.shared.errors import RequestError, StartError
+from hearth.shared.settings_from_env import Settings
 from hearth.shared.wire_messages import (
     Embed,
     Embedded,
@@ -39,16 +33,16 @@ from hearth.shared.wire_messages import (
 )
 from hearth.shared.zmq_transport import RouterPort
 from hearth.worker.embeddings.embedding_model import EmbeddingModel, check_dimensions, cut_vectors
-from hearth.worker.embeddings.forward_pace import ForwardPace
 from hearth.worker.embeddings.job_queue import Job, JobQueue
 from hearth.worker.embeddings.layer_rests import LayerRests
-from hearth.worker.embeddings.length_batches import MLX_CACHE_BYTES
+from hearth.worker.embeddings.length_batches import MLX_CACHE_BYTES, ForwardPace
 from hearth.worker.embeddings.rerank_model import RerankModel
 from hearth.worker.embeddings.token_rows import check_numbers
 from hearth.worker.engine.model_loader import may_run_code
 from hearth.worker.schedule.client_lease import ClientLease
 from hearth.worker.threads.shutdown import Shutdown
-from hearth.worker.threads.wire_thread import WireThread, WorkerIdentity
+from hearth.worker.threads.start_worker import refuse_start, run_worker
+from hearth.worker.threads.wire_thread import WireThread
 
 FREE_S: Final = 0.1  # of a forward beside which no answer streams: others wait for its end
 BUSY_S: Final = 0.025  # of one beside which answers stream
@@ -77,12 +71,11 @@ class EncoderWorker:
         self._jobs = JobQueue()
         self._steps = 0
         self._rests = LayerRests()  # wanted = answers stream
-        self._paces = {False: ForwardPace(FREE_S, FREE_TOKENS)}
-        self._paces[True] = ForwardPace(BUSY_S, BUSY_TOKENS)
+        busy = ForwardPace(BUSY_S, BUSY_TOKENS)
+        self._paces = {False: ForwardPace(FREE_S, FREE_TOKENS), True: busy}
         self._port = RouterPort(endpoint)
         self._shutdown = Shutdown(self._port.wake)
-        identity = WorkerIdentity(worker_id, secrets.token_hex(8))
-        self._wire = WireThread(self._port, identity, self._inbox, self._heartbeat, OPEN_MAX)
+        self._wire = WireThread(self._port, worker_id, self._inbox, self._heartbeat, OPEN_MAX)
         path = forwarded_path(endpoint)
         self._forwarded = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
 
@@ -110,7 +103,7 @@ class EncoderWorker:
         try:
             self._load()
         except StartError as error:
-            self._shutdown.begin(_refuse(self._endpoint, error))
+            self._shutdown.begin(refuse_start(self._endpoint, error))
             return
         while self._take_requests():
             job = self._jobs.next()
@@ -146,7 +139,7 @@ class EncoderWorker:
                 return False
             lease, asked = item
             try:
-                self._jobs.add(self._job(lease, asked))
+                self._jobs.append(self._job(lease, asked))
             except RequestError as error:
                 self._wire.send(_failed(lease, error))
         return True
@@ -198,27 +191,12 @@ def _failed(lease: ClientLease, error: RequestError) -> Failed:
     return Failed(lease.request_id, error.status, error.code, str(error), param=error.param)
 
 
-def _refuse(endpoint: str, error: StartError) -> int:
-    """Say in the log and to the supervisor why this worker cannot start; return its exit code."""
-    print(f"Hearth cannot embed: {error}", file=sys.stderr, flush=True)
-    leave_reason(endpoint, str(error))
-    return EXIT_CANNOT_START
-
-
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="hearth.worker.embeddings.main", description=__doc__)
-    parser.add_argument("--worker-id", type=int, required=True)
-    parser.add_argument("--endpoint", required=True, help="ipc://PATH, the supervisor's")
-    options = parser.parse_args()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a dump would hold clients' texts
-    try:
-        settings = load_settings(os.environ, env_file())
-        configure(settings.log_level.upper(), "embed", settings.log_prompts)
-        os.environ |= temp_environment(os.environ, settings.instance_dir)
-        worker = EncoderWorker(settings, options.worker_id, options.endpoint)
-    except StartError as error:
-        return _refuse(options.endpoint, error)
-    return worker.run()
+    return run_worker(
+        *("hearth.worker.embeddings.main", __doc__, "embed"),
+        lambda settings, told: EncoderWorker(settings, told.worker_id, told.endpoint),
+    )
 
 
 if __name__ == "__main__":

@@ -28,8 +28,7 @@ from hearth.worker.embeddings.checkpoint import (
     weights_nbytes,
 )
 from hearth.worker.embeddings.layer_rests import LayerRests
-from hearth.worker.embeddings.padded_batch import pad
-from hearth.worker.embeddings.token_rows import TokenRow, check_row, checked_text
+from hearth.worker.embeddings.token_rows import TokenRow, check_row, checked_text, pad
 from hearth.worker.engine.vision.vlm_loader import only_known_code, read_json
 from hearth.worker.prompt import bounded_templates  # noqa: F401  before any template is compiled
 
@@ -109,7 +108,9 @@ class RerankModel:
     ) -> list[TokenRow]:
         """Return the tokens of one query with each document, which is cut where it is too long.
 
-        An item is the query and a document.
+        An item is the query and a document, the first number `first` of the request.
+
+        Raises RequestError: the model cannot be given one of them.
         """
         assert truncate, "no route has a document refused for its length"
         query = items[0][0]

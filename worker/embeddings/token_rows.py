@@ -1,10 +1,11 @@
-"""Holds texts as rows of tokens, and checks them against a model's limits."""
+"""Holds texts as rows of tokens, checks them against a model's limits, and pads them to arrays."""
 
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Final
 
+import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
@@ -26,22 +27,6 @@ class TokenRow:
         """Return the same in four bytes a token, where a list takes some forty."""
         types = None if self.types is None else array("i", self.types)
         return TokenRow(array("i", self.ids), types)
-
-
-class RowModel(Protocol):
-    """Turns items of a request into rows of tokens, and these into numbers."""
-
-    def chars(self, item: Any) -> int:
-        """Return how much there is to tokenise for an item: characters, or token ids."""
-
-    def rows(self, items: Sequence[Any], first: int, truncate: bool) -> list[TokenRow]:
-        """Return the tokens of items, the first of which is number `first` of the request.
-
-        Raises RequestError: the model cannot be given one of them.
-        """
-
-    def values(self, rows: Sequence[TokenRow]) -> NDArray[np.float32]:
-        """Return what is computed of each row, (rows, values of one)."""
 
 
 def checked_text(text: str, name: str, param: str, truncate: bool) -> str:
@@ -86,3 +71,18 @@ def check_row(row: TokenRow, name: str, param: str, tokens_max: int, vocabulary:
             f"{vocabulary - 1:,}. Send texts, or the ids of this model's own tokenizer.",
             param=param,
         )
+
+
+def pad(rows: Sequence[TokenRow], pad_id: int) -> tuple[mx.array, mx.array, mx.array | None]:
+    """Return the ids of some rows, a mask (1 = a token, 0 = padding) and types, if all have them.
+
+    The shorter rows are padded at their end.
+    All are (rows, tokens).
+    """
+    length = max(len(row.ids) for row in rows)
+    ids = [[*row.ids, *[pad_id] * (length - len(row.ids))] for row in rows]
+    mask = [[1] * len(row.ids) + [0] * (length - len(row.ids)) for row in rows]
+    types = None
+    if all(row.types is not None for row in rows):
+        types = mx.array([[*(row.types or ()), *[0] * (length - len(row.ids))] for row in rows])
+    return mx.array(ids), mx.array(mask), types

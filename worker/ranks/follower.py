@@ -28,7 +28,8 @@ from hearth.worker.ranks.agreed_tokens import FollowingTokens, Sum, checksum, sa
 from hearth.worker.ranks.disk.followed_disk import FollowedDisk, OpenStore
 from hearth.worker.ranks.followed_kv import FollowedKV
 from hearth.worker.ranks.loading.sharded_model import model_facts
-from hearth.worker.ranks.rank_link import FollowerLink, Handle, Operation
+from hearth.worker.ranks.rank_link import Handle, Operation
+from hearth.worker.ranks.transport.follower_link import FollowerLink
 from hearth.worker.setup.encoder_memory import workers_limit
 
 STOP: Final = "stop"

@@ -4,6 +4,7 @@ Owner: the inference thread.
 """
 
 import dataclasses
+import functools
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -12,6 +13,7 @@ import mlx.core as mx
 
 from hearth.shared.errors import StartError
 from hearth.shared.settings_from_env import Settings
+from hearth.shared.start_failure_file import leave_reason
 from hearth.worker.disk.disk_thread import DiskThread
 from hearth.worker.disk.file_store import FileStore
 from hearth.worker.engine.compute_dtype import ComputeDtype
@@ -27,8 +29,9 @@ from hearth.worker.ranks.leading_engine import LeadingEngine
 from hearth.worker.ranks.leading_layer_map import LeadingLayerMap
 from hearth.worker.ranks.loading.sharded_model import Sharded, check_same_model, model_facts
 from hearth.worker.ranks.named_kv import Telling
-from hearth.worker.ranks.rank_link import LeaderLink, RankRoom
+from hearth.worker.ranks.rank_link import RankRoom
 from hearth.worker.ranks.start_ranks import OFF, start_ranks
+from hearth.worker.ranks.transport.leader_link import LeaderLink
 from hearth.worker.setup.rank_setup import SingleRank
 
 log = logging.getLogger(__name__)
@@ -45,7 +48,8 @@ def lead(
     """
     refuse_device(settings.ranks, backend())
     log.info("RANKS is %d, without %s (docs/ranks.md)", settings.ranks, ", ".join(OFF))
-    started = start_ranks(settings, worker_id, endpoint, is_over)
+    leave = functools.partial(leave_reason, endpoint)  # beside the worker's own socket
+    started = start_ranks(settings, worker_id, leave, is_over)
 
     def close() -> None:
         started.link.close()

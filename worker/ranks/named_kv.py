@@ -21,7 +21,8 @@ from hearth.worker.kv.quantise_kv import (
     QuantFormat,
 )
 from hearth.worker.kv.turboquant import TurboFormat
-from hearth.worker.ranks.rank_link import Handle, LeaderLink, Value
+from hearth.worker.ranks.rank_link import Handle, Value
+from hearth.worker.ranks.transport.leader_link import LeaderLink
 
 EMPTY_HANDLE = Handle(0)  # of rows and states of no layer: each rank makes its own
 

@@ -10,10 +10,9 @@ from typing import Any, Final
 
 from hearth.shared.errors import StartError
 from hearth.shared.settings_from_env import Settings
-from hearth.shared.start_failure_file import leave_reason
 from hearth.shared.zmq_rank_port import RankContext
 from hearth.shared.zmq_transport import RANK_NAME, CurveKeys, curve_keys, ipc_endpoint
-from hearth.worker.ranks.transport.leader_link import LinkTerms, TransportLeaderLink
+from hearth.worker.ranks.transport.leader_link import LeaderLink
 from hearth.worker.ranks.transport.link_messages import Purpose
 from hearth.worker.ranks.transport.rank_hosts import LOOPBACK, are_local, read_hosts
 from hearth.worker.ranks.transport.rank_processes import FOLLOWER, RankProcesses
@@ -46,7 +45,7 @@ OFF: Final = {
 class StartedRanks:
     """What rank 0 has once all ranks are there."""
 
-    link: TransportLeaderLink
+    link: LeaderLink
     group: Any  # mx.distributed.Group
     processes: RankProcesses  # of this machine
 
@@ -54,47 +53,30 @@ class StartedRanks:
 def start_ranks(
     settings: Settings,
     worker_id: int,
-    endpoint: str,
-    is_over: Callable[[], bool] = lambda: False,
-    command: Sequence[str] = FOLLOWER,
-) -> StartedRanks:
-    """Start the ranks of this machine, wait for the others, and join them all. Inference thread.
-
-    `endpoint` is the worker's own, beside which it leaves for the supervisor why it ended.
-
-    Raises:
-        StartError: a setting is wrong, or MLX cannot connect the ranks.
-        SystemExit: the process ends.
-    """
-    leave = functools.partial(leave_reason, endpoint)
-    return lead_ranks(settings, worker_id, leave, is_over, command)
-
-
-def lead_ranks(
-    settings: Settings,
-    worker_id: int,
     leave: Callable[[str], None],
     is_over: Callable[[], bool] = lambda: False,
     command: Sequence[str] = FOLLOWER,
     purpose: Purpose = "serve",
 ) -> StartedRanks:
-    """Do as `start_ranks` does, for any purpose. `leave` is told why this process ends, if it does.
+    """Start the ranks of this machine, wait for the others, and join them all. Inference thread.
 
-    Raises: as `start_ranks`.
+    `leave` is told why this process ends, if it does.
+
+    Raises:
+        StartError: a setting is wrong, or MLX cannot connect the ranks.
+        SystemExit: the process ends.
     """
     refuse_settings(settings)
     hosts = read_hosts(settings.rank_hosts, settings.ranks)
     local = are_local(hosts)
     tensors = plan_tensors(hosts, local)
-    told = told_settings(settings)
-    terms = LinkTerms(hosts, settings.stall_seconds, tensors, told, purpose)
+    told = {"tensors": tensors, "settings": told_settings(settings), "purpose": purpose}
     keys = rank_keys(settings) if settings.rank_hosts else None
     processes = RankProcesses()
     end = functools.partial(_end_process, leave, processes)
     context = RankContext(keys, is_leader=True)
-    link = TransportLeaderLink(
-        terms, context, endpoints_of(settings, worker_id, hosts[0].name), end
-    )
+    endpoints = endpoints_of(settings, worker_id, hosts[0].name)
+    link = LeaderLink(hosts, settings.stall_seconds, told, context, endpoints, end)
     ranks = [rank for rank in range(1, settings.ranks) if local[rank]]
     link.how_ended = processes.how_ended
     processes.start(ranks, link.endpoint, link.lose, command)

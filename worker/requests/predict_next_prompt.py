@@ -39,7 +39,7 @@ def predict_next_prompt(
             messages=[*content.messages[:before], echo, *following],
             turns=[*content.turns[:before], visit.turn, *(None for _ in following)],
         )
-        built = prompts.build_history(content)
+        built = prompts.builder.build(content, adds_header=False)
     except RequestError as error:  # nothing is lost but the head start
         log.debug("the next prompt cannot be foreseen: %s", error.code)
         return None

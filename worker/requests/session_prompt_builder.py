@@ -98,10 +98,6 @@ class SessionPromptBuilder:
         ids = tokeniser.ids(text, mark, prompt.speaker.key)
         return self.builder.with_beginning(ids) if query.adds_beginning else ids
 
-    def build_history(self, content: PromptContent) -> BuiltPrompt:
-        """Return the prompt of `content` without a generation prompt. Raises RequestError."""
-        return self.builder.build(content, adds_header=False)
-
     def content(
         self, prompt: Prompt, visit: SessionVisit | None, images: PromptImages
     ) -> PromptContent:
@@ -135,7 +131,7 @@ class SessionPromptBuilder:
                 whole, messages=whole.messages[:count], turns=whole.turns[:count]
             )
             try:
-                keys = self.build_history(part).keys
+                keys = self.builder.build(part, adds_header=False).keys
             except NobodyWaits:
                 raise
             except RequestError:  # a template may refuse a conversation that ends there

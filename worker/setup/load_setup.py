@@ -7,7 +7,11 @@ from dataclasses import replace
 
 from hearth.shared.errors import StartError
 from hearth.shared.settings_from_env import Settings
-from hearth.worker.engine.decode.draft_model_loader import find_draft_model, load_draft_model
+from hearth.worker.engine.decode.draft_model_loader import (
+    DraftCheckpoint,
+    find_draft_model,
+    load_draft_model,
+)
 from hearth.worker.engine.lora.lora_loader import LoraLoader
 from hearth.worker.engine.model_loader import LoadedModel, load_model, weights_of
 from hearth.worker.formats.shared.output_format import OutputFormat
@@ -39,12 +43,16 @@ def load_all(
     is_good = functools.partial(is_float16_good, settings)
     name = functools.partial(identify, settings, is_over)
     adapters = LoraLoader(settings, memory.admit)
-    drafts = DraftModelSetup(settings, adapters.admit)
+    found = find_draft_model(settings)
+    draft_bytes = found.nbytes if found is not None else 0
     loaded = load_model(
-        *(settings, steps.begin, drafts.admit, is_good, name, rank.part()),
-        dense_max=memory.dense_bytes_max() - drafts.nbytes,
+        settings,
+        steps.begin,
+        lambda nbytes: adapters.admit(nbytes + draft_bytes),
+        *(is_good, name, rank.part()),
+        dense_max=memory.dense_bytes_max() - draft_bytes,
     )
-    loaded = drafts.load(rank.joined(loaded))
+    loaded = with_draft_model(rank.joined(loaded), found, settings)
     steps.begin("adapters")
     loaded = adapters.load(loaded, name)
     steps.begin("images")
@@ -59,42 +67,19 @@ def load_all(
     return dataclasses.replace(loaded, facts=facts), vision
 
 
-class DraftModelSetup:
-    """Finds a draft model before the model is loaded, and loads it behind that.
+def with_draft_model(
+    loaded: LoadedModel, found: DraftCheckpoint | None, settings: Settings
+) -> LoadedModel:
+    """Return the model with what drafts for it, as it is where DRAFT_MODEL is empty.
 
-    Owner: the inference thread.
+    Raises:
+        StartError: it does not fit the model, or nothing may be drafted for that.
     """
-
-    def __init__(self, settings: Settings, admit: Callable[[int], None]) -> None:
-        """`admit` is called with the bytes of all weights before they are read.
-
-        Raises:
-            StartError: DRAFT_MODEL names nothing that can draft.
-        """
-        self._settings = settings
-        self._admit = admit
-        self._found = find_draft_model(settings)
-
-    @property
-    def nbytes(self) -> int:
-        """What the draft model's weights take at most."""
-        return self._found.nbytes if self._found is not None else 0
-
-    def admit(self, nbytes: int) -> None:
-        """Make ready for a model's weights of `nbytes`, and for those of the draft model."""
-        self._admit(nbytes + self.nbytes)
-
-    def load(self, loaded: LoadedModel) -> LoadedModel:
-        """Return the model with what drafts for it, as it is where DRAFT_MODEL is empty.
-
-        Raises:
-            StartError: it does not fit the model, or nothing may be drafted for that.
-        """
-        if self._found is None:
-            return loaded
-        if is_exact(loaded, self._settings):
-            raise StartError(
-                f"DRAFT_MODEL is {self._found.source!r}, and in exact mode nothing is drafted. "
-                "Leave DRAFT_MODEL empty, or set CACHE_EXACT=false."
-            )
-        return replace(loaded, draft_model=load_draft_model(self._found, loaded, raw_rows))
+    if found is None:
+        return loaded
+    if is_exact(loaded, settings):
+        raise StartError(
+            f"DRAFT_MODEL is {found.source!r}, and in exact mode nothing is drafted. "
+            "Leave DRAFT_MODEL empty, or set CACHE_EXACT=false."
+        )
+    return replace(loaded, draft_model=load_draft_model(found, loaded, raw_rows))

@@ -1,5 +1,6 @@
 """Holds a worker's memory to its part of the machine's: while its model loads, serves, and ends."""
 
+import bisect
 import logging
 import time
 from collections.abc import Callable, Iterable
@@ -21,7 +22,7 @@ from hearth.worker.kv.kv_manager import KVManager
 from hearth.worker.kv.null_kv_manager import NullKVManager
 from hearth.worker.schedule.memory_guard import MemoryGuard
 from hearth.worker.schedule.pressure_relief import PressureRelief
-from hearth.worker.setup.encoder_memory import encoders_bytes
+from hearth.worker.setup.encoder_memory import encoders_bytes, workers_limit
 from hearth.worker.setup.rank_setup import UNLIMITED, SingleRank
 
 LIVE_SHARE_MIN: Final = 4  # requests have 1 / 4 of the room at least, so that several run at once
@@ -72,8 +73,7 @@ class WorkerMemory:
         self._rank = rank or SingleRank()
         self._rank_limit = UNLIMITED  # as of the last look
         self.encoders_bytes = encoders_bytes(settings)
-        total = max(0, mlx_memory.memory_limit(settings) - self.encoders_bytes)
-        total //= self._rank.ranks_here
+        total = workers_limit(settings) // self._rank.ranks_here
         if self.encoders_bytes:
             log.info(
                 "%.1f GB are left free for EMBEDDING_MODEL and RERANK_MODEL, %.1f GB are the "
@@ -244,11 +244,6 @@ def fitting_tokens(
 
     `slot_bytes` gives the bytes of the KV of so many tokens; it and `forward` never fall.
     """
-    low, high = 0, longest
-    while low < high:
-        tokens = (low + high + 1) // 2
-        if slot_bytes(tokens) + forward.bytes_at(tokens) <= room:
-            low = tokens
-        else:
-            high = tokens - 1
-    return low
+    lengths = range(longest + 1)
+    above = bisect.bisect(lengths, room, key=lambda n: slot_bytes(n) + forward.bytes_at(n))
+    return max(0, above - 1)

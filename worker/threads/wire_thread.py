@@ -4,10 +4,11 @@ import logging
 import math
 import os
 import queue
+import secrets
 import select
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, get_args
 
 from hearth.shared.errors import RETRY_AFTER_S_MAX, Overloaded
@@ -46,14 +47,6 @@ INFERENCE_TASKS = ("cache", "clear_cache", "unpin", "doctor", "check_again")
 ENDING = "The worker of this request ends. Send the request again."
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerIdentity:
-    """Names one start of one worker."""
-
-    worker_id: int
-    boot_id: str
-
-
 class WireThread:
     """Owns the socket and the table of open requests. Owner: the main thread.
 
@@ -64,14 +57,14 @@ class WireThread:
     def __init__(
         self,
         port: RouterPort,
-        identity: WorkerIdentity,
+        worker_id: int,
         jobs: "PromptLanes | queue.SimpleQueue[Any]",
         heartbeat: Callable[[Sequence[str]], Heartbeat],
         open_max: int,
     ) -> None:
         """`heartbeat` takes the ids of the requests that the scheduler has not seen yet."""
         self._port = port
-        self._identity = identity
+        self._worker_id, self._boot_id = worker_id, secrets.token_hex(8)  # of this start
         self._put: Callable[[tuple[ClientLease, Any]], None] = jobs.put
         self._heartbeat = heartbeat
         self.open_max = open_max
@@ -138,8 +131,8 @@ class WireThread:
         match message:
             case Hello():
                 self._peers.add(peer)
-                pid, who = os.getpid(), self._identity
-                self._port.post(peer, Welcome(PROTOCOL_VERSION, who.worker_id, who.boot_id, pid))
+                who = (self._worker_id, self._boot_id, os.getpid())
+                self._port.post(peer, Welcome(PROTOCOL_VERSION, *who))
                 self._port.post(peer, self._load())
             case Submit() | Count() | Status() | Embed() | Rerank():
                 self._accept(peer, message)

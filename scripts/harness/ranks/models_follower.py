@@ -12,15 +12,15 @@ import sys
 from typing import Any, Final
 
 from hearth.shared.settings_from_env import Settings
-from hearth.worker.ranks.follower_main import run_follower
-from hearth.worker.ranks.transport.follower_link import TransportFollowerLink
+from hearth.worker.ranks.follower_main import make_follower, run_follower
+from hearth.worker.ranks.transport.follower_link import FollowerLink
 
 COMMAND: Final = (sys.executable, "-m", "scripts.harness.ranks.models_follower")
 MODEL: Final = "model"
 SUMS_BEFORE_NOISE: Final = 20
 
 
-def follow(link: TransportFollowerLink, group: Any, settings: Settings) -> None:
+def follow(link: FollowerLink, group: Any, settings: Settings) -> None:
     """Do as told until rank 0 is gone."""
     import mlx.core as mx
 
@@ -35,11 +35,10 @@ def follow(link: TransportFollowerLink, group: Any, settings: Settings) -> None:
 
 
 def follow_model(
-    link: TransportFollowerLink, group: Any, settings: Settings, directory: str, adds_noise: bool
+    link: FollowerLink, group: Any, settings: Settings, directory: str, adds_noise: bool
 ) -> None:
     """Do as told until the model's end; with noise this rank spoils one sum: a planted fault."""
     from hearth.worker.ranks.agreed_tokens import Sum, sum_over
-    from hearth.worker.ranks.follower_setup import make_follower
 
     def noisy(group: Any) -> Sum:
         total, numbers = sum_over(group), itertools.count(1)

@@ -10,10 +10,12 @@ import json
 import os
 import sys
 import threading
+from functools import partial
 
 import mlx.core as mx
 
 from hearth.shared.settings_from_env import load_settings
+from hearth.shared.start_failure_file import leave_reason
 from hearth.worker.ranks.start_ranks import start_ranks
 from scripts.harness.ranks.models_follower import COMMAND
 
@@ -21,7 +23,8 @@ SIZE = 262_144  # numbers of a sum
 
 
 def main(endpoint: str, what: str) -> None:
-    ranks = start_ranks(load_settings(os.environ, None), 0, endpoint, command=COMMAND)
+    settings, leave = load_settings(os.environ, None), partial(leave_reason, endpoint)
+    ranks = start_ranks(settings, 0, leave, command=COMMAND)
     print(json.dumps({"pids": ranks.processes.pids}), flush=True)
     if what == "idle":
         threading.Event().wait()

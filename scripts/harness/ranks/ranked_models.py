@@ -24,7 +24,7 @@ from hearth.worker.prompt.template_turn_tokens import turn_marks
 from hearth.worker.ranks import start_ranks
 from hearth.worker.ranks.follower import STOP
 from hearth.worker.ranks.leading_rank import LeadingRank
-from hearth.worker.ranks.rank_link import LeaderLink
+from hearth.worker.ranks.transport.leader_link import LeaderLink
 from hearth.worker.ranks.transport.rank_processes import RankProcesses
 from hearth.worker.schedule.answers.answer_drafts import AnswerDrafts, DraftPolicy
 from hearth.worker.stream.detokenise import Vocabulary
@@ -61,7 +61,7 @@ class RankedModels(ExitStack):
         self._settings = load_settings(told, None)
         self._settings.instance_dir.mkdir()
         with mock.patch.object(start_ranks, "_end_process", self._end):
-            self._ranks = start_ranks.start_ranks(self._settings, 0, "ipc:///", command=COMMAND)
+            self._ranks = start_ranks.start_ranks(self._settings, 0, print, command=COMMAND)
         self.link = wrap(self._ranks.link)
         self._disks: list[DiskThread] = []  # one, or none
         for close in (self._ranks.processes.close, self._ranks.link.close, self._close_disk):
@@ -112,7 +112,7 @@ class RankedModels(ExitStack):
         return sorted(path for path in found if path.is_file())
 
     def flush(self, seconds: float) -> bool:
-        """Write what waits, on all ranks; tell whether that was done in time."""
+        """Write what waits on rank 0; tell whether that was done in time. Others do at `stop`."""
         return all(disk.flush(seconds) for disk in self._disks)
 
     def machine(self, loaded: LoadedModel, **more: Any) -> Machine:

@@ -8,7 +8,6 @@ from typing import Any, Final
 from hearth.worker.ranks.rank_link import (
     OnEvent,
     Operation,
-    OperationFrames,
     RankLost,
     RankMismatch,
     RankRoom,
@@ -16,28 +15,29 @@ from hearth.worker.ranks.rank_link import (
     pack,
     unpack,
 )
+from hearth.worker.ranks.transport.follower_link import FollowerLink
+from hearth.worker.ranks.transport.leader_link import LeaderLink
 from hearth.worker.ranks.transport.witness_comparison import WitnessComparison
 
 ANSWER_WAIT_S: Final = 30.0
 
 
-class LeaderInMemory:
+class LeaderInMemory(LeaderLink):
     """Rank 0's end of `ranks_in_memory`; what its thread would do at a failure, it raises."""
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self.hosts: Sequence[str] = ["127.0.0.1"] * size
+        self.hosts = ["127.0.0.1"] * size
         self.on_event: OnEvent = lambda rank, name, arguments: None
         self.rooms: dict[int, RankRoom] = {}
         self.comparison = WitnessComparison(range(1, size))
         self.followers = [FollowerInMemory(self, rank) for rank in range(1, size)]
-        self._frames = OperationFrames()
 
     def tell(
         self, name: str, *arguments: Value, drops: Sequence[int] = (), is_asked: bool = False
     ) -> None:
         self.check()
-        frame = self._frames.write(name, arguments, drops, is_asked=is_asked)
+        frame = pack([name, arguments, drops, is_asked])
         for follower in self.followers:
             follower.told.put(frame)
 
@@ -71,7 +71,7 @@ class LeaderInMemory:
                 raise RankMismatch(f"rank {rank} witnessed {said} facts and rank 0 {own}")
 
 
-class FollowerInMemory:
+class FollowerInMemory(FollowerLink):
     """A follower's end. Its `next` raises RankLost once the leader has closed it with `end`."""
 
     def __init__(self, leader: LeaderInMemory, rank: int) -> None:
@@ -80,13 +80,12 @@ class FollowerInMemory:
         self.answers: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         self.facts: deque[bytes] = deque()
         self._leader = leader
-        self._frames = OperationFrames()
 
     def next(self) -> Operation:
         frame = self.told.get()
         if frame is None:
             raise RankLost("rank 0 is gone")
-        return self._frames.read(frame)
+        return Operation(*unpack(frame))
 
     def end(self) -> None:
         """Have `next` raise RankLost after what was told. Any thread."""

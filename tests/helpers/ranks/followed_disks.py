@@ -130,6 +130,12 @@ class DisksOfRanks:
         """Wait until every follower has done what it was told."""
         self.telling.ask("nothing")
 
+    def flush(self, seconds: float) -> bool:
+        """Wait until every rank has written what it was told; say whether all have."""
+        is_written = self.leading.flush(seconds)
+        self.settle()
+        return is_written and all(each.disk.thread.flush(seconds) for each in self.followers)
+
     def close(self) -> None:
         self.settle()
         self.leading.close()

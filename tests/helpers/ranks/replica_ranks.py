@@ -101,6 +101,11 @@ class ReplicaRanks(LeadingRank):
                 raise follower.error
         self.link.check_all_said()
 
+    def flush(self, seconds: float) -> bool:
+        """Wait until the followers have written what they were told; say whether they have."""
+        self.settle()
+        return all(each.follower.disk.thread.flush(seconds) for each in self.followers)
+
     def close(self) -> None:
         for end in self.link.followers:
             end.end()

@@ -22,7 +22,7 @@ from hearth.shared.start_failure_file import leave_reason
 from hearth.shared.wire_messages import Embedded, EncoderFacts, Heartbeat, Message
 from hearth.shared.zmq_transport import RouterPort
 from hearth.worker.threads.shutdown import Shutdown
-from hearth.worker.threads.wire_thread import WireThread, WorkerIdentity
+from hearth.worker.threads.wire_thread import WireThread
 
 FACTS: Final = {"embeddings": EncoderFacts("scripted", 9, 1, 2)}
 
@@ -59,7 +59,7 @@ def main() -> None:
     def heartbeat(_: Sequence[str]) -> Heartbeat:
         return Heartbeat("ready", 1, 0, 0, 0, None, encoders=FACTS)
 
-    wire = NotingWire(port, WorkerIdentity(0, "boot"), jobs, heartbeat, 10_000)
+    wire = NotingWire(port, 0, jobs, heartbeat, 10_000)
 
     def compute() -> None:
         while True:

@@ -1,52 +1,46 @@
 """Keeps one rank's own KV files as rank 0 keeps its own."""
 
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from hearth.shared.errors import StartError
+from hearth.shared.stop_signals import FLUSH_WAIT_S
 from hearth.worker.cache.block_hash import PrefixHash
 from hearth.worker.disk.disk_thread import DiskThread
 from hearth.worker.disk.file_format import Record
-from hearth.worker.disk.file_names import FileKind
+from hearth.worker.disk.file_names import FileKind, FileName, parse
 from hearth.worker.disk.file_store import FileStore
 from hearth.worker.kv.serialise_kv import UnreadableRecord, arrays_of_rows, arrays_of_state
 from hearth.worker.ranks.disk.leading_disk_thread import (
     FOUND_EVENT,
-    LOST_EVENT,
-    QUEUE_EVENT,
-    name_from,
     record_from,
-    told_name,
 )
 from hearth.worker.ranks.followed_kv import FollowedKV, FollowedRead
-from hearth.worker.ranks.rank_link import FollowerLink, Handle
+from hearth.worker.ranks.rank_link import Handle
+from hearth.worker.ranks.transport.follower_link import FollowerLink
 
-UNLIMITED: Final = 1 << 62  # rank 0 asks how long the queue is
+UNLIMITED: Final = 1 << 62  # rank 0's queue is bounded, and what this process takes is told it
 
 # Opens this rank's files: of a root, by the label of rank 0's cut rule, on the ranks' hosts.
 OpenStore = Callable[[PrefixHash, str, Sequence[str]], FileStore | None]
 
 
 class FollowedDisk:
-    """One rank's files. Owner: the thread that does operations, but for what tells of writing."""
+    """One rank's files. Owner: the thread that does operations."""
 
     def __init__(self, link: FollowerLink, kv: FollowedKV, open_store: OpenStore) -> None:
         self._link = link
         self._kv = kv
         self._open_store = open_store
         self._thread: DiskThread | None = None
-        self._root = PrefixHash(b"")
-        self._writes = 0  # that were told
-        self._queue_said = threading.Lock()  # what is said last is what was true last
         self.operations: dict[str, Callable[..., Any]] = {
             "disk_open": self._open,
             "disk_write": self._write,
             "disk_read": self._read,
             "disk_take": self._take,
-            "disk_discard": lambda name: self.thread.discard(name_from(name)),
-            "disk_drop": lambda names: self.thread.drop(map(name_from, names)),
-            "disk_clear": self._clear,
+            "disk_discard": lambda name: self.thread.discard(self._name(name)),
+            "disk_drop": lambda names: self.thread.drop(map(self._name, names)),
+            "disk_clear": lambda: self.thread.clear(),
             "disk_report": lambda: self.thread.report(),
         }
 
@@ -56,8 +50,9 @@ class FollowedDisk:
         return self._thread
 
     def close(self) -> None:
-        """End the I/O thread, if there is one; rank 0 has waited for what is written."""
+        """Write what waits, and end the I/O thread, if there is one; rank 0 waits for that."""
         if self._thread is not None:
+            self._thread.flush(FLUSH_WAIT_S)
             self._thread.close()
 
     # ------------------------------------------------------------ what is told
@@ -70,20 +65,24 @@ class FollowedDisk:
             return [0, str(error)]
         if store is None:
             return [0, "MAX_KV_SIZE_GB is 0 there"]
-        self._root = store.root
-        self._thread = DiskThread(store, UNLIMITED, self._note_put)
+        self._thread = DiskThread(store, UNLIMITED)
         return [store.bytes_max, ""]
 
-    def _write(self, handle: Handle, told: list[Any], is_needed: bool) -> None:
+    def _name(self, told: str) -> FileName:
+        name = parse(told, self.thread.file_store.rule)
+        assert name is not None, told
+        return name
+
+    def _write(
+        self, handle: Handle, is_needed: bool, told: str, position: int, tokens: bytes
+    ) -> None:
         """Write rows or states."""
-        if name_from(told[0]).kind is FileKind.STATE:
+        name, root = self._name(told), self.thread.file_store.root
+        if name.kind is FileKind.STATE:
             arrays = arrays_of_state(self._kv.states[handle])
         else:
             arrays = arrays_of_rows(self._kv.rows[handle].layers)
-        with self._queue_said:
-            self._writes += 1
-            self.thread.write(record_from(told, self._root, arrays), is_needed)
-            self._say_queue()
+        self.thread.write(record_from(name, position, tokens, root, arrays), is_needed)
 
     def _read(self, handle: Handle, names: list[Any]) -> None:
         read = self._kv.reads[handle] = FollowedRead()
@@ -92,7 +91,7 @@ class FollowedDisk:
             read.records = records
             self._link.send_event(FOUND_EVENT, handle, [record is not None for record in records])
 
-        if not self.thread.read(list(map(name_from, names)), found):
+        if not self.thread.read(list(map(self._name, names)), found):
             found([None] * len(names))
 
     def _take(self, read: Handle, index: int, handle: Handle) -> str:
@@ -111,20 +110,3 @@ class FollowedDisk:
             return "rows of other shapes than the model's"
         self._kv.rows[handle] = rows
         return ""
-
-    def _clear(self) -> None:
-        with self._queue_said:
-            self.thread.clear()
-            self._say_queue()
-
-    # ------------------------------------------------------------ what rank 0 is told
-
-    def _note_put(self, record: Record, is_kept: bool) -> None:
-        """Tell rank 0 how far writing has come. The I/O thread."""
-        if not is_kept:
-            self._link.send_event(LOST_EVENT, told_name(record.name))
-        with self._queue_said:
-            self._say_queue()
-
-    def _say_queue(self) -> None:
-        self._link.send_event(QUEUE_EVENT, self._writes, self.thread.queue_bytes)

@@ -10,11 +10,10 @@ from hearth.shared.zmq_rank_port import RankContext, RankDealer, RankGone
 from hearth.shared.zmq_transport import SILENCE_S_MAX
 from hearth.worker.ranks.rank_link import (
     Operation,
-    OperationFrames,
     RankLost,
-    RankMismatch,
     Value,
     pack,
+    unpack,
 )
 from hearth.worker.ranks.transport.link_messages import (
     BEAT,
@@ -37,8 +36,8 @@ LEAVE_WAIT_S: Final = 0.5  # for the last message to be read
 End = Callable[[int, str], None]  # (exit code, why); ends the process
 
 
-class TransportFollowerLink:
-    """The end of one of ranks 1 to size - 1; see `FollowerLink` for what its main thread calls.
+class FollowerLink:
+    """The end of one of ranks 1 to size - 1. Owner: its main thread.
 
     Its own thread tells rank 0 each BEAT_S how far this rank is, and ends the process when rank 0
     is gone: the main thread may hang in a collective by then.
@@ -50,7 +49,7 @@ class TransportFollowerLink:
         self._context, self._address, self._end = context, address, end
         self._status = RankDealer(context, endpoint, address)
         self._operations: RankDealer | None = None
-        self._frames = OperationFrames()
+        self._told_count = 0  # operations
         self._done_count = -1  # until the first operation is waited for
         self._said_count = 0
         self._is_waiting = False
@@ -83,35 +82,41 @@ class TransportFollowerLink:
     # ------------------------------------------------------------ the main thread
 
     def next(self) -> Operation:
+        """Wait for the next operation."""
         assert self._operations is not None
-        self._done_count = self._frames.count
+        self._done_count = self._told_count
         self._is_waiting = True
         frame = self._operations.receive(None)
         self._is_waiting = False
         assert frame is not None
-        return self._frames.read(frame)
+        self._told_count += 1
+        return Operation(*unpack(frame))
 
     def answer(self, value: Value) -> None:
+        """Answer the operation that was asked."""
         assert self._operations is not None
         self._operations.send(pack(value))
 
     def witness(self, *facts: Value) -> None:
+        """Note what is about to be computed, or was; the leader compares it with its own."""
         self._send([WITNESS, pack(facts)])
         self._said_count += 1
 
     # ------------------------------------------------------------ any thread
 
     def send_event(self, name: str, *arguments: Value) -> None:
+        """Tell the leader something that it did not ask for. Never waits."""
         self._send([EVENT, name, list(arguments)])
 
     def set_room(self, limit_bytes: int, used_bytes: int) -> None:
+        """Have the next heartbeats tell the leader this."""
         self._room = (limit_bytes, used_bytes)
 
     def fail(self, error: Exception) -> None:
         """Tell rank 0 why this rank ends, which ends them all; then end the process."""
         cannot_start = isinstance(error, StartError)
-        text = str(error) if isinstance(error, StartError | RankMismatch | RankLost) else ""
-        why = text or f"it broke ({type(error).__name__}); its log says how"
+        broke = f"it broke ({type(error).__name__}); its log says how"
+        why = str(error) if cannot_start else broke
         self._send([FAILED, not cannot_start, why])
         self._is_closed.wait(LEAVE_WAIT_S)
         self._end(EXIT_CANNOT_START if cannot_start else EXIT_RANK_LOST, why)

@@ -3,8 +3,7 @@
 import logging
 import secrets
 import threading
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from hearth.shared.errors import EXIT_CANNOT_START, EXIT_RANK_LOST, WireError
@@ -12,7 +11,6 @@ from hearth.shared.suspending_clock import awake_s
 from hearth.shared.zmq_rank_port import RankContext, RankGone, RankRouter
 from hearth.worker.ranks.rank_link import (
     OnEvent,
-    OperationFrames,
     RankLost,
     RankMismatch,
     RankRoom,
@@ -29,8 +27,6 @@ from hearth.worker.ranks.transport.link_messages import (
     REFUSED,
     WELCOME,
     WITNESS,
-    Purpose,
-    RankWelcome,
     difference,
     message,
     own_versions,
@@ -50,46 +46,51 @@ FAILURE_WAIT_S: Final = 2.0  # for the link to find which rank's end made a coll
 End = Callable[[int, str], None]  # (exit code, why); ends the process
 
 
-@dataclass(frozen=True, slots=True)
-class LinkTerms:
-    """What rank 0 and the others agree on."""
+class LeaderLink:
+    """Rank 0's end. `tell`, `ask` and `witness`: inference thread only.
 
-    hosts: Sequence[RankHost]
-    stall_s: float = 0.0
-    tensors: dict[str, Any] = field(default_factory=dict)
-    settings: dict[str, Any] = field(default_factory=dict)
-    purpose: Purpose = "serve"
-
-
-class TransportLeaderLink:
-    """Rank 0's end; see `LeaderLink` for what the inference thread calls.
-
-    Its own thread takes what followers say, sends them a sign of life each TICK_S, which fails
+    A failure of a rank ends the process from within, so that nobody has to ask for one. The link's
+    own thread takes what followers say, sends them a sign of life each TICK_S, which fails
     where one is gone, and ends the process once a rank is lost: the inference thread may hang in
     a collective by then.
     Invariant: `end` is called once at most, with the first reason.
     """
 
     def __init__(
-        self, terms: LinkTerms, context: RankContext, endpoints: tuple[str, str], end: End
+        self,
+        hosts: Sequence[RankHost],
+        stall_s: float,
+        told: Mapping[str, Any],
+        context: RankContext,
+        endpoints: tuple[str, str],
+        end: End,
     ) -> None:
-        """Bind both endpoints: of what followers say, and of operations. Raises: StartError."""
-        self.hosts = [host.name for host in terms.hosts]
-        self.size = len(self.hosts)
+        """Bind both endpoints: of what followers say, and of operations. Raises: StartError.
+
+        `told` has the fields of RankWelcome that are not this link's own.
+        """
+        self.hosts = [host.name for host in hosts]
+        self.size = len(self.hosts)  # ranks, this one counted
+        # Set before the first operation that causes events:
         self.on_event: OnEvent = lambda rank, name, arguments: None
         self.how_ended: Callable[[int], str] = lambda rank: ""  # waits; of a process started here
-        self.rooms: dict[int, RankRoom] = {}
+        self.rooms: dict[int, RankRoom] = {}  # of no bytes before a follower has looked
         self.failure = ""
-        self._terms, self._context, self._end = terms, context, end
+        self._told, self._context, self._end = told, context, end
         self._status = RankRouter(context, endpoints[0])
         self.endpoint = self._status.endpoint  # where followers say hello
         self._operations = RankRouter(context, endpoints[1])
-        self._are_local = are_local(tuple(terms.hosts))
+        # The addresses of the ranks that are on other machines than this:
+        self._elsewhere = {
+            rank: hosts[rank].addresses
+            for rank, is_local in enumerate(are_local(tuple(hosts)))
+            if not is_local
+        }
         self._secret = secrets.token_bytes(16)
         self._versions = own_versions()
-        self._frames = OperationFrames()
+        self._told_count = 0  # operations
         self._comparison = WitnessComparison(range(1, self.size))
-        self._watch = RankWatch(self.hosts, terms.stall_s, awake_s())
+        self._watch = RankWatch(self.hosts, stall_s, awake_s())
         self._ranks: dict[bytes, int] = {}  # by the name that a connection has; link's thread
         self._lost: tuple[int, str, float] | None = None  # who is gone first, why, and since when
         self._peers: dict[int, bytes] = {}  # of the operations' connections; inference thread
@@ -113,10 +114,12 @@ class TransportLeaderLink:
                 raise SystemExit
 
     def tell(self, name: str, *arguments: Value, drops: Sequence[int] = ()) -> None:
-        self._send(self._frames.write(name, arguments, drops, is_asked=False))
+        """Have all followers do `name`, after what they were told before. Never waits."""
+        self._send([name, arguments, drops, False])
 
     def ask(self, name: str, *arguments: Value, drops: Sequence[int] = ()) -> list[Any]:
-        self._send(self._frames.write(name, arguments, drops, is_asked=True))
+        """Have all followers do `name`; return what ranks 1 to size - 1 answer, once all have."""
+        self._send([name, arguments, drops, True])
         answers: dict[bytes, Any] = {}
         while len(answers) < self.size - 1:
             came = self._operations.receive(CHECK_S)
@@ -126,6 +129,7 @@ class TransportLeaderLink:
         return [answers[self._peers[rank]] for rank in range(1, self.size)]
 
     def witness(self, *facts: Value) -> None:
+        """Note what is about to be computed, or was; every follower must note the same next."""
         self._comparison.note_own(pack(facts))
 
     def let_go(self) -> None:
@@ -139,7 +143,9 @@ class TransportLeaderLink:
         """
         self._is_closed.wait(FAILURE_WAIT_S)
 
-    def _send(self, frame: bytes) -> None:
+    def _send(self, operation: list[Value | Sequence[Value]]) -> None:
+        frame = pack(operation)
+        self._told_count += 1
         for rank, peer in self._peers.items():
             try:
                 self._operations.send(peer, frame)
@@ -250,7 +256,7 @@ class TransportLeaderLink:
 
     def _take_beat(self, rank: int, now_s: float, *items: Any) -> None:
         done, is_waiting, said, limit, used = items
-        told, own = self._frames.count, self._comparison.own_count
+        told, own = self._told_count, self._comparison.own_count
         wrong = self._watch.note_beat(rank, RankBeat(done, is_waiting, said), told, own, now_s)
         self.rooms[rank] = RankRoom(limit, used)
         self._comparison.compare(rank)
@@ -273,21 +279,16 @@ class TransportLeaderLink:
 
     def _free_rank(self, address: str) -> int:
         """Return the first rank at `address` that is not there yet; 0 = none is awaited there."""
-        for rank, host in enumerate(self._terms.hosts):
-            is_free = rank and rank not in self._ranks.values() and not self._are_local[rank]
-            if is_free and address in host.addresses:
-                return rank
-        return 0
+        free = self._elsewhere.keys() - self._ranks.values()
+        return min((rank for rank in free if address in self._elsewhere[rank]), default=0)
 
     def _refuse(self, peer: bytes, why: str) -> None:
         log.warning("a rank is refused: %s", why)
         self._answer(peer, [REFUSED, why])
 
     def _welcome(self, peer: bytes, rank: int) -> None:
-        terms = self._terms
-        how = (terms.tensors, terms.settings, terms.purpose)
-        welcome = RankWelcome(rank, self._secret, self._operations.endpoint, self.hosts, *how)
-        self._answer(peer, [WELCOME, asdict(welcome)])
+        own = {"rank": rank, "secret": self._secret, "operations": self._operations.endpoint}
+        self._answer(peer, [WELCOME, {**own, "hosts": self.hosts, **self._told}])
         self._ranks[peer] = rank
         self._watch.note_heard(rank, awake_s())
         log.info("%s is there", self._watch.name(rank))

@@ -21,7 +21,8 @@ from hearth.shared.models.local_models import local_models, matching_whole
 from hearth.shared.models.model_path import named_model
 from hearth.shared.settings_from_env import Settings
 from hearth.worker.engine.weights_identity import HashMemory, WeightsIdentity
-from hearth.worker.ranks.rank_link import FollowerLink, LeaderLink
+from hearth.worker.ranks.transport.follower_link import FollowerLink
+from hearth.worker.ranks.transport.leader_link import LeaderLink
 from hearth.worker.ranks.transport.link_messages import difference
 
 ASKS: Final = 200

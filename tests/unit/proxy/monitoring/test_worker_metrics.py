@@ -15,7 +15,7 @@ from hearth.shared.settings_from_env import PROJECT_DIR
 from hearth.worker.cache_report import DEPTHS, cache_report
 from hearth.worker.kv.null_kv_manager import NullKVManager
 from hearth.worker.schedule.memory_guard import GB, MemoryGuard, Watermark
-from hearth.worker.setup.upkeep_setup import sweep_of
+from hearth.worker.setup.kv_setup import sweep_of
 from scripts.harness.socketless_worker import machine
 from tests.helpers.clients.scraped_metrics import families_of
 from tests.helpers.proxy.app_over_workers import front

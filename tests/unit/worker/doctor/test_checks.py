@@ -1,6 +1,7 @@
 """Four real architectures pass the checks; planted faults are found by the check for each."""
 
 import functools
+import os
 from pathlib import Path
 from typing import Any, Final
 
@@ -8,6 +9,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from hearth.worker.doctor import measure_ssd
 from hearth.worker.doctor.check_context import CheckContext
 from hearth.worker.doctor.findings import CheckResult
 from tests.helpers.worker import planted_faults
@@ -167,3 +169,17 @@ def test_a_check_that_was_dropped_begins_anew_and_frees_what_it_held(
     while run.step():
         pass
     assert {check.verdict for check in run.findings().checks} == {"ok"}
+
+
+@pytest.mark.parametrize("is_changed", [False, True])
+def test_bytes_that_the_disk_gives_back_changed_are_found_and_the_day_is_charged(
+    is_changed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    how: dict[str, Any] = {"directory": tmp_path, "ssd_bytes_per_day": 40 << 20}
+    if is_changed:
+        monkeypatch.setattr(measure_ssd, "_piece", lambda *_: os.urandom(measure_ssd.PIECE_BYTES))
+    results = checked(context_of("qwen3", **how), "SSD")
+    assert results["SSD"].verdict == ("fault" if is_changed else "ok"), results
+    assert [path.name for path in (tmp_path / "doctor").iterdir()] == []
+    again = checked(context_of("qwen3", **how), "SSD")["SSD"]
+    assert "spent" in again.reason, "32 of 40 MB a day are written"

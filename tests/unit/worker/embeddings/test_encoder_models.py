@@ -30,9 +30,9 @@ from hearth.worker.embeddings.embedding_model import (
     check_dimensions,
     cut_vectors,
 )
-from hearth.worker.embeddings.forward_pace import ForwardPace
 from hearth.worker.embeddings.job_queue import Job
 from hearth.worker.embeddings.layer_rests import LayerRests
+from hearth.worker.embeddings.length_batches import ForwardPace
 from hearth.worker.embeddings.rerank_model import RerankModel
 from hearth.worker.embeddings.token_rows import CHARS_MAX, TokenRow, check_numbers
 from hearth.worker.schedule.client_lease import ClientLease

@@ -10,13 +10,14 @@ from numpy.typing import NDArray
 
 from hearth.shared.errors import RequestError
 from hearth.shared.wire_messages import Reranked
-from hearth.worker.embeddings.forward_pace import TOKENS_MIN, ForwardPace
 from hearth.worker.embeddings.job_queue import TOKENISED_CHARS, Job, JobQueue
 from hearth.worker.embeddings.length_batches import (
     SQUARE_MAX,
     TOKENS_MAX,
+    TOKENS_MIN,
     WASTE_DIVISOR,
     WASTE_TOKENS,
+    ForwardPace,
     LengthBatches,
 )
 from hearth.worker.embeddings.token_rows import TokenRow
@@ -119,13 +120,13 @@ def test_one_long_row_says_nothing_about_the_others() -> None:
 def test_a_short_request_waits_for_no_long_one_and_a_long_one_gets_every_second_step() -> None:
     model, pace, jobs = CountingModel(), ForwardPace(1e9, 64), JobQueue()
     long = job_of(model, [64] * 400)
-    jobs.add(long)
+    jobs.append(long)
     for _ in range(20):
         step(jobs.next(), model, pace)
     answered, long_steps = [], 0
     for number in range(2, 32):  # one short request after the other, without end
         short = job_of(model, [3, 4], str(number))
-        jobs.add(short)
+        jobs.append(short)
         for _ in range(6):
             chosen = jobs.next()
             step(chosen, model, pace)
@@ -152,8 +153,8 @@ def test_texts_are_tokenised_in_slices_and_one_that_cannot_be_ends_its_request()
 def test_a_job_whose_client_has_left_has_no_more_steps() -> None:
     model, jobs = CountingModel(), JobQueue()
     left, stays = job_of(model, [5]), job_of(model, [50])
-    jobs.add(left)
-    jobs.add(stays)
+    jobs.append(left)
+    jobs.append(stays)
     assert jobs.take_gone() == []
     left.lease.is_cancelled = True
     assert (jobs.take_gone(), len(jobs), jobs.next()) == ([left], 1, stays)

@@ -53,7 +53,7 @@ class RankedWorkers:
         """Assert that each rank holds what rank 0 holds, once nothing waits to be written."""
         assert self.ranks is not None
         thread = self._worker.keeper.disk.thread
-        assert thread.flush(FLUSH_S)
+        assert thread.flush(FLUSH_S) and self.ranks.flush(FLUSH_S)
         thread.close()  # which lets go of what was written last
         check_followed(self._worker, self.ranks)
 

@@ -10,7 +10,7 @@ from hearth.shared.settings_from_env import load_settings
 from hearth.worker.engine import mlx_memory
 from hearth.worker.engine.forward_memory import ForwardMemory
 from hearth.worker.ranks.follower import Follower, FollowerMemory
-from hearth.worker.ranks.rank_link import FollowerLink
+from hearth.worker.ranks.transport.follower_link import FollowerLink
 from hearth.worker.setup import encoder_memory
 from hearth.worker.setup.memory_setup import WorkerMemory
 from hearth.worker.setup.rank_setup import SingleRank

@@ -5,7 +5,7 @@ from pathlib import Path
 from hearth.shared.settings_from_env import load_settings
 from hearth.worker.disk.file_names import is_of_today
 from hearth.worker.disk.open_file_store import GB
-from hearth.worker.ranks.follower_setup import open_followed_store
+from hearth.worker.ranks.follower_main import open_followed_store
 from hearth.worker.ranks.leading_rank import rank_report
 from hearth.worker.ranks.rank_link import RankRoom
 from hearth.worker.ranks.start_ranks import OFF

@@ -4,8 +4,9 @@ import json
 import pkgutil
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import mlx.core as mx
@@ -14,14 +15,16 @@ from mlx.utils import tree_flatten
 from mlx_vlm.speculative import drafters
 
 from hearth.shared.errors import StartError
-from hearth.shared.settings_from_env import load_settings
+from hearth.shared.settings_from_env import Settings, load_settings
 from hearth.worker.engine import model_loader
 from hearth.worker.engine.decode import draft_model_loader
-from hearth.worker.engine.decode.draft_model_loader import KINDS, REFUSED
+from hearth.worker.engine.decode.draft_model_loader import KINDS, REFUSED, find_draft_model
 from hearth.worker.engine.mlx_memory import weight_bytes
 from hearth.worker.engine.model_loader import LoadedModel, load_model, weights_of
 from hearth.worker.engine.vision.vlm_loader import weight_sizes
-from hearth.worker.setup.load_setup import DraftModelSetup
+from hearth.worker.schedule.model_load_and_prefill_log import StartSteps
+from hearth.worker.setup.load_setup import load_all, with_draft_model
+from hearth.worker.setup.rank_setup import SingleRank
 from scripts.fixtures.fixture_cache import fixture_dir
 from scripts.fixtures.vision_families import make_family
 from scripts.harness.socketless_worker import loaded
@@ -31,25 +34,24 @@ from tests.helpers.models.draft_targets import DRAFT_TARGETS, draft_target
 NAME = "qwen3_5_vl"
 
 
-@dataclass
 class Setup:
-    """A setup, and the bytes that it had admitted."""
+    """What DRAFT_MODEL names by some settings."""
 
-    made: DraftModelSetup
-    admitted: list[int]
+    def __init__(self, settings: Settings) -> None:
+        self.settings, self.found = settings, find_draft_model(settings)
 
     def load(self, model: LoadedModel) -> LoadedModel:
-        return self.made.load(model)
+        return with_draft_model(model, self.found, self.settings)
 
-    def admits(self, nbytes: int) -> int:
-        self.made.admit(nbytes)
-        return self.admitted[-1]
+    @property
+    def nbytes(self) -> int:
+        """What is admitted beside the model."""
+        assert self.found is not None
+        return self.found.nbytes
 
 
 def setup_of(draft_model: object, **environ: str) -> Setup:
-    settings = load_settings({"DRAFT_MODEL": str(draft_model)} | environ, None)
-    admitted: list[int] = []
-    return Setup(DraftModelSetup(settings, admitted.append), admitted)
+    return Setup(load_settings({"DRAFT_MODEL": str(draft_model)} | environ, None))
 
 
 @pytest.fixture
@@ -73,19 +75,29 @@ def refusal(call: Callable[[], Any]) -> str:
     return str(caught.value)
 
 
-def test_without_draft_model_nothing_is_loaded_and_nothing_more_is_admitted() -> None:
+def test_without_draft_model_nothing_is_loaded() -> None:
     setup = setup_of("")
     assert setup.load(loaded("qwen3")) is loaded("qwen3")
-    assert setup.admits(5) == 5
 
 
 def test_a_head_is_loaded_beside_its_model_and_counts_in_memory(head: Path) -> None:
     setup, plain = setup_of(head), loaded(NAME)
-    assert setup.admits(5) == 5 + nbytes_of(head)
+    assert setup.nbytes == nbytes_of(head)
     model = setup.load(plain)
     assert model.draft_model is not None and 0 < model.draft_model.token_cost < 10
     more = sum(w.nbytes for w in weights_of(model)) - sum(w.nbytes for w in weights_of(plain))
     assert more == pytest.approx(weight_bytes(head), rel=0.02)
+
+
+def test_a_head_is_admitted_with_its_model(head: Path) -> None:
+    admitted: list[int] = []
+    memory: Any = SimpleNamespace(
+        admit=admitted.append, dense_bytes_max=lambda: 0, loaded=lambda sizes: None
+    )
+    for name in ("", str(head)):
+        environ = {"MODEL_PATH": str(fixture_dir(NAME)), "DRAFT_MODEL": name}
+        load_all(load_settings(environ, None), StartSteps(int), memory, bool, SingleRank())
+    assert admitted[1] - admitted[0] == nbytes_of(head)
 
 
 def test_a_head_that_comes_with_the_model_itself_is_loaded_alone(tmp_path: Path) -> None:
@@ -96,7 +108,7 @@ def test_a_head_that_comes_with_the_model_itself_is_loaded_alone(tmp_path: Path)
     mx.save_safetensors(str(directory / "mtp.safetensors"), part, {"format": "mlx"})
     setup = setup_of(directory)
     head_bytes = sum(array.nbytes for array in part.values())
-    assert setup.admits(0) == head_bytes
+    assert setup.nbytes == head_bytes
     model = setup.load(load_model(load_settings({"MODEL_PATH": str(directory)}, None)))
     assert model.draft_model is not None
     assert sum(w.nbytes for _, w in tree_flatten(model.draft_model.head.parameters())) == head_bytes
@@ -162,7 +174,7 @@ def test_an_assistant_is_loaded_beside_a_gemma_from_their_files(tmp_path: Path) 
     config = dict(model_type="gemma4_assistant", backbone_hidden_size=64, text_config=text)
     directory = save_draft_model(tmp_path / "assistant", config)
     setup = setup_of(directory)
-    assert setup.admits(5) == 5 + nbytes_of(directory)
+    assert setup.nbytes == nbytes_of(directory)
     drafting = setup.load(model)
     assert drafting.draft_model is not None and 0 < drafting.draft_model.token_cost < 10
     wide = save_draft_model(tmp_path / "wide", config | dict(backbone_hidden_size=128))
@@ -255,4 +267,4 @@ def test_a_head_is_cast_with_its_model(
     assert model.dtype.is_cast and model.draft_model is not None
     weights = [w for _, w in tree_flatten(model.draft_model.head.parameters())]
     assert {w.dtype for w in weights} == {made}
-    assert setup.admits(0) == sum(w.nbytes for w in weights)
+    assert setup.nbytes == sum(w.nbytes for w in weights)

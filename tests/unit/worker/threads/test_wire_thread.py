@@ -28,7 +28,7 @@ from hearth.shared.wire_messages import (
 from hearth.shared.zmq_transport import LEASE_S
 from hearth.worker.schedule import client_lease
 from hearth.worker.threads.thread_queues import PromptJobs
-from hearth.worker.threads.wire_thread import WireThread, WorkerIdentity
+from hearth.worker.threads.wire_thread import WireThread
 
 PROMPT = Prompt([{"role": "user", "content": "x"}])
 
@@ -56,7 +56,7 @@ class Desk:
         self.state = "ready"
         self.wire = WireThread(
             self.port,  # type: ignore[arg-type]
-            WorkerIdentity(7, "boot"),
+            7,
             self.jobs,
             self.heartbeat,
             open_max,
@@ -88,7 +88,7 @@ def test_hello_is_answered_with_who_we_are() -> None:
     desk = Desk()
     desk.hear(Hello(PROTOCOL_VERSION))
     welcome, beat = desk.said()
-    assert isinstance(welcome, Welcome) and (welcome.worker_id, welcome.boot_id) == (7, "boot")
+    assert isinstance(welcome, Welcome) and welcome.worker_id == 7 and welcome.boot_id
     assert isinstance(beat, Heartbeat) and beat.requests_max == desk.wire.open_max
 
 
