@@ -13,7 +13,6 @@ from typing import Final, NamedTuple
 from hearth.worker.draft.draft import NO_DRAFT, Draft, DraftSource
 from hearth.worker.draft.draft_length import ROWS_MAX, DraftLength, TextKind
 from hearth.worker.draft.forced_tokens import ForcedTokens
-from hearth.worker.draft.history_room import HistoryRoom
 from hearth.worker.draft.model_drafts import ModelDrafts
 from hearth.worker.draft.token_history import Fits, TokenHistory
 from hearth.worker.draft.token_lookup import TokenLookup
@@ -58,7 +57,6 @@ class AnswerSources:
     earlier_answers: Callable[[], TokenHistory | None] = lambda: None  # of the same API key
     prediction: Sequence[int] = ()  # the client's guess of the answer
     forced: ForcedTokens | None = None
-    room: HistoryRoom = field(default_factory=HistoryRoom)
     looks_up: bool = True  # False = what is forced, and nothing from text
     model: ModelDrafts | None = None
 
@@ -91,7 +89,7 @@ class AnswerDrafter:
         self._kind = kind
         self._allows_trees = allows_trees
         self._history: TokenHistory | None = None
-        self._predicted: TokenHistory | None = None
+        self._prediction = sources.prediction[:PREDICTION_TOKENS_MAX]  # not indexed yet
         # The first of those with matches of one length is followed.
         self._lookups = [TokenLookup("history", lambda: self._history, is_own=True)]
         if sources.looks_up:
@@ -119,11 +117,9 @@ class AnswerDrafter:
             for lookup in self._lookups:
                 lookup.take(token)
         if self._history is not None:
-            has_grown = self._history.extend(tokens)
+            self._history.extend(tokens)
             if len(self._history) > HISTORY_TOKENS_MAX:
-                self.drop_history()
-            elif has_grown:
-                self._sources.room.hold(self)
+                self._history = None  # the next draft makes it anew
 
     def is_promising(self) -> bool:
         """Whether a draft may be had once the next token, which is computed now, is known."""
@@ -209,18 +205,6 @@ class AnswerDrafter:
         """The draft model that follows this answer."""
         return self._sources.model
 
-    @property
-    def history_nbytes(self) -> int:
-        """Bytes of what is indexed for this answer alone."""
-        return sum(each.nbytes for each in (self._history, self._predicted) if each is not None)
-
-    def drop_history(self) -> None:
-        """Forget the index of the conversation; the next draft makes it anew."""
-        self._history = None
-        if self._predicted is not None:
-            self._predicted = None
-            self._lookups = [each for each in self._lookups if each.source != "prediction"]
-
     def _tail(self) -> list[int]:
         """Return the last tokens that are known, of which a match is sought.
 
@@ -229,22 +213,19 @@ class AnswerDrafter:
         if not self._sources.looks_up:
             return []
         history = self._history
-        if history is None and not self._sources.room.has_room(self):
-            return []
         if history is None:
             kept = HISTORY_TOKENS_MAX * 3 // 4
             known = [*self._sources.prompt[-kept:], *self.answer][-kept:]
             history = self._history = TokenHistory(known, len(known) + _ANSWER_ROOM)
             self._follow_prediction()
-            self._sources.room.hold(self)
         return history.tail()
 
     def _follow_prediction(self) -> None:
         """Index the client's guess, and follow it as far as the answer has come."""
-        prediction = self._sources.prediction[:PREDICTION_TOKENS_MAX]
-        if not prediction or self._predicted is not None:
+        prediction, self._prediction = self._prediction, ()
+        if not prediction:
             return
-        predicted = self._predicted = TokenHistory(prediction)
+        predicted = TokenHistory(prediction)
         lookup = TokenLookup("prediction", lambda: predicted, from_start=True)
         for token in self.answer:
             lookup.take(token)

@@ -8,16 +8,16 @@ from hearth.shared.memory_by_owner import MemoryByOwner
 from hearth.worker.draft.answer_drafter import AnswerDrafter, AnswerSources, DraftCounts
 from hearth.worker.draft.draft_length import CPU_CURVE, DraftLength, TextKind
 from hearth.worker.draft.earlier_answers import EarlierAnswers
-from hearth.worker.draft.history_room import HistoryRoom
 
 OWNERS_MAX: Final = 64  # whose rates are remembered: some 10 KB each
 
 
 class DraftMemory:
-    """Earlier answers and learned rates by API key, and the histories of answers that draft now.
+    """Earlier answers and learned rates by API key: some 9 MB at most.
 
-    All of it together holds at most 32 MB. What one owner was answered, and how well it could be
-    drafted, serves that owner alone. Owner: the inference thread.
+    What one owner was answered, and how well it could be drafted, serves that owner alone. Beside
+    it each answer that is drafted has an index of its conversation, 24 bytes a token: a thousandth
+    of what the tokens' KV takes. Owner: the inference thread.
     """
 
     def __init__(self, curve: Mapping[int, float] = CPU_CURVE) -> None:
@@ -27,12 +27,11 @@ class DraftMemory:
         self._answers = EarlierAnswers()
         # Kept for one key: how well answers could be drafted
         self._lengths: MemoryByOwner[str, DraftLength] = MemoryByOwner(OWNERS_MAX)
-        self._room = HistoryRoom()
 
     @property
     def nbytes(self) -> int:
         """Bytes of all tokens that are kept, and of their tables."""
-        return self._answers.nbytes + self._room.nbytes
+        return self._answers.nbytes
 
     def begin(
         self,
@@ -47,22 +46,11 @@ class DraftMemory:
         is None, nothing is remembered of the answer, nor anything for it.
         """
         if owner is None:
-            sources = replace(sources, room=self._room)
             return AnswerDrafter(sources, DraftLength(self._curve), kind, allows_trees)
-        sources = replace(sources, earlier_answers=lambda: self._answers.of(owner), room=self._room)
+        sources = replace(sources, earlier_answers=lambda: self._answers.of(owner))
         length = self._lengths.get(owner, "") or DraftLength(self._curve)
         self._lengths.put(owner, "", length)
         return AnswerDrafter(sources, length, kind, allows_trees)
-
-    def release(self, drafter: AnswerDrafter) -> None:
-        """Give back what a drafter holds that drafts no more."""
-        self._room.release(drafter)
-        drafter.drop_history()
-
-    def end(self, drafter: AnswerDrafter) -> None:
-        """Count what a drafter did, too."""
-        self.release(drafter)
-        self.counts.add(drafter.counts)
 
     def keep(self, owner: str, answer: Sequence[int]) -> None:
         """Remember the tokens of an answer, for its owner's next ones."""

@@ -7,11 +7,11 @@ by a mark inside each control token that it spells out, and the marks go when th
 The prompt threads share it.
 """
 
+import functools
 import json
 import re
 import secrets
 import string
-import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import chain, takewhile
@@ -329,8 +329,7 @@ class PieceCache:
     """The ids of texts by their owner, up to a number of characters.
 
     The words that a tokenizer remembers of its own accord would serve everybody: it remembers none
-    any more from the first text on that is one owner's. The prompt threads share this: all but the
-    encoding happens under a lock.
+    any more from the first text on that is one owner's. The prompt threads share this.
     """
 
     def __init__(
@@ -340,9 +339,7 @@ class PieceCache:
         # Kept for one key: token ids of texts, 64 M characters
         self._ids: MemoryByOwner[_PieceKey, tuple[int, ...]] = MemoryByOwner(chars_max, _cost)
         self._int_of = list(range(vocab_size)).__getitem__  # one object an id: 8 bytes a token
-        self._stop_words = stop_words
-        self._has_words = True
-        self._lock = threading.Lock()  # for the words; the ids have their own
+        self._stop_words = functools.cache(stop_words)
 
     @property
     def chars(self) -> int:
@@ -356,10 +353,7 @@ class PieceCache:
         if known is not None:
             return known
         if owner:
-            with self._lock:
-                if self._has_words:
-                    self._stop_words()
-                    self._has_words = False
+            self._stop_words()
         ids = tuple(map(self._int_of, encode()))
         self._ids.put(owner, key, ids)
         return ids

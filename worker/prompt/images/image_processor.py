@@ -63,7 +63,7 @@ class ImageReader:
 
     `before` and `after` are the text that the processor writes around every image.
     `counts` has an entry for every outcome: "decoded", "again" (the arrays were gone), "known",
-    and the code of each refusal.
+    and the code of each refusal. The inference thread counts "again", the image thread all others.
     Owner: the image thread. Others call `forget`, and a PromptImage's `inputs`, which waits for the
     image that is being decoded where its arrays are gone, and not otherwise. The processor's
     tokenizer must be no other thread's: it is set up anew for each call.
@@ -95,7 +95,6 @@ class ImageReader:
         self._tokenizer = getattr(processor, "tokenizer", processor)
         self._added = frozenset(self._tokenizer.added_tokens_decoder)
         self._decoding = threading.Lock()  # held for seconds
-        self._counting = threading.Lock()
         # Kept for one key: images, decoded, 256 MB
         self._facts: MemoryByOwner[str, _Facts] = MemoryByOwner(FACTS_MAX)
         self._arrays: MemoryByOwner[str, _Expansion]
@@ -137,12 +136,12 @@ class ImageReader:
             try:
                 expansion = self._read(data)
             except RequestError as error:
-                self._count(error.code)
+                self.counts[error.code] += 1
                 raise
             facts, outcome = _facts_of(expansion), "decoded"
             self._facts.put(owner, digest, facts)
             self._arrays.put(owner, digest, expansion)
-        self._count(outcome)
+        self.counts[outcome] += 1
         inputs = functools.partial(self._inputs, owner, digest, data)
         return PromptImage(facts.identity, tuple(facts.ids.tolist()), facts.grid, inputs, owner)
 
@@ -155,7 +154,7 @@ class ImageReader:
         expansion = self._arrays.get(owner, digest)
         if expansion is None:
             expansion = self._read(data)
-            self._count("again")
+            self.counts["again"] += 1
             self._arrays.put(owner, digest, expansion)
         return expansion.arrays
 
@@ -238,14 +237,9 @@ class ImageReader:
 
     def outcomes(self) -> dict[str, int]:
         """Return how often each of these came of a file. Any thread."""
-        with self._counting:
-            counts = Counter(self.counts)
+        counts = self.counts.copy()
         taken = {outcome: counts.pop(outcome, 0) for outcome in ("decoded", "again", "known")}
         return taken | {"refused": counts.total()}
-
-    def _count(self, outcome: str) -> None:
-        with self._counting:
-            self.counts[outcome] += 1
 
 
 def _bytes_of(_digest: str, expansion: _Expansion) -> int:

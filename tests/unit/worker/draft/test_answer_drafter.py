@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
+from hearth.worker.draft import answer_drafter
 from hearth.worker.draft.answer_drafter import (
     HISTORY_TOKENS_MAX,
     AnswerDrafter,
@@ -362,18 +363,17 @@ def test_rows_that_wait_are_counted_where_nothing_is_drafted_too() -> None:
 # ---------------------------------------------------------------- memory
 
 
-def test_a_history_that_made_way_is_made_anew() -> None:
-    drafter = drafting(range(100))
+def test_a_history_that_has_grown_too_long_is_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(answer_drafter, "HISTORY_TOKENS_MAX", 200)
+    drafter = drafting(range(100), prediction=[900, 901, 902])
     drafter.take(range(10, 20))
-    drafted = drafter.propose(4, 1)
-    drafter.drop_history()
-    assert drafter.history_nbytes == 0
-    assert drafter.propose(4, 1) == drafted
-    drafter.take([800])
-    drafter.drop_history()
-    drafter.take([*range(40, 50)])
-    assert drafter.propose(2, 1).tokens == (50, 51)
-    assert drafter.history_nbytes > 0
+    assert drafter.propose(2, 1).tokens == (20, 21)
+    for start in range(0, 900, 45):
+        drafter.take(range(start, start + 45))
+        drafter.take([start + 5, start + 6])
+        assert drafter.propose(2, 1).tokens == (start + 7, start + 8)
+    drafter.take([900, 901])
+    assert drafter.propose(1, 1).tokens == (902,), "the prediction is known all the same"
 
 
 def test_of_a_longer_conversation_the_newest_tokens_are_looked_up() -> None:
@@ -382,7 +382,8 @@ def test_of_a_longer_conversation_the_newest_tokens_are_looked_up() -> None:
     assert len(drafter.propose(4, 1)) == 0
     drafter.take(range(HISTORY_TOKENS_MAX - 50, HISTORY_TOKENS_MAX - 40))
     assert drafter.propose(1, 1).tokens == (HISTORY_TOKENS_MAX - 40,)
-    assert drafter.history_nbytes <= 24 * HISTORY_TOKENS_MAX
+    whole = TokenHistory(range(HISTORY_TOKENS_MAX))
+    assert whole.nbytes <= 24 * HISTORY_TOKENS_MAX, "of the KV of so many tokens it is little"
 
 
 # ---------------------------------------------------------------- a draft model

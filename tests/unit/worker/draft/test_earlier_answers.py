@@ -19,7 +19,6 @@ def test_a_probe_that_begins_as_another_keys_answer_did_is_drafted_nothing_of_it
         told = memory.begin(owner, AnswerSources([1, 2, 3]), lambda: "text")
         told.take(SECRET)
         memory.keep(owner, told.answer)
-        memory.end(told)
     for begin in range(1, len(SECRET)):
         probe = memory.begin(
             "theirs", AnswerSources([1, 2, 3], prediction=SECRET[:begin]), lambda: "text"
@@ -27,7 +26,6 @@ def test_a_probe_that_begins_as_another_keys_answer_did_is_drafted_nothing_of_it
         probe.take(SECRET[:begin])
         assert probe.propose(8, 1).tokens == () and not probe.is_promising()
         memory.keep("theirs", probe.answer)
-        memory.end(probe)
         own = memory.begin("mine", AnswerSources([1, 2, 3]), lambda: "text")
         own.take(SECRET[:begin])
         assert begin < 2 or own.propose(1, 1).tokens == (SECRET[begin],), "it serves its own key"
@@ -42,7 +40,6 @@ def test_how_well_one_key_could_be_drafted_is_not_told_to_another() -> None:
             drafter.note(draft, [], 1 + len(draft))
             drafter.take([token])
         memory.keep(owner, drafter.answer)
-        memory.end(drafter)
     fresh = DraftMemory()
     lengths = []
     for answers in (memory, fresh):
@@ -99,7 +96,6 @@ def test_what_is_forgotten_is_gone() -> None:
     drafter = memory.begin("mine", AnswerSources([1, 2, 3]), lambda: "text")
     drafter.take(SECRET)
     memory.keep("mine", drafter.answer)
-    memory.end(drafter)
     assert memory.nbytes > 0
     memory.clear()
     assert memory.nbytes == 0
