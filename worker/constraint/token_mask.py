@@ -93,7 +93,10 @@ class TokenMask:
 
         def masked() -> mx.array:
             if self._answer is not None or self._thinking is not None:
-                self._advance(tokens)
+                known = self._prompt_tokens + self._seen
+                assert tokens.ndim == 1 and tokens.shape[0] >= known, (tokens.shape, known)
+                unseen: Any = tokens[known:].tolist()
+                self._see(unseen)
             return self._rows_of(())[0].masked(logits)
 
         return self._guarded(masked, logits)
@@ -165,12 +168,6 @@ class TokenMask:
         self.failure = f"its grammar could not go on: {said}"  # whoever tells it ends the sentence
 
     # ------------------------------------------------------------ places
-
-    def _advance(self, tokens: mx.array) -> None:
-        known = self._prompt_tokens + self._seen
-        assert tokens.ndim == 1 and tokens.shape[0] >= known, (tokens.shape, known)
-        unseen: Any = tokens[known:].tolist()
-        self._see(unseen)
 
     def _see(self, tokens: Sequence[int]) -> None:
         if not tokens:

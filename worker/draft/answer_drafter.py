@@ -244,19 +244,16 @@ class AnswerDrafter:
         forced = self._sources.forced
         nodes = self._chain([], forced.forced(most), "forced", 0) if forced is not None else []
         if forced is None or (not nodes and self._proposed_kind != "call"):
-            return self._looked_up(most)
+            # What followed the longest match, and maybe a branch.
+            tail = self._tail()
+            longest = self._longest(tail)
+            nodes = self._chain([], longest.next_tokens(most), longest.source, longest.length)
+            if self._allows_trees and nodes and self._proposed_kind != "call":
+                nodes = self._with_branch(nodes, tail)[:most]
+            return nodes
         is_going_on = True
         while is_going_on and len(nodes) < most:
             nodes, is_going_on = self._with_fitting(nodes, forced, most)
-        return nodes
-
-    def _looked_up(self, most: int) -> list[_Node]:
-        """Return what followed the longest match, and maybe a branch."""
-        tail = self._tail()
-        longest = self._longest(tail)
-        nodes = self._chain([], longest.next_tokens(most), longest.source, longest.length)
-        if self._allows_trees and nodes and self._proposed_kind != "call":
-            nodes = self._with_branch(nodes, tail)[:most]
         return nodes
 
     def _with_fitting(

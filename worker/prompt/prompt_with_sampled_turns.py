@@ -45,7 +45,8 @@ class SampledTurn(Protocol):
         """Its generation prompt and what was sampled, without the end-of-turn token."""
 
     @property
-    def thinking(self) -> str: ...
+    def thinking(self) -> str:
+        """What the model thought."""
 
     @property
     def begins(self) -> Beginning | None:
@@ -321,26 +322,22 @@ class PromptBuilder:
                     assert turn is not None, "only known turns are in doubt"
                     shown = end_of_own(pieces[start:end], own, self._history.ends, turn.ids)
                     last = start + shown if shown else self._end_of(pieces, start, end)
-                    span = (start, last, message)
-                    if self._may_replace(pieces, span, content):
-                        spans.append(span)
+                    if self._may_replace(pieces[start:last], turn, own):
+                        spans.append((start, last, message))
         return spans, doubtful
 
     def _may_replace(
-        self, pieces: list[TextPiece], span: tuple[int, int, int], content: PromptContent
+        self, pieces: list[TextPiece], turn: SampledTurn, message: dict[str, Any]
     ) -> bool:
-        """Whether the turn may stand as sampled.
+        """Whether the turn of `message` may stand as sampled, in the place of these pieces.
 
-        Its tokens begin with a header, the span shows something of its message, and no thinking
+        Its tokens begin with a header, the pieces show something of its message, and no thinking
         that has to go is in it.
         """
-        start, end, message = span
-        turn = content.turns[message]
-        assert turn is not None, "only known turns have spans"
-        if not len(turn.ids) or turn.ids[0] != pieces[start].ids[0]:
+        if not len(turn.ids) or turn.ids[0] != pieces[0].ids[0]:
             return False
-        text = "".join(piece.text for piece in pieces[start:end])
-        shown = words_of(content.messages[message])
+        text = "".join(piece.text for piece in pieces)
+        shown = words_of(message)
         if shown and not any(word in text for word in shown):
             return False
         if self._history.moves_words and len(shown) > 1 and shown[0] not in text:

@@ -35,7 +35,10 @@ _NONCHARACTERS: Final = "".join(map(chr, range(0xFDD0, 0xFDF0)))  # in no text t
 # A name of the vocabulary's own, such as <|fim_prefix|>: no tag of HTML has a bar or an underscore.
 _NAMED_MARK = re.compile(r"<[^<>\s]*[|\uff5c_][^<>\s]*>")
 # What Rust calls white space, as `lstrip` and `rstrip` of an added token do; Python's \s has more.
-_SPACE = re.compile("[\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]")
+_SPACES: Final = "\t\n\v\f\r \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(
+    map(chr, range(0x2000, 0x200B))
+)
+_SPACE_RUN = re.compile(f"[{_SPACES}]*")
 _IN_NO_VOCABULARY = "\ufdd0\U000e0fff\U0010fffd"
 _NEVER = re.compile("(?!)")
 
@@ -257,9 +260,9 @@ class _AddedTokens:
             literal = match[0]
             start, stop = match.span()
             if literal in self._left:
-                start = max(end, _before_spaces(text, start))
+                start = end + len(text[end:start].rstrip(_SPACES))
             if literal in self._right:
-                stop = _behind_spaces(text, stop)
+                stop = next(_SPACE_RUN.finditer(text, stop)).end()
             between.append(text[end:start])
             added.append(TextPiece(text[start:stop], (self._ids[literal],), is_added=True))
             end = stop  # maybe less than it was: a token of white space that another swallowed
@@ -383,13 +386,12 @@ def _interleaved(
     contents: list[str], runs: list[tuple[int, ...]], added: list[TextPiece]
 ) -> list[TextPiece]:
     """Return content, added token, content ..., without contents that are nothing at all."""
-    assert len(contents) == len(added) + 1, (len(contents), len(added))
     pieces = []
-    for number, (content, run) in enumerate(zip(contents, runs, strict=True)):
+    for content, run, token in zip(contents, runs, [*added, None], strict=True):
         if content or run:
             pieces.append(TextPiece(content, run, is_added=False))
-        if number < len(added):
-            pieces.append(added[number])
+        if token is not None:
+            pieces.append(token)
     return pieces
 
 
@@ -446,15 +448,3 @@ def _longest(literals: set[str]) -> str:
         return re.escape(shared)
     branches = "|".join(_longest(rests[first]) for first in sorted(rests))
     return f"{re.escape(shared)}(?:{branches}){'?' if shared in literals else ''}"
-
-
-def _before_spaces(text: str, end: int) -> int:
-    while end > 0 and _SPACE.match(text, end - 1):
-        end -= 1
-    return end
-
-
-def _behind_spaces(text: str, start: int) -> int:
-    while _SPACE.match(text, start):
-        start += 1
-    return start

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from hearth.shared.wire_messages import Constraints, Prompt, Sampling, Speaker, Submit
-from hearth.worker.draft import answer_drafter, draft_memory, earlier_answers
+from hearth.worker.draft import answer_drafter, draft_memory
 from hearth.worker.schedule.request_state import ClientLease
 from hearth.worker.stream.answer_parts import AnswerParts, ToolCall
 from scripts.harness.agent_worker import Desk
@@ -36,12 +36,13 @@ CACHED = {
     "shared.listen_addresses.listen_addresses": "the name in PROXY_HOST",
     "worker.kv.turboquant._sample": "numbers of bits and rows",
     "worker.kv.turboquant._unpacker": "a number of bits",
+    "worker.prompt.tokenise.PieceTokeniser.__init__.<locals>.<lambda>": "nothing: it is done once",
     "worker.stream.tool_calls.xml_calls._parser": "the name of a format",
 }
 SERVING = {  # the memories that spare a client the cost of what it has said before
     "ConversationLines._lines",
     "DraftLength",
-    "EarlierAnswers._by_owner",
+    "DraftMemory._answers",
     "ExtentStore._joints",
     "MemoryByOwner._values",
     "ThinkingStore._thinking",
@@ -50,7 +51,7 @@ SERVING = {  # the memories that spare a client the cost of what it has said bef
 }
 # What drafts are made of and how long they are: who writes to one of these, and who reads it.
 DRAFTING = (
-    (earlier_answers, "TokenHistory", ("__init__", "extend"), ("find", "followed")),
+    (draft_memory, "TokenHistory", ("__init__", "extend"), ("find", "followed")),
     (answer_drafter, "TokenHistory", ("__init__", "extend"), ("find", "followed")),
     (draft_memory, "DraftLength", ("note",), ("count", "is_worth")),
 )
@@ -148,9 +149,8 @@ def test_what_is_drafted_from_outlives_no_answer_but_in_the_memory_of_its_key(
 ) -> None:
     talk, _ = talked
     memory = talk.desk.machine.drafts._memory
-    assert memory._room._holders == [] and memory._room.nbytes == 0
     owners = {answer.request.key for answer in talk.desk.machine.answers.values()}
-    assert len(owners) == 2 and memory._answers._by_owner.keys() == owners
+    assert len(owners) == 2 and memory._answers.keys() == owners
     assert memory._lengths._values.keys() == owners
 
 

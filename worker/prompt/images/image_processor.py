@@ -212,7 +212,8 @@ class ImageReader:
         except Exception as error:  # one that takes a single image is given no more at a time
             log.debug("a second image is refused by the processor: %s", error)
             return
-        if _occurrences(ids, run) < 2:
+        both, one = ("".join(f"<{token}>" for token in tokens) for tokens in (ids, run))
+        if both.count(one) < 2:
             raise StartError(
                 "The model's processor writes two images otherwise than each by itself (it numbers "
                 "or gathers them), and here each is read by itself"
@@ -257,15 +258,6 @@ def _facts_of(expansion: _Expansion) -> _Facts:
     rows = () if grid is None else tuple(tuple(row) for row in grid.reshape(-1, 3).tolist())
     seen = {name: each for name, each in expansion.arrays.items() if name not in _OF_EACH_TOKEN}
     return _Facts(identity_of({**seen, "ids": expansion.ids}), expansion.ids, rows)
-
-
-def _occurrences(ids: Sequence[int], run: Sequence[int]) -> int:
-    """Return how often `run` stands in `ids`, without overlaps."""
-    count = at = 0
-    while at + len(run) <= len(ids):
-        is_here = list(ids[at : at + len(run)]) == list(run)
-        count, at = count + is_here, at + (len(run) if is_here else 1)
-    return count
 
 
 def _array(value: Any) -> NDArray[Any]:

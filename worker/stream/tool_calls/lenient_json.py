@@ -383,6 +383,12 @@ class Transcoder:
         return text
 
 
+def as_json(text: str) -> str:
+    """Return the value that `text` is in JSON or Python, as strict JSON; it may be a string."""
+    transcoder = Transcoder()
+    return transcoder.feed(text.strip()) + transcoder.finish(is_complete=True)
+
+
 def json_text(text: str) -> str:
     """Return `text` as it stands between the quotes of a JSON string."""
     return json.dumps(text, ensure_ascii=False)[1:-1]
