@@ -86,6 +86,8 @@ class AnswerDrafter:
         self.answer: list[int] = []
         self._sources = sources
         self._length = length
+        self.rates = length.rates
+        self.model = sources.model  # the draft model that follows this answer
         self._kind = kind
         self._allows_trees = allows_trees
         self._history: TokenHistory | None = None
@@ -127,16 +129,16 @@ class AnswerDrafter:
         if self._since_accepted < _PROMISING_TOKENS:
             return True
         if kind == "call" and self._sources.forced is not None:
-            return length.is_worth(length.rates.rate("forced", kind, 0)) or length.is_probe_due
-        model = self._sources.model
+            return length.is_worth(self.rates.rate("forced", kind, 0)) or length.is_probe_due
+        model = self.model
         if model is not None:
-            rate = length.rates.rate("model", kind, 0)
+            rate = self.rates.rate("model", kind, 0)
             if length.is_worth(rate, model.token_cost) or length.is_probe_due:
                 return True
         lookup = self._longest(self._tail())
         if not lookup.length:
             return False
-        rate = length.rates.rate(lookup.source, kind, lookup.length)
+        rate = self.rates.rate(lookup.source, kind, lookup.length)
         return length.is_worth(rate) or length.is_probe_due
 
     def propose(self, tokens_max: int, waiting: int) -> Draft:
@@ -145,7 +147,7 @@ class AnswerDrafter:
         self._proposed_kind = self._kind()
         nodes = self._nodes(most) if most > 0 else []
         of_model = self._nodes_of_model(nodes, most, waiting)
-        cost = self._sources.model.token_cost if of_model and self._sources.model else 0.0
+        cost = self.model.token_cost if of_model and self.model else 0.0
         nodes = of_model or nodes
         count = self._length.count([node.chance for node in nodes], waiting, cost)
         if not count:
@@ -174,7 +176,7 @@ class AnswerDrafter:
             # Nothing is known of what hangs from a wrong node or stands beside a right one.
             if node.parent == path:
                 kind = self._proposed_kind
-                self._length.rates.note(node.source, kind, node.length, at in right)
+                self.rates.note(node.source, kind, node.length, at in right)
                 path = at if at in right else path
 
     def end_at(self, said: int) -> None:
@@ -186,10 +188,6 @@ class AnswerDrafter:
             self.counts.tokens -= unsaid
             self.counts.saved -= unsaid
 
-    def rate(self, source: DraftSource, kind: TextKind, length: int) -> float:
-        """Return how likely a token is held to be right that follows a match of `length`."""
-        return self._length.rates.rate(source, kind, length)
-
     def _note_plain(self, waiting: int) -> None:
         """Count the rows beyond one of a forward without a draft."""
         self._waiting = 0
@@ -199,11 +197,6 @@ class AnswerDrafter:
             self._length.note(0, waiting)
 
     # ------------------------------------------------------------ the conversation
-
-    @property
-    def model(self) -> ModelDrafts | None:
-        """The draft model that follows this answer."""
-        return self._sources.model
 
     def _tail(self) -> list[int]:
         """Return the last tokens that are known, of which a match is sought.
@@ -290,7 +283,7 @@ class AnswerDrafter:
 
         It is asked for no more than is worth what it takes; behind what is forced it is not asked.
         """
-        model, length = self._sources.model, self._length
+        model, length = self.model, self._length
         if (
             model is None
             or not self.answer
@@ -327,7 +320,7 @@ class AnswerDrafter:
         self, nodes: list[_Node], tokens: Sequence[int], source: DraftSource, length: int
     ) -> list[_Node]:
         """Return `nodes`, a chain, with a match's tokens behind: each makes it a token longer."""
-        rates, kind = self._length.rates, self._proposed_kind
+        rates, kind = self.rates, self._proposed_kind
         chance = nodes[-1].chance if nodes else 1.0
         for at, token in enumerate(tokens):
             chance *= rates.rate(source, kind, length + at)
@@ -359,7 +352,7 @@ class AnswerDrafter:
         self, nodes: list[_Node], depth: int, tokens: list[int], source: DraftSource, length: int
     ) -> list[_Node]:
         """Return nodes behind `depth` of the chain, should its node there be wrong."""
-        rates, kind, parent = self._length.rates, self._proposed_kind, depth - 1
+        rates, kind, parent = self.rates, self._proposed_kind, depth - 1
         before = nodes[parent].chance if depth else 1.0
         chance, branch = before - nodes[depth].chance, []
         for at, token in enumerate(tokens):

@@ -7,7 +7,6 @@ by a mark inside each control token that it spells out, and the marks go when th
 The prompt threads share it.
 """
 
-import functools
 import json
 import re
 import secrets
@@ -88,7 +87,8 @@ class PieceTokeniser:
         self.beginning = _beginning(tokenizer)  # what it has any text begin with
         self.token_bytes_max = longest_token_bytes(tokenizer)
         self.vocab_size = max(tokenizer.get_vocab().values()) + 1  # one more than the highest id
-        self._cache = PieceCache(
+        # Kept for one key: token ids of texts, 64 M characters
+        self.memory = PieceCache(
             remembered_chars_max, self.vocab_size, lambda: stop_words(tokenizer)
         )
         added: dict[int, AddedToken] = tokenizer.added_tokens_decoder
@@ -104,11 +104,6 @@ class PieceTokeniser:
         self._plain = None if backend is None else PlainTextEncoder(backend, controls)
         self.is_incremental = self._plain is not None  # so that the trial goes by pieces
         self.is_incremental = self.is_incremental and self._agrees()
-
-    @property
-    def remembered_chars(self) -> int:
-        """Characters of the texts that are remembered, and PIECE_OVERHEAD_CHARS for each."""
-        return self._cache.chars
 
     def shielded(self, value: Any, mark: str) -> Any:
         """Return `value` with the mark inside each control token that its strings spell out.
@@ -190,12 +185,12 @@ class PieceTokeniser:
         assert self._plain is not None and content
         stop_unless_awaited()
         encode = self._plain.ids
-        return self._cache.recall(owner, (content, is_first), lambda: encode(content, is_first))
+        return self.memory.recall(owner, (content, is_first), lambda: encode(content, is_first))
 
     def _whole(self, text: str, owner: str) -> list[TextPiece]:
         """Return the pieces of a text that is encoded whole."""
         encode = self._tokenizer.encode
-        ids = self._cache.recall(
+        ids = self.memory.recall(
             owner, (text, True), lambda: encode(text, add_special_tokens=False)
         )
         between, added = self._added.split(text)
@@ -234,7 +229,7 @@ class PieceTokeniser:
             self.ids(probe) == self._tokenizer.encode(probe, add_special_tokens=False)
             for probe in probes
         )
-        self._cache.clear()
+        self.memory.clear()
         return agrees
 
 
@@ -328,8 +323,8 @@ class PlainTextEncoder:
         return [text[a:b] for a, b in zip([0, *places], [*places, len(text)], strict=True)]
 
 
-class PieceCache:
-    """The ids of texts by their owner, up to a number of characters.
+class PieceCache(MemoryByOwner[_PieceKey, tuple[int, ...]]):
+    """The ids of texts by their owner, up to a number of characters and PIECE_OVERHEAD_CHARS each.
 
     The words that a tokenizer remembers of its own accord would serve everybody: it remembers none
     any more from the first text on that is one owner's. The prompt threads share this.
@@ -339,34 +334,24 @@ class PieceCache:
         self, chars_max: int, vocab_size: int, stop_words: Callable[[], None] = lambda: None
     ) -> None:
         """`stop_words` has the tokenizer itself remember nothing, from now on."""
-        # Kept for one key: token ids of texts, 64 M characters
-        self._ids: MemoryByOwner[_PieceKey, tuple[int, ...]] = MemoryByOwner(chars_max, _cost)
+        super().__init__(chars_max, lambda key, _: len(key[0]) + PIECE_OVERHEAD_CHARS)
         self._int_of = list(range(vocab_size)).__getitem__  # one object an id: 8 bytes a token
-        self._stop_words = functools.cache(stop_words)
-
-    @property
-    def chars(self) -> int:
-        return self._ids.cost
+        self._stop_words = stop_words
+        self._has_words = True
 
     def recall(
         self, owner: str, key: _PieceKey, encode: Callable[[], list[int]]
     ) -> tuple[int, ...]:
         """Return the ids of (text, whether it is a prompt's first), encoded if need be."""
-        known = self._ids.get(owner, key)
+        known = self.get(owner, key)
         if known is not None:
             return known
-        if owner:
+        if owner and self._has_words:  # two threads may stop them both
             self._stop_words()
+            self._has_words = False
         ids = tuple(map(self._int_of, encode()))
-        self._ids.put(owner, key, ids)
+        self.put(owner, key, ids)
         return ids
-
-    def clear(self) -> None:
-        self._ids.clear()
-
-
-def _cost(key: _PieceKey, _ids: tuple[int, ...]) -> int:
-    return len(key[0]) + PIECE_OVERHEAD_CHARS
 
 
 def stop_words(tokenizer: Any) -> None:

@@ -36,7 +36,6 @@ CACHED = {
     "shared.listen_addresses.listen_addresses": "the name in PROXY_HOST",
     "worker.kv.turboquant._sample": "numbers of bits and rows",
     "worker.kv.turboquant._unpacker": "a number of bits",
-    "worker.prompt.tokenise.PieceTokeniser.__init__.<locals>.<lambda>": "nothing: it is done once",
     "worker.stream.tool_calls.xml_calls._parser": "the name of a format",
 }
 SERVING = {  # the memories that spare a client the cost of what it has said before
@@ -171,6 +170,6 @@ def test_a_prediction_leaves_nothing_in_any_memory(tmp_path: Path) -> None:
     talk = Talk(tmp_path)
     talk.say(MINE, QUESTION)
     tokeniser = talk.desk.builder._prompts.builder.tokeniser
-    before = tokeniser.remembered_chars
+    before = tokeniser.memory.cost
     talk.say(MINE, QUESTION, prediction="The word is eggs. " * 1_000)
-    assert tokeniser.remembered_chars < before + 1_000
+    assert tokeniser.memory.cost < before + 1_000

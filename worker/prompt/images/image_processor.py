@@ -19,7 +19,6 @@ from hearth.shared.errors import RequestError, StartError
 from hearth.shared.memory_by_owner import MemoryByOwner
 from hearth.worker.cache.image_keys import PromptImage, identity_of
 from hearth.worker.prompt.images.image_decode import PIXELS_MAX, decoded
-from hearth.worker.prompt.images.unpadded_processor import UnpaddedProcessor
 
 log = logging.getLogger(__name__)
 
@@ -116,7 +115,7 @@ class ImageReader:
             except Exception as error:
                 if "'padding'" not in str(error):
                     raise
-                self._processor = UnpaddedProcessor(self._processor)
+                self._processor.process = functools.partial(unpadded, self._processor)
                 return self._expanded(image)
         except Exception as error:  # a processor is a program of the model's own
             raise StartError(f"The model's processor cannot read images: {error}") from error
@@ -241,6 +240,17 @@ class ImageReader:
         counts = self.counts.copy()
         taken = {outcome: counts.pop(outcome, 0) for outcome in ("decoded", "again", "known")}
         return taken | {"refused": counts.total()}
+
+
+def unpadded(processor: Any, text: str, images: Sequence[Image.Image], **_: Any) -> Any:
+    """Return what a processor makes of a text and its images, and of nothing else.
+
+    mlx-vlm 0.7.10 calls `process` where a processor has it, and each with `padding`, which is meant
+    for its tokenizer. Its processor of Llava hands all on to its image processor, and transformers
+    5.4 and newer refuse `padding` there (mlx-vlm's issue 870, mended upstream for PaliGemma alone).
+    One image and its marker are one text: there is nothing to pad.
+    """
+    return processor(text=text, images=images)
 
 
 def _bytes_of(_digest: str, expansion: _Expansion) -> int:

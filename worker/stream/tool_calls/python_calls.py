@@ -48,8 +48,8 @@ def _calls_of(source: str, tools: RequestTools, spelled: dict[str, str]) -> list
             warnings.simplefilter("ignore")
             return [
                 _python_call(node, tools, spelled)
-                for line in ast.parse(source).body
-                for node in _expressions(getattr(line, "value", None))
+                for value in (getattr(line, "value", None) for line in ast.parse(source).body)
+                for node in getattr(value, "elts", [value])  # of a list or a tuple
             ]
     except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError) as error:
         log.debug("code does not parse: %s", type(error).__name__)
@@ -70,12 +70,6 @@ def _with_calls_of(written: str, name: str, text: str) -> str:
             done = end
         at = text.find(name, max(done, at + 1))
     return "".join([*parts, text[done:]])
-
-
-def _expressions(node: Any) -> list[ast.expr]:
-    if isinstance(node, ast.List | ast.Tuple):
-        return node.elts
-    return [node]
 
 
 def _python_call(node: Any, tools: RequestTools, spelled: dict[str, str]) -> ToolCall:

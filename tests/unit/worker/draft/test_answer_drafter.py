@@ -271,9 +271,9 @@ def test_of_a_tree_each_branch_learns_what_was_told_of_it() -> None:
     drafter = drafting([7, 8, 50, 51], earlier=[7, 8, 60, 61], trees=True)
     drafter.take([7, 8])
     draft = drafter.propose(7, 1)
-    before = [drafter.rate(source, "text", 2) for source in ("history", "answers")]
+    before = [drafter.rates.rate(source, "text", 2) for source in ("history", "answers")]
     drafter.note(draft, [draft.tokens.index(60)], 1 + len(draft))
-    after = [drafter.rate(source, "text", 2) for source in ("history", "answers")]
+    after = [drafter.rates.rate(source, "text", 2) for source in ("history", "answers")]
     assert after[0] < before[0] and after[1] > before[1]
 
 
@@ -313,7 +313,7 @@ def test_of_what_hangs_from_a_wrong_token_nothing_is_learned() -> None:
     drafter.note(drafter.propose(7, 1), [], 8)
     rates.note("history", "text", 2, right=False)
     lengths = (2, 3, 4, 6, 9)
-    told = [drafter.rate("history", "text", length) for length in lengths]
+    told = [drafter.rates.rate("history", "text", length) for length in lengths]
     assert told == [rates.rate("history", "text", length) for length in lengths]
 
 
@@ -321,9 +321,13 @@ def test_kinds_of_text_are_learned_apart() -> None:
     kind: list[TextKind] = ["thinking"]
     drafter = AnswerDrafter(AnswerSources(range(100)), DraftLength(), lambda: kind[0])
     drafter.take([20, 21])
-    before = drafter.rate("history", "call", 2)
+    before = drafter.rates.rate("history", "call", 2)
     drafter.note(drafter.propose(1, 1), [], 2)
-    assert drafter.rate("history", "thinking", 2) < drafter.rate("history", "call", 2) < before
+    assert (
+        drafter.rates.rate("history", "thinking", 2)
+        < drafter.rates.rate("history", "call", 2)
+        < before
+    )
 
 
 def test_counts_tell_what_was_drafted_and_what_it_saved() -> None:
