@@ -51,7 +51,8 @@ class CallShape(Lark):
 
     def __init__(self, is_as_templates: bool) -> None:
         """`is_as_templates`: blanks stand where templates write them, and nowhere else."""
-        super().__init__({}, is_as_templates)
+        super().__init__({})
+        self.line_end = Expression('"\\n"') if is_as_templates else NEWLINE
         self.order = Order()  # of all objects' members: the schemas', until that is changed
         blank = () if is_as_templates else (Choice((Literal(b" "), _EMPTY)),)
         end = b" " if is_as_templates else b""
