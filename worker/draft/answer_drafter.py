@@ -7,7 +7,7 @@ import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from operator import mul
+from operator import itemgetter, mul
 from typing import Final, NamedTuple
 
 from hearth.worker.draft.draft import NO_DRAFT, Draft, DraftSource
@@ -257,10 +257,10 @@ class AnswerDrafter:
         Where others must come behind these they are added, and it is said that more may follow.
         """
         ahead = [node.token for node in nodes]
-        tokens, source, length = self._behind(ahead, self._tail(), most - len(nodes))
+        tokens, length, source = self._behind(ahead, self._tail(), most - len(nodes))
         count, then = forced.fitting(ahead, tokens)
         if not count and (fits := forced.choice(ahead)) is not None:
-            tokens, source, length = self._one_of_few(ahead, fits)
+            tokens, length, source = self._one_of_few(ahead, fits)
             count, then = forced.fitting(ahead, tokens)
         nodes = self._chain(nodes, tokens[:count], source, length)
         is_likely = len(nodes) == len(ahead) + count and (
@@ -271,12 +271,11 @@ class AnswerDrafter:
         longer = self._chain(nodes, then[: most - len(nodes)], "forced", 0)
         return longer, longer[-1].chance > _CHANCE_MIN
 
-    def _one_of_few(self, ahead: list[int], fits: Fits) -> tuple[list[int], DraftSource, int]:
+    def _one_of_few(self, ahead: list[int], fits: Fits) -> tuple[list[int], int, DraftSource]:
         """Return the token that came last, in the same place, of the few that may come now."""
         tail = [*self._tail()[-2:], *ahead][-2:]
         found = [(*lookup.fitting_token(tail, fits), lookup.source) for lookup in self._lookups]
-        tokens, length, source = max(found, key=lambda row: row[1])
-        return tokens, source, length
+        return max(found, key=itemgetter(1))
 
     def _nodes_of_model(self, others: list[_Node], most: int, waiting: int) -> list[_Node]:
         """Return what the draft model says, where it promises more than what others say.
@@ -307,38 +306,51 @@ class AnswerDrafter:
 
     def _behind(
         self, forced: list[int], tail: list[int], count: int
-    ) -> tuple[list[int], DraftSource, int]:
-        """Return what followed the longest match, where it comes from and the match's length."""
+    ) -> tuple[list[int], int, DraftSource]:
+        """Return what followed the longest match, the match's length and where it comes from."""
         longest = self._longest(tail)
         if not forced:
-            return longest.next_tokens(count), longest.source, longest.length
+            return longest.next_tokens(count), longest.length, longest.source
         found = [(*lookup.behind(forced, tail, count), lookup.source) for lookup in self._lookups]
-        tokens, length, source = max(found, key=lambda row: row[1])
-        return tokens, source, length
+        return max(found, key=itemgetter(1))
 
     def _chain(
-        self, nodes: list[_Node], tokens: Sequence[int], source: DraftSource, length: int
+        self,
+        nodes: list[_Node],
+        tokens: Sequence[int],
+        source: DraftSource,
+        length: int,
+        depth: int | None = None,
     ) -> list[_Node]:
-        """Return `nodes`, a chain, with a match's tokens behind: each makes it a token longer."""
-        rates, kind = self.rates, self._proposed_kind
-        chance = nodes[-1].chance if nodes else 1.0
+        """Return `nodes`, a chain, with a match's tokens behind: each makes it a token longer.
+
+        With a `depth` they are behind so many of its nodes, should the next one be wrong.
+        """
+        rates, kind, made = self.rates, self._proposed_kind, list(nodes)
+        parent = (len(nodes) if depth is None else depth) - 1
+        chance = nodes[parent].chance if parent >= 0 else 1.0
+        if depth is not None:
+            chance -= nodes[depth].chance
         for at, token in enumerate(tokens):
             chance *= rates.rate(source, kind, length + at)
-            nodes.append(_Node(token, len(nodes) - 1, source, length + at, chance))
+            made.append(_Node(token, parent, source, length + at, chance))
+            parent = len(made) - 1
             if chance < _CHANCE_MIN:
                 break
-        return nodes
+        return made
 
     def _with_branch(self, nodes: list[_Node], tail: list[int]) -> list[_Node]:
         """Return a chain with what another source, or place, has where it parts from it."""
-        best: list[_Node] = []
-        for tokens, length, source in self._others(nodes[0].token, tail, len(nodes)):
-            depth = _depth_of_parting(nodes, tokens)
-            if depth < min(len(nodes), len(tokens)):
-                branch = self._branch(nodes, depth, tokens[depth:], source, length + depth)
-                if not best or branch[0].chance > best[0].chance:
-                    best = branch
-        return _in_order(nodes + best) if best else nodes
+        best, end = nodes, len(nodes)
+        for tokens, length, source in self._others(nodes[0].token, tail, end):
+            pairs = zip(nodes, tokens, strict=False)
+            alike = itertools.takewhile(lambda pair: pair[0].token == pair[1], pairs)
+            depth = sum(1 for _ in alike)
+            if depth < min(end, len(tokens)):
+                tree = self._chain(nodes, tokens[depth:], source, length + depth, depth)
+                if best is nodes or tree[end].chance > best[end].chance:
+                    best = tree
+        return _in_order(best)
 
     def _others(
         self, than: int, tail: list[int], count: int
@@ -347,29 +359,6 @@ class AnswerDrafter:
         for lookup in self._lookups:
             yield lookup.next_tokens(count), lookup.length, lookup.source
             yield *lookup.other_tokens(than, tail, count), lookup.source
-
-    def _branch(
-        self, nodes: list[_Node], depth: int, tokens: list[int], source: DraftSource, length: int
-    ) -> list[_Node]:
-        """Return nodes behind `depth` of the chain, should its node there be wrong."""
-        rates, kind, parent = self.rates, self._proposed_kind, depth - 1
-        before = nodes[parent].chance if depth else 1.0
-        chance, branch = before - nodes[depth].chance, []
-        for at, token in enumerate(tokens):
-            chance *= rates.rate(source, kind, length + at)
-            branch.append(_Node(token, parent, source, length + at, chance))
-            parent = len(nodes) + at
-            if chance < _CHANCE_MIN:
-                break
-        return branch
-
-
-def _depth_of_parting(nodes: list[_Node], tokens: Sequence[int]) -> int:
-    """Return how many of a chain's first tokens `tokens` begins with."""
-    pairs = enumerate(zip(nodes, tokens, strict=False))
-    return next(
-        (at for at, (node, token) in pairs if node.token != token), min(len(nodes), len(tokens))
-    )
 
 
 def _in_order(nodes: list[_Node]) -> list[_Node]:
