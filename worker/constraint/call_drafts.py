@@ -28,7 +28,6 @@ CALL_STEPS_MAX: Final = 4_096  # in which it is read again
 FORCED_BYTES_MAX: Final = 128  # that are told at once
 CHARACTER_BYTES_MAX: Final = 4
 TEXTS_MAX: Final = 512  # whose tokens are remembered
-VAIN_MAX: Final = 4  # calls that leave their shape, behind which none is followed
 
 
 class ForcedTexts:
@@ -106,7 +105,6 @@ class CallDrafts:
         self._written = bytearray()  # of the call
         self._places: Places = ()  # of the call that is followed, if any
         self._behind_end: bytes | None = None  # where the call may have ended: what came since
-        self._vain_count = 0
         self._is_over = False
 
     @property
@@ -186,7 +184,7 @@ class CallDrafts:
             while rest and not self._is_over:
                 rest = self._read(rest) if self._places else self._look_for_a_mark(rest)
         except TooWide:
-            self._leave()
+            self._clear()
         except Exception:
             log.exception("drafting a call broke")
             self._counts["call_drafts_ended"] += 1
@@ -215,13 +213,11 @@ class CallDrafts:
             self._written += text
             self._note_end(text)
             return None
+        since = text if self._written else None  # behind a call that leaves its shape
         if left or self._behind_end is not None:
             since = text[len(text) - left :] if left else (self._behind_end or b"") + text
-            self._forget()
-            return since
-        has_begun = bool(self._written)
-        self._leave()
-        return text if has_begun else None
+        self._clear()
+        return since
 
     def _in_any_order(self, text: bytes) -> tuple[Places, int]:
         """Read the call again, which is in no order: the answer's next ones are read so at once."""
@@ -237,27 +233,17 @@ class CallDrafts:
     def _note_end(self, text: bytes) -> None:
         """Take notice of where the call may have ended."""
         if self._places == (None,):
-            self._forget()
+            self._clear()
         elif None in self._places:
             self._behind_end = b""
         elif self._behind_end is not None:
             is_near = len(self._behind_end) + len(text) < TAIL_BYTES
             self._behind_end = self._behind_end + text if is_near else None
         if len(self._written) > CALL_BYTES_MAX:
-            self._leave()
-
-    def _leave(self) -> None:
-        """Follow this call no more; another may begin."""
-        self._vain_count += 1
-        self._is_over = self._vain_count >= VAIN_MAX
-        self._clear()
-
-    def _forget(self) -> None:
-        """Go on outside a call that has ended."""
-        self._vain_count = 0
-        self._clear()
+            self._clear()
 
     def _clear(self) -> None:
+        """Follow this call no more; another may begin."""
         self._places, self._behind_end = (), None
         self._written.clear()
 
