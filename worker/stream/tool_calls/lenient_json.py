@@ -72,7 +72,8 @@ class LenientJsonParser:
         self.is_closed = False  # the brace of the outer object was read
         self._buffer = buffer
         self._ends = tuple(filter(None, ends))
-        self._quotes = tuple(filter(None, (quote, '"""', '"', "'''", "'")))
+        # By their first character.
+        self._quotes = {'"': ('"""', '"'), "'": ("'''", "'"), quote[:1]: (quote,)}
         self._frames: list[_Frame] = []
         self._in_string = {
             **{mark: Marks(mark, "\\", *self._ends) for mark in ('"', "'", '"""', "'''")},
@@ -227,7 +228,7 @@ class LenientJsonParser:
 
     def _opening_quote(self) -> ParserSteps[str]:
         """Read the quote that stands here, and return it; "" if there is none."""
-        for quote in self._quotes:
+        for quote in self._quotes.get((yield from self._buffer.peek()), ()):
             if (yield from self._buffer.starts(quote)):
                 self._buffer.at += len(quote)
                 return quote
