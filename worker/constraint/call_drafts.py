@@ -7,7 +7,7 @@ import logging
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Container, Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
 from hearth.worker.constraint.call_text.text_shape import (
     Literal,
@@ -28,17 +28,6 @@ CALL_STEPS_MAX: Final = 4_096  # in which it is read again
 FORCED_BYTES_MAX: Final = 128  # that are told at once
 CHARACTER_BYTES_MAX: Final = 4
 TEXTS_MAX: Final = 512  # whose tokens are remembered
-VAIN_MAX: Final = 4  # calls that leave their shape, behind which none is followed
-# Why an answer has no more forced tokens, as counted.
-ENDS: Final = ("unavailable", "broken")
-
-
-class CallText(NamedTuple):
-    """What calls look like: their mark, and their shape from it on with its members' order."""
-
-    mark: str
-    shape: Shape
-    order: Order
 
 
 class ForcedTexts:
@@ -55,7 +44,7 @@ class ForcedTexts:
     ) -> None:
         """`marks` are tokens that no other text is made of."""
         self._tokens_of = tokens_of
-        self._token_bytes = token_bytes
+        self.token_bytes = token_bytes
         self._marks = marks
         self._tokens: dict[bytes, list[int]] = {}  # by text
 
@@ -78,7 +67,7 @@ class ForcedTexts:
         if len(self._tokens) >= TEXTS_MAX:
             self._tokens.clear()
         tokens = list(self._tokens_of(text.decode(errors="ignore")))  # it may end amid a character
-        pieces = [self._token_bytes(token) for token in tokens]
+        pieces = [self.token_bytes(token) for token in tokens]
         spelt = b"".join(pieces)
         if not text.startswith(spelt) or len(text) - len(spelt) >= CHARACTER_BYTES_MAX:
             tokens = []
@@ -99,24 +88,23 @@ class CallDrafts:
     """
 
     def __init__(
-        self,
-        call: CallText,
-        texts: ForcedTexts,
-        token_bytes: Callable[[int], bytes],
-        counts: Counter[str],
+        self, mark: str, shape: Shape, order: Order, texts: ForcedTexts, counts: Counter[str]
     ) -> None:
-        """`texts` are of the answer's owner; `counts` is added to."""
-        assert 0 < len(call.mark.encode()) < TAIL_BYTES, call.mark
-        self._mark = call.mark.encode()
-        self._call = call  # whose order is this answer's own
-        self._token_bytes = token_bytes
+        """Calls begin with `mark`, and have the `shape` from it on, whose `order` is the answer's.
+
+        `texts` are of the answer's owner; `counts` is added to.
+        """
+        assert 0 < len(mark.encode()) < TAIL_BYTES, mark
+        self._mark = mark.encode()
+        self._shape = shape
+        self._order = order
+        self._token_bytes = texts.token_bytes
         self._texts = texts
         self._counts = counts
         self._tail = b""  # the bytes that were written last, outside a call that is followed
         self._written = bytearray()  # of the call
         self._places: Places = ()  # of the call that is followed, if any
         self._behind_end: bytes | None = None  # where the call may have ended: what came since
-        self._vain_count = 0
         self._is_over = False
 
     @property
@@ -196,10 +184,12 @@ class CallDrafts:
             while rest and not self._is_over:
                 rest = self._read(rest) if self._places else self._look_for_a_mark(rest)
         except TooWide:
-            self._leave()
+            self._clear()
         except Exception:
             log.exception("drafting a call broke")
-            self._end("broken")
+            self._counts["call_drafts_ended"] += 1
+            self._is_over = True
+            self._clear()
 
     def _look_for_a_mark(self, text: bytes) -> bytes | None:
         """Return the text from a mark on, which opens a call; None where there is none."""
@@ -208,7 +198,7 @@ class CallDrafts:
             self._tail = before[-TAIL_BYTES:]
             return None
         self._tail = b""
-        self._places = begin(self._call.shape)
+        self._places = begin(self._shape)
         return mark + since
 
     # ------------------------------------------------------------ a call
@@ -216,68 +206,46 @@ class CallDrafts:
     def _read(self, text: bytes) -> bytes | None:
         """Read on in a call; return what may open another one, None where this one goes on."""
         places, left = behind(self._places, text)
-        if not places and not left and self._behind_end is None and self._call.order.is_kept:
+        if not places and not left and self._behind_end is None and self._order.is_kept:
             places, left = self._in_any_order(text)
         if places:
             self._places = places
             self._written += text
             self._note_end(text)
             return None
+        since = text if self._written else None  # behind a call that leaves its shape
         if left or self._behind_end is not None:
             since = text[len(text) - left :] if left else (self._behind_end or b"") + text
-            self._forget()
-            return since
-        has_begun = bool(self._written)
-        self._leave()
-        return text if has_begun else None
+        self._clear()
+        return since
 
     def _in_any_order(self, text: bytes) -> tuple[Places, int]:
         """Read the call again, which is in no order: the answer's next ones are read so at once."""
-        self._call.order.is_kept = False
+        self._order.is_kept = False
         places: Places = ()
         try:
             written = bytes(self._written) + text
-            places, left = behind(begin(self._call.shape), written, CALL_STEPS_MAX)
+            places, left = behind(begin(self._shape), written, CALL_STEPS_MAX)
         finally:
-            self._call.order.is_kept = not places
+            self._order.is_kept = not places
         return places, left
 
     def _note_end(self, text: bytes) -> None:
         """Take notice of where the call may have ended."""
         if self._places == (None,):
-            self._forget()
+            self._clear()
         elif None in self._places:
             self._behind_end = b""
         elif self._behind_end is not None:
             is_near = len(self._behind_end) + len(text) < TAIL_BYTES
             self._behind_end = self._behind_end + text if is_near else None
         if len(self._written) > CALL_BYTES_MAX:
-            self._leave()
-
-    def _leave(self) -> None:
-        """Follow this call no more; another may begin."""
-        self._counts["left"] += 1
-        self._vain_count += 1
-        self._is_over = self._vain_count >= VAIN_MAX
-        self._clear()
-
-    def _forget(self) -> None:
-        """Go on outside a call that has ended."""
-        self._counts["followed"] += 1
-        self._vain_count = 0
-        self._clear()
+            self._clear()
 
     def _clear(self) -> None:
+        """Follow this call no more; another may begin."""
         self._places, self._behind_end = (), None
         self._written.clear()
-
-    def _end(self, why: str) -> None:
-        """Have no more forced tokens in this answer."""
-        assert why in ENDS, why
-        self._counts[why] += 1
-        log.info("calls of an answer are drafted no more: %s", why)
-        self._is_over = True
-        self._clear()
 
 
 def _is_in(places: Places, text: bytes) -> bool:

@@ -119,15 +119,19 @@ class AnswerForm(Protocol):
     """What is to be known of a model's answers. Immutable: any thread may use it."""
 
     @property
-    def call_grammar(self) -> CallGrammar | None: ...
+    def call_grammar(self) -> CallGrammar | None:
+        """That of its calls, where these stand in plain text."""
 
     @property
-    def messages(self) -> MessageGrammar | None: ...
+    def messages(self) -> MessageGrammar | None:
+        """That of the messages that an answer is made of."""
 
     @property
-    def think_marks(self) -> tuple[str, ...]: ...
+    def think_marks(self) -> tuple[str, ...]:
+        """What opens and closes thinking, and what else closes it."""
 
-    def is_thinking_open(self, prompt_tail: str) -> bool: ...
+    def is_thinking_open(self, prompt_tail: str) -> bool:
+        """Return whether a prompt that ends so has begun the thinking."""
 
 
 def json_arguments(lark: Lark, tool: ToolSchema) -> Expression:

@@ -57,7 +57,7 @@ class GrammarAnswer:
     """
 
     def __init__(self, grammar: Grammar) -> None:
-        self._grammar = grammar
+        self.grammar = grammar
         self._matcher = grammar.matcher.deep_copy()
         self._is_renewable = grammar.is_renewable
         self._mask: bytes | None = None  # behind all tokens; None = not asked for yet
@@ -136,7 +136,7 @@ class GrammarAnswer:
         yield
         spent_s = time.thread_time() - began
         self._left_s -= spent_s
-        self._grammar.used_s += spent_s
+        self.grammar.used_s += spent_s
         if self._left_s < 0:
             raise GrammarEnded(f"a token of it takes more than {STEP_CPU_S:g} s of CPU time")
 
@@ -149,11 +149,11 @@ class GrammarAnswer:
         is_of_parser = error.startswith(_OF_PARSER)
         if is_of_parser and failed is not self._matcher:
             return
-        self._grammar.is_broken |= not is_of_parser
+        self.grammar.is_broken |= not is_of_parser
         if is_of_parser or not self._is_renewable:
             raise GrammarError(error)
         self._is_renewable = False
-        self._matcher = self._grammar.compile()
+        self._matcher = self.grammar.compile()
         for token in self._tokens:
             _consume(self._matcher, token)
 

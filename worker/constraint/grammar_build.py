@@ -90,26 +90,20 @@ class GrammarBuild:
             for schema in self._schemas:
                 if not schema.options:  # what is left unenforced elsewhere is refused in these
                     self._check(schema)
-            return self._compile_whole(source)
+            try:
+                return self._grammar(source)
+            except GrammarEnded:
+                raise
+            except GrammarError:
+                # One by one they take longer than all of them together.
+                source = self._source_of([self._held(schema) for schema in self._schemas])
+            return self._grammar(source)
         except GrammarEnded as error:
             raise refused(
                 f"The answer's grammar is too large to be compiled: {error}. "
                 f"{self.largest_pattern or _OTHER_CAUSES}",
                 self._schemas[-1].param if self._schemas else None,
             ) from error
-
-    def _compile_whole(self, source: str) -> Grammar:
-        try:
-            return self._grammar(source)
-        except GrammarEnded:
-            raise
-        except GrammarError:
-            # One by one they take longer than all of them together.
-            source = self._source_of([self._held(schema) for schema in self._schemas])
-        try:
-            return self._grammar(source)
-        except GrammarEnded:
-            raise
         except GrammarError as error:
             raise refused(f"The answer's grammar: {explained(error)}.", None) from None
 
@@ -171,7 +165,6 @@ class GrammarBuild:
 
     def _check(self, named: NamedSchema) -> None:
         """Raise RequestError where a schema cannot be compiled, or allows no value."""
-        check_size(named)
         place, said = fault(
             named.schema, self._error_of(lambda part: self._source(part, named.options))
         )

@@ -15,10 +15,14 @@ from hearth.shared.errors import RequestError
 from hearth.shared.memory_by_owner import MemoryByOwner
 from hearth.shared.suspending_clock import awake_s
 from hearth.shared.wire_messages import Constraints
-from hearth.worker.constraint.call_drafts import ENDS, CallDrafts, CallText, ForcedTexts
-from hearth.worker.constraint.call_grammars import AnswerForm, CallGrammar
+from hearth.worker.constraint.call_drafts import CallDrafts, ForcedTexts
+from hearth.worker.constraint.call_grammars import (
+    AnswerForm,
+    CallGrammar,
+    CallsWriter,
+    MessageGrammar,
+)
 from hearth.worker.constraint.call_text.call_shape import CallShape
-from hearth.worker.constraint.call_text.text_shape import Shape
 from hearth.worker.constraint.grammar_answer import Grammar, GrammarAnswer
 from hearth.worker.constraint.grammar_build import GrammarBuild, NamedSchema, check_size, refused
 from hearth.worker.constraint.json_schemas import ToolSchema, tool_of
@@ -34,6 +38,7 @@ IDLE_S: Final = 45.0  # that a grammar is kept which nobody uses: it is gone wit
 HELD_BYTES_MAX: Final = 256 << 20  # of all grammars that are remembered
 GRAMMAR_BYTES: Final = 12 << 20  # of one, beside what was measured: its lexer grows with answers
 ANY_OBJECT: Final = {"type": "object"}
+COUNTED: Final = ("refused", "ended", "left_out", "answers_ended", "call_drafts_ended")
 
 
 # Writes the answer's grammar with other schemas of the tools.
@@ -75,17 +80,10 @@ class GrammarCompiler:
         self._compiled: MemoryByOwner[str, Grammar] = MemoryByOwner(  # by source
             HELD_BYTES_MAX, lambda _, each: GRAMMAR_BYTES + each.held_bytes
         )
-        self._lock = threading.Lock()  # of what follows
-        self.hits: Counter[str] = Counter()  # by owner
+        self._lock = threading.Lock()  # of the counts
         self.counts: Counter[str] = Counter()
-        self.draft_counts: Counter[str] = Counter()  # of calls that are drafted
         # Kept for one key: tokens of drafted calls
         self._draft_texts: MemoryByOwner[str, ForcedTexts] = MemoryByOwner(OWNERS_MAX)
-
-    @property
-    def compiled_count(self) -> int:
-        """How many grammars are remembered."""
-        return len(self._compiled)
 
     def report(self) -> dict[str, int]:
         """Return how many requests were refused for their schemas, and what ended by a limit.
@@ -93,14 +91,7 @@ class GrammarCompiler:
         `left_out` counts grammars that lack a part of a tool's schema. Where the drafts of an
         answer's calls ended the answer goes on without them.
         """
-        return {
-            "remembered": len(self._compiled),
-            "refused": self.counts["refused"],
-            "ended": self.counts["ended"],
-            "left_out": self.counts["left_out"],
-            "answers_ended": self.counts["answers_ended"],
-            "call_drafts_ended": sum(self.draft_counts[why] for why in ENDS),
-        }
+        return {"remembered": len(self._compiled)} | {name: self.counts[name] for name in COUNTED}
 
     def token_mask(
         self,
@@ -137,12 +128,8 @@ class GrammarCompiler:
             banned = next((self._marks[each] for each in self._marks if each in mark), None)
         if compiled is None and thinking is None and banned is None:
             return None
-        if compiled is None:
-            return TokenMask(prompt_tokens, None, thinking, banned)
-        answer = GrammarAnswer(compiled)
-        return TokenMask(
-            prompt_tokens, answer, thinking, banned, compiled.largest_pattern, self.counts
-        )
+        answer = GrammarAnswer(compiled) if compiled is not None else None
+        return TokenMask(prompt_tokens, answer, thinking, banned, self.counts)
 
     def load(self) -> None:
         """Read the tokenizer, before anybody waits for an answer.
@@ -167,40 +154,26 @@ class GrammarCompiler:
         put into tokens once for each owner; where that is None, nothing is remembered.
         """
         grammar = self._messages or self._call_grammar
-        mark = grammar.mark if grammar else ""
         is_free = constraints.tool_choice == "auto" and not constraints.is_json
-        if not mark or not tools or not is_free:
+        if grammar is None or not grammar.mark or not tools or not is_free:
             return None
         made = CallShape(is_as_templates=not self._messages)
+        calls: CallsWriter = (
+            grammar.addressed_call if isinstance(grammar, MessageGrammar) else grammar.expression
+        )
         try:
-            shape = self._call_shape(made, _callable(constraints, tools), constraints)
+            known = [tool.contained() for tool in _callable(constraints, tools)]
+            shape = made.shape(calls(made, known, constraints.parallel_calls))
         except Exception as error:  # a client's schema may be of any shape; the answer needs none
             log.info("calls of an answer are not drafted: %s", type(error).__name__)
-            self.draft_counts["unavailable"] += 1
+            self.counts["call_drafts_ended"] += 1
             return None
-        call = CallText(mark, shape, made.order)
-        return CallDrafts(call, self._texts_of(owner), self._token_bytes, self.draft_counts)
-
-    def _texts_of(self, owner: str | None) -> ForcedTexts:
-        """Return what puts forced texts into tokens, and remembers them for an owner, if any."""
         texts = self._draft_texts.get(owner, "") if owner is not None else None
         if texts is None:
             texts = ForcedTexts(self._tokens_of, self._token_bytes, frozenset(self._marks.values()))
             if owner is not None:
                 self._draft_texts.put(owner, "", texts)
-        return texts
-
-    def _call_shape(
-        self, made: CallShape, tools: list[ToolSchema], constraints: Constraints
-    ) -> Shape:
-        """Return the shape of calls as the model's template writes them, from their mark on."""
-        tools = [tool.contained() for tool in tools]
-        if self._messages:
-            return made.shape(
-                self._messages.addressed_call(made, tools, constraints.parallel_calls)
-            )
-        assert self._call_grammar is not None
-        return made.shape(self._call_grammar.expression(made, tools, constraints.parallel_calls))
+        return CallDrafts(grammar.mark, shape, made.order, texts, self.counts)
 
     def _tokens_of(self, text: str) -> Sequence[int]:
         tokens: list[int] = self.tokenizer.encode(text, add_special_tokens=False)
@@ -321,9 +294,6 @@ class GrammarCompiler:
         compiled = self._compiled.get(owner, source)
         if compiled is None:
             compiled = self._compile(source, constraints, tools, write)
-        else:
-            with self._lock:
-                self.hits[owner] += 1
         compiled.used_at = self.clock()
         self._compiled.put(owner, source, compiled)
         return compiled

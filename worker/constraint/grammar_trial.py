@@ -22,7 +22,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from hearth.shared.errors import Overloaded
 from hearth.shared.process_limits import resident_bytes, virtual_bytes
-from hearth.worker.constraint.schema_patterns import SchemaPattern, patterns_of
+from hearth.worker.constraint.schema_patterns import patterns_of
 
 MODULE: Final = "hearth.worker.constraint.grammar_trial"
 MEMORY_BYTES_MAX: Final = 128 << 20
@@ -96,7 +96,8 @@ def is_plain(source: str) -> bool:
         and sum(map(len, multiples)) <= DIGITS_MAX
         and levels * max(1, len(references)) <= LEVELS_MAX
         and len(patterns) <= PATTERNS_MAX
-        and all(map(_is_plain_pattern, patterns))
+        and all(each.repeats < REPEATS_MAX for each in patterns)
+        and all(len(each.pattern) <= PATTERN_CHARS_MAX for each in patterns)
     )
 
 
@@ -105,10 +106,6 @@ def _beside_each_other(node: dict[str, Any]) -> int:
     others = node.keys() - {"allOf", *_COMBINED} - _NOTES
     combined = sum(key in node for key in _COMBINED) + len(_parts(node.get("allOf")))
     return combined + bool(others)
-
-
-def _is_plain_pattern(pattern: SchemaPattern) -> bool:
-    return pattern.repeats < REPEATS_MAX and len(pattern.pattern) <= PATTERN_CHARS_MAX
 
 
 def _parts(node: Any) -> list[Any]:

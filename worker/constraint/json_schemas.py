@@ -139,21 +139,17 @@ def fault(schema: dict[str, Any], error_of: Callable[[Any], str]) -> tuple[str, 
     """
     place, said = "", error_of(schema)
     node = root = self_contained(schema)
-    tries = 0
-    is_narrowing = True
-    while is_narrowing:
-        is_narrowing = False
-        for step, part in _parts(node, root):
-            tries += 1
-            if tries > TRIES_MAX:
-                break
+    tries = iter(range(TRIES_MAX))
+    while True:
+        for _, (step, part) in zip(tries, _parts(node, root), strict=False):
             found = error_of(whole(part, root))
             # A part alone may lack what it refers to by an $anchor or an $id.
             if found and (not _LACKING.search(found) or _LACKING.search(said)):
                 place = step if step.startswith("#") else place + step
-                said, node, is_narrowing = found, part, True
+                said, node = found, part
                 break
-    return place.removeprefix("#") or "/", said
+        else:
+            return place.removeprefix("#") or "/", said
 
 
 def widened(

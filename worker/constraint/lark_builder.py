@@ -17,12 +17,6 @@ JSON_OPTIONS: Final = {
     "item_separator": ", ?",
     "key_separator": ": ?",
 }
-# As templates write calls, in the separators of Python's json.
-TEMPLATE_OPTIONS: Final = {
-    "whitespace_flexible": False,
-    "item_separator": ", ",
-    "key_separator": ": ",
-}
 RULES_MAX: Final = 10_000
 GRAMMAR_CHARS_MAX: Final = 2_000_000  # of all schemas in it together
 LENIENT: Final = {"lenient": True}  # keywords that llguidance does not know are left unenforced
@@ -46,11 +40,10 @@ class Lark:
     for that token, and free text never holds it. At most RULES_MAX rules.
     """
 
-    def __init__(self, marks: Mapping[str, int], is_as_templates: bool = False) -> None:
-        """Take the marks; `is_as_templates`: blanks may stand only where templates write them."""
+    line_end: Expression = NEWLINE  # behind what templates end a line with
+
+    def __init__(self, marks: Mapping[str, int]) -> None:
         assert "" not in marks, "an empty mark would split every text"
-        self._json_options = TEMPLATE_OPTIONS if is_as_templates else JSON_OPTIONS
-        self.line_end = Expression('"\\n"') if is_as_templates else NEWLINE
         self._marks = marks
         longest_first = sorted(marks, key=len, reverse=True)
         # A newline stands alone: llguidance's lexer never goes back from a literal that begins with
@@ -94,7 +87,7 @@ class Lark:
 
     def json(self, schema: Mapping[str, Any], **options: Any) -> Expression:
         """Return a JSON value of this schema, a document of its own."""
-        document = {**schema, "x-guidance": {**self._json_options, **options}}
+        document = {**schema, "x-guidance": {**JSON_OPTIONS, **options}}
         return self.rule(f"%json {json.dumps(document)}")
 
     def elements(self, items: Sequence[tuple[str, bool]]) -> Expression:

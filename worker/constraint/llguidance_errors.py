@@ -74,10 +74,7 @@ def error_text(error: Exception) -> str:
     Its advice to whoever writes a grammar is left out too: a client writes a schema.
     """
     text = str(error).partition("<backtrace>")[0].partition("<non-verbose/>")[0]
-    kept = " ".join(line for line in map(str.strip, text.splitlines()) if _is_said(line))
+    lines = filter(None, map(str.strip, text.splitlines()))
+    kept = " ".join(line for line in lines if not re.match(r"\d+ \||\^", line))
     kept = re.sub(r"^at \d+\(\d+\): (failed to compile JSON schema: )?", "", kept)
     return _ADVICE.sub("", kept).rstrip(". ")
-
-
-def _is_said(line: str) -> bool:
-    return bool(line) and not re.match(r"\d+ \||\^", line)

@@ -1,7 +1,6 @@
 """Finds the patterns of a JSON schema, and how often each repeats a part of itself."""
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -53,20 +52,18 @@ def repeats(pattern: str) -> int:
 
 def patterns_of(schema: Any) -> list[SchemaPattern]:
     """Return all patterns of a schema, also those that names are held to."""
-    return [SchemaPattern(place, each, repeats(each)) for place, each in _patterns(schema)]
-
-
-def _patterns(schema: Any) -> Iterator[tuple[str, str]]:
-    """Yield each pattern with its place."""
-    todo = [("", schema)]
+    found, todo = list[SchemaPattern](), [("", schema)]
     while todo:
         place, node = todo.pop()
         if isinstance(node, dict):
             if isinstance(node.get("pattern"), str):
-                yield f"{place}/pattern", node["pattern"]
+                each = node["pattern"]
+                found.append(SchemaPattern(f"{place}/pattern", each, repeats(each)))
             if isinstance(node.get("patternProperties"), dict):
                 for name in node["patternProperties"]:
-                    yield f"{place}/patternProperties/{escaped(name)}", name
+                    at = f"{place}/patternProperties/{escaped(name)}"
+                    found.append(SchemaPattern(at, name, repeats(name)))
             todo += [(f"{place}/{escaped(str(key))}", part) for key, part in node.items()]
         elif isinstance(node, list):
             todo += [(f"{place}/{number}", part) for number, part in enumerate(node)]
+    return found

@@ -71,14 +71,12 @@ class TokenMask:
         answer: GrammarAnswer | None = None,  # the whole answer's; the mask advances it
         thinking: ThinkingBudget | None = None,
         banned: int | None = None,  # a token that never may come
-        largest_pattern: str = "",  # of the grammar, as a sentence for the client
         counts: Counter[str] | None = None,
     ) -> None:
         self.failure = ""
         self.failure_status = 500  # of HTTP; 400 where the grammar is what is wrong
         self._prompt_tokens = prompt_tokens
         self._answer = answer
-        self._largest_pattern = largest_pattern
         self._counts: Counter[str] = Counter() if counts is None else counts
         self._unread: list[int] = []  # tokens of the answer that the grammar has not had yet
         self._thinking = thinking
@@ -95,7 +93,10 @@ class TokenMask:
 
         def masked() -> mx.array:
             if self._answer is not None or self._thinking is not None:
-                self._advance(tokens)
+                known = self._prompt_tokens + self._seen
+                assert tokens.ndim == 1 and tokens.shape[0] >= known, (tokens.shape, known)
+                unseen: Any = tokens[known:].tolist()
+                self._see(unseen)
             return self._rows_of(())[0].masked(logits)
 
         return self._guarded(masked, logits)
@@ -161,17 +162,12 @@ class TokenMask:
         said, meaning = explained(error), meaning_of(error_text(error))
         if meaning.is_limit:
             self.failure_status = 400
-            said += f". {self._largest_pattern}" if meaning.is_of_patterns else ""
+            of_patterns = self._answer.grammar if self._answer and meaning.is_of_patterns else None
+            said += f". {of_patterns.largest_pattern}" if of_patterns else ""
         said = " ".join(said.split()).rstrip(". ")
         self.failure = f"its grammar could not go on: {said}"  # whoever tells it ends the sentence
 
     # ------------------------------------------------------------ places
-
-    def _advance(self, tokens: mx.array) -> None:
-        known = self._prompt_tokens + self._seen
-        assert tokens.ndim == 1 and tokens.shape[0] >= known, (tokens.shape, known)
-        unseen: Any = tokens[known:].tolist()
-        self._see(unseen)
 
     def _see(self, tokens: Sequence[int]) -> None:
         if not tokens:

@@ -7,13 +7,12 @@ import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from operator import mul
+from operator import itemgetter, mul
 from typing import Final, NamedTuple
 
 from hearth.worker.draft.draft import NO_DRAFT, Draft, DraftSource
 from hearth.worker.draft.draft_length import ROWS_MAX, DraftLength, TextKind
 from hearth.worker.draft.forced_tokens import ForcedTokens
-from hearth.worker.draft.history_room import HistoryRoom
 from hearth.worker.draft.model_drafts import ModelDrafts
 from hearth.worker.draft.token_history import Fits, TokenHistory
 from hearth.worker.draft.token_lookup import TokenLookup
@@ -58,7 +57,6 @@ class AnswerSources:
     earlier_answers: Callable[[], TokenHistory | None] = lambda: None  # of the same API key
     prediction: Sequence[int] = ()  # the client's guess of the answer
     forced: ForcedTokens | None = None
-    room: HistoryRoom = field(default_factory=HistoryRoom)
     looks_up: bool = True  # False = what is forced, and nothing from text
     model: ModelDrafts | None = None
 
@@ -88,10 +86,12 @@ class AnswerDrafter:
         self.answer: list[int] = []
         self._sources = sources
         self._length = length
+        self.rates = length.rates
+        self.model = sources.model  # the draft model that follows this answer
         self._kind = kind
         self._allows_trees = allows_trees
         self._history: TokenHistory | None = None
-        self._predicted: TokenHistory | None = None
+        self._prediction = sources.prediction[:PREDICTION_TOKENS_MAX]  # not indexed yet
         # The first of those with matches of one length is followed.
         self._lookups = [TokenLookup("history", lambda: self._history, is_own=True)]
         if sources.looks_up:
@@ -119,11 +119,9 @@ class AnswerDrafter:
             for lookup in self._lookups:
                 lookup.take(token)
         if self._history is not None:
-            has_grown = self._history.extend(tokens)
+            self._history.extend(tokens)
             if len(self._history) > HISTORY_TOKENS_MAX:
-                self.drop_history()
-            elif has_grown:
-                self._sources.room.hold(self)
+                self._history = None  # the next draft makes it anew
 
     def is_promising(self) -> bool:
         """Whether a draft may be had once the next token, which is computed now, is known."""
@@ -131,16 +129,16 @@ class AnswerDrafter:
         if self._since_accepted < _PROMISING_TOKENS:
             return True
         if kind == "call" and self._sources.forced is not None:
-            return length.is_worth(length.rates.rate("forced", kind, 0)) or length.is_probe_due
-        model = self._sources.model
+            return length.is_worth(self.rates.rate("forced", kind, 0)) or length.is_probe_due
+        model = self.model
         if model is not None:
-            rate = length.rates.rate("model", kind, 0)
+            rate = self.rates.rate("model", kind, 0)
             if length.is_worth(rate, model.token_cost) or length.is_probe_due:
                 return True
         lookup = self._longest(self._tail())
         if not lookup.length:
             return False
-        rate = length.rates.rate(lookup.source, kind, lookup.length)
+        rate = self.rates.rate(lookup.source, kind, lookup.length)
         return length.is_worth(rate) or length.is_probe_due
 
     def propose(self, tokens_max: int, waiting: int) -> Draft:
@@ -149,7 +147,7 @@ class AnswerDrafter:
         self._proposed_kind = self._kind()
         nodes = self._nodes(most) if most > 0 else []
         of_model = self._nodes_of_model(nodes, most, waiting)
-        cost = self._sources.model.token_cost if of_model and self._sources.model else 0.0
+        cost = self.model.token_cost if of_model and self.model else 0.0
         nodes = of_model or nodes
         count = self._length.count([node.chance for node in nodes], waiting, cost)
         if not count:
@@ -178,7 +176,7 @@ class AnswerDrafter:
             # Nothing is known of what hangs from a wrong node or stands beside a right one.
             if node.parent == path:
                 kind = self._proposed_kind
-                self._length.rates.note(node.source, kind, node.length, at in right)
+                self.rates.note(node.source, kind, node.length, at in right)
                 path = at if at in right else path
 
     def end_at(self, said: int) -> None:
@@ -190,10 +188,6 @@ class AnswerDrafter:
             self.counts.tokens -= unsaid
             self.counts.saved -= unsaid
 
-    def rate(self, source: DraftSource, kind: TextKind, length: int) -> float:
-        """Return how likely a token is held to be right that follows a match of `length`."""
-        return self._length.rates.rate(source, kind, length)
-
     def _note_plain(self, waiting: int) -> None:
         """Count the rows beyond one of a forward without a draft."""
         self._waiting = 0
@@ -204,23 +198,6 @@ class AnswerDrafter:
 
     # ------------------------------------------------------------ the conversation
 
-    @property
-    def model(self) -> ModelDrafts | None:
-        """The draft model that follows this answer."""
-        return self._sources.model
-
-    @property
-    def history_nbytes(self) -> int:
-        """Bytes of what is indexed for this answer alone."""
-        return sum(each.nbytes for each in (self._history, self._predicted) if each is not None)
-
-    def drop_history(self) -> None:
-        """Forget the index of the conversation; the next draft makes it anew."""
-        self._history = None
-        if self._predicted is not None:
-            self._predicted = None
-            self._lookups = [each for each in self._lookups if each.source != "prediction"]
-
     def _tail(self) -> list[int]:
         """Return the last tokens that are known, of which a match is sought.
 
@@ -229,22 +206,19 @@ class AnswerDrafter:
         if not self._sources.looks_up:
             return []
         history = self._history
-        if history is None and not self._sources.room.has_room(self):
-            return []
         if history is None:
             kept = HISTORY_TOKENS_MAX * 3 // 4
             known = [*self._sources.prompt[-kept:], *self.answer][-kept:]
             history = self._history = TokenHistory(known, len(known) + _ANSWER_ROOM)
             self._follow_prediction()
-            self._sources.room.hold(self)
         return history.tail()
 
     def _follow_prediction(self) -> None:
         """Index the client's guess, and follow it as far as the answer has come."""
-        prediction = self._sources.prediction[:PREDICTION_TOKENS_MAX]
-        if not prediction or self._predicted is not None:
+        prediction, self._prediction = self._prediction, ()
+        if not prediction:
             return
-        predicted = self._predicted = TokenHistory(prediction)
+        predicted = TokenHistory(prediction)
         lookup = TokenLookup("prediction", lambda: predicted, from_start=True)
         for token in self.answer:
             lookup.take(token)
@@ -263,19 +237,16 @@ class AnswerDrafter:
         forced = self._sources.forced
         nodes = self._chain([], forced.forced(most), "forced", 0) if forced is not None else []
         if forced is None or (not nodes and self._proposed_kind != "call"):
-            return self._looked_up(most)
+            # What followed the longest match, and maybe a branch.
+            tail = self._tail()
+            longest = self._longest(tail)
+            nodes = self._chain([], longest.next_tokens(most), longest.source, longest.length)
+            if self._allows_trees and nodes and self._proposed_kind != "call":
+                nodes = self._with_branch(nodes, tail)[:most]
+            return nodes
         is_going_on = True
         while is_going_on and len(nodes) < most:
             nodes, is_going_on = self._with_fitting(nodes, forced, most)
-        return nodes
-
-    def _looked_up(self, most: int) -> list[_Node]:
-        """Return what followed the longest match, and maybe a branch."""
-        tail = self._tail()
-        longest = self._longest(tail)
-        nodes = self._chain([], longest.next_tokens(most), longest.source, longest.length)
-        if self._allows_trees and nodes and self._proposed_kind != "call":
-            nodes = self._with_branch(nodes, tail)[:most]
         return nodes
 
     def _with_fitting(
@@ -286,10 +257,10 @@ class AnswerDrafter:
         Where others must come behind these they are added, and it is said that more may follow.
         """
         ahead = [node.token for node in nodes]
-        tokens, source, length = self._behind(ahead, self._tail(), most - len(nodes))
+        tokens, length, source = self._behind(ahead, self._tail(), most - len(nodes))
         count, then = forced.fitting(ahead, tokens)
         if not count and (fits := forced.choice(ahead)) is not None:
-            tokens, source, length = self._one_of_few(ahead, fits)
+            tokens, length, source = self._one_of_few(ahead, fits)
             count, then = forced.fitting(ahead, tokens)
         nodes = self._chain(nodes, tokens[:count], source, length)
         is_likely = len(nodes) == len(ahead) + count and (
@@ -300,19 +271,18 @@ class AnswerDrafter:
         longer = self._chain(nodes, then[: most - len(nodes)], "forced", 0)
         return longer, longer[-1].chance > _CHANCE_MIN
 
-    def _one_of_few(self, ahead: list[int], fits: Fits) -> tuple[list[int], DraftSource, int]:
+    def _one_of_few(self, ahead: list[int], fits: Fits) -> tuple[list[int], int, DraftSource]:
         """Return the token that came last, in the same place, of the few that may come now."""
         tail = [*self._tail()[-2:], *ahead][-2:]
         found = [(*lookup.fitting_token(tail, fits), lookup.source) for lookup in self._lookups]
-        tokens, length, source = max(found, key=lambda row: row[1])
-        return tokens, source, length
+        return max(found, key=itemgetter(1))
 
     def _nodes_of_model(self, others: list[_Node], most: int, waiting: int) -> list[_Node]:
         """Return what the draft model says, where it promises more than what others say.
 
         It is asked for no more than is worth what it takes; behind what is forced it is not asked.
         """
-        model, length = self._sources.model, self._length
+        model, length = self.model, self._length
         if (
             model is None
             or not self.answer
@@ -336,38 +306,51 @@ class AnswerDrafter:
 
     def _behind(
         self, forced: list[int], tail: list[int], count: int
-    ) -> tuple[list[int], DraftSource, int]:
-        """Return what followed the longest match, where it comes from and the match's length."""
+    ) -> tuple[list[int], int, DraftSource]:
+        """Return what followed the longest match, the match's length and where it comes from."""
         longest = self._longest(tail)
         if not forced:
-            return longest.next_tokens(count), longest.source, longest.length
+            return longest.next_tokens(count), longest.length, longest.source
         found = [(*lookup.behind(forced, tail, count), lookup.source) for lookup in self._lookups]
-        tokens, length, source = max(found, key=lambda row: row[1])
-        return tokens, source, length
+        return max(found, key=itemgetter(1))
 
     def _chain(
-        self, nodes: list[_Node], tokens: Sequence[int], source: DraftSource, length: int
+        self,
+        nodes: list[_Node],
+        tokens: Sequence[int],
+        source: DraftSource,
+        length: int,
+        depth: int | None = None,
     ) -> list[_Node]:
-        """Return `nodes`, a chain, with a match's tokens behind: each makes it a token longer."""
-        rates, kind = self._length.rates, self._proposed_kind
-        chance = nodes[-1].chance if nodes else 1.0
+        """Return `nodes`, a chain, with a match's tokens behind: each makes it a token longer.
+
+        With a `depth` they are behind so many of its nodes, should the next one be wrong.
+        """
+        rates, kind, made = self.rates, self._proposed_kind, list(nodes)
+        parent = (len(nodes) if depth is None else depth) - 1
+        chance = nodes[parent].chance if parent >= 0 else 1.0
+        if depth is not None:
+            chance -= nodes[depth].chance
         for at, token in enumerate(tokens):
             chance *= rates.rate(source, kind, length + at)
-            nodes.append(_Node(token, len(nodes) - 1, source, length + at, chance))
+            made.append(_Node(token, parent, source, length + at, chance))
+            parent = len(made) - 1
             if chance < _CHANCE_MIN:
                 break
-        return nodes
+        return made
 
     def _with_branch(self, nodes: list[_Node], tail: list[int]) -> list[_Node]:
         """Return a chain with what another source, or place, has where it parts from it."""
-        best: list[_Node] = []
-        for tokens, length, source in self._others(nodes[0].token, tail, len(nodes)):
-            depth = _depth_of_parting(nodes, tokens)
-            if depth < min(len(nodes), len(tokens)):
-                branch = self._branch(nodes, depth, tokens[depth:], source, length + depth)
-                if not best or branch[0].chance > best[0].chance:
-                    best = branch
-        return _in_order(nodes + best) if best else nodes
+        best, end = nodes, len(nodes)
+        for tokens, length, source in self._others(nodes[0].token, tail, end):
+            pairs = zip(nodes, tokens, strict=False)
+            alike = itertools.takewhile(lambda pair: pair[0].token == pair[1], pairs)
+            depth = sum(1 for _ in alike)
+            if depth < min(end, len(tokens)):
+                tree = self._chain(nodes, tokens[depth:], source, length + depth, depth)
+                if best is nodes or tree[end].chance > best[end].chance:
+                    best = tree
+        return _in_order(best)
 
     def _others(
         self, than: int, tail: list[int], count: int
@@ -376,29 +359,6 @@ class AnswerDrafter:
         for lookup in self._lookups:
             yield lookup.next_tokens(count), lookup.length, lookup.source
             yield *lookup.other_tokens(than, tail, count), lookup.source
-
-    def _branch(
-        self, nodes: list[_Node], depth: int, tokens: list[int], source: DraftSource, length: int
-    ) -> list[_Node]:
-        """Return nodes behind `depth` of the chain, should its node there be wrong."""
-        rates, kind, parent = self._length.rates, self._proposed_kind, depth - 1
-        before = nodes[parent].chance if depth else 1.0
-        chance, branch = before - nodes[depth].chance, []
-        for at, token in enumerate(tokens):
-            chance *= rates.rate(source, kind, length + at)
-            branch.append(_Node(token, parent, source, length + at, chance))
-            parent = len(nodes) + at
-            if chance < _CHANCE_MIN:
-                break
-        return branch
-
-
-def _depth_of_parting(nodes: list[_Node], tokens: Sequence[int]) -> int:
-    """Return how many of a chain's first tokens `tokens` begins with."""
-    pairs = enumerate(zip(nodes, tokens, strict=False))
-    return next(
-        (at for at, (node, token) in pairs if node.token != token), min(len(nodes), len(tokens))
-    )
 
 
 def _in_order(nodes: list[_Node]) -> list[_Node]:

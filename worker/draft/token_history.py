@@ -61,16 +61,15 @@ class TokenHistory:
         tables = sum(table.nbytes for table in (*self._last.values(), *self._before.values()))
         return self._tokens.nbytes + tables
 
-    def extend(self, tokens: Sequence[int]) -> bool:
-        """Take the next tokens, each in some microseconds; return whether it has grown larger."""
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Take the next tokens, each in some microseconds."""
         if self._count + len(tokens) > len(self._tokens):
             fresh = np.asarray(tokens, np.int32)
             known = np.concatenate((self._tokens[: self._count], fresh))
             self._grow(known, len(known) + len(known) // 8 + _ROOM_MIN)
-            return True
-        for token in tokens:
-            self._append(token)
-        return False
+        else:
+            for token in tokens:
+                self._append(token)
 
     def find(self, tail: list[int], unlike: int = SEPARATOR) -> Match | None:
         """Return the longest match of the end of `tail`, of the longest the newest; or None.

@@ -37,7 +37,8 @@ class Client(Protocol):
     """Whoever waits for a prompt: a ClientLease, or a worker that starts."""
 
     @property
-    def is_gone(self) -> bool: ...
+    def is_gone(self) -> bool:
+        """Whether it waits no more."""
 
 
 class _Work(threading.local):

@@ -104,7 +104,10 @@ class CutRule:
         maybe = set()
         keys = pack(ids)
         starts = self._header_positions(keys)
-        always = {*self.grid.points(len(ids)), *self._system_grid(starts, len(ids))}
+        always = set(self.grid.points(len(ids)))
+        if starts:  # amid system and tools, or what may be amid them
+            system_end = starts[1] if len(starts) > 1 else len(ids)
+            always.update(range(SYSTEM_STEP_MAX, system_end, SYSTEM_STEP_MAX))
         if has_images(keys):
             begins, ends = image_borders(keys)
             always = {cut for cut in always if not is_inside(keys, cut)} | set(ends)
@@ -125,13 +128,6 @@ class CutRule:
         always.discard(0)
         is_open = is_own[-2:] == [False, False]
         return always, maybe - {0}, starts[-1] if is_open else len(ids)
-
-    def _system_grid(self, starts: list[int], length: int) -> range:
-        """Return what is cut beside the grid in system and tools, or what may be amid them."""
-        if not starts:
-            return range(0)
-        system_end = starts[1] if len(starts) > 1 else length
-        return range(SYSTEM_STEP_MAX, system_end, SYSTEM_STEP_MAX)
 
     def _header_positions(self, keys: Tokens) -> list[int]:
         if not self.marks.header_ids:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol
 from hearth.shared.errors import PromptTooLong, RequestError
 from hearth.shared.thinking import ThinkingWish
 from hearth.worker.cache.block_hash import Tokens, pack
-from hearth.worker.cache.image_keys import ImageRun, PromptImage, PromptImages, keys_of
+from hearth.worker.cache.image_keys import ImageRun, PromptImages, keys_of
 from hearth.worker.prompt.chat_template import parts_of, text_part
 from hearth.worker.prompt.images.image_placeholders import ImageForm, marked, pieces_of
 from hearth.worker.prompt.render_messages import Renderer
@@ -45,7 +45,8 @@ class SampledTurn(Protocol):
         """Its generation prompt and what was sampled, without the end-of-turn token."""
 
     @property
-    def thinking(self) -> str: ...
+    def thinking(self) -> str:
+        """What the model thought."""
 
     @property
     def begins(self) -> Beginning | None:
@@ -145,8 +146,16 @@ class PromptBuilder:
         begins = prompt_ids.beginning
         for piece in pieces[header:]:
             prompt_ids.add(piece)
-        self._check(prompt_ids.ids, "The messages render to nothing.", "messages", is_counted)
-        return _built(prompt_ids, begins, kept, len(doubtful - kept))
+        ids, images = prompt_ids.ids, tuple(prompt_ids.images)
+        self._check(ids, "The messages render to nothing.", "messages", is_counted)
+        if images and images[-1].end == len(ids):
+            raise RequestError(
+                "The model's chat template puts nothing behind the image that the messages end "
+                "with. Send some text behind it.",
+                param="messages",
+            )
+        keys, header, unfound = keys_of(ids, images), begins.tokens, len(doubtful - kept)
+        return BuiltPrompt(ids, keys, images, header, kept, unfound, begins)
 
     def _replaced(
         self,
@@ -246,7 +255,9 @@ class PromptBuilder:
             _refuse_uncounted(text, self._bytes_max or 0)
         else:
             self._refuse_long(text, "messages")
-        pictures = [_picture(content, digest) for digest in digests]
+        if lost := [digest for digest in digests if digest not in content.pictures]:
+            raise RequestError(f"The image {lost[0]:.80} is in the messages and was not sent.")
+        pictures = [content.pictures[digest] for digest in digests]
         pieces = pieces_of(tokeniser, rendered.text, mark, pictures, self._form, content.owner)
         return pieces, rendered.runs
 
@@ -321,26 +332,22 @@ class PromptBuilder:
                     assert turn is not None, "only known turns are in doubt"
                     shown = end_of_own(pieces[start:end], own, self._history.ends, turn.ids)
                     last = start + shown if shown else self._end_of(pieces, start, end)
-                    span = (start, last, message)
-                    if self._may_replace(pieces, span, content):
-                        spans.append(span)
+                    if self._may_replace(pieces[start:last], turn, own):
+                        spans.append((start, last, message))
         return spans, doubtful
 
     def _may_replace(
-        self, pieces: list[TextPiece], span: tuple[int, int, int], content: PromptContent
+        self, pieces: list[TextPiece], turn: SampledTurn, message: dict[str, Any]
     ) -> bool:
-        """Whether the turn may stand as sampled.
+        """Whether the turn of `message` may stand as sampled, in the place of these pieces.
 
-        Its tokens begin with a header, the span shows something of its message, and no thinking
+        Its tokens begin with a header, the pieces show something of its message, and no thinking
         that has to go is in it.
         """
-        start, end, message = span
-        turn = content.turns[message]
-        assert turn is not None, "only known turns have spans"
-        if not len(turn.ids) or turn.ids[0] != pieces[start].ids[0]:
+        if not len(turn.ids) or turn.ids[0] != pieces[0].ids[0]:
             return False
-        text = "".join(piece.text for piece in pieces[start:end])
-        shown = words_of(content.messages[message])
+        text = "".join(piece.text for piece in pieces)
+        shown = words_of(message)
         if shown and not any(word in text for word in shown):
             return False
         if self._history.moves_words and len(shown) > 1 and shown[0] not in text:
@@ -467,13 +474,6 @@ def _waiting(content: PromptContent, messages: set[int]) -> deque[tuple[Beginnin
     return deque(sorted((begins, at) for begins, at in known if begins is not None))
 
 
-def _picture(content: PromptContent, digest: str) -> PromptImage:
-    picture = content.pictures.get(digest)
-    if picture is None:
-        raise RequestError(f"The image {digest:.80} is in the messages and was not sent.")
-    return picture
-
-
 def _refuse_uncounted(text: str, context_bytes: int) -> None:
     """Raise where a text is too long to be counted: a prompt of the context's size never is."""
     size, most = len(text.encode("utf-8", "surrogatepass")), max(context_bytes, COUNTED_BYTES_MAX)
@@ -484,17 +484,3 @@ def _refuse_uncounted(text: str, context_bytes: int) -> None:
             code="text_too_long",
             param="messages",
         )
-
-
-def _built(
-    prompt_ids: PromptIds, begins: Beginning, kept: frozenset[int], doubtful: int
-) -> BuiltPrompt:
-    """Return the prompt. Raises RequestError where nothing follows an image that ends it."""
-    ids, images = prompt_ids.ids, tuple(prompt_ids.images)
-    if images and images[-1].end == len(ids):
-        raise RequestError(
-            "The model's chat template puts nothing behind the image that the messages end with. "
-            "Send some text behind it.",
-            param="messages",
-        )
-    return BuiltPrompt(ids, keys_of(ids, images), images, begins.tokens, kept, doubtful, begins)

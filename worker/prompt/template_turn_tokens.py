@@ -170,11 +170,9 @@ def _template_ends(tokenizer: Any, part_ends: Set[int | None] = frozenset()) -> 
     puts in front of that one.
     """
     messages = [{"role": "user", "content": _FIRST}, {"role": "assistant", "content": _SECOND}]
-    text = _probed(tokenizer, messages)
-    _, found, tail = text.partition(_SECOND)
     special = _control_ids(tokenizer) - part_ends
-    tail_ids = tokenizer.encode(tail, add_special_tokens=False) if found else []
-    ends = [token for token in tail_ids if token in special]
+    tail = _ids_between(tokenizer, _probed(tokenizer, messages), _SECOND)
+    ends = [token for token in tail if token in special]
     return [*(_marks(tokenizer, ends) or ends)][:1]
 
 
@@ -209,10 +207,7 @@ def _after_question(tokenizer: Any, thinking: bool, add_generation_prompt: bool)
     known = {"enable_thinking": thinking}
     both = _probed(tokenizer, question, adds, **known, thinking=thinking)
     # A template that is a function takes only the name that it knows.
-    text = both or _probed(tokenizer, question, adds, **known)
-    _, found, tail = text.partition(_FIRST)
-    ids: list[int] = tokenizer.encode(tail, add_special_tokens=False) if found else []
-    return ids
+    return _ids_between(tokenizer, both or _probed(tokenizer, question, adds, **known), _FIRST)
 
 
 def _between(tokenizer: Any, role: str, is_old: bool = False) -> Sequence[int]:
@@ -223,10 +218,8 @@ def _between(tokenizer: Any, role: str, is_old: bool = False) -> Sequence[int]:
     messages = [{"role": "user", "content": _FIRST}, {"role": role, "content": _SECOND}]
     messages += [{"role": "user", "content": _THIRD}] if is_old else []
     text = _probed(tokenizer, messages)
-    _, _, rest = text.partition(_FIRST)
-    inner, found, tail = rest.partition(_SECOND)
-    between: list[int] = tokenizer.encode(inner, add_special_tokens=False) if found else []
-    last = between[-1:]
+    between = _ids_between(tokenizer, text, _FIRST, _SECOND)
+    tail, last = text.partition(_FIRST)[2].partition(_SECOND)[2], between[-1:]
     quotes = _control_ids(tokenizer).issuperset(last) and tail.startswith(tokenizer.decode(last))
     return between[:-1] if last and quotes else between
 
@@ -235,21 +228,22 @@ def _after_answer(tokenizer: Any, role: str = "user") -> Sequence[int]:
     """Return the tokens between an answer and the content of a `role` message behind it."""
     roles = (("user", _THIRD), ("assistant", _FIRST), (role, _SECOND))
     messages = [{"role": role, "content": content} for role, content in roles]
-    text = _probed(tokenizer, messages)
-    _, _, rest = text.partition(_FIRST)
-    inner, found, _ = rest.partition(_SECOND)
-    after: list[int] = tokenizer.encode(inner, add_special_tokens=False) if found else []
-    return after
+    return _ids_between(tokenizer, _probed(tokenizer, messages), _FIRST, _SECOND)
 
 
 def _behind_result(tokenizer: Any, role: str = "", adds_header: bool = False) -> Sequence[int]:
     """Return the tokens between a call's result and a `role` message's content; "": the end."""
     behind = [{"role": role, "content": _THIRD}] if role else []
-    _, found, rest = _called(tokenizer, behind, adds_header=adds_header).partition(_SECOND)
-    inner, is_whole, _ = rest.partition(_THIRD)
-    is_shown = found and (is_whole or not role)
-    between: list[int] = tokenizer.encode(inner, add_special_tokens=False) if is_shown else []
-    return between
+    text = _called(tokenizer, behind, adds_header=adds_header)
+    return _ids_between(tokenizer, text, _SECOND, _THIRD if role else "")
+
+
+def _ids_between(tokenizer: Any, text: str, start: str, end: str = "") -> list[int]:
+    """Return the tokens between two words, or behind one; none where the text lacks them."""
+    _, found, rest = text.partition(start)
+    inner, is_whole, _ = rest.partition(end) if end else (rest, found, "")
+    ids: list[int] = tokenizer.encode(inner, add_special_tokens=False) if is_whole else []
+    return ids
 
 
 def _called(

@@ -11,7 +11,6 @@ import json
 import re
 import secrets
 import string
-import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import chain, takewhile
@@ -35,7 +34,10 @@ _NONCHARACTERS: Final = "".join(map(chr, range(0xFDD0, 0xFDF0)))  # in no text t
 # A name of the vocabulary's own, such as <|fim_prefix|>: no tag of HTML has a bar or an underscore.
 _NAMED_MARK = re.compile(r"<[^<>\s]*[|\uff5c_][^<>\s]*>")
 # What Rust calls white space, as `lstrip` and `rstrip` of an added token do; Python's \s has more.
-_SPACE = re.compile("[\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]")
+_SPACES: Final = "\t\n\v\f\r \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(
+    map(chr, range(0x2000, 0x200B))
+)
+_SPACE_RUN = re.compile(f"[{_SPACES}]*")
 _IN_NO_VOCABULARY = "\ufdd0\U000e0fff\U0010fffd"
 _NEVER = re.compile("(?!)")
 
@@ -85,7 +87,8 @@ class PieceTokeniser:
         self.beginning = _beginning(tokenizer)  # what it has any text begin with
         self.token_bytes_max = longest_token_bytes(tokenizer)
         self.vocab_size = max(tokenizer.get_vocab().values()) + 1  # one more than the highest id
-        self._cache = PieceCache(
+        # Kept for one key: token ids of texts, 64 M characters
+        self.memory = PieceCache(
             remembered_chars_max, self.vocab_size, lambda: stop_words(tokenizer)
         )
         added: dict[int, AddedToken] = tokenizer.added_tokens_decoder
@@ -101,11 +104,6 @@ class PieceTokeniser:
         self._plain = None if backend is None else PlainTextEncoder(backend, controls)
         self.is_incremental = self._plain is not None  # so that the trial goes by pieces
         self.is_incremental = self.is_incremental and self._agrees()
-
-    @property
-    def remembered_chars(self) -> int:
-        """Characters of the texts that are remembered, and PIECE_OVERHEAD_CHARS for each."""
-        return self._cache.chars
 
     def shielded(self, value: Any, mark: str) -> Any:
         """Return `value` with the mark inside each control token that its strings spell out.
@@ -187,12 +185,12 @@ class PieceTokeniser:
         assert self._plain is not None and content
         stop_unless_awaited()
         encode = self._plain.ids
-        return self._cache.recall(owner, (content, is_first), lambda: encode(content, is_first))
+        return self.memory.recall(owner, (content, is_first), lambda: encode(content, is_first))
 
     def _whole(self, text: str, owner: str) -> list[TextPiece]:
         """Return the pieces of a text that is encoded whole."""
         encode = self._tokenizer.encode
-        ids = self._cache.recall(
+        ids = self.memory.recall(
             owner, (text, True), lambda: encode(text, add_special_tokens=False)
         )
         between, added = self._added.split(text)
@@ -231,7 +229,7 @@ class PieceTokeniser:
             self.ids(probe) == self._tokenizer.encode(probe, add_special_tokens=False)
             for probe in probes
         )
-        self._cache.clear()
+        self.memory.clear()
         return agrees
 
 
@@ -257,9 +255,9 @@ class _AddedTokens:
             literal = match[0]
             start, stop = match.span()
             if literal in self._left:
-                start = max(end, _before_spaces(text, start))
+                start = end + len(text[end:start].rstrip(_SPACES))
             if literal in self._right:
-                stop = _behind_spaces(text, stop)
+                stop = next(_SPACE_RUN.finditer(text, stop)).end()
             between.append(text[end:start])
             added.append(TextPiece(text[start:stop], (self._ids[literal],), is_added=True))
             end = stop  # maybe less than it was: a token of white space that another swallowed
@@ -325,51 +323,35 @@ class PlainTextEncoder:
         return [text[a:b] for a, b in zip([0, *places], [*places, len(text)], strict=True)]
 
 
-class PieceCache:
-    """The ids of texts by their owner, up to a number of characters.
+class PieceCache(MemoryByOwner[_PieceKey, tuple[int, ...]]):
+    """The ids of texts by their owner, up to a number of characters and PIECE_OVERHEAD_CHARS each.
 
     The words that a tokenizer remembers of its own accord would serve everybody: it remembers none
-    any more from the first text on that is one owner's. The prompt threads share this: all but the
-    encoding happens under a lock.
+    any more from the first text on that is one owner's. The prompt threads share this.
     """
 
     def __init__(
         self, chars_max: int, vocab_size: int, stop_words: Callable[[], None] = lambda: None
     ) -> None:
         """`stop_words` has the tokenizer itself remember nothing, from now on."""
-        # Kept for one key: token ids of texts, 64 M characters
-        self._ids: MemoryByOwner[_PieceKey, tuple[int, ...]] = MemoryByOwner(chars_max, _cost)
+        super().__init__(chars_max, lambda key, _: len(key[0]) + PIECE_OVERHEAD_CHARS)
         self._int_of = list(range(vocab_size)).__getitem__  # one object an id: 8 bytes a token
         self._stop_words = stop_words
         self._has_words = True
-        self._lock = threading.Lock()  # for the words; the ids have their own
-
-    @property
-    def chars(self) -> int:
-        return self._ids.cost
 
     def recall(
         self, owner: str, key: _PieceKey, encode: Callable[[], list[int]]
     ) -> tuple[int, ...]:
         """Return the ids of (text, whether it is a prompt's first), encoded if need be."""
-        known = self._ids.get(owner, key)
+        known = self.get(owner, key)
         if known is not None:
             return known
-        if owner:
-            with self._lock:
-                if self._has_words:
-                    self._stop_words()
-                    self._has_words = False
+        if owner and self._has_words:  # two threads may stop them both
+            self._stop_words()
+            self._has_words = False
         ids = tuple(map(self._int_of, encode()))
-        self._ids.put(owner, key, ids)
+        self.put(owner, key, ids)
         return ids
-
-    def clear(self) -> None:
-        self._ids.clear()
-
-
-def _cost(key: _PieceKey, _ids: tuple[int, ...]) -> int:
-    return len(key[0]) + PIECE_OVERHEAD_CHARS
 
 
 def stop_words(tokenizer: Any) -> None:
@@ -389,13 +371,12 @@ def _interleaved(
     contents: list[str], runs: list[tuple[int, ...]], added: list[TextPiece]
 ) -> list[TextPiece]:
     """Return content, added token, content ..., without contents that are nothing at all."""
-    assert len(contents) == len(added) + 1, (len(contents), len(added))
     pieces = []
-    for number, (content, run) in enumerate(zip(contents, runs, strict=True)):
+    for content, run, token in zip(contents, runs, [*added, None], strict=True):
         if content or run:
             pieces.append(TextPiece(content, run, is_added=False))
-        if number < len(added):
-            pieces.append(added[number])
+        if token is not None:
+            pieces.append(token)
     return pieces
 
 
@@ -452,15 +433,3 @@ def _longest(literals: set[str]) -> str:
         return re.escape(shared)
     branches = "|".join(_longest(rests[first]) for first in sorted(rests))
     return f"{re.escape(shared)}(?:{branches}){'?' if shared in literals else ''}"
-
-
-def _before_spaces(text: str, end: int) -> int:
-    while end > 0 and _SPACE.match(text, end - 1):
-        end -= 1
-    return end
-
-
-def _behind_spaces(text: str, start: int) -> int:
-    while _SPACE.match(text, start):
-        start += 1
-    return start

@@ -10,6 +10,8 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
+from transformers.convert_slow_tokenizer import bytes_to_unicode
+
 BEHIND_MAX: Final = 8  # tokens: no character is spread over more
 
 
@@ -103,39 +105,23 @@ def _byte_table(tokenizer: Any) -> tuple[list[bytes] | None, bool]:
     decoder = json.loads(backend.to_str())["decoder"]
     steps = decoder["decoders"] if decoder["type"] == "Sequence" else [decoder]
     kinds = [step["type"] for step in steps]
-    words = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
+    words = [word or "" for word in tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))]
     if kinds == ["ByteLevel"]:
-        to_byte = _byte_level_alphabet()
+        to_byte = {character: byte for byte, character in bytes_to_unicode().items()}
         return [_byte_level_bytes(word, to_byte) for word in words], False
     if "ByteFallback" in kinds and set(kinds) <= {"Replace", "ByteFallback", "Fuse", "Strip"}:
         return [_byte_fallback_bytes(word) for word in words], "Strip" in kinds
     return None, False
 
 
-def _byte_level_bytes(word: str | None, to_byte: dict[str, int]) -> bytes:
-    if word is None:
-        return b""
+def _byte_level_bytes(word: str, to_byte: dict[str, int]) -> bytes:
     if all(character in to_byte for character in word):
         return bytes(to_byte[character] for character in word)
     return word.encode()
 
 
-def _byte_fallback_bytes(word: str | None) -> bytes:
-    if word is None:
-        return b""
+def _byte_fallback_bytes(word: str) -> bytes:
     hexadecimal = re.fullmatch(r"<0x([0-9A-F]{2})>", word)
     if hexadecimal:
         return bytes([int(hexadecimal[1], 16)])
     return word.replace("\u2581", " ").encode()
-
-
-def _byte_level_alphabet() -> dict[str, int]:
-    """Return the byte that each character of a byte-level vocabulary stands for.
-
-    Source: GPT-2's encoder.py: printable bytes stand for themselves, the others for the
-    characters from U+0100 on, in order.
-    """
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    alphabet = {chr(byte): byte for byte in printable}
-    return alphabet | {chr(0x100 + n): byte for n, byte in enumerate(others)}

@@ -11,14 +11,14 @@ from hearth.worker.stream.detokenise import Vocabulary
 def describe(token_id: int, logprobs: mx.array, top: int, vocabulary: Vocabulary) -> TokenLogprob:
     """Return the token with its `top` likeliest alternatives; `logprobs` is (vocabulary,)."""
     assert logprobs.ndim == 1 and 0 <= token_id < logprobs.shape[0], (token_id, logprobs.shape)
-    values = np.array(logprobs.astype(mx.float32))
+    values, alone = np.array(logprobs.astype(mx.float32)), vocabulary.token_bytes
     likeliest = _likeliest(values, min(top, len(values))) if top else []
     return TokenLogprob(
         token_id=token_id,
-        token=_text(vocabulary.token_bytes(token_id)),
-        token_bytes=vocabulary.token_bytes(token_id),
+        token=_text(alone(token_id)),
+        token_bytes=alone(token_id),
         logprob=float(values[token_id]),
-        top=[_alternative(other, float(values[other]), vocabulary) for other in likeliest],
+        top=[[at, _text(alone(at)), alone(at), float(values[at])] for at in likeliest],
     )
 
 
@@ -32,11 +32,6 @@ def _likeliest(values: NDArray[np.float32], count: int) -> list[int]:
     places = np.concatenate([above, np.flatnonzero(values == least)[: count - len(above)]])
     likeliest: list[int] = places[np.argsort(-values[places], kind="stable")].tolist()
     return likeliest
-
-
-def _alternative(token_id: int, logprob: float, vocabulary: Vocabulary) -> list[object]:
-    alone = vocabulary.token_bytes(token_id)
-    return [token_id, _text(alone), alone, logprob]
 
 
 def _text(alone: bytes) -> str:

@@ -61,11 +61,6 @@ class LookaheadBuffer:
         self.keeps_all = False  # whatever is held
 
     @property
-    def is_cut_off(self) -> bool:
-        """Whether it is over though the model has not ended its turn."""
-        return self.is_over and not self.is_complete
-
-    @property
     def position(self) -> int:
         """How much of the answer was read."""
         return self._let_go + self.at

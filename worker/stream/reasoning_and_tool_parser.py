@@ -330,13 +330,13 @@ class ReasoningAndToolParser:
         try:
             yield from section.read(self._call_context(section))
         except UnreadableOutput:
-            # A mark with a brace is the call's own JSON.
-            is_cut_off = self._buffer.is_cut_off and "{" not in section.start
+            is_cut_off = self._buffer.is_over and not self._buffer.is_complete
             self._rewind()
             if count == self._call_count:
                 self._buffer.at += len(section.start)
+                # A mark with a brace is the call's own JSON.
                 is_mark = section.start in {*self._dropped, *self._tokens} or (
-                    is_cut_off and bool(self._options.tools)
+                    is_cut_off and "{" not in section.start and bool(self._options.tools)
                 )
                 if not is_mark or (yield from self._quotes(section.start)):
                     self._content.write(section.start)

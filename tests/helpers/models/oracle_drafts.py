@@ -24,7 +24,7 @@ class OracleDrafts(AnswerDrafts):
         drafter.counts = DraftCounts()  # type: ignore[attr-defined]
         return drafter
 
-    def stop(self, drafter: Any) -> None:
+    def stop(self) -> None:
         """Nothing is held, and the next answer is drafted for all the same."""
 
     def end(self, request: Request) -> None:

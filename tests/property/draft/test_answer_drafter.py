@@ -104,8 +104,6 @@ def test_every_draft_is_a_tree_within_its_bounds_and_every_row_is_counted(
         drafter.take(left[: len(path) + 1])
         if data.draw(st.booleans()):
             drafter.is_promising()
-        if data.draw(st.integers(0, 9)) == 0:
-            drafter.drop_history()
     counts = drafter.counts
     assert drafter.answer == answer
     assert (counts.tokens, counts.forwards, counts.rows) == (len(answer), forwards, rows)

@@ -459,7 +459,7 @@ def test_what_was_not_used_longest_is_forgotten_first(encoded: list[str]) -> Non
     texts = [letter * 10 for letter in "abc"]
     for text in [*texts, texts[0], "d" * 10]:
         tokeniser.pieces(text)
-    assert tokeniser.remembered_chars == limit
+    assert tokeniser.memory.cost == limit
     encoded.clear()
     for text in [texts[0], texts[2], texts[1]]:
         tokeniser.pieces(text)
@@ -473,7 +473,7 @@ def test_no_more_is_remembered_than_allowed(texts: list[str], limit: int) -> Non
     tokeniser = PieceTokeniser(tokenizer, "", limit)
     for text in texts:
         assert tokeniser.ids(text) == whole(tokenizer, text)
-        assert tokeniser.remembered_chars <= limit
+        assert tokeniser.memory.cost <= limit
 
 
 # ---------------------------------------------------------------- helpers

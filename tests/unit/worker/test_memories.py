@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from hearth.shared.wire_messages import Constraints, Prompt, Sampling, Speaker, Submit
-from hearth.worker.draft import answer_drafter, draft_memory, earlier_answers
+from hearth.worker.draft import answer_drafter, draft_memory
 from hearth.worker.schedule.request_state import ClientLease
 from hearth.worker.stream.answer_parts import AnswerParts, ToolCall
 from scripts.harness.agent_worker import Desk
@@ -41,7 +41,7 @@ CACHED = {
 SERVING = {  # the memories that spare a client the cost of what it has said before
     "ConversationLines._lines",
     "DraftLength",
-    "EarlierAnswers._by_owner",
+    "DraftMemory._answers",
     "ExtentStore._joints",
     "MemoryByOwner._values",
     "ThinkingStore._thinking",
@@ -50,7 +50,7 @@ SERVING = {  # the memories that spare a client the cost of what it has said bef
 }
 # What drafts are made of and how long they are: who writes to one of these, and who reads it.
 DRAFTING = (
-    (earlier_answers, "TokenHistory", ("__init__", "extend"), ("find", "followed")),
+    (draft_memory, "TokenHistory", ("__init__", "extend"), ("find", "followed")),
     (answer_drafter, "TokenHistory", ("__init__", "extend"), ("find", "followed")),
     (draft_memory, "DraftLength", ("note",), ("count", "is_worth")),
 )
@@ -148,9 +148,8 @@ def test_what_is_drafted_from_outlives_no_answer_but_in_the_memory_of_its_key(
 ) -> None:
     talk, _ = talked
     memory = talk.desk.machine.drafts._memory
-    assert memory._room._holders == [] and memory._room.nbytes == 0
     owners = {answer.request.key for answer in talk.desk.machine.answers.values()}
-    assert len(owners) == 2 and memory._answers._by_owner.keys() == owners
+    assert len(owners) == 2 and memory._answers.keys() == owners
     assert memory._lengths._values.keys() == owners
 
 
@@ -171,6 +170,6 @@ def test_a_prediction_leaves_nothing_in_any_memory(tmp_path: Path) -> None:
     talk = Talk(tmp_path)
     talk.say(MINE, QUESTION)
     tokeniser = talk.desk.builder._prompts.builder.tokeniser
-    before = tokeniser.remembered_chars
+    before = tokeniser.memory.cost
     talk.say(MINE, QUESTION, prediction="The word is eggs. " * 1_000)
-    assert tokeniser.remembered_chars < before + 1_000
+    assert tokeniser.memory.cost < before + 1_000

@@ -51,7 +51,8 @@ class CallShape(Lark):
 
     def __init__(self, is_as_templates: bool) -> None:
         """`is_as_templates`: blanks stand where templates write them, and nowhere else."""
-        super().__init__({}, is_as_templates)
+        super().__init__({})
+        self.line_end = Expression('"\\n"') if is_as_templates else NEWLINE
         self.order = Order()  # of all objects' members: the schemas', until that is changed
         blank = () if is_as_templates else (Choice((Literal(b" "), _EMPTY)),)
         end = b" " if is_as_templates else b""
@@ -99,7 +100,8 @@ class CallShape(Lark):
 
     def separated(self, items: Sequence[tuple[str, bool]], separator: str) -> Expression:
         members = [Member(self.shape(item), is_required) for item, is_required in items]
-        return self._named(self._members(members, self.shape(separator) if separator else None))
+        between = self.shape(separator) if separator else None
+        return self._named(Members(members, between, self.order))
 
     def rule(self, body: str, options: str = "") -> Expression:
         return self._named(self.shape(body))
@@ -116,9 +118,6 @@ class CallShape(Lark):
         if time.thread_time() > self._cpu_s_end:
             raise RequestError(f"The shape of the tools' calls takes over {CPU_S_MAX} s to make.")
 
-    def _members(self, members: Sequence[Member], separator: Shape | None) -> Members:
-        return Members(members, separator, self.order)
-
     # ------------------------------------------------------------ values of JSON
 
     def _value(self, schema: Mapping[str, Any], depth: int) -> Shape:
@@ -130,7 +129,9 @@ class CallShape(Lark):
         part = whole(resolved(schema, schema), schema)
         for key in ("anyOf", "oneOf"):
             if isinstance(part.get(key), list) and part[key] and "properties" not in part:
-                return self._any_of_schemas(part, part[key], depth)
+                if len(part[key]) > MEMBERS_MAX:
+                    return _ANY
+                return Choice([self._value(whole(each, part), depth - 1) for each in part[key]])
         if "const" in part or isinstance(part.get("enum"), list):
             return self._choice_of([part["const"]] if "const" in part else part["enum"])
         kinds = part.get("type", "object" if "properties" in part else None)
@@ -138,11 +139,6 @@ class CallShape(Lark):
             return self._of_type(kinds, part, depth)
         names = dict.fromkeys(kind for kind in kinds if isinstance(kind, str))
         return Choice([self._of_type(name, part, depth) for name in [*names][:MEMBERS_MAX]])
-
-    def _any_of_schemas(self, part: dict[str, Any], schemas: list[Any], depth: int) -> Shape:
-        if len(schemas) > MEMBERS_MAX:
-            return _ANY
-        return Choice([self._value(whole(each, part), depth - 1) for each in schemas])
 
     def _of_type(self, kind: Any, schema: dict[str, Any], depth: int) -> Shape:
         if kind == "object" and _has_named_members(schema):
@@ -166,7 +162,7 @@ class CallShape(Lark):
             )
             for each in parameters
         ]
-        return Row((Literal(b"{"), self._members(members, self._comma), Literal(b"}")))
+        return Row((Literal(b"{"), Members(members, self._comma, self.order), Literal(b"}")))
 
     def _choice_of(self, values: list[Any]) -> Shape:
         """Return one of some values. Strings are told apart by what stands in them alone."""

@@ -19,7 +19,6 @@ from hearth.shared.errors import RequestError, StartError
 from hearth.shared.memory_by_owner import MemoryByOwner
 from hearth.worker.cache.image_keys import PromptImage, identity_of
 from hearth.worker.prompt.images.image_decode import PIXELS_MAX, decoded
-from hearth.worker.prompt.images.unpadded_processor import UnpaddedProcessor
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +62,7 @@ class ImageReader:
 
     `before` and `after` are the text that the processor writes around every image.
     `counts` has an entry for every outcome: "decoded", "again" (the arrays were gone), "known",
-    and the code of each refusal.
+    and the code of each refusal. The inference thread counts "again", the image thread all others.
     Owner: the image thread. Others call `forget`, and a PromptImage's `inputs`, which waits for the
     image that is being decoded where its arrays are gone, and not otherwise. The processor's
     tokenizer must be no other thread's: it is set up anew for each call.
@@ -95,7 +94,6 @@ class ImageReader:
         self._tokenizer = getattr(processor, "tokenizer", processor)
         self._added = frozenset(self._tokenizer.added_tokens_decoder)
         self._decoding = threading.Lock()  # held for seconds
-        self._counting = threading.Lock()
         # Kept for one key: images, decoded, 256 MB
         self._facts: MemoryByOwner[str, _Facts] = MemoryByOwner(FACTS_MAX)
         self._arrays: MemoryByOwner[str, _Expansion]
@@ -117,7 +115,7 @@ class ImageReader:
             except Exception as error:
                 if "'padding'" not in str(error):
                     raise
-                self._processor = UnpaddedProcessor(self._processor)
+                self._processor.process = functools.partial(unpadded, self._processor)
                 return self._expanded(image)
         except Exception as error:  # a processor is a program of the model's own
             raise StartError(f"The model's processor cannot read images: {error}") from error
@@ -137,12 +135,12 @@ class ImageReader:
             try:
                 expansion = self._read(data)
             except RequestError as error:
-                self._count(error.code)
+                self.counts[error.code] += 1
                 raise
             facts, outcome = _facts_of(expansion), "decoded"
             self._facts.put(owner, digest, facts)
             self._arrays.put(owner, digest, expansion)
-        self._count(outcome)
+        self.counts[outcome] += 1
         inputs = functools.partial(self._inputs, owner, digest, data)
         return PromptImage(facts.identity, tuple(facts.ids.tolist()), facts.grid, inputs, owner)
 
@@ -155,7 +153,7 @@ class ImageReader:
         expansion = self._arrays.get(owner, digest)
         if expansion is None:
             expansion = self._read(data)
-            self._count("again")
+            self.counts["again"] += 1
             self._arrays.put(owner, digest, expansion)
         return expansion.arrays
 
@@ -213,7 +211,8 @@ class ImageReader:
         except Exception as error:  # one that takes a single image is given no more at a time
             log.debug("a second image is refused by the processor: %s", error)
             return
-        if _occurrences(ids, run) < 2:
+        both, one = ("".join(f"<{token}>" for token in tokens) for tokens in (ids, run))
+        if both.count(one) < 2:
             raise StartError(
                 "The model's processor writes two images otherwise than each by itself (it numbers "
                 "or gathers them), and here each is read by itself"
@@ -238,14 +237,20 @@ class ImageReader:
 
     def outcomes(self) -> dict[str, int]:
         """Return how often each of these came of a file. Any thread."""
-        with self._counting:
-            counts = Counter(self.counts)
+        counts = self.counts.copy()
         taken = {outcome: counts.pop(outcome, 0) for outcome in ("decoded", "again", "known")}
         return taken | {"refused": counts.total()}
 
-    def _count(self, outcome: str) -> None:
-        with self._counting:
-            self.counts[outcome] += 1
+
+def unpadded(processor: Any, text: str, images: Sequence[Image.Image], **_: Any) -> Any:
+    """Return what a processor makes of a text and its images, and of nothing else.
+
+    mlx-vlm 0.7.10 calls `process` where a processor has it, and each with `padding`, which is meant
+    for its tokenizer. Its processor of Llava hands all on to its image processor, and transformers
+    5.4 and newer refuse `padding` there (mlx-vlm's issue 870, mended upstream for PaliGemma alone).
+    One image and its marker are one text: there is nothing to pad.
+    """
+    return processor(text=text, images=images)
 
 
 def _bytes_of(_digest: str, expansion: _Expansion) -> int:
@@ -263,15 +268,6 @@ def _facts_of(expansion: _Expansion) -> _Facts:
     rows = () if grid is None else tuple(tuple(row) for row in grid.reshape(-1, 3).tolist())
     seen = {name: each for name, each in expansion.arrays.items() if name not in _OF_EACH_TOKEN}
     return _Facts(identity_of({**seen, "ids": expansion.ids}), expansion.ids, rows)
-
-
-def _occurrences(ids: Sequence[int], run: Sequence[int]) -> int:
-    """Return how often `run` stands in `ids`, without overlaps."""
-    count = at = 0
-    while at + len(run) <= len(ids):
-        is_here = list(ids[at : at + len(run)]) == list(run)
-        count, at = count + is_here, at + (len(run) if is_here else 1)
-    return count
 
 
 def _array(value: Any) -> NDArray[Any]:

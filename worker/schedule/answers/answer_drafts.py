@@ -79,12 +79,11 @@ class AnswerDrafts:
             allows_trees=self.policy.takes_trees and request.guide is None,
         )
 
-    def stop(self, drafter: AnswerDrafter) -> None:
-        """Draft for nobody any more: the model was tried, and cannot verify this one's drafts.
+    def stop(self) -> None:
+        """Draft for nobody any more: the model was tried, and cannot verify drafts.
 
         What answers said that were not drafted for was kept for nothing.
         """
-        self._memory.release(drafter)
         self._memory.clear()
         self.policy = replace(self.policy, reach="none", reach_max="none", reason=CANNOT_VERIFY)
 
@@ -97,16 +96,13 @@ class AnswerDrafts:
 
     def end(self, request: Request) -> None:
         """Take in what an answer that ends has taught; its drafter, if any, drafts no more."""
-        drafter = request.drafter
         if not request.uses_cache:  # it leaves nothing, not even a count
-            if drafter is not None:
-                self._memory.release(drafter)
             return
         if self.policy.reach == "all":
             self._memory.keep(request.key, request.sampled)
-        if drafter is not None:
-            drafter.end_at(request.completion_tokens)
-            self._memory.end(drafter)
+        if request.drafter is not None:
+            request.drafter.end_at(request.completion_tokens)
+            self._memory.counts.add(request.drafter.counts)
 
     def clear(self) -> None:
         """Forget what answers said."""

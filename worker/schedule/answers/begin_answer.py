@@ -55,5 +55,5 @@ def _drafter(request: Request, engine: Engine, drafts: AnswerDrafts) -> AnswerDr
     drafter = drafts.begin(request)
     if drafter is None or engine.verifies_drafts:
         return drafter
-    drafts.stop(drafter)
+    drafts.stop()
     return None

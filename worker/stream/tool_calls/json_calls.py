@@ -8,7 +8,7 @@ import regex
 from hearth.shared.written_numbers import object_or_text
 from hearth.worker.stream.lookahead_buffer import ParserSteps, UnreadableOutput
 from hearth.worker.stream.tool_calls.call_writer import CallContext, CallWriter
-from hearth.worker.stream.tool_calls.lenient_json import LenientJsonParser, Transcoder
+from hearth.worker.stream.tool_calls.lenient_json import LenientJsonParser, as_json
 
 NAME_CHARS_MAX: Final = 128
 _NAMES: Final = frozenset({"name", "tool_name", "function", "tool"})
@@ -167,16 +167,11 @@ class _CallObjectParser:
         is_over = not (yield from buffer.peek())
         if not self._name or not (is_closed or (is_known and (buffer.is_complete or not is_over))):
             raise UnreadableOutput
-        text = self._writer.text if self._text is None else _object_of(self._text)
+        given = self._text or ""
+        text = self._writer.text if self._text is None else given
+        if given.startswith("{"):  # arguments that were given as a text
+            text = as_json(given)
         is_text = isinstance(object_or_text(text or "{}"), str)
         if not is_known and is_text and (self._text is None or text.startswith("{")):
             raise UnreadableOutput
         self._context.write(self._name, text or "{}", self._writer.call_id)
-
-
-def _object_of(text: str) -> str:
-    """Return arguments that were given as a text: as a JSON object where they are one."""
-    if not text.startswith("{"):
-        return text
-    transcoder = Transcoder()
-    return transcoder.feed(text) + transcoder.finish(is_complete=True)

@@ -72,7 +72,8 @@ class LenientJsonParser:
         self.is_closed = False  # the brace of the outer object was read
         self._buffer = buffer
         self._ends = tuple(filter(None, ends))
-        self._quote = quote
+        # By their first character.
+        self._quotes = {'"': ('"""', '"'), "'": ("'''", "'"), quote[:1]: (quote,)}
         self._frames: list[_Frame] = []
         self._in_string = {
             **{mark: Marks(mark, "\\", *self._ends) for mark in ('"', "'", '"""', "'''")},
@@ -99,9 +100,7 @@ class LenientJsonParser:
 
     def string(self, write: WriteText) -> ParserSteps[bool]:
         """Write what the string says that begins here, and return whether it was closed."""
-        mark = yield from self._opening_quote()
-        self._buffer.at += len(mark)
-        return (yield from self._string(mark, write))
+        return (yield from self._string((yield from self._opening_quote()), write))
 
     def key(self) -> ParserSteps[str | None]:
         """Return the next key of the outer object, None where there is no more.
@@ -141,7 +140,6 @@ class LenientJsonParser:
         char = yield from self.blanks()
         mark = yield from self._opening_quote()
         if mark:
-            self._buffer.at += len(mark)
             self._member(prefix + '"', write)
             self._is_unclosed = not (
                 yield from self._string(mark, lambda text: write(json_text(text)))
@@ -204,7 +202,6 @@ class LenientJsonParser:
         """
         mark = yield from self._opening_quote()
         if mark:
-            self._buffer.at += len(mark)
             texts: list[str] = []
             yield from self._string(mark, texts.append, is_key=True)
             key = "".join(texts)
@@ -230,13 +227,11 @@ class LenientJsonParser:
     # ------------------------------------------------------------ strings
 
     def _opening_quote(self) -> ParserSteps[str]:
-        """Return the quote that stands here, "" if there is none."""
-        if self._quote and (yield from self._buffer.starts(self._quote)):
-            return self._quote
-        for quote in "\"'":
+        """Read the quote that stands here, and return it; "" if there is none."""
+        for quote in self._quotes.get((yield from self._buffer.peek()), ()):
             if (yield from self._buffer.starts(quote)):
-                is_long = yield from self._buffer.starts(quote * 3)
-                return quote * 3 if is_long else quote
+                self._buffer.at += len(quote)
+                return quote
         return ""
 
     def _string(self, mark: str, write: WriteText, is_key: bool = False) -> ParserSteps[bool]:
@@ -381,6 +376,12 @@ class Transcoder:
         text = "".join(self._written)
         self._written.clear()
         return text
+
+
+def as_json(text: str) -> str:
+    """Return the value that `text` is in JSON or Python, as strict JSON; it may be a string."""
+    transcoder = Transcoder()
+    return transcoder.feed(text.strip()) + transcoder.finish(is_complete=True)
 
 
 def json_text(text: str) -> str:

@@ -5,7 +5,6 @@ import json
 import logging
 import re
 import warnings
-from collections import Counter
 from typing import Any, Final
 
 from hearth.worker.stream.answer_parts import ToolCall
@@ -13,7 +12,6 @@ from hearth.worker.stream.tool_calls.request_tools import RequestTools
 
 log = logging.getLogger(__name__)
 
-failures: Counter[str] = Counter()  # since the start, by the name of what was raised
 PYTHON_CHARS_MAX: Final = 400_000  # of source that is parsed at once
 
 _IN_A_NAME: Final = re.compile(r"[\w-]")
@@ -32,7 +30,11 @@ def python_calls(text: str, tools: RequestTools) -> list[ToolCall]:
     """
     if len(text) > PYTHON_CHARS_MAX:
         return []
-    source, spelled = _with_python_names(text.strip(), tools)
+    # All tools have names that Python takes.
+    spelled = {f"_tool_{n}_": name for n, name in enumerate(tools.names) if not name.isidentifier()}
+    source = text.strip()
+    for written, name in spelled.items():
+        source = _with_calls_of(written, name, source)
     calls = _calls_of(source, tools, spelled)
     unbroken = _STRING.sub(
         lambda string: _ESCAPE_OR_BREAK.sub(lambda e: _BREAKS.get(e[0], e[0]), string[0]), source
@@ -46,21 +48,12 @@ def _calls_of(source: str, tools: RequestTools, spelled: dict[str, str]) -> list
             warnings.simplefilter("ignore")
             return [
                 _python_call(node, tools, spelled)
-                for line in ast.parse(source).body
-                for node in _expressions(getattr(line, "value", None))
+                for value in (getattr(line, "value", None) for line in ast.parse(source).body)
+                for node in getattr(value, "elts", [value])  # of a list or a tuple
             ]
     except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError) as error:
-        failures[type(error).__name__] += 1
         log.debug("code does not parse: %s", type(error).__name__)
         return []
-
-
-def _with_python_names(text: str, tools: RequestTools) -> tuple[str, dict[str, str]]:
-    """Return source in which all tools have names that Python takes, and what these stand for."""
-    spelled = {f"_tool_{n}_": name for n, name in enumerate(tools.names) if not name.isidentifier()}
-    for written, name in spelled.items():
-        text = _with_calls_of(written, name, text)
-    return text, spelled
 
 
 def _with_calls_of(written: str, name: str, text: str) -> str:
@@ -77,12 +70,6 @@ def _with_calls_of(written: str, name: str, text: str) -> str:
             done = end
         at = text.find(name, max(done, at + 1))
     return "".join([*parts, text[done:]])
-
-
-def _expressions(node: Any) -> list[ast.expr]:
-    if isinstance(node, ast.List | ast.Tuple):
-        return node.elts
-    return [node]
 
 
 def _python_call(node: Any, tools: RequestTools, spelled: dict[str, str]) -> ToolCall:

@@ -7,7 +7,7 @@ from typing import Any, Final
 from urllib.parse import unquote
 
 from hearth.shared.written_numbers import object_or_text
-from hearth.worker.stream.tool_calls.lenient_json import Transcoder, json_text
+from hearth.worker.stream.tool_calls.lenient_json import as_json, json_text
 
 NESTING_MAX: Final = 4  # of schemas within a schema that are looked into for types
 TYPES_MAX: Final = 200  # of one argument that are looked at
@@ -170,12 +170,6 @@ def referred(reference: Any, root: Mapping[str, Any]) -> dict[str, Any] | None:
         else:
             found = found.get(name) if isinstance(found, Mapping) else None
     return found if isinstance(found, dict) else None
-
-
-def as_json(text: str) -> str:
-    """Return the value that `text` is in JSON or Python, as strict JSON; it may be a string."""
-    transcoder = Transcoder()
-    return transcoder.feed(text.strip()) + transcoder.finish(is_complete=True)
 
 
 def _kinds_of(found: str) -> set[str]:

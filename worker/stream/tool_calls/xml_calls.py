@@ -11,8 +11,8 @@ import regex
 from hearth.worker.stream.lookahead_buffer import Marks, ParserSteps, UnreadableOutput
 from hearth.worker.stream.tool_calls.call_writer import CallContext, CallWriter
 from hearth.worker.stream.tool_calls.json_calls import named_call
-from hearth.worker.stream.tool_calls.lenient_json import json_text
-from hearth.worker.stream.tool_calls.request_tools import RequestTools, as_json
+from hearth.worker.stream.tool_calls.lenient_json import as_json, json_text
+from hearth.worker.stream.tool_calls.request_tools import RequestTools
 from hearth.worker.stream.tool_calls.tag_form import TagForm
 
 _BLANKS: Final = regex.compile(r"(?:\s|\\n)*+")  # GLM also spells newlines out

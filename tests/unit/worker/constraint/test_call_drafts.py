@@ -10,9 +10,7 @@ from hearth.shared.wire_messages import Constraints
 from hearth.worker.constraint import call_drafts
 from hearth.worker.constraint.call_drafts import (
     TAIL_BYTES,
-    VAIN_MAX,
     CallDrafts,
-    CallText,
     ForcedTexts,
 )
 from hearth.worker.constraint.call_text.call_shape import MEMBERS_MAX, VALUES_MAX
@@ -132,7 +130,6 @@ def test_a_call_whose_arguments_come_in_another_order_is_forced_on(name: str) ->
             count += forced[:1] == [token]
         drafts.take([token])
     assert count >= 1, "in the schema's order alone it is 0"
-    assert compiler.draft_counts["left"] == 0
 
 
 def test_a_call_with_an_unknown_argument_is_silent_until_the_next_call_opens() -> None:
@@ -141,7 +138,7 @@ def test_a_call_with_an_unknown_argument_is_silent_until_the_next_call_opens() -
     for token in tokens_of(UNKNOWN):
         drafts.forced(99)
         drafts.take([token])
-    assert compiler.draft_counts["left"] == 1
+    assert not drafts.is_following
     assert forced_count(drafts, call) == forced_count(drafts_of(compiler), call)
 
 
@@ -202,7 +199,7 @@ def test_a_schema_that_refers_to_itself_at_each_place_costs_little(count: int) -
     drafts.take(tokens_of('<tool_call>\n{"name": "f", "arguments": {"p0": {"p'))
     drafts.take(tokens_of('1": {}}}}\n</tool_call>'))
     drafts.take(tokens_of("And so on."))
-    assert compiler.draft_counts == {"followed": 1}
+    assert not drafts.is_following and not compiler.counts
     assert count**2 > VALUES_MAX
 
 
@@ -218,8 +215,7 @@ class Followed:
     def __init__(self, shape: Any = SHAPE, marks: tuple[int, ...] = ()) -> None:
         self.counts: Counter[str] = Counter()
         texts = ForcedTexts(lambda text: list(text.encode()), spelt, marks)
-        call = CallText(MARK.decode(), shape, Order())
-        self.drafts = CallDrafts(call, texts, spelt, self.counts)
+        self.drafts = CallDrafts(MARK.decode(), shape, Order(), texts, self.counts)
 
 
 def spelt(token: int) -> bytes:
@@ -242,15 +238,15 @@ def _forced(followed: Followed) -> list[int]:
 def test_a_call_that_ends_lets_the_next_one_begin() -> None:
     followed = Followed()
     followed.drafts.take(MARK + b'{"x"} and ' + MARK)
-    assert followed.counts == {"followed": 1}
     assert bytes(followed.drafts.forced(9)) == b"{"
 
 
-def test_text_that_only_looks_like_calls_is_soon_followed_no_more() -> None:
+def test_text_that_only_looks_like_calls_is_left_and_the_next_call_is_followed() -> None:
     followed = Followed()
-    followed.drafts.take((MARK + b"!") * VAIN_MAX + MARK)
-    assert followed.counts == {"left": VAIN_MAX}
+    followed.drafts.take((MARK + b"!") * 9)
     assert not followed.drafts.is_following
+    followed.drafts.take(MARK)
+    assert bytes(followed.drafts.forced(9)) == b"{"
 
 
 def test_a_call_within_a_call_is_followed_where_the_outer_one_is_left() -> None:
@@ -263,20 +259,20 @@ def test_a_call_that_may_be_in_too_many_places_is_left() -> None:
     many = [Literal(b"<call>%d." % number) for number in range(PLACES_MAX + 1)]
     followed = Followed(Choice(many))
     followed.drafts.take(MARK)
-    assert followed.counts == {"left": 1}
+    assert not followed.drafts.is_following and not followed.counts
 
 
 def test_a_long_call_is_followed_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(call_drafts, "CALL_BYTES_MAX", 20)
     followed = Followed()
     followed.drafts.take(MARK + b'{"' + b"x" * 20)
-    assert followed.counts == {"left": 1}
+    assert not followed.drafts.is_following and not followed.counts
 
 
 def test_a_bug_of_ours_leaves_the_answer_without_forced_tokens() -> None:
     followed = Followed(Row((Literal(MARK), "no shape")))
     followed.drafts.take(MARK + b"x")
-    assert followed.counts == {"broken": 1}
+    assert followed.counts == {"call_drafts_ended": 1}
     followed.drafts.take(MARK)
     assert followed.drafts.forced(9) == []
 
@@ -284,17 +280,15 @@ def test_a_bug_of_ours_leaves_the_answer_without_forced_tokens() -> None:
 def test_a_mark_that_ends_amid_a_token_opens_a_call() -> None:
     pieces = {100: b"..<ca", 101: b'll>{"', 102: b'<call>{"'}
     for tokens in ([100, 101], [102]):
-        call = CallText("<call>", SHAPE, Order())
         texts = ForcedTexts(lambda _: [], pieces.__getitem__, ())
-        drafts = CallDrafts(call, texts, pieces.__getitem__, Counter())
+        drafts = CallDrafts("<call>", SHAPE, Order(), texts, Counter())
         drafts.take(tokens)
         assert drafts.is_following
 
 
 def test_a_mark_is_shorter_than_what_is_kept_of_the_answer() -> None:
-    call = CallText("x" * TAIL_BYTES, SHAPE, Order())
     with pytest.raises(AssertionError):
-        CallDrafts(call, ForcedTexts(list, bytes, ()), bytes, Counter())
+        CallDrafts("x" * TAIL_BYTES, SHAPE, Order(), ForcedTexts(list, bytes, ()), Counter())
 
 
 def test_what_is_forced_is_put_into_tokens_once_for_each_owner() -> None:

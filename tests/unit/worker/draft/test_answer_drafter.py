@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
+from hearth.worker.draft import answer_drafter
 from hearth.worker.draft.answer_drafter import (
     HISTORY_TOKENS_MAX,
     AnswerDrafter,
@@ -270,9 +271,9 @@ def test_of_a_tree_each_branch_learns_what_was_told_of_it() -> None:
     drafter = drafting([7, 8, 50, 51], earlier=[7, 8, 60, 61], trees=True)
     drafter.take([7, 8])
     draft = drafter.propose(7, 1)
-    before = [drafter.rate(source, "text", 2) for source in ("history", "answers")]
+    before = [drafter.rates.rate(source, "text", 2) for source in ("history", "answers")]
     drafter.note(draft, [draft.tokens.index(60)], 1 + len(draft))
-    after = [drafter.rate(source, "text", 2) for source in ("history", "answers")]
+    after = [drafter.rates.rate(source, "text", 2) for source in ("history", "answers")]
     assert after[0] < before[0] and after[1] > before[1]
 
 
@@ -312,7 +313,7 @@ def test_of_what_hangs_from_a_wrong_token_nothing_is_learned() -> None:
     drafter.note(drafter.propose(7, 1), [], 8)
     rates.note("history", "text", 2, right=False)
     lengths = (2, 3, 4, 6, 9)
-    told = [drafter.rate("history", "text", length) for length in lengths]
+    told = [drafter.rates.rate("history", "text", length) for length in lengths]
     assert told == [rates.rate("history", "text", length) for length in lengths]
 
 
@@ -320,9 +321,13 @@ def test_kinds_of_text_are_learned_apart() -> None:
     kind: list[TextKind] = ["thinking"]
     drafter = AnswerDrafter(AnswerSources(range(100)), DraftLength(), lambda: kind[0])
     drafter.take([20, 21])
-    before = drafter.rate("history", "call", 2)
+    before = drafter.rates.rate("history", "call", 2)
     drafter.note(drafter.propose(1, 1), [], 2)
-    assert drafter.rate("history", "thinking", 2) < drafter.rate("history", "call", 2) < before
+    assert (
+        drafter.rates.rate("history", "thinking", 2)
+        < drafter.rates.rate("history", "call", 2)
+        < before
+    )
 
 
 def test_counts_tell_what_was_drafted_and_what_it_saved() -> None:
@@ -362,18 +367,17 @@ def test_rows_that_wait_are_counted_where_nothing_is_drafted_too() -> None:
 # ---------------------------------------------------------------- memory
 
 
-def test_a_history_that_made_way_is_made_anew() -> None:
-    drafter = drafting(range(100))
+def test_a_history_that_has_grown_too_long_is_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(answer_drafter, "HISTORY_TOKENS_MAX", 200)
+    drafter = drafting(range(100), prediction=[900, 901, 902])
     drafter.take(range(10, 20))
-    drafted = drafter.propose(4, 1)
-    drafter.drop_history()
-    assert drafter.history_nbytes == 0
-    assert drafter.propose(4, 1) == drafted
-    drafter.take([800])
-    drafter.drop_history()
-    drafter.take([*range(40, 50)])
-    assert drafter.propose(2, 1).tokens == (50, 51)
-    assert drafter.history_nbytes > 0
+    assert drafter.propose(2, 1).tokens == (20, 21)
+    for start in range(0, 900, 45):
+        drafter.take(range(start, start + 45))
+        drafter.take([start + 5, start + 6])
+        assert drafter.propose(2, 1).tokens == (start + 7, start + 8)
+    drafter.take([900, 901])
+    assert drafter.propose(1, 1).tokens == (902,), "the prediction is known all the same"
 
 
 def test_of_a_longer_conversation_the_newest_tokens_are_looked_up() -> None:
@@ -382,7 +386,8 @@ def test_of_a_longer_conversation_the_newest_tokens_are_looked_up() -> None:
     assert len(drafter.propose(4, 1)) == 0
     drafter.take(range(HISTORY_TOKENS_MAX - 50, HISTORY_TOKENS_MAX - 40))
     assert drafter.propose(1, 1).tokens == (HISTORY_TOKENS_MAX - 40,)
-    assert drafter.history_nbytes <= 24 * HISTORY_TOKENS_MAX
+    whole = TokenHistory(range(HISTORY_TOKENS_MAX))
+    assert whole.nbytes <= 24 * HISTORY_TOKENS_MAX, "of the KV of so many tokens it is little"
 
 
 # ---------------------------------------------------------------- a draft model

@@ -1,15 +1,14 @@
 """Earlier answers serve the API key that they were given, within a bound that all keys share."""
 
 from hearth.worker.draft.answer_drafter import AnswerSources
-from hearth.worker.draft.draft_memory import DraftMemory
-from hearth.worker.draft.earlier_answers import TOKENS_MIN, EarlierAnswers
+from hearth.worker.draft.draft_memory import TOKENS_MIN, DraftMemory
 from hearth.worker.draft.token_history import SEPARATOR, Match
 
 SECRET = list(range(1_000, 1_100))
 
 
-def newest(answers: EarlierAnswers, owner: str, count: int) -> list[int]:
-    history = answers.of(owner)
+def newest(answers: DraftMemory, owner: str, count: int) -> list[int]:
+    history = answers.answers_of(owner)
     return history.newest(count).tolist() if history is not None else []
 
 
@@ -19,7 +18,6 @@ def test_a_probe_that_begins_as_another_keys_answer_did_is_drafted_nothing_of_it
         told = memory.begin(owner, AnswerSources([1, 2, 3]), lambda: "text")
         told.take(SECRET)
         memory.keep(owner, told.answer)
-        memory.end(told)
     for begin in range(1, len(SECRET)):
         probe = memory.begin(
             "theirs", AnswerSources([1, 2, 3], prediction=SECRET[:begin]), lambda: "text"
@@ -27,7 +25,6 @@ def test_a_probe_that_begins_as_another_keys_answer_did_is_drafted_nothing_of_it
         probe.take(SECRET[:begin])
         assert probe.propose(8, 1).tokens == () and not probe.is_promising()
         memory.keep("theirs", probe.answer)
-        memory.end(probe)
         own = memory.begin("mine", AnswerSources([1, 2, 3]), lambda: "text")
         own.take(SECRET[:begin])
         assert begin < 2 or own.propose(1, 1).tokens == (SECRET[begin],), "it serves its own key"
@@ -42,7 +39,6 @@ def test_how_well_one_key_could_be_drafted_is_not_told_to_another() -> None:
             drafter.note(draft, [], 1 + len(draft))
             drafter.take([token])
         memory.keep(owner, drafter.answer)
-        memory.end(drafter)
     fresh = DraftMemory()
     lengths = []
     for answers in (memory, fresh):
@@ -52,25 +48,25 @@ def test_how_well_one_key_could_be_drafted_is_not_told_to_another() -> None:
 
 
 def test_a_short_answer_is_not_worth_being_kept() -> None:
-    answers = EarlierAnswers()
+    answers = DraftMemory()
     answers.keep("mine", range(TOKENS_MIN - 1))
-    assert answers.of("mine") is None and answers.nbytes == 0
+    assert answers.answers_of("mine") is None and answers.nbytes == 0
     answers.keep("mine", range(TOKENS_MIN))
     assert newest(answers, "mine", 99) == [*range(TOKENS_MIN), SEPARATOR]
 
 
 def test_an_answer_is_found_again_and_nothing_follows_its_end() -> None:
-    answers = EarlierAnswers()
+    answers = DraftMemory()
     answers.keep("mine", range(100, 130))
     answers.keep("mine", range(200, 230))
-    history = answers.of("mine")
+    history = answers.answers_of("mine")
     assert history is not None
     assert history.find([5, 110, 111]) == Match(2, 12)
     assert history.followed(12, 30) == list(range(112, 130))
 
 
 def test_a_key_that_holds_less_than_its_share_loses_nothing_to_one_that_floods() -> None:
-    answers = EarlierAnswers(bytes_max=1 << 20)
+    answers = DraftMemory(bytes_max=1 << 20)
     answers.keep("mine", SECRET)
     for number in range(300):
         answers.keep("theirs", range(number, number + 1_000))
@@ -80,15 +76,15 @@ def test_a_key_that_holds_less_than_its_share_loses_nothing_to_one_that_floods()
 
 
 def test_any_number_of_keys_stays_within_the_bound() -> None:
-    answers = EarlierAnswers(bytes_max=1 << 18)
+    answers = DraftMemory(bytes_max=1 << 18)
     for number in range(500):
         answers.keep(f"{number}", range(20))
         assert answers.nbytes <= 1 << 18
-    assert answers.of("499") is not None
+    assert answers.answers_of("499") is not None
 
 
 def test_an_answer_longer_than_all_room_leaves_its_end() -> None:
-    answers = EarlierAnswers(bytes_max=1 << 18)
+    answers = DraftMemory(bytes_max=1 << 18)
     answers.keep("mine", range(50_000))
     assert answers.nbytes <= 1 << 18
     assert newest(answers, "mine", 2) == [49_999, SEPARATOR]
@@ -99,7 +95,6 @@ def test_what_is_forgotten_is_gone() -> None:
     drafter = memory.begin("mine", AnswerSources([1, 2, 3]), lambda: "text")
     drafter.take(SECRET)
     memory.keep("mine", drafter.answer)
-    memory.end(drafter)
     assert memory.nbytes > 0
     memory.clear()
     assert memory.nbytes == 0

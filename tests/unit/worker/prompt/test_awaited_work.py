@@ -84,4 +84,4 @@ def test_two_threads_that_meet_the_same_text_count_it_once() -> None:
         thread.join(60)
     alone = PieceCache(10_000, vocab_size=10)
     alone.recall("", ("text", True), lambda: [7, 8])
-    assert found == [(7, 8), (7, 8)] and cache.chars == alone.chars
+    assert found == [(7, 8), (7, 8)] and cache.cost == alone.cost

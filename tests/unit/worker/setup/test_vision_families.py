@@ -1,6 +1,7 @@
 """Reads images with a tiny checkpoint of each family, warm against cold and against mlx-vlm."""
 
 import contextlib
+import functools
 import logging
 import os
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ import pytest
 
 from hearth.shared.settings_from_env import load_settings
 from hearth.worker.engine.model_loader import LoadedModel, load_model
-from hearth.worker.prompt.images.unpadded_processor import UnpaddedProcessor
+from hearth.worker.prompt.images.image_processor import unpadded
 from hearth.worker.prompt.prompt_with_sampled_turns import BuiltPrompt, PromptContent
 from hearth.worker.prompt.template_turn_tokens import end_of_turn_ids, turn_marks
 from hearth.worker.setup.prompt_and_session_setup import make_builder
@@ -133,7 +134,7 @@ def test_a_prompt_with_images_and_its_answer_are_mlx_vlms(family: Family, tmp_pa
     assert family.model.vision is not None
     model, processor = family.model.vision.model, family.model.vision.processor
     if family.name == "llava":
-        processor = UnpaddedProcessor(processor)
+        processor.process = functools.partial(unpadded, processor)
     text = family.model.tokenizer.apply_chat_template(
         asked(*parts), add_generation_prompt=True, tokenize=False, enable_thinking=False
     ).removeprefix(FAMILIES[family.name].start)
@@ -228,7 +229,7 @@ def test_deepseeks_encoder_reads_no_row_behind_its_images(tmp_path: Path) -> Non
 
 
 def test_llavas_processor_still_takes_no_padding(tmp_path: Path) -> None:
-    """Once this fails, upstream is mended and unpadded_processor.py can go."""
+    """Once this fails, upstream is mended and image_processor.unpadded can go."""
     _, model = made("llava", tmp_path)
     assert model.vision is not None
     with pytest.raises(ValueError, match="unexpected keyword argument 'padding'"):
