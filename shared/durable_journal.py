@@ -67,7 +67,8 @@ class Journal:
 
     A file has one writer, which holds its lock while it lives. Whoever starts takes up what the
     dead left: goes on with the first such file, and drops the others once its own holds all of it.
-    Owner: who opened it, then the thread of the `JournalWriter` that has it. Any thread: `named`.
+    Owner: who opened it, then the thread of the `JournalWriter` that has it. Any thread: `named`,
+    and reading `counts`.
     Invariant: `_own`, once there is one, is the first of `_files`, and its lock is held here.
     """
 
@@ -107,7 +108,7 @@ class Journal:
                     if (record := self._record(file, end, payload)) is not None:
                         yield number, record
             except OSError as error:
-                self._count("reads_failed", "%s can't be read on: %s", file.path, error)
+                self.count("reads_failed", "%s can't be read on: %s", file.path, error)
             if not file.is_ours:
                 os.close(file.handle)
         self._files = [file for file in self._files if file.is_ours]
@@ -117,19 +118,19 @@ class Journal:
         if payload is None:
             self._is_damaged = True
             text = "a damaged part of %s, up to byte %d, is left out"
-            self._count("damaged", text, file.path, end)
+            self.count("damaged", text, file.path, end)
             return None
         try:
             schema, record = msgpack.unpackb(payload, ext_hook=_int, unicode_errors="surrogatepass")
             if type(schema) is not int:
                 raise TypeError(f"{schema!r} is no schema")
         except (ValueError, TypeError) as error:
-            self._count("unreadable", "a record of %s can't be read: %r", file.path, error)
+            self.count("unreadable", "a record of %s can't be read: %r", file.path, error)
             return None
         if record is None:
             self._base = end if file is self._own else self._base
         elif schema != self._schema:
-            self._count("other_schema", "a record of %s is of schema %d", file.path, schema)
+            self.count("other_schema", "a record of %s is of schema %d", file.path, schema)
             return None
         return record
 
@@ -296,7 +297,7 @@ class Journal:
         except FileNotFoundError:
             raise
         except OSError as error:  # a link, or another user's
-            self._count("opens_failed", "%s is left alone: %s", path, error)
+            self.count("opens_failed", "%s is left alone: %s", path, error)
             return
         is_ours = _locked(handle)
         if path.name.endswith(SUFFIX) and stat.S_ISREG(os.fstat(handle).st_mode):
@@ -307,8 +308,9 @@ class Journal:
             with suppress(OSError):  # the next start tries again
                 os.unlink(path)
 
-    def _count(self, kind: str, text: str, *args: object) -> None:
-        self.counts[kind] += 1
+    def count(self, kind: str, text: str, *args: object, number: int = 1) -> None:
+        """Count what went wrong, and warn the first time."""
+        self.counts[kind] += number
         if kind not in self._warned:
             self._warned.add(kind)
             log.warning(text + ". Said once; later ones are counted.", *args)

@@ -8,7 +8,7 @@ import logging
 import math
 import threading
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final, Generic, Protocol, TypeVar
@@ -70,7 +70,6 @@ class JournalWriter(Generic[T]):
     """
 
     def __init__(self, journal: Journal, source: JournalSource[T]) -> None:
-        self.counts: Counter[str] = Counter()
         self._journal = journal
         self._source = source
         # Kept for a moment: records that wait for the disk
@@ -80,7 +79,6 @@ class JournalWriter(Generic[T]):
         self._is_busy = False
         self._is_behind = False  # something that is alive may not be in the files
         self._rewritten_at = -math.inf  # or tried to
-        self._warned: set[str] = set()
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
         self._thread.start()
@@ -103,7 +101,7 @@ class JournalWriter(Generic[T]):
             self._is_behind |= renews
             is_full = len(self._queue) >= QUEUE_ITEMS_MAX
             if not self._is_open or is_full or self._queue_bytes + nbytes > QUEUE_BYTES_MAX:
-                self.counts["dropped"] += 1
+                self._journal.counts["dropped"] += 1
                 self._is_behind = True
                 return
             self._queue.append((item, nbytes))
@@ -124,7 +122,7 @@ class JournalWriter(Generic[T]):
 
     def report(self) -> dict[str, int]:
         """Return the counters."""
-        return {**self._journal.counts, **self.counts}
+        return dict(self._journal.counts)
 
     # ------------------------------------------------------------ the writer's thread
 
@@ -135,7 +133,7 @@ class JournalWriter(Generic[T]):
                 if self._is_open and (self._journal.is_due or self._is_behind):
                     self._rewrite()
             except Exception:  # a bug costs what it was about, and no request
-                self.counts["failed"] += 1
+                self._journal.counts["failed"] += 1
                 self._is_behind = True
                 log.exception("the journal's thread failed")
         self._journal.close()
@@ -159,9 +157,9 @@ class JournalWriter(Generic[T]):
         frames = list(self._frames(items))
         try:
             self._journal.append(frames)
-            self.counts["written"] += len(frames)
+            self._journal.counts["written"] += len(frames)
         except OSError as error:
-            self._count("not_written", len(frames), error)
+            self._count("not_written", error, len(frames))
             self._source.lost()
             self._is_behind = True
         return frames
@@ -172,7 +170,7 @@ class JournalWriter(Generic[T]):
                 yield self._journal.packed(self._source.record(item))
             except (ValueError, TypeError, OverflowError) as error:  # as JSON nested too deep
                 self._source.lost()
-                self._count("unwritable", 1, error)
+                self._count("unwritable", error)
 
     def _rewrite(self) -> None:
         if time.monotonic() - self._rewritten_at < RETRY_S:
@@ -181,10 +179,10 @@ class JournalWriter(Generic[T]):
         self._is_behind = False
         try:
             self._journal.rewrite(self._all())
-            self.counts["rewritten"] += 1
+            self._journal.counts["rewritten"] += 1
         except OSError as error:
             self._is_behind = True
-            self._count("not_rewritten", 1, error)
+            self._count("not_rewritten", error)
         finally:
             self._source.lost()
 
@@ -198,14 +196,9 @@ class JournalWriter(Generic[T]):
                 later += self._append()
         yield from later
 
-    def _count(self, kind: str, count: int, error: Exception) -> None:
-        self.counts[kind] += count
-        if kind not in self._warned:
-            self._warned.add(kind)
-            text = (
-                "what is to outlive a restart is %s in %s: %s. Said once; later ones are counted."
-            )
-            log.warning(text, kind.replace("_", " "), self._journal.directory, error)
+    def _count(self, kind: str, error: Exception, number: int = 1) -> None:
+        text, place = "what is to outlive a restart is %s in %s: %s", self._journal.directory
+        self._journal.count(kind, text, kind.replace("_", " "), place, error, number=number)
 
 
 def open_journal_writer(

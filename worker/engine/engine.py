@@ -192,8 +192,10 @@ class Engine:
 
         `images` are all of the prompt, ascending, also those behind `ids` and those in the cache.
         """
-        with applied(self.adapters.of(adapter)):
-            self._prefill(cache, ids, images, self._kv_alone)
+        self._prefill(cache, ids, images, adapter, self._kv_alone)
+
+    def _kv_alone(self, ids: mx.array, cache: list[Any], **arguments: Any) -> None:
+        self._model(ids, cache=cache, **arguments)  # logits that are held would hold their inputs
 
     def prefill_with_hidden(
         self,
@@ -208,35 +210,30 @@ class Engine:
 
         They are of the last `tokens_max` of `ids` at most.
         """
-        with applied(self.adapters.of(adapter)):
-            (hidden,) = self._prefill(cache, ids, images, self._kv_and_hidden)
+        forward = functools.partial(with_hidden, self._model)
+        _, hidden = self._prefill(cache, ids, images, adapter, forward)
         kept = mx.contiguous(hidden[:, -tokens_max:])  # a view would pin all of them
         mx.eval(kept)
         return kept
-
-    def _kv_alone(self, ids: mx.array, cache: list[Any], **arguments: Any) -> list[mx.array]:
-        self._model(ids, cache=cache, **arguments)
-        return []
-
-    def _kv_and_hidden(self, ids: mx.array, cache: list[Any], **arguments: Any) -> list[mx.array]:
-        return [with_hidden(self._model, ids, cache, **arguments)[1]]
 
     def _prefill(
         self,
         cache: list[Any],
         ids: list[int],
         images: Sequence[ImageRun],
-        forward: Callable[..., list[mx.array]],
-    ) -> list[mx.array]:
+        adapter: str,
+        forward: Callable[..., Any],
+    ) -> Any:
+        """Return what `forward` gives, of which no more is computed than the KV takes."""
         assert ids, "a forward of no tokens"
         before = counted_depth(cache)
-        with mx.stream(generation_stream):
+        with mx.stream(generation_stream), applied(self.adapters.of(adapter)):
             arguments: dict[str, Any] = {}
             if images:
                 assert self.vision is not None, "a model of text alone is given no images"
                 arguments = self.vision.model_arguments(ids, depth(cache), images)
-            found = forward(mx.array(ids)[None], cache, **arguments)
-            mx.eval(found, [layer.state for layer in cache])
+            found = forward(mx.array(ids)[None], cache=cache, **arguments)
+            mx.eval([layer.state for layer in cache])
         after = counted_depth(cache)
         assert before is None or after == before + len(ids), (before, len(ids), after)
         return_freed()

@@ -170,9 +170,8 @@ class CountedEngine(TimedEngine):
         return [CountedCache(self._layout.layers)]
 
     def _prefill(
-        self, cache: list[Any], ids: list[int], images: Sequence[Any], forward: object
-    ) -> list[mx.array]:
+        self, cache: list[Any], ids: list[int], images: Sequence[Any], *_more: object
+    ) -> None:
         assert ids and not images, (len(ids), len(images))
         cache[0].offset += len(ids)
         assert cache[0].offset <= cache[0].capacity, (cache[0].offset, cache[0].capacity)
-        return []

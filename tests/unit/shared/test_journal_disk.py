@@ -76,7 +76,7 @@ def test_a_disk_that_fails_costs_records_until_it_is_well(
         elif number < 2:
             whole_bytes = file_bytes(home)
     scribe.close()
-    assert scribe.counts["not_written"] == 2 and scribe.counts["not_rewritten"] == 2
+    assert scribe.report()["not_written"] == 2 and scribe.report()["not_rewritten"] == 2
     assert notes.losses >= 2
     assert len(caplog.records) == 2, "one warning a kind"
     assert all(str(home) in record.message for record in caplog.records)
@@ -97,7 +97,7 @@ def test_nothing_is_built_on_what_a_disk_refused(
         assert scribe.flush(WAIT_S)
         losses.append(notes.losses)
     scribe.close()
-    assert scribe.counts["not_rewritten"] == 1, "the next attempt waits"
+    assert scribe.report()["not_rewritten"] == 1, "the next attempt waits"
     assert losses[0] < losses[2] == losses[1] + 1
 
 
@@ -172,7 +172,7 @@ def test_a_bug_of_its_source_does_not_end_the_thread(
         scribe.put(item, 1)
         assert scribe.flush(WAIT_S)
     scribe.close()
-    assert scribe.counts["failed"] == 1
+    assert scribe.report()["failed"] == 1
     assert set(held(home)) == {"good"}
 
 
