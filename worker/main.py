@@ -371,7 +371,7 @@ class Worker:
             scheduler.idle_tokens,
             message.key,
             parts.loaded.facts,
-            scheduler.batch_bytes,
+            scheduler.decoder.batch_bytes,
             parts.loaded.adapters.identities,
         )
         report |= {
@@ -379,7 +379,7 @@ class Worker:
             "quantisation": quantisation_report(kv_manager),
             "dtype": parts.loaded.dtype.row(),
             "ranks": self._rank.report(parts.loop.active_bytes),
-            "trunks": scheduler.trunks_report(),
+            "trunks": scheduler.decoder.trunks_report(),
             "sessions": parts.sessions.counters(),
             "vision": vision_report(parts.vision),
             "grammars": parts.grammars.report(),

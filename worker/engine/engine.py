@@ -26,11 +26,11 @@ from hearth.worker.engine.decode.trunk_trial import trunks_like_alone
 from hearth.worker.engine.decode.verify_trial import verifies_like_alone
 from hearth.worker.engine.hidden_states import with_hidden
 from hearth.worker.engine.lora.lora_adapter import applied
-from hearth.worker.engine.mlx_memory import return_freed, unwire
+from hearth.worker.engine.mlx_memory import return_freed, wire
 from hearth.worker.engine.model_loader import LoadedModel
 from hearth.worker.engine.prefill_lengths import network_of
 from hearth.worker.engine.vision.image_encoding_and_positions import ImageEncoder
-from hearth.worker.engine.vision.vlm_language_model import counted_depth, depth
+from hearth.worker.engine.vision.vlm_language_model import counted_depth
 
 log = logging.getLogger(__name__)
 
@@ -231,7 +231,8 @@ class Engine:
             arguments: dict[str, Any] = {}
             if images:
                 assert self.vision is not None, "a model of text alone is given no images"
-                arguments = self.vision.model_arguments(ids, depth(cache), images)
+                assert before is not None, "a model that sees has a layer that counts tokens"
+                arguments = self.vision.model_arguments(ids, before, images)
             found = forward(mx.array(ids)[None], cache=cache, **arguments)
             mx.eval([layer.state for layer in cache])
         after = counted_depth(cache)
@@ -246,7 +247,7 @@ def leave_device() -> None:
     A decoding sequence is computed one token ahead. Without the last the process aborts at its end.
     """
     mx.synchronize(generation_stream)
-    unwire()
+    wire(0)  # the system may forget to, until the machine restarts
     mx.clear_streams()
 
 

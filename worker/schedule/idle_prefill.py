@@ -46,11 +46,6 @@ class IdlePrefill:
         # Kept for one key: prompts that idle time is to read
         self._next_prompts: deque[PrefixQuery] = deque(maxlen=NEXT_PROMPTS_MAX)
 
-    @property
-    def tokens(self) -> int:
-        """All tokens that were prefilled here."""
-        return self.counts.total()
-
     def session_tokens(self, query: PrefixQuery, slot: LiveSlot) -> int:
         """Return how many tokens were read here for the session of a request."""
         return self._sessions[_session(query, slot)]

@@ -141,7 +141,8 @@ class PrefillForwards:
         A step of its own: it can take long, and who left meanwhile is not prefilled for.
         """
         end = self._forward_end(request, decoding)
-        for run in request.images_to(end):
+        start, images = request.position, request.query.images
+        for run in [run for run in images if run.start < end and start < run.end]:
             request.seen_to = max(request.seen_to, run.end)
             if self._engine.encode(run.picture, begun_images(prefilling)):
                 assert request.times is not None
@@ -204,4 +205,9 @@ def begun_images(prefilling: Collection[Request]) -> set[ImageName]:
 
     Else two long ones would be encoded anew for every chunk, in turns.
     """
-    return {name for request in prefilling for name in request.begun_images()}
+    return {
+        run.picture.name
+        for request in prefilling
+        for run in request.query.images
+        if request.position < run.end <= request.seen_to  # looked at, and not read to its end
+    }

@@ -1,7 +1,7 @@
 """Holds the state of a request inside the worker: its client's lease, and its progress."""
 
 import bisect
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -11,7 +11,7 @@ from hearth.shared.suspects import Suspect
 from hearth.shared.suspending_clock import awake_s
 from hearth.shared.wire_messages import Count, Sampling, Submit, TokenLogprob
 from hearth.worker.cache.block_hash import PrefixHash, Tokens, pack
-from hearth.worker.cache.image_keys import ImageName, ImageRun, PromptImages
+from hearth.worker.cache.image_keys import PromptImages
 from hearth.worker.cache.prefix_search import PrefixQuery
 from hearth.worker.cache.resume_planner import ResumePlan
 from hearth.worker.constraint.token_mask import TokenMask
@@ -67,9 +67,6 @@ class RequestTimes:
 
     def note_chunk(self) -> None:
         self.prefilled_at = self.progressed_at = awake_s()
-
-    def note_token(self) -> None:
-        self.progressed_at = awake_s()
 
 
 @dataclass(slots=True)
@@ -141,10 +138,6 @@ class Request:
         return len(self.ids)
 
     @property
-    def image_tokens(self) -> int:
-        return sum(run.end - run.start for run in self.query.images)
-
-    @property
     def lineage(self) -> Hashable:
         """What requests have in common that may share the KV of tokens that they begin with alike.
 
@@ -185,11 +178,6 @@ class Request:
         """Prompt tokens that must still be prefilled."""
         return self.query.limit - self.position
 
-    @property
-    def own_tokens(self) -> int:
-        """Prompt tokens that nobody had read when it got its slot."""
-        return self.query.limit - self.cached_tokens
-
     def work(self, now: float) -> Work:
         """Return what is left to do, as far as it is known. Any thread.
 
@@ -212,13 +200,3 @@ class Request:
         prompt = self.query.tokens
         assert len(held) >= len(prompt), (len(held), len(prompt))
         return np.concatenate([prompt, pack(held[len(prompt) :])])
-
-    def images_to(self, end: int) -> Iterator[ImageRun]:
-        """Yield the images that a forward to `end` reads, wholly or in part."""
-        return (r for r in self.query.images if r.start < end and self.position < r.end)
-
-    def begun_images(self) -> Iterator[ImageName]:
-        """Yield the names of images that were looked at and are not read to their end."""
-        for run in self.query.images:
-            if self.position < run.end <= self.seen_to:
-                yield run.picture.name

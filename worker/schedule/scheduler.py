@@ -1,8 +1,8 @@
 """Advances all requests together, one forward of a prompt and one decode step at a time."""
 
 import logging
-from collections import Counter, deque
-from collections.abc import Callable, Iterator, MutableSequence
+from collections import Counter
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from hearth.shared.errors import RequestError
@@ -60,10 +60,11 @@ class Scheduler:
         self._choose = choose
         self._config = config
         self._drafts = config.drafts
-        engine.decoder.has_room = self._has_room
+        self.decoder = engine.decoder
+        self.decoder.has_room = self._has_room
         kv_manager.limit_growth(self._has_room)
         # Kept for a moment: requests that wait
-        self._waiting: deque[Request] = deque()
+        self._waiting: list[Request] = []  # oldest first
         self._prefilling: list[Request] = []  # oldest first
         self._decoding: dict[str, Request] = {}
         self._is_oldest_next = True
@@ -72,7 +73,7 @@ class Scheduler:
         self.pace = Pace()  # others may read
         self._idle = IdlePrefill(engine, kv_manager, config)
         self.counts: Counter[str] = Counter()
-        self._admission = Admission(kv_manager, engine.decoder, config, self.counts)
+        self._admission = Admission(kv_manager, self.decoder, config, self.counts)
         self._shares = TimeShares()
         self._has_read_short = False  # in this step
         self._reader = PrefillForwards(
@@ -91,21 +92,6 @@ class Scheduler:
     @property
     def waiting(self) -> int:
         return len(self._waiting)
-
-    @property
-    def batch_bytes(self) -> int:
-        """The bytes of live caches that are in a batch, not in their slots."""
-        return self._engine.decoder.batch_bytes
-
-    def trunks_report(self) -> dict[str, int]:
-        """Return for `/v1/cache` how many trunks answers share, and the bytes that this spares."""
-        decoder = self._engine.decoder
-        trunks = decoder.trunks
-        return {
-            "count": len(set(trunks.values())),
-            "rows": len(trunks),
-            "spared_bytes": decoder.spared_bytes,
-        }
 
     def report(self, key: str = "") -> dict[str, Any]:
         """Return for `/v1/cache` the answers that are written now, and what ended others early.
@@ -200,7 +186,7 @@ class Scheduler:
     @property
     def idle_tokens(self) -> int:
         """Tokens prefilled in idle time, for no request."""
-        return self._idle.tokens
+        return self._idle.counts.total()
 
     def leave_forwards(self) -> None:
         """Nothing is computed any more: what ends the process now is nobody's forward."""
@@ -219,8 +205,7 @@ class Scheduler:
 
     def _drop_gone(self) -> Iterator[Up]:
         """End the requests whose client left or whose lease ran out."""
-        queues: tuple[MutableSequence[Request], ...] = (self._waiting, self._prefilling)
-        for queue in queues:
+        for queue in (self._waiting, self._prefilling):
             for request in [r for r in queue if r.lease.is_gone]:
                 queue.remove(request)
                 yield self._finished(request, "cancelled")
@@ -371,7 +356,7 @@ class Scheduler:
             assert request.request_id not in self._decoding, request.request_id
             self._decoding[request.request_id] = request
             kv_manager = self._admission.kv_manager_of(request)
-            self._engine.decoder.add(
+            self.decoder.add(
                 begin_answer(request, self._engine, kv_manager, self._choose, self._drafts)
             )
 
@@ -384,7 +369,7 @@ class Scheduler:
         if is_next_short and not self._shares.is_step_due:
             return
         began = self._config.clock()
-        for sampled in self._engine.decoder.step():
+        for sampled in self.decoder.step():
             request = self._decoding.get(sampled.key)
             if request is not None:  # else it has ended within its draft
                 yield from self._take_token(request, sampled)
@@ -398,7 +383,7 @@ class Scheduler:
         assert request.times is not None, request.request_id
         if request.first_token_at is None:
             request.first_token_at = awake_s()
-        request.times.note_token()
+        request.times.progressed_at = awake_s()
         request.completion_tokens += 1
         request.drafted_tokens += sampled.is_drafted
         if request.guide is not None and request.guide.failure:
@@ -480,11 +465,11 @@ class Scheduler:
             request.guide.close()
         kv_manager = self._admission.kv_manager_of(request)
         if self._decoding.pop(request.request_id, None) is not None:
-            trunk = self._engine.decoder.trunks.get(request.request_id)
+            trunk = self.decoder.trunks.get(request.request_id)
             if trunk is not None:  # the slot gets a copy of it
                 memory, depth = self._config.memory, self._prompt_depth
                 memory.makes_room(self._kv_manager, trunk.nbytes, depth)
-            rest = self._engine.decoder.remove(request.request_id, request.completion_tokens)
+            rest = self.decoder.remove(request.request_id, request.completion_tokens)
             assert slot is not None and rest is not None, request.request_id
             self._drafts.end(request)
             kv_manager.close(slot, rest.cache, request.keys(rest.tokens), is_prefilled=True)

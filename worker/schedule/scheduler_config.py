@@ -53,4 +53,4 @@ class SchedulerConfig:
 
     def is_short(self, request: Request) -> bool:
         """Whether a prompt with a slot goes before answers, as it has few tokens to read."""
-        return request.own_tokens <= self.short_tokens
+        return request.query.limit - request.cached_tokens <= self.short_tokens

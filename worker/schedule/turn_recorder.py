@@ -9,7 +9,6 @@ from hearth.worker.schedule.usage_report import raised_counters
 from hearth.worker.sessions.echoed_turn_match import TurnContent
 from hearth.worker.sessions.session_manager import SessionManager
 from hearth.worker.sessions.session_visit import RequestEnding
-from hearth.worker.stream.answer_parts import AnswerParts
 
 
 class TurnRecorder:
@@ -40,10 +39,12 @@ class TurnRecorder:
         assert request.slot is None, request.request_id
         # Nobody goes on from what the watchdog has ended, as from what a client has left.
         is_broken_off = reason == "cancelled" or request.is_expired
+        parts = request.output.parts
+        calls = tuple((call.name, call.arguments) for call in parts.calls)
         ending = RequestEnding(
             request_id=request.request_id,
             text=request.output.text,
-            said=_said(request.output.parts),
+            said=TurnContent(parts.reasoning, parts.content, calls),
             call_ids=tuple(request.call_ids),
             signature=request.signature,
             sampled=request.sampled,
@@ -58,8 +59,3 @@ class TurnRecorder:
         if self._evictions is not None and not ending.is_cancelled:
             self._render_next(RenderNextPrompt(request))
         return dataclasses.replace(usage, divergence=divergence, session_kind=visit.kind)
-
-
-def _said(parts: AnswerParts) -> TurnContent:
-    calls = tuple((call.name, call.arguments) for call in parts.calls)
-    return TurnContent(parts.reasoning, parts.content, calls)

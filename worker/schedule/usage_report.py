@@ -19,6 +19,7 @@ def make_usage(request: Request, now: float) -> Usage:
     fed = request.position if first is None else prompt  # read or restored by now
     assert cached <= fed <= prompt, (cached, fed, prompt)
     received = request.lease.received_at
+    drafted = request.drafter.counts.drafted.total() if request.drafter is not None else 0
     return Usage(
         prompt_tokens=prompt,
         cached_tokens=cached,
@@ -26,7 +27,7 @@ def make_usage(request: Request, now: float) -> Usage:
         completion_tokens=request.completion_tokens,
         reasoning_tokens=request.output.reasoning_tokens,
         source=request.source,
-        image_tokens=request.image_tokens,
+        image_tokens=sum(run.end - run.start for run in request.query.images),
         ttft_ms=round(((now if first is None else first) - received) * 1000),
         finish_ms=round((now - received) * 1000),
         queue_ms=round(((now if times is None else times.began_at) - received) * 1000),
@@ -36,14 +37,10 @@ def make_usage(request: Request, now: float) -> Usage:
         canonical_tokens=request.canonical_tokens,
         idle_tokens=request.idle_tokens,
         accepted_prediction_tokens=request.drafted_tokens,
-        rejected_prediction_tokens=_drafted(request) - request.drafted_tokens,
+        rejected_prediction_tokens=drafted - request.drafted_tokens,
         decode_forwards=request.completion_tokens - request.drafted_tokens,
         warnings=request.warnings,
     )
-
-
-def _drafted(request: Request) -> int:
-    return request.drafter.counts.drafted.total() if request.drafter is not None else 0
 
 
 def answer_row(request: Request, now: float) -> dict[str, Any]:

@@ -47,8 +47,9 @@ class Pace:
         self.chunk_s = 0.0  # that the last chunk took
         self._fed_tokens = self._fed_s = 0.0  # of the last chunks, the newest counting most
         self._beside_s = 0.0  # that answers took meanwhile, likewise
-        self._decode_s: float | None = None
-        self._prompt_tokens: float | None = None
+        self.decode_s = DECODE_S  # from a request's first token to its end
+        self.prompt_tokens = PROMPT_TOKENS  # prefilled for a request, beside those that were kept
+        self._has_ended = False  # any request
 
     @property
     def prefill_tokens_per_s(self) -> float:
@@ -60,16 +61,6 @@ class Pace:
     def measured_tokens_per_s(self) -> float:
         """The speed of prefills; 0 while nothing was measured."""
         return self.prefill_tokens_per_s if self._fed_tokens else 0.0
-
-    @property
-    def decode_s(self) -> float:
-        """Seconds from a request's first token to its end."""
-        return DECODE_S if self._decode_s is None else self._decode_s
-
-    @property
-    def prompt_tokens(self) -> float:
-        """Tokens that are prefilled for a request, those that were kept left out."""
-        return PROMPT_TOKENS if self._prompt_tokens is None else self._prompt_tokens
 
     def note_chunk(self, tokens: int, seconds: float) -> None:
         """Note one chunk of a prefill."""
@@ -87,8 +78,10 @@ class Pace:
     def note_end(self, prefilled_tokens: int, decode_s: float) -> None:
         """Note one request that held a slot, however it ended."""
         assert prefilled_tokens >= 0 and decode_s >= 0, (prefilled_tokens, decode_s)
-        self._prompt_tokens = _average(self._prompt_tokens, prefilled_tokens)
-        self._decode_s = _average(self._decode_s, decode_s)
+        newest = _NEWEST if self._has_ended else 1.0
+        self.prompt_tokens += (prefilled_tokens - self.prompt_tokens) * newest
+        self.decode_s += (decode_s - self.decode_s) * newest
+        self._has_ended = True
 
     def wait_s(self, running: Sequence[Work], waiting: Iterable[Work], slots: int) -> float:
         """Return the seconds until one that comes behind all `waiting` has one of the `slots`.
@@ -115,7 +108,3 @@ class Pace:
         tokens = self.prompt_tokens if known is None else known
         slowed = 1 + self._beside_s / max(self._fed_s, _SECONDS_MIN)
         return tokens / self.prefill_tokens_per_s * slowed
-
-
-def _average(before: float | None, newest: float) -> float:
-    return newest if before is None else before + (newest - before) * _NEWEST

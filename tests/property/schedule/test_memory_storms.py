@@ -94,7 +94,9 @@ class StormyWorker:
             return 0
         keeper = self.machine.keeper
         slots = sum(map(keeper.slot_bytes, keeper.slots))
-        return int(keeper.store.budget.bytes_used + slots + self.machine.scheduler.batch_bytes)
+        return int(
+            keeper.store.budget.bytes_used + slots + self.machine.scheduler.decoder.batch_bytes
+        )
 
     def _process(self) -> int:
         """What the system says: it notices a while later what has gone."""

@@ -25,7 +25,7 @@ def row_bytes(name: str, tiny: bool = True) -> int:
 
 def report_of(made: Machine) -> dict[str, Any]:
     facts = loaded("qwen3", tiny=True).facts
-    return cache_report(made.keeper, 0, "", facts, made.scheduler.batch_bytes)
+    return cache_report(made.keeper, 0, "", facts, made.scheduler.decoder.batch_bytes)
 
 
 def test_an_entry_in_a_live_slot_has_the_size_of_its_rows_there() -> None:

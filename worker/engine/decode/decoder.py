@@ -106,11 +106,11 @@ class Decoder:
         rows = [row for batch in self._batches for row in batch.rows]
         return {row.key: row.trunk for row in rows if row.trunk is not None}
 
-    @property
-    def spared_bytes(self) -> int:
-        """The bytes that are not held as sequences share trunks."""
-        count = Counter(self.trunks.values())
-        return sum((rows - 1) * trunk.nbytes for trunk, rows in count.items())
+    def trunks_report(self) -> dict[str, int]:
+        """Return for `/v1/cache` how many trunks are shared, and the bytes spared so."""
+        rows_of = Counter(self.trunks.values())
+        spared = sum((rows - 1) * trunk.nbytes for trunk, rows in rows_of.items())
+        return {"count": len(rows_of), "rows": rows_of.total(), "spared_bytes": spared}
 
     def add(self, sequence: Sequence) -> None:
         """Feed the prompt's tail; the first answer token comes with the next `step`."""

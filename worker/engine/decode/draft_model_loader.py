@@ -135,7 +135,9 @@ def load_draft_model(found: DraftCheckpoint, loaded: LoadedModel, raw_rows: RawR
         raise _refusal(found.source, _misfit(found.kind, loaded))
     try:
         head = _load(found, target)
-        _check_vocabulary(head, loaded.facts.vocab_size)
+        own, known = head.config.text_config.vocab_size, loaded.facts.vocab_size
+        if own > known:  # it may say tokens that the model has not: MLX checks no index
+            raise ValueError(f"it has {own:,} tokens, and the model has {known:,}")
         if not is_like_alone(loaded.model):
             raise ValueError("its hidden states cannot be had without other logits")
         model = DraftModel(head, target, drafts=kind.drafts, raw_rows=raw_rows)
@@ -163,13 +165,6 @@ def _load(found: DraftCheckpoint, target: Any) -> Any:
             f"hidden_size={language.args.hidden_size}"
         )
     return head
-
-
-def _check_vocabulary(head: Any, vocab_size: int) -> None:
-    """Raise where a draft model may say tokens that the model has not: MLX checks no index."""
-    own: int = head.config.text_config.vocab_size
-    if own > vocab_size:
-        raise ValueError(f"it has {own:,} tokens, and the model has {vocab_size:,}")
 
 
 def _target_size(config: Any) -> int:

@@ -94,11 +94,6 @@ class VLMLanguageModel:
         return layers
 
 
-def depth(cache: Sequence[Any]) -> int:
-    """Return how many tokens the layers hold."""
-    return int(_offset(cache))
-
-
 def counted_depth(cache: Sequence[Any]) -> int | None:
     """Return how many tokens the layers hold; None where none counts them, as some hybrids'."""
     counting = _counting(cache)

@@ -3,7 +3,6 @@
 import functools
 from collections.abc import Callable
 
-from hearth.worker.draft.answer_drafter import AnswerDrafter
 from hearth.worker.engine.decode.decoding_sequence import Sequence
 from hearth.worker.engine.decode.sampler import TokenChoice
 from hearth.worker.engine.engine import Engine
@@ -26,7 +25,12 @@ def begin_answer(
     """
     slot = request.slot
     assert slot is not None and request.is_prefilled, request.request_id
-    request.drafter = _drafter(request, engine, drafts) if can_rewind(slot.cache) else None
+    drafter = drafts.begin(request) if can_rewind(slot.cache) else None
+    # The model is tried once there is something to verify.
+    if drafter is not None and not engine.verifies_drafts:
+        drafts.stop()
+        drafter = None
+    request.drafter = drafter
     hidden, request.hidden = request.hidden, None
     return Sequence(
         key=request.request_id,
@@ -42,18 +46,9 @@ def begin_answer(
         shift=engine.shift(request.query.images, request.position),
         lineage=request.lineage,
         adapter=engine.adapters.of(request.query.adapter),
-        drafter=request.drafter,
+        drafter=drafter,
         before_draft=functools.partial(kv_manager.grow_for_draft, slot),
-        rewind_point=RewindPoint if request.drafter is not None else None,
-        draft_model=request.drafter.model if request.drafter is not None else None,
+        rewind_point=RewindPoint,
+        draft_model=drafter.model if drafter is not None else None,
         hidden=hidden,
     )
-
-
-def _drafter(request: Request, engine: Engine, drafts: AnswerDrafts) -> AnswerDrafter | None:
-    """Return what drafts for a request. The model is tried once there is something to verify."""
-    drafter = drafts.begin(request)
-    if drafter is None or engine.verifies_drafts:
-        return drafter
-    drafts.stop()
-    return None

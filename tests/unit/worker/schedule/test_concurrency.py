@@ -29,7 +29,7 @@ def ids(count: int, seed: int = 0) -> list[int]:
 def held_bytes(made: Machine) -> int:
     keeper = made.keeper
     slots = sum(map(keeper.slot_bytes, keeper.slots))
-    return int(keeper.store.budget.bytes_used + slots + made.scheduler.batch_bytes)
+    return int(keeper.store.budget.bytes_used + slots + made.scheduler.decoder.batch_bytes)
 
 
 def machine_of(limit_tokens: int = 0, name: str = "qwen3", **more: Any) -> Machine:

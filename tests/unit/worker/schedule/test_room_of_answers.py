@@ -40,7 +40,9 @@ class Roomy:
             return 0
         keeper = self.machine.keeper
         slots = sum(map(keeper.slot_bytes, keeper.slots))
-        return int(keeper.store.budget.bytes_used + slots + self.machine.scheduler.batch_bytes)
+        return int(
+            keeper.store.budget.bytes_used + slots + self.machine.scheduler.decoder.batch_bytes
+        )
 
     def written(self, answers: list[Answer]) -> list[int]:
         self.machine.run()

@@ -49,7 +49,7 @@ def test_those_who_begin_alike_share_one_trunk_and_say_what_each_says_alone(
     (trunk,) = set(decoder.trunks.values())
     assert trunk.length >= TRUNK
     report: dict[str, Any] = cache_report(worker.keeper, 0, "", None, decoder.batch_bytes)
-    told = worker.scheduler.trunks_report()
+    told = worker.scheduler.decoder.trunks_report()
     spared = (len(prompts) - 1) * trunk.nbytes
     assert told == {"count": 1, "rows": len(prompts), "spared_bytes": spared}
     others = sum(
@@ -69,7 +69,7 @@ def test_those_who_begin_alike_share_one_trunk_and_say_what_each_says_alone(
         assert_said(name, worker.settled(answer))
         assert answer.reason == "length"
     assert decoder.batch_bytes == 0
-    assert worker.scheduler.trunks_report() == {"count": 0, "rows": 0, "spared_bytes": 0}
+    assert worker.scheduler.decoder.trunks_report() == {"count": 0, "rows": 0, "spared_bytes": 0}
     worker.check()
 
 
@@ -90,7 +90,7 @@ def test_who_is_cancelled_at_any_step_takes_nothing_from_the_others(seed: int) -
         if not worker.scheduler.is_idle:
             worker.step()
         running = [answer for answer in running if not answer.reason]
-        shared = max(shared, worker.scheduler.trunks_report()["rows"])
+        shared = max(shared, worker.scheduler.decoder.trunks_report()["rows"])
     assert shared >= 2
     for answer in answers:
         assert_said("qwen3", worker.settled(answer))
