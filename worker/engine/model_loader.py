@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import mlx.core as mx
 from mlx.utils import tree_flatten
@@ -78,26 +78,13 @@ class LoadedModel:
     adapters: LoraAdapters = LoraAdapters()
 
 
-class ModelPart(Protocol):
-    """Loads what this process has of a model that several compute together."""
-
-    def load(self, directory: Path, runs_code: bool) -> tuple[Any, Any, dict[str, Any]]:
-        """Return the language model's part, not read yet, tokenizer and config.
-
-        `runs_code`: the checkpoint's own code may run.
-        """
-
-    def note_dtype(self, dtype: ComputeDtype) -> None:
-        """Called once it is known what is computed in, before the weights are read."""
-
-
 def load_model(
     settings: Settings,
     begin: Callable[[str, int], None] = lambda _step, _nbytes: None,
     admit: Callable[[int], None] | None = None,
     is_float16_good: Callable[[WeightsIdentity], bool | None] = lambda _identity: None,
     identify: Callable[[Path], WeightsIdentity] = WeightsIdentity,
-    part: ModelPart | None = None,
+    part: Any = None,
     dense_max: int | None = None,
 ) -> LoadedModel:
     """Load what MODEL_PATH names: the builtin model, a directory or a hub id.
@@ -107,8 +94,8 @@ def load_model(
     StartError where they do not fit; by default they have the machine to themselves. `dense_max`
     is what a dense form may take on a CPU.
     `is_float16_good` says of a checkpoint what `choose_dtype` is told. `identify` begins to tell
-    the weights of a directory from others, before they are read. `part` loads a part of a text
-    model instead; its facts are those of the part.
+    the weights of a directory from others, before they are read. `part` (a ShardedModel of
+    worker/ranks) loads a part of a text model instead; its facts are those of the part.
 
     Raises:
         StartError: it cannot be loaded; one line says why.
@@ -246,7 +233,7 @@ def _refuse_code(directory: Path, source: str, runs_code: bool, setting: str) ->
 
 
 def _load(
-    directory: Path, runs_code: bool, part: ModelPart | None
+    directory: Path, runs_code: bool, part: Any
 ) -> tuple[VisionModel | None, tuple[Any, Any, dict[str, Any]]]:
     """Return the model that sees, if it does; and language model, tokenizer and config."""
     if part is not None:

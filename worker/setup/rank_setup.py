@@ -6,7 +6,7 @@ from hearth.worker.disk.disk_thread import DiskThread
 from hearth.worker.disk.file_store import FileStore
 from hearth.worker.engine.engine import Engine
 from hearth.worker.engine.forward_memory import ForwardMemory
-from hearth.worker.engine.model_loader import LoadedModel, ModelPart
+from hearth.worker.engine.model_loader import LoadedModel
 from hearth.worker.engine.vision.image_encoding_and_positions import ImageEncoder
 from hearth.worker.kv.layer_adapters import LayerMap
 
@@ -21,7 +21,7 @@ class SingleRank:
 
     ranks_here = 1  # processes of this model on this machine, which share its memory
 
-    def part(self) -> ModelPart | None:
+    def part(self) -> Any:
         """Return what loads a part of the model; None = all is loaded."""
         return None
 

@@ -64,20 +64,20 @@ def test_who_has_a_trunk_is_on_one_whoever_leaves(rows: list[TrunkRow], left: in
 
 
 def test_whoever_leaves_the_others_trunk_is_not_cut_anew() -> None:
-    trunk = Trunk("a", 4)
+    trunk = Trunk(4)
     staying = [row(str(n), [1] * 4 + [7] * 90 + [n], trunk=trunk) for n in range(3)]
     assert plan_trunks(staying, MIN) == {str(n): trunk for n in range(3)}
 
 
 def test_one_that_joins_later_stands_on_the_trunk_that_is_there() -> None:
-    trunk = Trunk("a", 90)
+    trunk = Trunk(90)
     rows = [row(str(n), [1] * 90 + [n, 5], trunk=trunk) for n in range(2)]
     planned = plan_trunks([*rows, row("new", [1] * 90 + [1, 8])], MIN)
     assert planned == {"0": trunk, "1": trunk, "new": trunk}
 
 
 def test_one_that_shares_less_has_the_trunk_cut_where_all_begin_alike() -> None:
-    trunk = Trunk("a", 90)
+    trunk = Trunk(90)
     rows = [row(str(n), [1] * 90 + [n, 5], trunk=trunk) for n in range(2)]
     planned = plan_trunks([*rows, row("new", [1] * 88 + [9, 9])], MIN)
     assert {each.length for each in planned.values()} == {88} and len(planned) == 3

@@ -7,7 +7,7 @@ Owner: the inference thread.
 
 import logging
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import mlx.core as mx
 import numpy as np
@@ -35,6 +35,9 @@ SHIFTS: Final = (40, 0, 7)  # of rows' positions, as behind images
 STEPS: Final = 2
 
 Call = Callable[..., mx.array]
+# How unlike logits are to those alone (not a number where any of them is): in a batch, or in one
+# forward of several tokens; and alone too, but cut otherwise, computed where that decides.
+Unlike = tuple[float, Callable[[], float]]
 
 
 class BatchQuantizedKVCache:
@@ -198,7 +201,7 @@ def batches_like_alone(model: Call, new_cache: Callable[[], list[Any]]) -> bool:
     return reason is None
 
 
-def why_not_alike(errors_of: Callable[[int], "Unlike"]) -> str | None:
+def why_not_alike(errors_of: Callable[[int], Unlike]) -> str | None:
     """Return why a batch does not compute what its rows compute alone; None where it does.
 
     `errors_of` computes one of `TEXTS`.
@@ -218,16 +221,9 @@ def why_not_alike(errors_of: Callable[[int], "Unlike"]) -> str | None:
     return reason
 
 
-def _errors(model: Call, new_cache: Callable[[], list[Any]], text: int) -> "Unlike":
+def _errors(model: Call, new_cache: Callable[[], list[Any]], text: int) -> Unlike:
     prompts = [[7 + 11 * text + (5 + 3 * n) * n % 97 for n in range(count)] for count in LENGTHS]
     return unlike(model, new_cache, text, prompts, merge_caches)
-
-
-class Unlike(NamedTuple):
-    """How unlike logits are to those alone; not a number where any of them is."""
-
-    together: float  # in a batch, or in one forward of several tokens
-    of_cut: Callable[[], float]  # alone too, but cut otherwise: computed where that decides
 
 
 def unlike(
@@ -255,7 +251,7 @@ def unlike(
         ]
         errors += map(logits_error, together, alone)
     whole = [*prompts[1], *(ids[1] for ids in answers)]
-    return Unlike(float(np.max(errors)), lambda: cut_error(model, new_cache, whole, alone[1]))
+    return float(np.max(errors)), lambda: cut_error(model, new_cache, whole, alone[1])
 
 
 def cut_error(

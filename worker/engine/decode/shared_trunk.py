@@ -5,7 +5,7 @@ plain rows (states, windows, packed rows) know nothing of trunks.
 Owner: the inference thread.
 """
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -41,7 +41,6 @@ class Trunk:
     A layer is cut from the first row that joins on it, and then stays as it is.
     """
 
-    lineage: Hashable
     length: int
     layers: dict[int, LayerTrunk] = field(default_factory=dict)  # by their number in the model
 

@@ -39,11 +39,11 @@ def plan_trunks(rows: Sequence[TrunkRow], tokens_min: int) -> dict[str, Trunk]:
     for row in rows:
         if row.lineage is not None:
             families.setdefault(row.lineage, []).append(row)
-    for lineage, family in families.items():
+    for family in families.values():
         family.sort(key=lambda row: row.prompt.astype(">u4").tobytes())
         shared = [common(one, other) for one, other in itertools.pairwise(family)]
         for group, length in _groups(family, shared, tokens_min):
-            trunk = _kept(group, length) or Trunk(lineage, length)
+            trunk = _kept(group, length) or Trunk(length)
             planned.update((row.key, trunk) for row in group)
     return planned
 

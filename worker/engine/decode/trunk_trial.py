@@ -90,7 +90,7 @@ def _errors(model: Call, new_cache: Callable[[], list[Any]], text: int, trial: "
 
 def _merged_on_trunk(caches: list[list[Any]]) -> list[Any]:
     """Return a batch's layers in which all rows but the last share a trunk."""
-    trunk = Trunk(None, TRUNK_LENGTH)
+    trunk = Trunk(TRUNK_LENGTH)
     trunks = [trunk] * (len(caches) - 1) + [None]
     return [
         merge_on_trunks(layers, trunks, number)

@@ -52,10 +52,8 @@ def _errors(model: Call, new_cache: Callable[[], list[Any]], text: int) -> Unlik
     _check_rows(caches[0], len(prompt) + len(ids))
     alone = [as_floats(model(mx.array([[each]]), cache=caches[1])[0, -1]) for each in ids]
     errors = [logits_error(one, other) for one, other in zip(together, alone, strict=True)]
-    return Unlike(
-        float(np.max(errors)),
-        lambda: cut_error(model, new_cache, [*prompt, *ids], alone[-1]),
-    )
+    whole = [*prompt, *ids]
+    return float(np.max(errors)), lambda: cut_error(model, new_cache, whole, alone[-1])
 
 
 def _check_rows(cache: list[Any], tokens: int) -> None:

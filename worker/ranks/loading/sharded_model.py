@@ -40,7 +40,7 @@ class Sharded:
         self.parameter_count = 0  # of the whole model
 
     def load(self, directory: Path, runs_code: bool) -> tuple[Any, Any, dict[str, Any]]:
-        """See `ModelPart`.
+        """Return the language model of this rank, not read yet, tokenizer and config.
 
         Raises:
             StartError: the model cannot be split so.

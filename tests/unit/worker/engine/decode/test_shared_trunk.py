@@ -66,7 +66,7 @@ class Batch:
     """One layer of a batch beside the same rows alone, each on one of two trunks or on none."""
 
     def __init__(self) -> None:
-        self.trunks = [Trunk("a", length) for length in TRUNK_LENGTHS]
+        self.trunks = [Trunk(length) for length in TRUNK_LENGTHS]
         self.layer: Any = None
         self.alone: list[tuple[int | None, Any]] = []
         self.seed = 0
@@ -163,7 +163,7 @@ def test_rows_on_trunks_attend_and_hold_what_they_do_alone(turns: list[Any]) -> 
 
 @pytest.mark.parametrize("shorter", [30, 40, 45])
 def test_rows_are_put_on_another_trunk_without_being_whole_in_between(shorter: int) -> None:
-    first, second = Trunk("a", 40), Trunk("a", shorter)
+    first, second = Trunk(40), Trunk(shorter)
     alone = [lone(0, 7, 12), lone(0, 7, 12)]
     alone[0].trim(3)  # they begin with 49 tokens alike
     layer = merge_on_trunks([copied(each) for each in alone], [first, first], 0)
@@ -178,13 +178,13 @@ def test_rows_are_put_on_another_trunk_without_being_whole_in_between(shorter: i
 
 @pytest.mark.parametrize("made", [KVCache, vlm.KVCache])
 def test_a_row_comes_back_in_the_class_that_it_came_in(made: type) -> None:
-    trunk = Trunk("a", 40)
+    trunk = Trunk(40)
     layer = merge_on_trunks([lone(0, 1, 5, made), lone(0, 2, 3, made)], [trunk, None], 0)
     assert type(layer.extract(0).whole()) is made and type(layer.extract(1)) is made
 
 
 def test_the_bytes_of_a_layer_are_those_of_the_tails() -> None:
-    trunk = Trunk("a", 40)
+    trunk = Trunk(40)
     layer = merge_on_trunks([lone(0, 1, 5), lone(0, 2, 5)], [trunk, trunk], 0)
     assert layer.nbytes == 2 * 5 * HEADS * WIDTH * 4 * 2
     assert trunk.nbytes == 40 * HEADS * WIDTH * 4 * 2
@@ -204,7 +204,7 @@ def test_only_layers_of_plain_rows_stand_on_a_trunk() -> None:
 
 def attended(count: int, repeats: int, sinks: mx.array | None) -> tuple[Any, Any]:
     """Return the attention of three rows on a trunk, or none, to `count` new tokens, and alone."""
-    trunk = Trunk("a", TRUNK_LENGTHS[0])
+    trunk = Trunk(TRUNK_LENGTHS[0])
     alone = [lone(0, 1, 30), lone(None, 2, 7), lone(0, 3, 1)]
     layer = merge_on_trunks([copied(each) for each in alone], [trunk, None, trunk], 0)
     shape = (3, HEADS * repeats, count, WIDTH)
@@ -234,7 +234,7 @@ def test_several_new_tokens_see_the_trunk_and_their_tail_and_nothing_else(
 
 
 def test_a_mask_that_says_more_is_refused() -> None:
-    layer = merge_on_trunks([lone(0, 1, 3)], [Trunk("a", 40)], 0)
+    layer = merge_on_trunks([lone(0, 1, 3)], [Trunk(40)], 0)
     tails = layer.tails.keys_and_values()
     for mask in ("causal", mx.zeros((1, 1, 1, 3))):
         with pytest.raises(NotImplementedError, match="which rows"):
