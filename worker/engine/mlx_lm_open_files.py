@@ -7,24 +7,13 @@ this process needs it takes itself (shared/open_files.py). Imported before all e
 
 import importlib
 import resource
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Final
 
 SETTER: Final = "mlx_lm.utils"  # a test fails once it sets no limit any more
 
-
-@contextmanager
-def limits_stay() -> Iterator[list[tuple[int, tuple[int, int]]]]:
-    """Have `resource.setrlimit` do nothing, and note what it was asked for."""
-    asked: list[tuple[int, tuple[int, int]]] = []
-    setrlimit = resource.setrlimit
-    resource.setrlimit = lambda which, limits: asked.append((which, limits))
-    try:
-        yield asked
-    finally:
-        resource.setrlimit = setrlimit
-
-
-with limits_stay() as asked_for:
+_setrlimit = resource.setrlimit
+resource.setrlimit = lambda _which, _limits: None
+try:
     importlib.import_module(SETTER)
+finally:
+    resource.setrlimit = _setrlimit
