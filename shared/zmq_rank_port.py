@@ -130,12 +130,16 @@ class RankDealer:
         check_endpoint(endpoint, context.keys)
         self._lock = threading.Lock()
         self._socket = socket = context.zmq.socket(zmq.DEALER)
-        options: SocketOptions = {
-            zmq.LINGER: 500,
-            zmq.RECONNECT_IVL: 100,
-            zmq.RECONNECT_IVL_MAX: 1000,
-        }
-        set_options(socket, {**_BOUNDS, **options, zmq.IDENTITY: os.urandom(16)})
+        set_options(
+            socket,
+            {
+                **_BOUNDS,
+                zmq.LINGER: 500,
+                zmq.RECONNECT_IVL: 100,
+                zmq.RECONNECT_IVL_MAX: 1000,
+                zmq.IDENTITY: os.urandom(16),
+            },
+        )
         if endpoint.startswith("tcp://"):
             set_options(socket, client_options(context.keys))
         self._monitor = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)

@@ -165,14 +165,16 @@ class RouterPort:
         self._context = zmq.Context()
         self._guard: ThreadAuthenticator | None = None
         self._socket = self._context.socket(zmq.ROUTER)
-        options: SocketOptions = {
-            zmq.ROUTER_MANDATORY: 1,
-            zmq.LINGER: 500,
-            zmq.SNDHWM: QUEUE_FRAMES_MAX,
-            zmq.HANDSHAKE_IVL: int(HANDSHAKE_S_MAX * 1000),
-            zmq.MAXMSGSIZE: FRAME_BYTES_MAX,
-        }
-        set_options(self._socket, options)
+        set_options(
+            self._socket,
+            {
+                zmq.ROUTER_MANDATORY: 1,
+                zmq.LINGER: 500,
+                zmq.SNDHWM: QUEUE_FRAMES_MAX,
+                zmq.HANDSHAKE_IVL: int(HANDSHAKE_S_MAX * 1000),
+                zmq.MAXMSGSIZE: FRAME_BYTES_MAX,
+            },
+        )
         self.listen(endpoint, keys)
         self._wake_read, self._wake_write = socket.socketpair()
         self._wake_read.setblocking(False)
@@ -359,15 +361,18 @@ class DealerLink:
         """
         check_endpoint(endpoint, keys)
         self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
-        options: SocketOptions = {
-            zmq.LINGER: 0,
-            zmq.SNDHWM: QUEUE_FRAMES_MAX,
-            zmq.RCVHWM: QUEUE_FRAMES_MAX,
-            zmq.MAXMSGSIZE: FRAME_BYTES_MAX,
-            zmq.RECONNECT_IVL: 20,
-            zmq.RECONNECT_IVL_MAX: 200,
-        }
-        set_options(self._socket, {**options, **client_options(keys)})
+        set_options(
+            self._socket,
+            {
+                zmq.LINGER: 0,
+                zmq.SNDHWM: QUEUE_FRAMES_MAX,
+                zmq.RCVHWM: QUEUE_FRAMES_MAX,
+                zmq.MAXMSGSIZE: FRAME_BYTES_MAX,
+                zmq.RECONNECT_IVL: 20,
+                zmq.RECONNECT_IVL_MAX: 200,
+                **client_options(keys),
+            },
+        )
         self._socket.connect(endpoint)
         self._reader = _Reader(self._socket, take)
 

@@ -55,8 +55,12 @@ class ComputeDtype:
         return f"dense {self.name}" if self.is_dense else self.name
 
     def row(self) -> dict[str, Any]:
-        row = {"name": self.name, "cast": self.is_cast, "dense": self.is_dense}
-        return {**row, "reason": self.reason}
+        return {
+            "name": self.name,
+            "cast": self.is_cast,
+            "dense": self.is_dense,
+            "reason": self.reason,
+        }
 
 
 @dataclass(frozen=True, slots=True)

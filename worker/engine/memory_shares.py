@@ -40,7 +40,6 @@ class MemoryShare:
     ) -> None:
         """`hold` is told each new limit, before the other workers can see it."""
         self._path = weights_path(Path(endpoint.removeprefix(_IPC)))
-        self._is_alone = workers == 1
         self._workers = workers
         self.total = total  # bytes that all workers may take
         self.own_bytes = 0  # of weights
@@ -72,17 +71,19 @@ class MemoryShare:
 
     def refresh(self) -> None:
         """Read what the other workers hold, and tell them what this one may."""
-        if self._is_alone:
+        if self._workers == 1:
             self._decide()
             return
         with self._lock():
             self.look()
             self._decide()
-            self._write(_Claim(self.own_bytes, self.limit))
+            descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            with os.fdopen(descriptor, "w") as file:
+                file.write(f"{self.own_bytes} {self.limit}")
 
     def look(self) -> None:
         """Read what the other workers hold, and tell them nothing."""
-        if not self._is_alone:
+        if self._workers > 1:
             files = self._path.parent.glob(f"*{WEIGHTS_SUFFIX}")
             found = (_claim(path) for path in files if path != self._path)
             self._others = [claim for claim in found if claim is not None]
@@ -90,7 +91,7 @@ class MemoryShare:
     def give_up(self) -> None:
         """Claim nothing any more: the weights are gone, or do not come."""
         self.own_bytes = 0
-        if not self._is_alone:
+        if self._workers > 1:
             with contextlib.suppress(OSError):
                 self._path.unlink(missing_ok=True)
 
@@ -121,11 +122,6 @@ class MemoryShare:
             yield
         finally:
             os.close(descriptor)
-
-    def _write(self, claim: _Claim) -> None:
-        descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(descriptor, "w") as file:
-            file.write(f"{claim.weight_bytes} {claim.limit}")
 
 
 def fair_limit(total: int, own: int, others: int, workers: int) -> int:

@@ -46,7 +46,6 @@ class PrefillLengths:
 def prefill_lengths(loaded: LoadedModel) -> PrefillLengths:
     """Return the lengths for a model on the device that it was loaded to."""
     network = network_of(loaded)
-    keeps_states = ArraysCache.__name__ in loaded.facts.cache_layout
     config = loaded.config.get("text_config") or loaded.config
     return lengths_for(
         config,
@@ -54,7 +53,7 @@ def prefill_lengths(loaded: LoadedModel) -> PrefillLengths:
         device_architecture(),
         # Whether a layer reads some of its weights only: upstream's Switch layers, and their kin.
         has_experts=any("Switch" in type(module).__name__ for _, module in network.named_modules()),
-        keeps_states=keeps_states,
+        keeps_states=ArraysCache.__name__ in loaded.facts.cache_layout,
     )
 
 

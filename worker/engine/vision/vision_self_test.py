@@ -83,14 +83,14 @@ class _TestPrompt:
         self._picture = picture
         self._ids = [*before, *picture.ids, *self._behind]
         self._run = ImageRun(len(before), len(before) + len(picture.ids), picture)
+        self._inputs = {name: self._spread(array) for name, array in picture.inputs().items()}
 
     def needs_one_forward(self) -> str:
         """Return why mlx-vlm would not cut a prompt with this picture; "" where it would."""
-        inputs = {name: self._spread(array) for name, array in self._picture.inputs().items()}
         for model in (self._model, self._language.model):
             policy = getattr(model, "chunked_prefill_policy", None)
             if policy is not None:
-                cuts = policy(input_ids=mx.array([self._ids]), prefill_kwargs=inputs)
+                cuts = policy(input_ids=mx.array([self._ids]), prefill_kwargs={**self._inputs})
                 return "" if cuts else _ONE_FORWARD
         return ""
 
@@ -114,7 +114,7 @@ class _TestPrompt:
 
     def _whole(self) -> NDArray[Any]:
         """Return the last logits of the prompt in one forward, as mlx-vlm makes it."""
-        inputs = {name: self._spread(array) for name, array in self._picture.inputs().items()}
+        inputs = {**self._inputs}
         ids, pixels = mx.array([self._ids]), inputs.pop("pixel_values")
         mask = mx.ones(ids.shape, dtype=mx.int32)
         made = self._model.get_input_embeddings(ids, pixels, mask=mask, **inputs).to_dict()
