@@ -1,11 +1,11 @@
 """Passes on why a worker cannot start: it leaves a line in a file beside its socket."""
 
 import logging
-import os
 from pathlib import Path
 from typing import Final
 
 from hearth.shared.read_small_file import read_small_file
+from hearth.shared.write_small_file import write_small_file
 
 log = logging.getLogger(__name__)
 
@@ -21,10 +21,7 @@ def leave_reason(endpoint: str, text: str) -> None:
     """Leave `text` for the supervisor, whose socket is at `endpoint`; log where it cannot be."""
     path = reason_path(Path(endpoint.removeprefix("ipc://")))
     try:
-        path.unlink(missing_ok=True)
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "w", encoding="utf-8", errors="replace") as file:
-            file.write(text)
+        write_small_file(path, text.encode(errors="replace"))
     except OSError as error:
         log.warning("the supervisor is not told why: %s", error)
 

@@ -24,6 +24,7 @@ from hearth.shared.errors import RequestError, WorkerLost
 from hearth.shared.make_private_directory import make_private
 from hearth.shared.read_small_file import read_small_file
 from hearth.shared.version import VERSION
+from hearth.shared.write_small_file import write_small_file
 
 DIRECTORY: Final = "suspects"  # in KV_CACHE_DIR
 SUSPECTED_S: Final = 86_400.0  # after the last death it is as if there had been none
@@ -147,13 +148,8 @@ class SuspectStore:
             _remove(self._directory / f"{row.name}{_SUFFIX}")
 
     def _save(self, row: Suspect) -> None:
-        temp = self._directory / f"{row.name}.writing"
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
-            make_private(self._directory)
-            with os.fdopen(os.open(temp, flags, 0o600), "wb") as file:
-                file.write(orjson.dumps(row))
-            os.replace(temp, temp.with_suffix(_SUFFIX))
+            write_small_file(self._directory / f"{row.name}{_SUFFIX}", orjson.dumps(row))
         except OSError as error:
             log.error("the suspicion cannot be kept, it may end the next worker: %s", error)
 

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from hearth.shared.processes import PID_FILE, process_started
+from hearth.shared.write_small_file import write_small_file
 
 log = logging.getLogger(__name__)
 
@@ -23,7 +24,6 @@ class PidFile:
     def __init__(self, directory: Path, host: str, port: int, models: Sequence[str] = ()) -> None:
         """`models` are directories and hub ids: what MODEL_PATH and its like name."""
         self.path = directory / PID_FILE
-        self._fresh = self.path.with_suffix(".new")
         self._told = {"host": host, "port": port, "models": [_absolute(each) for each in models]}
 
     def write(self, worker_pids: Iterable[int]) -> None:
@@ -35,18 +35,14 @@ class PidFile:
             {"pid": pid, "started": process_started(pid)} for pid in (os.getpid(), *worker_pids)
         )
         workers = [each | {"role": "worker"} for each in children]
+        row = {"supervisor": own, "children": workers, **self._told}
         try:
-            self._fresh.unlink(missing_ok=True)
-            descriptor = os.open(self._fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with os.fdopen(descriptor, "w") as file:
-                json.dump({"supervisor": own, "children": workers, **self._told}, file)
-            self._fresh.replace(self.path)
+            write_small_file(self.path, json.dumps(row).encode())
         except OSError as error:  # supervision must not end by it
             log.error("pid file cannot be written: %s", error)
 
     def remove(self) -> None:
         self.path.unlink(missing_ok=True)
-        self._fresh.unlink(missing_ok=True)
 
 
 def _absolute(source: str) -> str:

@@ -7,7 +7,6 @@ start; nothing changes amid a life, since the chunk and the dtype say what kept 
 import json
 import logging
 import math
-import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -15,8 +14,8 @@ from typing import Any, Final, Literal
 
 from xxhash import xxh3_128
 
-from hearth.shared.make_private_directory import make_private
 from hearth.shared.read_small_file import read_small_file
+from hearth.shared.write_small_file import write_small_file
 from hearth.worker.cache.block_hash import root_hash
 
 log = logging.getLogger(__name__)
@@ -113,14 +112,9 @@ class FindingsFile:
     def save(self, findings: Findings) -> None:
         """Write `findings` over what was there, for their owner alone. Raises: OSError."""
         assert findings.subject == self._subject, (findings.subject, self._subject)
-        make_private(self._path.parent)
-        temporary = self._path.with_name(f".{self._path.name}.{os.getpid()}")
-        temporary.unlink(missing_ok=True)
-        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         text = json.dumps(as_row(findings), allow_nan=False, indent=1).encode()
-        with open(handle, "wb") as file:
-            file.write(self._digest(text).encode() + b"\n" + text)
-        temporary.replace(self._path)
+        write_small_file(self._path, self._digest(text).encode() + b"
+" + text)
 
     def _digest(self, text: bytes) -> str:
         """Return what a file about this subject begins with: a start goes by what it says."""

@@ -15,6 +15,7 @@ from typing import Final, NamedTuple
 
 from hearth.shared.read_small_file import read_small_file
 from hearth.shared.weights_file import WEIGHTS_SUFFIX, weights_path
+from hearth.shared.write_small_file import write_small_file
 
 _IPC: Final = "ipc://"
 _LOCK_TRIES: Final = 50
@@ -77,9 +78,7 @@ class MemoryShare:
         with self._lock():
             self.look()
             self._decide()
-            descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-            with os.fdopen(descriptor, "w") as file:
-                file.write(f"{self.own_bytes} {self.limit}")
+            write_small_file(self._path, f"{self.own_bytes} {self.limit}".encode())
 
     def look(self) -> None:
         """Read what the other workers hold, and tell them nothing."""

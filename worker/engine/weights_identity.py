@@ -24,9 +24,9 @@ from typing import Any, Final
 
 from xxhash import xxh3_128
 
-from hearth.shared.make_private_directory import make_private
 from hearth.shared.models.checkpoint_names import files_like
 from hearth.shared.read_small_file import read_small_file
+from hearth.shared.write_small_file import write_small_file
 
 log = logging.getLogger(__name__)
 
@@ -100,17 +100,10 @@ class HashMemory:
         kept = {at: value for at, value in self.load().items() if at.path not in replaced}
         rows = [[*astuple(at), value] for at, value in {**kept, **hashes}.items()][-FILES_MAX:]
         text = json.dumps({"schema": SCHEMA, "files": rows})
-        temporary = self._path.with_name(f".{MEMORY_NAME}.{secrets.token_hex(8)}")
         try:
-            make_private(self._path.parent)
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
-            with open(os.open(temporary, flags, 0o600), "w", encoding="utf-8") as file:
-                file.write(text)
-            temporary.replace(self._path)
+            write_small_file(self._path, text.encode())
         except OSError as error:
             log.warning("the weights' hashes are not remembered, and made at each start: %s", error)
-            with contextlib.suppress(OSError):
-                temporary.unlink(missing_ok=True)
 
 
 def _hashes_from(text: bytes) -> dict[FileStamp, str]:

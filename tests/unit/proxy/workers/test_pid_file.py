@@ -52,6 +52,7 @@ def test_a_pid_that_is_used_again_is_named_by_its_own_start(
 def test_a_directory_that_takes_no_file_ends_no_supervision(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    pid_file = PidFile(tmp_path / "missing", "127.0.0.1", 4000)
+    (tmp_path / "file").touch()
+    pid_file = PidFile(tmp_path / "file", "127.0.0.1", 4000)
     pid_file.write([])
     assert "pid file cannot be written" in caplog.text
