@@ -79,14 +79,14 @@ class _TestPrompt:
         self._picture = picture
         self._ids = [*before, *picture.ids, *self._behind]
         self._run = ImageRun(len(before), len(before) + len(picture.ids), picture)
-        self._inputs = {name: self._spread(array) for name, array in picture.inputs().items()}
 
     def needs_one_forward(self) -> str:
         """Return why mlx-vlm would not cut a prompt with this picture; "" where it would."""
+        inputs = {name: self._spread(array) for name, array in self._picture.inputs().items()}
         for model in (self._model, self._language.model):
             policy = getattr(model, "chunked_prefill_policy", None)
             if policy is not None:
-                cuts = policy(input_ids=mx.array([self._ids]), prefill_kwargs={**self._inputs})
+                cuts = policy(input_ids=mx.array([self._ids]), prefill_kwargs=inputs)
                 return "" if cuts else _ONE_FORWARD
         return ""
 
@@ -110,7 +110,7 @@ class _TestPrompt:
 
     def _whole(self) -> NDArray[Any]:
         """Return the last logits of the prompt in one forward, as mlx-vlm makes it."""
-        inputs = {**self._inputs}
+        inputs = {name: self._spread(array) for name, array in self._picture.inputs().items()}
         ids, pixels = mx.array([self._ids]), inputs.pop("pixel_values")
         mask = mx.ones(ids.shape, dtype=mx.int32)
         made = self._model.get_input_embeddings(ids, pixels, mask=mask, **inputs).to_dict()
@@ -131,9 +131,9 @@ class _TestPrompt:
         return self._last(logits)
 
     def _last(self, logits: mx.array) -> NDArray[Any]:
-        """Return the logits (n * vocabulary,) of the text behind the image."""
+        """Return the logits (n, vocabulary) of the text behind the image."""
         behind = logits[0, -len(self._behind) :].astype(mx.float32)
-        return np.array(behind).astype(np.float64).ravel()
+        return np.array(behind).astype(np.float64)
 
     def _spread(self, array: NDArray[Any]) -> mx.array:
         """Return an input for the whole prompt: one value for each token is 0 for the text's."""
@@ -145,4 +145,4 @@ class _TestPrompt:
 
 def _error(pieces: NDArray[Any], whole: NDArray[Any]) -> float:
     """Return how unlike logits are: 0 where equal. Not a number where any of them is."""
-    return 1 - float(np.corrcoef(pieces, whole)[0, 1])
+    return 1 - float(np.corrcoef(pieces.ravel(), whole.ravel())[0, 1])
