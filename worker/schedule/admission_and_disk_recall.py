@@ -8,7 +8,7 @@ from typing import Final
 from hearth.shared.wire_messages import Failed
 from hearth.worker.engine.decode.decoder import Decoder
 from hearth.worker.kv.layer_adapters import STEP
-from hearth.worker.schedule.memory_guard import AnyKVManager
+from hearth.worker.schedule.memory_guard import AnyKVManager, PromptCost
 from hearth.worker.schedule.request_state import RecallDone, Request
 from hearth.worker.schedule.scheduler_config import SchedulerConfig
 
@@ -108,19 +108,13 @@ class Admission:
         own_share = self._own_share(request, running)
         promised = sum(map(self._promised_bytes, running))
         growth = sum(map(self._growth_bytes, [*running, request])) if running else 0
-
-        def cost_from(manager: AnyKVManager) -> int:
-            return round((1 + own_share) * manager.slot_cost(query, rows)) + promised
-
-        return self._config.memory.admits(
-            self._kv_manager,
-            query,
-            lambda: (cost_from(kv_manager), 0 if running else kv_manager.copied_bytes(query)),
-            cold=cost_from(self._uncached),
-            growth=growth,
-            is_last=not running,
-            depth=depth,
+        cost = PromptCost(
+            lambda: round((1 + own_share) * kv_manager.slot_cost(query, rows)) + promised,
+            round((1 + own_share) * self._uncached.slot_cost(query, rows)) + promised,
+            growth,
+            lambda: 0 if running else kv_manager.copied_bytes(query),
         )
+        return self._config.memory.admits(self._kv_manager, query, cost, not running, depth)
 
     def _own_share(self, request: Request, running: Collection[Request]) -> float:
         """Return which part of its KV a batch copies when it joins: not the trunk that it shares.

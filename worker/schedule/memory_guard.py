@@ -22,6 +22,16 @@ def _none(_depth: int = 0) -> int:
     return 0
 
 
+@dataclass(frozen=True, slots=True)
+class PromptCost:
+    """Tells the bytes that a prompt takes once it has a slot."""
+
+    now: Callable[[], int]  # as things are
+    cold: int  # once nothing is kept of it
+    growth: int = 0  # what answers are still to take: it is enough that for this something can go
+    copied: Callable[[], int] = _none  # of what is kept of it: may go once the slot has it too
+
+
 @dataclass(slots=True)
 class Watermark:
     """Warns once in the log that a budget is nearly used up. Owner: the inference thread."""
@@ -73,34 +83,27 @@ class MemoryGuard:
         self,
         holder: AnyKVManager,
         query: PrefixQuery,
-        cost: Callable[[], tuple[int, int]],
-        *,
-        cold: int,
-        growth: int,
+        cost: PromptCost,
         is_last: bool,
         depth: int = 0,
     ) -> tuple[bool, int]:
         """Free memory for a prompt; say whether there is enough, and how many bytes it takes.
 
-        `cost` gives the bytes that it takes as things are, and those of what is kept of it, which
-        may go once the slot has them too; `cold` are those once nothing is kept of it. Of `growth`,
-        what answers are still to take, it is enough that something can go for it.
-
         What the prompt goes on from goes last, and only where nobody runs whose end would make
         room (`is_last`). It has to fit beside its copy in the slot, not beside a forward too.
         Where what may go would not do, nothing goes.
         """
-        needed, copied = cost()
-        assert min(needed, cold, copied) >= 0, (needed, cold, copied)
+        needed, copied = cost.now(), cost.copied()
+        assert min(needed, cost.cold, copied) >= 0, (needed, cost.cold, copied)
         for spared in (query, None) if is_last else (query,):
-            missing = self.over(cold, depth)
+            missing = self.over(cost.cold, depth)
             if spared is not None:
                 missing = max(self.over(needed), self.over(needed - copied, depth))
             if 0 < missing <= holder.releasable(spared):
                 holder.release(missing, spared)
-                needed, copied = cost()
+                needed, copied = cost.now(), cost.copied()
             if not self.over(needed) and not self.over(needed - copied, depth):
-                later = self.over(needed - copied + growth, depth)
+                later = self.over(needed - copied + cost.growth, depth)
                 return not later or later <= holder.releasable(spared), needed
         return False, needed
 
