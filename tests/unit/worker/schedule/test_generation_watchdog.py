@@ -139,7 +139,7 @@ def test_an_answer_goes_on_behind_a_sleep_of_the_machine_and_has_the_rest_of_its
         now[0] += 1
         clock.now()
         asked.lease.renew()
-        asked.times.note_token()  # type: ignore[union-attr]
+        asked.times.progressed_at = clock.now()  # type: ignore[union-attr]
     assert finish_of(steps(made), "night").reason == "length"
 
 
