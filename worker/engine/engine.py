@@ -26,7 +26,7 @@ from hearth.worker.engine.decode.trunk_trial import trunks_like_alone
 from hearth.worker.engine.decode.verify_trial import verifies_like_alone
 from hearth.worker.engine.hidden_states import with_hidden
 from hearth.worker.engine.lora.lora_adapter import applied
-from hearth.worker.engine.mlx_memory import return_freed, wire
+from hearth.worker.engine.mlx_memory import return_freed, unwire
 from hearth.worker.engine.model_loader import LoadedModel
 from hearth.worker.engine.prefill_lengths import network_of
 from hearth.worker.engine.vision.image_encoding_and_positions import ImageEncoder
@@ -247,7 +247,7 @@ def leave_device() -> None:
     A decoding sequence is computed one token ahead. Without the last the process aborts at its end.
     """
     mx.synchronize(generation_stream)
-    wire(0)  # the system may forget to, until the machine restarts
+    unwire()
     mx.clear_streams()
 
 

@@ -94,6 +94,11 @@ def unpaged_bytes(sizes: Iterable[int]) -> int:
     return HEAP_BYTES + sum(alone) - sum(size for size in small if size < HEAP_BELOW_BYTES)
 
 
+def unwire() -> None:
+    """Wire nothing any more. Called before the process ends: the system forgets it otherwise."""
+    wire(0)
+
+
 def return_freed() -> None:
     """Give back what MLX keeps of freed arrays, where it is more than the limit leaves for it.
 

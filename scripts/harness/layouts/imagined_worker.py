@@ -15,7 +15,7 @@ from hearth.shared.settings_from_env import load_settings
 from hearth.worker.cache.prefill_grid import PrefillGrid
 from hearth.worker.engine.footprint import MemoryUse
 from hearth.worker.engine.forward_memory import ForwardMemory, forward_of
-from hearth.worker.engine.mlx_memory import wire
+from hearth.worker.engine.mlx_memory import unwire
 from hearth.worker.engine.prefill_lengths import lengths_for
 from hearth.worker.setup import encoder_memory
 from hearth.worker.setup.memory_setup import KVRoom, WorkerMemory, divide_room
@@ -130,7 +130,7 @@ class ImaginedWorker:
         with self.fake.installed():
             self._free(buffer for buffers in [*self._slots, *self._kept] for buffer in buffers)
             self.fake.memory.clear_cache()
-            wire(0)
+            unwire()
             self.memory.share.give_up()
 
     def _rows(self, tokens: int) -> list[int]:
