@@ -113,8 +113,7 @@ class FindingsFile:
         """Write `findings` over what was there, for their owner alone. Raises: OSError."""
         assert findings.subject == self._subject, (findings.subject, self._subject)
         text = json.dumps(as_row(findings), allow_nan=False, indent=1).encode()
-        write_small_file(self._path, self._digest(text).encode() + b"
-" + text)
+        write_small_file(self._path, self._digest(text).encode() + b"\n" + text)
 
     def _digest(self, text: bytes) -> str:
         """Return what a file about this subject begins with: a start goes by what it says."""
