@@ -18,10 +18,11 @@ import yaml
 
 from hearth.proxy.gateway import litellm_process
 from hearth.proxy.gateway.config.routing_table import Deployment, RoutingTable, read_table
-from hearth.proxy.gateway.litellm_messages import PATHS
+from hearth.proxy.gateway.litellm_messages import HELD_BYTES_MAX, PATHS, read_frame
 from hearth.proxy.gateway.litellm_process import (
     CONFIG_NAME,
     SOCKET_NAME,
+    LiteLLMLine,
     LiteLLMProcess,
     LiteLLMUnavailable,
 )
@@ -36,13 +37,14 @@ from tests.helpers.servers.mock_cloud import KEY, MockCloud
 pytestmark = pytest.mark.process
 STOPS: Final = "The server is shutting down."
 BODY: Final = json.dumps(body_of("chat", "two", "Hi", stream=True)).encode()
-# A callback that chooses no deployment, or hangs at its import.
+CHOICE: Final = {"group": "two", "excluded": [], "preferred": "", "request": {}}
+# A callback that chooses no deployment until there was a collection, and whose child lives on.
 CALLBACK: Final = """
-import asyncio, gc, os, subprocess, time
+import asyncio, gc, os, subprocess
 from litellm.integrations.custom_logger import CustomLogger
 class Slow(CustomLogger):
     async def async_filter_deployments(self, model, healthy_deployments, *rest, **more):
-        if "A_KEY" in os.environ and collected:
+        if collected:
             raise ValueError(f"{collected} collected. " + "x" * 570 + os.environ["A_KEY"])
         await asyncio.sleep(60)
 slow, collected, collect = Slow(), 0, gc.collect
@@ -51,13 +53,7 @@ def counted():
     collected += 1
     collect()
 gc.collect = counted
-if os.environ.get("HANGS"):
-    open(os.environ["HANGS"], "w").close()
-    time.sleep(60)
-if os.environ.get("STARTS"):
-    child = subprocess.Popen(["sleep", "30"])
-if "WORDS" in os.environ:
-    raise ValueError("a word " * int(os.environ["WORDS"]))
+child = subprocess.Popen(["sleep", "30"])
 """
 
 
@@ -97,37 +93,41 @@ def cloud() -> Iterator[MockCloud]:
         yield made
 
 
-@pytest.mark.parametrize("how", ["stop", "kill"])
+async def asked(process: LiteLLMProcess, to: Deployment) -> None:
+    async with process.call(to, PATHS["chat"], BODY, []) as call:
+        assert (await call.start())[0] == 200
+        assert b"cloud" in b"".join([part async for part in call.chunks()])
+        assert call.failure is None
+
+
+async def cut_off(
+    cloud: MockCloud, process: LiteLLMProcess, to: Deployment, *, by_stop: bool
+) -> None:
+    """A call that has begun tells its end, and none begins behind it."""
+    cloud.say(CloudAnswer("One two.", hangs="amid the text"))
+    async with process.call(to, PATHS["chat"], BODY, []) as call:
+        await call.start()
+        parts = call.chunks()
+        assert b"data:" in await anext(parts)
+        if by_stop:
+            process.end_calls(STOPS)
+        else:
+            newest_child().kill()
+        async for _ in parts:
+            pass
+        assert call.failure is not None and not call.is_complete
+        assert (call.failure.text == STOPS) == by_stop, call.failure
+    with pytest.raises(LiteLLMUnavailable, match=STOPS if by_stop else "LiteLLM"):
+        await asked(process, to)
+    with pytest.raises(LiteLLMUnavailable):
+        await process.choose("two", request={})
+
+
 def test_its_files_are_private_its_calls_stay_apart_and_end_with_it_behind_what_has_come(
-    cloud: MockCloud, tmp_path: Path, runner: asyncio.Runner, how: str
+    cloud: MockCloud, tmp_path: Path, runner: asyncio.Runner
 ) -> None:
     table = table_in(tmp_path, cloud)
     cloud.forget()
-
-    async def asked(process: LiteLLMProcess, to: Deployment) -> None:
-        async with process.call(to, PATHS["chat"], BODY, []) as call:
-            assert (await call.start())[0] == 200
-            assert b"cloud" in b"".join([part async for part in call.chunks()])
-            assert call.failure is None
-
-    async def cut_off(process: LiteLLMProcess, to: Deployment) -> None:
-        cloud.say(CloudAnswer("One two.", hangs="amid the text"))
-        async with process.call(to, PATHS["chat"], BODY, []) as call:
-            await call.start()
-            parts = call.chunks()
-            assert b"data:" in await anext(parts)
-            if how == "stop":
-                process.end_calls(STOPS)
-            else:
-                newest_child().kill()
-            async for _ in parts:
-                pass
-            assert call.failure is not None and not call.is_complete
-            assert (call.failure.text == STOPS) == (how == "stop"), call.failure
-        with pytest.raises(LiteLLMUnavailable, match=STOPS if how == "stop" else "LiteLLM"):
-            await asked(process, to)
-        with pytest.raises(LiteLLMUnavailable):
-            await process.choose("two", request={})
 
     async def body() -> None:
         async with started(table) as process:
@@ -140,81 +140,28 @@ def test_its_files_are_private_its_calls_stay_apart_and_end_with_it_behind_what_
             assert not (tmp_path / CONFIG_NAME).exists()
             deployments = table.deployments("two")
             await asyncio.gather(*[asked(process, each) for each in deployments * 5])
-            await cut_off(process, deployments[0])
+            await cut_off(cloud, process, deployments[0], by_stop=True)
 
     runner.run(body())
     models = sorted(request.model for request in cloud.generations())
     assert models == ["first"] * 6 + ["second"] * 5
 
 
-def test_a_choice_that_does_not_come_is_waited_for_only_so_long(
-    cloud: MockCloud, tmp_path: Path, runner: asyncio.Runner, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "slow_callback.py").write_text(CALLBACK)
-    table = table_in(tmp_path, cloud, "slow_callback.slow")
-    asked = {"group": "two", "excluded": [], "preferred": "", "request": {}}
-
-    async def choose() -> None:
-        async with started(table) as process:
-            line = await process.line()
-            with pytest.raises(LiteLLMUnavailable, match=r"has not answered within 0\.1 s"):
-                await line.ask("choose", asked, 0.1)
-            line.close()
-
-    async def load() -> None:
-        async with started(table) as process:
-            while not (tmp_path / "hangs").exists():
-                await asyncio.sleep(0.02)
-            with pytest.raises(LiteLLMUnavailable, match="still loading"):
-                await process.choose("two", request={})
-            child = newest_child()
-        while child.is_running():  # it was killed, and the loop has yet to see its end
-            await asyncio.sleep(0.02)
-
-    runner.run(choose())
-    monkeypatch.setattr(litellm_process, "READY_S_MAX", 0.01)
-    table.environ["HANGS"] = str(tmp_path / "hangs")
-    runner.run(load())
-
-
-def test_a_death_is_noticed_though_a_callbacks_child_lives_on_and_its_reason_is_told_in_short(
+def test_a_choice_is_waited_for_only_so_long_and_a_crowd_that_leaves_costs_one_collection(
     cloud: MockCloud, tmp_path: Path, runner: asyncio.Runner
 ) -> None:
-    (tmp_path / "slow_callback.py").write_text(CALLBACK)
-    table = table_in(tmp_path, cloud, "slow_callback.slow")
-
-    async def die() -> None:
-        async with started(table) as process:
-            (await process.line()).close()
-            newest_child().kill()
-            while not process.failure:
-                await asyncio.sleep(0.01)
-
-    async def refused() -> None:
-        async with started(table) as process:
-            with pytest.raises(LiteLLMUnavailable, match="ValueError: a word") as caught:
-                await process.choose("two", request={})
-            assert len(str(caught.value)) < 700
-
-    table.environ["STARTS"] = "1"
-    runner.run(die())
-    table.environ["WORDS"] = "100000"
-    runner.run(refused())
-
-
-def test_a_crowd_that_leaves_costs_one_collection_and_a_cut_text_shows_no_part_of_a_secret(
-    cloud: MockCloud, tmp_path: Path, runner: asyncio.Runner
-) -> None:
+    """A cut text shows no part of a secret; a death is noticed though a callback's child lives."""
     (tmp_path / "slow_callback.py").write_text(CALLBACK)
     table = table_in(tmp_path, cloud, "slow_callback.slow")
     table.environ["A_KEY"] = KEY
-    asked = {"group": "two", "excluded": [], "preferred": "", "request": {}}
 
-    async def leave() -> None:
+    async def body() -> None:
         async with started(table) as process:
             lines = [await process.line() for _ in range(50)]
+            with pytest.raises(LiteLLMUnavailable, match=r"has not answered within 0\.1 s"):
+                await lines.pop().ask("choose", CHOICE, 0.1)
             for line in lines:
-                await line.write(json.dumps(["choose", asked]).encode())
+                await line.write(json.dumps(["choose", CHOICE]).encode())
             await asyncio.sleep(0.5)
             for line in lines:
                 line.close()
@@ -222,5 +169,56 @@ def test_a_crowd_that_leaves_costs_one_collection_and_a_cut_text_shows_no_part_o
             with pytest.raises(RequestError, match=r"^[1-9] collected\. x+") as caught:
                 await process.choose("two", request={})
             assert KEY[:4] not in str(caught.value)
+            await cut_off(cloud, process, table.deployments("two")[0], by_stop=False)
+            while not process.failure:
+                await asyncio.sleep(0.01)
 
-    runner.run(leave())
+    runner.run(body())
+
+
+def test_who_waits_for_it_to_load_is_told_after_a_while_and_a_stop_ends_it_amid_that(
+    cloud: MockCloud, tmp_path: Path, runner: asyncio.Runner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(litellm_process, "READY_S_MAX", 0.01)
+    before = set(psutil.Process().children())
+
+    async def body() -> None:
+        async with started(table_in(tmp_path, cloud)) as process:
+            while not (born := set(psutil.Process().children()) - before):
+                await asyncio.sleep(0.01)
+            with pytest.raises(LiteLLMUnavailable, match="still loading"):
+                await process.choose("two", request={})
+        while any(child.is_running() for child in born):  # the loop has yet to see its end
+            await asyncio.sleep(0.02)
+
+    runner.run(body())
+
+
+def test_a_large_body_goes_a_part_at_a_time_and_holds_nobody_up(tmp_path: Path) -> None:
+    async def held_and_told() -> tuple[int, bytes]:
+        read = asyncio.Event()
+
+        async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await read.wait()
+            frames.append(await read_frame(reader))
+            writer.close()
+
+        frames: list[bytes] = []
+        async with await asyncio.start_unix_server(answer, tmp_path / "sock"):
+            reader, writer = await asyncio.open_unix_connection(tmp_path / "sock")
+            line = LiteLLMLine(reader, writer)
+            writing = asyncio.create_task(line.write(body))
+            await asyncio.sleep(0.1)
+            held = writer.transport.get_write_buffer_size()
+            read.set()
+            await writing
+            with pytest.raises(LiteLLMUnavailable):
+                await line.read()
+            await line.write(body)  # nobody reads it
+            line.close()
+        return held, frames[0]
+
+    body = os.urandom(1 << 20) * 8
+    held, told = asyncio.run(held_and_told())
+    assert told == body
+    assert held <= 2 * HELD_BYTES_MAX
