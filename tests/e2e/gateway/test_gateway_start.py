@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import httpx
+import psutil
 import pytest
 
 from tests.helpers.cloud.cloud_answers import ERRORS, HELLO, CloudAnswer
@@ -21,6 +22,7 @@ from tests.helpers.cloud.gateway_server import cloud_entry, local, write_config
 from tests.helpers.servers.fake_server import FakeServer
 from tests.helpers.servers.mock_cloud import MockCloud
 
+OPEN: Final = psutil.CONN_ESTABLISHED
 STOP_S_MAX: Final = 30.0  # what they wait for takes longer
 # The import of LiteLLM waits until the file named by GO is there.
 HELD_IMPORT: Final = """
@@ -102,6 +104,9 @@ def test_a_stop_while_litellm_loads_tells_who_waits_for_it(
 ) -> None:
     with ThreadPoolExecutor() as pool:
         asked = streams_of(held, pool, {})
+        assert held.process is not None
+        proxy = psutil.Process(held.process.pid)
+        held.until(lambda: [row.status for row in proxy.net_connections("tcp")].count(OPEN) > 3)
         time.sleep(1.0)
         assert not any(each.done() for each in asked)
         assert held.stop() < STOP_S_MAX  # it waits for no import: that would not end

@@ -5,23 +5,17 @@ from typing import Final
 
 import httpx
 import pytest
+import yaml
 
+from hearth.shared.paths import PROJECT_DIR
 from tests.helpers.cloud.cloud_answers import ERRORS, CloudAnswer, CloudError
 from tests.helpers.cloud.dialect_requests import DIALECTS, ask, body_of, in_each_way
 from tests.helpers.cloud.gateway_server import WRONG_KEYS, GatewayServer
 from tests.helpers.servers.mock_cloud import KEY
 
-PAGES: Final = (
-    *("/", "/health", "/v1/models", "/v1/models/cloud", "/metrics", "/dashboard", "/v1/cache"),
-    *("/v1/sessions", "/v1/requests", "/dashboard/events"),
-)
-LITELLMS: Final = (
-    *("/openapi.json", "/docs", "/ui", "/model/info", "/v1/model/info", "/config/yaml", "/routes"),
-    *("/get/config/callbacks", "/health/readiness", "/health/liveliness", "/settings"),
-    *("/spend/logs", "/model_group/info", "/credentials", "/key/info", "/debug/asyncio-tasks"),
-    *("/litellm/.well-known/litellm-ui-config", "/model/new", "/config/update", "/key/generate"),
-    *("/user/new", "/mcp"),
-)
+PAGES: Final = yaml.safe_load((PROJECT_DIR / "tests/data/litellm_attacks.yaml").read_text())[
+    "pages"
+]
 
 
 def held(text: object, place: object) -> None:
@@ -59,7 +53,7 @@ def test_no_page_and_no_log_tells_a_key(gateway: GatewayServer) -> None:
         for number, model in enumerate((*WRONG_KEYS, "cloud-first", "refused-first", "cloud")):
             ask(gateway.url, dialect, body_of(dialect, model, "n=1", stream=bool(number % 2)))
     with httpx.Client(base_url=gateway.url, timeout=60) as client:
-        for page in PAGES:
+        for page in PAGES["ours"]:
             with client.stream("GET", page) as told:
                 pieces = told.iter_text()
                 is_endless = "event-stream" in told.headers.get("content-type", "")
@@ -74,6 +68,6 @@ def test_none_of_litellms_pages_is_served(gateway: GatewayServer) -> None:
     """Nor can anybody change its config: the app is for generations alone."""
     ask(gateway.url, "chat", body_of("chat", "cloud", "Hi"))  # it is there now
     with httpx.Client(base_url=gateway.url, timeout=60) as client:
-        for page in LITELLMS:
+        for page in PAGES["LiteLLM's"]:
             for method in ("GET", "POST"):
                 assert client.request(method, page, json={}).status_code in (404, 405), page

@@ -92,13 +92,6 @@ def test_embeddings_of_other_servers_and_of_ours_stand_beside_each_other(
         assert len(server.cloud.generations()) == count, model
     status, answer = ask(server, "POST", "/v1/embeddings", {"model": "local", "input": "x"}, MINE)
     assert (status, b"is a local one that /v1/embeddings" in answer) == (400, True), answer
-    status, answer = chat(server, MINE, "bert-float32")
-    assert (status, b"answers at /v1/embeddings only" in answer) == (400, True), answer
-    listed = json.loads(ask(server, "GET", "/v1/models", key=MINE)[1])["data"]
-    assert ask(server, "GET", f"/v1/models/{listed[0]['id']}", key=MINE)[0] == 200
-    kinds = [row.get("architecture", {}).get("output_modalities") for row in listed]
-    assert kinds[-2:] == [["embeddings"], ["rerank"]]
-    assert kinds.count(["embeddings"]) == 1
 
 
 def test_a_key_of_one_model_falls_back_to_no_other(server: VirtualKeyServer) -> None:

@@ -38,8 +38,8 @@ pytestmark = pytest.mark.process
 STOPS: Final = "The server is shutting down."
 BODY: Final = json.dumps(body_of("chat", "two", "Hi", stream=True)).encode()
 CHOICE: Final = {"group": "two", "excluded": [], "preferred": "", "request": {}}
-# A callback that chooses no deployment until there was a collection, and whose child lives on.
-CALLBACK: Final = """
+# A callback that chooses no deployment until there was a collection, and one whose child lives on.
+CALLBACKS: Final = """
 import asyncio, gc, os, subprocess
 from litellm.integrations.custom_logger import CustomLogger
 class Slow(CustomLogger):
@@ -47,20 +47,25 @@ class Slow(CustomLogger):
         if collected:
             raise ValueError(f"{collected} collected. " + "x" * 570 + os.environ["A_KEY"])
         await asyncio.sleep(60)
-slow, collected, collect = Slow(), 0, gc.collect
+slow, other, collected, collect = Slow(), CustomLogger(), 0, gc.collect
 def counted():
     global collected
     collected += 1
     collect()
 gc.collect = counted
-child = subprocess.Popen(["sleep", "30"])
+if "A_KEY" not in os.environ:
+    child = subprocess.Popen(["sleep", "30"])
 """
 
 
-def table_in(directory: Path, cloud: MockCloud, *callbacks: str) -> RoutingTable:
+def table_in(directory: Path, cloud: MockCloud, callback: str) -> RoutingTable:
+    (directory / "own_callbacks.py").write_text(CALLBACKS)
     path = directory / "config.yaml"
     entries = [cloud_entry(cloud, "two", f"openai/{name}") for name in ("first", "second")]
-    config = {"model_list": entries, "litellm_settings": {"callbacks": list(callbacks)}}
+    config = {
+        "model_list": entries,
+        "litellm_settings": {"callbacks": [f"own_callbacks.{callback}"]},
+    }
     path.touch(0o600)
     path.write_text(yaml.safe_dump(config | {"router_settings": {"num_retries": 0}}))
     settings = load_settings({"RUN_DIR": str(directory)}, None)
@@ -93,41 +98,40 @@ def cloud() -> Iterator[MockCloud]:
         yield made
 
 
-async def asked(process: LiteLLMProcess, to: Deployment) -> None:
-    async with process.call(to, PATHS["chat"], BODY, []) as call:
-        assert (await call.start())[0] == 200
-        assert b"cloud" in b"".join([part async for part in call.chunks()])
-        assert call.failure is None
-
-
-async def cut_off(
-    cloud: MockCloud, process: LiteLLMProcess, to: Deployment, *, by_stop: bool
-) -> None:
-    """A call that has begun tells its end, and none begins behind it."""
-    cloud.say(CloudAnswer("One two.", hangs="amid the text"))
-    async with process.call(to, PATHS["chat"], BODY, []) as call:
-        await call.start()
-        parts = call.chunks()
-        assert b"data:" in await anext(parts)
-        if by_stop:
-            process.end_calls(STOPS)
-        else:
-            newest_child().kill()
-        async for _ in parts:
-            pass
-        assert call.failure is not None and not call.is_complete
-        assert (call.failure.text == STOPS) == by_stop, call.failure
-    with pytest.raises(LiteLLMUnavailable, match=STOPS if by_stop else "LiteLLM"):
-        await asked(process, to)
-    with pytest.raises(LiteLLMUnavailable):
-        await process.choose("two", request={})
-
-
+@pytest.mark.parametrize("how", ["stop", "kill"])
 def test_its_files_are_private_its_calls_stay_apart_and_end_with_it_behind_what_has_come(
-    cloud: MockCloud, tmp_path: Path, runner: asyncio.Runner
+    cloud: MockCloud, tmp_path: Path, runner: asyncio.Runner, how: str
 ) -> None:
-    table = table_in(tmp_path, cloud)
+    """A death is noticed though a callback's child lives on."""
+    table = table_in(tmp_path, cloud, "other")
     cloud.forget()
+
+    async def asked(process: LiteLLMProcess, to: Deployment) -> None:
+        async with process.call(to, PATHS["chat"], BODY, []) as call:
+            assert (await call.start())[0] == 200
+            assert b"cloud" in b"".join([part async for part in call.chunks()])
+            assert call.failure is None
+
+    async def cut_off(process: LiteLLMProcess, to: Deployment) -> None:
+        cloud.say(CloudAnswer("One two.", hangs="amid the text"))
+        async with process.call(to, PATHS["chat"], BODY, []) as call:
+            await call.start()
+            parts = call.chunks()
+            assert b"data:" in await anext(parts)
+            if how == "stop":
+                process.end_calls(STOPS)
+            else:
+                newest_child().kill()
+            async for _ in parts:
+                pass
+            assert call.failure is not None and not call.is_complete
+            assert (call.failure.text == STOPS) == (how == "stop"), call.failure
+        with pytest.raises(LiteLLMUnavailable, match=STOPS if how == "stop" else "LiteLLM"):
+            await asked(process, to)
+        with pytest.raises(LiteLLMUnavailable):
+            await process.choose("two", request={})
+        while how == "kill" and not process.failure:
+            await asyncio.sleep(0.01)
 
     async def body() -> None:
         async with started(table) as process:
@@ -140,7 +144,7 @@ def test_its_files_are_private_its_calls_stay_apart_and_end_with_it_behind_what_
             assert not (tmp_path / CONFIG_NAME).exists()
             deployments = table.deployments("two")
             await asyncio.gather(*[asked(process, each) for each in deployments * 5])
-            await cut_off(cloud, process, deployments[0], by_stop=True)
+            await cut_off(process, deployments[0])
 
     runner.run(body())
     models = sorted(request.model for request in cloud.generations())
@@ -150,17 +154,16 @@ def test_its_files_are_private_its_calls_stay_apart_and_end_with_it_behind_what_
 def test_a_choice_is_waited_for_only_so_long_and_a_crowd_that_leaves_costs_one_collection(
     cloud: MockCloud, tmp_path: Path, runner: asyncio.Runner
 ) -> None:
-    """A cut text shows no part of a secret; a death is noticed though a callback's child lives."""
-    (tmp_path / "slow_callback.py").write_text(CALLBACK)
-    table = table_in(tmp_path, cloud, "slow_callback.slow")
+    """And a cut text shows no part of a secret."""
+    table = table_in(tmp_path, cloud, "slow")
     table.environ["A_KEY"] = KEY
 
     async def body() -> None:
         async with started(table) as process:
             lines = [await process.line() for _ in range(50)]
             with pytest.raises(LiteLLMUnavailable, match=r"has not answered within 0\.1 s"):
-                await lines.pop().ask("choose", CHOICE, 0.1)
-            for line in lines:
+                await lines[0].ask("choose", CHOICE, 0.1)
+            for line in lines[1:]:
                 await line.write(json.dumps(["choose", CHOICE]).encode())
             await asyncio.sleep(0.5)
             for line in lines:
@@ -169,9 +172,6 @@ def test_a_choice_is_waited_for_only_so_long_and_a_crowd_that_leaves_costs_one_c
             with pytest.raises(RequestError, match=r"^[1-9] collected\. x+") as caught:
                 await process.choose("two", request={})
             assert KEY[:4] not in str(caught.value)
-            await cut_off(cloud, process, table.deployments("two")[0], by_stop=False)
-            while not process.failure:
-                await asyncio.sleep(0.01)
 
     runner.run(body())
 
@@ -183,7 +183,7 @@ def test_who_waits_for_it_to_load_is_told_after_a_while_and_a_stop_ends_it_amid_
     before = set(psutil.Process().children())
 
     async def body() -> None:
-        async with started(table_in(tmp_path, cloud)) as process:
+        async with started(table_in(tmp_path, cloud, "other")) as process:
             while not (born := set(psutil.Process().children()) - before):
                 await asyncio.sleep(0.01)
             with pytest.raises(LiteLLMUnavailable, match="still loading"):

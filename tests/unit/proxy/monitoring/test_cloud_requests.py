@@ -17,7 +17,6 @@ from hearth.proxy.monitoring import cloud_requests
 from hearth.proxy.monitoring.cloud_requests import CloudRequests
 from hearth.proxy.monitoring.gateway_metrics import CAUSES
 from hearth.proxy.monitoring.recent_requests import RecentRequests
-from hearth.proxy.monitoring.request_metrics import outcome_elsewhere
 from hearth.shared.errors import RequestError
 from hearth.shared.suspending_clock import awake_s
 from tests.helpers.proxy.feed_events import USAGE, ended, request_of
@@ -29,7 +28,13 @@ ROW = {
     **{"fallback": "", "ended": "answered", "wall_ms": 1_500, "ttft_ms": 200},
 }
 COST = CloudUsage("r", "dep-1", 100, 60, 7, 0.25)
-BROKEN = RequestError("It broke off.", status=503, code="cloud_error")
+
+
+def refused(status: int) -> RequestError:
+    return RequestError("It broke off.", status=status, code="cloud_error")
+
+
+BROKEN = refused(503)
 
 
 class Noted:
@@ -143,6 +148,9 @@ def test_the_hit_rate_is_that_of_local_answers_and_each_key_sees_its_own() -> No
         (200, True, ClientGone(), "cancelled", "cancelled"),
         (0, False, ClientGone(), "cancelled", "cancelled"),
         (503, False, BROKEN, "refused_5xx", "cloud_error"),
+        (400, False, refused(400), "refused_4xx", "cloud_error"),
+        (429, False, refused(429), "refused_4xx", "cloud_error"),
+        (500, False, refused(500), "failed", "cloud_error"),
     ],
 )
 def test_a_reply_that_broke_off_has_failed_whatever_the_error_is(
@@ -168,18 +176,6 @@ def test_a_reply_that_broke_off_has_failed_whatever_the_error_is(
     asyncio.run(body())
     assert value(metrics, "requests_total", dialect="messages", outcome=outcome) == 1
     assert value(metrics, "served_requests_total", served_by=GPT, outcome=outcome) == 1
-
-
-@pytest.mark.parametrize(
-    ("status", "is_whole", "outcome"),
-    [
-        *((200, True, "answered"), (200, False, "failed"), (499, False, "cancelled")),
-        *((400, True, "refused_4xx"), (429, True, "refused_4xx")),
-        *((500, True, "failed"), (503, True, "refused_5xx")),
-    ],
-)
-def test_what_came_of_it_is_told_by_status(status: int, is_whole: bool, outcome: str) -> None:
-    assert outcome_elsewhere(status, is_whole=is_whole) == outcome
 
 
 def test_every_series_is_there_from_the_start_and_a_local_answer_counts_by_who_gave_it() -> None:
