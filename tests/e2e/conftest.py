@@ -65,10 +65,7 @@ def scripted() -> "Iterator[ScriptedServer]":
 
 @pytest.fixture(scope="session")
 def sdks(scripted: "ScriptedServer") -> "Iterator[Sdks]":
-    import anthropic
+    from tests.helpers.clients.sdk_conversations import sdks_of
 
-    from tests.helpers.clients.sdk_conversations import Sdks
-
-    claude = anthropic.Anthropic(base_url=scripted.url, api_key="none", max_retries=0, timeout=60)
-    with scripted.openai() as gpt, claude:
-        yield Sdks(scripted, gpt, claude)
+    with sdks_of(scripted) as both:
+        yield both

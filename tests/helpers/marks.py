@@ -19,7 +19,7 @@ CLOCKED: Final = {
     *("test_impatient", "test_lifecycle", "test_liveness", "test_slow_readers"),
 }
 BROWSER: Final = {
-    *("test_dashboard", "test_dashboard_cloud", "test_dashboard_page", "test_origin"),
+    *("test_dashboard", "test_dashboard_page", "test_origin"),
     *("test_chat_page", "test_page_hostile", "test_page_requests", "test_page_sign_in"),
 }
 CLIENTS: Final = {"test_clients", "test_cloud_clients", "test_edits"}

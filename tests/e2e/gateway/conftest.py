@@ -13,16 +13,25 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def shared_gateway() -> "Iterator[GatewayServer]":
-    from tests.helpers.cloud.gateway_server import GatewayServer
-    from tests.helpers.servers.mock_cloud import MockCloud
+    from tests.helpers.cloud.gateway_server import GatewayServer, MockCloud
 
     with MockCloud() as cloud, MockCloud() as tool, GatewayServer(cloud, tool) as server:
         yield server
 
 
+@pytest.fixture(scope="session")
+def shared_two_sided() -> "Iterator[TwoSidedServer]":
+    from tests.helpers.cloud.gateway_server import MockCloud, TwoSidedServer
+
+    with MockCloud() as cloud, TwoSidedServer(cloud) as server:
+        yield server
+
+
+# Each before a cloud without records and scripts.
+
+
 @pytest.fixture
 def gateway(shared_gateway: "GatewayServer") -> "GatewayServer":
-    """The shared gateway of scripted workers, before a cloud without records and scripts."""
     shared_gateway.cloud.forget()
     return shared_gateway
 
@@ -32,17 +41,7 @@ def cloud(gateway: "GatewayServer") -> "MockCloud":
     return gateway.cloud
 
 
-@pytest.fixture(scope="session")
-def shared_two_sided() -> "Iterator[TwoSidedServer]":
-    from tests.helpers.cloud.gateway_server import TwoSidedServer
-    from tests.helpers.servers.mock_cloud import MockCloud
-
-    with MockCloud() as cloud, TwoSidedServer(cloud) as server:
-        yield server
-
-
 @pytest.fixture
 def two_sided(shared_two_sided: "TwoSidedServer") -> "TwoSidedServer":
-    """Two local models and a cloud without records and scripts."""
     shared_two_sided.cloud.forget()
     return shared_two_sided

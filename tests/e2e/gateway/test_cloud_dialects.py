@@ -3,20 +3,26 @@
 import base64
 import io
 import json
-import re
 import socket
 from typing import Any, Final
 
 import httpx
+import psutil
 import pytest
 from PIL import Image
 
-from tests.helpers.clients.sdk_conversations import CLOCK, OSLO, TALKS, UTC, WEATHER
-from tests.helpers.cloud import cloud_answers as says
-from tests.helpers.cloud.cloud_answers import HELLO, CloudAnswer, CloudCall
+from tests.helpers.clients.sdk_conversations import CLOCK, OSLO, TALKS, UTC, WEATHER, sdks_of
+from tests.helpers.cloud.cloud_answers import ERRORS, HELLO, CloudAnswer, CloudCall, Place
 from tests.helpers.cloud.cloud_replies import embedding
-from tests.helpers.cloud.dialect_requests import DIALECTS, PATHS, ask, body_of, in_each_way
-from tests.helpers.cloud.gateway_server import GatewayServer, sdks_of
+from tests.helpers.cloud.dialect_requests import (
+    DIALECTS,
+    PATHS,
+    ask,
+    body_of,
+    in_each_way,
+    with_usage,
+)
+from tests.helpers.cloud.gateway_server import GatewayServer
 from tests.helpers.servers.mock_cloud import MockCloud
 
 CLOUDS: Final = {"cloud": "openai/gpt-mock", "claude-cloud": "anthropic/claude-mock"}
@@ -33,41 +39,31 @@ def test_an_answer_comes_through_with_its_usage(
 ) -> None:
     if (dialect == "completions") != (model == "text-cloud") and model != "cloud":
         return  # Anthropic has no completions, and of those there is nothing else
-    is_asked = stream and dialect in ("chat", "completions")
-    more = {"stream_options": {"include_usage": True}} if is_asked else {}
-    answer = ask(gateway.url, dialect, body_of(dialect, model, "Who?", stream=stream, **more))
+    body = body_of(dialect, model, "Who?", **with_usage(dialect, stream))
+    answer = ask(gateway.url, dialect, body)
     assert (answer.status, answer.text) == (200, HELLO.text), answer.raw
     assert answer.served_by == CLOUDS.get(model, "text-completion-openai/text-mock")
     (request,) = cloud.generations()
-    usage = request.usage
-    assert answer.usage == (usage.prompt, usage.cached, usage.completion)
+    assert answer.usage == request.usage
 
 
-def test_what_others_read_wrote_and_cost_stands_in_the_metrics(gateway: GatewayServer) -> None:
-    def spent() -> list[float]:
-        told = httpx.get(f"{gateway.url}/metrics", timeout=30).raise_for_status().text
-        sums = ("prompt_tokens", "cached_tokens", "completion_tokens", "cost_dollars")
-        label = '_total{served_by="openai/priced-mock"} '
-        rows = [re.search(f"hearth_cloud_{name}{re.escape(label)}(.+)", told) for name in sums]
-        return [float(row[1]) if row else 0.0 for row in rows]
-
-    assert spent() == [0.0] * 4
-    answers = [
-        ask(gateway.url, dialect, body_of(dialect, "priced", "Hi", stream=stream))
-        for dialect in CHATS
-        for stream in (False, True)
-    ]
-    assert {answer.status for answer in answers} == {200}
-    usages = [
-        (row.usage.prompt, row.usage.cached, row.usage.completion)
-        for row in gateway.cloud.generations()
-    ]
-    sums = [float(sum(column)) for column in zip(*usages, strict=True)]
-    gateway.cloud.until(lambda: spent()[:3] == sums)
-    assert spent()[3] == pytest.approx(sums[0] + sums[2])  # a dollar a token, here
+def test_what_others_read_wrote_and_cost_stands_in_the_metrics(
+    gateway: GatewayServer, cloud: MockCloud
+) -> None:
+    for number, dialect in enumerate(CHATS):
+        body = body_of(dialect, "priced", "Hi", stream=bool(number % 2))
+        assert ask(gateway.url, dialect, body).status == 200
+    prompt, cached, completion = map(
+        sum, zip(*(row.usage for row in cloud.generations()), strict=True)
+    )
+    sums = {"prompt_tokens": prompt, "cached_tokens": cached, "completion_tokens": completion}
+    sums["cost_dollars"] = prompt + completion  # a dollar a token, here
+    label = '{served_by="openai/priced-mock"}'
+    rows = {f"hearth_cloud_{name}_total{label} {float(value)}" for name, value in sums.items()}
+    cloud.until(lambda: rows <= set(httpx.get(f"{gateway.url}/metrics").text.splitlines()))
 
 
-def test_embeddings_and_log_probabilities_come_through(
+def test_embeddings_counts_log_probabilities_and_names_come_through(
     gateway: GatewayServer, cloud: MockCloud
 ) -> None:
     with gateway.openai() as gpt:
@@ -77,19 +73,12 @@ def test_embeddings_and_log_probabilities_come_through(
     answer = ask(gateway.url, "chat", body_of("chat", "cloud", "Hi", logprobs=True))
     rows = answer.rows[0]["choices"][0]["logprobs"]["content"]
     assert "".join(row["token"] for row in rows) == HELLO.text
-
-
-def test_tokens_are_counted_by_the_cloud(gateway: GatewayServer, cloud: MockCloud) -> None:
     body = body_of("messages", "claude-cloud", "How many tokens is this?")
-    answer = ask(gateway.url, "messages", body)
+    count = ask(gateway.url, "messages", body).usage[0]
     del body["max_tokens"]
-    told = httpx.post(f"{gateway.url}/v1/messages/count_tokens", json=body, timeout=60)
-    assert told.json()["input_tokens"] == answer.usage[0] > 0
-    asked = [request.path for request in cloud.requests]
-    assert asked == ["/v1/messages", "/v1/messages/count_tokens"]
-
-
-def test_the_cloud_models_are_listed(gateway: GatewayServer) -> None:
+    counted = httpx.post(f"{gateway.url}/v1/messages/count_tokens", json=body, timeout=60)
+    assert counted.json()["input_tokens"] == count > 0
+    assert cloud.requests[-1].path == "/v1/messages/count_tokens"
     names = {row["id"] for row in gateway.get("/v1/models")["data"]}
     assert {"local", "second", "cloud", "claude-cloud", "local-first"} <= names
 
@@ -106,26 +95,18 @@ def test_a_stream_comes_as_it_is_written(gateway: GatewayServer, cloud: MockClou
 @whole_or_stream
 @before_each_cloud
 @in_each_chat
-def test_parallel_calls_and_their_results_come_through(
-    gateway: GatewayServer, dialect: str, model: str, stream: bool
+def test_parallel_calls_their_results_and_images_come_through(
+    gateway: GatewayServer, cloud: MockCloud, dialect: str, model: str, stream: bool
 ) -> None:
-    calls = [CloudCall(call.name, call.arguments) for call in (OSLO, UTC)]
-    gateway.cloud.say(CloudAnswer("", calls=tuple(calls)))
+    calls = [(call.name, call.arguments) for call in (OSLO, UTC)]
+    cloud.say(CloudAnswer("", calls=tuple(CloudCall(*call) for call in calls)))
     with sdks_of(gateway) as sdks:
         talk = TALKS[dialect](sdks, model=model).user("Weather, and the time?")
         told = talk.ask(stream=stream, tools=(WEATHER, CLOCK))
-        assert told.calls == [(call.name, call.arguments) for call in (OSLO, UTC)]
-        assert told.reason == "tool_calls"
+        assert (told.calls, told.reason) == (calls, "tool_calls")
         for call_id in told.call_ids:
             talk.result(call_id, "fine")
         assert talk.ask(stream=stream, tools=(WEATHER, CLOCK)).content == HELLO.text
-
-
-@before_each_cloud
-@in_each_chat
-def test_images_come_through(
-    gateway: GatewayServer, cloud: MockCloud, dialect: str, model: str
-) -> None:
     file = io.BytesIO()
     Image.new("RGB", (8, 8), "red").save(file, "PNG")
     data = base64.b64encode(file.getvalue()).decode()
@@ -137,26 +118,25 @@ def test_images_come_through(
         "responses": {"type": "input_image", "image_url": url, "detail": "auto"},
     }[dialect]
     kind = "input_text" if dialect == "responses" else "text"
-    body = body_of(dialect, model, [{"type": kind, "text": "What is it?"}, part])
-    answer = ask(gateway.url, dialect, body)
+    content = [{"type": kind, "text": "What is it?"}, part]
+    answer = ask(gateway.url, dialect, body_of(dialect, model, content, stream=stream))
     assert answer.text == HELLO.text, answer.raw
-    assert data in cloud.generations()[0].body.decode()
+    assert data in cloud.generations()[-1].body.decode()
 
 
 # ---------------------------------------------------------------- errors and cancels
 
-ERRORS: Final = (
-    *(says.INVALID, says.CONTEXT_LENGTH, says.FORBIDDEN, says.RATE_LIMIT, says.SERVER_ERROR),
-    says.no_model("mock"),
+
+@pytest.mark.parametrize(
+    "name",
+    ["invalid", "context length", "forbidden", "rate limit", "server error", "no model"],
 )
-
-
-@pytest.mark.parametrize("error", ERRORS, ids=lambda error: str(error.status))
 @before_each_cloud
 @whole_or_stream
 def test_the_clouds_error_comes_in_the_clients_dialect(
-    gateway: GatewayServer, cloud: MockCloud, error: says.CloudError, model: str, stream: bool
+    gateway: GatewayServer, cloud: MockCloud, name: str, model: str, stream: bool
 ) -> None:
+    error = ERRORS[name]
     for dialect in CHATS:
         cloud.forget()
         cloud.say(CloudAnswer(error=error))
@@ -174,7 +154,7 @@ def test_the_clouds_error_comes_in_the_clients_dialect(
 @before_each_cloud
 @whole_or_stream
 def test_a_client_that_leaves_cancels_the_clouds_request(
-    gateway: GatewayServer, cloud: MockCloud, model: str, place: says.Place, stream: bool
+    gateway: GatewayServer, cloud: MockCloud, model: str, place: Place, stream: bool
 ) -> None:
     for dialect in CHATS:
         cloud.forget()
@@ -192,5 +172,53 @@ def test_a_client_that_leaves_cancels_the_clouds_request(
                 assert piece, seen
         (request,) = cloud.generations()
         # Its connection is closed: by itself it would hang for as long as it is open.
-        cloud.until(lambda request=request: request.left_at is not None)
+        cloud.until(lambda request=request: request.has_left)
         assert len(cloud.generations()) == 1
+
+
+# ---------------------------------------------------------------- schemas
+
+CPU_S_MAX: Final = 10.0
+GROWN_BYTES_MAX: Final = 256 * 1024 * 1024
+
+
+def named(links: dict[str, list[str]]) -> dict[str, Any]:
+    """Return definitions of which each names those of its row."""
+    parts: dict[str, Any] = {
+        name: {"type": "object", "anyOf": [{"$ref": f"#/$defs/{other}"} for other in others]}
+        for name, others in links.items()
+    }
+    return {"type": "object", "anyOf": [{"$ref": "#/$defs/0"}], "$defs": parts}
+
+
+KNOT: Final = named({str(each): ["0", "1", "2"] for each in range(3)})
+BOMBS: Final = (
+    named({str(each): [str(each + 1)] * 2 for each in range(30)} | {"30": []}),
+    {"type": "object", "properties": {"p": KNOT}},
+)
+
+
+@in_each_chat
+def test_a_schema_whose_definitions_name_one_another_is_a_400_and_the_next_is_answered(
+    gateway: GatewayServer, dialect: str
+) -> None:
+    def taken() -> tuple[float, int]:
+        assert gateway.process is not None
+        proxy = psutil.Process(gateway.process.pid)
+        processes = [proxy, *proxy.children(recursive=True)]  # one of them is LiteLLM's
+        cpu_s = sum(sum(each.cpu_times()[:2]) for each in processes)
+        return cpu_s, sum(each.memory_info().rss for each in processes)
+
+    ask(gateway.url, dialect, body_of(dialect, "cloud", "Hi"))  # LiteLLM is there now
+    cpu_s, held = taken()
+    for bomb in BOMBS:
+        function = {"name": "f", "description": "x", "parameters": bomb}
+        tool: dict[str, Any] = {
+            "chat": {"type": "function", "function": function},
+            "messages": {"name": "f", "description": "x", "input_schema": bomb},
+            "responses": {"type": "function", **function},
+        }[dialect]
+        answer = ask(gateway.url, dialect, body_of(dialect, "gemini-cloud", "Hi", tools=[tool]))
+        assert answer.status == 400 and "schema" in answer.error, answer.raw
+        assert ask(gateway.url, dialect, body_of(dialect, "cloud", "Hi")).status == 200
+    assert taken()[0] - cpu_s < CPU_S_MAX and taken()[1] - held < GROWN_BYTES_MAX

@@ -12,9 +12,9 @@ from typing import Any, Final
 import pytest
 
 from hearth.worker.stream.answer_parts import AnswerParts
-from tests.helpers.clients.sdk_conversations import OSLO, TALKS, WEATHER, dictation
+from tests.helpers.clients.sdk_conversations import OSLO, TALKS, WEATHER, dictation, sdks_of
 from tests.helpers.cloud.cloud_answers import CloudAnswer, CloudCall
-from tests.helpers.cloud.gateway_server import BIG, TwoSidedServer, sdks_of
+from tests.helpers.cloud.gateway_server import BIG, TwoSidedServer
 
 CALL: Final = CloudCall(OSLO.name, OSLO.arguments)
 REST: Final = (AnswerParts("Local thought.", "Local end."),) * 9

@@ -1,26 +1,21 @@
 """No key of LITELLM_CONFIG is told anywhere: not in a page, a header, an error or a log."""
 
+from pathlib import Path
 from typing import Final
 
 import httpx
 import pytest
+import yaml
 
-from tests.helpers.cloud.cloud_answers import SERVER_ERROR, CloudAnswer, CloudError
+from hearth.shared.paths import PROJECT_DIR
+from tests.helpers.cloud.cloud_answers import ERRORS, CloudAnswer, CloudError
 from tests.helpers.cloud.dialect_requests import DIALECTS, ask, body_of, in_each_way
-from tests.helpers.cloud.gateway_server import WRONG_KEYS, GatewayServer, texts_below
+from tests.helpers.cloud.gateway_server import WRONG_KEYS, GatewayServer
 from tests.helpers.servers.mock_cloud import KEY
 
-PAGES: Final = (
-    *("/", "/health", "/v1/models", "/v1/models/cloud", "/metrics", "/dashboard", "/v1/cache"),
-    *("/v1/sessions", "/v1/requests", "/dashboard/events"),
-)
-LITELLMS: Final = (
-    *("/openapi.json", "/docs", "/ui", "/model/info", "/v1/model/info", "/config/yaml", "/routes"),
-    *("/get/config/callbacks", "/health/readiness", "/health/liveliness", "/settings"),
-    *("/spend/logs", "/model_group/info", "/credentials", "/key/info", "/debug/asyncio-tasks"),
-    *("/litellm/.well-known/litellm-ui-config", "/model/new", "/config/update", "/key/generate"),
-    *("/user/new", "/mcp"),
-)
+PAGES: Final = yaml.safe_load((PROJECT_DIR / "tests/data/litellm_attacks.yaml").read_text())[
+    "pages"
+]
 
 
 def held(text: object, place: object) -> None:
@@ -53,28 +48,26 @@ def test_a_key_is_told_by_no_stream_that_breaks_off(gateway: GatewayServer) -> N
 
 def test_no_page_and_no_log_tells_a_key(gateway: GatewayServer) -> None:
     """After failures of every kind: what libraries print of them is in the log too."""
-    gateway.cloud.answers["flaky"] = CloudAnswer(error=SERVER_ERROR)
+    gateway.cloud.answers["flaky"] = CloudAnswer(error=ERRORS["server error"])
     for dialect in DIALECTS:
-        for model in (*WRONG_KEYS, "cloud-first", "refused-first", "cloud"):
-            for stream in (False, True):
-                ask(gateway.url, dialect, body_of(dialect, model, "n=1", stream=stream))
+        for number, model in enumerate((*WRONG_KEYS, "cloud-first", "refused-first", "cloud")):
+            ask(gateway.url, dialect, body_of(dialect, model, "n=1", stream=bool(number % 2)))
     with httpx.Client(base_url=gateway.url, timeout=60) as client:
-        for page in PAGES:
+        for page in PAGES["ours"]:
             with client.stream("GET", page) as told:
-                held(told.headers, page)
                 pieces = told.iter_text()
                 is_endless = "event-stream" in told.headers.get("content-type", "")
-                held(next(pieces) if is_endless else "".join(pieces), page)
-    log = gateway.log.read_text()
-    assert "denied" in log, "the failures are in the log"
-    held(log, "log")
-    held(texts_below(gateway.run_dir / "logs", gateway.run_dir / "run"), "files")
+                held(f"{told.headers} {next(pieces) if is_endless else list(pieces)}", page)
+    assert "denied" in gateway.log.read_text(), "the failures are in the log"
+    kept = [*(gateway.run_dir / "logs").rglob("*"), *(gateway.run_dir / "run").rglob("*")]
+    for path in filter(Path.is_file, [gateway.log, *kept]):
+        held(path.read_bytes().decode("utf-8", "replace"), path)
 
 
 def test_none_of_litellms_pages_is_served(gateway: GatewayServer) -> None:
     """Nor can anybody change its config: the app is for generations alone."""
     ask(gateway.url, "chat", body_of("chat", "cloud", "Hi"))  # it is there now
     with httpx.Client(base_url=gateway.url, timeout=60) as client:
-        for page in LITELLMS:
+        for page in PAGES["LiteLLM's"]:
             for method in ("GET", "POST"):
                 assert client.request(method, page, json={}).status_code in (404, 405), page

@@ -11,25 +11,22 @@ import httpx
 import pytest
 
 from tests.helpers.cloud.dialect_requests import ask, body_of, in_each_way
-from tests.helpers.cloud.gateway_server import PROVIDERS, REDIRECTS, GatewayServer, byte_sink
+from tests.helpers.cloud.gateway_server import PROVIDERS, REDIRECTS, GatewayServer, unvisited
 
-SECRET: Final = "swordfish"
-COUNTS: Final = {"/v1/messages/count_tokens": "messages", "/v1/responses/input_tokens": "input"}
+COUNTS: Final = ("/v1/messages/count_tokens", "/v1/responses/input_tokens")
 
 
 @pytest.fixture(autouse=True)
 def elsewhere(gateway: GatewayServer) -> Iterator[None]:
-    with byte_sink() as (url, seen):
+    with unvisited() as url:
         gateway.cloud.redirects_to = url
         yield
-        assert seen == []
 
 
 def post(gateway: GatewayServer, path: str, model: str) -> httpx.Response:
-    rows = [{"role": "user", "content": SECRET}]
-    body: dict[str, Any] = {"model": model, "input": SECRET}
-    if COUNTS.get(path) == "messages":
-        body = {"model": model, "messages": rows}
+    body: dict[str, Any] = {"model": model, "input": "swordfish"}
+    if "messages" in path:
+        body = {"model": model, "messages": [{"role": "user", "content": "swordfish"}]}
     return httpx.post(f"{gateway.url}{path}", json=body, timeout=60)
 
 
@@ -39,12 +36,11 @@ def test_a_redirect_takes_neither_prompt_nor_key_elsewhere(
 ) -> None:
     statuses = set()
     for provider, status in REDIRECTS:
-        body = body_of(dialect, f"{provider} {status}", SECRET, stream=stream)
+        body = body_of(dialect, f"{provider} {status}", "swordfish", stream=stream)
         answer = ask(gateway.url, dialect, body)
         assert answer.status >= 400 or answer.error, (provider, answer.raw)
+        assert answer.status != 502 or "api_base" in answer.error, answer.raw
         statuses.add(answer.status)
-        if answer.status == 502:
-            assert "api_base" in answer.error, answer.raw
     assert 502 in statuses
     assert len(gateway.cloud.requests) > len(PROVIDERS)
 

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from scripts.fixtures.embedding_checkpoints import embedding_checkpoint
-from tests.helpers.cloud.cloud_answers import SERVER_ERROR, CloudAnswer
+from tests.helpers.cloud.cloud_answers import ERRORS, CloudAnswer
 from tests.helpers.servers.audited_server import GENERATE, ask, body_of
 from tests.helpers.servers.mock_cloud import MockCloud
 from tests.helpers.servers.virtual_key_server import (
@@ -21,8 +21,10 @@ from tests.helpers.servers.virtual_key_server import (
     VirtualKeyServer,
 )
 
-COUNTS: Final = {"/v1/messages/count_tokens": "messages", "/v1/responses/input_tokens": "input"}
+CHAT: Final = "/v1/chat/completions"
+COUNTS: Final = ("/v1/messages/count_tokens", "/v1/responses/input_tokens")
 PREFILL: Final = "/v1/cache/prefill"
+VECTORS: Final = ("/v1/embeddings", "/embeddings", "/v1/rerank", "/v2/rerank")
 OWN_PAGES: Final = (
     *("/v1/models", "/v1/models/local", "/v1/cache", "/v1/sessions", "/metrics"),
     *("/dashboard/events", "/v1/doctor"),
@@ -43,31 +45,40 @@ def server() -> Iterator[VirtualKeyServer]:
         yield server
 
 
-@pytest.mark.parametrize("model", ["local", "by-alias", "other"])
+def chat(server: VirtualKeyServer, key: str, model: str, **more: Any) -> tuple[int, bytes]:
+    return ask(server, "POST", CHAT, body_of(CHAT, "Hi", model=model), key, **more)
+
+
 @pytest.mark.parametrize("path", [*GENERATE, *COUNTS, PREFILL])
 def test_a_key_of_one_model_has_no_other_answer_count_or_read_a_prompt(
-    server: VirtualKeyServer, path: str, model: str
-) -> None:
-    body = {"model": model, "max_tokens": 8, "messages": [{"role": "user", "content": "Hi"}]}
-    body |= {"prompt": "Hi"} if path == "/v1/completions" else {}
-    body |= {"input": "Hi"} if path in ("/v1/responses", "/v1/responses/input_tokens") else {}
-    status, answer = ask(server, "POST", path, body, key=CLOUD_ONLY)
-    if path == PREFILL and model == "other":
-        assert status == 400 and b"served elsewhere" in answer
-    else:
-        assert status == 403 and b"is not available for this API key" in answer
-    if model != "other":
-        assert ask(server, "POST", path, body, key=MINE)[0] == 200
-
-
-@pytest.mark.parametrize("path", ["/v1/embeddings", "/embeddings", "/v1/rerank", "/v2/rerank"])
-def test_a_key_of_one_model_has_nothing_embedded_or_ranked_by_another(
     server: VirtualKeyServer, path: str
 ) -> None:
-    body = {"input": "Hi", "query": "Hi", "documents": ["Hi"]}
-    for key, status in ((CLOUD_ONLY, 403), (SPENT, 422), (MINE, 200)):
-        told, answer = ask(server, "POST", path, body, key=key)
-        assert told == status, (key, answer)
+    for model in ("local", "by-alias", "other"):
+        body = {"model": model, "max_tokens": 8, "messages": [{"role": "user", "content": "Hi"}]}
+        body |= {"prompt": "Hi"} if path == "/v1/completions" else {}
+        body |= {"input": "Hi"} if path in ("/v1/responses", "/v1/responses/input_tokens") else {}
+        status, answer = ask(server, "POST", path, body, key=CLOUD_ONLY)
+        if path == PREFILL and model == "other":
+            assert status == 400 and b"served elsewhere" in answer
+        else:
+            assert status == 403 and b"is not available for this API key" in answer
+        if model != "other":
+            assert ask(server, "POST", path, body, key=MINE)[0] == 200
+
+
+@pytest.mark.parametrize("path", [*GENERATE, *VECTORS])
+def test_a_key_whose_budget_is_spent_gets_nothing_from_any_side(
+    server: VirtualKeyServer, path: str
+) -> None:
+    """Nor has a key of one model anything embedded or ranked by another."""
+    if path in VECTORS:
+        body = {"input": "Hi", "query": "Hi", "documents": ["Hi"]}
+        for key, status in ((CLOUD_ONLY, 403), (SPENT, 422), (MINE, 200)):
+            assert ask(server, "POST", path, body, key=key)[0] == status, key
+        return
+    for model in ("local", "cloud", "by-alias"):
+        status, answer = ask(server, "POST", path, body_of(path, "Hi", model=model), key=SPENT)
+        assert status == 422 and b"Budget has been exceeded" in answer
 
 
 def test_embeddings_of_other_servers_and_of_ours_stand_beside_each_other(
@@ -81,33 +92,14 @@ def test_embeddings_of_other_servers_and_of_ours_stand_beside_each_other(
         assert len(server.cloud.generations()) == count, model
     status, answer = ask(server, "POST", "/v1/embeddings", {"model": "local", "input": "x"}, MINE)
     assert (status, b"is a local one that /v1/embeddings" in answer) == (400, True), answer
-    said = {"model": "bert-float32", "messages": [{"role": "user", "content": "Hi"}]}
-    status, answer = ask(server, "POST", "/v1/chat/completions", said, key=MINE)
-    assert (status, b"answers at /v1/embeddings only" in answer) == (400, True), answer
-    listed = json.loads(ask(server, "GET", "/v1/models", key=MINE)[1])["data"]
-    assert ask(server, "GET", f"/v1/models/{listed[0]['id']}", key=MINE)[0] == 200
-    kinds = [row.get("architecture", {}).get("output_modalities") for row in listed]
-    assert kinds[-2:] == [["embeddings"], ["rerank"]]
-    assert kinds.count(["embeddings"]) == 1
 
 
 def test_a_key_of_one_model_falls_back_to_no_other(server: VirtualKeyServer) -> None:
-    path = "/v1/chat/completions"
-    body = body_of(path, "Hi", model="cloud")
     for key, status in ((MINE, 200), (CLOUD_ONLY, 403)):
         server.cloud.forget()
-        server.cloud.say(CloudAnswer(error=SERVER_ERROR))
-        assert ask(server, "POST", path, body, key=key)[0] == status
-        assert ask(server, "POST", path, body, key=key)[0] == 200
-
-
-@pytest.mark.parametrize("path", GENERATE)
-def test_a_key_whose_budget_is_spent_gets_nothing_from_any_side(
-    server: VirtualKeyServer, path: str
-) -> None:
-    for model in ("local", "cloud", "by-alias"):
-        status, answer = ask(server, "POST", path, body_of(path, "Hi", model=model), key=SPENT)
-        assert status == 422 and b"Budget has been exceeded" in answer
+        server.cloud.say(CloudAnswer(error=ERRORS["server error"]))
+        assert chat(server, key, "cloud")[0] == status
+        assert chat(server, key, "cloud")[0] == 200
 
 
 @pytest.mark.parametrize("path", [*GENERATE, *COUNTS, PREFILL, *OWN_PAGES])
@@ -119,12 +111,11 @@ def test_without_a_key_nothing_is_told(server: VirtualKeyServer, path: str) -> N
 
 
 def test_another_key_sees_nothing_that_this_one_asked(server: VirtualKeyServer) -> None:
-    path = "/v1/chat/completions"
     words = " ".join(f"word{number}" for number in range(200))
-    body = body_of(path, words, session_id="shared-name")
+    body = body_of(CHAT, words, session_id="shared-name")
 
     def cached(key: str, **more: str) -> int:
-        status, answer = ask(server, "POST", path, body, key=key, **more)
+        status, answer = ask(server, "POST", CHAT, body, key=key, **more)
         assert status == 200, answer
         return int(json.loads(answer)["usage"]["prompt_tokens_details"]["cached_tokens"])
 
@@ -157,32 +148,26 @@ def test_another_keys_response_is_neither_read_nor_gone_on_from(
             asked = len(server.cloud.generations())
             assert ask(server, "POST", path, on | more, key=THEIRS)[0] == 404, (target, more)
             assert len(server.cloud.generations()) == asked
-    assert ask(server, "GET", f"{path}/{name}", key=THEIRS)[0] == 404
-    assert ask(server, "DELETE", f"{path}/{name}", key=THEIRS)[0] == 404
+    for method in ("GET", "DELETE"):
+        assert ask(server, method, f"{path}/{name}", key=THEIRS)[0] == 404
 
 
 def test_a_page_that_signed_in_may_what_its_key_may(server: VirtualKeyServer) -> None:
-    path = "/v1/chat/completions"
-    for key, statuses in ((MINE, [200, 200]), (CLOUD_ONLY, [403, 200])):
+    # LiteLLM has a key that has spent its budget list the models, and sign in.
+    for key, statuses in ((MINE, [200, 200]), (CLOUD_ONLY, [403, 200]), (SPENT, [422, 422])):
         with httpx.Client(base_url=server.url, headers={"origin": server.url}) as page:
             assert page.post("/chat/sign-in", data={"key": key}).status_code == 200
-            bodies = [body_of(path, "Hi", model=model) for model in ("local", "cloud")]
-            told = [page.post(f"/chat/api{path}", json=body, timeout=60) for body in bodies]
+            bodies = [body_of(CHAT, "Hi", model=model) for model in ("local", "cloud")]
+            told = [page.post(f"/chat/api{CHAT}", json=body, timeout=60) for body in bodies]
             assert [answer.status_code for answer in told] == statuses, told[0].text
             (cookie,) = {f"{each.name}={each.value}" for each in page.cookies.jar}
-        assert ask(server, "POST", path, bodies[0], key=None, Cookie=cookie)[0] == 401
-    with httpx.Client(base_url=server.url, headers={"origin": server.url}) as page:
-        # LiteLLM has a key that has spent its budget list the models, and sign in.
-        assert page.post("/chat/sign-in", data={"key": SPENT}).status_code == 200
-        refused = page.post(f"/chat/api{path}", json=bodies[1], timeout=60)
-    assert refused.status_code == 422 and "Budget has been exceeded" in refused.text
+        assert ask(server, "POST", CHAT, bodies[0], key=None, Cookie=cookie)[0] == 401
 
 
 def test_no_key_leaves_the_machine(server: VirtualKeyServer) -> None:
     server.cloud.forget()
-    path = "/v1/chat/completions"
     headers = {"X_LiteLLM_Api_Key": MINE, "Api_Key": MINE, "X_Api_Key": MINE}
-    assert ask(server, "POST", path, body_of(path, "Hi", model="cloud"), MINE, **headers)[0] == 200
+    assert chat(server, MINE, "cloud", **headers)[0] == 200
     (request,) = server.cloud.generations()
     seen = f"{request.headers} {request.body!r} {request.query}"
     assert MINE not in seen and MASTER not in seen

@@ -181,7 +181,8 @@ class Seen:
 class Told:
     """A server of the page: a snapshot, what `changed` of sessions, until it `ended` for good."""
 
-    def __init__(self) -> None:
+    def __init__(self, snapshot: Row) -> None:
+        self.snapshot = snapshot
         self.changed = asyncio.Event()
         self.ended = asyncio.Event()
 
@@ -190,7 +191,7 @@ class Told:
             return web.json_response({}, status=401)
         response = web.StreamResponse(headers={"content-type": "text/event-stream"})
         await response.prepare(asked)
-        data = json.dumps(SNAPSHOT)
+        data = json.dumps(self.snapshot)
         await response.write(f"retry: 50\nevent: snapshot\ndata: {data}\n\n".encode())
         await self.changed.wait()
         data = json.dumps(CHANGED)
@@ -266,7 +267,7 @@ async def read(tab: Page, seen: Seen) -> None:
 
 
 async def watched(artefacts: Path, devtools: str) -> Seen:
-    seen, told = Seen(), Told()
+    seen, told = Seen(), Told(SNAPSHOT)
     async with TestServer(told.app()) as server, page(devtools) as tab:
         await tab.look(1180, 900, "light")
         await tab.open(str(server.make_url("/dashboard")))
@@ -296,11 +297,21 @@ async def watched(artefacts: Path, devtools: str) -> Seen:
 
 
 @pytest.fixture(scope="module")
-def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seen]:
-    artefacts = Path(os.environ.get("HEARTH_ARTEFACTS") or tmp_path_factory.mktemp("page"))
-    artefacts.mkdir(parents=True, exist_ok=True)
-    with chromium() as devtools:
-        yield asyncio.run(watched(artefacts, devtools))
+def devtools() -> Iterator[str]:
+    with chromium() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def artefacts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    found = Path(os.environ.get("HEARTH_ARTEFACTS") or tmp_path_factory.mktemp("page"))
+    found.mkdir(parents=True, exist_ok=True)
+    return found
+
+
+@pytest.fixture(scope="module")
+def seen(artefacts: Path, devtools: str) -> Seen:
+    return asyncio.run(watched(artefacts, devtools))
 
 
 def test_who_waits_sees_what_loads_whose_prompt_is_read_and_who_is_before_them(seen: Seen) -> None:
@@ -423,3 +434,66 @@ def test_axe_core_finds_nothing_serious_in_light_or_dark(seen: Seen) -> None:
 
 def test_a_page_whose_stream_has_ended_offers_to_be_loaded_again(seen: Seen) -> None:
     assert seen.after_end == ["Load this page again", "/dashboard"]
+
+
+# ---------------------------------------------------------------- where others answer too
+
+NASTY = "openai/<img src=x onerror='window.hurt = 1'>"
+SPENT: Row = {"requests": 2, "prompt_tokens": 41_300, "cached_tokens": 60}
+SPENT |= {"completion_tokens": 512, "cost": 0.0625}
+ELSEWHERE: Row = {"cloud": True, "prefilled": 0, "source": "none", "match": "none"}
+ELSEWHERE |= {"speed": None, "decode_speed": None, "ended": "answered", "ttft_ms": 9_000}
+LOCAL: Row = {"cloud": False, "served_by": "hearth/big", "fallback": ""}
+AFTER = "openai/gpt-4o (after hearth/big overloaded)", "hearth/big (after openai/gpt-4o timeout)"
+MIXED = [
+    LOCAL,
+    ELSEWHERE | {"served_by": "openai/gpt-4o", "fallback": "hearth/big overloaded"},
+    LOCAL | {"fallback": "openai/gpt-4o timeout"},
+    ELSEWHERE | {"served_by": NASTY, "fallback": ""},
+]
+ANSWERED = """({
+  cells: [...document.querySelectorAll('#request-rows tr')].map(
+    (r) => [...r.cells].map((c) => c.textContent)),
+  columns: [document.querySelector('.answerer'), ...document.querySelectorAll(
+    '#request-rows td:nth-child(14)')].map((each) => getComputedStyle(each).display),
+  cloud: document.getElementById('cloud').hidden || document.getElementById('cloud').textContent,
+  charts: Object.fromEntries([...document.querySelectorAll('figure[data-last]')].map(
+    (f) => [f.querySelector('b').textContent, f.querySelector('figcaption span').textContent])),
+  hurt: window.hurt ?? null, overflow: checks.overflow()})"""
+
+
+async def answered(devtools: str, rows: list[Row], spent: Row, shot: Path) -> Row:
+    """Return what the page makes of requests that others answered in part."""
+    requests = [request(number, "s", 80) | row for number, row in enumerate(rows, start=1)]
+    told = Told(SNAPSHOT | {"requests": requests, "sessions": []})
+    told.snapshot["totals"] = SNAPSHOT["totals"] | {"cloud": spent}
+    async with TestServer(told.app()) as server, page(devtools) as tab:
+        await tab.look(1180, 900, "light")
+        await tab.open(str(server.make_url("/dashboard")))
+        await tab.until("document.querySelectorAll('#request-rows tr').length > 1")
+        await tab.value("document.getElementById('requests').open = true")
+        await tab.value(CHECKS)
+        seen: Row = await tab.value(ANSWERED)
+        await tab.shoot(shot)
+        assert (seen["hurt"], seen["overflow"], tab.errors) == (None, 0, [])
+        told.changed.set()
+        told.ended.set()
+    return seen
+
+
+def test_each_row_says_who_answered_and_what_others_read_and_wrote_stands_apart(
+    artefacts: Path, devtools: str
+) -> None:
+    """Where one model answers all the page does not name it. The charts are of local answers."""
+    nowhere = dict.fromkeys(SPENT, 0)
+    local = asyncio.run(answered(devtools, [LOCAL] * 2, nowhere, artefacts / "local.png"))
+    assert (local["cloud"], set(local["columns"])) == (True, {"none"})
+    mixed = asyncio.run(answered(devtools, MIXED, SPENT, artefacts / "mixed.png"))
+    assert "none" not in mixed["columns"]
+    assert [row[13] for row in reversed(mixed["cells"])] == ["hearth/big", *AFTER, NASTY]
+    assert mixed["cloud"] == "2 answered elsewhere: 41,300 tokens read, 512 written, $0.0625"
+    assert mixed["cells"][2][2:7] == ["100", "40", "–", "", ""]  # no prefill, source or match
+    first = "Time to first token"
+    assert (
+        mixed["charts"][first] == local["charts"][first] and "9.0 s" not in mixed["charts"][first]
+    )

@@ -4,7 +4,8 @@ What is sent back as history are the SDK's own objects, as its documentation has
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -87,6 +88,13 @@ class Sdks:
     server: Server
     gpt: openai.OpenAI
     claude: anthropic.Anthropic
+
+
+@contextmanager
+def sdks_of(server: Server) -> Iterator[Sdks]:
+    claude = anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0, timeout=60)
+    with server.openai() as gpt, claude:
+        yield Sdks(server, gpt, claude)
 
 
 class Talk:

@@ -1,22 +1,21 @@
 """Defines what a mock cloud is told to answer, and remembers what it gave out."""
 
 import base64
-import hashlib
-import hmac
 import json
 import os
 import secrets
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
+
+import yaml
+
+from hearth.shared.paths import PROJECT_DIR
 
 BYTES_PER_TOKEN: Final = 4
 # Where an answer breaks off or stays: before its head, behind the head, or amid its text.
 Place = Literal["before the head", "behind the head", "amid the text"]
 Row = dict[str, Any]
-
-
-# ---------------------------------------------------------------- what a test has it say
 
 
 @dataclass(frozen=True)
@@ -36,8 +35,11 @@ class CloudError:
         return {"error": {"message": self.message, "type": self.kind, "code": self.code}}
 
 
-@dataclass(frozen=True)
-class CloudCall:
+_TOLD: Final = yaml.safe_load((PROJECT_DIR / "tests/data/cloud_errors.yaml").read_text())
+ERRORS: Final = {name: CloudError(**fields) for name, fields in _TOLD.items()}
+
+
+class CloudCall(NamedTuple):
     """One call of a tool that the model writes."""
 
     name: str
@@ -59,50 +61,10 @@ class CloudAnswer:
 
 
 HELLO: Final = CloudAnswer()
-INVALID: Final = CloudError(400, "Invalid value for 'temperature': must be at most 2.")
-CONTEXT_LENGTH: Final = CloudError(
-    400,
-    "This model's maximum context length is 128000 tokens. However, your messages resulted in "
-    "200123 tokens. Please reduce the length of the messages.",
-    "context_length_exceeded",
-)
-PROMPT_TOO_LONG: Final = CloudError(400, "prompt is too long: 200123 tokens > 200000 maximum")
-CONTENT_POLICY: Final = CloudError(
-    400,
-    "Your request was rejected as a result of our safety system. Your prompt may contain text "
-    "that is not allowed by our safety system.",
-    "content_policy_violation",
-)
-FORBIDDEN: Final = CloudError(
-    403, "You are not allowed to sample from this model", None, "permission_error"
-)
-RATE_LIMIT: Final = CloudError(
-    429,
-    "Rate limit reached for requests per min (RPM): Limit 3, Used 3. Please try again in 20s.",
-    "rate_limit_exceeded",
-    "rate_limit_error",
-    {"retry-after": "20"},
-)
-SERVER_ERROR: Final = CloudError(
-    500,
-    "The server had an error while processing your request. Sorry about that!",
-    None,
-    "api_error",
-)
-OVERLOADED: Final = CloudError(529, "Overloaded", None, "overloaded_error")
 
 
-def no_model(name: str) -> CloudError:
-    text = f"The model `{name}` does not exist or you do not have access to it."
-    return CloudError(404, text, "model_not_found", "not_found_error")
-
-
-# ---------------------------------------------------------------- what it remembers
-
-
-@dataclass(frozen=True)
-class CloudUsage:
-    """The tokens of one answer."""
+class CloudUsage(NamedTuple):
+    """The tokens of one answer, as DialectAnswer.usage has them."""
 
     prompt: int
     cached: int
@@ -113,40 +75,31 @@ class CloudUsage:
 class CloudMemory:
     """What one account has been given. Owner: the mock's event loop."""
 
-    key: bytes = field(default_factory=lambda: os.urandom(32))
+    seals: dict[str, str] = field(default_factory=dict)  # what each blob hides
     items: dict[str, tuple[bool, str | None]] = field(default_factory=dict)  # is stored; needs
     responses: dict[str, list[Row]] = field(default_factory=dict)  # input and output
-    prefixes: set[bytes] = field(default_factory=set)
+    prefixes: set[str] = field(default_factory=set)
 
     def sealed(self, text: str) -> str:
-        """Return `text` in a shell that only this account opens, and only unchanged."""
-        mac = hmac.digest(self.key, text.encode(), "sha256")
-        return base64.b64encode(mac + text.encode()).decode()
-
-    def opened(self, blob: object) -> str | None:
-        """Return what `sealed` was given, or None for a foreign or changed blob."""
-        try:
-            raw = base64.b64decode(str(blob), validate=True)
-        except ValueError:
-            return None
-        expected = hmac.digest(self.key, raw[32:], "sha256")
-        return raw[32:].decode() if hmac.compare_digest(raw[:32], expected) else None
+        """Return a blob that stands for `text`, for this account alone."""
+        blob = base64.b64encode(os.urandom(60)).decode()
+        self.seals[blob] = text
+        return blob
 
     def usage(self, model: str, units: Iterable[Any], answer: CloudAnswer) -> CloudUsage:
         """Count a request of `units` (tools, system, each message) and remember its prefixes.
 
         The cached tokens are those of the longest beginning that `model` has read before.
         """
-        digest = hashlib.sha256(model.encode())
-        prompt = cached = 0
+        read, prompt, cached = model, 0, 0
         for unit in units:
             text = json.dumps(without(unit, {"cache_control"}), sort_keys=True)  # no part of it
-            digest.update(text.encode() + b"\n")
-            is_known = cached == prompt and digest.digest() in self.prefixes
+            read += f"\n{text}"
+            is_known = cached == prompt and read in self.prefixes
             prompt += tokens(text)
             cached = prompt if is_known else cached
-            self.prefixes.add(digest.digest())
-        written = answer.text + "".join(json.dumps(dict(call.arguments)) for call in answer.calls)
+            self.prefixes.add(read)
+        written = answer.text + "".join(json.dumps(call.arguments) for call in answer.calls)
         return CloudUsage(prompt, cached, tokens(written) + tokens(answer.thinking))
 
 

@@ -3,7 +3,6 @@
 import json
 import re
 import warnings
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
@@ -20,8 +19,6 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from tests.helpers.cloud.cloud_answers import CloudError, CloudMemory, Row, without
 
-# ---------------------------------------------------------------- bodies
-
 
 class RefusedBody(Exception):
     """A body that the real service would not take."""
@@ -31,9 +28,9 @@ class RefusedBody(Exception):
         self.error = error
 
 
-def _require(is_held: object, why: str) -> None:
+def _require(is_held: object, why: str, status: int = 400) -> None:
     if not is_held:
-        raise RefusedBody(CloudError(400, why))
+        raise RefusedBody(CloudError(status, why))
 
 
 def _adapter(kind: Any) -> TypeAdapter[Any]:
@@ -55,18 +52,15 @@ _TYPES: Final = {
     "beta block": _adapter(BetaContentBlockParam),
 }
 # Taken by the services, though the SDKs' types do not have them.
-_UNTYPED: Final = {"stream", "temperature", "top_p", "top_k"}
+_UNTYPED: Final = {"stream"}
+_UNTYPED_OF_CLAUDE: Final = {"stream", "temperature", "top_p", "top_k"}
 
 
 def _check_type(kind: str, value: Any) -> None:
     try:
         _walk(_TYPES[kind].validate_python([value]))
     except ValidationError as error:
-        rows = error.errors()
-        near = Counter(row["loc"][:-1] for row in rows)  # of a union, what it is most like
-        row = min(rows, key=lambda row: (near[row["loc"][:-1]], -len(row["loc"])))
-        place = ".".join(str(part) for part in row["loc"][1:] if len(str(part)) < 50)
-        raise RefusedBody(CloudError(400, f"{place}: {row['msg']}: {row['input']}")) from None
+        raise RefusedBody(CloudError(400, str(error))) from None
 
 
 def _walk(value: Any) -> None:
@@ -76,37 +70,30 @@ def _walk(value: Any) -> None:
             _walk(each)
 
 
-def _blocks(row: Row) -> list[Row]:
-    content = row["content"]
-    return [{"type": "text", "text": content}] if isinstance(content, str) else content
-
-
 def check_body(dialect: str, body: Row, memory: CloudMemory, *, is_beta: bool = False) -> None:
     """Raises: RefusedBody: the service of `dialect` would not take `body`."""
-    if dialect in ("messages", "count"):
-        kept = {name: each for name, each in body.items() if name not in _UNTYPED}
-        _check_type("beta" if is_beta and dialect == "messages" else dialect, kept)
+    is_claude = dialect in ("messages", "count")
+    left_out = _UNTYPED_OF_CLAUDE if is_claude else _UNTYPED
+    known = {name: each for name, each in body.items() if name not in left_out}
+    if is_claude:
+        _check_type("beta" if is_beta and dialect == "messages" else dialect, known)
         _check_messages(body, memory, "beta block" if is_beta else "block")
         return
     if dialect == "responses":
         given = body.get("input")
-        rows = [{"role": "user", "content": given}] if isinstance(given, str) else given
+        rows = [{"role": "user", "content": given}] if isinstance(given, str) else given or []
         _require(rows, "Missing required parameter: 'input'.")
-        named = [_named(row) for row in rows or ()]
-        tools = [
+        known["input"] = without([_named(row) for row in rows], set())
+        known["tools"] = [
             {"strict": None} | tool if tool.get("type") == "function" else tool
             for tool in body.get("tools") or ()
         ]
-        known = {name: each for name, each in body.items() if name != "stream"}
-        _check_type(dialect, known | {"input": without(named, set()), "tools": tools})
-        _check_items(body, rows or [], memory)
+        _check_type(dialect, known)
+        _check_items(body, rows, memory)
         return
-    known = {name: each for name, each in body.items() if name != "stream"}
     if dialect == "chat":
-        rows = body.get("messages") or []
-        _require(rows, "Missing required parameter: 'messages'.")
-        known["messages"] = without(rows, {"annotations", "index"})
         _check_chat(body)
+        known["messages"] = without(body["messages"], {"annotations", "index"})
     _check_type(dialect, known)
 
 
@@ -125,6 +112,7 @@ def _named(row: Row) -> Row:
 def _check_chat(body: Row) -> None:
     """Each call has its result right behind, and each result its call before."""
     waiting: set[str] = set()
+    _require(body.get("messages"), "Missing required parameter: 'messages'.")
     for row in [*body["messages"], {"role": "end", "content": ""}]:
         if row["role"] == "tool":
             _require(row["tool_call_id"] in waiting, "'tool' must be a response to 'tool_calls'.")
@@ -137,32 +125,36 @@ def _check_chat(body: Row) -> None:
     _require(body.get("stream") or not body.get("stream_options"), "'stream_options' needs stream.")
 
 
+def _blocks(row: Row) -> list[Row]:
+    content = row["content"]
+    return [{"type": "text", "text": content}] if isinstance(content, str) else content
+
+
 def _check_messages(body: Row, memory: CloudMemory, block_type: str) -> None:
     rows = body["messages"]
     _require(rows and rows[0]["role"] == "user", "messages: the first is of the user")
-    for row in rows:
+    for row, after in zip(rows, [*rows[1:], {"content": []}], strict=True):
         _require(row["content"] or row is rows[-1], "all messages must have non-empty content")
         for block in _blocks(row):
-            _check_block(block, memory, block_type)
-    _check_thinking(body)
-    for row, after in zip(rows, [*rows[1:], {"content": []}], strict=True):
+            _check_type(block_type, block)
+            _check_block(block, memory)
         asked = {block["id"] for block in _blocks(row) if block["type"] == "tool_use"}
         told = {block["tool_use_id"] for block in _blocks(after) if block["type"] == "tool_result"}
         _require(asked == told, f"`tool_use` without `tool_result` or back: {asked ^ told}")
+    _check_thinking(body)
     marks = len(re.findall(r'"cache_control": \{', json.dumps(body)))
     _require(marks <= 4, f"A maximum of 4 blocks with cache_control, found {marks}.")
 
 
-def _check_block(block: Row, memory: CloudMemory, block_type: str) -> None:
-    _check_type(block_type, block)
+def _check_block(block: Row, memory: CloudMemory) -> None:
     kind = block["type"]
     if kind == "text":
         _require(block["text"].strip(), "text content blocks must contain non-whitespace text")
     if kind == "thinking":
-        is_signed = memory.opened(block["signature"]) == block["thinking"]
+        is_signed = memory.seals.get(block["signature"]) == block["thinking"]
         _require(is_signed, "Invalid `signature` in `thinking` block")
     if kind == "redacted_thinking":
-        _require(memory.opened(block["data"]) is not None, "Invalid `data` in `redacted_thinking`")
+        _require(block["data"] in memory.seals, "Invalid `data` in `redacted_thinking`")
     if kind == "tool_use":
         _require(re.fullmatch(r"[a-zA-Z0-9_-]+", block["id"]), "tool_use.id: should match pattern")
 
@@ -190,21 +182,21 @@ def _check_items(body: Row, rows: list[Row], memory: CloudMemory) -> None:
     _require(previous is None or previous in memory.responses, f"'{previous}' not found.")
     waiting = {row["call_id"] for row in memory.responses.get(str(previous), ()) if _is_call(row)}
     seen = {row.get("id") for row in rows if row.get("type") == "reasoning"}
-    for number, row in enumerate(rows):
+    for row, after in zip(rows, [*rows[1:], {}], strict=True):
         kind, name = row.get("type", "message"), row.get("id")
         is_clients = kind.endswith("_output") or (kind == "message" and row["role"] != "assistant")
         if name is not None and not is_clients:  # clients name what they say themselves
             is_stored, needs = memory.items.get(name, (False, None))
             has_content = "encrypted_content" in row or kind not in ("reasoning", "item_reference")
-            if name not in memory.items or not (is_stored or has_content):
-                raise RefusedBody(CloudError(404, f"Item with id '{name}' not found."))
+            is_known = name in memory.items and (is_stored or has_content)
+            _require(is_known, f"Item with id '{name}' not found.", 404)
             _require(needs is None or needs in seen, f"'{name}' without its required 'reasoning'")
         if kind == "reasoning":
-            blob, after = row.get("encrypted_content"), rows[number + 1 :][:1]
-            _require(blob is None or memory.opened(blob), "The encrypted content is not verified.")
+            blob = row.get("encrypted_content")
             _require(blob or name, "Missing required parameter: 'id'.")
-            led = [next_row.get("role") == "assistant" or _is_call(next_row) for next_row in after]
-            _require(any(led), "'reasoning' was provided without its required following item.")
+            _require(not blob or blob in memory.seals, "The encrypted content is not verified.")
+            is_led = after.get("role") == "assistant" or _is_call(after)
+            _require(is_led, "'reasoning' was provided without its required following item.")
         if _is_call(row):
             waiting.add(row["call_id"])
         elif kind.endswith("_output"):

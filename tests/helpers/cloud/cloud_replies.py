@@ -7,8 +7,7 @@ import re
 import struct
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from tests.helpers.cloud.cloud_answers import (
     CloudAnswer,
@@ -19,11 +18,8 @@ from tests.helpers.cloud.cloud_answers import (
     tokens,
 )
 
-# ---------------------------------------------------------------- answers
 
-
-@dataclass(frozen=True)
-class Reply:
+class Reply(NamedTuple):
     """One answer in both forms; the request says which is sent."""
 
     whole: Row
@@ -44,61 +40,53 @@ def event(value: Row) -> bytes:
     return f"event: {value['type']}\n".encode() + data(value)
 
 
-def _chat_usage(usage: CloudUsage) -> Row:
-    total = usage.prompt + usage.completion
+def _completion(
+    body: Row, usage: CloudUsage, kind: str, choice: Row, deltas: Iterable[Row]
+) -> Reply:
+    """Return a reply of OpenAI's older dialects, whose choice is `choice` or comes as `deltas`."""
+    base = {"id": new_id("cmpl-"), "created": int(time.time()), "model": body["model"]}
     told = {"prompt_tokens": usage.prompt, "completion_tokens": usage.completion}
-    details = {"cached_tokens": usage.cached}
-    return {**told, "total_tokens": total, "prompt_tokens_details": details}
-
-
-def _streamed(
-    body: Row, base: Row, usage: CloudUsage, choices: Iterable[Row], finish: str
-) -> list[bytes]:
-    events = [data({**base, "choices": [{"index": 0, **row}]}) for row in choices]
-    last = {"index": 0, "delta": {}, "text": "", "finish_reason": finish}
-    events.append(data({**base, "choices": [last]}))
+    told |= {"total_tokens": usage.prompt + usage.completion}
+    spent = {"usage": told | {"prompt_tokens_details": {"cached_tokens": usage.cached}}}
+    whole = {**base, "object": kind, "choices": [{"index": 0, **choice}], **spent}
+    base["object"] = kind if kind == "text_completion" else f"{kind}.chunk"
+    last = {"delta": {}, "text": "", "finish_reason": choice["finish_reason"]}
+    rows = [{"index": 0, "finish_reason": None, **row} for row in (*deltas, last)]
+    events = [data({**base, "choices": [row]}) for row in rows]
     if (body.get("stream_options") or {}).get("include_usage"):
-        events.append(data({**base, "choices": [], "usage": _chat_usage(usage)}))
-    return [*events, b"data: [DONE]\n\n"]
+        events.append(data({**base, "choices": [], **spent}))
+    return Reply(whole, [*events, b"data: [DONE]\n\n"], usage)
 
 
 def _chat(body: Row, answer: CloudAnswer, memory: CloudMemory) -> Reply:
     usage = memory.usage(body["model"], [body.get("tools"), *body["messages"]], answer)
-    base = {"id": new_id("chatcmpl-"), "created": int(time.time()), "model": body["model"]}
     calls: list[Row] = [
         {"id": new_id("call_"), "type": "function"}
-        | {"function": {"name": call.name, "arguments": json.dumps(dict(call.arguments))}}
+        | {"function": {"name": call.name, "arguments": json.dumps(call.arguments)}}
         for call in answer.calls
     ]
-    message: Row = {"role": "assistant", "content": answer.text or None, "refusal": None}
-    message |= {"annotations": [], **({"tool_calls": calls} if calls else {})}
     deltas: list[Row] = [{"role": "assistant", "content": ""}]
     deltas += [{"content": piece} for piece in _pieces(answer.text)]
     for at, call in enumerate(calls):
-        pieces = _pieces(call["function"]["arguments"])
-        bare = {"name": call["function"]["name"], "arguments": ""}
-        deltas.append({"tool_calls": [call | {"index": at, "function": bare}]})
-        tails = [{"index": at, "function": {"arguments": piece}} for piece in pieces]
-        deltas += [{"tool_calls": [tail]} for tail in tails]
-    finish = "tool_calls" if calls else "stop"
-    choice: Row = {"index": 0, "message": message, "finish_reason": finish}
+        told = call["function"]
+        parts = [{"arguments": piece} for piece in _pieces(told["arguments"])]
+        begun = {"index": at, **call, "function": told | {"arguments": ""}}
+        rows = [begun, *({"index": at, "function": part} for part in parts)]
+        deltas += [{"tool_calls": [row]} for row in rows]
+    message: Row = {"role": "assistant", "content": answer.text or None, "refusal": None}
+    message |= {"annotations": [], **({"tool_calls": calls} if calls else {})}
+    choice = {"message": message, "finish_reason": "tool_calls" if calls else "stop"}
     if body.get("logprobs"):
         row: Row = {"logprob": -0.5, "bytes": None, "top_logprobs": []}
         choice["logprobs"] = {"content": [{"token": each, **row} for each in _pieces(answer.text)]}
-    whole = {**base, "object": "chat.completion", "choices": [choice], "usage": _chat_usage(usage)}
-    base |= {"object": "chat.completion.chunk"}
-    choices = ({"delta": delta, "finish_reason": None} for delta in deltas)
-    return Reply(whole, _streamed(body, base, usage, choices, finish), usage)
+    return _completion(body, usage, "chat.completion", choice, ({"delta": row} for row in deltas))
 
 
 def _completions(body: Row, answer: CloudAnswer, memory: CloudMemory) -> Reply:
     usage = memory.usage(body["model"], [body["prompt"]], answer)
-    base = {"id": new_id("cmpl-"), "object": "text_completion", "model": body["model"]}
-    base["created"] = int(time.time())
-    choice = {"index": 0, "text": answer.text, "finish_reason": "stop", "logprobs": None}
-    choices = [{"text": piece, "finish_reason": None} for piece in _pieces(answer.text)]
-    whole = {**base, "choices": [choice], "usage": _chat_usage(usage)}
-    return Reply(whole, _streamed(body, base, usage, choices, "stop"), usage)
+    choice = {"text": answer.text, "finish_reason": "stop", "logprobs": None}
+    pieces = ({"text": piece} for piece in _pieces(answer.text))
+    return _completion(body, usage, "text_completion", choice, pieces)
 
 
 def embedding(text: str) -> list[float]:
@@ -125,7 +113,7 @@ def units(body: Row) -> list[Any]:
 def _messages(body: Row, answer: CloudAnswer, memory: CloudMemory) -> Reply:
     usage = memory.usage(body["model"], units(body), answer)
     if "cache_control" not in json.dumps(body):  # nothing is kept unasked
-        usage = CloudUsage(usage.prompt, 0, usage.completion)
+        usage = usage._replace(cached=0)
     blocks: list[Row] = []
     if answer.thinking:
         signature = memory.sealed(answer.thinking)
@@ -134,11 +122,9 @@ def _messages(body: Row, answer: CloudAnswer, memory: CloudMemory) -> Reply:
         blocks.append({"type": "redacted_thinking", "data": memory.sealed(answer.redacted)})
     if answer.text:
         blocks.append({"type": "text", "text": answer.text})
-    head = {"type": "tool_use"}
-    blocks += [
-        {**head, "id": new_id("toolu_01"), "name": call.name, "input": dict(call.arguments)}
-        for call in answer.calls
-    ]
+    for call in answer.calls:
+        block = {"type": "tool_use", "id": new_id("toolu_01"), "name": call.name}
+        blocks.append({**block, "input": dict(call.arguments)})
     told = {"input_tokens": usage.prompt - usage.cached, "cache_read_input_tokens": usage.cached}
     told |= {"cache_creation_input_tokens": 0, "output_tokens": usage.completion}
     stop = {"stop_reason": "tool_use" if answer.calls else "end_turn", "stop_sequence": None}
@@ -147,9 +133,8 @@ def _messages(body: Row, answer: CloudAnswer, memory: CloudMemory) -> Reply:
     begun = {**whole, "content": [], "stop_reason": None}
     rows: list[Row] = [{"type": "message_start", "message": begun}, {"type": "ping"}]
     for index, block in enumerate(blocks):
-        empty: dict[str, Row] = {"text": {"text": ""}, "tool_use": {"input": {}}}
-        empty["thinking"] = {"thinking": "", "signature": ""}
-        opened = {**block, **empty.get(block["type"], {})}
+        empty: Row = {"text": "", "input": {}, "thinking": "", "signature": ""}
+        opened = {name: empty.get(name, each) for name, each in block.items()}
         rows.append({"type": "content_block_start", "index": index, "content_block": opened})
         deltas = ({"index": index, "delta": delta} for delta in _deltas(block))
         rows += [{"type": "content_block_delta", **delta} for delta in deltas]
@@ -159,11 +144,10 @@ def _messages(body: Row, answer: CloudAnswer, memory: CloudMemory) -> Reply:
 
 
 def _deltas(block: Row) -> Iterator[Row]:
-    for name in ("thinking", "text", "input"):
-        if (told := block.get(name)) is not None:
-            kind, field_name = ("input_json", "partial_json") if name == "input" else (name, name)
-            for piece in _pieces(json.dumps(told) if name == "input" else told):
-                yield {"type": f"{kind}_delta", field_name: piece}
+    for name in block.keys() & {"thinking", "text"}:
+        yield from ({"type": f"{name}_delta", name: piece} for piece in _pieces(block[name]))
+    for piece in _pieces(json.dumps(block["input"])) if "input" in block else ():
+        yield {"type": "input_json_delta", "partial_json": piece}
     if "signature" in block:
         yield {"type": "signature_delta", "signature": block["signature"]}
 
@@ -180,16 +164,16 @@ def _responses(body: Row, answer: CloudAnswer, memory: CloudMemory) -> Reply:
     needs = next((item["id"] for item in output if item["type"] == "reasoning"), None)
     for item in output:
         memory.items[item["id"]] = (is_stored, None if item["type"] == "reasoning" else needs)
-    told = {"input_tokens": usage.prompt, "output_tokens": usage.completion}
-    told["total_tokens"] = usage.prompt + usage.completion
-    details = {"input_tokens_details": {"cached_tokens": usage.cached}}
-    details["output_tokens_details"] = {"reasoning_tokens": tokens(answer.thinking)}
+    told: Row = {"input_tokens": usage.prompt, "output_tokens": usage.completion}
+    told |= {"total_tokens": usage.prompt + usage.completion}
+    told |= {"input_tokens_details": {"cached_tokens": usage.cached}}
+    told |= {"output_tokens_details": {"reasoning_tokens": tokens(answer.thinking)}}
     whole: Row = {"id": new_id("resp_"), "object": "response", "created_at": int(time.time())}
     whole |= {"model": body["model"], "status": "completed", "error": None, "output": output}
     whole |= {"incomplete_details": None, "instructions": None, "metadata": {}, "tools": []}
     whole |= {"parallel_tool_calls": True, "temperature": 1.0, "top_p": 1.0, "tool_choice": "auto"}
     whole |= {"previous_response_id": body.get("previous_response_id"), "store": is_stored}
-    whole |= {"usage": {**told, **details}}
+    whole |= {"usage": told}
     if is_stored:
         memory.responses[whole["id"]] = [*items, *output]
     begun = {"response": {**whole, "status": "in_progress", "output": [], "usage": None}}
@@ -214,32 +198,34 @@ def _output(body: Row, answer: CloudAnswer, memory: CloudMemory) -> list[Row]:
         items.append({**head, "role": "assistant", "content": [part]})
     for call in answer.calls:
         told = {"call_id": new_id("call_"), "name": call.name, "status": "completed"}
-        text = json.dumps(dict(call.arguments))
+        text = json.dumps(call.arguments)
         items.append({"type": "function_call", "id": new_id("fc_"), **told, "arguments": text})
     return items
 
 
+# Of an item, the field that its text is a part of, and the names of its events.
+_PARTS: Final = {
+    "reasoning": ("summary", "reasoning_summary_part", "reasoning_summary_text"),
+    "message": ("content", "content_part", "output_text"),
+}
+
+
 def _item_events(at: int, item: Row) -> Iterator[Row]:
     place = {"output_index": at, "item_id": item["id"]}
-    begun = {"content": [], "summary": [], "arguments": ""}
+    begun: Row = {"content": [], "summary": [], "arguments": ""}
     added = {name: begun.get(name, each) for name, each in item.items()}
     yield {"type": "response.output_item.added", "output_index": at, "item": added}
-    if item["type"] == "function_call":
-        name, text, part = "function_call_arguments", item["arguments"], None
-    elif item["type"] == "reasoning":
-        name, part = "reasoning_summary", item["summary"][0]
-        text, place["summary_index"] = part["text"], 0
-    else:
-        name, part = "content", item["content"][0]
-        text, place["content_index"] = part["text"], 0
-    kind = {"content": "output_text", "reasoning_summary": "reasoning_summary_text"}.get(name, name)
-    if part is not None:
-        yield {"type": f"response.{name}_part.added", **place, "part": {**part, "text": ""}}
-    for piece in _pieces(text):
+    field, part_kind, kind = _PARTS.get(item["type"], ("", "", "function_call_arguments"))
+    part = item[field][0] if field else {"text": item["arguments"]}
+    if field:
+        place[f"{field}_index"] = 0
+        yield {"type": f"response.{part_kind}.added", **place, "part": {**part, "text": ""}}
+    for piece in _pieces(part["text"]):
         yield {"type": f"response.{kind}.delta", **place, "delta": piece, "logprobs": []}
-    yield {"type": f"response.{kind}.done", **place, "text": text, "arguments": text}
-    if part is not None:
-        yield {"type": f"response.{name}_part.done", **place, "part": part}
+    done = {"text": part["text"], "arguments": part["text"]}
+    yield {"type": f"response.{kind}.done", **place, **done}
+    if field:
+        yield {"type": f"response.{part_kind}.done", **place, "part": part}
     yield {"type": "response.output_item.done", "output_index": at, "item": item}
 
 

@@ -16,12 +16,7 @@ PATHS: Final = {
 }
 DIALECTS: Final = tuple(PATHS)
 in_each_way: Final = pytest.mark.parametrize(
-    ("dialect", "stream"),
-    [
-        pytest.param(name, on, id=f"{name}{'-stream' * on}")
-        for name in PATHS
-        for on in (False, True)
-    ],
+    ("dialect", "stream"), [(name, on) for name in PATHS for on in (False, True)]
 )
 
 
@@ -57,9 +52,8 @@ class DialectAnswer:
         """Prompt, cached and completion tokens, the cached ones within the prompt."""
         told: dict[str, Any] = {}
         for row in self.rows:
-            inner = row.get("message") or row.get("response") or {}
-            usage = row.get("usage") or (inner.get("usage") if isinstance(inner, dict) else None)
-            told |= {name: each for name, each in (usage or {}).items() if each is not None}
+            usage = row.get("usage") or _inner(row).get("usage") or {}
+            told |= {name: each for name, each in usage.items() if each is not None}
         if self.dialect == "messages":
             cached = told.get("cache_read_input_tokens", 0)
             made = told.get("cache_creation_input_tokens", 0)
@@ -82,6 +76,12 @@ def body_of(dialect: str, model: str, text: Any, **more: Any) -> dict[str, Any]:
     return {"model": model, **asked[dialect], **more}
 
 
+def with_usage(dialect: str, stream: bool) -> dict[str, Any]:
+    """Return the fields of a request whose answer is to end with its usage."""
+    is_asked = stream and dialect in ("chat", "completions")
+    return {"stream": stream, **({"stream_options": {"include_usage": True}} if is_asked else {})}
+
+
 def ask(
     url: str,
     dialect: str,
@@ -95,23 +95,18 @@ def ask(
 
     `on_read` gets all that was read whenever there is more of it.
     """
-    place = url + PATHS[dialect] + query
+    place, raw = url + PATHS[dialect] + query, ""
     with httpx.stream("POST", place, json=dict(body), headers=headers, timeout=60) as told:
-        raw = ""
-        for piece in _until_the_end(told):
-            raw += piece
-            on_read(raw)
+        try:
+            for piece in told.iter_text():
+                raw += piece
+                on_read(raw)
+        except httpx.RemoteProtocolError as error:
+            raw += f"\n: broken off: {error}\n"
     is_stream = told.headers.get("content-type", "").startswith("text/event-stream")
     lines = raw.splitlines() if is_stream else [f"data: {raw}"]
     rows = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
     return DialectAnswer(dialect, told.status_code, told.headers, raw, rows)
-
-
-def _until_the_end(told: httpx.Response) -> Iterator[str]:
-    try:
-        yield from told.iter_text()
-    except httpx.RemoteProtocolError as error:
-        yield f"\n: broken off: {error}\n"
 
 
 def _texts(dialect: str, rows: list[dict[str, Any]]) -> Iterator[str]:
@@ -129,8 +124,13 @@ def _texts(dialect: str, rows: list[dict[str, Any]]) -> Iterator[str]:
                 yield from (part.get("text", "") for part in item.get("content") or ())
 
 
+def _inner(row: dict[str, Any]) -> dict[str, Any]:
+    """Return the message or response that an event is about."""
+    inner = row.get("message") or row.get("response")
+    return inner if isinstance(inner, dict) else {}
+
+
 def _error_of(row: dict[str, Any]) -> str:
-    response = row.get("response")
-    told = row.get("error") or (response.get("error") if isinstance(response, dict) else None)
+    told = row.get("error") or _inner(row).get("error")
     told = row if told is None and row.get("type") == "error" else told
     return str(told.get("message") or told) if isinstance(told, dict) else str(told or "")

@@ -42,9 +42,6 @@ PATHS: Final = {
 COUNT_PATH: Final = "/v1/messages/count_tokens"
 
 
-# ---------------------------------------------------------------- the server
-
-
 @dataclass
 class CloudRequest:
     """One request as it came. Owner: the mock's event loop; a test reads it."""
@@ -54,7 +51,7 @@ class CloudRequest:
     headers: dict[str, str]  # names in lower case
     body: bytes
     status: int = 0
-    left_at: float | None = None  # the client closed before the answer's end
+    has_left: bool = False  # the client closed before the answer's end
     is_answered: bool = False
     usage: CloudUsage = CloudUsage(0, 0, 0)
 
@@ -70,22 +67,26 @@ class CloudRequest:
 class MockCloud:
     """One cloud account; use as a context manager.
 
-    The answer to a request is the first of `queue`, or what `rule` says, or that of its model in
-    `answers`, or HELLO.
+    The answer to a request is the first of `queue`, or that of its model in `answers`, or what
+    `rule` says.
     """
 
-    def __init__(self, redirects_to: str = "") -> None:
-        self.redirects_to = redirects_to
-        self.requests: list[CloudRequest] = []
-        self.queue: list[CloudAnswer] = []
-        self.answers: dict[str, CloudAnswer] = {}
-        self.rule: Callable[[CloudRequest], CloudAnswer | None] | None = None
+    def __init__(self) -> None:
+        self.redirects_to = ""
         self.memory = CloudMemory()
+        self.forget()
         self.port = 0
         self._ready = threading.Event()
         self._loop = asyncio.new_event_loop()
         self._end = asyncio.Event()
         self._thread = threading.Thread(target=self._run, name="mock cloud", daemon=True)
+
+    def forget(self) -> None:
+        """Drop all records and scripts; what was given out stays known."""
+        self.requests: list[CloudRequest] = []
+        self.queue: list[CloudAnswer] = []
+        self.answers: dict[str, CloudAnswer] = {}
+        self.rule: Callable[[CloudRequest], CloudAnswer] = lambda request: HELLO
 
     @property
     def url(self) -> str:
@@ -106,13 +107,6 @@ class MockCloud:
     def say(self, *answers: CloudAnswer) -> None:
         """Have the next requests answered so, one after another."""
         self.queue.extend(answers)
-
-    def forget(self) -> None:
-        """Drop all records and scripts; what was given out stays known."""
-        self.requests.clear()
-        self.queue.clear()
-        self.answers.clear()
-        self.rule = None
 
     def generations(self) -> list[CloudRequest]:
         return [request for request in self.requests if request.path in PATHS]
@@ -156,7 +150,7 @@ class MockCloud:
             await response.prepare(request)
             await response.write_eof()
         except (asyncio.CancelledError, ConnectionError):
-            record.left_at = time.monotonic()
+            record.has_left = True
             raise
         record.is_answered = True
         return response
@@ -171,7 +165,7 @@ class MockCloud:
         dialect = "messages" if "anthropic-version" in record.headers else "chat"
         dialect = PATHS.get(record.path, dialect)
         try:
-            self._check_key(record)
+            _check_key(record)
             if record.path == COUNT_PATH:
                 check_body("count", record.json, self.memory, is_beta=is_beta)
                 count = CloudMemory().usage("", units(record.json), HELLO).prompt
@@ -185,36 +179,22 @@ class MockCloud:
         body = error.body(dialect)
         return web.json_response(body, status=error.status, headers=dict(error.headers))
 
-    def _check_key(self, record: CloudRequest) -> None:
-        given = record.headers.get("authorization", "").removeprefix("Bearer ")
-        given = given or record.headers.get("x-api-key", "")
-        if given != KEY:  # which is repeated, as OpenAI does in part
-            text = f"Incorrect API key provided: {given}. Find yours at https://example.com."
-            raise RefusedBody(CloudError(401, text, "invalid_api_key", "authentication_error"))
-
-    def _next_answer(self, record: CloudRequest) -> CloudAnswer:
-        if self.queue:
-            return self.queue.pop(0)
-        ruled = self.rule(record) if self.rule is not None else None
-        return ruled or self.answers.get(record.model, HELLO)
-
     async def _sent(
         self, request: web.Request, record: CloudRequest, dialect: str
     ) -> web.StreamResponse:
         """Send an answer as its script says, with every way of breaking off."""
-        answer, body = self._next_answer(record), record.json
+        scripted = self.queue.pop(0) if self.queue else self.answers.get(record.model)
+        answer, is_stream = scripted or self.rule(record), record.json.get("stream")
         await _break_off(request, answer, "before the head")
         if answer.error is not None and answer.error_place == "before the head":
             raise RefusedBody(answer.error)
-        reply = REPLIES[dialect](body, answer, self.memory)
-        record.usage = reply.usage
-        content = json.dumps(reply.whole).encode()
-        half = len(content) // 2
-        events = reply.events if body.get("stream") else [content[:half], content[half:]]
-        kind = "text/event-stream; charset=utf-8" if body.get("stream") else "application/json"
-        response = web.StreamResponse(headers={"content-type": kind, "x-request-id": "req_mock"})
-        if not body.get("stream"):
+        whole, events, record.usage = REPLIES[dialect](record.json, answer, self.memory)
+        response = web.StreamResponse(headers={"x-request-id": "req_mock"})
+        response.content_type = "text/event-stream" if is_stream else "application/json"
+        if not is_stream:
+            content = json.dumps(whole).encode()
             response.content_length = len(content)
+            events = [content[: len(content) // 2], content[len(content) // 2 :]]
         await response.prepare(request)
         await _break_off(request, answer, "behind the head")
         for number, piece in enumerate(events):
@@ -225,6 +205,14 @@ class MockCloud:
                     break
             await response.write(piece)
         return response
+
+
+def _check_key(record: CloudRequest) -> None:
+    given = record.headers.get("authorization", "").removeprefix("Bearer ")
+    given = given or record.headers.get("x-api-key", "")
+    if given != KEY:  # which is repeated, as OpenAI does in part
+        text = f"Incorrect API key provided: {given}. Find yours at https://example.com."
+        raise RefusedBody(CloudError(401, text, "invalid_api_key", "authentication_error"))
 
 
 def _error_event(dialect: str, error: CloudError) -> bytes:

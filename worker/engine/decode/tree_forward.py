@@ -215,6 +215,4 @@ def _errors(model: Any, new_cache: Callable[[], list[Any]], text: int) -> Unlike
             alone = model(mx.array([[[*known, *tokens][row]]]), cache=cache)[0, -1]
             errors.append(logits_error(as_floats(together[row]), as_floats(alone)))
     whole = [*prompt, *known, *(tokens[node] for node in TRIED_PATHS[-1])]
-    return Unlike(
-        float(np.max(errors)), lambda: cut_error(model, new_cache, whole, as_floats(alone))
-    )
+    return float(np.max(errors)), lambda: cut_error(model, new_cache, whole, as_floats(alone))

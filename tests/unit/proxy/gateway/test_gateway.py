@@ -19,10 +19,7 @@ from hearth.proxy.gateway import gateway
 from hearth.proxy.gateway.accounts.accounts import Accounts
 from hearth.proxy.gateway.cloud.cloud_bodies import CloudDialect, cloud_body
 from hearth.proxy.gateway.config.routing_table import Deployment, RoutingTable, read_table
-from hearth.proxy.gateway.gateway import (
-    Gateway,
-    GatewayCall,
-)
+from hearth.proxy.gateway.gateway import Gateway, GatewayCall
 from hearth.proxy.gateway.litellm_process import LiteLLMProcess, LiteLLMUnavailable
 from hearth.proxy.http.body_memory_budget import BodyBudget
 from hearth.proxy.http.http_exchange import HttpExchange
@@ -135,7 +132,6 @@ class World:
         scope = {"type": "http", "method": "POST", "path": "/v1/chat/completions", "headers": []}
         exchange = HttpExchange(scope, cast(Any, asyncio.Event().wait), send, BodyBudget())
         dialect: CloudDialect = "responses" if "input" in body else "chat"
-        dialect = "messages" if "max_tokens" in body else dialect
         try:
             await self.gateway.serve(exchange, group, GatewayCall(dialect, body, size, answer))
         finally:
@@ -217,16 +213,14 @@ def test_no_more_fallbacks_are_begun_than_the_config_lets(world: World) -> None:
     assert (world.asked, world.causes) == (["d", "c"], ["overloaded"])
 
 
-@pytest.mark.parametrize("is_usable", [True, False])
-def test_without_litellms_choice_the_local_deployments_of_a_group_answer(
-    world: World, is_usable: bool
-) -> None:
-    world.litellm.is_usable, world.litellm.unavailable = is_usable, "A callback holds it up."
+def test_without_litellms_choice_the_local_deployments_of_a_group_answer(world: World) -> None:
+    world.litellm.unavailable = "A callback holds it up."
     assert world.ask("pair", {"a": FULL}) == ["a", "b"]
-    assert len(world.litellm.asked) == is_usable
-    if is_usable:
-        assert world.ask("far", {}) == ["c"]
-        assert world.fallback == "far other"
+    assert (world.ask("far", {}), world.fallback) == (["c"], "far other")
+    asked = len(world.litellm.asked)
+    world.litellm.is_usable = False
+    assert world.ask("pair", {"a": FULL}) == ["a", "b"]
+    assert len(world.litellm.asked) == asked
 
 
 def test_a_conversation_by_response_ids_comes_back_to_where_it_began(world: World) -> None:
@@ -255,10 +249,9 @@ RESPONSE = {"id": "resp_1", "status": "completed", "object": "response", "output
 ENDED = b"data: %b\n\n" % orjson.dumps({"type": "response.completed", "response": RESPONSE})
 
 
-@pytest.mark.parametrize("dialect", ["chat", "messages"])
 @pytest.mark.parametrize(("size", "is_apart"), [(100, False), (10_000_000, True)])
 def test_a_large_body_is_filtered_beside_the_event_loop(
-    world: World, monkeypatch: pytest.MonkeyPatch, dialect: str, size: int, is_apart: bool
+    world: World, monkeypatch: pytest.MonkeyPatch, size: int, is_apart: bool
 ) -> None:
     """400,000 parts take over half a second, in which nobody else would be served."""
     parts = [{"type": "text", "text": "a"} for _ in range(1_000)]
@@ -270,8 +263,7 @@ def test_a_large_body_is_filtered_beside_the_event_loop(
 
     monkeypatch.setattr(gateway, "cloud_body", noted)
     world.litellm.replies = [b"{}"]
-    more = {"max_tokens": 1} if dialect == "messages" else {}
-    world.ask("far", {}, size, model="far", messages=rows, **more)
+    world.ask("far", {}, size, model="far", messages=rows)
     assert orjson.loads(world.litellm.sent)["messages"] == rows
     assert (threading.get_ident() not in threads) == is_apart and len(threads) == 1
 

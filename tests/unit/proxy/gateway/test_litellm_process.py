@@ -18,10 +18,11 @@ import yaml
 
 from hearth.proxy.gateway import litellm_process
 from hearth.proxy.gateway.config.routing_table import Deployment, RoutingTable, read_table
-from hearth.proxy.gateway.litellm_messages import PATHS
+from hearth.proxy.gateway.litellm_messages import HELD_BYTES_MAX, PATHS, read_frame
 from hearth.proxy.gateway.litellm_process import (
     CONFIG_NAME,
     SOCKET_NAME,
+    LiteLLMLine,
     LiteLLMProcess,
     LiteLLMUnavailable,
 )
@@ -36,35 +37,35 @@ from tests.helpers.servers.mock_cloud import KEY, MockCloud
 pytestmark = pytest.mark.process
 STOPS: Final = "The server is shutting down."
 BODY: Final = json.dumps(body_of("chat", "two", "Hi", stream=True)).encode()
-# A callback that chooses no deployment, or hangs at its import.
-CALLBACK: Final = """
-import asyncio, gc, os, subprocess, time
+CHOICE: Final = {"group": "two", "excluded": [], "preferred": "", "request": {}}
+# A callback that chooses no deployment until there was a collection, and one whose child lives on.
+CALLBACKS: Final = """
+import asyncio, gc, os, subprocess
 from litellm.integrations.custom_logger import CustomLogger
 class Slow(CustomLogger):
     async def async_filter_deployments(self, model, healthy_deployments, *rest, **more):
-        if "A_KEY" in os.environ and collected:
+        if collected:
             raise ValueError(f"{collected} collected. " + "x" * 570 + os.environ["A_KEY"])
         await asyncio.sleep(60)
-slow, collected, collect = Slow(), 0, gc.collect
+slow, other, collected, collect = Slow(), CustomLogger(), 0, gc.collect
 def counted():
     global collected
     collected += 1
     collect()
 gc.collect = counted
-if os.environ.get("HANGS"):
-    open(os.environ["HANGS"], "w").close()
-    time.sleep(60)
-if os.environ.get("STARTS"):
+if "A_KEY" not in os.environ:
     child = subprocess.Popen(["sleep", "30"])
-if "WORDS" in os.environ:
-    raise ValueError("a word " * int(os.environ["WORDS"]))
 """
 
 
-def table_in(directory: Path, cloud: MockCloud, *callbacks: str) -> RoutingTable:
+def table_in(directory: Path, cloud: MockCloud, callback: str) -> RoutingTable:
+    (directory / "own_callbacks.py").write_text(CALLBACKS)
     path = directory / "config.yaml"
     entries = [cloud_entry(cloud, "two", f"openai/{name}") for name in ("first", "second")]
-    config = {"model_list": entries, "litellm_settings": {"callbacks": list(callbacks)}}
+    config = {
+        "model_list": entries,
+        "litellm_settings": {"callbacks": [f"own_callbacks.{callback}"]},
+    }
     path.touch(0o600)
     path.write_text(yaml.safe_dump(config | {"router_settings": {"num_retries": 0}}))
     settings = load_settings({"RUN_DIR": str(directory)}, None)
@@ -101,7 +102,8 @@ def cloud() -> Iterator[MockCloud]:
 def test_its_files_are_private_its_calls_stay_apart_and_end_with_it_behind_what_has_come(
     cloud: MockCloud, tmp_path: Path, runner: asyncio.Runner, how: str
 ) -> None:
-    table = table_in(tmp_path, cloud)
+    """A death is noticed though a callback's child lives on."""
+    table = table_in(tmp_path, cloud, "other")
     cloud.forget()
 
     async def asked(process: LiteLLMProcess, to: Deployment) -> None:
@@ -128,6 +130,8 @@ def test_its_files_are_private_its_calls_stay_apart_and_end_with_it_behind_what_
             await asked(process, to)
         with pytest.raises(LiteLLMUnavailable):
             await process.choose("two", request={})
+        while how == "kill" and not process.failure:
+            await asyncio.sleep(0.01)
 
     async def body() -> None:
         async with started(table) as process:
@@ -147,74 +151,20 @@ def test_its_files_are_private_its_calls_stay_apart_and_end_with_it_behind_what_
     assert models == ["first"] * 6 + ["second"] * 5
 
 
-def test_a_choice_that_does_not_come_is_waited_for_only_so_long(
-    cloud: MockCloud, tmp_path: Path, runner: asyncio.Runner, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "slow_callback.py").write_text(CALLBACK)
-    table = table_in(tmp_path, cloud, "slow_callback.slow")
-    asked = {"group": "two", "excluded": [], "preferred": "", "request": {}}
-
-    async def choose() -> None:
-        async with started(table) as process:
-            line = await process.line()
-            with pytest.raises(LiteLLMUnavailable, match=r"has not answered within 0\.1 s"):
-                await line.ask("choose", asked, 0.1)
-            line.close()
-
-    async def load() -> None:
-        async with started(table) as process:
-            while not (tmp_path / "hangs").exists():
-                await asyncio.sleep(0.02)
-            with pytest.raises(LiteLLMUnavailable, match="still loading"):
-                await process.choose("two", request={})
-            child = newest_child()
-        while child.is_running():  # it was killed, and the loop has yet to see its end
-            await asyncio.sleep(0.02)
-
-    runner.run(choose())
-    monkeypatch.setattr(litellm_process, "READY_S_MAX", 0.01)
-    table.environ["HANGS"] = str(tmp_path / "hangs")
-    runner.run(load())
-
-
-def test_a_death_is_noticed_though_a_callbacks_child_lives_on_and_its_reason_is_told_in_short(
+def test_a_choice_is_waited_for_only_so_long_and_a_crowd_that_leaves_costs_one_collection(
     cloud: MockCloud, tmp_path: Path, runner: asyncio.Runner
 ) -> None:
-    (tmp_path / "slow_callback.py").write_text(CALLBACK)
-    table = table_in(tmp_path, cloud, "slow_callback.slow")
-
-    async def die() -> None:
-        async with started(table) as process:
-            (await process.line()).close()
-            newest_child().kill()
-            while not process.failure:
-                await asyncio.sleep(0.01)
-
-    async def refused() -> None:
-        async with started(table) as process:
-            with pytest.raises(LiteLLMUnavailable, match="ValueError: a word") as caught:
-                await process.choose("two", request={})
-            assert len(str(caught.value)) < 700
-
-    table.environ["STARTS"] = "1"
-    runner.run(die())
-    table.environ["WORDS"] = "100000"
-    runner.run(refused())
-
-
-def test_a_crowd_that_leaves_costs_one_collection_and_a_cut_text_shows_no_part_of_a_secret(
-    cloud: MockCloud, tmp_path: Path, runner: asyncio.Runner
-) -> None:
-    (tmp_path / "slow_callback.py").write_text(CALLBACK)
-    table = table_in(tmp_path, cloud, "slow_callback.slow")
+    """And a cut text shows no part of a secret."""
+    table = table_in(tmp_path, cloud, "slow")
     table.environ["A_KEY"] = KEY
-    asked = {"group": "two", "excluded": [], "preferred": "", "request": {}}
 
-    async def leave() -> None:
+    async def body() -> None:
         async with started(table) as process:
             lines = [await process.line() for _ in range(50)]
-            for line in lines:
-                await line.write(json.dumps(["choose", asked]).encode())
+            with pytest.raises(LiteLLMUnavailable, match=r"has not answered within 0\.1 s"):
+                await lines[0].ask("choose", CHOICE, 0.1)
+            for line in lines[1:]:
+                await line.write(json.dumps(["choose", CHOICE]).encode())
             await asyncio.sleep(0.5)
             for line in lines:
                 line.close()
@@ -223,4 +173,52 @@ def test_a_crowd_that_leaves_costs_one_collection_and_a_cut_text_shows_no_part_o
                 await process.choose("two", request={})
             assert KEY[:4] not in str(caught.value)
 
-    runner.run(leave())
+    runner.run(body())
+
+
+def test_who_waits_for_it_to_load_is_told_after_a_while_and_a_stop_ends_it_amid_that(
+    cloud: MockCloud, tmp_path: Path, runner: asyncio.Runner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(litellm_process, "READY_S_MAX", 0.01)
+    before = set(psutil.Process().children())
+
+    async def body() -> None:
+        async with started(table_in(tmp_path, cloud, "other")) as process:
+            while not (born := set(psutil.Process().children()) - before):
+                await asyncio.sleep(0.01)
+            with pytest.raises(LiteLLMUnavailable, match="still loading"):
+                await process.choose("two", request={})
+        while any(child.is_running() for child in born):  # the loop has yet to see its end
+            await asyncio.sleep(0.02)
+
+    runner.run(body())
+
+
+def test_a_large_body_goes_a_part_at_a_time_and_holds_nobody_up(tmp_path: Path) -> None:
+    async def held_and_told() -> tuple[int, bytes]:
+        read = asyncio.Event()
+
+        async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await read.wait()
+            frames.append(await read_frame(reader))
+            writer.close()
+
+        frames: list[bytes] = []
+        async with await asyncio.start_unix_server(answer, tmp_path / "sock"):
+            reader, writer = await asyncio.open_unix_connection(tmp_path / "sock")
+            line = LiteLLMLine(reader, writer)
+            writing = asyncio.create_task(line.write(body))
+            await asyncio.sleep(0.1)
+            held = writer.transport.get_write_buffer_size()
+            read.set()
+            await writing
+            with pytest.raises(LiteLLMUnavailable):
+                await line.read()
+            await line.write(body)  # nobody reads it
+            line.close()
+        return held, frames[0]
+
+    body = os.urandom(1 << 20) * 8
+    held, told = asyncio.run(held_and_told())
+    assert told == body
+    assert held <= 2 * HELD_BYTES_MAX

@@ -2,19 +2,22 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given, strategies as st
 
+from hearth.proxy.gateway.gateway import CloudReply
 from hearth.proxy.gateway.litellm_messages import CloudUsage
+from hearth.proxy.http.body_memory_budget import BodyBudget
+from hearth.proxy.http.http_exchange import ClientGone, HttpExchange
 from hearth.proxy.monitoring import cloud_requests
 from hearth.proxy.monitoring.cloud_requests import CloudRequests
 from hearth.proxy.monitoring.gateway_metrics import CAUSES
 from hearth.proxy.monitoring.recent_requests import RecentRequests
-from hearth.proxy.monitoring.request_metrics import RequestMetrics, outcome_elsewhere
+from hearth.shared.errors import RequestError
 from hearth.shared.suspending_clock import awake_s
 from tests.helpers.proxy.feed_events import USAGE, ended, request_of
 from tests.helpers.proxy.metric_values import made, value, values
@@ -27,216 +30,171 @@ ROW = {
 COST = CloudUsage("r", "dep-1", 100, 60, 7, 0.25)
 
 
-def clouds() -> tuple[CloudRequests, RequestMetrics]:
-    metrics = made()
-    metrics.gateway.know([GPT], is_cloud=True)
-    names = {"dep-1": GPT}.get
-    return CloudRequests(RecentRequests(metrics), metrics, lambda each: names(each, "")), metrics
+def refused(status: int) -> RequestError:
+    return RequestError("It broke off.", status=status, code="cloud_error")
 
 
-def run(body: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    asyncio.run(body())
+BROKEN = refused(503)
 
 
-@pytest.mark.parametrize("order", ["ended first", "told first"])
-def test_a_request_is_noted_once_with_its_usage_whatever_comes_first(order: str) -> None:
-    async def body() -> None:
-        noted, metrics = clouds()
-        steps: list[Callable[[], None]] = [lambda: noted.ended(ROW), lambda: noted.told(COST)]
-        for step in steps if order == "ended first" else reversed(steps):
-            step()
-        (row,) = noted.requests.recent("")
-        told = {name: row[name] for name in ("prompt", "cached", "completion", "cost", "cloud")}
-        assert told == {"prompt": 100, "cached": 60, "completion": 7, "cost": 0.25, "cloud": True}
-        assert (row["served_by"], row["wall_ms"], row["ttft_ms"]) == (GPT, 1_500, 200)
-        assert value(metrics, "cloud_prompt_tokens_total", served_by=GPT) == 100
-        assert value(metrics, "cloud_cached_tokens_total", served_by=GPT) == 60
-        assert value(metrics, "cloud_completion_tokens_total", served_by=GPT) == 7
-        assert value(metrics, "cloud_cost_dollars_total", served_by=GPT) == 0.25
+class Noted:
+    """Notes what is ended and told within one event loop, in that order."""
 
-    run(body)
+    def __init__(self, *steps: dict[str, Any] | CloudUsage) -> None:
+        """A step is a row that ended, also of a `key`, or a usage that is told."""
+        self.metrics = made()
+        self.metrics.gateway.know([GPT], is_cloud=True)
+        names = {"dep-1": GPT}.get
+        self.rows = RecentRequests(self.metrics)
+        self.requests = CloudRequests(self.rows, self.metrics, lambda each: names(each, ""))
+        asyncio.run(self._take(steps))
+
+    async def _take(self, steps: Sequence[dict[str, Any] | CloudUsage]) -> None:
+        for step in steps:
+            if isinstance(step, CloudUsage):
+                self.requests.told(step)
+            else:
+                self.requests.ended(ROW | step, step.get("key", ""))
+        await asyncio.sleep(0.05)  # a wait that a test has shortened is over
+
+    def told(self, key: str = "") -> list[tuple[Any, ...]]:
+        names = ("id", "prompt", "cached", "completion", "cost")
+        return [tuple(row[name] for name in names) for row in self.rows.recent(key)]
+
+    def spent(self) -> list[float]:
+        sums = ("prompt_tokens", "cached_tokens", "completion_tokens", "cost_dollars")
+        return [value(self.metrics, f"cloud_{name}_total", served_by=GPT) for name in sums]
 
 
-def test_one_that_is_told_no_usage_of_is_noted_without_after_a_while(
+@pytest.mark.parametrize("steps", [({}, COST), (COST, {})])
+def test_a_request_is_noted_once_with_its_usage_whatever_comes_first(steps: Any) -> None:
+    noted = Noted(*steps)
+    assert noted.told() == [("r", 100, 60, 7, 0.25)]
+    (row,) = noted.rows.recent("")
+    about = (row["served_by"], row["wall_ms"], row["ttft_ms"], row["cloud"])
+    assert about == (GPT, 1_500, 200, True)
+    assert noted.spent() == [100, 60, 7, 0.25]
+
+
+def test_one_that_is_told_no_usage_of_is_noted_without_after_a_while_or_at_a_stop(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    waiting = Noted({})
+    assert waiting.told() == []
+    waiting.requests.close()
+    assert waiting.told() == [("r", 0, 0, 0, None)]
     monkeypatch.setattr(cloud_requests, "USAGE_WAIT_S_MAX", 0.01)
-
-    async def body() -> None:
-        noted, metrics = clouds()
-        noted.ended(ROW)
-        assert noted.requests.recent("") == []
-        await asyncio.sleep(0.05)
-        (row,) = noted.requests.recent("")
-        assert (row["prompt"], row["cost"]) == (0, None)
-        noted.told(COST)  # too late for the row, in time for the sums of /metrics
-        assert len(noted.requests.recent("")) == 1
-        assert value(metrics, "cloud_prompt_tokens_total", served_by=GPT) == 100
-
-    run(body)
-
-
-def test_a_stop_notes_what_has_ended() -> None:
-    async def body() -> None:
-        noted, _ = clouds()
-        noted.ended(ROW)
-        noted.close()
-        assert len(noted.requests.recent("")) == 1
-
-    run(body)
+    noted = Noted({})
+    assert noted.told() == [("r", 0, 0, 0, None)]
+    noted.requests.told(COST)  # too late for the row, in time for the sums of /metrics
+    assert len(noted.told()) == 1 and noted.spent()[0] == 100
 
 
 def test_the_attempts_of_a_request_cost_together() -> None:
-    async def body() -> None:
-        noted, metrics = clouds()
-        noted.told(replace(COST, completion_tokens=1))  # its stream broke, and it was paid for
-        noted.told(COST)
-        noted.ended(ROW)
-        (row,) = noted.requests.recent("")
-        assert (row["prompt"], row["completion"], row["cost"]) == (200, 8, 0.5)
-        assert value(metrics, "cloud_completion_tokens_total", served_by=GPT) == 8
-
-    run(body)
+    noted = Noted(replace(COST, completion_tokens=1), COST, {})  # a stream broke, and was paid for
+    assert noted.told() == [("r", 200, 120, 8, 0.5)]
+    assert noted.spent()[2] == 8
 
 
-def test_usages_of_requests_that_nobody_ends_take_bounded_room(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_what_nobody_ends_or_tells_takes_bounded_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cloud_requests, "WAITING_MAX", 3)
-
-    async def body() -> None:
-        noted, _ = clouds()
-        for number in range(10):
-            noted.told(replace(COST, request_id=str(number)))
-        noted.ended(ROW | {"id": "0"})
-        assert noted.requests.recent("") == []  # what it cost is forgotten: it is waited for
-        noted.ended(ROW | {"id": "9"})
-        assert [row["id"] for row in noted.requests.recent("")] == ["9"]
-        noted.close()
-
-    run(body)
-
-
-def test_more_that_wait_for_their_usage_are_noted_without(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cloud_requests, "WAITING_MAX", 2)
-
-    async def body() -> None:
-        noted, _ = clouds()
-        for number in range(5):
-            noted.ended(ROW | {"id": str(number)})
-        assert len(noted.requests.recent("")) == 3
-        noted.close()
-        assert len(noted.requests.recent("")) == 5
-
-    run(body)
+    usages = [replace(COST, request_id=str(number)) for number in range(10)]
+    noted = Noted(*usages, {"id": "0"}, {"id": "9"})
+    assert [row[0] for row in noted.told()] == ["9"], "what the other cost is forgotten"
+    assert len(Noted(*({"id": str(number)} for number in range(5))).told()) == 2
 
 
 def test_the_log_says_who_answered_after_whom_and_no_word_of_it(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async def body() -> None:
-        noted, _ = clouds()
-        noted.ended(ROW | {"fallback": "hearth/big overloaded"})
-        noted.told(COST)
-
-    with caplog.at_level(logging.INFO):
-        run(body)
-    (line,) = [record.getMessage() for record in caplog.records]
-    assert line == (
+    with caplog.at_level(logging.INFO, "hearth"):
+        Noted({"fallback": "hearth/big overloaded"}, COST)
+    assert [record.getMessage() for record in caplog.records] == [
         "request id=r dialect=chat stream=0 served_by=openai/gpt-4o "
         "fallback=hearth/big overloaded prompt=100 cached=60 completion=7 ended=answered "
         "wall_ms=1500"
-    )
+    ]
 
 
-def test_the_hit_rate_is_that_of_local_answers() -> None:
-    async def body() -> None:
-        noted, _ = clouds()
-        noted.requests.note(request_of("s"), [ended(replace(USAGE, cached_tokens=50))], awake_s())
-        before = noted.requests.totals("")
-        noted.ended(ROW)
-        noted.told(COST)
-        after = noted.requests.totals("")
-        assert before["hit_rate"] == after["hit_rate"] == 0.5
-        own = {"requests": 1, "cloud": before["cloud"]}
-        assert after | own == before | own
-        assert after["requests"] == 2
-        assert after["cloud"] == {
-            **{"requests": 1, "prompt_tokens": 100, "cached_tokens": 60},
-            **{"completion_tokens": 7, "cost": 0.25},
-        }
-
-    run(body)
-
-
-def test_each_key_sees_its_own_cloud_requests_only() -> None:
-    async def body() -> None:
-        noted, _ = clouds()
-        noted.ended(ROW, "mine")
-        noted.told(COST)
-        assert len(noted.requests.recent("mine")) == 1
-        assert noted.requests.recent("theirs") == []
-        assert noted.requests.totals("theirs")["cloud"]["requests"] == 0
-
-    run(body)
-
-
-def test_a_client_that_left_a_cloud_answer_has_left() -> None:
-    async def body() -> None:
-        noted, _ = clouds()
-        noted.ended(ROW | {"ended": "cancelled"})
-        noted.told(COST)
-        assert noted.requests.totals("")["disconnects"] == 1
-
-    run(body)
+def test_the_hit_rate_is_that_of_local_answers_and_each_key_sees_its_own() -> None:
+    noted = Noted()
+    local = [ended(replace(USAGE, cached_tokens=50))]
+    noted.rows.note(request_of("s"), local, awake_s())
+    before = noted.rows.totals("")
+    for key in ("", "mine"):
+        asyncio.run(noted._take([{"id": f"r{key}", "ended": "cancelled", "key": key}]))
+        noted.requests.told(replace(COST, request_id=f"r{key}"))
+    after = noted.rows.totals("")
+    assert before["hit_rate"] == after["hit_rate"] == 0.5
+    own = {"requests": 2, "cloud": before["cloud"], "disconnects": 1}
+    assert after | own == before | own
+    assert (after["requests"], after["disconnects"]) == (2, 1), "a client that left has left"
+    assert after["cloud"] == {
+        **{"requests": 1, "prompt_tokens": 100, "cached_tokens": 60},
+        **{"completion_tokens": 7, "cost": 0.25},
+    }
+    assert [len(noted.told(key)) for key in ("mine", "theirs")] == [1, 0]
+    assert noted.rows.totals("theirs")["cloud"]["requests"] == 0
 
 
 # ---------------------------------------------------------------- /metrics
 
 
-def test_every_series_is_there_from_the_start() -> None:
-    _, metrics = clouds()
+@pytest.mark.parametrize(
+    ("status", "is_begun", "error", "outcome", "ended"),
+    [
+        (200, True, None, "answered", "answered"),
+        (200, True, BROKEN, "failed", "cloud_error"),
+        (200, True, ClientGone(), "cancelled", "cancelled"),
+        (0, False, ClientGone(), "cancelled", "cancelled"),
+        (503, False, BROKEN, "refused_5xx", "cloud_error"),
+        (400, False, refused(400), "refused_4xx", "cloud_error"),
+        (429, False, refused(429), "refused_4xx", "cloud_error"),
+        (500, False, refused(500), "failed", "cloud_error"),
+    ],
+)
+def test_a_reply_that_broke_off_has_failed_whatever_the_error_is(
+    status: int, is_begun: bool, error: RequestError | None, outcome: str, ended: str
+) -> None:
+    async def send(message: Any) -> None:
+        assert message["type"].startswith("http.response")
+
+    async def body() -> None:
+        noted = CloudRequests(RecentRequests(metrics), metrics, lambda name: name)
+        reply = CloudReply("messages", {}, GPT, "", 0.0, status, error=error)
+        scope = {"type": "http", "method": "POST", "path": "/v1/messages", "headers": []}
+        asked = HttpExchange(scope, asyncio.Event().wait, send, BodyBudget())  # type: ignore
+        if is_begun:
+            await asked.start(200, [])
+            await asked.body(b"", more=False)
+        noted.cloud_ended(asked, reply)
+        noted.close()
+        assert [row["ended"] for row in noted.requests.recent("")] == [ended]
+
+    metrics = made()
+    metrics.gateway.know([GPT], is_cloud=True)
+    asyncio.run(body())
+    assert value(metrics, "requests_total", dialect="messages", outcome=outcome) == 1
+    assert value(metrics, "served_requests_total", served_by=GPT, outcome=outcome) == 1
+
+
+def test_every_series_is_there_from_the_start_and_a_local_answer_counts_by_who_gave_it() -> None:
+    metrics = Noted().metrics
+    name = "served_requests_total"
     for served_by in ("hearth/model", GPT):
-        assert value(metrics, "served_requests_total", served_by=served_by, outcome="stop") == 0
+        assert value(metrics, name, served_by=served_by, outcome="stop") == 0
     for cause in CAUSES:
         assert value(metrics, "fallbacks_total", cause=cause) == 0
     for why in ("dropped", "failed"):
         assert value(metrics, "callback_logs_lost_total", why=why) == 0
-
-
-def test_an_answer_from_elsewhere_counts_among_the_requests_of_its_dialect() -> None:
-    _, metrics = clouds()
-    metrics.ended("messages", outcome_elsewhere(200, is_whole=True), GPT)
-    assert value(metrics, "requests_total", dialect="messages", outcome="answered") == 1
-    assert value(metrics, "served_requests_total", served_by=GPT, outcome="answered") == 1
-
-
-@pytest.mark.parametrize(
-    ("status", "is_whole", "outcome"),
-    [
-        (200, True, "answered"),
-        (200, False, "failed"),
-        (499, False, "cancelled"),
-        (400, True, "refused_4xx"),
-        (429, True, "refused_4xx"),
-        (500, True, "failed"),
-        (503, True, "refused_5xx"),
-    ],
-)
-def test_what_came_of_it_is_told_by_status(status: int, is_whole: bool, outcome: str) -> None:
-    assert outcome_elsewhere(status, is_whole=is_whole) == outcome
-
-
-def test_a_local_answer_is_counted_by_who_gave_it() -> None:
-    metrics = made()
-    RecentRequests(metrics).note(request_of("s"), [ended()], awake_s())
-    name, outcome = "hearth/model", "stop"
-    assert value(metrics, "served_requests_total", served_by=name, outcome=outcome) == 1
+    metrics.ended(request_of("s"), [ended()])
+    assert value(metrics, name, served_by="hearth/model", outcome="stop") == 1
 
 
 @given(st.lists(st.tuples(st.text(), st.text(), st.text()), max_size=20))
 def test_no_text_of_a_client_becomes_a_label(told: Sequence[tuple[str, str, str]]) -> None:
-    _, metrics = clouds()
+    metrics = made()
+    metrics.gateway.know([GPT], is_cloud=True)
     before = len(values(metrics))
     for served_by, outcome, cause in told:
         metrics.gateway.served(served_by, outcome)

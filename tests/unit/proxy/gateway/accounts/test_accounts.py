@@ -25,11 +25,9 @@ DEPLOYMENT: Final = Deployment("dep", "big", "hearth/qwen", "qwen")
 BODY: Final = ClientBody({"messages": [], "seed": 1, "api_key": "x", "stream": True}, 100)
 
 
-def account_of(*answers: AnswerStream, keeps_texts: bool = False) -> LocalAccount:
-    account = LocalAccount(DEPLOYMENT, "r", "chat", BODY, keeps_texts)
-    request = replace(request_of("session-1"), choices=max(1, len(answers)))
-    if answers:
-        account.admitted(request, list(answers))
+def account_of(*answers: AnswerStream) -> LocalAccount:
+    account = LocalAccount(DEPLOYMENT, "r", "chat", BODY, False)
+    account.admitted(replace(request_of("session-1"), choices=len(answers)), list(answers))
     return account
 
 
@@ -63,15 +61,6 @@ def test_a_log_has_usage_and_times_and_a_prompt_counts_once_for_its_choices(coun
     assert (log.session, log.body, log.text) == ("session-1", {}, "")
 
 
-def test_where_texts_are_kept_the_log_has_them_and_the_fields_that_logs_know() -> None:
-    async def body() -> None:
-        log = await recorded(answered(Delta("r", 0, "content", "the answer")))
-        assert (log.text, log.finish_reason) == ("the answer", "tool_calls")
-        assert log.body == {"messages": [], "seed": 1, "stream": True}
-
-    asyncio.run(body())
-
-
 def test_an_answers_own_failure_is_told_before_the_replys() -> None:
     failed = AnswerStream("r", lambda _: None)
     failed.take(Failed("r", 503, "overloaded", "It is full."))
@@ -83,12 +72,15 @@ def test_an_answers_own_failure_is_told_before_the_replys() -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from(["content", "reasoning"]), st.text()), max_size=30))
-def test_what_is_recorded_is_what_was_read(parts: list[tuple[str, str]]) -> None:
+def test_where_texts_are_kept_the_log_has_what_was_read_and_the_fields_that_logs_know(
+    parts: list[tuple[str, str]],
+) -> None:
     async def body() -> None:
-        deltas = (Delta("r", 0, channel, text) for channel, text in parts)
-        log = await recorded(answered(*deltas))
+        log = await recorded(answered(*(Delta("r", 0, channel, text) for channel, text in parts)))
         assert log.text == "".join(text for channel, text in parts if channel == "content")
         assert log.thinking == "".join(text for name, text in parts if name == "reasoning")
+        assert log.finish_reason == "tool_calls"
+        assert log.body == {"messages": [], "seed": 1, "stream": True}
 
     asyncio.run(body())
 
@@ -110,7 +102,6 @@ class LiteLLM:
     taken: list[LocalAnswerLog] = field(default_factory=list)
     error: RequestError | None = None
     running: int = 0
-    running_max: int = 0
     closed: int = 0
 
     async def line(self) -> "LiteLLM":
@@ -118,7 +109,6 @@ class LiteLLM:
 
     async def ask(self, what: str, answer: LocalAnswerLog, wait_s: float, size: int) -> None:
         self.running += 1
-        self.running_max = max(self.running_max, self.running)
         await self.is_open.wait()
         self.running -= 1
         if self.error is not None:
@@ -136,7 +126,9 @@ def made(litellm: LiteLLM) -> tuple[Accounts, list[str]]:
     return found, lost
 
 
-def test_each_answer_is_told_once_and_few_at_a_time() -> None:
+def test_each_answer_is_told_once_and_few_at_a_time_and_a_stop_waits_a_little() -> None:
+    """One that LiteLLM does not take is counted."""
+
     async def body() -> None:
         litellm = LiteLLM()
         told, lost = made(litellm)
@@ -147,7 +139,15 @@ def test_each_answer_is_told_once_and_few_at_a_time() -> None:
         litellm.is_open.set()
         await told.close(60)
         assert [each.request_id for each in litellm.taken] == [str(n) for n in range(100)]
-        assert (litellm.running_max, litellm.closed, lost) == (accounts.AT_ONCE_MAX, 100, [])
+        assert (litellm.closed, lost) == (100, [])
+        litellm.error = RequestError("no")
+        told.tell(ANSWER, 10)
+        await told.close(60)
+        assert (lost, litellm.closed) == (["failed"], 101)
+        litellm.is_open.clear()
+        told.tell(ANSWER, 10)
+        await told.close(0.01)
+        assert (told.dropped, litellm.closed) == (1, 102)
 
     asyncio.run(body())
 
@@ -174,22 +174,6 @@ def test_what_has_no_room_is_dropped_but_for_what_a_key_has_reserved(
 
     asyncio.run(body())
     assert "3 were dropped" not in caplog.text and "See to a faster callback" in caplog.text
-
-
-def test_an_answer_that_litellm_does_not_take_is_counted_and_a_stop_waits_a_little() -> None:
-    async def body() -> None:
-        litellm = LiteLLM(error=RequestError("no"))
-        litellm.is_open.set()
-        told, lost = made(litellm)
-        told.tell(ANSWER, 10)
-        await told.close(60)
-        assert (lost, litellm.closed) == (["failed"], 1)
-        litellm.is_open.clear()
-        told.tell(ANSWER, 10)
-        await told.close(0.01)
-        assert (told.dropped, litellm.closed) == (1, 2)
-
-    asyncio.run(body())
 
 
 # ---------------------------------------------------------------- which configs need it

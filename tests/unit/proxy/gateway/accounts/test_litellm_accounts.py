@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import pytest
 
-from hearth.proxy.gateway.accounts.litellm_keys import LiteLLMKeys, route_of
+from hearth.proxy.gateway.accounts.litellm_keys import LiteLLMKeys
 from hearth.proxy.gateway.config.routing_table import read_table
 from hearth.proxy.gateway.litellm_messages import LocalAnswerLog
 from hearth.proxy.gateway.litellm_process import LiteLLMLine, LiteLLMProcess
@@ -26,7 +26,7 @@ from hearth.shared.settings_from_env import load_settings
 from hearth.shared.wire_messages import Usage
 
 pytestmark = pytest.mark.process
-
+CHAT: Final = "/v1/chat/completions"
 CONFIG: Final = """
 model_list:
   - model_name: small
@@ -54,12 +54,11 @@ class Logger(CustomLogger):
         super().__init__(**options)
         self.path = os.path.join(HERE, name)
     async def async_log_success_event(self, kwargs, response_obj, start_time, end_time):
-        self.write("success", kwargs, start_time, end_time)
+        self.write("success", kwargs)
     async def async_log_failure_event(self, kwargs, response_obj, start_time, end_time):
-        self.write("failure", kwargs, start_time, end_time)
-    def write(self, kind, kwargs, start, end):
-        row = {"kind": kind, "start": start.timestamp(), "end": end.timestamp()}
-        row["log"] = kwargs.get("standard_logging_object")
+        self.write("failure", kwargs)
+    def write(self, kind, kwargs):
+        row = {"kind": kind} | kwargs.get("standard_logging_object")
         with open(self.path, "a") as file:
             file.write(json.dumps(row, default=str) + chr(10))
 logger = Logger("told")
@@ -104,8 +103,7 @@ ANSWER: Final[dict[str, Any]] = {
     "ended_at": 1_700_000_004.0,
 }
 PRICED: Final = {"deployment_id": "dep-priced", "group": "priced", "model": "priced"}
-MASTER: Final = "sk-master-9f2c11ab44"
-FAILED: Final = {"error": (503, "The queue is full."), "usage": None}
+FAILED: Final = (503, "The queue is full.")
 
 
 class Told:
@@ -131,21 +129,18 @@ class Told:
             await asyncio.sleep(0.01)
 
     def rows(self, request_id: str, name: str = "told") -> list[dict[str, Any]]:
-        path = self._directory / name
-        rows = map(json.loads, path.read_text().splitlines()) if path.exists() else ()
-        return [row for row in rows if row["log"]["litellm_call_id"] == request_id]
+        rows = map(json.loads, (self._directory / name).read_text().splitlines())
+        return [row for row in rows if row["litellm_call_id"] == request_id]
 
     def log_of(self, request_id: str, **fields: Any) -> dict[str, Any]:
         """Have an answer logged and return LiteLLM's log of it, which must be one."""
         told = ANSWER | fields
         told["usage"] = told["usage"] and Usage(**told["usage"])
-        answer = LocalAnswerLog(request_id=request_id, **told)
         line = self.lines.pop(request_id, None) or self.run(self.process.line())
         with closing(line):
-            self.run(line.ask("log", answer))
+            self.run(line.ask("log", LocalAnswerLog(request_id=request_id, **told)))
         (row,) = self.rows(request_id)
-        log: dict[str, Any] = row["log"] | {"kind": row["kind"]}
-        return log
+        return row
 
     def do(self, what: str, **fields: Any) -> Any:
         """Do something with what LiteLLM itself keeps."""
@@ -159,19 +154,16 @@ class Told:
 
         return self.run(ask())
 
-    def owner(self, key: str, path: str = "/v1/chat/completions", **more: Any) -> str:
+    def owner(self, headers: dict[str, str], path: str = CHAT, group: str = "") -> str:
         """Return the digest of whose a key is. Raises: RequestError."""
-        return self.owner_by(caller(key, **more), path)
-
-    def owner_by(self, headers: dict[str, str], path: str = "/v1/models", group: str = "") -> str:
         rows = [(name.encode(), value.encode()) for name, value in headers.items()]
         found = self.run(self._keys.identity(rows, path, "POST", group))
         return key_digest({"x-api-key": found})
 
-    def begin(self, name: str, key: str, group: str, path: str = "/v1/chat/completions") -> None:
+    def begin(self, name: str, key: str, group: str = "small", path: str = CHAT) -> None:
         """Have a local answer booked, until its log. Raises: RequestError."""
         asked = {"group": group, "dialect": "chat", "request_id": name}
-        asked |= {"method": "POST", "path": route_of(path), "headers": [*caller(key).items()]}
+        asked |= {"method": "POST", "path": path, "headers": [*bearer(key).items()]}
         line = self.run(self.process.line())
         try:
             self.run(line.ask("begin", asked))
@@ -181,8 +173,8 @@ class Told:
         self.lines[name] = line
 
 
-def caller(key: str = "", header: str = "authorization") -> dict[str, str]:
-    return {header: f"Bearer {key}" if header == "authorization" else key} if key else {}
+def bearer(key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"}
 
 
 def refused(call: Any, *args: Any) -> tuple[int, str, str]:
@@ -214,29 +206,28 @@ ASKED: Final = {  # bodies in which `ask` must be told, and `be brief` where it 
 }
 
 
-@pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("dialect", ASKED)
-def test_a_log_has_what_was_asked_and_answered_with_its_own_times(
-    told: Told, dialect: str, stream: bool
-) -> None:
+def test_a_log_has_what_was_asked_and_answered_with_its_own_times(told: Told, dialect: str) -> None:
     """A logger that wants no messages gets counts alone."""
-    name, call = f"asked-{dialect}-{stream}", {"name": "read", "arguments": '{"path": "a"}'}
-    answer = {"thinking": "hm", "calls": [{"id": "c1", **call}], "finish_reason": "tool_calls"}
-    log = told.log_of(name, dialect=dialect, stream=stream, body=ASKED[dialect], **answer)
-    assert (log["kind"], log["status"], log["response_cost"]) == ("success", "success", 0)
-    assert log["metadata"]["usage_object"]["completion_tokens_details"]["reasoning_tokens"] == 3
-    about = (log["model"], log["model_id"], bool(log["stream"]))
-    assert about == ("hearth/small", "dep-small", stream)
-    said = json.dumps(log["response"])
-    parts = ("the answer", "hm", "read", "path")[: 1 if dialect == "completions" else 4]
-    assert all(part in said for part in parts)
-    assert "ask" in json.dumps(log["messages"])
-    assert ("be brief" in json.dumps(log["messages"])) == (dialect == "messages")
-    assert (log["startTime"], log["endTime"]) == (ANSWER["asked_at"], ANSWER["ended_at"])
-    assert log["completionStartTime"] == ANSWER["first_token_at"]
-    (row,) = told.rows(name, "discreet")
-    assert row["log"]["prompt_tokens"] == 100
-    assert not any(part in json.dumps(row) for part in ("the answer", '"hm"', "be brief"))
+    for stream in (False, True):
+        name, call = f"asked-{dialect}-{stream}", {"name": "read", "arguments": '{"path": "a"}'}
+        answer = {"thinking": "hm", "calls": [{"id": "c1", **call}], "finish_reason": "tool_calls"}
+        log = told.log_of(name, dialect=dialect, stream=stream, body=ASKED[dialect], **answer)
+        assert (log["kind"], log["status"], log["response_cost"]) == ("success", "success", 0)
+        details = log["metadata"]["usage_object"]["completion_tokens_details"]
+        assert details["reasoning_tokens"] == 3
+        about = (log["model"], log["model_id"], bool(log["stream"]))
+        assert about == ("hearth/small", "dep-small", stream)
+        said = json.dumps(log["response"])
+        parts = ("the answer", "hm", "read", "path")[: 1 if dialect == "completions" else 4]
+        assert all(part in said for part in parts)
+        assert "ask" in json.dumps(log["messages"])
+        assert ("be brief" in json.dumps(log["messages"])) == (dialect == "messages")
+        times = (log["startTime"], log["completionStartTime"], log["endTime"])
+        assert times == (ANSWER["asked_at"], ANSWER["first_token_at"], ANSWER["ended_at"])
+        (row,) = told.rows(name, "discreet")
+        assert row["prompt_tokens"] == 100
+        assert not any(part in json.dumps(row) for part in ("the answer", '"hm"', "be brief"))
 
 
 @pytest.mark.parametrize(("dialect", "cost"), [("embeddings", 0.04), ("rerank", 0)])
@@ -252,16 +243,13 @@ def test_what_was_embedded_or_ranked_is_told_in_tokens(
     assert log["response_cost"] == pytest.approx(cost)
 
 
-@pytest.mark.parametrize("usage", [None, USAGE])
-def test_an_answer_that_failed_is_told_once_as_a_failure(
-    told: Told, usage: dict[str, Any] | None
-) -> None:
-    error = (503, "The queue is full.")
-    log = told.log_of(f"failed-{usage is None}", error=error, usage=usage)
-    assert (log["kind"], log["status"]) == ("failure", "failure")
-    assert "The queue is full." in log["error_str"]
-    assert log["error_information"]["error_code"] == "503"
-    assert log["prompt_tokens"] == (100 if usage else 0)
+def test_an_answer_that_failed_is_told_once_as_a_failure(told: Told) -> None:
+    for usage in (None, USAGE):
+        log = told.log_of(f"failed-{usage is None}", error=FAILED, usage=usage)
+        assert (log["kind"], log["status"]) == ("failure", "failure")
+        assert "The queue is full." in log["error_str"]
+        assert log["error_information"]["error_code"] == "503"
+        assert log["prompt_tokens"] == (100 if usage else 0)
 
 
 def test_a_price_of_the_users_goes_to_the_providers_budget(told: Told) -> None:
@@ -278,23 +266,29 @@ def test_a_price_of_the_users_goes_to_the_providers_budget(told: Told) -> None:
 def test_the_owner_is_the_digest_of_the_key_that_litellm_checked(told: Told) -> None:
     """Whatever else is sent beside it; and a key that may chat reads no models and no cache."""
     told.do("key", key="sk-mine")
-    mine, path = key_digest({"x-api-key": "sk-mine"}), "/v1/sessions/s"
-    assert told.owner("sk-mine", path, header="x-api-key") == told.owner("sk-mine") == mine
-    both = {"authorization": "Bearer sk-mine", "x-api-key": "garbage", "x-session-id": "sk-theirs"}
-    assert told.owner_by(both) == mine
-    told.do("key", key="sk-chat", allowed_routes=["/v1/chat/completions"])
-    for path in ("/v1/chat/completions", "/v1/cache/prefill"):
-        assert told.owner("sk-chat", path)
+    mine = key_digest({"x-api-key": "sk-mine"})
+    beside = {"x-api-key": "garbage", "x-session-id": "sk-theirs"}
+    for headers in ({"x-api-key": "sk-mine"}, bearer("sk-mine"), bearer("sk-mine") | beside):
+        assert told.owner(headers, "/v1/sessions/s") == told.owner(headers) == mine
+    told.do("key", key="sk-chat", allowed_routes=[CHAT])
+    for path in (CHAT, "/v1/cache/prefill"):
+        assert told.owner(bearer("sk-chat"), path)
     for path in ("/v1/messages", "/v1/models", "/v1/cache"):
-        assert refused(told.owner, "sk-chat", path)[0] == 403
+        assert refused(told.owner, bearer("sk-chat"), path)[0] == 403
 
 
-def test_a_keys_requests_a_minute_are_counted_and_the_next_is_a_429(told: Told) -> None:
-    told.do("key", key="sk-limited", rpm_limit=2)
+def test_a_keys_requests_are_counted_and_a_log_says_whose_each_was_by_its_digest(
+    told: Told,
+) -> None:
+    told.do("key", key="sk-limited", key_alias="agent one", rpm_limit=2)
     for name in ("l1", "l2"):
-        told.begin(name, "sk-limited", "small")
-    status, code, text = refused(told.begin, "l3", "sk-limited", "small")
+        told.begin(name, "sk-limited")
+    status, code, text = refused(told.begin, "l3", "sk-limited")
     assert (status, code) == (429, "rate_limit_exceeded") and "Current limit: 2" in text
+    about = told.log_of("l1")["metadata"]
+    assert about["user_api_key_alias"] == "agent one"
+    assert about["user_api_key_hash"].startswith(key_digest({"x-api-key": "sk-limited"}))
+    assert "sk-limited" not in json.dumps(told.rows("l1"))
 
 
 @pytest.mark.parametrize("end", ["success", "failure", "leave"])
@@ -303,18 +297,14 @@ def test_a_keys_place_among_parallel_requests_is_free_again_at_the_end(
 ) -> None:
     key = f"sk-parallel-{end}"
     told.do("key", key=key, max_parallel_requests=1)
-    for turn in range(3):
-        name = f"{key}-{turn}"
-        deadline = time.monotonic() + 20
-        while end == "leave" and turn:
+    deadline = time.monotonic() + 20
+    for name in (f"{key}-{turn}" for turn in range(3)):
+        while name not in told.lines:
             try:
-                told.begin(name, key, "small")
-                break
+                told.begin(name, key)
             except RequestError as error:  # that it has left is known a little later
-                assert error.status == 429 and time.monotonic() < deadline
-        else:
-            told.begin(name, key, "small")
-        assert refused(told.begin, "x", key, "small")[0] == 429
+                assert error.status == 429 and end == "leave" and time.monotonic() < deadline
+        assert refused(told.begin, "x", key)[0] == 429
         if end == "leave":
             told.lines.pop(name).close()
         else:
@@ -327,19 +317,10 @@ def test_a_budget_is_spent_by_answers_and_given_back_where_one_failed(
 ) -> None:
     key = f"sk-reserved-{path}"
     told.do("key", key=key, max_budget=5.0, spend=0.0)
-    assert told.owner_by(caller(key), "/v1/messages/count_tokens", "priced")
+    assert told.owner(bearer(key), "/v1/messages/count_tokens", "priced")
     assert not told.do("spend", key=key), "a question reserves nothing"
-    for name, spent, end in (("a", 0.114, {}), ("b", 0.114, FAILED)):
+    for name, end in (("a", {}), ("b", {"error": FAILED, "usage": None})):
         told.begin(key + name, key, "priced", f"/v1/{path}")
         assert told.do("spend", key=key) > (0.114 if end else 0)
         told.log_of(key + name, **PRICED, **end)
-        assert told.do("spend", key=key) == pytest.approx(spent)
-
-
-def test_a_log_says_whose_the_answer_was_by_its_keys_digest(told: Told) -> None:
-    told.do("key", key="sk-whose", key_alias="agent one")
-    told.begin("w1", "sk-whose", "small")
-    log = told.log_of("w1")
-    assert log["metadata"]["user_api_key_alias"] == "agent one"
-    assert log["metadata"]["user_api_key_hash"].startswith(key_digest({"x-api-key": "sk-whose"}))
-    assert "sk-whose" not in json.dumps(told.rows("w1"))
+        assert told.do("spend", key=key) == pytest.approx(0.114)
