@@ -19,8 +19,7 @@ from hearth.proxy.api.responses.response_store import ResponseStore
 from hearth.proxy.gateway.accounts.accounts import Accounts
 from hearth.proxy.gateway.cloud import cloud_fields
 from hearth.proxy.gateway.cloud.cloud_bodies import CloudDialect, cloud_body, cloud_headers
-from hearth.proxy.gateway.cloud.cloud_failure import CloudFailure
-from hearth.proxy.gateway.cloud.reply_tap import ReplyTap
+from hearth.proxy.gateway.cloud.cloud_failure import CloudError
 from hearth.proxy.gateway.config.routing_table import Cause, Deployment, RoutingTable
 from hearth.proxy.gateway.litellm_messages import PATHS, REQUEST_HEADER, CloudUsage
 from hearth.proxy.gateway.litellm_process import LiteLLMProcess, LiteLLMUnavailable
@@ -39,20 +38,9 @@ FALLBACK_HEADER: Final = b"x-hearth-fallback"
 LOGS_WAIT_S_MAX: Final = 2.0  # at the end, for callbacks to take what waits
 ATTEMPTS_MAX: Final = 16  # of one request, over all groups
 _CAUSES: Final[dict[str, Cause]] = {"context_length_exceeded": "context_window"}
-_CODES: Final = {
-    "context_window": "context_length_exceeded",
-    "content_policy": "content_policy_violation",
-}
+_ENDS: Final = ("completed", "incomplete")  # of responses that can be gone on from
+_END_MARKS: Final = tuple(f'"{status}"'.encode() for status in _ENDS)
 _OURS: Final = ("slow_reader", "internal_error")  # 5xx that another deployment would not mend
-
-
-class CloudError(RequestError):
-    """A deployment that is not ours refused or failed, before anything of its answer was sent."""
-
-    def __init__(self, failure: CloudFailure) -> None:
-        code, wait_s = _CODES.get(failure.kind, "cloud_error"), failure.retry_after_s
-        super().__init__(failure.text, status=failure.status, code=code, retry_after_s=wait_s)
-        self.cause: Cause | None = None if failure.kind == "client" else failure.kind
 
 
 def cause_of(error: RequestError) -> Cause | None:
@@ -407,28 +395,25 @@ class Gateway:
         if (keys := self.accounts.keys) is not None:
             headers += [row for row in exchange.raw_headers if row[0] in keys.headers]
 
-        async def keep(response: dict[str, Any] | None) -> None:
-            if response is not None and whole is not None:
+        async def keep(part: bytes) -> None:
+            if whole is None:
+                return
+            response = await work_on_body(len(part), functools.partial(final_response, part))
+            if response is not None:
                 make = functools.partial(self._stored.made, whole, response, deployment.id)
                 entry = await work_on_body(size, make)
                 if entry is not None:
                     self._stored.add(key, response, entry)
 
-        tap = ReplyTap(call.dialect, is_stream=bool(call.body.get("stream")))
         async with self.litellm.call(deployment, PATHS[call.dialect], content, headers) as cloud:
             reply.status, kept_headers = await cloud.start()
-            if cloud.failure is not None:
-                raise CloudError(cloud.failure)
             await exchange.start(reply.status, kept_headers)
             async for chunk in cloud.chunks():
                 reply.first_byte_at = reply.first_byte_at or awake_s()
-                seen = len(tap.held) + len(chunk)
-                await keep(await work_on_body(seen, functools.partial(tap.feed, chunk)))
+                await keep(chunk)
                 await exchange.body(chunk, more=True)
-            if cloud.failure is None:
-                await keep(await work_on_body(len(tap.held), tap.end))
-            else:
-                reply.error = CloudError(cloud.failure)
+            if cloud.failure is not None:
+                reply.error = cloud.failure
                 if not cloud.is_complete:  # LiteLLM has not written of it
                     await exchange.body(error_event(reply.error, call.dialect), more=True)
             await exchange.body(b"", more=False)
@@ -445,3 +430,18 @@ def cloud_json(dialect: CloudDialect, body: dict[str, Any], deployment: Deployme
     return orjson.dumps(  # a WrittenObject, the only subclass, as it was written
         sent, lambda given: orjson.Fragment(given.text), orjson.OPT_PASSTHROUGH_SUBCLASS
     )
+
+
+def final_response(part: bytes) -> dict[str, Any] | None:
+    """Return the response of Responses, to be gone on from, that `part` of LiteLLM's reply ends in.
+
+    A part is an event, as LiteLLM writes each in one piece, or the whole reply of no stream.
+    """
+    if not any(mark in part for mark in _END_MARKS):
+        return None
+    try:
+        row = orjson.loads(part if part.startswith(b"{") else part.partition(b"data:")[2])
+    except orjson.JSONDecodeError:
+        return None
+    found = row.get("response", row) if type(row) is dict else None
+    return found if type(found) is dict and found.get("status") in _ENDS else None

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import orjson
 
-from hearth.proxy.gateway.cloud.cloud_failure import CloudFailure
+from hearth.proxy.gateway.cloud.cloud_failure import CloudError
 from hearth.proxy.gateway.config.merged_config import environment, merged_config
 from hearth.proxy.gateway.config.routing_table import Deployment, RoutingTable
 from hearth.proxy.gateway.litellm_messages import (
@@ -55,15 +55,14 @@ class LiteLLMLine:
     """A connection to LiteLLM's process: closed, it ends what was asked on it. Owner: one task.
 
     The reply to a call of a deployment is read by `start`, then `chunks`. `failure` is set where
-    `start` returned a status from 300 on, or where `chunks` ended early: a reply that broke off
-    amid its stream, after what LiteLLM wrote of it.
+    `chunks` ended early: a reply that broke off amid its stream, after what LiteLLM wrote of it.
     """
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
         self._writer = writer
         self.why_closed = "LiteLLM has ended. Local models are served."
-        self.failure: CloudFailure | None = None  # of a call
+        self.failure: RequestError | None = None  # of a call
         self.is_complete = False  # LiteLLM has written its reply to the end
 
     async def write(self, data: bytes) -> None:
@@ -91,36 +90,39 @@ class LiteLLMLine:
         try:
             async with asyncio.timeout(wait_s):
                 await self.write(question)
-                told = orjson.loads(await self.read())
+                return await self._told()
         except TimeoutError:
             text = f"LiteLLM has not answered within {wait_s:g} s. Send the request again."
             raise LiteLLMUnavailable(text, RETRY_AFTER_S_MAX) from None
+
+    async def _told(self) -> Any:
+        """Return what was found. Raises: RequestError: what was told instead."""
+        told = orjson.loads(await self.read())
+        self.is_complete = told.get("is_complete", False)
         if error := told.get("error"):
-            raise RequestError(error.pop("text"), **error)
-        return told["found"]
+            raise (CloudError if "cause" in error else RequestError)(error.pop("text"), **error)
+        return told.get("found")
 
     def close(self) -> None:
         self._writer.close()
 
     async def start(self) -> tuple[int, RawHeaders]:
-        """Return the status and the headers that a client may see. Raises: LiteLLMUnavailable."""
-        head = orjson.loads(await self.read())
-        if head["failure"] is not None:
-            self.failure = CloudFailure(**head["failure"])
-        return head["status"], [(name.encode(), value.encode()) for name, value in head["headers"]]
+        """Return the status and the headers that a client may see.
+
+        Raises:
+            RequestError: it is refused, and nothing may be sent.
+        """
+        status, headers = await self._told()
+        return status, [(name.encode(), value.encode()) for name, value in headers]
 
     async def chunks(self) -> AsyncIterator[bytes]:
-        """Yield the reply's body as it comes."""
+        """Yield the reply's body as it comes, an event or a whole reply in one piece."""
         try:
             while part := await self.read():
                 yield part
-            end = orjson.loads(await self.read())
-        except LiteLLMUnavailable as error:
-            self.failure = CloudFailure("error", error.status, str(error))
-            return
-        self.is_complete = end["is_complete"]
-        if end["failure"] is not None:
-            self.failure = CloudFailure(**end["failure"])
+            await self._told()
+        except RequestError as error:
+            self.failure = error
 
 
 class LiteLLMProcess:

@@ -123,7 +123,7 @@ def test_its_files_are_private_its_calls_stay_apart_and_end_with_it_behind_what_
             async for _ in parts:
                 pass
             assert call.failure is not None and not call.is_complete
-            assert (call.failure.text == STOPS) == (how == "stop"), call.failure
+            assert (str(call.failure) == STOPS) == (how == "stop"), call.failure
         with pytest.raises(LiteLLMUnavailable, match=STOPS if how == "stop" else "LiteLLM"):
             await asked(process, to)
         with pytest.raises(LiteLLMUnavailable):
