@@ -23,6 +23,6 @@ def refuse_redirects() -> None:
     none: Any = property(lambda client: 0, lambda client, asked: None)
     httpx.Client.max_redirects = none
     httpx.AsyncClient.max_redirects = none
-    httpx.Cookies.extract_cookies = lambda *_: None  # type: ignore[assignment,method-assign]
+    httpx.Cookies.extract_cookies = lambda *_: None  # type: ignore[method-assign]
     aiohttp.CookieJar.update_cookies = lambda *_: None  # type: ignore[method-assign]
     aiohttp.ClientSession.post = aiohttp_post  # type: ignore[method-assign]
