@@ -7,9 +7,9 @@ is done here, since only we know whether anything of an answer was sent.
 import contextlib
 import functools
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import orjson
 
@@ -20,16 +20,20 @@ from hearth.proxy.gateway.accounts.accounts import Accounts
 from hearth.proxy.gateway.cloud import cloud_fields
 from hearth.proxy.gateway.cloud.cloud_bodies import CloudDialect, cloud_body, cloud_headers
 from hearth.proxy.gateway.cloud.cloud_failure import CloudError
+from hearth.proxy.gateway.cloud_requests import CloudReply, CloudRequests
 from hearth.proxy.gateway.config.routing_table import Cause, Deployment, RoutingTable
-from hearth.proxy.gateway.litellm_messages import PATHS, REQUEST_HEADER, CloudUsage
+from hearth.proxy.gateway.litellm_messages import PATHS, REQUEST_HEADER
 from hearth.proxy.gateway.litellm_process import LiteLLMProcess, LiteLLMUnavailable
 from hearth.proxy.gateway.session_deployments import SESSIONS_MAX, session_digest
 from hearth.proxy.http.body_threads import SMALL_BYTES_MAX, work_on_body
 from hearth.proxy.http.http_exchange import SERVED_BY_HEADER, HttpExchange, RawHeaders
+from hearth.proxy.monitoring.admin_routes import AdminRoutes
+from hearth.proxy.monitoring.gateway_metrics import served_here
 from hearth.proxy.request.model_names import ModelNames
 from hearth.proxy.request.session_id import key_digest
 from hearth.shared.errors import RequestError
 from hearth.shared.memory_by_owner import MemoryByOwner
+from hearth.shared.settings_from_env import Settings
 from hearth.shared.suspending_clock import awake_s
 
 log = logging.getLogger(__name__)
@@ -86,32 +90,6 @@ class GatewayCall:
 
 
 @dataclass(slots=True)
-class CloudReply:
-    """What came of a call to another server, once it has ended. Times are those of `awake_s`."""
-
-    dialect: CloudDialect
-    asked: Mapping[str, Any]  # the client's body
-    served_by: str
-    fallback: str  # who failed before, as the header has it
-    began_at: float
-    status: int = 0  # 0 = it has not answered
-    first_byte_at: float | None = None
-    error: RequestError | None = None  # it refused, failed or broke off, or its client left
-
-
-class GatewayRecords(Protocol):
-    """Counts what the gateway does. Owner: the event loop. Nothing here waits."""
-
-    def fell_back(self, cause: str) -> None: ...
-
-    def cloud_ended(self, exchange: HttpExchange, reply: CloudReply) -> None: ...
-
-    def told(self, usage: CloudUsage) -> None: ...
-
-    def close(self) -> None: ...
-
-
-@dataclass(slots=True)
 class _Attempts:
     """What one request has tried. Owner: the task that serves it."""
 
@@ -157,7 +135,7 @@ class Gateway:
         names: ModelNames,
         litellm: LiteLLMProcess,
         stored: ResponseStore,
-        records: GatewayRecords,
+        records: CloudRequests,
         accounts: Accounts,
     ) -> None:
         self.table = table
@@ -417,6 +395,24 @@ class Gateway:
                 if not cloud.is_complete:  # LiteLLM has not written of it
                     await exchange.body(error_event(reply.error, call.dialect), more=True)
             await exchange.body(b"", more=False)
+
+
+def make_gateway(table: RoutingTable, settings: Settings, routes: AdminRoutes) -> Gateway:
+    """Return the gateway and what it runs on, not yet started.
+
+    `table` is of the config that LITELLM_CONFIG names.
+    """
+    routes.groups = table.listed
+    metrics, names = routes.metrics, routes.names
+    served_by = {row.id: table.served_by(row) for row in table.all_deployments}
+    clouds = (served_by[row.id] for row in table.all_deployments if not row.local)
+    metrics.gateway.know(map(served_here, names.models), is_cloud=False)
+    metrics.gateway.know(clouds, is_cloud=True)
+    litellm = LiteLLMProcess(table, settings.instance_dir, settings.log_level)
+    records = CloudRequests(routes.requests, metrics, lambda name: served_by.get(name, ""))
+    accounts = Accounts(table.config.values, litellm, checks_keys=table.checks_keys)
+    accounts.on_lost = metrics.gateway.log_lost
+    return Gateway(table, names, litellm, routes.stored, records, accounts)
 
 
 def cloud_json(dialect: CloudDialect, body: dict[str, Any], deployment: Deployment) -> bytes:

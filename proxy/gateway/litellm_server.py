@@ -6,7 +6,6 @@ tests/unit/proxy/gateway/test_litellm_contract.py holds it to them.
 
 import asyncio
 import contextlib
-import dataclasses
 import gc
 import importlib
 import logging
@@ -60,7 +59,7 @@ async def serve(told: dict[str, Any], tell: Callable[[dict[str, Any]], None]) ->
     async with proxy_server.app.router.lifespan_context(proxy_server.app) as state:
         if proxy_server.llm_router is None:
             raise RuntimeError("LiteLLM made no router of the config.")
-        routing_hook.on_usage = lambda usage: tell({"usage": dataclasses.asdict(usage)})
+        routing_hook.on_usage = lambda usage: tell({"usage": usage})
         server = _Server(secrets, dict(state or {}))
         await asyncio.start_unix_server(server.answer, told["socket"], limit=HELD_BYTES_MAX)
         os.chmod(told["socket"], 0o600)

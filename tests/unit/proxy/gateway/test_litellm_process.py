@@ -99,8 +99,14 @@ def cloud() -> Iterator[MockCloud]:
 
 @pytest.mark.parametrize("how", ["stop", "kill"])
 def test_its_files_are_private_its_calls_stay_apart_and_end_with_it_behind_what_has_come(
-    cloud: MockCloud, tmp_path: Path, runner: asyncio.Runner, how: str
+    cloud: MockCloud,
+    tmp_path: Path,
+    runner: asyncio.Runner,
+    monkeypatch: pytest.MonkeyPatch,
+    how: str,
 ) -> None:
+    """One that was killed is started again by the next request, though not at once each time."""
+    monkeypatch.setattr(litellm_process, "RESTART_S_MIN", 1_000.0)
     table = table_in(tmp_path, cloud)
     cloud.forget()
 
@@ -128,6 +134,12 @@ def test_its_files_are_private_its_calls_stay_apart_and_end_with_it_behind_what_
             await asked(process, to)
         with pytest.raises(LiteLLMUnavailable):
             await process.choose("two", request={})
+        monkeypatch.setattr(litellm_process, "RESTART_S_MIN", 0.0)
+        if how == "kill":
+            await asyncio.gather(*[asked(process, to) for _ in range(2)])
+            return
+        with pytest.raises(LiteLLMUnavailable, match=STOPS):
+            await asked(process, to)
 
     async def body() -> None:
         async with started(table) as process:
@@ -144,7 +156,7 @@ def test_its_files_are_private_its_calls_stay_apart_and_end_with_it_behind_what_
 
     runner.run(body())
     models = sorted(request.model for request in cloud.generations())
-    assert models == ["first"] * 6 + ["second"] * 5
+    assert models == ["first"] * (8 if how == "kill" else 6) + ["second"] * 5
 
 
 def test_a_choice_that_does_not_come_is_waited_for_only_so_long(

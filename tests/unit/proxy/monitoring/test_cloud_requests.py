@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from hearth.proxy.gateway.litellm_messages import CloudUsage
-from hearth.proxy.monitoring import cloud_requests
-from hearth.proxy.monitoring.cloud_requests import CloudRequests
-from hearth.proxy.monitoring.gateway_metrics import CAUSES
+from hearth.proxy.gateway import cloud_requests
+from hearth.proxy.gateway.cloud_requests import CloudRequests
+from hearth.proxy.monitoring.gateway_metrics import CAUSES, CloudUsage
 from hearth.proxy.monitoring.recent_requests import RecentRequests
 from hearth.proxy.monitoring.request_metrics import RequestMetrics, outcome_elsewhere
 from hearth.shared.suspending_clock import awake_s

@@ -5,10 +5,9 @@ from typing import Any
 
 import pytest
 
-from hearth.proxy.gateway.gateway import CloudReply
+from hearth.proxy.gateway.cloud_requests import CloudReply, CloudRequests
 from hearth.proxy.http.body_memory_budget import BodyBudget
 from hearth.proxy.http.http_exchange import ClientGone, HttpExchange
-from hearth.proxy.monitoring.cloud_requests import CloudRequests
 from hearth.proxy.monitoring.recent_requests import RecentRequests
 from hearth.shared.errors import RequestError
 from tests.helpers.proxy.metric_values import made, value
