@@ -52,7 +52,8 @@ async def serve(told: dict[str, Any], tell: Callable[[dict[str, Any]], None]) ->
     """Serve until SIGTERM; then LiteLLM's callbacks send what they hold."""
     stop = asyncio.Event()
     secrets = Secrets(frozenset(told["secrets"]))
-    _quieten()
+    for name in _LOGGERS:  # they log every broken answer with its traceback, and prompts in that
+        logging.getLogger(name).setLevel(logging.CRITICAL + 1)
     _limit_schemas()
     refuse_redirects()
     litellm.suppress_debug_info = True  # it prints where to ask for help
@@ -301,12 +302,6 @@ def _none(error: Exception) -> RequestError:
         return RequestError(f"over budget: {text}", status=503, code="over_budget")
     wait_s = min(RETRY_AFTER_S_MAX, math.ceil(getattr(error, "cooldown_time", 0.0))) or None
     return RequestError(text, status=503, code="no_deployment", retry_after_s=wait_s)
-
-
-def _quieten() -> None:
-    """Silence LiteLLM, which logs every broken answer with its traceback, and prompts in that."""
-    for name in _LOGGERS:
-        logging.getLogger(name).setLevel(logging.CRITICAL + 1)
 
 
 def _limit_schemas() -> None:

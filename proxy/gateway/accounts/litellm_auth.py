@@ -88,12 +88,11 @@ async def begin(
             skip_guardrails=True,  # they read and change texts, and none is here
         )
     except BaseException as error:  # also where the client has left: nothing stays reserved
-        call = KeyedCall(auth, data, contextvars.copy_context())
-        if not isinstance(error, Exception):
-            await give_back(call)
+        refused = error if isinstance(error, Exception) else None
+        await give_back(KeyedCall(auth, data, contextvars.copy_context()), refused)
+        if refused is None:
             raise
-        await give_back(call, error)
-        raise _refusal(error) from None
+        raise _refusal(refused) from None
     return KeyedCall(auth, kept or data, contextvars.copy_context())
 
 
