@@ -212,7 +212,8 @@ class MockCloud:
         half = len(content) // 2
         events = reply.events if body.get("stream") else [content[:half], content[half:]]
         kind = "text/event-stream; charset=utf-8" if body.get("stream") else "application/json"
-        response = web.StreamResponse(headers={"content-type": kind, "x-request-id": "req_mock"})
+        told = {"content-type": kind, "x-request-id": "req_mock", "set-cookie": "a=b; Path=/"}
+        response = web.StreamResponse(headers=told)
         if not body.get("stream"):
             response.content_length = len(content)
         await response.prepare(request)
