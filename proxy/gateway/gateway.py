@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 
 FALLBACK_HEADER: Final = b"x-hearth-fallback"
 LOGS_WAIT_S_MAX: Final = 2.0  # at the end, for callbacks to take what waits
-ATTEMPTS_MAX: Final = 16  # of one request, over all groups
+ATTEMPTS_MAX: Final = 24  # of one request, over all groups, those that have nobody too
 _CAUSES: Final[dict[str, Cause]] = {"context_length_exceeded": "context_window"}
 _ENDS: Final = ("completed", "incomplete")  # of responses that can be gone on from
 _END_MARKS: Final = tuple(f'"{status}"'.encode() for status in _ENDS)
@@ -201,12 +201,12 @@ class Gateway:
         for _ in range(ATTEMPTS_MAX):
             exchange.late_headers = list
             exchange.reply_headers[:] = [*plain_headers, *attempts.headers]
-            deployment = await self._choose(exchange, attempts, call)
-            exchange.count_later = None  # the request goes on
-            while attempts.causes:
-                self._records.fell_back(attempts.causes.pop(0))
-            exchange.reply_headers[:] = [*plain_headers, *attempts.headers]
+            deployment = None
             try:
+                deployment = await exchange.while_connected(self._of_group(attempts, call))
+                exchange.count_later = None  # the request goes on
+                while attempts.causes:
+                    self._records.fell_back(attempts.causes.pop(0))
                 if deployment.local:
                     await call.answer_here(deployment)
                 else:
@@ -235,26 +235,6 @@ class Gateway:
         return await (exchange.while_connected(working) if is_large else working), maker
 
     # ------------------------------------------------------------ who is tried
-
-    async def _choose(
-        self, exchange: HttpExchange, attempts: _Attempts, call: GatewayCall
-    ) -> Deployment:
-        """Return the deployment to try next, of the group or of the next one that has some.
-
-        Raises:
-            RequestError: there is none; the first failure is told, since it is what was asked for.
-        """
-        while True:
-            try:
-                return await exchange.while_connected(self._of_group(attempts, call))
-            except RequestError as error:  # local groups behind it need no LiteLLM
-                if (cause := cause_of(error)) is None:  # the client has left
-                    raise
-                if attempts.group not in attempts.tried:  # its failures named the fallbacks
-                    attempts.fail(attempts.group, error)
-                    attempts.groups[:0] = self._following(attempts, cause)
-                if not self._next_group(attempts):
-                    raise attempts.first_error or error from None
 
     async def _of_group(self, attempts: _Attempts, call: GatewayCall) -> Deployment:
         """Return a deployment of the group. Raises: RequestError: it has none now."""
@@ -290,31 +270,34 @@ class Gateway:
                 return True
         return False
 
-    def _following(self, attempts: _Attempts, cause: Cause) -> tuple[str, ...]:
-        """Return the names to try behind the group; none where as many were as the config lets."""
-        if len(attempts.seen) > self.table.fallbacks_max:
-            return ()
-        return self.table.fallbacks(attempts.group, cause)
-
     def _fall_back(
         self,
         exchange: HttpExchange,
         attempts: _Attempts,
-        deployment: Deployment,
+        deployment: Deployment | None,
         error: RequestError,
     ) -> None:
-        """Have the next attempt be another deployment.
+        """Have the next attempt be another deployment; of another group where this had None.
 
         Raises:
-            RequestError: `error`, where nothing may follow it.
+            RequestError: `error`, where nothing may follow it; the first failure where nothing is
+                left, since it is what was asked for.
         """
         cause = cause_of(error)
         if exchange.has_started or cause is None:
             raise error
-        attempts.fail(self.table.served_by(deployment), error)
-        if attempts.group not in attempts.tried:
+        is_first = attempts.group not in attempts.tried
+        if deployment is not None or is_first:
+            who = self.table.served_by(deployment) if deployment is not None else attempts.group
+            attempts.fail(who, error)
+        if is_first:  # it names the fallbacks
             attempts.tried.add(attempts.group)
-            attempts.groups[:0] = self._following(attempts, cause)
+            if len(attempts.seen) <= self.table.fallbacks_max:
+                attempts.groups[:0] = self.table.fallbacks(attempts.group, cause)
+        if deployment is None:
+            if not self._next_group(attempts):
+                raise attempts.first_error or error
+            return
         attempts.failed.add(deployment.id)
         if cause != "error":  # the same model elsewhere would say the same
             rows = self.table.deployments(attempts.group)
