@@ -5,13 +5,14 @@ was sent. The text of an answer is never changed: an agent may write down a key 
 """
 
 import re
+from itertools import pairwise
 from typing import Final
 
 from hearth.proxy.gateway.config.config_secrets import Secrets
 
 HELD_BYTES_MAX: Final = 64 * 1024  # of an event that is not whole yet
 _ERROR: Final = re.compile(rb'event: ?error|data: ?\{("type": ?"error"|"error")')
-_EVENT_END: Final = re.compile(rb"(?<=\n\n)|(?<=\n\r\n)")  # behind the blank line
+_EVENT_END: Final = re.compile(rb"\n\r?\n")
 
 
 class ErrorEventRedactor:
@@ -27,13 +28,15 @@ class ErrorEventRedactor:
 
     def feed(self, part: bytes) -> bytes:
         """Return what may be sent on now."""
-        *events, self._held = _EVENT_END.split(self._held + part)
-        if len(self._held) > HELD_BYTES_MAX:
-            events.append(self.rest())
-        return b"".join(map(self._passed, events))
+        data = self._held + part
+        ends = [0, *(found.end() for found in _EVENT_END.finditer(data))]
+        if len(data) - ends[-1] > HELD_BYTES_MAX:
+            ends.append(len(data))
+        self._held = data[ends[-1] :]
+        return b"".join(self._passed(data[begin:end]) for begin, end in pairwise(ends))
 
     def rest(self) -> bytes:
-        """Return what is held, at the stream's end."""
+        """Return what is held at the stream's end."""
         held, self._held = self._held, b""
         return self._passed(held)
 
