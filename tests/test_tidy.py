@@ -41,7 +41,7 @@ ORDER: Final = (
     ("shared", "shared/models"),
     (
         *("proxy/http", "proxy/images", "proxy/request", "proxy/documents"),
-        *("proxy/pool", "proxy/api", "proxy/workers", "proxy/gateway", "proxy/monitoring"),
+        *("proxy/pool", "proxy/api", "proxy/workers", "proxy/monitoring", "proxy/gateway"),
         *("proxy/embeddings", "proxy/chat_page", "proxy"),
     ),
     (

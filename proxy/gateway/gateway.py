@@ -7,9 +7,9 @@ is done here, since only we know whether anything of an answer was sent.
 import contextlib
 import functools
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import orjson
 
@@ -19,40 +19,32 @@ from hearth.proxy.api.responses.response_store import ResponseStore
 from hearth.proxy.gateway.accounts.accounts import Accounts
 from hearth.proxy.gateway.cloud import cloud_fields
 from hearth.proxy.gateway.cloud.cloud_bodies import CloudDialect, cloud_body, cloud_headers
-from hearth.proxy.gateway.cloud.cloud_failure import CloudFailure
-from hearth.proxy.gateway.cloud.reply_tap import ReplyTap
+from hearth.proxy.gateway.cloud.cloud_failure import CloudError
+from hearth.proxy.gateway.cloud_requests import CloudReply, CloudRequests
 from hearth.proxy.gateway.config.routing_table import Cause, Deployment, RoutingTable
-from hearth.proxy.gateway.litellm_messages import PATHS, REQUEST_HEADER, CloudUsage
+from hearth.proxy.gateway.litellm_messages import PATHS, REQUEST_HEADER
 from hearth.proxy.gateway.litellm_process import LiteLLMProcess, LiteLLMUnavailable
 from hearth.proxy.gateway.session_deployments import SESSIONS_MAX, session_digest
 from hearth.proxy.http.body_threads import SMALL_BYTES_MAX, work_on_body
 from hearth.proxy.http.http_exchange import SERVED_BY_HEADER, HttpExchange, RawHeaders
+from hearth.proxy.monitoring.admin_routes import AdminRoutes
+from hearth.proxy.monitoring.gateway_metrics import served_here
 from hearth.proxy.request.model_names import ModelNames
 from hearth.proxy.request.session_id import key_digest
 from hearth.shared.errors import RequestError
 from hearth.shared.memory_by_owner import MemoryByOwner
+from hearth.shared.settings_from_env import Settings
 from hearth.shared.suspending_clock import awake_s
 
 log = logging.getLogger(__name__)
 
 FALLBACK_HEADER: Final = b"x-hearth-fallback"
 LOGS_WAIT_S_MAX: Final = 2.0  # at the end, for callbacks to take what waits
-ATTEMPTS_MAX: Final = 16  # of one request, over all groups
+ATTEMPTS_MAX: Final = 24  # of one request, over all groups, those that have nobody too
 _CAUSES: Final[dict[str, Cause]] = {"context_length_exceeded": "context_window"}
-_CODES: Final = {
-    "context_window": "context_length_exceeded",
-    "content_policy": "content_policy_violation",
-}
+_ENDS: Final = ("completed", "incomplete")  # of responses that can be gone on from
+_END_MARKS: Final = tuple(f'"{status}"'.encode() for status in _ENDS)
 _OURS: Final = ("slow_reader", "internal_error")  # 5xx that another deployment would not mend
-
-
-class CloudError(RequestError):
-    """A deployment that is not ours refused or failed, before anything of its answer was sent."""
-
-    def __init__(self, failure: CloudFailure) -> None:
-        code, wait_s = _CODES.get(failure.kind, "cloud_error"), failure.retry_after_s
-        super().__init__(failure.text, status=failure.status, code=code, retry_after_s=wait_s)
-        self.cause: Cause | None = None if failure.kind == "client" else failure.kind
 
 
 def cause_of(error: RequestError) -> Cause | None:
@@ -95,32 +87,6 @@ class GatewayCall:
     body: dict[str, Any]  # as the client sent it
     size: int  # of the body, in bytes
     answer_here: Callable[[Deployment], Awaitable[None]]  # has its local model answer
-
-
-@dataclass(slots=True)
-class CloudReply:
-    """What came of a call to another server, once it has ended. Times are those of `awake_s`."""
-
-    dialect: CloudDialect
-    asked: Mapping[str, Any]  # the client's body
-    served_by: str
-    fallback: str  # who failed before, as the header has it
-    began_at: float
-    status: int = 0  # 0 = it has not answered
-    first_byte_at: float | None = None
-    error: RequestError | None = None  # it refused, failed or broke off, or its client left
-
-
-class GatewayRecords(Protocol):
-    """Counts what the gateway does. Owner: the event loop. Nothing here waits."""
-
-    def fell_back(self, cause: str) -> None: ...
-
-    def cloud_ended(self, exchange: HttpExchange, reply: CloudReply) -> None: ...
-
-    def told(self, usage: CloudUsage) -> None: ...
-
-    def close(self) -> None: ...
 
 
 @dataclass(slots=True)
@@ -169,7 +135,7 @@ class Gateway:
         names: ModelNames,
         litellm: LiteLLMProcess,
         stored: ResponseStore,
-        records: GatewayRecords,
+        records: CloudRequests,
         accounts: Accounts,
     ) -> None:
         self.table = table
@@ -235,12 +201,12 @@ class Gateway:
         for _ in range(ATTEMPTS_MAX):
             exchange.late_headers = list
             exchange.reply_headers[:] = [*plain_headers, *attempts.headers]
-            deployment = await self._choose(exchange, attempts, call)
-            exchange.counting.pop_all()  # the request goes on
-            while attempts.causes:
-                self._records.fell_back(attempts.causes.pop(0))
-            exchange.reply_headers[:] = [*plain_headers, *attempts.headers]
+            deployment = None
             try:
+                deployment = await exchange.while_connected(self._of_group(attempts, call))
+                exchange.counting.pop_all()  # the request goes on
+                while attempts.causes:
+                    self._records.fell_back(attempts.causes.pop(0))
                 if deployment.local:
                     await call.answer_here(deployment)
                 else:
@@ -269,26 +235,6 @@ class Gateway:
         return await (exchange.while_connected(working) if is_large else working), maker
 
     # ------------------------------------------------------------ who is tried
-
-    async def _choose(
-        self, exchange: HttpExchange, attempts: _Attempts, call: GatewayCall
-    ) -> Deployment:
-        """Return the deployment to try next, of the group or of the next one that has some.
-
-        Raises:
-            RequestError: there is none; the first failure is told, since it is what was asked for.
-        """
-        while True:
-            try:
-                return await exchange.while_connected(self._of_group(attempts, call))
-            except RequestError as error:  # local groups behind it need no LiteLLM
-                if (cause := cause_of(error)) is None:  # the client has left
-                    raise
-                if attempts.group not in attempts.tried:  # its failures named the fallbacks
-                    attempts.fail(attempts.group, error)
-                    attempts.groups[:0] = self._following(attempts, cause)
-                if not self._next_group(attempts):
-                    raise attempts.first_error or error from None
 
     async def _of_group(self, attempts: _Attempts, call: GatewayCall) -> Deployment:
         """Return a deployment of the group. Raises: RequestError: it has none now."""
@@ -324,31 +270,34 @@ class Gateway:
                 return True
         return False
 
-    def _following(self, attempts: _Attempts, cause: Cause) -> tuple[str, ...]:
-        """Return the names to try behind the group; none where as many were as the config lets."""
-        if len(attempts.seen) > self.table.fallbacks_max:
-            return ()
-        return self.table.fallbacks(attempts.group, cause)
-
     def _fall_back(
         self,
         exchange: HttpExchange,
         attempts: _Attempts,
-        deployment: Deployment,
+        deployment: Deployment | None,
         error: RequestError,
     ) -> None:
-        """Have the next attempt be another deployment.
+        """Have the next attempt be another deployment; of another group where this had None.
 
         Raises:
-            RequestError: `error`, where nothing may follow it.
+            RequestError: `error`, where nothing may follow it; the first failure where nothing is
+                left, since it is what was asked for.
         """
         cause = cause_of(error)
         if exchange.has_started or cause is None:
             raise error
-        attempts.fail(self.table.served_by(deployment), error)
-        if attempts.group not in attempts.tried:
+        is_first = attempts.group not in attempts.tried
+        if deployment is not None or is_first:
+            who = self.table.served_by(deployment) if deployment is not None else attempts.group
+            attempts.fail(who, error)
+        if is_first:  # it names the fallbacks
             attempts.tried.add(attempts.group)
-            attempts.groups[:0] = self._following(attempts, cause)
+            if len(attempts.seen) <= self.table.fallbacks_max:
+                attempts.groups[:0] = self.table.fallbacks(attempts.group, cause)
+        if deployment is None:
+            if not self._next_group(attempts):
+                raise attempts.first_error or error
+            return
         attempts.failed.add(deployment.id)
         if cause != "error":  # the same model elsewhere would say the same
             rows = self.table.deployments(attempts.group)
@@ -407,31 +356,46 @@ class Gateway:
         if (keys := self.accounts.keys) is not None:
             headers += [row for row in exchange.raw_headers if row[0] in keys.headers]
 
-        async def keep(response: dict[str, Any] | None) -> None:
-            if response is not None and whole is not None:
+        async def keep(part: bytes) -> None:
+            if whole is None:
+                return
+            response = await work_on_body(len(part), functools.partial(final_response, part))
+            if response is not None:
                 make = functools.partial(self._stored.made, whole, response, deployment.id)
                 entry = await work_on_body(size, make)
                 if entry is not None:
                     self._stored.add(key, response, entry)
 
-        tap = ReplyTap(call.dialect, is_stream=bool(call.body.get("stream")))
         async with self.litellm.call(deployment, PATHS[call.dialect], content, headers) as cloud:
             reply.status, kept_headers = await cloud.start()
-            if cloud.failure is not None:
-                raise CloudError(cloud.failure)
             await exchange.start(reply.status, kept_headers)
             async for chunk in cloud.chunks():
                 reply.first_byte_at = reply.first_byte_at or awake_s()
-                seen = len(tap.held) + len(chunk)
-                await keep(await work_on_body(seen, functools.partial(tap.feed, chunk)))
+                await keep(chunk)
                 await exchange.body(chunk, more=True)
-            if cloud.failure is None:
-                await keep(await work_on_body(len(tap.held), tap.end))
-            else:
-                reply.error = CloudError(cloud.failure)
+            if cloud.failure is not None:
+                reply.error = cloud.failure
                 if not cloud.is_complete:  # LiteLLM has not written of it
                     await exchange.body(error_event(reply.error, call.dialect), more=True)
             await exchange.body(b"", more=False)
+
+
+def make_gateway(table: RoutingTable, settings: Settings, routes: AdminRoutes) -> Gateway:
+    """Return the gateway and what it runs on, not yet started.
+
+    `table` is of the config that LITELLM_CONFIG names.
+    """
+    routes.groups = table.listed
+    metrics, names = routes.metrics, routes.names
+    served_by = {row.id: table.served_by(row) for row in table.all_deployments}
+    clouds = (served_by[row.id] for row in table.all_deployments if not row.local)
+    metrics.gateway.know(map(served_here, names.models), is_cloud=False)
+    metrics.gateway.know(clouds, is_cloud=True)
+    litellm = LiteLLMProcess(table, settings.instance_dir, settings.log_level)
+    records = CloudRequests(routes.requests, metrics, lambda name: served_by.get(name, ""))
+    accounts = Accounts(table.config.values, litellm, checks_keys=table.checks_keys)
+    accounts.on_lost = metrics.gateway.log_lost
+    return Gateway(table, names, litellm, routes.stored, records, accounts)
 
 
 def cloud_json(dialect: CloudDialect, body: dict[str, Any], deployment: Deployment) -> bytes:
@@ -445,3 +409,18 @@ def cloud_json(dialect: CloudDialect, body: dict[str, Any], deployment: Deployme
     return orjson.dumps(  # a WrittenObject, the only subclass, as it was written
         sent, lambda given: orjson.Fragment(given.text), orjson.OPT_PASSTHROUGH_SUBCLASS
     )
+
+
+def final_response(part: bytes) -> dict[str, Any] | None:
+    """Return the response of Responses, to be gone on from, that `part` of LiteLLM's reply ends in.
+
+    A part is an event, as LiteLLM writes each in one piece, or the whole reply of no stream.
+    """
+    if not any(mark in part for mark in _END_MARKS):
+        return None
+    try:
+        row = orjson.loads(part if part.startswith(b"{") else part.partition(b"data:")[2])
+    except orjson.JSONDecodeError:
+        return None
+    found = row.get("response", row) if type(row) is dict else None
+    return found if type(found) is dict and found.get("status") in _ENDS else None

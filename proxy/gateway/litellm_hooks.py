@@ -14,7 +14,7 @@ from litellm import CustomLLM
 from litellm.integrations.custom_logger import CustomLogger
 from litellm.proxy._types import UserAPIKeyAuth
 
-from hearth.proxy.gateway.litellm_messages import REQUEST_HEADER, CloudUsage
+from hearth.proxy.gateway.litellm_messages import REQUEST_HEADER
 
 
 @dataclass(slots=True)
@@ -36,7 +36,7 @@ class RoutingHook(CustomLogger):
     It tells what a cloud call cost when LiteLLM logs it, after the reply's end.
     """
 
-    on_usage: Callable[[CloudUsage], None]
+    on_usage: Callable[[dict[str, Any]], None]  # is told the fields of a CloudUsage
 
     async def async_filter_deployments(
         self,
@@ -75,7 +75,7 @@ class RoutingHook(CustomLogger):
     async_log_failure_event = async_log_success_event
 
 
-def cloud_usage(kwargs: Mapping[str, Any]) -> CloudUsage | None:
+def cloud_usage(kwargs: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return what a call of ours cost; None of another's, and of one that cost nothing.
 
     Which request it was is told by a header that our call carries.
@@ -92,8 +92,14 @@ def cloud_usage(kwargs: Mapping[str, Any]) -> CloudUsage | None:
         return None
     usage = (told.get("metadata") or {}).get("usage_object") or {}
     details = usage.get("prompt_tokens_details") or {}
-    cached = int(details.get("cached_tokens") or 0)
-    return CloudUsage(request_id, str(told["model_id"]), prompt, cached, completion, cost)
+    return {
+        "request_id": request_id,
+        "deployment_id": str(told["model_id"]),
+        "prompt_tokens": prompt,
+        "cached_tokens": int(details.get("cached_tokens") or 0),
+        "completion_tokens": completion,
+        "cost": cost,
+    }
 
 
 async def authorise(request: Request, api_key: str) -> UserAPIKeyAuth:

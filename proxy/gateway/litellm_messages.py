@@ -69,15 +69,3 @@ class LocalAnswerLog:
     calls: Sequence[dict[str, str]] = ()  # {"id", "name", "arguments"}
     error: tuple[int, str] | None = None  # status and text
     session: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class CloudUsage:
-    """What LiteLLM's log of one cloud call says that it cost; `cost` is in US dollars."""
-
-    request_id: str  # of REQUEST_HEADER
-    deployment_id: str
-    prompt_tokens: int
-    cached_tokens: int  # of prompt_tokens, read from the provider's cache
-    completion_tokens: int
-    cost: float

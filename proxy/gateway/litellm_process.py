@@ -18,17 +18,17 @@ from typing import Any, Final
 
 import orjson
 
-from hearth.proxy.gateway.cloud.cloud_failure import CloudFailure
+from hearth.proxy.gateway.cloud.cloud_failure import CloudError
 from hearth.proxy.gateway.config.merged_config import environment, merged_config
 from hearth.proxy.gateway.config.routing_table import Deployment, RoutingTable
 from hearth.proxy.gateway.litellm_messages import (
     HELD_BYTES_MAX,
     LENGTH_BYTES,
-    CloudUsage,
     read_frame,
 )
 from hearth.proxy.http.body_threads import work_on_body
 from hearth.proxy.http.http_exchange import RawHeaders
+from hearth.proxy.monitoring.gateway_metrics import CloudUsage
 from hearth.shared.errors import RETRY_AFTER_S_MAX, RequestError
 
 log = logging.getLogger(__name__)
@@ -38,6 +38,7 @@ SOCKET_NAME: Final = "litellm.sock"
 READY_S_MAX: Final = 60.0  # that a request waits for it to be loaded
 ASK_S_MAX: Final = 10.0  # for its Router, or its database; a callback may hold it up
 REASON_CHARS_MAX: Final = 500
+RESTART_S_MIN: Final = 10.0  # from one start to the next, of one that has ended
 CLOSE_S_MAX: Final = 4.0  # for its callbacks to send what they hold
 COMMAND: Final = (sys.executable, "-P", "-m", "hearth.proxy.gateway.litellm_main")
 
@@ -55,15 +56,14 @@ class LiteLLMLine:
     """A connection to LiteLLM's process: closed, it ends what was asked on it. Owner: one task.
 
     The reply to a call of a deployment is read by `start`, then `chunks`. `failure` is set where
-    `start` returned a status from 300 on, or where `chunks` ended early: a reply that broke off
-    amid its stream, after what LiteLLM wrote of it.
+    `chunks` ended early: a reply that broke off amid its stream, after what LiteLLM wrote of it.
     """
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
         self._writer = writer
-        self.why_closed = "LiteLLM has ended. Local models are served."
-        self.failure: CloudFailure | None = None  # of a call
+        self.why_closed = "LiteLLM has ended. Send the request again."
+        self.failure: RequestError | None = None  # of a call
         self.is_complete = False  # LiteLLM has written its reply to the end
 
     async def write(self, data: bytes) -> None:
@@ -91,36 +91,39 @@ class LiteLLMLine:
         try:
             async with asyncio.timeout(wait_s):
                 await self.write(question)
-                told = orjson.loads(await self.read())
+                return await self._told()
         except TimeoutError:
             text = f"LiteLLM has not answered within {wait_s:g} s. Send the request again."
             raise LiteLLMUnavailable(text, RETRY_AFTER_S_MAX) from None
+
+    async def _told(self) -> Any:
+        """Return what was found. Raises: RequestError: what was told instead."""
+        told = orjson.loads(await self.read())
+        self.is_complete = told.get("is_complete", False)
         if error := told.get("error"):
-            raise RequestError(error.pop("text"), **error)
-        return told["found"]
+            raise (CloudError if "cause" in error else RequestError)(error.pop("text"), **error)
+        return told.get("found")
 
     def close(self) -> None:
         self._writer.close()
 
     async def start(self) -> tuple[int, RawHeaders]:
-        """Return the status and the headers that a client may see. Raises: LiteLLMUnavailable."""
-        head = orjson.loads(await self.read())
-        if head["failure"] is not None:
-            self.failure = CloudFailure(**head["failure"])
-        return head["status"], [(name.encode(), value.encode()) for name, value in head["headers"]]
+        """Return the status and the headers that a client may see.
+
+        Raises:
+            RequestError: it is refused, and nothing may be sent.
+        """
+        status, headers = await self._told()
+        return status, [(name.encode(), value.encode()) for name, value in headers]
 
     async def chunks(self) -> AsyncIterator[bytes]:
-        """Yield the reply's body as it comes."""
+        """Yield the reply's body as it comes, an event or a whole reply in one piece."""
         try:
             while part := await self.read():
                 yield part
-            end = orjson.loads(await self.read())
-        except LiteLLMUnavailable as error:
-            self.failure = CloudFailure("error", error.status, str(error))
-            return
-        self.is_complete = end["is_complete"]
-        if end["failure"] is not None:
-            self.failure = CloudFailure(**end["failure"])
+            await self._told()
+        except RequestError as error:
+            self.failure = error
 
 
 class LiteLLMProcess:
@@ -137,12 +140,16 @@ class LiteLLMProcess:
         self._refusal = ""  # a sentence: why no call is begun any more
         self._calls: set[LiteLLMLine] = set()
         self._living: asyncio.Task[None] | None = None
+        self._begun = 0.0  # when it was started last, on the monotonic clock
+        self._was_ready = False  # its config is one that it starts with
         self._control: asyncio.StreamWriter | None = None
         self._process: asyncio.subprocess.Process | None = None
 
     def start(self, on_usage: Callable[[CloudUsage], None]) -> None:
         """Begin to load LiteLLM; `on_usage` is told what each cloud call costs."""
-        self._living = asyncio.create_task(self._live(on_usage), name="litellm")
+        self._on_usage = on_usage
+        self._begun = time.monotonic()
+        self._living = asyncio.create_task(self._live(), name="litellm")
 
     @property
     def is_usable(self) -> bool:
@@ -170,11 +177,16 @@ class LiteLLMProcess:
         await asyncio.wait({self._living})
 
     async def line(self) -> LiteLLMLine:
-        """Return a connection to LiteLLM, which the caller closes.
+        """Return a connection to LiteLLM, which the caller closes; one that has ended is restarted.
 
         Raises:
             LiteLLMUnavailable: there is none, or not within READY_S_MAX.
         """
+        rests = time.monotonic() - self._begun < RESTART_S_MIN or self._refusal
+        if self._was_ready and self.failure and not rests:
+            self.failure, self._was_ready = "", False
+            self._is_ready.clear()
+            self.start(self._on_usage)
         try:
             async with asyncio.timeout(READY_S_MAX):
                 await self._is_ready.wait()
@@ -250,8 +262,7 @@ class LiteLLMProcess:
 
     # ------------------------------------------------------------ the process
 
-    async def _live(self, on_usage: Callable[[CloudUsage], None]) -> None:
-        begun = time.monotonic()
+    async def _live(self) -> None:
         what, why = "could not be started with LITELLM_CONFIG", ""
         try:
             reader = await self._begin()
@@ -259,12 +270,13 @@ class LiteLLMProcess:
                 while row := await reader.readline():
                     told = orjson.loads(row)
                     if usage := told.get("usage"):
-                        on_usage(CloudUsage(**usage))
+                        self._on_usage(CloudUsage(**usage))
                     elif "ready" in told:
                         self._config.unlink(missing_ok=True)  # it was read, and it holds keys
                         what = "has ended"
+                        self._was_ready = True
                         self._is_ready.set()
-                        log.info("LiteLLM is ready wall_s=%.1f", time.monotonic() - begun)
+                        log.info("LiteLLM is ready wall_s=%.1f", time.monotonic() - self._begun)
                     else:
                         why = f": {self._table.redacted(told['failure'])[:REASON_CHARS_MAX]}"
             if self._process is not None:

@@ -6,7 +6,6 @@ tests/unit/proxy/gateway/test_litellm_contract.py holds it to them.
 
 import asyncio
 import contextlib
-import dataclasses
 import gc
 import importlib
 import logging
@@ -22,7 +21,7 @@ from litellm.proxy import proxy_server
 
 from hearth.proxy.gateway.accounts import litellm_auth, litellm_events
 from hearth.proxy.gateway.accounts.litellm_auth import KeyedCall
-from hearth.proxy.gateway.cloud.cloud_failure import TEXT_CHARS_MAX, CloudFailure, failure_of
+from hearth.proxy.gateway.cloud.cloud_failure import CloudError, failure_of
 from hearth.proxy.gateway.cloud.error_events import ErrorEventRedactor
 from hearth.proxy.gateway.config.config_secrets import Secrets
 from hearth.proxy.gateway.litellm_hooks import RoutedCall, current_call, routing_hook
@@ -42,7 +41,7 @@ LEAVE_S: Final = 0.2  # for the app to see that its client is gone, before it is
 COLLECT_S: Final = 0.25  # for what held a call to let go of it
 REFUSED: Final = 300  # and above: redirects are refusals, and not followed
 ERROR_BYTES_MAX: Final = 256 * 1024  # of a refusal's body
-REASON_CHARS_MAX: Final = 600  # behind the secrets' removal: none is cut in two
+TEXT_CHARS_MAX: Final = 2_000  # behind the secrets' removal: none is cut in two
 _LOGGERS: Final = ("LiteLLM", "LiteLLM Proxy", "LiteLLM Router")
 SCHEMAS: Final = "litellm.litellm_core_utils.prompt_templates.common_utils"
 SCHEMA_BYTES_MAX: Final = 1_000_000  # of JSON that is put in place; 0.4 s of CPU
@@ -53,14 +52,15 @@ async def serve(told: dict[str, Any], tell: Callable[[dict[str, Any]], None]) ->
     """Serve until SIGTERM; then LiteLLM's callbacks send what they hold."""
     stop = asyncio.Event()
     secrets = Secrets(frozenset(told["secrets"]))
-    _quieten()
+    for name in _LOGGERS:  # they log every broken answer with its traceback, and prompts in that
+        logging.getLogger(name).setLevel(logging.CRITICAL + 1)
     _limit_schemas()
     refuse_redirects()
     litellm.suppress_debug_info = True  # it prints where to ask for help
     async with proxy_server.app.router.lifespan_context(proxy_server.app) as state:
         if proxy_server.llm_router is None:
             raise RuntimeError("LiteLLM made no router of the config.")
-        routing_hook.on_usage = lambda usage: tell({"usage": dataclasses.asdict(usage)})
+        routing_hook.on_usage = lambda usage: tell({"usage": usage})
         server = _Server(secrets, dict(state or {}))
         await asyncio.start_unix_server(server.answer, told["socket"], limit=HELD_BYTES_MAX)
         os.chmod(told["socket"], 0o600)
@@ -111,9 +111,7 @@ class _Server:
             else:
                 await litellm_events.log_answer(asked, booked.pop() if booked else None)
         except RequestError as error:
-            text = self._secrets.redacted(str(error))[:REASON_CHARS_MAX]
-            told = {"text": text, "status": error.status, "code": error.code}
-            return {"error": told | {"retry_after_s": error.retry_after_s}}
+            return {"error": _row(error, self._secrets)}
         except Exception as error:
             text = f"LiteLLM failed at this: {type(error).__name__}."
             return {"error": {"text": text, "status": 500, "code": "litellm_failed"}}
@@ -214,7 +212,7 @@ class _Reply:
                 if name.lower() in _KEPT_HEADERS
             ]
             if self._status < REFUSED:
-                self._put_json({"status": self._status, "headers": self._headers, "failure": None})
+                self._put_json({"found": [self._status, self._headers]})
         else:
             part = message.get("body", b"")
             self._is_complete |= not message.get("more_body", False)
@@ -228,14 +226,13 @@ class _Reply:
     def end(self, error: BaseException | None) -> None:
         """Say how the reply ended; `error` is what the app raised."""
         if not 0 < self._status < REFUSED:
-            failure = self._failure(error, self._status)
-            self._put_json({"status": failure.status, "headers": [], "failure": failure})
+            self._put_json({"error": _row(self._failure(error, self._status), self._secrets)})
             return
         self._put(self._redactor.rest())
         has_failed = self.call.failure or self._redactor.has_errors or not self._is_complete
-        failed = self._failure(error, 0) if has_failed else None
+        failed = _row(self._failure(error, 0), self._secrets) if has_failed else None
         self._writer.write(frame(b""))
-        self._put_json({"failure": failed, "is_complete": self._is_complete})
+        self._put_json({"is_complete": self._is_complete, "error": failed})
 
     def _put(self, part: bytes) -> None:
         if part:
@@ -245,10 +242,16 @@ class _Reply:
     def _put_json(self, row: dict[str, Any]) -> None:
         self._writer.write(frame(orjson.dumps(row)))
 
-    def _failure(self, error: BaseException | None, status: int) -> CloudFailure:
+    def _failure(self, error: BaseException | None, status: int) -> CloudError:
         wait = dict(self._headers).get("retry-after", "")
-        found = failure_of(self.call.failure or error, status, self._refusal, wait)
-        return dataclasses.replace(found, text=self._secrets.redacted(found.text)[:TEXT_CHARS_MAX])
+        return failure_of(self.call.failure or error, status, self._refusal, wait)
+
+
+def _row(error: RequestError, secrets: Secrets) -> dict[str, Any]:
+    """Return an error as the proxy is told it."""
+    known = ("status", "retry_after_s", "cause" if isinstance(error, CloudError) else "code")
+    row = {name: getattr(error, name) for name in known}
+    return row | {"text": secrets.redacted(str(error))[:TEXT_CHARS_MAX]}
 
 
 async def _while_there(
@@ -299,12 +302,6 @@ def _none(error: Exception) -> RequestError:
         return RequestError(f"over budget: {text}", status=503, code="over_budget")
     wait_s = min(RETRY_AFTER_S_MAX, math.ceil(getattr(error, "cooldown_time", 0.0))) or None
     return RequestError(text, status=503, code="no_deployment", retry_after_s=wait_s)
-
-
-def _quieten() -> None:
-    """Silence LiteLLM, which logs every broken answer with its traceback, and prompts in that."""
-    for name in _LOGGERS:
-        logging.getLogger(name).setLevel(logging.CRITICAL + 1)
 
 
 def _limit_schemas() -> None:

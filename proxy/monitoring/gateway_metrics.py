@@ -4,11 +4,10 @@ Every label has a closed set of values: the deployments of LiteLLM's config, and
 """
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter
-
-from hearth.proxy.gateway.litellm_messages import CloudUsage
 
 ANSWERED: Final = "answered"  # what comes of a whole answer from elsewhere; a local one has more
 OTHER: Final = "other"  # what is no name of the config, or no cause of CAUSES
@@ -23,6 +22,18 @@ LOST: Final = ("dropped", "failed")
 def served_here(model: str) -> str:
     """Return who answered, as header, log and metrics have it, where a local model did."""
     return f"hearth/{model}"
+
+
+@dataclass(frozen=True, slots=True)
+class CloudUsage:
+    """What LiteLLM's log of one cloud call says that it cost; `cost` is in US dollars."""
+
+    request_id: str
+    deployment_id: str
+    prompt_tokens: int
+    cached_tokens: int  # of prompt_tokens, read from the provider's cache
+    completion_tokens: int
+    cost: float
 
 
 class GatewayMetrics:

@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from hearth.proxy.api.multi_choice_stream import merged
-from hearth.proxy.gateway.litellm_messages import CloudUsage
-from hearth.proxy.monitoring.gateway_metrics import served_here
+from hearth.proxy.monitoring.gateway_metrics import CloudUsage, served_here
 from hearth.proxy.monitoring.request_metrics import (
     CANCELLED,
     MATCHES,

@@ -34,10 +34,10 @@ CALL_TYPES: Final = {
     "embeddings": "aembedding",
     "rerank": "arerank",
 }
-_LIMITED: Final = ("429", "503")
 _STATUS: Final = re.compile("[45][0-9][0-9]")
 _UNKNOWN: Final = (
-    "The API key is wrong: it is not LiteLLM's master key, and no database has others."
+    "The API key is wrong: it is not LiteLLM's master key, and no database has others. Send it as "
+    "'Authorization: Bearer KEY' or 'x-api-key: KEY'."
 )
 _UNNAMED: Final = ("key_check_failed", "throttling_error")  # what a 429 has that names no reason
 _NO_TEXT: Final = [{"role": "user", "content": ""}]  # without messages no price is reserved
@@ -88,12 +88,11 @@ async def begin(
             skip_guardrails=True,  # they read and change texts, and none is here
         )
     except BaseException as error:  # also where the client has left: nothing stays reserved
-        call = KeyedCall(auth, data, contextvars.copy_context())
-        if not isinstance(error, Exception):
-            await give_back(call)
+        refused = error if isinstance(error, Exception) else None
+        await give_back(KeyedCall(auth, data, contextvars.copy_context()), refused)
+        if refused is None:
             raise
-        await give_back(call, error)
-        raise _refusal(error) from None
+        raise _refusal(refused) from None
     return KeyedCall(auth, kept or data, contextvars.copy_context())
 
 
@@ -141,8 +140,7 @@ async def _authorise(
         )
         return found
     except Exception as error:
-        is_sent = any(sent.get(name.decode()) for name in KEY_HEADERS)
-        raise _refusal(error, is_sent=is_sent) from None
+        raise _refusal(error) from None
 
 
 def _identity(auth: UserAPIKeyAuth, headers: Headers) -> str:
@@ -166,16 +164,14 @@ def _identity(auth: UserAPIKeyAuth, headers: Headers) -> str:
     return "sent:" + " ".join(sent)  # a custom_auth that names nobody
 
 
-def _refusal(error: Exception, *, is_sent: bool = True) -> RequestError:
+def _refusal(error: Exception) -> RequestError:
     """Return LiteLLM's refusal as ours: its status and its reason, on one line."""
     told: Any = error  # a ProxyException, an HTTPException, or one that has a status
     given = str(getattr(told, "code", None) or getattr(told, "status_code", ""))
-    if not is_sent and given not in _LIMITED:
-        return _wrong("An API key is required.")
     kind = getattr(told, "type", "key_check_failed")  # a text, or an enum of texts
     code = str(getattr(kind, "value", kind))
     if code == "no_db_connection":
-        return _wrong(_UNKNOWN)
+        return RequestError(_UNKNOWN, status=401, code="invalid_api_key")
     detail = getattr(told, "detail", getattr(told, "message", "") or str(error))
     text = detail.get("error", detail) if isinstance(detail, dict) else detail
     if not given or not text:
@@ -186,8 +182,3 @@ def _refusal(error: Exception, *, is_sent: bool = True) -> RequestError:
         code = "rate_limit_exceeded"
     status = int(given) if _STATUS.fullmatch(given) else 401
     return RequestError(" ".join(str(text).split()), status=status, code=code)
-
-
-def _wrong(text: str) -> RequestError:
-    more = "Send it as 'Authorization: Bearer KEY' or 'x-api-key: KEY'."
-    return RequestError(f"{text} {more}", status=401, code="invalid_api_key")

@@ -55,7 +55,7 @@ class LiteLLMKeys:
         key was sent LiteLLM is not asked.
         """
         rows = list(headers)
-        if not any(name in self.headers for name, _ in rows):
+        if not any(value.strip() for name, value in rows if name in self.headers):
             text = "An API key is required. Send one of LiteLLM's as 'Authorization: Bearer KEY'."
             raise RequestError(text, status=401, code="invalid_api_key")
         asked = _caller(method, path, rows) | {"group": group}

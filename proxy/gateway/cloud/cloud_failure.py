@@ -3,17 +3,22 @@
 The classes are known by their names, so that nothing here imports LiteLLM.
 """
 
-from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import orjson
 
-from hearth.shared.errors import RETRY_AFTER_S_MAX
+from hearth.proxy.gateway.config.fallback_lists import Cause
+from hearth.shared.errors import RETRY_AFTER_S_MAX, RequestError
 
-FailureKind = Literal["context_window", "content_policy", "client", "error"]
-
-TEXT_CHARS_MAX: Final = 2_000
 STATUS_UNKNOWN: Final = 502
+REDIRECT: Final = (
+    "The model's server answers with a redirect, which is not followed: prompts and keys go only "
+    "to addresses that LITELLM_CONFIG names. Set api_base to the address that serves this model."
+)
+_CODES: Final[dict[Cause | None, str]] = {
+    "context_window": "context_length_exceeded",
+    "content_policy": "content_policy_violation",
+}
 _CLIENT_CLASSES: Final = {
     *("BadRequestError", "NotFoundError", "UnprocessableEntityError", "ProxyException"),
     "HTTPException",
@@ -30,31 +35,42 @@ _SCHEMA: Final = "unpack_defs: inlined schema exceeded"
 _POLICY: Final = ("content_policy_violation", "content filtering policy")
 
 
-@dataclass(frozen=True, slots=True)
-class CloudFailure:
-    """Why a cloud's answer is none, or broke off."""
+class CloudError(RequestError):
+    """A server that is not ours refused or failed, or its answer broke off."""
 
-    kind: FailureKind
-    status: int
-    text: str  # without secrets
-    retry_after_s: int | None = None  # as the cloud said it, in whole seconds
+    def __init__(
+        self, text: str, *, cause: Cause | None, status: int, retry_after_s: int | None = None
+    ) -> None:
+        """`cause` says which fallbacks are for it; None = it is the client's own mistake."""
+        code = _CODES.get(cause, "cloud_error")
+        super().__init__(text, status=status, code=code, retry_after_s=retry_after_s)
+        self.cause = cause
 
 
 def failure_of(
     error: BaseException | None, status: int, body: bytes, retry_after: str = ""
-) -> CloudFailure:
+) -> CloudError:
     """Return what `error`, noted by the hook, and the app's own reply mean; secrets are in it.
 
     `status` is 0 where the app began no reply; `retry_after` is what that has for its header.
     """
+    if _is_redirect(error):
+        return CloudError(REDIRECT, cause="error", status=STATUS_UNKNOWN)
     told = _message_in(body) or (str(error) if error is not None else "") or "no answer came"
     told = told.split(_ADVICE)[0]
     code = 400 if _SCHEMA in told else status or _status_of(error)
     wait_s = _retry_after_s(error, retry_after)
-    return CloudFailure(_kind(error, code, told), code, told, wait_s)
+    return CloudError(told, cause=_cause(error, code, told), status=code, retry_after_s=wait_s)
 
 
-def _kind(error: BaseException | None, status: int, told: str) -> FailureKind:
+def _is_redirect(error: BaseException | None) -> bool:
+    """Return whether `error` comes of a redirect that an HTTP client refused."""
+    while error is not None and type(error).__name__ != "TooManyRedirects":
+        error = error.__cause__ or error.__context__
+    return error is not None
+
+
+def _cause(error: BaseException | None, status: int, told: str) -> Cause | None:
     names = {row.__name__ for row in type(error).__mro__} - {"NoneType", "object"}
     if "ContextWindowExceededError" in names:
         return "context_window"
@@ -62,15 +78,14 @@ def _kind(error: BaseException | None, status: int, told: str) -> FailureKind:
         return "content_policy"
     texts = f"{told} {error} {getattr(error, 'body', '')}"
     if _SCHEMA in texts:
-        return "client"
-    if names & _OPERATOR_CLASSES or any(row in texts for row in _OPERATOR_TEXTS):
-        return "error"
+        return None
     is_clients = status in _CLIENT_STATUSES and (not names or bool(names & _CLIENT_CLASSES))
-    if is_clients and any(row in texts for row in _TOO_LONG):
+    is_operators = names & _OPERATOR_CLASSES or any(row in texts for row in _OPERATOR_TEXTS)
+    if is_operators or not is_clients:
+        return "error"
+    if any(row in texts for row in _TOO_LONG):
         return "context_window"
-    if is_clients and any(row in texts for row in _POLICY):
-        return "content_policy"
-    return "client" if is_clients else "error"
+    return "content_policy" if any(row in texts for row in _POLICY) else None
 
 
 def _status_of(error: BaseException | None) -> int:

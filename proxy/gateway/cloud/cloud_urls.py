@@ -7,12 +7,14 @@ address that a name leads to, which its setting `user_url_validation` must not t
 
 import re
 from typing import Any, Final
-from urllib.parse import urlsplit
 
 from hearth.proxy.images.image_fetch import URL_CHARS_MAX, is_public
 from hearth.shared.errors import RequestError
 
-_PRINTED: Final = re.compile(r"[!-\[\]-~]+")  # of ASCII, without a backslash
+# A host without a user before it, then what is printed of ASCII, without a backslash.
+_URL: Final = re.compile(
+    r"https://([a-z0-9._-]+|\[[0-9a-f:.]+\])(?::443)?(?:[/?#][!-\[\]-~]*)?", re.I | re.A
+)
 _HOST: Final = re.compile(r"(?:[a-z0-9_-]{1,63}\.)+[a-z][a-z0-9-]{1,62}\.?")
 # Ends of names that lead to a machine of the local network, wherever they are known at all.
 _LOCAL_ENDS: Final = frozenset(
@@ -21,7 +23,6 @@ _LOCAL_ENDS: Final = frozenset(
         *("private", "arpa", "test", "onion"),
     )
 )
-_HTTPS_PORT: Final = 443
 
 
 def check_url(value: Any, param: str, *_: Any) -> str:
@@ -48,15 +49,7 @@ def check_data(value: Any, param: str, *_: Any) -> str:
 
 def is_public_url(url: str) -> bool:
     """Return whether `url` is https, of a public host as far as its form tells."""
-    if len(url) > URL_CHARS_MAX or url[:8].lower() != "https://" or not _PRINTED.fullmatch(url):
-        return False
-    try:
-        parts = urlsplit(url)
-        host, port = parts.hostname or "", parts.port
-    except ValueError:
-        return False
-    if "@" in parts.netloc or port not in (None, _HTTPS_PORT):
-        return False
-    if is_public(host):
-        return True
-    return bool(_HOST.fullmatch(host)) and host.rstrip(".").rpartition(".")[2] not in _LOCAL_ENDS
+    found = _URL.fullmatch(url) if len(url) <= URL_CHARS_MAX else None
+    host = found[1].lower() if found is not None else ""
+    is_named = _HOST.fullmatch(host) and host.rstrip(".").rpartition(".")[2] not in _LOCAL_ENDS
+    return bool(is_named) or is_public(host.strip("[]"))

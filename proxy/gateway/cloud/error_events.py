@@ -12,7 +12,7 @@ from hearth.proxy.gateway.config.config_secrets import Secrets
 
 HELD_BYTES_MAX: Final = 64 * 1024  # of an event that is not whole yet
 _ERROR: Final = re.compile(rb'event: ?error|data: ?\{("type": ?"error"|"error")')
-_EVENT_END: Final = re.compile(rb"\r?\n\r?\n")
+_EVENT_END: Final = re.compile(rb"\n\r?\n")
 
 
 class ErrorEventRedactor:

@@ -173,3 +173,11 @@ def test_no_key_leaves_the_machine(server: VirtualKeyServer) -> None:
     assert MINE not in seen and MASTER not in seen
     log = server.log.read_text()
     assert [key for key in (MINE, THEIRS, CLOUD_ONLY, SPENT, MASTER) if key in log] == []
+
+
+def test_a_providers_cookie_is_told_to_no_other_key(server: VirtualKeyServer) -> None:
+    server.cloud.forget()
+    path = "/v1/chat/completions"
+    for key in (MINE, CLOUD_ONLY, MINE):
+        assert ask(server, "POST", path, body_of(path, "Hi", model="cloud"), key)[0] == 200
+    assert [row.headers.get("cookie") for row in server.cloud.generations()] == [None] * 3

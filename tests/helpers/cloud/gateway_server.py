@@ -30,8 +30,8 @@ PROVIDERS: Final = (  # whose clients in LiteLLM differ
     *("cohere_chat", "hosted_vllm", "ollama_chat", "aiohttp_openai", "azure", "groq"),
 )
 STATUSES: Final = (301, 302, 303, 307, 308)
-REDIRECTS: Final = [(name, STATUSES[at % 5]) for at, name in enumerate(PROVIDERS)]
-REDIRECTS += [(name, 307) for name, status in REDIRECTS if status != 307]
+_BY_TURNS: Final = [(name, STATUSES[at % 5]) for at, name in enumerate(PROVIDERS)]
+REDIRECTS: Final = [*_BY_TURNS, *((name, 307) for name, status in _BY_TURNS if status != 307)]
 BIG, SMALL = "big", "small"
 
 

@@ -189,7 +189,8 @@ class MockCloud:
         if answer.error is not None and answer.error_place == "before the head":
             raise RefusedBody(answer.error)
         whole, events, record.usage = REPLIES[dialect](record.json, answer, self.memory)
-        response = web.StreamResponse(headers={"x-request-id": "req_mock"})
+        told = {"x-request-id": "req_mock", "set-cookie": "a=b; Path=/"}
+        response = web.StreamResponse(headers=told)
         response.content_type = "text/event-stream" if is_stream else "application/json"
         if not is_stream:
             content = json.dumps(whole).encode()

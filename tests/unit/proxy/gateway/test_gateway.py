@@ -279,9 +279,9 @@ def test_there_are_as_many_messages_as_for_a_local_model(world: World, name: str
 @pytest.mark.parametrize("size", [100, 10_000_000])
 def test_a_response_is_kept_before_its_client_can_read_its_end(world: World, size: int) -> None:
     """Who has read the end may go on from it at once."""
-    world.litellm.replies = [b"data: {}\n\n", ENDED[:20], ENDED[20:], b"data: [DONE]\n\n"]
+    world.litellm.replies = [b"data: {}\n\n", ENDED, b"data: [DONE]\n\n"]
     world.ask("far", {}, size, input="Hi", stream=True)
-    assert [count for message, count in world.sent if "body" in message] == [0, 0, 1, 1, 1]
+    assert [count for message, count in world.sent if "body" in message] == [0, 1, 1, 1]
     world.store.delete("", "resp_1")
     world.litellm.replies = [orjson.dumps(RESPONSE)]
     world.ask("far", {}, size, input="Hi", stream=False)

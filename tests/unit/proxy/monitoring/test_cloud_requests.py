@@ -9,13 +9,11 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from hearth.proxy.gateway.gateway import CloudReply
-from hearth.proxy.gateway.litellm_messages import CloudUsage
+from hearth.proxy.gateway import cloud_requests
+from hearth.proxy.gateway.cloud_requests import CloudReply, CloudRequests
 from hearth.proxy.http.body_memory_budget import BodyBudget
 from hearth.proxy.http.http_exchange import ClientGone, HttpExchange
-from hearth.proxy.monitoring import cloud_requests
-from hearth.proxy.monitoring.cloud_requests import CloudRequests
-from hearth.proxy.monitoring.gateway_metrics import CAUSES
+from hearth.proxy.monitoring.gateway_metrics import CAUSES, CloudUsage
 from hearth.proxy.monitoring.recent_requests import RecentRequests
 from hearth.shared.errors import RequestError
 from hearth.shared.suspending_clock import awake_s
@@ -187,7 +185,7 @@ def test_every_series_is_there_from_the_start_and_a_local_answer_counts_by_who_g
         assert value(metrics, "fallbacks_total", cause=cause) == 0
     for why in ("dropped", "failed"):
         assert value(metrics, "callback_logs_lost_total", why=why) == 0
-    metrics.ended(request_of("s"), [ended()])
+    metrics.ended("chat", "stop", "hearth/model")
     assert value(metrics, name, served_by="hearth/model", outcome="stop") == 1
 
 

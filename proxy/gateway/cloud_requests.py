@@ -2,17 +2,17 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
-from hearth.proxy.gateway.gateway import CloudReply
-from hearth.proxy.gateway.litellm_messages import CloudUsage
+from hearth.proxy.gateway.cloud.cloud_bodies import CloudDialect
 from hearth.proxy.http.http_exchange import ClientGone, HttpExchange
-from hearth.proxy.monitoring.gateway_metrics import ANSWERED
+from hearth.proxy.monitoring.gateway_metrics import ANSWERED, CloudUsage
 from hearth.proxy.monitoring.recent_requests import RecentRequests, RequestRow
 from hearth.proxy.monitoring.request_metrics import CANCELLED, RequestMetrics, outcome_elsewhere
 from hearth.proxy.request.session_id import key_digest, session_of
+from hearth.shared.errors import RequestError
 from hearth.shared.suspending_clock import awake_s
 
 log = logging.getLogger(__name__)
@@ -22,8 +22,22 @@ WAITING_MAX: Final = 1_024  # requests whose usage has not come, or usages whose
 
 
 @dataclass(slots=True)
+class CloudReply:
+    """What came of a call to another server, once it has ended. Times are those of `awake_s`."""
+
+    dialect: CloudDialect
+    asked: Mapping[str, Any]  # the client's body
+    served_by: str
+    fallback: str  # who failed before, as the header has it
+    began_at: float
+    status: int = 0  # 0 = it has not answered
+    first_byte_at: float | None = None
+    error: RequestError | None = None  # it refused, failed or broke off, or its client left
+
+
+@dataclass(slots=True)
 class CloudRequests:
-    """The gateway's `GatewayRecords`: notes a request elsewhere once LiteLLM has told its cost.
+    """Counts what the gateway does; notes a request elsewhere once LiteLLM has told its cost.
 
     Owner: the event loop. Nothing here waits.
     Invariant: each request given to `ended` is noted once, and each usage is in the sums once.
@@ -37,7 +51,7 @@ class CloudRequests:
     _usages: dict[str, CloudUsage] = field(default_factory=dict)  # whose requests go on
 
     def fell_back(self, cause: str) -> None:
-        """See `GatewayRecords`."""
+        """Count a request that goes on to another deployment."""
         self.metrics.gateway.fell_back(cause)
 
     def cloud_ended(self, exchange: HttpExchange, reply: CloudReply) -> None:
