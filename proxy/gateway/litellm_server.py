@@ -21,7 +21,12 @@ from litellm.proxy import proxy_server
 
 from hearth.proxy.gateway.accounts import litellm_auth, litellm_events
 from hearth.proxy.gateway.accounts.litellm_auth import KeyedCall
-from hearth.proxy.gateway.cloud.cloud_failure import CloudError, failure_of
+from hearth.proxy.gateway.cloud.cloud_failure import (
+    SWALLOWED,
+    UNPROCESSABLE,
+    CloudError,
+    failure_of,
+)
 from hearth.proxy.gateway.cloud.error_events import ErrorEventRedactor
 from hearth.proxy.gateway.config.config_secrets import Secrets
 from hearth.proxy.gateway.litellm_hooks import RoutedCall, current_call, routing_hook
@@ -68,7 +73,11 @@ async def serve(told: dict[str, Any], tell: Callable[[dict[str, Any]], None]) ->
         gc.freeze()  # what modules made stays, and is never looked through
         gc.enable()
         tell({"ready": True})
-        await stop.wait()
+        while not stop.is_set():
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(stop.wait(), told["beat_s"])
+            with contextlib.suppress(ConnectionError):  # the proxy is gone, and ends this
+                tell({})
 
 
 class _Server:
@@ -197,6 +206,7 @@ class _Reply:
         self._secrets = secrets
         self._redactor = ErrorEventRedactor(secrets)
         self._status = 0
+        self._is_begun = False  # the proxy has its head
         self._headers: list[tuple[str, str]] = []
         self._refusal = b""
         self._is_complete = False
@@ -211,11 +221,15 @@ class _Reply:
                 for name, value in message["headers"]
                 if name.lower() in _KEPT_HEADERS
             ]
-            if self._status < REFUSED:
-                self._put_json({"found": [self._status, self._headers]})
         else:
             part = message.get("body", b"")
             self._is_complete |= not message.get("more_body", False)
+            if self._status < REFUSED and not self._is_begun:
+                if part == b"null":  # with `drop_params` LiteLLM swallows a 422
+                    self._status, part = UNPROCESSABLE, orjson.dumps({"error": SWALLOWED})
+                else:
+                    self._is_begun = True
+                    self._put_json({"found": [self._status, self._headers]})
             if self._status >= REFUSED:
                 self._refusal = (self._refusal + part)[:ERROR_BYTES_MAX]
             else:
@@ -225,8 +239,9 @@ class _Reply:
 
     def end(self, error: BaseException | None) -> None:
         """Say how the reply ended; `error` is what the app raised."""
-        if not 0 < self._status < REFUSED:
-            self._put_json({"error": _row(self._failure(error, self._status), self._secrets)})
+        if not self._is_begun:
+            status = self._status if self._status >= REFUSED else 0
+            self._put_json({"error": _row(self._failure(error, status), self._secrets)})
             return
         self._put(self._redactor.rest())
         has_failed = self.call.failure or self._redactor.has_errors or not self._is_complete

@@ -11,6 +11,11 @@ from hearth.proxy.gateway.config.fallback_lists import Cause
 from hearth.shared.errors import RETRY_AFTER_S_MAX, RequestError
 
 STATUS_UNKNOWN: Final = 502
+UNPROCESSABLE: Final = 422
+SWALLOWED: Final = (
+    "The model's server refuses this request as unprocessable (422), and LiteLLM does not tell why "
+    "while drop_params is set: with drop_params: false in litellm_settings it does."
+)
 REDIRECT: Final = (
     "The model's server answers with a redirect, which is not followed: prompts and keys go only "
     "to addresses that LITELLM_CONFIG names. Set api_base to the address that serves this model."
@@ -32,6 +37,8 @@ _ADVICE: Final = "\n\nLiteLLM: "  # on fallbacks, of which it does not know
 _TOO_LONG: Final = ("context_length_exceeded", "prompt is too long")
 # LiteLLM refuses to put a schema's references in their places: see litellm_server.
 _SCHEMA: Final = "unpack_defs: inlined schema exceeded"
+# A stream that LiteLLM did not get, since it swallowed the refusal.
+_NO_STREAM: Final = "'NoneType' object has no attribute '__aiter__'"
 _POLICY: Final = ("content_policy_violation", "content filtering policy")
 
 
@@ -58,6 +65,8 @@ def failure_of(
         return CloudError(REDIRECT, cause="error", status=STATUS_UNKNOWN)
     told = _message_in(body) or (str(error) if error is not None else "") or "no answer came"
     told = told.split(_ADVICE)[0]
+    if _NO_STREAM in told:
+        error, told, status = None, SWALLOWED, UNPROCESSABLE
     code = 400 if _SCHEMA in told else status or _status_of(error)
     wait_s = _retry_after_s(error, retry_after)
     return CloudError(told, cause=_cause(error, code, told), status=code, retry_after_s=wait_s)

@@ -165,6 +165,32 @@ def test_its_files_are_private_its_calls_stay_apart_and_end_with_it_behind_what_
     assert models == ["first"] * (8 if how == "kill" else 6) + ["second"] * 5
 
 
+def test_one_that_stands_still_is_killed_and_started_again_and_one_that_runs_is_not(
+    cloud: MockCloud, tmp_path: Path, runner: asyncio.Runner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(litellm_process, "BEAT_S", 0.05)
+    monkeypatch.setattr(litellm_process, "SILENT_S_MAX", 4.0)
+    monkeypatch.setattr(litellm_process, "RESTART_S_MIN", 0.0)
+
+    async def body() -> None:
+        async with started(table_in(tmp_path, cloud, "other")) as process:
+            (await process.line()).close()
+            child = newest_child()
+            await asyncio.sleep(5)
+            assert process.is_usable and child.is_running()
+            child.suspend()
+            while not process.failure:
+                await asyncio.sleep(0.05)
+            assert not child.is_running()
+            (await process.line()).close()
+            child = newest_child()
+            child.suspend()
+        while child.is_running():  # a stop killed it, and the loop has yet to see its end
+            await asyncio.sleep(0.02)
+
+    runner.run(body())
+
+
 def test_a_choice_is_waited_for_only_so_long_and_a_crowd_that_leaves_costs_one_collection(
     cloud: MockCloud, tmp_path: Path, runner: asyncio.Runner
 ) -> None:
