@@ -50,7 +50,7 @@ from hearth.shared.stop_signals import FLUSH_WAIT_S, StopSignals
 from hearth.shared.suspects import DIRECTORY, SuspectStore
 from hearth.shared.thread_turns import take_short_turns
 from hearth.shared.version import VERSION
-from hearth.shared.zmq_transport import private_directory
+from hearth.shared.zmq_transport import own_run_directory
 
 log = logging.getLogger("hearth.proxy.main")  # run with -m, its name is __main__
 
@@ -77,7 +77,7 @@ class Hearth:
     ) -> None:
         """Raises: StartError: the port is taken, or a directory, socket or file is of no use."""
         self._settings = settings
-        self._directory = private_directory(settings.instance_dir)
+        self._directory = own_run_directory(settings.run_dir, settings.proxy_port)
         # refuses a bad CORS_ORIGINS or ALLOWED_HOSTS now
         OriginRules(settings.proxy_host, settings.cors_origins, settings.allowed_hosts)
         table = None

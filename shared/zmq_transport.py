@@ -80,6 +80,23 @@ def private_directory(path: Path, setting: str = "RUN_DIR") -> Path:
     return path
 
 
+def own_run_directory(run_dir: Path, port: int) -> Path:
+    """Make the directory of the sockets of `port` in RUN_DIR, and return it.
+
+    Raises:
+        StartError: see `private_directory`; or others may put another directory in its place.
+    """
+    directory = private_directory(run_dir / str(port))
+    status = run_dir.stat()
+    is_open = status.st_mode & stat.S_IWOTH and not status.st_mode & stat.S_ISVTX
+    if is_open or status.st_uid not in (0, os.getuid()):
+        raise StartError(
+            f"RUN_DIR: other users of this machine can change {run_dir}, and read what is sent "
+            "through its sockets. Set RUN_DIR to a directory of yours."
+        )
+    return directory
+
+
 def ipc_endpoint(path: Path) -> str:
     """Return the endpoint of a Unix socket at `path`, by a short link where that is too long.
 

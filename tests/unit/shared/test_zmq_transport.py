@@ -1,6 +1,8 @@
 """Both ends over real sockets, and the rules for where a socket may be."""
 
 import asyncio
+import contextlib
+import os
 import socket
 import stat
 import tempfile
@@ -22,7 +24,13 @@ from hearth.shared.wire_messages import (
     Message,
     decode,
 )
-from hearth.shared.zmq_transport import DealerLink, RouterPort, ipc_endpoint, private_directory
+from hearth.shared.zmq_transport import (
+    DealerLink,
+    RouterPort,
+    ipc_endpoint,
+    own_run_directory,
+    private_directory,
+)
 
 
 @pytest.fixture
@@ -182,6 +190,24 @@ def test_a_link_is_made_in_no_place_of_others(links: Path, tmp_path: Path) -> No
     links.touch()
     with pytest.raises(StartError, match="set RUN_DIR"):
         ipc_endpoint(tmp_path / ("x" * 120))
+
+
+def test_a_run_directory_that_others_can_change_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They could put a directory of their own in the place of ours, and read what is sent."""
+    own_run_directory(tmp_path, 4000)
+    for mode, is_taken in ((0o777, False), (0o1777, True), (0o755, True)):
+        tmp_path.chmod(mode)
+        with contextlib.nullcontext() if is_taken else pytest.raises(StartError, match="Set RUN_"):
+            own_run_directory(tmp_path, 4000)
+    if os.getuid() == 0:  # whose directories everybody trusts
+        os.chown(tmp_path, 4_711, -1)
+    else:
+        monkeypatch.setattr(zmq_transport, "private_directory", lambda path: path)
+        monkeypatch.setattr(os, "getuid", lambda: 4_711)
+    with pytest.raises(StartError, match=r"other users .* can change"):
+        own_run_directory(tmp_path, 4000)
 
 
 def test_a_file_where_the_directory_should_be_is_refused(tmp_path: Path) -> None:
