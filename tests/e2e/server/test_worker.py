@@ -123,6 +123,7 @@ def test_a_request_whose_lease_is_not_renewed_ends_and_a_renewed_one_goes_on(
             assert forgotten.reason in ("cancelled", "stop")
             assert forgotten.usage.finish_ms < (LEASE_S + 10) * 1000
             proxy.send(Cancel("kept"))
+            await proxy.next(Finished, about="kept")  # the next test has the queue for itself
 
     asyncio.run(talk())
 
