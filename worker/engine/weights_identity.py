@@ -14,10 +14,11 @@ import fcntl
 import json
 import logging
 import os
+import queue
 import secrets
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -126,7 +127,7 @@ class WeightsIdentity:
     """Hashes the files of one checkpoint, in threads of its own while the model loads.
 
     `parts` blocks until they are hashed. What is changed between the first look, which is taken
-    here, and `parts` is nobody's: it gets a name that no other life has.
+    here, and `wait` is nobody's: it gets a name that no other life has.
     Owner: the inference thread, but for the threads.
     """
 
@@ -153,15 +154,12 @@ class WeightsIdentity:
         self._began_at = time.monotonic()
         known = memory.load() if memory is not None and is_hashed else {}
         self._hashes = {at: known[at] for at in self._before.values() if at in known}
+        self._made: dict[FileStamp, str] = {}
+        self._error: OSError | None = None
         stamped = tuple(f"{path.name} {astuple(at)}" for path, at in self._before.items())
         self._parts: tuple[str, ...] | None = None if is_hashed else stamped
         missing = {at for at in self._before.values() if at not in self._hashes}
-        pool = ThreadPoolExecutor(THREADS_MAX, "hash")
-        self._hashing = {
-            at: pool.submit(hash_file, at.path, is_over)
-            for at in sorted(missing if is_hashed else (), key=lambda at: -at.size)
-        }
-        pool.shutdown(wait=False)
+        self._threads = self._begin(missing) if is_hashed else []
 
     def parts(self) -> tuple[str, ...]:
         """Return what tells these weights apart: each file's name and hash.
@@ -171,24 +169,55 @@ class WeightsIdentity:
             SystemExit: the process ends.
         """
         if self._parts is None:
-            self._take_hashes()
+            self._wait()
+            self._remember()
             self._parts = tuple(self._part(path) for path in self._paths)
         return self._parts
 
-    def _take_hashes(self) -> None:
-        """Wait for what is hashed, and remember it of files that have not changed meanwhile."""
-        while wait(self._hashing.values(), WAIT_S).not_done and not self._is_over():
-            pass
+    def _begin(self, missing: Iterable[FileStamp]) -> list[threading.Thread]:
+        files: queue.SimpleQueue[FileStamp] = queue.SimpleQueue()
+        for stamp in sorted(missing, key=lambda stamp: -stamp.size):
+            files.put(stamp)
+        threads = [
+            threading.Thread(target=self._hash_files, args=(files,), name="hash", daemon=True)
+            for _ in range(min(THREADS_MAX, files.qsize()))
+        ]
+        for thread in threads:
+            thread.start()
+        return threads
+
+    def _hash_files(self, files: "queue.SimpleQueue[FileStamp]") -> None:
+        with contextlib.suppress(queue.Empty):
+            while self._error is None and not self._is_over():
+                stamp = files.get_nowait()
+                try:
+                    found = hash_file(stamp.path, self._is_over)
+                except OSError as error:
+                    self._error = error
+                    return
+                if found is not None:
+                    self._made[stamp] = found
+
+    def _wait(self) -> None:
+        for thread in self._threads:
+            while thread.is_alive():
+                thread.join(WAIT_S)
+                if self._is_over():
+                    raise SystemExit
+        if self._error is not None:
+            raise self._error
         if self._is_over():
             raise SystemExit
-        made = {at: hashing.result() for at, hashing in self._hashing.items()}
-        size, seconds = sum(at.size for at in made), time.monotonic() - self._began_at
-        if made:
+
+    def _remember(self) -> None:
+        """Keep what was hashed of files that have not changed meanwhile."""
+        size, seconds = sum(at.size for at in self._made), time.monotonic() - self._began_at
+        if self._made:
             text = "hashed %d files of weights beside loading them: mb=%d s=%.1f"
-            log.info(text, len(made), size >> 20, seconds)
-        self._hashes |= made
+            log.info(text, len(self._made), size >> 20, seconds)
+        self._hashes |= self._made
         now = {at for at in map(_stamp_now, self._paths) if at is not None and at.is_telling}
-        lasting = {at: value for at, value in made.items() if at in now}
+        lasting = {at: value for at, value in self._made.items() if at in now}
         if self._memory is not None and lasting:
             self._memory.add(lasting)
 
@@ -200,8 +229,8 @@ class WeightsIdentity:
         return f"{path.name} {secrets.token_hex(16)}"
 
 
-def hash_file(path: str, is_over: Callable[[], bool] = lambda: False) -> str:
-    """Return the hash of a file's bytes. Raises: OSError; SystemExit: it `is_over` before."""
+def hash_file(path: str, is_over: Callable[[], bool] = lambda: False) -> str | None:
+    """Return the hash of a file's bytes; None where it `is_over` before. Raises: OSError."""
     digest = xxh3_128()
     block = memoryview(bytearray(BLOCK_BYTES))
     with open(path, "rb", buffering=0) as file:
@@ -209,7 +238,7 @@ def hash_file(path: str, is_over: Callable[[], bool] = lambda: False) -> str:
         while count := file.readinto(block):
             digest.update(block[:count])
             if is_over():
-                raise SystemExit
+                return None
     return digest.hexdigest()
 
 
