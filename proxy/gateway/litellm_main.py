@@ -1,7 +1,7 @@
 """Starts LiteLLM's process; standard input is a socket of the proxy's, and its end ends this too.
 
 The proxy writes one line of JSON, what to serve and how. It reads lines: {"ready": true},
-{"failure": why}, {"usage": CloudUsage}, and {} where the event loop runs.
+{"failure": why}, {"usage": CloudUsage}.
 """
 
 import asyncio

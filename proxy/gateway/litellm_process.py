@@ -39,8 +39,7 @@ READY_S_MAX: Final = 60.0  # that a request waits for it to be loaded
 ASK_S_MAX: Final = 10.0  # for its Router, or its database; a callback may hold it up
 REASON_CHARS_MAX: Final = 500
 RESTART_S_MIN: Final = 10.0  # from one start to the next, of one that has ended
-BEAT_S: Final = 15.0  # that its event loop says that it runs
-SILENT_S_MAX: Final = 60.0  # of a loop that one call holds up: all others wait for it
+STALL_S_MAX: Final = 60.0  # of its event loop that one call holds up: all others wait for it
 CLOSE_S_MAX: Final = 4.0  # for its callbacks to send what they hold
 COMMAND: Final = (sys.executable, "-P", "-m", "hearth.proxy.gateway.litellm_main")
 
@@ -269,7 +268,7 @@ class LiteLLMProcess:
         try:
             reader = await self._begin()
             with contextlib.suppress(ConnectionError):
-                while row := await self._row(reader):
+                while row := await reader.readline():
                     told = orjson.loads(row)
                     if usage := told.get("usage"):
                         self._on_usage(CloudUsage(**usage))
@@ -279,7 +278,7 @@ class LiteLLMProcess:
                         self._was_ready = True
                         self._is_ready.set()
                         log.info("LiteLLM is ready wall_s=%.1f", time.monotonic() - self._begun)
-                    elif "failure" in told:
+                    else:
                         why = f": {self._table.redacted(told['failure'])[:REASON_CHARS_MAX]}"
             if self._process is not None:
                 await self._process.wait()
@@ -293,20 +292,6 @@ class LiteLLMProcess:
         if not self._refusal:
             self._fail(f"LiteLLM {what}{why or '.'} Local models are served.")
             log.error("%s", self.failure)
-
-    async def _row(self, reader: asyncio.StreamReader) -> bytes:
-        """Return what the process tells next; nothing at its end. One that stands still is killed.
-
-        LiteLLM looks through a provider's error of megabytes for secrets: minutes of its one loop.
-        """
-        assert self._process is not None
-        try:
-            async with asyncio.timeout(SILENT_S_MAX if self._was_ready else None):
-                return await reader.readline()
-        except TimeoutError:
-            log.error("LiteLLM has stood still for %g s, and is killed", SILENT_S_MAX)
-            self._process.kill()
-            return b""
 
     async def _begin(self) -> asyncio.StreamReader:
         """Start the process, and return what it tells. Raises: OSError."""
@@ -335,7 +320,7 @@ class LiteLLMProcess:
             "socket": str(self._socket),
             "beside": str(self._table.config.path.resolve().parent),
             "log_level": self._log_level,
-            "beat_s": BEAT_S,
+            "stall_s": STALL_S_MAX,
             "secrets": sorted(self._table.secrets.texts),
         }
         self._control.write(orjson.dumps(told) + b"\n")

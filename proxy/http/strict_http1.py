@@ -12,6 +12,9 @@ import h11
 from h11._receivebuffer import ReceiveBuffer
 
 HEAD_BYTES_MAX: Final = 64 * 1024
+# A chunk costs some 35 us of the event loop, however small it is.
+SMALL_CHUNKS_MAX: Final = 1_000
+CHUNK_BYTES: Final = 64  # on average, of more
 CHUNK_LINE_BYTES_MAX: Final = 256  # a chunk's size and its extensions, which nobody reads
 _TOKEN: Final = rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+"
 _TEXT: Final = rb"[\t\x20-\x7e\x80-\xff]*"
@@ -51,6 +54,7 @@ class StrictBuffer(ReceiveBuffer):
         self.head = b""  # of the last request, as far as it has come
         self._is_amid_trailers = False
         self._looked_at = 0  # bytes of a head or of trailers that are not whole
+        self._chunks = self._chunk_bytes = 0  # of the body
 
     def maybe_extract_next_line(self) -> bytearray | None:
         """Return the line of a chunk's size; None where it is not whole."""
@@ -60,7 +64,14 @@ class StrictBuffer(ReceiveBuffer):
         if line is not None:
             if (found := _CHUNK_LINE.fullmatch(line)) is None:
                 raise _fault(f"A chunk's size is {_shown(line)}; it must be hex digits")
-            self._is_amid_trailers = not int(found[1], 16)
+            size = int(found[1], 16)
+            self._is_amid_trailers = not size
+            self._chunks, self._chunk_bytes = self._chunks + 1, self._chunk_bytes + size
+            if self._chunks > SMALL_CHUNKS_MAX and self._chunk_bytes < self._chunks * CHUNK_BYTES:
+                raise _fault(
+                    f"The body came in {self._chunks:,} chunks of less than {CHUNK_BYTES} bytes on "
+                    "average; it must be sent in larger ones"
+                )
         return line
 
     def maybe_extract_lines(self) -> list[bytearray] | None:
@@ -73,6 +84,7 @@ class StrictBuffer(ReceiveBuffer):
                 self._is_amid_trailers = False
                 _check_fields(unread[: end.end()])
         else:
+            self._chunks = self._chunk_bytes = 0
             self.head = unread[: end.end() if end else HEAD_BYTES_MAX]
             if self.head.find(b"\n", start) >= 0:
                 _check_head(self.head, is_whole=end is not None)

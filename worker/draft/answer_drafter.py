@@ -180,7 +180,11 @@ class AnswerDrafter:
                 path = at if at in right else path
 
     def end_at(self, said: int) -> None:
-        """The answer has ended behind `said` tokens: those accepted beyond count as rejected."""
+        """The answer has ended behind `said` tokens: those accepted beyond count as rejected.
+
+        What it was drafted from is let go: a request may be held for a while yet.
+        """
+        self._history, self._lookups = None, []
         unsaid = self.counts.tokens - said
         assert 0 <= unsaid <= len(self._accepted), (unsaid, len(self._accepted))
         if unsaid:

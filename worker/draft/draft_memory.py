@@ -21,7 +21,7 @@ class DraftMemory:
     an answer came would tell another that it was said. Where room for answers is short, the owner
     that holds most forgets the older half of them. So one that holds less than an equal share
     loses nothing by what others are answered. Beside it each answer that is drafted has an index
-    of its conversation, 24 bytes a token: a thousandth of what the tokens' KV takes.
+    of its conversation and prediction, 24 bytes a token: a thousandth of what their KV takes.
     Invariant: `nbytes` is at most the constructor's `bytes_max`. Owner: the inference thread.
     """
 

@@ -96,13 +96,15 @@ class AnswerDrafts:
 
     def end(self, request: Request) -> None:
         """Take in what an answer that ends has taught; its drafter, if any, drafts no more."""
+        drafter = request.drafter
+        if drafter is not None:
+            drafter.end_at(request.completion_tokens)
         if not request.uses_cache:  # it leaves nothing, not even a count
             return
         if self.policy.reach == "all":
             self._memory.keep(request.key, request.sampled)
-        if request.drafter is not None:
-            request.drafter.end_at(request.completion_tokens)
-            self._memory.counts.add(request.drafter.counts)
+        if drafter is not None:
+            self._memory.counts.add(drafter.counts)
 
     def clear(self) -> None:
         """Forget what answers said."""

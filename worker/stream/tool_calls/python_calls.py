@@ -49,7 +49,7 @@ def _calls_of(source: str, tools: RequestTools, spelled: dict[str, str]) -> list
             return [
                 _python_call(node, tools, spelled)
                 for value in (getattr(line, "value", None) for line in ast.parse(source).body)
-                for node in getattr(value, "elts", [value])  # of a list or a tuple
+                for node in (value.elts if isinstance(value, ast.List | ast.Tuple) else [value])
             ]
     except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError) as error:
         log.debug("code does not parse: %s", type(error).__name__)

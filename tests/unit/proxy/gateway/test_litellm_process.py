@@ -40,14 +40,17 @@ BODY: Final = json.dumps(body_of("chat", "two", "Hi", stream=True)).encode()
 CHOICE: Final = {"group": "two", "excluded": [], "preferred": "", "request": {}}
 # A callback that chooses no deployment until there was a collection, and one whose child lives on.
 CALLBACKS: Final = """
-import asyncio, gc, os, subprocess
+import asyncio, gc, os, re, subprocess
 from litellm.integrations.custom_logger import CustomLogger
 class Slow(CustomLogger):
     async def async_filter_deployments(self, model, healthy_deployments, *rest, **more):
         if collected:
             raise ValueError(f"{collected} collected. " + "x" * 570 + os.environ["A_KEY"])
         await asyncio.sleep(60)
-slow, other, collected, collect = Slow(), CustomLogger(), 0, gc.collect
+class HeldUp(CustomLogger):
+    async def async_filter_deployments(self, model, healthy_deployments, *rest, **more):
+        re.match("(a+)+b", "a" * 64)
+slow, held_up, other, collected, collect = Slow(), HeldUp(), CustomLogger(), 0, gc.collect
 def counted():
     global collected
     collected += 1
@@ -165,26 +168,28 @@ def test_its_files_are_private_its_calls_stay_apart_and_end_with_it_behind_what_
     assert models == ["first"] * (8 if how == "kill" else 6) + ["second"] * 5
 
 
-def test_one_that_stands_still_is_killed_and_started_again_and_one_that_runs_is_not(
+def test_one_that_stands_still_ends_itself_and_is_started_again_and_one_that_runs_does_not(
     cloud: MockCloud, tmp_path: Path, runner: asyncio.Runner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(litellm_process, "BEAT_S", 0.05)
-    monkeypatch.setattr(litellm_process, "SILENT_S_MAX", 4.0)
+    """Nothing in Python runs while a pattern is looked for; the proxy may be gone too."""
+    monkeypatch.setattr(litellm_process, "STALL_S_MAX", 3.0)
     monkeypatch.setattr(litellm_process, "RESTART_S_MIN", 0.0)
 
     async def body() -> None:
-        async with started(table_in(tmp_path, cloud, "other")) as process:
+        async with started(table_in(tmp_path, cloud, "held_up")) as process:
             (await process.line()).close()
             child = newest_child()
-            await asyncio.sleep(5)
-            assert process.is_usable and child.is_running()
-            child.suspend()
-            while not process.failure:
-                await asyncio.sleep(0.05)
-            assert not child.is_running()
-            (await process.line()).close()
+            await asyncio.sleep(4)
+            assert child.is_running()
+            with pytest.raises(LiteLLMUnavailable):
+                await process.choose("two", request={})
+            while child.is_running():
+                await asyncio.sleep(0.02)
+            line = await process.line()
             child = newest_child()
-            child.suspend()
+            await line.write(json.dumps(["choose", CHOICE]).encode())
+            await asyncio.sleep(0.5)
+        line.close()
         while child.is_running():  # a stop killed it, and the loop has yet to see its end
             await asyncio.sleep(0.02)
 

@@ -7,7 +7,13 @@ import pytest
 from hypothesis import given, strategies as st
 
 from hearth.proxy.http import strict_http1
-from hearth.proxy.http.strict_http1 import CHUNK_LINE_BYTES_MAX, HEAD_BYTES_MAX, StrictConnection
+from hearth.proxy.http.strict_http1 import (
+    CHUNK_BYTES,
+    CHUNK_LINE_BYTES_MAX,
+    HEAD_BYTES_MAX,
+    SMALL_CHUNKS_MAX,
+    StrictConnection,
+)
 from scripts.faults.smuggled_requests import HIDDEN, HOST, SMUGGLED
 
 pytestmark = pytest.mark.pure
@@ -93,6 +99,19 @@ def test_slow_head_no_byte_is_looked_at_again_with_each_that_comes(
     head = before + b"".join(b"x-%d: y\r\n" % each for each in range(200)) + b"\r\n"
     assert requests_in(*in_parts(head, 1))
     assert sum(looked_at) < 4 * len(head)
+
+
+def test_a_body_of_many_small_chunks_is_refused_and_the_next_request_counts_anew() -> None:
+    """Each chunk costs the event loop as much as 60 kB of a large one do."""
+    body = POST + b"Transfer-Encoding: chunked\r\n\r\n"
+    large = b"41\r\n%b\r\n" % (b"a" * (CHUNK_BYTES + 1))
+    small = b"3f\r\n%b\r\n" % (b"a" * (CHUNK_BYTES - 1))
+    whole = body + small * SMALL_CHUNKS_MAX + b"0\r\n\r\n"
+    with pytest.raises(h11.RemoteProtocolError, match="larger ones"):
+        requests_in(whole)
+    few = body + small * (SMALL_CHUNKS_MAX - 1) + b"0\r\n\r\n"
+    many = body + (large * 2 + small) * SMALL_CHUNKS_MAX + b"0\r\n\r\n"
+    assert len(requests_in(few + many + few)) == 3
 
 
 def test_a_key_in_a_bad_header_is_not_told() -> None:
