@@ -194,15 +194,15 @@ class Hearth:
         """Say what is served as soon as a client would be answered; then serve other models too."""
         assert self._server is not None
         missing = self._model_swapper.missing_at_start
-        while not (
-            self._server.started
-            and (missing or self._pool.facts_of())
-            and (missing or any(link.is_ready for link in self._pool.links.values()))
-        ):
-            await asyncio.sleep(0.02)
-        for line in ready_lines(self._settings, self._pool.facts_of(), missing):
-            print(line, flush=True)
         try:
+            while not (
+                self._server.started
+                and (missing or self._pool.facts_of())
+                and (missing or any(link.is_ready for link in self._pool.links.values()))
+            ):
+                await asyncio.sleep(0.02)
+            for line in ready_lines(self._settings, self._pool.facts_of(), missing):
+                print(line, flush=True)
             await self._model_swapper.run()
         except Exception:  # what is loaded is served on
             log.exception("no model is loaded or unloaded any more")

@@ -59,5 +59,7 @@ async def frames(admitted: AdmittedRequest, writer: FrameWriter) -> AsyncGenerat
                 for frame in found:
                     yield frame
     except RequestError as error:
+        for answer in admitted.answers:  # the others compute for nobody, also where he reads late
+            answer.close()
         for frame in writer.broken(error):
             yield frame

@@ -245,6 +245,7 @@ class Gateway:
             raise RequestError(text, status=503, code="no_deployment")
         local = [row for row in left if row.local]
         if local and (len(left) == 1 or not self.litellm.is_usable):
+            self.litellm.wake()
             return local[0]  # there is no choice, or nobody yet who could choose
         messages = call.body.get("messages")
         request = {"metadata": {}} | ({"messages": messages} if messages else {})

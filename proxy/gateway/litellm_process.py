@@ -177,17 +177,21 @@ class LiteLLMProcess:
         self._living.cancel()
         await asyncio.wait({self._living})
 
+    def wake(self) -> None:
+        """Start LiteLLM again where it has ended, at most every RESTART_S_MIN."""
+        rests = time.monotonic() - self._begun < RESTART_S_MIN or self._refusal
+        if self._was_ready and self.failure and not rests:
+            self.failure = ""
+            self._is_ready.clear()
+            self.start(self._on_usage)
+
     async def line(self) -> LiteLLMLine:
         """Return a connection to LiteLLM, which the caller closes; one that has ended is restarted.
 
         Raises:
             LiteLLMUnavailable: there is none, or not within READY_S_MAX.
         """
-        rests = time.monotonic() - self._begun < RESTART_S_MIN or self._refusal
-        if self._was_ready and self.failure and not rests:
-            self.failure, self._was_ready = "", False
-            self._is_ready.clear()
-            self.start(self._on_usage)
+        self.wake()
         try:
             async with asyncio.timeout(READY_S_MAX):
                 await self._is_ready.wait()

@@ -23,10 +23,12 @@ from litellm.proxy import proxy_server
 from hearth.proxy.gateway.accounts import litellm_auth, litellm_events
 from hearth.proxy.gateway.accounts.litellm_auth import KeyedCall
 from hearth.proxy.gateway.cloud.cloud_failure import (
+    STATUS_UNKNOWN,
     SWALLOWED,
     UNPROCESSABLE,
     CloudError,
     failure_of,
+    is_redirect,
 )
 from hearth.proxy.gateway.cloud.error_events import ErrorEventRedactor
 from hearth.proxy.gateway.config.config_secrets import Secrets
@@ -229,11 +231,15 @@ class _Reply:
             if self._status < REFUSED and not self._is_begun:
                 if part == b"null":  # with `drop_params` LiteLLM swallows a 422
                     self._status, part = UNPROCESSABLE, orjson.dumps({"error": SWALLOWED})
+                elif is_redirect(self.call.failure):
+                    self._status = STATUS_UNKNOWN
                 else:
                     self._is_begun = True
                     self._put_json({"found": [self._status, self._headers]})
             if self._status >= REFUSED:
                 self._refusal = (self._refusal + part)[:ERROR_BYTES_MAX]
+            elif is_redirect(self.call.failure):
+                self._is_complete = False  # the proxy tells the remedy; LiteLLM's event does not
             else:
                 self._put(self._redactor.feed(part))
                 with contextlib.suppress(ConnectionError):

@@ -28,6 +28,7 @@ class ConnectionPlaces:
         # Each one's (is trusted, is busy), the longest so first. Trusted: its last request came
         # with a good key, or needed none.
         self._standings: dict[Transport, tuple[bool, bool]] = {}
+        self._is_to_be_trimmed = False  # in a flood each newcomer still has its time to be read
 
     def __len__(self) -> int:
         return len(self._standings)
@@ -43,12 +44,14 @@ class ConnectionPlaces:
         if len(self) >= OVERSHOOT * self.count_max:  # some at once: to seek one takes as long
             self._close(max(1, self.count_max // 10))
         self._standings[newcomer] = (False, False)
-        return len(self) > self.count_max
+        was_asked = self._is_to_be_trimmed
+        self._is_to_be_trimmed |= len(self) > self.count_max
+        return self._is_to_be_trimmed > was_asked
 
     def trim(self) -> None:
         """Close what there is no place for, but none amid a trusted request, nor the last left."""
-        if len(self) > self.count_max:
-            self._close(len(self) - self.count_max)
+        self._is_to_be_trimmed = False
+        self._close(len(self) - self.count_max)
 
     def _close(self, count: int) -> None:
         closable = [each for each, standing in self._standings.items() if not all(standing)]

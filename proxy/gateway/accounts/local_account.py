@@ -1,7 +1,7 @@
 """Follows one local answer, and makes LiteLLM's log of it at its end."""
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from hearth.proxy.api.multi_choice_stream import WholeChoice, merged
@@ -45,8 +45,9 @@ class LocalAccount:
         """Take the answers of a request; the text of the first is kept as it is read."""
         self._request, self._answers = request, answers
         if self.keeps_texts:
-            self._first = WholeChoice()
-            answers[0].recorded = self._first.take
+            self._first = first = WholeChoice()
+            # Its log tells no log probabilities, which take 5 kB a token.
+            answers[0].recorded = lambda row: first.take(replace(row, logprobs=[]))
 
     @property
     def is_told(self) -> bool:

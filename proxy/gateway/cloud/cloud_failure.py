@@ -12,6 +12,7 @@ from hearth.shared.errors import RETRY_AFTER_S_MAX, RequestError
 
 STATUS_UNKNOWN: Final = 502
 UNPROCESSABLE: Final = 422
+CAUSES_MAX: Final = 50  # of causes of an error: LiteLLM sets them by hand, in a ring at worst
 SWALLOWED: Final = (
     "The model's server refuses this request as unprocessable (422), and LiteLLM does not tell why "
     "while drop_params is set: with drop_params: false in litellm_settings it does."
@@ -61,7 +62,7 @@ def failure_of(
 
     `status` is 0 where the app began no reply; `retry_after` is what that has for its header.
     """
-    if _is_redirect(error):
+    if is_redirect(error):
         return CloudError(REDIRECT, cause="error", status=STATUS_UNKNOWN)
     told = _message_in(body) or (str(error) if error is not None else "") or "no answer came"
     told = told.split(_ADVICE)[0]
@@ -72,11 +73,15 @@ def failure_of(
     return CloudError(told, cause=_cause(error, code, told), status=code, retry_after_s=wait_s)
 
 
-def _is_redirect(error: BaseException | None) -> bool:
+def is_redirect(error: BaseException | None) -> bool:
     """Return whether `error` comes of a redirect that an HTTP client refused."""
-    while error is not None and type(error).__name__ != "TooManyRedirects":
+    for _ in range(CAUSES_MAX):
+        if error is None:
+            break
+        if type(error).__name__ == "TooManyRedirects":
+            return True
         error = error.__cause__ or error.__context__
-    return error is not None
+    return False
 
 
 def _cause(error: BaseException | None, status: int, told: str) -> Cause | None:

@@ -39,7 +39,9 @@ def test_a_redirect_takes_neither_prompt_nor_key_elsewhere(
         body = body_of(dialect, f"{provider} {status}", "swordfish", stream=stream)
         answer = ask(gateway.url, dialect, body)
         assert answer.status >= 400 or answer.error, (provider, answer.raw)
-        assert answer.status != 502 or "api_base" in answer.error, answer.raw
+        # That bridge of LiteLLM's makes a new error without a cause.
+        is_lost = (provider, dialect, stream) == ("text-completion-openai", "responses", True)
+        assert is_lost or "api_base" in answer.error, answer.raw
         statuses.add(answer.status)
     assert 502 in statuses
     assert len(gateway.cloud.requests) > len(PROVIDERS)

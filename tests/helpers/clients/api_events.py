@@ -52,6 +52,9 @@ class Scripted:
             raise event
         return event
 
+    def close(self) -> None:
+        """Nothing computes it."""
+
 
 def said(text: str) -> Delta:
     return Delta("r", 0, "content", text)

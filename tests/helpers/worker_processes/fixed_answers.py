@@ -21,6 +21,7 @@ class Scripted:
     def __init__(self, steps: Sequence[Step], request_id: str = "abc") -> None:
         self.request_id = request_id
         self.prompt_tokens, self.cached_tokens, self.done_tokens = 12, 4, 5
+        self.is_closed = False
         self._steps = list(steps)
 
     async def next_event(self, wait_s: float | None = None) -> Delta | Finished | None:
@@ -37,6 +38,9 @@ class Scripted:
             raise step
         self._steps.pop(0)
         return step
+
+    def close(self) -> None:
+        self.is_closed = True
 
 
 def said(text: str, channel: str = "content", logprobs: Sequence[TokenLogprob] = ()) -> Delta:

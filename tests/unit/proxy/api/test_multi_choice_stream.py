@@ -4,19 +4,21 @@ import asyncio
 import dataclasses
 import gc
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import orjson
 import pytest
 
 from hearth.proxy.api import chat_completions
+from hearth.proxy.api.answer_frames import frames
+from hearth.proxy.api.chat_completions_events import ChatWriter
 from hearth.proxy.api.multi_choice_stream import AdmittedRequest, MergedChoices
 from hearth.shared.errors import RequestError, WorkerLost
 from hearth.shared.wire_messages import Usage
 from tests.helpers.proxy.app_over_workers import front
 from tests.helpers.proxy.fake_worker_pool import run
 from tests.helpers.proxy.virtual_time import run_in_virtual_time
-from tests.helpers.worker_processes.fixed_answers import Step, end, listed, said, ticket
+from tests.helpers.worker_processes.fixed_answers import Scripted, Step, end, listed, said, ticket
 
 
 def made(*scripts: Sequence[Step]) -> AdmittedRequest:
@@ -68,6 +70,17 @@ def test_where_one_fails_the_worker_is_told_to_stop_the_others(streams: bool) ->
             await made.made.until(lambda: made.made.events("Cancel"))
 
     run(body)
+
+
+def test_the_others_are_stopped_before_anybody_reads_that_one_failed() -> None:
+    async def read_to_the_error() -> bool:
+        given = made([said("a"), 9.0], [0.001, RequestError("late")])
+        told = frames(given, ChatWriter(given))
+        while b'"error"' not in await anext(told):
+            pass
+        return all(cast(Scripted, answer).is_closed for answer in given.answers)
+
+    assert asyncio.run(read_to_the_error())
 
 
 def test_nothing_is_left_running_when_the_reader_stops(caplog: Any) -> None:

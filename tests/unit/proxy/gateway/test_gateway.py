@@ -54,6 +54,10 @@ class LiteLLM:
         self.asked: list[tuple[str, str]] = []  # group, preferred
         self.sent = b""
         self.replies: list[bytes] = []
+        self.wakes = 0
+
+    def wake(self) -> None:
+        self.wakes += 1
 
     async def choose(
         self, group: str, *, excluded: set[str], preferred: str, request: Any, size: int
@@ -218,9 +222,9 @@ def test_without_litellms_choice_the_local_deployments_of_a_group_answer(world: 
     assert world.ask("pair", {"a": FULL}) == ["a", "b"]
     assert (world.ask("far", {}), world.fallback) == (["c"], "far other")
     asked = len(world.litellm.asked)
-    world.litellm.is_usable = False
+    world.litellm.is_usable, world.litellm.wakes = False, 0
     assert world.ask("pair", {"a": FULL}) == ["a", "b"]
-    assert len(world.litellm.asked) == asked
+    assert len(world.litellm.asked) == asked and world.litellm.wakes == 2
 
 
 def test_a_conversation_by_response_ids_comes_back_to_where_it_began(world: World) -> None:

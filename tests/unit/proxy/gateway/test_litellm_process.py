@@ -45,7 +45,7 @@ from litellm.integrations.custom_logger import CustomLogger
 class Slow(CustomLogger):
     async def async_filter_deployments(self, model, healthy_deployments, *rest, **more):
         if collected:
-            raise ValueError(f"{collected} collected. " + "x" * 570 + os.environ["A_KEY"])
+            raise ValueError(f"{collected} collected. " + "x" * 1_970 + os.environ["A_KEY"])
         await asyncio.sleep(60)
 class HeldUp(CustomLogger):
     async def async_filter_deployments(self, model, healthy_deployments, *rest, **more):

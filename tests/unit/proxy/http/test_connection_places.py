@@ -29,6 +29,15 @@ def held_by(places: ConnectionPlaces, count: int) -> list[Held]:
     return held
 
 
+def test_in_a_steady_flood_the_places_are_trimmed_once_in_a_while_not_at_each_newcomer() -> None:
+    """Else each newcomer would be judged when the one before it is due, and not in its own time."""
+    places = ConnectionPlaces(PLACES)
+    held_by(places, PLACES)
+    for _ in range(2):
+        assert [places.enter(Held()) for _ in range(5)] == [True] + [False] * 4
+        places.trim()
+
+
 def test_a_newcomer_that_came_amid_a_burst_shows_its_key_before_anyone_is_closed() -> None:
     places = ConnectionPlaces(PLACES)
     held = held_by(places, 2 * PLACES)

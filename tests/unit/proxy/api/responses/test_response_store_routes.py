@@ -18,7 +18,7 @@ RESPONSE = {"id": "resp_1", "object": "response", "output": []}
 def edge(tmp_path: Path) -> ProxyApp:
     made = app_of(tmp_path, PROXY_API_KEYS="mine, other")
     key = key_digest({"x-api-key": "mine"})
-    made.stored.keep(key, {"input": [{"role": "user", "content": "hi"}]}, RESPONSE)
+    made.routes.stored.keep(key, {"input": [{"role": "user", "content": "hi"}]}, RESPONSE)
     return made
 
 

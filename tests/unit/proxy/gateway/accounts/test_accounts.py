@@ -20,6 +20,7 @@ from hearth.proxy.pool.answer_stream import AnswerStream
 from hearth.shared.errors import Overloaded, RequestError
 from hearth.shared.wire_messages import Admitted, Delta, Failed, Finished
 from tests.helpers.proxy.feed_events import USAGE, ended, request_of
+from tests.helpers.worker_processes.fixed_answers import logprob
 
 DEPLOYMENT: Final = Deployment("dep", "big", "hearth/qwen", "qwen")
 BODY: Final = ClientBody({"messages": [], "seed": 1, "api_key": "x", "stream": True}, 100)
@@ -59,6 +60,21 @@ def test_a_log_has_usage_and_times_and_a_prompt_counts_once_for_its_choices(coun
     assert log.first_token_at is not None
     assert log.asked_at <= log.first_token_at <= log.ended_at
     assert (log.session, log.body, log.text) == ("session-1", {}, "")
+
+
+def test_a_log_that_has_texts_keeps_no_log_probabilities() -> None:
+    """They take 5 kB a token, and nothing would count them."""
+    delta = Delta("r", 0, "content", "word", [logprob("word", "other")])
+
+    async def body() -> None:
+        account = LocalAccount(DEPLOYMENT, "r", "chat", BODY, True)
+        answer = answered(delta)
+        account.admitted(request_of("s"), [answer])
+        assert await answer.next_event() == delta
+        first = account._first
+        assert first is not None and (first.text("content"), first.logprobs) == ("word", [])
+
+    asyncio.run(body())
 
 
 def test_an_answers_own_failure_is_told_before_the_replys() -> None:
