@@ -16,6 +16,7 @@ QUEUE_BYTES_MIN: Final = 1 << 28  # of arrays that may wait to be written, and s
 READS_MAX: Final = 1_000  # that wait
 REFRESH_S: Final = 2.0  # what other workers write is found this late, unless somebody asks
 CLOSE_WAIT_S_MAX: Final = 2.0
+UNLIMITED: Final = 1 << 62
 
 Records = list[Record | None]
 OnRead = Callable[[Records], None]
@@ -52,6 +53,10 @@ class DiskThread:
         self._changed = threading.Condition()
         self.thread = threading.Thread(target=self._run, name="kv-disk", daemon=True)
         self.thread.start()
+
+    def lift_bound(self) -> None:
+        """Take all that is written from now on: at the end, when no more comes up."""
+        self.queue_bytes_max = UNLIMITED
 
     def takes(self, nbytes: int) -> bool:
         """Whether a record of so many bytes would be taken now; where not, that counts as refused.

@@ -94,7 +94,7 @@ def load_model(
     StartError where they do not fit; by default they have the machine to themselves. `dense_max`
     is what a dense form may take on a CPU.
     `is_float16_good` says of a checkpoint what `choose_dtype` is told. `identify` begins to tell
-    the weights of a directory from others, before they are read. `part` (a ShardedModel of
+    the weights of a directory from others, before they are read. `part` (a Sharded of
     worker/ranks) loads a part of a text model instead; its facts are those of the part.
 
     Raises:

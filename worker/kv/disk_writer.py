@@ -27,7 +27,6 @@ QUIET_S: Final = 30.0  # a conversation that is silent for so long may be so for
 COLD_TOKENS: Final = 8_192  # of a long prefill that are read again at most if its worker is killed
 EARLY_SHARE: Final = 4  # where other prompts begin alike, 1 / 4 of its worth is enough
 ROWLESS_WORTH_TOKENS: Final = 2_048  # of a model that keeps states alone
-UNLIMITED: Final = 1 << 62
 SHUTDOWN_TOKENS: Final = 64  # fewer are sooner read again than written at the end
 
 
@@ -126,7 +125,7 @@ class DiskWriter:
 
     def write_rest(self, slots: Collection[LiveSlot]) -> None:
         """Hand over, at the end, all that is not on disk and that a conversation goes on from."""
-        self._thread.queue_bytes_max = UNLIMITED
+        self._thread.lift_bound()
         if self._thread.has_lost:
             for extent in self._store.extents:  # what is on disk is not written again
                 extent.is_stored = extent.is_window_stored = False

@@ -4,12 +4,17 @@ Rank 0 starts those on its own machine, `hearth ranks join` those on others. It 
 gone, or when its standard input reaches its end; it never waits in a collective for either.
 """
 
+import signal
+
+if __name__ == "__main__":  # before the imports below, which take seconds
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # rank 0 decides when a rank ends
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
 import argparse
 import dataclasses
 import functools
 import logging
 import os
-import signal
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -51,8 +56,6 @@ Follow = Callable[[FollowerLink, Any, Settings], None]  # (link, group, settings
 def run_follower(serve: Follow) -> int:
     """Join rank 0 and do what it tells, by `serve`, until it is gone; return the exit code."""
     options = _options()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # rank 0 decides when a rank ends
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     threading.Thread(target=_end_with_stdin, name="stdin", daemon=True).start()
     try:
         settings = begin_process(_name(options.rank))

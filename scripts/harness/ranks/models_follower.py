@@ -5,6 +5,12 @@ Started as `follower_main` is, with the same arguments. Between two models, each
 it takes how many numbers are added up: for tests of how ranks are lost.
 """
 
+import signal
+
+if __name__ == "__main__":  # as in `follower_main`
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
 import dataclasses
 import itertools
 import os

@@ -17,10 +17,18 @@ import pytest
 from hearth.shared.errors import EXIT_RANK_LOST
 from hearth.shared.settings_from_env import PROJECT_DIR
 from hearth.shared.start_failure_file import take_reason
+from hearth.worker.ranks.transport.rank_processes import FOLLOWER
+from scripts.harness.ranks.models_follower import COMMAND
 
 SEEN_S_MAX = 10.0  # before silence would tell of it; a busy machine has its share
 STALL_S = 600
 READY_S_MAX = 60.0
+SIGNALLED = """
+import os, signal
+signal.raise_signal(signal.SIGINT)
+signal.raise_signal(signal.SIGTERM)
+os._exit(0)
+"""
 
 
 class Leader:
@@ -83,6 +91,20 @@ def test_a_killed_rank_ends_all_at_once_with_its_name(what: str, ranks: int) -> 
         why = f"rank 1 of {ranks} (127.0.0.1) is gone: it ended by SIGKILL"
         assert take_reason(leader.socket) == why
         assert are_gone(leader.followers, SEEN_S_MAX)
+
+
+@pytest.mark.parametrize("command", [FOLLOWER, COMMAND], ids=["worker", "harness"])
+def test_a_rank_that_gets_a_signal_while_it_imports_mlx_leaves_it_to_rank_0(
+    tmp_path: Path, command: tuple[str, ...]
+) -> None:
+    (tmp_path / "mlx.py").write_text(SIGNALLED)
+    done = subprocess.run(
+        [*command, "--leader", "ipc://none", "--rank", "1"],
+        stdin=subprocess.DEVNULL,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        cwd=PROJECT_DIR,
+    )
+    assert done.returncode == 0
 
 
 def test_a_rank_that_stands_still_amid_a_sum_ends_all_after_stall_seconds() -> None:

@@ -1,7 +1,7 @@
 """Keeps one rank's own KV files as rank 0 keeps its own."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any
 
 from hearth.shared.errors import StartError
 from hearth.shared.stop_signals import FLUSH_WAIT_S
@@ -19,8 +19,6 @@ from hearth.worker.ranks.followed_kv import FollowedKV, FollowedRead
 from hearth.worker.ranks.rank_link import Handle
 from hearth.worker.ranks.transport.follower_link import FollowerLink
 
-UNLIMITED: Final = 1 << 62  # rank 0's queue is bounded, and what this process takes is told it
-
 # Opens this rank's files: of a root, by the label of rank 0's cut rule, on the ranks' hosts.
 OpenStore = Callable[[PrefixHash, str, Sequence[str]], FileStore | None]
 
@@ -35,6 +33,7 @@ class FollowedDisk:
         self._thread: DiskThread | None = None
         self.operations: dict[str, Callable[..., Any]] = {
             "disk_open": self._open,
+            "disk_lift_bound": lambda: self.thread.lift_bound(),
             "disk_write": self._write,
             "disk_read": self._read,
             "disk_take": self._take,
@@ -57,7 +56,7 @@ class FollowedDisk:
 
     # ------------------------------------------------------------ what is told
 
-    def _open(self, root: bytes, label: str, hosts: list[str]) -> list[Any]:
+    def _open(self, root: bytes, label: str, hosts: list[str], queue_bytes: int) -> list[Any]:
         """Open this rank's files; return how many bytes they may take, or why they may not be."""
         try:
             store = self._open_store(PrefixHash(root), label, hosts)
@@ -65,7 +64,7 @@ class FollowedDisk:
             return [0, str(error)]
         if store is None:
             return [0, "MAX_KV_SIZE_GB is 0 there"]
-        self._thread = DiskThread(store, UNLIMITED)
+        self._thread = DiskThread(store, queue_bytes)
         return [store.bytes_max, ""]
 
     def _name(self, told: str) -> FileName:
@@ -76,7 +75,7 @@ class FollowedDisk:
     def _write(
         self, handle: Handle, is_needed: bool, told: str, position: int, tokens: bytes
     ) -> None:
-        """Write rows or states."""
+        """Write rows or states; what the queue refuses is missing here, and so on all ranks."""
         name, root = self._name(told), self.thread.file_store.root
         if name.kind is FileKind.STATE:
             arrays = arrays_of_state(self._kv.states[handle])

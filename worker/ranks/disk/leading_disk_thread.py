@@ -31,13 +31,15 @@ FOUND_EVENT: Final = "disk_found"  # (handle of the read, whether each record is
 def lead_disk(telling: Telling, file_store: FileStore, queue_bytes: int) -> "LeadingDiskThread":
     """Have the followers open their files of this root; return the I/O thread of rank 0.
 
-    The smallest rank's files decide how many bytes all of them may take.
+    The smallest rank's files decide how many bytes all of them may take. On each rank `queue_bytes`
+    may wait to be written.
 
     Raises:
         StartError: some rank has none, or may not have any; the text is its own.
     """
     hosts = telling.link.hosts
-    opened = telling.ask("disk_open", bytes(file_store.root), file_store.rule, list(hosts))
+    told = (bytes(file_store.root), file_store.rule, list(hosts), queue_bytes)
+    opened = telling.ask("disk_open", *told)
     for rank, (bytes_max, refusal) in enumerate(opened, 1):
         if refusal:
             raise StartError(f"Rank {rank} ({hosts[rank]}) cannot keep KV on disk: {refusal}")
@@ -77,20 +79,26 @@ class ReadSource:
 class LeadingDiskThread(DiskThread):
     """The I/O thread of rank 0; those of the followers do what it does.
 
-    A read is answered once all ranks have read, or after RECALL_S_MAX, for which this thread waits.
-    How much waits to be written on another rank is not asked: what that takes of its memory is
-    told by its heartbeats.
-    What `write`, `read`, `discard`, `drop`, `clear` and `report` do is told: inference thread only.
+    A read is answered once all ranks have read, or RECALL_S_MAX after it was asked; until then this
+    thread waits. How much waits to be written on another rank is not asked: what does not fit its
+    queue is missing there.
+    What `lift_bound`, `write`, `read`, `discard`, `drop`, `clear` and `report` do is told:
+    inference thread only.
     """
 
     def __init__(self, file_store: FileStore, queue_bytes_max: int, telling: Telling) -> None:
         self._telling = telling
-        # Of the reads that are open: whether each record is there, from each follower that has read
-        self._found: dict[Handle, queue.SimpleQueue[list[bool]]] = {}
+        # Of the reads that are open: until when they wait for followers, and whether each record is
+        # there, from each that has read
+        self._found: dict[Handle, tuple[float, queue.SimpleQueue[list[bool]]]] = {}
         super().__init__(file_store, queue_bytes_max)
         telling.link.on_event = self._take_event
 
     # ------------------------------------------------------------ what is told
+
+    def lift_bound(self) -> None:
+        self._telling.tell("disk_lift_bound")
+        super().lift_bound()
 
     def write(self, record: Record, is_needed: bool = False) -> bool:
         if not super().write(record, is_needed):
@@ -101,7 +109,7 @@ class LeadingDiskThread(DiskThread):
     def read(self, names: Sequence[FileName], then: OnRead) -> bool:
         read = NamedRead(self._telling.new_handle())
         weakref.finalize(read, self._telling.let_go, read.handle).atexit = False
-        self._found[read.handle] = queue.SimpleQueue()
+        self._found[read.handle] = monotonic() + RECALL_S_MAX, queue.SimpleQueue()
         if not super().read(names, lambda records: then(self._joined(read, records))):
             del self._found[read.handle]
             return False
@@ -136,13 +144,12 @@ class LeadingDiskThread(DiskThread):
         """Take in what a follower has found of a read. The link's thread."""
         assert name == FOUND_EVENT, name
         handle, found = arguments
-        if handle in self._found:  # else it is late
-            self._found[handle].put(found)
+        if (waiting := self._found.get(handle)) is not None:  # else it is late
+            waiting[1].put(found)
 
     def _joined(self, read: NamedRead, records: Records) -> Records:
         """Return rank 0's records, None where another rank lacks its part. The I/O thread."""
-        until = monotonic() + RECALL_S_MAX
-        answers, found = self._found[read.handle], list[list[bool]]()
+        (until, answers), found = self._found[read.handle], list[list[bool]]()
         try:
             while len(found) < self._telling.link.size - 1:
                 found.append(answers.get(timeout=max(0.0, until - monotonic())))

@@ -16,7 +16,11 @@ from hearth.worker.disk.file_names import FileName
 from hearth.worker.disk.file_store import FileStore
 from hearth.worker.kv.serialise_kv import UnreadableRecord
 from hearth.worker.ranks.disk import leading_disk_thread
-from hearth.worker.ranks.disk.leading_disk_thread import LeadingDiskThread, have_taken
+from hearth.worker.ranks.disk.leading_disk_thread import (
+    FOUND_EVENT,
+    LeadingDiskThread,
+    have_taken,
+)
 from tests.helpers.ranks.followed_disks import (
     BYTES_MAX,
     DisksOfRanks,
@@ -197,6 +201,83 @@ def test_a_rank_that_takes_too_long_to_read_is_not_waited_for(
     two.stores[1].gate.set()
     assert two.leading.holds(first.name), "it is only late"
     assert two.read(first.name) != [None]
+
+
+def test_reads_that_wait_for_one_another_fall_due_by_when_they_were_asked(
+    two: Disks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = 0.0
+    monkeypatch.setattr(leading_disk_thread, "RECALL_S_MAX", WAIT_S)
+    monkeypatch.setattr(leading_disk_thread, "monotonic", lambda: now_s)
+    first = two.record(1)
+    two.write(first)
+    for store in two.stores.values():
+        store.gate.clear()
+    asked = [two.ask(first.name) for _ in range(3)]
+    now_s = WAIT_S
+    two.stores[0].gate.set()
+    assert all(answered.wait(WAIT_S / 2) for answered, _ in asked), "each waits for a disk anew"
+    assert [answers for _, answers in asked] == [[[None]]] * 3
+    assert two.leading.counts["reads_late"] == 3
+
+
+def test_an_answer_that_comes_while_its_read_is_given_up_ends_nothing(
+    two: Disks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Handle(int):
+        """The read's number; between two looks for it the I/O thread gives the read up."""
+
+        looks = 0
+
+        def __hash__(self) -> int:
+            assert not self.looks or answered.wait(WAIT_S)
+            self.looks += 1
+            return super().__hash__()
+
+    monkeypatch.setattr(leading_disk_thread, "RECALL_S_MAX", 0.2)
+    first = two.record(1)
+    two.write(first)
+    two.stores[1].gate.clear()
+    handle = Handle(two.telling.new_handle() + 1)
+    answered, _ = two.ask(first.name)
+    two.link.on_event(1, FOUND_EVENT, [handle, [True]])
+    assert answered.wait(WAIT_S) and handle.looks == 1
+
+
+def test_a_rank_whose_disk_stands_still_queues_what_rank_0_may_and_lacks_the_rest(
+    tmp_path: Path,
+) -> None:
+    disks = Disks(tmp_path, 2)
+    records = [disks.record(seed) for seed in range(1, 6)]
+    leading = disks.open(queue_bytes=2 * records[0].nbytes)
+    disks.stores[1].gate.clear()
+    for record in records:
+        assert leading.write(record) and leading.flush(WAIT_S), "rank 0 waits for nobody"
+    disks.settle()
+    followed = disks.followers[0].disk.thread
+    assert followed.queue_bytes == 2 * records[0].nbytes
+    assert followed.counts["writes_refused_queue"] == 3
+    disks.stores[1].gate.set()
+    assert disks.flush(WAIT_S)
+    found = disks.read(*[record.name for record in records])
+    assert [record is not None for record in found] == [True] * 2 + [False] * 3
+    disks.close()
+
+
+def test_at_the_end_every_rank_takes_all(tmp_path: Path) -> None:
+    disks = Disks(tmp_path, 2)
+    records = [disks.record(seed) for seed in range(1, 6)]
+    leading = disks.open(queue_bytes=records[0].nbytes)
+    for store in disks.stores.values():
+        store.gate.clear()
+    leading.lift_bound()
+    assert all([leading.write(record) for record in records])
+    disks.settle()
+    for store in disks.stores.values():
+        store.gate.set()
+    assert disks.flush(WAIT_S)
+    assert [disks.holders(record.name) for record in records] == [[0, 1]] * 5
+    disks.close()
 
 
 def test_what_waits_on_the_slowest_rank_is_written_before_it_ends(tmp_path: Path) -> None:
