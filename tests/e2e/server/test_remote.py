@@ -70,6 +70,11 @@ class Fleet:
     def until_all_are_ready(self) -> None:
         self.until(lambda: {row["state"] for row in self.rows()} == {"ready"})
 
+    def has_written(self) -> bool:
+        """Tell whether no worker's KV waits to be written."""
+        rows = self.proxy.get("/v1/cache")["workers"]
+        return not any(row["disk"]["queue_bytes"] for row in rows)
+
     def served(self) -> list[int]:
         """How many requests each worker has finished."""
         return [worker.log.read_text().count("finished request=") for worker in self.workers]
@@ -155,6 +160,7 @@ def test_a_session_goes_on_after_all_of_its_worker_was_killed_and_started_again(
 ) -> None:
     talk = Talk(fleet, "b")
     assert talk.turn("And then?") == 0
+    fleet.until(fleet.has_written)  # a kill loses what waits to be written, and no more
     (pid,) = talk.worker.worker_pids
     assert talk.worker.stop(signal.SIGKILL) == -signal.SIGKILL
     talk.worker.start()

@@ -47,8 +47,10 @@ EXIT_S_MAX = 60
 @pytest.fixture(scope="module")
 def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A worker on the qwen3 fixture that may run two requests and keep two waiting."""
-    endpoint = ipc_endpoint(Path(tmp_path_factory.mktemp("w")) / "w.sock")
+    directory = tmp_path_factory.mktemp("w")
+    endpoint = ipc_endpoint(directory / "w.sock")
     settings = {"LIVE_SLOTS_MAX": "2", "QUEUE_MAX": "2", "MAX_KV_SIZE": "4096"}
+    settings["KV_CACHE_DIR"] = str(directory / "kv")  # a prompt that was kept is not read
     process = subprocess.Popen(
         [sys.executable, "-m", "hearth.worker.main", "--worker-id", "3", "--endpoint", endpoint],
         cwd=PROJECT_DIR,
