@@ -59,9 +59,9 @@ then from .env; the options below come before both.
 commands:
   run, launch, pull, ...    install what is missing, then be `hearth run`, `hearth launch`, ... in
                             this directory; `.venv/bin/hearth --help` lists all commands
-  test                      install what the tests need and run all of them
-  test all                  the same, and with chat templates out of the package index
-  test fast                 run those that need no process and no model: under a minute
+  test                      install what the tests need and test what users are promised
+  test all                  the same with all that takes long, a browser, npm or the network: hours
+  test fast                 run those that need no process and no model: half a minute
   test [pytest arguments]   run pytest with these arguments
 
 examples:

@@ -3,6 +3,7 @@
 import gc
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,24 +18,30 @@ os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # else its import
 os.environ.setdefault("LITELLM_MODE", "PRODUCTION")  # else its import reads .env files
 os.environ["HEARTH_MODELS_DIR"] = "/nonexistent"  # the user's own builtin models
 
+from tests.helpers.left_count import LeftCount  # noqa: E402
 from tests.helpers.marks import marks_of  # noqa: E402
 from tests.helpers.tie_count import TieCount  # noqa: E402
 
 # A busy machine draws examples slowly, and a first example may import a model's code: no verdict.
 settings.register_profile("hearth", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-# `same` tries the same examples each time, so that CI judges a change by the change and not by
-# chance; at a desk each run tries new ones.
-settings.register_profile("same", settings.get_profile("hearth"), derandomize=True)
-# `few` is for the loop after each change: a quarter of the examples, new ones each time.
-settings.register_profile("few", settings.get_profile("hearth"), max_examples=25)
-settings.load_profile(os.environ.get("HEARTH_HYPOTHESIS_PROFILE", "hearth"))
+# The circles of tests/helpers/run_suite.py. The same examples each time, so that a change is judged
+# by the change and not by chance; `all` tries new ones, and more.
+CIRCLES = {"fast": 10, "test": 25, "all": 100}
+for circle, count in CIRCLES.items():
+    parent = settings.get_profile("hearth")
+    again = circle != "all"
+    settings.register_profile(circle, parent, max_examples=count, derandomize=again)
+settings.load_profile(os.environ.get("HEARTH_HYPOTHESIS_PROFILE", "test"))
 
+TESTS_DIR = Path(__file__).parent
 IMPURE = {"e2e", "model", "process"}
 # asyncio's own pair of sockets neither binds nor connects, and is not counted.
 WORLD = {"os.fork", "os.posix_spawn", "socket.bind", "socket.connect", "subprocess.Popen"}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    rooms = {name: rank for rank, name in enumerate(("e2e", "property", "unit"))}
+    items.sort(key=lambda item: rooms.get(item.path.relative_to(TESTS_DIR).parts[0], len(rooms)))
     for item in items:
         for name in sorted(marks_of(item.path)):
             item.add_marker(name)
@@ -99,3 +106,4 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(PureGuard(), "pure-guard")
     config.pluginmanager.register(MemoryLimitGuard(), "memory-limit-guard")
     config.pluginmanager.register(TieCount(), "tie-count")
+    config.pluginmanager.register(LeftCount(config), "left-count")

@@ -2,16 +2,19 @@
 
     python3 -m tests.helpers.drawn_environment [SEED] COMMAND [ARGUMENT ...]
 
-It prints what it has drawn; the same SEED, or HEARTH_DRAW=SEED, draws the same again. Caches of
-packages stay where they are. Standard library only: `.ci/run` starts it.
+It prints its seed; the same SEED, or HEARTH_DRAW=SEED, draws the same again (with the command `env`
+all of it is seen). Caches of packages stay where they are. Standard library only: `.ci/run` starts
+it.
 """
 
+import contextlib
 import os
 import random
 import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -67,19 +70,31 @@ def surroundings(drawn: dict[str, str]) -> dict[str, str]:
     return {**kept, **known, **drawn}
 
 
-def main(arguments: list[str]) -> int:
-    """Run the command of `arguments` in what is drawn, and return its exit status."""
-    given = arguments.pop(0) if arguments[0].isdigit() else os.environ.get("HEARTH_DRAW")
+@contextlib.contextmanager
+def drawn_surroundings(given: str | None = None) -> Iterator[dict[str, str]]:
+    """Yield a drawn environment whose HOME exists meanwhile, and set the umask.
+
+    It is what `given` or else HEARTH_DRAW draws again, or a new one; its seed is printed.
+    """
+    given = given or os.environ.get("HEARTH_DRAW")
     seed = given or str(random.SystemRandom().randrange(10**6))
     with tempfile.TemporaryDirectory(prefix="hearth-drawn-") as place:
         drawn = draw(seed, Path(place))
         Path(drawn["HOME"]).mkdir(parents=True)
-        print(f"drawn environment: HEARTH_DRAW={seed}, umask 077", file=sys.stderr)
-        for name, value in drawn.items():
-            print(f"  {name}={value!a}", file=sys.stderr, flush=True)
-        os.umask(0o077)
+        told = f"HEARTH_DRAW={seed} TZ={drawn['TZ']} LC_ALL={drawn['LC_ALL']} umask=077"
+        print(f"== drawn environment: {told}", file=sys.stderr, flush=True)
+        before = os.umask(0o077)
+        try:
+            yield surroundings(drawn)
+        finally:
+            os.umask(before)
+
+
+def main(arguments: list[str]) -> int:
+    """Run the command of `arguments` in what is drawn, and return its exit status."""
+    with drawn_surroundings(arguments.pop(0) if arguments[0].isdigit() else None) as environ:
         signal.signal(signal.SIGINT, lambda *_: None)  # a terminal tells the command itself
-        child = subprocess.Popen(arguments, env=surroundings(drawn))
+        child = subprocess.Popen(arguments, env=environ)
         signal.signal(signal.SIGTERM, lambda number, _: child.send_signal(number))
         return child.wait()
 

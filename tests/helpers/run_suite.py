@@ -1,27 +1,40 @@
-"""Runs the whole suite in parts, or with the argument `fast` the pure tests.
+"""Runs the suite's three circles: `fast`, what a user was promised, and with `all` everything.
 
-With `all` it runs also what needs the makers' templates and tokenizers, which package indexes have.
-`python3 install_and_run.py test [all|fast]` starts it, with what makes MLX fast on a CPU.
+`python3 install_and_run.py test [all|fast]` starts it, with what makes MLX fast on a CPU. Each run
+has the surroundings of a stranger's machine (tests/helpers/drawn_environment.py).
 """
 
 import contextlib
 import os
+import random
+import resource
 import signal
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import IO, Final
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Final
 
-from tests.helpers.marks import pure_files
+from tests.helpers.drawn_environment import drawn_surroundings
+from tests.helpers.marks import PROJECT_DIR, pure_files
 
-DONT_COMPILE: Final = "PYTHONDONTWRITEBYTECODE"
-NICE_MAX: Final = 19  # takes a core only where nobody else wants it
 PROCESSES_MAX: Final = 8  # each imports MLX and holds a model
-# A file's tests share its server; tests/e2e/conftest.py orders the files.
-LOADFILE: Final = ("--dist", "loadfile", "--no-loadscope-reorder", "--durations=15")
+# What `test` leaves to `test all`, by its mark.
+LEFT: Final = ("night", "clock", "browser", "clients", "weights")
+LEFT_OUT: Final = f"not ({' or '.join(LEFT)})"
+# A file's tests share its server; tests/conftest.py orders the files.
+BY_FILE: Final = ("--dist", "loadfile", "--no-loadscope-reorder", "--durations=15")
+NIGHT: Final = PROJECT_DIR / ".pytest_cache/night"  # holds when `test all` ran last
+NIGHT_AGE_MAX: Final = timedelta(days=7)
+FAULTS: Final = ("-m", "scripts.faults")
+BEYOND_PYTEST: Final = {
+    "other projects' suites": ("bash", ".ci/nightly"),
+    "chaos": (sys.executable, *FAULTS, "chaos"),
+    "soak": (sys.executable, *FAULTS, "soak"),
+    "what time tells": (sys.executable, *FAULTS, "keys"),
+    "ranks": (sys.executable, *FAULTS, "ranks"),
+}
 
 
 def cores() -> int:
@@ -31,54 +44,32 @@ def cores() -> int:
     return os.cpu_count() or 1
 
 
-@dataclass(frozen=True)
-class Part:
-    """Some of the suite's tests, run by one pytest.
+def pytest_of(*arguments: str, processes: int) -> tuple[str, ...]:
+    return (sys.executable, "-m", "pytest", "-q", f"-n{min(processes, PROCESSES_MAX)}", *arguments)
 
-    One that computes mostly waits for nobody; a patient one takes only what others leave over.
+
+def parts_of(circle: str) -> dict[str, tuple[str, ...]]:
+    """Return the commands of a circle by their names; each runs alone.
+
+    A server often waits, so that one process more than there are cores keeps them busy. Tests that
+    look at the clock, or flood the machine, have a core each.
     """
-
-    name: str
-    arguments: tuple[str, ...]
-    computes: bool = False
-    is_patient: bool = False
-
-
-def stages() -> list[list[Part]]:
-    """Return the suite's parts; those of a stage run beside each other.
-
-    A server often waits, so that one process more than there are cores keeps them busy, and the
-    property tests, which only compute and look at no clock, take what is left. Tests that look at
-    the clock, or flood the machine, have a core each.
-    """
-    busy = f"-n{min(cores() + 1, PROCESSES_MAX)}"
-    alone = f"-n{min(cores(), PROCESSES_MAX)}"
-    others = ("--ignore=tests/e2e", "--ignore=tests/property")
-    units = Part("unit", (busy, *others, "tests"), computes=True)
-    servers = Part("e2e", (busy, *LOADFILE, "-m", "not clock", "tests/e2e"))
-    properties = Part("property", (alone, "tests/property"), computes=True, is_patient=True)
-    clocked = Part("e2e, clocked", (alone, *LOADFILE, "-m", "clock", "tests/e2e"))
-    return [[units], [servers, properties], [clocked]]
+    if circle == "fast":
+        return {"fast": pytest_of("-m", "pure and not night", *pure_files(), processes=cores())}
+    if circle == "test":
+        return {"test": pytest_of(*BY_FILE, "-m", LEFT_OUT, "tests", processes=cores() + 1)}
+    seed = f"--hypothesis-seed={random.SystemRandom().randrange(10**9)}"
+    every = pytest_of(*BY_FILE, seed, "-m", "not clock", "tests", processes=cores() + 1)
+    clocked = pytest_of(*BY_FILE, seed, "-m", "clock", "tests", processes=cores())
+    return {"everything": every, "clocked": clocked} | BEYOND_PYTEST
 
 
-@contextlib.contextmanager
-def started(part: Part, output: IO[bytes] | None = None) -> Iterator[subprocess.Popen[bytes]]:
-    """Start pytest for `part`, and end it with SIGINT if we are asked to end.
-
-    What a hundred processes import is compiled once, whatever the caller's environment says.
-    """
-    environ = {name: text for name, text in os.environ.items() if name != DONT_COMPILE}
-    command = [sys.executable, "-m", "pytest", "-q", *part.arguments]
-
-    def take_place() -> None:
-        if part.computes:
-            compute_in_turns()
-        if part.is_patient:
-            os.nice(NICE_MAX)
-
-    with subprocess.Popen(command, env=environ, stdout=output, preexec_fn=take_place) as child:
+def run(name: str, command: tuple[str, ...], environ: dict[str, str]) -> int:
+    """Run a part and return its exit status; it ends with SIGINT if we are asked to end."""
+    print(f"== {name}: {' '.join(command)}", flush=True)
+    with subprocess.Popen(command, env=environ, cwd=PROJECT_DIR) as child:
         try:
-            yield child
+            return child.wait()
         except KeyboardInterrupt:
             child.send_signal(signal.SIGINT)
             raise
@@ -95,52 +86,43 @@ def compute_in_turns() -> None:
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
-def run_stage(parts: list[Part]) -> list[tuple[str, int, float]]:
-    """Run `parts` at once; return the name, the exit status and the seconds of each.
+def night_told(path: Path, now: datetime) -> str:
+    """Return when `test all` last ran here, and whether that is too long ago."""
+    if not path.exists():
+        return "`test all` never ran here"
+    ran, outcome = path.read_text("utf-8").split(maxsplit=1)
+    age = now - datetime.fromisoformat(ran)
+    told = f"`test all` ran here {age.days} days ago and {outcome}"
+    return told if age <= NIGHT_AGE_MAX else f"{told}: it is time to run it again"
 
-    What the first one says is shown at once, what the others say once all have ended.
-    """
+
+def run_circle(circle: str) -> int:
+    """Run all parts of `circle`, also after one that failed; return 1 if any failed."""
+    compute_in_turns()
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # a hundred processes import the same
+    os.environ["HEARTH_HYPOTHESIS_PROFILE"] = circle
     began = time.monotonic()
-    told = []
-    with contextlib.ExitStack() as stack:
-        children = []
-        for at, part in enumerate(parts):
-            print(f"== {part.name}: pytest {' '.join(part.arguments)}", flush=True)
-            output = stack.enter_context(tempfile.TemporaryFile()) if at else None
-            children.append((part, stack.enter_context(started(part, output)), output))
-        for part, child, output in children:
-            code = child.wait()
-            told.append((part.name, code, time.monotonic() - began))
-            if output is not None:
-                output.seek(0)
-                said = output.read().decode("utf-8", "replace")
-                print(f"== {part.name}:\n{said}", flush=True)
-    return told
-
-
-def run_all() -> int:
-    """Run every part, also after one that failed; return 1 if any failed."""
-    told = [row for parts in stages() for row in run_stage(parts)]
-    for name, code, wall_s in told:
-        print(f"== {name}: {'passed' if code == 0 else f'FAILED ({code})'} in {wall_s:.0f} s")
-    return int(any(code for _, code, _ in told))
-
-
-def run_fast() -> int:
-    """Run the pure tests, one process for each core, with few examples of each property."""
-    os.environ.setdefault("HEARTH_HYPOTHESIS_PROFILE", "few")
-    processes = min(cores(), PROCESSES_MAX)
-    pure = (f"-n{processes}", "-m", "pure", *pure_files())
-    ((_, code, _),) = run_stage([Part("fast", pure, computes=True)])
-    return code
+    with drawn_surroundings() as environ:
+        failed = [name for name, command in parts_of(circle).items() if run(name, command, environ)]
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    outcome = f"FAILED: {', '.join(failed)}" if failed else "passed"
+    wall_s, cpu_s = time.monotonic() - began, used.ru_utime + used.ru_stime
+    print(f"== {circle}: {outcome}, in {wall_s:.0f} s and {cpu_s:.0f} s of CPU")
+    now = datetime.now(UTC)
+    if circle == "all":
+        NIGHT.parent.mkdir(exist_ok=True)
+        NIGHT.write_text(f"{now.isoformat()} {outcome}", "utf-8")
+    else:
+        print("== the rest: `python3 install_and_run.py test all` (hours), or")
+        print("== `python3 install_and_run.py test -m 'browser or clients'`, one mark or another")
+        print(f"== {night_told(NIGHT, now)}")
+    return int(bool(failed))
 
 
 def main(arguments: list[str]) -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    if arguments == ["all"]:
-        os.environ["HEARTH_REAL_TEMPLATES"] = "1"  # tests/helpers/families/real_templates.py
     try:
-        return run_fast() if arguments == ["fast"] else run_all()
+        return run_circle(*arguments or ["test"])
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
 

@@ -1,41 +1,48 @@
-"""The suite's parts run beside each other, and none of their failures is lost."""
+"""The suite tells what failed, what it left out, and when all of it ran last."""
 
-import os
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
-from tests.helpers.run_suite import DONT_COMPILE, NICE_MAX, Part, run_stage
+from tests.helpers import run_suite
 
-pytestmark = pytest.mark.process
+NOW = datetime.now(UTC)
+SOURCE = """
+import os, pytest
 
-PATIENT = f"""
-import os
-
-def test_it_takes_what_others_leave_over():
-    assert os.nice(0) == {NICE_MAX}
-    assert getattr(os, "SCHED_BATCH", 0) == getattr(os, "sched_getscheduler", lambda _: 0)(0)
-    assert {DONT_COMPILE!r} not in os.environ
+def test_a_stranger(): assert os.environ["HOME"] != {home!r}
+@pytest.mark.night
+def test_of_the_night(): assert False
 """
 
 
-def test_parts_run_beside_each_other_and_each_says_how_it_ended(
+@pytest.mark.process
+def test_a_circle_has_a_strangers_home_and_says_what_it_left_out_and_what_failed(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(DONT_COMPILE, "1")
-    own = os.nice(0)
-    files = {"shown": "def test_one(): assert 'shown' == ''", "patient": PATIENT, "third": "1 / 0"}
-    for name, source in files.items():
-        (tmp_path / f"test_{name}.py").write_text(source)
-    quiet = ("-p", "no:cacheprovider")
-    told = run_stage(
-        [
-            Part("shown", (*quiet, str(tmp_path / "test_shown.py"))),
-            Part("patient", (*quiet, str(tmp_path / "test_patient.py")), True, is_patient=True),
-            Part("third", (*quiet, str(tmp_path / "test_third.py"))),
-        ]
-    )
+    file = run_suite.PROJECT_DIR / "tests" / f"test_of_{tmp_path.name}.py"
+    commands = {
+        "good": run_suite.pytest_of("-m", run_suite.LEFT_OUT, str(file), processes=1),
+        "bad": run_suite.pytest_of("-m", "night", str(file), processes=1),
+    }
+    monkeypatch.setattr(run_suite, "parts_of", lambda circle: commands)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    try:
+        file.write_text(SOURCE.format(home=str(tmp_path)))
+        assert run_suite.run_circle("test") == 1
+    finally:
+        file.unlink()
     said = capfd.readouterr().out
-    assert [(name, code) for name, code, _ in told] == [("shown", 1), ("patient", 0), ("third", 2)]
-    assert said.index("assert 'shown' == ''") < said.index("1 passed") < said.index("1 / 0")
-    assert os.nice(0) == own, "it is the part that is patient, not who runs it"
+    assert "1 passed" in said and "not run: 1 night" in said
+    assert "== test: FAILED: bad" in said and "test all" in said
+
+
+@pytest.mark.parametrize(("days", "is_late"), [(1, False), (7, False), (8, True)])
+def test_a_night_that_has_not_run_for_a_week_is_told(
+    tmp_path: Path, days: int, is_late: bool
+) -> None:
+    assert run_suite.night_told(tmp_path / "night", NOW) == "`test all` never ran here"
+    (tmp_path / "night").write_text(f"{(NOW - timedelta(days=days)).isoformat()} passed")
+    told = run_suite.night_told(tmp_path / "night", NOW)
+    assert f"{days} days ago and passed" in told and ("time to run" in told) is is_late
