@@ -5,7 +5,6 @@ cold run itself could not tell its two best tokens apart.
 """
 
 import dataclasses
-import os
 from typing import Any
 
 import pytest
@@ -24,7 +23,11 @@ def name(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-@pytest.fixture(scope="module", params=TEXT_NAMES if "HEARTH_EXAMPLES" in os.environ else KINDS)
+# Each kind of layers in `test`, and all models at night.
+OTHERS = [pytest.param(name, marks=pytest.mark.night) for name in TEXT_NAMES if name not in KINDS]
+
+
+@pytest.fixture(scope="module", params=[*KINDS, *OTHERS])
 def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
