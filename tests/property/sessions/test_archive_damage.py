@@ -16,7 +16,6 @@ from tests.helpers.records.archive_records import copied, loaded, plain, saved, 
 
 COUNT = 12
 CASES = settings(
-    max_examples=500,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 
@@ -96,7 +95,6 @@ def test_bytes_that_are_not_ours_never_make_a_turn(
     assert damaged >= (damaged_file != written.octets)
 
 
-@settings(max_examples=200)
 @given(sizes=st.lists(st.integers(0, 5_000), max_size=8), junk=st.binary(max_size=3_000))
 def test_a_frame_inside_a_text_is_text(
     tmp_path_factory: pytest.TempPathFactory, sizes: list[int], junk: bytes

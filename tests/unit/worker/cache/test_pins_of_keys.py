@@ -6,7 +6,7 @@ import pytest
 
 from hearth.shared.errors import RequestError
 from hearth.worker.cache.extent_store import Extent, ExtentStore
-from hearth.worker.cache.pinned_prompts import PINS_MAX, Pins
+from hearth.worker.cache.pinned_prompts import Pins
 from scripts.harness.store_builders import keep, new_store, rows, text
 
 MINE, THEIRS = "mine", "theirs"
@@ -51,18 +51,6 @@ def test_one_key_cannot_take_all_that_may_be_pinned() -> None:
     assert ids(pins, THEIRS) == held, "nobody's pin went for it"
 
 
-def test_one_key_cannot_take_all_the_numbers_of_pins() -> None:
-    store = new_store()
-    pins, path = Pins(store, 2), keep(store, text(1, 10), [10])
-    for number in range(PINS_MAX // 2):
-        pins.check(f"t{number}", THEIRS, path, 0, 0)
-        pins.add(f"t{number}", THEIRS, path)
-    with pytest.raises(RequestError, match="as many as there may be"):
-        pins.check("more", THEIRS, path, 0, 0)
-    pins.check("mine", MINE, path, 0, 0)
-    assert len(pins) == PINS_MAX // 2
-
-
 @pytest.mark.parametrize("tokens", [21, 30, 41, 79])
 def test_a_409_and_the_report_are_the_same_whatever_another_key_holds(tokens: int) -> None:
     full, pins, empty, none = stores()
@@ -76,17 +64,3 @@ def test_a_409_and_the_report_are_the_same_whatever_another_key_holds(tokens: in
         alone[n] for n in alone if n != "pins"
     ]
     assert not pins.drop(ids(pins, THEIRS)[0], MINE), "as where there is no such pin"
-
-
-def test_a_newcomer_gets_its_share_of_what_keys_without_a_name_hold_and_no_more() -> None:
-    """LiteLLM's: whoever holds more than a share gives up its oldest, who holds less nothing."""
-    store = new_store(bytes_max=rows(80).nbytes)
-    pins = Pins(store)
-    held = [pin(store, pins, THEIRS, 10) for _ in range(4)]
-    small = pin(store, pins, MINE, 5)
-    assert ids(pins, THEIRS) == held[1:]
-    pin(store, pins, "third", 10)
-    assert ids(pins, THEIRS) == held[2:] and ids(pins, MINE) == [small]
-    before = [*pins]
-    refusal(store, pins, "fourth", 11)
-    assert [*pins] == before, "who is refused takes nothing from anybody"

@@ -1,8 +1,7 @@
 """Checks that turns, lines and sessions outlive the worker that remembers them."""
 
-import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -131,20 +130,6 @@ def test_a_worker_finds_what_its_neighbours_had_said_when_it_started(home: Path)
     three.sessions.close()
 
 
-def test_two_workers_lines_of_one_number_are_both_taken_up(home: Path) -> None:
-    one, two = Desk(home), Desk(home)
-    one.ask(QUESTION)
-    two.ask([{"role": "user", "content": "else"}])
-    for desk in (one, two):
-        desk.sessions.close()
-    three = Desk(home)
-    told = three.sessions.reports.session("s1")
-    assert told is not None and [line["line"] for line in told["lines"]] == [1, 2]
-    assert three.seen([*QUESTION, ECHO]).place.line is not None
-    assert three.seen([{"role": "user", "content": "else"}, ECHO]).place.line is not None
-    three.sessions.close()
-
-
 # ---------------------------------------------------------------- sessions
 
 
@@ -206,15 +191,6 @@ def test_tools_that_a_session_loaded_are_remembered_also_without_its_lines(desks
         for entry in everything:
             desk.sessions.archive.add(entry)
         desk.flush()
-
-
-def test_the_tools_loaded_last_are_remembered_too(desks: Any) -> None:
-    tools = [{"type": "function", "function": {"name": name}} for name in ("grep", "web")]
-    first = desks()
-    first.ask([*QUESTION, LOADER], deferred=tools)
-    first.ask([*QUESTION, LOADER | {"tool_references": ["web"]}], deferred=tools)
-    compacted = [QUESTION[0], {"role": "user", "content": "a summary"}]
-    assert desks().seen(compacted).loaded == ["grep", "web"]
 
 
 def test_lines_that_were_forgotten_stay_so_and_later_ones_do_not(desks: Any) -> None:
@@ -322,18 +298,6 @@ def test_no_more_is_taken_up_than_may_be_remembered(
 # ---------------------------------------------------------------- what is not recorded
 
 
-def test_what_was_cut_off_is_no_turn_in_the_next_life_either(desks: Any) -> None:
-    first = desks()
-    cut = first.seen(QUESTION)
-    first.end(cut, WORDS, is_whole=False)
-    gone = first.seen([{"role": "user", "content": "gone"}])
-    first.end(gone, WORDS, is_whole=False, is_cancelled=True)
-    second = desks()
-    assert second.sessions.counters()["turns"] == len(second.sessions.thinking) == 0
-    assert second.seen([*QUESTION, ECHO]).states == {2: RENDERED}
-    assert second.seen([{"role": "user", "content": "gone"}, ECHO]).place.line is None
-
-
 def test_a_request_that_is_not_to_be_kept_finds_and_leaves_nothing(desks: Any) -> None:
     desk = desks()
     desk.ask(QUESTION)
@@ -378,36 +342,3 @@ def test_no_digest_of_a_key_stands_on_the_disk_and_another_key_finds_nothing(
         visit = second.seen([*QUESTION, ECHO], other)
         assert visit.states == {2: RENDERED} and visit.healed == 0
         assert visit.place.line is None
-
-
-def test_ending_a_request_never_waits_for_the_disk(
-    desks: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    have_ended = threading.Event()
-    waited: list[bool] = []
-
-    def slow(handle: int) -> None:
-        waited.append(have_ended.wait(WAIT_S))
-
-    desk = desks()
-    monkeypatch.setattr(journal.os, "fsync", slow)
-    for number in range(10):
-        desk.ask([{"role": "user", "content": f"{number}"}])
-    have_ended.set()
-    desk.flush()
-    assert waited and all(waited)
-
-
-def stated(entries: Iterable[ArchiveEntry]) -> list[Any]:
-    return [plain(entry.turn) for entry in entries if entry.turn is not None]
-
-
-def test_all_that_is_remembered_is_all_that_is_taken_up(desks: Any) -> None:
-    first = desks()
-    for number in range(5):
-        first.ask([{"role": "user", "content": f"{number}"}], TurnContent("t", f"{number}", ()))
-    everything = list(first.sessions.all_entries())
-    second = desks()
-    again = list(second.sessions.all_entries())
-    assert sorted(stated(again)) == sorted(stated(everything)) != []
-    assert len(again) == len(everything) == 5 + 1 + 5
