@@ -1,6 +1,5 @@
 """Checks that KV on disk is read back, not computed twice, when memory is short."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,13 +17,6 @@ from scripts.harness.socketless_worker import Machine, machine
 from scripts.harness.warm.token_margins import same_tokens
 from tests.helpers.worker.disk_workers import Workers
 from tests.helpers.worker.kv_prompts import KINDS, follow, prompt
-
-
-@pytest.fixture
-def workers(tmp_path: Path) -> Iterator[Workers]:
-    made = Workers(tmp_path)
-    yield made
-    made.kill()
 
 
 class Watched:
@@ -324,17 +316,3 @@ def test_no_more_is_held_than_allowed_though_what_a_prompt_went_on_from_had_to_g
             assert not isinstance(event, Finished) or event.reason == "length"
         assert watched.held() <= limit
     assert longer.reason == "length"
-
-
-def test_idle_work_takes_no_memory_that_is_not_free() -> None:
-    watched = Watched(slot_bytes(1_000), slots_max=2, is_exact=True)
-    warm, ids = watched.machine, prompt("qwen3", 250, 250)
-    first = warm.ask(ids, 100)
-    kept = len(list(warm.keeper.store.extents))
-    warm.work_ahead()
-    assert watched.held() <= slot_bytes(1_000)
-    assert len(list(warm.keeper.store.extents)) >= kept
-    roomy = Watched(slot_bytes(3_000), slots_max=2, is_exact=True).machine
-    roomy.ask(ids, 100)
-    roomy.work_ahead()
-    assert roomy.scheduler.idle_tokens > 0 and first.tokens

@@ -15,8 +15,7 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from hearth.commands import diff_turns, why
-from hearth.commands.server_client import CHUNK_TOKENS_MAX, Line, ProbeError, log_lines, run, steps
+from hearth.commands.server_client import CHUNK_TOKENS_MAX, Line, log_lines, steps
 from hearth.worker.sessions import cache_trace_log
 from hearth.worker.sessions.cache_trace_log import TraceLog
 
@@ -282,45 +281,3 @@ def test_a_log_gives_its_lines_with_what_was_rotated_and_without_cancelled_reque
     sizes = {place: [row["prompt"] for row in rows] for place, rows in lines.items()}
     expected = {("abc", "3"): [1, 2], ("abc", "4"): [9], ("other", "3"): [7], ("abc", "1/3"): [8]}
     assert sizes == expected
-
-
-@pytest.mark.parametrize("content", ["{", "[1]\n", "\xff"])
-def test_what_is_no_log_is_refused(tmp_path: Path, content: str) -> None:
-    path = tmp_path / "x.log"
-    path.write_bytes(content.encode("latin-1"))
-    with pytest.raises(ProbeError, match=re.escape(str(path))):
-        log_lines(path)
-
-
-EXPLAINED = (request(5000, 0), request(5100, 4000, told_loss(4100, 900)))
-UNEXPLAINED = (request(5000, 0), request(5100, 4000))
-
-
-@pytest.mark.parametrize(
-    ("rows", "status", "said"),
-    [
-        ((request(5000, 0), request(5100, 5009)), 0, "every loss is explained"),
-        (EXPLAINED, 0, "tool result"),
-        (UNEXPLAINED, 1, "line 3 turn 1 lost 1,010 tokens"),
-    ],
-)
-def test_turns_are_shown_side_by_side_and_an_unexplained_loss_is_missed(
-    rows: tuple[Row, ...], status: int, said: str, tmp_path: Path, capsys: Any
-) -> None:
-    path = saved(tmp_path / "abc.log", *rows)
-    assert run(diff_turns.diff_turns(diff_turns.options_of([path]))) == status
-    out = capsys.readouterr().out
-    assert said in out
-    assert re.search(r"time +turn +messages +stable +delta +prompt +could +cached", out)
-    assert re.search(r"10:00:00 +1 +17 +15 +40 +5,100 +5,010", out)
-
-
-def test_why_is_missed_where_nobody_knows_and_good_where_nothing_was_lost(
-    tmp_path: Path, capsys: Any
-) -> None:
-    path = saved(tmp_path / "abc.log", *UNEXPLAINED)
-    assert run(why.why(why.options_of([path]))) == 1
-    assert "1,010 tokens in 1 requests are unexplained" in capsys.readouterr().out
-    path = saved(tmp_path / "abc.log", request(5000, 0), request(5100, 5009))
-    assert run(why.why(why.options_of([path]))) == 0
-    assert "nothing was lost in 2 requests" in capsys.readouterr().out

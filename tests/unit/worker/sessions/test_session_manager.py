@@ -266,18 +266,6 @@ def test_a_changed_turn_is_not_given_the_thinking_of_another_that_says_so() -> N
     assert "reasoning_content" not in visit.messages[2]
 
 
-def test_several_turns_of_one_prompt_are_found_each_on_its_own() -> None:
-    desk = Desk()
-    first = desk.ask(QUESTION, SAID, (1, 2))
-    result = {"role": "tool", "tool_call_id": "x", "content": "its text"}
-    history = [*QUESTION, stripped(SAID, ids_of(first)), result]
-    second = desk.ask(history, WORDS, (3, 4))
-    visit = desk.arrive([*history, stripped(WORDS), QUESTION[1], echo(WORDS, content="new")])
-    assert visit.states == {2: KEPT, 4: KEPT, 6: RENDERED}
-    assert visit.turns == [None, None, first.turn, None, second.turn, None, None]
-    assert (visit.count(KEPT), visit.count(CHANGED), visit.count(RENDERED)) == (2, 0, 1)
-
-
 # ---------------------------------------------------------------- counting and telling
 
 
