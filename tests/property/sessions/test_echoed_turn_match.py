@@ -38,8 +38,6 @@ ODD_TEXT = st.text(alphabet=st.characters(), max_size=8)  # lone surrogates too
 WORDS = st.lists(
     st.sampled_from(("ab", "c", "é✓", " ", "\n\n", "<think>", "</think>")), max_size=6
 ).map("".join)
-NUMBERS = st.integers(-(2**64), 2**64) | st.floats(allow_nan=False, allow_infinity=False)
-SCALARS = st.none() | st.booleans() | NUMBERS | TEXT
 
 
 def nested(scalars: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
@@ -51,9 +49,6 @@ def nested(scalars: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
 
 
 NAMES = st.sampled_from(("Read", "Edit", "Bash", "f"))
-KEYS = st.sampled_from(("command", "offset", "file_path", "old_string")) | TEXT
-OBJECTS = st.dictionaries(KEYS, nested(SCALARS), max_size=4)
-CALLS = st.lists(st.tuples(NAMES, OBJECTS), max_size=3).map(tuple)
 ODD_JSON = nested(
     st.none() | st.booleans() | st.integers() | st.floats() | ODD_TEXT | st.just(10**400)
 )

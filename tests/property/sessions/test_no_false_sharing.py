@@ -4,7 +4,6 @@ On excerpts of real sessions (tests/data/traces); scripts/mutate_traces.py tries
 every session, and takes ten minutes a family.
 """
 
-import copy
 import functools
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -24,7 +23,7 @@ from hearth.worker.stream.detokenise import Vocabulary
 from scripts.harness import captured_sessions
 from scripts.harness.agent_worker import Desk
 from scripts.harness.captured_sessions import Exchange
-from scripts.harness.changes.body_mutations import WORD, Mutation, mutations
+from scripts.harness.changes.body_mutations import Mutation, mutations
 from scripts.harness.changes.deliberate_edits import COMING_AND_GOING
 from scripts.harness.changes.hidden_changes import EXEMPT, FIXTURES, Proof, Verdict
 from scripts.harness.model_families import family
@@ -112,68 +111,6 @@ def test_no_date_reminder_or_other_volatile_line_is_hidden(proof: Proof) -> None
     volatile = [mutation for mutation in proof.mutations() if mutation.kind == "volatile"]
     found = outcomes((str(m), proof.mutated(m)) for m in volatile)
     assert found["shown"] > 0 and found.keys() <= {"shown", "telemetry"}, found
-
-
-# ---------------------------------------------------------------- what may be left out
-
-
-def only(proof: Proof, wanted: Callable[[Mutation], bool]) -> set[str]:
-    found = [mutation for mutation in proof.mutations() if wanted(mutation)]
-    assert found
-    return set(outcomes((str(mutation), proof.mutated(mutation)) for mutation in found))
-
-
-def turn_with_command(proof: Proof, begins: str) -> tuple[int, int, dict[str, Any]]:
-    """Return (request, message, arguments) of a recorded call whose command begins so."""
-    written = [
-        call.arguments
-        for parts in proof.records.values()
-        for call in parts.calls
-        if isinstance(call.arguments, dict)
-        and str(call.arguments.get("command")).startswith(begins)
-    ]
-    for at in range(len(proof.session) - 1, -1, -1):
-        for number, message in enumerate(proof.session[at].prompt.messages):
-            for call in message.get("tool_calls") or ():
-                for arguments in written:
-                    if arguments["command"].endswith(
-                        call["function"]["arguments"].get("command", "\0")
-                    ):
-                        return at, number, arguments
-    raise AssertionError(f"nobody wrote {begins!r}")
-
-
-def with_command(prompt: Prompt, at: int, command: str) -> Prompt:
-    messages = copy.deepcopy(prompt.messages)
-    messages[at]["tool_calls"][0]["function"]["arguments"]["command"] = command
-    return replace(prompt, messages=messages)
-
-
-def test_a_cd_to_the_sessions_directory_may_be_missing_and_no_other(
-    fresh: Callable[..., Proof],
-) -> None:
-    proof = fresh()
-    at, message, written = turn_with_command(proof, "cd /")
-    sent, stripped = written["command"], written["command"].partition(" && ")[2]
-    prompt = proof.session[at].prompt
-
-    def outcome(command: str) -> str:
-        return proof.judge(at, with_command(prompt, message, command), None, "").outcome
-
-    assert outcome(sent) == "as written", "as the model wrote it: what the client took is back"
-    assert outcome(f"cd /{WORD} && {stripped}") == "in the ids"
-    assert outcome(f"{stripped} && cd /") == "in the ids"
-    assert outcome(f"{stripped} ;") == "in the ids"
-
-
-def test_only_telemetry_may_change_unseen_in_the_billing_header(
-    fresh: Callable[..., Proof],
-) -> None:
-    proof = fresh()
-    header = only(proof, lambda m: str(m.was).startswith("x-anthropic-billing-header:"))
-    assert header <= {"telemetry", "shown", "in the ids"} and "telemetry" in header
-    others = only(proof, lambda m: m.where[:2] == ("system", 1))
-    assert others <= {"shown", "in the ids"}
 
 
 # ---------------------------------------------------------------- the proof sees what is wrong

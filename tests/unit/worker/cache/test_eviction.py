@@ -6,23 +6,17 @@ from itertools import pairwise
 
 import pytest
 
-from hearth.worker.cache.block_hash import pack
 from hearth.worker.cache.cache_budget import BUFFERS_MAX, Budget
 from hearth.worker.cache.eviction import SLACK, Evictor
-from hearth.worker.cache.extent_store import Extent, ExtentStore, Layout
+from hearth.worker.cache.extent_store import Extent, ExtentStore
 from hearth.worker.cache.prefix_search import PrefixSearch
 from scripts.harness.store_builders import (
-    DENSE,
     HYBRID,
-    MIXED,
     ROW_BYTES,
-    STATES_ONLY,
     WINDOWED,
-    WINDOWS_ONLY,
     ask,
     cut_out_worth,
     keep,
-    name_of,
     new_line,
     new_store,
     rows,
@@ -155,41 +149,6 @@ def test_bytes_that_a_live_slot_holds_too_go_before_all_others() -> None:
     assert old.body is not None
 
 
-def test_what_a_slot_alone_holds_cannot_go() -> None:
-    store = new_store()
-    _, extent = store.commit(store.root, name_of([1]), pack([1]), True, new_line())
-    assert extent is not None
-    extent.holders.add(0)
-    keep(store, [2], [1])
-    evictor = evictor_of(store)
-    assert free(evictor, ROW_BYTES)
-    assert list(store.extents) == [extent]
-
-
-def test_what_a_slot_holds_stays_when_its_window_and_state_go() -> None:
-    store = new_store(MIXED)
-    kept = keep(store, text(1, 20), [10, 20])
-    store.set_window(kept[0], None, 10)
-    store.set_snapshot(kept[0].end, None)
-    for extent in kept:
-        extent.holders.add(0)
-    evictor = evictor_of(store)
-    assert evictor.make_room(store.budget.bytes_max, 0, ANY, 0.0)
-    assert gone(kept, store) == []
-
-
-def test_where_a_request_stands_stays_and_all_that_leads_there() -> None:
-    store = new_store()
-    kept = keep(store, text(1, 30), [10, 20, 30])
-    kept[1].end.pins = 1
-    evictor = evictor_of(store)
-    assert not evictor.make_room(rows(30).nbytes, 0, ANY, 0.0)
-    assert gone(kept, store) == [2]
-    kept[1].end.pins = 0
-    assert evictor.make_room(rows(30).nbytes, 0, ANY, 0.0)
-    assert len(store) == 0
-
-
 def test_an_expired_line_goes_first_but_only_when_room_is_needed() -> None:
     store = new_store()
     expired, old = new_line(1, used_at=0.0, turns=2), new_line(2, used_at=50.0)
@@ -291,16 +250,6 @@ def test_windows_that_a_tip_looks_back_to_stay_as_long_as_the_tips_own() -> None
     evictor = evictor_of(store, chunk=2)
     assert free(evictor, 4 * rows(2).nbytes), "two of each line are behind every tip's window"
     assert [resumed(store, tokens, cuts) for tokens in prompts] == [8, 8]
-
-
-@pytest.mark.parametrize("layout", [DENSE, HYBRID, WINDOWED, STATES_ONLY, WINDOWS_ONLY])
-def test_what_has_no_bytes_left_does_not_stay(layout: Layout) -> None:
-    store = new_store(layout)
-    keep(store, text(1, 40), [10, 20, 30, 40])
-    keep(store, text(1, 20) + text(2, 20), [10, 20, 30, 40])
-    evictor = evictor_of(store)
-    assert evictor.make_room(store.budget.bytes_max, 0, ANY, 0.0)
-    assert list(store.extents) == [] and list(store.joints) == [store.root]
 
 
 # ---------------------------------------------------------------- what is remembered of it

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hearth.shared.wire_messages import Failed, Finished, Progress
+from hearth.shared.wire_messages import Progress
 from hearth.worker.cache.cache_budget import MB
 from hearth.worker.disk.file_format import Array, Record
 from hearth.worker.disk.file_names import FileKind, FileName
@@ -282,17 +282,6 @@ def test_kept_kv_stays_while_a_prompt_waits_that_it_could_not_help() -> None:
     assert waiting.reason == "length"
 
 
-def test_a_prompt_that_cannot_fit_takes_nothing_from_others() -> None:
-    watched = Watched(slot_bytes(1_500))
-    warm, kept = watched.machine, prompt("qwen3", 100, 100)
-    warm.ask(kept)
-    warm.submit(prompt("qwen3", 4_000, 100, seed=1))
-    events = [event for _ in range(3) if not warm.scheduler.is_idle for event in warm.step()]
-    assert [type(event) for event in events] == [Failed]
-    again = warm.ask(kept)
-    assert again.cached == again.request.query.limit
-
-
 def test_a_prompt_does_not_push_out_what_it_goes_on_from() -> None:
     limit = slot_bytes(1_536)  # two prompts of some 630 tokens, rounded up to 768
     watched = Watched(limit, slots_max=3)
@@ -303,16 +292,3 @@ def test_a_prompt_does_not_push_out_what_it_goes_on_from() -> None:
     longer = warm.ask(follow("qwen3", ids, first.request.sampled, 300))
     assert longer.cached >= len(ids)
     assert len(warm.keeper.slots) == 1 and watched.held() <= limit
-
-
-def test_no_more_is_held_than_allowed_though_what_a_prompt_went_on_from_had_to_go() -> None:
-    limit = slot_bytes(1_100)
-    watched = Watched(limit, slots_max=2)
-    warm, ids = watched.machine, prompt("qwen3", 300, 300)
-    first = warm.ask(ids)
-    longer = warm.submit(follow("qwen3", ids, first.request.sampled, 200), 4)
-    while not warm.scheduler.is_idle:
-        for event in warm.step():
-            assert not isinstance(event, Finished) or event.reason == "length"
-        assert watched.held() <= limit
-    assert longer.reason == "length"

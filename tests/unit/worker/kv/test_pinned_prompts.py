@@ -209,10 +209,11 @@ def test_nothing_can_be_pinned_where_nothing_is_kept() -> None:
 # ---------------------------------------------------------------- without arrays
 
 
-def test_there_are_only_so_many_pins(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "PINS_MAX", 2)
+@pytest.mark.parametrize("keys", [1, 2])  # each of which may have as many
+def test_there_are_only_so_many_pins(monkeypatch: pytest.MonkeyPatch, keys: int) -> None:
+    monkeypatch.setattr(module, "PINS_MAX", 2 * keys)
     store = new_store()
-    pins, path = Pins(store), keep(store, text(1, 20), [10, 20])
+    pins, path = Pins(store, keys), keep(store, text(1, 20), [10, 20])
     for name in ("a", "b", "b"):
         pins.check(name, ME, path, 0, 0)
         pins.add(name, ME, path)
