@@ -10,9 +10,11 @@ from hearth.worker.cache.block_hash import (
     prefix_hashes,
 )
 from hearth.worker.cache.extent_store import ExtentStore
-from hearth.worker.cache.prefix_search import INSIDE_TOKENS_MIN, FoundPrefix, PrefixSearch
+from hearth.worker.cache.prefix_search import INSIDE_TOKENS_MIN, PrefixSearch
 from scripts.harness.store_builders import (
     ROOT,
+    WINDOWED,
+    Part,
     ask,
     every,
     furnish,
@@ -22,13 +24,6 @@ from scripts.harness.store_builders import (
     new_store,
     text,
 )
-
-
-def search(
-    store: ExtentStore, tokens: list[int], cuts: list[int], is_exact: bool = False
-) -> FoundPrefix:
-    return PrefixSearch(store, ask(tokens, cuts), is_exact).run()
-
 
 # ---------------------------------------------------------------- names
 
@@ -64,12 +59,38 @@ def test_the_common_length_ends_at_the_first_difference_or_the_shorter_one() -> 
 # ---------------------------------------------------------------- search
 
 
-def test_a_prefilled_run_is_not_left_for_a_few_tokens() -> None:
+@pytest.mark.parametrize(
+    ("saved", "position"),
+    [(INSIDE_TOKENS_MIN - 1, 10), (INSIDE_TOKENS_MIN, 10 + INSIDE_TOKENS_MIN)],
+)
+def test_a_prefilled_run_is_not_left_for_a_few_tokens(saved: int, position: int) -> None:
     store = new_store()
     keep(store, text(1, 90), [10, 90])
-    tokens = text(1, 10 + INSIDE_TOKENS_MIN - 1) + [7] * 60
+    tokens = text(1, 10 + saved) + [7] * 60
     found = PrefixSearch(store, ask(tokens, [10, 100], system_end=10), is_exact=False).run()
-    assert found.position == 10 and found.is_canonical
+    assert (found.position, found.is_canonical) == (position, position == 10)
+
+
+def resumed(store: ExtentStore, tokens: list[int], cuts: list[int]) -> int:
+    return PrefixSearch(store, ask(tokens, cuts), is_exact=False).run().position
+
+
+def test_a_window_is_resumed_only_where_its_rows_reach_back_far_enough() -> None:
+    store = new_store(WINDOWED)
+    kept = keep(store, text(1, 12), [4, 8, 11])
+    tokens, cuts = text(1, 13), [4, 8, 11, 12]
+    assert resumed(store, tokens, cuts) == 11
+    store.set_window(kept[1], None, 8)
+    assert resumed(store, tokens, cuts) == 4, "row 7 is missing, then all of 4 to 7"
+
+
+def test_a_window_far_behind_is_not_needed() -> None:
+    store = new_store(WINDOWED)
+    kept = keep(store, text(1, 12), [4, 8, 11])
+    store.set_window(kept[0], None, 4)
+    assert resumed(store, text(1, 13), [4, 8, 11]) == 11
+    store.set_window(kept[2], Part(1), 9)
+    assert resumed(store, text(1, 13), [4, 8, 11]) == 8, "row 8 is missing at 11"
 
 
 def test_a_long_prompt_looks_at_each_cut_once() -> None:

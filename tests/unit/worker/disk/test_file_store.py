@@ -84,6 +84,15 @@ def test_a_file_put_within_the_clocks_last_tick_is_seen(tmp_path: Path) -> None:
         assert ours.at(one.end) == [one.name]
 
 
+def test_a_file_that_vanished_is_a_counted_miss_and_can_be_put_again(tmp_path: Path) -> None:
+    file_store, one = file_store_in(tmp_path), record(1)
+    assert file_store.put(one)
+    path_of(tmp_path, one).unlink()
+    assert file_store.get(one.name) is None and file_store.counts["reads_gone"] == 1
+    assert file_store.at(one.end) == []
+    assert file_store.put(one) and file_store.get(one.name) is not None
+
+
 def test_a_last_use_is_noted_at_most_once_a_minute(tmp_path: Path) -> None:
     file_store, one = file_store_in(tmp_path), record(1)
     assert file_store.put(one)
