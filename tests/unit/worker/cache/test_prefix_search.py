@@ -10,8 +10,10 @@ from hearth.worker.cache.block_hash import (
     prefix_hashes,
 )
 from hearth.worker.cache.extent_store import ExtentStore
-from hearth.worker.cache.prefix_search import INSIDE_TOKENS_MIN, PrefixSearch
+from hearth.worker.cache.prefix_search import INSIDE_TOKENS_MIN, FoundPrefix, PrefixSearch
 from scripts.harness.store_builders import (
+    DENSE,
+    HYBRID,
     ROOT,
     WINDOWED,
     Part,
@@ -71,26 +73,65 @@ def test_a_prefilled_run_is_not_left_for_a_few_tokens(saved: int, position: int)
     assert (found.position, found.is_canonical) == (position, position == 10)
 
 
-def resumed(store: ExtentStore, tokens: list[int], cuts: list[int]) -> int:
-    return PrefixSearch(store, ask(tokens, cuts), is_exact=False).run().position
+def search(
+    store: ExtentStore, tokens: list[int], cuts: list[int], is_exact: bool = False
+) -> FoundPrefix:
+    return PrefixSearch(store, ask(tokens, cuts), is_exact).run()
 
 
 def test_a_window_is_resumed_only_where_its_rows_reach_back_far_enough() -> None:
     store = new_store(WINDOWED)
     kept = keep(store, text(1, 12), [4, 8, 11])
     tokens, cuts = text(1, 13), [4, 8, 11, 12]
-    assert resumed(store, tokens, cuts) == 11
+    assert search(store, tokens, cuts).position == 11
     store.set_window(kept[1], None, 8)
-    assert resumed(store, tokens, cuts) == 4, "row 7 is missing, then all of 4 to 7"
+    assert search(store, tokens, cuts).position == 4, "row 7 is missing, then all of 4 to 7"
 
 
 def test_a_window_far_behind_is_not_needed() -> None:
     store = new_store(WINDOWED)
     kept = keep(store, text(1, 12), [4, 8, 11])
     store.set_window(kept[0], None, 4)
-    assert resumed(store, text(1, 13), [4, 8, 11]) == 11
+    assert search(store, text(1, 13), [4, 8, 11]).position == 11
     store.set_window(kept[2], Part(1), 9)
-    assert resumed(store, text(1, 13), [4, 8, 11]) == 8, "row 8 is missing at 11"
+    assert search(store, text(1, 13), [4, 8, 11]).position == 8, "row 8 is missing at 11"
+
+
+def test_a_generated_run_is_used_up_to_the_last_cut_where_it_goes_on_behind_it() -> None:
+    store = new_store()
+    (prompt,) = keep(store, text(1, 10), [10])
+    keep(store, text(1, 30), [30], is_canonical=False, start=prompt.end)
+    assert search(store, text(1, 28), [10, 25]).position == 25, "it ends behind the prompt"
+    assert search(store, text(1, 33), [10, 25]).position == 25, "it ends in the prompt's tail"
+
+
+def test_exact_search_sees_no_generated_run_and_no_cut_but_the_prompts_own() -> None:
+    store = new_store()
+    prompt = keep(store, text(1, 20), [10, 20])
+    keep(store, text(1, 40), [40], is_canonical=False, start=prompt[-1].end)
+    tokens = text(1, 60)
+    assert search(store, tokens, [10, 20, 40, 59], is_exact=True).position == 20
+    assert search(store, tokens, [20, 40, 59], is_exact=True).position == 0
+    found = search(store, tokens, [20, 40, 59])
+    assert (found.position, found.is_canonical) == (40, False)
+
+
+def test_behind_the_system_a_prefilled_run_is_left_where_the_prompt_leaves_it() -> None:
+    """Exact search, a trunk and a layer with a state do not; what was kept stays as it is."""
+    store = new_store()
+    kept = keep(store, text(1, 90), [10, 90])
+    tokens, cuts = text(1, 70) + [7] * 20, [10, 89]
+    found = PrefixSearch(store, ask(tokens, cuts, system_end=10), is_exact=False).run()
+    assert (found.position, found.is_canonical, found.path) == (70, False, tuple(kept))
+    assert all(extent.is_canonical for extent in kept)
+    for layout, system_end, is_exact in (
+        *((DENSE, 10, True), (DENSE, 0, False), (DENSE, 70, False)),
+        *((HYBRID, 10, False), (WINDOWED, 10, False)),
+    ):
+        store = new_store(layout)
+        keep(store, text(1, 90), [10, 90])
+        found = PrefixSearch(store, ask(tokens, cuts, system_end), is_exact).run()
+        assert (found.position, found.is_canonical, found.matched) == (10, True, 70)
 
 
 def test_a_long_prompt_looks_at_each_cut_once() -> None:
