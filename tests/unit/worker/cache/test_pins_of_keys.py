@@ -64,3 +64,17 @@ def test_a_409_and_the_report_are_the_same_whatever_another_key_holds(tokens: in
         alone[n] for n in alone if n != "pins"
     ]
     assert not pins.drop(ids(pins, THEIRS)[0], MINE), "as where there is no such pin"
+
+
+def test_a_newcomer_gets_its_share_of_what_keys_without_a_name_hold_and_no_more() -> None:
+    """LiteLLM's: whoever holds more than a share gives up its oldest, who holds less nothing."""
+    store = new_store(bytes_max=rows(80).nbytes)
+    pins = Pins(store)
+    held = [pin(store, pins, THEIRS, 10) for _ in range(4)]
+    small = pin(store, pins, MINE, 5)
+    assert ids(pins, THEIRS) == held[1:]
+    pin(store, pins, "third", 10)
+    assert ids(pins, THEIRS) == held[2:] and ids(pins, MINE) == [small]
+    before = [*pins]
+    refusal(store, pins, "fourth", 11)
+    assert [*pins] == before, "who is refused takes nothing from anybody"
