@@ -1,4 +1,4 @@
-"""A prompt only ever grows, a result has its call's id, and what a client changed is shown.
+"""A prompt only ever grows, and a result has its call's id.
 
 Tool loops of every family, on small tokenizers of ours and on the makers' own; and prompts on those
 are transformers'.
