@@ -1,12 +1,8 @@
 """Adapters on a real server: named by requests, told by replies, metrics and rows, kept apart."""
 
-import json
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
-import httpx
 import openai
 import pytest
 
@@ -14,7 +10,6 @@ from hearth.shared.settings_from_env import load_settings
 from hearth.worker.engine.model_loader import load_model
 from scripts.fixtures.fixture_cache import fixture_dir
 from scripts.harness.lora_files import write_adapter
-from tests.helpers.clients.scraped_metrics import families_of, series_of, total
 from tests.helpers.servers.server import Server
 
 TEXT = "The harbor lies in the north. Boats come at seven and leave at nine. " * 20
@@ -68,43 +63,6 @@ def test_each_name_answers_with_its_own_kv_and_a_switch_is_told(server: Server) 
     assert causes == [None, "other adapter", "other adapter"]
 
 
-def test_who_answered_is_told_in_lists_rows_and_metrics(server: Server) -> None:
-    with server.openai() as client:
-        ask(client, "law", "rows")
-        listed = [row.id for row in client.models.list()]
-    assert set(NAMES) <= set(listed)
-    (worker,) = server.get("/v1/cache")["workers"]
-    assert {row["name"] for row in worker["adapters"]} == {"law", "code"}
-    assert all(row["bytes"] > 0 for row in worker["adapters"])
-    series = series_of(families_of(httpx.get(f"{server.url}/metrics").text).values())
-    assert total(series, "hearth_served_requests_total", served_by="hearth/law") > 0
-    assert not total(series, "hearth_served_requests_total", served_by="other")
-
-
-def test_all_of_them_at_once_say_what_each_says_alone(server: Server) -> None:
-    with server.openai() as client:
-        alone = {name: ask(client, name, f"alone {name}")[0] for name in NAMES}
-    bodies = [
-        {
-            "model": name,
-            "messages": [{"role": "user", "content": TEXT}],
-            "max_tokens": 20,
-            "temperature": 0,
-            "n": 3,
-            "enable_thinking": False,
-        }
-        for name in NAMES
-    ]
-
-    def post(body: dict[str, Any]) -> list[str]:
-        reply = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60)
-        return [row["message"]["content"] for row in json.loads(reply.text)["choices"]]
-
-    with ThreadPoolExecutor(3) as threads:
-        for name, said in zip(NAMES, threads.map(post, bodies), strict=True):
-            assert said == [alone[name]] * 3, name
-
-
 def test_behind_a_restart_each_finds_its_own_on_disk(adapters: str) -> None:
     server = Server(ADAPTERS=adapters)
     with server, server.openai() as client:
@@ -115,15 +73,3 @@ def test_behind_a_restart_each_finds_its_own_on_disk(adapters: str) -> None:
         for name in NAMES[::-1]:
             again, told, _ = ask(client, name, "s")
             assert again == said[name][0] and told["prefix_length"] > 200, name
-
-
-def test_an_adapter_that_does_not_fit_refuses_the_start_with_its_name(tmp_path: Path) -> None:
-    other = load_model(load_settings({"MODEL_PATH": str(fixture_dir("qwen3"))}, None))
-    wrong = write_adapter(tmp_path / "wrong", other, 1)
-    config = wrong / "adapter_config.json"
-    config.write_text(config.read_text().replace('"lora"', '"full"'))
-    server = Server(ADAPTERS=f"law={wrong}")
-    server.start()
-    assert server.process is not None
-    assert server.process.wait(60) == 78
-    assert f"ADAPTERS has law={wrong}" in server.log.read_text()

@@ -106,19 +106,6 @@ def test_the_ids_of_a_prompt_are_told_under_the_answers_request_id(http: httpx.C
     assert (missing.status_code, missing.json()["error"]["code"]) == (404, "not_found")
 
 
-def test_without_the_key_nothing_is_told_and_nothing_is_emptied(
-    debug: Server, http: httpx.Client
-) -> None:
-    request_id = chat(http).headers["x-request-id"]
-    for method, path in (
-        ("GET", "/v1/cache"),
-        ("DELETE", "/v1/cache"),
-        ("GET", f"/v1/cache/prompts/{request_id}"),
-    ):
-        assert httpx.request(method, debug.url + path).status_code == 401
-    assert cached_of(chat(http)) > 0
-
-
 # ---------------------------------------------------------------- the figure in each dialect
 
 

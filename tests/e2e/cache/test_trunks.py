@@ -182,29 +182,3 @@ def test_those_who_are_asked_at_once_share_one_trunk_and_say_what_each_says_alon
     assert_same_words(said, asyncio.run(alone(server, bodies)))
     distinct = len(set(said))
     assert distinct <= 2 if (who, how) == ("choices", "greedy") else distinct == SEVERAL
-
-
-def test_who_is_cancelled_takes_nothing_from_those_on_the_same_trunk(
-    server: Server, end_ids: list[int]
-) -> None:
-    bodies = agents(end_ids, HOW["seeded"])
-
-    async def together() -> tuple[list[Body], list[Told]]:
-        async with client_of(server) as client, client_of(server) as leaving:
-            clients = [client, leaving, client, client]
-            running = [
-                asyncio.create_task(ask(each, body))
-                for each, body in zip(clients, bodies, strict=True)
-            ]
-            seen = [await until(client, SEVERAL, running)]
-            running.pop(1).cancel()
-            seen.append(await until(client, SEVERAL - 1, running))
-            return seen, await asyncio.gather(*running)
-
-    server.forget()
-    (four, three), told = asyncio.run(together())
-    assert four["trunks"]["count"] == three["trunks"]["count"] == 1
-    assert 3 * three["trunks"]["spared_bytes"] == 2 * four["trunks"]["spared_bytes"]
-    server.forget()
-    del bodies[1]
-    assert_same_words([each.texts[0] for each in told], asyncio.run(alone(server, bodies)))

@@ -16,7 +16,6 @@ from tests.helpers.records.archive_records import copied, loaded, plain, saved, 
 
 COUNT = 12
 CASES = settings(
-    max_examples=500,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 
@@ -74,29 +73,6 @@ def test_a_file_cut_off_anywhere_holds_all_turns_before(
     assert damaged == (place not in (0, *written.ends))
 
 
-@CASES
-@given(
-    at=st.floats(0, 1, exclude_max=True),
-    octets=st.binary(min_size=1, max_size=600),
-    is_inserted=st.booleans(),
-)
-def test_bytes_that_are_not_ours_never_make_a_turn(
-    written: Written, tmp_path: Path, at: float, octets: bytes, is_inserted: bool
-) -> None:
-    place = int(at * len(written.octets))
-    behind = place if is_inserted else place + len(octets)
-    damaged_file = written.octets[:place] + octets + written.octets[behind:]
-    turns, damaged = written.read(tmp_path / "copy", damaged_file)
-    assert [each for each in written.turns if each in turns] == turns
-    last_hit = place if is_inserted else min(behind, len(written.octets)) - 1
-    first, last = (bisect.bisect_right(written.ends, each) for each in (place, last_hit))
-    assert set(map(repr, turns)) >= set(
-        map(repr, written.turns[:first] + written.turns[last + 1 :])
-    )
-    assert damaged >= (damaged_file != written.octets)
-
-
-@settings(max_examples=200)
 @given(sizes=st.lists(st.integers(0, 5_000), max_size=8), junk=st.binary(max_size=3_000))
 def test_a_frame_inside_a_text_is_text(
     tmp_path_factory: pytest.TempPathFactory, sizes: list[int], junk: bytes

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from scripts.harness.chat_client import Asked, Variant
-from scripts.harness.loss_oracle import Judge, ReadAgain, Reading, read_again
+from scripts.harness.chat_client import Asked
+from scripts.harness.loss_oracle import Judge
 from scripts.harness.random_conversations import (
     NUMBER_MAX,
     STEPS,
@@ -30,12 +30,6 @@ LATER = 1  # `other` of a step behind which the conversation goes on
 @pytest.fixture(scope="module")
 def logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("logs")
-
-
-@pytest.fixture(params=VARIANTS[:4], ids=lambda each: each.family)
-def variant(request: pytest.FixtureRequest) -> Variant:
-    chosen: Variant = request.param
-    return chosen
 
 
 def findings(player: Player, asked: list[Asked], also_short: bool = False) -> list[str]:
@@ -67,7 +61,7 @@ PLANS = st.builds(
 )
 
 
-@settings(max_examples=int(os.environ.get("HEARTH_EXAMPLES", "40")))
+@settings(max_examples=int(os.environ.get("HEARTH_EXAMPLES", settings().max_examples)))
 @given(plan=PLANS)
 def test_losses_are_told_as_they_are_and_no_others(plan: Plan, logs: Path) -> None:
     player = Player(plan, logs)
@@ -77,95 +71,6 @@ def test_losses_are_told_as_they_are_and_no_others(plan: Plan, logs: Path) -> No
     assert findings(player, asked) == []
     told = [each.told["lost"] for each in asked if each.told]
     assert counts["lost_tokens"] - counted == sum(told)
-
-
-APPENDS = (Step("append"),) * 4
-
-
-def test_answers_of_these_conversations_are_drafted_for(variant: Variant, logs: Path) -> None:
-    """Else nothing here would hold that drafts lose nothing."""
-    player = Player(Plan(variant, APPENDS), logs)
-    drafts = player.desk.machine.drafts
-
-    def drafted() -> int:
-        return sum(row["drafted"] for row in drafts.report()["by_source"].values())
-
-    before = drafted()
-    player.play()
-    assert drafted() > before
-
-
-# ---------------------------------------------------------------- nothing is lost
-
-
-def played(plan: Plan, logs: Path) -> list[Asked]:
-    return Player(plan, logs).play()
-
-
-def test_a_conversation_that_is_cut_back_further_and_further_loses_nothing(
-    variant: Variant, logs: Path
-) -> None:
-    """An imported history, and one that was answered here: their client asks an old question."""
-    cuts = tuple(Step("cut", place=at) for at in reversed(range(ROUNDS)))
-    for plan in (
-        Plan(variant, cuts, rounds=ROUNDS),
-        Plan(variant, (*(Step("append", other=9),) * (ROUNDS - 1), *cuts), tools=0),
-    ):
-        asked = [each for each in played(plan, logs) if each.kind == "cut"]
-        assert len(asked) == ROUNDS and len(asked[-1].messages) == 2
-        assert [each.told for each in asked] == [None] * ROUNDS
-
-
-@pytest.mark.parametrize("is_named", [True, False])
-def test_a_client_that_leaves_answers_out_loses_nothing(
-    variant: Variant, is_named: bool, logs: Path
-) -> None:
-    for rounds in (1, ROUNDS):
-        steps = (Step("unanswered", other=12),) * 2
-        asked = played(Plan(variant, steps, is_named, rounds, tools=0), logs)
-        assert [each.told for each in asked] == [None] * 3
-
-
-@pytest.mark.parametrize("kind", ["cut_and_ask", "fork", "clear", "compact", "retry", "agent"])
-def test_what_has_nothing_in_common_behind_its_beginning_loses_nothing(
-    kind: str, logs: Path
-) -> None:
-    asked = played(Plan(VARIANTS[0], (*APPENDS, Step(kind)), rounds=3), logs)[-1]
-    assert asked.kind == kind and asked.told is None, asked.told
-
-
-def test_forks_that_are_asked_at_once_lose_nothing(variant: Variant, logs: Path) -> None:
-    asked = played(Plan(variant, (Step("parallel", other=9),) * 2), logs)
-    assert [each.told for each in asked if each.before is None] == [None] * 5
-
-
-# ---------------------------------------------------------------- a loss is told
-
-EDITS = {
-    "a system prompt": (Step("edit", place=0, other=LATER), "system prompt", 0),
-    "a question": (Step("edit", place=1, other=LATER), "message edited", 1),
-    "an answer": (Step("edit", place=2, other=LATER), "assistant turn", 2),
-    "dates": (Step("date", other=LATER), "volatile field", 0),
-    "an inserted question": (Step("insert", place=1, other=LATER), "message inserted", 3),
-    "a removed question": (Step("remove", place=0, other=LATER), "message removed", 1),
-    "a tool that came first": (Step("tools", place=0, other=LATER), "tool added", -1),
-    "a tool that went": (Step("tools", place=2, other=4 + LATER), "tool removed", -1),
-    "tools in another order": (Step("tools", place=3, other=LATER), "tool order", -1),
-    "a tool's description": (Step("tools", place=4, other=4 + LATER), "tool schema", -1),
-}
-
-
-@pytest.mark.parametrize("name", EDITS)
-@pytest.mark.parametrize("steps", [(), APPENDS[:2]], ids=["imported", "answered here"])
-def test_an_edit_of_the_history_is_told_with_what_it_cost(
-    name: str, steps: tuple[Step, ...], logs: Path
-) -> None:
-    step, cause, message = EDITS[name]
-    asked = played(Plan(VARIANTS[0], (*steps, step), rounds=ROUNDS, tools=2), logs)[-1]
-    told = asked.told
-    assert told is not None
-    assert (told["cause"], told["message"]) == (cause, message), told
-    assert 100 < told["lost"] <= asked.answer.prefilled, (told, asked.answer.prefilled)
 
 
 # ---------------------------------------------------------------- smallest ones of what was found
@@ -206,17 +111,6 @@ def test_the_smallest_conversations_that_were_told_falsely_are_told_rightly(
 # ---------------------------------------------------------------- the oracle sees what is wrong
 
 
-def test_the_oracle_counts_words_that_were_known() -> None:
-    pieces = ["<", "z0001", " z00", "02", "><", "z0003", " z0004", ">"]
-    now = Reading(pieces, range(8))
-    assert [name for name, _, _ in now.words] == ["z0001", "z0002", "z0003", "z0004"]
-    everything = {"z0001", "z0002", "z0003", "z0004"}
-    assert read_again(now, 0, everything) == ReadAgain(words=5, runs=1, most=8)
-    assert read_again(now, 0, everything - {"z0003"}) == ReadAgain(words=4, runs=2, most=7)
-    assert read_again(now, 3, everything - {"z0003"}) == ReadAgain(words=2, runs=2, most=4)
-    assert read_again(now, 5, {"z0001"}) == ReadAgain(words=0, runs=0, most=0)
-
-
 TOLD: dict[str, Any] = {"cause": "system prompt", "message": 0, "token": 0, "remedy": ""}
 EDIT = Step("edit", place=0, other=LATER)
 FALSEHOODS: dict[str, tuple[Step, dict[str, Any] | None]] = {
@@ -246,11 +140,3 @@ def test_the_oracle_sees_what_is_told_falsely(rule: str, logs: Path) -> None:
     answer.usage = dataclasses.replace(answer.usage, divergence=told)
     found = findings(player, asked, also_short=True)
     assert any(f": {rule}: " in finding for finding in found), found
-
-
-def test_every_kind_of_step_is_answered_by_every_worker(variant: Variant, logs: Path) -> None:
-    steps = [step for kind in STEPS for step in (Step("append"), Step(kind, 0, 1, 1))]
-    player = Player(Plan(variant, tuple(steps), rounds=3), logs)
-    asked = player.play()
-    assert {"import", *STEPS} - {each.kind for each in asked} == set()
-    assert player.refused == 0

@@ -31,15 +31,6 @@ def test_a_running_line_does_not_age() -> None:
     assert line.likelihood(1e6, ttl_s=10.0) == 1.0
 
 
-def test_a_clock_that_lags_makes_no_line_likelier() -> None:
-    assert new_line(used_at=100.0).likelihood(90.0, 0) == 1.0
-
-
-def test_a_line_that_came_back_is_likelier_than_one_that_never_did() -> None:
-    once, again = new_line(turns=1), new_line(turns=2)
-    assert again.likelihood(60.0, 0) > once.likelihood(60.0, 0)
-
-
 def test_a_line_expires_behind_its_ttl_and_not_before() -> None:
     line = new_line(used_at=0.0)
     assert line.likelihood(60.0, ttl_s=60.0) > 0.0
@@ -91,11 +82,6 @@ def test_a_line_goes_on_with_more_turns_never_fewer() -> None:
     lines.end_turn(line, 9.0)
     lines.begin_turn(line, 10.0, turns=4)
     assert (line.turns, line.used_at) == (4, 10.0)
-
-
-def test_lines_have_numbers_of_their_own() -> None:
-    lines = LinePriorities()
-    assert [lines.open(0.0, 1).number for _ in range(3)] == [1, 2, 3]
 
 
 def test_agents_that_all_run_do_not_hide_whom_they_work_for() -> None:

@@ -6,24 +6,17 @@ from itertools import pairwise
 
 import pytest
 
-from hearth.worker.cache.block_hash import pack
 from hearth.worker.cache.cache_budget import BUFFERS_MAX, Budget
-from hearth.worker.cache.conversation_priority import LinePriorities, LinePriority
-from hearth.worker.cache.eviction import LAST_MAX, SLACK, Evictor
-from hearth.worker.cache.extent_store import Extent, ExtentStore, Layout
+from hearth.worker.cache.eviction import SLACK, Evictor
+from hearth.worker.cache.extent_store import Extent, ExtentStore
 from hearth.worker.cache.prefix_search import PrefixSearch
 from scripts.harness.store_builders import (
-    DENSE,
     HYBRID,
-    MIXED,
     ROW_BYTES,
-    STATES_ONLY,
     WINDOWED,
-    WINDOWS_ONLY,
     ask,
     cut_out_worth,
     keep,
-    name_of,
     new_line,
     new_store,
     rows,
@@ -69,19 +62,7 @@ def test_a_budget_tells_what_is_missing_of_either_kind() -> None:
         budget.add(-61, 0)
 
 
-def test_the_limit_on_buffers_leaves_metal_some() -> None:
-    assert Budget(1).buffers_max == BUFFERS_MAX < 499_000
-
-
 # ---------------------------------------------------------------- make_room
-
-
-def test_nothing_goes_while_there_is_room() -> None:
-    store = new_store(bytes_max=rows(40).nbytes)
-    keep(store, text(1, 30), [10, 20, 30], new_line(used_at=-1e6))
-    evictor = Evictor(store, CHUNK, ttl_s=1.0)
-    assert evictor.make_room(rows(10).nbytes, 2, worth=0.0, now=0.0)
-    assert len(store) == 3 and evictor.evictions == 0
 
 
 def test_what_can_never_fit_pushes_nothing_out() -> None:
@@ -168,41 +149,6 @@ def test_bytes_that_a_live_slot_holds_too_go_before_all_others() -> None:
     assert old.body is not None
 
 
-def test_what_a_slot_alone_holds_cannot_go() -> None:
-    store = new_store()
-    _, extent = store.commit(store.root, name_of([1]), pack([1]), True, new_line())
-    assert extent is not None
-    extent.holders.add(0)
-    keep(store, [2], [1])
-    evictor = evictor_of(store)
-    assert free(evictor, ROW_BYTES)
-    assert list(store.extents) == [extent]
-
-
-def test_what_a_slot_holds_stays_when_its_window_and_state_go() -> None:
-    store = new_store(MIXED)
-    kept = keep(store, text(1, 20), [10, 20])
-    store.set_window(kept[0], None, 10)
-    store.set_snapshot(kept[0].end, None)
-    for extent in kept:
-        extent.holders.add(0)
-    evictor = evictor_of(store)
-    assert evictor.make_room(store.budget.bytes_max, 0, ANY, 0.0)
-    assert gone(kept, store) == []
-
-
-def test_where_a_request_stands_stays_and_all_that_leads_there() -> None:
-    store = new_store()
-    kept = keep(store, text(1, 30), [10, 20, 30])
-    kept[1].end.pins = 1
-    evictor = evictor_of(store)
-    assert not evictor.make_room(rows(30).nbytes, 0, ANY, 0.0)
-    assert gone(kept, store) == [2]
-    kept[1].end.pins = 0
-    assert evictor.make_room(rows(30).nbytes, 0, ANY, 0.0)
-    assert len(store) == 0
-
-
 def test_an_expired_line_goes_first_but_only_when_room_is_needed() -> None:
     store = new_store()
     expired, old = new_line(1, used_at=0.0, turns=2), new_line(2, used_at=50.0)
@@ -216,16 +162,6 @@ def test_an_expired_line_goes_first_but_only_when_room_is_needed() -> None:
     assert gone(kept, store) == []
     assert evictor.make_room(rows(6).nbytes, 0, 0.0, now=110.0), "for whatever comes"
     assert gone(kept, store) == [1]
-
-
-def test_a_generated_run_gives_its_bytes_back_when_the_prefilled_one_arrives() -> None:
-    store = new_store(HYBRID)
-    line = new_line()
-    (fast,) = keep(store, text(1, 10), [10], line, is_canonical=False)
-    before = store.budget.bytes_used
-    (canonical,) = keep(store, text(1, 10), [10], line)
-    assert fast not in store and canonical in store
-    assert store.budget.bytes_used == before
 
 
 def test_an_extent_is_worth_what_its_likeliest_line_makes_it() -> None:
@@ -316,142 +252,6 @@ def test_windows_that_a_tip_looks_back_to_stay_as_long_as_the_tips_own() -> None
     assert [resumed(store, tokens, cuts) for tokens in prompts] == [8, 8]
 
 
-@pytest.mark.parametrize("layout", [DENSE, HYBRID, WINDOWED, STATES_ONLY, WINDOWS_ONLY])
-def test_what_has_no_bytes_left_does_not_stay(layout: Layout) -> None:
-    store = new_store(layout)
-    keep(store, text(1, 40), [10, 20, 30, 40])
-    keep(store, text(1, 20) + text(2, 20), [10, 20, 30, 40])
-    evictor = evictor_of(store)
-    assert evictor.make_room(store.budget.bytes_max, 0, ANY, 0.0)
-    assert list(store.extents) == [] and list(store.joints) == [store.root]
-
-
-# ---------------------------------------------------------------- storms
-
-
-class Agents:
-    """Plays requests as the byte layer does: search, commit in a slot, cut out at the end."""
-
-    def __init__(self, layout: Layout, tokens_max: int) -> None:
-        self.store = new_store(layout, rows(tokens_max).nbytes)
-        self.evictor = Evictor(self.store, CHUNK, 0.0)
-        self.lines = LinePriorities()
-
-    def turn(
-        self, line: LinePriority | None, tokens: list[int], now: float, took_s: float
-    ) -> LinePriority:
-        """Prefill `tokens`, whole chunks, for a line or a new one; return the line."""
-        cuts = list(range(CHUNK, len(tokens) + 1, CHUNK))
-        query = ask([*tokens, 10**9], cuts)
-        found = PrefixSearch(self.store, query, False).run()
-        turns = 1 + sum(extent.end.is_prompt_end for extent in found.path)
-        if line is None:
-            line = self.lines.open(now, turns)
-        else:
-            self.lines.begin_turn(line, now, max(turns, line.turns + 1))
-        for extent in found.path:
-            if extent.line.sponsor is not None or line.sponsor is None:
-                extent.line = line
-        self.prefill(line, tokens, cuts, found.path, now)
-        self.lines.end_turn(line, now + took_s)
-        return line
-
-    def prefill(
-        self,
-        line: LinePriority,
-        tokens: list[int],
-        cuts: list[int],
-        path: Sequence[Extent],
-        now: float,
-    ) -> None:
-        joint = path[-1].end if path else self.store.root
-        joint.pins += 1
-        joint.resumed += bool(path)
-        mine = []
-        for cut in [cut for cut in cuts if cut > joint.position]:
-            run = pack(tokens[joint.position : cut])
-            end, extent = self.store.commit(joint, name_of(tokens[:cut]), run, True, line)
-            extent = extent or end.arrival
-            extent.holders.add(0)
-            mine.append(extent)
-            joint.pins, end.pins, joint = joint.pins - 1, end.pins + 1, end
-            self.keep_state(extent, now)
-        joint.pins -= 1
-        joint.is_prompt_end = True
-        for extent in mine:
-            if extent in self.store and extent.body is None:
-                self.cut_out(extent, now)
-            self.store.let_go(extent, 0)
-        self.store.check()
-        assert self.store.budget.bytes_used <= self.store.budget.bytes_max
-
-    def cut_out(self, extent: Extent, now: float) -> None:
-        part = rows(len(extent.tokens))
-        worth = cut_out_worth(self.evictor, extent, part.nbytes, now)
-        if self.evictor.make_room(part.nbytes, part.buffers, worth, now):
-            self.store.set_body(extent, part)
-
-    def keep_state(self, extent: Extent, now: float) -> None:
-        """Keep the window's rows and the state, where there is room."""
-        layout, end, part = self.store.layout, extent.end, rows(CHUNK)
-        worth = self.evictor.resume_worth(end, part.nbytes, now)
-        wants_window = layout.window and extent.window is None
-        if wants_window and self.evictor.make_room(part.nbytes, part.buffers, worth, now):
-            self.store.set_window(extent, part, extent.start.position)
-        wants_state = layout.has_state and not end.snapshot
-        if wants_state and self.evictor.make_room(part.nbytes, part.buffers, worth, now):
-            self.store.set_snapshot(end, part)
-
-
-def storm(layout: Layout, turns: int, fork_at: int | None, turn_s: float) -> None:
-    """An orchestrator waits while 20 agents of 1 to 3 turns work, four at a time.
-
-    `fork_at`: they go on from so many tokens of its context; None: they have their own prompts.
-    """
-    share = 1 if layout is DENSE else 2
-    agents = Agents(layout, tokens_max=share * (400 + 3 * 150))
-    prompt = text(0, 400)
-    orchestrator = None
-    for turn in range(turns):
-        end = 400 * (turn + 1) // turns // CHUNK * CHUNK
-        orchestrator = agents.turn(orchestrator, prompt[:end], turn * 10.0, 10.0)
-    own = list(agents.store.extents)
-    assert len(own) == 40
-    now = turns * 10.0 + 1.0
-    for wave in range(5):
-        heads = [prompt[:fork_at] if fork_at else [] for _ in range(4)]
-        at_work: list[LinePriority | None] = [None] * 4
-        for turn in range(3):
-            for number in range(4):
-                if turn <= (wave + number) % 3:
-                    heads[number] = heads[number] + text(100 * wave + 10 * number + turn + 1, 50)
-                    at_work[number] = agents.turn(at_work[number], heads[number], now, turn_s)
-                    now += turn_s
-    assert agents.evictor.evictions > 100
-    assert gone(own, agents.store) == []
-    cuts = list(range(CHUNK, 401, CHUNK))
-    assert resumed(agents.store, [*prompt, 10**9], cuts) == 400
-
-
-@pytest.mark.parametrize("fork_at", [None, 200, 400])
-@pytest.mark.parametrize("turns", [1, 4])
-def test_a_storm_of_agents_does_not_push_out_its_orchestrator(
-    turns: int, fork_at: int | None
-) -> None:
-    storm(DENSE, turns, fork_at, turn_s=5.0)
-
-
-@pytest.mark.parametrize("fork_at", [None, 200])
-@pytest.mark.parametrize("layout", [HYBRID, WINDOWED])
-def test_nor_does_it_where_states_or_windows_are_kept(layout: Layout, fork_at: int | None) -> None:
-    storm(layout, 2, fork_at, turn_s=5.0)
-
-
-@pytest.mark.parametrize("turns", [1, 4])
-def test_nor_does_it_when_it_lasts_an_hour(turns: int) -> None:
-    storm(DENSE, turns, None, turn_s=90.0)
-
-
 # ---------------------------------------------------------------- what is remembered of it
 
 
@@ -470,14 +270,3 @@ def test_each_entry_that_made_way_is_remembered_with_what_it_gave_up() -> None:
     assert sum(entry.parts.total() for entry in evictor.last) == evictor.evictions
     assert sum(entry.tokens for entry in evictor.last) == 60
     assert {entry.root for entry in evictor.last} == {store.root}
-
-
-def test_only_so_many_entries_are_remembered_the_newest() -> None:
-    store = new_store()
-    for number in range(LAST_MAX + 3):
-        keep(store, text(number, 10), [10], new_line(number, used_at=1.0 * number))
-    evictor = evictor_of(store)
-    for number in range(LAST_MAX + 3):
-        assert free(evictor, rows(10 * (number + 1)).nbytes)
-    assert [entry.line.number for entry in evictor.last] == [*reversed(range(3, LAST_MAX + 3))]
-    assert all(entry.nbytes == rows(10).nbytes for entry in evictor.last)

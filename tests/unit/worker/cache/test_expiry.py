@@ -4,8 +4,7 @@ import math
 
 from hearth.worker.cache.conversation_priority import SPONSOR_SILENT_S, LinePriority
 from hearth.worker.cache.expiry import find_expired
-from hearth.worker.cache.extent_store import Extent, ExtentStore, path_to
-from hearth.worker.cache.pinned_prompts import Pin
+from hearth.worker.cache.extent_store import Extent, ExtentStore
 from scripts.harness.store_builders import every, keep, new_line, new_store, text
 
 TTL_S = 100.0
@@ -36,30 +35,6 @@ def test_the_children_come_before_their_parents() -> None:
     store = new_store()
     rows = kept(store, 1, 0.0, length=64)
     assert expired(store, 200.0) == tuple(reversed(rows))
-
-
-def test_what_a_request_uses_or_stands_on_stays() -> None:
-    store = new_store()
-    rows = kept(store, 1, 0.0)
-    rows[0].line.is_running = True
-    assert expired(store, 1e9) == ()
-    rows[0].line.is_running = False
-    rows[1].end.pins += 1
-    assert expired(store, 1e9) == (rows[2],)
-
-
-def test_what_is_pinned_stays_with_its_whole_path() -> None:
-    store = new_store()
-    pinned, other = kept(store, 1, 0.0), kept(store, 2, 0.0)
-    Pin.of("", path_to(pinned[1].end)).mark(1)
-    assert set(expired(store, 1e9)) == {pinned[2], *other[1:]}
-
-
-def test_a_slot_keeps_what_it_stands_on_young() -> None:
-    store = new_store()
-    rows = kept(store, 1, 0.0)
-    found = find_expired(store, [(rows[1].end, 70.0), (store.root, 500.0)], 100.0, TTL_S)
-    assert found.extents == (rows[2],) and found.next_at == 170.0
 
 
 def test_a_line_that_waits_for_its_sub_agents_is_as_young_as_they_are() -> None:

@@ -7,12 +7,10 @@ from pathlib import Path
 import pytest
 
 from hearth.worker.cache.block_hash import pack
-from hearth.worker.cache.extent_store import ExtentStore, Layout
+from hearth.worker.cache.extent_store import ExtentStore
 from scripts.harness.store_builders import (
     DENSE,
     HYBRID,
-    STATES_ONLY,
-    Part,
     every,
     keep,
     name_of,
@@ -48,17 +46,6 @@ def test_branches_share_the_run_before_they_part() -> None:
     store.check()
 
 
-def test_a_run_that_is_there_is_not_kept_again() -> None:
-    store = new_store()
-    (first,) = keep(store, [1, 2], [2])
-    for is_canonical in (True, False):
-        joint, extent = store.commit(
-            store.root, name_of([1, 2]), pack([1, 2]), is_canonical, new_line()
-        )
-        assert joint is first.end and extent is None
-    assert len(store) == 1
-
-
 def test_a_canonical_run_takes_the_place_of_a_fast_one_and_fast_never_replaces() -> None:
     store = new_store(HYBRID)
     (fast,) = keep(store, [1, 2], [2], is_canonical=False)
@@ -73,30 +60,12 @@ def test_a_canonical_run_takes_the_place_of_a_fast_one_and_fast_never_replaces()
     store.check()
 
 
-def test_what_follows_a_fast_run_is_fast_whoever_computed_it() -> None:
-    store = new_store()
-    (fast,) = keep(store, [1, 2], [2], is_canonical=False)
-    (child,) = keep(store, [1, 2, 3], [3], is_canonical=True, start=fast.end)
-    assert not child.is_canonical
-    store.check()
-
-
 def test_a_run_made_fast_makes_fast_what_follows_it() -> None:
     store = new_store(HYBRID)
     trunk, middle, tip = keep(store, [1, 2, 3, 4, 5, 6], [2, 4, 6])
     store.make_fast(middle)
     assert [extent.is_canonical for extent in (trunk, middle, tip)] == [True, False, False]
     assert tip.end.snapshot is not None, "it can be resumed, as fast as its rows"
-    store.check()
-
-
-def test_a_canonical_run_can_come_back_after_it_was_made_fast() -> None:
-    store = new_store(HYBRID)
-    ends = [2, 4]
-    first, _ = keep(store, [1, 2, 3, 4], ends)
-    store.make_fast(first)
-    again = keep(store, [1, 2, 3, 4], ends)
-    assert all(extent.is_canonical for extent in again) and len(store) == 2
     store.check()
 
 
@@ -132,62 +101,6 @@ def test_a_run_that_only_a_slot_holds_goes_with_the_slot() -> None:
     assert trunk in store and child in store
     store.let_go(trunk, 1)
     assert len(store) == 0 and joint.is_dropped and store.budget.bytes_used == 0
-    store.check()
-
-
-def test_a_run_with_bytes_of_its_own_outlives_its_slot() -> None:
-    store = new_store()
-    (extent,) = keep(store, [1, 2], [2])
-    extent.holders.add(0)
-    store.let_go(extent, 0)
-    assert extent in store
-    store.let_go(extent, 0)
-    assert extent in store, "a slot that does not hold it may let go too"
-
-
-def test_layers_without_rows_need_no_holder() -> None:
-    store = new_store(STATES_ONLY)
-    joint, extent = store.commit(store.root, name_of([1]), pack([1]), True, new_line())
-    assert extent is not None
-    extent.holders.add(0)
-    store.set_snapshot(joint, Part(5))
-    store.let_go(extent, 0)
-    assert extent in store
-    store.check()
-
-
-def test_bytes_and_buffers_are_counted_through_every_change() -> None:
-    store = new_store(Layout(has_state=True, window=4))
-    (extent,) = keep(store, [1, 2], [2])
-    store.set_body(extent, Part(7, 3))
-    store.set_window(extent, Part(5, 1), 1)
-    store.set_snapshot(extent.end, Part(3, 4))
-    assert (store.budget.bytes_used, store.budget.buffers_used) == (15, 8)
-    store.set_body(extent, None)
-    extent.holders.add(0)
-    store.set_window(extent, None, 2)
-    store.set_snapshot(extent.end, None)
-    assert (store.budget.bytes_used, store.budget.buffers_used) == (0, 0)
-    store.check()
-
-
-def test_a_joint_that_is_gone_cannot_be_gone_on_from() -> None:
-    store = new_store()
-    (extent,) = keep(store, [1, 2], [2])
-    store.remove(extent)
-    with pytest.raises(AssertionError):
-        store.commit(extent.end, name_of([1, 2, 3]), pack([3]), True, new_line())
-
-
-def test_clear_leaves_nothing_and_the_store_usable() -> None:
-    store = new_store(HYBRID)
-    keep(store, [1, 2, 3, 4], [2, 4])
-    keep(store, [5, 6], [1, 2], is_canonical=False)
-    store.clear()
-    assert len(store) == 0 and list(store.joints) == [store.root]
-    assert (store.budget.bytes_used, store.budget.buffers_used) == (0, 0)
-    assert not store.root.leaving and not store.root.snapshot
-    keep(store, [1, 2], [2])
     store.check()
 
 

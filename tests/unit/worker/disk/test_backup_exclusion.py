@@ -2,7 +2,6 @@
 
 import errno
 import os
-import plistlib
 import stat
 from pathlib import Path
 
@@ -21,13 +20,6 @@ Call = tuple[Path, str, bytes]
 
 def mode_of(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
-
-
-def test_the_attribute_is_what_tmutil_sets() -> None:
-    assert plistlib.loads(EXCLUDED) == "com.apple.backupd"
-    # As read from a directory that `tmutil addexclusion` has excluded: mark, string, its place.
-    assert EXCLUDED[:28] == b"bplist00\x5f\x10\x11com.apple.backupd"
-    assert len(EXCLUDED) == 61 and EXCLUDED[28] == 8 and EXCLUDED[-1] == 28
 
 
 def test_a_directory_is_made_private_and_excluded_each_time(tmp_path: Path) -> None:

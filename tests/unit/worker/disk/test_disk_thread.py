@@ -92,18 +92,6 @@ def test_reads_go_before_the_writes_that_wait(disk_thread: DiskThread, file_stor
     assert file_store.done == ["put", "get", "put", "put"]
 
 
-def test_the_answer_comes_on_the_io_thread(disk_thread: DiskThread) -> None:
-    threads: list[str] = []
-    came = threading.Event()
-
-    def then(_: Records) -> None:
-        threads.append(threading.current_thread().name)
-        came.set()
-
-    assert disk_thread.read([], then) and came.wait(WAIT_S)
-    assert threads == ["kv-disk"]
-
-
 def test_the_queue_is_bounded_by_bytes_and_what_does_not_fit_is_counted(
     disk_thread: DiskThread, file_store: Gate
 ) -> None:
@@ -123,18 +111,6 @@ def test_reads_that_wait_are_bounded(
     assert disk_thread.write(record()) and file_store.entered.wait(WAIT_S)
     taken = [disk_thread.read([], lambda _: None) for _ in range(3)]
     assert taken == [True, True, False] and disk_thread.counts["reads_refused_queue"] == 1
-
-
-def test_a_flush_takes_no_longer_than_it_may_and_says_whether_it_was_enough(
-    disk_thread: DiskThread, file_store: Gate
-) -> None:
-    assert disk_thread.flush(0.0), "there is nothing to do"
-    assert disk_thread.write(record())
-    began = time.monotonic()
-    assert not disk_thread.flush(0.1)
-    assert 0.1 <= time.monotonic() - began < 5.0
-    file_store.gate.set()
-    assert disk_thread.flush(WAIT_S)
 
 
 def test_a_close_drops_what_is_queued_and_answers_every_read_that_was_taken(
@@ -211,21 +187,6 @@ def test_whoever_looks_finds_what_another_worker_has_just_put_before_all_that_wa
     assert other.put(theirs) and not file_store.holds(theirs.name)
     file_store.gate.set()
     assert seen.wait(WAIT_S) and file_store.holds(theirs.name)
-
-
-def test_files_of_another_worker_are_found_while_there_is_always_something_to_write(
-    disk_thread: DiskThread, file_store: Gate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "REFRESH_S", 0.0)
-    first, *rest = chain(6)
-    assert disk_thread.write(rest[0]) and file_store.entered.wait(WAIT_S)
-    assert FileStore(tmp_path, ROOT, 100 << 20, 0).put(first)
-    for each in rest[1:]:
-        assert disk_thread.write(each)
-    file_store.error = OSError("each write fails, and looks at nothing by itself")
-    file_store.gate.set()
-    assert disk_thread.flush(WAIT_S)
-    assert file_store.holds(first.name) and file_store.is_shared
 
 
 def test_a_look_that_waits_as_the_thread_ends_is_answered(

@@ -83,19 +83,6 @@ def test_windows_far_from_a_lines_end_go_first() -> None:
     assert gone(windows[::-1] + long, 12) == windows[:12]
 
 
-def test_names_that_run_in_a_circle_still_go_oldest_first() -> None:
-    circle = [rows("c", 0, 1.0), rows("c", 1, 2.0, start=joint("c", 1))]
-    back = FileName(FileKind.ROWS, joint("c", 2), joint("c", 0), 256, True)
-    files = [*circle, StoredFile("root", back, 1, NOW - 3.0)]
-    assert gone(files, 3) == files[::-1]
-
-
-def test_other_models_hang_from_nothing_of_ours() -> None:
-    ours = rows("a", 0, HOUR)
-    theirs = StoredFile("other", rows("a", 1).name, 256 * ROW_BYTES, NOW)
-    assert gone([theirs, ours], 1) == [ours]
-
-
 def test_what_no_server_of_this_version_reads_goes_before_all_else_however_young() -> None:
     former = [replace(file, is_read=False) for file in line("former", 2)]
     old = line("old", 2, 100 * HOUR)

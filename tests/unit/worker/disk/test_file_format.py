@@ -10,7 +10,7 @@ from safetensors import safe_open
 
 from hearth.worker.disk import file_format as module
 from hearth.worker.disk.file_format import Damaged, Record, decode, encode, read, write
-from tests.helpers.records.disk_records import OTHER_ROOT, ROOT, array, contents, record
+from tests.helpers.records.disk_records import ROOT, array, contents, record
 
 MB = 1 << 20
 
@@ -62,12 +62,6 @@ def test_an_array_that_is_not_contiguous_is_written_in_its_order() -> None:
     assert contents(found) == contents(one)
 
 
-def test_the_arrays_keep_their_order() -> None:
-    one = record(1, arrays=tuple(array(f"{n}", "U8", (n,), n) for n in (3, 1, 2)))
-    found = decode(np.frombuffer(b"".join(encode(one)), np.uint8), ROOT, one.name)
-    assert [each.name for each in found.arrays] == ["3", "1", "2"]
-
-
 def test_a_file_larger_than_the_cap_is_not_read(tmp_path: Path) -> None:
     one = record(1)
     path = saved(tmp_path / "file", one)
@@ -104,15 +98,6 @@ def test_a_file_that_is_not_there_is_no_damage(tmp_path: Path) -> None:
         read(tmp_path / "none", ROOT, record(1).name, MB)
 
 
-def test_another_models_file_under_the_same_name_is_told(tmp_path: Path) -> None:
-    one = record(1)
-    theirs = Record(
-        *(OTHER_ROOT, one.start, one.end, one.position, one.tokens, True, one.kind, one.arrays)
-    )
-    assert theirs.name == one.name
-    assert reason_of(saved(tmp_path / "file", theirs), one) == "root"
-
-
 def test_an_older_schema_is_adapted_where_there_is_an_adapter(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -123,7 +108,3 @@ def test_an_older_schema_is_adapted_where_there_is_an_adapter(
     assert reason_of(path, one) == "schema"
     monkeypatch.setitem(module.ADAPTERS, "0", lambda metadata: metadata | {"schema": "1"})
     assert contents(read(path, ROOT, one.name, MB)) == contents(one)
-
-
-def test_what_a_file_says_of_itself_is_told_in_few_words() -> None:
-    assert len(str(Damaged("header", "x" * 10_000))) < 300

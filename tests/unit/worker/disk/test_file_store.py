@@ -1,29 +1,22 @@
 """The file store: what a restart finds, what is refused, what a bad disk does to it."""
 
 import errno
-import fcntl
-import logging
 import os
-import resource
-import stat
 import subprocess
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from hearth.worker.disk import file_store as module
-from hearth.worker.disk.file_index import FileIndex
 from hearth.worker.disk.file_names import TEMP_PREFIX, FileKind
 from hearth.worker.disk.file_store import FILE_BYTES_MIN, PAUSE_S, FileStore
 from hearth.worker.disk.shared_usage_counters import FILE_NAME, locked_counters
 from tests.helpers.records.disk_records import OTHER_ROOT, ROOT, chain, contents, record
 
 MB = 1 << 20
-DAY_S = 86_400.0
 
 
 class Clock:
@@ -81,70 +74,6 @@ def test_a_restart_finds_everything_by_its_names_and_opens_nothing(
         assert found is not None and contents(found) == contents(one)
 
 
-def test_directories_and_files_are_private_whatever_the_umask(tmp_path: Path) -> None:
-    mask = os.umask(0)
-    try:
-        assert file_store_in(tmp_path / "new" / "kv").put(record())
-    finally:
-        os.umask(mask)
-    for path in (tmp_path / "new" / "kv").rglob("*"):
-        assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600), path
-    assert stat.S_IMODE((tmp_path / "new" / "kv").stat().st_mode) == 0o700
-
-
-def test_canonical_replaces_fast_and_fast_never_canonical(tmp_path: Path) -> None:
-    fast, canonical = (record(1, is_canonical=flag) for flag in (False, True))
-    file_store = file_store_in(tmp_path)
-    assert file_store.put(fast) and file_store.at(fast.end) == [fast.name]
-    assert file_store.put(canonical) and file_store.at(fast.end) == [canonical.name]
-    assert not path_of(tmp_path, fast).exists()
-    assert file_store.put(fast) and file_store.at(fast.end) == [canonical.name]
-    assert file_store.counts["writes_known"] == 1 and file_store.get(fast.name) is None
-
-
-def test_of_two_runs_to_one_prefix_the_first_of_equals_stays_and_the_better(tmp_path: Path) -> None:
-    file_store = file_store_in(tmp_path)
-    first, canonical = record(1, is_canonical=False), record(5, before=record(4))
-    second = replace(canonical, end=first.end, is_canonical=False)
-    better = replace(canonical, end=first.end)
-    assert (
-        file_store.put(first)
-        and file_store.put(second)
-        and file_store.at(first.end) == [first.name]
-    )
-    assert file_store.put(better) and file_store.at(first.end) == [better.name]
-    assert file_store.leaving(first.start) == [] and file_store.leaving(better.start) == [
-        better.name
-    ]
-
-
-def test_what_another_worker_puts_or_removes_is_seen(tmp_path: Path) -> None:
-    one, two = record(1), record(2)
-    ours, theirs = file_store_in(tmp_path), file_store_in(tmp_path)
-    assert theirs.put(one) and theirs.put(two)
-    assert ours.at(one.end) == []
-    ours.refresh()
-    assert ours.at(one.end) == [one.name] and ours.get(one.name) is not None
-    path_of(tmp_path, one).unlink()
-    ours.refresh()
-    assert ours.at(one.end) == [] and ours.at(two.end) == [two.name]
-
-
-def test_looking_again_costs_no_listing_while_nothing_has_changed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file_store = file_store_in(tmp_path)
-    assert file_store.put(record())
-    home = tmp_path / ROOT.hex()
-    os.utime(home, (0, 0))  # long settled
-    file_store.refresh()
-    monkeypatch.setattr(os, "scandir", None)
-    file_store.refresh()
-    os.utime(home)
-    with pytest.raises(TypeError):
-        file_store.refresh()
-
-
 def test_a_file_put_within_the_clocks_last_tick_is_seen(tmp_path: Path) -> None:
     ours, theirs = file_store_in(tmp_path), file_store_in(tmp_path)
     tick_ns = time.time_ns()
@@ -155,15 +84,6 @@ def test_a_file_put_within_the_clocks_last_tick_is_seen(tmp_path: Path) -> None:
         assert ours.at(one.end) == [one.name]
 
 
-def test_a_name_seen_twice_counts_once() -> None:
-    catalogue, name = FileIndex(), record(1).name
-    for size in (1, 2):
-        catalogue.add(name, size)
-        assert (catalogue.bytes_used, len(catalogue)) == (size, 1)
-    assert catalogue.discard(name) == 2 and catalogue.discard(name) == 0
-    assert catalogue.bytes_used == 0 and catalogue.at(name.end) == catalogue.leaving(name.start)
-
-
 def test_a_file_that_vanished_is_a_counted_miss_and_can_be_put_again(tmp_path: Path) -> None:
     file_store, one = file_store_in(tmp_path), record(1)
     assert file_store.put(one)
@@ -171,20 +91,6 @@ def test_a_file_that_vanished_is_a_counted_miss_and_can_be_put_again(tmp_path: P
     assert file_store.get(one.name) is None and file_store.counts["reads_gone"] == 1
     assert file_store.at(one.end) == []
     assert file_store.put(one) and file_store.get(one.name) is not None
-
-
-def test_damage_warns_once_a_kind_and_counts_each(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    file_store, line = file_store_in(tmp_path), chain(6)
-    for number, one in enumerate(line):
-        assert file_store.put(one)
-        path = path_of(tmp_path, one)
-        file = path.read_bytes()
-        path.write_bytes(file[:-1] if number % 2 else file[:8] + b"#" + file[9:])
-        assert file_store.get(one.name) is None and not path.exists()
-    assert file_store.counts["damaged_checksum"] == 3 and file_store.counts["damaged_foreign"] == 3
-    assert len([row for row in caplog.records if row.levelno == logging.WARNING]) == 2
 
 
 def test_a_last_use_is_noted_at_most_once_a_minute(tmp_path: Path) -> None:
@@ -235,13 +141,6 @@ def test_a_record_larger_than_the_cap_is_refused_and_evicts_nothing(tmp_path: Pa
     assert (
         file_store.counts["writes_refused_size"] == 1 and len(list(tmp_path.rglob("*.safe*"))) == 1
     )
-
-
-def test_a_lower_cap_holds_from_the_next_sweep_on(tmp_path: Path) -> None:
-    assert all([file_store_in(tmp_path).put(one) for one in chain(10)])
-    file_store = file_store_in(tmp_path, 4 * FILE_BYTES_MIN)
-    file_store.sweep()
-    assert file_store.bytes_used <= 4 * FILE_BYTES_MIN and file_store.report()["files"] >= 3
 
 
 @pytest.mark.parametrize("text", [b"{}", b"[1]", b"\xff" * 256, b'{"day":1e9}', b"[" * 256])
@@ -299,16 +198,6 @@ def test_a_lock_that_is_never_freed_stops_writes_for_a_while_and_no_reads(
     assert len(caplog.records) == 1
     clock.now_s += PAUSE_S
     assert file_store.put(record(2))
-
-
-@pytest.mark.process
-def test_a_dead_workers_lock_is_free(tmp_path: Path) -> None:
-    code = "import fcntl, os, sys\nfcntl.flock(os.open(sys.argv[1], os.O_RDWR|os.O_CREAT), 2)"
-    code += "\nprint('held', flush=True)\nos.kill(os.getpid(), 9)"
-    subprocess.run(["python3", "-c", code, str(tmp_path / FILE_NAME)], stdout=subprocess.PIPE)
-    assert file_store_in(tmp_path).put(record(1))
-    with (tmp_path / FILE_NAME).open() as file:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 @pytest.fixture
@@ -410,17 +299,6 @@ def test_a_read_only_disk_is_read_and_warns_once(
     assert file_store.at(rotten.end) == [], "it is not offered again"
 
 
-def test_a_limit_on_file_sizes_is_a_full_disk(tmp_path: Path) -> None:
-    file_store = file_store_in(tmp_path)
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (MB, hard))
-    try:
-        assert not file_store.put(record(1, 2 * MB))
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert file_store.counts["writes_refused_full"] == 1 and not temps(tmp_path)
-
-
 def test_a_directory_that_may_not_be_made_or_written_is_a_miss_and_no_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -439,13 +317,6 @@ def test_a_directory_that_may_not_be_made_or_written_is_a_miss_and_no_error(
         file_store.counts["writes_refused_read_only"] == 2 and file_store.counts["reads_gone"] == 1
     )
     assert len(caplog.records) == 1
-
-
-def test_a_file_in_the_directorys_place_is_a_miss_and_no_error(tmp_path: Path) -> None:
-    (tmp_path / "kv").write_text("not a directory")
-    file_store = file_store_in(tmp_path / "kv")
-    assert not file_store.put(record(1)) and file_store.get(record(1).name) is None
-    assert file_store.counts["writes_refused_failed"] == 1
 
 
 def test_a_disk_that_fails_to_sync_leaves_no_file(

@@ -6,9 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hearth.shared.processes import read_pid_file
 from hearth.shared.read_small_file import read_small_file
-from hearth.shared.start_failure_file import reason_path, take_reason
 
 
 def as_fifo(path: Path) -> None:
@@ -59,19 +57,3 @@ def test_whatever_lies_in_the_place_of_a_file_is_refused_at_once(
     plant(tmp_path / "file")
     with pytest.raises(OSError):
         read_small_file(tmp_path / "file", 1_000)
-
-
-@pytest.mark.parametrize("plant", PLANTED)
-def test_whatever_lies_in_the_place_of_a_pid_file_names_nobody(
-    plant: Callable[[Path], None], tmp_path: Path
-) -> None:
-    plant(tmp_path / "hearth.json")
-    assert read_pid_file(tmp_path / "hearth.json") == (None, [])
-
-
-@pytest.mark.parametrize("plant", PLANTED)
-def test_whatever_lies_in_the_place_of_a_reason_is_none(
-    plant: Callable[[Path], None], tmp_path: Path
-) -> None:
-    plant(reason_path(tmp_path / "worker-0.sock"))
-    assert take_reason(tmp_path / "worker-0.sock") == ""

@@ -1,6 +1,5 @@
 """Checks that KV on disk is read back, not computed twice, when memory is short."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hearth.shared.wire_messages import Failed, Finished, Progress
+from hearth.shared.wire_messages import Progress
 from hearth.worker.cache.cache_budget import MB
 from hearth.worker.disk.file_format import Array, Record
 from hearth.worker.disk.file_names import FileKind, FileName
@@ -18,13 +17,6 @@ from scripts.harness.socketless_worker import Machine, machine
 from scripts.harness.warm.token_margins import same_tokens
 from tests.helpers.worker.disk_workers import Workers
 from tests.helpers.worker.kv_prompts import KINDS, follow, prompt
-
-
-@pytest.fixture
-def workers(tmp_path: Path) -> Iterator[Workers]:
-    made = Workers(tmp_path)
-    yield made
-    made.kill()
 
 
 class Watched:
@@ -290,17 +282,6 @@ def test_kept_kv_stays_while_a_prompt_waits_that_it_could_not_help() -> None:
     assert waiting.reason == "length"
 
 
-def test_a_prompt_that_cannot_fit_takes_nothing_from_others() -> None:
-    watched = Watched(slot_bytes(1_500))
-    warm, kept = watched.machine, prompt("qwen3", 100, 100)
-    warm.ask(kept)
-    warm.submit(prompt("qwen3", 4_000, 100, seed=1))
-    events = [event for _ in range(3) if not warm.scheduler.is_idle for event in warm.step()]
-    assert [type(event) for event in events] == [Failed]
-    again = warm.ask(kept)
-    assert again.cached == again.request.query.limit
-
-
 def test_a_prompt_does_not_push_out_what_it_goes_on_from() -> None:
     limit = slot_bytes(1_536)  # two prompts of some 630 tokens, rounded up to 768
     watched = Watched(limit, slots_max=3)
@@ -311,30 +292,3 @@ def test_a_prompt_does_not_push_out_what_it_goes_on_from() -> None:
     longer = warm.ask(follow("qwen3", ids, first.request.sampled, 300))
     assert longer.cached >= len(ids)
     assert len(warm.keeper.slots) == 1 and watched.held() <= limit
-
-
-def test_no_more_is_held_than_allowed_though_what_a_prompt_went_on_from_had_to_go() -> None:
-    limit = slot_bytes(1_100)
-    watched = Watched(limit, slots_max=2)
-    warm, ids = watched.machine, prompt("qwen3", 300, 300)
-    first = warm.ask(ids)
-    longer = warm.submit(follow("qwen3", ids, first.request.sampled, 200), 4)
-    while not warm.scheduler.is_idle:
-        for event in warm.step():
-            assert not isinstance(event, Finished) or event.reason == "length"
-        assert watched.held() <= limit
-    assert longer.reason == "length"
-
-
-def test_idle_work_takes_no_memory_that_is_not_free() -> None:
-    watched = Watched(slot_bytes(1_000), slots_max=2, is_exact=True)
-    warm, ids = watched.machine, prompt("qwen3", 250, 250)
-    first = warm.ask(ids, 100)
-    kept = len(list(warm.keeper.store.extents))
-    warm.work_ahead()
-    assert watched.held() <= slot_bytes(1_000)
-    assert len(list(warm.keeper.store.extents)) >= kept
-    roomy = Watched(slot_bytes(3_000), slots_max=2, is_exact=True).machine
-    roomy.ask(ids, 100)
-    roomy.work_ahead()
-    assert roomy.scheduler.idle_tokens > 0 and first.tokens

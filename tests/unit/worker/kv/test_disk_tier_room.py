@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 
 from hearth.worker.cache.block_hash import PrefixHash, prefix_hashes
 from hearth.worker.cache.cache_budget import Budget
@@ -59,32 +60,40 @@ def take_in(disk: DiskTier, *records: Record) -> int:
     return disk.take_in(records, QUERY, LinePriority(1, now, now))
 
 
-def test_two_runs_come_back_where_there_is_room() -> None:
-    disk, store = tier(2 * RUN_BYTES)
-    assert take_in(disk, record(0), record(1)) == 2 * RUN
+WINDOWED, LONG_WINDOWED = (Layout(has_state=False, window=size) for size in (RUN, 2 * RUN))
+HYBRID = Layout(has_state=True, window=0)
+FIRST, SECOND = record(0), record(1)
+WINDOW, STATE = record(0, FileKind.WINDOW), record(0, FileKind.STATE)
+
+
+@pytest.mark.parametrize(
+    ("layout", "runs", "read", "taken", "refused"),
+    [
+        pytest.param(DENSE, 2, [FIRST, SECOND], 2, 0, id="two runs where there is room"),
+        pytest.param(DENSE, 1.5, [FIRST, SECOND], 1, 1, id="a run and what it hangs from"),
+        pytest.param(WINDOWED, 1.5, [FIRST, WINDOW], 1, 1, id="a window and its run"),
+        pytest.param(HYBRID, 1.5, [FIRST, STATE], 1, 1, id="a snapshot and the run that it ends"),
+        pytest.param(
+            LONG_WINDOWED, 2.5, [FIRST, SECOND, WINDOW], 2, 1, id="a window and the runs behind it"
+        ),
+    ],
+)
+def test_nothing_pushes_out_what_it_hangs_from(
+    layout: Layout, runs: float, read: list[Record], taken: int, refused: int
+) -> None:
+    disk, store = tier(int(runs * RUN_BYTES), layout)
+    assert take_in(disk, *read) == taken * RUN
+    assert disk.counts["recalls_refused"] == refused
+    assert len(store) == taken
     store.check()
 
 
-def test_a_run_does_not_push_out_the_one_that_it_hangs_from() -> None:
-    disk, store = tier(RUN_BYTES * 3 // 2)
-    assert take_in(disk, record(0), record(1)) == RUN
-    assert disk.counts["recalls_refused"] == 1
-    assert len(store) == 1
-    store.check()
-
-
-def test_a_window_does_not_push_out_the_run_whose_it_is() -> None:
-    disk, store = tier(RUN_BYTES * 3 // 2, Layout(has_state=False, window=RUN))
-    assert take_in(disk, record(0), record(0, FileKind.WINDOW)) == RUN
-    assert disk.counts["recalls_refused"] == 1
-    store.check()
-
-
-def test_a_snapshot_does_not_push_out_the_run_that_it_ends() -> None:
-    disk, store = tier(RUN_BYTES * 3 // 2, Layout(has_state=True, window=0))
-    assert take_in(disk, record(0), record(0, FileKind.STATE)) == RUN
-    assert disk.counts["recalls_refused"] == 1
-    store.check()
+@pytest.mark.parametrize(("part", "is_exact"), [(STATE, True), (WINDOW, False), (WINDOW, True)])
+def test_what_is_fast_finds_no_place_beside_canonical_rows(part: Record, is_exact: bool) -> None:
+    disk, store = tier(8 * RUN_BYTES, HYBRID if part is STATE else WINDOWED, is_exact)
+    assert take_in(disk, FIRST, replace(part, is_canonical=False)) == RUN
+    assert disk.counts["recalls_homeless"] == 1
+    assert all(joint.snapshot is None for joint in store.joints)
 
 
 def test_a_fast_snapshot_beside_canonical_rows_is_known_as_fast() -> None:
@@ -95,27 +104,3 @@ def test_a_fast_snapshot_beside_canonical_rows_is_known_as_fast() -> None:
     for is_exact, found in ((False, (RUN, False)), (True, (0, True))):
         prefix = PrefixSearch(store, QUERY, is_exact).run()
         assert (prefix.position, prefix.is_canonical) == found
-
-
-def test_exact_mode_puts_no_fast_snapshot_beside_canonical_rows() -> None:
-    disk, store = tier(8 * RUN_BYTES, Layout(has_state=True, window=0), is_exact=True)
-    fast = replace(record(0, FileKind.STATE), is_canonical=False)
-    assert take_in(disk, record(0), fast) == RUN
-    assert disk.counts["recalls_homeless"] == 1
-    assert all(joint.snapshot is None for joint in store.joints)
-
-
-def test_a_fast_window_is_not_put_beside_canonical_rows() -> None:
-    disk, _ = tier(8 * RUN_BYTES, Layout(has_state=False, window=RUN))
-    fast = replace(record(0, FileKind.WINDOW), is_canonical=False)
-    assert take_in(disk, record(0), fast) == RUN
-    assert disk.counts["recalls_homeless"] == 1
-
-
-def test_a_window_read_last_does_not_push_out_the_runs_behind_it() -> None:
-    disk, store = tier(RUN_BYTES * 5 // 2, Layout(has_state=False, window=2 * RUN))
-    pieces = [record(0), record(1), record(0, FileKind.WINDOW)]
-    assert take_in(disk, *pieces) == 2 * RUN
-    assert disk.counts["recalls_refused"] == 1
-    assert len(store) == 2
-    store.check()

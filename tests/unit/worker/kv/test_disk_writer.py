@@ -1,7 +1,5 @@
 """Checks which resume points reach the disk, and that a restart loses no more than it may."""
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,19 +8,12 @@ import pytest
 from hearth.worker.disk.file_names import FileKind, FileName, parse
 from hearth.worker.kv import disk_writer
 from hearth.worker.kv.layer_adapters import LayerMap
-from scripts.harness.socketless_worker import Machine, machine
+from scripts.harness.socketless_worker import Machine
 from tests.helpers.worker.disk_workers import Workers
 
 POINTS = ["qwen3_5", "falcon_h1", "gemma3_text", "gpt_oss"]  # each keeps states or windows
 WORTH = {"qwen3_5": 70, "falcon_h1": 36, "gemma3_text": 128, "gpt_oss": 128}  # tokens
 CHUNK = 64
-
-
-@pytest.fixture
-def workers(tmp_path: Path) -> Iterator[Workers]:
-    made = Workers(tmp_path)
-    yield made
-    made.kill()
 
 
 class Clock:
@@ -271,16 +262,3 @@ def test_the_days_reserve_is_for_conversations_ends(
     assert not points(workers), "a killed worker may lose what a day's writing is spent for"
     made.keeper.hand_over()
     assert killed(workers, "qwen3_5", ids) >= len(ids) - CHUNK
-
-
-def test_what_is_written_late_is_what_a_cold_run_gives(workers: Workers) -> None:
-    made, clock = start(workers, "qwen3_5", is_exact=True)
-    ids = tokens(5 * CHUNK + 20)
-    made.ask(ids, 4)
-    clock.now_s += disk_writer.QUIET_S
-    made.keeper.sweep()
-    workers.flush()
-    warm = workers.start("qwen3_5", is_exact=True).ask(ids, 4)
-    cold = machine("qwen3_5", keeps=False, is_exact=True).ask(ids, 4)
-    assert warm.cached == warm.request.query.limit
-    assert all(map(np.array_equal, warm.logits, cold.logits))

@@ -3,7 +3,6 @@
 import gc
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +21,6 @@ from tests.helpers.worker.disk_workers import Workers
 from tests.helpers.worker.kv_prompts import KINDS, follow, kept_bytes, prompt
 
 TTL_S = 1000.0
-
-
-@pytest.fixture
-def workers(tmp_path: Path) -> Iterator[Workers]:
-    made = Workers(tmp_path)
-    yield made
-    made.kill()
 
 
 class Idle:
@@ -85,18 +77,6 @@ def test_memory_goes_back_after_the_ttl_and_the_disk_serves_the_next_turn(
     warm.check()
 
 
-@pytest.mark.parametrize("name", KINDS)
-def test_without_a_disk_it_is_gone_and_counted(name: str) -> None:
-    warm, ids = machine(name, ttl_s=TTL_S), prompt(name, 300, 100)
-    idle = Idle(warm)
-    warm.ask(ids)
-    idle.pass_by(TTL_S + 1)
-    assert len(warm.keeper.store) == len(warm.keeper.slots) == 0
-    assert expired_of(warm)[0] > 0 and warm.keeper.evictions == expired_of(warm)[0]
-    assert warm.ask(ids).cached == 0
-    warm.check()
-
-
 def test_a_ttl_of_0_is_never() -> None:
     warm = machine("qwen3")
     warm.ask(prompt("qwen3", 300, 100))
@@ -134,25 +114,6 @@ def test_what_was_used_since_stays_with_its_slot() -> None:
     Idle(warm).pass_by(TTL_S / 2 + 1)
     assert warm.ask(young).prefilled <= 16
     assert warm.ask(old).cached == 0
-    warm.check()
-
-
-def test_what_is_pinned_stays() -> None:
-    warm = machine("qwen3", ttl_s=TTL_S)
-    ids, other = prompt("qwen3", 300, 100), prompt("qwen3", 300, 80, seed=5)
-    warm.ask(ids, is_prefill_only=True, pin_key="")
-    warm.ask(other)
-    pinned = warm.keeper.pins.nbytes
-    assert pinned > 0
-    idle = Idle(warm)
-    idle.pass_by(TTL_S + 1)
-    assert kept_bytes(warm) == pinned and not warm.keeper.slots
-    again = warm.ask(ids)
-    assert again.usage is not None and again.usage.source == "ram" and again.prefilled <= 16
-    (row,) = warm.keeper.pins_report()["pins"]
-    assert warm.keeper.unpin(row["id"], "")
-    idle.pass_by(3 * TTL_S)
-    assert kept_bytes(warm) == 0
     warm.check()
 
 
@@ -248,21 +209,6 @@ def test_nothing_goes_before_the_disk_is_done_with_what_it_took(tmp_path: Path) 
     disk.gate.set()
     idle.pass_by(0.0)
     assert len(warm.keeper.store) == 0
-    disk_thread.close()
-
-
-def test_a_request_that_comes_meanwhile_finds_everything_in_memory(tmp_path: Path) -> None:
-    warm, disk_thread, _ = unwritten(tmp_path)
-    disk_thread.queue_bytes_max = warm.layers.row_cost(None)[0] * 100
-    idle = Idle(warm)
-    idle.ahead_s = TTL_S + 1
-    idle.step()
-    assert (
-        0 < sum(extent.is_stored for extent in warm.keeper.store.extents) < len(warm.keeper.store)
-    )
-    again = warm.ask(prompt("qwen3", 600, 100))
-    assert again.usage is not None and again.usage.source == "slot" and again.prefilled <= 16
-    warm.check()
     disk_thread.close()
 
 

@@ -146,5 +146,6 @@ def test_of_the_states_that_a_prompt_stands_on_the_last_one_is_spared() -> None:
         made.keeper.release(1 << 40, line)
     left = [joint for joint in made.keeper.store.joints if joint.snapshot is not None]
     assert [joint.position for joint in left] == [position], "the others only serve edits"
+    assert not any(joint.snapshot_pinned for joint in left), "and may go for another"
     assert made.keeper.plan(line).position == position
     made.check()

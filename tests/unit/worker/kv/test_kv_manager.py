@@ -8,9 +8,8 @@ import gc
 from typing import Any
 
 import mlx.core as mx
-import numpy as np
 import pytest
-from mlx_lm.models.cache import ConcatenateKVCache, KVCache, RotatingKVCache
+from mlx_lm.models.cache import ConcatenateKVCache, KVCache
 
 from hearth.shared.settings_from_env import load_settings
 from hearth.worker.cache.cache_budget import MB
@@ -18,13 +17,11 @@ from hearth.worker.engine.engine import Engine
 from hearth.worker.engine.memory_reserve import working_bytes
 from hearth.worker.kv import kv_manager
 from hearth.worker.kv.kv_manager import KVManager
-from hearth.worker.kv.layer_adapters import LayerMap, UnknownCache
 from hearth.worker.kv.null_kv_manager import NullKVManager
 from hearth.worker.kv.quantise_kv import QuantFormat
 from hearth.worker.prompt.prefill_cuts import CutRule, TurnMarks
-from hearth.worker.setup.kv_setup import cache_root, is_exact, make_kv_manager
-from scripts.fixtures.fixture_cache import fixture_dir
-from scripts.harness.socketless_worker import CHUNK, loaded, machine
+from hearth.worker.setup.kv_setup import is_exact, make_kv_manager
+from scripts.harness.socketless_worker import loaded, machine
 from scripts.harness.warm.token_margins import same_tokens
 from tests.helpers.worker.kv_prompts import KINDS, follow, kept_bytes, message, prompt, words
 
@@ -57,17 +54,6 @@ def test_a_conversation_that_goes_on_prefills_what_is_new(name: str, messages: i
         ids = longer
         assert warm.ask(ids, 1).prefilled <= new + 16
     assert warm.keeper.counts["match_prefix"] >= 4
-
-
-@pytest.mark.parametrize("name", ["qwen3", "qwen3_5"])
-def test_the_thirtieth_turn_reads_no_more_than_the_first_ones(name: str) -> None:
-    warm = machine(name)
-    ids, prefilled = prompt(name, 150, 100), []
-    for _ in range(30):
-        answer = warm.ask(ids, 12)
-        prefilled.append(answer.prefilled)
-        ids = follow(name, ids, answer.tokens, 30)
-    assert max(prefilled[1:]) - min(prefilled[1:]) <= 16, prefilled
 
 
 def test_a_plan_that_ends_amid_an_image_is_dropped_and_counted(
@@ -108,18 +94,6 @@ def test_a_system_prompt_is_shared_and_another_one_is_not(name: str) -> None:
     assert warm.ask(shared).cached == system
     other = warm.ask(prompt(name, 200, 50, seed=5))
     assert other.cached == 0 and warm.keeper.counts["match_miss"] == 2
-
-
-@pytest.mark.parametrize("name", KINDS)
-def test_a_request_shorter_than_what_is_kept_is_served_from_it(name: str) -> None:
-    warm = machine(name)
-    ids = prompt(name, 150, 100, 90)
-    warm.ask(ids)
-    header = message(name, "assistant", [])
-    cut = warm.rule.cuts(ids)[-3]
-    shorter = warm.ask(ids[:cut] + header)
-    assert shorter.cached >= cut - CHUNK
-    assert warm.ask(ids).cached == len(ids) - len(header), "the longer one is still there"
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -188,12 +162,10 @@ def test_two_sessions_that_take_turns_both_hit_and_take_no_more_memory(name: str
     assert max(used[5:]) <= used[4] * 1.01 + 100_000
 
 
-@pytest.mark.parametrize(
-    ("name", "length"), [("qwen3", 3000), ("qwen3_5", 2000), ("gpt_oss", 2000)]
-)
-def test_one_trunk_with_eight_branches_is_kept_once(name: str, length: int) -> None:
-    warm = machine(name, chunk=256)
-    trunk = prompt(name, length)[: -len(message(name, "assistant", []))]
+@pytest.mark.parametrize("name", KINDS)
+def test_one_trunk_with_eight_branches_is_kept_once(name: str) -> None:
+    warm = machine(name, tiny=True, chunk=256)
+    trunk = prompt(name, 2_000)[: -len(message(name, "assistant", []))]
     header = message(name, "assistant", [])
     tokens = len(trunk)
     for branch in range(8):
@@ -260,29 +232,13 @@ def test_a_storm_of_sub_agents_leaves_its_orchestrator(name: str) -> None:
     assert warm.ask(back).prefilled <= new + 16
 
 
-@pytest.mark.parametrize("name", KINDS)
-def test_in_exact_mode_what_was_generated_is_read_in_idle_time_and_interrupted_at_once(
-    name: str,
-) -> None:
-    warm = machine(name, is_exact=True)
-    ids = prompt(name, 150, 100)
-    answer = warm.ask(ids, 200)
-    assert warm.scheduler.prefill_idle()
-    assert warm.scheduler.idle_tokens <= CHUNK
-    done = warm.scheduler.idle_tokens
-    other = warm.ask(prompt(name, 50, 20, seed=3), 2)
-    assert other.cached == 0
-    warm.work_ahead()
-    assert warm.scheduler.idle_tokens > done
-    longer = follow(name, ids, answer.tokens, 30)
-    cuts = [cut for cut in warm.rule.cuts(longer) if cut <= len(ids) + 199]
-    canonical = [j.position for j in warm.keeper.store.joints if j.arrival is not None]
-    assert cuts[-1] in canonical, "what a prefill of the next prompt would have written is there"
-
-
 @pytest.mark.parametrize(
     ("name", "tiny", "length"),
-    [("qwen3", False, 3000), ("qwen3_5", False, 3000), ("gpt_oss", True, 30_000)],
+    [
+        ("qwen3", False, 3000),
+        pytest.param("qwen3_5", False, 3000, marks=pytest.mark.night),
+        ("gpt_oss", True, 30_000),
+    ],
 )
 def test_a_decode_step_copies_no_kv(name: str, tiny: bool, length: int) -> None:
     warm = machine(name, tiny=tiny, chunk=256)
@@ -321,20 +277,6 @@ def test_kept_kv_in_eight_bits_takes_half_and_short_prompts_stay_as_they_are() -
     assert taken[0] - taken[1] >= 0.9 * (sizes[0] - sizes[1]), "raw rows are not held beside them"
     short = [e for e in warm.keeper.store.extents if e.end.position < 256 and e.body is not None]
     assert short and all(e.body.layers[0].format is None for e in short)
-
-
-def test_entries_stored_under_another_setting_are_still_read() -> None:
-    warm = machine("qwen3", slots_max=1, store_format=QuantFormat(8, 64), store_from=0)
-    ids = prompt("qwen3", 300, 100)
-    warm.ask(ids, 2)
-    warm.ask(prompt("qwen3", 30, 10, seed=4), 2)
-    transfer = warm.keeper.transfer
-    for form in (None, QuantFormat(4, 64)):
-        transfer.rules = type(transfer.rules)(
-            slots_max=1, chunk=CHUNK, is_exact=False, store_format=form
-        )
-        assert warm.ask(ids, 2).cached > 350
-        warm.ask(prompt("qwen3", 30, 10, seed=5), 2)
 
 
 class FakeEngine:
@@ -381,36 +323,19 @@ def test_exact_is_the_default_where_reuse_would_show(
     assert is_exact(loaded(name, dtype, quant), forced)
 
 
-@pytest.mark.parametrize("name", ["gpt_oss", "gemma3_text", "glm4_moe_lite", "falcon_h1"])
-def test_kv_that_upstream_cannot_quantise_refuses_to_start(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "is_possible"),
+    [
+        *((name, False) for name in ("gpt_oss", "gemma3_text", "glm4_moe_lite", "falcon_h1")),
+        *((name, True) for name in ("qwen3", "qwen3_5", "qwen3_next")),
+    ],
+)
+def test_kv_that_upstream_cannot_quantise_refuses_to_start(name: str, is_possible: bool) -> None:
     engine = Engine(loaded(name))
     with engine.stream():
         reason = engine.why_not_quantised(8, 64)
-    assert reason is not None and "\n" not in reason
-
-
-@pytest.mark.parametrize("name", ["qwen3", "llama", "qwen3_moe", "qwen3_5", "qwen3_next"])
-def test_kv_that_upstream_can_quantise_starts(name: str) -> None:
-    engine = Engine(loaded(name))
-    with engine.stream():
-        assert engine.why_not_quantised(8, 64) is None
-
-
-def test_settings_that_change_kv_change_the_root() -> None:
-    model = loaded("qwen3")
-    base = load_settings({"MODEL_PATH": str(fixture_dir("qwen3"))}, None)
-    other = load_settings({"KV_BITS": "8"}, None)
-    roots = [cache_root(model, base), cache_root(model, other), cache_root(loaded("llama"), base)]
-    assert len(set(roots)) == 3
-    assert cache_root(model, base) == roots[0]
-
-
-def test_the_first_answer_does_not_change_with_what_is_kept() -> None:
-    """Logits of a repeat are those of the first time, to the bit, also by default."""
-    warm = machine("qwen3")
-    ids = prompt("qwen3", 150, 100)
-    first, again = warm.ask(ids, 4), warm.ask(ids, 4)
-    assert all(np.array_equal(a, b) for a, b in zip(first.logits, again.logits, strict=True))
+    assert (reason is None) == is_possible
+    assert "\n" not in (reason or "")
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -444,14 +369,6 @@ def test_packed_rows_are_priced_as_what_they_take() -> None:
         cached.append(warm.ask(prompt("qwen3", 400, 100, seed=seed), 1).cached)
     assert warm.keeper.counts["cut_outs_refused"] == 0
     assert min(cached) > 400, "four conversations fit, packed"
-
-
-def test_two_windows_of_different_sizes_are_not_taken_for_one() -> None:
-    caches = [KVCache(), RotatingKVCache(8), RotatingKVCache(16)]
-    for layer in caches:
-        layer.update_and_fetch(mx.zeros((1, 1, 3, 8)), mx.zeros((1, 1, 3, 8)))
-    with pytest.raises(UnknownCache, match="several sizes"):
-        LayerMap(caches)
 
 
 def test_stored_bits_are_ignored_where_only_exact_kv_is_reused(

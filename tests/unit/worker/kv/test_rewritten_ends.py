@@ -33,7 +33,7 @@ def left_out(warm: Machine) -> set[int]:
 
 
 def test_a_prompt_with_another_end_goes_on_with_its_line() -> None:
-    warm = machine(NAME)
+    warm = machine(NAME, tiny=True)
     asked(warm, 1, 2, 3)
     assert lines(warm) == 1
     (line,) = warm.keeper.lines
@@ -43,7 +43,7 @@ def test_a_prompt_with_another_end_goes_on_with_its_line() -> None:
 
 
 def test_only_the_newest_end_is_where_the_line_goes_on() -> None:
-    warm = machine(NAME)
+    warm = machine(NAME, tiny=True)
     asked(warm, 1, 2)
     ends = [j for j in warm.keeper.store.joints if not j.leaving]
     assert len(ends) == 2 and sum(joint.is_left_out for joint in ends) == 1
@@ -57,7 +57,7 @@ def test_only_the_newest_end_is_where_the_line_goes_on() -> None:
 
 @pytest.mark.parametrize("case", ["short", "other session", "title", "running"])
 def test_what_shares_little_or_is_anothers_opens_a_line(case: str) -> None:
-    warm = machine(NAME)
+    warm = machine(NAME, tiny=True)
     if case == "short":  # but system and tools
         asked(warm, 1, 2, users=10)
     elif case == "running":
@@ -79,7 +79,7 @@ def test_what_shares_little_or_is_anothers_opens_a_line(case: str) -> None:
 
 
 def test_an_end_longer_than_clients_rewrite_is_another_conversations() -> None:
-    warm = machine(NAME)
+    warm = machine(NAME, tiny=True)
     head = prompt(NAME, SYSTEM, 2 * REWRITTEN_MAX)[: -len(message(NAME, "assistant", []))]
     header = message(NAME, "assistant", [])
     for end in (1, 2):
@@ -88,7 +88,7 @@ def test_an_end_longer_than_clients_rewrite_is_another_conversations() -> None:
 
 
 def test_a_prompt_that_was_broken_off_is_gone_on_with() -> None:
-    warm = machine(NAME)
+    warm = machine(NAME, tiny=True)
     asked(warm, 1)
     answer = warm.submit(ending(2), 4)
     cuts = answer.request.query.cuts
@@ -122,7 +122,7 @@ def of_family(warm: Machine, ids: list[int], family: str, tokens_max: int = 2) -
 
 def test_a_sub_agent_that_lost_its_states_is_not_its_parents_rewritten_end() -> None:
     """It resumes at the end of system and tools, and shares 3,000 tokens with its own rows only."""
-    warm = machine(NAME)
+    warm = machine(NAME, tiny=True)
     parent = of_family(warm, told(NAME, (60, 1_500), (61, 1_500)), "s")
     agent = told(NAME, (50, 3_500))
     of_family(warm, agent, "s")
@@ -139,7 +139,7 @@ def test_a_sub_agent_that_lost_its_states_is_not_its_parents_rewritten_end() -> 
 
 def test_a_conversation_whose_end_was_evicted_goes_on_with_its_line() -> None:
     """Else its own old line sponsored it: who lost its end once was evicted first again."""
-    warm = machine(NAME)
+    warm = machine(NAME, tiny=True)
     ids = told(NAME, (1, 400), (2, 100))
     answer = of_family(warm, ids, "s")
     for slot in list(warm.keeper.slots):
@@ -154,7 +154,7 @@ def test_a_conversation_whose_end_was_evicted_goes_on_with_its_line() -> None:
 
 def test_another_session_takes_over_no_line() -> None:
     """Dense models resume amid the last extent; a slot's whole content may be another's head."""
-    warm = machine("qwen3", chunk=512)
+    warm = machine("qwen3", tiny=True, chunk=512)
     first = told("qwen3", (5, 200), (1, 100))
     asked_first = of_family(warm, first, "A")
     other = first[: -len(message("qwen3", "user", words(1, 100)))]
@@ -165,7 +165,7 @@ def test_another_session_takes_over_no_line() -> None:
 
 
 def test_a_prompt_that_another_session_broke_off_makes_nobody_its_line() -> None:
-    warm = machine(NAME)
+    warm = machine(NAME, tiny=True)
     ids = told(NAME, (70, 400))
     broken_off = warm.submit(ids, 2)
     object.__setattr__(broken_off.request.query, "family", "X")
@@ -178,7 +178,7 @@ def test_a_prompt_that_another_session_broke_off_makes_nobody_its_line() -> None
 
 def test_an_end_that_is_rewritten_amid_an_extent_is_left_out_too() -> None:
     """Dense models go on from amid it."""
-    warm = machine("qwen3", chunk=512)
+    warm = machine("qwen3", tiny=True, chunk=512)
     head, end = message("qwen3", "system", words(0, SYSTEM)), message("qwen3", "assistant", [])
     for last in (2, 3):
         said = message("qwen3", "user", words(1, 200) + words(last, 60))

@@ -53,19 +53,18 @@ def test_a_part_of_packed_rows_is_the_packed_part() -> None:
         assert mx.array_equal(one, other)
 
 
-@pytest.mark.parametrize("width", [40, 1_056])
-def test_rows_of_other_widths_stay_as_they_are(width: int) -> None:
-    raw = rows(shape=(1, 1, 4, width))
-    assert raw.converted(TurboFormat(4, mx.bfloat16)) is raw
-
-
-def test_rows_of_another_type_stay_as_they_are() -> None:
-    raw = rows(mx.float16)
-    assert raw.converted(TurboFormat(4, mx.bfloat16)) is raw
-
-
-def test_rows_too_long_for_a_float16_stay_as_they_are() -> None:
-    raw = LayerRows(tuple(1e5 * array for array in rows().arrays))
+@pytest.mark.parametrize(
+    "raw",
+    [
+        pytest.param(rows(shape=(1, 1, 4, 40)), id="of another width"),
+        pytest.param(rows(shape=(1, 1, 4, 1_056)), id="too wide"),
+        pytest.param(rows(mx.float16), id="of another type"),
+        pytest.param(
+            LayerRows(tuple(1e5 * array for array in rows().arrays)), id="too long for a float16"
+        ),
+    ],
+)
+def test_rows_that_cannot_be_packed_stay_as_they_are(raw: LayerRows) -> None:
     assert raw.converted(TurboFormat(4, mx.bfloat16)) is raw
 
 

@@ -3,9 +3,6 @@
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
-
-from hearth.shared.errors import RequestError
 from hearth.shared.wire_messages import Prompt, Sampling, Speaker, Submit
 from hearth.worker.cache.block_hash import adapter_root, key_root
 from hearth.worker.requests.predict_next_prompt import predict_next_prompt
@@ -79,14 +76,6 @@ def test_a_prompt_that_a_worker_died_with_is_suspected_by_its_adapter_too(tmp_pa
         names.append({*request.query.names, request.prompt_name})
         assert request.query.adapter == worker.adapter
     assert names[0].isdisjoint(names[1] | names[2]) and names[1].isdisjoint(names[2])
-
-
-def test_a_worker_without_the_adapter_says_so(tmp_path: Path) -> None:
-    worker = desk(tmp_path)
-    worker.adapter = "elsewhere"
-    with pytest.raises(RequestError, match="it has: one, two, turned") as caught:
-        worker.request(Prompt([{"role": "user", "content": "x"}], speaker=SPEAKER))
-    assert (caught.value.status, caught.value.code) == (404, "model_not_found")
 
 
 def test_the_root_has_the_key_and_the_adapter() -> None:

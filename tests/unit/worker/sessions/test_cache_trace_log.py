@@ -15,8 +15,7 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from hearth.commands import diff_turns, why
-from hearth.commands.server_client import CHUNK_TOKENS_MAX, Line, ProbeError, log_lines, run, steps
+from hearth.commands.server_client import CHUNK_TOKENS_MAX, Line, log_lines, steps
 from hearth.worker.sessions import cache_trace_log
 from hearth.worker.sessions.cache_trace_log import TraceLog
 
@@ -78,13 +77,6 @@ def test_directories_and_files_are_the_owners_alone_under_a_lax_umask(tmp_path: 
     assert {mode for path, mode in modes.items() if path.is_dir()} == {0o700}
     assert {mode for path, mode in modes.items() if path.is_file()} == {0o600}
     assert stat.S_IMODE((tmp_path / "new").stat().st_mode) == 0o700
-
-
-@pytest.mark.parametrize("session", ["../../etc/x", "a b", "ä", "\ud800", "x" * 65, "a\n", "a/b"])
-def test_an_id_that_is_not_plain_is_digested(tmp_path: Path, session: str) -> None:
-    assert written(tmp_path, session) == 0
-    (name,) = names(tmp_path)
-    assert re.fullmatch(r"cache-session-[0-9a-f]{16}\.log", name)
 
 
 @given(st.text(st.characters(), max_size=70))
@@ -159,29 +151,6 @@ def test_the_newest_fourteen_days_stay_and_only_files_of_ours_go(tmp_path: Path)
     assert (elsewhere / "cache-session-a.log").read_text() == "theirs"
 
 
-def test_a_new_day_begins_a_new_directory(tmp_path: Path) -> None:
-    days = iter([DAY, DAY, DAY + timedelta(days=1)])
-    log = TraceLog(tmp_path, is_on=True, today=lambda: next(days))
-    for _ in range(3):
-        log.write("abc", ROW)
-    log.close()
-    sizes = [(tmp_path / day / "cache-session-abc.log").read_text().count("\n") for day in DAYS]
-    assert sizes == [2, 1]
-
-
-DAYS = ("2026-11-21", "2026-11-22")
-
-
-def test_a_directory_that_was_removed_amid_the_day_is_made_again(tmp_path: Path) -> None:
-    log = log_in(tmp_path / "logs")
-    log.write("abc", ROW)
-    wait_for(lambda: (tmp_path / "logs" / "2026-11-21" / "cache-session-abc.log").exists())
-    (tmp_path / "logs").rename(tmp_path / "away")
-    log.write("abc", ROW)
-    log.close()
-    assert log.lost == 0 and names(tmp_path / "logs") == {"cache-session-abc.log"}
-
-
 def test_a_broken_disk_is_counted_and_warned_of_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -226,26 +195,6 @@ def test_writing_never_waits_for_a_disk_that_hangs(
     gate.set()
     log.close()
     assert log.lost == 2
-
-
-def test_rows_of_many_threads_all_arrive_whole(tmp_path: Path) -> None:
-    log = log_in(tmp_path)
-
-    def send(thread: int) -> None:
-        for number in range(50):
-            log.write("abc", {"thread": thread, "number": number})
-
-    threads = [threading.Thread(target=send, args=(number,)) for number in range(4)]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join()
-    log.close()
-    lines = (tmp_path / "2026-11-21" / "cache-session-abc.log").read_text().splitlines()
-    found = {(row["thread"], row["number"]) for row in map(json.loads, lines)}
-    assert len(lines) == len(found) == 200
-    log.write("abc", ROW)
-    log.close()
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
@@ -315,15 +264,6 @@ def test_the_first_request_of_a_branch_lost_what_it_is_told_to_have_lost() -> No
     assert figures(request(100, 40, told_loss(40, 70))) == [(None, 70, 0)]
 
 
-ANYTHING = st.integers() | st.none() | st.text(max_size=5) | st.floats() | st.booleans()
-
-
-@given(st.dictionaries(st.sampled_from(["prompt", "cached", "completion", "turn"]), ANYTHING))
-def test_rows_of_any_other_shape_are_read_as_nothing(row: Row) -> None:
-    (step,) = steps(line_of(row))
-    assert (step.reusable, step.lost >= 0) == (None, True)
-
-
 def saved(path: Path, *rows: Row) -> str:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return str(path)
@@ -341,73 +281,3 @@ def test_a_log_gives_its_lines_with_what_was_rotated_and_without_cancelled_reque
     sizes = {place: [row["prompt"] for row in rows] for place, rows in lines.items()}
     expected = {("abc", "3"): [1, 2], ("abc", "4"): [9], ("other", "3"): [7], ("abc", "1/3"): [8]}
     assert sizes == expected
-
-
-@pytest.mark.parametrize("content", ["{", "[1]\n", "\xff"])
-def test_what_is_no_log_is_refused(tmp_path: Path, content: str) -> None:
-    path = tmp_path / "x.log"
-    path.write_bytes(content.encode("latin-1"))
-    with pytest.raises(ProbeError, match=re.escape(str(path))):
-        log_lines(path)
-
-
-EXPLAINED = (request(5000, 0), request(5100, 4000, told_loss(4100, 900)))
-UNEXPLAINED = (request(5000, 0), request(5100, 4000))
-
-
-@pytest.mark.parametrize(
-    ("rows", "status", "said"),
-    [
-        ((request(5000, 0), request(5100, 5009)), 0, "every loss is explained"),
-        (EXPLAINED, 0, "tool result"),
-        (UNEXPLAINED, 1, "line 3 turn 1 lost 1,010 tokens"),
-    ],
-)
-def test_turns_are_shown_side_by_side_and_an_unexplained_loss_is_missed(
-    rows: tuple[Row, ...], status: int, said: str, tmp_path: Path, capsys: Any
-) -> None:
-    path = saved(tmp_path / "abc.log", *rows)
-    assert run(diff_turns.diff_turns(diff_turns.options_of([path]))) == status
-    out = capsys.readouterr().out
-    assert said in out
-    assert re.search(r"time +turn +messages +stable +delta +prompt +could +cached", out)
-    assert re.search(r"10:00:00 +1 +17 +15 +40 +5,100 +5,010", out)
-
-
-def test_the_slack_is_no_loss(tmp_path: Path) -> None:
-    path = saved(tmp_path / "abc.log", *UNEXPLAINED)
-    for slack, status in ((1009, 1), (1010, 0)):
-        options = diff_turns.options_of([path, "--slack", str(slack)])
-        assert run(diff_turns.diff_turns(options)) == status
-
-
-def test_why_names_message_cause_loss_and_remedy(tmp_path: Path, capsys: Any) -> None:
-    path = saved(tmp_path / "abc.log", *EXPLAINED)
-    assert run(why.why(why.options_of([path]))) == 0
-    out = capsys.readouterr().out
-    assert re.search(r"3 +1 +r5100 +4 +tool +tool result +- +1,010", out)
-    assert "tool result: Against tool result." in out
-    assert "all explained" in out
-
-
-def test_why_is_missed_where_nobody_knows_and_good_where_nothing_was_lost(
-    tmp_path: Path, capsys: Any
-) -> None:
-    path = saved(tmp_path / "abc.log", *UNEXPLAINED)
-    assert run(why.why(why.options_of([path]))) == 1
-    assert "1,010 tokens in 1 requests are unexplained" in capsys.readouterr().out
-    path = saved(tmp_path / "abc.log", request(5000, 0), request(5100, 5009))
-    assert run(why.why(why.options_of([path]))) == 0
-    assert "nothing was lost in 2 requests" in capsys.readouterr().out
-
-
-def test_why_shows_both_sides_and_the_head_of_the_prompt_by_name(
-    tmp_path: Path, capsys: Any
-) -> None:
-    told = told_loss(4100, 900, "tool schema") | {"message": -1, "rule": "read"}
-    told |= {"was": "one\n", "now": "two"}
-    path = saved(tmp_path / "abc.log", request(5000, 0), request(5100, 4000, told))
-    assert run(why.why(why.options_of([path]))) == 0
-    out = capsys.readouterr().out
-    assert re.search(r"r5100 +head +tool +tool schema +read +1,010", out)
-    assert r"was 'one\n', now 'two'" in out

@@ -1,34 +1,29 @@
 """Checks that turns, lines and sessions outlive the worker that remembers them."""
 
-import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from hearth.proxy.request.message_digests import MessageDigester
 from hearth.shared import durable_journal as journal, durable_journal_writer as journal_writer
-from hearth.shared.wire_messages import Prompt, Speaker, Usage
-from hearth.worker.cache.block_hash import pack
+from hearth.shared.wire_messages import Prompt, Speaker
 from hearth.worker.sessions import conversation_lines, turn_store
-from hearth.worker.sessions.cache_trace_log import TraceLog
 from hearth.worker.sessions.echoed_turn_match import TurnContent
 from hearth.worker.sessions.session_archive import ArchiveEntry
 from hearth.worker.sessions.session_manager import SessionManager, SessionRules
 from hearth.worker.sessions.session_visit import (
     KEPT,
     RENDERED,
-    RequestEnding,
     SessionVisit,
 )
 from tests.helpers.records.archive_records import ME, plain
+from tests.helpers.worker import session_prompts
+from tests.helpers.worker.session_prompts import QUESTION, SLACK, WORDS
 
 WAIT_S = 60.0
-QUESTION = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "fix it"}]
-WORDS = TurnContent("hard", "All is well.", ())
 ECHO = {"role": "assistant", "content": WORDS.content}
 LOADER = {"role": "tool", "content": "", "tool_references": ["grep"]}
 GREP = {"type": "function", "function": {"name": "grep"}}
@@ -39,55 +34,22 @@ def home(tmp_path: Path) -> Path:
     return tmp_path / "kv" / "turns-0"
 
 
-class Desk:
+class Desk(session_prompts.Desk):
     """Sessions that are remembered in a directory; the model's answers are scripted."""
 
     def __init__(self, home: Path | None, **rules: Any) -> None:
-        log = TraceLog(Path(), is_on=False)
-        self.sessions = SessionManager(SessionRules(**rules), log, 64, home)
-        self.names = MessageDigester(True, False)
-
-    def arrive(
-        self,
-        messages: Sequence[dict[str, Any]],
-        speaker: Speaker = ME,
-        is_kept: bool = True,
-        **more: Any,
-    ) -> SessionVisit | None:
-        prompt = Prompt(list(messages), speaker=speaker, **more)
-        prompt = replace(prompt, names=self.names.names(prompt.messages)[0])
-        visit = self.sessions.arrive(prompt, is_kept)
-        if visit is not None:
-            known = frozenset(at for at, turn in enumerate(visit.turns) if turn is not None)
-            visit.set_prompt(pack([*range(100 * len(messages)), 7]), 100 * len(messages), known)
-        return visit
-
-    def end(
-        self, visit: SessionVisit, said: TurnContent, sampled: Sequence[int] = (1, 2), **more: Any
-    ) -> Any:
-        prompt = len(visit.tokens)
-        cached = more.pop("cached", prompt)
-        usage = Usage(prompt, cached, prompt - cached, len(sampled))
-        row: dict[str, Any] = {"limit": len(visit.tokens), "is_whole": True, **more}
-        return self.sessions.ended(
-            visit, RequestEnding("r", f"{said}", said, sampled, usage, **row)
-        )
+        super().__init__(**rules)
+        self.sessions = SessionManager(SessionRules(**rules), self.log, SLACK, home)
 
     def ask(
-        self, messages: Sequence[dict[str, Any]], said: TurnContent = WORDS, **more: Any
+        self,
+        messages: Sequence[dict[str, Any]],
+        said: TurnContent = WORDS,
+        sampled: Sequence[int] = (1, 2),
+        speaker: Speaker = ME,
+        **more: Any,
     ) -> SessionVisit:
-        speaker, deferred = more.pop("speaker", ME), more.pop("deferred", [])
-        visit = self.arrive(messages, speaker, deferred=deferred)
-        assert visit is not None
-        self.end(visit, said, **more)
-        return visit
-
-    def seen(
-        self, messages: Sequence[dict[str, Any]], speaker: Speaker = ME, **more: Any
-    ) -> SessionVisit:
-        visit = self.arrive(messages, speaker, **more)
-        assert visit is not None
-        return visit
+        return super().ask(messages, said, sampled, speaker, **{"signature": "", **more})
 
     def flush(self) -> None:
         writer = self.sessions.archive.journal
@@ -117,31 +79,17 @@ def test_a_worker_finds_what_its_neighbours_had_said_when_it_started(home: Path)
     first = one.ask(QUESTION)
     one.flush()
     two = Desk(home)
-    visit = two.seen([*QUESTION, ECHO, QUESTION[1]])
+    visit = two.arrive([*QUESTION, ECHO, QUESTION[1]])
     assert visit.states == {2: KEPT} and visit.place.line is not None
     two.end(visit, WORDS, (5, 6))
     for desk in (one, two):
         desk.sessions.close()
     three = Desk(home)
-    again = three.seen([*QUESTION, ECHO, QUESTION[1], ECHO, QUESTION[1]])
+    again = three.arrive([*QUESTION, ECHO, QUESTION[1], ECHO, QUESTION[1]])
     assert again.states == {2: KEPT, 4: KEPT}
     assert first.turn is not None and again.turns[2] is not None
     assert plain(again.turns[2]) == plain(first.turn)
     assert len(again.place.session.lines) == 1
-    three.sessions.close()
-
-
-def test_two_workers_lines_of_one_number_are_both_taken_up(home: Path) -> None:
-    one, two = Desk(home), Desk(home)
-    one.ask(QUESTION)
-    two.ask([{"role": "user", "content": "else"}])
-    for desk in (one, two):
-        desk.sessions.close()
-    three = Desk(home)
-    told = three.sessions.reports.session("s1")
-    assert told is not None and [line["line"] for line in told["lines"]] == [1, 2]
-    assert three.seen([*QUESTION, ECHO]).place.line is not None
-    assert three.seen([{"role": "user", "content": "else"}, ECHO]).place.line is not None
     three.sessions.close()
 
 
@@ -193,28 +141,19 @@ def test_a_session_is_known_as_it_was(desks: Any) -> None:
 
 def test_tools_that_a_session_loaded_are_remembered_also_without_its_lines(desks: Any) -> None:
     first = desks()
-    first.ask([*QUESTION, LOADER], deferred=[GREP])
+    first.end(first.arrive([*QUESTION, LOADER], deferred=[GREP]), WORDS)
     first.sessions.forget_lines()
     compacted = [QUESTION[0], {"role": "user", "content": "a summary"}]
     for _ in range(2):
         desk = desks()
-        visit = desk.seen(compacted)
+        visit = desk.arrive(compacted)
         assert visit.loaded == ["grep"] and visit.place.before is None
-        assert desk.seen([*QUESTION, ECHO, QUESTION[1]]).states != {}
+        assert desk.arrive([*QUESTION, ECHO, QUESTION[1]]).states != {}
         everything = list(desk.sessions.all_entries())
         desk.sessions.archive.records.lost()
         for entry in everything:
             desk.sessions.archive.add(entry)
         desk.flush()
-
-
-def test_the_tools_loaded_last_are_remembered_too(desks: Any) -> None:
-    tools = [{"type": "function", "function": {"name": name}} for name in ("grep", "web")]
-    first = desks()
-    first.ask([*QUESTION, LOADER], deferred=tools)
-    first.ask([*QUESTION, LOADER | {"tool_references": ["web"]}], deferred=tools)
-    compacted = [QUESTION[0], {"role": "user", "content": "a summary"}]
-    assert desks().seen(compacted).loaded == ["grep", "web"]
 
 
 def test_lines_that_were_forgotten_stay_so_and_later_ones_do_not(desks: Any) -> None:
@@ -223,19 +162,20 @@ def test_lines_that_were_forgotten_stay_so_and_later_ones_do_not(desks: Any) -> 
     first.sessions.forget_lines()
     later = first.ask([{"role": "user", "content": "later"}])
     second = desks()
-    session = second.seen([*QUESTION, ECHO]).place.session
+    session = second.arrive([*QUESTION, ECHO]).place.session
     (line,) = session.lines.values()
     assert line.shape is not None and line.shape.names == later.place.shape.names
-    assert second.seen([*QUESTION, ECHO]).states == {2: KEPT}, "turns are not lines"
+    assert second.arrive([*QUESTION, ECHO]).states == {2: KEPT}, "turns are not lines"
 
 
 def test_what_a_restart_lost_is_told_as_such_and_only_once(desks: Any) -> None:
-    desks().ask(QUESTION)
+    history = QUESTION * 20
+    desks().ask(history)
     desk = desks()
-    visit = desk.seen([*QUESTION, ECHO, QUESTION[1]])
+    visit = desk.arrive([*history, ECHO, QUESTION[1]])
     lost = desk.end(visit, WORDS, cached=0)
     assert lost is not None and lost["cause"] == "restart" and "MAX_KV_SIZE_GB" in lost["remedy"]
-    visit = desk.seen([*QUESTION, ECHO, QUESTION[1], ECHO, QUESTION[1]])
+    visit = desk.arrive([*history, ECHO, QUESTION[1], ECHO, QUESTION[1]])
     lost = desk.end(visit, WORDS, cached=0)
     assert lost is not None and lost["cause"] == "eviction"
 
@@ -246,13 +186,13 @@ def test_a_session_that_was_idle_for_too_long_is_not_taken_up(
     desks().ask(QUESTION)
     started = time.time
     desk = desks(idle_s=60.0)
-    assert desk.seen([*QUESTION, ECHO]).place.line is not None
+    assert desk.arrive([*QUESTION, ECHO]).place.line is not None
     monkeypatch.setattr(time, "time", lambda: started() + 61.0)
-    assert desks(idle_s=60.0).seen([*QUESTION, ECHO]).place.line is None
+    assert desks(idle_s=60.0).arrive([*QUESTION, ECHO]).place.line is None
     monkeypatch.setattr(time, "time", lambda: started() - 1_000.0)  # the clock was put back
     last = desks(idle_s=60.0)
     assert last.sessions.reports.sessions()[0]["idle_s"] >= 0.0
-    assert last.seen([*QUESTION, ECHO]).place.line is not None
+    assert last.arrive([*QUESTION, ECHO]).place.line is not None
 
 
 def test_thinking_comes_back_although_its_turn_is_not_kept(
@@ -265,7 +205,7 @@ def test_thinking_comes_back_although_its_turn_is_not_kept(
     first.sessions.turns = turn_store.TurnStore()
     first.ask([{"role": "user", "content": "more"}], replace(WORDS, reasoning="easy"))
     first.flush()
-    visit = desks().seen([*QUESTION, ECHO, QUESTION[1]])
+    visit = desks().arrive([*QUESTION, ECHO, QUESTION[1]])
     assert visit.states == {2: RENDERED} and visit.healed == 1
     assert visit.messages[2]["reasoning_content"] == WORDS.reasoning
 
@@ -301,12 +241,12 @@ def test_turns_of_a_line_that_is_in_use_outlive_newer_ones_of_others(
     monkeypatch.setattr(turn_store.TurnStore.__init__, "__defaults__", (3, turn_store.BYTES_MAX))
     second = desks()
     assert second.sessions.counters()["turns"] == 3
-    visit = second.seen([*QUESTION, ECHO, QUESTION[1], ECHO])
+    visit = second.arrive([*QUESTION, ECHO, QUESTION[1], ECHO])
     assert visit.states == {2: KEPT, 4: KEPT} and old.turn is not None
 
 
 @pytest.mark.parametrize(
-    ("limit", "value"), [("LINES_MAX", 2), ("SESSIONS_MAX", 2), ("TOKENS_MAX", 500)]
+    ("limit", "value"), [("LINES_MAX", 2), ("SESSIONS_MAX", 2), ("TOKENS_MAX", 50)]
 )
 def test_no_more_is_taken_up_than_may_be_remembered(
     desks: Any, limit: str, value: int, monkeypatch: pytest.MonkeyPatch
@@ -322,30 +262,19 @@ def test_no_more_is_taken_up_than_may_be_remembered(
 # ---------------------------------------------------------------- what is not recorded
 
 
-def test_what_was_cut_off_is_no_turn_in_the_next_life_either(desks: Any) -> None:
-    first = desks()
-    cut = first.seen(QUESTION)
-    first.end(cut, WORDS, is_whole=False)
-    gone = first.seen([{"role": "user", "content": "gone"}])
-    first.end(gone, WORDS, is_whole=False, is_cancelled=True)
-    second = desks()
-    assert second.sessions.counters()["turns"] == len(second.sessions.thinking) == 0
-    assert second.seen([*QUESTION, ECHO]).states == {2: RENDERED}
-    assert second.seen([{"role": "user", "content": "gone"}, ECHO]).place.line is None
-
-
 def test_a_request_that_is_not_to_be_kept_finds_and_leaves_nothing(desks: Any) -> None:
     desk = desks()
     desk.ask(QUESTION)
     before = (desk.sessions.counters(), desk.sessions.reports.session("s1"))
-    loads = {"deferred": [GREP]}
-    assert desk.arrive([*QUESTION, ECHO, LOADER], is_kept=False, **loads) is None
-    assert desk.arrive(QUESTION, Speaker("key", "new"), is_kept=False) is None
+    for messages, speaker in (([*QUESTION, ECHO, LOADER], ME), (QUESTION, Speaker("key", "new"))):
+        names = desk.names.names(messages)[0]
+        prompt = Prompt(messages, deferred=[GREP], speaker=speaker, names=names)
+        assert desk.sessions.arrive(prompt, is_kept=False) is None
     desk.flush()
     assert desk.sessions.reports.session("new") is None
     assert desk.sessions.counters()["turns"] == before[0]["turns"]
     assert desk.sessions.reports.session("s1") == before[1]
-    assert desk.seen([QUESTION[0], {"role": "user", "content": "a summary"}]).loaded == []
+    assert desk.arrive([QUESTION[0], {"role": "user", "content": "a summary"}]).loaded == []
 
 
 def test_without_a_directory_nothing_is_written(
@@ -373,41 +302,8 @@ def test_no_digest_of_a_key_stands_on_the_disk_and_another_key_finds_nothing(
     octets = b"".join(path.read_bytes() for path in home.iterdir())
     assert WORDS.content.encode() in octets
     assert key.encode() not in octets and bytes.fromhex(key) not in octets
-    assert second.seen([*QUESTION, ECHO], speaker).states == {2: KEPT}
+    assert second.arrive([*QUESTION, ECHO], speaker).states == {2: KEPT}
     for other in (ME, Speaker("", "s1")):
-        visit = second.seen([*QUESTION, ECHO], other)
+        visit = second.arrive([*QUESTION, ECHO], other)
         assert visit.states == {2: RENDERED} and visit.healed == 0
         assert visit.place.line is None
-
-
-def test_ending_a_request_never_waits_for_the_disk(
-    desks: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    have_ended = threading.Event()
-    waited: list[bool] = []
-
-    def slow(handle: int) -> None:
-        waited.append(have_ended.wait(WAIT_S))
-
-    desk = desks()
-    monkeypatch.setattr(journal.os, "fsync", slow)
-    for number in range(10):
-        desk.ask([{"role": "user", "content": f"{number}"}])
-    have_ended.set()
-    desk.flush()
-    assert waited and all(waited)
-
-
-def stated(entries: Iterable[ArchiveEntry]) -> list[Any]:
-    return [plain(entry.turn) for entry in entries if entry.turn is not None]
-
-
-def test_all_that_is_remembered_is_all_that_is_taken_up(desks: Any) -> None:
-    first = desks()
-    for number in range(5):
-        first.ask([{"role": "user", "content": f"{number}"}], TurnContent("t", f"{number}", ()))
-    everything = list(first.sessions.all_entries())
-    second = desks()
-    again = list(second.sessions.all_entries())
-    assert sorted(stated(again)) == sorted(stated(everything)) != []
-    assert len(again) == len(everything) == 5 + 1 + 5

@@ -1,7 +1,7 @@
 """A request that ends waits neither for another's prompt nor for the journal's disk."""
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,6 @@ from hearth.shared.wire_messages import Speaker
 from hearth.worker.sessions import session_manager as module
 from hearth.worker.sessions.session_manager import SessionManager, SessionRules
 from hearth.worker.sessions.session_visit import KEPT
-from hearth.worker.sessions.turn_store import Turn, TurnStore
 from tests.helpers.worker.session_prompts import (
     ME,
     QUESTION,
@@ -111,28 +110,6 @@ def test_a_request_ends_while_a_disk_takes_no_byte_of_the_journal(
     again = SessionManager(SessionRules(), Rows(), SLACK, tmp_path)
     assert again.counters()["turns"] == 2, "what waited for the disk is written"
     again.close()
-
-
-def test_the_ids_of_a_message_with_thousands_of_calls_are_looked_up_a_few_at_a_time(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    desk = Desk()
-    first = desk.ask(QUESTION, SAID)
-    assert first.turn is not None
-    counts = []
-    find = TurnStore.find
-
-    def counted(store: TurnStore, places: Sequence[Any]) -> Sequence[Turn]:
-        counts.append(len(places))
-        return find(store, places)
-
-    monkeypatch.setattr(TurnStore, "find", counted)
-    calls = echo(SAID, first.turn.call_ids)["tool_calls"]
-    others = [{**calls[0], "id": f"other{n}"} for n in range(1_000)]
-    sent = echo(SAID, tool_calls=[*others, *calls])
-    visit = desk.arrive([*QUESTION, sent, QUESTION[1]])
-    assert visit.states == {2: module.CHANGED}, "its turn was found, and says something else"
-    assert max(counts) <= 64 and sum(counts) >= 1_001
 
 
 def test_a_cache_that_is_emptied_amid_an_arrival_leaves_a_request_that_can_end(

@@ -142,15 +142,6 @@ def test_an_answer_that_its_client_never_parsed_is_known_as_it_was_written() -> 
     assert desk.arrive([*QUESTION, sent]).turns[2] is first.turn
 
 
-def test_turns_of_another_key_are_not_found() -> None:
-    desk = Desk()
-    first = desk.ask(QUESTION, SAID)
-    other = Speaker("another key", "s1")
-    visit = desk.arrive([*QUESTION, stripped(SAID, ids_of(first))], other)
-    assert visit.states == {2: RENDERED} and visit.healed == 0
-    assert "reasoning_content" not in visit.messages[2]
-
-
 def test_a_turn_that_the_prompt_has_no_place_for_counts_as_dropped() -> None:
     desk = Desk()
     desk.ask(QUESTION, WORDS)
@@ -181,15 +172,6 @@ def test_what_the_client_changed_is_rendered_as_it_was_sent(sent: dict[str, Any]
     assert visit.messages[2] == sent and visit.healed == 0
 
 
-def test_thinking_that_a_client_invented_is_not_dropped() -> None:
-    desk = Desk()
-    silent = TurnContent("", "All is well.", ())
-    desk.ask(QUESTION, silent, text=silent.content)
-    assert desk.arrive([*QUESTION, echo(silent)]).states == {2: KEPT}
-    visit = desk.arrive([*QUESTION, echo(silent, reasoning_content="I was told to say so")])
-    assert visit.states == {2: CHANGED}
-
-
 def test_arguments_that_the_client_changed_are_rendered_although_the_id_is_ours() -> None:
     desk = Desk()
     first = desk.ask(QUESTION, SAID)
@@ -197,11 +179,6 @@ def test_arguments_that_the_client_changed_are_rendered_although_the_id_is_ours(
     assert desk.arrive([*QUESTION, stripped(edited, ids_of(first))]).states == {2: CHANGED}
     same = replace(SAID, calls=(("read", {"limit": 5000, "path": "/a"}),))
     assert desk.arrive([*QUESTION, stripped(same, ids_of(first))]).states == {2: KEPT}
-
-
-def test_an_answer_that_nobody_gave_is_rendered() -> None:
-    visit = Desk().arrive([*QUESTION, echo(WORDS)])
-    assert visit.states == {2: RENDERED} and visit.turns == [None, None, None]
 
 
 def test_two_answers_that_say_the_same_in_other_tokens_are_told_apart_by_ids_alone() -> None:
@@ -231,13 +208,6 @@ def test_one_id_in_two_conversations_is_that_of_the_call_at_its_place() -> None:
     one, two = desk.ask(QUESTION, SAID, (1, 2)), desk.ask(other, SAID, (3, 4))
     assert desk.arrive([*QUESTION, stripped(SAID, ids_of(one))]).turns[2] is one.turn
     assert desk.arrive([*other, stripped(SAID, ids_of(two))]).turns[2] is two.turn
-
-
-def test_two_answers_of_the_same_tokens_are_one() -> None:
-    desk = Desk()
-    desk.ask(QUESTION, SAID, (1, 2))
-    desk.ask(QUESTION, SAID, (1, 2))
-    assert desk.arrive([*QUESTION, stripped(SAID)]).states == {2: KEPT}
 
 
 def test_thinking_that_was_sent_tells_two_answers_apart() -> None:
@@ -294,18 +264,6 @@ def test_a_changed_turn_is_not_given_the_thinking_of_another_that_says_so() -> N
     visit = desk.arrive([*QUESTION, stripped(other, ids_of(first))])
     assert visit.states == {2: CHANGED} and visit.healed == 0
     assert "reasoning_content" not in visit.messages[2]
-
-
-def test_several_turns_of_one_prompt_are_found_each_on_its_own() -> None:
-    desk = Desk()
-    first = desk.ask(QUESTION, SAID, (1, 2))
-    result = {"role": "tool", "tool_call_id": "x", "content": "its text"}
-    history = [*QUESTION, stripped(SAID, ids_of(first)), result]
-    second = desk.ask(history, WORDS, (3, 4))
-    visit = desk.arrive([*history, stripped(WORDS), QUESTION[1], echo(WORDS, content="new")])
-    assert visit.states == {2: KEPT, 4: KEPT, 6: RENDERED}
-    assert visit.turns == [None, None, first.turn, None, second.turn, None, None]
-    assert (visit.count(KEPT), visit.count(CHANGED), visit.count(RENDERED)) == (2, 0, 1)
 
 
 # ---------------------------------------------------------------- counting and telling

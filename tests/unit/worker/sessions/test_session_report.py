@@ -12,14 +12,6 @@ def named_by_client(client: str = "", conversation: str = "", title: str = "") -
     return Speaker("key", client=client, client_name=text, conversation=conversation, title=title)
 
 
-def test_a_request_of_an_unknown_client_is_anonymous() -> None:
-    desk = Desk()
-    desk.ask(QUESTION, WORDS, speaker=Speaker("key"))
-    assert desk.log.rows[-1][0] == "", "which the log has as anonymous"
-    assert desk.log.rows[-1][1]["session"] == "anonymous"
-    assert desk.sessions.reports.session("anonymous") is not None
-
-
 def test_clients_without_ids_are_told_apart_by_client_and_conversation() -> None:
     desk = Desk()
     desk.ask(QUESTION, WORDS, speaker=named_by_client("curl", "curl-1", "Hello"))

@@ -3,16 +3,13 @@
 from typing import Any
 
 import pytest
-from jinja2.exceptions import TemplateError
 
 from hearth.worker.stream.answer_parts import AnswerParts, ToolCall
-from scripts.fixtures.checkpoint_files import VOCAB_SIZE
-from scripts.harness.model_families import FAMILIES, call_id, family, tools_for
+from scripts.harness.model_families import family, tools_for
 
 READ = ToolCall("read_file", {"path": "a.py", "limit": 3, "range": {"lines": [1, 20], "raw": True}})
 LIST = ToolCall("list_dir", {"path": "src/ü"})
 TOOLS = tools_for([READ, LIST])
-QUESTION = {"role": "user", "content": "What is in a.py?"}
 CALL_TEXT = '<tool_call>\n{"name": "read_file", "arguments": {"path": "a.py"}}\n</tool_call>'
 
 
@@ -21,17 +18,6 @@ def read(name: str, text: str, is_thinking: bool = False) -> AnswerParts:
 
 
 # ---------------------------------------------------------------- what the families are
-
-
-@pytest.mark.parametrize("name", FAMILIES)
-def test_ids_fit_the_fixture_models_and_every_mark_is_one_token(name: str) -> None:
-    each = family(name)
-    assert len(each.tokenizer) <= VOCAB_SIZE
-    for mark in (*each.controls, *each.marks):
-        (token,) = each.tokenizer.encode(mark, add_special_tokens=False)
-        assert each.tokenizer.decode([token]) == mark
-    assert {each.answer_end, each.call_end, each.eos} <= set(each.ends) <= set(each.controls)
-    assert each.tokenizer.eos_token_ids == set(each.tokenizer.convert_tokens_to_ids(each.ends))
 
 
 @pytest.mark.parametrize(
@@ -55,50 +41,6 @@ def test_the_generation_prompt_tells_whether_thinking_is_open(
 def test_a_harmony_prompt_that_begins_the_analysis_leaves_it_open() -> None:
     prompt = "<|start|>assistant<|channel|>analysis<|message|>"
     assert family("harmony").reader.is_thinking_open(prompt)
-
-
-# ---------------------------------------------------------------- what the templates do
-
-
-ASKED = {"role": "user", "content": "Again?"}
-CHANNELS = "<|channel|>final<|message|>x"
-RESULT = {"role": "tool", "tool_call_id": call_id(0), "content": "x"}
-
-
-@pytest.mark.parametrize(
-    ("name", "messages", "reason"),
-    [
-        ("harmony", [QUESTION, RESULT], "no previous assistant message"),
-        (
-            "harmony",
-            [QUESTION, family("harmony").message(AnswerParts("Why.", "Let me see.", (READ,)))],
-            "both content and thinking",
-        ),
-        ("harmony", [{"role": "assistant", "content": CHANNELS}], "containing <.channel.> tags"),
-        (
-            "llama3",
-            [QUESTION, family("mistral").message(AnswerParts("", "", (READ, LIST)))],
-            "single tool-calls",
-        ),
-        ("mistral", [QUESTION, ASKED], "must alternate"),
-        (
-            "mistral",
-            [
-                QUESTION,
-                family("mistral").message(AnswerParts("", "", (READ,)), ["call_0123456789"]),
-            ],
-            "length 9",
-        ),
-        ("gemma3", [QUESTION, ASKED], "must alternate"),
-        ("qwen3_5", [{"role": "assistant", "content": "x"}], "No user query"),
-        ("qwen3_5", [QUESTION, {"role": "system", "content": "x"}], "at the beginning"),
-    ],
-)
-def test_a_template_refuses_what_the_family_does_not_know(
-    name: str, messages: list[Any], reason: str
-) -> None:
-    with pytest.raises(TemplateError, match=reason):
-        family(name).render(messages, TOOLS)
 
 
 # ---------------------------------------------------------------- calls between marks
