@@ -11,8 +11,12 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from hearth.shared.settings_from_env import PROJECT_DIR
 from scripts.faults.load import SHARES
+
+pytestmark = pytest.mark.night  # minutes: `scripts.faults` itself, with a load of every kind
 
 WAIT_S_MAX = 300  # for what takes 30 s on an idle machine
 

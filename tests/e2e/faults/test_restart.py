@@ -7,16 +7,13 @@ import itertools
 import os
 import signal
 import threading
-import time
 
 import httpx
 import psutil
 import pytest
 
 from tests.helpers.servers.counted_talk import ASK, FACT, NOTES, Talk
-from tests.helpers.servers.server import Server
-
-pytestmark = pytest.mark.e2e
+from tests.helpers.servers.server import Server, until
 
 RESTARTS = int(os.environ.get("HEARTH_RESTARTS", "2"))
 CHUNK = 128  # tokens of one forward, and so of one extent at most
@@ -43,11 +40,9 @@ def killed(server: Server) -> None:
     server.process.wait(10)
 
 
-def ended(server: Server) -> None:
-    server.stop(signal.SIGTERM)
-
-
-ENDINGS = {"SIGTERM": ended, "kill -9": killed}
+def queued_bytes(server: Server) -> int:
+    """Return how much waits to be written."""
+    return sum(row["disk"]["queue_bytes"] for row in server.get("/v1/cache")["workers"])
 
 
 def break_off(server: Server, talk: Talk, question: str) -> None:
@@ -68,7 +63,7 @@ def break_off(server: Server, talk: Talk, question: str) -> None:
     assert started.wait(30)
 
 
-@pytest.mark.parametrize("how", ENDINGS)
+@pytest.mark.parametrize("how", [pytest.param("SIGTERM", marks=pytest.mark.night), "kill -9"])
 def test_a_session_goes_on_where_it_was(how: str) -> None:
     with Server(PREFILL_CHUNK=str(CHUNK)) as server:
         talk = Talk(server)
@@ -78,8 +73,11 @@ def test_a_session_goes_on_where_it_was(how: str) -> None:
             if number % 2:
                 break_off(server, talk, question)
             elif how == "kill -9":
-                time.sleep(0.5)  # no more than the disk needs
-            ENDINGS[how](server)
+                until(lambda: not queued_bytes(server))
+            if how == "SIGTERM":
+                server.stop(signal.SIGTERM)
+            else:
+                killed(server)
             server.start()
             server.wait_until_ready()
             talk.say(question)

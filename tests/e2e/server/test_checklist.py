@@ -25,8 +25,7 @@ WORDS = 1_500  # of an answer whose client leaves it
 
 def streamed(server: ScriptedServer, path: str, text: str, **more: Any) -> list[str]:
     """Return the lines of a stream as they are on the wire."""
-    limit = {"max_output_tokens" if path == "/v1/responses" else "max_tokens": 4_000}
-    body = body_of(path, text, model=MODEL, stream=True, **limit, **more)
+    body = body_of(path, text, 4_000, model=MODEL, stream=True, **more)
     answer = httpx.post(server.url + path, json=body, timeout=60).raise_for_status()
     assert answer.headers["content-type"].startswith("text/event-stream")
     return answer.text.split("\n")
@@ -96,9 +95,9 @@ def test_thinking_mode_off_no_think_blocks(server: Server) -> None:
 def test_a_client_that_leaves_mid_stream_ends_its_answer_whose_kv_is_kept(
     scripted: ScriptedServer, path: str
 ) -> None:
-    limit = {"max_output_tokens" if path == "/v1/responses" else "max_tokens": 4_000}
-    body = body_of(path, f"{path}: {dictation('partial ' * WORDS)}", model=MODEL, stream=True)
-    with httpx.stream("POST", scripted.url + path, json=body | limit, timeout=60) as answer:
+    said = f"{path}: {dictation('partial ' * WORDS)}"
+    body = body_of(path, said, 4_000, model=MODEL, stream=True)
+    with httpx.stream("POST", scripted.url + path, json=body, timeout=60) as answer:
         next(line for line in answer.iter_lines() if "partial" in line)
     scripted.wait_until_idle()
     finished = [row for row in scripted.log.read_text().splitlines() if "finished request=" in row]
@@ -116,7 +115,7 @@ def test_client_disconnects_mid_stream_generation_stops_within_200_ms(
 
     def drawn_for_s() -> float:
         """Return how long after its client had left an answer got its last token."""
-        body = body_of(CHAT, dictation("word " * WORDS), model=MODEL, stream=True, max_tokens=4_000)
+        body = body_of(CHAT, dictation("word " * WORDS), 4_000, model=MODEL, stream=True)
         with httpx.stream("POST", scripted.url + CHAT, json=body, timeout=60) as answer:
             next(line for line in answer.iter_lines() if "word" in line)
         left = time.time()

@@ -81,7 +81,7 @@ def test_a_signal_tells_clients_ends_everything_and_leaves_nothing(
 ) -> None:
     family = family_of(server)
     assert len(family) >= 2
-    client = Leaving(server, CHAT, body_of(CHAT, "go on", max_tokens=20_000, stream=True))
+    client = Leaving(server, CHAT, body_of(CHAT, "go on", 20_000, stream=True))
     assert b"200 OK" in client.read_some()
     server.stop(number)
     assert b"The server is shutting down." in client.read_all()

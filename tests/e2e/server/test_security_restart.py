@@ -22,13 +22,14 @@ WORDS = SECRET + " ".join(f"word{number}" for number in range(300))
 KEPT_MIN = 250  # tokens of WORDS that must come back, where any may
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
     made = Server(
         MODEL_PATH=str(fixture_dir("qwen3")),
         PROXY_MODEL_ID="local",
         PROXY_API_KEYS=f"{MINE}, {THEIRS}, {THIRD}",
     )
+    start(made)
     yield made
     made.__exit__()
 
@@ -56,10 +57,6 @@ def report(server: Server, path: str, key: str) -> Any:
     return json.loads(answer)
 
 
-def sessions(server: Server, key: str) -> list[str]:
-    return [row["session"] for row in report(server, "/v1/sessions", key)["sessions"]]
-
-
 def lines(server: Server, key: str) -> int:
     return sum(len(row["entries"]) for row in report(server, "/v1/cache", key)["workers"])
 
@@ -74,8 +71,10 @@ def response_of(server: Server, key: str) -> str:
 
 def check_files(server: Server) -> None:
     """All is this user's alone; text stands only where it is kept on purpose, keys nowhere."""
+    files = list(server.run_dir.rglob("*"))
+    assert {".log", ".safetensors"} <= {path.suffix for path in files}
     digests = [sha256(key.encode()).hexdigest()[:16] for key in (MINE, THEIRS, THIRD)]
-    for path in server.run_dir.rglob("*"):
+    for path in files:
         mode = path.lstat().st_mode
         if path != server.log:  # the test's own, of this server's stderr
             wanted = 0o700 if stat.S_ISDIR(mode) else 0o600
@@ -94,7 +93,6 @@ def check_files(server: Server) -> None:
 def test_another_key_gets_nothing_from_ram_nor_from_disk_that_this_one_left_before_a_restart(
     server: Server,
 ) -> None:
-    start(server)
     for path in GENERATE:
         text = f"{path} {WORDS}"
         kept(server, path, MINE, text)
@@ -105,7 +103,6 @@ def test_another_key_gets_nothing_from_ram_nor_from_disk_that_this_one_left_befo
     server.wait_until_idle()
     server.stop()
     check_files(server)
-    assert {path.suffix for path in (server.run_dir / "kv").rglob("*")} >= {".safetensors"}
     start(server)
     for path in GENERATE:
         text = f"{path} {WORDS}"
@@ -115,13 +112,15 @@ def test_another_key_gets_nothing_from_ram_nor_from_disk_that_this_one_left_befo
     statuses = [ask(server, "GET", response, key=key)[0] for key in (MINE, THIRD)]
     assert statuses == [200, 404], "a stored response outlives the restart too, for its own key"
     assert ask(server, "GET", "/v1/sessions/one%20name", key=THIRD)[0] == 200
-    assert sessions(server, THIRD) == ["one name"], "the one that it has opened itself"
+    sessions = report(server, "/v1/sessions", THIRD)["sessions"]
+    assert [row["session"] for row in sessions] == ["one name"], "that it has opened itself"
     check_files(server)
+    running = {path.suffix for path in server.run_dir.rglob("*")}
+    assert {".sock", ".json"} <= running, "these were looked at too"
 
 
 def test_another_keys_words_cannot_be_guessed_in_a_list_of_prompts(server: Server) -> None:
     """A completion may ask for several prompts at once: each is its key's, not the first alone."""
-    start(server)
     path = "/v1/completions"
     kept(server, path, MINE, ["x", WORDS])
     assert kept(server, path, MINE, ["y", WORDS])[0] > KEPT_MIN

@@ -49,8 +49,9 @@ def ask(
         connection.close()
 
 
-def body_of(path: str, text: str, **more: Any) -> dict[str, Any]:
+def body_of(path: str, text: str, tokens: int = 16, **more: Any) -> dict[str, Any]:
+    """Return a body of the dialect of `path`, whose answer has so many `tokens` at most."""
     field = GENERATE[path]
     limit = "max_output_tokens" if path == "/v1/responses" else "max_tokens"
     said: Any = text if field != "messages" else [{"role": "user", "content": text}]
-    return {"model": "local", field: said, limit: 16} | more
+    return {"model": "local", field: said, limit: tokens} | more
