@@ -6,13 +6,12 @@ HEARTH_RESTARTS=20 runs the whole of what the project promises; CI runs a few.
 import itertools
 import os
 import signal
-import threading
 
-import httpx
 import psutil
 import pytest
 
 from tests.helpers.servers.counted_talk import ASK, FACT, NOTES, Talk
+from tests.helpers.servers.leaving_clients import Leaving
 from tests.helpers.servers.server import Server, until
 
 RESTARTS = int(os.environ.get("HEARTH_RESTARTS", "2"))
@@ -45,33 +44,18 @@ def queued_bytes(server: Server) -> int:
     return sum(row["disk"]["queue_bytes"] for row in server.get("/v1/cache")["workers"])
 
 
-def break_off(server: Server, talk: Talk, question: str) -> None:
-    """Ask, and have the server end amid the answer: the client gets none."""
-    body = talk.body(question) | {"max_tokens": 20_000, "stream": True}
-    started = threading.Event()
-
-    def read() -> None:
-        try:
-            with httpx.stream("POST", f"{server.url}/v1/chat/completions", json=body) as answer:
-                for _ in answer.iter_raw():
-                    started.set()
-        except httpx.HTTPError:
-            started.set()
-
-    thread = threading.Thread(target=read, daemon=True)
-    thread.start()
-    assert started.wait(30)
-
-
 @pytest.mark.parametrize("how", [pytest.param("SIGTERM", marks=pytest.mark.night), "kill -9"])
 def test_a_session_goes_on_where_it_was(how: str) -> None:
     with Server(PREFILL_CHUNK=str(CHUNK)) as server:
         talk = Talk(server)
         talk.say(SAID)
+        left: list[Leaving] = []  # clients whose answer broke off
         lengths = [0, talk.cached + talk.prefilled]  # of each prompt
         for number, question in enumerate(ASKED):
             if number % 2:
-                break_off(server, talk, question)
+                amid = talk.body(question) | {"max_tokens": 20_000, "stream": True}
+                left.append(Leaving(server, "/v1/chat/completions", amid))
+                left[-1].read_some()
             elif how == "kill -9":
                 until(lambda: not queued_bytes(server))
             if how == "SIGTERM":
@@ -88,4 +72,6 @@ def test_a_session_goes_on_where_it_was(how: str) -> None:
             lengths.append(talk.cached + talk.prefilled)
             talk.say(AFTER)
             lengths.append(talk.cached + talk.prefilled)
+        for client in left:
+            client.leave()
         talk.assert_as_cold()

@@ -1,19 +1,20 @@
 """Clients that ask for long answers and read nothing: what they hold, and whom they delay."""
 
 import contextlib
+import http.client
 import json
 import socket
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Final
+from typing import Final
 
 import httpx
 import psutil
 import pytest
 
-from tests.helpers.servers.audited_server import GENERATE, body_of
+from tests.helpers.servers.audited_server import GENERATE, body_of, text_of
 from tests.helpers.servers.fake_server import FakeServer
 from tests.helpers.servers.server import WAIT_S_MAX, until
 
@@ -46,28 +47,10 @@ def ask_and_leave(server: FakeServer, path: str, text: str) -> socket.socket:
 
 def read_late(client: socket.socket) -> str:
     """Return the text of a streamed answer, read from its beginning."""
-    with client, client.makefile("rb") as file:
-        while file.readline().strip():
-            pass
-        stream = b"".join(_chunks(file))
-    rows = [line[6:] for line in stream.splitlines() if line.startswith(b"data: {")]
+    response = http.client.HTTPResponse(client)
+    response.begin()
+    rows = [line[6:] for line in response.read().splitlines() if line.startswith(b"data: {")]
     return "".join(text_of(json.loads(row)) for row in rows)
-
-
-def _chunks(file: Any) -> Iterator[bytes]:
-    while size := int(file.readline(), 16):
-        yield file.read(size)
-        file.readline()
-
-
-def text_of(event: dict[str, Any]) -> str:
-    """Return what an event of any dialect appends to the answer."""
-    if event.get("type") == "response.output_text.delta":
-        return str(event["delta"])
-    if event.get("type") == "content_block_delta":
-        return str(event["delta"]["text"])
-    rows = event.get("choices", [])
-    return "".join(row.get("text") or row.get("delta", {}).get("content") or "" for row in rows)
 
 
 def short_answers(server: FakeServer, is_over: threading.Event) -> int:

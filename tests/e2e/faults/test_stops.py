@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -33,7 +32,7 @@ from hearth.shared.wire_messages import (
 from hearth.shared.zmq_transport import DealerLink, ipc_endpoint
 from hearth.worker.disk.file_names import FileKind, parse
 from scripts.fixtures.fixture_cache import fixture_dir, mlx_environment
-from tests.helpers.servers.server import WAIT_S_MAX, Server
+from tests.helpers.servers.server import WAIT_S_MAX, Server, until
 
 CHUNK = 64
 CHUNK_S = 1.5  # longer than a stop waits before it says so
@@ -121,14 +120,6 @@ def ask(server: Server) -> str:
         return httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=WAIT_S_MAX).text
     except httpx.HTTPError as error:
         return repr(error)
-
-
-def until(condition: "object") -> None:
-    assert callable(condition)
-    deadline = time.monotonic() + WAIT_S_MAX
-    while not condition():
-        assert time.monotonic() < deadline, "waited too long"
-        time.sleep(0.02)
 
 
 # ------------------------------------------------------------ workers alone

@@ -9,13 +9,13 @@ import httpx
 
 from hearth.proxy.api.server_sent_events import PING_S
 from tests.helpers.clients.run_clients import MODEL
-from tests.helpers.servers.audited_server import GENERATE, body_of
+from tests.helpers.servers.audited_server import GENERATE, body_of, text_of
 from tests.helpers.servers.scripted_server import ScriptedServer
 from tests.helpers.servers.server import WAIT_S_MAX
 from tests.helpers.worker_processes.scripted_worker import SMALL_TALK
 
 CHUNK_S: Final = PING_S * 1.2  # in which nothing comes from the worker
-TEXT: Final = "What are words? " * 100  # a few chunks
+TEXT: Final = "What are words? " * 30  # a chunk, and all others wait for it
 
 
 def heard(server: ScriptedServer, path: str) -> list[dict[str, Any]]:
@@ -25,15 +25,6 @@ def heard(server: ScriptedServer, path: str) -> list[dict[str, Any]]:
     lines = answer.text.splitlines()
     assert not [line for line in lines if line.startswith(":")], "a comment is no event"
     return [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {")]
-
-
-def text_of(event: dict[str, Any]) -> str:
-    """Return what an event of any dialect appends to the answer."""
-    if "delta" in event:
-        delta = event["delta"]
-        return str(delta if type(delta) is str else delta.get("text", ""))
-    rows = event.get("choices", [])
-    return "".join(row.get("text") or row.get("delta", {}).get("content") or "" for row in rows)
 
 
 def is_life(path: str, event: dict[str, Any]) -> bool:

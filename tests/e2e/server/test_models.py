@@ -1,15 +1,12 @@
 """Several models on one worker, one that is unloaded, and a worker that hangs: all of it real."""
 
 import itertools
-import json
-from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 
 from scripts.fixtures.fixture_cache import fixture_dir
-from tests.helpers.models.draft_heads import save_head
 from tests.helpers.servers.server import Server, until
 
 LONG = "Tell me the rest of the story that begins with a harbor. " * 40
@@ -64,23 +61,6 @@ def test_models_change_places_and_answer_as_if_each_were_alone(server: Server) -
             worker = swapping.worker()
             assert (worker["model"], worker["state"], worker["restarts"]) == (name, "ready", 0)
     assert answers["first"] != answers["second"]
-
-
-@pytest.mark.night
-def test_a_draft_model_drafts_for_the_model_that_it_was_made_for_and_for_no_other(
-    tmp_path: Path,
-) -> None:
-    path = fixture_dir("qwen3_5_vl")
-    head = save_head(tmp_path / "head", json.loads((path / "config.json").read_text()))
-    names = {"PROXY_MODEL_ID": "first", "MODELS": f"second={fixture_dir('qwen3')}"}
-    drafting = {"MODEL_PATH": str(path), "DRAFT_MODEL": str(head), "SPECULATE": "lookup"}
-    with Server(**drafting, **names) as server:
-        answer = ask(server, "first", max_tokens=80)  # a costly head is tried now and then
-        (told,) = server.get("/v1/cache")["workers"]
-        assert told["speculation"]["by_source"]["model"]["drafted"] > 0
-        plain = ask(server, "first", max_tokens=80, extra_body={"speculate": False})
-        assert tokens(answer) == tokens(plain)
-        assert len(tokens(ask(server, "second"))) == 12
 
 
 def test_an_unused_model_is_unloaded_and_its_cache_comes_back_with_it() -> None:

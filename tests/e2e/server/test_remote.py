@@ -9,15 +9,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import openai
 import pytest
 
 from hearth.shared.processes import PID_FILE, read_pid_file
 from hearth.shared.settings_from_env import PROJECT_DIR
 from scripts.fixtures.fixture_cache import fixture_dir
+from tests.helpers.servers.counted_talk import NOTES, Talk
+from tests.helpers.servers.leaving_clients import Leaving
 from tests.helpers.servers.server import Server, until
 
-WORDS = " ".join(f"word{number}" for number in range(200))
 MODEL = {"MODEL_PATH": str(fixture_dir("qwen3")), "PROXY_MODEL_ID": "local"}
 
 
@@ -86,88 +86,65 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
         each.__exit__()
 
 
-class Talk:
-    """A conversation of one session, which grows by a question and its answer a turn."""
+def own_worker(fleet: Fleet, talk: Talk) -> int:
+    """Begin a conversation; return the number of the worker that has it."""
+    fleet.until_all_are_ready()
+    before = [worker.served for worker in fleet.workers]
+    talk.say(NOTES)
+    until(lambda: [worker.served for worker in fleet.workers] != before)
+    return next(n for n, worker in enumerate(fleet.workers) if worker.served > before[n])
 
-    def __init__(self, fleet: Fleet, name: str) -> None:
-        self.fleet = fleet
-        self.messages = [{"role": "system", "content": name}]
-        self.prompt_tokens = 0
-        fleet.until_all_are_ready()
-        before = [worker.served for worker in fleet.workers]
-        self.turn(WORDS)
-        until(lambda: sum(worker.served for worker in fleet.workers) > sum(before))
-        served = [worker.served for worker in fleet.workers]
-        self.own = next(number for number in range(2) if served[number] > before[number])
-        self.worker = fleet.workers[self.own]  # that has it
 
-    def turn(self, words: str) -> int:
-        """Return how many tokens had to be read beyond those that are new in the prompt."""
-        self.messages.append({"role": "user", "content": words})
-        with self.fleet.proxy.openai() as client:
-            answer = client.chat.completions.create(
-                model="local",
-                messages=self.messages,  # type: ignore[arg-type]
-                max_tokens=4,
-                temperature=0,
-            )
-        self.messages.append(
-            {"role": "assistant", "content": answer.choices[0].message.content or ""}
-        )
-        usage: Any = answer.usage
-        before, self.prompt_tokens = self.prompt_tokens, usage.prompt_tokens
-        read = self.prompt_tokens - (usage.prompt_tokens_details.cached_tokens or 0)
-        return int(max(0, read - (self.prompt_tokens - before)))
+def read_again(talk: Talk) -> int:
+    """Ask on; return how many tokens of the prompt before had to be read once more."""
+    before = talk.cached + talk.prefilled
+    talk.say("And then?")
+    return before - min(before, talk.cached)
 
-    def broken_off(self) -> str:
-        """Kill what computes amid an answer of this session; return what its client hears."""
-        asked = [*self.messages, {"role": "user", "content": "Tell me all."}]
-        with self.fleet.proxy.openai() as client:
-            stream = client.chat.completions.create(
-                model="local",
-                messages=asked,  # type: ignore[arg-type]
-                max_tokens=50_000,
-                temperature=0,
-                stream=True,
-            )
-            next(iter(stream))
-            os.kill(self.worker.worker_pid, signal.SIGKILL)
-            with pytest.raises(openai.APIError) as told:
-                list(stream)
-        return told.value.message
+
+def broken_off(fleet: Fleet, talk: Talk, pid: int) -> str:
+    """Kill `pid` amid an answer of this session; return what its client hears."""
+    body = talk.body("Tell me all.") | {"max_tokens": 50_000, "stream": True}
+    client = Leaving(fleet.proxy, "/v1/chat/completions", body)
+    client.read_some()
+    os.kill(pid, signal.SIGKILL)
+    return client.read_all().decode()
 
 
 def test_a_session_goes_on_at_its_worker_whatever_was_killed_of_it(fleet: Fleet) -> None:
-    talk = Talk(fleet, "a")
-    assert talk.turn("And then?") == 0
+    talk = Talk(fleet.proxy)
+    own = own_worker(fleet, talk)
+    worker = fleet.workers[own]
+    assert read_again(talk) == 0
     until(fleet.has_written)  # a kill loses what waits to be written, and no more
-    told = talk.broken_off()
+    told = broken_off(fleet, talk, worker.worker_pid)
     assert "worker" in told and "is gone" in told and "again" in told
-    until(lambda: fleet.rows()[talk.own]["restarts"] >= 1)
+    until(lambda: fleet.rows()[own]["restarts"] >= 1)
     fleet.until_all_are_ready()
-    served = talk.worker.served
-    assert talk.turn("And then?") == 0, "all that was computed is on the worker's disk"
-    until(lambda: talk.worker.served == served + 1)
+    served = worker.served
+    assert read_again(talk) == 0, "all that was computed is on the worker's disk"
+    until(lambda: worker.served == served + 1)
     until(fleet.has_written)
-    pid, restarts = talk.worker.worker_pid, fleet.rows()[talk.own]["restarts"]
-    talk.worker.stop(signal.SIGKILL)
-    talk.worker.start()
-    until(lambda: talk.worker.worker_pid not in (0, pid))  # it ended by itself
-    until(lambda: fleet.rows()[talk.own]["restarts"] > restarts)
+    pid, restarts = worker.worker_pid, fleet.rows()[own]["restarts"]
+    worker.stop(signal.SIGKILL)
+    worker.start()
+    until(lambda: worker.worker_pid not in (0, pid))  # it ended by itself
+    until(lambda: fleet.rows()[own]["restarts"] > restarts)
     fleet.until_all_are_ready()
-    assert talk.turn("And then?") == 0
+    assert read_again(talk) == 0
 
 
 def test_a_worker_that_is_stopped_leaves_nothing_and_a_new_proxy_finds_what_the_other_has(
     fleet: Fleet,
 ) -> None:
-    talk = Talk(fleet, "d")
-    other = fleet.workers[1 - talk.own]
+    talk = Talk(fleet.proxy, date="2026-11-23")
+    own = own_worker(fleet, talk)
+    other = fleet.workers[1 - own]
     other.stop(signal.SIGINT)
     assert other.process is not None and other.process.returncode == 0
     assert list((other.run_dir / "run" / str(other.port)).iterdir()) == []
-    until(lambda: "Nothing listens there" in (fleet.rows()[1 - talk.own]["problem"] or ""))
+    until(lambda: "Nothing listens there" in (fleet.rows()[1 - own]["problem"] or ""))
     fleet.proxy.stop(signal.SIGKILL)
     fleet.proxy.start()
     until(lambda: "ready" in [row["state"] for row in fleet.rows()])
-    assert talk.turn("And then?") == 0
+    assert read_again(talk) == 0

@@ -43,30 +43,22 @@ def start(server: Server) -> None:
     server.wait_until_ready()
 
 
-def kept(server: Server, path: str, key: str, text: Any) -> tuple[int, str]:
-    """Return how many tokens of a prompt were kept, and where, as the client is told."""
-    status, answer = ask(server, "POST", path, body_of(path, text, session_id="one name"), key)
-    assert status == 200, answer
-    row = json.loads(answer)["usage"]["kv_cache"]
-    return int(row["prefix_length"]), str(row["source"])
-
-
-def report(server: Server, path: str, key: str) -> Any:
-    status, answer = ask(server, "GET", path, key=key)
+def told(server: Server, method: str, path: str, key: str, body: Any = None) -> Any:
+    status, answer = ask(server, method, path, body, key)
     assert status == 200, answer
     return json.loads(answer)
 
 
+def kept(server: Server, path: str, key: str, text: Any) -> tuple[int, str]:
+    """Return how many tokens of a prompt were kept, and where, as the client is told."""
+    body = body_of(path, text, session_id="one name")
+    row = told(server, "POST", path, key, body)["usage"]["kv_cache"]
+    return int(row["prefix_length"]), str(row["source"])
+
+
 def lines(server: Server, key: str) -> int:
-    return sum(len(row["entries"]) for row in report(server, "/v1/cache", key)["workers"])
-
-
-def response_of(server: Server, key: str) -> str:
-    """Return the path of a response that was stored for `key`."""
-    path = "/v1/responses"
-    status, answer = ask(server, "POST", path, body_of(path, "keep this"), key)
-    assert status == 200, answer
-    return f"{path}/{json.loads(answer)['id']}"
+    rows = told(server, "GET", "/v1/cache", key)["workers"]
+    return sum(len(row["entries"]) for row in rows)
 
 
 def check_files(server: Server) -> None:
@@ -98,7 +90,8 @@ def test_another_key_gets_nothing_from_ram_nor_from_disk_that_this_one_left_befo
         kept(server, path, MINE, text)
         assert kept(server, path, MINE, text)[0] > KEPT_MIN
         assert kept(server, path, THEIRS, text) == (0, "none"), "in RAM"
-    response = response_of(server, MINE)
+    path = "/v1/responses"
+    response = f"{path}/{told(server, 'POST', path, MINE, body_of(path, 'keep this'))['id']}"
     assert lines(server, MINE) > 0 and lines(server, THIRD) == 0
     server.wait_until_idle()
     server.stop()
@@ -112,7 +105,7 @@ def test_another_key_gets_nothing_from_ram_nor_from_disk_that_this_one_left_befo
     statuses = [ask(server, "GET", response, key=key)[0] for key in (MINE, THIRD)]
     assert statuses == [200, 404], "a stored response outlives the restart too, for its own key"
     assert ask(server, "GET", "/v1/sessions/one%20name", key=THIRD)[0] == 200
-    sessions = report(server, "/v1/sessions", THIRD)["sessions"]
+    sessions = told(server, "GET", "/v1/sessions", THIRD)["sessions"]
     assert [row["session"] for row in sessions] == ["one name"], "that it has opened itself"
     check_files(server)
     running = {path.suffix for path in server.run_dir.rglob("*")}
