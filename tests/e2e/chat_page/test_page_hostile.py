@@ -33,7 +33,8 @@ NONE: Final[dict[str, list[str]]] = {
 MESSAGES: Final = "document.querySelectorAll('.message').length"
 # One of the two walls is taken away before the page's own modules run.
 NO_MARKDOWN: Final = """import("/chat/vendor/markdown-it.esm.min.js").then((found) => {
-  found.default.prototype.render = (text) => "<p>.</p>" + text;
+  const html = {type: "html_block", level: 0, nesting: 0, map: [0, 1], attrs: null};
+  found.default.prototype.parse = (text) => [{...html, content: "<p>.</p>" + text}];
 })"""
 NO_SANITISER: Final = """Object.defineProperty(window, "DOMPurify", {
   configurable: true, get: () => undefined,

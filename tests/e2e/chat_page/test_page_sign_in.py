@@ -40,9 +40,10 @@ async function attempt(path, options) {
 (async () => {
   const chats = "/chat/api/v1/chat/completions";
   document.title = JSON.stringify([
-    await attempt("/health", {}),
-    await attempt("/v1/models", {}),
-    await attempt("/v1/chat/completions", {method: "POST", headers: text, body: chat}),
+    await attempt("/health", {credentials: "omit"}),
+    await attempt("/v1/models", {credentials: "omit"}),
+    await attempt("/v1/chat/completions",
+      {method: "POST", headers: text, body: chat, credentials: "omit"}),
     await attempt("/v1/messages", {method: "POST", mode: "no-cors", headers: text, body: chat}),
     await attempt("/chat/api/v1/models", {}),
     await attempt("/chat/api/v1/models", {mode: "no-cors"}),

@@ -76,7 +76,8 @@ def test_a_poison_prompt_sent_10_times_ends_two_workers_and_an_innocent_is_serve
 ) -> None:
     cold = until_answered(server, STORY)
     server.forget()
-    answers, is_over = [], threading.Event()
+    answers: list[str] = []
+    is_over = threading.Event()
 
     def innocent() -> None:
         while not is_over.is_set() or len(answers) < 3:

@@ -24,7 +24,7 @@ CHAT = "/v1/chat/completions"
 
 def family_of(server: Server) -> list[psutil.Process]:
     assert server.process is not None
-    return psutil.Process(server.process.pid).children(recursive=True)
+    return list(psutil.Process(server.process.pid).children(recursive=True))
 
 
 def assert_nothing_is_left(server: Server, family: list[psutil.Process]) -> None:
@@ -126,8 +126,9 @@ def said_by(**settings: str) -> str:
     """Start a server that cannot start; return what it said on its way out."""
     server = Server(**settings)
     server.start()
+    assert server.process is not None
     try:
-        assert server.process is not None and server.process.wait(WAIT_S_MAX) == 78
+        assert server.process.wait(WAIT_S_MAX) == 78
         said = server.log.read_text()
         assert "Traceback" not in said
         return said

@@ -253,11 +253,11 @@ def test_no_prompt_tool_output_or_key_is_in_any_log_whatever_goes_wrong(server: 
     }
     assert "refused" in written[server.log] and len(written) > 2
     assert "lost request=" in written[server.log], "no broken prefix was told of"
-    for path, text in written.items():
-        is_kept = KEPT & set(path.parts)  # turns and responses are, on purpose; keys are not
+    for place, text in written.items():
+        is_kept = KEPT & set(place.parts)  # turns and responses are, on purpose; keys are not
         for secret in (MINE, THEIRS) if is_kept else (CANARY, MINE, THEIRS):
             found = [line for line in text.splitlines() if secret in line]
-            assert not found, (path, found[:3])
+            assert not found, (place, found[:3])
 
 
 BOMBS = ("((a{100}){100}){100}", "(.{1,500}a){500}", "^((a{100}){100}){100}$")
@@ -300,7 +300,7 @@ def kill_the_worker_amid(text: str, server: Server) -> None:
 
 def many(path: str) -> list[tuple[dict[str, Any], bytes]]:
     """Return what makes a body of `path` one of endless parts, and what its refusal says."""
-    properties = {f"p{n}": {} for n in range(200_000)}
+    properties: dict[str, Any] = {f"p{n}": {} for n in range(200_000)}
     function = {"name": "f", "parameters": {"properties": properties}, "input_schema": properties}
     row = {"role": "user", "content": "x"}
     return [
