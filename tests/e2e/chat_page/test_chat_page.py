@@ -56,7 +56,7 @@ RESULT: Final = "421.6"
 LONG: Final = "\n\n".join(f"Part {number}. The fox jumps over the dog." for number in range(400))
 READ: Final = "What does the file say?"
 TELLS: Final = "It tells of a fox."
-ANSWERS: Final = {
+ANSWERS: Final[dict[str, Any]] = {
     QUESTION: [{"reasoning": "A counter of words is wanted.", "content": COUNTED}],
     MORE: [{"content": "That depends on the file."}],
     EDITED: [{"reasoning": "Lines, not words.", "content": LINES}],

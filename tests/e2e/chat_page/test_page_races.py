@@ -21,7 +21,7 @@ RESULTS: Final = "document.querySelectorAll('.result-text')"
 # The messages of all conversations, as IndexedDB has them.
 KEPT: Final = """import('/chat/store.js').then((store) => store.all())
   .then((all) => all.flatMap((each) => Object.values(each.nodes)))"""
-TWO_CALLS: Final = [
+TWO_CALLS: Final[list[Any]] = [
     {"tool_calls": [{"index": 7, "id": "a", "function": {"name": "first", "arguments": ""}}]},
     {"tool_calls": [{"index": "__proto__", "id": "b", "function": {"name": "second"}}]},
     {"tool_calls": [{"index": "__proto__", "function": {"arguments": '{"x": 1}'}}]},

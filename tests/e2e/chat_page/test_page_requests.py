@@ -136,7 +136,7 @@ def test_a_developers_own_tool_is_offered_and_answered_by_hand(at_page: AtPage) 
         return [*server.bodies, await chat.shown()]
 
     first, second, shown = at_page(steps)
-    given = {"temperature": 0.5, "max_tokens": 64, "enable_thinking": False}
+    given: dict[str, Any] = {"temperature": 0.5, "max_tokens": 64, "enable_thinking": False}
     given["tools"] = [{"type": "function", "function": TOOL}]
     assert {name: first[name] for name in given} == given
     assert first["messages"][0] == {"role": "system", "content": "Be brief."}
