@@ -14,12 +14,9 @@ from typing import Final
 PROJECT_DIR: Final = Path(__file__).parents[2]
 HEAVY: Final = {"litellm", "llguidance", "mlx", "mlx_lm", "mlx_vlm", "tokenizers", "transformers"}
 # Files under tests/e2e that look at the clock or flood the machine: they run few at a time.
-CLOCKED: Final = {
-    *("test_chaos", "test_clients", "test_cloud_clients", "test_edits", "test_faults"),
-    *("test_impatient", "test_lifecycle", "test_liveness", "test_slow_readers"),
-}
+CLOCKED: Final = {"test_clients", "test_cloud_clients", "test_edits"}
 BROWSER: Final = {
-    *("test_dashboard", "test_dashboard_page", "test_origin"),
+    *("test_dashboard", "test_dashboard_page"),
     *("test_chat_page", "test_page_hostile", "test_page_requests", "test_page_sign_in"),
 }
 CLIENTS: Final = {"test_clients", "test_cloud_clients", "test_edits"}

@@ -7,7 +7,7 @@ remembers who put each key there. A hit is a key that is looked up and found.
 import functools
 import gc
 from collections import Counter, OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 _NOBODY = ""
@@ -74,7 +74,7 @@ def _watched(spies: Spies, kind: type, writes: Sequence[str], reads: Sequence[st
 
 
 class _Spy:
-    """What the kinds of spies have in common."""
+    """Remembers who put each key of a dict or a set there."""
 
     _spies: Spies
     _memory: str
@@ -87,6 +87,22 @@ class _Spy:
         if key in self._put_by:
             self._spies.hits[self._memory, self._spies.who, self._put_by[key]] += 1
 
+    def _drop(self, key: Any) -> None:
+        self._put_by.pop(key, None)
+
+
+def _watching(base: type, name: str, *acts: Callable[[Any, Any], None]) -> Callable[..., Any]:
+    """Return the method of `base` which first does `acts` with its key."""
+    method = getattr(base, name)
+
+    @functools.wraps(method)
+    def watched(self: Any, key: Any, *rest: Any) -> Any:
+        for act in acts:
+            act(self, key)
+        return method(self, key, *rest)
+
+    return watched
+
 
 class _SpiedDict(_Spy, OrderedDict):  # type: ignore[type-arg]  # of whatever it stands for
     def __init__(self, spies: Spies, memory: str, rows: Any) -> None:
@@ -95,25 +111,12 @@ class _SpiedDict(_Spy, OrderedDict):  # type: ignore[type-arg]  # of whatever it
         for key, value in rows.items():
             self[key] = value
 
-    def __setitem__(self, key: Any, value: Any) -> None:
-        self._note(key)
-        super().__setitem__(key, value)
-
-    def __delitem__(self, key: Any) -> None:
-        super().__delitem__(key)
-        self._put_by.pop(key, None)
-
-    def __getitem__(self, key: Any) -> Any:
-        self._look(key)
-        return super().__getitem__(key)
-
-    def __contains__(self, key: object) -> bool:
-        self._look(key)
-        return super().__contains__(key)
-
-    def get(self, key: Any, default: Any = None) -> Any:
-        self._look(key)
-        return super().get(key, default)
+    __setitem__ = _watching(OrderedDict, "__setitem__", _Spy._note)
+    __delitem__ = _watching(OrderedDict, "__delitem__", _Spy._drop)
+    __getitem__ = _watching(OrderedDict, "__getitem__", _Spy._look)
+    __contains__ = _watching(OrderedDict, "__contains__", _Spy._look)
+    get = _watching(OrderedDict, "get", _Spy._look)
+    pop = _watching(OrderedDict, "pop", _Spy._look, _Spy._drop)
 
     def setdefault(self, key: Any, default: Any = None) -> Any:
         """Return the value. That it was there saved nobody anything: the default is made first."""
@@ -121,14 +124,9 @@ class _SpiedDict(_Spy, OrderedDict):  # type: ignore[type-arg]  # of whatever it
             self[key] = default
         return super().__getitem__(key)
 
-    def pop(self, key: Any, *default: Any) -> Any:
-        self._look(key)
-        self._put_by.pop(key, None)
-        return super().pop(key, *default)
-
     def popitem(self, last: bool = True) -> Any:
         row = super().popitem(last)
-        self._put_by.pop(row[0], None)
+        self._drop(row[0])
         return row
 
     def clear(self) -> None:
@@ -142,17 +140,9 @@ class _SpiedSet(_Spy, set):  # type: ignore[type-arg]
         self._put_by = dict.fromkeys(rows, spies.who)
         super().__init__(rows)
 
-    def add(self, key: Any) -> None:
-        self._note(key)
-        super().add(key)
-
-    def discard(self, key: Any) -> None:
-        self._put_by.pop(key, None)
-        super().discard(key)
-
-    def __contains__(self, key: object) -> bool:
-        self._look(key)
-        return super().__contains__(key)
+    add = _watching(set, "add", _Spy._note)
+    discard = _watching(set, "discard", _Spy._drop)
+    __contains__ = _watching(set, "__contains__", _Spy._look)
 
 
 _KINDS: dict[type, Any] = {dict: _SpiedDict, OrderedDict: _SpiedDict, set: _SpiedSet}

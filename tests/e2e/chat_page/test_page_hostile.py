@@ -6,7 +6,8 @@ the two things that care, the markdown library and the sanitiser, is tested with
 
 import asyncio
 import json
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,10 +26,15 @@ CANARY: Final = "globalThis.hurt = () => console.error('hurt', location.href); 0
 STREAMED: Final = 30  # payloads of one streamed answer
 PIECE_CHARS: Final = 23  # that come at once
 ERRORS: Final = PAYLOADS[::24]
+ALL_LISTED: Final = "document.querySelectorAll('#conversations li').length >= 200"
+NONE: Final[dict[str, list[str]]] = {
+    **{"strangers": [], "requests": [], "dialogs": [], "errors": []},
+}
 MESSAGES: Final = "document.querySelectorAll('.message').length"
 # One of the two walls is taken away before the page's own modules run.
 NO_MARKDOWN: Final = """import("/chat/vendor/markdown-it.esm.min.js").then((found) => {
-  found.default.prototype.render = (text) => "<p>.</p>" + text;
+  const html = {type: "html_block", level: 0, nesting: 0, map: [0, 1], attrs: null};
+  found.default.prototype.parse = (text) => [{...html, content: "<p>.</p>" + text}];
 })"""
 NO_SANITISER: Final = """Object.defineProperty(window, "DOMPurify", {
   configurable: true, get: () => undefined,
@@ -38,53 +44,48 @@ NO_SANITISER: Final = """Object.defineProperty(window, "DOMPurify", {
 })"""
 
 
-@dataclass
-class Seen:
-    """What one way to show the payloads came to."""
-
-    shown: int = 0
-    texts: list[str] = field(default_factory=list)  # where they must be read as they are
-    strangers: list[str] = field(default_factory=list)  # elements and attributes of no list
-    errors: list[str] = field(default_factory=list)
-    dialogs: list[str] = field(default_factory=list)
-    requests: list[str] = field(default_factory=list)  # but those that the page makes itself
+def is_own(chat: ChatTab, url: str) -> bool:
+    """Whether the page asks for it by itself: a file of its own, or what the API has for it."""
+    place = url.removeprefix(chat.url).partition("#")[0]
+    is_known = place.startswith(("chat/", "dashboard/format.js", "dashboard/icon.svg"))
+    is_here = url.startswith(chat.url) and (place == "" or is_known) and "canary" not in url
+    return is_here or url.startswith(("data:image/png;", "blob:" + chat.url))
 
 
-class Watch:
-    """Looks at a tab from its start on: what its page became, and what it asked for."""
-
-    def __init__(self, chat: ChatTab) -> None:
-        self.chat = chat
-        self.ids: list[str] = []
-
-    async def begin(self, *wall: str) -> None:
+@asynccontextmanager
+async def watched(
+    devtools: str, server: HostileServer, harm: dict[str, Any], *wall: str
+) -> AsyncIterator[ChatTab]:
+    """Give the open page, without `wall`; `harm` has in the end what was done to it."""
+    async with server.running(), page(devtools) as tab:
+        chat = ChatTab(tab, server.url)
         for script in (CANARY, *wall):
-            await self.chat.tab.before_load(script)
-        await self.chat.open()
-        self.ids = await self.chat.tab.value(IDS)
-        await self.chat.tab.value(SURVEY.read_text())
-
-    async def seen(self, texts: list[str]) -> Seen:
-        tab = self.chat.tab
+            await tab.before_load(script)
+        await chat.open()
+        ids = await tab.value(IDS)
+        await tab.value(SURVEY.read_text())
+        yield chat
         await tab.value("new Promise((done) => setTimeout(done, 150))")  # for what loads late
-        strangers = await tab.value(f"survey({json.dumps(self.ids)})")
-        return Seen(
-            await tab.value(MESSAGES),
-            texts,
-            strangers,
-            list(tab.errors),
-            list(tab.dialogs),
-            [url for url in tab.requests if not self._is_own(url)],
-        )
+        harm["strangers"] = await tab.value(f"survey({json.dumps(ids)})")
+        harm["requests"] = [url for url in tab.requests if not is_own(chat, url)]
+        harm["dialogs"] = list(tab.dialogs)
+        harm["errors"] = [each for each in tab.errors if "status of 400" not in each]
 
-    def _is_own(self, url: str) -> bool:
-        """Whether the page asks for it by itself: a file of its own, or what the API has for it."""
-        own = self.chat.url
-        place = url.removeprefix(own).partition("#")[0]
-        files = ("chat/", "dashboard/format.js", "dashboard/icon.svg")
-        is_known = place == "" or place.startswith(files)
-        is_local = url.startswith(("data:image/png;", "blob:" + own))
-        return is_local or (url.startswith(own) and is_known and "canary" not in url)
+
+async def opened(chat: ChatTab, title: str, count: int) -> None:
+    """Open the conversation of this title, of so many messages, with all that is folded."""
+    await search(chat, title)
+    await chat.tab.until(f"document.querySelector('#conversations .open')?.title === '{title}'")
+    await chat.tab.value("document.querySelector('#conversations .open').click()")
+    await chat.tab.until(f"{MESSAGES} === {count}")
+    await chat.tab.value("document.querySelectorAll('details').forEach((e) => (e.open = true))")
+
+
+async def search(chat: ChatTab, text: str) -> None:
+    await chat.tab.value(
+        f"((at) => {{ at.value = '{text}'; at.dispatchEvent(new Event('input')); }})"
+        "(document.getElementById('search'))"
+    )
 
 
 def conversation(nodes: list[dict[str, Any]], title: str) -> dict[str, Any]:
@@ -125,44 +126,6 @@ def exported(conversations: list[dict[str, Any]]) -> str:
     return json.dumps({"format": "hearth-chat", "version": 1, "conversations": conversations})
 
 
-async def imported(devtools: str) -> Seen:
-    """Import the payloads as a file that somebody sent, and open what is in it."""
-    whole = conversation([node for payload in PAYLOADS for node in turn(payload)], "whole")
-    titled = [conversation(turn("x")[:1], payload) for payload in PAYLOADS]
-    async with HostileServer().running() as server, page(devtools) as tab:
-        chat = ChatTab(tab, server.url)
-        watch = Watch(chat)
-        await watch.begin()
-        await chat.import_text(exported([*titled, whole]))
-        await tab.until("document.querySelectorAll('#conversations li').length >= 200")
-        await tab.value("document.getElementById('search').value = 'whole'")
-        await tab.value("document.getElementById('search').dispatchEvent(new Event('input'))")
-        await tab.until("document.querySelector('#conversations .open')?.title === 'whole'")
-        await tab.value("document.querySelector('#conversations .open').click()")
-        await tab.until(f"{MESSAGES} === {3 * len(PAYLOADS)}")
-        await tab.value(
-            "document.querySelectorAll('details').forEach((each) => (each.open = true))"
-        )
-        await tab.value("document.getElementById('search').value = ''")
-        await tab.value("document.getElementById('search').dispatchEvent(new Event('input'))")
-        await tab.until("document.querySelectorAll('#conversations li').length >= 200")
-        return await watch.seen(await chat.texts(".message[data-role=user] .body"))
-
-
-async def answered(devtools: str, wall: str) -> Seen:
-    """Open answers of the payloads, with one of the two walls away."""
-    answers = [{"role": "assistant", "content": payload} for payload in PAYLOADS]
-    async with HostileServer().running() as server, page(devtools) as tab:
-        chat = ChatTab(tab, server.url)
-        watch = Watch(chat)
-        await watch.begin(wall)
-        await chat.import_text(exported([conversation(answers, "answers")]))
-        await tab.until("document.querySelector('#conversations .open') !== null")
-        await tab.value("document.querySelector('#conversations .open').click()")
-        await tab.until(f"{MESSAGES} === {len(PAYLOADS)}")
-        return await watch.seen([])
-
-
 def deltas(payloads: tuple[str, ...]) -> list[Delta]:
     """Return a stream that thinks, says and calls the payloads, in pieces of any kind."""
     text = "\n\n".join(payloads)
@@ -172,63 +135,67 @@ def deltas(payloads: tuple[str, ...]) -> list[Delta]:
     return [*thought, *said, tool_call(payloads[0], json.dumps({"x": text}))]
 
 
-async def streamed(devtools: str) -> Seen:
-    """Have the model write the payloads, fail with them, and be named so itself."""
-    server = HostileServer()
-    server.models = [
-        {"id": name, "object": "model", "owned_by": name, "root": name, "display_name": name}
-        for name in ("model", *PAYLOADS)
-    ]
-    async with server.running(), page(devtools) as tab:
-        chat = ChatTab(tab, server.url)
-        watch = Watch(chat)
-        await watch.begin()
-        for first in range(0, len(PAYLOADS), STREAMED):
-            server.answers.append(deltas(PAYLOADS[first : first + STREAMED]))
-            await chat.new()
-            await chat.send("Go on.")
-            await tab.until("document.querySelector('.result-text') !== null")
-        for error in ERRORS:
-            server.answers.append(error)
-            await chat.new()
-            await chat.say("Go on.")
-        tab.errors = [each for each in tab.errors if "status of 400" not in each]
-        await chat.new()
-        await chat.attach(*((name, "text/plain", name) for name in PAYLOADS))
-        await tab.until(f"document.querySelectorAll('#attachments li').length === {len(PAYLOADS)}")
-        await chat.say("See these.")
-        names = await chat.texts("#model option")
-        return await watch.seen(names)
-
-
-def assert_harmless(seen: Seen) -> None:
-    assert seen.strangers == []
-    assert seen.requests == []
-    assert seen.dialogs == []
-    assert seen.errors == []
-
-
 def test_there_are_enough_payloads_and_no_two_are_one() -> None:
     assert len(PAYLOADS) == len(set(PAYLOADS)) >= 250
 
 
 def test_a_file_of_hostile_conversations_is_shown_as_text(devtools: str) -> None:
-    seen = asyncio.run(imported(devtools))
-    assert seen.shown == 3 * len(PAYLOADS)
-    assert [text.strip() for text in seen.texts] == [
-        payload.replace("\r\n", "\n").strip() for payload in PAYLOADS
-    ]
-    assert_harmless(seen)
+    """As somebody sent it: a conversation of all payloads, and one that each is the title of."""
+    whole = conversation([node for payload in PAYLOADS for node in turn(payload)], "whole")
+    titled = [conversation(turn("x")[:1], payload) for payload in PAYLOADS]
+    harm: dict[str, Any] = {}
+
+    async def shown() -> list[str]:
+        async with watched(devtools, HostileServer(), harm) as chat:
+            await chat.import_text(exported([*titled, whole]))
+            await chat.tab.until(ALL_LISTED)
+            await opened(chat, "whole", 3 * len(PAYLOADS))
+            await search(chat, "")
+            await chat.tab.until(ALL_LISTED)
+            return await chat.texts(".message[data-role=user] .body")
+
+    texts = [text.strip() for text in asyncio.run(shown())]
+    assert texts == [payload.replace("\r\n", "\n").strip() for payload in PAYLOADS]
+    assert harm == NONE
 
 
 def test_a_hostile_model_fails_to_run_or_load_anything_while_it_streams(devtools: str) -> None:
-    seen = asyncio.run(streamed(devtools))
-    assert len(seen.texts) > 250, "the models' names are there to choose"
-    assert_harmless(seen)
+    """It writes the payloads, fails with them, and is named so itself; files have such names."""
+    names = ({"id": name, "owned_by": name, "display_name": name} for name in PAYLOADS)
+    server, harm = HostileServer({"id": "model"}, *names), dict[str, Any]()
+
+    async def shown() -> list[str]:
+        async with watched(devtools, server, harm) as chat:
+            for first in range(0, len(PAYLOADS), STREAMED):
+                server.answers.append(deltas(PAYLOADS[first : first + STREAMED]))
+                await chat.new()
+                await chat.send("Go on.")
+                await chat.tab.until("document.querySelector('.result-text') !== null")
+            for error in ERRORS:
+                server.answers.append(error)
+                await chat.new()
+                await chat.say("Go on.")
+            await chat.new()
+            await chat.attach(*((name, "text/plain", name) for name in PAYLOADS))
+            await chat.tab.until(
+                f"document.querySelectorAll('#attachments li').length === {len(PAYLOADS)}"
+            )
+            await chat.say("See these.")
+            return await chat.texts("#model option")
+
+    assert len(asyncio.run(shown())) > 250, "the models' names are there to choose"
+    assert harm == NONE
 
 
 @pytest.mark.parametrize("wall", [NO_MARKDOWN, NO_SANITISER], ids=["sanitiser", "markdown"])
 def test_each_of_the_two_walls_holds_alone(devtools: str, wall: str) -> None:
-    seen = asyncio.run(answered(devtools, wall))
-    assert seen.shown == len(PAYLOADS)
-    assert_harmless(seen)
+    answers = [{"role": "assistant", "content": payload} for payload in PAYLOADS]
+    harm: dict[str, Any] = {}
+
+    async def shown() -> None:
+        async with watched(devtools, HostileServer(), harm, wall) as chat:
+            await chat.import_text(exported([conversation(answers, "answers")]))
+            await opened(chat, "answers", len(PAYLOADS))
+
+    asyncio.run(shown())
+    assert harm == NONE

@@ -11,8 +11,12 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from hearth.shared.settings_from_env import PROJECT_DIR
 from scripts.faults.load import SHARES
+
+pytestmark = pytest.mark.night  # minutes: `scripts.faults` itself, with a load of every kind
 
 WAIT_S_MAX = 300  # for what takes 30 s on an idle machine
 
@@ -47,14 +51,3 @@ def test_faults_are_played_and_every_request_has_its_one_end(tmp_path: Path) -> 
     assert sum(kinds[name] for name in SHARES if name in kinds) + kinds["Hi"] == report["requests"]
     assert [row["role"] for row in report["memory"]] == ["proxy", "worker 0"] * 2
     assert all(row["rss"] > 0 for row in report["memory"])
-
-
-def test_a_load_of_every_kind_is_played_and_memory_is_sampled(tmp_path: Path) -> None:
-    report, told = report_of(tmp_path, "soak", "--requests", "300")
-    assert [miss for miss in report["misses"] if "grew" not in miss] == [], told
-    assert report["ends"]["page"]["answered"] > 0
-    assert len(report["rounds"]) > 5
-    for row in report["rounds"]:
-        assert 0 <= row["kv"] <= row["kv_budget"] and len(row["held"]) == 2
-    assert max(row["kv"] for row in report["rounds"]) > 0
-    assert max(row["disk"] for row in report["rounds"]) > 0

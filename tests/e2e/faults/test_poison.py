@@ -17,32 +17,16 @@ from hearth.proxy.main import end, main
 end(main([sys.executable, "-m", "scripts.harness.faulty_workers.poisoned_worker"]))
 """
 SENT: Final = 10  # times that a client sends its poison, whatever it is told
+STORY: Final = "Tell me a long story of a fox. " * 20
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    """A server of this module's own: its workers break."""
-    with started(Server()) as running:
+    """A server of this module's own: its workers break at marks."""
+    made = Server()
+    made.start("-c", LAUNCH)
+    with made.ready() as running:
         yield running
-
-
-class started:
-    """A server whose workers break at marks; `Server` knows no other worker."""
-
-    def __init__(self, server: Server) -> None:
-        self._server = server
-
-    def __enter__(self) -> Server:
-        self._server.start("-c", LAUNCH)
-        self._server.wait_until_ready()
-        return self._server
-
-    def __exit__(self, *_: object) -> None:
-        self._server.__exit__()
-
-
-def poisonous(mark: str) -> str:
-    return "Read this. " * 60 + mark + " And go on. " * 60
 
 
 def ask(server: Server, text: str, tokens: int = 12) -> tuple[int, str]:
@@ -61,11 +45,11 @@ def ask(server: Server, text: str, tokens: int = 12) -> tuple[int, str]:
     return 200, (message.content or "") + str(getattr(message, "reasoning_content", ""))
 
 
-def until_answered(server: Server, text: str, tokens: int = 12) -> str:
+def until_answered(server: Server, text: str) -> str:
     """Send a prompt until it is served, as a client does that retries."""
     deadline = time.monotonic() + WAIT_S_MAX
     while time.monotonic() < deadline:
-        status, told = ask(server, text, tokens)
+        status, told = ask(server, text, 60)
         if status == 200:
             return told
         assert status == 503, told
@@ -78,13 +62,9 @@ def send_poison(server: Server, mark: str, times: int = SENT) -> list[tuple[int,
     told = []
     for _ in range(times):
         server.wait_until_ready()
-        told.append(ask(server, poisonous(mark)))
+        told.append(ask(server, "Read this. " * 60 + mark + " And go on. " * 60))
     server.wait_until_ready()
     return told
-
-
-def restarts(server: Server) -> int:
-    return int(server.worker()["restarts"])
 
 
 def suspects(server: Server) -> dict[str, Any]:
@@ -94,14 +74,14 @@ def suspects(server: Server) -> dict[str, Any]:
 def test_a_poison_prompt_sent_10_times_ends_two_workers_and_an_innocent_is_served(
     server: Server,
 ) -> None:
-    story = "Tell me a long story of a fox. " * 20
-    cold = until_answered(server, story, 60)
+    cold = until_answered(server, STORY)
     server.forget()
-    before, answers, is_over = restarts(server), [], threading.Event()
+    answers: list[str] = []
+    is_over = threading.Event()
 
     def innocent() -> None:
         while not is_over.is_set() or len(answers) < 3:
-            answers.append(until_answered(server, story, 60))
+            answers.append(until_answered(server, STORY))
 
     beside = threading.Thread(target=innocent)
     beside.start()
@@ -110,35 +90,33 @@ def test_a_poison_prompt_sent_10_times_ends_two_workers_and_an_innocent_is_serve
     finally:
         is_over.set()
         beside.join()
-    assert restarts(server) - before == 2
+    assert server.worker()["restarts"] == 2
     assert [status for status, _ in told][-8:] == [400] * 8
     assert "It is refused until" in told[-1][1] and "SIGSEGV" in told[-1][1]
-    assert set(answers) == {cold} and len(answers) >= 3
+    assert set(answers) == {cold}
     assert (suspects(server)["refused"], suspects(server)["suspects"]) == (1, 0)
     log = server.log.read_text()
     assert "refused=1: SIGSEGV" in log and "Read this." not in log
 
 
-def test_an_exception_amid_an_answer_ends_two_workers(
-    server: Server,
-) -> None:
-    before = restarts(server)
+@pytest.mark.night
+def test_an_exception_amid_an_answer_ends_two_workers(server: Server) -> None:
+    before = server.worker()["restarts"]
     told = send_poison(server, "poison-raise-decode!", 4)
-    assert restarts(server) - before == 2
+    assert server.worker()["restarts"] - before == 2
     assert [status for status, _ in told] == [503, 400, 400, 400]
     assert "while it was answered" in told[-1][1] and "exit code 70" in told[-1][1]
 
 
 def test_a_refusal_outlives_the_server_and_ends_by_delete(server: Server) -> None:
-    told = send_poison(server, "poison-sigabrt-prefill-2!", 2)
-    assert [status for status, _ in told] == [503, 400]
+    mark = "poison-sigabrt-prefill-2!"
+    assert [status for status, _ in send_poison(server, mark, 2)] == [503, 400]
     server.stop()
     server.start("-c", LAUNCH)
-    server.wait_until_ready()
-    assert send_poison(server, "poison-sigabrt-prefill-2!", 1)[0][0] == 400
-    assert restarts(server) == 0
+    assert send_poison(server, mark, 1)[0][0] == 400
+    assert server.worker()["restarts"] == 0
     with urllib.request.urlopen(f"{server.url}/metrics", timeout=WAIT_S_MAX) as answer:
         assert 'hearth_poison_refusals_total{worker="0"} 1.0' in answer.read().decode()
     server.forget()
     assert suspects(server)["rows"] == []
-    assert send_poison(server, "poison-sigabrt-prefill-2!", 1)[0][0] == 200
+    assert send_poison(server, mark, 1)[0][0] == 200

@@ -6,17 +6,13 @@ HEARTH_RESTARTS=20 runs the whole of what the project promises; CI runs a few.
 import itertools
 import os
 import signal
-import threading
-import time
 
-import httpx
 import psutil
 import pytest
 
 from tests.helpers.servers.counted_talk import ASK, FACT, NOTES, Talk
-from tests.helpers.servers.server import Server
-
-pytestmark = pytest.mark.e2e
+from tests.helpers.servers.leaving_clients import Leaving
+from tests.helpers.servers.server import Server, until
 
 RESTARTS = int(os.environ.get("HEARTH_RESTARTS", "2"))
 CHUNK = 128  # tokens of one forward, and so of one extent at most
@@ -43,43 +39,29 @@ def killed(server: Server) -> None:
     server.process.wait(10)
 
 
-def ended(server: Server) -> None:
-    server.stop(signal.SIGTERM)
+def queued_bytes(server: Server) -> int:
+    """Return how much waits to be written."""
+    return sum(row["disk"]["queue_bytes"] for row in server.get("/v1/cache")["workers"])
 
 
-ENDINGS = {"SIGTERM": ended, "kill -9": killed}
-
-
-def break_off(server: Server, talk: Talk, question: str) -> None:
-    """Ask, and have the server end amid the answer: the client gets none."""
-    body = talk.body(question) | {"max_tokens": 20_000, "stream": True}
-    started = threading.Event()
-
-    def read() -> None:
-        try:
-            with httpx.stream("POST", f"{server.url}/v1/chat/completions", json=body) as answer:
-                for _ in answer.iter_raw():
-                    started.set()
-        except httpx.HTTPError:
-            started.set()
-
-    thread = threading.Thread(target=read, daemon=True)
-    thread.start()
-    assert started.wait(30)
-
-
-@pytest.mark.parametrize("how", ENDINGS)
+@pytest.mark.parametrize("how", [pytest.param("SIGTERM", marks=pytest.mark.night), "kill -9"])
 def test_a_session_goes_on_where_it_was(how: str) -> None:
     with Server(PREFILL_CHUNK=str(CHUNK)) as server:
         talk = Talk(server)
         talk.say(SAID)
+        left: list[Leaving] = []  # clients whose answer broke off
         lengths = [0, talk.cached + talk.prefilled]  # of each prompt
         for number, question in enumerate(ASKED):
             if number % 2:
-                break_off(server, talk, question)
+                amid = talk.body(question) | {"max_tokens": 20_000, "stream": True}
+                left.append(Leaving(server, "/v1/chat/completions", amid))
+                left[-1].read_some()
             elif how == "kill -9":
-                time.sleep(0.5)  # no more than the disk needs
-            ENDINGS[how](server)
+                until(lambda: not queued_bytes(server))
+            if how == "SIGTERM":
+                server.stop(signal.SIGTERM)
+            else:
+                killed(server)
             server.start()
             server.wait_until_ready()
             talk.say(question)
@@ -90,4 +72,6 @@ def test_a_session_goes_on_where_it_was(how: str) -> None:
             lengths.append(talk.cached + talk.prefilled)
             talk.say(AFTER)
             lengths.append(talk.cached + talk.prefilled)
+        for client in left:
+            client.leave()
         talk.assert_as_cold()

@@ -6,9 +6,9 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -33,7 +33,7 @@ from hearth.shared.wire_messages import (
 from hearth.shared.zmq_transport import DealerLink, ipc_endpoint
 from hearth.worker.disk.file_names import FileKind, parse
 from scripts.fixtures.fixture_cache import fixture_dir, mlx_environment
-from tests.helpers.servers.server import WAIT_S_MAX, Server
+from tests.helpers.servers.server import READY_S_MAX, WAIT_S_MAX, Server, until
 
 CHUNK = 64
 CHUNK_S = 1.5  # longer than a stop waits before it says so
@@ -123,14 +123,6 @@ def ask(server: Server) -> str:
         return repr(error)
 
 
-def until(condition: "object") -> None:
-    assert callable(condition)
-    deadline = time.monotonic() + WAIT_S_MAX
-    while not condition():
-        assert time.monotonic() < deadline, "waited too long"
-        time.sleep(0.02)
-
-
 # ------------------------------------------------------------ workers alone
 
 
@@ -177,9 +169,8 @@ class SlowWorker:
     def _hear(self, frame: bytes) -> None:
         self.heard.append(decode(frame))  # type: ignore[arg-type]
 
-    async def _until(self, condition: "object") -> None:
-        assert callable(condition)
-        async with asyncio.timeout(WAIT_S_MAX):
+    async def _until(self, condition: Callable[[], Any]) -> None:
+        async with asyncio.timeout(READY_S_MAX):
             while not condition():
                 await asyncio.sleep(0.02)
 

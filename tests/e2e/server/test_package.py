@@ -17,8 +17,9 @@ from hearth.shared.openblas_preload import openblas_environment
 from hearth.shared.settings_from_env import PROJECT_DIR
 from hearth.shared.version import VERSION
 from scripts.fixtures.fixture_cache import fixture_dir
-from tests.helpers.servers.server import Server, free_port
+from tests.helpers.servers.server import Server
 
+pytestmark = pytest.mark.night  # builds with setuptools, which pip fetches
 SOURCES = ("pyproject.toml", "README.md", "LICENSE", "proxy", "worker", "shared", "scripts")
 BUILD_S_MAX = 300  # setuptools is fetched
 
@@ -59,86 +60,45 @@ def environ(site: Path) -> Iterator[dict[str, str]]:
         yield {**found, **openblas_environment(found)}
 
 
-@pytest.fixture
-def here(tmp_path: Path) -> Path:
-    """The empty directory in which the command is started."""
-    made = tmp_path / "here"
-    made.mkdir()
-    return made
-
-
 def hearth(site: Path, *arguments: str) -> list[str]:
     return [sys.executable, str(site / "bin" / "hearth"), *arguments]
 
 
 def test_the_wheel_holds_hearth_alone_with_questions_and_pages(wheel: Path) -> None:
-    names = zipfile.ZipFile(wheel).namelist()
+    names = set(zipfile.ZipFile(wheel).namelist())
     info = f"hearth_llm-{VERSION}.dist-info"
     assert {name.split("/")[0] for name in names} == {"hearth", info}
-    assert {name.split("/")[1] for name in names if name.startswith("hearth/")} == {
-        *("commands", "proxy", "shared", "worker"),
-    }
-    for needed in (
-        f"hearth/commands/accuracy/{SHIPPED.name}",
-        "hearth/proxy/monitoring/pages/index.html",
-        "hearth/proxy/monitoring/pages/vendor/uPlot.iife.min.js",
-        f"{info}/licenses/LICENSE",
-    ):
-        assert needed in names
-
-
-def test_the_commands_answer_from_an_empty_directory(
-    site: Path, here: Path, environ: dict[str, str]
-) -> None:
-    def said(*arguments: str) -> str:
-        done = subprocess.run(
-            hearth(site, *arguments), cwd=here, env=environ, capture_output=True, text=True
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
-
-    assert "  serve " in said("--help") and said("--version") == f"hearth {VERSION}\n"
-    checked = said("check", "--port", str(free_port()))
-    assert f"in {site / 'hearth'}" in checked and f"model {fixture_dir('qwen3')}" in checked
-    assert "keep proxy.key_secret" in said("keys", "keys")
-    assert not [path for path in here.iterdir() if path.name != "keys"]
+    folders = {name.split("/")[1] for name in names if name.startswith("hearth/")}
+    assert folders == {"commands", "proxy", "shared", "worker"}
+    pages = "hearth/proxy/monitoring/pages"
+    assert {f"{pages}/index.html", f"{pages}/vendor/uPlot.iife.min.js"} < names
+    assert {f"hearth/commands/accuracy/{SHIPPED.name}", f"{info}/licenses/LICENSE"} < names
 
 
 def test_a_server_from_the_wheel_answers_logs_at_home_and_imports_nothing_from_here(
-    site: Path, here: Path, environ: dict[str, str]
+    site: Path, tmp_path: Path, environ: dict[str, str]
 ) -> None:
     for trap in ("hearth", "proxy", "worker", "shared", "types", "asyncio", "mlx"):
-        (here / f"{trap}.py").write_text("raise SystemExit('imported from the user directory')\n")
-    server = Server()
-    own = Path(environ["HOME"]) / ".hearth"
-    own.mkdir(exist_ok=True)
-    (own / ".env").write_text(f"PROXY_PORT={server.port}\n")
-    (here / ".env").write_text("PROXY_PORT=1\nMODEL_PATH=/nowhere\n")  # anybody's project
+        text = "raise SystemExit('imported from the user directory')\n"
+        (tmp_path / f"{trap}.py").write_text(text)
+    server, home = Server(), Path(environ["HOME"]) / ".hearth"
+    home.mkdir(exist_ok=True)
+    (home / ".env").write_text(f"PROXY_PORT={server.port}\n")
+    (tmp_path / ".env").write_text("PROXY_PORT=1\nMODEL_PATH=/nowhere\n")  # anybody's project
     server.environment = environ
-    with server.log.open("ab") as log:
-        server.process = subprocess.Popen(
-            hearth(site, "serve"),
-            cwd=here,
-            env=environ,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-        )
-    try:
-        server.wait_until_ready()
+    command = hearth(site, "serve")[1:]
+    server.start("-c", f"import os, sys; os.chdir({str(tmp_path)!r}); os.execv(sys.executable, "
+                       f"[sys.executable, *{command!r}])")  # fmt: skip
+    with server.ready():
         name = fixture_dir("qwen3").name
         with server.openai() as client:
             answer = client.chat.completions.create(
                 model=name, messages=[{"role": "user", "content": "Hello"}], max_tokens=8
             )
-            assert answer.usage is not None and answer.usage.completion_tokens > 0
+        assert answer.usage is not None and answer.usage.completion_tokens > 0
         why = hearth(site, "why", "--base-url", server.url)
-        listed = subprocess.run(why, cwd=here, env=environ, capture_output=True, text=True)
+        listed = subprocess.run(why, cwd=tmp_path, env=environ, capture_output=True, text=True)
         assert listed.returncode == 0 and name in listed.stdout
-    finally:
         server.stop(signal.SIGINT)
-    home = Path(environ["HOME"])
-    assert list((home / ".hearth" / "logs").rglob("*.log"))
-    assert "cannot" not in server.log.read_text()
-    shutil.rmtree(server.run_dir, ignore_errors=True)
+        assert list((home / "logs").rglob("*.log"))
+        assert "cannot" not in server.log.read_text()

@@ -1,214 +1,150 @@
 """Workers on other machines, step by step as docs/operations.md has it, over 127.0.0.x."""
 
-import asyncio
 import os
 import shutil
 import signal
 import subprocess
 import sys
-import threading
-import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import openai
 import pytest
 
-from hearth.commands.make_keys import make_keys
-from hearth.proxy.pool.worker_pool import WorkerPool
-from hearth.proxy.request.model_names import models_of
-from hearth.proxy.workers.remote_workers import UNKNOWN, RemoteWorkers
-from hearth.shared.settings_from_env import PROJECT_DIR, load_settings
-from hearth.shared.zmq_transport import SILENCE_S_MAX
+from hearth.shared.processes import PID_FILE, read_pid_file
+from hearth.shared.settings_from_env import PROJECT_DIR
 from scripts.fixtures.fixture_cache import fixture_dir
-from tests.helpers.servers.server import WAIT_S_MAX, Server
-from tests.helpers.servers.worker_command import WorkerCommand
+from tests.helpers.servers.counted_talk import NOTES, Talk
+from tests.helpers.servers.leaving_clients import Leaving
+from tests.helpers.servers.server import Server, until
 
-WORDS = " ".join(f"word{number}" for number in range(200))
-HEARD_S_MAX = SILENCE_S_MAX / 2  # until a client hears of a worker's death
 MODEL = {"MODEL_PATH": str(fixture_dir("qwen3")), "PROXY_MODEL_ID": "local"}
 
 
-def carried(keys: Path, to: Path, *names: str) -> Path:
+def carried(keys: Path, to: Path, *names: str) -> str:
     """Carry these key files, and no other, to another machine."""
     to.mkdir(mode=0o700)
     for name in names:
         shutil.copy2(keys / name, to / name)
-    return to
+    return str(to)
+
+
+class RemoteWorker(Server):
+    """One `hearth worker` as its user starts it on another machine, with an address of its own."""
+
+    def __init__(self, keys: str, address: str) -> None:
+        super().__init__(**MODEL, CURVE_KEYS_DIR=keys)
+        self.endpoint = f"tcp://{address}:{self.port}"
+
+    def start(self, *_: str) -> None:
+        super().start("-P", "-m", "hearth.commands.main", "worker", self.endpoint)
+
+    @property
+    def worker_pid(self) -> int:
+        """The process that computes, as the pid file names it; 0 while there is none."""
+        _, children = read_pid_file(self.run_dir / "run" / str(self.port) / PID_FILE)
+        return next((child.pid for child in children if child.is_running), 0)
+
+    @property
+    def served(self) -> int:
+        return self.log.read_text().count("finished request=")
 
 
 class Fleet:
-    """A proxy without workers of its own, and two workers with an address and a home each."""
+    """A proxy without workers of its own, and two workers."""
 
     def __init__(self, directory: Path) -> None:
         keys = directory / "keys"
         made = [sys.executable, "-P", "-m", "hearth.commands.main", "keys", str(keys)]
         subprocess.run(made, cwd=PROJECT_DIR, check=True, stdout=subprocess.DEVNULL)
-        worker_keys = carried(keys, directory / "w", "worker.key_secret", "proxy.key")
-        self.proxy_keys = carried(keys, directory / "p", "proxy.key_secret", "worker.key")
-        addresses = ("127.0.0.2", "127.0.0.3")
-        self.workers = [WorkerCommand(worker_keys, each, **MODEL) for each in addresses]
-        self.proxy = Server(
-            **MODEL,
-            WORKERS="0",
-            WORKER_ENDPOINTS=",".join(worker.endpoint for worker in self.workers),
-            CURVE_KEYS_DIR=str(self.proxy_keys),
-        )
+        of_worker = carried(keys, directory / "w", "worker.key_secret", "proxy.key")
+        of_proxy = carried(keys, directory / "p", "proxy.key_secret", "worker.key")
+        self.workers = [RemoteWorker(of_worker, f"127.0.0.{last}") for last in (2, 3)]
+        endpoints = ",".join(worker.endpoint for worker in self.workers)
+        remote = {"WORKERS": "0", "WORKER_ENDPOINTS": endpoints, "CURVE_KEYS_DIR": of_proxy}
+        self.proxy = Server(**MODEL, **remote)
 
     def rows(self) -> list[dict[str, Any]]:
         return list(self.proxy.health().get("workers", []))
 
-    def until(self, condition: Callable[[], Any]) -> None:
-        deadline = time.monotonic() + WAIT_S_MAX
-        while not condition():
-            logs = (self.proxy.log, *(worker.log for worker in self.workers))
-            assert time.monotonic() < deadline, [each.read_text() for each in logs]
-            time.sleep(0.02)
-
     def until_all_are_ready(self) -> None:
-        self.until(lambda: {row["state"] for row in self.rows()} == {"ready"})
+        until(lambda: [row["state"] for row in self.rows()] == ["ready", "ready"])
 
     def has_written(self) -> bool:
         """Tell whether no worker's KV waits to be written."""
         rows = self.proxy.get("/v1/cache")["workers"]
         return not any(row["disk"]["queue_bytes"] for row in rows)
 
-    def served(self) -> list[int]:
-        """How many requests each worker has finished."""
-        return [worker.log.read_text().count("finished request=") for worker in self.workers]
-
 
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     made = Fleet(tmp_path_factory.mktemp("fleet"))
-    with made.workers[0], made.workers[1], made.proxy:
-        yield made
+    for each in (*made.workers, made.proxy):
+        each.start()
+    yield made
+    for each in (made.proxy, *made.workers):
+        each.__exit__()
 
 
-class Talk:
-    """A conversation of one session, which grows by a question and its answer a turn."""
-
-    def __init__(self, fleet: Fleet, name: str) -> None:
-        self.fleet = fleet
-        self.messages = [{"role": "system", "content": name}]
-        self.prompt_tokens = 0
-        fleet.until_all_are_ready()
-        before = fleet.served()
-        self.turn(WORDS)
-        fleet.until(lambda: sum(fleet.served()) > sum(before))
-        self.own = next(n for n, served in enumerate(fleet.served()) if served > before[n])
-        self.worker = fleet.workers[self.own]  # that has it
-
-    def turn(self, words: str) -> int:
-        """Return how many tokens had to be read beyond those that are new in the prompt."""
-        self.messages.append({"role": "user", "content": words})
-        with self.fleet.proxy.openai() as client:
-            answer = client.chat.completions.create(
-                model="local", messages=self.messages, max_tokens=4, temperature=0
-            )
-        said = answer.choices[0].message.content or ""
-        self.messages.append({"role": "assistant", "content": said})
-        assert answer.usage is not None and answer.usage.prompt_tokens_details is not None
-        before, self.prompt_tokens = self.prompt_tokens, answer.usage.prompt_tokens
-        read = self.prompt_tokens - (answer.usage.prompt_tokens_details.cached_tokens or 0)
-        return max(0, read - (self.prompt_tokens - before))
-
-    def listen(self, is_heard: threading.Event) -> tuple[float, str]:
-        """Have a long answer; return when and with which words its stream broke off."""
-        asked = [*self.messages, {"role": "user", "content": "Tell me all."}]
-        with self.fleet.proxy.openai() as client:
-            try:
-                for _ in client.chat.completions.create(
-                    model="local", messages=asked, max_tokens=50_000, temperature=0, stream=True
-                ):
-                    is_heard.set()
-            except openai.APIError as error:
-                return time.monotonic(), error.message
-        raise AssertionError("the answer came to its end")
-
-    def die(self, pid: int) -> None:
-        """Kill `pid` amid an answer of this session, whose client must hear of it."""
-        is_heard = threading.Event()
-        with ThreadPoolExecutor(1) as pool:
-            broken = pool.submit(self.listen, is_heard)
-            assert is_heard.wait(WAIT_S_MAX)
-            killed_at = time.monotonic()
-            os.kill(pid, signal.SIGKILL)
-            told_at, words = broken.result(WAIT_S_MAX)
-        assert "worker" in words and "is gone" in words and "again" in words
-        assert told_at - killed_at < HEARD_S_MAX
-        self.fleet.until(lambda: self.fleet.rows()[self.own]["restarts"] >= 1)
-
-
-def test_a_session_goes_on_at_its_worker_whose_process_was_killed_amid_an_answer(
-    fleet: Fleet,
-) -> None:
-    talk = Talk(fleet, "a")
-    assert talk.turn("And then?") == 0
-    (pid,) = talk.worker.worker_pids
-    talk.die(pid)
+def own_worker(fleet: Fleet, talk: Talk) -> int:
+    """Begin a conversation; return the number of the worker that has it."""
     fleet.until_all_are_ready()
-    served = fleet.served()[talk.own]
-    assert talk.turn("And then?") == 0, "all that was computed is on the worker's disk"
-    fleet.until(lambda: fleet.served()[talk.own] == served + 1)
+    before = [worker.served for worker in fleet.workers]
+    talk.say(NOTES)
+    until(lambda: [worker.served for worker in fleet.workers] != before)
+    return next(n for n, worker in enumerate(fleet.workers) if worker.served > before[n])
 
 
-def test_a_session_goes_on_after_all_of_its_worker_was_killed_and_started_again(
-    fleet: Fleet,
-) -> None:
-    talk = Talk(fleet, "b")
-    assert talk.turn("And then?") == 0
-    fleet.until(fleet.has_written)  # a kill loses what waits to be written, and no more
-    (pid,) = talk.worker.worker_pids
-    assert talk.worker.stop(signal.SIGKILL) == -signal.SIGKILL
-    talk.worker.start()
-    fleet.until(lambda: pid not in talk.worker.worker_pids)  # it ended by itself
-    fleet.until(lambda: fleet.rows()[talk.own]["restarts"] >= 1)
+def read_again(talk: Talk) -> int:
+    """Ask on; return how many tokens of the prompt before had to be read once more."""
+    before = talk.cached + talk.prefilled
+    talk.say("And then?")
+    return before - min(before, talk.cached)
+
+
+def broken_off(fleet: Fleet, talk: Talk, pid: int) -> str:
+    """Kill `pid` amid an answer of this session; return what its client hears."""
+    body = talk.body("Tell me all.") | {"max_tokens": 50_000, "stream": True}
+    client = Leaving(fleet.proxy, "/v1/chat/completions", body)
+    client.read_some()
+    os.kill(pid, signal.SIGKILL)
+    return client.read_all().decode()
+
+
+def test_a_session_goes_on_at_its_worker_whatever_was_killed_of_it(fleet: Fleet) -> None:
+    talk = Talk(fleet.proxy)
+    own = own_worker(fleet, talk)
+    worker = fleet.workers[own]
+    assert read_again(talk) == 0
+    until(fleet.has_written)  # a kill loses what waits to be written, and no more
+    told = broken_off(fleet, talk, worker.worker_pid)
+    assert "worker" in told and "is gone" in told and "again" in told
+    until(lambda: fleet.rows()[own]["restarts"] >= 1)
     fleet.until_all_are_ready()
-    assert talk.turn("And then?") == 0
-
-
-def test_a_second_proxy_is_served_beside_the_first_and_a_stranger_is_refused(
-    fleet: Fleet, tmp_path: Path
-) -> None:
-    make_keys(tmp_path / "strange")
-    talk = Talk(fleet, "c")
-
-    async def meets(keys: Path) -> tuple[str, str]:
-        """Return what a proxy with `keys` says of the worker once it has met it."""
-        environ = {"WORKER_ENDPOINTS": talk.worker.endpoint, "CURVE_KEYS_DIR": str(keys)}
-        settings = load_settings({**MODEL, **environ, "WORKERS": "0"}, None)
-        pool = WorkerPool()
-        remote = RemoteWorkers(settings, pool, models_of(settings))
-        (worker,) = remote.workers
-        remote.start()
-        async with asyncio.timeout(WAIT_S_MAX):
-            while worker.state != "ready" and worker.problem != UNKNOWN:
-                await asyncio.sleep(0.02)
-        if worker.state == "ready":  # the first one's session goes on meanwhile
-            assert await asyncio.to_thread(talk.turn, "And then?") == 0
-        met = worker.state, worker.row()["problem"] or ""
-        remote.stop()
-        pool.close()
-        return met
-
-    assert asyncio.run(meets(fleet.proxy_keys)) == ("ready", "")
-    assert asyncio.run(meets(tmp_path / "strange")) == ("unreachable", UNKNOWN)
-    assert talk.turn("And then?") == 0
+    served = worker.served
+    assert read_again(talk) == 0, "all that was computed is on the worker's disk"
+    until(lambda: worker.served == served + 1)
+    until(fleet.has_written)
+    pid, restarts = worker.worker_pid, fleet.rows()[own]["restarts"]
+    worker.stop(signal.SIGKILL)
+    worker.start()
+    until(lambda: worker.worker_pid not in (0, pid))  # it ended by itself
+    until(lambda: fleet.rows()[own]["restarts"] > restarts)
+    fleet.until_all_are_ready()
+    assert read_again(talk) == 0
 
 
 def test_a_worker_that_is_stopped_leaves_nothing_and_a_new_proxy_finds_what_the_other_has(
     fleet: Fleet,
 ) -> None:
-    talk = Talk(fleet, "d")
-    other = fleet.workers[1 - talk.own]
-    assert other.stop(signal.SIGINT) == 0
-    assert list((other.directory / "run" / str(other.port)).iterdir()) == []
-    fleet.until(lambda: "Nothing listens there" in (fleet.rows()[1 - talk.own]["problem"] or ""))
-    assert talk.turn("And then?") == 0
+    talk = Talk(fleet.proxy, date="2026-11-23")
+    own = own_worker(fleet, talk)
+    other = fleet.workers[1 - own]
+    other.stop(signal.SIGINT)
+    assert other.process is not None and other.process.returncode == 0
+    assert list((other.run_dir / "run" / str(other.port)).iterdir()) == []
+    until(lambda: "Nothing listens there" in (fleet.rows()[1 - own]["problem"] or ""))
     fleet.proxy.stop(signal.SIGKILL)
     fleet.proxy.start()
-    fleet.until(lambda: "ready" in [row["state"] for row in fleet.rows()])
-    assert talk.turn("And then?") == 0
+    until(lambda: "ready" in [row["state"] for row in fleet.rows()])
+    assert read_again(talk) == 0

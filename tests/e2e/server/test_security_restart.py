@@ -22,13 +22,14 @@ WORDS = SECRET + " ".join(f"word{number}" for number in range(300))
 KEPT_MIN = 250  # tokens of WORDS that must come back, where any may
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
     made = Server(
         MODEL_PATH=str(fixture_dir("qwen3")),
         PROXY_MODEL_ID="local",
         PROXY_API_KEYS=f"{MINE}, {THEIRS}, {THIRD}",
     )
+    start(made)
     yield made
     made.__exit__()
 
@@ -42,40 +43,30 @@ def start(server: Server) -> None:
     server.wait_until_ready()
 
 
-def kept(server: Server, path: str, key: str, text: Any) -> tuple[int, str]:
-    """Return how many tokens of a prompt were kept, and where, as the client is told."""
-    status, answer = ask(server, "POST", path, body_of(path, text, session_id="one name"), key)
-    assert status == 200, answer
-    row = json.loads(answer)["usage"]["kv_cache"]
-    return int(row["prefix_length"]), str(row["source"])
-
-
-def report(server: Server, path: str, key: str) -> Any:
-    status, answer = ask(server, "GET", path, key=key)
+def told(server: Server, method: str, path: str, key: str, body: Any = None) -> Any:
+    status, answer = ask(server, method, path, body, key)
     assert status == 200, answer
     return json.loads(answer)
 
 
-def sessions(server: Server, key: str) -> list[str]:
-    return [row["session"] for row in report(server, "/v1/sessions", key)["sessions"]]
+def kept(server: Server, path: str, key: str, text: Any) -> tuple[int, str]:
+    """Return how many tokens of a prompt were kept, and where, as the client is told."""
+    body = body_of(path, text, session_id="one name")
+    row = told(server, "POST", path, key, body)["usage"]["kv_cache"]
+    return int(row["prefix_length"]), str(row["source"])
 
 
 def lines(server: Server, key: str) -> int:
-    return sum(len(row["entries"]) for row in report(server, "/v1/cache", key)["workers"])
-
-
-def response_of(server: Server, key: str) -> str:
-    """Return the path of a response that was stored for `key`."""
-    path = "/v1/responses"
-    status, answer = ask(server, "POST", path, body_of(path, "keep this"), key)
-    assert status == 200, answer
-    return f"{path}/{json.loads(answer)['id']}"
+    rows = told(server, "GET", "/v1/cache", key)["workers"]
+    return sum(len(row["entries"]) for row in rows)
 
 
 def check_files(server: Server) -> None:
     """All is this user's alone; text stands only where it is kept on purpose, keys nowhere."""
+    files = list(server.run_dir.rglob("*"))
+    assert {".log", ".safetensors"} <= {path.suffix for path in files}
     digests = [sha256(key.encode()).hexdigest()[:16] for key in (MINE, THEIRS, THIRD)]
-    for path in server.run_dir.rglob("*"):
+    for path in files:
         mode = path.lstat().st_mode
         if path != server.log:  # the test's own, of this server's stderr
             wanted = 0o700 if stat.S_ISDIR(mode) else 0o600
@@ -94,18 +85,17 @@ def check_files(server: Server) -> None:
 def test_another_key_gets_nothing_from_ram_nor_from_disk_that_this_one_left_before_a_restart(
     server: Server,
 ) -> None:
-    start(server)
     for path in GENERATE:
         text = f"{path} {WORDS}"
         kept(server, path, MINE, text)
         assert kept(server, path, MINE, text)[0] > KEPT_MIN
         assert kept(server, path, THEIRS, text) == (0, "none"), "in RAM"
-    response = response_of(server, MINE)
+    path = "/v1/responses"
+    response = f"{path}/{told(server, 'POST', path, MINE, body_of(path, 'keep this'))['id']}"
     assert lines(server, MINE) > 0 and lines(server, THIRD) == 0
     server.wait_until_idle()
     server.stop()
     check_files(server)
-    assert {path.suffix for path in (server.run_dir / "kv").rglob("*")} >= {".safetensors"}
     start(server)
     for path in GENERATE:
         text = f"{path} {WORDS}"
@@ -115,13 +105,15 @@ def test_another_key_gets_nothing_from_ram_nor_from_disk_that_this_one_left_befo
     statuses = [ask(server, "GET", response, key=key)[0] for key in (MINE, THIRD)]
     assert statuses == [200, 404], "a stored response outlives the restart too, for its own key"
     assert ask(server, "GET", "/v1/sessions/one%20name", key=THIRD)[0] == 200
-    assert sessions(server, THIRD) == ["one name"], "the one that it has opened itself"
+    sessions = told(server, "GET", "/v1/sessions", THIRD)["sessions"]
+    assert [row["session"] for row in sessions] == ["one name"], "that it has opened itself"
     check_files(server)
+    running = {path.suffix for path in server.run_dir.rglob("*")}
+    assert {".sock", ".json"} <= running, "these were looked at too"
 
 
 def test_another_keys_words_cannot_be_guessed_in_a_list_of_prompts(server: Server) -> None:
     """A completion may ask for several prompts at once: each is its key's, not the first alone."""
-    start(server)
     path = "/v1/completions"
     kept(server, path, MINE, ["x", WORDS])
     assert kept(server, path, MINE, ["y", WORDS])[0] > KEPT_MIN

@@ -1,7 +1,6 @@
 """Uses the page to talk as a person does, in a tab of a real browser."""
 
 import json
-from pathlib import Path
 from typing import Any, Final
 
 from tests.helpers.clients.browser import Page
@@ -21,8 +20,6 @@ STATE: Final = "document.getElementById('status').textContent"
 # Tells whether an answer of these words is in the browser's store, which outlives the page.
 ANSWER_KEPT: Final = """import('/chat/store.js').then((store) => store.all()).then((all) =>
   all.some((each) => Object.values(each.nodes).some((node) => node.content === %s)))"""
-# The list of conversations is drawn once one is kept; what is kept survives a reload.
-IS_KEPT: Final = "document.querySelectorAll('#conversations li').length"
 
 
 class ChatTab:
@@ -58,6 +55,12 @@ class ChatTab:
         await self.write(text)
         await self.tab.press("Enter", "\r")
 
+    async def type_over(self, selector: str, text: str) -> None:
+        """Write over what a field has, and press Enter."""
+        await self.tab.value(f"document.querySelector({json.dumps(selector)}).select()")
+        await self.tab.write(text)
+        await self.tab.press("Enter", "\r")
+
     async def say(self, text: str) -> str:
         """Send, and return the answer once all of it is there."""
         await self.send(text)
@@ -82,15 +85,14 @@ class ChatTab:
         await self.tab.call("Page.reload")
         await self.tab.until("document.querySelectorAll('#model option').length > 0")
 
-    async def shoot(self, directory: Path | None, name: str) -> None:
-        """Write a picture of what the window shows, where one is wanted."""
-        if directory is not None:
-            await self.tab.value("new Promise((done) => setTimeout(done, 250))")  # code's colours
-            await self.tab.shoot(directory / f"chat-{name}.png", whole=False)
-
     async def import_text(self, text: str) -> None:
         """Import a file with this text, as its dialog does."""
         await self._give("#import-file", [("talk.json", "application/json", text)])
+
+    async def press(self, selector: str) -> None:
+        """Press Enter on a button, without a mouse."""
+        await self.tab.value(f"document.querySelector({json.dumps(selector)}).focus()")
+        await self.tab.press("Enter", "\r")
 
     async def attach(self, *files: tuple[str, str, str]) -> None:
         """Attach files, each a name, a type and a text."""

@@ -37,8 +37,8 @@ class HostileServer:
     Of deltas the empty one cuts the connection. `bodies` are the requests that it got.
     """
 
-    def __init__(self) -> None:
-        self.models: list[dict[str, Any]] = [{"id": "model", "object": "model"}]
+    def __init__(self, *models: dict[str, Any]) -> None:
+        self.models = list(models) or [{"id": "model", "object": "model"}]
         self.answers: list[Sequence[Delta] | str] = []
         self.bodies: list[dict[str, Any]] = []
         self.hold = asyncio.Event()  # answers go on to their end only once it is set
@@ -79,13 +79,17 @@ class HostileServer:
             return web.json_response({"status": "ok"})
 
         app = web.Application()
-        app.router.add_get("/", index)
-        app.router.add_get("/chat/sign-in", signed_in)
-        app.router.add_get("/chat/api/v1/models", self._models)
-        app.router.add_post("/chat/api/v1/chat/completions", self._chat)
-        app.router.add_get("/chat/api/health", healthy)
-        app.router.add_static("/chat", PAGES)
-        app.router.add_static("/dashboard", DASHBOARD)
+        app.add_routes(
+            [
+                web.get("/", index),
+                web.get("/chat/sign-in", signed_in),
+                web.get("/chat/api/v1/models", self._models),
+                web.post("/chat/api/v1/chat/completions", self._chat),
+                web.get("/chat/api/health", healthy),
+                web.static("/chat", PAGES),
+                web.static("/dashboard", DASHBOARD),
+            ]
+        )
         return app
 
     @asynccontextmanager

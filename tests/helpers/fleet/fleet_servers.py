@@ -1,14 +1,12 @@
 """Runs a stock LiteLLM proxy with Redis before two Hearths and a mock cloud, as docs/fleet.md."""
 
-import contextlib
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -25,7 +23,6 @@ MASTER_KEY: Final = "sk-fleet-0123456789abcdefghij"
 CONTEXT_TOKENS: Final = 4_096
 QUEUE_MAX: Final = 1
 CHUNK_S: Final = 60.0  # that a chunk of a prefill takes in a Hearth that is to be full
-COOLDOWN_S: Final = 5.5  # a little more than fleet.yaml says
 _OFFLINE: Final = {
     "LITELLM_LOCAL_MODEL_COST_MAP": "True",
     "LITELLM_LOCAL_ANTHROPIC_BETA_HEADERS": "True",
@@ -132,25 +129,6 @@ class Fleet:
 
     def ask(self, path: str, body: Mapping[str, Any], headers: Mapping[str, str]) -> httpx.Response:
         return self.proxies[0].ask(path, body, headers)
-
-
-@contextlib.contextmanager
-def full(hearth: ScriptedServer) -> Iterator[None]:
-    """Have `hearth` compute one request meanwhile, and hold as many as may wait."""
-    hearth.pause(CHUNK_S)
-    url, count = f"{hearth.url}/v1/chat/completions", 1 + QUEUE_MAX
-    with ThreadPoolExecutor(count) as pool:
-        rows = [[{"role": "user", "content": f"{time.monotonic()} {n}"}] for n in range(count)]
-        bodies = [{"model": "local", "messages": row, "max_tokens": 4} for row in rows]
-        asked = [pool.submit(httpx.post, url, json=body, timeout=WAIT_S_MAX) for body in bodies]
-        try:
-            while hearth.health()["free"]:
-                assert not any(each.done() for each in asked), "it was never full"
-                time.sleep(0.05)
-            yield
-        finally:
-            hearth.pause(0)
-    assert [each.result().status_code for each in asked] == [200] * count
 
 
 def served_by(reply: httpx.Response) -> str:

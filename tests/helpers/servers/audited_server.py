@@ -1,4 +1,4 @@
-"""Asks a server whose processes log every file, program and connection that they open."""
+"""Asks a server in every dialect, and runs one whose processes log every file that they open."""
 
 import http.client
 import json
@@ -49,8 +49,18 @@ def ask(
         connection.close()
 
 
-def body_of(path: str, text: str, **more: Any) -> dict[str, Any]:
+def body_of(path: str, text: str, tokens: int = 16, **more: Any) -> dict[str, Any]:
+    """Return a body of the dialect of `path`, whose answer has so many `tokens` at most."""
     field = GENERATE[path]
     limit = "max_output_tokens" if path == "/v1/responses" else "max_tokens"
     said: Any = text if field != "messages" else [{"role": "user", "content": text}]
-    return {"model": "local", field: said, limit: 16} | more
+    return {"model": "local", field: said, limit: tokens} | more
+
+
+def text_of(event: dict[str, Any]) -> str:
+    """Return what an event of any dialect's stream appends to the answer."""
+    if "delta" in event:
+        delta = event["delta"]
+        return str(delta if type(delta) is str else delta.get("text", ""))
+    rows = event.get("choices", [])
+    return "".join(row.get("text") or row.get("delta", {}).get("content") or "" for row in rows)

@@ -1,11 +1,10 @@
 """Runs the real proxy before scripted workers, and logs what it connects to."""
 
 import json
-import time
 from collections.abc import Callable
 from typing import Any
 
-from tests.helpers.servers.server import Server
+from tests.helpers.servers.server import Server, until
 
 LAUNCH = """
 import os, sys
@@ -44,9 +43,5 @@ class FakeServer(Server):
         rows = map(json.loads, self.worker_log.read_text().splitlines())
         return [row for row in rows if row["event"] == kind and row["at"] >= after]
 
-    def until(self, condition: Callable[[], Any], wait_s: float = 60.0) -> Any:
-        deadline = time.monotonic() + wait_s
-        while not (found := condition()):
-            assert time.monotonic() < deadline, f"waited too long:\n{self.log.read_text()}"
-            time.sleep(0.01)
-        return found
+    def until(self, condition: Callable[[], Any]) -> Any:
+        return until(condition)

@@ -1,5 +1,6 @@
 """Starts a real Hearth with the users' command, on a free port, in a directory of its own."""
 
+import contextlib
 import json
 import os
 import shutil
@@ -11,8 +12,9 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import openai
 
@@ -24,6 +26,15 @@ from scripts.fixtures.fixture_cache import fixture_dir
 READY_S_MAX = 120.0  # a loaded 2-core machine takes 20 s
 LOG_CHARS_MAX = 4_000  # told where a test fails
 WAIT_S_MAX = 60.0  # for what takes tenths of a second on an idle machine
+
+
+def until(condition: Callable[[], Any], wait_s: float = WAIT_S_MAX) -> Any:
+    """Wait until the condition gives something, and return it."""
+    deadline = time.monotonic() + wait_s
+    while not (found := condition()):
+        assert time.monotonic() < deadline, "waited too long"
+        time.sleep(0.02)
+    return found
 
 
 _reserved: list[socket.socket] = []
@@ -91,10 +102,19 @@ class Server:
                 start_new_session=True,
             )
 
-    def __enter__(self) -> "Server":
+    def __enter__(self) -> Self:
         self.start()
         self.wait_until_ready()
         return self
+
+    @contextlib.contextmanager
+    def ready(self) -> Iterator[Self]:
+        """Give it once it is ready, whatever has started it, and end it after that."""
+        try:
+            self.wait_until_ready()
+            yield self
+        finally:
+            self.__exit__()
 
     def __exit__(self, *_: object) -> None:
         self.stop()
