@@ -67,17 +67,6 @@ def test_a_pdf_is_read_warm_as_cold(server: Server) -> None:
     assert said(warm)[1] == pytest.approx(said(cold)[1], abs=0.001), "cut elsewhere"
 
 
-def test_a_pdf_and_its_text_are_one_prompt(server: Server) -> None:
-    read = chat(server, asked(PDF, "What is it about?"))
-    pages = f"gates.pdf\nPage 1:\n{NOTES}\n\nPage 2:\n{FACT.format('7731')}"
-    typed = {"role": "user", "content": f"{pages}\nWhat is it about?"}
-    again = chat(server, typed)
-    assert again["usage"]["prompt_tokens"] == read["usage"]["prompt_tokens"]
-    cached = again["usage"]["prompt_tokens_details"]["cached_tokens"]
-    assert cached >= again["usage"]["prompt_tokens"] - 16
-    assert said(again)[0] == said(read)[0]
-
-
 def test_every_dialect_shows_the_same_prompt_and_counts_it(server: Server) -> None:
     wanted = chat(server, asked(PDF))["usage"]["prompt_tokens"]
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none") as client:
@@ -106,18 +95,6 @@ def test_every_dialect_shows_the_same_prompt_and_counts_it(server: Server) -> No
         )
         cached = told.usage.cache_read_input_tokens or 0
         assert cached >= wanted - 16 and told.usage.input_tokens + cached == wanted
-
-
-def test_no_model_and_max_tokens_minus_one_are_the_default(server: Server) -> None:
-    question = {"role": "user", "content": "What is 3 + 4?"}
-    wanted = chat(server, question, model="local", stop="a")
-    for name in (None, "", "LOCAL", "local:latest"):
-        answer = chat(server, question, model=name, max_tokens=-1, stop="a")
-        assert answer["model"] == "local" and answer["choices"] == wanted["choices"]
-    reply = httpx.post(
-        f"{server.url}/v1/chat/completions", json={"messages": [question], "model": "none"}
-    )
-    assert reply.status_code == 404 and "Served: local" in reply.text
 
 
 def resident_mb(pid: int) -> float:

@@ -97,25 +97,6 @@ def test_vectors_and_scores_come_in_the_order_of_what_was_asked(
     runner.run(talk())
 
 
-def test_what_cannot_be_computed_is_refused_and_the_process_goes_on(
-    runner: asyncio.Runner, encoders: Encoders
-) -> None:
-    async def talk() -> None:
-        for texts, dimensions, why in (
-            ([SECRET, "word " * 400], None, "Input 1 is [0-9,]+ tokens and the model takes 256"),
-            ([[1, 999_999_999]], None, "token id"),
-            ([[]], None, "empty"),
-            (["a"], 33, "dimensions is 33"),
-        ):
-            with pytest.raises(RequestError, match=why) as refused:
-                await encoders.embed(texts, dimensions)
-            assert refused.value.status == 400
-        cut = await encoders.embed(["word " * 400], truncate=True)
-        assert cut.tokens == [256] and encoders.worker.starts == 1
-
-    runner.run(talk())
-
-
 def test_a_short_request_is_answered_between_the_batches_of_a_long_one(
     runner: asyncio.Runner, encoders: Encoders
 ) -> None:

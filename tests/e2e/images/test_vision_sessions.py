@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from hearth.proxy.request.session_id import session_of
-from hearth.shared.errors import RequestError
 from hearth.shared.wire_messages import Prompt
 from hearth.worker.cache.image_keys import PromptImage
 from hearth.worker.stream.answer_parts import AnswerParts, ToolCall
 from scripts.harness.agent_worker import Desk, Reply
 from scripts.harness.model_families import family
 from scripts.harness.vision_worker import picture
+from tests.helpers.models.by_day import by_day
 
 FIXTURES = ("qwen3_5_vl", "qwen3_vl")
 LOOK = AnswerParts("I need to see it.", "I look.", (ToolCall("Bash", {"command": "shot"}),))
@@ -64,7 +64,7 @@ class Conversation:
         return vision.encoder_calls
 
 
-@pytest.fixture(params=FIXTURES)
+@pytest.fixture(params=by_day(FIXTURES))
 def talk(request: pytest.FixtureRequest, tmp_path: Path) -> Conversation:
     return Conversation(request.param, tmp_path)
 
@@ -172,18 +172,3 @@ def test_an_image_at_which_the_encoder_fails_costs_its_request_alone(
     assert answer.usage is None and vision is not None and vision.failures == 1
     talk.desk.pictures["first"] = good
     assert talk.ask(LOOK).cached > 0
-
-
-def test_without_the_files_an_image_costs_its_request_alone(talk: Conversation) -> None:
-    def gone() -> Any:
-        raise RequestError("There is no memory for the image.", code="image_refused")
-
-    good = talk.desk.pictures["first"]
-    talk.desk.pictures["first"] = PromptImage(b"other identity!!", good.ids, good.grid, gone)
-    prompt = talk.desk.named(Prompt(deepcopy(talk.messages)))
-    answer = talk.desk.submit(prompt, DONE)
-    talk.desk.machine.run()
-    assert answer.usage is None, "it failed"
-    talk.desk.machine.check()
-    talk.desk.pictures["first"] = good
-    assert talk.ask(LOOK).cached > 0, "the text before the image is kept"

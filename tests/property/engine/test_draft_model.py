@@ -8,14 +8,11 @@ from typing import Any
 import mlx.core as mx
 import pytest
 from hypothesis import given, settings, strategies as st
-from mlx_lm.generate import generation_stream
 
 from hearth.worker.draft.answer_drafter import AnswerDrafter, AnswerSources
 from hearth.worker.draft.draft_length import DraftLength
 from hearth.worker.engine.decode import draft_model
-from hearth.worker.engine.decode.decoding_sequence import Sequence
 from hearth.worker.engine.decode.draft_model import PENDING_MAX, DraftModel, HeadDrafts
-from hearth.worker.kv.layer_adapters import LayerMap
 from scripts.harness.socketless_worker import loaded
 from tests.helpers.models.draft_heads import (
     AskingDrafter,
@@ -27,8 +24,6 @@ from tests.helpers.models.drafted_answers import DraftedAnswers
 from tests.helpers.models.drafted_decoding import (
     SAMPLINGS,
     any_prompt,
-    ended_amid_a_draft,
-    said_beside_guests,
 )
 
 NAME = "qwen3_5_vl"
@@ -74,17 +69,6 @@ def hidden_states() -> mx.array:
     mx.eval(hidden)
     states: mx.array = hidden[0]
     return states
-
-
-@pytest.mark.parametrize("sampling", SAMPLINGS)
-def test_whatever_a_random_head_drafts_the_tokens_are_those_of_plain_decoding(
-    sampling: str,
-) -> None:
-    for seed, lengths, tail in ((1, (4,), 1), (2, (1, 7, 0, 3), 5)):
-        drafter = AskingDrafter(heads(seed).follow(), len(PROMPT), lengths)
-        assert drafted(sampling, drafter, tail) == plain(sampling)
-        assert drafter.taken == plain(sampling)
-        assert drafter.drafted and not drafter.refused
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
@@ -137,48 +121,6 @@ def test_a_head_reads_each_known_token_once_with_the_models_own_hidden_state(
         assert places == list(range(len(PROMPT) - tail, places[-1] + 1))
         read = mx.stack([hidden for _, hidden in head.read])
         assert mx.allclose(read, hidden_states()[places[0] : places[-1] + 1], atol=1e-3).item()
-
-
-@settings(max_examples=8)
-@given(
-    said=st.integers(1, TOKENS - 1),
-    lengths=st.lists(st.integers(0, 7), min_size=1, max_size=4).filter(any),
-    knows=st.booleans(),
-)
-def test_an_answer_that_ends_anywhere_in_a_heads_draft_leaves_what_was_said_and_no_more(
-    said: int, lengths: list[int], knows: bool
-) -> None:
-    truth = plain("greedy")
-    follower = knowing([*PROMPT, *truth])[1] if knows else heads(1).follow()
-    decoder = answers().decoder()
-    decoder.add(answers().sequence("greedy", AskingDrafter(follower, len(PROMPT), lengths)))
-    left = ended_amid_a_draft(decoder, said)
-    assert left.tokens == [*PROMPT, *truth[:said]]
-    assert LayerMap(left.cache).depth(left.cache) in (None, len(left.tokens))
-    with mx.stream(generation_stream):
-        _, hidden = model().with_hidden(mx.array([truth[said : said + 1]]), left.cache)
-        assert mx.allclose(hidden[0, 0], hidden_states()[len(PROMPT) + said], atol=1e-3).item()
-
-
-@settings(max_examples=6)
-@given(moves=st.lists(st.integers(0, 4), min_size=1, max_size=5), knows=st.booleans())
-def test_a_sequence_with_a_head_may_join_a_batch_and_goes_on_drafting_behind_it(
-    moves: list[int], knows: bool
-) -> None:
-    truth = plain("greedy")
-    head, follower = knowing([*PROMPT, *truth]) if knows else (None, heads(1).follow())
-    drafter = AskingDrafter(follower, len(PROMPT), (3, 7))
-    decoder = answers().decoder(is_mergeable=True)
-    decoder.add(answers().sequence("greedy", drafter))
-
-    def guest(key: str) -> Sequence:
-        return answers().sequence("greedy", None, key)
-
-    assert said_beside_guests(decoder, moves, guest, TOKENS) == truth
-    if head is not None and head.read:  # which has asserted itself that it missed no token
-        read = mx.stack([hidden for _, hidden in head.read])
-        first = head.read[0][0]
-        assert mx.allclose(read, hidden_states()[first : first + len(read)], atol=1e-3).item()
 
 
 def test_two_sequences_that_draft_by_turns_each_have_a_head_of_their_own() -> None:

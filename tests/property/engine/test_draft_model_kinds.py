@@ -2,6 +2,7 @@
 
 import copy
 import functools
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -9,14 +10,12 @@ import mlx.core as mx
 import pytest
 from hypothesis import given, settings, strategies as st
 from mlx.utils import tree_flatten
-from mlx_lm.generate import generation_stream
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_vlm.models.cache import KVCache
 
-from hearth.worker.engine.decode.decoding_sequence import Sequence
 from hearth.worker.engine.engine import Engine
 from hearth.worker.engine.hidden_states import is_like_alone, with_hidden
-from hearth.worker.kv.layer_adapters import LayerMap
+from tests.helpers.models.by_day import by_day
 from tests.helpers.models.draft_heads import (
     AskingDrafter,
     KnowingAssistant,
@@ -34,12 +33,12 @@ from tests.helpers.models.drafted_answers import DraftedAnswers
 from tests.helpers.models.drafted_decoding import (
     SAMPLINGS,
     any_prompt,
-    ended_amid_a_draft,
-    said_beside_guests,
 )
 
 LENGTHS = {"short": 9, "past a window": 3 * WINDOW}
 ASSISTANTS = [name for name in DRAFT_TARGETS if name.startswith("gemma4")]
+DAY = ("qwen3_5_mtp", "gemma4_assistant")  # a head, and one that is shown the model's own KV
+NAMES = by_day(DRAFT_TARGETS, DAY)
 
 
 @functools.cache
@@ -52,14 +51,14 @@ def head(name: str, seed: int) -> Any:
     return draft_target(name).random_head(seed)
 
 
-def asking(name: str, length: int, lengths: tuple[int, ...], seed: int = 1) -> AskingDrafter:
+def asking(name: str, length: int, lengths: Sequence[int], seed: int = 1) -> AskingDrafter:
     follower = draft_target(name).draft_model(head(name, seed)).follow()
     return AskingDrafter(follower, length, lengths)
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 @pytest.mark.parametrize("length", LENGTHS.values(), ids=LENGTHS)
-@pytest.mark.parametrize("name", DRAFT_TARGETS)
+@pytest.mark.parametrize("name", NAMES)
 def test_whatever_is_drafted_the_tokens_are_those_of_plain_decoding(
     name: str, length: int, sampling: str
 ) -> None:
@@ -71,7 +70,7 @@ def test_whatever_is_drafted_the_tokens_are_those_of_plain_decoding(
 
 
 @pytest.mark.parametrize("length", LENGTHS.values(), ids=LENGTHS)
-@pytest.mark.parametrize("name", [name for name in DRAFT_TARGETS if name not in TEXT_ALONE])
+@pytest.mark.parametrize("name", by_day((n for n in DRAFT_TARGETS if n not in TEXT_ALONE), DAY))
 def test_a_draft_model_drafts_what_it_does_in_mlx_vlms_own_loop(name: str, length: int) -> None:
     # Of Qwen's prompts mlx-vlm's loop shows the head the last token alone.
     of = replace(answers(name, length), is_prompt_shown=name != "qwen3_5_mtp")
@@ -89,7 +88,7 @@ def test_a_draft_model_drafts_what_it_does_in_mlx_vlms_own_loop(name: str, lengt
     assert len(differing) <= (2 if is_past else 0), differing
 
 
-@pytest.mark.parametrize("name", DRAFT_TARGETS)
+@pytest.mark.parametrize("name", NAMES)
 def test_a_prompt_is_read_to_the_same_bits_whether_a_draft_model_is_shown_it_or_not(
     name: str,
 ) -> None:
@@ -106,7 +105,7 @@ def test_a_prompt_is_read_to_the_same_bits_whether_a_draft_model_is_shown_it_or_
         assert one is other is None or mx.array_equal(one, other).item()
 
 
-@pytest.mark.parametrize("name", DRAFT_TARGETS)
+@pytest.mark.parametrize("name", NAMES)
 def test_logits_are_the_same_to_the_bit_with_hidden_states_beside_them(name: str) -> None:
     assert is_like_alone(draft_target(name).loaded.model)
 
@@ -123,7 +122,7 @@ def engine_hidden(name: str, ids: list[int]) -> tuple[mx.array, mx.array]:
     lies=st.lists(st.booleans(), min_size=40, max_size=40),
 )
 @pytest.mark.parametrize("length", LENGTHS.values(), ids=LENGTHS)
-@pytest.mark.parametrize("name", ASSISTANTS)
+@pytest.mark.parametrize("name", by_day(ASSISTANTS, DAY))
 def test_an_assistant_is_shown_the_models_kv_of_all_known_tokens_and_of_no_other(
     name: str, length: int, lengths: list[int], tail: int, lies: list[bool]
 ) -> None:
@@ -192,58 +191,38 @@ def hidden_and_kv(name: str, length: int) -> tuple[mx.array, dict[str, tuple[mx.
 @given(
     said=st.integers(1, 39),
     lengths=st.lists(st.integers(0, 7), min_size=1, max_size=4).filter(any),
+    knows=st.booleans(),
 )
-@pytest.mark.parametrize("name", DRAFT_TARGETS)
+@pytest.mark.parametrize("name", NAMES)
 def test_an_answer_that_ends_anywhere_in_a_draft_leaves_what_was_said_and_no_more(
-    name: str, said: int, lengths: list[int]
+    name: str, said: int, lengths: list[int], knows: bool
 ) -> None:
-    of = answers(name, 9)
-    truth, decoder = of.plain("greedy"), of.decoder()
-    decoder.add(of.sequence("greedy", knowing_or_random(name, lengths)))
-    left = ended_amid_a_draft(decoder, said)
-    assert left.tokens == [*of.prompt, *truth[:said]]
-    assert LayerMap(left.cache).depth(left.cache) in (None, len(left.tokens))
-    with mx.stream(generation_stream):
-        _, hidden = with_hidden(of.model, mx.array([truth[said : said + 1]]), left.cache)
-        assert mx.allclose(hidden[0, 0], hidden_of(name)[9 + said], atol=1e-2).item()
+    drafter = knowing(name, lengths) if knows else asking(name, 9, lengths)
+    answers(name, 9).assert_left(drafter, said, atol=1e-2)
 
 
-def knowing_or_random(name: str, lengths: list[int]) -> AskingDrafter:
-    """Return a drafter that is right where a head need not be of the model's own kind."""
+def knowing(name: str, lengths: Sequence[int]) -> AskingDrafter:
+    """Return a drafter that is right; a head that knows need not be of the model's own kind."""
     of = answers(name, 9)
     text = [*of.prompt, *of.plain("greedy")]
     known = KnowingAssistant(text) if name in ASSISTANTS else KnowingHead(text)
     return AskingDrafter(draft_target(name).draft_model(known).follow(), 9, lengths)
 
 
-@functools.cache
-def hidden_of(name: str) -> mx.array:
-    """Return the hidden states (tokens, hidden) of the short prompt and its greedy answer."""
-    of = answers(name, 9)
-    text = mx.array([[*of.prompt, *of.plain("greedy")]])
-    _, hidden = with_hidden(of.model, text, make_prompt_cache(of.model))
-    mx.eval(hidden)
-    states: mx.array = hidden[0]
-    return states
-
-
 @settings(max_examples=4)
 @given(moves=st.lists(st.integers(0, 4), min_size=1, max_size=5), knows=st.booleans())
-@pytest.mark.parametrize("name", DRAFT_TARGETS)
+@pytest.mark.parametrize("name", NAMES)
 def test_a_sequence_may_join_a_batch_and_goes_on_drafting_behind_it(
     name: str, moves: list[int], knows: bool
 ) -> None:
     of = answers(name, 9)
-    drafter = knowing_or_random(name, [3, 7]) if knows else asking(name, 9, (3, 7))
-    decoder = of.decoder(is_mergeable=True)
-    decoder.add(of.sequence("greedy", drafter))
+    drafter = knowing(name, [3, 7]) if knows else asking(name, 9, (3, 7))
     before: list[tuple[int, int]] = []  # tokens drafted and said as each guest came
 
-    def guest(key: str) -> Sequence:
+    def note() -> None:
         before.append((drafter.drafted, len(drafter.taken)))
-        return of.sequence("greedy", None, key)
 
-    assert said_beside_guests(decoder, moves, guest, of.tokens) == of.plain("greedy")
+    assert of.said_beside_guests(drafter, moves, note) == of.plain("greedy")
     drafted, said = before[-1]
     has_much_left = of.tokens - said > moves[-1] + 5
     assert drafter.drafted > drafted or not has_much_left, "it drafts again once it is alone"

@@ -10,6 +10,7 @@ from hypothesis import given, strategies as st
 
 from hearth.worker.doctor.check_drafts import median_costs, timed_forward
 from hearth.worker.doctor.findings import CheckResult, Findings
+from tests.helpers.models.by_day import by_day
 from tests.helpers.worker.checked_fixture import context_of, run_of
 from tests.helpers.worker.planted_faults import DraftDependentModel, UnknownCacheModel
 
@@ -28,7 +29,7 @@ def findings_of(name: str, **how: Any) -> tuple[Findings, CheckResult]:
     return run.findings(), context.results["drafts"]
 
 
-@pytest.mark.parametrize("name", FIXTURES)
+@pytest.mark.parametrize("name", by_day(FIXTURES, ["qwen3_5"]))
 def test_drafts_of_a_sound_model_are_alike_and_costs_are_those_of_its_rows(name: str) -> None:
     findings, result = findings_of(name)
     assert (result.verdict, result.reason) == ("ok", "")
@@ -39,7 +40,7 @@ def test_drafts_of_a_sound_model_are_alike_and_costs_are_those_of_its_rows(name:
     assert all(cost > 0 for cost in findings.row_costs.values())
 
 
-@pytest.mark.parametrize("name", FIXTURES)
+@pytest.mark.parametrize("name", by_day(FIXTURES, ["qwen3_5"]))
 @pytest.mark.parametrize("error", [None, float("nan")], ids=["other tokens", "no numbers"])
 def test_a_model_that_says_other_things_in_drafts_differs_and_has_no_fault(
     name: str, error: float | None
@@ -98,14 +99,18 @@ def test_one_slow_forward_of_several_does_not_count() -> None:
     assert median_costs(rounds) == {1: 1.0, 2: 1.5}
 
 
-def test_what_passes_between_two_steps_is_no_part_of_a_forwards_time() -> None:
+def test_what_passes_between_two_steps_is_no_part_of_a_forwards_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     class Instant:
         def answer(self, ids: Sequence[int], count: int) -> Iterator[None]:
             yield
 
+    now_s = 1.0
+    monkeypatch.setattr(time, "perf_counter", lambda: now_s)
     forward = timed_forward(Instant(), [1, 2])  # type: ignore[arg-type]
     next(forward)
-    time.sleep(0.1)
+    now_s = 100.0
     with pytest.raises(StopIteration) as end:
         next(forward)
-    assert 0 < end.value.value < 0.1
+    assert end.value.value == 0

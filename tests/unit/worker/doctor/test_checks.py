@@ -12,12 +12,14 @@ import pytest
 from hearth.worker.doctor import measure_ssd
 from hearth.worker.doctor.check_context import CheckContext
 from hearth.worker.doctor.findings import CheckResult
+from tests.helpers.models.by_day import by_day
 from tests.helpers.worker import planted_faults
 from tests.helpers.worker.checked_fixture import checked, context_of, run_of
 from tests.helpers.worker.planted_faults import ForgetfulDecoding, Plant, RowDependentModel
 
 # Full attention; states; windows; a compressed cache (MLA).
 FIXTURES: Final = ("qwen3", "qwen3_5", "gemma3_text", "glm4_moe_lite")
+NAMES: Final = by_day(FIXTURES, ["qwen3_5", "gemma3_text"])
 WARM: Final = ("exact", "rewinds", "restores")
 CORE: Final = ("speed", "logits", *WARM, "default", "batches", "drafts")
 
@@ -38,7 +40,7 @@ def found(name: str, *names: str, **how: Any) -> dict[str, CheckResult]:
     return checked(context, *names)
 
 
-@pytest.mark.parametrize("name", FIXTURES)
+@pytest.mark.parametrize("name", NAMES)
 def test_a_sound_model_passes(name: str) -> None:
     results = sound(name).results
     assert set(results) == set(CORE)
@@ -51,7 +53,7 @@ def test_a_sound_model_passes(name: str) -> None:
     assert results["rewinds"].figures["in_place"] == 1, "else nothing was taken back"
 
 
-@pytest.mark.parametrize("name", FIXTURES)
+@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(
     "plant",
     [planted_faults.stale_state, planted_faults.wrong_positions],
@@ -68,7 +70,7 @@ def test_a_planted_fault_is_found_by_its_check(
     assert results["restores"].reason
 
 
-@pytest.mark.parametrize("name", FIXTURES)
+@pytest.mark.parametrize("name", NAMES)
 def test_a_kernel_that_differs_by_rows_is_found(name: str) -> None:
     """By a thousandth of what a log probability spreads: no token changes, as none may have to."""
     spread = float(np.mean([answer.logprobs.std() for answer in sound(name).cold]))

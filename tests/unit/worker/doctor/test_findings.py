@@ -158,7 +158,3 @@ def test_another_machine_model_or_version_has_a_file_of_its_own() -> None:
         Subject("Apple M2 Max", "metal", "ab" * 16, "0.32.4", "0.33.0"),
     ]
     assert len({SUBJECT.file_name, *(other.file_name for other in others)}) == 6
-
-
-def test_findings_hold_for_the_dtype_that_was_checked() -> None:
-    assert FOUND.dtype == "bfloat16"

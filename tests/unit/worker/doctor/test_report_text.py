@@ -48,10 +48,6 @@ def test_it_tells_verdicts_figures_and_what_auto_means() -> None:
     assert "CACHE_EXACT is `auto` and means false now, and true from the next start on." in text
 
 
-def test_it_says_when_nothing_was_found_yet() -> None:
-    assert "`hearth doctor --again`" in report_text(row(None, []))
-
-
 def test_it_names_no_person_no_host_no_place_and_no_key() -> None:
     text = report_text(row(FOUND, []))
     for secret in (str(Path.home()), platform.node(), "hush", str(loaded("qwen3").directory)):

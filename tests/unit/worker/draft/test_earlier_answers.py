@@ -2,7 +2,7 @@
 
 from hearth.worker.draft.answer_drafter import AnswerSources
 from hearth.worker.draft.draft_memory import TOKENS_MIN, DraftMemory
-from hearth.worker.draft.token_history import SEPARATOR, Match
+from hearth.worker.draft.token_history import SEPARATOR
 
 SECRET = list(range(1_000, 1_100))
 
@@ -30,39 +30,12 @@ def test_a_probe_that_begins_as_another_keys_answer_did_is_drafted_nothing_of_it
         assert begin < 2 or own.propose(1, 1).tokens == (SECRET[begin],), "it serves its own key"
 
 
-def test_how_well_one_key_could_be_drafted_is_not_told_to_another() -> None:
-    memory = DraftMemory()
-    for owner, answer in (("mine", [7, 8, 900] * 100), ("theirs", list(range(300)))):
-        drafter = memory.begin(owner, AnswerSources([7, 8, 9] * 10), lambda: "text")
-        for token in answer:
-            draft = drafter.propose(8, 1)
-            drafter.note(draft, [], 1 + len(draft))
-            drafter.take([token])
-        memory.keep(owner, drafter.answer)
-    fresh = DraftMemory()
-    lengths = []
-    for answers in (memory, fresh):
-        drafter = answers.begin("third", AnswerSources([7, 8, 9] * 10), lambda: "text")
-        lengths.append(len(drafter.propose(8, 1)))
-    assert lengths[0] == lengths[1] > 0
-
-
 def test_a_short_answer_is_not_worth_being_kept() -> None:
     answers = DraftMemory()
     answers.keep("mine", range(TOKENS_MIN - 1))
     assert answers.answers_of("mine") is None and answers.nbytes == 0
     answers.keep("mine", range(TOKENS_MIN))
     assert newest(answers, "mine", 99) == [*range(TOKENS_MIN), SEPARATOR]
-
-
-def test_an_answer_is_found_again_and_nothing_follows_its_end() -> None:
-    answers = DraftMemory()
-    answers.keep("mine", range(100, 130))
-    answers.keep("mine", range(200, 230))
-    history = answers.answers_of("mine")
-    assert history is not None
-    assert history.find([5, 110, 111]) == Match(2, 12)
-    assert history.followed(12, 30) == list(range(112, 130))
 
 
 def test_a_key_that_holds_less_than_its_share_loses_nothing_to_one_that_floods() -> None:

@@ -43,21 +43,3 @@ def test_no_kv_is_ever_wired(mac: Mac, model: ModelLayout) -> None:
     residency = served(mac, model)
     assert not residency.entered.get("kv") and not residency.entered.get("forward")
     assert residency.wired_of("weights") >= 0.999 * model.weight_bytes
-
-
-def test_with_the_whole_limit_wired_kv_comes_and_goes_among_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Shows that the test above sees what it looks for."""
-    wire = mlx_memory.wire
-    monkeypatch.setattr(mlx_memory, "wire", lambda nbytes: wire(nbytes and 1 << 50))
-    residency = served(MACS[-1], LAYOUTS[0])
-    assert residency.entered["kv"] > 1_000 and residency.left["kv"] > 1_000
-
-
-@pytest.mark.parametrize("mac", MACS, ids=lambda mac: f"{mac.memory_gb} GB")
-def test_the_default_limit_leaves_the_system_its_reserve(mac: Mac) -> None:
-    limit = limit_of(mac)
-    assert limit <= mac.recommended_bytes
-    assert mac.memory_bytes - limit >= min(8 * GB, mac.memory_bytes // 4)
-    assert limit > mac.memory_bytes // 2, "a limit too low serves nobody"

@@ -27,7 +27,6 @@ from tests.helpers.ranks.followed_disks import (
     rows_of,
     states_of,
 )
-from tests.helpers.records.disk_records import ROOT
 
 WAIT_S = 30.0
 
@@ -87,19 +86,10 @@ class Disks(DisksOfRanks):
         return [rank for rank, path in sorted(paths.items()) if path.exists()]
 
 
-@pytest.fixture(params=[2, 3])
-def disks(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Disks]:
-    disks = Disks(tmp_path, request.param)
-    disks.open()
-    yield disks
-    for store in disks.stores.values():
-        store.gate.set()
-    disks.close()
-
-
 @pytest.fixture
-def two(tmp_path: Path) -> Iterator[Disks]:
-    disks = Disks(tmp_path, 2)
+def disks(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Disks]:
+    """The disks of two ranks, or of as many as a test's parameter says."""
+    disks = Disks(tmp_path, getattr(request, "param", 2))
     disks.open()
     yield disks
     for store in disks.stores.values():
@@ -113,6 +103,7 @@ def numbers(part: Any) -> list[Any]:
     return [array.tolist() for layer in layers for array in layer]
 
 
+@pytest.mark.parametrize("disks", [2, 3], indirect=True)
 def test_every_rank_writes_its_own_part_and_has_it_back_by_the_number_that_is_told(
     disks: Disks,
 ) -> None:
@@ -130,20 +121,21 @@ def test_every_rank_writes_its_own_part_and_has_it_back_by_the_number_that_is_to
     assert len({str(numbers(rows_of(rank, 1))) for rank in disks.stores}) == len(disks.stores)
 
 
-def test_a_snapshot_is_stored_on_every_rank(two: Disks) -> None:
-    snapshot = two.snapshot(3)
-    two.write(snapshot)
-    stored = [store.get(snapshot.name) for store in two.stores.values()]
+def test_a_snapshot_is_stored_on_every_rank(disks: Disks) -> None:
+    snapshot = disks.snapshot(3)
+    disks.write(snapshot)
+    stored = [store.get(snapshot.name) for store in disks.stores.values()]
     kinds = [array.dtype for record in stored if record is not None for array in record.arrays]
     assert kinds == ["F32"] * 2
-    (found,) = two.read(snapshot.name)
+    (found,) = disks.read(snapshot.name)
     assert found is not None
-    states = two.telling.states(states_of(0, 3))
-    have_taken(two.telling, found, states.handle)
-    own, expected = numbers(two.followers[0].kv.states[states.handle]), numbers(states_of(1, 3))
+    states = disks.telling.states(states_of(0, 3))
+    have_taken(disks.telling, found, states.handle)
+    own, expected = numbers(disks.followers[0].kv.states[states.handle]), numbers(states_of(1, 3))
     assert own == expected
 
 
+@pytest.mark.parametrize("disks", [2, 3], indirect=True)
 def test_what_one_rank_has_lost_is_missing_on_all_and_written_anew(disks: Disks) -> None:
     first = disks.record(1)
     second = disks.record(2, before=first)
@@ -158,71 +150,40 @@ def test_what_one_rank_has_lost_is_missing_on_all_and_written_anew(disks: Disks)
     assert all(record is not None for record in disks.read(first.name, second.name))
 
 
-def test_a_damaged_file_of_one_rank_is_as_good_as_none(two: Disks) -> None:
-    first = two.record(1)
-    two.write(first)
-    path = two.stores[1].home / first.name.file_name
-    content = bytearray(path.read_bytes())
-    content[-1] ^= 1
-    path.write_bytes(content)
-    assert two.read(first.name) == [None]
-    assert two.stores[1].counts["damaged_checksum"] == 1
-    two.write(two.record(1))
-    assert two.read(first.name) != [None]
-
-
-def test_a_file_of_another_rank_passes_for_none_of_this_one(tmp_path: Path) -> None:
-    """Roots differ by rank: see `open_followed_store`."""
-    roots = {0: ROOT, 1: PrefixHash(b"\x07" * 16)}
-    disks = DisksOfRanks(
-        tmp_path, 2, lambda directory, root, rank: FileStore(directory, roots[rank], BYTES_MAX, 0)
-    )
-    leading = disks.open()
-    one = disks.record(1)
-    assert leading.write(one) and disks.flush(WAIT_S)
-    stores = [leading.file_store, disks.followers[0].file_store]
-    homes = (tmp_path / str(rank) / root.hex() for rank, root in roots.items())
-    source, target = (home / one.name.file_name for home in homes)
-    target.write_bytes(source.read_bytes())
-    assert stores[1].get(one.name) is None
-    assert stores[1].counts["damaged_root"] == 1
-    disks.close()
-
-
 def test_a_rank_that_takes_too_long_to_read_is_not_waited_for(
-    two: Disks, monkeypatch: pytest.MonkeyPatch
+    disks: Disks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(leading_disk_thread, "RECALL_S_MAX", 0.2)
-    first = two.record(1)
-    two.write(first)
-    two.stores[1].gate.clear()
-    assert two.read(first.name) == [None]
-    assert two.leading.counts["reads_late"] == 1
-    two.stores[1].gate.set()
-    assert two.leading.holds(first.name), "it is only late"
-    assert two.read(first.name) != [None]
+    first = disks.record(1)
+    disks.write(first)
+    disks.stores[1].gate.clear()
+    assert disks.read(first.name) == [None]
+    assert disks.leading.counts["reads_late"] == 1
+    disks.stores[1].gate.set()
+    assert disks.leading.holds(first.name), "it is only late"
+    assert disks.read(first.name) != [None]
 
 
 def test_reads_that_wait_for_one_another_fall_due_by_when_they_were_asked(
-    two: Disks, monkeypatch: pytest.MonkeyPatch
+    disks: Disks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now_s = 0.0
     monkeypatch.setattr(leading_disk_thread, "RECALL_S_MAX", WAIT_S)
     monkeypatch.setattr(leading_disk_thread, "monotonic", lambda: now_s)
-    first = two.record(1)
-    two.write(first)
-    for store in two.stores.values():
+    first = disks.record(1)
+    disks.write(first)
+    for store in disks.stores.values():
         store.gate.clear()
-    asked = [two.ask(first.name) for _ in range(3)]
+    asked = [disks.ask(first.name) for _ in range(3)]
     now_s = WAIT_S
-    two.stores[0].gate.set()
+    disks.stores[0].gate.set()
     assert all(answered.wait(WAIT_S / 2) for answered, _ in asked), "each waits for a disk anew"
     assert [answers for _, answers in asked] == [[[None]]] * 3
-    assert two.leading.counts["reads_late"] == 3
+    assert disks.leading.counts["reads_late"] == 3
 
 
 def test_an_answer_that_comes_while_its_read_is_given_up_ends_nothing(
-    two: Disks, monkeypatch: pytest.MonkeyPatch
+    disks: Disks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Handle(int):
         """The read's number; between two looks for it the I/O thread gives the read up."""
@@ -235,12 +196,12 @@ def test_an_answer_that_comes_while_its_read_is_given_up_ends_nothing(
             return super().__hash__()
 
     monkeypatch.setattr(leading_disk_thread, "RECALL_S_MAX", 0.2)
-    first = two.record(1)
-    two.write(first)
-    two.stores[1].gate.clear()
-    handle = Handle(two.telling.new_handle() + 1)
-    answered, _ = two.ask(first.name)
-    two.link.on_event(1, FOUND_EVENT, [handle, [True]])
+    first = disks.record(1)
+    disks.write(first)
+    disks.stores[1].gate.clear()
+    handle = Handle(disks.telling.new_handle() + 1)
+    answered, _ = disks.ask(first.name)
+    disks.link.on_event(1, FOUND_EVENT, [handle, [True]])
     assert answered.wait(WAIT_S) and handle.looks == 1
 
 
@@ -293,43 +254,43 @@ def test_what_waits_on_the_slowest_rank_is_written_before_it_ends(tmp_path: Path
     assert disks.holders(second.name) == [0, 1]
 
 
-def test_what_a_rank_cannot_write_is_missing_on_all_and_written_anew(two: Disks) -> None:
-    two.stores[1].refuses = True
-    first = two.record(1)
-    two.write(first)
-    assert two.read(first.name) == [None]
-    assert not two.leading.holds(first.name)
-    two.stores[1].refuses = False
-    two.write(two.record(1))
-    assert two.holders(first.name) == [0, 1] and two.leading.holds(first.name)
+def test_what_a_rank_cannot_write_is_missing_on_all_and_written_anew(disks: Disks) -> None:
+    disks.stores[1].refuses = True
+    first = disks.record(1)
+    disks.write(first)
+    assert disks.read(first.name) == [None]
+    assert not disks.leading.holds(first.name)
+    disks.stores[1].refuses = False
+    disks.write(disks.record(1))
+    assert disks.holders(first.name) == [0, 1] and disks.leading.holds(first.name)
 
 
-def test_what_was_read_goes_on_every_rank_once_rank_0_has_let_go_of_it(two: Disks) -> None:
-    first = two.record(1)
-    two.write(first)
-    found = two.read(first.name)
-    assert len(two.followers[0].kv.reads) == 1
-    two.settle()
-    assert len(two.followers[0].kv.reads) == 1, "it may be taken in yet"
+def test_what_was_read_goes_on_every_rank_once_rank_0_has_let_go_of_it(disks: Disks) -> None:
+    first = disks.record(1)
+    disks.write(first)
+    found = disks.read(first.name)
+    assert len(disks.followers[0].kv.reads) == 1
+    disks.settle()
+    assert len(disks.followers[0].kv.reads) == 1, "it may be taken in yet"
     del found
     gc.collect()
-    two.settle()
-    assert not two.followers[0].kv.reads
+    disks.settle()
+    assert not disks.followers[0].kv.reads
 
 
-def test_a_rank_that_cannot_use_what_it_read_says_so_and_nobody_keeps_it(two: Disks) -> None:
-    first = two.record(1)
-    two.write(first)
-    (found,) = two.read(first.name)
+def test_a_rank_that_cannot_use_what_it_read_says_so_and_nobody_keeps_it(disks: Disks) -> None:
+    first = disks.record(1)
+    disks.write(first)
+    (found,) = disks.read(first.name)
     assert found is not None
-    two.followers[0].kv.are_rows = lambda kept, tokens: False
-    rows = two.telling.rows(rows_of(0, 1))
+    disks.followers[0].kv.are_rows = lambda kept, tokens: False
+    rows = disks.telling.rows(rows_of(0, 1))
     with pytest.raises(UnreadableRecord, match=r"of other shapes than the model's \(rank 1\)"):
-        have_taken(two.telling, found, rows.handle)
-    two.leading.discard(found.name)
-    two.settle()
-    wait_until(lambda: not two.holders(first.name))
-    assert rows.handle not in two.followers[0].kv.rows
+        have_taken(disks.telling, found, rows.handle)
+    disks.leading.discard(found.name)
+    disks.settle()
+    wait_until(lambda: not disks.holders(first.name))
+    assert rows.handle not in disks.followers[0].kv.rows
 
 
 @pytest.mark.parametrize("how", ["discard", "drop", "clear"])

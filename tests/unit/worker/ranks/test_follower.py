@@ -16,22 +16,19 @@ from tests.helpers.ranks.replica_ranks import (
     ranked_machine,
 )
 
-NAMES = ("qwen3", "qwen3_5", "gpt_oss")
 BUDGET_MB = 0.12  # so little that rows are evicted, and slots' rows copied out
 
 Said = list[Any]
 
 
-@pytest.fixture(params=NAMES)
-def ranks(request: pytest.FixtureRequest) -> Iterator[tuple[str, ReplicaRanks]]:
-    made = ReplicaRanks(loaded(request.param, tiny=True))
-    yield request.param, made
-    made.close()
+@pytest.fixture
+def model(request: pytest.FixtureRequest) -> str:
+    return getattr(request, "param", "qwen3")
 
 
 @pytest.fixture
-def dense() -> Iterator[ReplicaRanks]:
-    made = ReplicaRanks(loaded("qwen3", tiny=True))
+def ranks(model: str) -> Iterator[ReplicaRanks]:
+    made = ReplicaRanks(loaded(model, tiny=True))
     yield made
     made.close()
 
@@ -66,29 +63,28 @@ def talk(worker: Machine) -> Said:
     return said
 
 
-def test_ranks_say_what_one_rank_says_and_hold_the_same(ranks: tuple[str, ReplicaRanks]) -> None:
-    name, made = ranks
-    model = loaded(name, tiny=True)
-    several = ranked_machine(name, made, model, budget_mb=BUDGET_MB)
-    alone = machine(name, tiny=True, drafts=no_drafts(), budget_mb=BUDGET_MB)
+@pytest.mark.parametrize("model", ["qwen3", "qwen3_5", "gpt_oss"], indirect=True)
+def test_ranks_say_what_one_rank_says_and_hold_the_same(model: str, ranks: ReplicaRanks) -> None:
+    several = ranked_machine(model, ranks, loaded(model, tiny=True), budget_mb=BUDGET_MB)
+    alone = machine(model, tiny=True, drafts=no_drafts(), budget_mb=BUDGET_MB)
     assert talk(several) == talk(alone)
     assert several.keeper.counts == alone.keeper.counts
     assert several.keeper.evictions, "the budget is to be too small"
     several.check()
-    check_followed(several, made)
+    check_followed(several, ranks)
 
 
-def test_requests_without_the_cache_leave_nothing_with_a_follower(dense: ReplicaRanks) -> None:
-    worker = ranked_machine("qwen3", dense, loaded("qwen3", tiny=True), keeps=False)
+def test_requests_without_the_cache_leave_nothing_with_a_follower(ranks: ReplicaRanks) -> None:
+    worker = ranked_machine("qwen3", ranks, loaded("qwen3", tiny=True), keeps=False)
     worker.ask(words(1, 90), 6)
     del worker.answers["r1"]
     gc.collect()
-    dense.settle()
-    assert not dense.followers[0].follower.kv.caches
+    ranks.settle()
+    assert not ranks.followers[0].follower.kv.caches
 
 
-def test_who_shares_a_forward_is_decided_by_the_memory_of_rank_0(dense: ReplicaRanks) -> None:
-    worker = ranked_machine("qwen3", dense, loaded("qwen3", tiny=True), budget_mb=64)
+def test_who_shares_a_forward_is_decided_by_the_memory_of_rank_0(ranks: ReplicaRanks) -> None:
+    worker = ranked_machine("qwen3", ranks, loaded("qwen3", tiny=True), budget_mb=64)
     asked: list[int] = []
     worker.engine.decoder.has_room = lambda nbytes: bool(asked.append(nbytes)) or len(asked) > 1
     for number in range(3):
@@ -96,32 +92,32 @@ def test_who_shares_a_forward_is_decided_by_the_memory_of_rank_0(dense: ReplicaR
     worker.run(lambda: len(worker.engine.decoder) == 3)
     for _ in range(3):
         worker.step()
-    dense.settle()
-    follower = dense.followers[0].follower
+    ranks.settle()
+    follower = ranks.followers[0].follower
     assert asked and worker.engine.decoder.batch_keys
     assert follower.engine.decoder.batch_keys == worker.engine.decoder.batch_keys
 
 
-def test_a_follower_that_adds_to_a_token_is_found_at_the_next_step(dense: ReplicaRanks) -> None:
-    worker = ranked_machine("qwen3", dense, loaded("qwen3", tiny=True))
+def test_a_follower_that_adds_to_a_token_is_found_at_the_next_step(ranks: ReplicaRanks) -> None:
+    worker = ranked_machine("qwen3", ranks, loaded("qwen3", tiny=True))
     worker.submit(words(1, 40), 8)
     worker.run(lambda: len(worker.engine.decoder) == 1)
-    dense.followers[0].added = 1
+    ranks.followers[0].added = 1
     with pytest.raises(RankMismatch, match=r"rank 0 (chose|computes)"):
         worker.run()
 
 
 def test_what_goes_in_idle_time_is_given_back_once_nothing_else_is_told(
-    dense: ReplicaRanks,
+    ranks: ReplicaRanks,
 ) -> None:
-    worker = ranked_machine("qwen3", dense, loaded("qwen3", tiny=True))
+    worker = ranked_machine("qwen3", ranks, loaded("qwen3", tiny=True))
     worker.ask(words(1, 90), 2)
     worker.answers.clear()
-    dense.settle()
-    dense.tidy()  # which looks, and tells nothing yet
+    ranks.settle()
+    ranks.tidy()  # which looks, and tells nothing yet
     worker.keeper.clear()
     gc.collect()
-    assert len(dense.followers[0].follower.kv.caches) == 1
-    dense.tidy()
-    dense.settle()
-    assert not dense.followers[0].follower.kv.caches
+    assert len(ranks.followers[0].follower.kv.caches) == 1
+    ranks.tidy()
+    ranks.settle()
+    assert not ranks.followers[0].follower.kv.caches

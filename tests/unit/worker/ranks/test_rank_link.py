@@ -1,6 +1,5 @@
 """Operations of rank 0 arrive in order and unchanged; what ranks compute is compared."""
 
-import threading
 from typing import Any
 
 import pytest
@@ -27,22 +26,6 @@ def test_operations_arrive_as_they_were_told(told: list[tuple[str, list[Any], li
         assert [(each.name, each.arguments, each.drops) for each in came] == told
 
 
-def test_an_answer_comes_from_every_follower() -> None:
-    leader, followers = ranks_in_memory(3)
-
-    def answer(rank: int) -> None:
-        operation = followers[rank].next()
-        assert operation.is_asked
-        followers[rank].answer([operation.name, rank])
-
-    threads = [threading.Thread(target=answer, args=(rank,)) for rank in followers]
-    for thread in threads:
-        thread.start()
-    assert leader.ask("has", "a file") == [["has", 1], ["has", 2]]
-    for thread in threads:
-        thread.join()
-
-
 def test_what_differs_between_ranks_is_told_with_both_values() -> None:
     leader, followers = ranks_in_memory(2)
     leader.witness("prefill", 7, [1, 2, 3])
@@ -54,24 +37,7 @@ def test_what_differs_between_ranks_is_told_with_both_values() -> None:
     assert str(caught.value) == "step 2: rank 0 computes ['step', [4]], rank 1 ['step', [5]]"
 
 
-def test_a_follower_that_left_out_a_step_is_found() -> None:
-    leader, followers = ranks_in_memory(2)
-    leader.witness("prefill")
-    with pytest.raises(RankMismatch):
-        leader.check_all_said()
-    followers[1].witness("prefill")
-    leader.check_all_said()
-
-
 def test_arrays_and_objects_are_refused() -> None:
     leader, _ = ranks_in_memory(2)
     with pytest.raises(WireError):
         leader.tell("put", object())
-
-
-def test_an_event_says_its_rank() -> None:
-    leader, followers = ranks_in_memory(3)
-    heard: list[tuple[int, str, list[Any]]] = []
-    leader.on_event = lambda rank, name, arguments: heard.append((rank, name, arguments))
-    followers[2].send_event("read", 5, [True])
-    assert heard == [(2, "read", [5, [True]])]

@@ -39,8 +39,3 @@ def test_each_rank_has_files_of_its_own_and_its_part_of_what_its_machine_allows(
         assert store is not None
         store.sweep()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["rank-1-of-3", "rank-2-of-3"]
-
-
-def test_a_rank_without_files_says_so(tmp_path: Path) -> None:
-    environ = {"KV_CACHE_DIR": str(tmp_path), "MAX_KV_SIZE_GB": "0"}
-    assert open_followed_store(load_settings(environ, None), 1, ROOT, "", HOSTS) is None

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 from mlx import nn
-from mlx_lm.models import gpt_bigcode, llama
+from mlx_lm.models import gpt_bigcode
 from mlx_lm.models.cache import KVCache, make_prompt_cache
 from mlx_lm.models.rope_utils import initialize_rope
 
@@ -157,19 +157,6 @@ def test_windows_states_and_layers_of_several_caches_have_no_branches(name: str)
     model = loaded(name).model
     assert not can_hold_trees(make_prompt_cache(model))
     assert tried(model) is None
-
-
-@pytest.mark.parametrize("kind", ROPES)
-def test_ropes_of_every_common_kind_take_trees(kind: str) -> None:
-    assert tried(small_llama(ROPES[kind])) is not None
-
-
-def small_llama(rope: dict[str, Any]) -> Any:
-    sizes = {"hidden_size": 64, "num_hidden_layers": 2, "intermediate_size": 96, "head_dim": 32}
-    more = {"num_attention_heads": 2, "rms_norm_eps": 1e-5, "vocab_size": 1000}
-    return llama.Model(
-        llama.ModelArgs("llama", **sizes, **more, rope_scaling=rope, max_position_embeddings=256)
-    )
 
 
 def test_a_model_with_arithmetic_of_its_own_on_the_offset_has_no_branches(

@@ -124,50 +124,6 @@ def test_eight_branches_hold_one_trunk_and_their_tails_and_say_what_copies_say(
     assert shared.batch_bytes <= 1.05 * (on.nbytes + tails) + padding + others
 
 
-def test_who_ends_or_is_cancelled_leaves_the_others_their_words_and_the_arrays_of_the_trunk() -> (
-    None
-):
-    whole = said(decoder_of("qwen3", 2_048), STEPS)
-    decoder = decoder_of("qwen3", 2_048)
-    got = said(decoder, 2)
-    arrays = [layer.keys for layer in decoder.trunks["r0"].layers.values()]
-    values = [layer.values for layer in decoder.trunks["r0"].layers.values()]
-    for step in range(2, STEPS):
-        unfinished = decoder.remove(f"r{step}")
-        assert unfinished is not None
-        assert all(layer.offset == len(unfinished.tokens) for layer in unfinished.cache)
-        got += said(decoder, 1)
-        if len(decoder) > 1:
-            trunk = decoder.trunks["r0"]
-            assert all(
-                layer.keys is array
-                for layer, array in zip(trunk.layers.values(), arrays, strict=True)
-            )
-            assert all(
-                layer.values is array
-                for layer, array in zip(trunk.layers.values(), values, strict=True)
-            )
-    for one, other in zip(got, whole, strict=True):
-        assert all(one[key][0] == other[key][0] for key in one)
-    assert difference(got, whole) < CLOSE
-    assert {key for one in got[-1:] for key in one} == {"r0", "r1", "r7"}
-
-
-def test_what_leaves_a_trunk_goes_on_as_it_would_have_alone() -> None:
-    alone = Decoder(loaded("qwen3").model, generation_stream, is_mergeable=False)
-    alone.add(branch("qwen3", 2_048, 3))
-    expected = [alone.step()[0].token_id for _ in range(STEPS + 6)]
-    decoder = decoder_of("qwen3", 2_048)
-    tokens = [one["r3"][0] for one in said(decoder, STEPS)]
-    for number in range(BRANCHES):
-        if number != 3:
-            decoder.remove(f"r{number}")
-    assert not decoder.batch_keys and not decoder.trunks, "the last one is alone, and whole"
-    tokens += [one["r3"][0] for one in said(decoder, 6)]
-    assert tokens == expected
-    assert decoder.remove("r3") is not None and decoder.batch_bytes == 0
-
-
 def test_what_two_shared_is_let_go_once_they_part() -> None:
     decoder = Engine(loaded("qwen3")).decoder
     for number in range(2):
@@ -177,17 +133,6 @@ def test_what_two_shared_is_let_go_once_they_part() -> None:
     assert trunk.layers
     assert decoder.remove("r0") is not None and not decoder.trunks
     assert not trunk.layers, "it would stand beside the copies of both"
-
-
-def test_another_lineage_and_a_shorter_prefix_share_no_trunk() -> None:
-    decoder = Engine(loaded("qwen3")).decoder
-    decoder.add(branch("qwen3", 2_048, 0, "a"))
-    decoder.add(branch("qwen3", 2_048, 1, "b"))
-    decoder.add(branch("qwen3", 2_048, 2, None))
-    decoder.add(branch("qwen3", 2_048, 3, None))
-    decoder.add(branch("qwen3", 1_000, 4, "a"))
-    said(decoder, 2)
-    assert len(decoder.batch_keys[0]) == 5 and not decoder.trunks
 
 
 def test_room_is_asked_for_what_is_held_with_the_trunk_once() -> None:

@@ -3,6 +3,7 @@
 import importlib
 import logging
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -11,19 +12,22 @@ import pytest
 from mlx_lm.models import base
 from mlx_lm.models.cache import KVCache
 
+from hearth.worker.engine.decode import trunk_attention
 from hearth.worker.engine.decode.batch_caches import (
     batch_kind,
     keeps_plain_rows,
     merge_caches,
 )
 from hearth.worker.engine.decode.shared_trunk import LayerTrunk, TrunkedKVCache
-from hearth.worker.engine.decode.trunk_attention import attend_with_trunks
+from hearth.worker.engine.decode.trunk_attention import attend_with_trunks, reach_trunks
 from hearth.worker.engine.decode.trunk_trial import Attend, join_trunks, trunks_like_alone
 from hearth.worker.engine.engine import Engine
 from hearth.worker.engine.model_loader import LoadedModel
 from hearth.worker.engine.prefill_lengths import network_of
 from scripts.fixtures.fixture_cache import TEXT_NAMES, VISION_NAMES
 from scripts.harness.socketless_worker import loaded
+from tests.helpers.models.by_day import KINDS, by_day
+from tests.helpers.models.counted_model import CountedModel
 
 pytestmark = pytest.mark.filterwarnings("ignore:At least one mel filter has all zero values")
 
@@ -33,17 +37,19 @@ SHARES_NONE = {
     "deepseek_v32": "",  # keeps its rows beside an indexer's, in a list
     "falcon_h1": "",  # keeps its rows beside states, in a list
 }
-SHARING = [name for name in TEXT_NAMES + VISION_NAMES if name not in SHARES_NONE]
+
+
+NAMES = by_day(TEXT_NAMES + VISION_NAMES, (*KINDS, *SHARES_NONE))
+SHARING = by_day(name for name in TEXT_NAMES + VISION_NAMES if name not in SHARES_NONE)
 NUMBERS = {
     "float32": ("float32", None),
     "float16": ("float16", None),
     "bfloat16": ("bfloat16", None),
     "4 bits": ("bfloat16", 4),
 }
-FAULTS_IN = ("float32", "4 bits")  # packed weights compute in bfloat16
 EXPERTS = ("qwen3_moe", "qwen3_next", "gpt_oss", "glm4_moe_lite")
 COARSE = [
-    (numbers, name)
+    pytest.param(numbers, name, marks=() if name in ("qwen3", "gpt_oss") else pytest.mark.night)
     for numbers in ("float16", "bfloat16", "4 bits")
     for name in TEXT_NAMES
     # MLX on a CPU has no experts in coarse numbers that are not packed.
@@ -51,7 +57,7 @@ COARSE = [
 ]
 
 
-@pytest.mark.parametrize("name", TEXT_NAMES + VISION_NAMES)
+@pytest.mark.parametrize("name", NAMES)
 def test_a_model_shares_trunks_or_is_found_out(name: str, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "hearth.worker"):
         shares = shares_trunks(loaded(name))
@@ -87,9 +93,9 @@ def tried(
 ) -> bool:
     model = loaded(name, *NUMBERS[numbers])
     new_cache = Engine(model, batches=False).new_cache
-    broken = Broken(model.model, how)
+    broken, layers = told_otherwise(model.model, how)
     is_alike = trunks_like_alone(broken, network_of(model), new_cache, attend)
-    assert (broken.layers_told > 0) == (how not in ("", "raises"))
+    assert bool(layers) == (how not in ("", "raises"))
     return is_alike
 
 
@@ -99,10 +105,9 @@ def tried(
 class Spied(TrunkedKVCache):
     """A layer that does something otherwise."""
 
-    how = ""
-
-    def __init__(self, layer: TrunkedKVCache) -> None:
+    def __init__(self, layer: TrunkedKVCache, how: str) -> None:
         super().__init__(layer.tails, layer.trunks)
+        self.how = how
         if self.how == "positions without the trunk":
             self.offset = self.tails.offset
         if self.how == "one position for all":
@@ -118,31 +123,20 @@ class Spied(TrunkedKVCache):
         return mx.ones_like(mask) if self.how == "sees padding" else mask
 
 
-class Broken:
-    """A model whose rows on a trunk are told something else."""
+def told_otherwise(model: Any, how: str) -> tuple[CountedModel, list[Any]]:
+    """Return a model whose rows on a trunk are told something else, and the layers that are."""
+    layers: list[Any] = []
 
-    def __init__(self, model: Any, how: str) -> None:
-        self.model = model
-        self.kind = type(how, (Spied,), {"how": how})
-        self.forwards = self.tokens = self.layers_told = 0
+    def tell(ids: mx.array, cache: Sequence[Any], _more: dict[str, Any]) -> Sequence[Any]:
+        if how == "raises" and ids.shape[0] > 1:
+            raise ValueError("no trunks here")
+        on_trunk = [layer for layer in cache if isinstance(layer, TrunkedKVCache)]
+        if not how or not on_trunk:
+            return cache
+        layers.extend(on_trunk)
+        return [Spied(each, how) if each in on_trunk else each for each in cache]
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.model, name)
-
-    def __call__(self, ids: mx.array, cache: list[Any], **shifts: Any) -> mx.array:
-        self.forwards += 1
-        self.tokens += ids.size
-        if ids.shape[0] > 1 and self.kind.how:
-            if self.kind.how == "raises":
-                raise ValueError("no trunks here")
-            on_trunk = [isinstance(layer, TrunkedKVCache) for layer in cache]
-            self.layers_told += sum(on_trunk)
-            cache = [
-                self.kind(layer) if is_told else layer
-                for layer, is_told in zip(cache, on_trunk, strict=True)
-            ]
-        logits: mx.array = self.model(ids, cache=cache, **shifts)
-        return logits
+    return CountedModel(model, tell), layers
 
 
 TOLD_OTHERWISE = (
@@ -161,6 +155,7 @@ def test_a_model_that_is_told_otherwise_on_a_trunk_is_found_out(how: str, name: 
     assert not tried("float32", how, name=name)
 
 
+@pytest.mark.night
 @pytest.mark.parametrize("how", TOLD_OTHERWISE)
 def test_packed_weights_hide_nothing_of_that(how: str) -> None:
     assert not tried("4 bits", how)
@@ -169,10 +164,10 @@ def test_packed_weights_hide_nothing_of_that(how: str) -> None:
 @pytest.mark.parametrize("numbers", NUMBERS)
 def test_a_trial_that_nothing_fails_takes_eleven_forwards_of_61_tokens(numbers: str) -> None:
     model = loaded("qwen3", *NUMBERS[numbers])
-    whole = Broken(model.model, "")
+    whole, _ = told_otherwise(model.model, "")
     new_cache = Engine(model, batches=False).new_cache
-    assert trunks_like_alone(whole, network_of(model), new_cache) and whole.forwards == 11
-    assert whole.tokens == 61
+    assert trunks_like_alone(whole, network_of(model), new_cache)
+    assert (len(whole.forwards), whole.tokens) == (11, 61)
 
 
 # ---------------------------------------------------------------- faults of the attention
@@ -221,7 +216,7 @@ ATTENDS_OTHERWISE = (
 )
 
 
-@pytest.mark.parametrize("numbers", FAULTS_IN)
+@pytest.mark.parametrize("numbers", ["float32", "4 bits"])  # packed ones compute in bfloat16
 @pytest.mark.parametrize("how", ATTENDS_OTHERWISE)
 def test_attention_that_does_otherwise_is_found_out(how: str, numbers: str) -> None:
     assert not tried(numbers, attend=faulty(how))
@@ -257,6 +252,29 @@ def test_without_the_replaced_name_no_model_attends_a_trunk() -> None:
     assert not trunks_like_alone(loaded("qwen3").model, nn.Linear(1, 1), new_cache)
     told = (mx.fast.scaled_dot_product_attention.__doc__ or "").lower()
     assert told and "logsumexp" not in told and "log-sum-exp" not in told
+
+
+def test_a_module_is_reached_once_and_given_back() -> None:
+    network = network_of(loaded("llama"))
+    module: Any = importlib.import_module(type(network).__module__)
+    module.scaled_dot_product_attention = base.scaled_dot_product_attention
+    take_back = reach_trunks(network)
+    replaced = module.scaled_dot_product_attention
+    assert replaced is not base.scaled_dot_product_attention
+    reach_trunks(network)()
+    assert module.scaled_dot_product_attention is replaced, (
+        "who replaced nothing takes back nothing"
+    )
+    take_back()
+    assert module.scaled_dot_product_attention is base.scaled_dot_product_attention
+
+
+def test_attention_that_takes_no_cache_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    network = network_of(loaded("llama"))
+    module: Any = importlib.import_module(type(network).__module__)
+    monkeypatch.setattr(module, trunk_attention.NAME, mx.fast.scaled_dot_product_attention)
+    reach_trunks(network)
+    assert module.scaled_dot_product_attention is mx.fast.scaled_dot_product_attention
 
 
 def test_a_trial_leaves_a_model_that_failed_as_it_was() -> None:

@@ -1,6 +1,7 @@
 """The trial of whether drafts can be verified finds a model out that a draft would mislead."""
 
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -11,6 +12,8 @@ from hearth.worker.engine.decode.verify_trial import TRIED_ROWS, verifies_like_a
 from hearth.worker.engine.engine import Engine
 from scripts.fixtures.fixture_cache import TEXT_NAMES, VISION_NAMES
 from scripts.harness.socketless_worker import loaded
+from tests.helpers.models.by_day import by_day
+from tests.helpers.models.counted_model import CountedModel
 
 NUMBERS = {
     "float32": ("float32", None),
@@ -19,6 +22,7 @@ NUMBERS = {
     "4 bits": ("bfloat16", 4),
 }
 EXPERTS = ("qwen3_moe", "qwen3_next", "gpt_oss", "glm4_moe_lite", "deepseek_v32")
+
 COARSE = [
     (numbers, name)
     for numbers in NUMBERS
@@ -55,29 +59,27 @@ class Spied:
         return seen
 
 
-class Broken:
-    """A model that counts its forwards, and verifies drafts of some tokens otherwise."""
+class Broken(CountedModel):
+    """A model that verifies drafts of some tokens otherwise."""
 
     def __init__(self, model: Any, how: str = "") -> None:
-        self.model, self.how = model, how
-        self.tokens: list[int] = []
+        super().__init__(model, self._told)
+        self.how = how
 
-    def __call__(self, ids: mx.array, cache: list[Any]) -> mx.array:
-        self.tokens.append(ids.shape[1])
+    def _told(self, ids: mx.array, cache: Sequence[Any], _: dict[str, Any]) -> Sequence[Any]:
         is_draft = ids.shape[1] == TRIED_ROWS
         if is_draft and self.how == "raises":
             raise ValueError("no drafts here")
-        told = [self._told(layer) if is_draft else layer for layer in cache]
-        logits: mx.array = self.model(ids, cache=told)
-        if is_draft and self.how == "rows it does not count":
+        is_told = is_draft and bool(self.how)
+        return [Spied(each, self.how) if is_told and counts(each) else each for each in cache]
+
+    def __call__(self, ids: mx.array, cache: Sequence[Any], **how: Any) -> mx.array:
+        logits = super().__call__(ids, cache, **how)
+        if ids.shape[1] == TRIED_ROWS and self.how == "rows it does not count":
             for layer in filter(counts, cache):
                 layer.offset -= 1
-        if is_draft and self.how == "not a number":
-            logits = logits * mx.nan
-        return logits
-
-    def _told(self, layer: Any) -> Any:
-        return Spied(layer, self.how) if self.how and counts(layer) else layer
+        is_lost = ids.shape[1] == TRIED_ROWS and self.how == "not a number"
+        return logits * mx.nan if is_lost else logits
 
 
 def counts(layer: Any) -> bool:
@@ -102,26 +104,28 @@ FAULTS = (
 TELLABLE = ("qwen3", "llama", "qwen3_moe", "qwen3_5", "qwen3_next", "gpt_oss", "gemma3_text")
 
 
-@pytest.mark.parametrize("name", TEXT_NAMES + VISION_NAMES)
+@pytest.mark.parametrize("name", by_day(TEXT_NAMES + VISION_NAMES))
 def test_whole_models_verify_drafts_in_seven_forwards_of_24_tokens(name: str) -> None:
     engine = Engine(loaded(name))
     model = Broken(loaded(name).model)
     assert verifies_like_alone(model, engine.new_cache)
-    assert len(model.tokens) == 7 and sum(model.tokens) == 24
+    assert (len(model.forwards), model.tokens) == (7, 24)
 
 
+@pytest.mark.night
 @pytest.mark.parametrize(("numbers", "name"), COARSE)
 def test_coarse_numbers_are_not_taken_for_a_fault(numbers: str, name: str) -> None:
     model = Broken(loaded(name, *NUMBERS[numbers]).model)
     assert tried(model)
 
 
-@pytest.mark.parametrize("name", TELLABLE)
+@pytest.mark.parametrize("name", by_day(TELLABLE))
 @pytest.mark.parametrize("how", FAULTS)
 def test_a_model_that_verifies_otherwise_is_found_out(name: str, how: str) -> None:
     assert not tried(Broken(loaded(name).model, how))
 
 
+@pytest.mark.night
 @pytest.mark.parametrize("how", FAULTS)
 def test_a_fault_is_found_in_coarse_numbers_too(how: str) -> None:
     assert not tried(Broken(loaded("qwen3", *NUMBERS["4 bits"]).model, how))

@@ -24,6 +24,7 @@ from scripts.harness.lora_files import (
 from scripts.harness.socketless_worker import Answer, Machine, loaded
 from scripts.harness.store_builders import ROOT
 from scripts.harness.warm.token_margins import same_tokens
+from tests.helpers.models.by_day import by_day
 from tests.helpers.worker.disk_workers import Workers
 from tests.helpers.worker.kv_prompts import KINDS, prompt
 
@@ -46,7 +47,7 @@ def while_running(warm: Machine, look: Callable[[], None]) -> None:
 # ------------------------------------------------------------ forwards
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", by_day(KINDS))
 def test_answers_of_several_adapters_at_once_share_batches_with_their_own_alone(name: str) -> None:
     warm = adapted_machine(name, slots_max=8, running_max=8)
     ids = prompt(name, 60, 40)
@@ -62,7 +63,7 @@ def test_answers_of_several_adapters_at_once_share_batches_with_their_own_alone(
     warm.check()
 
 
-@pytest.mark.parametrize("name", ["qwen3", "gpt_oss"])
+@pytest.mark.parametrize("name", by_day(["qwen3", "gpt_oss"], ["qwen3"]))
 def test_a_trunk_that_was_read_with_an_adapter_carries_its_own_rows_alone(name: str) -> None:
     warm = adapted_machine(name, slots_max=8, running_max=8)
     warm.engine.decoder.trunk_tokens_min = 64
@@ -98,24 +99,6 @@ def test_nobody_waits_for_a_prefill_of_another_adapter() -> None:
 # ------------------------------------------------------------ kept KV
 
 
-@pytest.mark.parametrize("name", KINDS)
-@pytest.mark.parametrize("where", ["slot", "ram"])
-def test_no_kv_of_another_adapter_is_gone_on_from(name: str, where: str) -> None:
-    warm = adapted_machine(name, slots_max=8)
-    ids = prompt(name, 120, 60)
-    for adapter in ADAPTERS:
-        assert warm.ask(ids, ANSWER, adapter=adapter).cached == 0, adapter
-        if where == "ram":
-            for slot in warm.keeper.slots:
-                warm.keeper.give_up(slot)
-    for adapter in ADAPTERS[::-1]:
-        again = warm.ask(ids, ANSWER, adapter=adapter)
-        assert again.cached == again.request.query.limit
-        assert again.request.source == where
-        same_tokens(again, alone(name, adapter, ids))
-    warm.check()
-
-
 def test_what_was_pinned_without_an_adapter_serves_none() -> None:
     warm = adapted_machine("qwen3")
     ids = prompt("qwen3", 120, 60)
@@ -125,7 +108,7 @@ def test_what_was_pinned_without_an_adapter_serves_none() -> None:
     assert warm.ask(ids, ANSWER).cached > 0
 
 
-@pytest.mark.parametrize("name", ["qwen3", "qwen3_5"])
+@pytest.mark.parametrize("name", by_day(["qwen3", "qwen3_5"], ["qwen3_5"]))
 def test_idle_time_reads_with_the_adapter_of_the_slot_that_it_reads_for(name: str) -> None:
     warm = adapted_machine(name, is_exact=True, slots_max=3)
     ids = prompt(name, 90, 60)
@@ -171,7 +154,7 @@ def asked_and_written(workers: Workers, warm: Machine, ids: list[int], adapter: 
     return answer
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", by_day(KINDS))
 def test_behind_a_restart_each_adapter_finds_its_own_kv_by_its_bytes(
     workers: Workers, tmp_path: Path, name: str
 ) -> None:

@@ -15,6 +15,7 @@ from hearth.worker.kv.quantise_kv import QuantFormat
 from scripts.fixtures.fixture_cache import VISION_NAMES
 from scripts.harness.socketless_worker import loaded
 from scripts.harness.vision_worker import prompt
+from tests.helpers.models.by_day import by_day
 from tests.helpers.models.vision_engine import (
     answer,
     as_mlx_vlm,
@@ -30,12 +31,13 @@ from tests.helpers.models.vision_engine import (
     text,
 )
 
+NAMES = by_day(VISION_NAMES, ("qwen3_5_vl", "gemma3"))  # states, and windows
 CHUNK = 16
 MARKS = 3000  # the first token that may stand for more than text
 CLOSE = 5e-3  # of logits up to 30, in fp32, where the same prompt is cut differently
 
 
-@pytest.fixture(params=VISION_NAMES)
+@pytest.fixture(params=NAMES)
 def name(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -50,7 +52,7 @@ def engine(name: str) -> Engine:
     turns=st.lists(st.tuples(st.integers(1, 40), st.integers(0, 3)), min_size=1, max_size=4),
     chunk=st.integers(5, 50),
 )
-@pytest.mark.parametrize("name", VISION_NAMES)
+@pytest.mark.parametrize("name", NAMES)
 def test_a_prompt_in_chunks_is_what_mlx_vlm_reads_at_once(
     name: str, turns: list[tuple[int, int]], chunk: int
 ) -> None:
@@ -70,37 +72,6 @@ def test_a_prompt_in_chunks_is_what_mlx_vlm_reads_at_once(
         assert np.abs(row - expected[len(ids) - 1 + number]).max() < CLOSE
 
 
-@pytest.mark.parametrize("behind", [1, 2, 3])
-def test_a_cache_restored_behind_an_image_goes_on_as_a_cold_one(
-    name: str, engine: Engine, behind: int
-) -> None:
-    ids, runs = prompt(
-        text(1, 20), picture(name, 1), text(2, 30), picture(name, 2), text(3, 9), text(4, 30)
-    )
-    cuts = cuts_of(len(ids), CHUNK)
-    cold = feed(engine, engine.new_cache(), ids, cuts, runs)
-    expected = answer(engine, cold, ids, runs)
-    donor = feed(engine, engine.new_cache(), ids, cuts[: -behind or None], runs)
-    position = cuts[-behind - 1]
-    warm = restored(engine, donor, position)
-    calls = engine.vision.encoder_calls if engine.vision else 0
-    feed(engine, warm, ids, cuts[-behind - 1 :], runs)
-    tokens, logprobs = answer(engine, warm, ids, runs)
-    assert tokens == expected[0] and same(logprobs, expected[1])
-    assert engine.vision is not None and engine.vision.encoder_calls == calls == 2
-
-
-def test_a_text_turn_behind_an_image_does_not_encode_it(name: str, engine: Engine) -> None:
-    ids, runs = prompt(text(1, 5), picture(name, 1), text(2, 40))
-    cuts = [0, runs[0].end, len(ids) - 1]
-    cold = feed(engine, engine.new_cache(), ids, cuts, runs)
-    other = new_engine(name)
-    warm = restored(engine, feed(engine, engine.new_cache(), ids, cuts[:2], runs), cuts[1])
-    feed(other, warm, ids, cuts[1:], runs)
-    assert same(held(warm), held(cold))
-    assert other.vision is not None and other.vision.encoder_calls == 0
-
-
 def test_wherever_an_image_is_split_and_forgotten_it_goes_on_as_cold(name: str) -> None:
     engine, other = new_engine(name), picture(name, 5)
     ids, runs = prompt(text(1, 9), picture(name, 1), text(2, 12))
@@ -115,37 +86,6 @@ def test_wherever_an_image_is_split_and_forgotten_it_goes_on_as_cold(name: str) 
         feed(forgetful, warm, ids, cuts[1:], runs)
         assert same(held(warm), held(cold)), split
     assert engine.vision is not None and engine.vision.encoder_calls == 1
-
-
-def test_prompts_that_take_turns_are_each_as_alone(name: str, engine: Engine) -> None:
-    """One with an image, one without, one with two others; and they decode side by side."""
-    prompts = [
-        prompt(text(1, 20), picture(name, 1), text(2, 60)),
-        prompt(text(3, 90)),
-        prompt(text(1, 20), picture(name, 2), text(2, 25), picture(name, 3, 60, 60), text(5, 9)),
-    ]
-    cuts = [cuts_of(len(ids), CHUNK) for ids, _ in prompts]
-    alone = []
-    for (ids, runs), at in zip(prompts, cuts, strict=True):
-        lone = new_engine(name)
-        alone.append(answer(lone, feed(lone, lone.new_cache(), ids, at, runs), ids, runs))
-    caches = [engine.new_cache() for _ in prompts]
-    for step in range(max(map(len, cuts))):
-        for (ids, runs), at, cache in zip(prompts, cuts, caches, strict=True):
-            feed(engine, cache, ids, at[step : step + 2], runs)
-    for (ids, runs), cache, (tokens, logprobs) in zip(prompts, caches, alone, strict=True):
-        got = answer(engine, cache, ids, runs)
-        assert got[0] == tokens and same(got[1], logprobs)
-
-
-def test_another_image_gives_another_answer(name: str, engine: Engine) -> None:
-    """Or the tests above would show little."""
-    logprobs = []
-    for seed in (1, 2):
-        ids, runs = prompt(text(1, 5), picture(name, seed), text(2, 5))
-        cache = feed(engine, engine.new_cache(), ids, cuts_of(len(ids), CHUNK), runs)
-        logprobs.append(answer(engine, cache, ids, runs, count=1)[1][0])
-    assert np.abs(logprobs[0] - logprobs[1]).max() > 100 * CLOSE
 
 
 def test_text_alone_is_forwarded_as_the_language_model_would(name: str, engine: Engine) -> None:
@@ -175,30 +115,11 @@ def test_nothing_of_a_request_stays_on_the_model(name: str, engine: Engine) -> N
     assert not remembers_positions(vision.language)
 
 
-def test_vision_models_batch(engine: Engine) -> None:
-    assert engine.decoder.is_mergeable
-
-
 @pytest.mark.parametrize("name", VISION_NAMES)
 def test_quantised_kv_is_taken_or_refused_with_a_reason(name: str) -> None:
     reason = new_engine(name).why_not_quantised(8, 64)
     assert (reason is None) == (name != "gemma3")
     assert reason is None or "RotatingKVCache" in reason
-
-
-def test_room_made_beforehand_changes_nothing(name: str, engine: Engine) -> None:
-    """The keeper gives layers room for a prompt before it is prefilled."""
-    ids, runs = prompt(text(1, 20), picture(name, 1), text(2, 30))
-    cuts = cuts_of(len(ids), CHUNK)
-    plain = feed(engine, engine.new_cache(), ids, cuts, runs)
-    layers, roomy = LayerMap(engine.probe()), engine.new_cache()
-    with engine.stream():
-        layers.reserve(roomy, 700)
-    feed(engine, roomy, ids, cuts[:3], runs)
-    with engine.stream():
-        layers.reserve(roomy, 2000)
-    feed(engine, roomy, ids, cuts[2:], runs)
-    assert layers.depth(roomy) == len(ids) - 1 and same(held(roomy), held(plain))
 
 
 @pytest.mark.parametrize("name", ["qwen2_5_vl", "qwen3_vl", "qwen3_5_vl"])

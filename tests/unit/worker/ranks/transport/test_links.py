@@ -16,7 +16,6 @@ from hearth.worker.ranks.transport import follower_link, leader_link
 from hearth.worker.ranks.transport.follower_link import FollowerLink
 from hearth.worker.ranks.transport.leader_link import LeaderLink
 from hearth.worker.ranks.transport.link_messages import (
-    BEAT,
     EVENT,
     HELLO,
     HERE,
@@ -28,6 +27,13 @@ from hearth.worker.ranks.transport.rank_hosts import RankHost
 pytestmark = pytest.mark.process
 
 WAIT_S_MAX = 60.0
+
+
+def wait_until(is_so: Callable[[], Any]) -> None:
+    deadline = time.monotonic() + WAIT_S_MAX
+    while not is_so():
+        assert time.monotonic() < deadline, "it never came to that"
+        time.sleep(0.01)
 
 
 class Ranks:
@@ -67,9 +73,7 @@ class Ranks:
 
     def end_of(self, rank: int) -> tuple[int, str]:
         """Wait until this rank was told to end; return with which code and why."""
-        deadline = time.monotonic() + WAIT_S_MAX
-        while rank not in self.ends and time.monotonic() < deadline:
-            time.sleep(0.01)
+        wait_until(lambda: rank in self.ends)
         return self.ends[rank]
 
     def close(self) -> None:
@@ -123,12 +127,10 @@ def test_an_event_and_the_memory_of_a_follower_reach_rank_0(ranks: Ranks) -> Non
     ranks.leader.on_event = lambda *event: heard.append(event)
     ranks.followers[2].set_room(100, 7)
     ranks.followers[2].send_event("read", 5, ["a file"])
-    deadline = time.monotonic() + WAIT_S_MAX
-    while not (heard and 2 in ranks.leader.rooms and ranks.leader.rooms[2].used_bytes):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    rooms = ranks.leader.rooms
+    wait_until(lambda: heard and 2 in rooms and rooms[2].used_bytes)
     assert heard == [(2, "read", [5, ["a file"]])]
-    assert (ranks.leader.rooms[2].limit_bytes, ranks.leader.rooms[2].used_bytes) == (100, 7)
+    assert (rooms[2].limit_bytes, rooms[2].used_bytes) == (100, 7)
 
 
 def test_ranks_that_computed_different_things_end_at_once_with_both_values(ranks: Ranks) -> None:
@@ -148,45 +150,31 @@ def test_a_follower_that_waits_while_rank_0_computes_was_not_told(ranks: Ranks) 
     thread = answering(ranks.followers[1], 2)
     other = answering(ranks.followers[2], 2)
     ranks.leader.tell("prefill")
-    began = time.monotonic()
     ranks.leader.witness("a forward that nobody was told of")
-    _, why = ranks.end_of(0)
-    assert "an operation was not told" in why and time.monotonic() - began < 2.0
+    assert "an operation was not told" in ranks.end_of(0)[1]
     with pytest.raises(RankLost):
         ranks.leader.tell("what lets the threads of this test end")
     thread.join()
     other.join()
 
 
-def test_a_follower_that_is_gone_is_noticed_within_a_second(ranks: Ranks) -> None:
+def test_a_follower_that_is_gone_is_noticed(ranks: Ranks) -> None:
     ranks.followers[2].close()
-    began = time.monotonic()
     assert ranks.end_of(0) == (
         EXIT_RANK_LOST,
         "rank 2 of 3 (127.0.0.1) is gone: its connection ended",
     )
-    assert time.monotonic() - began < 1.0
 
 
-def test_followers_notice_within_a_second_that_rank_0_is_gone(ranks: Ranks) -> None:
-    began = time.monotonic()
+def test_followers_notice_that_rank_0_is_gone(ranks: Ranks) -> None:
     ranks.leader.close()
     assert ranks.end_of(1) == ranks.end_of(2) == (EXIT_RANK_LOST, "rank 0 is gone")
-    assert time.monotonic() - began < 1.0
 
 
 def test_a_follower_that_broke_says_so_to_rank_0(ranks: Ranks) -> None:
     ranks.followers[1].fail(KeyError("a number that was never told"))
     assert ranks.end_of(0)[1] == "rank 1 of 3 (127.0.0.1): it broke (KeyError); its log says how"
     assert ranks.end_of(1)[0] == EXIT_RANK_LOST
-
-
-def test_a_follower_that_cannot_start_keeps_the_server_from_restarting(ranks: Ranks) -> None:
-    ranks.followers[1].fail(StartError("The model needs 9 GB and has 8."))
-    assert ranks.end_of(0) == (
-        EXIT_CANNOT_START,
-        "rank 1 of 3 (127.0.0.1): The model needs 9 GB and has 8.",
-    )
 
 
 class BareFollower:
@@ -227,17 +215,6 @@ def bare(directory: Path) -> Iterator[tuple[Ranks, dict[int, BareFollower]]]:
         follower.close()
 
 
-def test_a_silent_follower_is_lost_although_its_connection_stands(
-    bare: tuple[Ranks, dict[int, BareFollower]],
-) -> None:
-    ranks, followers = bare
-    deadline = time.monotonic() + 1.5
-    while time.monotonic() < deadline and 0 not in ranks.ends:
-        followers[2].status.send(pack([BEAT, -1, False, 0, 0, 0]))
-        time.sleep(0.1)
-    assert ranks.end_of(0)[1].startswith("rank 1 of 3 (127.0.0.1) is silent for 1 s.")
-
-
 def test_garbage_of_a_follower_ends_nobody(
     bare: tuple[Ranks, dict[int, BareFollower]], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -247,9 +224,7 @@ def test_garbage_of_a_follower_ends_nobody(
     for frame in (b"", b"\x00garbage", b"\x93\x01\x02\x03", b"\x91\xa4beat", b"\x91\xa7witness"):
         followers[1].status.send(frame)
     followers[1].status.send(pack([EVENT, "last", []]))
-    deadline = time.monotonic() + WAIT_S_MAX
-    while not heard and time.monotonic() < deadline:
-        time.sleep(0.01)
+    wait_until(lambda: heard)
     assert heard == [(1, "last", [])]
     assert caplog.text.count("bad message of a rank dropped") == 5
     assert not ranks.ends
@@ -297,12 +272,6 @@ def test_a_rank_that_nobody_waits_for_is_refused_and_the_others_go_on(ranks: Ran
     ranks.leader.tell("go on")
     threads[0].join()
     assert 0 not in ranks.ends
-
-
-def test_the_status_of_a_process_tells_why_its_connection_ended(ranks: Ranks) -> None:
-    ranks.leader.how_ended = {2: "it ended by SIGKILL"}.__getitem__
-    ranks.followers[2].close()
-    assert ranks.end_of(0)[1] == "rank 2 of 3 (127.0.0.1) is gone: it ended by SIGKILL"
 
 
 def test_what_a_rank_said_before_it_ended_tells_why(
