@@ -2,15 +2,12 @@
 
 from pathlib import Path
 
-import httpx
-import numpy as np
 import openai
 import pytest
 
 from hearth.shared.models.builtin_models import MINILM, MODELS_DIR_VARIABLE
 from scripts.fixtures.embedding_checkpoints import embedding_checkpoint
 from scripts.fixtures.fixture_cache import fixture_dir
-from tests.helpers.models.real_weights import WEIGHTS_DIR, real_weights
 from tests.helpers.servers.server import Server
 
 
@@ -38,21 +35,3 @@ def test_without_its_files_text_is_served_and_they_are_found_once_they_are_there
         (models / MINILM.directory.name).symlink_to(embedding_checkpoint("bert"))
         (row,) = client.embeddings.create(model="minilm", input="a").data
         assert len(row.embedding) == 32
-
-
-@pytest.mark.weights
-def test_what_means_the_same_is_near_and_too_long_a_text_is_refused_or_cut(tmp_path: Path) -> None:
-    real_weights(MINILM.name)
-    texts = ["A dog runs in the park.", "A puppy plays outside.", "The bank raised its rates."]
-    with server_of(WEIGHTS_DIR, tmp_path) as server, server.openai() as client:
-        told = client.embeddings.create(model="text-embedding-3-small", input=texts)
-        dog, puppy, bank = (np.array(row.embedding) for row in told.data)
-        assert told.model == "minilm" and dog @ puppy > 0.4 > 0.2 > dog @ bank
-        row = httpx.get(f"{server.url}/v1/models/minilm").json()
-        assert (row["context_length"], row["meta"]["n_embd"]) == (256, 384)
-        long = "sea " * 300
-        with pytest.raises(openai.BadRequestError, match="302 tokens and the model takes 256"):
-            client.embeddings.create(model="minilm", input=long)
-        body = {"model": "builtin:minilm", "input": long}
-        cut = httpx.post(f"{server.url}/api/embed", json=body).json()
-        assert cut["prompt_eval_count"] == 256

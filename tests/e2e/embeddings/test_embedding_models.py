@@ -97,20 +97,6 @@ def test_vectors_and_scores_come_in_the_order_of_what_was_asked(
     runner.run(talk())
 
 
-def test_a_short_request_is_answered_between_the_batches_of_a_long_one(
-    runner: asyncio.Runner, encoders: Encoders
-) -> None:
-    async def talk() -> None:
-        long = asyncio.create_task(encoders.embed(LONG))
-        await asyncio.sleep(0)
-        for _ in range(3):
-            await encoders.embed(["short"])
-        assert not long.done()
-        assert len((await long).tokens) == len(LONG)
-
-    runner.run(talk())
-
-
 def test_kill_9_amid_a_request_leaves_it_one_answer_and_the_next_finds_a_process(
     runner: asyncio.Runner, encoders: Encoders
 ) -> None:

@@ -8,12 +8,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import anthropic
-import httpx
 import openai
 import pytest
 
 from tests.helpers.servers.fake_server import LAUNCH, FakeServer
-from tests.helpers.worker_processes.fake_worker import IMAGE_TOKENS
 
 # Only the test's own web server stands for the internet.
 OPENED = """
@@ -78,104 +76,7 @@ def chat_parts(*urls: str, said: str = "n=1") -> list[Any]:
     return [{"type": "text", "text": said}, *images]
 
 
-def block(data: bytes, media_type: str) -> Any:
-    return {
-        "type": "image",
-        "source": {"type": "base64", "media_type": media_type, "data": code(data)},
-    }
-
-
 # ---------------------------------------------------------------- in each dialect
-
-
-@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
-def test_chat_shows_images_and_counts_their_tokens(
-    fake: FakeServer, gpt: openai.OpenAI, stream: bool
-) -> None:
-    rows: list[Any] = [
-        {"role": "user", "content": chat_parts(data_url(PNG), data_url(JPEG))},
-        {"role": "assistant", "content": "I see."},
-        {"role": "user", "content": chat_parts(data_url(PNG))},
-    ]
-    if stream:
-        options: Any = {"stream": True, "stream_options": {"include_usage": True}}
-        chunks = list(gpt.chat.completions.create(model="gpt-x", messages=rows, **options))
-        (usage,) = [chunk.usage for chunk in chunks if chunk.usage]
-    else:
-        usage = gpt.chat.completions.create(model="gpt-x", messages=rows).usage
-    said = {"type": "text", "text": "n=1"}
-    assert was_sent(fake, PNG, JPEG) == [
-        [said, shown(PNG), shown(JPEG)],
-        "I see.",
-        [said, shown(PNG)],
-    ]
-    assert usage.prompt_tokens_details.model_dump()["image_tokens"] == 3 * IMAGE_TOKENS
-
-
-def test_responses_show_images_of_messages_and_of_results(
-    fake: FakeServer, gpt: openai.OpenAI
-) -> None:
-    given: list[Any] = [
-        {"type": "function_call", "call_id": "c", "name": "look", "arguments": "{}"},
-        {
-            "type": "function_call_output",
-            "call_id": "c",
-            "output": [{"type": "input_image", "image_url": data_url(JPEG)}],
-        },
-        {
-            "role": "user",
-            "content": [
-                {"type": "input_image", "image_url": data_url(PNG), "detail": "auto"},
-                {"type": "input_text", "text": "n=1"},
-            ],
-        },
-    ]
-    answer = gpt.responses.create(model="gpt-x", input=given)
-    *_, result, asked = was_sent(fake, JPEG, PNG)
-    assert result == [shown(JPEG)]
-    assert asked == [shown(PNG), {"type": "text", "text": "n=1"}]
-    assert answer.usage is not None
-    assert answer.usage.input_tokens_details.model_dump()["image_tokens"] == 2 * IMAGE_TOKENS
-
-
-@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
-def test_messages_show_images_of_users_and_of_results(
-    fake: FakeServer, claude: anthropic.Anthropic, stream: bool
-) -> None:
-    use = {"type": "tool_use", "id": "c", "name": "look", "input": {}}
-    result = {"type": "tool_result", "tool_use_id": "c", "content": [block(JPEG, "image/jpeg")]}
-    rows: list[Any] = [
-        {"role": "user", "content": [block(PNG, "image/png"), {"type": "text", "text": "a"}]},
-        {"role": "assistant", "content": [use]},
-        {"role": "user", "content": [result, {"type": "text", "text": "n=1"}]},
-    ]
-    answer: Any = claude.messages.create(messages=rows, stream=stream, **CLAUDE)
-    if stream:
-        assert [event.type for event in answer][-1] == "message_stop"
-    assert was_sent(fake, PNG, JPEG) == [
-        [shown(PNG), {"type": "text", "text": "a"}],
-        "",
-        [shown(JPEG)],
-        "n=1",
-    ]
-
-
-def test_counts_and_prefills_get_the_images_too(
-    fake: FakeServer, gpt: openai.OpenAI, claude: anthropic.Anthropic
-) -> None:
-    rows: list[Any] = [{"role": "user", "content": [block(PNG, "image/png")]}]
-    assert claude.messages.count_tokens(model="claude-x", messages=rows).input_tokens > 0
-    assert was_sent(fake, PNG, kind="Count") == [[shown(PNG)]]
-    asked = [{"role": "user", "content": [{"type": "input_image", "image_url": data_url(JPEG)}]}]
-    body: dict[str, Any] = {"model": "gpt-x", "input": asked}
-    answer = httpx.post(f"{fake.url}/v1/responses/input_tokens", json=body)
-    assert answer.json()["input_tokens"] > 0
-    assert was_sent(fake, JPEG, kind="Count") == [[shown(JPEG)]]
-    body = {"model": "gpt-x", "messages": [{"role": "user", "content": chat_parts(data_url(PNG))}]}
-    told = httpx.post(f"{fake.url}/v1/cache/prefill", json=body).json()
-    assert told["object"] == "cache.prefill"
-    assert was_sent(fake, PNG) == [[{"type": "text", "text": "n=1"}, shown(PNG)]]
-    assert fake.events("Submit")[-1]["prefill_only"] is True
 
 
 def test_the_largest_image_arrives_whole(fake: FakeServer, gpt: openai.OpenAI) -> None:

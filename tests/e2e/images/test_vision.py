@@ -152,36 +152,6 @@ def test_nothing_past_an_image_that_was_swapped_is_reused_and_the_report_names_i
     assert (talk.divergence["message"], talk.divergence["rule"]) == (1, "image 1")
 
 
-def test_an_image_in_a_tools_result_is_read(talk: Talk, server: Server) -> None:
-    before = calls(server)
-    call = {"id": "call12345", "type": "function", "function": {"name": "shot", "arguments": "{}"}}
-    talk.messages += [
-        {"role": "user", "content": "Take a screenshot."},
-        {"role": "assistant", "content": "", "tool_calls": [call]},
-    ]
-    result = shown("the screen:", 3) | {"role": "tool", "tool_call_id": "call12345"}
-    assert talk.ask(result) and talk.image_tokens > 0
-    assert calls(server) == before + 1
-    talk.ask({"role": "user", "content": "Click the button."})
-    assert calls(server) == before + 1 and talk.divergence is None
-
-
-def test_what_is_no_image_is_refused_in_both_dialects(gpt: openai.OpenAI, server: Server) -> None:
-    text = base64.b64encode(b"\x89PNG\r\n\x1a\n" + b"0" * 40).decode()
-    part = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{text}"}}
-    messages: Any = [{"role": "user", "content": [part]}]
-    with pytest.raises(openai.BadRequestError) as refused:
-        gpt.chat.completions.create(model=MODEL, messages=messages)
-    assert refused.value.code == "image_broken"
-    source = {"type": "base64", "media_type": "image/png", "data": text}
-    asked: Any = [{"role": "user", "content": [{"type": "image", "source": source}]}]
-    with (
-        anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0) as claude,
-        pytest.raises(anthropic.BadRequestError, match="image"),
-    ):
-        claude.messages.create(model=MODEL, max_tokens=5, messages=asked)
-
-
 def test_messages_and_responses_show_images_too(gpt: openai.OpenAI, server: Server) -> None:
     before = calls(server)
     source = {"type": "base64", "media_type": "image/png", "data": encoded(6)}
@@ -217,20 +187,3 @@ def test_messages_and_responses_show_images_too(gpt: openai.OpenAI, server: Serv
     assert later.usage is not None
     assert later.usage.input_tokens_details.cached_tokens >= 0.94 * first.usage.input_tokens
     assert calls(server) == before + 1, "one image, read once"
-
-
-def test_after_a_restart_the_disk_has_the_image_too(talk: Talk, server: Server) -> None:
-    talk.ask(shown(1, "What is this?"))
-    prompt = talk.usage.prompt_tokens
-    server.wait_until_idle()
-    server.stop()
-    server.start()
-    server.wait_until_ready()
-    talk.ask({"role": "user", "content": "Say more."})
-    assert talk.cached >= 0.94 * prompt and talk.usage.kv_cache["source"] == "ssd"
-    assert calls(server) == 0
-    *before, question, expected = talk.messages
-    server.forget()
-    talk.messages = before
-    talk.ask(question)
-    assert talk.messages[-1] == expected and calls(server) == 1

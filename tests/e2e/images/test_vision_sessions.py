@@ -1,7 +1,6 @@
 """Sessions with screenshots: turns as sampled, losses told, idle work, on real forwards."""
 
 from copy import deepcopy
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +8,6 @@ import pytest
 
 from hearth.proxy.request.session_id import session_of
 from hearth.shared.wire_messages import Prompt
-from hearth.worker.cache.image_keys import PromptImage
 from hearth.worker.stream.answer_parts import AnswerParts, ToolCall
 from scripts.harness.agent_worker import Desk, Reply
 from scripts.harness.model_families import family
@@ -144,31 +142,3 @@ def test_idle_time_leaves_images_alone_that_it_cannot_read(talk: Conversation) -
     talk.take(second, "Thanks. And now?")
     assert talk.ask(DONE).cached >= len(second.ids)
     talk.desk.machine.check()
-
-
-def test_in_idle_time_what_was_generated_beside_images_becomes_canonical(
-    talk: Conversation,
-) -> None:
-    first = talk.ask(LOOK)
-    talk.take(first, shown("now:", "second"))
-    second = talk.ask(DONE)
-    machine = talk.desk.machine
-    machine.keeper.rules = replace(machine.keeper.rules, is_exact=True)
-    talk.desk.idle()
-    assert machine.scheduler.idle_tokens > 0 and talk.encoder_calls == 2
-    talk.take(second, "Thanks. And now?")
-    assert talk.ask(DONE).cached >= len(second.ids) - 1, "exact mode reuses canonical KV only"
-
-
-def test_an_image_at_which_the_encoder_fails_costs_its_request_alone(
-    talk: Conversation,
-) -> None:
-    good = talk.desk.pictures["first"]
-    odd = PromptImage(b"other identity!!", good.ids[:-3], good.grid, good.inputs)
-    talk.desk.pictures["first"] = odd
-    answer = talk.desk.submit(talk.desk.named(Prompt(deepcopy(talk.messages))), DONE)
-    talk.desk.machine.run()
-    vision = talk.desk.machine.engine.vision
-    assert answer.usage is None and vision is not None and vision.failures == 1
-    talk.desk.pictures["first"] = good
-    assert talk.ask(LOOK).cached > 0

@@ -1,4 +1,4 @@
-"""Counts what a model is fed, and lets a test have it told something else, or fail."""
+"""Counts what a model is fed, and lets a test have it told something else."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -6,10 +6,10 @@ from typing import Any
 
 import mlx.core as mx
 
-from hearth.worker.engine.decode.shared_trunk import TrunkedKVCache
-from scripts.harness.socketless_worker import loaded as plain
+from scripts.harness.socketless_worker import loaded
 
 Caches = Sequence[Any]
+Tell = Callable[[mx.array, Caches, dict[str, Any]], Caches]
 
 
 class CountedModel:
@@ -19,9 +19,7 @@ class CountedModel:
     else the forward is given.
     """
 
-    def __init__(
-        self, model: Any, tell: Callable[[mx.array, Caches, dict[str, Any]], Caches]
-    ) -> None:
+    def __init__(self, model: Any, tell: Tell = lambda _ids, cache, _how: cache) -> None:
         self.model = model  # its upstream module, as a checkpoint's of vision has it too
         self.forwards: list[tuple[int, int]] = []
         self._tell = tell
@@ -39,20 +37,7 @@ class CountedModel:
         return getattr(self.model, name)
 
 
-def counted(name: str, raises_on: Callable[[Caches], bool] = lambda _cache: False) -> Any:
-    """Return a fixture as it is loaded, but that its model counts; forwards with such caches fail.
-
-    It is a `LoadedModel` whose `model` is a `CountedModel`.
-    """
-
-    def tell(_ids: mx.array, cache: Caches, _how: dict[str, Any]) -> Caches:
-        if raises_on(cache):
-            raise ValueError("it cannot")
-        return cache
-
-    loaded = plain(name)
-    return dataclasses.replace(loaded, model=CountedModel(loaded.model, tell))
-
-
-def is_on_trunk(cache: Caches) -> bool:
-    return any(isinstance(layer, TrunkedKVCache) for layer in cache)
+def counted(name: str) -> Any:
+    """Return a fixture's `LoadedModel`, but that its model is a `CountedModel`."""
+    plain = loaded(name)
+    return dataclasses.replace(plain, model=CountedModel(plain.model))

@@ -68,20 +68,6 @@ def test_a_model_that_cannot_go_back_is_left_out_with_the_reason() -> None:
     assert findings.drafts_alike is None and findings.row_costs is None
 
 
-def test_nothing_is_told_where_the_time_ended_before() -> None:
-    now = iter(range(10_000))
-    context = context_of("qwen3", depth_max=120, seconds_max=100)
-    context.clock = lambda: float(next(now))  # each step takes a second
-    run = run_of(context, "speed", "logits", "drafts")
-    while run.running != "drafts":
-        run.step()
-    while run.step():
-        pass
-    findings = run.findings()
-    assert context.results["drafts"].verdict == "left out"
-    assert findings.drafts_alike is None and findings.row_costs is None
-
-
 @given(
     costs=st.lists(st.floats(0.5, 20), min_size=3, max_size=3),
     loads=st.lists(st.floats(0.1, 50), min_size=1, max_size=7),

@@ -15,7 +15,7 @@ from mlx_lm.models.cache import make_prompt_cache
 from hearth.shared.settings_from_env import load_settings
 from hearth.worker.doctor import check_float16 as module
 from hearth.worker.doctor.check_context import Canary, LeftOut
-from hearth.worker.doctor.check_float16 import DtypeComparison, check_bytes, compare_dtypes
+from hearth.worker.doctor.check_float16 import DtypeComparison, compare_dtypes
 from hearth.worker.doctor.checked_machine import subject_of
 from hearth.worker.doctor.findings import CheckResult, Findings, FindingsFile
 from hearth.worker.engine import model_loader
@@ -183,34 +183,6 @@ def test_a_check_that_is_dropped_leaves_the_model_as_it_was(steps: int) -> None:
     assert result_of(loaded, steps) is None
     assert all(leaf is before[path] for path, leaf in leaves(loaded).items())
     assert mx.array_equal(loaded.model(mx.array([TOKENS])), cold)
-
-
-def test_between_two_steps_others_compute_as_ever() -> None:
-    loaded = load()
-    cold = loaded.model(mx.array([TOKENS]))
-    running = compare_dtypes(loaded, lambda: make_prompt_cache(loaded.model), TOKENS, PIECE)
-    count = 0
-    for _ in running:
-        count += 1
-        assert mx.array_equal(loaded.model(mx.array([TOKENS])), cold)
-    assert count == 3 * 3, "three dtypes, three pieces"
-
-
-def test_it_takes_one_layer_and_what_is_beside_layers_beside_the_weights() -> None:
-    loaded = load()
-    largest = check_bytes(loaded)
-    sizes = {path: leaf.size * 4 for path, leaf in leaves(loaded).items()}
-    layers = [sum(n for path, n in sizes.items() if f"layers.{at}." in path) for at in (0, 1)]
-    beside = sum(n for path, n in sizes.items() if "layers." not in path)
-    assert largest == max(layers) + beside, "in float32"
-    comparison = DtypeComparison(loaded, lambda: make_prompt_cache(loaded.model))
-    mx.clear_cache()
-    before = mx.get_active_memory()
-    mx.reset_peak_memory()
-    comparison.logits(TOKENS[:1], "float32")
-    kept = sum(layer.keys.nbytes + layer.values.nbytes for layer in comparison.caches["float32"])
-    taken = mx.get_peak_memory() - before - kept
-    assert beside <= taken < 1.1 * largest
 
 
 def run_on(architecture: str, loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> Findings:

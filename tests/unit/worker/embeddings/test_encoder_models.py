@@ -10,11 +10,9 @@ from typing import Any, Final
 from unittest import mock
 
 import mlx.core as mx
-import mlx.nn as nn
 import numpy as np
 import pytest
 from hypothesis import given, settings as hypothesis_settings, strategies as st
-from mlx.utils import tree_flatten
 from mlx_vlm.embedding_loader import load_embedding_model
 from mlx_vlm.models.pooling import read_pooling_config
 from mlx_vlm.reranker_loader import load_reranker
@@ -152,22 +150,6 @@ def test_a_model_of_16_bits_is_computed_in_float32_and_no_neighbour_moves_a_vect
         assert float(vector @ own) >= COSINE_MIN
         assert float(vector @ alone(name, text, "bfloat16")) >= COSINE_MIN
     assert model.facts.weight_bytes < embedder(name)[0].facts.weight_bytes * 0.6
-
-
-def test_a_quantised_model_is_computed_in_float32(tmp_path: Path) -> None:
-    directory = tmp_path / "quantised"
-    shutil.copytree(embedding_checkpoint("qwen3", "bfloat16"), directory)
-    weights = load_embedding_model(directory)
-    nn.quantize(weights, group_size=32, bits=8)
-    parameters = dict(tree_flatten(weights.parameters()))
-    mx.save_safetensors(str(directory / "model.safetensors"), parameters)
-    write_json(directory / "config.json", {"quantization": {"group_size": 32, "bits": 8}})
-    model = EmbeddingModel(str(directory), LayerRests())
-    texts = [text_of(count, count) for count in (30, 2, 11)]
-    for text, vector in zip(texts, computed(model, list(texts), LayerRests(), 512), strict=True):
-        own = computed(model, [text], LayerRests())[0]
-        assert float(vector @ own) >= COSINE_MIN
-        assert float(vector @ alone("qwen3", text)) > 0.99
 
 
 def test_rests_between_layers_change_no_vector_and_are_as_long_as_the_layers_took() -> None:

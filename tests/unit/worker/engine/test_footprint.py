@@ -2,7 +2,6 @@
 
 import ctypes
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,19 +12,6 @@ from hearth.worker.engine import footprint
 from hearth.worker.engine.footprint import MEASURES_MAX, OVERHEAD_MAX, MemoryUse, process_bytes
 
 MB = 1024 * 1024
-STATM = Path("/proc/self/statm")
-
-
-@pytest.mark.skipif(not STATM.exists(), reason="/proc is Linux's")
-def test_what_a_process_takes_grows_with_what_it_holds() -> None:
-    program = (
-        "from hearth.worker.engine.footprint import process_bytes\n"
-        "before = process_bytes(); block = bytearray(b'x' * (64 << 20)); print(before, "
-        "process_bytes() - before)"
-    )
-    output = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    before, grown = map(int, output.stdout.split())
-    assert 4 * MB < before < 500 * MB and 60 * MB < grown < 80 * MB
 
 
 @pytest.mark.parametrize("content", [None, "", "12", "a b"])

@@ -77,12 +77,6 @@ def test_in_float32_decoded_kv_is_a_prefills_but_for_rounding(name: str) -> None
     assert not decision(model) and decoded_and_prefilled(model) < VISIBLE
 
 
-def test_a_recurrence_that_nobody_has_measured_is_exact() -> None:
-    model = tiny("qwen3", TEXT["qwen3"])
-    assert not differs_when_decoded(model, keeps_states=False)
-    assert differs_when_decoded(model, keeps_states=True)
-
-
 def test_a_recurrence_in_code_that_came_with_a_checkpoint_is_exact(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -92,13 +86,6 @@ def test_a_recurrence_in_code_that_came_with_a_checkpoint_is_exact(
         if name.startswith("mlx_lm."):
             monkeypatch.delitem(sys.modules, name)  # upstream enters such nowhere
     assert differs_when_decoded(model, keeps_states=True)
-
-
-def test_a_hybrids_config_without_a_recurrent_layer_is_not_exact() -> None:
-    """The file has the scan, and this model has no layer that uses it."""
-    config = RECURRENT["granitemoehybrid"] | {"layer_types": ["attention", "attention"]}
-    model = tiny("granitemoehybrid", config)
-    assert not decision(model) and decoded_and_prefilled(model) < VISIBLE
 
 
 def test_every_model_of_upstream_that_keeps_states_has_a_recurrence_that_was_measured() -> None:

@@ -148,53 +148,6 @@ def test_a_config_that_tells_more_layers_than_memory_holds_is_not_built(
     assert time.monotonic() - began < BUILT_S_MAX
 
 
-# What makes a fixture's config one of real size, by the fixture: as scripts/harness/layouts has it.
-REAL_SIZES: dict[str, tuple[str, dict[str, object]]] = {
-    "qwen3_5": (
-        "Qwen3.5-27B",
-        {
-            **{"hidden_size": 5120, "num_hidden_layers": 64, "intermediate_size": 17_408},
-            **{"num_attention_heads": 24, "num_key_value_heads": 4, "head_dim": 256},
-            **{"linear_num_value_heads": 48, "linear_num_key_heads": 16},
-            **{"linear_key_head_dim": 128, "linear_value_head_dim": 128},
-            "full_attention_interval": 4,
-        },
-    ),
-    "gpt_oss": (
-        "gpt-oss-20b",
-        {
-            **{"hidden_size": 2880, "num_hidden_layers": 24, "intermediate_size": 2880},
-            **{"num_attention_heads": 64, "num_key_value_heads": 8, "num_local_experts": 32},
-            "layer_types": ["sliding_attention", "full_attention"] * 12,
-        },
-    ),
-    "glm4_moe_lite": (
-        "GLM-4.7-Flash",
-        {
-            **{"hidden_size": 2048, "num_hidden_layers": 47, "num_attention_heads": 20},
-            **{"num_key_value_heads": 20, "kv_lora_rank": 512, "n_routed_experts": 64},
-            **{"qk_nope_head_dim": 192, "v_head_dim": 256, "moe_intermediate_size": 1536},
-        },
-    ),
-}
-
-
-@pytest.mark.parametrize("name", REAL_SIZES)
-def test_a_config_of_real_size_tells_the_kv_of_a_model_of_real_size(
-    name: str, tmp_path: Path
-) -> None:
-    real_name, sizes = REAL_SIZES[name]
-    real = layout(real_name)
-    config = json.loads((fixture_dir(name) / "config.json").read_text())
-    config |= {"torch_dtype": "bfloat16", **sizes}
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    settings = settings_of(tmp_path, KV_BITS="off")
-    verdict = memory_verdict(tmp_path, settings, real.weight_bytes, 0)
-    assert verdict.kv_bytes is not None, verdict.unknown
-    for tokens in (8192, 131_072):
-        assert verdict.kv_bytes(tokens) == pytest.approx(real.slot_bytes(tokens), rel=0.01)
-
-
 ON_MACS = {
     "gpt-oss-20b": "gpt-oss-20b",
     "qwen3.8-27b": "Qwen3.5-27B",

@@ -7,7 +7,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 from mlx import nn
 from mlx_lm.models import gpt_bigcode
 from mlx_lm.models.cache import KVCache, make_prompt_cache
@@ -55,25 +55,6 @@ def filled(model: Any, count: int = len(PROMPT), shift: int = 0) -> list[Any]:
     return cache
 
 
-def path_to(node: int, parents: list[int]) -> list[int]:
-    return [] if node < 0 else [*path_to(parents[node], parents), node]
-
-
-def is_like_token_by_token(model: Any, parents: list[int], known: list[int], shift: int) -> bool:
-    """Whether every row of a tree has the logits of its path, fed token by token."""
-    tokens = [100 + 7 * node for node in range(len(parents))]
-    arguments = {"shift": shift} if shift else {}
-    together = TreeForward(model)(known, tokens, parents, filled(model), shift)[0]
-    assert together.shape[0] == len(known) + len(parents)
-    for node in range(len(parents)):
-        cache = filled(model)
-        for token in [*known, *(tokens[each] for each in path_to(node, parents))]:
-            alone = model(mx.array([[token]]), cache=cache, **arguments)[0, -1]
-        if not mx.allclose(together[len(known) + node], alone, atol=2e-3).item():
-            return False
-    return True
-
-
 # ------------------------------------------------------------ integers
 
 
@@ -87,20 +68,6 @@ def test_a_row_sees_itself_and_what_its_parent_sees(parents: list[int]) -> None:
 
 
 # ------------------------------------------------------------ forwards
-
-
-@pytest.mark.parametrize("name", ["qwen3", "llama", "qwen3_moe", "glm4_moe_lite", "qwen2_5_vl"])
-@settings(max_examples=5)
-@given(parents=TREES, known=st.lists(st.integers(50, 900), min_size=1, max_size=3))
-def test_a_node_gets_the_logits_of_its_path(
-    name: str, parents: list[int], known: list[int]
-) -> None:
-    assert is_like_token_by_token(loaded(name).model, parents, known, 0)
-
-
-@pytest.mark.parametrize("name", ["qwen2_5_vl", "qwen3_vl"])
-def test_behind_images_positions_are_shifted(name: str) -> None:
-    assert is_like_token_by_token(loaded(name).model, [-1, -1, 0, 1, 2], [60], -9)
 
 
 @pytest.mark.parametrize("kind", ROPES)

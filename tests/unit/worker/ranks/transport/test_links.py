@@ -146,18 +146,6 @@ def test_ranks_that_computed_different_things_end_at_once_with_both_values(ranks
         ranks.leader.tell("next")
 
 
-def test_a_follower_that_waits_while_rank_0_computes_was_not_told(ranks: Ranks) -> None:
-    thread = answering(ranks.followers[1], 2)
-    other = answering(ranks.followers[2], 2)
-    ranks.leader.tell("prefill")
-    ranks.leader.witness("a forward that nobody was told of")
-    assert "an operation was not told" in ranks.end_of(0)[1]
-    with pytest.raises(RankLost):
-        ranks.leader.tell("what lets the threads of this test end")
-    thread.join()
-    other.join()
-
-
 def test_a_follower_that_is_gone_is_noticed(ranks: Ranks) -> None:
     ranks.followers[2].close()
     assert ranks.end_of(0) == (
@@ -228,13 +216,6 @@ def test_garbage_of_a_follower_ends_nobody(
     assert heard == [(1, "last", [])]
     assert caplog.text.count("bad message of a rank dropped") == 5
     assert not ranks.ends
-
-
-def test_ranks_whose_end_is_meant_are_not_lost(ranks: Ranks) -> None:
-    ranks.leader.let_go()
-    ranks.followers[1].close()
-    time.sleep(3 * leader_link.TICK_S)
-    assert ranks.ends.keys() <= {1}
 
 
 def test_a_rank_with_another_version_is_refused_with_both_values(
