@@ -10,11 +10,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
+import openai
 import pytest
 
 from hearth.proxy.embeddings.encoders import COMMAND, Encoders
 from hearth.shared.encoder_forward import forwarded_path
 from hearth.shared.errors import RequestError
+from hearth.shared.models.builtin_models import MINILM, MODELS_DIR_VARIABLE
 from hearth.shared.paths import PROJECT_DIR
 from hearth.shared.settings_from_env import load_settings
 from hearth.shared.wire_messages import (
@@ -27,7 +29,8 @@ from hearth.shared.wire_messages import (
 )
 from hearth.shared.zmq_transport import DealerLink
 from scripts.fixtures.embedding_checkpoints import embedding_checkpoint
-from scripts.fixtures.fixture_cache import mlx_environment
+from scripts.fixtures.fixture_cache import fixture_dir, mlx_environment
+from tests.helpers.servers.server import Server
 
 WAIT_S_MAX: Final = 60.0
 SECRET: Final = "wombat-4711"
@@ -145,3 +148,29 @@ def test_the_process_ends_with_the_proxy_amid_its_work_and_logs_no_text(tmp_path
         finally:
             running.kill()
         assert SECRET.encode() not in running.stdout.read()
+
+
+def server_of(models: Path, hub: Path) -> Server:
+    return Server(
+        MODEL_PATH=str(fixture_dir("qwen3", tiny=True)),
+        EMBEDDING_MODEL=MINILM.source,
+        **{MODELS_DIR_VARIABLE: str(models), "HF_HOME": str(hub)},
+    )
+
+
+def test_without_its_files_text_is_served_and_they_are_found_once_they_are_there(
+    tmp_path: Path,
+) -> None:
+    models = tmp_path / "models"
+    with server_of(models, tmp_path / "hub") as server, server.openai() as client:
+        for _ in range(2):
+            with pytest.raises(openai.InternalServerError, match="hearth pull minilm") as refused:
+                client.embeddings.create(model="minilm", input="a")
+            assert refused.value.status_code == 503
+        text = client.completions.create(model="", prompt="a", max_tokens=2)
+        assert text.usage is not None and text.usage.completion_tokens
+        assert [row.id for row in client.models.list()][-1] == "minilm"
+        models.mkdir()
+        (models / MINILM.directory.name).symlink_to(embedding_checkpoint("bert"))
+        (row,) = client.embeddings.create(model="minilm", input="a").data
+        assert len(row.embedding) == 32

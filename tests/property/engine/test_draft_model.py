@@ -75,16 +75,6 @@ def hidden_states() -> mx.array:
     return states
 
 
-@pytest.mark.parametrize("sampling", SAMPLINGS)
-def test_what_a_head_drafts_right_is_accepted_and_saves_forwards(sampling: str) -> None:
-    truth = head_answers().plain(sampling)
-    head, follower = knowing_head([*PROMPT, *truth])
-    drafter = AskingDrafter(follower, len(PROMPT), (4,))
-    assert head_answers().drafted(sampling, drafter) == truth
-    assert drafter.accepted == drafter.drafted >= TOKENS * 3 // 4
-    assert head.read
-
-
 def test_an_answers_drafter_asks_the_head_where_it_promises_most_and_counts_what_came_of_it() -> (
     None
 ):

@@ -122,20 +122,28 @@ def test_a_report_of_another_version_has_no_findings(odd: dict[str, object]) -> 
     assert findings_of({"findings": as_row(FOUND) | odd}) is None
 
 
-def test_a_link_is_not_followed(tmp_path: Path) -> None:
-    file = FindingsFile(tmp_path, SUBJECT)
-    file.save(FOUND)
-    path_of(tmp_path).rename(tmp_path / "elsewhere")
-    path_of(tmp_path).symlink_to(tmp_path / "elsewhere")
-    assert file.load() is None
+def a_link(path: Path) -> None:
+    path.with_name("elsewhere").write_bytes(path.read_bytes())
+    path.unlink()
+    path.symlink_to("elsewhere")
 
 
-@pytest.mark.parametrize("plant", [os.mkfifo, os.mkdir])
-def test_a_fifo_or_a_directory_in_the_place_of_the_file_is_as_good_as_none(
+def a_fifo(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def a_directory(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+@pytest.mark.parametrize("plant", [a_link, a_fifo, a_directory])
+def test_what_is_no_plain_file_is_as_good_as_none(
     plant: Callable[[Path], None], tmp_path: Path
 ) -> None:
     file = FindingsFile(tmp_path, SUBJECT)
-    path_of(tmp_path).parent.mkdir()
+    file.save(FOUND)
     plant(path_of(tmp_path))
     assert file.load() is None
 

@@ -1,4 +1,4 @@
-"""Checks that what is foretold of a model's memory is what a worker with it then tells."""
+"""What is foretold of a model's memory, or of one rank's, is what a worker with it then tells."""
 
 import functools
 import json
@@ -22,12 +22,18 @@ from hearth.worker.kv.layer_adapters import LayerMap
 from hearth.worker.kv.quantise_kv import QuantFormat
 from hearth.worker.setup.cut_rule_setup import cut_rule_of
 from hearth.worker.setup.memory_setup import WorkerMemory
-from hearth.worker.verdict.memory_verdict import SHORT_TOKENS, memory_verdict
+from hearth.worker.verdict.memory_verdict import (
+    SHORT_TOKENS,
+    MemoryVerdict,
+    memory_verdict,
+    ranks_here,
+)
 from scripts.fixtures.fixture_cache import TEXT_NAMES, VISION_NAMES, fixture_dir
 from scripts.harness.layouts.imagined_worker import ImaginedWorker
 from scripts.harness.layouts.model_layouts import layout
 from scripts.harness.mac.mac_hardware import MACS
 from scripts.harness.socketless_worker import loaded
+from tests.helpers.models.by_day import KINDS
 
 DEPTHS = (1, 300, 5000, 100_000)
 BESIDE = 300 * MB
@@ -59,11 +65,16 @@ def slot_bytes(layers: LayerMap, settings: Settings, tokens: int) -> int:
 
 
 # In bfloat16 those alone that MLX computes on a CPU; a conversion leaves some of theirs as float32.
-FIXTURES = [(name, "float32") for name in (*TEXT_NAMES, *VISION_NAMES)]
-FIXTURES += [(name, "bfloat16") for name in ("qwen3", "qwen3_5", "falcon_h1", "qwen3_5_vl")]
+FIXTURES = [
+    *((name, "float32") for name in (*TEXT_NAMES, *VISION_NAMES)),
+    *((name, "bfloat16") for name in ("qwen3", "qwen3_5", "falcon_h1", "qwen3_5_vl")),
+]
+BY_DAY = [
+    pytest.param(*each, marks=() if each[0] in KINDS else pytest.mark.night) for each in FIXTURES
+]
 
 
-@pytest.mark.parametrize("name, dtype", FIXTURES)
+@pytest.mark.parametrize(("name", "dtype"), BY_DAY)
 @pytest.mark.parametrize("kv_bits", [0, 8])
 def test_the_config_alone_tells_the_kv_and_the_forwards_of_a_loaded_model(
     name: str, dtype: str, kv_bits: int, tmp_path: Path
@@ -172,3 +183,62 @@ def test_a_recommended_model_has_room_for_a_long_context_on_the_mac_that_is_told
     worker = ImaginedWorker(mac, model, Path("worker-0.sock"))
     worker.start()
     assert worker.context() >= SHORT_TOKENS
+
+
+WEIGHTS = 40 << 30
+GB_MB = 1024
+
+
+def settings_of_ranks(ranks: int, **more: str) -> Settings:
+    told = {"RANKS": str(ranks), "MEMORY_LIMIT_MB": str(32 * GB_MB), "MAX_KV_SIZE_GB": "0"}
+    return load_settings({**told, **more}, None)
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a model whose weights are not there, and are nearly all in layers that are split."""
+    source, target = fixture_dir("qwen3", ranked=True), tmp_path_factory.mktemp("model")
+    for path in source.glob("*.json"):
+        shutil.copy(path, target)
+    config = json.loads((source / "config.json").read_text())
+    told = config | {"intermediate_size": 384 * 64, "num_hidden_layers": 8, "vocab_size": 512}
+    (target / "config.json").write_text(json.dumps(told))
+    return target
+
+
+def hosts_file(directory: Path) -> str:
+    path = directory / "hosts.json"
+    path.write_text(json.dumps([{"ips": ["192.168.2.1"]}, {"ips": ["192.168.2.2"]}]))
+    return str(path)
+
+
+def verdict(directory: Path, ranks: int, **more: str) -> MemoryVerdict:
+    return memory_verdict(directory, settings_of_ranks(ranks, **more), WEIGHTS)
+
+
+def test_a_model_that_fits_only_when_two_machines_share_it_fits(
+    directory: Path, tmp_path: Path
+) -> None:
+    assert not verdict(directory, 1).fits
+    assert not verdict(directory, 2).fits, "both parts are on this machine"
+    shared = verdict(directory, 2, RANK_HOSTS=hosts_file(tmp_path))
+    assert shared.fits and not shared.unknown
+    assert WEIGHTS / 2 < shared.weight_bytes < 0.51 * WEIGHTS
+    assert shared.limit == 32 << 30
+
+
+def test_each_of_two_ranks_keeps_half_of_the_kv(directory: Path) -> None:
+    whole, part = (verdict(directory, ranks, MEMORY_LIMIT_MB="90000") for ranks in (1, 2))
+    assert whole.kv_bytes is not None and part.kv_bytes is not None
+    assert part.kv_bytes(1000) == pytest.approx(whole.kv_bytes(1000) / 2, rel=0.02)
+    assert part.limit == whole.limit // 2
+
+
+def test_what_cannot_be_split_so_is_said(directory: Path) -> None:
+    assert "num_attention_heads=12" in verdict(directory, 5).unknown
+    assert "no pipeline" in verdict(directory, 2, RANK_SPLIT="pipeline").unknown
+
+
+def test_ranks_elsewhere_take_nothing_of_this_machine(tmp_path: Path) -> None:
+    assert ranks_here(settings_of_ranks(2)) == 2
+    assert ranks_here(settings_of_ranks(2, RANK_HOSTS=hosts_file(tmp_path))) == 1

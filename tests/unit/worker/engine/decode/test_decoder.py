@@ -1,8 +1,9 @@
-"""Who shares a forward: by what padding costs, and by the room there is.
+"""Who shares a forward or a trunk: by what padding costs, by the room there is, once it was tried.
 
 tests/property/engine/test_decoder_schedules.py holds that joining and leaving change no token.
 """
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,7 +14,11 @@ from mlx_lm.models.cache import make_prompt_cache
 from hearth.worker.engine.decode.batch_split import ReadCost
 from hearth.worker.engine.decode.decoder import Decoder, Sequence
 from hearth.worker.engine.decode.sampler import TokenChoice, greedy
+from hearth.worker.engine.decode.trunk_attention import reach_trunks
+from hearth.worker.engine.decode.trunk_plan import TRUNK_TOKENS_MIN
+from hearth.worker.engine.engine import Engine
 from scripts.harness.socketless_worker import loaded
+from tests.helpers.models.counted_model import CountedModel, counted
 
 GREEDY = TokenChoice(sampler=greedy, processors=(), top_logprobs=None)
 WEIGHTS = ReadCost(weight_bytes=1e9, row_bytes=1)  # which nobody would read twice
@@ -84,3 +89,132 @@ def test_removing_what_is_not_there_does_nothing() -> None:
     decoder = decoder_of({})
     assert decoder.remove("nobody") is None
     assert decoder.step() == []
+
+
+NAME, TRUNK, BRANCHES, CHUNK = "qwen3", TRUNK_TOKENS_MIN, 8, 512
+IDS = [(n * 7919 + 13) % 2900 + 50 for n in range(TRUNK)]
+CHOICE = TokenChoice(sampler=greedy, processors=(), top_logprobs=1)
+
+Said = list[dict[str, tuple[int, mx.array]]]
+
+
+@functools.cache
+def trunk_cache() -> list[Any]:
+    cache = make_prompt_cache(loaded(NAME).model)
+    for start in range(0, TRUNK, CHUNK):
+        Engine(loaded(NAME)).prefill(cache, IDS[start : start + CHUNK])
+    return cache
+
+
+def branch(number: int, lineage: str | None = "a") -> Sequence:
+    """Return a sequence with a few tokens of its own, in a cache of its own, as a fork's is."""
+    cache = make_prompt_cache(loaded(NAME).model)
+    with mx.stream(generation_stream):
+        for own, other in zip(cache, trunk_cache(), strict=True):
+            own.state = tuple(one[:] if isinstance(one, mx.array) else one for one in other.state)
+        tail = [60 + number + 3 * n for n in range(5 + 4 * number)]
+        Engine(loaded(NAME)).prefill(cache, tail[:-1])
+    return Sequence(f"r{number}", cache, IDS + tail[:-1], tail[-1:], CHOICE, 40, lineage=lineage)
+
+
+def branches_of(count: int, lineage: str | None = "a") -> Decoder:
+    made = Engine(loaded(NAME)).decoder
+    for number in range(count):
+        made.add(branch(number, lineage))
+    return made
+
+
+def said(decoder: Decoder, steps: int) -> Said:
+    return [
+        {one.key: (one.token_id, one.logprobs) for one in decoder.step()}  # type: ignore[misc]
+        for _ in range(steps)
+    ]
+
+
+def test_eight_branches_hold_one_trunk_and_their_tails() -> None:
+    decoder = branches_of(BRANCHES)
+    said(decoder, 2)
+    (on,) = set(decoder.trunks.values())
+    assert (on.length, len(decoder.trunks)) == (TRUNK, BRANCHES)
+    longest = 5 + 4 * (BRANCHES - 1) + 2  # to which the other tails are padded
+    tails = BRANCHES * longest * on.nbytes / TRUNK
+    assert on.nbytes < decoder.batch_bytes <= 1.2 * on.nbytes + tails
+
+
+def test_what_two_shared_is_let_go_once_they_part() -> None:
+    decoder = branches_of(2)
+    said(decoder, 2)
+    (trunk,) = set(decoder.trunks.values())
+    assert trunk.layers
+    assert decoder.remove("r0") is not None and not decoder.trunks
+    assert not trunk.layers, "it would stand beside the copies of both"
+
+
+def test_room_is_asked_for_what_is_held_with_the_trunk_once() -> None:
+    asked: list[int] = []
+
+    def has_room(nbytes: int) -> bool:
+        asked.append(nbytes)
+        return True
+
+    for lineage, room in (("a", 0), (None, sum(4 * (7 - n) for n in range(BRANCHES)))):
+        asked.clear()
+        decoder = branches_of(BRANCHES, lineage)
+        decoder.cost, decoder.has_room = ReadCost(1e9, row_bytes=1), has_room
+        said(decoder, 1)
+        assert asked == [room], "copies are padded; a trunk frees more than padding takes"
+
+
+# ---------------------------------------------------------------- when the model is tried
+
+TRIAL_FORWARDS = 11
+
+
+def deciding(says: bool, asked: list[int]) -> tuple[Decoder, CountedModel]:
+    """Return a decoder that notes how many sequences it had when it asked for trunks; its model."""
+
+    def try_trunks() -> bool:
+        asked.append(len(made))
+        if says:
+            reach_trunks(loaded(NAME).model)
+        return says
+
+    model = counted(NAME).model
+    made = Decoder(model, generation_stream, is_mergeable=True, try_trunks=try_trunks)
+    return made, model
+
+
+def said_as_a_fork_comes(decoder: Decoder) -> Said:
+    decoder.add(branch(0))
+    steps = said(decoder, 3)
+    for number in (1, 2):
+        decoder.add(branch(number))
+        steps += said(decoder, 2)
+    return steps
+
+
+def test_trunks_are_tried_once_and_as_the_first_rows_would_share_one() -> None:
+    asked: list[int] = []
+    decoder, _ = deciding(says=False, asked=asked)
+    for number, lineage in enumerate("ab"):
+        decoder.add(branch(number, lineage))
+        said(decoder, 2)
+    assert len(decoder.batch_keys[0]) == 2 and asked == []
+    for number in (2, 3):
+        decoder.add(branch(number))
+        said(decoder, 2)
+    assert asked == [3] and not decoder.trunks
+
+
+def test_what_is_said_before_and_behind_the_trial_is_what_is_said_without_one() -> None:
+    model = counted(NAME)
+    tried = Engine(model).decoder
+    got = said_as_a_fork_comes(tried)
+    told, beside_it = deciding(says=True, asked=[])
+    expected = said_as_a_fork_comes(told)
+    assert len(tried.trunks) == len(told.trunks) == 3
+    assert len(model.model.forwards) == len(beside_it.forwards) + TRIAL_FORWARDS
+    for step, beside in zip(got, expected, strict=True):
+        assert step.keys() == beside.keys()
+        for key, (token_id, logprobs) in step.items():
+            assert token_id == beside[key][0] and mx.array_equal(logprobs, beside[key][1])
