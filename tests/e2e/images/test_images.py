@@ -7,7 +7,6 @@ from hashlib import blake2b, sha256
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-import anthropic
 import openai
 import pytest
 
@@ -22,7 +21,6 @@ make = image_fetch.ImageFetcher
 parse_body.ImageFetcher = functools.partial(make, is_allowed=lambda address: address == "127.0.0.1")
 """
 PNG, JPEG = b"\x89PNG\r\n\x1a\n" + bytes(range(256)) * 40, b"\xff\xd8\xff" + b"jpeg" * 9
-CLAUDE: dict[str, Any] = {"model": "claude-x", "max_tokens": 50}
 
 
 @pytest.fixture(scope="module")
@@ -39,12 +37,6 @@ def fake() -> Iterator[FakeServer]:
 @pytest.fixture(scope="module")
 def gpt(fake: FakeServer) -> Iterator[openai.OpenAI]:
     with fake.openai() as client:
-        yield client
-
-
-@pytest.fixture(scope="module")
-def claude(fake: FakeServer) -> Iterator[anthropic.Anthropic]:
-    with anthropic.Anthropic(base_url=fake.url, api_key="none", max_retries=0) as client:
         yield client
 
 
@@ -128,7 +120,7 @@ def site() -> Iterator[Site]:
 
 
 def test_urls_are_fetched_where_that_is_allowed_each_once(
-    fake: FakeServer, gpt: openai.OpenAI, claude: anthropic.Anthropic, site: Site
+    fake: FakeServer, gpt: openai.OpenAI, site: Site
 ) -> None:
     urls = [f"{site.url}/png", f"{site.url}/jpeg", f"{site.url}/png"]
     rows: list[Any] = [{"role": "user", "content": chat_parts(*urls)}]
@@ -136,6 +128,3 @@ def test_urls_are_fetched_where_that_is_allowed_each_once(
     (parts,) = was_sent(fake, PNG, JPEG)
     assert parts[1:] == [shown(PNG), shown(JPEG), shown(PNG)]
     assert sorted(site.asked) == ["/jpeg", "/png"]
-    source: Any = {"type": "image", "source": {"type": "url", "url": urls[1]}}
-    claude.messages.create(messages=[{"role": "user", "content": [source]}], **CLAUDE)
-    assert was_sent(fake, JPEG) == [[shown(JPEG)]]

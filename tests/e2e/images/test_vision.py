@@ -94,10 +94,6 @@ class Talk:
     def image_tokens(self) -> int:
         return int(self.usage.prompt_tokens_details.image_tokens)
 
-    @property
-    def divergence(self) -> Any:
-        return self.usage.kv_cache["divergence"]
-
 
 @pytest.fixture
 def talk(gpt: openai.OpenAI, server: Server) -> Talk:
@@ -136,20 +132,6 @@ def test_turns_behind_an_image_call_no_encoder_and_read_only_what_is_new(
         assert talk.cached >= prompt - 1, "the image and all before it"
         assert talk.cached >= 0.94 * (prompt + answered)
         prompt = talk.usage.prompt_tokens
-
-
-def test_nothing_past_an_image_that_was_swapped_is_reused_and_the_report_names_it(
-    talk: Talk,
-) -> None:
-    talk.ask(shown("Look:", 1, "What is this?"))
-    talk.ask({"role": "user", "content": "Say more."})
-    whole = talk.usage.prompt_tokens
-    talk.messages[1] = shown("Look:", 2, "What is this?")
-    talk.ask({"role": "user", "content": "Say more."})
-    before_image = whole - talk.image_tokens
-    assert 0 < talk.cached < before_image
-    assert talk.divergence["cause"] == "image changed"
-    assert (talk.divergence["message"], talk.divergence["rule"]) == (1, "image 1")
 
 
 def test_messages_and_responses_show_images_too(gpt: openai.OpenAI, server: Server) -> None:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from mlx_lm.generate import generation_stream
 
-from hearth.worker.kv.layer_adapters import LayerMap, leaves
+from hearth.worker.kv.layer_adapters import leaves
 from hearth.worker.kv.quantise_kv import QuantFormat
 from hearth.worker.kv.turboquant import TurboFormat
 from hearth.worker.ranks.named_kv import format_from, handle_of, told_format
@@ -225,13 +225,3 @@ def test_a_follower_knows_what_a_step_costs(lead: tuple[ReplicaRanks, Machine]) 
 )
 def test_a_format_that_is_told_is_the_same_format(form: Any) -> None:
     assert format_from(told_format(form)) == form
-
-
-def test_layers_of_no_follower_are_mapped_as_those_of_one_rank(
-    lead: tuple[ReplicaRanks, Machine],
-) -> None:
-    _, worker = lead
-    with mx.stream(generation_stream):
-        alone = LayerMap(filled(worker))
-    assert worker.layers.layout == alone.layout
-    assert worker.layers.row_bytes == alone.row_bytes

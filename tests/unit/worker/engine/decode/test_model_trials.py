@@ -484,12 +484,3 @@ def test_a_fault_is_found_in_coarse_numbers_too(how: str) -> None:
 
 def test_being_told_what_holds_is_no_fault() -> None:
     assert verifies(Broken(loaded("qwen3").model, "nothing"))
-
-
-def test_a_model_that_cannot_verify_is_told_with_the_reason(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    with caplog.at_level(logging.INFO, "hearth.worker"):
-        assert not verifies(Broken(loaded("qwen3").model, "raises"))
-    (record,) = caplog.records
-    assert "nothing is drafted" in record.message and "no drafts here" in record.message

@@ -1,6 +1,5 @@
 """Checks how tokens are sampled: seeds, filters, penalties, bias."""
 
-import json
 from typing import Any
 
 import mlx.core as mx
@@ -16,7 +15,6 @@ from hearth.worker.engine.decode.sampler import (
     make_token_choice,
     sampling_defaults,
 )
-from tests.helpers.models.real_weights import real_weights
 
 VOCABULARY = 50
 DEFAULTS = SamplingDefaults()
@@ -148,10 +146,3 @@ def test_a_default_is_the_settings_then_the_makers_then_ours(
     environ: dict[str, str], generation_config: dict[str, Any], expected: SamplingDefaults
 ) -> None:
     assert sampling_defaults(load_settings(environ, None), generation_config) == expected
-
-
-@pytest.mark.weights
-def test_the_first_models_defaults_are_its_makers() -> None:
-    generation_config = json.loads((real_weights("smollm2") / "generation_config.json").read_text())
-    defaults = sampling_defaults(load_settings({}, None), generation_config)
-    assert (defaults.temperature, defaults.top_p) == (0.2, 0.9)

@@ -1,19 +1,20 @@
-"""Each structure that finds KV, or brings sequences together, keeps adapters apart."""
+"""Trunks, prefills, pins, files and keys keep adapters apart.
+
+tests/property/warm/test_adapters.py holds that slots, memory, batches and idle time do.
+"""
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-import numpy as np
 import pytest
 
 from hearth.worker.cache.block_hash import adapter_root, key_root
 from hearth.worker.cache_report import cache_report
 from scripts.harness.lora_files import (
-    ADAPTERS,
     MLX_LM_WEIGHTS,
     adapted,
     adapted_machine,
@@ -36,31 +37,7 @@ def alone(name: str, adapter: str, ids: list[int]) -> Answer:
     return adapted_machine(name, upstream_adapted(name, adapter), keeps=False).ask(ids, ANSWER)
 
 
-def while_running(warm: Machine, look: Callable[[], None]) -> None:
-    def seen() -> bool:
-        look()
-        return False
-
-    warm.run(until=seen)
-
-
 # ------------------------------------------------------------ forwards
-
-
-@pytest.mark.parametrize("name", by_day(KINDS))
-def test_answers_of_several_adapters_at_once_share_batches_with_their_own_alone(name: str) -> None:
-    warm = adapted_machine(name, slots_max=8, running_max=8)
-    ids = prompt(name, 60, 40)
-    asked = [*ADAPTERS, *ADAPTERS]
-    answers = [warm.submit(ids, ANSWER, adapter=adapter) for adapter in asked]
-    batches: set[frozenset[str]] = set()
-    while_running(warm, lambda: batches.update(map(frozenset, warm.engine.decoder.batch_keys)))
-    of_key = {answer.request.request_id: answer.request.query.adapter for answer in answers}
-    assert {len({of_key[key] for key in batch}) for batch in batches} == {1}
-    assert {of_key[next(iter(batch))] for batch in batches} == {*ADAPTERS}
-    for answer, adapter in zip(answers, asked, strict=True):
-        same_tokens(warm.settled(answer), alone(name, adapter, ids))
-    warm.check()
 
 
 @pytest.mark.parametrize("name", by_day(["qwen3", "gpt_oss"], ["qwen3"]))
@@ -73,11 +50,12 @@ def test_a_trunk_that_was_read_with_an_adapter_carries_its_own_rows_alone(name: 
     of_key = {answer.request.request_id: answer.request.query.adapter for answer in answers}
     shared: dict[Any, set[str]] = {}
 
-    def look() -> None:
+    def look() -> bool:
         for key, trunk in warm.engine.decoder.trunks.items():
             shared.setdefault(trunk, set()).add(of_key[key])
+        return False
 
-    while_running(warm, look)
+    warm.run(until=look)
     assert sorted(map(sorted, shared.values())) == [[""], ["one"]]
     for answer, adapter in zip(answers, asked, strict=True):
         same_tokens(warm.settled(answer), alone(name, adapter, ids))
@@ -106,26 +84,6 @@ def test_what_was_pinned_without_an_adapter_serves_none() -> None:
     assert warm.keeper.pins_report()["pinned_bytes"] > 0
     assert warm.ask(ids, ANSWER, adapter="one").cached == 0
     assert warm.ask(ids, ANSWER).cached > 0
-
-
-@pytest.mark.parametrize("name", by_day(["qwen3", "qwen3_5"], ["qwen3_5"]))
-def test_idle_time_reads_with_the_adapter_of_the_slot_that_it_reads_for(name: str) -> None:
-    warm = adapted_machine(name, is_exact=True, slots_max=3)
-    ids = prompt(name, 90, 60)
-    first = warm.ask(ids, 150, adapter="one")
-    warm.work_ahead()
-    assert warm.scheduler.idle_tokens > 64
-    for slot in warm.keeper.slots:  # what idle time wrote is gone on from
-        warm.keeper.give_up(slot)
-    more = [*ids, *first.tokens[:-1], *range(400, 420)]
-    mine = warm.ask(more, ANSWER, adapter="one")
-    theirs = adapted_machine(name, upstream_adapted(name, "one"), keeps=False, is_exact=True)
-    cold = theirs.ask(more, ANSWER)
-    assert mine.cached > len(ids)
-    same_tokens(mine, cold)
-    for one, other in zip(mine.logits, cold.logits, strict=True):
-        assert np.array_equal(one, other)
-    assert warm.ask(more, ANSWER).cached == 0
 
 
 # ------------------------------------------------------------ the disk

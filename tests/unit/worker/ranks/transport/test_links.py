@@ -10,18 +10,11 @@ from typing import Any
 import pytest
 
 from hearth.shared.errors import EXIT_CANNOT_START, EXIT_RANK_LOST, StartError
-from hearth.shared.zmq_rank_port import RankContext, RankDealer
-from hearth.worker.ranks.rank_link import RankLost, pack, unpack
+from hearth.shared.zmq_rank_port import RankContext
+from hearth.worker.ranks.rank_link import RankLost
 from hearth.worker.ranks.transport import follower_link, leader_link
 from hearth.worker.ranks.transport.follower_link import FollowerLink
 from hearth.worker.ranks.transport.leader_link import LeaderLink
-from hearth.worker.ranks.transport.link_messages import (
-    EVENT,
-    HELLO,
-    HERE,
-    WELCOME,
-    own_versions,
-)
 from hearth.worker.ranks.transport.rank_hosts import RankHost
 
 pytestmark = pytest.mark.process
@@ -163,59 +156,6 @@ def test_a_follower_that_broke_says_so_to_rank_0(ranks: Ranks) -> None:
     ranks.followers[1].fail(KeyError("a number that was never told"))
     assert ranks.end_of(0)[1] == "rank 1 of 3 (127.0.0.1): it broke (KeyError); its log says how"
     assert ranks.end_of(1)[0] == EXIT_RANK_LOST
-
-
-class BareFollower:
-    """Says hello as a rank, and from then on only what a test has it say."""
-
-    def __init__(self, leader: LeaderLink, rank: int) -> None:
-        self.context = RankContext(None, is_leader=False)
-        self.status = RankDealer(self.context, leader.endpoint)
-        self.operations = RankDealer(self.context, leader.endpoint.replace("a.sock", "b.sock"))
-        self.status.send(pack([HELLO, rank, own_versions()]))
-        kind, welcome = unpack(self.status.receive(None) or b"")
-        assert kind == WELCOME
-        self.operations.send(b"garbage")
-        self.operations.send(pack([HERE, rank, b"another secret"]))
-        self.operations.send(pack([HERE, rank, welcome["secret"]]))
-
-    def close(self) -> None:
-        self.status.close()
-        self.operations.close()
-        self.context.close()
-
-
-@pytest.fixture
-def bare(directory: Path) -> Iterator[tuple[Ranks, dict[int, BareFollower]]]:
-    """Ranks whose followers say nothing by themselves."""
-    ranks, made = Ranks(directory, stall_s=1), {}
-
-    def join() -> None:
-        made.update({rank: BareFollower(ranks.leader, rank) for rank in (1, 2)})
-
-    thread = threading.Thread(target=join)
-    thread.start()
-    ranks.leader.wait_for_all(lambda: False)
-    thread.join()
-    yield ranks, made
-    ranks.close()
-    for follower in made.values():
-        follower.close()
-
-
-def test_garbage_of_a_follower_ends_nobody(
-    bare: tuple[Ranks, dict[int, BareFollower]], caplog: pytest.LogCaptureFixture
-) -> None:
-    ranks, followers = bare
-    heard: list[Any] = []
-    ranks.leader.on_event = lambda *event: heard.append(event)
-    for frame in (b"", b"\x00garbage", b"\x93\x01\x02\x03", b"\x91\xa4beat", b"\x91\xa7witness"):
-        followers[1].status.send(frame)
-    followers[1].status.send(pack([EVENT, "last", []]))
-    wait_until(lambda: heard)
-    assert heard == [(1, "last", [])]
-    assert caplog.text.count("bad message of a rank dropped") == 5
-    assert not ranks.ends
 
 
 def test_a_rank_with_another_version_is_refused_with_both_values(
