@@ -151,8 +151,8 @@ def test_kinds_of_text_are_learned_apart() -> None:
     drafter.take([20, 21])
     before = drafter.rates.rate("history", "call", 2)
     drafter.note(drafter.propose(1, 1), [], 2)
-    thinking, call = (drafter.rates.rate("history", kind, 2) for kind in ("thinking", "call"))  # type: ignore[arg-type]
-    assert thinking < call < before
+    after = drafter.rates.rate("history", "call", 2)
+    assert drafter.rates.rate("history", "thinking", 2) < after < before
 
 
 def test_counts_tell_what_was_drafted_and_what_it_saved() -> None:

@@ -1,7 +1,7 @@
 """A worker remembers each key's answers, and how well they could be drafted, within bounds."""
 
 from hearth.worker.draft.answer_drafter import AnswerDrafter, AnswerSources
-from hearth.worker.draft.draft_memory import OWNERS_MAX, TOKENS_MIN, DraftMemory
+from hearth.worker.draft.draft_memory import TOKENS_MIN, DraftMemory
 from hearth.worker.draft.token_history import SEPARATOR
 
 SECRET = list(range(1_000, 1_100))
@@ -89,17 +89,3 @@ def test_a_new_answer_starts_from_its_keys_rates() -> None:
     memory.keep("mine", first.answer)
     assert drafting(memory, "mine", [9]).rates.rate("history", "text", 2) < before
     assert drafting(memory, "theirs", [9]).rates.rate("history", "text", 2) == before
-
-
-def test_rates_of_so_many_keys_are_remembered() -> None:
-    memory = DraftMemory()
-    rates = []
-    for number in range(OWNERS_MAX + 1):
-        drafter = drafting(memory, f"{number}", [5, 6, 7, 8])
-        drafter.take([5, 6])
-        drafter.note(drafter.propose(1, 1), [], 2)
-        rates.append(drafter.rates.rate("history", "text", 2))
-    again = [
-        drafting(memory, f"{n}", [9]).rates.rate("history", "text", 2) for n in (OWNERS_MAX, 0)
-    ]
-    assert again[0] == rates[-1] < again[1], "the first of them is unknown again"

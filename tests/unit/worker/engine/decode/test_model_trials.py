@@ -172,47 +172,54 @@ def test_a_trial_that_nothing_fails_takes_eleven_forwards_of_61_tokens(numbers: 
 # ---------------------------------------------------------------- faults of the attention
 
 
-def without_last(trunk: LayerTrunk | None) -> LayerTrunk | None:
-    return trunk and LayerTrunk(trunk.keys[..., :-1, :], trunk.values[..., :-1, :])
+def on_trunks(trunks: Callable[[list[Any]], list[Any]]) -> Callable[..., Any]:
+    """Return what gives attention a cache whose rows stand on other trunks."""
+    return lambda given: TrunkedKVCache(given["cache"].tails, trunks(given["cache"].trunks))
+
+
+def without_last(trunks: list[Any]) -> list[Any]:
+    cut = {
+        trunk: trunk and LayerTrunk(trunk.keys[..., :-1, :], trunk.values[..., :-1, :])
+        for trunk in set(trunks)
+    }
+    return [cut[trunk] for trunk in trunks]
+
+
+def coarse(out: mx.array) -> mx.array:
+    """Return what coarse numbers alone have rounded further."""
+    step = mx.abs(out).max() / 8
+    return out if out.dtype == mx.float32 else (mx.round(out / step) * step).astype(out.dtype)
+
+
+# Which argument of the attention is another, and what becomes of its result.
+GIVEN: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "mask ignored": ("mask", lambda given: mx.ones_like(given["mask"])),
+    "trunk's last token unseen": ("cache", on_trunks(without_last)),
+    "trunk of the rows in another order": ("cache", on_trunks(lambda trunks: trunks[::-1])),
+    "scaled twice": ("scale", lambda given: given["scale"] ** 2),
+    "sinks forgotten": ("sinks", lambda _given: None),
+}
+RESULTS: dict[str, Callable[[mx.array], mx.array]] = {
+    "heads in another order": lambda out: out[:, ::-1],
+    "not a number": lambda out: out * mx.nan,
+    "coarser than its numbers": coarse,
+}
 
 
 def faulty(how: str) -> Attend:
     """Return attention that does something otherwise on a trunk, in all numbers or in coarse."""
 
     def attend(**given: Any) -> mx.array:
-        cache: TrunkedKVCache = given["cache"]
-        if how == "mask ignored":
-            given["mask"] = mx.ones_like(given["mask"])
-        if how == "trunk's last token unseen":
-            cut = {trunk: without_last(trunk) for trunk in set(cache.trunks)}
-            given["cache"] = TrunkedKVCache(cache.tails, [cut[trunk] for trunk in cache.trunks])
-        if how == "trunk of the rows in another order":
-            given["cache"] = TrunkedKVCache(cache.tails, cache.trunks[::-1])
-        if how == "scaled twice":
-            given["scale"] = given["scale"] * given["scale"]
-        if how == "sinks forgotten":
-            given["sinks"] = None
-        out = attend_with_trunks(**given)
-        if how == "heads in another order":
-            out = out[:, ::-1]
-        if how == "not a number":
-            out = out * mx.nan
-        if how == "coarser than its numbers" and out.dtype != mx.float32:
-            step = mx.abs(out).max() / 8
-            out = (mx.round(out / step) * step).astype(out.dtype)
-        return out
+        name, change = GIVEN.get(how, ("scale", lambda given: given["scale"]))
+        out = attend_with_trunks(**given | {name: change(given)})
+        return RESULTS.get(how, lambda out: out)(out)
 
     return attend
 
 
-ATTENDS_OTHERWISE = (
-    "mask ignored",
-    "trunk's last token unseen",
-    "trunk of the rows in another order",
-    "scaled twice",
-    "heads in another order",
-    "not a number",
-)
+ATTENDS_OTHERWISE = [
+    how for how in (*GIVEN, *RESULTS) if how not in ("sinks forgotten", "coarser than its numbers")
+]
 
 
 @pytest.mark.parametrize("numbers", ["float32", "4 bits"])  # packed ones compute in bfloat16

@@ -181,6 +181,7 @@ def imported(code: str) -> set[str]:
     return set(ran.stdout.split())
 
 
+@pytest.mark.night
 def test_text_takes_no_mlx_vlm_and_images_take_no_torch() -> None:
     code = "from scripts.harness.socketless_worker import loaded\nloaded({!r}, tiny={})"
     assert imported(code.format("qwen3", True)) == set()

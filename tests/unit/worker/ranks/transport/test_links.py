@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 
 from hearth.shared.errors import EXIT_CANNOT_START, EXIT_RANK_LOST, StartError
-from hearth.shared.zmq_rank_port import RankContext
-from hearth.worker.ranks.rank_link import RankLost
+from hearth.shared.zmq_rank_port import RankContext, RankDealer
+from hearth.worker.ranks.rank_link import RankLost, pack
 from hearth.worker.ranks.transport import follower_link, leader_link
 from hearth.worker.ranks.transport.follower_link import FollowerLink
 from hearth.worker.ranks.transport.leader_link import LeaderLink
+from hearth.worker.ranks.transport.link_messages import HERE
 from hearth.worker.ranks.transport.rank_hosts import RankHost
 
 pytestmark = pytest.mark.process
@@ -156,6 +157,22 @@ def test_a_follower_that_broke_says_so_to_rank_0(ranks: Ranks) -> None:
     ranks.followers[1].fail(KeyError("a number that was never told"))
     assert ranks.end_of(0)[1] == "rank 1 of 3 (127.0.0.1): it broke (KeyError); its log says how"
     assert ranks.end_of(1)[0] == EXIT_RANK_LOST
+
+
+def test_operations_go_to_no_stranger_who_says_that_it_is_a_rank(directory: Path) -> None:
+    ranks, context = Ranks(directory), RankContext(None, is_leader=False)
+    stranger = RankDealer(context, ranks.leader.endpoint.replace("a.sock", "b.sock"))
+    for frame in (b"garbage", pack([HERE, 1, b"another secret"])):
+        stranger.send(frame)
+    ranks.start()
+    threads = [answering(link, 1) for link in ranks.followers.values()]
+    ranks.leader.tell("go on")
+    for thread in threads:
+        thread.join(WAIT_S_MAX)
+        assert not thread.is_alive(), "it was not told"
+    stranger.close()
+    context.close()
+    ranks.close()
 
 
 def test_a_rank_with_another_version_is_refused_with_both_values(
