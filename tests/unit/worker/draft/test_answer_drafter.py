@@ -179,6 +179,8 @@ def test_a_history_that_has_grown_too_long_is_made_anew(monkeypatch: pytest.Monk
         assert drafter.propose(2, 1).tokens == (start + 7, start + 8)
     drafter.take([900, 901])
     assert drafter.propose(1, 1).tokens == (902,), "the prediction is known all the same"
+    drafter.take([300, 301])
+    assert not drafter.propose(1, 1).tokens, "they are no more among the newest"
 
 
 def test_of_a_longer_conversation_the_newest_tokens_are_looked_up() -> None:

@@ -1,4 +1,4 @@
-"""What MODEL_PATH accepts, where templates come from, and why models cannot be loaded."""
+"""MODEL_PATH names a model and its templates, or is refused with the reason."""
 
 import errno
 import json

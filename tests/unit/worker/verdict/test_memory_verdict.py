@@ -1,4 +1,4 @@
-"""What is foretold of a model's memory, or of one rank's, is what a worker with it then tells."""
+"""The memory that is foretold of a model, or of one rank, is what a worker with it then tells."""
 
 import functools
 import json

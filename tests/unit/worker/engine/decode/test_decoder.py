@@ -1,4 +1,4 @@
-"""Who shares a forward or a trunk: by what padding costs, by the room there is, once it was tried.
+"""Sequences share a forward or a trunk by what padding costs and by the room there is, once tried.
 
 tests/property/engine/test_decoder_schedules.py holds that joining and leaving change no token.
 """
