@@ -18,7 +18,7 @@ from hearth.worker.engine.model_loader import LoadedModel
 # mlx/backend/metal/scaled_dot_product_attention.cpp, `use_fallback`. On a CPU nothing is fused.
 FUSED_HEAD_SIZES: Final = frozenset((64, 80, 128))
 
-# Measured on MLX's CPU backend (tests/unit/worker/engine/test_forward_memory.py): how many arrays
+# Measured on MLX's CPU backend (tests/unit/worker/engine/test_mlx_memory.py): how many arrays
 # of scores live at once.
 _PLAIN: Final = 1
 _WITH_SINKS: Final = 3

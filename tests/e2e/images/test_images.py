@@ -7,13 +7,10 @@ from hashlib import blake2b, sha256
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-import anthropic
-import httpx
 import openai
 import pytest
 
 from tests.helpers.servers.fake_server import LAUNCH, FakeServer
-from tests.helpers.worker_processes.fake_worker import IMAGE_TOKENS
 
 # Only the test's own web server stands for the internet.
 OPENED = """
@@ -24,7 +21,6 @@ make = image_fetch.ImageFetcher
 parse_body.ImageFetcher = functools.partial(make, is_allowed=lambda address: address == "127.0.0.1")
 """
 PNG, JPEG = b"\x89PNG\r\n\x1a\n" + bytes(range(256)) * 40, b"\xff\xd8\xff" + b"jpeg" * 9
-CLAUDE: dict[str, Any] = {"model": "claude-x", "max_tokens": 50}
 
 
 @pytest.fixture(scope="module")
@@ -41,12 +37,6 @@ def fake() -> Iterator[FakeServer]:
 @pytest.fixture(scope="module")
 def gpt(fake: FakeServer) -> Iterator[openai.OpenAI]:
     with fake.openai() as client:
-        yield client
-
-
-@pytest.fixture(scope="module")
-def claude(fake: FakeServer) -> Iterator[anthropic.Anthropic]:
-    with anthropic.Anthropic(base_url=fake.url, api_key="none", max_retries=0) as client:
         yield client
 
 
@@ -78,131 +68,7 @@ def chat_parts(*urls: str, said: str = "n=1") -> list[Any]:
     return [{"type": "text", "text": said}, *images]
 
 
-def block(data: bytes, media_type: str) -> Any:
-    return {
-        "type": "image",
-        "source": {"type": "base64", "media_type": media_type, "data": code(data)},
-    }
-
-
 # ---------------------------------------------------------------- in each dialect
-
-
-@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
-def test_chat_shows_images_and_counts_their_tokens(
-    fake: FakeServer, gpt: openai.OpenAI, stream: bool
-) -> None:
-    rows: list[Any] = [
-        {"role": "user", "content": chat_parts(data_url(PNG), data_url(JPEG))},
-        {"role": "assistant", "content": "I see."},
-        {"role": "user", "content": chat_parts(data_url(PNG))},
-    ]
-    if stream:
-        options: Any = {"stream": True, "stream_options": {"include_usage": True}}
-        chunks = list(gpt.chat.completions.create(model="gpt-x", messages=rows, **options))
-        (usage,) = [chunk.usage for chunk in chunks if chunk.usage]
-    else:
-        usage = gpt.chat.completions.create(model="gpt-x", messages=rows).usage
-    said = {"type": "text", "text": "n=1"}
-    assert was_sent(fake, PNG, JPEG) == [
-        [said, shown(PNG), shown(JPEG)],
-        "I see.",
-        [said, shown(PNG)],
-    ]
-    assert usage.prompt_tokens_details.model_dump()["image_tokens"] == 3 * IMAGE_TOKENS
-
-
-def test_usage_has_no_image_tokens_where_there_was_no_image(gpt: openai.OpenAI) -> None:
-    hi: list[Any] = [{"role": "user", "content": "n=1"}]
-    chat: Any = gpt.chat.completions.with_raw_response.create(model="gpt-x", messages=hi)
-    assert "image_tokens" not in chat.http_response.json()["usage"]["prompt_tokens_details"]
-    answer = gpt.responses.create(model="gpt-x", input="n=1")
-    assert answer.usage is not None
-    assert "image_tokens" not in answer.usage.input_tokens_details.model_dump()
-
-
-def test_responses_show_images_of_messages_and_of_results(
-    fake: FakeServer, gpt: openai.OpenAI
-) -> None:
-    given: list[Any] = [
-        {"type": "function_call", "call_id": "c", "name": "look", "arguments": "{}"},
-        {
-            "type": "function_call_output",
-            "call_id": "c",
-            "output": [{"type": "input_image", "image_url": data_url(JPEG)}],
-        },
-        {
-            "role": "user",
-            "content": [
-                {"type": "input_image", "image_url": data_url(PNG), "detail": "auto"},
-                {"type": "input_text", "text": "n=1"},
-            ],
-        },
-    ]
-    answer = gpt.responses.create(model="gpt-x", input=given)
-    *_, result, asked = was_sent(fake, JPEG, PNG)
-    assert result == [shown(JPEG)]
-    assert asked == [shown(PNG), {"type": "text", "text": "n=1"}]
-    assert answer.usage is not None
-    assert answer.usage.input_tokens_details.model_dump()["image_tokens"] == 2 * IMAGE_TOKENS
-
-
-def test_a_response_that_goes_on_shows_the_images_before_it(
-    fake: FakeServer, gpt: openai.OpenAI
-) -> None:
-    part: Any = {"type": "input_image", "image_url": data_url(PNG)}
-    words: Any = {"type": "input_text", "text": "n=1"}
-    first = gpt.responses.create(
-        model="gpt-x", input=[{"role": "user", "content": [words, part]}], store=True
-    )
-    gpt.responses.create(model="gpt-x", input="n=1", previous_response_id=first.id)
-    contents = was_sent(fake, PNG)
-    assert contents[0] == [{"type": "text", "text": "n=1"}, shown(PNG)]
-    assert contents[-1] == "n=1" and len(contents) == 3
-    mine = {"authorization": f"Bearer {gpt.api_key}"}
-    items = httpx.get(f"{fake.url}/v1/responses/{first.id}/input_items", headers=mine)
-    (item,) = items.json()["data"]
-    assert item["content"] == [words, part]
-
-
-@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
-def test_messages_show_images_of_users_and_of_results(
-    fake: FakeServer, claude: anthropic.Anthropic, stream: bool
-) -> None:
-    use = {"type": "tool_use", "id": "c", "name": "look", "input": {}}
-    result = {"type": "tool_result", "tool_use_id": "c", "content": [block(JPEG, "image/jpeg")]}
-    rows: list[Any] = [
-        {"role": "user", "content": [block(PNG, "image/png"), {"type": "text", "text": "a"}]},
-        {"role": "assistant", "content": [use]},
-        {"role": "user", "content": [result, {"type": "text", "text": "n=1"}]},
-    ]
-    answer: Any = claude.messages.create(messages=rows, stream=stream, **CLAUDE)
-    if stream:
-        assert [event.type for event in answer][-1] == "message_stop"
-    assert was_sent(fake, PNG, JPEG) == [
-        [shown(PNG), {"type": "text", "text": "a"}],
-        "",
-        [shown(JPEG)],
-        "n=1",
-    ]
-
-
-def test_counts_and_prefills_get_the_images_too(
-    fake: FakeServer, gpt: openai.OpenAI, claude: anthropic.Anthropic
-) -> None:
-    rows: list[Any] = [{"role": "user", "content": [block(PNG, "image/png")]}]
-    assert claude.messages.count_tokens(model="claude-x", messages=rows).input_tokens > 0
-    assert was_sent(fake, PNG, kind="Count") == [[shown(PNG)]]
-    asked = [{"role": "user", "content": [{"type": "input_image", "image_url": data_url(JPEG)}]}]
-    body: dict[str, Any] = {"model": "gpt-x", "input": asked}
-    answer = httpx.post(f"{fake.url}/v1/responses/input_tokens", json=body)
-    assert answer.json()["input_tokens"] > 0
-    assert was_sent(fake, JPEG, kind="Count") == [[shown(JPEG)]]
-    body = {"model": "gpt-x", "messages": [{"role": "user", "content": chat_parts(data_url(PNG))}]}
-    told = httpx.post(f"{fake.url}/v1/cache/prefill", json=body).json()
-    assert told["object"] == "cache.prefill"
-    assert was_sent(fake, PNG) == [[{"type": "text", "text": "n=1"}, shown(PNG)]]
-    assert fake.events("Submit")[-1]["prefill_only"] is True
 
 
 def test_the_largest_image_arrives_whole(fake: FakeServer, gpt: openai.OpenAI) -> None:
@@ -215,15 +81,6 @@ def test_the_largest_image_arrives_whole(fake: FakeServer, gpt: openai.OpenAI) -
         gpt.chat.completions.create(model="gpt-x", messages=rows)
     assert caught.value.code == "image_too_large"
     assert caught.value.param == "messages[0].content[1].image_url"
-
-
-def test_another_image_is_another_message(fake: FakeServer, gpt: openai.OpenAI) -> None:
-    names = []
-    for data in (PNG, JPEG, PNG):
-        rows: list[Any] = [{"role": "user", "content": chat_parts(data_url(data))}]
-        gpt.chat.completions.create(model="gpt-x", messages=rows)
-        names.append(fake.events("Submit")[-1]["prompt"]["names"])
-    assert names[0] == names[2] != names[1]
 
 
 # ---------------------------------------------------------------- by their urls
@@ -263,7 +120,7 @@ def site() -> Iterator[Site]:
 
 
 def test_urls_are_fetched_where_that_is_allowed_each_once(
-    fake: FakeServer, gpt: openai.OpenAI, claude: anthropic.Anthropic, site: Site
+    fake: FakeServer, gpt: openai.OpenAI, site: Site
 ) -> None:
     urls = [f"{site.url}/png", f"{site.url}/jpeg", f"{site.url}/png"]
     rows: list[Any] = [{"role": "user", "content": chat_parts(*urls)}]
@@ -271,19 +128,3 @@ def test_urls_are_fetched_where_that_is_allowed_each_once(
     (parts,) = was_sent(fake, PNG, JPEG)
     assert parts[1:] == [shown(PNG), shown(JPEG), shown(PNG)]
     assert sorted(site.asked) == ["/jpeg", "/png"]
-    source: Any = {"type": "image", "source": {"type": "url", "url": urls[1]}}
-    claude.messages.create(messages=[{"role": "user", "content": [source]}], **CLAUDE)
-    assert was_sent(fake, JPEG) == [[shown(JPEG)]]
-
-
-def test_an_url_that_leads_nowhere_is_refused_in_the_callers_shape(
-    gpt: openai.OpenAI, claude: anthropic.Anthropic, site: Site
-) -> None:
-    rows: list[Any] = [{"role": "user", "content": chat_parts(f"{site.url}/gone")}]
-    with pytest.raises(openai.BadRequestError) as caught:
-        gpt.chat.completions.create(model="gpt-x", messages=rows)
-    assert caught.value.code == "image_unreachable"
-    assert caught.value.param == "messages[0].content[1].image_url"
-    source: Any = {"type": "image", "source": {"type": "url", "url": f"{site.url}/gone"}}
-    with pytest.raises(anthropic.BadRequestError, match=r"messages\[0\].content\[0\].source"):
-        claude.messages.create(messages=[{"role": "user", "content": [source]}], **CLAUDE)

@@ -1,20 +1,18 @@
 """Sessions with screenshots: turns as sampled, losses told, idle work, on real forwards."""
 
 from copy import deepcopy
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from hearth.proxy.request.session_id import session_of
-from hearth.shared.errors import RequestError
 from hearth.shared.wire_messages import Prompt
-from hearth.worker.cache.image_keys import PromptImage
 from hearth.worker.stream.answer_parts import AnswerParts, ToolCall
 from scripts.harness.agent_worker import Desk, Reply
 from scripts.harness.model_families import family
 from scripts.harness.vision_worker import picture
+from tests.helpers.models.by_day import by_day
 
 FIXTURES = ("qwen3_5_vl", "qwen3_vl")
 LOOK = AnswerParts("I need to see it.", "I look.", (ToolCall("Bash", {"command": "shot"}),))
@@ -64,7 +62,7 @@ class Conversation:
         return vision.encoder_calls
 
 
-@pytest.fixture(params=FIXTURES)
+@pytest.fixture(params=by_day(FIXTURES))
 def talk(request: pytest.FixtureRequest, tmp_path: Path) -> Conversation:
     return Conversation(request.param, tmp_path)
 
@@ -144,46 +142,3 @@ def test_idle_time_leaves_images_alone_that_it_cannot_read(talk: Conversation) -
     talk.take(second, "Thanks. And now?")
     assert talk.ask(DONE).cached >= len(second.ids)
     talk.desk.machine.check()
-
-
-def test_in_idle_time_what_was_generated_beside_images_becomes_canonical(
-    talk: Conversation,
-) -> None:
-    first = talk.ask(LOOK)
-    talk.take(first, shown("now:", "second"))
-    second = talk.ask(DONE)
-    machine = talk.desk.machine
-    machine.keeper.rules = replace(machine.keeper.rules, is_exact=True)
-    talk.desk.idle()
-    assert machine.scheduler.idle_tokens > 0 and talk.encoder_calls == 2
-    talk.take(second, "Thanks. And now?")
-    assert talk.ask(DONE).cached >= len(second.ids) - 1, "exact mode reuses canonical KV only"
-
-
-def test_an_image_at_which_the_encoder_fails_costs_its_request_alone(
-    talk: Conversation,
-) -> None:
-    good = talk.desk.pictures["first"]
-    odd = PromptImage(b"other identity!!", good.ids[:-3], good.grid, good.inputs)
-    talk.desk.pictures["first"] = odd
-    answer = talk.desk.submit(talk.desk.named(Prompt(deepcopy(talk.messages))), DONE)
-    talk.desk.machine.run()
-    vision = talk.desk.machine.engine.vision
-    assert answer.usage is None and vision is not None and vision.failures == 1
-    talk.desk.pictures["first"] = good
-    assert talk.ask(LOOK).cached > 0
-
-
-def test_without_the_files_an_image_costs_its_request_alone(talk: Conversation) -> None:
-    def gone() -> Any:
-        raise RequestError("There is no memory for the image.", code="image_refused")
-
-    good = talk.desk.pictures["first"]
-    talk.desk.pictures["first"] = PromptImage(b"other identity!!", good.ids, good.grid, gone)
-    prompt = talk.desk.named(Prompt(deepcopy(talk.messages)))
-    answer = talk.desk.submit(prompt, DONE)
-    talk.desk.machine.run()
-    assert answer.usage is None, "it failed"
-    talk.desk.machine.check()
-    talk.desk.pictures["first"] = good
-    assert talk.ask(LOOK).cached > 0, "the text before the image is kept"

@@ -2,7 +2,6 @@
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -115,9 +114,3 @@ def test_a_rank_that_stands_still_amid_a_sum_ends_all_after_stall_seconds() -> N
         assert (code, took_s < SEEN_S_MAX) == (EXIT_RANK_LOST, True), took_s
         assert "rank 1 of 2 (127.0.0.1) is silent for 2 s" in take_reason(leader.socket)
         assert are_gone(leader.followers, SEEN_S_MAX), "none is left behind, stopped for ever"
-
-
-def test_followers_of_a_killed_rank_0_end_at_once() -> None:
-    with leading("sums") as leader:
-        leader.process.send_signal(signal.SIGKILL)
-        assert are_gone(leader.followers, SEEN_S_MAX)

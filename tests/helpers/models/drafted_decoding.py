@@ -1,11 +1,10 @@
 """Decodes one answer as "x", with drafts or without: what tests of drafts compare."""
 
-from collections.abc import Callable, Sequence as TypedSequence
+from collections.abc import Sequence as TypedSequence
 from typing import Any, Final
 
 from hearth.shared.wire_messages import Sampling
 from hearth.worker.engine.decode.decoder import Decoder, Sequence
-from hearth.worker.engine.decode.decoding_sequence import UnfinishedBatch
 from hearth.worker.engine.decode.sampler import SamplingDefaults, make_token_choice
 from hearth.worker.kv.rewind import RewindPoint
 
@@ -51,37 +50,4 @@ def said_by(decoder: Decoder, count: int) -> list[int]:
     said: list[int] = []
     while len(said) < count:
         said += [sampled.token_id for sampled in decoder.step() if sampled.key == "x"]
-    return said
-
-
-def ended_amid_a_draft(decoder: Decoder, said: int) -> UnfinishedBatch:
-    """Step until "x", alone, has said so many tokens or more; end it behind those."""
-    returned = 0
-    while returned < said:
-        returned += len(decoder.step())
-    left = decoder.remove("x", said)
-    assert left is not None
-    return left
-
-
-def said_beside_guests(
-    decoder: Decoder, moves: TypedSequence[int], guest: Callable[[str], Sequence], count: int
-) -> list[int]:
-    """Return the first tokens of "x", while others come after so many steps, stay, and go.
-
-    `guest` returns the sequence of a key.
-    """
-    said: list[int] = []
-
-    def steps(number: int) -> None:
-        for _ in range(number):
-            if len(said) < count:
-                said.extend(s.token_id for s in decoder.step() if s.key == "x")
-
-    for number, move in enumerate(moves):
-        steps(move)
-        decoder.add(guest(f"guest {number}"))
-        steps(move + 1)
-        decoder.remove(f"guest {number}")
-    steps(count)
     return said

@@ -6,9 +6,7 @@ from functools import cache
 from itertools import pairwise
 from typing import Any
 
-import mlx.core as mx
 import numpy as np
-from mlx_lm.generate import generation_stream
 
 from hearth.worker.cache.image_keys import ImageRun, PromptImage
 from hearth.worker.engine.decode import decoder
@@ -121,23 +119,3 @@ def restored(engine: Engine, cache: list[Any], position: int) -> list[Any]:
         if layers.layout.has_state:
             layers.put_state(fresh, layers.take_state(cache))
     return fresh
-
-
-def as_mlx_vlm(name: str, ids: list[int], runs: Sequence[ImageRun]) -> np.ndarray[Any, Any]:
-    """Return the logits (n, vocabulary) of a prompt in one forward, as mlx-vlm makes it.
-
-    All images are encoded together, and all positions are of get_rope_index.
-    """
-    vision = loaded(name).vision
-    assert vision is not None
-    inputs = [run.picture.inputs() for run in runs]
-    joined = {key: mx.array(np.concatenate([each[key] for each in inputs])) for key in inputs[0]}
-    with mx.stream(generation_stream):
-        tokens = mx.array([ids])
-        made = vision.model.get_input_embeddings(
-            tokens, joined.pop("pixel_values"), mask=mx.ones(tokens.shape, mx.int32), **joined
-        ).to_dict()
-        cache = vision.language.make_cache()
-        given = {key: value for key, value in made.items() if value is not None}
-        logits = vision.language.model(tokens, cache=cache, **given).logits
-        return np.array(logits[0])

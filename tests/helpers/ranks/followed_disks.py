@@ -1,7 +1,7 @@
-"""Runs the disks of ranks 1 and up, each in a thread, for a leading disk thread in memory."""
+"""Runs the disks of all ranks, those from 1 on each in a thread, over files that may stall."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,21 +10,41 @@ import mlx.core as mx
 import numpy as np
 
 from hearth.worker.cache.block_hash import PrefixHash
+from hearth.worker.disk.disk_thread import Records
 from hearth.worker.disk.file_format import Record
-from hearth.worker.disk.file_names import FileKind
+from hearth.worker.disk.file_names import FileKind, FileName
 from hearth.worker.disk.file_store import FileStore
 from hearth.worker.kv.quantise_kv import KVRows, LayerRows, LayerStates
 from hearth.worker.kv.serialise_kv import arrays_of_rows, arrays_of_state, rows_from, state_from
 from hearth.worker.ranks.disk.followed_disk import FollowedDisk
 from hearth.worker.ranks.disk.leading_disk_thread import LeadingDiskThread, lead_disk
 from hearth.worker.ranks.followed_kv import FollowedKV
-from hearth.worker.ranks.named_kv import NamedRows, NamedStates, Telling
+from hearth.worker.ranks.named_kv import Telling
 from hearth.worker.ranks.rank_link import RankLost
 from scripts.harness.ranks.ranks_in_memory import FollowerInMemory, ranks_in_memory
 from tests.helpers.records.disk_records import ROOT, record
 
 BYTES_MAX = 100 << 20
-MakeStore = Callable[[Path, PrefixHash, int], FileStore]
+WAIT_S = 30.0
+
+
+class GatedStore(FileStore):
+    """Files whose writing and reading wait while `gate` is closed; `refuses` writes nothing."""
+
+    def __init__(self, directory: Path, root: PrefixHash, bytes_max: int) -> None:
+        super().__init__(directory, root, bytes_max, 0)
+        self.home = directory / root.hex()
+        self.gate = threading.Event()
+        self.gate.set()
+        self.refuses = False
+
+    def put(self, record: Record, is_needed: bool = False) -> bool:
+        assert self.gate.wait(WAIT_S)
+        return not self.refuses and super().put(record, is_needed)
+
+    def get(self, name: FileName) -> Record | None:
+        assert self.gate.wait(WAIT_S)
+        return super().get(name)
 
 
 class KVWithoutModel(FollowedKV):
@@ -44,99 +64,105 @@ class KVWithoutModel(FollowedKV):
 class DiskOfRank:
     """What one follower has; its thread does what is told until the link ends."""
 
-    def __init__(self, link: FollowerInMemory, directory: Path, make_store: MakeStore) -> None:
-        self.link = link
-        self.kv = KVWithoutModel()
-        self.refusal: Exception | None = None
-        self.disk = FollowedDisk(link, self.kv, self._open)
-        self._directory, self._make_store = directory, make_store
+    def __init__(self, link: FollowerInMemory, disks: "DisksOfRanks") -> None:
+        self.link, self.kv = link, KVWithoutModel()
+        self.disk = FollowedDisk(link, self.kv, lambda root, *_: disks.store(link.rank, root))
         self.thread = threading.Thread(target=self._run, daemon=True)
         self.thread.start()
 
-    @property
-    def file_store(self) -> FileStore:
-        return self.disk.thread.file_store
-
-    def _open(self, root: PrefixHash, label: str, hosts: object) -> FileStore:
-        if self.refusal is not None:
-            raise self.refusal
-        return self._make_store(self._directory, root, self.link.rank)
+    def have(self, handle: Any, seed: int, is_state: bool) -> None:
+        if is_state:
+            self.kv.states[handle] = states_of(self.link.rank, seed)
+        else:
+            self.kv.rows[handle] = rows_of(self.link.rank, seed)
 
     def _run(self) -> None:
+        operations = self.disk.operations | {"have": self.have, "nothing": lambda: None}
         while True:
             try:
                 operation = self.link.next()
             except RankLost:
                 return
             self.kv.drop(operation.drops)
-            operations = self.disk.operations | self._of_tests
             answer = operations[operation.name](*operation.arguments)
             if operation.is_asked:
                 self.link.answer(answer)
 
-    @property
-    def _of_tests(self) -> dict[str, Callable[..., Any]]:
-        return {
-            "have_rows": self._have_rows,
-            "have_states": self._have_states,
-            "nothing": lambda: None,
-        }
-
-    def _have_rows(self, handle: Any, seed: int) -> None:
-        self.kv.rows[handle] = rows_of(self.link.rank, seed)
-
-    def _have_states(self, handle: Any, seed: int) -> None:
-        self.kv.states[handle] = states_of(self.link.rank, seed)
-
 
 class DisksOfRanks:
-    """A leading disk thread over `size` ranks, whose files lie in `directory` / the rank."""
+    """A leading disk thread over `size` ranks, whose files lie in `directory` / the rank.
 
-    def __init__(self, directory: Path, size: int, make_store: MakeStore) -> None:
+    `caps` are the bytes that a rank's files may take. An error in `refusals` is what a rank says
+    in place of opening them.
+    """
+
+    def __init__(self, directory: Path, size: int, caps: Mapping[int, int] | None = None) -> None:
+        self._directory, self._caps = directory, caps or {}
+        self.refusals: dict[int, Exception] = {}
+        self.stores: dict[int, GatedStore] = {}
         self.link, links = ranks_in_memory(size)
         self.telling = Telling(self.link)
-        self._directory, self._open_store = directory, make_store
-        self.followers = [
-            DiskOfRank(link, directory / str(rank), make_store) for rank, link in links.items()
-        ]
+        self.followers = [DiskOfRank(link, self) for link in links.values()]
+
+    def store(self, rank: int, root: PrefixHash) -> GatedStore:
+        if rank in self.refusals:
+            raise self.refusals[rank]
+        cap = self._caps.get(rank, BYTES_MAX)
+        self.stores[rank] = GatedStore(self._directory / str(rank), root, cap)
+        return self.stores[rank]
 
     def open(self, queue_bytes: int = BYTES_MAX) -> LeadingDiskThread:
-        own = self._open_store(self._directory / "0", ROOT, 0)
-        self.leading = lead_disk(self.telling, own, queue_bytes)
+        self.leading = lead_disk(self.telling, self.store(0, ROOT), queue_bytes)
         return self.leading
 
-    def rows(self, seed: int) -> NamedRows:
+    def record(self, seed: int, before: Record | None = None) -> Record:
         """Return rank 0's part of rows; every rank has its own by the same number."""
         rows = self.telling.rows(rows_of(0, seed))
-        self.telling.tell("have_rows", rows.handle, seed)
-        return rows
-
-    def states(self, seed: int) -> NamedStates:
-        states = self.telling.states(states_of(0, seed))
-        self.telling.tell("have_states", states.handle, seed)
-        return states
-
-    def record(self, seed: int, before: Record | None = None) -> Record:
-        rows = self.rows(seed)
-        arrays = arrays_of_rows(rows.layers)
-        return record(seed, before=before, arrays=arrays, source=rows)
+        self.telling.tell("have", rows.handle, seed, False)
+        return record(seed, before=before, arrays=arrays_of_rows(rows.layers), source=rows)
 
     def snapshot(self, seed: int) -> Record:
-        states = self.states(seed)
-        arrays = arrays_of_state(states)
-        return record(seed, kind=FileKind.STATE, arrays=arrays, source=states)
+        states = self.telling.states(states_of(0, seed))
+        self.telling.tell("have", states.handle, seed, True)
+        return record(seed, kind=FileKind.STATE, arrays=arrays_of_state(states), source=states)
+
+    def write(self, *records: Record) -> None:
+        assert all([self.leading.write(record) for record in records])
+        assert self.flush()
+
+    def ask(self, *names: FileName) -> tuple[threading.Event, list[Records]]:
+        answered, answers = threading.Event(), []
+
+        def then(records: Records) -> None:
+            answers.append(records)
+            answered.set()
+
+        assert self.leading.read(names, then)
+        return answered, answers
+
+    def read(self, *names: FileName) -> Records:
+        answered, answers = self.ask(*names)
+        assert answered.wait(WAIT_S)
+        return answers.pop()
+
+    def holders(self, name: FileName) -> list[int]:
+        """Return the ranks that have a file of this name."""
+        paths = {rank: store.home / name.file_name for rank, store in self.stores.items()}
+        return [rank for rank, path in sorted(paths.items()) if path.exists()]
 
     def settle(self) -> None:
         """Wait until every follower has done what it was told."""
         self.telling.ask("nothing")
 
-    def flush(self, seconds: float) -> bool:
+    def flush(self) -> bool:
         """Wait until every rank has written what it was told; say whether all have."""
-        is_written = self.leading.flush(seconds)
+        is_written = self.leading.flush(WAIT_S)
         self.settle()
-        return is_written and all(each.disk.thread.flush(seconds) for each in self.followers)
+        return is_written and all(each.disk.thread.flush(WAIT_S) for each in self.followers)
 
     def close(self) -> None:
+        for store in self.stores.values():
+            store.gate.set()
         self.settle()
         self.leading.close()
         for follower in self.followers:

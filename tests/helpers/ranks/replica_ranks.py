@@ -6,16 +6,12 @@ No sum is computed: a follower takes the tokens of rank 0 from a queue.
 import gc
 import queue
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import mlx.core as mx
 
-from hearth.worker.cache.block_hash import PrefixHash
-from hearth.worker.disk.file_store import FileStore
 from hearth.worker.engine.model_loader import LoadedModel
 from hearth.worker.kv.layer_adapters import leaves
-from hearth.worker.ranks.disk.followed_disk import OpenStore
 from hearth.worker.ranks.follower import Follower, FollowerMemory
 from hearth.worker.ranks.leading_rank import LeadingRank
 from hearth.worker.ranks.named_kv import EMPTY_HANDLE, handle_of
@@ -44,11 +40,12 @@ class RoomyMemory(FollowerMemory):
 class ReplicaFollower:
     """One follower, and the error that ended it, if any did."""
 
-    def __init__(self, link: FollowerInMemory, model: LoadedModel, open_store: OpenStore) -> None:
+    def __init__(self, link: FollowerInMemory, model: LoadedModel) -> None:
         self.added = 0  # to each token of rank 0
         self.tokens: queue.SimpleQueue[list[int]] = queue.SimpleQueue()
         self.error: Exception | None = None
-        self.follower = Follower(link, lambda: model, self._sum, RoomyMemory(), open_store)
+        memory = RoomyMemory()
+        self.follower = Follower(link, lambda: model, self._sum, memory, lambda *_: None)
         self.thread = threading.Thread(target=self._run, daemon=True)
         self.thread.start()
 
@@ -72,19 +69,11 @@ class ReplicaFollower:
 class ReplicaRanks(LeadingRank):
     """Rank 0, whose followers compute the same as it does, and not a part."""
 
-    def __init__(
-        self,
-        model: LoadedModel,
-        size: int = 2,
-        open_store: Callable[[int, PrefixHash, str], FileStore | None] = lambda *_: None,
-    ) -> None:
-        """`open_store` gives the files of a rank, by its number, the root and a cut label."""
-        self.link, ends = ranks_in_memory(size)
+    def __init__(self, model: LoadedModel) -> None:
+        self.link, ends = ranks_in_memory(2)
         super().__init__(self.link, None, "tensor")  # type: ignore[arg-type]
         self._total = self._tell_tokens
-        self.followers = [
-            ReplicaFollower(end, model, _store_of(rank, open_store)) for rank, end in ends.items()
-        ]
+        self.followers = [ReplicaFollower(end, model) for end in ends.values()]
         self.telling.tell("load")
 
     def _tell_tokens(self, tokens: mx.array) -> mx.array:
@@ -101,23 +90,12 @@ class ReplicaRanks(LeadingRank):
                 raise follower.error
         self.link.check_all_said()
 
-    def flush(self, seconds: float) -> bool:
-        """Wait until the followers have written what they were told; say whether they have."""
-        self.settle()
-        return all(each.follower.disk.thread.flush(seconds) for each in self.followers)
-
     def close(self) -> None:
         for end in self.link.followers:
             end.end()
         for follower in self.followers:
             follower.thread.join(WAIT_S)
             assert not follower.thread.is_alive(), "a follower waits for something"
-
-
-def _store_of(
-    rank: int, open_store: Callable[[int, PrefixHash, str], FileStore | None]
-) -> OpenStore:
-    return lambda root, label, hosts: open_store(rank, root, label)
 
 
 def ranked_machine(name: str, ranks: ReplicaRanks, model: LoadedModel, **more: Any) -> Machine:

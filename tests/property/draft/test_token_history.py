@@ -1,5 +1,6 @@
 """Any history finds only what is there, and the longest of what it looks at."""
 
+import numpy as np
 from hypothesis import given, settings, strategies as st
 
 from hearth.worker.draft.token_history import (
@@ -107,3 +108,23 @@ def test_of_the_few_tokens_that_may_come_the_one_is_found_that_came_last_behind_
             assert match == Match(length, known[-1])
             return
     assert match is None
+
+
+# ---------------------------------------------------------------- what draws rarely reach
+
+
+def test_nothing_is_known_behind_a_texts_end() -> None:
+    history = TokenHistory([1, 2, SEPARATOR, 3])
+    assert (history.followed(4, 5), history.token_at(4), history.token_at(2)) == ([], None, None)
+    assert history.token_at(3) == 3
+
+
+def test_a_match_is_counted_up_to_64_tokens() -> None:
+    tokens = list(range(100))
+    history = TokenHistory([*tokens, 200, *tokens])
+    assert history.find(tokens) == Match(64, 100)
+
+
+def test_a_token_costs_24_bytes_at_most() -> None:
+    history = TokenHistory(np.arange(100_000, dtype=np.int32))
+    assert history.nbytes <= 24 * 100_000

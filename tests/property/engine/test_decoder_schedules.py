@@ -59,7 +59,7 @@ def alone(name: str, number: int) -> tuple[list[int], list[float]]:
     """Return the tokens of a prompt's answer, and how much likelier each is than the next best."""
     decoder = Decoder(model(name), generation_stream, is_mergeable=False)
     decoder.add(sequence(name, "x", prompt(number)))
-    steps = [decoder.step()[0] for _ in range(STEPS + 2)]
+    steps = [decoder.step()[0] for _ in range(STEPS + 3)]
     leads = []
     for step in steps:
         assert step.logprobs is not None
@@ -87,12 +87,13 @@ def is_same(name: str, number: int, said: list[int]) -> bool:
     ),
     cost=st.sampled_from(COSTS),
     shares_trunks=st.sampled_from([True, True, False]),
+    is_mergeable=st.sampled_from([True, True, True, False]),
 )
 def test_whoever_comes_and_goes_nobody_else_says_anything_else(
-    name: str, moves: list[int | str], cost: ReadCost, shares_trunks: bool
+    name: str, moves: list[int | str], cost: ReadCost, shares_trunks: bool, is_mergeable: bool
 ) -> None:
     decoder = Decoder(
-        model(name), generation_stream, is_mergeable=True, try_trunks=lambda: shares_trunks
+        model(name), generation_stream, is_mergeable, try_trunks=lambda: shares_trunks
     )
     decoder.cost, decoder.trunk_tokens_min = cost, TRUNK_MIN
     said: dict[str, list[int]] = {}
@@ -137,8 +138,9 @@ def left(name: str, decoder: Decoder, key: str, said: list[int]) -> None:
     assert unfinished.tokens[: len(ids) + len(said)] == (ids + said)[:fed]
     assert len(said) <= fed - len(ids) + 1 and fed - len(ids) <= len(said) + 1
     assert all(layer.offset == fed for layer in unfinished.cache if hasattr(layer, "offset"))
-    if fed == len(ids) + len(said) and is_same(name, number, said):
+    known = ids + alone(name, number)[0]
+    if unfinished.tokens == known[:fed]:  # and is not a tie beside it
         with mx.stream(generation_stream):
-            token_id = alone(name, number)[0][len(said) - 1] if said else ids[-1]
-            logits = model(name)(mx.array([[token_id]]), cache=unfinished.cache)
-            assert bool(mx.isfinite(logits).all().item())
+            logits = model(name)(mx.array([known[fed : fed + 1]]), cache=unfinished.cache)
+            following = int(mx.argmax(logits[0, -1]).item())
+        assert is_same(name, number, [*known[len(ids) : fed + 1], following]), "it goes on alike"

@@ -1,7 +1,7 @@
-"""Drafts, right or wrong, of any length, change no token that is said and none that is kept."""
+"""Drafts, chains or trees, right or wrong, change no token that is said and none that is kept."""
 
 import functools
-from typing import Any
+from dataclasses import replace
 
 import mlx.core as mx
 import pytest
@@ -10,19 +10,15 @@ from mlx_lm.generate import generation_stream
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load
 
-from hearth.worker.engine.decode.decoder import Decoder, Sequence
-from hearth.worker.kv.layer_adapters import LayerMap
-from hearth.worker.kv.rewind import can_rewind
+from hearth.worker.engine.decode.tree_forward import make_tree_forward
+from hearth.worker.engine.lora.lora_adapter import applied
 from scripts.fixtures.fixture_cache import TEXT_NAMES, fixture_dir
-from tests.helpers.models.drafted_decoding import (
-    SAMPLINGS,
-    any_prompt,
-    drafted_sequence,
-    ended_amid_a_draft,
-    said_beside_guests,
-    said_by,
-)
-from tests.helpers.models.oracle_drafter import OracleDrafter
+from scripts.harness.lora_files import adapted, upstream_adapted
+from scripts.harness.socketless_worker import loaded
+from tests.helpers.models.by_day import by_day
+from tests.helpers.models.drafted_answers import DraftedAnswers
+from tests.helpers.models.drafted_decoding import SAMPLINGS, any_prompt, said_by
+from tests.helpers.models.oracle_drafter import OracleDrafter, TreeOracle
 
 TOKENS = 30
 PROMPTS = {"short": 9, "past a window": 150}  # the fixtures' windows are of 128 tokens
@@ -35,60 +31,38 @@ LIES = {
 
 
 @functools.cache
-def model(name: str) -> Any:
-    return load(str(fixture_dir(name)))[0]
-
-
-def sequence(
-    name: str, ids: list[int], sampling: str, drafter: OracleDrafter | None, key: str = "x"
-) -> Sequence:
-    cache = make_prompt_cache(model(name))
-    with mx.stream(generation_stream):
-        model(name)(mx.array(ids[:-1])[None], cache=cache)
-        mx.eval([layer.state for layer in cache])
-    assert can_rewind(cache)
-    return drafted_sequence(cache, ids, sampling, drafter, TOKENS, key=key)
-
-
-@functools.cache
-def plain(name: str, length: int, sampling: str) -> list[int]:
-    """Return what is said without drafts."""
-    decoder = Decoder(model(name), generation_stream, is_mergeable=False)
-    decoder.add(sequence(name, any_prompt(length), sampling, None))
-    return [decoder.step()[0].token_id for _ in range(TOKENS)]
-
-
-def drafted(name: str, length: int, sampling: str, drafter: OracleDrafter) -> list[int]:
-    decoder = Decoder(model(name), generation_stream, is_mergeable=False)
-    decoder.add(sequence(name, any_prompt(length), sampling, drafter))
-    return said_by(decoder, TOKENS)
+def answers(name: str, length: int) -> DraftedAnswers:
+    return DraftedAnswers(load(str(fixture_dir(name)))[0], any_prompt(length), TOKENS)
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
-@pytest.mark.parametrize("name", TEXT_NAMES)
+@pytest.mark.parametrize("name", by_day(TEXT_NAMES))
 def test_whatever_an_oracle_drafts_the_tokens_are_those_of_plain_decoding(
     name: str, sampling: str
 ) -> None:
     for length in PROMPTS.values():
-        truth = plain(name, length, sampling)
+        of = answers(name, length)
+        truth = of.plain(sampling)
         for lies in LIES[sampling]:
             drafter = OracleDrafter(truth, lies, (4, 0, 7, 1))
-            assert drafted(name, length, sampling, drafter) == truth, (length, lies)
+            assert of.drafted(sampling, drafter) == truth, (length, lies)
             assert drafter.taken == truth
             assert bool(drafter.accepted) == (lies < 1.0)
 
 
 def test_right_drafts_save_forwards_and_wrong_ones_cost_rows_but_no_forwards() -> None:
-    truth = plain("qwen3_5", 9, "greedy")
-    right, wrong = OracleDrafter(truth), OracleDrafter(truth, lies=1.0)
-    drafted("qwen3_5", 9, "greedy", right)
-    drafted("qwen3_5", 9, "greedy", wrong)
+    of = answers("qwen3_5", 9)
+    right, wrong = (OracleDrafter(of.plain("greedy"), lies) for lies in (0.0, 1.0))
+    for drafter in (right, wrong):
+        of.drafted("greedy", drafter)
     assert right.forwards <= TOKENS / 5 + 1
     assert wrong.forwards <= TOKENS
     assert wrong.rows > TOKENS
 
 
-@pytest.mark.parametrize("name", ["qwen3", "gpt_oss", "qwen3_5", "falcon_h1", "deepseek_v32"])
+@pytest.mark.parametrize(
+    "name", by_day(["qwen3", "gpt_oss", "qwen3_5", "falcon_h1", "deepseek_v32"])
+)
 @settings(max_examples=12)
 @given(
     said=st.integers(1, TOKENS - 1),
@@ -100,31 +74,8 @@ def test_right_drafts_save_forwards_and_wrong_ones_cost_rows_but_no_forwards() -
 def test_an_answer_that_ends_anywhere_in_a_draft_leaves_what_was_said_and_no_more(
     name: str, said: int, lies: float, lengths: list[int], length: int, seed: int
 ) -> None:
-    truth, ids = plain(name, length, "greedy"), any_prompt(length)
-    decoder = Decoder(model(name), generation_stream, is_mergeable=False)
-    decoder.add(sequence(name, ids, "greedy", OracleDrafter(truth, lies, lengths, seed)))
-    left = ended_amid_a_draft(decoder, said)
-    assert left.tokens == [*ids, *truth[:said]]
-    assert depth_of(left.cache) in (None, len(left.tokens))
-    with mx.stream(generation_stream):
-        logits = model(name)(mx.array([truth[said : said + 1]]), cache=left.cache)[0, -1]
-        expected = logits_behind(name, length, said + 1)
-    assert mx.allclose(logits, expected, atol=1e-3).item()
-
-
-def depth_of(cache: list[Any]) -> int | None:
-    return LayerMap(cache).depth(cache)
-
-
-@functools.cache
-def logits_behind(name: str, length: int, said: int) -> mx.array:
-    """Return the logits behind so many tokens of the plain answer, each fed by itself."""
-    cache = make_prompt_cache(model(name))
-    model(name)(mx.array(any_prompt(length))[None], cache=cache)
-    for token in plain(name, length, "greedy")[:said]:
-        logits = model(name)(mx.array([[token]]), cache=cache)[0, -1]
-    mx.eval(logits)
-    return logits
+    of = answers(name, length)
+    of.assert_left(OracleDrafter(of.plain("greedy"), lies, lengths, seed), said)
 
 
 @pytest.mark.parametrize("name", ["qwen3", "gpt_oss", "qwen3_5"])
@@ -133,11 +84,117 @@ def logits_behind(name: str, length: int, said: int) -> mx.array:
 def test_a_sequence_that_drafts_may_join_a_batch_and_leave_it_between_any_two_steps(
     name: str, moves: list[int], lies: float
 ) -> None:
-    truth = plain(name, 9, "greedy")
-    decoder = Decoder(model(name), generation_stream, is_mergeable=True)
-    decoder.add(sequence(name, any_prompt(9), "greedy", OracleDrafter(truth, lies, (3, 7))))
+    of = answers(name, 9)
+    truth = of.plain("greedy")
+    assert of.said_beside_guests(OracleDrafter(truth, lies, (3, 7)), moves) == truth
 
-    def guest(key: str) -> Sequence:
-        return sequence(name, any_prompt(9), "greedy", None, key)
 
-    assert said_beside_guests(decoder, moves, guest, TOKENS) == truth
+# Whose layers keep rows only; the last one is given positions, as if behind an image.
+NAMES = ("qwen3", "llama", "qwen3_moe", "glm4_moe_lite", "qwen3_vl")
+SHIFTS = {"qwen3_vl": -9}
+DAY = ("qwen3", "qwen3_vl")
+TREE_TOKENS = 40
+PROMPT = any_prompt(70)
+LENGTHS = st.lists(st.integers(0, 7), min_size=1, max_size=4).filter(any)
+
+
+@functools.cache
+def tree_answers(name: str) -> DraftedAnswers:
+    model = loaded(name).model
+    with mx.stream(generation_stream):
+        trees = make_tree_forward(model, lambda: make_prompt_cache(model))
+    assert trees is not None
+    shift = SHIFTS.get(name, 0)
+    return DraftedAnswers(model, PROMPT, TREE_TOKENS, shift=shift, tree_forward=trees)
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+@pytest.mark.parametrize("name", by_day(NAMES, DAY))
+def test_trees_that_hold_the_answer_anywhere_give_the_tokens_of_plain_decoding(
+    name: str, sampling: str
+) -> None:
+    of = tree_answers(name)
+    truth = of.plain(sampling)
+
+    @settings(max_examples=6)
+    @given(lies=st.sampled_from([0.0, 0.3, 1.0]), lengths=LENGTHS, seed=st.integers(0, 999))
+    def holds(lies: float, lengths: list[int], seed: int) -> None:
+        drafter = TreeOracle(truth, lies, lengths, seed)
+        assert of.drafted(sampling, drafter) == drafter.taken == truth
+
+    holds()
+    drafter = TreeOracle(truth)
+    assert of.drafted(sampling, drafter) == truth
+    assert drafter.branched > 3 and drafter.off_the_front > 3  # or nothing was shown
+    assert drafter.forwards < 0.7 * TREE_TOKENS
+
+
+@pytest.mark.parametrize("name", by_day(NAMES, DAY))
+@settings(max_examples=10)
+@given(
+    said=st.integers(1, TREE_TOKENS - 1),
+    lies=st.sampled_from([0.0, 0.3]),
+    lengths=LENGTHS,
+    seed=st.integers(0, 999),
+)
+def test_an_answer_that_ends_anywhere_in_a_tree_leaves_what_was_said_and_no_more(
+    name: str, said: int, lies: float, lengths: list[int], seed: int
+) -> None:
+    of = tree_answers(name)
+    of.assert_left(TreeOracle(of.plain("greedy"), lies, lengths, seed), said)
+
+
+@settings(max_examples=8)
+@given(moves=st.lists(st.integers(0, 4), min_size=1, max_size=4), seed=st.integers(0, 99))
+def test_a_sequence_that_drafts_trees_may_join_a_batch_and_leave_it_between_any_two_steps(
+    moves: list[int], seed: int
+) -> None:
+    of = tree_answers("qwen3")
+    truth = of.plain("greedy")
+    assert of.said_beside_guests(TreeOracle(truth, 0.2, (3, 7), seed), moves) == truth
+
+
+def test_branches_are_verified_by_the_adapter_of_the_request() -> None:
+    model = adapted("qwen3")
+    adapter = model.adapters.of("one")
+    of = DraftedAnswers(model.model, PROMPT, TREE_TOKENS)
+    of.tree_forward = make_tree_forward(model.model, lambda: make_prompt_cache(model.model))
+    truth = replace(of, model=upstream_adapted("qwen3", "one").model, tree_forward=None)
+    drafter = TreeOracle(truth.plain("greedy"))
+    with applied(adapter):
+        drafted = of.sequence("greedy", drafter)
+    decoder = of.decoder()
+    decoder.add(replace(drafted, adapter=adapter))
+    assert said_by(decoder, TREE_TOKENS) == truth.plain("greedy")
+    assert drafter.branched > 3
+
+
+class Guide:
+    """A guide that lets everything pass."""
+
+    def process(self, _context: mx.array, logits: mx.array) -> mx.array:
+        return logits
+
+    def take(self, tokens: list[int]) -> None:
+        self.taken = tokens
+
+
+def test_with_a_guide_a_draft_with_branches_is_a_mistake_of_the_drafter() -> None:
+    of = tree_answers("qwen3")
+    decoder = of.decoder()
+    guided = of.sequence("greedy", TreeOracle(of.plain("greedy"), branching=1.0))
+    guided.choice = replace(guided.choice, guide=Guide())  # type: ignore[arg-type]
+    decoder.add(guided)
+    with pytest.raises(AssertionError, match="a guide follows one path"):
+        for _ in range(TREE_TOKENS):
+            decoder.step()
+
+
+def test_a_model_without_trees_is_given_none() -> None:
+    of = replace(tree_answers("qwen3"), tree_forward=None)
+    decoder = of.decoder()
+    assert not decoder.takes_trees
+    decoder.add(of.sequence("greedy", TreeOracle(of.plain("greedy"), branching=1.0)))
+    with pytest.raises(AssertionError, match="this model's drafts have no branches"):
+        for _ in range(TREE_TOKENS):
+            decoder.step()

@@ -17,6 +17,7 @@ def name(**more: str) -> str:
     return subprocess.check_output(command, env=environ | more, text=True, timeout=120).strip()
 
 
+@pytest.mark.night
 @pytest.mark.process
 @pytest.mark.skipif(not openblas_environment({}), reason="there is one BLAS")
 def test_what_changes_the_last_bits_of_products_changes_the_name() -> None:

@@ -4,18 +4,15 @@ import importlib
 import json
 import os
 import shutil
-from array import array
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
 from unittest import mock
 
 import mlx.core as mx
-import mlx.nn as nn
 import numpy as np
 import pytest
 from hypothesis import given, settings as hypothesis_settings, strategies as st
-from mlx.utils import tree_flatten
 from mlx_vlm.embedding_loader import load_embedding_model
 from mlx_vlm.models.pooling import read_pooling_config
 from mlx_vlm.reranker_loader import load_reranker
@@ -34,30 +31,18 @@ from hearth.worker.embeddings.job_queue import Job
 from hearth.worker.embeddings.layer_rests import LayerRests
 from hearth.worker.embeddings.length_batches import ForwardPace
 from hearth.worker.embeddings.rerank_model import RerankModel
-from hearth.worker.embeddings.token_rows import CHARS_MAX, TokenRow, check_numbers
+from hearth.worker.embeddings.token_rows import CHARS_MAX, check_numbers
 from hearth.worker.schedule.client_lease import ClientLease
 from scripts.fixtures.embedding_checkpoints import embedding_checkpoint
 from scripts.fixtures.fixture_cache import fixture_dir
+from tests.helpers.models.by_day import by_day
 
 EMBEDDERS: Final = ("bert", "xlm_roberta", "modernbert", "qwen3", "gemma3")
 RANKERS: Final = ("bert_ranker", "xlm_roberta_ranker", "modernbert_ranker", "qwen3_ranker")
 COSINE_MIN: Final = 1 - 1e-6
 WORDS: Final = [
-    "import",
-    "abc",
-    "class",
-    "self",
-    "return",
-    "12",
-    "é",
-    "语",
-    "🙂",
-    "def",
-    "value",
-    "None",
-    "test",
-    "of",
-    "the",
+    *("import", "abc", "class", "self", "return", "12", "é", "语"),
+    *("🙂", "def", "value", "None", "test", "of", "the"),
 ]
 LENGTHS: Final = st.lists(st.integers(1, 60), min_size=1, max_size=12)
 
@@ -118,7 +103,7 @@ def computed(
     return found[0]
 
 
-@pytest.mark.parametrize("name", EMBEDDERS)
+@pytest.mark.parametrize("name", by_day(EMBEDDERS, ["bert", "gemma3"]))
 @given(lengths=LENGTHS, tokens=st.integers(16, 512))
 @hypothesis_settings(max_examples=8)
 def test_vectors_of_a_mixed_batch_are_mlx_vlms_of_each_text_alone(
@@ -131,7 +116,7 @@ def test_vectors_of_a_mixed_batch_are_mlx_vlms_of_each_text_alone(
         assert float(vector @ alone(name, text)) >= COSINE_MIN, text
 
 
-@pytest.mark.parametrize("name", RANKERS)
+@pytest.mark.parametrize("name", by_day(RANKERS, ["bert_ranker", "qwen3_ranker"]))
 def test_scores_are_mlx_vlms(name: str) -> None:
     documents = [text_of(count, count) for count in (1, 3, 12, 4, 1, 7)]
     query = "what is abc"
@@ -153,27 +138,7 @@ def test_scores_are_mlx_vlms(name: str) -> None:
     assert np.ptp(scores) > 1e-3, "equal scores would say nothing"
 
 
-def test_scores_of_a_quantised_judge_are_mlx_vlms(tmp_path: Path) -> None:
-    directory = Path(changed(tmp_path, "qwen3_ranker", {}))
-    model, processor = load_reranker(directory)
-    nn.quantize(model, group_size=32, bits=8)
-    parameters = dict(tree_flatten(model.parameters()))
-    mx.save_safetensors(str(directory / "model.safetensors"), parameters)
-    write_json(directory / "config.json", {"quantization": {"group_size": 32, "bits": 8}})
-    documents = [text_of(count, count) for count in (1, 12, 4)]
-    judge = RerankModel(str(directory), LayerRests())
-    ranking = library_ranking()
-    asked = ranking.RerankItem(text="abc")
-    items = [ranking.RerankItem(text=document) for document in documents]
-    told, _ = ranking.score_documents(model, processor, model.config, asked, items, None)
-    assert np.allclose(
-        computed(judge, [("abc", document) for document in documents], LayerRests())[:, 0],
-        told,
-        atol=1e-4,
-    )
-
-
-@pytest.mark.parametrize("name", EMBEDDERS)
+@pytest.mark.parametrize("name", by_day(EMBEDDERS, ["modernbert"]))
 def test_a_model_of_16_bits_is_computed_in_float32_and_no_neighbour_moves_a_vector(
     name: str,
 ) -> None:
@@ -185,22 +150,6 @@ def test_a_model_of_16_bits_is_computed_in_float32_and_no_neighbour_moves_a_vect
         assert float(vector @ own) >= COSINE_MIN
         assert float(vector @ alone(name, text, "bfloat16")) >= COSINE_MIN
     assert model.facts.weight_bytes < embedder(name)[0].facts.weight_bytes * 0.6
-
-
-def test_a_quantised_model_is_computed_in_float32(tmp_path: Path) -> None:
-    directory = tmp_path / "quantised"
-    shutil.copytree(embedding_checkpoint("qwen3", "bfloat16"), directory)
-    weights = load_embedding_model(directory)
-    nn.quantize(weights, group_size=32, bits=8)
-    parameters = dict(tree_flatten(weights.parameters()))
-    mx.save_safetensors(str(directory / "model.safetensors"), parameters)
-    write_json(directory / "config.json", {"quantization": {"group_size": 32, "bits": 8}})
-    model = EmbeddingModel(str(directory), LayerRests())
-    texts = [text_of(count, count) for count in (30, 2, 11)]
-    for text, vector in zip(texts, computed(model, list(texts), LayerRests(), 512), strict=True):
-        own = computed(model, [text], LayerRests())[0]
-        assert float(vector @ own) >= COSINE_MIN
-        assert float(vector @ alone("qwen3", text)) > 0.99
 
 
 def test_rests_between_layers_change_no_vector_and_are_as_long_as_the_layers_took() -> None:
@@ -229,14 +178,6 @@ def test_a_rest_is_as_long_as_what_was_computed_and_bounded(
     for computed_s in (0.3, 5.0, 0.0, -0.1):
         rests.rest(computed_s)
     assert slept == [0.3, layer_rests.REST_S_MAX]
-
-
-def test_token_ids_give_the_vector_of_their_text() -> None:
-    model, rests = embedder("bert")
-    text = text_of(9)
-    ids = list(model.rows([text], 0, False)[0].ids)
-    by_ids, by_text = computed(model, [ids, text], rests)
-    assert float(by_ids @ by_text) >= COSINE_MIN
 
 
 @pytest.mark.parametrize("item", [[-1], [800], [2**40], [], "", text_of(400)])
@@ -288,13 +229,6 @@ def test_a_query_that_leaves_no_document_room_is_refused_before_it_stands_by_eac
             ranker(name).check_query(query)
         assert (told.value.status, told.value.param) == (400, "query")
     assert ranker(name).chars(("abc", "12")) == 5
-
-
-def test_packed_rows_hold_the_same_tokens_in_four_bytes_each() -> None:
-    row = TokenRow([1, 2**31 - 1], [0, 1]).packed()
-    assert ([*row.ids], [*(row.types or ())]) == ([1, 2**31 - 1], [0, 1])
-    assert isinstance(row.ids, array) and row.ids.itemsize == 4
-    assert TokenRow([7]).packed().types is None
 
 
 @given(st.integers(1, 32), st.integers(0, 2**32 - 1))
@@ -404,11 +338,6 @@ def test_texts_are_lowered_where_the_checkpoint_says_so(tmp_path: Path) -> None:
     assert plain.rows(["IMPORT Abc"], 0, False) != lower
 
 
-def test_a_length_that_is_no_number_is_no_limit(tmp_path: Path) -> None:
-    files = {"sentence_bert_config.json": '{"max_seq_length": Infinity}'}
-    assert EmbeddingModel(changed(tmp_path, "bert", files), LayerRests()).facts.tokens_max == 256
-
-
 def test_a_checkpoint_with_code_is_loaded_where_the_user_allowed_its_code(tmp_path: Path) -> None:
     source = changed(tmp_path, "bert", {"run.py": "raise SystemExit"})
     assert EmbeddingModel(source, LayerRests(), runs_code=True).facts.dimensions == 32
@@ -473,9 +402,3 @@ def test_pooling_limit_and_prompt_are_those_that_the_checkpoint_names(tmp_path: 
     first = np.array(library("bert")[0](mx.array([[2, 9, 3]])).last_hidden_state)[0, 0]
     vector = computed(model, [[2, 9, 3]], LayerRests())[0]
     assert float(vector @ (first / np.linalg.norm(first))) >= COSINE_MIN
-
-
-def test_a_checkpoint_without_a_pooling_is_said_to_have_mlx_vlms(tmp_path: Path) -> None:
-    source = Path(changed(tmp_path, "bert", {}))
-    shutil.rmtree(source / "1_Pooling")
-    assert EmbeddingModel(str(source), LayerRests()).facts.pooling == "default"

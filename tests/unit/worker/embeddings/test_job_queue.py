@@ -93,11 +93,6 @@ def test_a_batch_holds_its_bounds_and_is_one_row_where_that_alone_is_larger(
     assert seen == sorted(seen, reverse=True) and batches.tokens_left == 0
 
 
-def test_short_rows_are_computed_together() -> None:
-    batches = LengthBatches([7] * 1_000)
-    assert len(batches.take(1_024)) == 1_024 // 7
-
-
 @given(st.lists(st.tuples(st.floats(1e-6, 1e-2), st.integers(1, 40)), min_size=1, max_size=5))
 def test_forwards_come_to_take_no_longer_than_allowed_however_fast_the_machine_is(
     phases: list[tuple[float, int]],

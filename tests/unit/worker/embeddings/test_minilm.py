@@ -65,10 +65,3 @@ def test_a_text_is_cut_where_sentence_transformers_cuts_it_and_refused_unless_th
     assert abs(float(first @ second) - REFERENCE["joined"]) < GAP_MAX
     with pytest.raises(RequestError, match=r"Input 0 is 719 tokens and the model takes 256"):
         vectors(*joined)
-
-
-def test_a_text_alone_has_the_vector_that_it_has_beside_others_and_in_either_case() -> None:
-    together = vectors(*FIRST, tokens=2_048)
-    alone = np.stack([vectors(text)[0] for text in FIRST])
-    assert np.abs(together - alone).max() < 1e-6
-    assert np.array_equal(vectors(FIRST[0].upper()), vectors(FIRST[0].lower()))

@@ -31,6 +31,7 @@ from hearth.worker.setup.kv_setup import cache_root
 from scripts.fixtures.fixture_cache import fixture_dir
 from scripts.harness.image_files import noise
 from scripts.harness.vision_worker import picture_of, prompt
+from tests.helpers.models.by_day import by_day
 
 M1, M3 = "applegpu_g13s", "applegpu_g15s"
 
@@ -101,12 +102,6 @@ def test_float16_that_only_stores_float32_is_never_computed_in(
         assert choose_dtype(setting, "float16", architecture, True, told).name == "float16"
 
 
-def test_why_bfloat16_stays_is_told() -> None:
-    reasons = [choose_dtype("auto", "bfloat16", M1, good).reason for good in (None, False)]
-    assert "not checked yet (hearth doctor)" in reasons[0]
-    assert "not as good" in reasons[1]
-
-
 def test_a_verdict_of_the_checks_is_asked_for_and_told(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -126,55 +121,39 @@ def test_a_verdict_of_the_checks_is_asked_for_and_told(
     assert f"weights are computed in float16: {loaded.dtype.reason}" in caplog.text
 
 
-@pytest.mark.parametrize(("name", "quant"), [("qwen3", None), ("qwen3_5", None), ("gpt_oss", 4)])
-def test_every_bfloat16_leaf_is_cast_and_nothing_else(name: str, quant: int | None) -> None:
+@pytest.mark.parametrize(
+    ("name", "quant", "others"),
+    [
+        ("qwen3", None, set()),
+        ("qwen3_5", None, {mx.float32}),
+        ("gpt_oss", 4, {mx.uint32}),
+        ("falcon_h1", None, {mx.bfloat16}),
+    ],
+)
+def test_every_bfloat16_leaf_is_cast_that_the_model_does_not_want_as_it_is_and_nothing_else(
+    name: str, quant: int | None, others: set[mx.Dtype]
+) -> None:
     before, after = (leaves(load(name, dtype, quant).model) for dtype in ("bfloat16", "float16"))
     assert before.keys() == after.keys()
     for path, leaf in before.items():
-        is_cast = leaf.dtype == mx.bfloat16
+        is_cast = leaf.dtype == mx.bfloat16 and not path.endswith("A_log")
         expected = leaf.astype(mx.float16) if is_cast else leaf
         assert after[path].dtype == expected.dtype, path
         assert mx.array_equal(after[path], expected), path
-    packed = {leaf.dtype for leaf in after.values()} - {mx.float16}
-    assert packed == ({mx.uint32} if quant else {mx.float32} if name == "qwen3_5" else set())
+    assert {leaf.dtype for leaf in after.values()} - {mx.float16} == others
 
 
-def test_leaves_that_the_model_wants_as_they_are_stay() -> None:
-    model = load("falcon_h1", "float16").model
-    kinds = {path: leaf.dtype for path, leaf in leaves(model).items()}
-    kept = {path for path, kind in kinds.items() if kind == mx.bfloat16}
-    assert kept and kept == {path for path in kinds if path.endswith("A_log")}
-
-
-def test_whether_a_leaf_may_be_cast_is_the_models_word_in_whatever_form() -> None:
-    def no_norm(path: str) -> bool:
-        return "norm" not in path
-
+def test_whether_a_leaf_may_be_cast_is_the_models_word_and_else_the_librarys() -> None:
     class Broken:
         @property
         def cast_predicate(self) -> Any:
             raise TypeError("'property' object is not callable")
 
-    class Method:
-        def cast_predicate(self) -> Any:
-            return no_norm
-
-    told = SimpleNamespace(cast_predicate=no_norm)
-    for models in ([told], [Method()], [Broken(), told], [object(), told]):
-        assert cast_rule(*models) is no_norm
+    told = SimpleNamespace(cast_predicate=lambda path: "norm" not in path)
+    for models in ([told], [Broken(), told], [object(), told]):
+        assert cast_rule(*models) is told.cast_predicate
     default = cast_rule(Broken())
     assert default("layers.0.q_proj.weight") and not default("layers.0.mamba.A_log")
-
-
-def test_casting_takes_no_memory_beside_the_weights() -> None:
-    model = load("qwen3", "bfloat16").model
-    largest = max(leaf.nbytes for leaf in leaves(model).values())
-    mx.clear_cache()
-    before = mx.get_active_memory()
-    mx.reset_peak_memory()
-    cast_leaves(model, "float16", cast_rule(model))
-    assert mx.get_peak_memory() - before < largest / 10
-    assert mx.get_active_memory() == before
 
 
 def test_a_leaf_that_stands_in_two_places_stays_one() -> None:
@@ -191,19 +170,14 @@ def test_a_leaf_that_stands_in_two_places_stays_one() -> None:
     assert mx.get_active_memory() == before
 
 
-def test_kept_kv_of_one_dtype_is_not_found_in_another() -> None:
+def test_kept_kv_of_one_dtype_or_form_is_not_found_in_another() -> None:
     settings = load_settings({}, None)
     forms = [load("qwen3", dtype) for dtype in ("float16", "bfloat16", "auto")]
     forms += [load("qwen3", dense_max=0)]  # as it is: its bits need no cast of their own
+    forms += [load("qwen3", quant=4), load("qwen3", quant=4, dense_max=0)]
+    assert forms[-1].dtype.name == forms[-2].dtype.name == "float32"
     roots = [cache_root(model, settings) for model in forms]
-    assert len(set(roots)) == 3 and roots[1] == roots[3]
-
-
-def test_kept_kv_of_a_dense_form_is_not_found_where_memory_was_short_for_it() -> None:
-    settings = load_settings({}, None)
-    dense, packed = load("qwen3", quant=4), load("qwen3", quant=4, dense_max=0)
-    assert dense.dtype.name == packed.dtype.name == "float32"
-    assert cache_root(dense, settings) != cache_root(packed, settings)
+    assert len(set(roots)) == 5 and roots[1] == roots[3]
 
 
 # ---------------------------------------------------------------- what a CPU computes in
@@ -226,7 +200,23 @@ def test_all_is_made_float32_where_it_fits_and_is_admitted_so(name: str, quant: 
 
 
 @CPU_ALONE
-@pytest.mark.parametrize("name", ["qwen3", "gpt_oss", "falcon_h1"])
+@pytest.mark.parametrize(
+    ("how", "kinds"),
+    [
+        ({"dense_max": 0}, {mx.bfloat16}),
+        ({"dtype": "bfloat16", "quant": 4}, {mx.uint32, mx.bfloat16}),
+    ],
+)
+def test_bfloat16_stays_where_it_is_set_and_where_float32_does_not_fit(
+    how: dict[str, Any], kinds: set[mx.Dtype]
+) -> None:
+    loaded = load("qwen3", **how)
+    assert loaded.dtype.name == "bfloat16" and not loaded.dtype.is_cast
+    assert {leaf.dtype for leaf in leaves(loaded.model).values()} == kinds
+
+
+@CPU_ALONE
+@pytest.mark.parametrize("name", by_day(["qwen3", "gpt_oss", "falcon_h1"], ["gpt_oss"]))
 def test_codes_stay_where_their_dense_form_does_not_fit_and_nothing_is_of_16_bits(
     name: str,
 ) -> None:
@@ -242,21 +232,6 @@ def test_codes_stay_where_their_dense_form_does_not_fit_and_nothing_is_of_16_bit
     held = [leaf for _, leaf in tree_flatten([layer.state for layer in cache])]
     kinds = {leaf.dtype for leaf in held if isinstance(leaf, mx.array)}
     assert not kinds & {mx.bfloat16, mx.float16} and mx.float32 in kinds
-
-
-@CPU_ALONE
-def test_bfloat16_that_is_not_packed_stays_where_float32_does_not_fit() -> None:
-    loaded = load("qwen3", dense_max=0)
-    assert loaded.dtype.name == "bfloat16" and not loaded.dtype.is_cast
-    assert {leaf.dtype for leaf in leaves(loaded.model).values()} == {mx.bfloat16}
-
-
-@CPU_ALONE
-def test_a_set_dtype_is_honoured_on_a_cpu() -> None:
-    assert {leaf.dtype for leaf in leaves(load("qwen3", "bfloat16", 4).model).values()} == {
-        mx.uint32,
-        mx.bfloat16,
-    }
 
 
 @pytest.mark.parametrize(
@@ -346,7 +321,7 @@ def test_a_worker_that_comes_back_decides_as_the_first_one_did(
     mlx_memory.refuse_heavy(may_take(free, larger), "a dense form", total, larger)
 
 
-@pytest.mark.parametrize("name", ["qwen2_5_vl", "qwen3_vl"])
+@pytest.mark.parametrize("name", by_day(["qwen2_5_vl", "qwen3_vl"], ["qwen3_vl"]))
 def test_a_vision_tower_stays_as_it_is_and_its_rows_are_cast(name: str) -> None:
     loaded = load(name, "float16")
     assert loaded.vision is not None and loaded.dtype == ComputeDtype(

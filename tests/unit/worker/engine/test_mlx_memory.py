@@ -1,18 +1,28 @@
-"""Wires and limits memory on devices that are made up; the machine's own computes."""
+"""Memory on devices that are made up, of this process, and of a forward, counted and foretold."""
 
+import ctypes
+import os
+import sys
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
+import numpy as np
 import pytest
 
 from hearth.shared.errors import StartError
 from hearth.shared.settings_from_env import load_settings
-from hearth.worker.engine import mlx_memory
+from hearth.worker.cache.prefill_grid import PrefillGrid
+from hearth.worker.engine import footprint, mlx_memory
 from hearth.worker.engine.engine import Engine
+from hearth.worker.engine.footprint import MEASURES_MAX, OVERHEAD_MAX, MemoryUse, process_bytes
+from hearth.worker.engine.forward_memory import ForwardMemory, forward_memory, forward_of
 from hearth.worker.engine.memory_reserve import default_limit, working_bytes
 from hearth.worker.engine.mlx_memory import GB, memory_limit
+from hearth.worker.kv.layer_adapters import LayerMap
 from hearth.worker.setup.memory_setup import WorkerMemory
 from scripts.harness.socketless_worker import loaded
+from tests.helpers.models.by_day import by_day
 
 ENDPOINT = "ipc://{}/worker-{}.sock"
 
@@ -134,3 +144,111 @@ def test_a_device_that_recommends_nothing_wires_nothing(monkeypatch: pytest.Monk
     mlx_memory.wire_loaded([1_000])
     mlx_memory.unwire()
     assert asked == []
+
+
+MB = 1024 * 1024
+
+
+@pytest.mark.parametrize("content", [None, "", "12", "a b"])
+def test_a_system_that_does_not_say_counts_nothing(
+    content: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "statm"
+    if content is not None:
+        path.write_text(content)
+    monkeypatch.setattr(footprint, "_STATM", path)
+    assert process_bytes() == 0
+
+
+def test_macos_tells_the_footprint_of_this_very_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stand-in writes struct rusage_info_v2, field by field as sys/resource.h has them."""
+    fields = "uuid uuid user_time system_time pkg_idle_wkups interrupt_wkups pageins wired_size"
+    names = [*fields.split(), "resident_size", "phys_footprint", "proc_start_abstime"]
+    asked: list[tuple[int, int]] = []
+
+    class Libc:
+        def proc_pid_rusage(self, pid: int, flavor: int, buffer: Any) -> int:
+            asked.append((pid, flavor))
+            words = ctypes.cast(buffer, ctypes.POINTER(ctypes.c_uint64))
+            for index, name in enumerate(names):
+                words[index] = 700 * MB if name == "phys_footprint" else index
+            return failed
+
+    failed = 0
+    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.setattr(ctypes, "CDLL", lambda _: Libc())
+    assert process_bytes() == 700 * MB
+    assert asked == [(os.getpid(), 2)]
+    failed = -1
+    assert process_bytes() == 0
+
+
+def test_what_is_beside_the_arrays_counts_once() -> None:
+    sizes = {"process": 1_000, "arrays": 600, "freed": 100}
+    use = MemoryUse(*(lambda name=name: sizes[name] for name in sizes))
+    assert (use.process_bytes, use.beside_bytes, use.bytes_used()) == (1_000, 300, 900)
+    sizes["arrays"] = 200  # what went counts no more, before the system is asked again
+    assert use.bytes_used() == 500
+    sizes["process"] = 550
+    use.measure()
+    assert (use.process_bytes, use.beside_bytes, use.bytes_used()) == (550, 250, 450)
+    sizes["process"] = 900  # grown, perhaps by what went just now and is not noticed yet
+    use.measure()
+    assert use.beside_bytes == 250
+    for _ in range(MEASURES_MAX):
+        use.measure()
+    assert use.beside_bytes == 600 and use.overhead == OVERHEAD_MAX
+    sizes["process"] = 100  # a GPU's own memory is in no process's
+    use.measure()
+    assert use.bytes_used() == 200
+
+
+CHUNK, DEPTH = 128, 1_536
+
+
+@pytest.mark.parametrize(
+    "name",
+    by_day(
+        ["qwen3", "qwen3_moe", "qwen3_5", "gpt_oss", "gemma3_text", "glm4_moe_lite", "falcon_h1"],
+        ["qwen3", "qwen3_5", "glm4_moe_lite"],
+    ),
+)
+def test_a_forward_takes_what_is_estimated(name: str) -> None:
+    model = loaded(name)
+    engine = Engine(model)
+    forward = forward_of(model, PrefillGrid(CHUNK))
+    cache = engine.new_cache()
+    layers = LayerMap(engine.probe())
+    layers.reserve(cache, DEPTH)
+    ids = np.random.default_rng(0).integers(5, 200, DEPTH).tolist()
+    for at in range(0, DEPTH - CHUNK, CHUNK):
+        engine.prefill(cache, ids[at : at + CHUNK])
+    held = mx.get_active_memory()
+    mx.reset_peak_memory()
+    engine.prefill(cache, ids[-CHUNK:])
+    peak = mx.get_peak_memory() - held
+    assert peak <= forward.bytes_at(DEPTH) <= 2.5 * peak
+
+
+def test_a_deeper_prompt_takes_more_and_a_short_one_less() -> None:
+    forward = ForwardMemory(PrefillGrid(512), 1_000, 48, 10)
+    depths = [0, 1, 511, 512, 513, 100_000]
+    found = [forward.bytes_at(depth) for depth in depths]
+    assert found == sorted(found) and found[0] == 0
+    assert found[-1] == 512 * (1_000 + 65_536 * 48) + 655_360, "deeper chunks are shorter"
+    deep = forward.bytes_at(300_000)
+    assert deep == 256 * (1_000 + 300_000 * 48) + 3_000_000, "and no shorter than 256"
+
+
+def test_what_metal_fuses_costs_nothing_and_a_head_of_256_does() -> None:
+    config = {"hidden_size": 5_120, "num_attention_heads": 24, "head_dim": 256}
+    wide = forward_memory(config, PrefillGrid(512), 2, "metal").bytes_at(100_000)
+    assert 1.6e9 < wide < 2.6e9, "1.6 GB of scores at 65,536 tokens, and a mask"
+    fused = forward_memory(config | {"head_dim": 128}, PrefillGrid(512), 2, "metal")
+    assert fused.pair_bytes == 0 and fused.bytes_at(100_000) < 0.3e9
+    assert forward_memory(config | {"head_dim": 128}, PrefillGrid(512), 2, "cpu").pair_bytes > 0
+
+
+@pytest.mark.parametrize("config", [{}, {"hidden_size": "5120"}, {"num_attention_heads": True}])
+def test_a_config_of_other_names_counts_as_nothing(config: dict[str, object]) -> None:
+    assert forward_memory(config, PrefillGrid(512), 2, "metal").bytes_at(100_000) == 0

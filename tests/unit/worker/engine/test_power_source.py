@@ -2,6 +2,7 @@
 
 import threading
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -39,51 +40,36 @@ def test_what_the_system_does_not_say_is_mains(tmp_path: Path) -> None:
 
 
 def test_a_mac_is_asked_for_what_its_batteries_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Kit:
-        def __init__(self, estimate: float) -> None:
-            self.IOPSGetTimeRemainingEstimate = lambda: estimate
-
-    class Function:
-        restype = None
-
-        def __init__(self, estimate: float) -> None:
-            self._estimate = estimate
-
-        def __call__(self) -> float:
-            return self._estimate
-
     monkeypatch.setattr("sys.platform", "darwin")
     for estimate, is_on in ((-2.0, True), (-1.0, False), (5400.0, False)):
-        kit = Kit(estimate)
-        kit.IOPSGetTimeRemainingEstimate = Function(estimate)
+        kit = mock.Mock(IOPSGetTimeRemainingEstimate=mock.Mock(return_value=estimate))
         monkeypatch.setattr("ctypes.CDLL", lambda _path, kit=kit: kit)
         assert on_mains() is is_on
     monkeypatch.setattr("ctypes.CDLL", lambda _path: object())
     assert on_mains(), "a system without that function is taken to be on mains"
 
 
+def end_of_looks() -> None:
+    for thread in threading.enumerate():
+        if thread.name == "power source":
+            thread.join(60)
+
+
 def test_its_owner_never_waits_and_looks_are_rare() -> None:
     now, looks = 100.0, 0
-    may_end, ended = threading.Event(), threading.Event()
+    may_end = threading.Event()
 
     def read() -> bool:
         nonlocal looks
         looks += 1
-        assert may_end.wait(60)
-        ended.set()
-        return False
+        return not may_end.wait(60)
 
     power = PowerSource(read, lambda: now)
     assert power.is_on_mains() and power.is_on_mains(), "nothing is known before the first look"
     may_end.set()
-    assert ended.wait(60)
-    for thread in threading.enumerate():
-        if thread.name == "power source":
-            thread.join(60)
+    end_of_looks()
     assert not power.is_on_mains() and looks == 1
     now += LOOK_S
     power.is_on_mains()
-    for thread in threading.enumerate():
-        if thread.name == "power source":
-            thread.join(60)
+    end_of_looks()
     assert looks == 2

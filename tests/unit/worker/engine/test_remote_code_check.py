@@ -108,38 +108,34 @@ def test_allowing_another_name_allows_nothing(checkpoint: Path, proof: Path, nam
     assert not proof.exists()
 
 
-@pytest.mark.parametrize("name", ["../evil.py", "sub/evil.py", "/tmp/evil.py", "evil.txt"])
-def test_a_model_file_anywhere_else_is_refused_too(checkpoint: Path, name: str) -> None:
-    change(checkpoint / "config.json", model_file=name)
-    assert "model_file in config.json" in refusal(str(checkpoint))
-
-
 @pytest.mark.parametrize(
-    "name",
+    ("file", "fields", "said"),
     [
-        "config.json",
-        "tokenizer_config.json",
-        "processor_config.json",
-        "preprocessor_config.json",
-        "video_preprocessor_config.json",
+        *(
+            ("config.json", {"model_file": place}, "model_file in config.json")
+            for place in ("../evil.py", "sub/evil.py", "/tmp/evil.py", "evil.txt")
+        ),
+        *(
+            # Also a nested one, of another repository.
+            (name, {"text_config": {"auto_map": {"AutoConfig": "someone/else--x.Y"}}}, "auto_map")
+            for name in (
+                *("config.json", "tokenizer_config.json", "processor_config.json"),
+                *("preprocessor_config.json", "video_preprocessor_config.json"),
+            )
+        ),
+        # Python beside the weights, though nothing names it.
+        *((name, {}, name) for name in ("modeling_evil.py", "evil.PY", "evil.\uff50\uff59")),
     ],
 )
-def test_an_auto_map_in_any_config_is_refused_also_a_nested_one_of_another_repository(
-    checkpoint: Path, name: str
+def test_code_is_found_wherever_it_is_named_or_lies(
+    checkpoint: Path, file: str, fields: dict[str, Any], said: str
 ) -> None:
-    path = checkpoint / name
+    path = checkpoint / file
     if not path.exists():
         path.write_text("{}")
-    change(path, text_config={"auto_map": {"AutoConfig": "someone/else--evil.Config"}})
-    assert f"auto_map in {name}" in refusal(str(checkpoint))
-
-
-@pytest.mark.parametrize("name", ["modeling_evil.py", "evil.PY", "evil.\uff50\uff59"])
-def test_python_beside_the_weights_is_refused_though_nothing_names_it(
-    checkpoint: Path, name: str
-) -> None:
-    (checkpoint / name).write_text("")
-    assert name in refusal(str(checkpoint))
+    change(path, **fields)
+    text = refusal(str(checkpoint))
+    assert said in text and file in text
 
 
 @pytest.mark.parametrize("name", ["Config.json", "CONFIG.JSON", "con\ufb01g.json"])

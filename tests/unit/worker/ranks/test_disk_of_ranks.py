@@ -9,11 +9,6 @@ from typing import Any
 import pytest
 
 from hearth.shared.errors import StartError
-from hearth.worker.cache.block_hash import PrefixHash
-from hearth.worker.disk.disk_thread import Records
-from hearth.worker.disk.file_format import Record
-from hearth.worker.disk.file_names import FileName
-from hearth.worker.disk.file_store import FileStore
 from hearth.worker.kv.serialise_kv import UnreadableRecord
 from hearth.worker.ranks.disk import leading_disk_thread
 from hearth.worker.ranks.disk.leading_disk_thread import (
@@ -21,90 +16,31 @@ from hearth.worker.ranks.disk.leading_disk_thread import (
     LeadingDiskThread,
     have_taken,
 )
-from tests.helpers.ranks.followed_disks import (
-    BYTES_MAX,
-    DisksOfRanks,
-    rows_of,
-    states_of,
-)
-from tests.helpers.records.disk_records import ROOT
+from tests.helpers.ranks.followed_disks import WAIT_S, DisksOfRanks, rows_of, states_of
 
-WAIT_S = 30.0
-
-
-class GatedStore(FileStore):
-    """Files whose writing and reading wait while `gate` is closed; `refuses` writes nothing."""
-
-    def __init__(self, directory: Path, root: PrefixHash) -> None:
-        super().__init__(directory, root, BYTES_MAX, 0)
-        self.home = directory / root.hex()
-        self.gate = threading.Event()
-        self.gate.set()
-        self.refuses = False
-
-    def put(self, record: Record, is_needed: bool = False) -> bool:
-        assert self.gate.wait(WAIT_S)
-        return not self.refuses and super().put(record, is_needed)
-
-    def get(self, name: FileName) -> Record | None:
-        assert self.gate.wait(WAIT_S)
-        return super().get(name)
-
-
-class Disks(DisksOfRanks):
-    """Ranks over gated stores."""
-
-    def __init__(self, directory: Path, size: int) -> None:
-        self.stores: dict[int, GatedStore] = {}
-        super().__init__(directory, size, self._make_store)
-
-    def _make_store(self, directory: Path, root: PrefixHash, rank: int) -> GatedStore:
-        self.stores[rank] = GatedStore(directory, root)
-        return self.stores[rank]
-
-    def write(self, *records: Record) -> None:
-        assert all([self.leading.write(record) for record in records])
-        assert self.flush(WAIT_S)
-
-    def read(self, *names: FileName) -> Records:
-        answered, answers = self.ask(*names)
-        assert answered.wait(WAIT_S)
-        return answers.pop()
-
-    def ask(self, *names: FileName) -> tuple[threading.Event, list[Records]]:
-        answered, answers = threading.Event(), []
-
-        def then(records: Records) -> None:
-            answers.append(records)
-            answered.set()
-
-        assert self.leading.read(names, then)
-        return answered, answers
-
-    def holders(self, name: FileName) -> list[int]:
-        """Return the ranks that have a file of this name."""
-        paths = {rank: store.home / name.file_name for rank, store in self.stores.items()}
-        return [rank for rank, path in sorted(paths.items()) if path.exists()]
-
-
-@pytest.fixture(params=[2, 3])
-def disks(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Disks]:
-    disks = Disks(tmp_path, request.param)
-    disks.open()
-    yield disks
-    for store in disks.stores.values():
-        store.gate.set()
-    disks.close()
+Make = Callable[..., DisksOfRanks]
 
 
 @pytest.fixture
-def two(tmp_path: Path) -> Iterator[Disks]:
-    disks = Disks(tmp_path, 2)
+def make(tmp_path: Path) -> Iterator[Make]:
+    """Make the disks of two ranks, or of more; open them, but where some rank refuses."""
+    made: list[DisksOfRanks] = []
+
+    def make(size: int = 2, **how: Any) -> DisksOfRanks:
+        made.append(DisksOfRanks(tmp_path, size, **how))
+        return made[-1]
+
+    yield make
+    for disks in made:
+        disks.close()
+
+
+@pytest.fixture
+def disks(make: Make, request: pytest.FixtureRequest) -> DisksOfRanks:
+    """The open disks of two ranks, or of as many as a test's parameter says."""
+    disks = make(getattr(request, "param", 2))
     disks.open()
-    yield disks
-    for store in disks.stores.values():
-        store.gate.set()
-    disks.close()
+    return disks
 
 
 def numbers(part: Any) -> list[Any]:
@@ -113,8 +49,9 @@ def numbers(part: Any) -> list[Any]:
     return [array.tolist() for layer in layers for array in layer]
 
 
+@pytest.mark.parametrize("disks", [2, 3], indirect=True)
 def test_every_rank_writes_its_own_part_and_has_it_back_by_the_number_that_is_told(
-    disks: Disks,
+    disks: DisksOfRanks,
 ) -> None:
     first = disks.record(1)
     disks.write(first, disks.record(2, before=first))
@@ -130,21 +67,22 @@ def test_every_rank_writes_its_own_part_and_has_it_back_by_the_number_that_is_to
     assert len({str(numbers(rows_of(rank, 1))) for rank in disks.stores}) == len(disks.stores)
 
 
-def test_a_snapshot_is_stored_on_every_rank(two: Disks) -> None:
-    snapshot = two.snapshot(3)
-    two.write(snapshot)
-    stored = [store.get(snapshot.name) for store in two.stores.values()]
+def test_a_snapshot_is_stored_on_every_rank(disks: DisksOfRanks) -> None:
+    snapshot = disks.snapshot(3)
+    disks.write(snapshot)
+    stored = [store.get(snapshot.name) for store in disks.stores.values()]
     kinds = [array.dtype for record in stored if record is not None for array in record.arrays]
     assert kinds == ["F32"] * 2
-    (found,) = two.read(snapshot.name)
+    (found,) = disks.read(snapshot.name)
     assert found is not None
-    states = two.telling.states(states_of(0, 3))
-    have_taken(two.telling, found, states.handle)
-    own, expected = numbers(two.followers[0].kv.states[states.handle]), numbers(states_of(1, 3))
+    states = disks.telling.states(states_of(0, 3))
+    have_taken(disks.telling, found, states.handle)
+    own, expected = numbers(disks.followers[0].kv.states[states.handle]), numbers(states_of(1, 3))
     assert own == expected
 
 
-def test_what_one_rank_has_lost_is_missing_on_all_and_written_anew(disks: Disks) -> None:
+@pytest.mark.parametrize("disks", [2, 3], indirect=True)
+def test_what_one_rank_has_lost_is_missing_on_all_and_written_anew(disks: DisksOfRanks) -> None:
     first = disks.record(1)
     second = disks.record(2, before=first)
     disks.write(first, second)
@@ -158,71 +96,40 @@ def test_what_one_rank_has_lost_is_missing_on_all_and_written_anew(disks: Disks)
     assert all(record is not None for record in disks.read(first.name, second.name))
 
 
-def test_a_damaged_file_of_one_rank_is_as_good_as_none(two: Disks) -> None:
-    first = two.record(1)
-    two.write(first)
-    path = two.stores[1].home / first.name.file_name
-    content = bytearray(path.read_bytes())
-    content[-1] ^= 1
-    path.write_bytes(content)
-    assert two.read(first.name) == [None]
-    assert two.stores[1].counts["damaged_checksum"] == 1
-    two.write(two.record(1))
-    assert two.read(first.name) != [None]
-
-
-def test_a_file_of_another_rank_passes_for_none_of_this_one(tmp_path: Path) -> None:
-    """Roots differ by rank: see `open_followed_store`."""
-    roots = {0: ROOT, 1: PrefixHash(b"\x07" * 16)}
-    disks = DisksOfRanks(
-        tmp_path, 2, lambda directory, root, rank: FileStore(directory, roots[rank], BYTES_MAX, 0)
-    )
-    leading = disks.open()
-    one = disks.record(1)
-    assert leading.write(one) and disks.flush(WAIT_S)
-    stores = [leading.file_store, disks.followers[0].file_store]
-    homes = (tmp_path / str(rank) / root.hex() for rank, root in roots.items())
-    source, target = (home / one.name.file_name for home in homes)
-    target.write_bytes(source.read_bytes())
-    assert stores[1].get(one.name) is None
-    assert stores[1].counts["damaged_root"] == 1
-    disks.close()
-
-
 def test_a_rank_that_takes_too_long_to_read_is_not_waited_for(
-    two: Disks, monkeypatch: pytest.MonkeyPatch
+    disks: DisksOfRanks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(leading_disk_thread, "RECALL_S_MAX", 0.2)
-    first = two.record(1)
-    two.write(first)
-    two.stores[1].gate.clear()
-    assert two.read(first.name) == [None]
-    assert two.leading.counts["reads_late"] == 1
-    two.stores[1].gate.set()
-    assert two.leading.holds(first.name), "it is only late"
-    assert two.read(first.name) != [None]
+    first = disks.record(1)
+    disks.write(first)
+    disks.stores[1].gate.clear()
+    assert disks.read(first.name) == [None]
+    assert disks.leading.counts["reads_late"] == 1
+    disks.stores[1].gate.set()
+    assert disks.leading.holds(first.name), "it is only late"
+    assert disks.read(first.name) != [None]
 
 
 def test_reads_that_wait_for_one_another_fall_due_by_when_they_were_asked(
-    two: Disks, monkeypatch: pytest.MonkeyPatch
+    disks: DisksOfRanks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now_s = 0.0
     monkeypatch.setattr(leading_disk_thread, "RECALL_S_MAX", WAIT_S)
     monkeypatch.setattr(leading_disk_thread, "monotonic", lambda: now_s)
-    first = two.record(1)
-    two.write(first)
-    for store in two.stores.values():
+    first = disks.record(1)
+    disks.write(first)
+    for store in disks.stores.values():
         store.gate.clear()
-    asked = [two.ask(first.name) for _ in range(3)]
+    asked = [disks.ask(first.name) for _ in range(3)]
     now_s = WAIT_S
-    two.stores[0].gate.set()
+    disks.stores[0].gate.set()
     assert all(answered.wait(WAIT_S / 2) for answered, _ in asked), "each waits for a disk anew"
     assert [answers for _, answers in asked] == [[[None]]] * 3
-    assert two.leading.counts["reads_late"] == 3
+    assert disks.leading.counts["reads_late"] == 3
 
 
 def test_an_answer_that_comes_while_its_read_is_given_up_ends_nothing(
-    two: Disks, monkeypatch: pytest.MonkeyPatch
+    disks: DisksOfRanks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Handle(int):
         """The read's number; between two looks for it the I/O thread gives the read up."""
@@ -235,19 +142,19 @@ def test_an_answer_that_comes_while_its_read_is_given_up_ends_nothing(
             return super().__hash__()
 
     monkeypatch.setattr(leading_disk_thread, "RECALL_S_MAX", 0.2)
-    first = two.record(1)
-    two.write(first)
-    two.stores[1].gate.clear()
-    handle = Handle(two.telling.new_handle() + 1)
-    answered, _ = two.ask(first.name)
-    two.link.on_event(1, FOUND_EVENT, [handle, [True]])
+    first = disks.record(1)
+    disks.write(first)
+    disks.stores[1].gate.clear()
+    handle = Handle(disks.telling.new_handle() + 1)
+    answered, _ = disks.ask(first.name)
+    disks.link.on_event(1, FOUND_EVENT, [handle, [True]])
     assert answered.wait(WAIT_S) and handle.looks == 1
 
 
 def test_a_rank_whose_disk_stands_still_queues_what_rank_0_may_and_lacks_the_rest(
-    tmp_path: Path,
+    make: Make,
 ) -> None:
-    disks = Disks(tmp_path, 2)
+    disks = make()
     records = [disks.record(seed) for seed in range(1, 6)]
     leading = disks.open(queue_bytes=2 * records[0].nbytes)
     disks.stores[1].gate.clear()
@@ -258,14 +165,13 @@ def test_a_rank_whose_disk_stands_still_queues_what_rank_0_may_and_lacks_the_res
     assert followed.queue_bytes == 2 * records[0].nbytes
     assert followed.counts["writes_refused_queue"] == 3
     disks.stores[1].gate.set()
-    assert disks.flush(WAIT_S)
+    assert disks.flush()
     found = disks.read(*[record.name for record in records])
     assert [record is not None for record in found] == [True] * 2 + [False] * 3
-    disks.close()
 
 
-def test_at_the_end_every_rank_takes_all(tmp_path: Path) -> None:
-    disks = Disks(tmp_path, 2)
+def test_at_the_end_every_rank_takes_all(make: Make) -> None:
+    disks = make()
     records = [disks.record(seed) for seed in range(1, 6)]
     leading = disks.open(queue_bytes=records[0].nbytes)
     for store in disks.stores.values():
@@ -275,65 +181,65 @@ def test_at_the_end_every_rank_takes_all(tmp_path: Path) -> None:
     disks.settle()
     for store in disks.stores.values():
         store.gate.set()
-    assert disks.flush(WAIT_S)
+    assert disks.flush()
     assert [disks.holders(record.name) for record in records] == [[0, 1]] * 5
-    disks.close()
 
 
 def test_what_waits_on_the_slowest_rank_is_written_before_it_ends(tmp_path: Path) -> None:
-    disks = Disks(tmp_path, 2)
+    disks = DisksOfRanks(tmp_path, 2)
     leading = disks.open()
     disks.stores[1].gate.clear()
     first = disks.record(1)
     second = disks.record(2, before=first)
     assert leading.write(first) and leading.write(second)
     assert leading.flush(WAIT_S), "rank 0 waits for nobody"
-    threading.Timer(0.2, disks.stores[1].gate.set).start()
     disks.close()
     assert disks.holders(second.name) == [0, 1]
 
 
-def test_what_a_rank_cannot_write_is_missing_on_all_and_written_anew(two: Disks) -> None:
-    two.stores[1].refuses = True
-    first = two.record(1)
-    two.write(first)
-    assert two.read(first.name) == [None]
-    assert not two.leading.holds(first.name)
-    two.stores[1].refuses = False
-    two.write(two.record(1))
-    assert two.holders(first.name) == [0, 1] and two.leading.holds(first.name)
+def test_what_a_rank_cannot_write_is_missing_on_all_and_written_anew(disks: DisksOfRanks) -> None:
+    disks.stores[1].refuses = True
+    first = disks.record(1)
+    disks.write(first)
+    assert disks.read(first.name) == [None]
+    assert not disks.leading.holds(first.name)
+    disks.stores[1].refuses = False
+    disks.write(disks.record(1))
+    assert disks.holders(first.name) == [0, 1] and disks.leading.holds(first.name)
 
 
-def test_what_was_read_goes_on_every_rank_once_rank_0_has_let_go_of_it(two: Disks) -> None:
-    first = two.record(1)
-    two.write(first)
-    found = two.read(first.name)
-    assert len(two.followers[0].kv.reads) == 1
-    two.settle()
-    assert len(two.followers[0].kv.reads) == 1, "it may be taken in yet"
+def test_what_was_read_goes_on_every_rank_once_rank_0_has_let_go_of_it(disks: DisksOfRanks) -> None:
+    first = disks.record(1)
+    disks.write(first)
+    found = disks.read(first.name)
+    assert len(disks.followers[0].kv.reads) == 1
+    disks.settle()
+    assert len(disks.followers[0].kv.reads) == 1, "it may be taken in yet"
     del found
     gc.collect()
-    two.settle()
-    assert not two.followers[0].kv.reads
+    disks.settle()
+    assert not disks.followers[0].kv.reads
 
 
-def test_a_rank_that_cannot_use_what_it_read_says_so_and_nobody_keeps_it(two: Disks) -> None:
-    first = two.record(1)
-    two.write(first)
-    (found,) = two.read(first.name)
+def test_a_rank_that_cannot_use_what_it_read_says_so_and_nobody_keeps_it(
+    disks: DisksOfRanks,
+) -> None:
+    first = disks.record(1)
+    disks.write(first)
+    (found,) = disks.read(first.name)
     assert found is not None
-    two.followers[0].kv.are_rows = lambda kept, tokens: False
-    rows = two.telling.rows(rows_of(0, 1))
+    disks.followers[0].kv.are_rows = lambda kept, tokens: False
+    rows = disks.telling.rows(rows_of(0, 1))
     with pytest.raises(UnreadableRecord, match=r"of other shapes than the model's \(rank 1\)"):
-        have_taken(two.telling, found, rows.handle)
-    two.leading.discard(found.name)
-    two.settle()
-    wait_until(lambda: not two.holders(first.name))
-    assert rows.handle not in two.followers[0].kv.rows
+        have_taken(disks.telling, found, rows.handle)
+    disks.leading.discard(found.name)
+    disks.settle()
+    wait_until(lambda: not disks.holders(first.name))
+    assert rows.handle not in disks.followers[0].kv.rows
 
 
 @pytest.mark.parametrize("how", ["discard", "drop", "clear"])
-def test_what_is_removed_is_removed_on_every_rank(disks: Disks, how: str) -> None:
+def test_what_is_removed_is_removed_on_every_rank(disks: DisksOfRanks, how: str) -> None:
     first = disks.record(1)
     disks.write(first)
     removing: dict[str, Callable[[LeadingDiskThread], None]] = {
@@ -347,7 +253,7 @@ def test_what_is_removed_is_removed_on_every_rank(disks: Disks, how: str) -> Non
     disks.write(disks.record(2))
 
 
-def test_the_report_has_the_files_and_bytes_of_each_rank(disks: Disks) -> None:
+def test_the_report_has_the_files_and_bytes_of_each_rank(disks: DisksOfRanks) -> None:
     disks.write(disks.record(1), disks.record(2))
     report = disks.leading.report()
     assert report["files"] == 2
@@ -357,20 +263,16 @@ def test_the_report_has_the_files_and_bytes_of_each_rank(disks: Disks) -> None:
 
 
 def test_a_rank_that_may_not_keep_files_is_an_error_at_the_start(tmp_path: Path) -> None:
-    disks = Disks(tmp_path, 2)
-    disks.followers[0].refusal = StartError("KV_CACHE_DIR belongs to user 7")
+    disks = DisksOfRanks(tmp_path, 2)
+    disks.refusals[1] = StartError("KV_CACHE_DIR belongs to user 7")
     with pytest.raises(StartError, match=r"Rank 1 \(127.0.0.1\) cannot keep KV on disk: .* user 7"):
         disks.open()
     disks.followers[0].link.end()
 
 
-def test_the_smallest_cap_of_a_rank_is_that_of_all(tmp_path: Path) -> None:
-    caps = [9 << 20, 5 << 20, 7 << 20]
-    disks = DisksOfRanks(
-        tmp_path, 3, lambda directory, root, rank: FileStore(directory, root, caps[rank], 0)
-    )
+def test_the_smallest_cap_of_a_rank_is_that_of_all(make: Make) -> None:
+    disks = make(3, caps={0: 9 << 20, 1: 5 << 20, 2: 7 << 20})
     assert disks.open().file_store.bytes_max == 5 << 20
-    disks.close()
 
 
 def wait_until(is_so: Callable[[], bool]) -> None:

@@ -1,13 +1,15 @@
 """Operations of rank 0 arrive in order and unchanged; what ranks compute is compared."""
 
-import threading
 from typing import Any
 
+import mlx.core as mx
 import pytest
 from hypothesis import given, settings, strategies as st
 
 from hearth.shared.errors import WireError
-from hearth.worker.ranks.rank_link import RankMismatch
+from hearth.worker.ranks.agreed_tokens import check_sums, said_facts
+from hearth.worker.ranks.rank_link import RankMismatch, pack
+from hearth.worker.ranks.transport.witness_comparison import WitnessComparison
 from scripts.harness.ranks.ranks_in_memory import ranks_in_memory
 
 WORDS = st.text(max_size=8)
@@ -27,22 +29,6 @@ def test_operations_arrive_as_they_were_told(told: list[tuple[str, list[Any], li
         assert [(each.name, each.arguments, each.drops) for each in came] == told
 
 
-def test_an_answer_comes_from_every_follower() -> None:
-    leader, followers = ranks_in_memory(3)
-
-    def answer(rank: int) -> None:
-        operation = followers[rank].next()
-        assert operation.is_asked
-        followers[rank].answer([operation.name, rank])
-
-    threads = [threading.Thread(target=answer, args=(rank,)) for rank in followers]
-    for thread in threads:
-        thread.start()
-    assert leader.ask("has", "a file") == [["has", 1], ["has", 2]]
-    for thread in threads:
-        thread.join()
-
-
 def test_what_differs_between_ranks_is_told_with_both_values() -> None:
     leader, followers = ranks_in_memory(2)
     leader.witness("prefill", 7, [1, 2, 3])
@@ -54,24 +40,35 @@ def test_what_differs_between_ranks_is_told_with_both_values() -> None:
     assert str(caught.value) == "step 2: rank 0 computes ['step', [4]], rank 1 ['step', [5]]"
 
 
-def test_a_follower_that_left_out_a_step_is_found() -> None:
-    leader, followers = ranks_in_memory(2)
-    leader.witness("prefill")
-    with pytest.raises(RankMismatch):
-        leader.check_all_said()
-    followers[1].witness("prefill")
-    leader.check_all_said()
-
-
 def test_arrays_and_objects_are_refused() -> None:
     leader, _ = ranks_in_memory(2)
     with pytest.raises(WireError):
         leader.tell("put", object())
 
 
-def test_an_event_says_its_rank() -> None:
-    leader, followers = ranks_in_memory(3)
-    heard: list[tuple[int, str, list[Any]]] = []
-    leader.on_event = lambda rank, name, arguments: heard.append((rank, name, arguments))
-    followers[2].send_event("read", 5, [True])
-    assert heard == [(2, "read", [5, [True]])]
+TOKEN = st.integers(1000, 200_000)
+
+
+@given(chosen=st.lists(TOKEN, min_size=1, max_size=5), row=st.integers(0, 4), more=TOKEN)
+def test_what_another_rank_added_to_tokens_is_found_and_no_token_is_told(
+    chosen: list[int], row: int, more: int
+) -> None:
+    said = list(chosen)
+    check_sums([(mx.array(chosen, mx.uint32), mx.array(said, mx.uint32))])
+    said[row % len(said)] += more
+    with pytest.raises(RankMismatch) as caught:
+        check_sums([(mx.array(chosen, mx.uint32), mx.array(said, mx.uint32))])
+    assert not any(str(token) in str(caught.value) for token in chosen + said)
+
+
+@given(ids=st.lists(TOKEN, min_size=1, max_size=5), row=st.integers(0, 4))
+def test_tokens_that_differ_by_one_are_a_mismatch_that_tells_none(ids: list[int], row: int) -> None:
+    other = list(ids)
+    other[row % len(ids)] += 1
+    comparison = WitnessComparison([1])
+    comparison.note_own(pack(said_facts(ids)))
+    comparison.note(1, pack(said_facts(ids)))
+    comparison.note_own(pack(said_facts(ids)))
+    with pytest.raises(RankMismatch, match="step 2: rank 0 computes \\['said', ") as caught:
+        comparison.note(1, pack(said_facts(other)))
+    assert f"[{', '.join(map(str, ids))}]" not in str(caught.value)

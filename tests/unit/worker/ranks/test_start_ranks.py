@@ -1,19 +1,160 @@
-"""Followers compute by rank 0's settings and keep their machine's own; other models are refused."""
+"""Ranks start by what rank 0 decides, or are refused with the reason; people are told of them."""
 
 import dataclasses
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from mlx.utils import tree_flatten
 
 from hearth.commands.ranks.join_ranks import endpoint_of
 from hearth.shared.errors import StartError
-from hearth.shared.settings_from_env import load_settings
-from hearth.worker.ranks.loading.sharded_model import check_same_model
-from hearth.worker.ranks.rank_link import pack, unpack
-from hearth.worker.ranks.start_ranks import endpoints_of, told_settings, with_told
+from hearth.shared.settings_from_env import Settings, load_settings
+from hearth.worker.disk.file_names import is_of_today
+from hearth.worker.disk.open_file_store import GB
+from hearth.worker.engine.model_loader import load_model
+from hearth.worker.kv.layer_adapters import LayerMap, UnknownCache
+from hearth.worker.ranks.follower_main import open_followed_store
+from hearth.worker.ranks.leading_layer_map import LeadingLayerMap, kinds_of
+from hearth.worker.ranks.leading_rank import LeadingRank, rank_report, refuse_device
+from hearth.worker.ranks.loading.sharded_model import Sharded, check_same_model
+from hearth.worker.ranks.named_kv import NamedCache, Telling
+from hearth.worker.ranks.rank_link import Handle, RankRoom, pack, unpack
+from hearth.worker.ranks.start_ranks import (
+    OFF,
+    endpoints_of,
+    refuse_settings,
+    told_settings,
+    with_told,
+)
+from hearth.worker.setup.draft_setup import draft_policy
+from hearth.worker.setup.kv_setup import cache_root
+from scripts.fixtures.fixture_cache import fixture_dir
+from scripts.harness.socketless_worker import loaded, machine
+from tests.helpers.records.disk_records import ROOT
+
+
+def settings(**environ: str) -> Settings:
+    return load_settings({"RANKS": "2", **environ}, None)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("KV_BITS", "8"), ("DRAFT_MODEL", "/m"), ("ADAPTERS", "one=/a")],
+)
+def test_a_setting_that_ranks_cannot_have_is_refused(name: str, value: str) -> None:
+    with pytest.raises(StartError, match=f"RANKS is 2 and {name} is .* or set RANKS=1"):
+        refuse_settings(settings(**{name: value}))
+    refuse_settings(settings())
+
+
+def test_ranks_on_cuda_are_refused_and_elsewhere_they_are_not() -> None:
+    with pytest.raises(StartError, match=r"RANKS is 2, .* CUDA .* Set RANKS=1"):
+        refuse_device(2, "cuda")
+    refuse_device(2, "metal")
+    refuse_device(2, "cpu")
+
+
+def test_nothing_is_drafted_and_the_reason_names_ranks() -> None:
+    engine: Any = None  # it is not asked
+    policy = draft_policy(settings(), None, engine, is_exact=False, is_cpu=True)
+    assert (policy.reach, policy.reach_max) == ("none", "none")
+    assert "RANKS is 2" in policy.reason
+
+
+def test_kv_of_other_ranks_or_splits_is_never_found() -> None:
+    model = loaded("qwen3", tiny=True)
+    environs = ({}, {"RANKS": "2"}, {"RANKS": "3"}, {"RANKS": "2", "RANK_SPLIT": "pipeline"})
+    roots = {cache_root(model, load_settings(environ, None)) for environ in environs}
+    assert len(roots) == len(environs)
+
+
+def test_a_rank_that_cannot_load_its_part_is_named_with_its_reason() -> None:
+    link: Any = Answers(["MODEL_PATH is too large for it.", {}, 0, 0, 0])
+    rank = LeadingRank(link, SimpleNamespace(size=lambda: 2), "tensor")  # type: ignore[arg-type]
+    with pytest.raises(StartError, match=r"Rank 1 \(there\) cannot load its part: MODEL_PATH is"):
+        rank.joined(loaded("qwen3", tiny=True))
+
+
+class Answers:
+    """A link whose followers answer what they are given."""
+
+    size, hosts = 2, ("here", "there")
+
+    def __init__(self, *answers: Any) -> None:
+        self._answers = list(answers)
+        self.rooms: dict[int, RankRoom] = {}
+
+    def ask(self, *_operation: Any, drops: Any = ()) -> list[Any]:
+        return self._answers
+
+    def tell(self, *_operation: Any, drops: Any = ()) -> None:
+        pass
+
+
+def probe(name: str) -> NamedCache:
+    return NamedCache(machine(name, tiny=True).engine.probe(), Handle(1))
+
+
+def mapped(name: str, answer: Any) -> LeadingLayerMap:
+    link: Any = Answers(answer)
+    return LeadingLayerMap(probe(name), Telling(link))
+
+
+def test_ranks_that_keep_other_kinds_of_things_are_refused() -> None:
+    with pytest.raises(StartError, match="Rank 0 has layers that keep rows of every token, and"):
+        mapped("qwen3", ["", [1, 1, 0], 1])
+    with pytest.raises(UnknownCache, match="Strange on rank 1"):
+        mapped("qwen3", ["Strange", [], 0])
+
+
+def test_the_greediest_rank_decides_how_much_a_byte_of_rank_0_weighs() -> None:
+    layers = LayerMap(probe("qwen3"))
+    own = layers.slot_bytes(1 << 15, None)
+    assert mapped("qwen3", ["", kinds_of(layers), 3 * own]).byte_share == 3
+    rank = LeadingRank(Answers(), SimpleNamespace(size=lambda: 2), "tensor")  # type: ignore[arg-type]
+    rank.rooms = {1: RankRoom(1000, 400)}
+    assert rank.limit(250) == 250 + 600
+    rank.telling.link.rooms[1] = RankRoom(0, 0)  # type: ignore[index]
+    assert rank.limit(250) == 250 + 600, "it has not looked yet"
+    assert rank.limit(450) == 250 + 600, "the 200 bytes that rank 0 took since, it has taken too"
+    rank.telling.link.rooms[1] = RankRoom(1000, 900)  # type: ignore[index]
+    rank.byte_share = 2.0
+    assert rank.limit(250) == 250 + 50
+
+
+HOSTS = ["10.0.0.1", "10.0.0.2", "10.0.0.2"]
+
+
+def test_each_rank_is_told_with_its_host_and_what_it_takes_of_what_it_may() -> None:
+    report = rank_report(HOSTS, "tensor", 70, {1: RankRoom(100, 40), 2: RankRoom(100, 50)})
+    assert (report["count"], report["split"]) == (3, "tensor")
+    assert report["ranks"] == [
+        {"rank": 0, "host": "10.0.0.1", "used_bytes": 70},
+        {"rank": 1, "host": "10.0.0.2", "used_bytes": 40, "limit_bytes": 100},
+        {"rank": 2, "host": "10.0.0.2", "used_bytes": 50, "limit_bytes": 100},
+    ]
+    assert report["off"] == OFF and all(OFF.values()), "each with its reason"
+
+
+def test_each_rank_has_files_of_its_own_and_its_part_of_what_its_machine_allows(
+    tmp_path: Path,
+) -> None:
+    environ = {"KV_CACHE_DIR": str(tmp_path), "MAX_KV_SIZE_GB": "12"}
+    settings = load_settings(environ, None)
+    stores = [open_followed_store(settings, rank, ROOT, "", HOSTS) for rank in (1, 2)]
+    roots = [store.root for store in stores if store is not None]
+    assert len({ROOT, *roots}) == 3, "no rank's file passes for another's"
+    assert all(is_of_today(root.hex()) for root in roots)
+    assert [store.bytes_max for store in stores if store is not None] == [6 * GB, 6 * GB]
+    for store in stores:
+        assert store is not None
+        store.sweep()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["rank-1-of-3", "rank-2-of-3"]
+
 
 FACTS = {"dtype": "bfloat16", "config.json": "aa", "model.safetensors": "bb"}
-HOSTS = ["192.168.2.1", "192.168.2.2"]
 
 
 def test_what_decides_what_is_computed_is_rank_0s_and_the_rest_a_machines_own() -> None:
@@ -54,7 +195,7 @@ def test_ranks_of_one_machine_meet_at_a_socket_and_others_at_a_port(tmp_path: Pa
 
 
 def test_a_rank_with_the_same_model_takes_part() -> None:
-    check_same_model(FACTS, [dict(FACTS)], HOSTS)
+    check_same_model(FACTS, [dict(FACTS)], HOSTS[:2])
 
 
 @pytest.mark.parametrize(
@@ -69,9 +210,9 @@ def test_a_rank_with_another_model_is_refused_with_both_values(
     change: dict[str, str], says: str
 ) -> None:
     with pytest.raises(StartError) as caught:
-        check_same_model(FACTS, [FACTS | change], HOSTS)
+        check_same_model(FACTS, [FACTS | change], HOSTS[:2])
     text = str(caught.value)
-    assert text.startswith("Rank 1 of 2 (192.168.2.2) cannot take part: ") and says in text
+    assert text.startswith("Rank 1 of 2 (10.0.0.2) cannot take part: ") and says in text
 
 
 @pytest.mark.parametrize("host", ["192.168.2.1", "fe80::1", "fd00::1:2"])
@@ -83,3 +224,64 @@ def test_what_rank_0_says_to_join_by_is_an_address_that_join_takes(
     endpoint = endpoints_of(elsewhere, 0, host)[0]
     assert endpoint_of(endpoint.removeprefix("tcp://"), settings) == endpoint
     assert endpoint_of(host, elsewhere) == endpoint
+
+
+def group(size: int) -> Any:
+    return SimpleNamespace(size=lambda: size, rank=lambda: 0)
+
+
+def part(size: int, split: str = "tensor", name: str = "qwen3") -> Any:
+    """Return what is loaded of a fixture."""
+    return Sharded(group(size), split).load(Path(fixture_dir(name)), False)[0]
+
+
+def nbytes(model: Any) -> int:
+    return sum(array.nbytes for _, array in tree_flatten(model.parameters()))
+
+
+def test_the_bytes_of_the_part_are_admitted_and_not_those_of_the_files() -> None:
+    admitted: list[int] = []
+    whole, half = part(1), Sharded(group(2), "tensor")
+    settings = load_settings({"MODEL_PATH": str(fixture_dir("qwen3"))}, None)
+    load_model(settings, admit=admitted.append, part=half)
+    half = part(2)
+    assert admitted == [nbytes(half)]
+    split = nbytes(whole) - nbytes(half)
+    kept = sum(
+        array.nbytes
+        for name, array in tree_flatten(whole.parameters())
+        if "proj" not in name  # embeddings, head and norms are whole on each rank
+    )
+    assert split == (nbytes(whole) - kept) // 2
+
+
+def test_all_parameters_are_counted_before_the_model_is_split() -> None:
+    sharded = Sharded(group(2), "tensor")
+    model, _, _ = sharded.load(Path(fixture_dir("qwen3")), False)
+    assert sharded.parameter_count > sum(a.size for _, a in tree_flatten(model.parameters()))
+
+
+def test_heads_that_do_not_divide_are_named_with_their_number() -> None:
+    with pytest.raises(StartError, match="num_attention_heads=4, which is no multiple of it"):
+        part(3)
+    with pytest.raises(StartError, match="num_key_value_heads=2"):
+        part(4)
+
+
+def test_a_family_that_cannot_be_split_is_named() -> None:
+    with pytest.raises(StartError, match=r"type 'falcon_h1' over ranks .* Set RANKS=1"):
+        part(2, name="falcon_h1")
+    with pytest.raises(StartError, match=r"no pipeline for models of type 'qwen3' .*=tensor"):
+        part(2, "pipeline")
+
+
+def test_a_model_that_sees_is_loaded_without_its_tower() -> None:
+    sharded = Sharded(group(2), "tensor")
+    model, tokenizer, config = sharded.load(Path(fixture_dir("qwen3_5_vl")), False)
+    assert "vision_config" in config and tokenizer.chat_template
+    assert not [name for name, _ in tree_flatten(model.parameters()) if "vision" in name]
+
+
+def test_a_pipeline_gives_a_rank_some_of_the_layers() -> None:
+    whole, last = part(1, name="qwen3_moe"), part(2, "pipeline", "qwen3_moe")
+    assert (len(whole.layers), len(last.layers)) == (4, 2)

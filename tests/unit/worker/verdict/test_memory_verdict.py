@@ -1,4 +1,4 @@
-"""Checks that what is foretold of a model's memory is what a worker with it then tells."""
+"""The memory that is foretold of a model, or of one rank, is what a worker with it then tells."""
 
 import functools
 import json
@@ -22,12 +22,18 @@ from hearth.worker.kv.layer_adapters import LayerMap
 from hearth.worker.kv.quantise_kv import QuantFormat
 from hearth.worker.setup.cut_rule_setup import cut_rule_of
 from hearth.worker.setup.memory_setup import WorkerMemory
-from hearth.worker.verdict.memory_verdict import SHORT_TOKENS, memory_verdict
+from hearth.worker.verdict.memory_verdict import (
+    SHORT_TOKENS,
+    MemoryVerdict,
+    memory_verdict,
+    ranks_here,
+)
 from scripts.fixtures.fixture_cache import TEXT_NAMES, VISION_NAMES, fixture_dir
 from scripts.harness.layouts.imagined_worker import ImaginedWorker
 from scripts.harness.layouts.model_layouts import layout
 from scripts.harness.mac.mac_hardware import MACS
 from scripts.harness.socketless_worker import loaded
+from tests.helpers.models.by_day import KINDS
 
 DEPTHS = (1, 300, 5000, 100_000)
 BESIDE = 300 * MB
@@ -59,11 +65,16 @@ def slot_bytes(layers: LayerMap, settings: Settings, tokens: int) -> int:
 
 
 # In bfloat16 those alone that MLX computes on a CPU; a conversion leaves some of theirs as float32.
-FIXTURES = [(name, "float32") for name in (*TEXT_NAMES, *VISION_NAMES)]
-FIXTURES += [(name, "bfloat16") for name in ("qwen3", "qwen3_5", "falcon_h1", "qwen3_5_vl")]
+FIXTURES = [
+    *((name, "float32") for name in (*TEXT_NAMES, *VISION_NAMES)),
+    *((name, "bfloat16") for name in ("qwen3", "qwen3_5", "falcon_h1", "qwen3_5_vl")),
+]
+BY_DAY = [
+    pytest.param(*each, marks=() if each[0] in KINDS else pytest.mark.night) for each in FIXTURES
+]
 
 
-@pytest.mark.parametrize("name, dtype", FIXTURES)
+@pytest.mark.parametrize(("name", "dtype"), BY_DAY)
 @pytest.mark.parametrize("kv_bits", [0, 8])
 def test_the_config_alone_tells_the_kv_and_the_forwards_of_a_loaded_model(
     name: str, dtype: str, kv_bits: int, tmp_path: Path
@@ -148,53 +159,6 @@ def test_a_config_that_tells_more_layers_than_memory_holds_is_not_built(
     assert time.monotonic() - began < BUILT_S_MAX
 
 
-# What makes a fixture's config one of real size, by the fixture: as scripts/harness/layouts has it.
-REAL_SIZES: dict[str, tuple[str, dict[str, object]]] = {
-    "qwen3_5": (
-        "Qwen3.5-27B",
-        {
-            **{"hidden_size": 5120, "num_hidden_layers": 64, "intermediate_size": 17_408},
-            **{"num_attention_heads": 24, "num_key_value_heads": 4, "head_dim": 256},
-            **{"linear_num_value_heads": 48, "linear_num_key_heads": 16},
-            **{"linear_key_head_dim": 128, "linear_value_head_dim": 128},
-            "full_attention_interval": 4,
-        },
-    ),
-    "gpt_oss": (
-        "gpt-oss-20b",
-        {
-            **{"hidden_size": 2880, "num_hidden_layers": 24, "intermediate_size": 2880},
-            **{"num_attention_heads": 64, "num_key_value_heads": 8, "num_local_experts": 32},
-            "layer_types": ["sliding_attention", "full_attention"] * 12,
-        },
-    ),
-    "glm4_moe_lite": (
-        "GLM-4.7-Flash",
-        {
-            **{"hidden_size": 2048, "num_hidden_layers": 47, "num_attention_heads": 20},
-            **{"num_key_value_heads": 20, "kv_lora_rank": 512, "n_routed_experts": 64},
-            **{"qk_nope_head_dim": 192, "v_head_dim": 256, "moe_intermediate_size": 1536},
-        },
-    ),
-}
-
-
-@pytest.mark.parametrize("name", REAL_SIZES)
-def test_a_config_of_real_size_tells_the_kv_of_a_model_of_real_size(
-    name: str, tmp_path: Path
-) -> None:
-    real_name, sizes = REAL_SIZES[name]
-    real = layout(real_name)
-    config = json.loads((fixture_dir(name) / "config.json").read_text())
-    config |= {"torch_dtype": "bfloat16", **sizes}
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    settings = settings_of(tmp_path, KV_BITS="off")
-    verdict = memory_verdict(tmp_path, settings, real.weight_bytes, 0)
-    assert verdict.kv_bytes is not None, verdict.unknown
-    for tokens in (8192, 131_072):
-        assert verdict.kv_bytes(tokens) == pytest.approx(real.slot_bytes(tokens), rel=0.01)
-
-
 ON_MACS = {
     "gpt-oss-20b": "gpt-oss-20b",
     "qwen3.8-27b": "Qwen3.5-27B",
@@ -219,3 +183,62 @@ def test_a_recommended_model_has_room_for_a_long_context_on_the_mac_that_is_told
     worker = ImaginedWorker(mac, model, Path("worker-0.sock"))
     worker.start()
     assert worker.context() >= SHORT_TOKENS
+
+
+WEIGHTS = 40 << 30
+GB_MB = 1024
+
+
+def settings_of_ranks(ranks: int, **more: str) -> Settings:
+    told = {"RANKS": str(ranks), "MEMORY_LIMIT_MB": str(32 * GB_MB), "MAX_KV_SIZE_GB": "0"}
+    return load_settings({**told, **more}, None)
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a model whose weights are not there, and are nearly all in layers that are split."""
+    source, target = fixture_dir("qwen3", ranked=True), tmp_path_factory.mktemp("model")
+    for path in source.glob("*.json"):
+        shutil.copy(path, target)
+    config = json.loads((source / "config.json").read_text())
+    told = config | {"intermediate_size": 384 * 64, "num_hidden_layers": 8, "vocab_size": 512}
+    (target / "config.json").write_text(json.dumps(told))
+    return target
+
+
+def hosts_file(directory: Path) -> str:
+    path = directory / "hosts.json"
+    path.write_text(json.dumps([{"ips": ["192.168.2.1"]}, {"ips": ["192.168.2.2"]}]))
+    return str(path)
+
+
+def verdict(directory: Path, ranks: int, **more: str) -> MemoryVerdict:
+    return memory_verdict(directory, settings_of_ranks(ranks, **more), WEIGHTS)
+
+
+def test_a_model_that_fits_only_when_two_machines_share_it_fits(
+    directory: Path, tmp_path: Path
+) -> None:
+    assert not verdict(directory, 1).fits
+    assert not verdict(directory, 2).fits, "both parts are on this machine"
+    shared = verdict(directory, 2, RANK_HOSTS=hosts_file(tmp_path))
+    assert shared.fits and not shared.unknown
+    assert WEIGHTS / 2 < shared.weight_bytes < 0.51 * WEIGHTS
+    assert shared.limit == 32 << 30
+
+
+def test_each_of_two_ranks_keeps_half_of_the_kv(directory: Path) -> None:
+    whole, part = (verdict(directory, ranks, MEMORY_LIMIT_MB="90000") for ranks in (1, 2))
+    assert whole.kv_bytes is not None and part.kv_bytes is not None
+    assert part.kv_bytes(1000) == pytest.approx(whole.kv_bytes(1000) / 2, rel=0.02)
+    assert part.limit == whole.limit // 2
+
+
+def test_what_cannot_be_split_so_is_said(directory: Path) -> None:
+    assert "num_attention_heads=12" in verdict(directory, 5).unknown
+    assert "no pipeline" in verdict(directory, 2, RANK_SPLIT="pipeline").unknown
+
+
+def test_ranks_elsewhere_take_nothing_of_this_machine(tmp_path: Path) -> None:
+    assert ranks_here(settings_of_ranks(2)) == 2
+    assert ranks_here(settings_of_ranks(2, RANK_HOSTS=hosts_file(tmp_path))) == 1

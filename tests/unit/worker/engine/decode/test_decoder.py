@@ -1,147 +1,220 @@
-"""Decoding alone and together on real architectures: joining and leaving never change a token."""
+"""Sequences share a forward or a trunk by what padding costs and by the room there is, once tried.
 
-import random
+tests/property/engine/test_decoder_schedules.py holds that joining and leaving change no token.
+"""
+
+import functools
+from collections.abc import Mapping
 from typing import Any
 
 import mlx.core as mx
-import pytest
 from mlx_lm.generate import generation_stream
 from mlx_lm.models.cache import make_prompt_cache
-from mlx_lm.utils import load
 
 from hearth.worker.engine.decode.batch_split import ReadCost
 from hearth.worker.engine.decode.decoder import Decoder, Sequence
 from hearth.worker.engine.decode.sampler import TokenChoice, greedy
-from scripts.fixtures.fixture_cache import fixture_dir
+from hearth.worker.engine.decode.trunk_attention import reach_trunks
+from hearth.worker.engine.decode.trunk_plan import TRUNK_TOKENS_MIN
+from hearth.worker.engine.engine import Engine
+from scripts.harness.socketless_worker import loaded
+from tests.helpers.models.counted_model import CountedModel, counted
 
 GREEDY = TokenChoice(sampler=greedy, processors=(), top_logprobs=None)
-NAMES = ["qwen3", "qwen3_5", "gpt_oss"]
+WEIGHTS = ReadCost(weight_bytes=1e9, row_bytes=1)  # which nobody would read twice
 
 
-@pytest.fixture(scope="module", params=NAMES)
-def model(request: pytest.FixtureRequest) -> Any:
-    return load(str(fixture_dir(request.param, tiny=True)))[0]
-
-
-def sequence(model: Any, key: str, ids: list[int], tokens_max: int = 40) -> Sequence:
-    cache = make_prompt_cache(model)
+def sequence(key: str, length: int, **more: Any) -> Sequence:
+    model = loaded("qwen3", tiny=True).model
+    ids, cache = list(range(20, 20 + length)), make_prompt_cache(model)
     with mx.stream(generation_stream):
         model(mx.array(ids[:-1])[None], cache=cache)
         mx.eval([layer.state for layer in cache])
-    return Sequence(key, cache, ids[:-1], ids[-1:], GREEDY, tokens_max)
+    return Sequence(key, cache, ids[:-1], ids[-1:], GREEDY, 40, **more)
 
 
-def prompts(count: int) -> dict[str, list[int]]:
-    chance = random.Random(5)
-    return {
-        f"r{n}": [chance.randrange(20, 3000) for _ in range(chance.choice([9, 30, 200]))]
-        for n in range(count)
-    }
-
-
-def alone(model: Any, ids: list[int], tokens: int) -> list[int]:
-    decoder = Decoder(model, generation_stream, is_mergeable=True)
-    decoder.add(sequence(model, "x", ids))
-    return [decoder.step()[0].token_id for _ in range(tokens)]
-
-
-@pytest.mark.parametrize("is_mergeable", [True, False], ids=["batched", "taking turns"])
-def test_joining_and_leaving_mid_flight_leaves_every_token_as_it_is_alone(
-    model: Any, is_mergeable: bool
-) -> None:
-    wanted = {"r0": 25, "r1": 9, "r2": 18, "r3": 1, "r4": 12}
-    expected = {key: alone(model, ids, wanted[key]) for key, ids in prompts(5).items()}
-    decoder = Decoder(model, generation_stream, is_mergeable)
-    arriving = list(prompts(5).items())
-    got: dict[str, list[int]] = {key: [] for key in wanted}
-    for turn in range(80):
-        if turn % 3 == 0 and arriving:
-            key, ids = arriving.pop(0)
-            decoder.add(sequence(model, key, ids, wanted[key]))
-        for sampled in decoder.step():
-            got[sampled.key].append(sampled.token_id)
-            if len(got[sampled.key]) == wanted[sampled.key]:
-                decoder.remove(sampled.key)
-    assert got == expected
-    assert len(decoder) == 0
-
-
-def test_removing_at_any_moment_leaves_the_others_alone(model: Any) -> None:
-    ids = prompts(3)
-    expected = alone(model, ids["r0"], 15)
-    for moment in range(6):
-        decoder = Decoder(model, generation_stream, is_mergeable=True)
-        for key in ids:
-            decoder.add(sequence(model, key, ids["r0"] if key == "r0" else ids[key][:9] * 3))
-        got = []
-        for turn in range(30):
-            if turn == moment:
-                decoder.remove("r1")
-                decoder.remove("r2")
-            got += [s.token_id for s in decoder.step() if s.key == "r0"]
-        assert got[:15] == expected
+def decoder_of(lengths: Mapping[str, int], cost: ReadCost = WEIGHTS) -> Decoder:
+    decoder = Decoder(loaded("qwen3", tiny=True).model, generation_stream, is_mergeable=True)
+    decoder.cost = cost
+    for key, length in lengths.items():
+        decoder.add(sequence(key, length))
+    return decoder
 
 
 def test_a_long_row_and_a_short_one_share_no_batch_where_padding_costs_more_than_weights() -> None:
-    model = load(str(fixture_dir("qwen3", tiny=True)))[0]
-    decoder = Decoder(model, generation_stream, is_mergeable=True)
-    decoder.cost = ReadCost(weight_bytes=700, row_bytes=1)
-    for key, length in {"long": 600, "short": 9, "longer": 900, "shorter": 12}.items():
-        decoder.add(sequence(model, key, list(range(20, 20 + length))))
+    lengths = {"long": 600, "short": 9, "longer": 900, "shorter": 12}
+    decoder = decoder_of(lengths, ReadCost(weight_bytes=700, row_bytes=1))
     decoder.step()
     assert sorted(map(sorted, decoder.batch_keys)) == [["long", "longer"], ["short", "shorter"]]
 
 
 def test_where_padding_to_the_longest_has_no_room_the_others_share_a_batch() -> None:
-    model = load(str(fixture_dir("qwen3", tiny=True)))[0]
-    decoder = Decoder(model, generation_stream, is_mergeable=True)
-    decoder.cost = ReadCost(weight_bytes=1e9, row_bytes=1)
     asked: list[int] = []
 
     def has_room(nbytes: int) -> bool:
         asked.append(nbytes)
         return nbytes <= 100
 
+    decoder = decoder_of({"a": 9, "long": 900, "b": 12, "c": 10})
     decoder.has_room = has_room
-    for key, length in {"a": 9, "long": 900, "b": 12, "c": 10}.items():
-        decoder.add(sequence(model, key, list(range(20, 20 + length))))
     decoder.step()
     assert decoder.batch_keys == [{"a", "b", "c"}] and len(decoder) == 4
     assert max(asked) >= 2 * 888, "it was asked for all of them first"
 
 
 def test_a_batch_that_others_find_no_room_in_stays_as_it_is() -> None:
-    model = load(str(fixture_dir("qwen3", tiny=True)))[0]
-    decoder = Decoder(model, generation_stream, is_mergeable=True)
-    decoder.cost = ReadCost(weight_bytes=1e9, row_bytes=1)
-    for key in ("a", "b"):
-        decoder.add(sequence(model, key, list(range(20, 40))))
+    decoder = decoder_of({"a": 20, "b": 20})
     decoder.step()
     decoder.has_room = lambda _nbytes: False
-    decoder.add(sequence(model, "long", list(range(20, 420))))
+    decoder.add(sequence("long", 400))
     for _ in range(3):
         decoder.step()
     assert decoder.batch_keys == [{"a", "b"}] and len(decoder) == 3
 
 
 def test_what_joining_copies_is_asked_for_too() -> None:
-    model = load(str(fixture_dir("qwen3", tiny=True)))[0]
-    decoder = Decoder(model, generation_stream, is_mergeable=True)
-    decoder.cost = ReadCost(weight_bytes=1e9, row_bytes=1)
+    decoder = decoder_of({})
     decoder.has_room = lambda nbytes: nbytes <= 100
     for key, nbytes in (("a", 30), ("b", 70), ("c", 20)):
-        made = sequence(model, key, list(range(20, 40)))
-        made.join_bytes = lambda nbytes=nbytes: nbytes
-        decoder.add(made)
+        decoder.add(sequence(key, 20, join_bytes=lambda nbytes=nbytes: nbytes))
     decoder.step()
     assert decoder.batch_keys == [{"a", "c"}], "all three copy 120 bytes"
     decoder.has_room = lambda nbytes: nbytes <= 10
-    decoder.add(sequence(model, "d", list(range(20, 40))))
+    decoder.add(sequence("d", 20))
     decoder.step()
     assert "d" in decoder.batch_keys[0], "who is in a batch has copied"
 
 
-def test_removing_what_is_not_there_does_nothing(model: Any) -> None:
-    decoder = Decoder(model, generation_stream, is_mergeable=True)
-    decoder.remove("nobody")
+def test_removing_what_is_not_there_does_nothing() -> None:
+    decoder = decoder_of({})
+    assert decoder.remove("nobody") is None
     assert decoder.step() == []
+
+
+NAME, TRUNK, BRANCHES, CHUNK = "qwen3", TRUNK_TOKENS_MIN, 8, 512
+IDS = [(n * 7919 + 13) % 2900 + 50 for n in range(TRUNK)]
+CHOICE = TokenChoice(sampler=greedy, processors=(), top_logprobs=1)
+
+Said = list[dict[str, tuple[int, mx.array]]]
+
+
+@functools.cache
+def trunk_cache() -> list[Any]:
+    cache = make_prompt_cache(loaded(NAME).model)
+    for start in range(0, TRUNK, CHUNK):
+        Engine(loaded(NAME)).prefill(cache, IDS[start : start + CHUNK])
+    return cache
+
+
+def branch(number: int, lineage: str | None = "a") -> Sequence:
+    """Return a sequence with a few tokens of its own, in a cache of its own, as a fork's is."""
+    cache = make_prompt_cache(loaded(NAME).model)
+    with mx.stream(generation_stream):
+        for own, other in zip(cache, trunk_cache(), strict=True):
+            own.state = tuple(one[:] if isinstance(one, mx.array) else one for one in other.state)
+        tail = [60 + number + 3 * n for n in range(5 + 4 * number)]
+        Engine(loaded(NAME)).prefill(cache, tail[:-1])
+    return Sequence(f"r{number}", cache, IDS + tail[:-1], tail[-1:], CHOICE, 40, lineage=lineage)
+
+
+def branches_of(count: int, lineage: str | None = "a") -> Decoder:
+    made = Engine(loaded(NAME)).decoder
+    for number in range(count):
+        made.add(branch(number, lineage))
+    return made
+
+
+def said(decoder: Decoder, steps: int) -> Said:
+    return [
+        {one.key: (one.token_id, one.logprobs) for one in decoder.step()}  # type: ignore[misc]
+        for _ in range(steps)
+    ]
+
+
+def test_eight_branches_hold_one_trunk_and_their_tails() -> None:
+    decoder = branches_of(BRANCHES)
+    said(decoder, 2)
+    (on,) = set(decoder.trunks.values())
+    assert (on.length, len(decoder.trunks)) == (TRUNK, BRANCHES)
+    longest = 5 + 4 * (BRANCHES - 1) + 2  # to which the other tails are padded
+    tails = BRANCHES * longest * on.nbytes / TRUNK
+    assert on.nbytes < decoder.batch_bytes <= 1.2 * on.nbytes + tails
+
+
+def test_what_two_shared_is_let_go_once_they_part() -> None:
+    decoder = branches_of(2)
+    said(decoder, 2)
+    (trunk,) = set(decoder.trunks.values())
+    assert trunk.layers
+    assert decoder.remove("r0") is not None and not decoder.trunks
+    assert not trunk.layers, "it would stand beside the copies of both"
+
+
+def test_room_is_asked_for_what_is_held_with_the_trunk_once() -> None:
+    asked: list[int] = []
+
+    def has_room(nbytes: int) -> bool:
+        asked.append(nbytes)
+        return True
+
+    for lineage, room in (("a", 0), (None, sum(4 * (7 - n) for n in range(BRANCHES)))):
+        asked.clear()
+        decoder = branches_of(BRANCHES, lineage)
+        decoder.cost, decoder.has_room = ReadCost(1e9, row_bytes=1), has_room
+        said(decoder, 1)
+        assert asked == [room], "copies are padded; a trunk frees more than padding takes"
+
+
+# ---------------------------------------------------------------- when the model is tried
+
+TRIAL_FORWARDS = 11
+
+
+def deciding(says: bool, asked: list[int]) -> tuple[Decoder, CountedModel]:
+    """Return a decoder that notes how many sequences it had when it asked for trunks; its model."""
+
+    def try_trunks() -> bool:
+        asked.append(len(made))
+        if says:
+            reach_trunks(loaded(NAME).model)
+        return says
+
+    model = counted(NAME).model
+    made = Decoder(model, generation_stream, is_mergeable=True, try_trunks=try_trunks)
+    return made, model
+
+
+def said_as_a_fork_comes(decoder: Decoder) -> Said:
+    decoder.add(branch(0))
+    steps = said(decoder, 3)
+    for number in (1, 2):
+        decoder.add(branch(number))
+        steps += said(decoder, 2)
+    return steps
+
+
+def test_trunks_are_tried_once_and_as_the_first_rows_would_share_one() -> None:
+    asked: list[int] = []
+    decoder, _ = deciding(says=False, asked=asked)
+    for number, lineage in enumerate("ab"):
+        decoder.add(branch(number, lineage))
+        said(decoder, 2)
+    assert len(decoder.batch_keys[0]) == 2 and asked == []
+    for number in (2, 3):
+        decoder.add(branch(number))
+        said(decoder, 2)
+    assert asked == [3] and not decoder.trunks
+
+
+def test_what_is_said_before_and_behind_the_trial_is_what_is_said_without_one() -> None:
+    model = counted(NAME)
+    tried = Engine(model).decoder
+    got = said_as_a_fork_comes(tried)
+    told, beside_it = deciding(says=True, asked=[])
+    expected = said_as_a_fork_comes(told)
+    assert len(tried.trunks) == len(told.trunks) == 3
+    assert len(model.model.forwards) == len(beside_it.forwards) + TRIAL_FORWARDS
+    for step, beside in zip(got, expected, strict=True):
+        assert step.keys() == beside.keys()
+        for key, (token_id, logprobs) in step.items():
+            assert token_id == beside[key][0] and mx.array_equal(logprobs, beside[key][1])

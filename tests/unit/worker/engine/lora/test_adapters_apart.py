@@ -1,19 +1,20 @@
-"""Each structure that finds KV, or brings sequences together, keeps adapters apart."""
+"""Trunks, prefills, pins, files and keys keep adapters apart.
+
+tests/property/warm/test_adapters.py holds that slots, memory, batches and idle time do.
+"""
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-import numpy as np
 import pytest
 
 from hearth.worker.cache.block_hash import adapter_root, key_root
 from hearth.worker.cache_report import cache_report
 from scripts.harness.lora_files import (
-    ADAPTERS,
     MLX_LM_WEIGHTS,
     adapted,
     adapted_machine,
@@ -24,6 +25,7 @@ from scripts.harness.lora_files import (
 from scripts.harness.socketless_worker import Answer, Machine, loaded
 from scripts.harness.store_builders import ROOT
 from scripts.harness.warm.token_margins import same_tokens
+from tests.helpers.models.by_day import by_day
 from tests.helpers.worker.disk_workers import Workers
 from tests.helpers.worker.kv_prompts import KINDS, prompt
 
@@ -35,34 +37,10 @@ def alone(name: str, adapter: str, ids: list[int]) -> Answer:
     return adapted_machine(name, upstream_adapted(name, adapter), keeps=False).ask(ids, ANSWER)
 
 
-def while_running(warm: Machine, look: Callable[[], None]) -> None:
-    def seen() -> bool:
-        look()
-        return False
-
-    warm.run(until=seen)
-
-
 # ------------------------------------------------------------ forwards
 
 
-@pytest.mark.parametrize("name", KINDS)
-def test_answers_of_several_adapters_at_once_share_batches_with_their_own_alone(name: str) -> None:
-    warm = adapted_machine(name, slots_max=8, running_max=8)
-    ids = prompt(name, 60, 40)
-    asked = [*ADAPTERS, *ADAPTERS]
-    answers = [warm.submit(ids, ANSWER, adapter=adapter) for adapter in asked]
-    batches: set[frozenset[str]] = set()
-    while_running(warm, lambda: batches.update(map(frozenset, warm.engine.decoder.batch_keys)))
-    of_key = {answer.request.request_id: answer.request.query.adapter for answer in answers}
-    assert {len({of_key[key] for key in batch}) for batch in batches} == {1}
-    assert {of_key[next(iter(batch))] for batch in batches} == {*ADAPTERS}
-    for answer, adapter in zip(answers, asked, strict=True):
-        same_tokens(warm.settled(answer), alone(name, adapter, ids))
-    warm.check()
-
-
-@pytest.mark.parametrize("name", ["qwen3", "gpt_oss"])
+@pytest.mark.parametrize("name", by_day(["qwen3", "gpt_oss"], ["qwen3"]))
 def test_a_trunk_that_was_read_with_an_adapter_carries_its_own_rows_alone(name: str) -> None:
     warm = adapted_machine(name, slots_max=8, running_max=8)
     warm.engine.decoder.trunk_tokens_min = 64
@@ -72,11 +50,12 @@ def test_a_trunk_that_was_read_with_an_adapter_carries_its_own_rows_alone(name: 
     of_key = {answer.request.request_id: answer.request.query.adapter for answer in answers}
     shared: dict[Any, set[str]] = {}
 
-    def look() -> None:
+    def look() -> bool:
         for key, trunk in warm.engine.decoder.trunks.items():
             shared.setdefault(trunk, set()).add(of_key[key])
+        return False
 
-    while_running(warm, look)
+    warm.run(until=look)
     assert sorted(map(sorted, shared.values())) == [[""], ["one"]]
     for answer, adapter in zip(answers, asked, strict=True):
         same_tokens(warm.settled(answer), alone(name, adapter, ids))
@@ -98,24 +77,6 @@ def test_nobody_waits_for_a_prefill_of_another_adapter() -> None:
 # ------------------------------------------------------------ kept KV
 
 
-@pytest.mark.parametrize("name", KINDS)
-@pytest.mark.parametrize("where", ["slot", "ram"])
-def test_no_kv_of_another_adapter_is_gone_on_from(name: str, where: str) -> None:
-    warm = adapted_machine(name, slots_max=8)
-    ids = prompt(name, 120, 60)
-    for adapter in ADAPTERS:
-        assert warm.ask(ids, ANSWER, adapter=adapter).cached == 0, adapter
-        if where == "ram":
-            for slot in warm.keeper.slots:
-                warm.keeper.give_up(slot)
-    for adapter in ADAPTERS[::-1]:
-        again = warm.ask(ids, ANSWER, adapter=adapter)
-        assert again.cached == again.request.query.limit
-        assert again.request.source == where
-        same_tokens(again, alone(name, adapter, ids))
-    warm.check()
-
-
 def test_what_was_pinned_without_an_adapter_serves_none() -> None:
     warm = adapted_machine("qwen3")
     ids = prompt("qwen3", 120, 60)
@@ -123,26 +84,6 @@ def test_what_was_pinned_without_an_adapter_serves_none() -> None:
     assert warm.keeper.pins_report()["pinned_bytes"] > 0
     assert warm.ask(ids, ANSWER, adapter="one").cached == 0
     assert warm.ask(ids, ANSWER).cached > 0
-
-
-@pytest.mark.parametrize("name", ["qwen3", "qwen3_5"])
-def test_idle_time_reads_with_the_adapter_of_the_slot_that_it_reads_for(name: str) -> None:
-    warm = adapted_machine(name, is_exact=True, slots_max=3)
-    ids = prompt(name, 90, 60)
-    first = warm.ask(ids, 150, adapter="one")
-    warm.work_ahead()
-    assert warm.scheduler.idle_tokens > 64
-    for slot in warm.keeper.slots:  # what idle time wrote is gone on from
-        warm.keeper.give_up(slot)
-    more = [*ids, *first.tokens[:-1], *range(400, 420)]
-    mine = warm.ask(more, ANSWER, adapter="one")
-    theirs = adapted_machine(name, upstream_adapted(name, "one"), keeps=False, is_exact=True)
-    cold = theirs.ask(more, ANSWER)
-    assert mine.cached > len(ids)
-    same_tokens(mine, cold)
-    for one, other in zip(mine.logits, cold.logits, strict=True):
-        assert np.array_equal(one, other)
-    assert warm.ask(more, ANSWER).cached == 0
 
 
 # ------------------------------------------------------------ the disk
@@ -171,7 +112,7 @@ def asked_and_written(workers: Workers, warm: Machine, ids: list[int], adapter: 
     return answer
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", by_day(KINDS))
 def test_behind_a_restart_each_adapter_finds_its_own_kv_by_its_bytes(
     workers: Workers, tmp_path: Path, name: str
 ) -> None:

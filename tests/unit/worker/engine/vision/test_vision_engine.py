@@ -1,28 +1,34 @@
-"""Prompts with images through the engine: whatever is cut, kept or interleaved, as if cold."""
+"""Prompts with images through encoder and engine: whatever is cut, kept or checked, as if cold."""
 
+import logging
 from dataclasses import replace
-from itertools import pairwise
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from hearth.shared.errors import RequestError
 from hearth.worker.engine.engine import Engine
-from hearth.worker.kv.layer_adapters import LayerMap
-from hearth.worker.kv.quantise_kv import QuantFormat
+from hearth.worker.engine.vision.image_encoding_and_positions import (
+    ImageEncoder,
+    UnknownImageInputs,
+)
+from hearth.worker.engine.vision.vision_self_test import checked_vision
+from hearth.worker.engine.vision.vlm_language_model import VLMLanguageModel
 from scripts.fixtures.fixture_cache import VISION_NAMES
 from scripts.harness.socketless_worker import loaded
 from scripts.harness.vision_worker import prompt
+from tests.helpers.models.by_day import by_day
 from tests.helpers.models.vision_engine import (
     answer,
-    as_mlx_vlm,
     cuts_of,
     feed,
     forget_positions,
     held,
     new_engine,
+    new_vision,
     picture,
     remembers_positions,
     restored,
@@ -30,12 +36,199 @@ from tests.helpers.models.vision_engine import (
     text,
 )
 
+MROPE = by_day((name for name in VISION_NAMES if name != "gemma3"), ("qwen3_vl", "qwen3_5_vl"))
+CHECKED = by_day(VISION_NAMES, ("qwen3_vl", "gemma3"))
+SIZES = [(60, 60), (200, 60), (60, 140), (90, 120)]  # pixels
+
+
+@given(data=st.data())
+@pytest.mark.parametrize("name", MROPE)
+def test_every_stretch_has_the_positions_that_the_whole_prompt_has(name: str, data: Any) -> None:
+    sizes = data.draw(st.lists(st.tuples(st.integers(0, 5), st.sampled_from(SIZES)), max_size=4))
+    parts = [p for count, size in sizes for p in (text(1, count), picture(name, 1, *size))]
+    ids, runs = prompt(*parts, text(2, data.draw(st.integers(1, 20))))
+    at = data.draw(st.integers(0, len(ids) - 1))
+    end = data.draw(st.integers(at + 1, len(ids)))
+    language = loaded(name).model.model
+    grids = [row for run in runs for row in run.picture.grid]
+    expected, delta = language.get_rope_index(
+        mx.array([ids]), image_grid_thw=mx.array(grids) if grids else None
+    )
+    whole = np.broadcast_to(np.array(expected), (3, 1, len(ids)))
+    vision = new_vision(name)
+    told = vision.model_arguments(ids[at:end], at, runs)
+    if "shift" in told:
+        positions = np.broadcast_to(np.arange(at, end) + told["shift"], (3, 1, end - at))
+    else:
+        positions = np.array(told["position_ids"])
+    assert np.array_equal(positions, whole[:, :, at:end])
+    assert vision.shift(runs, len(ids)) == int(np.array(delta).item() if runs else 0)
+
+
+def test_what_was_encoded_for_one_owner_is_not_there_for_another() -> None:
+    vision, one = new_vision("qwen3_vl"), picture("qwen3_vl", 1)
+    mine, another = replace(one, owner="mine"), replace(one, owner="another")
+    vision.encode(mine)
+    assert (vision.is_encoded(mine), vision.is_encoded(another)) == (True, False)
+    assert not vision.is_encoded(one)
+    vision.encode(another)
+    vision.encode(mine)
+    assert vision.encoder_calls == 2
+
+
+def test_the_size_of_a_picture_that_another_key_has_shown_is_not_remembered_for_this_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    vision, one = new_vision("qwen3_vl"), picture("qwen3_vl", 1)
+    model, counted = loaded("qwen3_vl").model.model, list[int]()
+    positions_of = model.get_rope_index
+
+    def counting(ids: Any, **more: Any) -> Any:
+        counted.append(ids.shape[1])
+        return positions_of(ids, **more)
+
+    monkeypatch.setattr(model, "get_rope_index", counting)
+    shifts = []
+    for owner in ("mine", "mine", "theirs", "mine"):
+        ids, runs = prompt(text(1, 3), replace(one, owner=owner), text(1, 3))
+        shifts.append(vision.shift(runs, len(ids)))
+    assert len(counted) == 2, "B pays what A paid, and A pays once"
+    assert set(shifts) == {-8}
+
+
+@pytest.mark.parametrize("name", CHECKED)
+def test_a_picture_is_encoded_once_for_as_long_as_it_is_kept(name: str) -> None:
+    vision, one, two = new_vision(name), picture(name, 1), picture(name, 2)
+    assert not vision.is_encoded(one) and vision.nbytes == 0
+    vision.encode(one)
+    vision.encode(one)
+    ids, runs = prompt(text(1, 3), one, text(2, 3), one)
+    vision.model_arguments(ids, 0, runs)
+    assert vision.encoder_calls == 1 and vision.is_encoded(one) and vision.encoder_seconds > 0
+    alone = vision.nbytes
+    vision.encode(two)
+    assert vision.encoder_calls == 2 and vision.nbytes == 2 * alone
+
+
+def test_what_was_used_longest_ago_makes_room_and_the_newest_always_stays() -> None:
+    name = "qwen3_vl"
+    one, two, three = (picture(name, seed) for seed in (1, 2, 3))
+    vision = new_vision(name)
+    vision.encode(one)
+    room = 2 * vision.nbytes
+    vision = new_vision(name, bytes_max=room)
+    for each in (one, two, one, three):
+        vision.encode(each)
+    assert [vision.is_encoded(each) for each in (one, two, three)] == [True, False, True]
+    assert vision.nbytes == room and vision.encoder_calls == 3
+    small = new_vision(name, bytes_max=1)
+    for each in (one, two):
+        small.encode(each)
+        assert small.is_encoded(each)
+    assert not small.is_encoded(one) and small.nbytes == room // 2
+
+
+def test_a_stretch_of_more_pictures_than_may_be_kept_has_them_all() -> None:
+    name = "qwen2_5_vl"
+    ids, runs = prompt(picture(name, 1), picture(name, 2), text(1, 4))
+    told = [new_vision(name, room).model_arguments(ids, 0, runs) for room in (1, 1 << 30)]
+    assert mx.array_equal(told[0]["inputs_embeds"], told[1]["inputs_embeds"])
+
+
+def warnings(caplog: Any) -> list[str]:
+    """Return what the worker has warned of; libraries warn where they are first used."""
+    return [row.getMessage() for row in caplog.records if row.name.startswith("hearth.worker")]
+
+
+@pytest.mark.parametrize("name", CHECKED)
+def test_a_picture_that_passes_the_check_is_offered(name: str, caplog: Any) -> None:
+    with caplog.at_level(logging.WARNING, "hearth.worker"):
+        vision = checked_vision(loaded(name), picture(name, 1, 60, 60), 1000)
+    assert vision is not None and vision.splits_images and vision.encoder_calls == 0
+    assert not warnings(caplog)
+
+
+def refusal(name: str, caplog: Any) -> str:
+    with caplog.at_level(logging.WARNING, "hearth.worker"):
+        assert checked_vision(loaded(name), picture(name, 1), 1000) is None
+    (warning,) = warnings(caplog)
+    return warning
+
+
+@pytest.mark.parametrize("name", MROPE)
+def test_positions_that_are_a_little_off_are_found_out(
+    name: str, caplog: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if the text behind an image began one later."""
+    right = ImageEncoder.shift
+    monkeypatch.setattr(ImageEncoder, "shift", lambda *given: right(*given) + bool(right(*given)))
+    assert "images are refused" in refusal(name, caplog)
+
+
+@pytest.mark.parametrize("name", CHECKED)
+def test_an_image_that_is_not_seen_is_found_out(
+    name: str, caplog: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = ImageEncoder.model_arguments
+
+    def blind(self: ImageEncoder, *given: Any) -> dict[str, Any]:
+        told = whole(self, *given)
+        return {
+            name: value * 0 if name == "inputs_embeds" else value for name, value in told.items()
+        }
+
+    monkeypatch.setattr(ImageEncoder, "model_arguments", blind)
+    assert "images are refused" in refusal(name, caplog)
+
+
+def test_a_model_that_reads_an_image_only_whole_is_given_it_whole(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    name = "qwen3_vl"
+    right = ImageEncoder.model_arguments
+
+    def split_wrongly(self: ImageEncoder, ids: Any, at: int, runs: Any) -> dict[str, Any]:
+        told = right(self, ids, at, runs)
+        amid = any(run.start < at < run.end for run in runs)
+        return told | {"inputs_embeds": told["inputs_embeds"] * 0} if amid else told
+
+    monkeypatch.setattr(ImageEncoder, "model_arguments", split_wrongly)
+    vision = checked_vision(loaded(name), picture(name, 1), 1000)
+    assert vision is not None and not vision.splits_images
+
+
+def test_what_is_not_a_row_for_each_token_refuses_images(
+    caplog: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "qwen2_5_vl"
+    parts = loaded(name).vision
+    assert parts is not None
+    right = parts.model.get_input_embeddings
+
+    def crossing(self: Any, *given: Any, **told: Any) -> Any:
+        made = right(*given, **told)
+        made.cross_attention_states = made.inputs_embeds
+        return made
+
+    monkeypatch.setattr(type(parts.model), "get_input_embeddings", crossing)
+    with pytest.raises(UnknownImageInputs, match="cross_attention_states"):
+        new_vision(name).encode(picture(name, 1))
+    assert "cross_attention_states" in refusal(name, caplog)
+
+
+def test_a_model_that_lays_positions_out_otherwise_counts_them_itself() -> None:
+    class Ernie:
+        def get_rope_index(self, ids: mx.array, *_: Any) -> tuple[mx.array, None]:
+            return mx.zeros((1, ids.shape[1], 3)), None
+
+    assert not VLMLanguageModel(Ernie(), list).takes_positions
+
+
+NAMES = by_day(VISION_NAMES, ("qwen3_5_vl", "gemma3"))  # states, and windows
 CHUNK = 16
-MARKS = 3000  # the first token that may stand for more than text
-CLOSE = 5e-3  # of logits up to 30, in fp32, where the same prompt is cut differently
 
 
-@pytest.fixture(params=VISION_NAMES)
+@pytest.fixture(params=NAMES)
 def name(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -43,62 +236,6 @@ def name(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def engine(name: str) -> Engine:
     return new_engine(name)
-
-
-@settings(max_examples=6)
-@given(
-    turns=st.lists(st.tuples(st.integers(1, 40), st.integers(0, 3)), min_size=1, max_size=4),
-    chunk=st.integers(5, 50),
-)
-@pytest.mark.parametrize("name", VISION_NAMES)
-def test_a_prompt_in_chunks_is_what_mlx_vlm_reads_at_once(
-    name: str, turns: list[tuple[int, int]], chunk: int
-) -> None:
-    """Each turn is some text, and one of two images, both (one behind the other), or none."""
-    one, two = picture(name, 1), picture(name, 2, 200, 60)
-    shown = [[], [one], [two], [two, one]]
-    parts = [p for n, (count, which) in enumerate(turns) for p in (text(n, count), *shown[which])]
-    ids, runs = prompt(text(90, 5), one, *parts, text(91, 7))
-    engine = new_engine(name)
-    cache = feed(engine, engine.new_cache(), ids, cuts_of(len(ids), chunk), runs)
-    tokens, logprobs = answer(engine, cache, ids, runs, count=4)
-    # Random weights may say a video's mark, by which mlx-vlm reads all of the prompt otherwise.
-    said = next((n for n, token in enumerate(tokens) if token >= MARKS), len(tokens))
-    whole = mx.array(as_mlx_vlm(name, [*ids, *tokens[:said]], runs))
-    expected = np.array(whole - mx.logsumexp(whole, axis=-1, keepdims=True))
-    for number, row in enumerate(logprobs[: said + 1]):
-        assert np.abs(row - expected[len(ids) - 1 + number]).max() < CLOSE
-
-
-@pytest.mark.parametrize("behind", [1, 2, 3])
-def test_a_cache_restored_behind_an_image_goes_on_as_a_cold_one(
-    name: str, engine: Engine, behind: int
-) -> None:
-    ids, runs = prompt(
-        text(1, 20), picture(name, 1), text(2, 30), picture(name, 2), text(3, 9), text(4, 30)
-    )
-    cuts = cuts_of(len(ids), CHUNK)
-    cold = feed(engine, engine.new_cache(), ids, cuts, runs)
-    expected = answer(engine, cold, ids, runs)
-    donor = feed(engine, engine.new_cache(), ids, cuts[: -behind or None], runs)
-    position = cuts[-behind - 1]
-    warm = restored(engine, donor, position)
-    calls = engine.vision.encoder_calls if engine.vision else 0
-    feed(engine, warm, ids, cuts[-behind - 1 :], runs)
-    tokens, logprobs = answer(engine, warm, ids, runs)
-    assert tokens == expected[0] and same(logprobs, expected[1])
-    assert engine.vision is not None and engine.vision.encoder_calls == calls == 2
-
-
-def test_a_text_turn_behind_an_image_does_not_encode_it(name: str, engine: Engine) -> None:
-    ids, runs = prompt(text(1, 5), picture(name, 1), text(2, 40))
-    cuts = [0, runs[0].end, len(ids) - 1]
-    cold = feed(engine, engine.new_cache(), ids, cuts, runs)
-    other = new_engine(name)
-    warm = restored(engine, feed(engine, engine.new_cache(), ids, cuts[:2], runs), cuts[1])
-    feed(other, warm, ids, cuts[1:], runs)
-    assert same(held(warm), held(cold))
-    assert other.vision is not None and other.vision.encoder_calls == 0
 
 
 def test_wherever_an_image_is_split_and_forgotten_it_goes_on_as_cold(name: str) -> None:
@@ -117,54 +254,6 @@ def test_wherever_an_image_is_split_and_forgotten_it_goes_on_as_cold(name: str) 
     assert engine.vision is not None and engine.vision.encoder_calls == 1
 
 
-def test_prompts_that_take_turns_are_each_as_alone(name: str, engine: Engine) -> None:
-    """One with an image, one without, one with two others; and they decode side by side."""
-    prompts = [
-        prompt(text(1, 20), picture(name, 1), text(2, 60)),
-        prompt(text(3, 90)),
-        prompt(text(1, 20), picture(name, 2), text(2, 25), picture(name, 3, 60, 60), text(5, 9)),
-    ]
-    cuts = [cuts_of(len(ids), CHUNK) for ids, _ in prompts]
-    alone = []
-    for (ids, runs), at in zip(prompts, cuts, strict=True):
-        lone = new_engine(name)
-        alone.append(answer(lone, feed(lone, lone.new_cache(), ids, at, runs), ids, runs))
-    caches = [engine.new_cache() for _ in prompts]
-    for step in range(max(map(len, cuts))):
-        for (ids, runs), at, cache in zip(prompts, cuts, caches, strict=True):
-            feed(engine, cache, ids, at[step : step + 2], runs)
-    for (ids, runs), cache, (tokens, logprobs) in zip(prompts, caches, alone, strict=True):
-        got = answer(engine, cache, ids, runs)
-        assert got[0] == tokens and same(got[1], logprobs)
-
-
-def test_another_image_gives_another_answer(name: str, engine: Engine) -> None:
-    """Or the tests above would show little."""
-    logprobs = []
-    for seed in (1, 2):
-        ids, runs = prompt(text(1, 5), picture(name, seed), text(2, 5))
-        cache = feed(engine, engine.new_cache(), ids, cuts_of(len(ids), CHUNK), runs)
-        logprobs.append(answer(engine, cache, ids, runs, count=1)[1][0])
-    assert np.abs(logprobs[0] - logprobs[1]).max() > 100 * CLOSE
-
-
-def test_text_alone_is_forwarded_as_the_language_model_would(name: str, engine: Engine) -> None:
-    """Also right after an image, which mlx-vlm's own state would remember."""
-    vision = loaded(name).vision
-    assert vision is not None
-    ids, cuts = text(7, 70), cuts_of(70, CHUNK)
-    seen, runs = prompt(picture(name, 1), text(2, 9))
-    feed(engine, engine.new_cache(), seen, [0, len(seen)], runs)
-    ours = feed(engine, engine.new_cache(), ids, cuts, ())
-    direct = vision.language.make_cache()
-    forget_positions(vision.language)
-    with engine.stream():
-        for start, end in pairwise(cuts):
-            vision.language.model(mx.array([ids[start:end]]), cache=direct)
-            mx.eval([layer.state for layer in direct])
-    assert same(held(ours), held(direct))
-
-
 def test_nothing_of_a_request_stays_on_the_model(name: str, engine: Engine) -> None:
     vision = loaded(name).vision
     assert vision is not None
@@ -175,61 +264,11 @@ def test_nothing_of_a_request_stays_on_the_model(name: str, engine: Engine) -> N
     assert not remembers_positions(vision.language)
 
 
-def test_vision_models_batch(engine: Engine) -> None:
-    assert engine.decoder.is_mergeable
-
-
 @pytest.mark.parametrize("name", VISION_NAMES)
 def test_quantised_kv_is_taken_or_refused_with_a_reason(name: str) -> None:
     reason = new_engine(name).why_not_quantised(8, 64)
     assert (reason is None) == (name != "gemma3")
     assert reason is None or "RotatingKVCache" in reason
-
-
-def test_room_made_beforehand_changes_nothing(name: str, engine: Engine) -> None:
-    """The keeper gives layers room for a prompt before it is prefilled."""
-    ids, runs = prompt(text(1, 20), picture(name, 1), text(2, 30))
-    cuts = cuts_of(len(ids), CHUNK)
-    plain = feed(engine, engine.new_cache(), ids, cuts, runs)
-    layers, roomy = LayerMap(engine.probe()), engine.new_cache()
-    with engine.stream():
-        layers.reserve(roomy, 700)
-    feed(engine, roomy, ids, cuts[:3], runs)
-    with engine.stream():
-        layers.reserve(roomy, 2000)
-    feed(engine, roomy, ids, cuts[2:], runs)
-    assert layers.depth(roomy) == len(ids) - 1 and same(held(roomy), held(plain))
-
-
-@pytest.mark.parametrize("name", ["qwen2_5_vl", "qwen3_vl", "qwen3_5_vl"])
-def test_rows_that_are_packed_while_it_runs_go_on_as_upstream_packs_them(
-    name: str, engine: Engine
-) -> None:
-    form = QuantFormat(8, 64)
-    ids, runs = prompt(text(1, 20), picture(name, 1), text(2, 30))
-    cuts = [0, runs[0].start + 5, len(ids) - 1]
-    layers, ours = LayerMap(engine.probe()), engine.new_cache()
-    theirs = feed(engine, engine.new_cache(), ids, cuts[:2], runs)
-    feed(engine, ours, ids, cuts[:2], runs)
-    with engine.stream():
-        layers.quantise(ours, form)
-        for number, layer in enumerate(theirs):
-            if hasattr(layer, "to_quantized"):
-                theirs[number] = layer.to_quantized(group_size=64, bits=8)
-    for cache in (ours, theirs):
-        feed(engine, cache, ids, cuts[1:], runs)
-    assert answer(engine, ours, ids, runs)[0] == answer(engine, theirs, ids, runs)[0]
-    kept = layers.rows(ours, 0, 30)
-    assert all(rows.format == form for rows in kept)
-    again = engine.new_cache()
-    with engine.stream():
-        layers.quantise(again, form)
-        layers.put_rows(again, [kept], 30, 100)
-        assert all(
-            mx.array_equal(one, other)
-            for was, now in zip(kept, layers.rows(again, 0, 30), strict=True)
-            for one, other in zip(was.arrays, now.arrays, strict=True)
-        )
 
 
 def test_an_image_that_the_encoder_does_not_take_ends_its_request_alone() -> None:
@@ -242,16 +281,3 @@ def test_an_image_that_the_encoder_does_not_take_ends_its_request_alone() -> Non
         engine.encode(bad)
     assert (refused.value.status, refused.value.code) == (400, "image_refused")
     assert engine.encode(good) and not engine.encode(good)
-
-
-def test_hidden_states_for_a_draft_model_change_no_bit_of_what_a_prompt_with_an_image_leaves() -> (
-    None
-):
-    engine = new_engine("qwen3_5_vl")
-    ids, runs = prompt(text(1, 20), picture("qwen3_5_vl", 1), text(2, 30))
-    engine.encode(runs[0].picture)
-    plain = feed(engine, engine.new_cache(), ids, [0, len(ids) - 1], runs)
-    shown = engine.new_cache()
-    hidden = engine.prefill_with_hidden(shown, ids[:-1], runs, tokens_max=16)
-    assert same(held(plain), held(shown)) and hidden.shape[:2] == (1, 16)
-    assert mx.all(mx.isfinite(hidden)).item()

@@ -19,6 +19,7 @@ from hearth.worker.engine.model_loader import LoadedModel, load_model
 from hearth.worker.engine.vision.vlm_loader import has_tower, sees_images
 from scripts.fixtures.fixture_cache import PROJECT_DIR, VISION_NAMES, fixture_dir, mlx_environment
 from scripts.harness.socketless_worker import loaded
+from tests.helpers.models.by_day import by_day
 
 
 @pytest.fixture
@@ -48,7 +49,7 @@ def drop_tower(directory: Path) -> None:
     mx.save_safetensors(str(path), kept)
 
 
-@pytest.mark.parametrize("name", VISION_NAMES)
+@pytest.mark.parametrize("name", by_day(VISION_NAMES))
 def test_a_checkpoint_with_a_tower_is_loaded_with_it(name: str) -> None:
     model = loaded(name)
     assert model.vision is not None
@@ -57,12 +58,6 @@ def test_a_checkpoint_with_a_tower_is_loaded_with_it(name: str) -> None:
     size = sum(path.stat().st_size for path in fixture_dir(name).glob("*.safetensors"))
     assert model.facts.weight_bytes == pytest.approx(size, rel=0.02), "the tower's too"
     assert model.facts.vocab_size == 3072 and model.facts.context_tokens == 131072
-
-
-@pytest.mark.parametrize("name", ["qwen3", "qwen3_5", "gemma3_text"])
-def test_a_model_of_text_alone_sees_no_images(name: str) -> None:
-    assert not sees_images(fixture_dir(name))
-    assert loaded(name).vision is None
 
 
 def test_a_conversion_that_dropped_the_tower_is_loaded_for_text(checkpoint: Path) -> None:
@@ -126,17 +121,6 @@ def test_what_a_processor_reads_is_fetched_from_a_hub(
     }
 
 
-def test_code_in_a_vision_checkpoint_is_refused_before_mlx_vlm_sees_it(
-    checkpoint: Path, tmp_path: Path
-) -> None:
-    proof = tmp_path / "ran"
-    (checkpoint / "evil.py").write_text(f"open({str(proof)!r}, 'w')")
-    change(checkpoint / "config.json", model_file="evil.py")
-    with pytest.raises(StartError, match="brings code of its own"):
-        load(checkpoint)
-    assert not proof.exists()
-
-
 def test_a_model_file_that_the_look_misses_does_not_run(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -173,15 +157,6 @@ def test_without_mlx_vlm_a_vision_model_is_served_for_text_and_the_log_says_so(
     assert "--vision" in caplog.text and "pip install '.[vision]'" in caplog.text
 
 
-def test_without_mlx_vlm_the_processors_chat_template_is_still_read(
-    checkpoint: Path, no_vision: None
-) -> None:
-    (checkpoint / "chat_template.jinja").unlink()
-    change(checkpoint / "tokenizer_config.json", chat_template=None)
-    (checkpoint / "chat_template.json").write_text(json.dumps({"chat_template": "of a processor"}))
-    assert load(checkpoint).tokenizer.chat_template == "of a processor"
-
-
 def test_without_mlx_vlm_a_vision_model_that_mlx_lm_cannot_load_names_the_extra(
     checkpoint: Path, no_vision: None
 ) -> None:
@@ -190,14 +165,6 @@ def test_without_mlx_vlm_a_vision_model_that_mlx_lm_cannot_load_names_the_extra(
         load(checkpoint)
     assert "It is a vision model: install the extra 'vision'" in str(caught.value)
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("name", ["qwen3", "gemma3_text"])
-def test_without_mlx_vlm_a_model_of_text_alone_is_what_it_is_with_it(
-    name: str, no_vision: None, caplog: pytest.LogCaptureFixture
-) -> None:
-    assert load(fixture_dir(name)).vision is None
-    assert "vision" not in caplog.text
 
 
 def imported(code: str) -> set[str]:
@@ -214,6 +181,7 @@ def imported(code: str) -> set[str]:
     return set(ran.stdout.split())
 
 
+@pytest.mark.night
 def test_text_takes_no_mlx_vlm_and_images_take_no_torch() -> None:
     code = "from scripts.harness.socketless_worker import loaded\nloaded({!r}, tiny={})"
     assert imported(code.format("qwen3", True)) == set()

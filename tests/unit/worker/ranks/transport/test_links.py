@@ -11,23 +11,23 @@ import pytest
 
 from hearth.shared.errors import EXIT_CANNOT_START, EXIT_RANK_LOST, StartError
 from hearth.shared.zmq_rank_port import RankContext, RankDealer
-from hearth.worker.ranks.rank_link import RankLost, pack, unpack
+from hearth.worker.ranks.rank_link import RankLost, pack
 from hearth.worker.ranks.transport import follower_link, leader_link
 from hearth.worker.ranks.transport.follower_link import FollowerLink
 from hearth.worker.ranks.transport.leader_link import LeaderLink
-from hearth.worker.ranks.transport.link_messages import (
-    BEAT,
-    EVENT,
-    HELLO,
-    HERE,
-    WELCOME,
-    own_versions,
-)
+from hearth.worker.ranks.transport.link_messages import HERE
 from hearth.worker.ranks.transport.rank_hosts import RankHost
 
 pytestmark = pytest.mark.process
 
 WAIT_S_MAX = 60.0
+
+
+def wait_until(is_so: Callable[[], Any]) -> None:
+    deadline = time.monotonic() + WAIT_S_MAX
+    while not is_so():
+        assert time.monotonic() < deadline, "it never came to that"
+        time.sleep(0.01)
 
 
 class Ranks:
@@ -67,9 +67,7 @@ class Ranks:
 
     def end_of(self, rank: int) -> tuple[int, str]:
         """Wait until this rank was told to end; return with which code and why."""
-        deadline = time.monotonic() + WAIT_S_MAX
-        while rank not in self.ends and time.monotonic() < deadline:
-            time.sleep(0.01)
+        wait_until(lambda: rank in self.ends)
         return self.ends[rank]
 
     def close(self) -> None:
@@ -123,12 +121,10 @@ def test_an_event_and_the_memory_of_a_follower_reach_rank_0(ranks: Ranks) -> Non
     ranks.leader.on_event = lambda *event: heard.append(event)
     ranks.followers[2].set_room(100, 7)
     ranks.followers[2].send_event("read", 5, ["a file"])
-    deadline = time.monotonic() + WAIT_S_MAX
-    while not (heard and 2 in ranks.leader.rooms and ranks.leader.rooms[2].used_bytes):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    rooms = ranks.leader.rooms
+    wait_until(lambda: heard and 2 in rooms and rooms[2].used_bytes)
     assert heard == [(2, "read", [5, ["a file"]])]
-    assert (ranks.leader.rooms[2].limit_bytes, ranks.leader.rooms[2].used_bytes) == (100, 7)
+    assert (rooms[2].limit_bytes, rooms[2].used_bytes) == (100, 7)
 
 
 def test_ranks_that_computed_different_things_end_at_once_with_both_values(ranks: Ranks) -> None:
@@ -144,35 +140,17 @@ def test_ranks_that_computed_different_things_end_at_once_with_both_values(ranks
         ranks.leader.tell("next")
 
 
-def test_a_follower_that_waits_while_rank_0_computes_was_not_told(ranks: Ranks) -> None:
-    thread = answering(ranks.followers[1], 2)
-    other = answering(ranks.followers[2], 2)
-    ranks.leader.tell("prefill")
-    began = time.monotonic()
-    ranks.leader.witness("a forward that nobody was told of")
-    _, why = ranks.end_of(0)
-    assert "an operation was not told" in why and time.monotonic() - began < 2.0
-    with pytest.raises(RankLost):
-        ranks.leader.tell("what lets the threads of this test end")
-    thread.join()
-    other.join()
-
-
-def test_a_follower_that_is_gone_is_noticed_within_a_second(ranks: Ranks) -> None:
+def test_a_follower_that_is_gone_is_noticed(ranks: Ranks) -> None:
     ranks.followers[2].close()
-    began = time.monotonic()
     assert ranks.end_of(0) == (
         EXIT_RANK_LOST,
         "rank 2 of 3 (127.0.0.1) is gone: its connection ended",
     )
-    assert time.monotonic() - began < 1.0
 
 
-def test_followers_notice_within_a_second_that_rank_0_is_gone(ranks: Ranks) -> None:
-    began = time.monotonic()
+def test_followers_notice_that_rank_0_is_gone(ranks: Ranks) -> None:
     ranks.leader.close()
     assert ranks.end_of(1) == ranks.end_of(2) == (EXIT_RANK_LOST, "rank 0 is gone")
-    assert time.monotonic() - began < 1.0
 
 
 def test_a_follower_that_broke_says_so_to_rank_0(ranks: Ranks) -> None:
@@ -181,85 +159,21 @@ def test_a_follower_that_broke_says_so_to_rank_0(ranks: Ranks) -> None:
     assert ranks.end_of(1)[0] == EXIT_RANK_LOST
 
 
-def test_a_follower_that_cannot_start_keeps_the_server_from_restarting(ranks: Ranks) -> None:
-    ranks.followers[1].fail(StartError("The model needs 9 GB and has 8."))
-    assert ranks.end_of(0) == (
-        EXIT_CANNOT_START,
-        "rank 1 of 3 (127.0.0.1): The model needs 9 GB and has 8.",
-    )
-
-
-class BareFollower:
-    """Says hello as a rank, and from then on only what a test has it say."""
-
-    def __init__(self, leader: LeaderLink, rank: int) -> None:
-        self.context = RankContext(None, is_leader=False)
-        self.status = RankDealer(self.context, leader.endpoint)
-        self.operations = RankDealer(self.context, leader.endpoint.replace("a.sock", "b.sock"))
-        self.status.send(pack([HELLO, rank, own_versions()]))
-        kind, welcome = unpack(self.status.receive(None) or b"")
-        assert kind == WELCOME
-        self.operations.send(b"garbage")
-        self.operations.send(pack([HERE, rank, b"another secret"]))
-        self.operations.send(pack([HERE, rank, welcome["secret"]]))
-
-    def close(self) -> None:
-        self.status.close()
-        self.operations.close()
-        self.context.close()
-
-
-@pytest.fixture
-def bare(directory: Path) -> Iterator[tuple[Ranks, dict[int, BareFollower]]]:
-    """Ranks whose followers say nothing by themselves."""
-    ranks, made = Ranks(directory, stall_s=1), {}
-
-    def join() -> None:
-        made.update({rank: BareFollower(ranks.leader, rank) for rank in (1, 2)})
-
-    thread = threading.Thread(target=join)
-    thread.start()
-    ranks.leader.wait_for_all(lambda: False)
-    thread.join()
-    yield ranks, made
+def test_operations_go_to_no_stranger_who_says_that_it_is_a_rank(directory: Path) -> None:
+    ranks, context = Ranks(directory), RankContext(None, is_leader=False)
+    stranger = RankDealer(context, ranks.leader.endpoint.replace("a.sock", "b.sock"))
+    for frame in (b"garbage", pack([HERE, 1, b"another secret"])):
+        stranger.send(frame)
+    ranks.start()
+    threads = [answering(link, 1) for link in ranks.followers.values()]
+    ranks.leader.tell("go on")
+    for thread in threads:
+        thread.join(10)
+    told = [not thread.is_alive() for thread in threads]
+    stranger.close()
+    context.close()
     ranks.close()
-    for follower in made.values():
-        follower.close()
-
-
-def test_a_silent_follower_is_lost_although_its_connection_stands(
-    bare: tuple[Ranks, dict[int, BareFollower]],
-) -> None:
-    ranks, followers = bare
-    deadline = time.monotonic() + 1.5
-    while time.monotonic() < deadline and 0 not in ranks.ends:
-        followers[2].status.send(pack([BEAT, -1, False, 0, 0, 0]))
-        time.sleep(0.1)
-    assert ranks.end_of(0)[1].startswith("rank 1 of 3 (127.0.0.1) is silent for 1 s.")
-
-
-def test_garbage_of_a_follower_ends_nobody(
-    bare: tuple[Ranks, dict[int, BareFollower]], caplog: pytest.LogCaptureFixture
-) -> None:
-    ranks, followers = bare
-    heard: list[Any] = []
-    ranks.leader.on_event = lambda *event: heard.append(event)
-    for frame in (b"", b"\x00garbage", b"\x93\x01\x02\x03", b"\x91\xa4beat", b"\x91\xa7witness"):
-        followers[1].status.send(frame)
-    followers[1].status.send(pack([EVENT, "last", []]))
-    deadline = time.monotonic() + WAIT_S_MAX
-    while not heard and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert heard == [(1, "last", [])]
-    assert caplog.text.count("bad message of a rank dropped") == 5
-    assert not ranks.ends
-
-
-def test_ranks_whose_end_is_meant_are_not_lost(ranks: Ranks) -> None:
-    ranks.leader.let_go()
-    ranks.followers[1].close()
-    time.sleep(3 * leader_link.TICK_S)
-    assert ranks.ends.keys() <= {1}
+    assert told == [True, True]
 
 
 def test_a_rank_with_another_version_is_refused_with_both_values(
@@ -297,12 +211,6 @@ def test_a_rank_that_nobody_waits_for_is_refused_and_the_others_go_on(ranks: Ran
     ranks.leader.tell("go on")
     threads[0].join()
     assert 0 not in ranks.ends
-
-
-def test_the_status_of_a_process_tells_why_its_connection_ended(ranks: Ranks) -> None:
-    ranks.leader.how_ended = {2: "it ended by SIGKILL"}.__getitem__
-    ranks.followers[2].close()
-    assert ranks.end_of(0)[1] == "rank 2 of 3 (127.0.0.1) is gone: it ended by SIGKILL"
 
 
 def test_what_a_rank_said_before_it_ended_tells_why(

@@ -8,7 +8,7 @@ import zmq
 
 from hearth.commands.make_keys import make_keys
 from hearth.shared.errors import StartError
-from hearth.shared.zmq_rank_port import RankContext, RankDealer, RankGone, RankRouter
+from hearth.shared.zmq_rank_port import RankContext, RankDealer, RankRouter
 from hearth.shared.zmq_transport import RANK_NAME, CurveKeys, curve_keys
 
 pytestmark = pytest.mark.process
@@ -45,14 +45,6 @@ def test_a_rank_with_the_key_is_heard_and_known_by_its_address(
     assert dealer.receive(WAIT_S_MAX) == b"welcome"
     dealer.close()
     context.close()
-    for _ in range(int(WAIT_S_MAX / 0.05)):
-        try:
-            router.send(came[0], b"")
-        except RankGone:
-            break
-        router.receive(0.05)
-    with pytest.raises(RankGone, match="its connection ended"):
-        router.send(came[0], b"")
 
 
 @pytest.mark.parametrize("knows_server", [True, False])

@@ -8,10 +8,6 @@ from hearth.worker.ranks.transport.rank_watch import RankBeat, RankWatch
 HOSTS = ["192.168.2.1", "192.168.2.2"]
 
 
-def test_a_rank_is_named_with_its_host() -> None:
-    assert RankWatch(HOSTS, 0, 0).name(1) == "rank 1 of 2 (192.168.2.2)"
-
-
 @pytest.mark.parametrize(("stall_s", "limit_s"), [(0, SILENCE_S_MAX), (120, SILENCE_S_MAX), (5, 5)])
 def test_a_rank_that_says_nothing_is_lost(stall_s: float, limit_s: float) -> None:
     watch = RankWatch(HOSTS, stall_s, 100)
