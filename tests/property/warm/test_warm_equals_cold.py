@@ -15,6 +15,7 @@ from hearth.worker.schedule.answers.answer_drafts import DraftPolicy
 from scripts.fixtures.fixture_cache import TEXT_NAMES
 from scripts.harness.socketless_worker import machine
 from scripts.harness.warm.warm_talks import KINDS, OPERATIONS, Talk, play, slow
+from tests.helpers.models.by_day import by_day
 from tests.helpers.models.oracle_drafts import OracleDrafts
 
 
@@ -23,11 +24,7 @@ def name(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-# Each kind of layers in `test`, and all models at night.
-OTHERS = [pytest.param(name, marks=pytest.mark.night) for name in TEXT_NAMES if name not in KINDS]
-
-
-@pytest.fixture(scope="module", params=[*KINDS, *OTHERS])
+@pytest.fixture(scope="module", params=by_day(TEXT_NAMES, KINDS))
 def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
