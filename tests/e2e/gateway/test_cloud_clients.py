@@ -1,6 +1,5 @@
 """Real agent clients with models on both sides, and every socket of every process watched."""
 
-import dataclasses
 import json
 import re
 from collections import Counter
@@ -13,23 +12,15 @@ import pytest
 
 from hearth.shared.wire_messages import Prompt
 from tests.helpers.clients.agent_projects import WORDS, installed, made_place
-from tests.helpers.clients.run_clients import AGENTS, Agent, Place
+from tests.helpers.clients.run_clients import AGENTS, Agent
 from tests.helpers.clients.scraped_metrics import families_of, series_of
 from tests.helpers.cloud.cloud_answers import CloudAnswer, CloudCall
 from tests.helpers.cloud.dialect_requests import ask, body_of
-from tests.helpers.cloud.gateway_server import BIG, SMALL, TwoSidedServer
+from tests.helpers.cloud.gateway_server import BIG, TwoSidedServer
 from tests.helpers.servers.mock_cloud import CloudRequest
 from tests.helpers.servers.watched_server import WatchedServer
 from tests.helpers.worker_processes.scripted_worker import MISSION, answer
 
-# Claude Code's model for the work and for small things, and who answers each.
-TIERS: Final = {
-    "both local": ("claude-opus-4-8", f"hearth/{BIG}", "claude-haiku-4-9", f"hearth/{SMALL}"),
-    "the big one is the cloud's": (
-        *("claude-sonnet-4-8", "anthropic/claude-sonnet-4-6"),  # whose ways LiteLLM knows
-        *("claude-haiku-4-9", f"hearth/{SMALL}"),
-    ),
-}
 # One of each dialect, and one that sends a response's items back.
 OVER_CLOUD: Final = ("Claude Code", "Codex", "opencode", "PI over Responses")
 
@@ -68,26 +59,6 @@ def on_its_way(agent: Agent, server: WatchedServer, directory: Path) -> Any:
     assert run.code == 0, (run.out, run.err)
     assert agent.said(run) == f"The words: {', '.join(WORDS)}."
     return agent.warnings(place, run)
-
-
-@pytest.mark.parametrize("tier", TIERS)
-def test_claude_code_works_with_a_big_and_a_small_model_on_either_side(
-    two_sided: TwoSidedServer, tmp_path: Path, tier: str
-) -> None:
-    big, big_is, small, small_is = TIERS[tier]
-    two_sided.cloud.rule = on_a_mission
-    agent = installed(AGENTS["Claude Code"])
-
-    def environment(place: Place) -> dict[str, str]:
-        told = {"ANTHROPIC_MODEL": big, "ANTHROPIC_SMALL_FAST_MODEL": small}
-        return agent.environment(place) | told | {"ANTHROPIC_DEFAULT_HAIKU_MODEL": small}
-
-    before = served(two_sided)
-    on_its_way(dataclasses.replace(agent, environment=environment), two_sided, tmp_path)
-    since = served(two_sided) - before
-    assert set(since) <= {big_is, small_is} and since[big_is] >= 3
-    models = {f"anthropic/{request.model}" for request in two_sided.cloud.generations()}
-    assert models <= {big_is, small_is}
 
 
 @pytest.mark.parametrize("name", OVER_CLOUD)

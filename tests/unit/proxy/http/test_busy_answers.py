@@ -10,7 +10,6 @@ import pytest
 from hearth.proxy.app import ProxyApp
 from hearth.proxy.http import body_memory_budget, http_exchange
 from tests.helpers.proxy.app_over_workers import KEY, Front, front
-from tests.helpers.proxy.fake_worker_pool import run
 from tests.helpers.proxy.proxy_app import app_of
 from tests.helpers.proxy.request_bodies import OTHER_KEY, PATHS, body_of
 from tests.helpers.worker_processes.fake_worker import REQUESTS_MAX
@@ -20,43 +19,34 @@ pytestmark = pytest.mark.process
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("path", PATHS)
-def test_a_full_worker_is_a_503_that_says_when_to_come_back(path: str, stream: bool) -> None:
-    async def body() -> None:
-        async with front(1) as made:
-            text = "refuse=503:overloaded retry=42"
-            reply = await made.ask("POST", path, body=body_of(path, text, stream=stream))
-            assert (reply.status, reply.headers["retry-after"]) == (503, "42")
-            error = reply.json["error"]
-            if path == "/v1/messages":
-                assert (reply.json["type"], error["type"]) == ("error", "overloaded_error")
-            else:
-                assert (error["type"], error["code"]) == ("server_error", "overloaded")
-            assert error["message"] == "Refused as asked with 503."
-
-    run(body)
+async def test_a_full_worker_is_a_503_that_says_when_to_come_back(path: str, stream: bool) -> None:
+    async with front(1) as made:
+        text = "refuse=503:overloaded retry=42"
+        reply = await made.ask("POST", path, body=body_of(path, text, stream=stream))
+        assert (reply.status, reply.headers["retry-after"]) == (503, "42")
+        error = reply.json["error"]
+        if path == "/v1/messages":
+            assert (reply.json["type"], error["type"]) == ("error", "overloaded_error")
+        else:
+            assert (error["type"], error["code"]) == ("server_error", "overloaded")
+        assert error["message"] == "Refused as asked with 503."
 
 
-def test_other_workers_are_asked_where_one_is_full() -> None:
-    async def body() -> None:
-        async with front(3) as made:
-            text, _ = await made.generate("n=2 full=01")
-            assert text
-            asked = {row["pid"] for row in made.made.events("Submit")}
-            assert len(asked) == 3
-
-    run(body)
+async def test_other_workers_are_asked_where_one_is_full() -> None:
+    async with front(3) as made:
+        text, _ = await made.generate("n=2 full=01")
+        assert text
+        asked = {row["pid"] for row in made.made.events("Submit")}
+        assert len(asked) == 3
 
 
-def test_the_refusal_is_told_where_all_are_full_and_no_link_keeps_anything() -> None:
-    async def body() -> None:
-        async with front(3) as made:
-            content = body_of("/v1/responses", "n=2 full=012")
-            reply = await made.ask("POST", "/v1/responses", body=content)
-            assert (reply.status, reply.headers["retry-after"]) == (503, "7")
-            assert len(made.made.events("Submit")) == 3
-            assert not any(link.load for link in made.made.pool.links.values())
-
-    run(body)
+async def test_the_refusal_is_told_where_all_are_full_and_no_link_keeps_anything() -> None:
+    async with front(3) as made:
+        content = body_of("/v1/responses", "n=2 full=012")
+        reply = await made.ask("POST", "/v1/responses", body=content)
+        assert (reply.status, reply.headers["retry-after"]) == (503, "7")
+        assert len(made.made.events("Submit")) == 3
+        assert not any(link.load for link in made.made.pool.links.values())
 
 
 @contextlib.asynccontextmanager
@@ -84,42 +74,36 @@ async def waiting(made: Front, count: int, *key: tuple[bytes, bytes]) -> list[di
         await asyncio.sleep(0.05)
 
 
-def test_health_tells_the_queue_and_its_wait_and_no_word_of_a_prompt() -> None:
-    async def body() -> None:
-        async with front(1) as made, asking(made, KEY, KEY, KEY) as ids:
-            first, second = await waiting(made, 2, KEY)
-            assert (first["position"], second["position"]) == (1, 2)
-            assert first["worker"] == second["worker"] == 0
-            assert first["age_s"] >= second["age_s"] >= 0
-            asker = {"session", "client", "title", "age_s"}
-            assert set(first) == {"request_id", "worker", "position", *asker}
-            assert first["title"] == "n=9999 delay=0.2 secret", "which its own key sees"
-            rows = [{"worker": 0, "request_id": name} for name in (ids[0], "ended meanwhile")]
-            (running,) = made.made.pool.with_askers(rows)
-            assert (running["request_id"], running["title"]) == (ids[0], first["title"])
-            health = await made.open_ask("GET", "/health")
-            assert "queue" not in health.json, "nobody is told whose request is where"
-            assert b"secret" not in health.content
-            assert (health.json["ready"], health.json["free"]) == (True, REQUESTS_MAX - 3)
-            ready = await made.open_ask("GET", "/health/ready")
-            assert (ready.status, ready.json["free"]) == (200, REQUESTS_MAX - 3)
-            (worker,) = health.json["workers"]
-            assert (worker["running"], worker["waiting"], worker["wait_s"]) == (1, 2, 3.0)
-            assert [first["request_id"], second["request_id"]] == ids[1:]
-
-    run(body)
+async def test_health_tells_the_queue_and_its_wait_and_no_word_of_a_prompt() -> None:
+    async with front(1) as made, asking(made, KEY, KEY, KEY) as ids:
+        first, second = await waiting(made, 2, KEY)
+        assert (first["position"], second["position"]) == (1, 2)
+        assert first["worker"] == second["worker"] == 0
+        assert first["age_s"] >= second["age_s"] >= 0
+        asker = {"session", "client", "title", "age_s"}
+        assert set(first) == {"request_id", "worker", "position", *asker}
+        assert first["title"] == "n=9999 delay=0.2 secret", "which its own key sees"
+        rows = [{"worker": 0, "request_id": name} for name in (ids[0], "ended meanwhile")]
+        (running,) = made.made.pool.with_askers(rows)
+        assert (running["request_id"], running["title"]) == (ids[0], first["title"])
+        health = await made.open_ask("GET", "/health")
+        assert "queue" not in health.json, "nobody is told whose request is where"
+        assert b"secret" not in health.content
+        assert (health.json["ready"], health.json["free"]) == (True, REQUESTS_MAX - 3)
+        ready = await made.open_ask("GET", "/health/ready")
+        assert (ready.status, ready.json["free"]) == (200, REQUESTS_MAX - 3)
+        (worker,) = health.json["workers"]
+        assert (worker["running"], worker["waiting"], worker["wait_s"]) == (1, 2, 3.0)
+        assert [first["request_id"], second["request_id"]] == ids[1:]
 
 
-def test_with_several_keys_each_is_told_of_its_own_requests_only() -> None:
-    async def body() -> None:
-        keys = (KEY, KEY, OTHER_KEY, OTHER_KEY)
-        async with front(1, PROXY_API_KEYS="other") as made, asking(made, *keys) as ids:
-            theirs = await waiting(made, 2, OTHER_KEY)
-            mine = await waiting(made, 1, KEY)
-            places = [(row["position"], row["request_id"]) for row in [*mine, *theirs]]
-            assert places == list(enumerate(ids))[1:], "the others' are counted, not told"
-
-    run(body)
+async def test_with_several_keys_each_is_told_of_its_own_requests_only() -> None:
+    keys = (KEY, KEY, OTHER_KEY, OTHER_KEY)
+    async with front(1, PROXY_API_KEYS="other") as made, asking(made, *keys) as ids:
+        theirs = await waiting(made, 2, OTHER_KEY)
+        mine = await waiting(made, 1, KEY)
+        places = [(row["position"], row["request_id"]) for row in [*mine, *theirs]]
+        assert places == list(enumerate(ids))[1:], "the others' are counted, not told"
 
 
 # ---------------------------------------------------------------- what bodies may take
@@ -138,28 +122,25 @@ def long_body(words: str) -> bytes:
     return body_of(PATH, f"{words} {'x' * TALK}")
 
 
-def test_a_body_that_finds_no_room_is_refused_unread_and_served_when_there_is(
+async def test_a_body_that_finds_no_room_is_refused_unread_and_served_when_there_is(
     little_room: None,
 ) -> None:
-    async def body() -> None:
-        async with front(1) as made:
-            first = asyncio.create_task(made.ask("POST", PATH, body=long_body("n=2 prefill=1")))
-            await made.made.until(lambda: made.made.events("Submit"))
-            content = long_body("n=2")
-            length = (b"content-length", str(len(content)).encode())
-            for headers in ([length], []):  # told before it comes, or counted while it does
-                reply = await made.ask("POST", PATH, *headers, body=content)
-                assert (reply.status, reply.headers["retry-after"]) == (503, "5")
-                error = reply.json["error"]
-                assert error["code"] == "overloaded"
-                assert "this server holds 6,000 at once" in error["message"]
-            assert (await made.ask("POST", PATH, body=body_of(PATH, "n=2"))).status == 200
-            assert (await first).status == 200
-            assert (await made.ask("POST", PATH, length, body=content)).status == 200
-            assert len(made.made.events("Submit")) == 3
-            assert made.app.body_budget.bytes_held == 0
-
-    run(body)
+    async with front(1) as made:
+        first = asyncio.create_task(made.ask("POST", PATH, body=long_body("n=2 prefill=1")))
+        await made.made.until(lambda: made.made.events("Submit"))
+        content = long_body("n=2")
+        length = (b"content-length", str(len(content)).encode())
+        for headers in ([length], []):  # told before it comes, or counted while it does
+            reply = await made.ask("POST", PATH, *headers, body=content)
+            assert (reply.status, reply.headers["retry-after"]) == (503, "5")
+            error = reply.json["error"]
+            assert error["code"] == "overloaded"
+            assert "this server holds 6,000 at once" in error["message"]
+        assert (await made.ask("POST", PATH, body=body_of(PATH, "n=2"))).status == 200
+        assert (await first).status == 200
+        assert (await made.ask("POST", PATH, length, body=content)).status == 200
+        assert len(made.made.events("Submit")) == 3
+        assert made.app.body_budget.bytes_held == 0
 
 
 async def replied(edge: ProxyApp, messages: list[Any], *headers: tuple[bytes, bytes]) -> list[Any]:

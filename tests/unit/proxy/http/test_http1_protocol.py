@@ -110,32 +110,6 @@ def test_smuggling_by_raw_socket_is_a_400_in_the_dialect_and_nothing_behind_it_i
     assert f'connections_closed_total{{why="malformed"}} {len(SMUGGLED)}.0' in text
 
 
-@pytest.mark.parametrize(
-    ("head", "is_anthropic"),
-    [
-        (b"POST /v1/messages HTTP/1.1\r\n" + HOST + b"Content-Length: 3, 3\r\n\r\nabc", True),
-        (b"POST http://127.0.0.1:4000/v1/messages HTTP/1.1\r\n\r\n", True),
-        (b"GET /v1/models HTTP/1.1\r\nAnthropic-Version: 2023-06-01\r\n\r\n", True),
-        (b"POST /v1/messages\n", True),
-        (b"POST /v1/chat/completions HTTP/1.1\r\n\r\n", False),
-        (b"GET /x?/v1/messages HTTP/1.1\r\nX: anthropic-version: 1\r\n\r\n", False),
-    ],
-)
-def test_smuggling_behind_a_served_request_is_told_in_the_words_of_its_own_dialect(
-    keyless: ProxyApp, head: bytes, is_anthropic: bool
-) -> None:
-    async def attack(connect: Opener) -> None:
-        streams = await connect()
-        assert (await asked(streams, HEALTH + head + HIDDEN))[0] == 200
-        status, _, body = await answer_on(streams[0])
-        row = json.loads(body)
-        assert (status, row.get("type") == "error") == (400, is_anthropic)
-        assert row["error"]["type"] == "invalid_request_error"
-        assert await has_ended(streams)
-
-    attacking(keyless, attack)
-
-
 def test_a_refused_client_that_goes_on_sending_can_read_why(
     keyless: ProxyApp, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -218,16 +192,6 @@ def test_a_401_closes_its_connection(edge: ProxyApp) -> None:
     attacking(edge, attack)
 
 
-def test_a_monitor_asks_for_health_again_and_again_on_one_connection(edge: ProxyApp) -> None:
-    async def attack(connect: Opener) -> None:
-        streams = await connect()
-        for _ in range(3):
-            status, head, _ = await asked(streams, HEALTH)
-            assert status == 200 and b"connection: close" not in head
-
-    attacking(edge, attack)
-
-
 @pytest.mark.parametrize("path", [b"/v1/messages", b"/v1/chat/completions"])
 def test_where_all_are_amid_requests_with_a_key_a_newcomer_is_told_so_in_its_dialect(
     edge: ProxyApp, path: bytes
@@ -254,18 +218,3 @@ def test_where_all_are_amid_requests_with_a_key_a_newcomer_is_told_so_in_its_dia
         assert (await asked(await connect(), KEYED))[0] == 200
 
     attacking(edge, attack)
-
-
-def test_without_keys_idle_connections_go_first_and_busy_ones_stay(keyless: ProxyApp) -> None:
-    async def attack(connect: Opener) -> None:
-        busy = await connect()
-        busy[1].write(HALF_A_BODY + b"\r\n{")
-        idle = await connect()
-        assert (await asked(idle, MODELS + b"\r\n"))[0] == 200
-        for _ in range(PLACES):
-            assert (await asked(await connect(), MODELS + b"\r\n"))[0] == 200
-        assert await has_ended(idle)
-        busy[1].write(b"xxxxxxxx")
-        assert (await answer_on(busy[0]))[0] == 400
-
-    attacking(keyless, attack)

@@ -8,7 +8,6 @@ import zlib
 from collections.abc import Callable
 from typing import Any
 
-import orjson
 import pytest
 
 from hearth.proxy.app import HEADERS_MAX, ProxyApp
@@ -41,21 +40,6 @@ async def drip(writer: asyncio.StreamWriter, data: bytes, wait_s: float) -> None
         for byte in data:
             writer.write(bytes([byte]))
             await asyncio.sleep(wait_s)
-
-
-@pytest.mark.parametrize("sent", [b"", b"G", b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nX-A: b\r\n"])
-def test_slowloris_a_head_that_never_ends_loses_its_connection(
-    tmp_path: Any, monkeypatch: pytest.MonkeyPatch, sent: bytes
-) -> None:
-    monkeypatch.setattr(http1_protocol, "HEAD_WAIT_S_MAX", 0.5)
-
-    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(sent)
-        began = time.monotonic()
-        assert await asyncio.wait_for(reader.read(), 60) == b""
-        assert 0.3 < time.monotonic() - began < 9
-
-    talking(app_of(tmp_path), talk)
 
 
 @pytest.mark.parametrize("first", [b"", HEAD])
@@ -200,23 +184,9 @@ def test_a_number_of_a_million_digits_costs_nothing_and_is_refused(number: bytes
     assert refused_after(b'{"seed": ' + number + b"}") < 2
 
 
-@pytest.mark.parametrize("number", [b"0." + b"1" * 1_000_000, b"1e999999999", b"1" * 400 + b".5"])
-def test_a_fraction_of_a_million_digits_costs_nothing(number: bytes) -> None:
-    began = time.thread_time()
-    with contextlib.suppress(RequestError):
-        value = parse_object(b'{"temperature": ' + number + b"}")["temperature"]
-        assert isinstance(value, float)
-        assert orjson.dumps(value)
-    assert time.thread_time() - began < 2
-
-
 @pytest.mark.parametrize("opening", [b"[", b'{"a":', b'[{"b":['])
 @pytest.mark.parametrize("depth", [DEPTH_MAX + 1, 2_000, 1_000_000])
 def test_json_of_any_depth_is_refused_without_a_crash(opening: bytes, depth: int) -> None:
     assert refused_after(b'{"x":' + opening * depth) < 5
     closing = {b"[": b"]", b'{"a":': b"}", b'[{"b":[': b"]}]"}[opening]
     assert refused_after(b'{"x":' + opening * depth + b"1" + closing * depth + b"}") < 5
-
-
-def test_millions_of_empty_values_are_refused() -> None:
-    assert refused_after(b'{"x":[' + b"[]," * 3_000_000 + b"[]]}") < 10

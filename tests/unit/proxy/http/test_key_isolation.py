@@ -14,17 +14,15 @@ from hearth.proxy.app import ProxyApp
 from hearth.proxy.pool.worker_pool import WorkerPool
 from hearth.proxy.request.session_id import key_digest
 from hearth.shared import logging_setup as logs
-from hearth.shared.wire_messages import Failed, Prompt, Sampling, Speaker, Submit, Up
+from hearth.shared.wire_messages import Failed, Sampling, Speaker, Up
 from hearth.worker.cache.block_hash import key_root, pack, prefix_hashes
 from hearth.worker.cache.prefix_search import PrefixQuery
 from hearth.worker.cache_report import cache_report
 from hearth.worker.constraint.token_mask import TokenMask
-from hearth.worker.requests.request_builder import root_of
 from hearth.worker.schedule.request_state import ClientLease, Request
 from hearth.worker.stream.output_processor import OutputProcessor
 from scripts.harness.socketless_worker import ROOT, Answer, Machine, machine, vocabulary
 from tests.helpers.proxy.proxy_app import app_of, ask
-from tests.helpers.worker.session_prompts import QUESTION, SAID, Desk
 
 MINE, THEIRS = Speaker("mine", "s1"), Speaker("theirs", "s1")
 CANARY = "cAnArY-7731"
@@ -63,34 +61,6 @@ def test_a_key_asks_for_its_own_sessions_prompts_and_lines_only(
         assert asked_of_workers(several, path, key, monkeypatch) == [(*what, digest)]
     single = app_of(tmp_path, PROXY_API_KEY="mine", LOG_PROMPTS="true")
     assert asked_of_workers(single, path, "mine", monkeypatch) == [(*what, "")]
-
-
-def test_another_keys_sessions_are_not_listed_nor_told_though_their_names_are_the_same() -> None:
-    desk = Desk()
-    desk.ask(QUESTION, SAID, speaker=MINE)
-    desk.ask(QUESTION, SAID, speaker=MINE)
-    desk.ask([*QUESTION, {"role": "user", "content": "other"}], SAID, speaker=THEIRS)
-    sessions = desk.sessions
-    counts = [len(sessions.reports.sessions(key)) for key in ("mine", "theirs", "no", "")]
-    assert counts == [1, 1, 0, 2]
-    told = {key: sessions.reports.session("s1", key) for key in ("mine", "theirs", "no")}
-    assert told["mine"] is not None and told["theirs"] is not None and told["no"] is None
-    assert [len(told["mine"]["lines"]), len(told["theirs"]["lines"])] == [1, 1]
-    assert told["mine"]["lines"][0]["turns"] == 2
-
-
-@pytest.mark.parametrize("session", ["s1", ""])
-def test_a_key_is_told_its_own_titles_only(session: str) -> None:
-    desk = Desk()
-    for key in ("mine", "theirs"):
-        speaker = Speaker(key, session, client="pi", conversation="pi-1", title=f"words of {key}")
-        desk.ask(QUESTION, SAID, speaker=speaker)
-    reports, label = desk.sessions.reports, session or "pi-1"
-    for key, other in (("mine", "theirs"), ("theirs", "mine")):
-        told = [reports.sessions(key), reports.session(label, key), reports.brief(label, key)]
-        for report in told:
-            assert f"words of {key}" in str(report) and f"words of {other}" not in str(report)
-    assert reports.session(label, "no") is None
 
 
 def logged(shows_text: bool) -> str:
@@ -253,11 +223,3 @@ def test_an_answer_that_breaks_its_constraint_is_not_quoted_in_the_log(
     (failed,) = (row for row in told if isinstance(row, Failed))
     assert CANARY in failed.text, "its own client is told"
     assert "constraint broke" in caplog.text and CANARY not in caplog.text
-
-
-def test_each_key_has_its_own_root_and_one_key_needs_none() -> None:
-    assert len({key_root(ROOT, key) for key in ("", "a", "b")} | {ROOT}) == 4
-    assert key_root(ROOT, "a") == key_root(ROOT, "a")
-    for speaker, root in ((MINE, key_root(ROOT, "mine")), (Speaker(), ROOT)):
-        message = Submit("r", Prompt([], speaker=speaker), Sampling())
-        assert root_of(message, ROOT) == root
