@@ -16,8 +16,6 @@ from hearth.proxy.embeddings import encoders as module
 from hearth.proxy.embeddings.encoders import REPLAYS_MAX, Encoders, make_encoders
 from hearth.proxy.pool.worker_pool import WorkerPool
 from hearth.shared.errors import RequestError, StartError
-from hearth.shared.models import builtin_models
-from hearth.shared.models.builtin_models import MODELS_DIR_VARIABLE
 from hearth.shared.settings_from_env import load_settings
 from hearth.shared.wire_messages import Embedded
 from scripts.fixtures.embedding_checkpoints import embedding_checkpoint
@@ -161,22 +159,6 @@ def test_a_client_that_leaves_has_its_request_cancelled(notes: Notes) -> None:
     run(notes, talk)
 
 
-def test_an_idle_worker_ends_and_the_next_request_starts_another(
-    notes: Notes, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "IDLE_S", 0.2)
-
-    async def talk(encoders: Encoders) -> None:
-        first = pid_of(await encoders.embed(["a"]))
-        assert pid_of(await encoders.embed(["a"])) == first
-        await until(lambda: encoders.state == "unloaded" and encoders.worker.pid is None)
-        assert notes.lines[-1] == "end"
-        assert pid_of(await encoders.embed(["a"])) != first
-        assert encoders.worker.restarts == 0
-
-    run(notes, talk)
-
-
 def test_a_request_that_comes_as_the_worker_starts_or_ends_is_answered(
     notes: Notes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -209,54 +191,6 @@ def test_models_that_cannot_be_loaded_are_told_at_once_and_tried_again_later(
         assert notes.starts == 2
 
     run(notes, talk, CANNOT_LOAD=why)
-
-
-def test_a_model_that_is_not_here_is_told_with_the_remedy_until_it_is_pulled(
-    notes: Notes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(MODELS_DIR_VARIABLE, str(tmp_path / "models"))
-    monkeypatch.setattr(builtin_models, "local_models", list)
-
-    async def talk(encoders: Encoders) -> None:
-        for _ in range(2):
-            with refused("embeddings_unavailable", "hearth pull minilm .* EMBEDDING_MODEL to an"):
-                await encoders.embed(["a"])
-        assert not notes.lines, "nothing is started for what is not there"
-        directory = tmp_path / "models" / "minilm-0.1.2"
-        directory.mkdir(parents=True)
-        (directory / "config.json").write_text("{}")
-        assert (await encoders.embed(["a"])).tokens == [1]
-
-    run(notes, talk, settings={"EMBEDDING_MODEL": "builtin:minilm"})
-
-
-def test_the_worker_is_told_when_answers_stream_beside_it_and_when_no_more(notes: Notes) -> None:
-    is_busy = True
-
-    async def talk(encoders: Encoders) -> None:
-        nonlocal is_busy
-        waiting = asyncio.create_task(encoders.embed(["wait"]))
-        await notes.wait_for("ShortTurns(True)")
-        is_busy = False
-        await notes.wait_for("ShortTurns(False)")
-        is_busy = True
-        with refused("embedding_process_died"):
-            await encoders.embed(["kill"])
-        await until(lambda: "ShortTurns(True)" in notes.lines[notes.lines.index("kill False") :])
-        assert notes.starts == 2, "the new one is told too"
-        waiting.cancel()
-
-    run(notes, talk, lambda: is_busy)
-
-
-def test_what_no_frame_can_hold_is_refused_to_its_client_alone(notes: Notes) -> None:
-    async def talk(encoders: Encoders) -> None:
-        with pytest.raises(RequestError, match="cannot be carried") as error:
-            await encoders.embed(["\ud800"])
-        assert error.value.status == 400
-        assert (await encoders.embed(["a"])).tokens == [1]
-
-    run(notes, talk)
 
 
 @pytest.mark.parametrize("text", ["wait", "hang"])
@@ -296,16 +230,3 @@ def test_a_model_makes_a_worker_that_has_not_begun_and_no_model_refuses_to_start
         settings = load_settings({setting: source}, None)
         with pytest.raises(StartError, match=f"^{setting} is '{source}'"):
             make_encoders(settings, {}, WorkerPool())
-
-
-def test_a_builtin_model_that_is_not_here_yet_is_told_and_does_not_refuse_to_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setenv(MODELS_DIR_VARIABLE, str(tmp_path))
-    monkeypatch.setattr(builtin_models, "local_models", list)
-    told = {"EMBEDDING_MODEL": "builtin:minilm", "RUN_DIR": str(tmp_path / "run")}
-    encoders = make_encoders(load_settings(told, None), {}, WorkerPool())
-    assert encoders is not None and encoders.state == "unloaded"
-    assert "Fetch it: hearth pull minilm" in caplog.text
-    with pytest.raises(StartError, match="the builtin models are "):
-        make_encoders(load_settings({"EMBEDDING_MODEL": "builtin:no"}, None), {}, WorkerPool())
