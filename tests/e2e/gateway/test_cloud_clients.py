@@ -1,55 +1,18 @@
 """Real agent clients with models on both sides, and every socket of every process watched."""
 
-import json
-import re
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import httpx
 import pytest
 
-from hearth.shared.wire_messages import Prompt
 from tests.helpers.clients.agent_projects import WORDS, installed, made_place
 from tests.helpers.clients.run_clients import AGENTS, Agent
-from tests.helpers.clients.scraped_metrics import families_of, series_of
-from tests.helpers.cloud.cloud_answers import CloudAnswer, CloudCall
 from tests.helpers.cloud.dialect_requests import ask, body_of
 from tests.helpers.cloud.gateway_server import BIG, TwoSidedServer
-from tests.helpers.servers.mock_cloud import CloudRequest
 from tests.helpers.servers.watched_server import WatchedServer
-from tests.helpers.worker_processes.scripted_worker import MISSION, answer
-
-# One of each dialect, and one that sends a response's items back.
-OVER_CLOUD: Final = ("Claude Code", "Codex", "opencode", "PI over Responses")
-
-
-def on_a_mission(request: CloudRequest) -> CloudAnswer:
-    """Return what the scripted local model says: files are read, then words told."""
-    body = request.json
-    rows = json.dumps(body.get("messages") or body["input"])
-    tools = [tool.get("function", tool) for tool in body.get("tools") or ()]
-    steps = min(2, len(set(re.findall(r"The (first|second|third) secret word is \w", rows))))
-    messages = [{"role": "user", "content": rows}, *[{"role": "assistant", "content": ""}] * steps]
-    functions = [
-        {"function": tool | {"parameters": tool.get("parameters") or tool.get("input_schema")}}
-        for tool in tools
-        if "name" in tool
-    ]
-    parts = answer(Prompt(messages=messages, tools=functions))
-    calls = tuple(CloudCall(call.name, dict(call.arguments)) for call in parts.calls)
-    return CloudAnswer(parts.content, parts.reasoning, calls=calls)
-
-
-def served(server: TwoSidedServer) -> Counter[str]:
-    """Return how many requests each has answered."""
-    found: Counter[str] = Counter()
-    told = httpx.get(f"{server.url}/metrics", timeout=30).raise_for_status().text
-    for (name, labels), value in series_of(families_of(told).values()).items():
-        if name == "hearth_served_requests_total":
-            found[dict(labels)["served_by"]] += int(value)
-    return found
+from tests.helpers.worker_processes.scripted_worker import MISSION
 
 
 def on_its_way(agent: Agent, server: WatchedServer, directory: Path) -> Any:
@@ -59,18 +22,6 @@ def on_its_way(agent: Agent, server: WatchedServer, directory: Path) -> Any:
     assert run.code == 0, (run.out, run.err)
     assert agent.said(run) == f"The words: {', '.join(WORDS)}."
     return agent.warnings(place, run)
-
-
-@pytest.mark.parametrize("name", OVER_CLOUD)
-def test_an_agent_client_reads_files_as_the_cloud_asks(
-    two_sided: TwoSidedServer, tmp_path: Path, name: str
-) -> None:
-    """One call, then two at once, then the answer: all of it by a model that is not here."""
-    two_sided.cloud.rule = on_a_mission
-    before = served(two_sided)
-    assert not on_its_way(installed(AGENTS[name]), two_sided, tmp_path)
-    assert [each.status for each in two_sided.cloud.generations() if each.status >= 400] == []
-    assert set(served(two_sided) - before) == {"openai/agent-mock"}
 
 
 def test_with_a_config_only_its_hosts_are_reached(two_sided: TwoSidedServer) -> None:

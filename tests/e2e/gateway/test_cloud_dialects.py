@@ -23,28 +23,6 @@ from tests.helpers.cloud.dialect_requests import (
 )
 from tests.helpers.cloud.gateway_server import GatewayServer
 from tests.helpers.servers.mock_cloud import MockCloud
-import base64
-import io
-import json
-import socket
-from typing import Any, Final
-import httpx
-import psutil
-import pytest
-from PIL import Image
-from tests.helpers.clients.sdk_conversations import CLOCK, OSLO, TALKS, UTC, WEATHER, sdks_of
-from tests.helpers.cloud.cloud_answers import ERRORS, HELLO, CloudAnswer, CloudCall, Place
-from tests.helpers.cloud.cloud_replies import embedding
-from tests.helpers.cloud.dialect_requests import (
-    DIALECTS,
-    PATHS,
-    ask,
-    body_of,
-    in_each_way,
-    with_usage,
-)
-from tests.helpers.cloud.gateway_server import GatewayServer
-from tests.helpers.servers.mock_cloud import MockCloud
 
 CLOUDS: Final = {"cloud": "openai/gpt-mock", "claude-cloud": "anthropic/claude-mock"}
 CHATS: Final = DIALECTS[:3]

@@ -1,6 +1,5 @@
 """/v1/embeddings and /v1/rerank answer as OpenAI and Cohere do, and refuse with the remedy."""
 
-import asyncio
 from typing import Any
 
 import orjson
@@ -9,7 +8,7 @@ import pytest
 from hearth.proxy.app import ProxyApp
 from hearth.shared.errors import StartError
 from tests.helpers.proxy.fake_encoders import FakeEncoders, vector
-from tests.helpers.proxy.proxy_app import Reply, app_of, ask, serving
+from tests.helpers.proxy.proxy_app import Reply, app_of, ask
 
 BOTH = {"EMBEDDING_MODEL": "org/House-Embed", "RERANK_MODEL": "org/House-Rank"}
 
@@ -258,24 +257,19 @@ def test_replies_are_in_the_metrics_and_among_the_requests(edge: ProxyApp) -> No
     assert (totals["requests"], totals["prompt_tokens"]) == (2, 0)
 
 
-@pytest.mark.process
-def test_a_client_that_leaves_has_its_request_cancelled(
-    edge: ProxyApp, encoders: FakeEncoders
-) -> None:
-    encoders.hangs = True
+def test_a_pattern_of_the_users_has_its_names_answered(tmp_path: Any) -> None:
+    edge = app_of(tmp_path, encoders=FakeEncoders(), CATCH_ALL_MODELS="nomic-*", **BOTH)
+    assert embed(edge, "x", model="nomic-embed-text").status == 200
+    assert embed(edge, "x", model="gpt-anything").status == 404
 
-    async def leave() -> None:
-        async with serving(edge) as port, asyncio.timeout(30):
-            _, writer = await asyncio.open_connection("127.0.0.1", port)
-            head = f"POST /v1/embeddings HTTP/1.1\r\nhost: 127.0.0.1:{port}\r\ncontent-length: 13"
-            writer.write(head.encode() + b'\r\n\r\n{"input":"x"}')
-            while not encoders.asked:
-                await asyncio.sleep(0.01)
-            writer.close()
-            while not encoders.cancelled:
-                await asyncio.sleep(0.01)
 
-    asyncio.run(leave())
-    assert edge.body_budget.bytes_held == 0
-    left = 'hearth_requests_total{dialect="embeddings",outcome="cancelled"} 1.0'
-    assert left in ask(edge, path="/metrics").content.decode()
+def test_a_model_that_embeds_is_not_asked_for_text(edge: ProxyApp) -> None:
+    said = [{"role": "user", "content": "x"}]
+    reply = post(edge, "/v1/chat/completions", model="house-embed", messages=said)
+    assert reply.status == 400
+    assert "answers at /v1/embeddings only" in reply.json["error"]["message"]
+
+
+def test_anthropics_list_has_models_of_text_only(edge: ProxyApp) -> None:
+    listed = ask(edge, "GET", "/v1/models", (b"anthropic-version", b"2023-06-01")).json
+    assert [row["id"] for row in listed["data"]] == ["chatty"]

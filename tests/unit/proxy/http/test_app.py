@@ -160,3 +160,17 @@ def test_what_computes_for_a_client_keeps_the_machine_awake(
     edge.keep_awake = Noting()
     ask(edge, method, path, body=b'{"model": "claude-x"}')
     assert len(opened) == count
+
+
+def test_another_name_is_refused_with_the_remedy_which_helps() -> None:
+    settings = {"PROXY_MODEL_ID": "org/model"}
+    with pytest.raises(RequestError) as caught:
+        ModelNames.of(load_settings(settings, None)).check("o3")
+    assert "CATCH_ALL_MODELS=*" in str(caught.value)
+    assert ModelNames.of(load_settings(settings | {"CATCH_ALL_MODELS": "*"}, None)).check("o3")
+    aliased = ModelNames.of(load_settings(settings | {"MODEL_ALIASES": "o3, o4"}, None))
+    for name in ("o3", "o4", "org/model", "local/org/model", "x/o4"):
+        assert aliased.check(name) == name
+    for name in ("model", "xorg/model", "o3/x"):
+        with pytest.raises(RequestError):
+            aliased.check(name)

@@ -143,108 +143,71 @@ async def test_a_body_that_finds_no_room_is_refused_unread_and_served_when_there
         assert made.app.body_budget.bytes_held == 0
 
 
-async def replied(edge: ProxyApp, messages: list[Any], *headers: tuple[bytes, bytes]) -> list[Any]:
-    """Return what `edge` sends to a client that sends `messages`, and what of them it read."""
+async def replied(
+    edge: ProxyApp, messages: list[Any], *headers: tuple[bytes, bytes]
+) -> tuple[int, list[int]]:
+    """Return the status that a client which sends `messages` gets, and what was held at each."""
     sent: list[Any] = []
+    held: list[int] = []
 
     async def receive() -> Any:
-        if not messages:
-            return {"type": "http.disconnect"}
-        message = messages.pop(0)
-        return message() if callable(message) else message
+        held.append(edge.body_budget.bytes_held)
+        return messages.pop(0)
 
     async def send(message: Any) -> None:
         sent.append(message)
 
-    scope = {
-        "type": "http",
-        "method": "POST",
-        "path": PATH,
-        "headers": [(b"host", b"127.0.0.1"), *headers],
-    }
-    await edge(scope, receive, send)
-    return sent
+    scope = {"type": "http", "method": "POST", "path": PATH}
+    await edge(scope | {"headers": [(b"host", b"127.0.0.1"), *headers]}, receive, send)
+    return sent[0]["status"] if sent else 0, held
 
 
 def part(size: int, more: bool = True) -> dict[str, Any]:
     return {"type": "http.request", "body": b" " * size, "more_body": more}
 
 
+LEFT = {"type": "http.disconnect"}
+
+
 @pytest.mark.parametrize(
     "messages",
     [
-        [part(3_000), {"type": "http.disconnect"}],
+        [part(3_000), LEFT],
         [part(3_000), part(10, more=False)],
         [part(3_000), part(9_000), part(10, more=False)],
         [part(5_000), part(900), part(900), part(10, more=False)],
     ],
     ids=["left", "no json", "too much at once", "too much by and by"],
 )
-def test_whatever_becomes_of_a_body_its_room_is_free_again(
+async def test_whatever_becomes_of_a_body_its_room_is_free_again(
     tmp_path: Any, little_room: None, messages: list[Any]
 ) -> None:
     edge = app_of(tmp_path)
-    held = []
-
-    def watched(message: Any) -> Any:
-        def give() -> Any:
-            held.append(edge.body_budget.bytes_held)
-            return message
-
-        return give
-
-    asyncio.run(replied(edge, [watched(message) for message in messages]))
+    _, held = await replied(edge, [*messages, LEFT])
     assert max(held) <= 6_000
     assert edge.body_budget.bytes_held == 0
 
 
-def test_a_body_that_turns_out_too_long_takes_no_room_while_its_rest_arrives(
-    tmp_path: Any, little_room: None, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("length", "messages", "status"),
+    [
+        (None, [part(900), part(900), part(900, more=False)], 413),
+        (b"1800", [part(900), part(900, more=False)], 413),
+        (b"8000", [part(8_000, more=False)], 413),  # more than there is room for, too
+        (b"900", [LEFT], 0),
+    ],
+    ids=["turns out too long", "is told to be too long", "has no room either", "is only told"],
+)
+async def test_a_body_past_its_own_limit_is_told_of_that_and_takes_no_room(
+    tmp_path: Any,
+    little_room: None,
+    monkeypatch: pytest.MonkeyPatch,
+    length: bytes | None,
+    messages: list[Any],
+    status: int,
 ) -> None:
     monkeypatch.setattr(http_exchange, "BODY_BYTES_MAX", 1_000)
-    edge = app_of(tmp_path)
-    held = []
-
-    def rest() -> Any:
-        held.append(edge.body_budget.bytes_held)
-        return part(900, more=False)
-
-    sent = asyncio.run(replied(edge, [part(900), part(900), rest]))
-    assert (held, sent[0]["status"]) == ([0], 413)
-
-
-def test_a_body_that_tells_that_it_is_too_long_takes_no_room_at_all(
-    tmp_path: Any, little_room: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(http_exchange, "BODY_BYTES_MAX", 1_000)
-    edge = app_of(tmp_path)
-    held = []
-
-    def second() -> Any:
-        held.append(edge.body_budget.bytes_held)
-        return part(900, more=False)
-
-    length = (b"content-length", b"1800")
-    sent = asyncio.run(replied(edge, [part(900), second], length))
-    assert (held, sent[0]["status"]) == ([0], 413)
-
-
-def test_a_length_that_is_only_told_takes_nobodys_room(tmp_path: Any, little_room: None) -> None:
-    edge = app_of(tmp_path)
-    held = []
-
-    def leave() -> Any:
-        held.append(edge.body_budget.bytes_held)
-        return {"type": "http.disconnect"}
-
-    asyncio.run(replied(edge, [leave], (b"content-length", b"5900")))
-    assert held == [0]
-
-
-def test_a_body_past_its_own_limit_is_told_of_that_whatever_room_there_is(
-    tmp_path: Any, little_room: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(http_exchange, "BODY_BYTES_MAX", 1_000)
-    length = (b"content-length", b"8000")
-    sent = asyncio.run(replied(app_of(tmp_path), [part(8_000, more=False)], length))
-    assert sent[0]["status"] == 413
+    headers = [(b"content-length", length)] if length else []
+    told, held = await replied(app_of(tmp_path), [*messages, LEFT], *headers)
+    assert told == status
+    assert set(held[:1] + held[2:]) <= {0}, "but for the first part of one without a length"

@@ -23,6 +23,7 @@ from hearth.worker.schedule.request_state import ClientLease, Request
 from hearth.worker.stream.output_processor import OutputProcessor
 from scripts.harness.socketless_worker import ROOT, Answer, Machine, machine, vocabulary
 from tests.helpers.proxy.proxy_app import app_of, ask
+from tests.helpers.worker.session_prompts import QUESTION, SAID, Desk
 
 MINE, THEIRS = Speaker("mine", "s1"), Speaker("theirs", "s1")
 CANARY = "cAnArY-7731"
@@ -223,3 +224,17 @@ def test_an_answer_that_breaks_its_constraint_is_not_quoted_in_the_log(
     (failed,) = (row for row in told if isinstance(row, Failed))
     assert CANARY in failed.text, "its own client is told"
     assert "constraint broke" in caplog.text and CANARY not in caplog.text
+
+
+@pytest.mark.parametrize("session", ["s1", ""])
+def test_a_key_is_told_its_own_titles_only(session: str) -> None:
+    desk = Desk()
+    for key in ("mine", "theirs"):
+        speaker = Speaker(key, session, client="pi", conversation="pi-1", title=f"words of {key}")
+        desk.ask(QUESTION, SAID, speaker=speaker)
+    reports, label = desk.sessions.reports, session or "pi-1"
+    for key, other in (("mine", "theirs"), ("theirs", "mine")):
+        told = [reports.sessions(key), reports.session(label, key), reports.brief(label, key)]
+        for report in told:
+            assert f"words of {key}" in str(report) and f"words of {other}" not in str(report)
+    assert reports.session(label, "no") is None

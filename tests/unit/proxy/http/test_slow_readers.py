@@ -149,6 +149,7 @@ async def test_a_client_that_never_reads_loses_its_connection(
         assert await read_all(client, 65_536) < BIG
 
 
+@pytest.mark.night  # it takes longer than the limit that it is held to
 async def test_a_client_that_reads_slowly_keeps_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """What waits for it takes longer than the limit, and never stands still."""
     monkeypatch.setattr(http1_protocol, "WRITE_WAIT_S_MAX", 3.0)

@@ -160,7 +160,7 @@ async def test_a_reply_that_broke_off_has_failed_whatever_the_error_is(
     assert value(metrics, "served_requests_total", served_by=GPT, outcome=outcome) == 1
 
 
-@given(st.lists(st.tuples(st.text(), st.text(), st.text()), max_size=20))
+@given(st.lists(st.tuples(st.text(), st.text(), st.text()), max_size=6))
 def test_no_text_of_a_client_becomes_a_label(told: Sequence[tuple[str, str, str]]) -> None:
     metrics = made()
     metrics.gateway.know([GPT], is_cloud=True)

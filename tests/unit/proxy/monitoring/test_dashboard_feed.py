@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from hearth.proxy.monitoring import worker_poller as poller_module
+from hearth.proxy.monitoring import recent_requests, worker_poller as poller_module
 from hearth.proxy.monitoring.dashboard_feed import LISTENERS_MAX, DashboardFeed
 from hearth.proxy.monitoring.recent_requests import REQUESTS_MAX
 from hearth.proxy.monitoring.request_metrics import PREFILL_TOKENS_MIN
@@ -41,18 +41,18 @@ def note(feed: DashboardFeed, usage: Usage | None = USAGE, key: str = "") -> Non
 COSTS = st.tuples(st.integers(0, 5000), st.integers(0, 5000), st.integers(0, 300))
 
 
-@given(st.lists(st.none() | COSTS, max_size=REQUESTS_MAX // 20).map(lambda rows: rows * 25))
+@given(st.lists(st.none() | COSTS, max_size=30))
 def test_the_last_requests_are_kept_and_the_sums_are_of_all(rows: list[Any]) -> None:
-    feed = feed_of()
-    for row in rows:
-        usage = None
-        if row is not None:
-            cached, prefilled, completion = row
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(recent_requests, "REQUESTS_MAX", 12)
+        feed = feed_of()
+        for row in rows:
+            cached, prefilled, completion = row or (0, 0, 0)
             usage = Usage(cached + prefilled, cached, prefilled, completion, ttft_ms=10)
-        note(feed, usage)
+            note(feed, None if row is None else usage)
     told = asyncio.run(snapshot_of(feed))
     told_rows, totals = told["requests"], told["totals"]
-    assert len(told_rows) == min(len(rows), REQUESTS_MAX)
+    assert len(told_rows) == min(len(rows), 12)
     numbers = [row["number"] for row in told_rows]
     assert numbers == list(range(len(rows) - len(told_rows) + 1, len(rows) + 1))
     whole = [row for row in rows if row is not None]
@@ -211,3 +211,13 @@ async def test_with_several_keys_each_is_told_its_own_requests_only() -> None:
             await read_until(events, "state")
             await events.aclose()
     assert {row[2] for row in workers.asked} == {"a", "b", "c"}
+
+
+async def test_a_closing_server_ends_every_stream() -> None:
+    feed = feed_of()
+    with feed.listening("") as events:
+        await read(events)
+        feed.close()
+        async with asyncio.timeout(60):
+            rest = [frame async for frame in events]
+    assert all(b"event: snapshot" not in frame for frame in rest)

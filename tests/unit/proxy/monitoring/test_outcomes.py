@@ -28,7 +28,6 @@ from tests.helpers.proxy.metric_values import (
 )
 from tests.helpers.proxy.proxy_app import HOST, app_of
 
-EVENTS = "/dashboard/events"
 RESPONSES = "/v1/responses"
 
 
@@ -117,28 +116,12 @@ async def test_a_client_that_leaves_between_the_answers_end_and_its_reply_has_le
         assert value(made.app.metrics, "client_disconnects_total") == 1
 
 
-# ---------------------------------------------------------------- a page is no client that left
-
-
 # ---------------------------------------------------------------- what a client left behind
 
 
-class Line:
-    """Stands for the socket to a worker: remembers what was sent."""
-
-    def __init__(self) -> None:
-        self.sent: list[Any] = []
-
-    def send(self, message: Any) -> None:
-        self.sent.append(message)
-
-    def close(self) -> None:
-        pass
-
-
-def linked(edge: ProxyApp) -> tuple[WorkerLink, Line]:
-    """Return a link whose worker is this test, as the edge's pool connects it."""
-    line = Line()
+def linked(edge: ProxyApp) -> tuple[WorkerLink, mock.Mock]:
+    """Return a link whose worker is this test, and what stands for the socket to it."""
+    line = mock.Mock()
     with mock.patch.object(worker_link, "DealerLink", lambda *_: line):
         return edge.local.pool.connect(0, "ipc:///tmp/hearth-nobody"), line
 
@@ -164,7 +147,8 @@ async def test_what_a_request_of_several_choices_cost_counts_its_prompt_once_whe
     for answer in answers:
         answer.close()
     edge.routes.requests.note(request, answers, awake_s())
-    left_ids = [message.request_id for message in line.sent if isinstance(message, Cancel)]
+    sent = [call.args[0] for call in line.send.call_args_list]
+    left_ids = [message.request_id for message in sent if isinstance(message, Cancel)]
     assert len(left_ids) == 6 - ended_first
     with edge.routes.feed.listening("") as events:
         await read(events)

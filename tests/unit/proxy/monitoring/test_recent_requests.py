@@ -113,3 +113,19 @@ def test_in_brief_a_session_is_its_newest_lines_with_their_last_rows_and_no_more
         assert each == rows[line][len(rows[line]) - len(each) :]
     names = [{**line, "requests": None} for line in whole["lines"]]
     assert all({**line, "requests": None} in names for line in brief["lines"])
+
+
+def test_a_row_and_the_sums_tell_what_came_of_drafts() -> None:
+    feed = feed_of()
+    fields = ("accepted_prediction_tokens", "rejected_prediction_tokens", "decode_forwards")
+    drafted = replace(USAGE, completion_tokens=20, **dict(zip(fields, (12, 5, 8), strict=True)))
+    assert feed.requests.totals("")["forwards_per_token"] is None
+    asked(feed, "s", usage=drafted)
+    asked(feed, "s", usage=replace(USAGE, completion_tokens=10, decode_forwards=10))
+    asked(feed, "s", usage=None)
+    names = ("accepted", "rejected", "forwards")
+    rows = [[row[name] for name in names] for row in feed.requests.recent("")]
+    assert rows == [[None] * 3, [0, 0, 10], [12, 5, 8]]
+    totals = feed.requests.totals("")
+    assert [totals[name] for name in fields] == [12, 5, 18]
+    assert totals["forwards_per_token"] == 0.6

@@ -174,7 +174,7 @@ USAGES = st.builds(
 )
 
 
-@given(st.lists(st.tuples(st.sampled_from(get_args(Dialect)), USAGES), max_size=30))
+@given(st.lists(st.tuples(st.sampled_from(get_args(Dialect)), USAGES), max_size=6))
 def test_whatever_is_told_the_sums_are_what_was_spent_and_no_label_is_new(
     asked: list[tuple[Dialect, Usage]],
 ) -> None:

@@ -140,3 +140,14 @@ async def test_nothing_runs_where_it_is_no_mac(notes: Notes) -> None:
         await asyncio.sleep(0.05)
     awake.close()
     assert not notes.exists
+
+
+async def test_it_ends_with_the_server(notes: Notes) -> None:
+    awake = KeepAwake("darwin")
+    with awake.request():
+        await until(notes.starts)
+    awake.close()
+    assert not notes.running()
+    with awake.request():
+        await asyncio.sleep(0.02)
+    assert len(notes.starts()) == 1

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from hearth.proxy.pool import waiting_requests
+from hearth.proxy.pool.waiting_requests import ModelRequest
 from hearth.proxy.workers import (
     model_swap as hosting_module,
     model_swap_policy,
@@ -216,3 +218,44 @@ async def test_a_signal_while_a_model_changes_leaves_no_process(directory: Path)
         for pid in pids + made.supervisor.pids:
             with pytest.raises(ProcessLookupError):
                 os.kill(pid, 0)
+
+
+async def test_who_waits_is_seen_at_once(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hosting_module, "LOOK_S", 3_600.0)
+
+    async with host(directory) as made:
+        assert await made.ask("b") == "tok0 "
+
+
+async def test_who_has_not_yet_heard_of_a_failed_load_takes_no_other_models_worker(
+    directory: Path,
+) -> None:
+    async with host(directory) as made:
+        with pytest.raises(RequestError):
+            await made.ask("broken")
+        await made.until(lambda: made.rows("state") == [("ready",)])
+        await asyncio.sleep(0.2)
+        made.pool.waiting.requests.append(ModelRequest("broken", awake_s()))
+        made.hosting.arrange()
+        assert made.rows("state", "model") == [("ready", "smollm2")]
+        made.pool.waiting.requests.clear()
+
+
+async def test_a_stuck_worker_is_left_alone_where_that_is_not_wanted(directory: Path) -> None:
+    async with host(directory, stall_s=0.0) as made:
+        text = await made.ask("smollm2", "n=10 delay=0.2 hang=1")
+        assert text.count("tok") == 10
+        assert made.rows("restarts") == [(0,)]
+
+
+async def test_no_more_wait_than_the_room_holds(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(waiting_requests, "WAITING_MAX", 3)
+
+    async with host(directory) as made:
+        asking = [asyncio.create_task(made.ask("b", name=str(number))) for number in range(3)]
+        await made.until(lambda: len(made.pool.waiting.requests) == 3)
+        with pytest.raises(RequestError, match=r"3 requests wait .* this server holds 3"):
+            await made.ask("b", name="one more")
+        assert await asyncio.gather(*asking) == ["tok0 "] * 3

@@ -18,12 +18,11 @@ from hearth.proxy.workers import remote_workers as remote_module
 from hearth.proxy.workers.model_swap import ModelSwapper
 from hearth.proxy.workers.remote_workers import (
     SILENT,
-    UNKNOWN,
     RemoteWorkers,
     hint_of,
 )
 from hearth.proxy.workers.supervisor import Supervisor
-from hearth.shared.errors import StartError, WorkerLost
+from hearth.shared.errors import Overloaded, StartError, WorkerLost
 from hearth.shared.settings_from_env import Settings, load_settings
 from tests.helpers.proxy.fake_worker_pool import COMMAND, read, request, worker_environment
 from tests.helpers.servers.server import free_port
@@ -143,17 +142,6 @@ async def test_a_silent_worker_is_given_up_never_killed_and_found_again(
         assert made.worker.restarts == 0, "it is the same start of the worker"
 
 
-async def test_a_worker_that_does_not_know_this_proxys_key_is_told_nothing(
-    machine: Machine, tmp_path: Path
-) -> None:
-    make_keys(tmp_path / "keys")
-
-    async with bench(settings_of(tmp_path / "keys", machine.port)) as made:
-        machine.start()
-        await made.until(lambda: made.worker.problem == UNKNOWN)
-        assert made.worker.state == "unreachable"
-
-
 def test_why_a_worker_is_not_reached_is_told_with_what_macos_has_to_do_with_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -204,3 +192,18 @@ def test_workers_on_other_machines_need_keys_and_no_worker_here(tmp_path: Path) 
     with pytest.raises(StartError, match="WORKERS is 0 and WORKER_ENDPOINTS is empty"):
         load_settings({"WORKERS": "0"}, None)
     assert RemoteWorkers(load_settings({}, None), WorkerPool(), MODELS).workers == []
+
+
+async def test_a_worker_of_another_model_gets_no_request(machine: Machine) -> None:
+    async with bench(settings_of(machine.keys_dir, machine.port)) as made:
+        machine.start(PROXY_MODEL_ID="another")
+        problem = "serves 'another', this server 'smollm2': set MODEL_PATH and PROXY_MODEL_ID"
+        await made.until(lambda: made.worker.problem.startswith(problem))
+        with pytest.raises(Overloaded, match="serves 'another'"):
+            await made.pool.open(request("n=1"), "r")
+
+
+def test_ids_follow_those_of_this_machines_workers(keys_dir: Path) -> None:
+    settings = settings_of(keys_dir, 5000, 5001, WORKERS="2")
+    workers = RemoteWorkers(settings, WorkerPool(), MODELS).workers
+    assert [worker.worker_id for worker in workers] == [2, 3]
