@@ -1,27 +1,17 @@
-"""Real agent clients with models on both sides, and every socket of every process watched."""
+"""What agent clients and their bodies reach: every socket of every process is watched."""
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
 
 from tests.helpers.clients.agent_projects import WORDS, installed, made_place
-from tests.helpers.clients.run_clients import AGENTS, Agent
+from tests.helpers.clients.run_clients import AGENTS
 from tests.helpers.cloud.dialect_requests import ask, body_of
 from tests.helpers.cloud.gateway_server import BIG, TwoSidedServer
 from tests.helpers.servers.watched_server import WatchedServer
 from tests.helpers.worker_processes.scripted_worker import MISSION
-
-
-def on_its_way(agent: Agent, server: WatchedServer, directory: Path) -> Any:
-    """Have the agent find the words, and return of what it warned."""
-    place = made_place(directory, agent, server.url)
-    run = agent.run(place, f"{MISSION}{place.project}/start.txt")
-    assert run.code == 0, (run.out, run.err)
-    assert agent.said(run) == f"The words: {', '.join(WORDS)}."
-    return agent.warnings(place, run)
 
 
 def test_with_a_config_only_its_hosts_are_reached(two_sided: TwoSidedServer) -> None:
@@ -55,7 +45,11 @@ def test_without_a_config_no_process_reaches_anything_but_loopback(
 ) -> None:
     """Not one that is named in a body; and LiteLLM is not even loaded."""
     if name in AGENTS:
-        on_its_way(installed(AGENTS[name]), alone, tmp_path)
+        agent = installed(AGENTS[name])
+        place = made_place(tmp_path, agent, alone.url)
+        run = agent.run(place, f"{MISSION}{place.project}/start.txt")
+        assert run.code == 0, (run.out, run.err)
+        assert agent.said(run) == f"The words: {', '.join(WORDS)}."
     else:
         for dialect in ("chat", "messages", "responses", "completions"):
             for model in ("local-model", "openai/gpt-4o", "claude-opus-4-8", "anthropic/claude-x"):

@@ -4,7 +4,6 @@ import json
 
 import pytest
 
-from hearth.proxy import startup_banner
 from hearth.proxy.api.error_bodies import (
     anthropic_error,
     error_body,
@@ -92,16 +91,6 @@ def test_a_prompt_that_is_too_long_is_told_in_the_words_that_each_reader_acts_on
     told = RequestError("It exceeds the available context size.", code=long.code)
     assert openai_error(told)["message"] == str(told)
     assert openai_error(RequestError("Bad."))["message"] == "Bad."
-
-
-def test_a_start_says_what_the_first_model_is_and_of_no_other(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(startup_banner, "bytes_for_models", lambda: 16 * 1024**3)
-    words = "tiny, fluent and often wrong; it shows the server. For this machine: `hearth run qwen"
-    for source, is_told in (("builtin:smollm2", True), ("SmolLM2", True), ("owner/other", False)):
-        settings = load_settings({"MODEL_PATH": source}, None)
-        assert (words in "\n".join(ready_lines(settings, FACTS))) == is_told
 
 
 def test_a_start_without_the_default_model_says_the_remedy_and_what_is_served() -> None:

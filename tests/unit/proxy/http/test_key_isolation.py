@@ -166,34 +166,24 @@ def test_another_keys_kv_is_never_gone_on_from_so_that_no_prompt_can_be_guessed(
     assert entered(warm, words, "mine").cached == 0
 
 
-def test_another_keys_lines_and_slots_are_not_in_the_report_of_the_cache() -> None:
-    """How long a neighbour's prompts are, and when they were sent, is nobody's but theirs."""
-    words = np.random.default_rng(3).integers(3, 200, 300).tolist()
-    warm = machine("qwen3", tiny=True, slots_max=2)
-    entered(warm, words, "mine")
-    entered(warm, [*words[:250], 7, 8, 9], "mine")
-    entered(warm, words[:120], "theirs")
-    whole, mine, theirs, none = (
-        cache_report(warm.keeper, 0, key) for key in ("", "mine", "theirs", "no")
-    )
-    for part in ("entries", "slots"):
-        assert len(whole[part]) == len(mine[part]) + len(theirs[part]), part
-        assert none[part] == []
-    assert {row["tokens"] > 200 for row in mine["entries"]} == {True}
-    assert [row["tokens"] < 200 for row in theirs["entries"]] == [True]
-    assert {row["bytes"] for row in (whole, mine, theirs, none)} == {whole["bytes"]}
-
-
 def test_another_keys_entries_that_made_way_are_not_in_the_report_of_the_cache() -> None:
+    """Nor those that are kept: how long a neighbour's prompts are, and when they were sent."""
     warm = machine("qwen3", tiny=True, slots_max=2)
     for key, first in (("mine", 3), ("theirs", 203)):
         entered(warm, [*range(first, first + 150)], key)
+
+    def told() -> list[dict[str, Any]]:
+        return [cache_report(warm.keeper, 0, key) for key in ("", "mine", "theirs", "no")]
+
+    for part in ("entries", "slots"):
+        whole, mine, theirs, none = (report[part] for report in told())
+        assert (len(mine), len(theirs), len(none)) == (1, 1, 0), part
+        assert len(whole) == 2, part
+    assert len({report["bytes"] for report in told()}) == 1
     for slot in warm.keeper.slots:
         warm.keeper.give_up(slot)
     warm.keeper.release(warm.keeper.store.budget.bytes_used)
-    whole, mine, theirs, none = (
-        cache_report(warm.keeper, 0, key)["evicted"]["last"] for key in ("", "mine", "theirs", "no")
-    )
+    whole, mine, theirs, none = (report["evicted"]["last"] for report in told())
     assert len(mine) == len(theirs) == 1 and none == []
     assert sorted(row["line"] for row in whole) == sorted(row["line"] for row in mine + theirs)
 

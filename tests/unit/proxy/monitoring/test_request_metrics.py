@@ -2,7 +2,7 @@
 
 from collections import Counter
 from dataclasses import replace
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given, strategies as st
@@ -10,14 +10,11 @@ from prometheus_client import Metric
 
 from hearth.proxy.api import legacy_completions
 from hearth.proxy.http.http_exchange import ClientGone
-from hearth.proxy.monitoring.request_metrics import (
-    DECODE_TOKENS_MIN,
-    PREFILL_TOKENS_MIN,
-)
 from hearth.proxy.pool.answer_stream import AnswerStream
 from hearth.proxy.request.parsed_request import Dialect
 from hearth.shared.errors import Overloaded, PromptTooLong, RequestError, WorkerLost
 from hearth.shared.wire_messages import Usage
+from tests.helpers.cases import cases
 from tests.helpers.clients.scraped_metrics import total
 from tests.helpers.proxy.app_over_workers import front
 from tests.helpers.proxy.metric_values import (
@@ -100,41 +97,17 @@ def test_what_asks_for_no_text_is_no_request_but_its_client_may_leave() -> None:
 # ---------------------------------------------------------------- what it cost
 
 
-def test_an_answer_counts_its_tokens_where_they_came_from_and_its_times() -> None:
-    metrics = made()
-    ended(metrics, ASKED, [answered()])
-    mine = {"session_kind": "agent", "source": "slot"}
-    told = [value(metrics, f"{name}_tokens_total", **mine) for name in TOKENS]
-    assert told == [250, 150, 100, 21, 5, 7]
-    assert value(metrics, "matches_total", match="prefix", session_kind="agent") == 1
-    assert value(metrics, "match_ratio_sum", session_kind="agent") == 0.6
-    assert value(metrics, "time_to_first_token_seconds_sum", model="model", source="slot") == 0.5
-    assert value(metrics, "queue_wait_seconds_sum", model="model") == 0.1
-    assert value(metrics, "prefill_tokens_per_second_sum", model="model") == 100 / 0.4
-    assert value(metrics, "decode_tokens_per_second_sum", model="model") == 20 / 1.0
-
-
-def test_the_image_encoders_time_is_told_apart_from_the_prefills() -> None:
-    metrics = made()
-    ended(metrics, ASKED, [answered(replace(USAGE, image_ms=150))])
-    ended(metrics, ASKED, [answered()])
-    assert value(metrics, "image_encoder_seconds_count", model="model") == 1
-    assert value(metrics, "image_encoder_seconds_sum", model="model") == 0.15
-    speeds = 100 / 0.25 + 100 / 0.4
-    assert value(metrics, "prefill_tokens_per_second_sum", model="model") == speeds
-
-
-def test_a_few_tokens_tell_no_speed() -> None:
-    metrics = made()
-    few = replace(
-        USAGE, prefilled_tokens=PREFILL_TOKENS_MIN - 1, completion_tokens=DECODE_TOKENS_MIN
-    )
-    ended(metrics, ASKED, [answered(few), answered(replace(USAGE, finish_ms=500, queue_ms=500))])
-    for name in ("prefill", "decode"):
-        assert value(metrics, f"{name}_tokens_per_second_count", model="model") == 0
-    least = replace(USAGE, prefilled_tokens=PREFILL_TOKENS_MIN)
-    ended(metrics, ASKED, [answered(least)])
-    assert value(metrics, "prefill_tokens_per_second_count", model="model") == 1
+@pytest.mark.parametrize("case", cases("proxy/answer_costs.yaml"))
+def test_a_request_costs_what_the_table_says(case: dict[str, Any]) -> None:
+    metrics, request = made(), replace(ASKED, choices=case.get("choices", 1))
+    if body := case.get("body"):
+        request = legacy_completions.parse(body)
+    ended(metrics, request, [answered(replace(USAGE, **row)) for row in case["answers"]])
+    told = {}
+    for series in case["values"]:
+        name, *labels = series.split()
+        told[series] = value(metrics, name, **dict(label.split("=") for label in labels))
+    assert told == pytest.approx(case["values"])
 
 
 def test_a_prompt_that_was_read_and_not_answered_has_no_first_token() -> None:
@@ -144,25 +117,6 @@ def test_a_prompt_that_was_read_and_not_answered_has_no_first_token() -> None:
     assert value(metrics, "requests_total", dialect="prefill", outcome="prefilled") == 1
     assert not any("first_token_seconds_count" in name for name, _ in values(metrics))
     assert value(metrics, "prefill_tokens_per_second_count", model="model") == 1
-
-
-def test_a_request_that_left_before_it_had_a_slot_has_no_share() -> None:
-    metrics = made()
-    metrics.spent(Usage(900, 0, 0, 0, queue_ms=70, ttft_ms=70, finish_ms=70), "")
-    assert value(metrics, "match_ratio_count", session_kind="none") == 0
-    assert value(metrics, "matches_total", match="none", session_kind="none") == 1
-    assert value(metrics, "queue_wait_seconds_count", model="model") == 1
-
-
-def test_a_prompt_counts_once_for_its_choices_and_each_choices_answer_does() -> None:
-    metrics = made()
-    body = {"model": "m", "prompt": ["a", "b"], "n": 2}
-    ended(metrics, legacy_completions.parse(body), [answered() for _ in range(4)])
-    mine = {"session_kind": "agent", "source": "slot"}
-    told = [value(metrics, f"{name}_tokens_total", **mine) for name in TOKENS]
-    assert told == [500, 300, 200, 84, 20, 14]
-    assert value(metrics, "match_ratio_count", session_kind="agent") == 2
-    assert value(metrics, "requests_total", dialect="completions", outcome="stop") == 1
 
 
 WORDS = st.sampled_from((*KINDS, "slot", "ram", "ssd", "exact", "prefix", "lcp", "", "s-1", '"}\n'))
