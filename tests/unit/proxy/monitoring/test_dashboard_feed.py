@@ -1,7 +1,6 @@
 """Checks the dashboard's feed: its requests and sums, its listeners, its questions to workers."""
 
 import asyncio
-import dataclasses
 from typing import Any
 
 import pytest
@@ -10,13 +9,11 @@ from hypothesis import given, strategies as st
 from hearth.proxy.monitoring import recent_requests, worker_poller as poller_module
 from hearth.proxy.monitoring.dashboard_feed import LISTENERS_MAX, DashboardFeed
 from hearth.proxy.monitoring.recent_requests import REQUESTS_MAX
-from hearth.proxy.monitoring.request_metrics import PREFILL_TOKENS_MIN
 from hearth.shared.errors import Overloaded
 from hearth.shared.suspending_clock import awake_s
 from hearth.shared.wire_messages import Usage
 from tests.helpers.proxy.feed_events import (
     DRAFTS,
-    LOSS,
     USAGE,
     Workers,
     ended,
@@ -63,39 +60,6 @@ def test_the_last_requests_are_kept_and_the_sums_are_of_all(rows: list[Any]) -> 
     prompt = totals["prompt_tokens"]
     assert prompt == totals["cached_tokens"] + totals["prefilled_tokens"]
     assert totals["hit_rate"] == (totals["cached_tokens"] / prompt if prompt else None)
-
-
-def test_what_was_lost_is_summed_by_cause() -> None:
-    feed = feed_of()
-    for cause, lost in (("system prompt", 70), ("eviction", 100), ("system prompt", 40)):
-        loss = LOSS | {"cause": cause, "lost": lost}
-        note(feed, dataclasses.replace(USAGE, divergence=loss))
-    note(feed)
-    totals = asyncio.run(snapshot_of(feed))["totals"]
-    assert totals["lost_tokens"] == 210
-    assert list(totals["lost_by_cause"].items()) == [("system prompt", 110), ("eviction", 100)]
-
-
-def test_a_request_that_broke_off_tells_how_far_it_came_and_costs_nothing_in_the_sums() -> None:
-    feed = feed_of()
-    note(feed, None)
-    told = asyncio.run(snapshot_of(feed))
-    (row,) = told["requests"]
-    assert (row["ended"], row["prompt"], row["cached"]) == ("client_closed", 100, 30)
-    assert (row["prefilled"], row["ttft_ms"], row["speed"]) == (10, None, None)
-    totals = told["totals"]
-    assert (totals["requests"], totals["prompt_tokens"]) == (1, 0)
-    assert totals["hit_rate"] is totals["speed"] is totals["saved_s"] is None
-
-
-def test_seconds_saved_are_the_cached_tokens_at_the_median_speed() -> None:
-    feed = feed_of()
-    for queue_ms in (50, 150, 240):  # 500, 1,000, 10,000 tokens a second
-        note(feed, dataclasses.replace(USAGE, queue_ms=queue_ms))
-    few = PREFILL_TOKENS_MIN - 1  # they would tell of the first step
-    note(feed, Usage(3000 + few, 3000, few, 1, source="slot", ttft_ms=1000))
-    totals = asyncio.run(snapshot_of(feed))["totals"]
-    assert (totals["speed"], totals["saved_s"]) == (1000.0, 3.0)
 
 
 # ---------------------------------------------------------------- listeners

@@ -1,6 +1,7 @@
 """Checks what each key is shown of its recent requests, their sums and running prefills."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -9,64 +10,46 @@ from hearth.proxy.monitoring.dashboard_feed import DashboardFeed
 from hearth.proxy.pool.answer_stream import AnswerStream
 from hearth.shared.errors import RequestError
 from hearth.shared.suspending_clock import awake_s
-from hearth.shared.wire_messages import Admitted, Delta, Progress, Usage
+from hearth.shared.wire_messages import Admitted, Delta, Progress
 from hearth.worker.sessions.session_report import TREE_LINE_ROWS_MAX, TREE_LINES_MAX, TREE_ROWS_MAX
-from tests.helpers.proxy.feed_events import USAGE, ended, feed_of, request_of
+from tests.helpers.cases import cases
+from tests.helpers.proxy.feed_events import LOSS, USAGE, ended, feed_of, request_of
 from tests.helpers.worker.session_prompts import WORDS, Desk
 
 # ---------------------------------------------------------------- the last requests
 
 
-def asked(feed: DashboardFeed, session: str, key: str = "", usage: Usage | None = USAGE) -> None:
-    feed.requests.note(request_of(session, key), [ended(usage, key)], awake_s())
+def asked(feed: DashboardFeed, row: dict[str, Any] | None) -> None:
+    """Note a request of a table's row."""
+    usage = None
+    if row is not None:
+        told = {"divergence": LOSS | row["divergence"]} if "divergence" in row else {}
+        usage = replace(USAGE, **row | told)
+    feed.requests.note(request_of("s"), [ended(usage)], awake_s())
 
 
-def test_the_last_requests_are_told_newest_first_without_a_word_of_them() -> None:
+@pytest.mark.parametrize("case", cases("proxy/recent_requests.yaml"))
+def test_requests_and_their_sums_are_told_as_the_table_says_and_no_word_of_them(
+    case: dict[str, Any],
+) -> None:
     feed = feed_of()
-    for session in ("a", "b", "c"):
-        asked(feed, session)
-    recent = feed.requests.recent("")
-    assert [row["session"] for row in recent] == ["c", "b", "a"]
-    told = [recent[0][name] for name in ("queue_ms", "ttft_ms", "finish_ms", "ended")]
-    assert told == [50, 250, 400, "stop"]
-    assert "the words" not in str(recent)
+    for row in case["requests"]:
+        asked(feed, row)
+    rows, totals = feed.requests.recent(""), feed.requests.totals("")
+    if case["rows"]:
+        assert [told | row for told, row in zip(rows, case["rows"], strict=True)] == rows
+    for name, wanted in case["totals"].items():
+        assert totals[name] == (pytest.approx(wanted) if type(wanted) is float else wanted), name
+    assert "the words" not in str(rows) and LOSS["was"] not in str(rows)
 
 
-def test_a_row_tells_how_its_prompt_matched_how_fast_it_was_written_and_its_images_time() -> None:
+def test_clients_that_left_are_counted_before_a_worker_had_taken_their_request_too() -> None:
     feed = feed_of()
-    written = replace(USAGE, completion_tokens=31, match="prefix", image_tokens=9, image_ms=20)
-    asked(feed, "s", usage=written)
-    asked(feed, "s")
-    plain, row = feed.requests.recent("")
-    assert (row["match"], row["decode_speed"], row["image_ms"]) == ("prefix", 200.0, 20)
-    assert row["speed"] == round(100 / 0.18, 1), "of the time that neither queue nor encoder took"
-    assert (plain["match"], plain["decode_speed"], plain["image_ms"]) == ("none", None, None)
-    assert feed.requests.totals("")["decode_speed"] == 200.0
-
-
-def test_matches_are_counted_and_averaged_over_the_prompts_that_had_a_slot() -> None:
-    feed = feed_of()
-    for cached, match in ((0, "miss"), (80, "prefix"), (40, "lcp"), (100, "prefix")):
-        usage = replace(USAGE, cached_tokens=cached, prefilled_tokens=100 - cached, match=match)
-        asked(feed, "s", usage=usage)
-    asked(feed, "s", usage=replace(USAGE, prefilled_tokens=0))  # it left before it had a slot
-    totals = feed.requests.totals("")
-    found = {name: number for name, number in totals["matches"].items() if number}
-    assert found == {"miss": 1, "prefix": 2, "lcp": 1, "none": 1}
-    assert totals["match_share"] == pytest.approx(0.55) and totals["match_tokens"] == 55
-
-
-def test_clients_that_left_are_counted_before_and_after_a_worker_had_taken_their_request() -> None:
-    feed = feed_of()
-    asked(feed, "s", "k", usage=None)
-    asked(feed, "s", "k")
-    feed.requests.refused(ClientGone(), "k")
-    feed.requests.refused(RequestError("Too long.", status=400), "k")
-    assert feed.requests.totals("k")["disconnects"] == 2
+    asked(feed, None)
+    feed.requests.refused(ClientGone(), "")
+    feed.requests.refused(RequestError("Too long.", status=400), "")
+    assert feed.requests.totals("")["disconnects"] == 2
     assert feed.requests.totals("other")["disconnects"] == 0
-
-
-# ---------------------------------------------------------------- a session in brief
 
 
 # ---------------------------------------------------------------- prompts that are being read
@@ -96,6 +79,9 @@ def test_a_prompt_is_being_read_from_its_first_chunk_to_the_first_word() -> None
     }
 
 
+# ---------------------------------------------------------------- a session in brief
+
+
 def test_in_brief_a_session_is_its_newest_lines_with_their_last_rows_and_no_more_than_fit() -> None:
     desk = Desk()
     for number in range(TREE_LINES_MAX + 2):
@@ -113,19 +99,3 @@ def test_in_brief_a_session_is_its_newest_lines_with_their_last_rows_and_no_more
         assert each == rows[line][len(rows[line]) - len(each) :]
     names = [{**line, "requests": None} for line in whole["lines"]]
     assert all({**line, "requests": None} in names for line in brief["lines"])
-
-
-def test_a_row_and_the_sums_tell_what_came_of_drafts() -> None:
-    feed = feed_of()
-    fields = ("accepted_prediction_tokens", "rejected_prediction_tokens", "decode_forwards")
-    drafted = replace(USAGE, completion_tokens=20, **dict(zip(fields, (12, 5, 8), strict=True)))
-    assert feed.requests.totals("")["forwards_per_token"] is None
-    asked(feed, "s", usage=drafted)
-    asked(feed, "s", usage=replace(USAGE, completion_tokens=10, decode_forwards=10))
-    asked(feed, "s", usage=None)
-    names = ("accepted", "rejected", "forwards")
-    rows = [[row[name] for name in names] for row in feed.requests.recent("")]
-    assert rows == [[None] * 3, [0, 0, 10], [12, 5, 8]]
-    totals = feed.requests.totals("")
-    assert [totals[name] for name in fields] == [12, 5, 18]
-    assert totals["forwards_per_token"] == 0.6

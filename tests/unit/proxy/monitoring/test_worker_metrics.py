@@ -2,9 +2,10 @@
 
 import logging
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 import pytest
+import yaml
 from prometheus_client import Metric
 
 from hearth.proxy.monitoring.request_metrics import RequestMetrics
@@ -15,42 +16,13 @@ from hearth.worker.kv.null_kv_manager import NullKVManager
 from hearth.worker.schedule.memory_guard import GB, MemoryGuard, Watermark
 from hearth.worker.setup.kv_setup import sweep_of
 from scripts.harness.socketless_worker import machine
+from tests.helpers.cases import DATA_DIR, cases
 from tests.helpers.clients.scraped_metrics import families_of
 from tests.helpers.proxy.app_over_workers import front
 from tests.helpers.proxy.metric_values import scraped
 
-HEALTH: dict[str, Any] = {
-    "id": 0,
-    "state": "ready",
-    "restarts": 2,
-    "kills": 1,
-    "running": 1,
-    "waiting": 3,
-    "wait_s": 1.5,
-    "in_flight": 4,
-    "steps": 77,
-    "heartbeat_age_s": 0.5,
-    "model": "big",
-}
-CACHE: dict[str, Any] = {
-    "bytes": 81,
-    "budget_bytes": 100,
-    "slots": [{"slot": 0}, {"slot": 1}],
-    "memory_bytes": 80,
-    "memory_limit_bytes": 100,
-    "counts": {"vlm_retreat": 0, "hybrid_trim_miss": 5},
-    "sessions": {"canonical_drift": 1, "exact_key_rejected_by_model_lcp": 2},
-    "disk": {"bytes_used": 9, "counts": {"writes": 1}}
-    | {"bytes_written_today": 6, "write_bytes_per_day": 10, "write_bytes_left": 4},
-    "vision": None,
-    "evicted": {"count": {"copy": 3}},
-    "answers_running": 2,
-    "answers_tokens_per_s": 41.5,
-}
-
-
-def told(health: list[dict[str, Any]], cache: dict[int, Any]) -> dict[str, Metric]:
-    return families_of(RequestMetrics("1", "big").text(health, cache).decode())
+TABLE: Final = "proxy/worker_metrics.yaml"
+TOLD: Final = yaml.safe_load((DATA_DIR / TABLE).read_text("utf-8"))
 
 
 def rows(family: Metric) -> dict[str, float]:
@@ -61,36 +33,19 @@ def rows(family: Metric) -> dict[str, float]:
     }
 
 
-def test_each_figure_is_told_of_the_worker_that_has_it() -> None:
-    families = told([HEALTH, HEALTH | {"id": 1, "waiting": 0}], {0: CACHE, 1: CACHE | {"bytes": 7}})
-    found = {name: rows(families[f"hearth_{name}"]) for name in ("requests_waiting", "cache_bytes")}
-    assert found == {"requests_waiting": {"0": 3, "1": 0}, "cache_bytes": {"0": 81, "1": 7}}
-    assert rows(families["hearth_live_slots"]) == {"0": 2, "1": 2}, "a list counts by its rows"
-    assert rows(families["hearth_hybrid_trim_miss"])["0"] == 5
-    assert rows(families["hearth_exact_key_rejected_by_model_lcp"])["0"] == 2
-    assert rows(families["hearth_disk_evictions"])["0"] == 0, "a count that has not begun"
-    assert rows(families["hearth_worker_model_info"]) == {"0 big": 1, "1 big": 1}
-    assert rows(families["hearth_evictions"])["0 copy"] == 3
-    assert rows(families["hearth_evictions"])["0 extent"] == 0
-    assert rows(families["hearth_answers_running"])["0"] == 2
-    assert rows(families["hearth_answers_tokens_per_second"])["1"] == 41.5
-
-
-def test_what_a_worker_does_not_have_is_left_out() -> None:
-    families = told([HEALTH | {"wait_s": None, "model": None}], {0: {"reuses": False}})
-    absent: tuple[str, ...] = ("cache_bytes", "disk_bytes", "vision_encoder_calls")
-    absent += ("queue_wait_estimate_seconds",)
-    for name in (*absent, "answers_running", "worker_model_info", "evictions"):
-        assert families[f"hearth_{name}"].samples == []
-
-
-@pytest.mark.parametrize("answer", [{}, {0: Overloaded("It is in a long forward.")}])
-def test_a_worker_that_does_not_tell_is_down(answer: Any) -> None:
-    families = told([HEALTH | {"state": "restarting"}], answer)
-    assert rows(families["hearth_worker_up"]) == {"0": 0}
-    assert rows(families["hearth_worker_restarts"]) == {"0": 2}
-    assert rows(families["hearth_worker_kills"]) == {"0": 1}
-    assert families["hearth_cache_bytes"].samples == []
+@pytest.mark.parametrize("case", cases(TABLE, "cases"))
+def test_each_figure_is_told_of_the_worker_that_has_it_as_the_table_says(
+    case: dict[str, Any],
+) -> None:
+    health, cache = [], {}
+    for number, worker in enumerate(case["workers"]):
+        health.append(TOLD["health"] | worker.get("health", {}) | {"id": number})
+        changed = worker.get("cache", {})
+        cache[number] = Overloaded("Busy.") if changed is None else TOLD["cache"] | changed
+    families = families_of(RequestMetrics("1", "big").text(health, cache).decode())
+    for name, wanted in case["values"].items():
+        found = rows(families[f"hearth_{name}"])
+        assert {label: found.get(label) for label in wanted or found} == wanted, name
 
 
 async def test_a_worker_that_hangs_is_down_while_the_others_tell(
@@ -104,15 +59,6 @@ async def test_a_worker_that_hangs_is_down_while_the_others_tell(
         assert rows(families["hearth_worker_up"]) == {"0": 1, "1": 0}
         assert rows(families["hearth_cache_bytes"]) == {"0": 0}
         assert rows(families["hearth_requests_running"]) == {"0": 0, "1": 0}
-
-
-def test_a_worker_that_is_away_has_not_begun_to_count_anew() -> None:
-    away = HEALTH | {"id": 1, "heartbeat_age_s": None, "steps": 0, "running": 0, "waiting": 0}
-    families = told([HEALTH, away], {})
-    for name in ("hearth_worker_steps", "hearth_requests_running", "hearth_requests_waiting"):
-        assert list(rows(families[name])) == ["0"], name
-    assert rows(families["hearth_worker_restarts"]) == {"0": 2, "1": 2}
-    assert rows(families["hearth_worker_up"]) == {"0": 0, "1": 0}
 
 
 def test_a_budget_over_80_percent_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
