@@ -3,7 +3,7 @@
 import pytest
 
 from hearth.shared.errors import Overloaded
-from tests.helpers.proxy.feed_events import Workers, feed_of, read_until, snapshot_of
+from tests.helpers.proxy.feed_events import SESSION, Workers, feed_of, read_until, snapshot_of
 
 pytestmark = pytest.mark.usefixtures("quick")
 
@@ -47,3 +47,25 @@ async def test_what_a_busy_worker_told_of_its_sessions_is_shown_until_it_can_tel
         while (await read_until(events, "sessions"))["order"]:
             pass
         await events.aclose()
+
+
+async def test_only_the_lines_of_sessions_that_changed_are_sent_again() -> None:
+    workers = Workers()
+    workers.sessions = [SESSION | {"session": name, "idle_s": 1.0} for name in ("a", "b")]
+    feed = feed_of(workers)
+    with feed.listening("") as events:
+        first = await read_until(events, "sessions")
+        workers.sessions[1] |= {"turns": 2, "idle_s": 0.0}
+        second = await read_until(events, "sessions")
+        workers.sessions[0] |= {"idle_s": -1.0}
+        third = await read_until(events, "sessions")
+        await events.aclose()
+    told = [
+        (event["order"], [row["session"] for row in event["sessions"]])
+        for event in (first, second, third)
+    ]
+    assert told == [
+        (["a", "b"], ["a", "b"]),
+        (["b", "a"], ["b"]),
+        (["a", "b"], []),
+    ]

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from hearth.proxy.pool import cache_affinity
 from hearth.proxy.pool.cache_affinity import CacheAffinity, marks_of
@@ -84,7 +84,6 @@ def test_the_marks_are_bounded_and_those_of_shared_prefixes_go_last(
     assert len(affinity.worker_ids) == 3
 
 
-@settings(max_examples=100)
 @given(
     st.lists(st.tuples(st.text("ab -", max_size=8), st.integers(0, 3)), max_size=8),
     st.text("ab -", max_size=8),

@@ -316,3 +316,11 @@ def test_an_answer_that_failed_is_told_once_as_a_failure(told: Told) -> None:
         assert "The queue is full." in log["error_str"]
         assert log["error_information"]["error_code"] == "503"
         assert log["prompt_tokens"] == (100 if usage else 0)
+
+
+def test_a_price_of_the_users_goes_to_the_providers_budget(told: Told) -> None:
+    before = told.do("budget", provider="hearth")
+    log = told.log_of("priced", **PRICED)
+    assert log["response_cost"] == pytest.approx(0.114)  # 100 of 0.001 and 7 of 0.002
+    told.log_of("free")
+    assert told.do("budget", provider="hearth") == pytest.approx(before + 0.114)
