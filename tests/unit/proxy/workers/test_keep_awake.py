@@ -1,7 +1,6 @@
 """Checks when `caffeinate` runs: one that is not the system's, and that notes what it is told."""
 
 import asyncio
-import contextlib
 import os
 import time
 from collections.abc import Callable
@@ -27,6 +26,7 @@ class Notes:
 
     def __init__(self, directory: Path) -> None:
         self.path = directory / "notes"
+        self.path.touch()
         self.program = directory / "bin" / "caffeinate"
         self.program.parent.mkdir()
         self.write("sleep 1000")
@@ -36,22 +36,11 @@ class Notes:
         self.program.chmod(0o755)
 
     def starts(self) -> list[list[str]]:
-        return [row.split() for row in self.path.read_text().splitlines()] if self.exists else []
-
-    @property
-    def exists(self) -> bool:
-        return self.path.exists()
+        return [row.split() for row in self.path.read_text().splitlines()]
 
     def running(self) -> list[int]:
         """Return which are alive or were not waited for."""
-        return [int(row[0]) for row in self.starts() if is_there(int(row[0]))]
-
-
-def is_there(pid: int) -> bool:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, 0)
-        return True
-    return False
+        return [int(row[0]) for row in self.starts() if psutil.pid_exists(int(row[0]))]
 
 
 def has_ended(pid: int) -> bool:
@@ -139,7 +128,7 @@ async def test_nothing_runs_where_it_is_no_mac(notes: Notes) -> None:
     with awake.request():
         await asyncio.sleep(0.05)
     awake.close()
-    assert not notes.exists
+    assert not notes.starts()
 
 
 async def test_it_ends_with_the_server(notes: Notes) -> None:
