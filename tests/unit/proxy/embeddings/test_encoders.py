@@ -62,13 +62,14 @@ async def running(
     settings: dict[str, str] | None = None,
     **environ: str,
 ) -> AsyncIterator[Encoders]:
-    """Give a worker's proxy, and close it."""
+    """Give what asks a worker, for WAIT_S_MAX, and close it."""
     told = {"EMBEDDING_MODEL": "org/x", "RUN_DIR": str(notes.path.parent), **(settings or {})}
     environment = {**os.environ, "NOTES": str(notes.path), **environ}
     encoders = Encoders(load_settings(told, None), environment, is_busy, SCRIPTED)
     await encoders.supervisor.start()
     try:
-        yield encoders
+        async with asyncio.timeout(WAIT_S_MAX):
+            yield encoders
     finally:
         await encoders.close()
     assert encoders.worker.pid is None and encoders.waiting == 0
