@@ -176,6 +176,24 @@ def test_the_builtin_model_answers_to_its_names_at_the_hub_too(
     assert [row["id"] for row in listed][1:] == ["minilm"]
 
 
+def test_a_pattern_of_the_users_has_its_names_answered(tmp_path: Any) -> None:
+    edge = app_of(tmp_path, encoders=FakeEncoders(), CATCH_ALL_MODELS="nomic-*", **BOTH)
+    assert embed(edge, "x", model="nomic-embed-text").status == 200
+    assert embed(edge, "x", model="gpt-anything").status == 404
+
+
+def test_anthropics_list_has_models_of_text_only(edge: ProxyApp) -> None:
+    listed = ask(edge, "GET", "/v1/models", (b"anthropic-version", b"2023-06-01")).json
+    assert [row["id"] for row in listed["data"]] == ["chatty"]
+
+
+def test_a_model_that_embeds_is_not_asked_for_text(edge: ProxyApp) -> None:
+    said = [{"role": "user", "content": "x"}]
+    reply = post(edge, "/v1/chat/completions", model="house-embed", messages=said)
+    assert reply.status == 400
+    assert "answers at /v1/embeddings only" in reply.json["error"]["message"]
+
+
 def test_a_name_that_a_model_of_text_has_refuses_to_start(tmp_path: Any) -> None:
     settings = {"EMBEDDING_MODEL": "org/twice", "PROXY_MODEL_ID": "org/twice"}
     with pytest.raises(StartError, match="EMBEDDING_MODEL is 'org/twice', and 'org/twice' is"):
@@ -255,21 +273,3 @@ def test_replies_are_in_the_metrics_and_among_the_requests(edge: ProxyApp) -> No
     assert (last["dialect"], last["served_by"]) == ("rerank", "hearth/org/House-Rank")
     totals = ask(edge, path="/v1/cache").json["totals"]
     assert (totals["requests"], totals["prompt_tokens"]) == (2, 0)
-
-
-def test_a_pattern_of_the_users_has_its_names_answered(tmp_path: Any) -> None:
-    edge = app_of(tmp_path, encoders=FakeEncoders(), CATCH_ALL_MODELS="nomic-*", **BOTH)
-    assert embed(edge, "x", model="nomic-embed-text").status == 200
-    assert embed(edge, "x", model="gpt-anything").status == 404
-
-
-def test_a_model_that_embeds_is_not_asked_for_text(edge: ProxyApp) -> None:
-    said = [{"role": "user", "content": "x"}]
-    reply = post(edge, "/v1/chat/completions", model="house-embed", messages=said)
-    assert reply.status == 400
-    assert "answers at /v1/embeddings only" in reply.json["error"]["message"]
-
-
-def test_anthropics_list_has_models_of_text_only(edge: ProxyApp) -> None:
-    listed = ask(edge, "GET", "/v1/models", (b"anthropic-version", b"2023-06-01")).json
-    assert [row["id"] for row in listed["data"]] == ["chatty"]

@@ -142,6 +142,46 @@ async def test_a_client_that_leaves_has_its_request_cancelled(notes: Notes) -> N
         assert encoders.waiting == 0
 
 
+async def test_an_idle_worker_ends_and_the_next_request_starts_another(
+    notes: Notes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "IDLE_S", 0.2)
+
+    async with running(notes) as encoders:
+        first = pid_of(await encoders.embed(["a"]))
+        assert pid_of(await encoders.embed(["a"])) == first
+        await until(lambda: encoders.state == "unloaded" and encoders.worker.pid is None)
+        assert notes.lines[-1] == "end"
+        assert pid_of(await encoders.embed(["a"])) != first
+        assert encoders.worker.restarts == 0
+
+
+async def test_what_no_frame_can_hold_is_refused_to_its_client_alone(notes: Notes) -> None:
+    async with running(notes) as encoders:
+        with pytest.raises(RequestError, match="cannot be carried") as error:
+            await encoders.embed(["\ud800"])
+        assert error.value.status == 400
+        assert (await encoders.embed(["a"])).tokens == [1]
+
+
+async def test_the_worker_is_told_when_answers_stream_beside_it_and_when_no_more(
+    notes: Notes,
+) -> None:
+    is_busy = True
+
+    async with running(notes, lambda: is_busy) as encoders:
+        waiting = asyncio.create_task(encoders.embed(["wait"]))
+        await notes.wait_for("ShortTurns(True)")
+        is_busy = False
+        await notes.wait_for("ShortTurns(False)")
+        is_busy = True
+        with refused("embedding_process_died"):
+            await encoders.embed(["kill"])
+        await until(lambda: "ShortTurns(True)" in notes.lines[notes.lines.index("kill False") :])
+        assert notes.starts == 2, "the new one is told too"
+        waiting.cancel()
+
+
 async def test_a_request_that_comes_as_the_worker_starts_or_ends_is_answered(
     notes: Notes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -207,43 +247,3 @@ def test_a_model_makes_a_worker_that_has_not_begun_and_no_model_refuses_to_start
         settings = load_settings({setting: source}, None)
         with pytest.raises(StartError, match=f"^{setting} is '{source}'"):
             make_encoders(settings, {}, WorkerPool())
-
-
-async def test_an_idle_worker_ends_and_the_next_request_starts_another(
-    notes: Notes, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "IDLE_S", 0.2)
-
-    async with running(notes) as encoders:
-        first = pid_of(await encoders.embed(["a"]))
-        assert pid_of(await encoders.embed(["a"])) == first
-        await until(lambda: encoders.state == "unloaded" and encoders.worker.pid is None)
-        assert notes.lines[-1] == "end"
-        assert pid_of(await encoders.embed(["a"])) != first
-        assert encoders.worker.restarts == 0
-
-
-async def test_the_worker_is_told_when_answers_stream_beside_it_and_when_no_more(
-    notes: Notes,
-) -> None:
-    is_busy = True
-
-    async with running(notes, lambda: is_busy) as encoders:
-        waiting = asyncio.create_task(encoders.embed(["wait"]))
-        await notes.wait_for("ShortTurns(True)")
-        is_busy = False
-        await notes.wait_for("ShortTurns(False)")
-        is_busy = True
-        with refused("embedding_process_died"):
-            await encoders.embed(["kill"])
-        await until(lambda: "ShortTurns(True)" in notes.lines[notes.lines.index("kill False") :])
-        assert notes.starts == 2, "the new one is told too"
-        waiting.cancel()
-
-
-async def test_what_no_frame_can_hold_is_refused_to_its_client_alone(notes: Notes) -> None:
-    async with running(notes) as encoders:
-        with pytest.raises(RequestError, match="cannot be carried") as error:
-            await encoders.embed(["\ud800"])
-        assert error.value.status == 400
-        assert (await encoders.embed(["a"])).tokens == [1]

@@ -210,6 +210,13 @@ def test_each_is_asked_once_in_the_order_of_the_config(
     assert world.counted == [asked[-1]], "only an attempt that nobody makes up for is counted"
 
 
+def test_no_more_fallbacks_are_begun_than_the_config_lets(world: World) -> None:
+    world.gateway.table.fallbacks_max = 1
+    with pytest.raises(Overloaded):
+        world.ask("d", dict.fromkeys("abcd", FULL))
+    assert (world.asked, world.causes) == (["d", "c"], ["overloaded"])
+
+
 def test_without_litellms_choice_the_local_deployments_of_a_group_answer(world: World) -> None:
     world.litellm.unavailable = "A callback holds it up."
     assert world.ask("pair", {"a": FULL}) == ["a", "b"]
@@ -265,6 +272,14 @@ def test_a_large_body_is_filtered_beside_the_event_loop(
     assert (threading.get_ident() not in threads) == is_apart and len(threads) == 1
 
 
+@pytest.mark.parametrize("name", ["messages", "input"])
+def test_there_are_as_many_messages_as_for_a_local_model(world: World, name: str) -> None:
+    rows = [{"role": "user", "content": "a"}] * (MESSAGES_MAX + 1)
+    with pytest.raises(RequestError, match="20,001 and this server accepts 20,000"):
+        world.ask("far", {}, 1_000_000, **{name: rows})
+    assert world.litellm.sent == b""
+
+
 @pytest.mark.parametrize("size", [100, 10_000_000])
 def test_a_response_is_kept_before_its_client_can_read_its_end(world: World, size: int) -> None:
     """Who has read the end may go on from it at once."""
@@ -275,18 +290,3 @@ def test_a_response_is_kept_before_its_client_can_read_its_end(world: World, siz
     world.litellm.replies = [orjson.dumps(RESPONSE)]
     world.ask("far", {}, size, input="Hi", stream=False)
     assert [count for message, count in world.sent if message.get("body") == b""] == [1]
-
-
-def test_no_more_fallbacks_are_begun_than_the_config_lets(world: World) -> None:
-    world.gateway.table.fallbacks_max = 1
-    with pytest.raises(Overloaded):
-        world.ask("d", dict.fromkeys("abcd", FULL))
-    assert (world.asked, world.causes) == (["d", "c"], ["overloaded"])
-
-
-@pytest.mark.parametrize("name", ["messages", "input"])
-def test_there_are_as_many_messages_as_for_a_local_model(world: World, name: str) -> None:
-    rows = [{"role": "user", "content": "a"}] * (MESSAGES_MAX + 1)
-    with pytest.raises(RequestError, match="20,001 and this server accepts 20,000"):
-        world.ask("far", {}, 1_000_000, **{name: rows})
-    assert world.litellm.sent == b""

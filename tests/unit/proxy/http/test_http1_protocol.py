@@ -106,6 +106,30 @@ async def test_smuggling_by_raw_socket_is_a_400_in_the_dialect_and_nothing_behin
     assert f'connections_closed_total{{why="malformed"}} {len(SMUGGLED)}.0' in text
 
 
+@pytest.mark.parametrize(
+    ("head", "is_anthropic"),
+    [
+        (b"POST /v1/messages HTTP/1.1\r\n" + HOST + b"Content-Length: 3, 3\r\n\r\nabc", True),
+        (b"POST http://127.0.0.1:4000/v1/messages HTTP/1.1\r\n\r\n", True),
+        (b"GET /v1/models HTTP/1.1\r\nAnthropic-Version: 2023-06-01\r\n\r\n", True),
+        (b"POST /v1/messages\n", True),
+        (b"POST /v1/chat/completions HTTP/1.1\r\n\r\n", False),
+        (b"GET /x?/v1/messages HTTP/1.1\r\nX: anthropic-version: 1\r\n\r\n", False),
+    ],
+)
+async def test_smuggling_behind_a_served_request_is_told_in_the_words_of_its_own_dialect(
+    keyless: ProxyApp, head: bytes, is_anthropic: bool
+) -> None:
+    async with attacked(keyless) as connect:
+        streams = await connect()
+        assert (await asked(streams, HEALTH + head + HIDDEN))[0] == 200
+        status, _, body = await answer_on(streams[0])
+        row = json.loads(body)
+        assert (status, row.get("type") == "error") == (400, is_anthropic)
+        assert row["error"]["type"] == "invalid_request_error"
+        assert await has_ended(streams)
+
+
 async def test_a_refused_client_that_goes_on_sending_can_read_why(
     keyless: ProxyApp, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -204,27 +228,3 @@ async def test_where_all_are_amid_requests_with_a_key_a_newcomer_is_told_so_in_i
             writer.write(b"xxxxxxxx")
             assert (await answer_on(reader))[0] == 400, "whoever has a key is never cut off"
         assert (await asked(await connect(), KEYED))[0] == 200
-
-
-@pytest.mark.parametrize(
-    ("head", "is_anthropic"),
-    [
-        (b"POST /v1/messages HTTP/1.1\r\n" + HOST + b"Content-Length: 3, 3\r\n\r\nabc", True),
-        (b"POST http://127.0.0.1:4000/v1/messages HTTP/1.1\r\n\r\n", True),
-        (b"GET /v1/models HTTP/1.1\r\nAnthropic-Version: 2023-06-01\r\n\r\n", True),
-        (b"POST /v1/messages\n", True),
-        (b"POST /v1/chat/completions HTTP/1.1\r\n\r\n", False),
-        (b"GET /x?/v1/messages HTTP/1.1\r\nX: anthropic-version: 1\r\n\r\n", False),
-    ],
-)
-async def test_smuggling_behind_a_served_request_is_told_in_the_words_of_its_own_dialect(
-    keyless: ProxyApp, head: bytes, is_anthropic: bool
-) -> None:
-    async with attacked(keyless) as connect:
-        streams = await connect()
-        assert (await asked(streams, HEALTH + head + HIDDEN))[0] == 200
-        status, _, body = await answer_on(streams[0])
-        row = json.loads(body)
-        assert (status, row.get("type") == "error") == (400, is_anthropic)
-        assert row["error"]["type"] == "invalid_request_error"
-        assert await has_ended(streams)

@@ -64,6 +64,20 @@ def test_a_key_asks_for_its_own_sessions_prompts_and_lines_only(
     assert asked_of_workers(single, path, "mine", monkeypatch) == [(*what, "")]
 
 
+@pytest.mark.parametrize("session", ["s1", ""])
+def test_a_key_is_told_its_own_titles_only(session: str) -> None:
+    desk = Desk()
+    for key in ("mine", "theirs"):
+        speaker = Speaker(key, session, client="pi", conversation="pi-1", title=f"words of {key}")
+        desk.ask(QUESTION, SAID, speaker=speaker)
+    reports, label = desk.sessions.reports, session or "pi-1"
+    for key, other in (("mine", "theirs"), ("theirs", "mine")):
+        told = [reports.sessions(key), reports.session(label, key), reports.brief(label, key)]
+        for report in told:
+            assert f"words of {key}" in str(report) and f"words of {other}" not in str(report)
+    assert reports.session(label, "no") is None
+
+
 def logged(shows_text: bool) -> str:
     root = logging.getLogger()
     handlers, stream = root.handlers[:], io.StringIO()
@@ -214,17 +228,3 @@ def test_an_answer_that_breaks_its_constraint_is_not_quoted_in_the_log(
     (failed,) = (row for row in told if isinstance(row, Failed))
     assert CANARY in failed.text, "its own client is told"
     assert "constraint broke" in caplog.text and CANARY not in caplog.text
-
-
-@pytest.mark.parametrize("session", ["s1", ""])
-def test_a_key_is_told_its_own_titles_only(session: str) -> None:
-    desk = Desk()
-    for key in ("mine", "theirs"):
-        speaker = Speaker(key, session, client="pi", conversation="pi-1", title=f"words of {key}")
-        desk.ask(QUESTION, SAID, speaker=speaker)
-    reports, label = desk.sessions.reports, session or "pi-1"
-    for key, other in (("mine", "theirs"), ("theirs", "mine")):
-        told = [reports.sessions(key), reports.session(label, key), reports.brief(label, key)]
-        for report in told:
-            assert f"words of {key}" in str(report) and f"words of {other}" not in str(report)
-    assert reports.session(label, "no") is None

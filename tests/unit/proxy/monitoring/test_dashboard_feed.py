@@ -143,6 +143,16 @@ async def test_workers_are_asked_only_while_somebody_listens() -> None:
     assert len(workers.asked) == count
 
 
+async def test_a_closing_server_ends_every_stream() -> None:
+    feed = feed_of()
+    with feed.listening("") as events:
+        await read(events)
+        feed.close()
+        async with asyncio.timeout(60):
+            rest = [frame async for frame in events]
+    assert all(b"event: snapshot" not in frame for frame in rest)
+
+
 async def test_one_listener_too_many_is_refused_until_another_leaves() -> None:
     feed = feed_of()
     open_pages = [feed.listening("") for _ in range(LISTENERS_MAX)]
@@ -175,13 +185,3 @@ async def test_with_several_keys_each_is_told_its_own_requests_only() -> None:
             await read_until(events, "state")
             await events.aclose()
     assert {row[2] for row in workers.asked} == {"a", "b", "c"}
-
-
-async def test_a_closing_server_ends_every_stream() -> None:
-    feed = feed_of()
-    with feed.listening("") as events:
-        await read(events)
-        feed.close()
-        async with asyncio.timeout(60):
-            rest = [frame async for frame in events]
-    assert all(b"event: snapshot" not in frame for frame in rest)

@@ -163,6 +163,21 @@ def test_a_made_up_cookie_opens_nothing(tmp_path: Any, cookie: str) -> None:
     )
 
 
+@pytest.mark.parametrize("other", ['a={"b": "c"}', "x", "a b=c d", '="', "ä=ö", 'q="un;closed'])
+def test_another_servers_cookies_on_this_host_do_not_hide_ours(tmp_path: Any, other: str) -> None:
+    edge = app_of(tmp_path, **KEYED)
+    _, ours = cookie_of(log_in(edge, "secret"))
+    for both in (other.encode() + b"; " + ours, ours + b"; " + other.encode()):
+        assert b'id="charts"' in ask(edge, "GET", "/dashboard", (b"cookie", both)).content
+
+
+@pytest.mark.parametrize("key", ["voilà", "Å", "a b", "x+y&z=%", "名前"])
+def test_any_key_that_the_api_takes_signs_in(tmp_path: Any, key: str) -> None:
+    edge = app_of(tmp_path, PROXY_API_KEY=key)
+    assert ask(edge, "GET", "/v1/models", (b"x-api-key", key.encode())).status == 200
+    assert log_in(edge, f" {key}\r\n").status == 303
+
+
 def test_a_form_that_is_no_sign_in_is_refused_and_not_kept(tmp_path: Any) -> None:
     edge = app_of(tmp_path, **KEYED)
     for length in (FORM_BYTES_MAX + 1, 10**17):
@@ -217,18 +232,3 @@ async def test_a_page_that_does_not_read_is_dropped_and_counted(
     async with asyncio.timeout(60):
         await edge(scope | {"headers": [HOST]}, receive, send)
     assert edge.routes.feed.listeners == 0 and "has read nothing" in caplog.text
-
-
-@pytest.mark.parametrize("key", ["voilà", "Å", "a b", "x+y&z=%", "名前"])
-def test_any_key_that_the_api_takes_signs_in(tmp_path: Any, key: str) -> None:
-    edge = app_of(tmp_path, PROXY_API_KEY=key)
-    assert ask(edge, "GET", "/v1/models", (b"x-api-key", key.encode())).status == 200
-    assert log_in(edge, f" {key}\r\n").status == 303
-
-
-@pytest.mark.parametrize("other", ['a={"b": "c"}', "x", "a b=c d", '="', "ä=ö", 'q="un;closed'])
-def test_another_servers_cookies_on_this_host_do_not_hide_ours(tmp_path: Any, other: str) -> None:
-    edge = app_of(tmp_path, **KEYED)
-    _, ours = cookie_of(log_in(edge, "secret"))
-    for both in (other.encode() + b"; " + ours, ours + b"; " + other.encode()):
-        assert b'id="charts"' in ask(edge, "GET", "/dashboard", (b"cookie", both)).content

@@ -151,6 +151,31 @@ async def test_a_lost_frame_ends_the_answer(directory: Path) -> None:
         assert "Part 2" in str(caught.value)
 
 
+async def test_a_silent_worker_is_killed_and_replaced(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor_module, "SILENCE_S_MAX", 1.5)
+    monkeypatch.setattr(supervisor_module, "WATCH_S", 0.2)
+
+    async with bench(directory) as made:
+        os.kill(made.supervisor.pids[0], signal.SIGSTOP)
+        await made.until(lambda: made.supervisor.workers[0].restarts == 1)
+        await made.until(lambda: made.ready_count() == 1)
+
+
+def test_only_deaths_before_ready_back_off() -> None:
+    assert [supervisor_module.backoff_s(count) for count in range(8)] == [
+        0,
+        1,
+        2,
+        4,
+        8,
+        16,
+        30,
+        30,
+    ]
+
+
 async def test_a_reload_that_fails_after_a_good_start_is_tried_again(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -246,31 +271,6 @@ def test_each_delta_is_given_when_it_comes_and_a_silence_when_nothing_did() -> N
     told = run_in_virtual_time(body())
     assert told[:-1] == [(0.0, "x"), (0.9, "x"), (1.8, "x"), (2.8, None), (3.8, None)]
     assert told[-1][0] == 4.5
-
-
-async def test_a_silent_worker_is_killed_and_replaced(
-    directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(supervisor_module, "SILENCE_S_MAX", 1.5)
-    monkeypatch.setattr(supervisor_module, "WATCH_S", 0.2)
-
-    async with bench(directory) as made:
-        os.kill(made.supervisor.pids[0], signal.SIGSTOP)
-        await made.until(lambda: made.supervisor.workers[0].restarts == 1)
-        await made.until(lambda: made.ready_count() == 1)
-
-
-def test_only_deaths_before_ready_back_off() -> None:
-    assert [supervisor_module.backoff_s(count) for count in range(8)] == [
-        0,
-        1,
-        2,
-        4,
-        8,
-        16,
-        30,
-        30,
-    ]
 
 
 async def test_an_answer_the_worker_gave_up_is_an_error() -> None:

@@ -230,6 +230,36 @@ def test_a_log_has_what_was_asked_and_answered_with_its_own_times(told: Told, di
         assert not any(part in json.dumps(row) for part in ("the answer", '"hm"', "be brief"))
 
 
+@pytest.mark.parametrize(("dialect", "cost"), [("embeddings", 0.04), ("rerank", 0)])
+def test_what_was_embedded_or_ranked_is_told_in_tokens(
+    told: Told, dialect: str, cost: float
+) -> None:
+    """LiteLLM has prices of rankings by the search only, and none of a deployment's tokens."""
+    usage = {"prompt_tokens": 40, "cached_tokens": 0, "prefilled_tokens": 40}
+    fields = PRICED | {"text": "", "dialect": dialect, "body": {"input": ["x"], "query": "x"}}
+    fields |= {"usage": usage | {"completion_tokens": 0}, "first_token_at": None}
+    log = told.log_of(f"{dialect}-1", **fields)
+    assert (log["kind"], log["prompt_tokens"], log["completion_tokens"]) == ("success", 40, 0)
+    assert log["response_cost"] == pytest.approx(cost)
+
+
+def test_an_answer_that_failed_is_told_once_as_a_failure(told: Told) -> None:
+    for usage in (None, USAGE):
+        log = told.log_of(f"failed-{usage is None}", error=FAILED, usage=usage)
+        assert (log["kind"], log["status"]) == ("failure", "failure")
+        assert "The queue is full." in log["error_str"]
+        assert log["error_information"]["error_code"] == "503"
+        assert log["prompt_tokens"] == (100 if usage else 0)
+
+
+def test_a_price_of_the_users_goes_to_the_providers_budget(told: Told) -> None:
+    before = told.do("budget", provider="hearth")
+    log = told.log_of("priced", **PRICED)
+    assert log["response_cost"] == pytest.approx(0.114)  # 100 of 0.001 and 7 of 0.002
+    told.log_of("free")
+    assert told.do("budget", provider="hearth") == pytest.approx(before + 0.114)
+
+
 # ---------------------------------------------------------------- keys
 
 
@@ -294,33 +324,3 @@ def test_a_budget_is_spent_by_answers_and_given_back_where_one_failed(
         assert told.do("spend", key=key) > (0.114 if end else 0)
         told.log_of(key + name, **PRICED, **end)
         assert told.do("spend", key=key) == pytest.approx(0.114)
-
-
-@pytest.mark.parametrize(("dialect", "cost"), [("embeddings", 0.04), ("rerank", 0)])
-def test_what_was_embedded_or_ranked_is_told_in_tokens(
-    told: Told, dialect: str, cost: float
-) -> None:
-    """LiteLLM has prices of rankings by the search only, and none of a deployment's tokens."""
-    usage = {"prompt_tokens": 40, "cached_tokens": 0, "prefilled_tokens": 40}
-    fields = PRICED | {"text": "", "dialect": dialect, "body": {"input": ["x"], "query": "x"}}
-    fields |= {"usage": usage | {"completion_tokens": 0}, "first_token_at": None}
-    log = told.log_of(f"{dialect}-1", **fields)
-    assert (log["kind"], log["prompt_tokens"], log["completion_tokens"]) == ("success", 40, 0)
-    assert log["response_cost"] == pytest.approx(cost)
-
-
-def test_an_answer_that_failed_is_told_once_as_a_failure(told: Told) -> None:
-    for usage in (None, USAGE):
-        log = told.log_of(f"failed-{usage is None}", error=FAILED, usage=usage)
-        assert (log["kind"], log["status"]) == ("failure", "failure")
-        assert "The queue is full." in log["error_str"]
-        assert log["error_information"]["error_code"] == "503"
-        assert log["prompt_tokens"] == (100 if usage else 0)
-
-
-def test_a_price_of_the_users_goes_to_the_providers_budget(told: Told) -> None:
-    before = told.do("budget", provider="hearth")
-    log = told.log_of("priced", **PRICED)
-    assert log["response_cost"] == pytest.approx(0.114)  # 100 of 0.001 and 7 of 0.002
-    told.log_of("free")
-    assert told.do("budget", provider="hearth") == pytest.approx(before + 0.114)
