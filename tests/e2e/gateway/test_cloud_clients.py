@@ -1,4 +1,4 @@
-"""What agent clients and their bodies reach: every socket of every process is watched."""
+"""Watches every socket of every process: what agent clients and bodies reach is told by it."""
 
 from collections.abc import Iterator
 from pathlib import Path

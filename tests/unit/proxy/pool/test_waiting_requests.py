@@ -14,7 +14,7 @@ async def test_a_cancellation_is_not_swallowed_as_everyone_is_woken(steps_betwee
 
     waiting = WaitingRequests()
     request = ModelRequest("", awake_s())
-    task = asyncio.create_task(waiting.wait_for_worker(request, lambda: None))
+    task: asyncio.Task[None] = asyncio.create_task(waiting.wait_for_worker(request, lambda: None))
     while not waiting.requests:
         await asyncio.sleep(0)
     waiting.wake()

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import given, strategies as st
@@ -63,7 +64,11 @@ def after(
     """Return what is known of a step after so long; `cpu` gives the CPU seconds at each."""
     detector = HangDetector()
     for second in range(seconds + 1):
-        told = {"cpu_s": cpu(second), "prefill_tokens_per_s": speed, "reading_tokens": tokens}
+        told: dict[str, Any] = {
+            "cpu_s": cpu(second),
+            "prefill_tokens_per_s": speed,
+            "reading_tokens": tokens,
+        }
         detector.tick(dataclasses.replace(beat(7), **told), 1.0)
     return detector
 

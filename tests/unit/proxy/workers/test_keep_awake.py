@@ -45,7 +45,7 @@ class Notes:
 
 def has_ended(pid: int) -> bool:
     """Whether a child has ended that was not waited for."""
-    return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
 
 
 @pytest.fixture

@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
+from hearth.proxy.pool.waiting_requests import ModelRequest
 from hearth.proxy.workers.model_swap_policy import (
     KEEP_S,
     TURN_S,
-    ModelRequest,
     WorkerModel,
     wanted_models,
 )
