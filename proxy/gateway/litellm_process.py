@@ -174,6 +174,7 @@ class LiteLLMProcess:
             await asyncio.wait({self._living}, timeout=CLOSE_S_MAX)
         if self._process is not None and self._process.returncode is None:
             self._process.kill()  # it stands still, or was told nothing that it could hold
+            await self._process.wait()  # it is gone, and no zombie, when this returns
         self._living.cancel()
         await asyncio.wait({self._living})
 

@@ -7,7 +7,6 @@ import socket
 from typing import Any, Final
 
 import httpx
-import psutil
 import pytest
 from PIL import Image
 
@@ -45,22 +44,6 @@ def test_an_answer_comes_through_with_its_usage(
     assert answer.served_by == CLOUDS.get(model, "text-completion-openai/text-mock")
     (request,) = cloud.generations()
     assert answer.usage == request.usage
-
-
-def test_what_others_read_wrote_and_cost_stands_in_the_metrics(
-    gateway: GatewayServer, cloud: MockCloud
-) -> None:
-    for number, dialect in enumerate(CHATS):
-        body = body_of(dialect, "priced", "Hi", stream=bool(number % 2))
-        assert ask(gateway.url, dialect, body).status == 200
-    prompt, cached, completion = map(
-        sum, zip(*(row.usage for row in cloud.generations()), strict=True)
-    )
-    sums = {"prompt_tokens": prompt, "cached_tokens": cached, "completion_tokens": completion}
-    sums["cost_dollars"] = prompt + completion  # a dollar a token, here
-    label = '{served_by="openai/priced-mock"}'
-    rows = {f"hearth_cloud_{name}_total{label} {float(value)}" for name, value in sums.items()}
-    cloud.until(lambda: rows <= set(httpx.get(f"{gateway.url}/metrics").text.splitlines()))
 
 
 def test_embeddings_counts_log_probabilities_and_names_come_through(
@@ -178,9 +161,6 @@ def test_a_client_that_leaves_cancels_the_clouds_request(
 
 # ---------------------------------------------------------------- schemas
 
-CPU_S_MAX: Final = 10.0
-GROWN_BYTES_MAX: Final = 256 * 1024 * 1024
-
 
 def named(links: dict[str, list[str]]) -> dict[str, Any]:
     """Return definitions of which each names those of its row."""
@@ -202,15 +182,6 @@ BOMBS: Final = (
 def test_a_schema_whose_definitions_name_one_another_is_a_400_and_the_next_is_answered(
     gateway: GatewayServer, dialect: str
 ) -> None:
-    def taken() -> tuple[float, int]:
-        assert gateway.process is not None
-        proxy = psutil.Process(gateway.process.pid)
-        processes = [proxy, *proxy.children(recursive=True)]  # one of them is LiteLLM's
-        cpu_s = sum(sum(each.cpu_times()[:2]) for each in processes)
-        return cpu_s, sum(each.memory_info().rss for each in processes)
-
-    ask(gateway.url, dialect, body_of(dialect, "cloud", "Hi"))  # LiteLLM is there now
-    cpu_s, held = taken()
     for bomb in BOMBS:
         function = {"name": "f", "description": "x", "parameters": bomb}
         tool: dict[str, Any] = {
@@ -221,4 +192,19 @@ def test_a_schema_whose_definitions_name_one_another_is_a_400_and_the_next_is_an
         answer = ask(gateway.url, dialect, body_of(dialect, "gemini-cloud", "Hi", tools=[tool]))
         assert answer.status == 400 and "schema" in answer.error, answer.raw
         assert ask(gateway.url, dialect, body_of(dialect, "cloud", "Hi")).status == 200
-    assert taken()[0] - cpu_s < CPU_S_MAX and taken()[1] - held < GROWN_BYTES_MAX
+
+
+def test_what_others_read_wrote_and_cost_stands_in_the_metrics(
+    gateway: GatewayServer, cloud: MockCloud
+) -> None:
+    for number, dialect in enumerate(CHATS):
+        body = body_of(dialect, "priced", "Hi", stream=bool(number % 2))
+        assert ask(gateway.url, dialect, body).status == 200
+    prompt, cached, completion = map(
+        sum, zip(*(row.usage for row in cloud.generations()), strict=True)
+    )
+    sums = {"prompt_tokens": prompt, "cached_tokens": cached, "completion_tokens": completion}
+    sums["cost_dollars"] = prompt + completion  # a dollar a token, here
+    label = '{served_by="openai/priced-mock"}'
+    rows = {f"hearth_cloud_{name}_total{label} {float(value)}" for name, value in sums.items()}
+    cloud.until(lambda: rows <= set(httpx.get(f"{gateway.url}/metrics").text.splitlines()))

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import httpx
-import psutil
 import pytest
 
 from tests.helpers.cloud.cloud_answers import ERRORS, HELLO, CloudAnswer
@@ -22,7 +21,6 @@ from tests.helpers.cloud.gateway_server import cloud_entry, local, write_config
 from tests.helpers.servers.fake_server import FakeServer
 from tests.helpers.servers.mock_cloud import MockCloud
 
-OPEN: Final = psutil.CONN_ESTABLISHED
 STOP_S_MAX: Final = 30.0  # what they wait for takes longer
 # The import of LiteLLM waits until the file named by GO is there.
 HELD_IMPORT: Final = """
@@ -97,23 +95,6 @@ def streams_of(
 def held_to_the_stop(answer: DialectAnswer) -> None:
     assert answer.error == "The server is shutting down.", answer.raw
     assert "broken off" not in answer.raw
-
-
-def test_a_stop_while_litellm_loads_tells_who_waits_for_it(
-    held: FakeServer, cloud: MockCloud
-) -> None:
-    with ThreadPoolExecutor() as pool:
-        asked = streams_of(held, pool, {})
-        assert held.process is not None
-        proxy = psutil.Process(held.process.pid)
-        held.until(lambda: [row.status for row in proxy.net_connections("tcp")].count(OPEN) > 3)
-        time.sleep(1.0)
-        assert not any(each.done() for each in asked)
-        assert held.stop() < STOP_S_MAX  # it waits for no import: that would not end
-        for each in asked:
-            assert each.result().status == 503, each.result().raw
-            held_to_the_stop(each.result())
-    assert cloud.requests == []
 
 
 def test_a_failed_call_is_tried_twice_more_and_a_stop_ends_streams_in_the_clients_api(

@@ -5,7 +5,6 @@ import time
 from collections.abc import Iterator
 from typing import Any, Final
 
-import httpx
 import pytest
 
 from scripts.fixtures.embedding_checkpoints import embedding_checkpoint
@@ -25,10 +24,6 @@ CHAT: Final = "/v1/chat/completions"
 COUNTS: Final = ("/v1/messages/count_tokens", "/v1/responses/input_tokens")
 PREFILL: Final = "/v1/cache/prefill"
 VECTORS: Final = ("/v1/embeddings", "/embeddings", "/v1/rerank", "/v2/rerank")
-OWN_PAGES: Final = (
-    *("/v1/models", "/v1/models/local", "/v1/cache", "/v1/sessions", "/metrics"),
-    *("/dashboard/events", "/v1/doctor"),
-)
 
 
 @pytest.fixture(scope="module")
@@ -81,33 +76,12 @@ def test_a_key_whose_budget_is_spent_gets_nothing_from_any_side(
         assert status == 422 and b"Budget has been exceeded" in answer
 
 
-def test_embeddings_of_other_servers_and_of_ours_stand_beside_each_other(
-    server: VirtualKeyServer,
-) -> None:
-    server.cloud.forget()
-    for model, count in (("text-embedding-3-small", 0), ("other", 1), ("bert-float32", 1)):
-        body = {"model": model, "input": "Hi"}
-        status, answer = ask(server, "POST", "/v1/embeddings", body, key=MINE)
-        assert status == 200, answer
-        assert len(server.cloud.generations()) == count, model
-    status, answer = ask(server, "POST", "/v1/embeddings", {"model": "local", "input": "x"}, MINE)
-    assert (status, b"is a local one that /v1/embeddings" in answer) == (400, True), answer
-
-
 def test_a_key_of_one_model_falls_back_to_no_other(server: VirtualKeyServer) -> None:
     for key, status in ((MINE, 200), (CLOUD_ONLY, 403)):
         server.cloud.forget()
         server.cloud.say(CloudAnswer(error=ERRORS["server error"]))
         assert chat(server, key, "cloud")[0] == status
         assert chat(server, key, "cloud")[0] == 200
-
-
-@pytest.mark.parametrize("path", [*GENERATE, *COUNTS, PREFILL, *OWN_PAGES])
-def test_without_a_key_nothing_is_told(server: VirtualKeyServer, path: str) -> None:
-    method = "GET" if path in OWN_PAGES else "POST"
-    for more in ({}, {"Authorization": "Basic abc"}, {"Cookie": f"token={MINE}"}):
-        assert ask(server, method, path, {}, key=None, **more)[0] == 401, (path, more)
-    assert ask(server, method, f"{path}?api_key={MINE}&key={MINE}", {}, key=None)[0] == 401
 
 
 def test_another_key_sees_nothing_that_this_one_asked(server: VirtualKeyServer) -> None:
@@ -150,18 +124,6 @@ def test_another_keys_response_is_neither_read_nor_gone_on_from(
             assert len(server.cloud.generations()) == asked
     for method in ("GET", "DELETE"):
         assert ask(server, method, f"{path}/{name}", key=THEIRS)[0] == 404
-
-
-def test_a_page_that_signed_in_may_what_its_key_may(server: VirtualKeyServer) -> None:
-    # LiteLLM has a key that has spent its budget list the models, and sign in.
-    for key, statuses in ((MINE, [200, 200]), (CLOUD_ONLY, [403, 200]), (SPENT, [422, 422])):
-        with httpx.Client(base_url=server.url, headers={"origin": server.url}) as page:
-            assert page.post("/chat/sign-in", data={"key": key}).status_code == 200
-            bodies = [body_of(CHAT, "Hi", model=model) for model in ("local", "cloud")]
-            told = [page.post(f"/chat/api{CHAT}", json=body, timeout=60) for body in bodies]
-            assert [answer.status_code for answer in told] == statuses, told[0].text
-            (cookie,) = {f"{each.name}={each.value}" for each in page.cookies.jar}
-        assert ask(server, "POST", CHAT, bodies[0], key=None, Cookie=cookie)[0] == 401
 
 
 def test_no_key_leaves_the_machine(server: VirtualKeyServer) -> None:

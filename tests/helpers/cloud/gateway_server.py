@@ -11,10 +11,8 @@ import pytest
 import yaml
 
 from hearth.shared.paths import PROJECT_DIR
-from tests.helpers.clients.run_clients import MODEL
 from tests.helpers.servers.fake_server import FakeServer
 from tests.helpers.servers.mock_cloud import KEY, MockCloud
-from tests.helpers.servers.scripted_server import checkpoint
 from tests.helpers.servers.server import free_port
 from tests.helpers.servers.watched_server import WatchedServer
 from tests.helpers.worker_processes.fake_worker import MISSING
@@ -32,7 +30,7 @@ PROVIDERS: Final = (  # whose clients in LiteLLM differ
 STATUSES: Final = (301, 302, 303, 307, 308)
 _BY_TURNS: Final = [(name, STATUSES[at % 5]) for at, name in enumerate(PROVIDERS)]
 REDIRECTS: Final = [*_BY_TURNS, *((name, 307) for name, status in _BY_TURNS if status != 307)]
-BIG, SMALL = "big", "small"
+BIG: Final = "big"
 
 
 def local(name: str, model: str) -> Entry:
@@ -96,27 +94,15 @@ class GatewayServer(FakeServer):
 
 
 class TwoSidedServer(WatchedServer):
-    """Scripted models BIG and SMALL, each on a worker once it was asked for, beside a cloud.
-
-    Claude's tiers are here and there; agents' MODEL is the cloud's. Every socket is watched.
-    """
+    """A scripted model BIG beside a cloud; every socket is watched."""
 
     def __init__(self, cloud: MockCloud) -> None:
-        super().__init__(WORKERS="2")
+        super().__init__()
         self.cloud = cloud
-        small = checkpoint(self.run_dir / "small", self.family_name)
-        there = {
-            "claude-sonnet-*": "anthropic/claude-sonnet-4-6",
-            "claude-3-5-haiku-*": "anthropic/claude-small-mock",
-            MODEL: "openai/agent-mock",
-            "cloud": "openai/gpt-mock",
-            "claude-cloud": "anthropic/claude-mock",
-        }
-        entries = [local("claude-opus-*", BIG), local("claude-haiku-*", SMALL)]
-        entries += [cloud_entry(cloud, name, model) for name, model in there.items()]
+        there = {"cloud": "openai/gpt-mock", "claude-cloud": "anthropic/claude-mock"}
+        entries = [cloud_entry(cloud, name, model) for name, model in there.items()]
         config = {"model_list": entries, "litellm_settings": {"num_retries": 0}}
         self.environment |= {
             "PROXY_MODEL_ID": BIG,
-            "MODELS": f"{SMALL}={small}",
             "LITELLM_CONFIG": write_config(self.run_dir, config),
         }

@@ -1,11 +1,9 @@
 """Checks the proxy's start-up texts, its refusals to start, and the texts of its errors."""
 
-import dataclasses
 import json
 
 import pytest
 
-from hearth.proxy import startup_banner
 from hearth.proxy.api.error_bodies import (
     anthropic_error,
     error_body,
@@ -34,11 +32,6 @@ def test_ready_says_what_is_served_and_how_to_ask_for_it() -> None:
     keyed = "\n".join(ready_lines(load_settings({"PROXY_API_KEY": "secret"}, None), FACTS))
     assert "$PROXY_API_KEY" in keyed
     assert "secret" not in keyed
-
-
-def test_a_quote_in_the_models_name_survives_the_shell() -> None:
-    facts = dataclasses.replace(FACTS, name="it's")
-    assert "it'\\''s" in ready_lines(load_settings({}, None), facts)[-1]
 
 
 @pytest.mark.parametrize(
@@ -98,22 +91,6 @@ def test_a_prompt_that_is_too_long_is_told_in_the_words_that_each_reader_acts_on
     told = RequestError("It exceeds the available context size.", code=long.code)
     assert openai_error(told)["message"] == str(told)
     assert openai_error(RequestError("Bad."))["message"] == "Bad."
-
-
-def test_a_start_says_where_the_model_takes_images() -> None:
-    settings = load_settings({}, None)
-    assert "images" not in "\n".join(ready_lines(settings, FACTS))
-    assert "  images   yes" in ready_lines(settings, dataclasses.replace(FACTS, takes_images=True))
-
-
-def test_a_start_says_what_the_first_model_is_and_of_no_other(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(startup_banner, "bytes_for_models", lambda: 16 * 1024**3)
-    words = "tiny, fluent and often wrong; it shows the server. For this machine: `hearth run qwen"
-    for source, is_told in (("builtin:smollm2", True), ("SmolLM2", True), ("owner/other", False)):
-        settings = load_settings({"MODEL_PATH": source}, None)
-        assert (words in "\n".join(ready_lines(settings, FACTS))) == is_told
 
 
 def test_a_start_without_the_default_model_says_the_remedy_and_what_is_served() -> None:

@@ -2,7 +2,6 @@
 
 import hashlib
 import re
-from http.cookies import SimpleCookie
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -11,8 +10,8 @@ import pytest
 
 from hearth.proxy.app import ProxyApp
 from hearth.proxy.chat_page import chat_page_routes
-from hearth.proxy.request.client_name import PAGE_HEADER, client_of
-from tests.helpers.proxy.proxy_app import HOST, Reply, app_of, ask
+from hearth.proxy.request.client_name import PAGE_HEADER
+from tests.helpers.proxy.proxy_app import Reply, app_of, ask
 
 KEYED = {"PROXY_API_KEY": "secret"}
 SIGN_IN = "/chat/sign-in"
@@ -147,45 +146,6 @@ def test_without_keys_the_page_calls_the_api_without_a_sign_in(tmp_path: Any) ->
 # ---------------------------------------------------------------- the sign-in
 
 
-def test_one_sign_in_gives_a_cookie_for_each_page_and_for_no_other_path(tmp_path: Any) -> None:
-    edge = app_of(tmp_path, **KEYED)
-    given = edge_cookies(edge)
-    assert {cookie["path"] for cookie in given} == {"/dashboard", "/chat"}
-    for cookie in given:
-        assert cookie["httponly"] and cookie["samesite"] == "Strict"
-        assert int(cookie["max-age"]) > 0 and "secret" not in cookie.value
-    cookie = signed_in(edge)
-    assert ask(edge, "GET", SIGN_IN, cookie, SAME).json == {
-        "needs_key": True,
-        "is_signed_in": True,
-    }
-    assert b'id="charts"' in ask(edge, "GET", "/dashboard", cookie).content
-
-
-def edge_cookies(edge: ProxyApp) -> list[Any]:
-    """Return each cookie that a sign-in gives: the replies' headers hold the last one only."""
-    given: list[Any] = []
-    send = edge.chat_page.serve
-
-    async def noting(exchange: Any) -> None:
-        await send(exchange)
-        for name, value in exchange.reply_headers:
-            if name == b"set-cookie":
-                given.extend(SimpleCookie(value.decode()).values())
-
-    edge.chat_page.serve = noting  # type: ignore[method-assign]
-    sign_in(edge, "secret", OWN)
-    edge.chat_page.serve = send  # type: ignore[method-assign]
-    return given
-
-
-@pytest.mark.parametrize("key", ["", "wrong", "secre", "ä"])
-def test_a_wrong_key_gives_no_cookie_and_says_so(tmp_path: Any, key: str) -> None:
-    reply = sign_in(app_of(tmp_path, **KEYED), key, OWN)
-    assert (reply.status, reply.json["error"]["code"]) == (401, "invalid_api_key")
-    assert "set-cookie" not in reply.headers
-
-
 def test_who_signs_out_is_known_no_more(tmp_path: Any) -> None:
     edge = app_of(tmp_path, **KEYED)
     cookie, other = signed_in(edge), signed_in(edge)
@@ -244,17 +204,6 @@ def test_only_this_servers_own_page_acts_by_the_cookie(
     assert with_key.status == {"GET": 200, "POST": 400}[method], site
 
 
-@pytest.mark.parametrize("origin", ["http://evil.example", "http://127.0.0.1:4001", "null"])
-def test_a_page_of_another_origin_is_refused_with_the_cookie_too(
-    tmp_path: Any, origin: str
-) -> None:
-    edge = app_of(tmp_path, **KEYED)
-    cookie = signed_in(edge)
-    for method, path in (("POST", CHAT), ("GET", MODELS), ("DELETE", SIGN_IN)):
-        reply = ask(edge, method, path, cookie, PAGE, (b"origin", origin.encode()))
-        assert (reply.status, reply.json["error"]["code"]) == (403, "origin_refused")
-
-
 def test_a_listed_sites_page_signs_nobody_in_or_out(tmp_path: Any) -> None:
     edge = app_of(tmp_path, **KEYED, CORS_ORIGINS=LISTED)
     cookie = signed_in(edge)
@@ -286,17 +235,3 @@ def test_each_sign_in_acts_by_its_own_key(tmp_path: Any) -> None:
     for key in ("one", "two"):
         assert ask(edge, "GET", MODELS, signed_in(edge, key), SAME).status == 200
     assert digests == ["one", "two"]
-
-
-def test_a_page_under_another_name_gets_nothing(tmp_path: Any) -> None:
-    edge = app_of(tmp_path, **KEYED)
-    cookie = signed_in(edge)
-    for path in ("/", "/chat/chat.js", SIGN_IN, MODELS):
-        reply = ask(edge, "GET", path, cookie, BROWSER, SAME, host=(b"host", b"evil.example"))
-        assert reply.status == 403
-    assert ask(edge, "GET", MODELS, cookie, SAME, host=HOST).status == 200
-
-
-def test_the_page_has_a_name_among_the_clients() -> None:
-    client = client_of({PAGE_HEADER: "1", "user-agent": "Mozilla/5.0 Chrome/140.0 Safari/537.36"})
-    assert (client.word, client.text) == ("hearth-page", "Hearth's page")

@@ -1,20 +1,14 @@
 """/v1/embeddings and /v1/rerank answer as OpenAI and Cohere do, and refuse with the remedy."""
 
-import asyncio
-import base64
-import struct
-import threading
 from typing import Any
 
-import openai
 import orjson
 import pytest
 
 from hearth.proxy.app import ProxyApp
-from hearth.proxy.embeddings import encoder_routes
-from hearth.shared.errors import RequestError, StartError
+from hearth.shared.errors import StartError
 from tests.helpers.proxy.fake_encoders import FakeEncoders, vector
-from tests.helpers.proxy.proxy_app import Reply, app_of, ask, serving
+from tests.helpers.proxy.proxy_app import Reply, app_of, ask
 
 BOTH = {"EMBEDDING_MODEL": "org/House-Embed", "RERANK_MODEL": "org/House-Rank"}
 
@@ -76,11 +70,6 @@ def test_what_the_process_is_sent_counts_beside_the_body_until_it_has_answered(
     assert held and held[0] > 2 * 9_000 and edge.body_budget.bytes_held == 0
 
 
-def test_base64_holds_the_very_floats(edge: ProxyApp) -> None:
-    (row,) = embed(edge, "one", encoding_format="base64", dimensions=5).json["data"]
-    assert list(struct.unpack("<5f", base64.b64decode(row["embedding"]))) == vector("one", 5)
-
-
 @pytest.mark.parametrize(
     ("body", "param", "said"),
     [
@@ -106,15 +95,6 @@ def test_a_body_that_cannot_be_embedded_is_a_400_that_says_what_can(
     assert (reply.status, reply.json["error"]["param"]) == (400, param)
     assert said in reply.json["error"]["message"]
     assert not encoders.asked
-
-
-def test_what_the_process_refuses_reaches_the_client_as_it_is(
-    edge: ProxyApp, encoders: FakeEncoders
-) -> None:
-    encoders.error = RequestError("too long", code="context_length_exceeded", param="input")
-    reply = embed(edge, "x", truncate=True)
-    assert reply.json["error"]["code"] == "context_length_exceeded"
-    assert encoders.asked == [(["x"], None, True)]
 
 
 # ---------------------------------------------------------------- names
@@ -146,12 +126,6 @@ def test_another_name_is_a_404_that_names_the_model_and_the_setting(
     assert embed(edge, "x", model=5).status == 400
 
 
-def test_a_pattern_of_the_users_has_its_names_answered(tmp_path: Any) -> None:
-    edge = app_of(tmp_path, encoders=FakeEncoders(), CATCH_ALL_MODELS="nomic-*", **BOTH)
-    assert embed(edge, "x", model="nomic-embed-text").status == 200
-    assert embed(edge, "x", model="gpt-anything").status == 404
-
-
 def test_token_ids_under_a_name_of_openais_are_refused_as_those_of_its_tokenizer(
     edge: ProxyApp, encoders: FakeEncoders
 ) -> None:
@@ -175,13 +149,6 @@ def test_what_is_not_set_is_a_404_that_names_the_setting(
     assert ask(app_of(tmp_path), "GET", path).status == 405
 
 
-def test_a_model_that_embeds_is_not_asked_for_text(edge: ProxyApp) -> None:
-    said = [{"role": "user", "content": "x"}]
-    reply = post(edge, "/v1/chat/completions", model="house-embed", messages=said)
-    assert reply.status == 400
-    assert "answers at /v1/embeddings only" in reply.json["error"]["message"]
-
-
 def test_models_that_embed_and_rank_are_listed_last_and_say_what_they_do(edge: ProxyApp) -> None:
     rows = ask(edge).json["data"]
     assert [row["id"] for row in rows] == ["chatty", "org/House-Embed", "org/House-Rank"]
@@ -190,11 +157,6 @@ def test_models_that_embed_and_rank_are_listed_last_and_say_what_they_do(edge: P
     assert (rows[1]["context_length"], rows[1]["meta"]["n_embd"]) == (512, 8)
     assert rows[2]["architecture"]["output_modalities"] == ["rerank"]
     assert ask(edge, "GET", "/v1/models/org/house-embed:latest").json == rows[1]
-
-
-def test_anthropics_list_has_models_of_text_only(edge: ProxyApp) -> None:
-    listed = ask(edge, "GET", "/v1/models", (b"anthropic-version", b"2023-06-01")).json
-    assert [row["id"] for row in listed["data"]] == ["chatty"]
 
 
 @pytest.mark.parametrize("setting", ["builtin:minilm", "minilm"])
@@ -212,6 +174,24 @@ def test_the_builtin_model_answers_to_its_names_at_the_hub_too(
     assert embed(edge, "one", model=name).json["model"] == "minilm"
     listed = ask(edge, "GET", "/v1/models").json["data"]
     assert [row["id"] for row in listed][1:] == ["minilm"]
+
+
+def test_a_pattern_of_the_users_has_its_names_answered(tmp_path: Any) -> None:
+    edge = app_of(tmp_path, encoders=FakeEncoders(), CATCH_ALL_MODELS="nomic-*", **BOTH)
+    assert embed(edge, "x", model="nomic-embed-text").status == 200
+    assert embed(edge, "x", model="gpt-anything").status == 404
+
+
+def test_anthropics_list_has_models_of_text_only(edge: ProxyApp) -> None:
+    listed = ask(edge, "GET", "/v1/models", (b"anthropic-version", b"2023-06-01")).json
+    assert [row["id"] for row in listed["data"]] == ["chatty"]
+
+
+def test_a_model_that_embeds_is_not_asked_for_text(edge: ProxyApp) -> None:
+    said = [{"role": "user", "content": "x"}]
+    reply = post(edge, "/v1/chat/completions", model="house-embed", messages=said)
+    assert reply.status == 400
+    assert "answers at /v1/embeddings only" in reply.json["error"]["message"]
 
 
 def test_a_name_that_a_model_of_text_has_refuses_to_start(tmp_path: Any) -> None:
@@ -270,13 +250,6 @@ def test_a_body_that_cannot_be_ranked_is_a_400(
 # ---------------------------------------------------------------- keys, figures, clients
 
 
-def test_a_key_is_asked_for(tmp_path: Any) -> None:
-    edge = app_of(tmp_path, encoders=FakeEncoders(), PROXY_API_KEY="k", **BOTH)
-    for path in ("/v1/embeddings", "/rerank"):
-        assert post(edge, path, input="x").status == 401
-    assert ask(edge, path="/v1/models").status == 401
-
-
 def test_replies_are_in_the_metrics_and_among_the_requests(edge: ProxyApp) -> None:
     embed(edge, ["one two", "three"])
     embed(edge, "")
@@ -300,70 +273,3 @@ def test_replies_are_in_the_metrics_and_among_the_requests(edge: ProxyApp) -> No
     assert (last["dialect"], last["served_by"]) == ("rerank", "hearth/org/House-Rank")
     totals = ask(edge, path="/v1/cache").json["totals"]
     assert (totals["requests"], totals["prompt_tokens"]) == (2, 0)
-
-
-@pytest.mark.process
-def test_a_client_that_leaves_has_its_request_cancelled(
-    edge: ProxyApp, encoders: FakeEncoders
-) -> None:
-    encoders.hangs = True
-
-    async def leave() -> None:
-        async with serving(edge) as port, asyncio.timeout(30):
-            _, writer = await asyncio.open_connection("127.0.0.1", port)
-            head = f"POST /v1/embeddings HTTP/1.1\r\nhost: 127.0.0.1:{port}\r\ncontent-length: 13"
-            writer.write(head.encode() + b'\r\n\r\n{"input":"x"}')
-            while not encoders.asked:
-                await asyncio.sleep(0.01)
-            writer.close()
-            while not encoders.cancelled:
-                await asyncio.sleep(0.01)
-
-    asyncio.run(leave())
-    assert edge.body_budget.bytes_held == 0
-    left = 'hearth_requests_total{dialect="embeddings",outcome="cancelled"} 1.0'
-    assert left in ask(edge, path="/metrics").content.decode()
-
-
-@pytest.mark.process
-def test_openais_client_reads_floats_and_base64(edge: ProxyApp) -> None:
-    texts = ["one", "two words"]
-
-    async def answers() -> list[Any]:
-        async with (
-            serving(edge) as port,
-            openai.AsyncOpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none") as client,
-        ):
-            create = client.embeddings.create
-            name = "text-embedding-3-small"
-            plain = await create(model=name, input=texts, encoding_format="float", dimensions=6)
-            return [plain, await create(model="house-embed", input=texts)]
-
-    plain, packed = asyncio.run(answers())
-    assert [row.embedding for row in plain.data] == [vector(text, 6) for text in texts]
-    assert [row.embedding for row in packed.data] == [vector(text, 8) for text in texts]
-    assert packed.usage.prompt_tokens == 3
-
-
-def test_a_large_answer_is_written_in_a_thread_and_held_within_the_budget(
-    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of 2,048 vectors of 256 floats, some 11 MB of JSON."""
-    threads, held = [], []
-    write = encoder_routes.embeddings_json
-
-    def noted(*given: Any) -> list[bytes]:
-        threads.append(threading.current_thread().name)
-        held.append(edge.body_budget.bytes_held)
-        return write(*given)
-
-    monkeypatch.setattr(encoder_routes, "embeddings_json", noted)
-    edge = app_of(tmp_path, encoders=FakeEncoders(256), **BOTH)
-    reply = embed(edge, ["x"] * 2_048)
-    assert threads[0].startswith("large-bodies")
-    assert held[0] > len(reply.content) > 2_048 * 256 * 8
-    assert edge.body_budget.bytes_held == 0
-    last = reply.json["data"][2_047]
-    assert (last["index"], last["embedding"]) == (2_047, vector("x", 256))
-    embed(edge, "x")
-    assert threads[1] == "MainThread"

@@ -5,8 +5,8 @@ import os
 import struct
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,8 +16,6 @@ from hearth.proxy.embeddings import encoders as module
 from hearth.proxy.embeddings.encoders import REPLAYS_MAX, Encoders, make_encoders
 from hearth.proxy.pool.worker_pool import WorkerPool
 from hearth.shared.errors import RequestError, StartError
-from hearth.shared.models import builtin_models
-from hearth.shared.models.builtin_models import MODELS_DIR_VARIABLE
 from hearth.shared.settings_from_env import load_settings
 from hearth.shared.wire_messages import Embedded
 from scripts.fixtures.embedding_checkpoints import embedding_checkpoint
@@ -57,31 +55,24 @@ def notes(tmp_path: Path) -> Notes:
     return Notes(tmp_path / "notes")
 
 
-Talk = Callable[[Encoders], Awaitable[None]]
-
-
-def run(
+@asynccontextmanager
+async def running(
     notes: Notes,
-    talk: Talk,
     is_busy: Callable[[], bool] = lambda: False,
     settings: dict[str, str] | None = None,
     **environ: str,
-) -> None:
-    """Let `talk` use a worker, and close that."""
+) -> AsyncIterator[Encoders]:
+    """Give what asks a worker, for WAIT_S_MAX, and close it."""
     told = {"EMBEDDING_MODEL": "org/x", "RUN_DIR": str(notes.path.parent), **(settings or {})}
-
-    async def whole() -> None:
-        environment = {**os.environ, "NOTES": str(notes.path), **environ}
-        encoders = Encoders(load_settings(told, None), environment, is_busy, SCRIPTED)
-        await encoders.supervisor.start()
-        try:
-            async with asyncio.timeout(WAIT_S_MAX):
-                await talk(encoders)
-        finally:
-            await encoders.close()
-        assert encoders.worker.pid is None and encoders.waiting == 0
-
-    asyncio.run(whole())
+    environment = {**os.environ, "NOTES": str(notes.path), **environ}
+    encoders = Encoders(load_settings(told, None), environment, is_busy, SCRIPTED)
+    await encoders.supervisor.start()
+    try:
+        async with asyncio.timeout(WAIT_S_MAX):
+            yield encoders
+    finally:
+        await encoders.close()
+    assert encoders.worker.pid is None and encoders.waiting == 0
 
 
 def pid_of(found: Embedded) -> float:
@@ -95,24 +86,22 @@ def refused(code: str, text: str = "") -> Iterator[None]:
     assert (error.value.code, error.value.status) == (code, 503)
 
 
-def test_the_first_request_starts_the_worker_and_others_find_it(notes: Notes) -> None:
-    async def talk(encoders: Encoders) -> None:
+async def test_the_first_request_starts_the_worker_and_others_find_it(notes: Notes) -> None:
+    async with running(notes) as encoders:
         assert encoders.state == "unloaded" and not notes.lines
         found = await asyncio.gather(*(encoders.embed(["abc", "d"]) for _ in range(9)))
         assert [each.tokens for each in found] == [[3, 1]] * 9
         assert found[0].dimensions == 2 and len({pid_of(each) for each in found}) == 1
         assert encoders.state == "ready" and encoders.worker.starts == 1
         assert encoders.facts["embeddings"].architecture == "scripted"
-
-    run(notes, talk)
     assert notes.lines[0] == "start org/x"
     assert notes.starts == 1 and notes.lines[-1] == "end", "it was not killed"
 
 
-def test_a_request_that_kills_the_worker_is_told_and_the_others_are_computed(
+async def test_a_request_that_kills_the_worker_is_told_and_the_others_are_computed(
     notes: Notes,
 ) -> None:
-    async def talk(encoders: Encoders) -> None:
+    async with running(notes) as encoders:
         waiting = [asyncio.create_task(encoders.embed(["wait"])) for _ in range(2)]
         await until(lambda: notes.lines.count("wait False") == 2)
         with refused("embedding_process_died", "SIGKILL"):
@@ -125,11 +114,9 @@ def test_a_request_that_kills_the_worker_is_told_and_the_others_are_computed(
         await asyncio.gather(*waiting, return_exceptions=True)
         assert (encoders.worker.restarts, encoders.worker.starts) == (1, 2)
 
-    run(notes, talk)
 
-
-def test_a_request_is_not_asked_for_ever_of_workers_that_others_kill(notes: Notes) -> None:
-    async def talk(encoders: Encoders) -> None:
+async def test_a_request_is_not_asked_for_ever_of_workers_that_others_kill(notes: Notes) -> None:
+    async with running(notes) as encoders:
         innocent = asyncio.create_task(encoders.embed(["wait"]))
         for count in range(1, REPLAYS_MAX + 2):
             await until(lambda count=count: notes.lines.count("wait False") == count)
@@ -138,35 +125,29 @@ def test_a_request_is_not_asked_for_ever_of_workers_that_others_kill(notes: Note
         with refused("worker_unavailable"):
             await innocent
 
-    run(notes, talk)
 
-
-def test_a_worker_that_stands_still_is_killed_and_its_request_is_told(notes: Notes) -> None:
-    async def talk(encoders: Encoders) -> None:
+async def test_a_worker_that_stands_still_is_killed_and_its_request_is_told(notes: Notes) -> None:
+    async with running(notes, settings={"STALL_SECONDS": "1"}) as encoders:
         await encoders.embed(["good"])
         with refused("embedding_process_died", "made no step for"):
             await encoders.embed(["hang"])
 
-    run(notes, talk, settings={"STALL_SECONDS": "1"})
 
-
-def test_a_client_that_leaves_has_its_request_cancelled(notes: Notes) -> None:
-    async def talk(encoders: Encoders) -> None:
+async def test_a_client_that_leaves_has_its_request_cancelled(notes: Notes) -> None:
+    async with running(notes) as encoders:
         leaving = asyncio.create_task(encoders.embed(["wait"], None, True))
         await notes.wait_for("wait True")
         leaving.cancel()
         await notes.wait_for("Cancel()")
         assert encoders.waiting == 0
 
-    run(notes, talk)
 
-
-def test_an_idle_worker_ends_and_the_next_request_starts_another(
+async def test_an_idle_worker_ends_and_the_next_request_starts_another(
     notes: Notes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "IDLE_S", 0.2)
 
-    async def talk(encoders: Encoders) -> None:
+    async with running(notes) as encoders:
         first = pid_of(await encoders.embed(["a"]))
         assert pid_of(await encoders.embed(["a"])) == first
         await until(lambda: encoders.state == "unloaded" and encoders.worker.pid is None)
@@ -174,67 +155,21 @@ def test_an_idle_worker_ends_and_the_next_request_starts_another(
         assert pid_of(await encoders.embed(["a"])) != first
         assert encoders.worker.restarts == 0
 
-    run(notes, talk)
 
-
-def test_a_request_that_comes_as_the_worker_starts_or_ends_is_answered(
-    notes: Notes, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "IDLE_S", 1e-6)
-    monkeypatch.setattr(module, "PACE_S", 0.001)
-
-    async def talk(encoders: Encoders) -> None:
-        leaving = asyncio.create_task(encoders.embed(["a"]))
-        await until(lambda: encoders.state == "loading")
-        leaving.cancel()
-        for wait_s in (0.0, 0.001, 0.003, 0.01, 0.05):
-            assert (await encoders.embed(["a"])).tokens == [1]
-            await asyncio.sleep(wait_s)
-
-    run(notes, talk)
-
-
-@pytest.mark.parametrize(("why", "text"), [("no such file", "no such file"), ("", "exit code 78")])
-def test_models_that_cannot_be_loaded_are_told_at_once_and_tried_again_later(
-    notes: Notes, monkeypatch: pytest.MonkeyPatch, why: str, text: str
-) -> None:
-    async def talk(encoders: Encoders) -> None:
-        for _ in range(2):
-            with refused("embeddings_unavailable", text):
-                await encoders.embed(["a"])
-        assert notes.starts == 1 and encoders.state == "unloaded"
-        monkeypatch.setattr(module, "FAILED_REST_S", 0.0)
-        with refused("embeddings_unavailable", text):
-            await encoders.embed(["a"])
-        assert notes.starts == 2
-
-    run(notes, talk, CANNOT_LOAD=why)
-
-
-def test_a_model_that_is_not_here_is_told_with_the_remedy_until_it_is_pulled(
-    notes: Notes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(MODELS_DIR_VARIABLE, str(tmp_path / "models"))
-    monkeypatch.setattr(builtin_models, "local_models", list)
-
-    async def talk(encoders: Encoders) -> None:
-        for _ in range(2):
-            with refused("embeddings_unavailable", "hearth pull minilm .* EMBEDDING_MODEL to an"):
-                await encoders.embed(["a"])
-        assert not notes.lines, "nothing is started for what is not there"
-        directory = tmp_path / "models" / "minilm-0.1.2"
-        directory.mkdir(parents=True)
-        (directory / "config.json").write_text("{}")
+async def test_what_no_frame_can_hold_is_refused_to_its_client_alone(notes: Notes) -> None:
+    async with running(notes) as encoders:
+        with pytest.raises(RequestError, match="cannot be carried") as error:
+            await encoders.embed(["\ud800"])
+        assert error.value.status == 400
         assert (await encoders.embed(["a"])).tokens == [1]
 
-    run(notes, talk, settings={"EMBEDDING_MODEL": "builtin:minilm"})
 
-
-def test_the_worker_is_told_when_answers_stream_beside_it_and_when_no_more(notes: Notes) -> None:
+async def test_the_worker_is_told_when_answers_stream_beside_it_and_when_no_more(
+    notes: Notes,
+) -> None:
     is_busy = True
 
-    async def talk(encoders: Encoders) -> None:
-        nonlocal is_busy
+    async with running(notes, lambda: is_busy) as encoders:
         waiting = asyncio.create_task(encoders.embed(["wait"]))
         await notes.wait_for("ShortTurns(True)")
         is_busy = False
@@ -246,24 +181,42 @@ def test_the_worker_is_told_when_answers_stream_beside_it_and_when_no_more(notes
         assert notes.starts == 2, "the new one is told too"
         waiting.cancel()
 
-    run(notes, talk, lambda: is_busy)
+
+async def test_a_request_that_comes_as_the_worker_starts_or_ends_is_answered(
+    notes: Notes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "IDLE_S", 1e-6)
+    monkeypatch.setattr(module, "PACE_S", 0.001)
+
+    async with running(notes) as encoders:
+        leaving = asyncio.create_task(encoders.embed(["a"]))
+        await until(lambda: encoders.state == "loading")
+        leaving.cancel()
+        for wait_s in (0.0, 0.001, 0.003, 0.01, 0.05):
+            assert (await encoders.embed(["a"])).tokens == [1]
+            await asyncio.sleep(wait_s)
 
 
-def test_what_no_frame_can_hold_is_refused_to_its_client_alone(notes: Notes) -> None:
-    async def talk(encoders: Encoders) -> None:
-        with pytest.raises(RequestError, match="cannot be carried") as error:
-            await encoders.embed(["\ud800"])
-        assert error.value.status == 400
-        assert (await encoders.embed(["a"])).tokens == [1]
-
-    run(notes, talk)
+@pytest.mark.parametrize(("why", "text"), [("no such file", "no such file"), ("", "exit code 78")])
+async def test_models_that_cannot_be_loaded_are_told_at_once_and_tried_again_later(
+    notes: Notes, monkeypatch: pytest.MonkeyPatch, why: str, text: str
+) -> None:
+    async with running(notes, CANNOT_LOAD=why) as encoders:
+        for _ in range(2):
+            with refused("embeddings_unavailable", text):
+                await encoders.embed(["a"])
+        assert notes.starts == 1 and encoders.state == "unloaded"
+        monkeypatch.setattr(module, "FAILED_REST_S", 0.0)
+        with refused("embeddings_unavailable", text):
+            await encoders.embed(["a"])
+        assert notes.starts == 2
 
 
 @pytest.mark.parametrize("text", ["wait", "hang"])
-def test_who_waits_as_the_server_stops_is_told_and_nothing_is_left(
+async def test_who_waits_as_the_server_stops_is_told_and_nothing_is_left(
     notes: Notes, monkeypatch: pytest.MonkeyPatch, text: str
 ) -> None:
-    async def talk(encoders: Encoders) -> None:
+    async with running(notes) as encoders:
         waiting = asyncio.create_task(encoders.embed([text]))
         await notes.wait_for(f"{text} False")
         pid = encoders.worker.pid
@@ -272,8 +225,6 @@ def test_who_waits_as_the_server_stops_is_told_and_nothing_is_left(
         for asked in (waiting, encoders.embed(["a"])):
             with refused("stopping"):
                 await asked
-
-    run(notes, talk)
 
 
 # ---------------------------------------------------------------- settings
@@ -296,16 +247,3 @@ def test_a_model_makes_a_worker_that_has_not_begun_and_no_model_refuses_to_start
         settings = load_settings({setting: source}, None)
         with pytest.raises(StartError, match=f"^{setting} is '{source}'"):
             make_encoders(settings, {}, WorkerPool())
-
-
-def test_a_builtin_model_that_is_not_here_yet_is_told_and_does_not_refuse_to_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setenv(MODELS_DIR_VARIABLE, str(tmp_path))
-    monkeypatch.setattr(builtin_models, "local_models", list)
-    told = {"EMBEDDING_MODEL": "builtin:minilm", "RUN_DIR": str(tmp_path / "run")}
-    encoders = make_encoders(load_settings(told, None), {}, WorkerPool())
-    assert encoders is not None and encoders.state == "unloaded"
-    assert "Fetch it: hearth pull minilm" in caplog.text
-    with pytest.raises(StartError, match="the builtin models are "):
-        make_encoders(load_settings({"EMBEDDING_MODEL": "builtin:no"}, None), {}, WorkerPool())

@@ -40,7 +40,7 @@ BODY: Final = json.dumps(body_of("chat", "two", "Hi", stream=True)).encode()
 CHOICE: Final = {"group": "two", "excluded": [], "preferred": "", "request": {}}
 # A callback that chooses no deployment until there was a collection, and one whose child lives on.
 CALLBACKS: Final = """
-import asyncio, gc, os, re, subprocess
+import asyncio, gc, os, pathlib, re, subprocess
 from litellm.integrations.custom_logger import CustomLogger
 class Slow(CustomLogger):
     async def async_filter_deployments(self, model, healthy_deployments, *rest, **more):
@@ -49,6 +49,7 @@ class Slow(CustomLogger):
         await asyncio.sleep(60)
 class HeldUp(CustomLogger):
     async def async_filter_deployments(self, model, healthy_deployments, *rest, **more):
+        pathlib.Path(__file__).with_name("held_up").touch()
         re.match("(a+)+b", "a" * 64)
 slow, held_up, other, collected, collect = Slow(), HeldUp(), CustomLogger(), 0, gc.collect
 def counted():
@@ -171,27 +172,33 @@ def test_its_files_are_private_its_calls_stay_apart_and_end_with_it_behind_what_
 def test_one_that_stands_still_ends_itself_and_is_started_again_and_one_that_runs_does_not(
     cloud: MockCloud, tmp_path: Path, runner: asyncio.Runner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing in Python runs while a pattern is looked for; the proxy may be gone too."""
-    monkeypatch.setattr(litellm_process, "STALL_S_MAX", 3.0)
+    """Nothing in Python runs while a pattern is looked for; a stop comes first, and kills it."""
+    monkeypatch.setattr(litellm_process, "STALL_S_MAX", 5.0)
+    monkeypatch.setattr(litellm_process, "CLOSE_S_MAX", 0.2)
     monkeypatch.setattr(litellm_process, "RESTART_S_MIN", 0.0)
+    held_up = tmp_path / "held_up"
 
     async def body() -> None:
         async with started(table_in(tmp_path, cloud, "held_up")) as process:
             (await process.line()).close()
             child = newest_child()
-            await asyncio.sleep(4)
+            for _ in range(13):  # more than STALL_S_MAX; one wait of it were a sleeping machine's
+                await asyncio.sleep(0.5)
             assert child.is_running()
             with pytest.raises(LiteLLMUnavailable):
                 await process.choose("two", request={})
-            while child.is_running():
+            assert held_up.exists()
+            while not process.failure:
                 await asyncio.sleep(0.02)
+            held_up.unlink()
             line = await process.line()
+            assert not child.is_running()
             child = newest_child()
             await line.write(json.dumps(["choose", CHOICE]).encode())
-            await asyncio.sleep(0.5)
+            while not held_up.exists():
+                await asyncio.sleep(0.02)
         line.close()
-        while child.is_running():  # a stop killed it, and the loop has yet to see its end
-            await asyncio.sleep(0.02)
+        assert not child.is_running()
 
     runner.run(body())
 
@@ -233,8 +240,7 @@ def test_who_waits_for_it_to_load_is_told_after_a_while_and_a_stop_ends_it_amid_
                 await asyncio.sleep(0.01)
             with pytest.raises(LiteLLMUnavailable, match="still loading"):
                 await process.choose("two", request={})
-        while any(child.is_running() for child in born):  # the loop has yet to see its end
-            await asyncio.sleep(0.02)
+        assert not any(child.is_running() for child in born)
 
     runner.run(body())
 

@@ -12,8 +12,7 @@ from hypothesis import given, strategies as st
 from hearth.proxy.http import api_keys
 from hearth.proxy.http.api_keys import SENT_MAX, ApiKeyCheck
 from hearth.proxy.request.session_id import key_digest
-from hearth.shared.errors import RequestError, StartError
-from hearth.shared.settings_from_env import load_settings
+from hearth.shared.errors import RequestError
 from hearth.shared.wire_messages import Speaker
 from hearth.worker.sessions.session_visit import KEPT, RENDERED
 from tests.helpers.proxy.proxy_app import app_of, ask
@@ -75,18 +74,6 @@ def test_a_flood_of_keys_in_one_request_is_not_tried() -> None:
     assert passes(check, *wrong[1:], (b"x-api-key", b"right")) == "right"
 
 
-def test_several_keys_come_from_both_settings_and_lift_the_same_limits() -> None:
-    settings = load_settings({"PROXY_API_KEY": "a", "PROXY_API_KEYS": "b, a,, c"}, None)
-    assert settings.api_keys == ("a", "b", "c")
-    assert load_settings({}, None).api_keys == ()
-    environ = {"PROXY_HOST": "0.0.0.0", "LOG_PROMPTS": "true"}
-    with pytest.raises(StartError, match="PROXY_API_KEY"):
-        load_settings(environ | {"PROXY_API_KEYS": " , "}, None)
-    settings = load_settings(environ | {"PROXY_API_KEYS": "k"}, None)
-    assert (settings.api_keys, settings.serves_prompts) == (("k",), True)
-    assert not load_settings({"LOG_PROMPTS": "true"}, None).serves_prompts
-
-
 def test_a_worthless_key_beside_a_good_one_makes_nobody_someone_else(tmp_path: Path) -> None:
     """SDKs send `x-api-key: none` beside a bearer token: two users would be one by it."""
     edge = app_of(tmp_path, PROXY_API_KEYS="mine, theirs")
@@ -137,18 +124,6 @@ def test_another_keys_thinking_is_not_healed_into_a_prompt() -> None:
     assert mine.messages[at]["reasoning_content"] == SAID.reasoning
     assert "reasoning_content" not in theirs.messages[at]
     assert (mine.healed, theirs.healed) == (1, 0)
-
-
-def test_another_keys_line_is_nobodys_before_in_a_divergence_report() -> None:
-    """Of the same session, by the same name: what changed is told to its own key only."""
-    desk = Desk()
-    desk.ask(QUESTION, SAID, speaker=MINE)
-    changed = [QUESTION[0], {"role": "user", "content": "fix it at once"}]
-    mine, theirs = desk.arrive(changed, MINE), desk.arrive(changed, THEIRS)
-    assert mine.place.before is not None or mine.place.relative is not None
-    assert theirs.place.before is None and theirs.place.relative is None
-    assert theirs.shared == 0
-    assert desk.end(theirs, SAID, cached=0) is None
 
 
 def test_keys_are_apart_where_there_are_several(tmp_path: Path) -> None:

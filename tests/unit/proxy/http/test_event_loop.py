@@ -103,16 +103,3 @@ def test_a_wait_that_is_called_off_never_fires_and_says_so() -> None:
 
     run(loop, work())
     assert fired == []
-
-
-def test_a_callback_that_fails_is_told_as_uvloop_tells_it() -> None:
-    told: list[str] = []
-    loop = SuspendingEventLoop()
-    loop.set_exception_handler(lambda _, context: told.append(repr(context["exception"])))
-
-    async def work() -> None:
-        loop.call_later(0.001, int, "no number")
-        await asyncio.sleep(0.02)
-
-    run(loop, work())
-    assert len(told) == 1 and "no number" in told[0]

@@ -1,8 +1,9 @@
 """Attacks the listener by raw socket: smugglers and floods of connections."""
 
 import asyncio
+import contextlib
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -10,10 +11,12 @@ import pytest
 from hearth.proxy.app import ProxyApp
 from hearth.proxy.http import http1_protocol
 from hearth.proxy.http.connection_places import ConnectionPlaces
+from hearth.proxy.http.event_loop import SuspendingEventLoop
 from scripts.faults.smuggled_requests import HIDDEN, HOST, SMUGGLED
-from tests.helpers.proxy.proxy_app import app_of, served, serving
+from tests.helpers.proxy.proxy_app import app_of, serving
 
 pytestmark = pytest.mark.process
+LOOP_FACTORY = SuspendingEventLoop  # the server's: what an end of sending does is the loop's
 
 KEY = b"Authorization: Bearer good\r\n"
 HEALTH = b"GET /health HTTP/1.1\r\n" + HOST + b"\r\n"
@@ -58,13 +61,12 @@ def keyless(tmp_path: Any) -> ProxyApp:
 Opener = Callable[[], Awaitable[Streams]]
 
 
-def attacking(
-    edge: ProxyApp, attack: Callable[[Opener], Awaitable[None]], served_by: Any = None
-) -> None:
-    """Run `attack` against a served `edge`; it is given what opens a connection."""
-
-    async def run() -> None:
-        opened: list[Streams] = []
+@contextlib.asynccontextmanager
+async def attacked(edge: ProxyApp, served_by: Any = None) -> AsyncIterator[Opener]:
+    """Serve `edge`, and give what opens a connection to it."""
+    opened: list[Streams] = []
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(http1_protocol, "JUDGE_S", 1.0)  # a busy machine is slow to send
         async with serving(served_by or edge, edge) as port:
 
             async def connect() -> Streams:
@@ -72,20 +74,16 @@ def attacking(
                 return opened[-1]
 
             try:
-                await attack(connect)
+                yield connect
             finally:
                 for _, writer in opened:
                     writer.transport.abort()
-
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(http1_protocol, "JUDGE_S", 1.0)  # a busy machine is slow to send
-        served(run())
 
 
 # ---------------------------------------------------------------- what is no HTTP
 
 
-def test_smuggling_by_raw_socket_is_a_400_in_the_dialect_and_nothing_behind_it_is_served(
+async def test_smuggling_by_raw_socket_is_a_400_in_the_dialect_and_nothing_behind_it_is_served(
     keyless: ProxyApp,
 ) -> None:
     paths: list[str] = []
@@ -94,7 +92,7 @@ def test_smuggling_by_raw_socket_is_a_400_in_the_dialect_and_nothing_behind_it_i
         paths.append(scope["path"])
         await keyless(scope, receive, send)
 
-    async def attack(connect: Opener) -> None:
+    async with attacked(keyless, noting) as connect:
         for wrong, sent in SMUGGLED.items():
             streams = await connect()
             status, head, body = await asked(streams, sent + HIDDEN)
@@ -103,8 +101,6 @@ def test_smuggling_by_raw_socket_is_a_400_in_the_dialect_and_nothing_behind_it_i
             told = json.loads(body)["error"]
             assert told["code"] == "malformed_request" and told["message"].endswith("."), wrong
             streams[1].close()
-
-    attacking(keyless, attack, noting)
     assert "/hidden" not in paths
     text = keyless.metrics.text([], {}).decode()
     assert f'connections_closed_total{{why="malformed"}} {len(SMUGGLED)}.0' in text
@@ -121,10 +117,10 @@ def test_smuggling_by_raw_socket_is_a_400_in_the_dialect_and_nothing_behind_it_i
         (b"GET /x?/v1/messages HTTP/1.1\r\nX: anthropic-version: 1\r\n\r\n", False),
     ],
 )
-def test_smuggling_behind_a_served_request_is_told_in_the_words_of_its_own_dialect(
+async def test_smuggling_behind_a_served_request_is_told_in_the_words_of_its_own_dialect(
     keyless: ProxyApp, head: bytes, is_anthropic: bool
 ) -> None:
-    async def attack(connect: Opener) -> None:
+    async with attacked(keyless) as connect:
         streams = await connect()
         assert (await asked(streams, HEALTH + head + HIDDEN))[0] == 200
         status, _, body = await answer_on(streams[0])
@@ -133,16 +129,14 @@ def test_smuggling_behind_a_served_request_is_told_in_the_words_of_its_own_diale
         assert row["error"]["type"] == "invalid_request_error"
         assert await has_ended(streams)
 
-    attacking(keyless, attack)
 
-
-def test_a_refused_client_that_goes_on_sending_can_read_why(
+async def test_a_refused_client_that_goes_on_sending_can_read_why(
     keyless: ProxyApp, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And is cut off: it holds its place for no longer than it takes to read."""
     monkeypatch.setattr(http1_protocol, "LINGER_S_MAX", 0.5)
 
-    async def attack(connect: Opener) -> None:
+    async with attacked(keyless) as connect:
         reader, writer = await connect()
         writer.write(SMUGGLED["a length and a coding"] + b"x" * 2_000_000)
         assert (await answer_on(reader))[0] == 400
@@ -152,16 +146,14 @@ def test_a_refused_client_that_goes_on_sending_can_read_why(
                 await asyncio.wait_for(writer.drain(), 60)
                 await asyncio.sleep(0.01)
 
-    attacking(keyless, attack)
 
-
-def test_a_websocket_is_refused_and_keeps_no_place(keyless: ProxyApp) -> None:
+async def test_a_websocket_is_refused_and_keeps_no_place(keyless: ProxyApp) -> None:
     upgrade = (
         b"GET /v1/responses HTTP/1.1\r\n" + HOST + b"Upgrade: websocket\r\nConnection: Upgrade\r\n"
         b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\nSec-WebSocket-Version: 13\r\n\r\n"
     )
 
-    async def attack(connect: Opener) -> None:
+    async with attacked(keyless) as connect:
         streams = await connect()
         assert (await asked(streams, upgrade))[0] == 403
         assert await has_ended(streams)
@@ -169,14 +161,14 @@ def test_a_websocket_is_refused_and_keeps_no_place(keyless: ProxyApp) -> None:
         while len(keyless.places):
             await asyncio.sleep(0.01)
 
-    attacking(keyless, attack)
-
 
 # ---------------------------------------------------------------- connections
 
 
-def test_a_flood_of_connections_without_a_key_shuts_nobody_with_a_key_out(edge: ProxyApp) -> None:
-    async def attack(connect: Opener) -> None:
+async def test_a_flood_of_connections_without_a_key_shuts_nobody_with_a_key_out(
+    edge: ProxyApp,
+) -> None:
+    async with attacked(edge) as connect:
         held = [await connect() for _ in range(PLACES)]
         for each in held:
             assert (await asked(each, HEALTH))[0] == 200
@@ -188,15 +180,13 @@ def test_a_flood_of_connections_without_a_key_shuts_nobody_with_a_key_out(edge: 
         assert (await asked(keyed, KEYED))[0] == 200, "whoever has shown a key is kept"
         while len(edge.places) > PLACES:
             await asyncio.sleep(0.01)
-
-    attacking(edge, attack)
     assert b'closed_total{why="displaced"} 19.0' in edge.metrics.text([], {})
 
 
-def test_a_flood_that_sends_nothing_or_half_a_body_goes_before_an_idle_client_with_a_key(
+async def test_a_flood_that_sends_nothing_or_half_a_body_goes_before_an_idle_client_with_a_key(
     edge: ProxyApp,
 ) -> None:
-    async def attack(connect: Opener) -> None:
+    async with attacked(edge) as connect:
         keyed = await connect()
         assert (await asked(keyed, KEYED))[0] == 200
         for number in range(3 * PLACES):
@@ -205,34 +195,20 @@ def test_a_flood_that_sends_nothing_or_half_a_body_goes_before_an_idle_client_wi
             await asyncio.sleep(0.01)
         assert (await asked(keyed, KEYED))[0] == 200
 
-    attacking(edge, attack)
 
-
-def test_a_401_closes_its_connection(edge: ProxyApp) -> None:
-    async def attack(connect: Opener) -> None:
+async def test_a_401_closes_its_connection(edge: ProxyApp) -> None:
+    async with attacked(edge) as connect:
         streams = await connect()
         status, head, _ = await asked(streams, MODELS + b"\r\n")
         assert status == 401 and b"connection: close" in head
         assert await has_ended(streams)
 
-    attacking(edge, attack)
-
-
-def test_a_monitor_asks_for_health_again_and_again_on_one_connection(edge: ProxyApp) -> None:
-    async def attack(connect: Opener) -> None:
-        streams = await connect()
-        for _ in range(3):
-            status, head, _ = await asked(streams, HEALTH)
-            assert status == 200 and b"connection: close" not in head
-
-    attacking(edge, attack)
-
 
 @pytest.mark.parametrize("path", [b"/v1/messages", b"/v1/chat/completions"])
-def test_where_all_are_amid_requests_with_a_key_a_newcomer_is_told_so_in_its_dialect(
+async def test_where_all_are_amid_requests_with_a_key_a_newcomer_is_told_so_in_its_dialect(
     edge: ProxyApp, path: bytes
 ) -> None:
-    async def attack(connect: Opener) -> None:
+    async with attacked(edge) as connect:
         busy = [await connect() for _ in range(PLACES)]
         for _, writer in busy:
             writer.write(HALF_A_BODY + KEY + b"\r\n{")
@@ -252,20 +228,3 @@ def test_where_all_are_amid_requests_with_a_key_a_newcomer_is_told_so_in_its_dia
             writer.write(b"xxxxxxxx")
             assert (await answer_on(reader))[0] == 400, "whoever has a key is never cut off"
         assert (await asked(await connect(), KEYED))[0] == 200
-
-    attacking(edge, attack)
-
-
-def test_without_keys_idle_connections_go_first_and_busy_ones_stay(keyless: ProxyApp) -> None:
-    async def attack(connect: Opener) -> None:
-        busy = await connect()
-        busy[1].write(HALF_A_BODY + b"\r\n{")
-        idle = await connect()
-        assert (await asked(idle, MODELS + b"\r\n"))[0] == 200
-        for _ in range(PLACES):
-            assert (await asked(await connect(), MODELS + b"\r\n"))[0] == 200
-        assert await has_ended(idle)
-        busy[1].write(b"xxxxxxxx")
-        assert (await answer_on(busy[0]))[0] == 400
-
-    attacking(keyless, attack)

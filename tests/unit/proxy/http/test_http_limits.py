@@ -5,10 +5,9 @@ import contextlib
 import gzip
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
-import orjson
 import pytest
 
 from hearth.proxy.app import HEADERS_MAX, ProxyApp
@@ -21,19 +20,18 @@ pytestmark = pytest.mark.process
 
 HOST = b"Host: 127.0.0.1\r\n"
 HEAD = b"GET /health HTTP/1.1\r\n" + HOST + b"\r\n"
-Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Any]
 
 
-def talking(edge: ProxyApp, talk: Talk, **options: Any) -> None:
-    async def run() -> None:
-        async with serving(edge, **options) as port:
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            try:
-                await talk(reader, writer)
-            finally:
-                writer.close()
-
-    asyncio.run(run())
+@contextlib.asynccontextmanager
+async def talking(
+    edge: ProxyApp, **options: Any
+) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    async with serving(edge, **options) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        try:
+            yield reader, writer
+        finally:
+            writer.close()
 
 
 async def drip(writer: asyncio.StreamWriter, data: bytes, wait_s: float) -> None:
@@ -43,29 +41,14 @@ async def drip(writer: asyncio.StreamWriter, data: bytes, wait_s: float) -> None
             await asyncio.sleep(wait_s)
 
 
-@pytest.mark.parametrize("sent", [b"", b"G", b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nX-A: b\r\n"])
-def test_slowloris_a_head_that_never_ends_loses_its_connection(
-    tmp_path: Any, monkeypatch: pytest.MonkeyPatch, sent: bytes
-) -> None:
-    monkeypatch.setattr(http1_protocol, "HEAD_WAIT_S_MAX", 0.5)
-
-    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(sent)
-        began = time.monotonic()
-        assert await asyncio.wait_for(reader.read(), 60) == b""
-        assert 0.3 < time.monotonic() - began < 9
-
-    talking(app_of(tmp_path), talk)
-
-
 @pytest.mark.parametrize("first", [b"", HEAD])
-def test_slowloris_a_byte_now_and_then_does_not_set_the_clock_back(
+async def test_slowloris_a_byte_now_and_then_does_not_set_the_clock_back(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch, first: bytes
 ) -> None:
     """`first` is a whole request before it, on the same connection."""
     monkeypatch.setattr(http1_protocol, "HEAD_WAIT_S_MAX", 0.5)
 
-    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async with talking(app_of(tmp_path)) as (reader, writer):
         if first:
             writer.write(first)
             assert b"200 OK" in await reader.readuntil(b"\r\n\r\n")
@@ -77,52 +60,46 @@ def test_slowloris_a_byte_now_and_then_does_not_set_the_clock_back(
         assert 0.3 < time.monotonic() - began < 9
         dripping.cancel()
 
-    talking(app_of(tmp_path), talk)
 
-
-def test_a_connection_that_waits_between_requests_is_kept(
+async def test_a_connection_that_waits_between_requests_is_kept(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An agent thinks for longer than a head may take."""
     monkeypatch.setattr(http1_protocol, "HEAD_WAIT_S_MAX", 0.3)
 
-    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async with talking(app_of(tmp_path), timeout_keep_alive=120) as (reader, writer):
         for _ in range(3):
             writer.write(HEAD)
             assert b"200 OK" in await reader.readuntil(b"\r\n\r\n")
             await asyncio.sleep(0.6)
             await reader.read(65536)
 
-    talking(app_of(tmp_path), talk, timeout_keep_alive=120)
 
-
-def test_a_slow_body_is_not_a_slow_head(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_slow_body_is_not_a_slow_head(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(http1_protocol, "HEAD_WAIT_S_MAX", 0.3)
     head = b"POST /v1/messages HTTP/1.1\r\n" + HOST + b"Content-Length: 2\r\n\r\n"
 
-    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async with talking(app_of(tmp_path)) as (reader, writer):
         writer.write(head + b"{")
         await asyncio.sleep(0.8)
         writer.write(b"}")
         assert b"HTTP/1.1 400" in await reader.readuntil(b"\r\n\r\n")
 
-    talking(app_of(tmp_path), talk)
 
-
-def test_a_head_without_an_end_is_refused_before_it_fills_memory(
+async def test_a_head_without_an_end_is_refused_before_it_fills_memory(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(http1_protocol, "LINGER_S_MAX", 60.0)
 
-    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async with talking(app_of(tmp_path)) as (reader, writer):
         writer.write(b"GET / HTTP/1.1\r\n" + HOST)
         for _ in range(1_000):
             writer.write(b"X-Many: " + b"a" * 1000 + b"\r\n")
             await writer.drain()
         answer = await asyncio.wait_for(reader.read(), 60)
         assert answer.startswith(b"HTTP/1.1 431") and b"65,536 bytes" in answer
-
-    talking(app_of(tmp_path), talk)
 
 
 # ---------------------------------------------------------------- at the edge
@@ -154,13 +131,13 @@ def test_a_packed_bomb_is_refused_and_not_unpacked(tmp_path: Any, coding: str, p
     assert ask(app_of(tmp_path), "POST", path, header, body=PACKED[coding]).status == 415
 
 
-def test_a_chunked_body_without_an_end_is_refused_in_time(
+async def test_a_chunked_body_without_an_end_is_refused_in_time(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(exchange_module, "BODY_WAIT_S_MAX", 0.5)
     monkeypatch.setattr(exchange_module, "DRAIN_WAIT_S_MAX", 0.2)
 
-    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async with talking(app_of(tmp_path)) as (reader, writer):
         writer.write(b"POST /v1/messages HTTP/1.1\r\n" + HOST)
         writer.write(b"Transfer-Encoding: chunked\r\n\r\n")
         dripping = asyncio.create_task(drip(writer, b"1\r\n \r\n" * 200, 0.01))
@@ -168,8 +145,6 @@ def test_a_chunked_body_without_an_end_is_refused_in_time(
         answer = await asyncio.wait_for(reader.readuntil(b"\r\n"), 60)
         assert b"408" in answer and time.monotonic() - began < 9
         dripping.cancel()
-
-    talking(app_of(tmp_path), talk)
 
 
 def test_a_body_without_a_key_is_not_read_as_json(tmp_path: Any) -> None:
@@ -200,23 +175,9 @@ def test_a_number_of_a_million_digits_costs_nothing_and_is_refused(number: bytes
     assert refused_after(b'{"seed": ' + number + b"}") < 2
 
 
-@pytest.mark.parametrize("number", [b"0." + b"1" * 1_000_000, b"1e999999999", b"1" * 400 + b".5"])
-def test_a_fraction_of_a_million_digits_costs_nothing(number: bytes) -> None:
-    began = time.thread_time()
-    with contextlib.suppress(RequestError):
-        value = parse_object(b'{"temperature": ' + number + b"}")["temperature"]
-        assert isinstance(value, float)
-        assert orjson.dumps(value)
-    assert time.thread_time() - began < 2
-
-
 @pytest.mark.parametrize("opening", [b"[", b'{"a":', b'[{"b":['])
 @pytest.mark.parametrize("depth", [DEPTH_MAX + 1, 2_000, 1_000_000])
 def test_json_of_any_depth_is_refused_without_a_crash(opening: bytes, depth: int) -> None:
     assert refused_after(b'{"x":' + opening * depth) < 5
     closing = {b"[": b"]", b'{"a":': b"}", b'[{"b":[': b"]}]"}[opening]
     assert refused_after(b'{"x":' + opening * depth + b"1" + closing * depth + b"}") < 5
-
-
-def test_millions_of_empty_values_are_refused() -> None:
-    assert refused_after(b'{"x":[' + b"[]," * 3_000_000 + b"[]]}") < 10

@@ -14,12 +14,11 @@ from hearth.proxy.app import ProxyApp
 from hearth.proxy.pool.worker_pool import WorkerPool
 from hearth.proxy.request.session_id import key_digest
 from hearth.shared import logging_setup as logs
-from hearth.shared.wire_messages import Failed, Prompt, Sampling, Speaker, Submit, Up
+from hearth.shared.wire_messages import Failed, Sampling, Speaker, Up
 from hearth.worker.cache.block_hash import key_root, pack, prefix_hashes
 from hearth.worker.cache.prefix_search import PrefixQuery
 from hearth.worker.cache_report import cache_report
 from hearth.worker.constraint.token_mask import TokenMask
-from hearth.worker.requests.request_builder import root_of
 from hearth.worker.schedule.request_state import ClientLease, Request
 from hearth.worker.stream.output_processor import OutputProcessor
 from scripts.harness.socketless_worker import ROOT, Answer, Machine, machine, vocabulary
@@ -63,20 +62,6 @@ def test_a_key_asks_for_its_own_sessions_prompts_and_lines_only(
         assert asked_of_workers(several, path, key, monkeypatch) == [(*what, digest)]
     single = app_of(tmp_path, PROXY_API_KEY="mine", LOG_PROMPTS="true")
     assert asked_of_workers(single, path, "mine", monkeypatch) == [(*what, "")]
-
-
-def test_another_keys_sessions_are_not_listed_nor_told_though_their_names_are_the_same() -> None:
-    desk = Desk()
-    desk.ask(QUESTION, SAID, speaker=MINE)
-    desk.ask(QUESTION, SAID, speaker=MINE)
-    desk.ask([*QUESTION, {"role": "user", "content": "other"}], SAID, speaker=THEIRS)
-    sessions = desk.sessions
-    counts = [len(sessions.reports.sessions(key)) for key in ("mine", "theirs", "no", "")]
-    assert counts == [1, 1, 0, 2]
-    told = {key: sessions.reports.session("s1", key) for key in ("mine", "theirs", "no")}
-    assert told["mine"] is not None and told["theirs"] is not None and told["no"] is None
-    assert [len(told["mine"]["lines"]), len(told["theirs"]["lines"])] == [1, 1]
-    assert told["mine"]["lines"][0]["turns"] == 2
 
 
 @pytest.mark.parametrize("session", ["s1", ""])
@@ -195,34 +180,24 @@ def test_another_keys_kv_is_never_gone_on_from_so_that_no_prompt_can_be_guessed(
     assert entered(warm, words, "mine").cached == 0
 
 
-def test_another_keys_lines_and_slots_are_not_in_the_report_of_the_cache() -> None:
-    """How long a neighbour's prompts are, and when they were sent, is nobody's but theirs."""
-    words = np.random.default_rng(3).integers(3, 200, 300).tolist()
-    warm = machine("qwen3", tiny=True, slots_max=2)
-    entered(warm, words, "mine")
-    entered(warm, [*words[:250], 7, 8, 9], "mine")
-    entered(warm, words[:120], "theirs")
-    whole, mine, theirs, none = (
-        cache_report(warm.keeper, 0, key) for key in ("", "mine", "theirs", "no")
-    )
-    for part in ("entries", "slots"):
-        assert len(whole[part]) == len(mine[part]) + len(theirs[part]), part
-        assert none[part] == []
-    assert {row["tokens"] > 200 for row in mine["entries"]} == {True}
-    assert [row["tokens"] < 200 for row in theirs["entries"]] == [True]
-    assert {row["bytes"] for row in (whole, mine, theirs, none)} == {whole["bytes"]}
-
-
 def test_another_keys_entries_that_made_way_are_not_in_the_report_of_the_cache() -> None:
+    """Nor those that are kept: how long a neighbour's prompts are, and when they were sent."""
     warm = machine("qwen3", tiny=True, slots_max=2)
     for key, first in (("mine", 3), ("theirs", 203)):
         entered(warm, [*range(first, first + 150)], key)
+
+    def told() -> list[dict[str, Any]]:
+        return [cache_report(warm.keeper, 0, key) for key in ("", "mine", "theirs", "no")]
+
+    for part in ("entries", "slots"):
+        whole, mine, theirs, none = (report[part] for report in told())
+        assert (len(mine), len(theirs), len(none)) == (1, 1, 0), part
+        assert len(whole) == 2, part
+    assert len({report["bytes"] for report in told()}) == 1
     for slot in warm.keeper.slots:
         warm.keeper.give_up(slot)
     warm.keeper.release(warm.keeper.store.budget.bytes_used)
-    whole, mine, theirs, none = (
-        cache_report(warm.keeper, 0, key)["evicted"]["last"] for key in ("", "mine", "theirs", "no")
-    )
+    whole, mine, theirs, none = (report["evicted"]["last"] for report in told())
     assert len(mine) == len(theirs) == 1 and none == []
     assert sorted(row["line"] for row in whole) == sorted(row["line"] for row in mine + theirs)
 
@@ -253,11 +228,3 @@ def test_an_answer_that_breaks_its_constraint_is_not_quoted_in_the_log(
     (failed,) = (row for row in told if isinstance(row, Failed))
     assert CANARY in failed.text, "its own client is told"
     assert "constraint broke" in caplog.text and CANARY not in caplog.text
-
-
-def test_each_key_has_its_own_root_and_one_key_needs_none() -> None:
-    assert len({key_root(ROOT, key) for key in ("", "a", "b")} | {ROOT}) == 4
-    assert key_root(ROOT, "a") == key_root(ROOT, "a")
-    for speaker, root in ((MINE, key_root(ROOT, "mine")), (Speaker(), ROOT)):
-        message = Submit("r", Prompt([], speaker=speaker), Sampling())
-        assert root_of(message, ROOT) == root

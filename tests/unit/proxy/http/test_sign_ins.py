@@ -1,6 +1,5 @@
 """A sign-in stands for its key, for a while, and as long as the key is accepted."""
 
-import asyncio
 import time
 from typing import Any
 from urllib.parse import urlencode
@@ -48,68 +47,40 @@ async def signed_in(sign_ins: BrowserSignIns, key: bytes) -> HttpExchange:
     return exchange_of("GET", cookie=form.reply_headers[0][1].partition(b";")[0])
 
 
-def test_sign_ins_are_bounded_for_each_key_and_run_out_while_the_machine_sleeps_too(
+async def test_sign_ins_are_bounded_for_each_key_and_run_out_while_the_machine_sleeps_too(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     sign_ins, now = BrowserSignIns(4000, ChangingKeys(b"one", b"other")), time.time()
 
-    async def body() -> None:
-        other = await signed_in(sign_ins, b"other")
-        ones = [await signed_in(sign_ins, b"one") for _ in range(SIGN_INS_MAX + 1)]
-        assert len({each.headers["cookie"] for each in ones}) == SIGN_INS_MAX + 1
-        known = [sign_ins.key_of(each) for each in ones]
-        assert known == [None] + [b"one"] * SIGN_INS_MAX
-        assert sign_ins.key_of(other) == b"other", "who signs in often ends nobody else's"
-        assert ones[-1].headers["cookie"].partition("=")[2] not in repr(vars(sign_ins))
-        monkeypatch.setattr(time, "time", lambda: now + SIGN_IN_S + 9)
-        assert sign_ins.key_of(other) is sign_ins.key_of(ones[-1]) is None
-        await signed_in(sign_ins, b"other")
-        assert b"one" not in str(vars(sign_ins)).encode(), "forgotten at the next sign-in"
-
-    asyncio.run(body())
+    other = await signed_in(sign_ins, b"other")
+    ones = [await signed_in(sign_ins, b"one") for _ in range(SIGN_INS_MAX + 1)]
+    assert len({each.headers["cookie"] for each in ones}) == SIGN_INS_MAX + 1
+    known = [sign_ins.key_of(each) for each in ones]
+    assert known == [None] + [b"one"] * SIGN_INS_MAX
+    assert sign_ins.key_of(other) == b"other", "who signs in often ends nobody else's"
+    assert ones[-1].headers["cookie"].partition("=")[2] not in repr(vars(sign_ins))
+    monkeypatch.setattr(time, "time", lambda: now + SIGN_IN_S + 9)
+    assert sign_ins.key_of(other) is sign_ins.key_of(ones[-1]) is None
+    await signed_in(sign_ins, b"other")
+    assert b"one" not in str(vars(sign_ins)).encode(), "forgotten at the next sign-in"
 
 
-def test_a_sign_in_that_was_ended_holds_no_more_and_others_do() -> None:
-    sign_ins = BrowserSignIns(4000, ChangingKeys(b"sk-a"))
-
-    async def body() -> None:
-        first, second = await signed_in(sign_ins, b"sk-a"), await signed_in(sign_ins, b"sk-a")
-        sign_ins.sign_out(first)
-        sign_ins.sign_out(exchange_of("DELETE", cookie=b"hearth-4000=never issued"))
-        assert (sign_ins.key_of(first), sign_ins.key_of(second)) == (None, b"sk-a")
-
-    asyncio.run(body())
-
-
-def test_a_key_that_was_taken_back_opens_nothing_though_its_sign_in_holds() -> None:
+async def test_a_key_that_was_taken_back_opens_nothing_though_its_sign_in_holds() -> None:
     keys = ChangingKeys(b"sk-one")
     sign_ins = BrowserSignIns(4000, keys)
 
-    async def body() -> None:
-        known = await signed_in(sign_ins, b"sk-one")
-        assert await sign_ins.identity(known) == "owner"
-        assert sign_ins.key_of(known) == b"sk-one"
-        keys.accepted.clear()
-        with pytest.raises(RequestError, match="no"):
-            await sign_ins.identity(known)
-
-    asyncio.run(body())
+    known = await signed_in(sign_ins, b"sk-one")
+    assert await sign_ins.identity(known) == "owner"
+    assert sign_ins.key_of(known) == b"sk-one"
+    keys.accepted.clear()
+    with pytest.raises(RequestError, match="no"):
+        await sign_ins.identity(known)
     assert keys.asked == [b"sk-one"] * 3, "it is asked after each time"
 
 
-def test_who_has_no_key_and_no_sign_in_is_asked_after_once_and_without_a_key() -> None:
-    keys = ChangingKeys(b"sk-one")
-    with pytest.raises(RequestError):
-        asyncio.run(BrowserSignIns(4000, keys).identity(exchange_of("GET")))
-    assert keys.asked == []
-
-
-def test_where_no_key_is_needed_none_is_kept_however_many_are_sent() -> None:
+async def test_where_no_key_is_needed_none_is_kept_however_many_are_sent() -> None:
     form = exchange_of("POST", urlencode({"key": "whatever"}).encode())
 
-    async def body() -> None:
-        sign_ins = BrowserSignIns(4000, ApiKeyCheck(()))
-        await sign_ins.sign_in(form, await form_key(form))
-
-    asyncio.run(body())
+    sign_ins = BrowserSignIns(4000, ApiKeyCheck(()))
+    await sign_ins.sign_in(form, await form_key(form))
     assert form.reply_headers == []

@@ -85,43 +85,24 @@ def test_a_client_that_reads_nothing_holds_little_more_than_the_text() -> None:
     assert sum(len(row.text) for row in answer.inbox if isinstance(row, Delta)) == 50_000
 
 
-def test_who_catches_up_is_given_no_event_of_any_length() -> None:
-    async def body() -> None:
-        answer, _ = opened()
-        for number in range(100):
-            answer.take(Delta("r", number, "content", "x" * 1_000))
-        answer.take(Finished("r", "stop", None, USAGE))
-        lengths = []
-        while isinstance(row := await answer.next_event(), Delta):
-            lengths.append(len(row.text))
-        assert sum(lengths) == 100_000
-        assert max(lengths) <= MERGED_CHARS_MAX + 4_000, "the last part may begin below it"
-        assert len(lengths) <= 100_000 // MERGED_CHARS_MAX + 1
-
-    asyncio.run(body())
-
-
 @pytest.mark.parametrize("alternatives", [0, 20])
-def test_an_answer_that_nobody_reads_is_given_up_at_its_bound(
+async def test_an_answer_that_nobody_reads_is_given_up_at_its_bound(
     alternatives: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(answer_module, "UNREAD_BYTES_MAX", 100_000)
 
-    async def body() -> None:
-        answer, released = opened()
-        rows = [logprob(alternatives)] if alternatives else []
-        number = 0
-        while not released:
-            answer.take(Delta("r", number, "content", "x" * 100, rows))
-            number += 1
-        assert released == [True], "the worker is told to stop"
-        assert number == 100_000 // (100 + len(rows) * 256 * 21) + 1
-        with pytest.raises(RequestError, match="100,000 bytes") as caught:
-            await answer.next_event()
-        assert (caught.value.status, caught.value.code) == (503, "slow_reader")
-        assert len(answer.inbox) == 1
-
-    asyncio.run(body())
+    answer, released = opened()
+    rows = [logprob(alternatives)] if alternatives else []
+    number = 0
+    while not released:
+        answer.take(Delta("r", number, "content", "x" * 100, rows))
+        number += 1
+    assert released == [True], "the worker is told to stop"
+    assert number == 100_000 // (100 + len(rows) * 256 * 21) + 1
+    with pytest.raises(RequestError, match="100,000 bytes") as caught:
+        await answer.next_event()
+    assert (caught.value.status, caught.value.code) == (503, "slow_reader")
+    assert len(answer.inbox) == 1
 
 
 async def lavish(scope: Any, receive: Any, send: Any) -> None:
@@ -157,27 +138,24 @@ async def read_all(client: socket.socket, at_once: int, pause_s: float = 0.0) ->
     return size
 
 
-def test_a_client_that_never_reads_loses_its_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_client_that_never_reads_loses_its_connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(http1_protocol, "WRITE_WAIT_S_MAX", 0.2)
 
-    async def body() -> None:
-        async with serving(lavish) as port:  # type: ignore[arg-type]
-            client = await connected(port)
-            await asyncio.sleep(1.0)
-            assert await read_all(client, 65_536) < BIG
-
-    asyncio.run(body())
+    async with serving(lavish) as port:  # type: ignore[arg-type]
+        client = await connected(port)
+        await asyncio.sleep(1.0)
+        assert await read_all(client, 65_536) < BIG
 
 
-def test_a_client_that_reads_slowly_keeps_it(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.night  # it takes longer than the limit that it is held to
+async def test_a_client_that_reads_slowly_keeps_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """What waits for it takes longer than the limit, and never stands still."""
     monkeypatch.setattr(http1_protocol, "WRITE_WAIT_S_MAX", 3.0)
 
-    async def body() -> None:
-        async with serving(lavish) as port:  # type: ignore[arg-type]
-            client = await connected(port)
-            began = time.monotonic()
-            assert await read_all(client, 65_536, pause_s=0.06) > BIG
-            assert time.monotonic() - began > 6.0
-
-    asyncio.run(body())
+    async with serving(lavish) as port:  # type: ignore[arg-type]
+        client = await connected(port)
+        began = time.monotonic()
+        assert await read_all(client, 65_536, pause_s=0.06) > BIG
+        assert time.monotonic() - began > 6.0

@@ -67,13 +67,6 @@ def test_smuggling_what_could_be_read_in_two_ways_is_a_fault_and_nothing_behind_
         connection.next_event()
 
 
-@pytest.mark.parametrize("wrong", ["HTTP/0.9", "lines that end in LF", "TLS", "an end of LF"])
-def test_a_fault_is_told_as_soon_as_it_is_there(wrong: str) -> None:
-    """Nothing comes behind it: whoever waited for more would wait until a timeout."""
-    with pytest.raises(h11.RemoteProtocolError):
-        requests_in(SMUGGLED[wrong])
-
-
 def test_a_head_is_refused_at_its_bound_also_where_it_comes_at_once() -> None:
     for end in (b"", b"\r\n\r\n"):
         with pytest.raises(h11.RemoteProtocolError) as caught:
@@ -118,17 +111,6 @@ def test_a_key_in_a_bad_header_is_not_told() -> None:
     with pytest.raises(h11.RemoteProtocolError) as caught:
         requests_in(POST + b"Authorization: Bearer \x01secret\r\n\r\n")
     assert "Authorization" in str(caught.value) and "secret" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    ["a length and a coding", "two equal lengths", "a folded header", "a header that ends in LF"],
-)
-def test_h11_by_itself_still_takes_what_is_refused_here(wrong: str) -> None:
-    """Where it no longer does, and its buffer can be told so, `StrictBuffer` is not needed."""
-    connection = h11.Connection(h11.SERVER)
-    connection.receive_data(SMUGGLED[wrong])
-    assert isinstance(connection.next_event(), h11.Request)
 
 
 def test_what_clients_send_is_read() -> None:

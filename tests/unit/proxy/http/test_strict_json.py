@@ -42,11 +42,6 @@ def nested(depth: int) -> bytes:
     return b'{"a":' * depth + b"1" + b"}" * depth
 
 
-def test_a_good_body_is_what_it_says() -> None:
-    body = {"a": [1, -2, 2.5, None, True, "\u00e9\U0001f600"], "b": {"c": 2**64 - 1}}
-    assert parse_object(json.dumps(body).encode()) == body
-
-
 def test_broken_json_is_located() -> None:
     assert "line 2 column 5" in refusal(b'{"a":\n"b" c}')
 
@@ -83,10 +78,6 @@ def test_what_cannot_be_carried_is_refused(body: bytes, word: str) -> None:
 @pytest.mark.parametrize("body", [b'{"a": 18446744073709551615}', b'{"a": -9223372036854775808}'])
 def test_the_ends_of_64_bits_pass(body: bytes) -> None:
     assert parse_object(body) == json.loads(body)
-
-
-def test_a_long_run_of_digits_in_text_passes() -> None:
-    assert parse_object(b'{"a": "' + b"1" * 400 + b'"}') == {"a": "1" * 400}
 
 
 @given(st.integers(0, 70), st.integers(15, 25), st.integers(20, 40))
@@ -175,8 +166,3 @@ def test_an_argument_is_an_object_or_nothing() -> None:
     assert parse_argument('{"a": 1}') == {"a": 1}
     for text in ("", "x", "[1]", "\ud800", nested(300).decode()):
         assert parse_argument(text) is None
-
-
-def test_a_byte_order_mark_in_front_counts_for_nothing() -> None:
-    assert parse_object(b'\xef\xbb\xbf{"a": 1}') == {"a": 1}
-    assert "JSON" in refusal(b"\xef\xbb\xbf\xef\xbb\xbf{}")

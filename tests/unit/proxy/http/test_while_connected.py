@@ -2,7 +2,7 @@
 
 import asyncio
 import itertools
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -104,41 +104,19 @@ CASES = [
 
 @pytest.mark.parametrize("manner", MANNERS)
 @pytest.mark.parametrize("end", ENDS)
-def test_a_cancellation_of_the_caller_is_never_swallowed(end: str, manner: str) -> None:
+async def test_a_cancellation_of_the_caller_is_never_swallowed(end: str, manner: str) -> None:
     """In every order of the client's leaving, the work's end and the cancellation."""
     ended = {"value": "done", "refusal": REFUSAL, "bug": BUG}[end]
 
-    async def all_of_them() -> None:
-        taken = 0
-        for moments in CASES:
-            outcome, was_taken, logged = await played(moments, end, manner)
-            taken += was_taken
-            assert (outcome == "cancelled") == was_taken, (moments, outcome)
-            assert not logged, (moments, logged)
-            if not was_taken and moments.leaves is None:
-                assert outcome is ended, (moments, outcome)
-            if not was_taken and moments.finishes is None and moments.leaves is not None:
-                is_broken = manner == "breaks" and outcome is BUG
-                assert isinstance(outcome, ClientGone) or is_broken, (moments, outcome)
-        assert taken > len(CASES) / 4
-
-    asyncio.run(all_of_them())
-
-
-def test_a_timeout_around_it_fires_though_the_client_leaves_while_the_work_ends() -> None:
-    async def late(cleanup: Callable[[], Awaitable[None]]) -> None:
-        try:
-            await asyncio.Event().wait()
-        finally:
-            await cleanup()
-
-    async def scenario() -> None:
-        gone = asyncio.Event()
-        exchange = exchange_of(gone)
-        gone.set()
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.01):
-                await exchange.while_connected(late(lambda: asyncio.sleep(0.05)))
-        exchange.end()
-
-    asyncio.run(scenario())
+    taken = 0
+    for moments in CASES:
+        outcome, was_taken, logged = await played(moments, end, manner)
+        taken += was_taken
+        assert (outcome == "cancelled") == was_taken, (moments, outcome)
+        assert not logged, (moments, logged)
+        if not was_taken and moments.leaves is None:
+            assert outcome is ended, (moments, outcome)
+        if not was_taken and moments.finishes is None and moments.leaves is not None:
+            is_broken = manner == "breaks" and outcome is BUG
+            assert isinstance(outcome, ClientGone) or is_broken, (moments, outcome)
+    assert taken > len(CASES) / 4

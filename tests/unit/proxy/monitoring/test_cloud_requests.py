@@ -1,7 +1,6 @@
 """Checks what is told of requests that others answered: rows, sums kept apart, series."""
 
 import asyncio
-import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -102,18 +101,6 @@ def test_what_nobody_ends_or_tells_takes_bounded_room(monkeypatch: pytest.Monkey
     assert len(Noted(*({"id": str(number)} for number in range(5))).told()) == 2
 
 
-def test_the_log_says_who_answered_after_whom_and_no_word_of_it(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    with caplog.at_level(logging.INFO, "hearth"):
-        Noted({"fallback": "hearth/big overloaded"}, COST)
-    assert [record.getMessage() for record in caplog.records] == [
-        "request id=r dialect=chat stream=0 served_by=openai/gpt-4o "
-        "fallback=hearth/big overloaded prompt=100 cached=60 completion=7 ended=answered "
-        "wall_ms=1500"
-    ]
-
-
 def test_the_hit_rate_is_that_of_local_answers_and_each_key_sees_its_own() -> None:
     noted = Noted()
     local = [ended(replace(USAGE, cached_tokens=50))]
@@ -151,45 +138,29 @@ def test_the_hit_rate_is_that_of_local_answers_and_each_key_sees_its_own() -> No
         (500, False, refused(500), "failed", "cloud_error"),
     ],
 )
-def test_a_reply_that_broke_off_has_failed_whatever_the_error_is(
+async def test_a_reply_that_broke_off_has_failed_whatever_the_error_is(
     status: int, is_begun: bool, error: RequestError | None, outcome: str, ended: str
 ) -> None:
     async def send(message: Any) -> None:
         assert message["type"].startswith("http.response")
 
-    async def body() -> None:
-        noted = CloudRequests(RecentRequests(metrics), metrics, lambda name: name)
-        reply = CloudReply("messages", {}, GPT, "", 0.0, status, error=error)
-        scope = {"type": "http", "method": "POST", "path": "/v1/messages", "headers": []}
-        asked = HttpExchange(scope, asyncio.Event().wait, send, BodyBudget())  # type: ignore
-        if is_begun:
-            await asked.start(200, [])
-            await asked.body(b"", more=False)
-        noted.cloud_ended(asked, reply)
-        noted.close()
-        assert [row["ended"] for row in noted.requests.recent("")] == [ended]
-
     metrics = made()
     metrics.gateway.know([GPT], is_cloud=True)
-    asyncio.run(body())
+    noted = CloudRequests(RecentRequests(metrics), metrics, lambda name: name)
+    reply = CloudReply("messages", {}, GPT, "", 0.0, status, error=error)
+    scope = {"type": "http", "method": "POST", "path": "/v1/messages", "headers": []}
+    asked = HttpExchange(scope, asyncio.Event().wait, send, BodyBudget())  # type: ignore
+    if is_begun:
+        await asked.start(200, [])
+        await asked.body(b"", more=False)
+    noted.cloud_ended(asked, reply)
+    noted.close()
+    assert [row["ended"] for row in noted.requests.recent("")] == [ended]
     assert value(metrics, "requests_total", dialect="messages", outcome=outcome) == 1
     assert value(metrics, "served_requests_total", served_by=GPT, outcome=outcome) == 1
 
 
-def test_every_series_is_there_from_the_start_and_a_local_answer_counts_by_who_gave_it() -> None:
-    metrics = Noted().metrics
-    name = "served_requests_total"
-    for served_by in ("hearth/model", GPT):
-        assert value(metrics, name, served_by=served_by, outcome="stop") == 0
-    for cause in CAUSES:
-        assert value(metrics, "fallbacks_total", cause=cause) == 0
-    for why in ("dropped", "failed"):
-        assert value(metrics, "callback_logs_lost_total", why=why) == 0
-    metrics.ended("chat", "stop", "hearth/model")
-    assert value(metrics, name, served_by="hearth/model", outcome="stop") == 1
-
-
-@given(st.lists(st.tuples(st.text(), st.text(), st.text()), max_size=20))
+@given(st.lists(st.tuples(st.text(), st.text(), st.text()), max_size=6))
 def test_no_text_of_a_client_becomes_a_label(told: Sequence[tuple[str, str, str]]) -> None:
     metrics = made()
     metrics.gateway.know([GPT], is_cloud=True)

@@ -2,7 +2,6 @@
 
 import asyncio
 import re
-from collections import deque
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -15,7 +14,7 @@ from hearth.proxy.monitoring import dashboard_routes as dashboard_module
 from hearth.proxy.request.session_id import key_digest
 from hearth.shared.suspending_clock import awake_s
 from tests.helpers.proxy.feed_events import ended, request_of
-from tests.helpers.proxy.proxy_app import HOST, Reply, app_of, ask, serving
+from tests.helpers.proxy.proxy_app import HOST, Reply, app_of, ask
 
 KEYED = {"PROXY_API_KEY": "secret"}
 APART = {"PROXY_API_KEYS": "one,two"}
@@ -88,13 +87,6 @@ def test_all_that_a_page_names_is_served_from_here_and_none_of_it_is_inline(
     assert not re.search(r"<script(?![^>]*src)|<style|\sstyle=|\son\w+=", text)
 
 
-def test_nothing_that_is_served_names_another_host(tmp_path: Any) -> None:
-    edge = app_of(tmp_path)
-    for path, (_, content) in edge.dashboard.files.by_path.items():
-        hosts = set(re.findall(rb"(?:https?:)?//[a-z0-9.-]+\.[a-z]{2,}", content))
-        assert not hosts - {b"http://www.w3.org", b"https://github.com"}, path
-
-
 def test_every_reply_says_what_a_browser_may_do_with_it(tmp_path: Any) -> None:
     edge = app_of(tmp_path, **KEYED)
     for path in ("/dashboard", "/dashboard/charts.js", "/dashboard/none", EVENTS):
@@ -142,13 +134,6 @@ def test_a_key_gives_a_cookie_that_no_script_and_no_other_site_can_use(tmp_path:
     assert "secret" not in value
 
 
-@pytest.mark.parametrize("key", ["voilà", "Å", "a b", "x+y&z=%", "名前"])
-def test_any_key_that_the_api_takes_signs_in(tmp_path: Any, key: str) -> None:
-    edge = app_of(tmp_path, PROXY_API_KEY=key)
-    assert ask(edge, "GET", "/v1/models", (b"x-api-key", key.encode())).status == 200
-    assert log_in(edge, f" {key}\r\n").status == 303
-
-
 def test_the_cookie_opens_the_page_and_the_stream_and_nothing_else(tmp_path: Any) -> None:
     edge = app_of(tmp_path, **KEYED)
     cookie = cookie_of(log_in(edge, "secret"))
@@ -186,6 +171,13 @@ def test_another_servers_cookies_on_this_host_do_not_hide_ours(tmp_path: Any, ot
         assert b'id="charts"' in ask(edge, "GET", "/dashboard", (b"cookie", both)).content
 
 
+@pytest.mark.parametrize("key", ["voilà", "Å", "a b", "x+y&z=%", "名前"])
+def test_any_key_that_the_api_takes_signs_in(tmp_path: Any, key: str) -> None:
+    edge = app_of(tmp_path, PROXY_API_KEY=key)
+    assert ask(edge, "GET", "/v1/models", (b"x-api-key", key.encode())).status == 200
+    assert log_in(edge, f" {key}\r\n").status == 303
+
+
 def test_a_form_that_is_no_sign_in_is_refused_and_not_kept(tmp_path: Any) -> None:
     edge = app_of(tmp_path, **KEYED)
     for length in (FORM_BYTES_MAX + 1, 10**17):
@@ -194,22 +186,6 @@ def test_a_form_that_is_no_sign_in_is_refused_and_not_kept(tmp_path: Any) -> Non
         reply = ask(edge, "POST", LOGIN, body=b"key=" + b"s" * FORM_BYTES_MAX)
         assert reply.status == 413
         assert f"{FORM_BYTES_MAX:,}" in reply.json["error"]["message"]
-
-
-def test_a_form_without_a_key_is_a_wrong_key(tmp_path: Any) -> None:
-    for body in (b"", b"kez=secret", b"%%%", b"\xff\xfe", b"&" * 900, b'{"key": "secret"}'):
-        length = (b"content-length", str(len(body)).encode())
-        assert ask(app_of(tmp_path, **KEYED), "POST", LOGIN, length, body=body).status == 401
-
-
-def test_another_sites_page_can_neither_sign_in_nor_listen(tmp_path: Any) -> None:
-    edge = app_of(tmp_path, **KEYED)
-    origin = (b"origin", b"http://evil.example")
-    assert log_in(edge, "secret", origin).status == 403
-    cookie = cookie_of(log_in(edge, "secret", (b"origin", b"http://127.0.0.1:4000")))
-    site = (b"sec-fetch-site", b"cross-site")
-    assert ask(edge, "GET", EVENTS, cookie, site).status == 403
-    assert ask(edge, "GET", EVENTS, cookie, host=(b"host", b"evil.example")).status == 403
 
 
 # ---------------------------------------------------------------- keys
@@ -229,13 +205,6 @@ def test_with_several_keys_a_sign_in_shows_its_own_keys_requests(tmp_path: Any, 
         assert f'"totals":{{"requests":{count}' in told
 
 
-def test_with_one_key_its_sign_in_shows_all(tmp_path: Any) -> None:
-    edge = app_of(tmp_path, **KEYED)
-    note(edge, "")
-    cookie = cookie_of(log_in(edge, "secret"))
-    assert asyncio.run(first_event(edge, cookie)).count('"number":') == 1
-
-
 # ---------------------------------------------------------------- the stream
 
 
@@ -245,7 +214,7 @@ def test_a_stream_ends_with_its_page(tmp_path: Any) -> None:
     assert edge.routes.feed.listeners == 0
 
 
-def test_a_page_that_does_not_read_is_dropped_and_counted(
+async def test_a_page_that_does_not_read_is_dropped_and_counted(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
@@ -259,51 +228,7 @@ def test_a_page_that_does_not_read_is_dropped_and_counted(
         if message["type"] == "http.response.body":
             await asyncio.Event().wait()  # as with a full buffer
 
-    async def body() -> None:
-        scope = {"type": "http", "method": "GET", "path": EVENTS, "scheme": "http"}
-        async with asyncio.timeout(60):
-            await edge(scope | {"headers": [HOST]}, receive, send)
-
-    asyncio.run(body())
+    scope = {"type": "http", "method": "GET", "path": EVENTS, "scheme": "http"}
+    async with asyncio.timeout(60):
+        await edge(scope | {"headers": [HOST]}, receive, send)
     assert edge.routes.feed.listeners == 0 and "has read nothing" in caplog.text
-
-
-@pytest.mark.process
-def test_a_page_that_reads_nothing_of_a_real_connection_loses_it_and_others_go_on(
-    tmp_path: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level("INFO")
-    monkeypatch.setattr(dashboard_module, "SEND_WAIT_S_MAX", 0.2)
-    edge = app_of(tmp_path)
-    feed = edge.routes.feed
-    request = f"GET {EVENTS} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode()
-
-    async def body() -> None:
-        async with asyncio.timeout(60), serving(edge) as port:
-            silent, silent_writer = await asyncio.open_connection("127.0.0.1", port, limit=1024)
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            for each in (silent_writer, writer):
-                each.write(request)
-            reading = asyncio.create_task(read_all(reader))
-            while "has read nothing" not in caplog.text:
-                for _ in range(50):
-                    note(edge, "")
-                await asyncio.sleep(0.001)
-            assert feed.listeners == 1
-            note(edge, "")
-            last = feed.requests.of("").requests
-            while f'"number":{last}' not in b"".join(reading_tail).decode(errors="ignore"):
-                await asyncio.sleep(0.01)
-            await silent.read()  # what was on its way, and the end
-            silent_writer.close()
-            writer.close()
-            reading.cancel()
-
-    reading_tail: deque[bytes] = deque(maxlen=8)
-
-    async def read_all(reader: asyncio.StreamReader) -> None:
-        while piece := await reader.read(1 << 20):
-            reading_tail.append(piece)
-
-    asyncio.run(body())
-    assert caplog.text.count("has read nothing") == 1 and feed.listeners == 0

@@ -12,7 +12,6 @@ from hearth.proxy.api import legacy_completions
 from hearth.proxy.app import ProxyApp
 from hearth.proxy.local_answers import ANSWERS
 from hearth.proxy.pool import answer_stream as answer_module, worker_link
-from hearth.proxy.pool.answer_stream import AnswerStream
 from hearth.proxy.pool.worker_link import WorkerLink
 from hearth.proxy.request.parsed_request import ParsedRequest
 from hearth.shared.errors import RequestError
@@ -20,21 +19,15 @@ from hearth.shared.suspending_clock import awake_s
 from hearth.shared.wire_messages import Admitted, Cancel, Failed, Finished, Speaker, Usage
 from tests.helpers.clients.scraped_metrics import total
 from tests.helpers.proxy.app_over_workers import KEY, Front, front
-from tests.helpers.proxy.fake_worker_pool import run
 from tests.helpers.proxy.feed_events import read, read_until
 from tests.helpers.proxy.metric_values import (
     ASKED,
     USAGE,
-    answered,
-    ended,
-    failed,
-    made,
     value,
     values,
 )
 from tests.helpers.proxy.proxy_app import HOST, app_of
 
-EVENTS = "/dashboard/events"
 RESPONSES = "/v1/responses"
 
 
@@ -83,7 +76,7 @@ async def post(made: Front, script: str, **fields: Any) -> int:
 
 @pytest.mark.process
 @pytest.mark.parametrize("error", [RuntimeError("a bug"), RequestError("No.", status=500)])
-def test_a_reply_that_fails_after_its_answers_end_has_failed(
+async def test_a_reply_that_fails_after_its_answers_end_has_failed(
     monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     whole, writer = ANSWERS["responses"]
@@ -92,88 +85,43 @@ def test_a_reply_that_fails_after_its_answers_end_has_failed(
         await whole(ticket)
         raise error
 
-    async def body() -> None:
-        async with front(1) as made:
-            monkeypatch.setitem(ANSWERS, "responses", (breaks, writer))
-            assert await post(made, "n=1") == 500
-            assert outcomes(made.app, "responses") == {"failed": 1}
-            assert last_row(made.app)["ended"] == "internal_error"
-            assert value(made.app.metrics, "client_disconnects_total") == 0
-
-    run(body)
+    async with front(1) as made:
+        monkeypatch.setitem(ANSWERS, "responses", (breaks, writer))
+        assert await post(made, "n=1") == 500
+        assert outcomes(made.app, "responses") == {"failed": 1}
+        assert last_row(made.app)["ended"] == "internal_error"
+        assert value(made.app.metrics, "client_disconnects_total") == 0
 
 
 @pytest.mark.process
-def test_a_client_that_leaves_between_the_answers_end_and_its_reply_has_left(
+async def test_a_client_that_leaves_between_the_answers_end_and_its_reply_has_left(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     whole, writer = ANSWERS["responses"]
 
-    async def body() -> None:
-        async with front(1) as made:
-            gone = asyncio.Event()
+    async with front(1) as made:
+        gone = asyncio.Event()
 
-            async def leaves(ticket: Any) -> Any:
-                told = await whole(ticket)
-                gone.set()
-                await asyncio.sleep(0.01)
-                return told
+        async def leaves(ticket: Any) -> Any:
+            told = await whole(ticket)
+            gone.set()
+            await asyncio.sleep(0.01)
+            return told
 
-            monkeypatch.setitem(ANSWERS, "responses", (leaves, writer))
-            content = orjson.dumps({"model": "smollm2", "input": "n=1"})
-            await left(made.app, "POST", RESPONSES, gone, content)
-            assert outcomes(made.app, "responses") == {"cancelled": 1}
-            assert last_row(made.app)["ended"] == "client_closed"
-            assert value(made.app.metrics, "client_disconnects_total") == 1
-
-    run(body)
-
-
-@pytest.mark.parametrize(
-    ("answers", "outcome"),
-    [
-        ([answered(), failed(400, "context_length_exceeded")], "refused_4xx"),
-        ([failed(400, "context_length_exceeded"), answered()], "refused_4xx"),
-        ([failed(400, "context_length_exceeded"), answered(None)], "cancelled"),
-    ],
-)
-def test_the_worst_end_of_its_choices_is_what_a_request_came_to(
-    answers: list[AnswerStream], outcome: str
-) -> None:
-    metrics = made()
-    ended(metrics, dataclasses.replace(ASKED, choices=2), answers)
-    assert value(metrics, "requests_total", dialect="chat", outcome=outcome) == 1
-
-
-# ---------------------------------------------------------------- a page is no client that left
-
-
-def test_a_dashboard_that_is_closed_is_no_client_that_left_its_answer(tmp_path: Any) -> None:
-    edge = app_of(tmp_path)
-    asyncio.run(left(edge, "GET", EVENTS, asyncio.Event()))
-    assert edge.routes.feed.listeners == 0
-    assert value(edge.metrics, "client_disconnects_total") == 0
+        monkeypatch.setitem(ANSWERS, "responses", (leaves, writer))
+        content = orjson.dumps({"model": "smollm2", "input": "n=1"})
+        await left(made.app, "POST", RESPONSES, gone, content)
+        assert outcomes(made.app, "responses") == {"cancelled": 1}
+        assert last_row(made.app)["ended"] == "client_closed"
+        assert value(made.app.metrics, "client_disconnects_total") == 1
 
 
 # ---------------------------------------------------------------- what a client left behind
 
 
-class Line:
-    """Stands for the socket to a worker: remembers what was sent."""
-
-    def __init__(self) -> None:
-        self.sent: list[Any] = []
-
-    def send(self, message: Any) -> None:
-        self.sent.append(message)
-
-    def close(self) -> None:
-        pass
-
-
-def linked(edge: ProxyApp) -> tuple[WorkerLink, Line]:
-    """Return a link whose worker is this test, as the edge's pool connects it."""
-    line = Line()
+def linked(edge: ProxyApp) -> tuple[WorkerLink, mock.Mock]:
+    """Return a link whose worker is this test, and what stands for the socket to it."""
+    line = mock.Mock()
     with mock.patch.object(worker_link, "DealerLink", lambda *_: line):
         return edge.local.pool.connect(0, "ipc:///tmp/hearth-nobody"), line
 
@@ -183,89 +131,78 @@ def usage_of(prompt: int, cached: int, completion: int) -> Usage:
 
 
 @pytest.mark.parametrize("ended_first", [False, True])
-def test_what_a_request_of_several_choices_cost_counts_its_prompt_once_when_its_client_left(
+async def test_what_a_request_of_several_choices_cost_counts_its_prompt_once_when_its_client_left(
     tmp_path: Any, ended_first: bool
 ) -> None:
     asked_for = {"model": "m", "prompt": ["a", "b"], "n": 3}
     request = legacy_completions.parse(asked_for)
 
-    async def body() -> None:
-        edge = app_of(tmp_path)
-        link, line = linked(edge)
-        answers = [
-            link.submit(each, f"r-{index}") for index, each in enumerate(request.submissions())
-        ]
-        for answer in answers:
-            link.take(Admitted(answer.request_id, 100))
-        if ended_first:
-            link.take(Finished("r-0", "stop", None, usage_of(100, 60, 5)))
-        for answer in answers:
-            answer.close()
-        edge.routes.requests.note(request, answers, awake_s())
-        left_ids = [message.request_id for message in line.sent if isinstance(message, Cancel)]
-        assert len(left_ids) == 6 - ended_first
-        with edge.routes.feed.listening("") as events:
-            await read(events)
-            for name in left_ids:
-                link.take(Finished(name, "cancelled", None, usage_of(100, 60, 5)))
-                link.take(Finished(name, "cancelled", None, usage_of(100, 60, 5)))
-            told = await read_until(events, "requests")
-            await events.aclose()
-        assert told["requests"] == []
-        counted = values(edge.metrics)
-        for name, sum_ in (("prompt", 200), ("cached", 120), ("prefilled", 80), ("completion", 30)):
-            assert total(counted, f"hearth_{name}_tokens_total") == sum_
-            assert told["totals"][f"{name}_tokens"] == sum_, "the dashboard says the same"
-        assert total(counted, "hearth_matches_total") == 2
-        edge.local.pool.close()
-
-    run(body)
-
-
-def test_what_a_refused_request_would_have_cost_is_nobodys(tmp_path: Any) -> None:
-    async def body() -> None:
-        edge = app_of(tmp_path)
-        link, _ = linked(edge)
-        before = values(edge.metrics)
-        answer = link.submit(ASKED, "r")
+    edge = app_of(tmp_path)
+    link, line = linked(edge)
+    answers = [link.submit(each, f"r-{index}") for index, each in enumerate(request.submissions())]
+    for answer in answers:
+        link.take(Admitted(answer.request_id, 100))
+    if ended_first:
+        link.take(Finished("r-0", "stop", None, usage_of(100, 60, 5)))
+    for answer in answers:
         answer.close()
-        link.take(Failed("r", 503, "overloaded", "Full."))
-        link.take(Finished("r", "cancelled", None, USAGE))
-        link.take(Finished("never", "stop", None, USAGE))
-        assert values(edge.metrics) == before
-        edge.local.pool.close()
+    edge.routes.requests.note(request, answers, awake_s())
+    sent = [call.args[0] for call in line.send.call_args_list]
+    left_ids = [message.request_id for message in sent if isinstance(message, Cancel)]
+    assert len(left_ids) == 6 - ended_first
+    with edge.routes.feed.listening("") as events:
+        await read(events)
+        for name in left_ids:
+            link.take(Finished(name, "cancelled", None, usage_of(100, 60, 5)))
+            link.take(Finished(name, "cancelled", None, usage_of(100, 60, 5)))
+        told = await read_until(events, "requests")
+        await events.aclose()
+    assert told["requests"] == []
+    counted = values(edge.metrics)
+    for name, sum_ in (("prompt", 200), ("cached", 120), ("prefilled", 80), ("completion", 30)):
+        assert total(counted, f"hearth_{name}_tokens_total") == sum_
+        assert told["totals"][f"{name}_tokens"] == sum_, "the dashboard says the same"
+    assert total(counted, "hearth_matches_total") == 2
+    edge.local.pool.close()
 
-    run(body)
+
+async def test_what_a_refused_request_would_have_cost_is_nobodys(tmp_path: Any) -> None:
+    edge = app_of(tmp_path)
+    link, _ = linked(edge)
+    before = values(edge.metrics)
+    answer = link.submit(ASKED, "r")
+    answer.close()
+    link.take(Failed("r", 503, "overloaded", "Full."))
+    link.take(Finished("r", "cancelled", None, USAGE))
+    link.take(Finished("never", "stop", None, USAGE))
+    assert values(edge.metrics) == before
+    edge.local.pool.close()
 
 
-def test_with_several_keys_what_a_client_left_behind_is_told_to_its_own_key(tmp_path: Any) -> None:
-    async def body() -> None:
-        edge = app_of(tmp_path, PROXY_API_KEYS="one,two")
-        link, _ = linked(edge)
-        request: ParsedRequest = dataclasses.replace(
-            ASKED, prompt=dataclasses.replace(ASKED.prompt, speaker=Speaker("theirs"))
-        )
-        link.submit(request, "r").close()
-        link.take(Finished("r", "cancelled", None, USAGE))
-        feed = edge.routes.feed
-        assert feed.requests.of("theirs").totals()["prompt_tokens"] == USAGE.prompt_tokens
-        assert feed.requests.of("mine").totals()["prompt_tokens"] == 0
-        edge.local.pool.close()
-
-    run(body)
+async def test_with_several_keys_what_a_client_left_behind_is_told_to_its_own_key(
+    tmp_path: Any,
+) -> None:
+    edge = app_of(tmp_path, PROXY_API_KEYS="one,two")
+    link, _ = linked(edge)
+    request: ParsedRequest = dataclasses.replace(
+        ASKED, prompt=dataclasses.replace(ASKED.prompt, speaker=Speaker("theirs"))
+    )
+    link.submit(request, "r").close()
+    link.take(Finished("r", "cancelled", None, USAGE))
+    feed = edge.routes.feed
+    assert feed.requests.of("theirs").totals()["prompt_tokens"] == USAGE.prompt_tokens
+    assert feed.requests.of("mine").totals()["prompt_tokens"] == 0
+    edge.local.pool.close()
 
 
 @pytest.mark.process
-def test_a_request_that_no_worker_admits_in_time_is_called_back(
+async def test_a_request_that_no_worker_admits_in_time_is_called_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(answer_module, "ADMIT_WAIT_S_MAX", 0.2)
 
-    async def body() -> None:
-        async with front(1) as made:
-            made.stop(0)
-            link = made.made.pool.links[0]
-            assert await post(made, "n=1") == 503
-            assert not link.answers, "its lease would be renewed, and nobody read its answer"
-
-    run(body)
+    async with front(1) as made:
+        made.stop(0)
+        link = made.made.pool.links[0]
+        assert await post(made, "n=1") == 503
+        assert not link.answers, "its lease would be renewed, and nobody read its answer"

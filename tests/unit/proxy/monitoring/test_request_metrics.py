@@ -1,29 +1,22 @@
 """Checks how each request is counted, and that no client's text becomes a label."""
 
-import asyncio
 from collections import Counter
 from dataclasses import replace
-from typing import get_args
+from typing import Any, get_args
 
-import orjson
 import pytest
 from hypothesis import given, strategies as st
 from prometheus_client import Metric
 
 from hearth.proxy.api import legacy_completions
 from hearth.proxy.http.http_exchange import ClientGone
-from hearth.proxy.monitoring.request_metrics import (
-    DECODE_TOKENS_MIN,
-    PREFILL_TOKENS_MIN,
-    forwards_per_token,
-)
 from hearth.proxy.pool.answer_stream import AnswerStream
 from hearth.proxy.request.parsed_request import Dialect
 from hearth.shared.errors import Overloaded, PromptTooLong, RequestError, WorkerLost
 from hearth.shared.wire_messages import Usage
-from tests.helpers.clients.scraped_metrics import series_of, total
+from tests.helpers.cases import cases
+from tests.helpers.clients.scraped_metrics import total
 from tests.helpers.proxy.app_over_workers import front
-from tests.helpers.proxy.fake_worker_pool import run
 from tests.helpers.proxy.metric_values import (
     ASKED,
     USAGE,
@@ -104,58 +97,17 @@ def test_what_asks_for_no_text_is_no_request_but_its_client_may_leave() -> None:
 # ---------------------------------------------------------------- what it cost
 
 
-def test_an_answer_counts_its_tokens_where_they_came_from_and_its_times() -> None:
-    metrics = made()
-    ended(metrics, ASKED, [answered()])
-    mine = {"session_kind": "agent", "source": "slot"}
-    told = [value(metrics, f"{name}_tokens_total", **mine) for name in TOKENS]
-    assert told == [250, 150, 100, 21, 5, 7]
-    assert value(metrics, "matches_total", match="prefix", session_kind="agent") == 1
-    assert value(metrics, "match_ratio_sum", session_kind="agent") == 0.6
-    assert value(metrics, "time_to_first_token_seconds_sum", model="model", source="slot") == 0.5
-    assert value(metrics, "queue_wait_seconds_sum", model="model") == 0.1
-    assert value(metrics, "prefill_tokens_per_second_sum", model="model") == 100 / 0.4
-    assert value(metrics, "decode_tokens_per_second_sum", model="model") == 20 / 1.0
-
-
-def test_an_answer_counts_its_drafts_and_the_forwards_it_took() -> None:
-    metrics = made()
-    drafted = replace(
-        USAGE, accepted_prediction_tokens=12, rejected_prediction_tokens=4, decode_forwards=9
-    )
-    ended(metrics, replace(ASKED, choices=2), [answered(drafted), answered(drafted)])
-    mine = {"session_kind": "agent", "source": "slot"}
-    names = ("accepted_prediction_tokens", "rejected_prediction_tokens", "decode_forwards")
-    assert [value(metrics, f"{name}_total", **mine) for name in names] == [24, 8, 18]
-    assert value(metrics, "prompt_tokens_total", **mine) == 250, "the choices' one prompt"
-
-
-def test_forwards_a_token_are_told_once_both_are_counted() -> None:
-    assert forwards_per_token(9, 21) == 0.429
-    assert forwards_per_token(0, 21) is forwards_per_token(0, 0) is None
-
-
-def test_the_image_encoders_time_is_told_apart_from_the_prefills() -> None:
-    metrics = made()
-    ended(metrics, ASKED, [answered(replace(USAGE, image_ms=150))])
-    ended(metrics, ASKED, [answered()])
-    assert value(metrics, "image_encoder_seconds_count", model="model") == 1
-    assert value(metrics, "image_encoder_seconds_sum", model="model") == 0.15
-    speeds = 100 / 0.25 + 100 / 0.4
-    assert value(metrics, "prefill_tokens_per_second_sum", model="model") == speeds
-
-
-def test_a_few_tokens_tell_no_speed() -> None:
-    metrics = made()
-    few = replace(
-        USAGE, prefilled_tokens=PREFILL_TOKENS_MIN - 1, completion_tokens=DECODE_TOKENS_MIN
-    )
-    ended(metrics, ASKED, [answered(few), answered(replace(USAGE, finish_ms=500, queue_ms=500))])
-    for name in ("prefill", "decode"):
-        assert value(metrics, f"{name}_tokens_per_second_count", model="model") == 0
-    least = replace(USAGE, prefilled_tokens=PREFILL_TOKENS_MIN)
-    ended(metrics, ASKED, [answered(least)])
-    assert value(metrics, "prefill_tokens_per_second_count", model="model") == 1
+@pytest.mark.parametrize("case", cases("proxy/answer_costs.yaml"))
+def test_a_request_costs_what_the_table_says(case: dict[str, Any]) -> None:
+    metrics, request = made(), replace(ASKED, choices=case.get("choices", 1))
+    if body := case.get("body"):
+        request = legacy_completions.parse(body)
+    ended(metrics, request, [answered(replace(USAGE, **row)) for row in case["answers"]])
+    told = {}
+    for series in case["values"]:
+        name, *labels = series.split()
+        told[series] = value(metrics, name, **dict(label.split("=") for label in labels))
+    assert told == pytest.approx(case["values"])
 
 
 def test_a_prompt_that_was_read_and_not_answered_has_no_first_token() -> None:
@@ -167,25 +119,6 @@ def test_a_prompt_that_was_read_and_not_answered_has_no_first_token() -> None:
     assert value(metrics, "prefill_tokens_per_second_count", model="model") == 1
 
 
-def test_a_request_that_left_before_it_had_a_slot_has_no_share() -> None:
-    metrics = made()
-    metrics.spent(Usage(900, 0, 0, 0, queue_ms=70, ttft_ms=70, finish_ms=70), "")
-    assert value(metrics, "match_ratio_count", session_kind="none") == 0
-    assert value(metrics, "matches_total", match="none", session_kind="none") == 1
-    assert value(metrics, "queue_wait_seconds_count", model="model") == 1
-
-
-def test_a_prompt_counts_once_for_its_choices_and_each_choices_answer_does() -> None:
-    metrics = made()
-    body = {"model": "m", "prompt": ["a", "b"], "n": 2}
-    ended(metrics, legacy_completions.parse(body), [answered() for _ in range(4)])
-    mine = {"session_kind": "agent", "source": "slot"}
-    told = [value(metrics, f"{name}_tokens_total", **mine) for name in TOKENS]
-    assert told == [500, 300, 200, 84, 20, 14]
-    assert value(metrics, "match_ratio_count", session_kind="agent") == 2
-    assert value(metrics, "requests_total", dialect="completions", outcome="stop") == 1
-
-
 WORDS = st.sampled_from((*KINDS, "slot", "ram", "ssd", "exact", "prefix", "lcp", "", "s-1", '"}\n'))
 USAGES = st.builds(
     Usage,
@@ -195,7 +128,7 @@ USAGES = st.builds(
 )
 
 
-@given(st.lists(st.tuples(st.sampled_from(get_args(Dialect)), USAGES), max_size=30))
+@given(st.lists(st.tuples(st.sampled_from(get_args(Dialect)), USAGES), max_size=6))
 def test_whatever_is_told_the_sums_are_what_was_spent_and_no_label_is_new(
     asked: list[tuple[Dialect, Usage]],
 ) -> None:
@@ -228,77 +161,34 @@ def counted(families: dict[str, Metric], dialect: str) -> dict[str, float]:
 
 
 @pytest.mark.process
-def test_each_request_counts_once_whatever_came_of_it() -> None:
-    async def body() -> None:
-        async with front(1) as made:
-            for script in ("n=2", "n=2 fail=1", "refuse=400:odd", "refuse=503:overloaded"):
-                await post(made, {"model": "smollm2", "input": script}, "/v1/responses")
-            await made.ask("POST", "/v1/responses", body=b"{")
-            await made.open_ask("POST", "/v1/responses", body=b"{}")
-            await made.ask("GET", "/v1/responses")
-            told = counted(await scraped(made), "responses")
-            assert told == {"stop": 1, "failed": 1, "refused_4xx": 4, "refused_5xx": 1}
-            for asked in (BODIES["chat"], {}, {"model": "smollm2", "messages": 5}):
-                await post(made, asked)
-            families = await scraped(made)
-            assert counted(families, "prefill") == {"prefilled": 1, "refused_4xx": 2}
-            assert counted(families, "responses") == told and not counted(families, "chat")
-
-    run(body)
+async def test_each_request_counts_once_whatever_came_of_it() -> None:
+    async with front(1) as made:
+        for script in ("n=2", "n=2 fail=1", "refuse=400:odd", "refuse=503:overloaded"):
+            await post(made, {"model": "smollm2", "input": script}, "/v1/responses")
+        await made.ask("POST", "/v1/responses", body=b"{")
+        await made.open_ask("POST", "/v1/responses", body=b"{}")
+        await made.ask("GET", "/v1/responses")
+        told = counted(await scraped(made), "responses")
+        assert told == {"stop": 1, "failed": 1, "refused_4xx": 4, "refused_5xx": 1}
+        for asked in (BODIES["chat"], {}, {"model": "smollm2", "messages": 5}):
+            await post(made, asked)
+        families = await scraped(made)
+        assert counted(families, "prefill") == {"prefilled": 1, "refused_4xx": 2}
+        assert counted(families, "responses") == told and not counted(families, "chat")
 
 
 @pytest.mark.process
-def test_a_thousand_sessions_add_no_series() -> None:
-    async def body() -> None:
-        async with front(1) as made:
-
-            async def ask(number: int) -> None:
-                headers = [(b"x-session-id", b"s%d" % number), (b"x-agent-id", b"a%d" % number)]
-                asked = {"model": "smollm2", "input": "n=1", "metadata": {"user_id": f"u{number}"}}
-                body = orjson.dumps(asked)
-                reply = await made.ask("POST", "/v1/responses", *headers, body=body)
-                assert reply.status == 200
-
-            await ask(1_000)  # the histograms of a model begin with its first request
-            before = series_of((await scraped(made)).values()).keys()
-            for start in range(0, 1_000, 10):
-                await asyncio.gather(*(ask(number) for number in range(start, start + 10)))
-            families = await scraped(made)
-            assert counted(families, "responses") == {"stop": 1_001}
-            assert series_of(families.values()).keys() == before
-
-    run(body)
-
-
-@pytest.mark.process
-def test_metrics_need_the_key_and_are_only_read() -> None:
-    async def body() -> None:
-        async with front(1) as made:
-            for headers in ((), ((b"x-api-key", b"no"),), ((b"authorization", b"Bearer no"),)):
-                reply = await made.open_ask("GET", "/metrics", *headers)
-                assert reply.status == 401 and b"hearth_" not in reply.content
-            assert (await made.ask("POST", "/metrics")).headers["allow"] == "GET, HEAD"
-            head = await made.ask("HEAD", "/metrics")
-            assert (head.status, head.content) == (200, b"")
-
-    run(body)
-
-
-@pytest.mark.process
-def test_a_whole_answer_has_a_header_that_tells_what_the_cache_did() -> None:
-    async def body() -> None:
-        async with front(1) as made:
-            for fields in ({}, {"input": "n=2 fail=1"}, {"stream": True}):
-                asked = {"model": "smollm2", "input": "n=2"} | fields
-                reply = await post(made, asked, "/v1/responses")
-                told = reply.headers.get("x-hearth-cache")
-                if fields:
-                    assert told is None, "an answer that broke off, or a stream's, was not known"
-                else:
-                    kept = reply.json["usage"]["kv_cache"]
-                    assert told == (
-                        f"hit={kept['prefix_length']} prefilled={kept['prefilled']} "
-                        f"source=ram ttft_ms={kept['ttft_ms']}"
-                    )
-
-    run(body)
+async def test_a_whole_answer_has_a_header_that_tells_what_the_cache_did() -> None:
+    async with front(1) as made:
+        for fields in ({}, {"input": "n=2 fail=1"}, {"stream": True}):
+            asked = {"model": "smollm2", "input": "n=2"} | fields
+            reply = await post(made, asked, "/v1/responses")
+            told = reply.headers.get("x-hearth-cache")
+            if fields:
+                assert told is None, "an answer that broke off, or a stream's, was not known"
+            else:
+                kept = reply.json["usage"]["kv_cache"]
+                assert told == (
+                    f"hit={kept['prefix_length']} prefilled={kept['prefilled']} "
+                    f"source=ram ttft_ms={kept['ttft_ms']}"
+                )

@@ -1,59 +1,28 @@
 """Checks the workers' figures in /metrics, and that a worker which does not report is down."""
 
 import logging
-import re
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 import pytest
+import yaml
 from prometheus_client import Metric
 
 from hearth.proxy.monitoring.request_metrics import RequestMetrics
 from hearth.proxy.pool import worker_link as link_module
 from hearth.shared.errors import Overloaded
-from hearth.shared.settings_from_env import PROJECT_DIR
 from hearth.worker.cache_report import DEPTHS, cache_report
 from hearth.worker.kv.null_kv_manager import NullKVManager
 from hearth.worker.schedule.memory_guard import GB, MemoryGuard, Watermark
 from hearth.worker.setup.kv_setup import sweep_of
 from scripts.harness.socketless_worker import machine
+from tests.helpers.cases import DATA_DIR, cases
 from tests.helpers.clients.scraped_metrics import families_of
 from tests.helpers.proxy.app_over_workers import front
-from tests.helpers.proxy.fake_worker_pool import run
 from tests.helpers.proxy.metric_values import scraped
 
-HEALTH: dict[str, Any] = {
-    "id": 0,
-    "state": "ready",
-    "restarts": 2,
-    "kills": 1,
-    "running": 1,
-    "waiting": 3,
-    "wait_s": 1.5,
-    "in_flight": 4,
-    "steps": 77,
-    "heartbeat_age_s": 0.5,
-    "model": "big",
-}
-CACHE: dict[str, Any] = {
-    "bytes": 81,
-    "budget_bytes": 100,
-    "slots": [{"slot": 0}, {"slot": 1}],
-    "memory_bytes": 80,
-    "memory_limit_bytes": 100,
-    "counts": {"vlm_retreat": 0, "hybrid_trim_miss": 5},
-    "sessions": {"canonical_drift": 1, "exact_key_rejected_by_model_lcp": 2},
-    "disk": {"bytes_used": 9, "counts": {"writes": 1}}
-    | {"bytes_written_today": 6, "write_bytes_per_day": 10, "write_bytes_left": 4},
-    "vision": None,
-    "evicted": {"count": {"copy": 3}},
-    "answers_running": 2,
-    "answers_tokens_per_s": 41.5,
-}
-
-
-def told(health: list[dict[str, Any]], cache: dict[int, Any]) -> dict[str, Metric]:
-    return families_of(RequestMetrics("1", "big").text(health, cache).decode())
+TABLE: Final = "proxy/worker_metrics.yaml"
+TOLD: Final = yaml.safe_load((DATA_DIR / TABLE).read_text("utf-8"))
 
 
 def rows(family: Metric) -> dict[str, float]:
@@ -64,81 +33,32 @@ def rows(family: Metric) -> dict[str, float]:
     }
 
 
-def test_each_figure_is_told_of_the_worker_that_has_it() -> None:
-    families = told([HEALTH, HEALTH | {"id": 1, "waiting": 0}], {0: CACHE, 1: CACHE | {"bytes": 7}})
-    found = {name: rows(families[f"hearth_{name}"]) for name in ("requests_waiting", "cache_bytes")}
-    assert found == {"requests_waiting": {"0": 3, "1": 0}, "cache_bytes": {"0": 81, "1": 7}}
-    assert rows(families["hearth_live_slots"]) == {"0": 2, "1": 2}, "a list counts by its rows"
-    assert rows(families["hearth_hybrid_trim_miss"])["0"] == 5
-    assert rows(families["hearth_exact_key_rejected_by_model_lcp"])["0"] == 2
-    assert rows(families["hearth_disk_evictions"])["0"] == 0, "a count that has not begun"
-    assert rows(families["hearth_worker_model_info"]) == {"0 big": 1, "1 big": 1}
-    assert rows(families["hearth_evictions"])["0 copy"] == 3
-    assert rows(families["hearth_evictions"])["0 extent"] == 0
-    assert rows(families["hearth_answers_running"])["0"] == 2
-    assert rows(families["hearth_answers_tokens_per_second"])["1"] == 41.5
+@pytest.mark.parametrize("case", cases(TABLE, "cases"))
+def test_each_figure_is_told_of_the_worker_that_has_it_as_the_table_says(
+    case: dict[str, Any],
+) -> None:
+    health, cache = [], {}
+    for number, worker in enumerate(case["workers"]):
+        health.append(TOLD["health"] | worker.get("health", {}) | {"id": number})
+        changed = worker.get("cache", {})
+        cache[number] = Overloaded("Busy.") if changed is None else TOLD["cache"] | changed
+    families = families_of(RequestMetrics("1", "big").text(health, cache).decode())
+    for name, wanted in case["values"].items():
+        found = rows(families[f"hearth_{name}"])
+        assert {label: found.get(label) for label in wanted or found} == wanted, name
 
 
-def test_what_may_still_be_written_today_is_told_by_each_worker_of_a_directory() -> None:
-    unlimited = CACHE | {"disk": CACHE["disk"] | {"write_bytes_left": None}}
-    families = told([HEALTH], {0: CACHE, 1: CACHE, 2: unlimited})
-    assert rows(families["hearth_disk_written_today_bytes"]) == {"0": 6, "1": 6, "2": 6}
-    assert rows(families["hearth_disk_write_left_bytes"]) == {"0": 4, "1": 4}
+async def test_a_worker_that_hangs_is_down_while_the_others_tell(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(link_module, "STATUS_WAIT_S_MAX", 0.4)
 
-
-SPECULATION: dict[str, Any] = {
-    "mode": "auto",
-    "state": "on",
-    "reason": "",
-    "forwards": 60,
-    "rows": 110,
-    "tokens": 100,
-    "speedup_estimate": 1.4,
-}
-
-
-def test_what_drafts_gain_is_told() -> None:
-    families = told([HEALTH], {0: CACHE | {"speculation": SPECULATION}})
-    figures = {
-        name: rows(families[f"hearth_speculation_{name}"])["0"]
-        for name in ("forwards", "rows", "tokens", "speedup_ratio")
-    }
-    assert figures == {"forwards": 60, "rows": 110, "tokens": 100, "speedup_ratio": 1.4}
-
-
-@pytest.mark.parametrize(
-    "block", [{}, {"speculation": None}, {"speculation": {"speedup_estimate": None}}]
-)
-def test_a_worker_that_drafts_nothing_has_no_speedup(block: dict[str, Any]) -> None:
-    families = told([HEALTH], {0: CACHE | block})
-    assert families["hearth_speculation_speedup_ratio"].samples == []
-    assert rows(families["hearth_cache_bytes"]) == {"0": 81}, "the rest is told all the same"
-
-
-def test_the_page_of_operations_names_every_family() -> None:
-    page = (PROJECT_DIR / "docs" / "operations.md").read_text()
-    section = page.partition("## Metrics\n")[2].partition("\n## ")[0]
-    named = set(re.findall(r"[`{]([a-z_]+)", section))
-    for name, family in told([HEALTH], {0: CACHE}).items():
-        shown = name.removeprefix("hearth_") + ("_total" if family.type == "counter" else "")
-        assert shown in named, name
-
-
-def test_what_a_worker_does_not_have_is_left_out() -> None:
-    families = told([HEALTH | {"wait_s": None, "model": None}], {0: {"reuses": False}})
-    absent: tuple[str, ...] = ("cache_bytes", "disk_bytes", "vision_encoder_calls")
-    absent += ("queue_wait_estimate_seconds",)
-    for name in (*absent, "answers_running", "worker_model_info", "evictions"):
-        assert families[f"hearth_{name}"].samples == []
-
-
-@pytest.mark.parametrize("answer", [{}, {0: Overloaded("It is in a long forward.")}])
-def test_a_worker_that_does_not_tell_is_down(answer: Any) -> None:
-    families = told([HEALTH | {"state": "restarting"}], answer)
-    assert rows(families["hearth_worker_up"]) == {"0": 0}
-    assert rows(families["hearth_worker_restarts"]) == {"0": 2}
-    assert rows(families["hearth_worker_kills"]) == {"0": 1}
-    assert families["hearth_cache_bytes"].samples == []
+    async with front(2) as made:
+        made.stop(1)
+        families = await scraped(made)
+        assert rows(families["hearth_worker_up"]) == {"0": 1, "1": 0}
+        assert rows(families["hearth_cache_bytes"]) == {"0": 0}
+        assert rows(families["hearth_requests_running"]) == {"0": 0, "1": 0}
 
 
 def test_a_budget_over_80_percent_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -182,28 +102,3 @@ def test_a_report_counts_every_entry_by_its_depth_and_what_was_evicted() -> None
     evicted = report["evicted"]
     assert sum(evicted["count"].values()) == report["evictions"] > 0
     assert sum(evicted["bytes"].values()) > 0
-
-
-def test_a_worker_that_hangs_is_down_while_the_others_tell(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(link_module, "STATUS_WAIT_S_MAX", 0.4)
-
-    async def body() -> None:
-        async with front(2) as made:
-            made.stop(1)
-            families = await scraped(made)
-            assert rows(families["hearth_worker_up"]) == {"0": 1, "1": 0}
-            assert rows(families["hearth_cache_bytes"]) == {"0": 0}
-            assert rows(families["hearth_requests_running"]) == {"0": 0, "1": 0}
-
-    run(body)
-
-
-def test_a_worker_that_is_away_has_not_begun_to_count_anew() -> None:
-    away = HEALTH | {"id": 1, "heartbeat_age_s": None, "steps": 0, "running": 0, "waiting": 0}
-    families = told([HEALTH, away], {})
-    for name in ("hearth_worker_steps", "hearth_requests_running", "hearth_requests_waiting"):
-        assert list(rows(families[name])) == ["0"], name
-    assert rows(families["hearth_worker_restarts"]) == {"0": 2, "1": 2}
-    assert rows(families["hearth_worker_up"]) == {"0": 0, "1": 0}

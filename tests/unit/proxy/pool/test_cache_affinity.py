@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from hearth.proxy.pool import cache_affinity
 from hearth.proxy.pool.cache_affinity import CacheAffinity, marks_of
@@ -37,20 +37,6 @@ def knowing(**sent: int) -> CacheAffinity:
     return affinity
 
 
-def test_a_conversation_goes_where_it_was() -> None:
-    affinity = knowing(s_a=1)
-    assert chosen(affinity, prompt("s a b c"), 0, 1, 0) == 1
-    assert chosen(affinity, prompt("x y"), 1, 1, 0) == 2
-
-
-def test_the_longest_known_prefix_counts() -> None:
-    affinity = knowing(s_a_b=2, s_c=1)
-    assert chosen(affinity, prompt("s a b d"), 0, 0, 0) == 2
-    assert chosen(affinity, prompt("s c d"), 0, 0, 0) == 1
-    assert chosen(affinity, prompt("s d"), 0, 0, 0) == 2  # the first that was sent it
-    assert chosen(affinity, prompt("a b"), 0, 0, 0) == 0
-
-
 def test_a_message_that_comes_and_goes_changes_nothing() -> None:
     affinity = CacheAffinity(4)
     affinity.remember(marks_of(prompt("s a -")), 1)
@@ -72,12 +58,6 @@ def test_nothing_is_found_by_another_api_key() -> None:
     affinity.remember(marks_of(prompt("s a", "one")), 1)
     assert chosen(affinity, prompt("s a", "one", key="other"), 0, 0) == 0
     assert not set(marks_of(prompt("s", "one"))) & set(marks_of(prompt("s", "one", key="")))
-
-
-def test_a_worker_that_is_too_busy_is_passed_over_for_the_least_loaded() -> None:
-    affinity = knowing(s_a=1)
-    assert chosen(affinity, prompt("s a b"), 2, 6, 3) == 1
-    assert chosen(affinity, prompt("s a b"), 2, 7, 3) == 0
 
 
 def test_a_worker_that_is_not_ready_leaves_it_to_a_shorter_prefix() -> None:
@@ -104,7 +84,6 @@ def test_the_marks_are_bounded_and_those_of_shared_prefixes_go_last(
     assert len(affinity.worker_ids) == 3
 
 
-@settings(max_examples=100)
 @given(
     st.lists(st.tuples(st.text("ab -", max_size=8), st.integers(0, 3)), max_size=8),
     st.text("ab -", max_size=8),
@@ -127,13 +106,6 @@ def test_a_choice_is_ready_and_within_the_gap_and_follows_what_was_sent_first(
     known = [holder.get(tuple(want[:end])) for end in range(len(want), 0, -1)]
     best = next((row for row in known if row is not None and row < len(loads)), idle)
     assert found == (best if loads[best] - loads[idle] <= 4 else idle)
-
-
-def test_a_fork_that_is_sent_elsewhere_takes_nothing_from_its_parent() -> None:
-    affinity = knowing(s_a_b=0)
-    affinity.remember(marks_of(prompt("s a b fork")), 1)  # worker 0 was too busy
-    assert chosen(affinity, prompt("s a b c"), 0, 0) == 0
-    assert chosen(affinity, prompt("s a b fork more"), 0, 0) == 1
 
 
 def test_nothing_of_one_model_is_found_by_another() -> None:

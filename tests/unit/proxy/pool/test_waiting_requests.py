@@ -9,20 +9,17 @@ from hearth.shared.suspending_clock import awake_s
 
 
 @pytest.mark.parametrize("steps_between", range(6))
-def test_a_cancellation_is_not_swallowed_as_everyone_is_woken(steps_between: int) -> None:
+async def test_a_cancellation_is_not_swallowed_as_everyone_is_woken(steps_between: int) -> None:
     """Before Python 3.12 `asyncio.wait_for` drops one that comes as what it waits for ends."""
 
-    async def scenario() -> None:
-        waiting = WaitingRequests()
-        request = ModelRequest("", awake_s())
-        task = asyncio.create_task(waiting.wait_for_worker(request, lambda: None))
-        while not waiting.requests:
-            await asyncio.sleep(0)
-        waiting.wake()
-        for _ in range(steps_between):
-            await asyncio.sleep(0)
-        assert task.cancel()
-        await asyncio.wait({task})
-        assert task.cancelled() and not waiting.requests
-
-    asyncio.run(scenario())
+    waiting = WaitingRequests()
+    request = ModelRequest("", awake_s())
+    task: asyncio.Task[None] = asyncio.create_task(waiting.wait_for_worker(request, lambda: None))
+    while not waiting.requests:
+        await asyncio.sleep(0)
+    waiting.wake()
+    for _ in range(steps_between):
+        await asyncio.sleep(0)
+    assert task.cancel()
+    await asyncio.wait({task})
+    assert task.cancelled() and not waiting.requests

@@ -3,9 +3,7 @@
 import asyncio
 import os
 import signal
-import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,242 +16,151 @@ from hearth.proxy.workers import supervisor as supervisor_module
 from hearth.shared.errors import RequestError, WorkerLost
 from hearth.shared.wire_messages import Admitted, Counted, Delta, Finished, Progress, Usage
 from hearth.shared.zmq_transport import LEASE_S, SILENCE_S_MAX
-from tests.helpers.proxy.fake_worker_pool import bench, read, request, run, start, stop
+from tests.helpers.proxy.fake_worker_pool import bench, read, request, start
 from tests.helpers.proxy.virtual_time import run_in_virtual_time
 
 pytestmark = pytest.mark.process
 
 
-@pytest.fixture
-def directory() -> Iterator[Path]:
-    """A short path: a Unix socket's may have 107 bytes."""
-    with tempfile.TemporaryDirectory(prefix="hearth-") as name:
-        yield Path(name)
+async def test_an_answer_arrives_whole(directory: Path) -> None:
+    async with bench(directory) as made:
+        answer = await start(made, "n=3")
+        assert answer.prompt_tokens > 0
+        text, finished = await read(answer)
+        assert text == "tok0 tok1 tok2 "
+        assert finished.usage.completion_tokens == 3
+        assert (await made.pool.count(request("a b c"))).tokens == 6
+        assert made.pool.facts_of() is not None
 
 
-def test_an_answer_arrives_whole(directory: Path) -> None:
-    async def body() -> None:
-        async with bench(directory) as made:
-            answer = await start(made, "n=3")
-            assert answer.prompt_tokens > 0
-            text, finished = await read(answer)
-            assert text == "tok0 tok1 tok2 "
-            assert finished.usage.completion_tokens == 3
-            assert (await made.pool.count(request("a b c"))).tokens == 6
-            assert made.pool.facts_of() is not None
-
-    run(body)
+async def test_a_refusal_keeps_its_status_and_code(directory: Path) -> None:
+    async with bench(directory) as made:
+        with pytest.raises(RequestError) as caught:
+            await start(made, "refuse=400:context_length_exceeded")
+        assert (caught.value.status, caught.value.code) == (400, "context_length_exceeded")
+        link = made.pool.links[0]
+        assert link.load == 0
 
 
-def test_an_answer_tells_what_was_kept_at_first_and_what_was_used_at_its_end(
+async def test_a_closed_answer_is_cancelled_at_once(directory: Path) -> None:
+    async with bench(directory) as made:
+        answer = await start(made, "n=1000 delay=0.05")
+        await answer.next_event()
+        closed_at = time.time()
+        answer.close()
+        with pytest.raises(ClientGone):
+            await answer.next_event()
+        await made.until(lambda: made.events("Cancel"))
+        assert made.events("Cancel")[0]["at"] - closed_at < LEASE_S, "not when its lease ends"
+
+
+async def test_a_request_given_up_before_it_is_admitted_is_cancelled(directory: Path) -> None:
+    async with bench(directory) as made:
+        os.kill(made.supervisor.pids[0], signal.SIGSTOP)
+        opening = asyncio.create_task(start(made, "n=3"))
+        await asyncio.sleep(0.1)
+        opening.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await opening
+        os.kill(made.supervisor.pids[0], signal.SIGCONT)
+        await made.until(lambda: made.events("Cancel"))
+
+
+async def test_a_lease_is_renewed_while_the_client_is_there_and_not_after(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool_module, "LEASE_RENEW_S", 0.1)
+
+    async with bench(directory) as made:
+        kept = await start(made, "n=1 prefill=30", "kept")
+        left = await start(made, "n=1 prefill=30", "left")
+        left.close()
+        await made.until(lambda: len(made.events("Cancel")) == 1)
+        before = len(made.events("Renew"))
+        await made.until(lambda: len(made.events("Renew")) >= before + 4)
+        renewed = [row["request_ids"] for row in made.events("Renew")[before:]]
+        assert all(ids == ["kept"] for ids in renewed)
+        kept.close()
+        await made.until(lambda: len(made.events("Cancel")) == 2)
+        ended = len(made.events("Renew"))
+        await asyncio.sleep(0.3)
+        assert len(made.events("Renew")) == ended
+
+
+async def test_what_waits_for_one_reply_keeps_its_lease_too(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool_module, "LEASE_RENEW_S", 0.1)
+
+    async with bench(directory) as made:
+        os.kill(made.supervisor.pids[0], signal.SIGSTOP)
+        asking = [
+            asyncio.create_task(made.pool.count(request("a b c"))),
+            asyncio.create_task(made.pool.ask("cache")),
+        ]
+        await asyncio.sleep(0.3)
+        os.kill(made.supervisor.pids[0], signal.SIGCONT)
+        counted, told = await asyncio.gather(*asking)
+        assert isinstance(counted, Counted) and counted.tokens == 6
+        assert told == {0: {"bytes": 0, "entries": []}}
+        ids = [made.events(kind)[0]["request_id"] for kind in ("Count", "Status")]
+        await made.until(lambda: made.events("Renew"))
+        assert made.events("Renew")[-1]["request_ids"] == ids
+        assert made.pool.links[0].load == 0
+
+
+async def test_a_death_mid_answer_is_told_at_once_and_the_worker_comes_back(
     directory: Path,
 ) -> None:
-    async def body() -> None:
-        async with bench(directory) as made:
-            answer = await start(made, "n=1 kept=1 a b c d")
-            _, finished = await read(answer)
-            assert answer.cached_tokens == 1
-            assert answer.usage == finished.usage
-            assert finished.usage.cached_tokens == answer.prompt_tokens // 2 > 1
-
-    run(body)
-
-
-def test_a_refusal_keeps_its_status_and_code(directory: Path) -> None:
-    async def body() -> None:
-        async with bench(directory) as made:
-            with pytest.raises(RequestError) as caught:
-                await start(made, "refuse=400:context_length_exceeded")
-            assert (caught.value.status, caught.value.code) == (400, "context_length_exceeded")
-            link = made.pool.links[0]
-            assert link.load == 0
-
-    run(body)
+    async with bench(directory) as made:
+        answer = await start(made, "n=1000 delay=0.02")
+        await answer.next_event()
+        os.kill(made.supervisor.pids[0], signal.SIGKILL)
+        killed_at = time.monotonic()
+        with pytest.raises(WorkerLost) as caught:
+            await read(answer)
+        assert time.monotonic() - killed_at < SILENCE_S_MAX / 2, "not when it is missed"
+        assert "SIGKILL" in str(caught.value)
+        await made.until(lambda: made.ready_count() == 1)
+        assert made.supervisor.workers[0].restarts == 1
+        assert (await read(await start(made, "n=1")))[0] == "tok0 "
 
 
-def test_a_closed_answer_is_cancelled_at_once(directory: Path) -> None:
-    async def body() -> None:
-        async with bench(directory) as made:
-            answer = await start(made, "n=1000 delay=0.05")
-            await answer.next_event()
-            closed_at = time.time()
-            answer.close()
-            with pytest.raises(ClientGone):
-                await answer.next_event()
-            await made.until(lambda: made.events("Cancel"))
-            assert made.events("Cancel")[0]["at"] - closed_at < LEASE_S, "not when its lease ends"
-
-    run(body)
+async def test_a_death_before_admission_asks_another_worker_once(directory: Path) -> None:
+    async with bench(directory, 2) as made:
+        os.kill(made.supervisor.pids[0], signal.SIGSTOP)
+        opening = asyncio.create_task(start(made, "n=2"))
+        await asyncio.sleep(0.1)
+        os.kill(made.supervisor.pids[0], signal.SIGKILL)
+        assert (await read(await opening))[0] == "tok0 tok1 "
 
 
-def test_a_request_given_up_before_it_is_admitted_is_cancelled(directory: Path) -> None:
-    async def body() -> None:
-        async with bench(directory) as made:
-            os.kill(made.supervisor.pids[0], signal.SIGSTOP)
-            opening = asyncio.create_task(start(made, "n=3"))
-            await asyncio.sleep(0.1)
-            opening.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await opening
-            os.kill(made.supervisor.pids[0], signal.SIGCONT)
-            await made.until(lambda: made.events("Cancel"))
-
-    run(body)
+async def test_a_request_that_kills_does_not_kill_them_all(directory: Path) -> None:
+    async with bench(directory, 3) as made:
+        with pytest.raises(WorkerLost):
+            await start(made, "die=0")
+        await asyncio.sleep(0.1)  # for the deaths to be noticed
+        await made.until(lambda: made.ready_count() == 3)
+        assert sum(worker.restarts for worker in made.supervisor.workers) == 2
 
 
-def test_a_lease_is_renewed_while_the_client_is_there_and_not_after(
-    directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(pool_module, "LEASE_RENEW_S", 0.1)
-
-    async def body() -> None:
-        async with bench(directory) as made:
-            kept = await start(made, "n=1 prefill=30", "kept")
-            left = await start(made, "n=1 prefill=30", "left")
-            left.close()
-            await made.until(lambda: len(made.events("Cancel")) == 1)
-            before = len(made.events("Renew"))
-            await made.until(lambda: len(made.events("Renew")) >= before + 4)
-            renewed = [row["request_ids"] for row in made.events("Renew")[before:]]
-            assert all(ids == ["kept"] for ids in renewed)
-            kept.close()
-            await made.until(lambda: len(made.events("Cancel")) == 2)
-            ended = len(made.events("Renew"))
-            await asyncio.sleep(0.3)
-            assert len(made.events("Renew")) == ended
-
-    run(body)
+async def test_a_lost_frame_ends_the_answer(directory: Path) -> None:
+    async with bench(directory) as made:
+        with pytest.raises(WorkerLost) as caught:
+            await read(await start(made, "n=5 lose=3"))
+        assert "Part 2" in str(caught.value)
 
 
-def test_what_waits_for_one_reply_keeps_its_lease_too(
-    directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(pool_module, "LEASE_RENEW_S", 0.1)
-
-    async def body() -> None:
-        async with bench(directory) as made:
-            os.kill(made.supervisor.pids[0], signal.SIGSTOP)
-            asking = [
-                asyncio.create_task(made.pool.count(request("a b c"))),
-                asyncio.create_task(made.pool.ask("cache")),
-            ]
-            await asyncio.sleep(0.3)
-            os.kill(made.supervisor.pids[0], signal.SIGCONT)
-            counted, told = await asyncio.gather(*asking)
-            assert isinstance(counted, Counted) and counted.tokens == 6
-            assert told == {0: {"bytes": 0, "entries": []}}
-            ids = [made.events(kind)[0]["request_id"] for kind in ("Count", "Status")]
-            await made.until(lambda: made.events("Renew"))
-            assert made.events("Renew")[-1]["request_ids"] == ids
-            assert made.pool.links[0].load == 0
-
-    run(body)
-
-
-def test_a_death_mid_answer_is_told_at_once_and_the_worker_comes_back(directory: Path) -> None:
-    async def body() -> None:
-        async with bench(directory) as made:
-            answer = await start(made, "n=1000 delay=0.02")
-            await answer.next_event()
-            os.kill(made.supervisor.pids[0], signal.SIGKILL)
-            killed_at = time.monotonic()
-            with pytest.raises(WorkerLost) as caught:
-                await read(answer)
-            assert time.monotonic() - killed_at < SILENCE_S_MAX / 2, "not when it is missed"
-            assert "SIGKILL" in str(caught.value)
-            await made.until(lambda: made.ready_count() == 1)
-            assert made.supervisor.workers[0].restarts == 1
-            assert (await read(await start(made, "n=1")))[0] == "tok0 "
-
-    run(body)
-
-
-def test_a_death_before_admission_asks_another_worker_once(directory: Path) -> None:
-    async def body() -> None:
-        async with bench(directory, 2) as made:
-            os.kill(made.supervisor.pids[0], signal.SIGSTOP)
-            opening = asyncio.create_task(start(made, "n=2"))
-            await asyncio.sleep(0.1)
-            os.kill(made.supervisor.pids[0], signal.SIGKILL)
-            assert (await read(await opening))[0] == "tok0 tok1 "
-
-    run(body)
-
-
-def test_a_request_that_kills_does_not_kill_them_all(directory: Path) -> None:
-    async def body() -> None:
-        async with bench(directory, 3) as made:
-            with pytest.raises(WorkerLost):
-                await start(made, "die=0")
-            await asyncio.sleep(0.1)  # for the deaths to be noticed
-            await made.until(lambda: made.ready_count() == 3)
-            assert sum(worker.restarts for worker in made.supervisor.workers) == 2
-
-    run(body)
-
-
-def test_requests_go_where_least_is_going_on(directory: Path) -> None:
-    async def body() -> None:
-        async with bench(directory, 2) as made:
-            answers = [await start(made, "n=1000 delay=0.05", str(i)) for i in range(4)]
-            assert [len(link.answers) for link in made.pool.links.values()] == [2, 2]
-            for answer in answers:
-                answer.close()
-
-    run(body)
-
-
-def test_a_lost_frame_ends_the_answer(directory: Path) -> None:
-    async def body() -> None:
-        async with bench(directory) as made:
-            with pytest.raises(WorkerLost) as caught:
-                await read(await start(made, "n=5 lose=3"))
-            assert "Part 2" in str(caught.value)
-
-    run(body)
-
-
-def test_a_silent_worker_is_killed_and_replaced(
+async def test_a_silent_worker_is_killed_and_replaced(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(supervisor_module, "SILENCE_S_MAX", 1.5)
     monkeypatch.setattr(supervisor_module, "WATCH_S", 0.2)
 
-    async def body() -> None:
-        async with bench(directory) as made:
-            os.kill(made.supervisor.pids[0], signal.SIGSTOP)
-            await made.until(lambda: made.supervisor.workers[0].restarts == 1)
-            await made.until(lambda: made.ready_count() == 1)
-
-    run(body)
-
-
-def test_a_worker_that_cannot_start_says_so(directory: Path) -> None:
-    async def body() -> None:
-        async with bench(directory, FAKE_WORKER_REFUSES="no such model") as made:
-            await asyncio.wait_for(made.supervisor.cannot_start.wait(), 60)
-
-    run(body)
-
-
-def test_a_reload_that_fails_after_a_good_start_is_tried_again(
-    directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(supervisor_module, "BACKOFF_S_MAX", 0.1)
-    obstacle = directory / "obstacle"
-
-    async def body() -> None:
-        async with bench(directory, FAKE_WORKER_REFUSES_WHILE=str(obstacle)) as made:
-            await made.until(lambda: made.ready_count() == 1)
-            obstacle.touch()
-            os.kill(made.supervisor.pids[0], signal.SIGKILL)
-            await made.until(lambda: made.supervisor.workers[0].early_deaths > 1)
-            assert not made.supervisor.cannot_start.is_set()
-            assert "died" in made.pool.why_nobody
-            obstacle.unlink()
-            await made.until(lambda: made.ready_count() == 1)
-
-    run(body)
+    async with bench(directory) as made:
+        os.kill(made.supervisor.pids[0], signal.SIGSTOP)
+        await made.until(lambda: made.supervisor.workers[0].restarts == 1)
+        await made.until(lambda: made.ready_count() == 1)
 
 
 def test_only_deaths_before_ready_back_off() -> None:
@@ -269,33 +176,21 @@ def test_only_deaths_before_ready_back_off() -> None:
     ]
 
 
-def test_stopping_leaves_no_process_and_no_socket(directory: Path) -> None:
-    async def body() -> None:
-        async with bench(directory, 2) as made:
-            pids = made.supervisor.pids
-            answer = await start(made, "n=1000 delay=0.05")
-            made.pool.close()
-            with pytest.raises(WorkerLost):
-                await read(answer)
-            await stop(made.supervisor)
-            assert not list(directory.glob("*.sock"))
-            for pid in pids:
-                with pytest.raises(ProcessLookupError):
-                    os.kill(pid, 0)
+async def test_a_reload_that_fails_after_a_good_start_is_tried_again(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor_module, "BACKOFF_S_MAX", 0.1)
+    obstacle = directory / "obstacle"
 
-    run(body)
-
-
-def test_a_worker_ends_when_its_supervisor_is_gone(directory: Path) -> None:
-    async def body() -> None:
-        async with bench(directory) as made:
-            process = made.supervisor.workers[0].process
-            assert process is not None
-            assert process.stdin is not None
-            process.stdin.close()
-            await made.until(lambda: made.supervisor.workers[0].restarts == 1)
-
-    run(body)
+    async with bench(directory, FAKE_WORKER_REFUSES_WHILE=str(obstacle)) as made:
+        await made.until(lambda: made.ready_count() == 1)
+        obstacle.touch()
+        os.kill(made.supervisor.pids[0], signal.SIGKILL)
+        await made.until(lambda: made.supervisor.workers[0].early_deaths > 1)
+        assert not made.supervisor.cannot_start.is_set()
+        assert "died" in made.pool.why_nobody
+        obstacle.unlink()
+        await made.until(lambda: made.ready_count() == 1)
 
 
 # ---------------------------------------------------------------- Answer alone
@@ -310,70 +205,54 @@ def delta(seq: int, channel: str, text: str) -> Delta:
     return Delta("r", seq, channel, text)
 
 
-def test_an_answer_begins_with_what_was_kept_of_it_but_not_a_busy_models_chunk_later() -> None:
-    async def body() -> None:
-        planned, _ = lone()
-        planned.take(Admitted("r", 5))
-        planned.take(Progress("r", 3, 5))
-        planned.take(Progress("r", 4, 5))
-        await planned.admitted()
-        await planned.planned()
-        assert (planned.cached_tokens, planned.done_tokens) == (3, 4)
-        planned.take(Progress("r", 1, 5))  # the disk had not what it promised
-        assert (planned.cached_tokens, planned.done_tokens) == (1, 1)
-        assert not planned.is_prefilling
-        busy, _ = lone()
-        busy.take(Admitted("r", 5))
-        async with asyncio.timeout(60):
-            await busy.admitted()
-            await busy.planned()
-        assert (busy.prompt_tokens, busy.cached_tokens) == (5, 0)
-        for answer in (planned, busy):
-            answer.close()
+async def test_an_answer_begins_with_what_was_kept_of_it_but_not_a_busy_models_chunk_later() -> (
+    None
+):
 
-    asyncio.run(body())
-
-
-def test_deltas_that_wait_together_come_as_one_for_each_channel() -> None:
-    async def body() -> None:
-        answer, released = lone()
-        answer.take(Admitted("r", 5))
-        for row in ("reasoning a", "reasoning b", "content c", "content d", "reasoning e"):
-            channel, text = row.split()
-            answer.take(delta(answer.next_seq, channel, text))
-        answer.take(Finished("r", "stop", None, Usage(5, 2, 3, 5)))
-        texts = []
-        while isinstance(row := await answer.next_event(), Delta):
-            texts.append((row.channel, row.text))
-        assert texts == [("reasoning", "ab"), ("content", "cd"), ("reasoning", "e")]
-        assert released == [False]
+    planned, _ = lone()
+    planned.take(Admitted("r", 5))
+    planned.take(Progress("r", 3, 5))
+    planned.take(Progress("r", 4, 5))
+    await planned.admitted()
+    await planned.planned()
+    assert (planned.cached_tokens, planned.done_tokens) == (3, 4)
+    planned.take(Progress("r", 1, 5))  # the disk had not what it promised
+    assert (planned.cached_tokens, planned.done_tokens) == (1, 1)
+    assert not planned.is_prefilling
+    busy, _ = lone()
+    busy.take(Admitted("r", 5))
+    async with asyncio.timeout(60):
+        await busy.admitted()
+        await busy.planned()
+    assert (busy.prompt_tokens, busy.cached_tokens) == (5, 0)
+    for answer in (planned, busy):
         answer.close()
-        assert released == [False]
-
-    asyncio.run(body())
 
 
-def test_silence_is_none_and_an_error_is_told_to_whoever_asks_again() -> None:
-    async def body() -> None:
-        answer, released = lone()
-        assert await answer.next_event(0.01) is None
-        answer.fail(WorkerLost("gone"))
-        for _ in range(2):
-            with pytest.raises(WorkerLost):
-                await answer.next_event()
-        assert released == [False]
+async def test_deltas_that_wait_together_come_as_one_for_each_channel() -> None:
+    answer, released = lone()
+    answer.take(Admitted("r", 5))
+    for row in ("reasoning a", "reasoning b", "content c", "content d", "reasoning e"):
+        channel, text = row.split()
+        answer.take(delta(answer.next_seq, channel, text))
+    answer.take(Finished("r", "stop", None, Usage(5, 2, 3, 5)))
+    texts = []
+    while isinstance(row := await answer.next_event(), Delta):
+        texts.append((row.channel, row.text))
+    assert texts == [("reasoning", "ab"), ("content", "cd"), ("reasoning", "e")]
+    assert released == [False]
+    answer.close()
+    assert released == [False]
 
-    asyncio.run(body())
 
-
-def test_an_answer_the_worker_gave_up_is_an_error() -> None:
-    async def body() -> None:
-        answer, _ = lone()
-        answer.take(Finished("r", "cancelled", None, Usage(1, 0, 1, 0)))
+async def test_silence_is_none_and_an_error_is_told_to_whoever_asks_again() -> None:
+    answer, released = lone()
+    assert await answer.next_event(0.01) is None
+    answer.fail(WorkerLost("gone"))
+    for _ in range(2):
         with pytest.raises(WorkerLost):
             await answer.next_event()
-
-    asyncio.run(body())
+    assert released == [False]
 
 
 def test_each_delta_is_given_when_it_comes_and_a_silence_when_nothing_did() -> None:
@@ -394,14 +273,8 @@ def test_each_delta_is_given_when_it_comes_and_a_silence_when_nothing_did() -> N
     assert told[-1][0] == 4.5
 
 
-def test_a_wait_without_a_limit_outlasts_an_earlier_one_with_it() -> None:
-    async def body() -> None:
-        answer, _ = lone()
-        loop = asyncio.get_running_loop()
-        loop.call_later(0.1, answer.take, delta(0, "content", "a"))
-        assert await answer.next_event(1.0) == delta(0, "content", "a")
-        loop.call_later(9.0, answer.take, delta(1, "content", "b"))
-        assert await answer.next_event() == delta(1, "content", "b")
-        answer.close()
-
-    run_in_virtual_time(body())
+async def test_an_answer_the_worker_gave_up_is_an_error() -> None:
+    answer, _ = lone()
+    answer.take(Finished("r", "cancelled", None, Usage(1, 0, 1, 0)))
+    with pytest.raises(WorkerLost):
+        await answer.next_event()

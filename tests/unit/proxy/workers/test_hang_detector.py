@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import given, strategies as st
@@ -20,26 +21,29 @@ def stalled_s(*beats: Heartbeat | None) -> float:
     return [clock.tick(each, 1.0) for each in beats][-1]
 
 
-def test_the_clock_runs_while_requests_are_held_and_no_step_is_made() -> None:
-    assert stalled_s(*[beat(7)] * 5) == 4.0
-    assert stalled_s(*[beat(7, running=0, waiting=1)] * 5) == 4.0
+LOADING = beat(0, state="loading")
 
 
-def test_each_step_sets_it_back() -> None:
-    assert stalled_s(*(beat(number) for number in range(5))) == 0.0
-    assert stalled_s(beat(7), beat(7), beat(7), beat(8)) == 0.0
-    assert stalled_s(beat(7), beat(7), beat(7), beat(8), beat(8)) == 1.0
-
-
-def test_a_worker_that_holds_nothing_is_not_stuck() -> None:
-    assert stalled_s(*[beat(7, running=0)] * 5) == 0.0
-    assert stalled_s(beat(7), beat(7), beat(7, running=0), beat(7)) == 0.0
-
-
-def test_it_stands_while_the_model_loads_and_before_the_first_heartbeat() -> None:
-    assert stalled_s(*[beat(0, state="loading")] * 5) == 0.0
-    assert stalled_s(*[None] * 5) == 0.0
-    assert stalled_s(*[beat(0, state="loading")] * 5, beat(0), beat(0)) == 1.0
+@pytest.mark.parametrize(
+    ("beats", "seconds"),
+    [
+        ([beat(7)] * 5, 4.0),
+        ([beat(7, running=0, waiting=1)] * 5, 4.0),
+        ([beat(number) for number in range(5)], 0.0),
+        ([beat(7), beat(7), beat(7), beat(8)], 0.0),
+        ([beat(7), beat(7), beat(7), beat(8), beat(8)], 1.0),
+        ([beat(7, running=0)] * 5, 0.0),
+        ([beat(7), beat(7), beat(7, running=0), beat(7)], 0.0),
+        ([LOADING] * 5, 0.0),
+        ([None] * 5, 0.0),
+        ([*[LOADING] * 5, beat(0), beat(0)], 1.0),
+    ],
+)
+def test_the_clock_runs_while_requests_are_held_and_no_step_is_made(
+    beats: list[Heartbeat | None], seconds: float
+) -> None:
+    """Each step sets it back; it stands while the model loads, and before the first heartbeat."""
+    assert stalled_s(*beats) == seconds
 
 
 def test_only_time_that_was_watched_counts() -> None:
@@ -60,7 +64,11 @@ def after(
     """Return what is known of a step after so long; `cpu` gives the CPU seconds at each."""
     detector = HangDetector()
     for second in range(seconds + 1):
-        told = {"cpu_s": cpu(second), "prefill_tokens_per_s": speed, "reading_tokens": tokens}
+        told: dict[str, Any] = {
+            "cpu_s": cpu(second),
+            "prefill_tokens_per_s": speed,
+            "reading_tokens": tokens,
+        }
         detector.tick(dataclasses.replace(beat(7), **told), 1.0)
     return detector
 

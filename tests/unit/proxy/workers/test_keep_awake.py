@@ -1,10 +1,9 @@
 """Checks when `caffeinate` runs: one that is not the system's, and that notes what it is told."""
 
 import asyncio
-import contextlib
 import os
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -27,6 +26,7 @@ class Notes:
 
     def __init__(self, directory: Path) -> None:
         self.path = directory / "notes"
+        self.path.touch()
         self.program = directory / "bin" / "caffeinate"
         self.program.parent.mkdir()
         self.write("sleep 1000")
@@ -36,27 +36,16 @@ class Notes:
         self.program.chmod(0o755)
 
     def starts(self) -> list[list[str]]:
-        return [row.split() for row in self.path.read_text().splitlines()] if self.exists else []
-
-    @property
-    def exists(self) -> bool:
-        return self.path.exists()
+        return [row.split() for row in self.path.read_text().splitlines()]
 
     def running(self) -> list[int]:
         """Return which are alive or were not waited for."""
-        return [int(row[0]) for row in self.starts() if is_there(int(row[0]))]
-
-
-def is_there(pid: int) -> bool:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, 0)
-        return True
-    return False
+        return [int(row[0]) for row in self.starts() if psutil.pid_exists(int(row[0]))]
 
 
 def has_ended(pid: int) -> bool:
     """Whether a child has ended that was not waited for."""
-    return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
 
 
 @pytest.fixture
@@ -73,69 +62,45 @@ async def until(condition: Callable[[], object]) -> None:
         await asyncio.sleep(0.005)
 
 
-def run(body: Callable[[], Awaitable[None]]) -> None:
-    asyncio.run(asyncio.wait_for(body(), WAIT_S))
-
-
-def test_one_runs_while_any_request_is_open_and_ends_with_the_last(
+async def test_one_runs_while_any_request_is_open_and_ends_with_the_last(
     notes: Notes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(keep_awake, "GRACE_S", 0.0)
 
-    async def body() -> None:
-        awake = KeepAwake("darwin")
+    awake = KeepAwake("darwin")
+    with awake.request():
+        await until(notes.starts)
         with awake.request():
-            await until(notes.starts)
-            with awake.request():
-                await asyncio.sleep(0.02)
             await asyncio.sleep(0.02)
-            assert len(notes.running()) == 1
-        await until(lambda: not notes.running())
-        with awake.request():
-            await until(lambda: len(notes.starts()) == 2)
-        await until(lambda: not notes.running())
-
-    run(body)
+        await asyncio.sleep(0.02)
+        assert len(notes.running()) == 1
+    await until(lambda: not notes.running())
+    with awake.request():
+        await until(lambda: len(notes.starts()) == 2)
+    await until(lambda: not notes.running())
     assert [row[1:] for row in notes.starts()] == [["-i", "-w", str(os.getpid())]] * 2
 
 
-def test_between_two_requests_of_an_agent_it_stays(
+async def test_between_two_requests_of_an_agent_it_stays(
     notes: Notes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def body() -> None:
-        awake = KeepAwake("darwin")
-        for _ in range(3):
-            with awake.request():
-                await until(notes.starts)
-            await asyncio.sleep(0.01)
-        assert len(notes.starts()) == len(notes.running()) == 1
-        monkeypatch.setattr(keep_awake, "GRACE_S", 0.2)
-        with awake.request():
-            pass
-        with awake.request():  # within the grace of the one before
-            await asyncio.sleep(0.4)
-            assert len(notes.starts()) == len(notes.running()) == 1
-        await until(lambda: not notes.running())
-
-    run(body)
-
-
-def test_it_ends_with_the_server(notes: Notes) -> None:
-    async def body() -> None:
-        awake = KeepAwake("darwin")
+    awake = KeepAwake("darwin")
+    for _ in range(3):
         with awake.request():
             await until(notes.starts)
-        awake.close()
-        assert not notes.running()
-        with awake.request():
-            await asyncio.sleep(0.02)
-        assert len(notes.starts()) == 1
-
-    run(body)
+        await asyncio.sleep(0.01)
+    assert len(notes.starts()) == len(notes.running()) == 1
+    monkeypatch.setattr(keep_awake, "GRACE_S", 0.2)
+    with awake.request():
+        pass
+    with awake.request():  # within the grace of the one before
+        await asyncio.sleep(0.4)
+        assert len(notes.starts()) == len(notes.running()) == 1
+    await until(lambda: not notes.running())
 
 
 @pytest.mark.parametrize("fault", ["missing", "not a program", "ends at once"])
-def test_one_that_does_not_run_is_told_once_and_tried_again(
+async def test_one_that_does_not_run_is_told_once_and_tried_again(
     fault: str, notes: Notes, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if fault == "missing":
@@ -146,27 +111,32 @@ def test_one_that_does_not_run_is_told_once_and_tried_again(
     else:
         notes.write("false")
 
-    async def body() -> None:
-        awake = KeepAwake("darwin")
-        for number in range(1, 4):
-            with awake.request():
-                if fault == "ends at once":
-                    await until(lambda: len(notes.starts()) == number)  # noqa: B023
-                    await until(lambda: has_ended(notes.running()[-1]))
-        awake.close()
-        assert not notes.running()
-
-    run(body)
+    awake = KeepAwake("darwin")
+    for number in range(1, 4):
+        with awake.request():
+            if fault == "ends at once":
+                await until(lambda: len(notes.starts()) == number)  # noqa: B023
+                await until(lambda: has_ended(notes.running()[-1]))
+    awake.close()
+    assert not notes.running()
     (told,) = caplog.messages
     assert told.startswith("caffeinate ") and "pmset" in told
 
 
-def test_nothing_runs_where_it_is_no_mac(notes: Notes) -> None:
-    async def body() -> None:
-        awake = KeepAwake("linux")
-        with awake.request():
-            await asyncio.sleep(0.05)
-        awake.close()
+async def test_nothing_runs_where_it_is_no_mac(notes: Notes) -> None:
+    awake = KeepAwake("linux")
+    with awake.request():
+        await asyncio.sleep(0.05)
+    awake.close()
+    assert not notes.starts()
 
-    run(body)
-    assert not notes.exists
+
+async def test_it_ends_with_the_server(notes: Notes) -> None:
+    awake = KeepAwake("darwin")
+    with awake.request():
+        await until(notes.starts)
+    awake.close()
+    assert not notes.running()
+    with awake.request():
+        await asyncio.sleep(0.02)
+    assert len(notes.starts()) == 1

@@ -4,9 +4,6 @@ import asyncio
 import dataclasses
 import os
 import signal
-import tempfile
-import time
-from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -23,16 +20,8 @@ from hearth.shared.errors import RequestError, WorkerLost
 from hearth.shared.suspending_clock import awake_s
 from tests.helpers.proxy.fake_worker_pool import read, request, stop
 from tests.helpers.proxy.swapping_workers import host
-from tests.helpers.worker_processes.fake_worker import MISSING
 
 pytestmark = pytest.mark.process
-
-
-@pytest.fixture
-def directory() -> Iterator[Path]:
-    """A short path: a Unix socket's may have 107 bytes."""
-    with tempfile.TemporaryDirectory(prefix="hearth-") as name:
-        yield Path(name)
 
 
 @pytest.fixture(autouse=True)
@@ -42,356 +31,231 @@ def _hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervisor_module, "WATCH_S", 0.2)
 
 
-def run(test: Callable[[], Awaitable[None]]) -> None:
-    asyncio.run(asyncio.wait_for(test(), 180))  # type: ignore[arg-type]
-
-
-def test_a_request_for_another_model_waits_for_it_and_the_default_comes_back(
+async def test_a_request_for_another_model_waits_for_it_and_the_default_comes_back(
     directory: Path,
 ) -> None:
-    async def body() -> None:
-        async with host(directory) as made:
-            (pid,) = made.supervisor.pids
-            for model in ("b", "smollm2", ""):
-                assert await made.ask(model) == "tok0 "
-                assert made.rows("model", "state", "restarts") == [(model or "smollm2", "ready", 0)]
-            assert made.supervisor.pids != [pid]
-            assert made.pool.facts_of("b") is not None
-            assert made.pool.waiting.requests == []
-
-    run(body)
+    async with host(directory) as made:
+        (pid,) = made.supervisor.pids
+        for model in ("b", "smollm2", ""):
+            assert await made.ask(model) == "tok0 "
+            assert made.rows("model", "state", "restarts") == [(model or "smollm2", "ready", 0)]
+        assert made.supervisor.pids != [pid]
+        assert made.pool.facts_of("b") is not None
+        assert made.pool.waiting.requests == []
 
 
-def test_a_model_is_unloaded_by_wish_unless_it_is_asked_for_before_it_is_idle(
+async def test_a_model_is_unloaded_by_wish_unless_it_is_asked_for_before_it_is_idle(
     directory: Path,
 ) -> None:
-    async def body() -> None:
-        async with host(directory) as made:
-            running = await made.open("smollm2", "n=9 delay=0.05", "long")
-            made.hosting.unload("smollm2", "")
-            later = await made.open("smollm2", name="later")
-            assert [(await read(answer))[0][:5] for answer in (running, later)] == ["tok0 "] * 2
-            made.hosting.unload("smollm2", "another key, which has not used it")
-            await asyncio.sleep(0.3)
-            assert made.rows("state") == [("ready",)]
-            running = await made.open("", "n=9 delay=0.05", "long")
-            made.hosting.unload("", "")
-            assert (await read(running))[0].startswith("tok0 ")
-            await made.until(lambda: made.rows("state") == [("unloaded",)])
-            await made.pool.load("")
-            assert made.rows("state") == [("ready",)]
-
-    run(body)
+    async with host(directory) as made:
+        running = await made.open("smollm2", "n=9 delay=0.05", "long")
+        made.hosting.unload("smollm2", "")
+        later = await made.open("smollm2", name="later")
+        assert [(await read(answer))[0][:5] for answer in (running, later)] == ["tok0 "] * 2
+        made.hosting.unload("smollm2", "another key, which has not used it")
+        await asyncio.sleep(0.3)
+        assert made.rows("state") == [("ready",)]
+        running = await made.open("", "n=9 delay=0.05", "long")
+        made.hosting.unload("", "")
+        assert (await read(running))[0].startswith("tok0 ")
+        await made.until(lambda: made.rows("state") == [("unloaded",)])
+        await made.pool.load("")
+        assert made.rows("state") == [("ready",)]
 
 
-def test_who_waits_is_seen_at_once(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hosting_module, "LOOK_S", 3_600.0)
-
-    async def body() -> None:
-        async with host(directory) as made:
-            assert await made.ask("b") == "tok0 "
-
-    run(body)
-
-
-def test_what_runs_is_finished_before_its_model_goes_and_newcomers_wait(
+async def test_what_runs_is_finished_before_its_model_goes_and_newcomers_wait(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(model_swap_policy, "TURN_S", 0.3)
 
-    async def body() -> None:
-        async with host(directory) as made:
-            running = await made.open("smollm2", "n=20 delay=0.05", "long")
-            other = asyncio.create_task(made.ask("b", name="other"))
-            link = made.pool.links[0]
-            await made.until(lambda: link.closed_at is not None)
-            late = asyncio.create_task(made.ask("smollm2", name="late"))
-            text, finished = await read(running)
-            assert (text.count("tok"), finished.reason) == (20, "stop")
-            assert not other.done() and not late.done()
-            assert link.load == 0, "the late one was not sent to it"
-            assert await other == await late == "tok0 "
-
-    run(body)
+    async with host(directory) as made:
+        running = await made.open("smollm2", "n=20 delay=0.05", "long")
+        other = asyncio.create_task(made.ask("b", name="other"))
+        link = made.pool.links[0]
+        await made.until(lambda: link.closed_at is not None)
+        late = asyncio.create_task(made.ask("smollm2", name="late"))
+        text, finished = await read(running)
+        assert (text.count("tok"), finished.reason) == (20, "stop")
+        assert not other.done() and not late.done()
+        assert link.load == 0, "the late one was not sent to it"
+        assert await other == await late == "tok0 "
 
 
-def test_choices_of_one_request_are_not_parted_by_a_switch(
+async def test_choices_of_one_request_are_not_parted_by_a_switch(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(model_swap_policy, "TURN_S", 0.2)
 
-    async def body() -> None:
-        async with host(directory) as made:
-            came_at = awake_s()
-            first = await made.open("smollm2", "n=20 delay=0.05", "first")
-            other = asyncio.create_task(made.ask("b", name="other"))
-            await made.until(lambda: made.pool.links[0].closed_at is not None)
-            asked = dataclasses.replace(request("n=1"), target="smollm2")
-            second = await made.pool.open(asked, "second", came_at)
-            assert (await read(second))[0] == "tok0 "
-            assert not first.ended_as and not other.done()
-            await read(first)
-            assert await other == "tok0 "
-
-    run(body)
+    async with host(directory) as made:
+        came_at = awake_s()
+        first = await made.open("smollm2", "n=20 delay=0.05", "first")
+        other = asyncio.create_task(made.ask("b", name="other"))
+        await made.until(lambda: made.pool.links[0].closed_at is not None)
+        asked = dataclasses.replace(request("n=1"), target="smollm2")
+        second = await made.pool.open(asked, "second", came_at)
+        assert (await read(second))[0] == "tok0 "
+        assert not first.ended_as and not other.done()
+        await read(first)
+        assert await other == "tok0 "
 
 
-def test_a_switch_that_nobody_waits_for_any_more_is_off(
+async def test_a_switch_that_nobody_waits_for_any_more_is_off(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(model_swap_policy, "TURN_S", 0.2)
 
-    async def body() -> None:
-        async with host(directory) as made:
-            (pid,) = made.supervisor.pids
-            running = await made.open("smollm2", "n=9999 delay=0.05", "long")
-            other = asyncio.create_task(made.ask("b", name="other"))
-            link = made.pool.links[0]
-            await made.until(lambda: link.closed_at is not None)
-            late = asyncio.create_task(made.ask("smollm2", name="late"))
-            other.cancel()
-            assert await late == "tok0 "
-            assert link.closed_at is None
-            assert made.supervisor.pids == [pid]
-            running.close()
-
-    run(body)
+    async with host(directory) as made:
+        (pid,) = made.supervisor.pids
+        running = await made.open("smollm2", "n=9999 delay=0.05", "long")
+        other = asyncio.create_task(made.ask("b", name="other"))
+        link = made.pool.links[0]
+        await made.until(lambda: link.closed_at is not None)
+        late = asyncio.create_task(made.ask("smollm2", name="late"))
+        other.cancel()
+        assert await late == "tok0 "
+        assert link.closed_at is None
+        assert made.supervisor.pids == [pid]
+        running.close()
 
 
-def test_two_models_on_two_workers_keep_one_each(directory: Path) -> None:
-    async def body() -> None:
-        async with host(directory, 2) as made:
-            await made.ask("b")
-            pids = sorted(made.supervisor.pids)
-            for number in range(6):
-                await made.ask(("smollm2", "b")[number % 2], name=str(number))
-                await asyncio.sleep(0.15)
-            assert sorted(made.supervisor.pids) == pids
-            assert sorted(made.rows("model")) == [("b",), ("smollm2",)]
-
-    run(body)
-
-
-def test_a_model_that_cannot_be_loaded_is_told_with_its_reason_and_the_default_comes_back(
+async def test_a_model_that_cannot_be_loaded_is_told_with_its_reason_and_the_default_comes_back(
     directory: Path,
 ) -> None:
-    async def body() -> None:
-        async with host(directory) as made:
-            failing = asyncio.create_task(made.ask("broken", name="failing"))
-            await made.until(lambda: made.rows("model") == [("broken",)])
-            waiting = asyncio.create_task(made.ask("smollm2", name="waiting"))
-            with pytest.raises(RequestError, match="'/missing', which is no model") as caught:
-                await failing
-            assert made.rows("state") != [("ready",)], "it is told before the default is back"
-            assert (caught.value.status, caught.value.code) == (503, "model_unavailable")
-            assert await waiting == "tok0 "
-            (pid,) = made.supervisor.pids
-            with pytest.raises(RequestError, match="tried again when it is asked for in"):
-                await made.ask("broken")
-            assert made.supervisor.pids == [pid], "and nobody's model went for it"
-            assert not made.supervisor.cannot_start.is_set()
-
-    run(body)
+    async with host(directory) as made:
+        failing = asyncio.create_task(made.ask("broken", name="failing"))
+        await made.until(lambda: made.rows("model") == [("broken",)])
+        waiting = asyncio.create_task(made.ask("smollm2", name="waiting"))
+        with pytest.raises(RequestError, match="'/missing', which is no model") as caught:
+            await failing
+        assert made.rows("state") != [("ready",)], "it is told before the default is back"
+        assert (caught.value.status, caught.value.code) == (503, "model_unavailable")
+        assert await waiting == "tok0 "
+        (pid,) = made.supervisor.pids
+        with pytest.raises(RequestError, match="tried again when it is asked for in"):
+            await made.ask("broken")
+        assert made.supervisor.pids == [pid], "and nobody's model went for it"
+        assert not made.supervisor.cannot_start.is_set()
 
 
-def test_who_has_not_yet_heard_of_a_failed_load_takes_no_other_models_worker(
+async def test_a_model_whose_load_kills_the_worker_is_not_tried_for_ever(directory: Path) -> None:
+    async with host(directory) as made:
+        asking = asyncio.create_task(made.ask("b"))
+        await made.until(lambda: made.rows("state", "model") == [("loading", "b")])
+        await made.until(lambda: made.supervisor.pids)
+        os.kill(made.supervisor.pids[0], signal.SIGKILL)
+        with pytest.raises(RequestError, match=r"died while it loaded \(SIGKILL"):
+            await asking
+        assert await made.ask("smollm2") == "tok0 "
+
+
+async def test_an_unused_model_is_unloaded_and_comes_back_when_it_is_asked_for(
     directory: Path,
 ) -> None:
-    async def body() -> None:
-        async with host(directory) as made:
-            with pytest.raises(RequestError):
-                await made.ask("broken")
-            await made.until(lambda: made.rows("state") == [("ready",)])
-            await asyncio.sleep(0.2)
-            made.pool.waiting.requests.append(ModelRequest("broken", awake_s()))
-            made.hosting.arrange()
-            assert made.rows("state", "model") == [("ready", "smollm2")]
-            made.pool.waiting.requests.clear()
-
-    run(body)
+    async with host(directory, 2, unload_s=0.5) as made:
+        await made.until(lambda: made.rows("state", "pid") == [("unloaded", None)] * 2)
+        assert await made.pool.ask("cache") == {}, "to ask about it loads nothing"
+        assert await made.ask("smollm2") == "tok0 "
+        assert sorted(made.rows("state")) == [("ready",), ("unloaded",)]
+        await made.until(lambda: made.rows("state") == [("unloaded",)] * 2)
+        assert (await made.pool.count(request("a b c"))).tokens == 6
+        assert made.rows("restarts") == [(0,), (0,)]
 
 
-def test_a_model_whose_load_kills_the_worker_is_not_tried_for_ever(directory: Path) -> None:
-    async def body() -> None:
-        async with host(directory) as made:
-            asking = asyncio.create_task(made.ask("b"))
-            await made.until(lambda: made.rows("state", "model") == [("loading", "b")])
-            await made.until(lambda: made.supervisor.pids)
-            os.kill(made.supervisor.pids[0], signal.SIGKILL)
-            with pytest.raises(RequestError, match=r"died while it loaded \(SIGKILL"):
-                await asking
-            assert await made.ask("smollm2") == "tok0 "
+async def test_a_worker_without_a_step_is_killed_its_client_told_and_another_started(
+    directory: Path,
+) -> None:
+    async with host(directory, stall_s=2.0) as made:
+        busy = await made.ask("smollm2", "n=60 delay=0.05", "busy")
+        assert busy.count("tok") == 60, "one that gets on is left alone"
+        answer = await made.open("smollm2", "n=9999 delay=0.2 hang=1")
+        with pytest.raises(WorkerLost, match=r"SIGKILL: it held requests and made no step for"):
+            await read(answer)
+        await made.until(lambda: made.rows("state", "restarts") == [("ready", 1)])
+        assert await made.ask("smollm2") == "tok0 "
 
-    run(body)
 
-
-def test_a_default_model_that_cannot_be_loaded_again_keeps_its_worker_from_no_other(
+async def test_clients_of_a_stuck_worker_are_told_though_it_does_not_end(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(supervisor_module, "backoff_s", lambda deaths: 3_600.0 * (deaths > 0))
-
-    async def body() -> None:
-        async with host(directory) as made:
-            made.supervisor.environ["MODEL_PATH"] = MISSING
-            os.kill(made.supervisor.pids[0], signal.SIGKILL)
-            await made.until(lambda: made.supervisor.workers[0].is_failing)
-            with pytest.raises(RequestError, match="still loading") as caught:
-                await made.ask("smollm2")
-            assert caught.value.code == "overloaded", "who asks for it is told to come back"
-            assert await made.ask("b") == "tok0 "
-            (pid,) = made.supervisor.pids
-            with pytest.raises(RequestError, match="'/missing', which is no model"):
-                await made.ask("smollm2")
-            assert made.supervisor.pids == [pid], "and the model that works stays"
-            assert await made.ask("b") == "tok0 "
-
-    run(body)
-
-
-def test_an_unused_model_is_unloaded_and_comes_back_when_it_is_asked_for(
-    directory: Path,
-) -> None:
-    async def body() -> None:
-        async with host(directory, 2, unload_s=0.5) as made:
-            await made.until(lambda: made.rows("state", "pid") == [("unloaded", None)] * 2)
-            assert await made.pool.ask("cache") == {}, "to ask about it loads nothing"
-            assert await made.ask("smollm2") == "tok0 "
-            assert sorted(made.rows("state")) == [("ready",), ("unloaded",)]
-            await made.until(lambda: made.rows("state") == [("unloaded",)] * 2)
-            assert (await made.pool.count(request("a b c"))).tokens == 6
-            assert made.rows("restarts") == [(0,), (0,)]
-
-    run(body)
-
-
-def test_a_busy_model_is_not_unloaded(directory: Path) -> None:
-    async def body() -> None:
-        async with host(directory, unload_s=0.3) as made:
-            assert (await made.ask("smollm2", "n=20 delay=0.05")).count("tok") == 20
-
-    run(body)
-
-
-def test_a_worker_without_a_step_is_killed_its_client_told_and_another_started(
-    directory: Path,
-) -> None:
-    async def body() -> None:
-        async with host(directory, stall_s=2.0) as made:
-            busy = await made.ask("smollm2", "n=60 delay=0.05", "busy")
-            assert busy.count("tok") == 60, "one that gets on is left alone"
+    async with host(directory, stall_s=1.0) as made:
+        (pid,) = made.supervisor.pids
+        with monkeypatch.context() as patch:
+            patch.setattr(
+                WorkerProcess, "kill", lambda *_: None
+            )  # as in a driver that never returns
             answer = await made.open("smollm2", "n=9999 delay=0.2 hang=1")
-            with pytest.raises(WorkerLost, match=r"SIGKILL: it held requests and made no step for"):
+            with pytest.raises(WorkerLost, match="made no step for"):
                 await read(answer)
-            await made.until(lambda: made.rows("state", "restarts") == [("ready", 1)])
-            assert await made.ask("smollm2") == "tok0 "
-
-    run(body)
-
-
-def test_a_step_that_computes_has_longer_and_its_end_is_told_with_the_remedy(
-    directory: Path,
-) -> None:
-    async def body() -> None:
-        async with host(directory, stall_s=0.5) as made:
-            answer = await made.open("smollm2", "n=9999 delay=0.2 hang=1 busy=1")
-            began = time.monotonic()
-            with pytest.raises(WorkerLost, match=r"one step computed for .* smaller PREFILL_CHUNK"):
-                await read(answer)
-            assert time.monotonic() - began > 4, "ten times the stall, as no speed is known"
-            await made.until(lambda: made.rows("state", "kills") == [("ready", 1)])
-
-    run(body)
+        assert made.rows("pid", "restarts") == [(pid, 0)]
+        os.kill(pid, signal.SIGKILL)
+        await made.until(lambda: made.rows("state", "restarts") == [("ready", 1)])
 
 
-def test_clients_of_a_stuck_worker_are_told_though_it_does_not_end(
-    directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def body() -> None:
-        async with host(directory, stall_s=1.0) as made:
-            (pid,) = made.supervisor.pids
-            with monkeypatch.context() as patch:
-                patch.setattr(
-                    WorkerProcess, "kill", lambda *_: None
-                )  # as in a driver that never returns
-                answer = await made.open("smollm2", "n=9999 delay=0.2 hang=1")
-                with pytest.raises(WorkerLost, match="made no step for"):
-                    await read(answer)
-            assert made.rows("pid", "restarts") == [(pid, 0)]
-            os.kill(pid, signal.SIGKILL)
-            await made.until(lambda: made.rows("state", "restarts") == [("ready", 1)])
-
-    run(body)
-
-
-def test_a_stuck_worker_is_left_alone_where_that_is_not_wanted(directory: Path) -> None:
-    async def body() -> None:
-        async with host(directory, stall_s=0.0) as made:
-            text = await made.ask("smollm2", "n=10 delay=0.2 hang=1")
-            assert text.count("tok") == 10
-            assert made.rows("restarts") == [(0,)]
-
-    run(body)
-
-
-def test_who_waits_in_vain_is_told_what_the_workers_do(
+async def test_who_waits_in_vain_is_told_what_the_workers_do(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(hosting_module, "LOAD_WAIT_S_MAX", 1.2)
 
-    async def body() -> None:
-        async with host(directory) as made:
-            running = await made.open("smollm2", "n=9999 delay=0.05", "long")
-            with pytest.raises(RequestError) as caught:
-                await made.ask("b")
-            assert (caught.value.status, caught.value.code) == (503, "overloaded")
-            assert "worker 0 is ready with 'smollm2'" in str(caught.value)
-            running.close()
-
-    run(body)
+    async with host(directory) as made:
+        running = await made.open("smollm2", "n=9999 delay=0.05", "long")
+        with pytest.raises(RequestError) as caught:
+            await made.ask("b")
+        assert (caught.value.status, caught.value.code) == (503, "overloaded")
+        assert "worker 0 is ready with 'smollm2'" in str(caught.value)
+        running.close()
 
 
-def test_no_more_wait_than_the_room_holds(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_signal_while_a_model_changes_leaves_no_process(directory: Path) -> None:
+    async with host(directory) as made:
+        pids = made.supervisor.pids
+        os.kill(pids[0], signal.SIGSTOP)  # so that it takes its time to end
+        asking = asyncio.create_task(made.ask("b"))
+        await made.until(lambda: made.rows("state") == [("unloading",)])
+        made.pool.close()
+        await stop(made.supervisor)
+        with pytest.raises(WorkerLost, match="shutting down"):
+            await asking
+        for pid in pids + made.supervisor.pids:
+            with pytest.raises(ProcessLookupError):
+                os.kill(pid, 0)
+
+
+async def test_who_waits_is_seen_at_once(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hosting_module, "LOOK_S", 3_600.0)
+
+    async with host(directory) as made:
+        assert await made.ask("b") == "tok0 "
+
+
+async def test_who_has_not_yet_heard_of_a_failed_load_takes_no_other_models_worker(
+    directory: Path,
+) -> None:
+    async with host(directory) as made:
+        with pytest.raises(RequestError):
+            await made.ask("broken")
+        await made.until(lambda: made.rows("state") == [("ready",)])
+        await asyncio.sleep(0.2)
+        made.pool.waiting.requests.append(ModelRequest("broken", awake_s()))
+        made.hosting.arrange()
+        assert made.rows("state", "model") == [("ready", "smollm2")]
+        made.pool.waiting.requests.clear()
+
+
+async def test_a_stuck_worker_is_left_alone_where_that_is_not_wanted(directory: Path) -> None:
+    async with host(directory, stall_s=0.0) as made:
+        text = await made.ask("smollm2", "n=10 delay=0.2 hang=1")
+        assert text.count("tok") == 10
+        assert made.rows("restarts") == [(0,)]
+
+
+async def test_no_more_wait_than_the_room_holds(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(waiting_requests, "WAITING_MAX", 3)
 
-    async def body() -> None:
-        async with host(directory) as made:
-            asking = [asyncio.create_task(made.ask("b", name=str(number))) for number in range(3)]
-            await made.until(lambda: len(made.pool.waiting.requests) == 3)
-            with pytest.raises(RequestError, match=r"3 requests wait .* this server holds 3"):
-                await made.ask("b", name="one more")
-            assert await asyncio.gather(*asking) == ["tok0 "] * 3
-
-    run(body)
-
-
-def test_time_in_which_this_process_stood_still_is_no_stall(directory: Path) -> None:
-    async def body() -> None:
-        async with host(directory, stall_s=20.0) as made:
-            answer = await made.open("smollm2", "n=9999 delay=0.2 hang=1")
-            clock = made.supervisor.workers[0].hang_detector
-            await made.until(lambda: clock.stalled_s > 0.5)
-            before_s = clock.stalled_s
-            time.sleep(3)  # the whole loop stands still
-            await made.until(lambda: clock.stalled_s > before_s)
-            assert clock.stalled_s - before_s < 2
-            answer.close()
-
-    run(body)
-
-
-def test_a_signal_while_a_model_changes_leaves_no_process(directory: Path) -> None:
-    async def body() -> None:
-        async with host(directory) as made:
-            pids = made.supervisor.pids
-            os.kill(pids[0], signal.SIGSTOP)  # so that it takes its time to end
-            asking = asyncio.create_task(made.ask("b"))
-            await made.until(lambda: made.rows("state") == [("unloading",)])
-            made.pool.close()
-            await stop(made.supervisor)
-            with pytest.raises(WorkerLost, match="shutting down"):
-                await asking
-            for pid in pids + made.supervisor.pids:
-                with pytest.raises(ProcessLookupError):
-                    os.kill(pid, 0)
-
-    run(body)
+    async with host(directory) as made:
+        asking = [asyncio.create_task(made.ask("b", name=str(number))) for number in range(3)]
+        await made.until(lambda: len(made.pool.waiting.requests) == 3)
+        with pytest.raises(RequestError, match=r"3 requests wait .* this server holds 3"):
+            await made.ask("b", name="one more")
+        assert await asyncio.gather(*asking) == ["tok0 "] * 3

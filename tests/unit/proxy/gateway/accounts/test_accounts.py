@@ -1,7 +1,6 @@
 """Checks what is told of a local answer, the queue of those that wait, and who needs it."""
 
 import asyncio
-import gc
 import time
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, cast
@@ -19,9 +18,8 @@ from hearth.proxy.gateway.litellm_messages import LocalAnswerLog
 from hearth.proxy.http.http_exchange import ClientBody
 from hearth.proxy.pool.answer_stream import AnswerStream
 from hearth.shared.errors import Overloaded, RequestError
-from hearth.shared.wire_messages import Admitted, Delta, Failed, Finished, TokenLogprob
+from hearth.shared.wire_messages import Admitted, Delta, Failed, Finished
 from tests.helpers.proxy.feed_events import USAGE, ended, request_of
-from tests.helpers.worker_processes.fixed_answers import logprob
 
 DEPLOYMENT: Final = Deployment("dep", "big", "hearth/qwen", "qwen")
 BODY: Final = ClientBody({"messages": [], "seed": 1, "api_key": "x", "stream": True}, 100)
@@ -61,22 +59,6 @@ def test_a_log_has_usage_and_times_and_a_prompt_counts_once_for_its_choices(coun
     assert log.first_token_at is not None
     assert log.asked_at <= log.first_token_at <= log.ended_at
     assert (log.session, log.body, log.text) == ("session-1", {}, "")
-
-
-def test_a_log_that_has_texts_keeps_no_log_probabilities() -> None:
-    """They take 5 kB a token, and nothing would count them."""
-
-    async def body() -> None:
-        account = LocalAccount(DEPLOYMENT, "r", "chat", BODY, True)
-        answer = answered(Delta("r", 0, "content", "word", [logprob("a rare word", "other")]))
-        account.admitted(request_of("s"), [answer])
-        while not isinstance(await answer.next_event(), Finished):
-            pass
-        kept = [row for row in gc.get_objects() if isinstance(row, TokenLogprob)]
-        assert "a rare word" not in [row.token for row in kept]
-        assert account.log(None).text == "word"
-
-    asyncio.run(body())
 
 
 def test_an_answers_own_failure_is_told_before_the_replys() -> None:
@@ -144,53 +126,47 @@ def made(litellm: LiteLLM) -> tuple[Accounts, list[str]]:
     return found, lost
 
 
-def test_each_answer_is_told_once_and_few_at_a_time_and_a_stop_waits_a_little() -> None:
+async def test_each_answer_is_told_once_and_few_at_a_time_and_a_stop_waits_a_little() -> None:
     """One that LiteLLM does not take is counted."""
 
-    async def body() -> None:
-        litellm = LiteLLM()
-        told, lost = made(litellm)
-        for number in range(100):
-            told.tell(replace(ANSWER, request_id=str(number)), 10)
-        await asyncio.sleep(0.01)
-        assert litellm.running == accounts.AT_ONCE_MAX
-        litellm.is_open.set()
-        await told.close(60)
-        assert [each.request_id for each in litellm.taken] == [str(n) for n in range(100)]
-        assert (litellm.closed, lost) == (100, [])
-        litellm.error = RequestError("no")
-        told.tell(ANSWER, 10)
-        await told.close(60)
-        assert (lost, litellm.closed) == (["failed"], 101)
-        litellm.is_open.clear()
-        told.tell(ANSWER, 10)
-        await told.close(0.01)
-        assert (told.dropped, litellm.closed) == (1, 102)
-
-    asyncio.run(body())
+    litellm = LiteLLM()
+    told, lost = made(litellm)
+    for number in range(100):
+        told.tell(replace(ANSWER, request_id=str(number)), 10)
+    await asyncio.sleep(0.01)
+    assert litellm.running == accounts.AT_ONCE_MAX
+    litellm.is_open.set()
+    await told.close(60)
+    assert [each.request_id for each in litellm.taken] == [str(n) for n in range(100)]
+    assert (litellm.closed, lost) == (100, [])
+    litellm.error = RequestError("no")
+    told.tell(ANSWER, 10)
+    await told.close(60)
+    assert (lost, litellm.closed) == (["failed"], 101)
+    litellm.is_open.clear()
+    told.tell(ANSWER, 10)
+    await told.close(0.01)
+    assert (told.dropped, litellm.closed) == (1, 102)
 
 
 @pytest.mark.parametrize(("limit", "value"), [("LOGS_MAX", 2), ("LOG_BYTES_MAX", 25)])
-def test_what_has_no_room_is_dropped_but_for_what_a_key_has_reserved(
+async def test_what_has_no_room_is_dropped_but_for_what_a_key_has_reserved(
     limit: str, value: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(accounts, limit, value)
 
-    async def body() -> None:
-        litellm = LiteLLM()
-        told, lost = made(litellm)
-        for _ in range(5):
-            told.tell(ANSWER, 6)
-        assert (told.dropped, lost) == (3, ["dropped"] * 3)
-        told.tell(ANSWER, 6, cast(Any, litellm))
-        litellm.is_open.set()
-        await told.close(60)
-        assert [each.text for each in litellm.taken] == ["said", "said", ""]
+    litellm = LiteLLM()
+    told, lost = made(litellm)
+    for _ in range(5):
         told.tell(ANSWER, 6)
-        await told.close(60)
-        assert len(litellm.taken) == 4, "there is room again"
-
-    asyncio.run(body())
+    assert (told.dropped, lost) == (3, ["dropped"] * 3)
+    told.tell(ANSWER, 6, cast(Any, litellm))
+    litellm.is_open.set()
+    await told.close(60)
+    assert [each.text for each in litellm.taken] == ["said", "said", ""]
+    told.tell(ANSWER, 6)
+    await told.close(60)
+    assert len(litellm.taken) == 4, "there is room again"
     assert "3 were dropped" not in caplog.text and "See to a faster callback" in caplog.text
 
 

@@ -121,13 +121,6 @@ def test_any_shape_is_a_body_or_a_refusal(
             assert error.status == 400
 
 
-def test_kinds_that_are_left_out_are_told(caplog: pytest.LogCaptureFixture) -> None:
-    tools = [{"type": "mcp"}, {"type": "file_search"}, {"type": "litellm_x"}]
-    with caplog.at_level("INFO"):
-        cloud_body("responses", SMALL["responses"] | {"tools": tools}, "g")
-    assert "file_search, litellm_x, mcp" in caplog.text
-
-
 @pytest.mark.parametrize("depth", [60, 5_000])
 def test_nesting_has_an_end(depth: int) -> None:
     block: Any = {"type": "text", "text": "x"}

@@ -80,13 +80,6 @@ def test_a_star_stands_for_a_model_and_for_no_place(tmp_path: Path, pattern: str
         assert [name for name in DATA["names"] if table.pattern_group(name) != name] == []
 
 
-def test_a_file_that_is_no_text_refuses_to_start(tmp_path: Path) -> None:
-    (tmp_path / "odd").write_bytes(b"a: \xff")
-    for name, why in (("gone", "cannot be read"), ("odd", "is no YAML in UTF-8")):
-        with pytest.raises(StartError, match=why):
-            read_table(tmp_path / name, load_settings({}, None), {}, {})
-
-
 def test_included_files_are_appended_once_and_lie_beside_who_names_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -125,18 +118,6 @@ def test_litellm_is_given_the_list_with_ids_and_without_fallbacks(tmp_path: Path
     assert table.config.section("litellm_settings")["fallbacks"]  # the table's own are kept
 
 
-@pytest.mark.parametrize("own", [{"RateLimitErrorRetries": 3}, None])
-def test_the_users_own_retries_and_those_without_fallbacks_stay(tmp_path: Path, own: Any) -> None:
-    fallbacks = [{"cloud": ["small"]}] if own else []
-    config = {
-        "model_list": [entry("cloud", "openai/x")],
-        "litellm_settings": {"fallbacks": fallbacks},
-        "router_settings": {"retry_policy": own},
-    }
-    merged = merged_config(table_of(tmp_path, config), "token")
-    assert merged["router_settings"]["retry_policy"] == own
-
-
 def test_litellm_sees_what_the_config_refers_to_and_no_other_config(tmp_path: Path) -> None:
     config = {"model_list": [entry("a", "openai/x", api_key="os.environ/OPENAI_KEY")]}
     environ = {"PATH": "/bin", "CONFIG_FILE_PATH": "/x", "LITELLM_CONFIG_BUCKET_NAME": "b"}
@@ -149,3 +130,22 @@ def test_litellm_sees_what_the_config_refers_to_and_no_other_config(tmp_path: Pa
     assert not {"CONFIG_FILE_PATH", "LITELLM_CONFIG_BUCKET_NAME"} & set(seen)
     assert table.variables == {"OPENAI_KEY"}
     assert table.redacted("key k-from-the-file.") == "key ***."
+
+
+def test_a_file_that_is_no_text_refuses_to_start(tmp_path: Path) -> None:
+    (tmp_path / "odd").write_bytes(b"a: \xff")
+    for name, why in (("gone", "cannot be read"), ("odd", "is no YAML in UTF-8")):
+        with pytest.raises(StartError, match=why):
+            read_table(tmp_path / name, load_settings({}, None), {}, {})
+
+
+@pytest.mark.parametrize("own", [{"RateLimitErrorRetries": 3}, None])
+def test_the_users_own_retries_and_those_without_fallbacks_stay(tmp_path: Path, own: Any) -> None:
+    fallbacks = [{"cloud": ["small"]}] if own else []
+    config = {
+        "model_list": [entry("cloud", "openai/x")],
+        "litellm_settings": {"fallbacks": fallbacks},
+        "router_settings": {"retry_policy": own},
+    }
+    merged = merged_config(table_of(tmp_path, config), "token")
+    assert merged["router_settings"]["retry_policy"] == own
