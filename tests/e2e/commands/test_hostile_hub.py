@@ -54,14 +54,6 @@ def test_what_is_no_listing_of_a_hub_is_told_and_nothing_is_written_outside_of_t
     assert {path.name for path in user.home.iterdir()} <= {PRECIOUS, "hf"}
 
 
-def test_files_with_names_that_no_terminal_or_disk_takes_are_left_alone(user: PullHome) -> None:
-    odd = {"\x1b]0;title\x07.py": b"", "a\0b.json": b"{}", "e" * 300 + ".json": b"{}"}
-    user.repository.files |= odd
-    status, said = user.pull()
-    assert status == 0 and "\x1b" not in said, said
-    assert not any(user.hub.served[name] for name in odd)
-
-
 def test_weights_that_the_index_names_and_the_hub_lacks_are_told_before_any_are_fetched(
     user: PullHome,
 ) -> None:
@@ -75,42 +67,11 @@ def test_weights_that_the_index_names_and_the_hub_lacks_are_told_before_any_are_
     assert not any(user.hub.served[name] for name in SHARDS)
 
 
-def test_a_file_that_is_listed_and_not_given_is_told(user: PullHome) -> None:
-    about = {"rfilename": "extra.json", "size": 2, "blobId": "a" * 40}
-    real = {"rfilename": "config.json", "size": 9, "blobId": "b" * 40}
-    weights = {"rfilename": SHARDS[0], "size": 9, "blobId": "c" * 40}
-    user.repository.lies = {"": {"siblings": [about, real, weights]}}
-    status, said = user.pull()
-    assert status == 1 and f"lists extra.json of {HUB_ID}, and does not give it" in said
-
-
 def test_the_password_of_a_mirror_is_not_shown(user: PullHome) -> None:
     user.environment["HF_ENDPOINT"] = "http://me:secret@127.0.0.1:9/mirror"
     status, said = user.pull()
     assert status == 1 and "http://127.0.0.1:9/mirror cannot be reached" in said
     assert "secret" not in said
-
-
-@pytest.mark.parametrize("held", [("GET", "config.json"), ("HEAD", SHARDS[1])])
-def test_control_c_ends_a_pull_whose_hub_hangs_beside_the_weights(
-    user: PullHome, held: tuple[str, str]
-) -> None:
-    user.repository.hold = held
-    pull = user.start("pull", HUB_ID)
-    assert user.hub.reached.wait(PULL_S_MAX)
-    began = time.monotonic()
-    pull.send_signal(signal.SIGINT)
-    said = "".join(pull.communicate(timeout=PULL_S_MAX))
-    assert time.monotonic() - began < INTERRUPTED_S_MAX
-    assert pull.returncode == 130 and "Traceback" not in said, said
-
-
-def test_offline_it_is_not_said_that_a_whole_model_is_not_here(user: PullHome) -> None:
-    assert user.pull()[0] == 0
-    user.environment["HF_HUB_OFFLINE"] = "1"
-    status, said = user.pull()
-    assert status == 1 and f"is not asked for {HUB_ID}" in said
-    assert "no whole" not in said
 
 
 def test_control_c_ends_a_pull_whose_hub_hangs_and_one_that_waits_for_another(

@@ -101,16 +101,6 @@ def test_a_session_is_told_alike_by_the_server_and_by_its_log(probed: Server) ->
     assert figures[2] == figures[3]
 
 
-def test_a_model_of_text_alone_is_shown_no_image(probed: Server) -> None:
-    status, said = ran(probed, "probe_cache", "--image", "docs/dashboard-light.png")
-    assert (status, "local reads text only" in said) == (2, True), said
-
-
-def test_a_session_that_nobody_knows_has_no_verdict(probed: Server) -> None:
-    status, said = ran(probed, "why", "no-such-session")
-    assert (status, "404" in said) == (2, True)
-
-
 def test_the_log_is_the_owners_alone_and_holds_no_text_of_prompts(probed: Server) -> None:
     assert ran(probed, "probe_agent", "--turns", "2")[0] == 0
     for path in logs(probed):

@@ -1,9 +1,7 @@
 """hearth run as a command: a chat in a real terminal, and answers in pipes, by real servers."""
 
 import json
-import shlex
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Iterator, Mapping
@@ -117,18 +115,6 @@ def test_typed_lines_are_in_no_file(scripted: ScriptedServer, tmp_path: Path) ->
     assert [path for path in files if b"swordfish" in path.read_bytes()] == []
 
 
-def test_an_error_is_told_and_its_question_is_forgotten() -> None:
-    with (
-        Server(MAX_KV_SIZE="256") as server,
-        in_terminal(*COMMAND, environ=server.environment) as chat,
-    ):
-        chat.until(READY)
-        chat.type('"""' + "\r".join(["many words " * 40] * 3) + '"""\r')
-        at = chat.until(b"this server accepts 255")
-        chat.type("Who are you?\r")
-        chat.until(b"0 tokens kept, 18 read", at)
-
-
 def test_a_pipe_is_answered_once_in_plain_text(scripted: ScriptedServer) -> None:
     environ = scripted.environment
     asked = once(environ, "", dictated("It is **one**.\x1b[2J\n"))
@@ -140,36 +126,6 @@ def test_a_pipe_is_answered_once_in_plain_text(scripted: ScriptedServer) -> None
     assert (asked.returncode, asked.stdout) == (0, "Piped alone.\n")
     asked = once(environ)
     assert (asked.returncode, asked.stdout) == (2, "") and "Nothing is asked." in asked.stderr
-
-
-def test_a_scheduler_may_close_its_streams_and_a_disk_may_be_full(
-    scripted: ScriptedServer,
-) -> None:
-    def run(streams: str) -> tuple[int, str, str]:
-        command = shlex.join(python_module(*COMMAND, "", dictated("Yes.")))
-        done = subprocess.run(
-            ["sh", "-c", f"{command} {streams}"],
-            cwd=PROJECT_DIR,
-            env=scripted.environment,
-            capture_output=True,
-            text=True,
-            timeout=WAIT_S,
-        )
-        return done.returncode, done.stdout, done.stderr
-
-    assert run("<&-") == (0, "Yes.\n", "")
-    assert run("</dev/null >&-") == (0, "", "")
-    full = "The answer cannot be written: No space left on device.\n"
-    assert run("</dev/null >/dev/full") == (1, "", full)
-
-
-def test_a_model_that_is_not_served_is_refused_with_the_remedies(
-    scripted: ScriptedServer,
-) -> None:
-    asked = once(scripted.environment, "owner/other", "Who?")
-    assert (asked.returncode, asked.stdout) == (2, "")
-    for told in ("not 'owner/other'", "MODELS=owner/other", "PROXY_PORT="):
-        assert told in asked.stderr
 
 
 # ---------------------------------------------------------------- a server of its own
@@ -296,21 +252,6 @@ def test_a_model_that_is_not_on_this_disk_is_fetched_first_if_it_fits(
     # These weights come to no end where nothing is drawn, so it is told that this one is none.
     assert asked.returncode == 1
     assert asked.stderr.endswith("The answer ended where the context does.\n")
-
-
-def test_a_port_that_something_else_has_is_left_alone(settings: dict[str, str]) -> None:
-    with socket.create_server(("127.0.0.1", int(settings["PROXY_PORT"]))) as other:
-        other.settimeout(0)
-        asked = once(settings, settings["MODEL_PATH"], "Who are you?")
-    assert asked.returncode == 0 and asked.stdout.strip()
-    assert f"Port {settings['PROXY_PORT']} is taken" in asked.stderr
-
-
-def test_another_key_is_asked_for() -> None:
-    with Server(PROXY_API_KEY="sk-right", MAX_KV_SIZE="256", DEFAULT_THINKING="false") as server:
-        asked = once({**server.environment, "PROXY_API_KEY": "sk-wrong"}, "local", "Who?")
-        assert asked.returncode == 2 and "Set PROXY_API_KEY in" in asked.stderr
-        assert once(server.environment, "local", "Who are you?").stdout.strip()
 
 
 # ---------------------------------------------------------------- images

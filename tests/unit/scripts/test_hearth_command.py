@@ -3,8 +3,6 @@
 import importlib
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import NoReturn
 
@@ -17,7 +15,6 @@ from hearth.shared.version import VERSION
 
 STARTED_BY_COMMANDS = "server.serve_until_stdin_ends"
 WRITES_README = "bench.headline"
-HEAVY = ("mlx", "mlx_lm", "litellm", "uvicorn", "transformers")
 
 
 @pytest.mark.parametrize("name", hearth.COMMANDS)
@@ -27,16 +24,6 @@ def test_every_command_shows_its_own_help(name: str, capsys: pytest.CaptureFixtu
     shown = capsys.readouterr().out
     assert end.value.code == 0
     assert shown.startswith(f"usage: hearth {name} [-h]") and f"    hearth {name}" in shown
-
-
-def test_the_help_lists_every_command_with_a_line(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as end:
-        hearth.main(["--help"])
-    lines = capsys.readouterr().out.splitlines()
-    assert end.value.code == 0
-    for name, command in hearth.COMMANDS.items():
-        assert f"  {name:12} {command.about}" in lines
-        assert len(f"  {name:12} {command.about}") <= 80
 
 
 def test_every_command_module_that_can_be_run_is_listed() -> None:
@@ -50,12 +37,6 @@ def test_every_command_module_that_can_be_run_is_listed() -> None:
     assert runnable == {"main", STARTED_BY_COMMANDS, WRITES_README, *listed}
     for command in hearth.COMMANDS.values():
         assert callable(importlib.import_module(f"hearth.commands.{command.module}").main)
-
-
-def test_the_version_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as end:
-        hearth.main(["--version"])
-    assert (end.value.code, capsys.readouterr().out) == (0, f"hearth {VERSION}\n")
 
 
 @pytest.mark.parametrize("arguments", [[], ["server"], ["--verbose", "why"]])
@@ -73,18 +54,6 @@ def test_a_command_that_went_is_told_with_what_stands_in_its_place(
         hearth.main([name, "--once"])
     assert (end.value.code, name in hearth.COMMANDS) == (2, False)
     assert hearth.DROPPED[name] in capsys.readouterr().err
-
-
-@pytest.mark.process
-@pytest.mark.parametrize("arguments", [["--help"], ["why", "--help"], ["check", "--help"]])
-def test_help_and_why_import_neither_mlx_nor_litellm(arguments: list[str]) -> None:
-    code = (
-        "import sys\nfrom hearth.commands.main import main\n"
-        f"try:\n    main({arguments})\nexcept SystemExit:\n    pass\n"
-        f"print('loaded', *({{*{HEAVY}}} & set(sys.modules)))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == "loaded"
 
 
 def test_a_commands_status_is_the_commands(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,11 +155,3 @@ def test_check_tells_of_a_setting_that_is_not_read(
     shown = [row for row in capsys.readouterr().out.splitlines() if row.startswith("Warning")]
     assert len(shown) == 2
     assert "MLX_PORT is set" in shown[0] and "LIVE_SLOTS_MAX meant?" in shown[1]
-
-
-def test_check_names_packages_that_are_missing(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(check, "NEEDED", ("json", "no_such_package"))
-    assert check.main([]) == 1
-    assert "missing: no_such_package" in capsys.readouterr().out

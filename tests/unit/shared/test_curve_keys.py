@@ -29,7 +29,6 @@ from hearth.shared.zmq_transport import (
     RouterPort,
     curve_keys,
     ipc_endpoint,
-    private_directory,
 )
 from tests.helpers.servers.server import free_port
 
@@ -235,17 +234,6 @@ def test_keys_are_made_for_this_user_alone_even_under_umask_000(tmp_path: Path) 
         make_keys(tmp_path / "a" / "keys")
 
 
-def test_a_pair_that_is_missing_is_made_beside_those_that_are_there(tmp_path: Path) -> None:
-    make_keys(tmp_path / "keys")
-    before = curve_keys(tmp_path / "keys", WORKER_NAME, PROXY_NAME)
-    for path in (tmp_path / "keys").glob(f"{RANK_NAME}.*"):
-        path.unlink()
-    assert make_keys(tmp_path / "keys") == [RANK_NAME]
-    assert curve_keys(tmp_path / "keys", WORKER_NAME, PROXY_NAME) == before
-    ranks = curve_keys(tmp_path / "keys", RANK_NAME, RANK_NAME)
-    assert ranks.public == ranks.trusted
-
-
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o622])
 def test_a_secret_that_others_can_read_or_write_is_refused(tmp_path: Path, mode: int) -> None:
     make_keys(tmp_path / "keys")
@@ -253,37 +241,3 @@ def test_a_secret_that_others_can_read_or_write_is_refused(tmp_path: Path, mode:
     secret.chmod(mode)
     with pytest.raises(StartError, match="chmod 600"):
         curve_keys(tmp_path / "keys", WORKER_NAME, PROXY_NAME)
-
-
-def test_a_machine_without_keys_is_told_to_get_them_and_not_to_make_others(tmp_path: Path) -> None:
-    with pytest.raises(StartError, match=r"worker\.key_secret.*and copy those that it names"):
-        curve_keys(tmp_path, WORKER_NAME, PROXY_NAME)
-
-
-def test_a_damaged_key_file_refuses_to_start_and_shows_no_secret(tmp_path: Path) -> None:
-    make_keys(tmp_path / "keys")
-    good = curve_keys(tmp_path / "keys", WORKER_NAME, PROXY_NAME)
-    assert good.secret.decode() not in repr(good)
-    for name in (f"{WORKER_NAME}.key_secret", f"{PROXY_NAME}.key"):
-        path = tmp_path / "keys" / name
-        whole = path.read_text()
-        for broken in ("", "curve\n", whole.replace('"\n', 'x"\n')):
-            path.write_text(broken)
-            with pytest.raises(StartError) as caught:
-                curve_keys(tmp_path / "keys", WORKER_NAME, PROXY_NAME)
-            assert good.secret.decode() not in str(caught.value)
-        path.write_text(whole)
-
-
-def test_run_directories_are_private_with_all_that_lead_to_them_under_umask_000(
-    tmp_path: Path,
-) -> None:
-    before = os.umask(0)
-    try:
-        private_directory(tmp_path / "hearth" / "run" / "4000")
-        port = RouterPort(f"ipc://{tmp_path}/hearth/run/4000/w.sock")
-    finally:
-        os.umask(before)
-    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in tmp_path.rglob("*")}
-    port.close()
-    assert modes == {"hearth": 0o700, "run": 0o700, "4000": 0o700, "w.sock": 0o600}

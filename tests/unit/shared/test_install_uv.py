@@ -65,11 +65,3 @@ def test_the_supported_versions_are_those_of_the_package() -> None:
     named = re.findall(r"Python :: (3\.\d+)", text)
     assert sorted(install_and_run.SUPPORTED) == named
     assert 'requires-python = ">=3.11,<3.14"' in text
-
-
-def test_uv_is_looked_for_where_homebrew_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
-    monkeypatch.setattr(install_and_run, "SUPPORTED", ())
-    monkeypatch.setattr("shutil.which", lambda name, path: asked.append(path))
-    assert install_and_run.find_interpreter() is None
-    assert "/opt/homebrew/bin" in asked[0].split(":"), "an ssh without a login has it not on PATH"

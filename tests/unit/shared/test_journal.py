@@ -59,11 +59,6 @@ def test_what_is_nested_too_deep_is_counted_and_costs_nothing_else(home: Path) -
     assert held(home) == ["a", "b"]
 
 
-def test_nothing_is_made_before_something_is_put(home: Path) -> None:
-    assert held(home) == []
-    assert [path.name for path in home.iterdir()] == [SECRET_NAME]
-
-
 def test_directory_and_files_are_for_their_owner_alone(home: Path) -> None:
     umask = os.umask(0)
     try:
@@ -232,23 +227,6 @@ def test_a_file_never_grows_far_beyond_twice_what_is_alive(home: Path) -> None:
     records = held(home)
     assert records[-10:] == notes.kept
     assert len(records) < 40
-
-
-@pytest.mark.usefixtures("is_eager")
-def test_what_was_alive_is_known_in_the_next_life(home: Path) -> None:
-    notes = Notes()
-    notes.kept = list(range(20))
-    scribe, _ = opened(home, notes)
-    for number in range(20):
-        scribe.put(number, 1)
-    assert scribe.flush(WAIT_S)
-    scribe.close()
-    assert next(home.glob("*.journal")).stat().st_size > 2 * journals.REWRITE_BYTES_MIN
-    again = Journal(home, SCHEMA)
-    assert again.is_due, "before it is read"
-    assert len(list(again.read())) == 20
-    assert not again.is_due
-    again.close()
 
 
 @pytest.mark.usefixtures("is_eager")

@@ -155,27 +155,6 @@ def test_a_file_of_the_largest_size_is_not_appended_to(
     assert wrote(home, "c")["written"] == 1
 
 
-def test_a_bug_of_its_source_does_not_end_the_thread(
-    home: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    notes = Notes()
-    scribe, _ = opened(home, notes)
-
-    def record(item: Any) -> Any:
-        if item == "bad":
-            raise RuntimeError(item)
-        return item
-
-    notes.record = record
-    notes.kept = ["good"]
-    for item in ("bad", "good"):
-        scribe.put(item, 1)
-        assert scribe.flush(WAIT_S)
-    scribe.close()
-    assert scribe.report()["failed"] == 1
-    assert set(held(home)) == {"good"}
-
-
 CHILD = """
 import sys
 import threading

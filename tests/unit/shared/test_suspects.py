@@ -1,7 +1,6 @@
 """Suspects are kept for a day or until an upgrade, and what a killed worker left is read."""
 
 import dataclasses
-import logging
 import os
 from pathlib import Path
 
@@ -146,17 +145,6 @@ def test_of_too_many_the_oldest_go(tmp_path: Path) -> None:
     store.note_death(rows, "SIGKILL")
     kept = store.all()
     assert len(kept) == SUSPECTS_MAX and "0" not in kept and "1" not in kept and "2" in kept
-
-
-def test_a_directory_of_no_use_is_told_and_suspects_nobody(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    (tmp_path / "suspects").write_text("a file")
-    with caplog.at_level(logging.WARNING):
-        store = store_in(tmp_path)
-        assert store.note_death({"p": alone(POISON)}, "SIGSEGV")["p"].is_refused
-    assert not store.all() and "cannot be remembered" in caplog.text
-    assert "cannot be kept" in caplog.text
 
 
 @pytest.mark.parametrize("garbage", [b"", b"\xff\n", b"[1]\n", b'{"r": 1}\n', b'{"r": {"x": 1}}'])

@@ -6,7 +6,6 @@ import os
 import socket
 import stat
 import tempfile
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -128,20 +127,6 @@ def test_a_line_that_broke_twice_holds_up_no_other(
     asyncio.run(talk())
 
 
-def test_posting_wakes_the_owner_at_once(port: RouterPort) -> None:
-    woken = threading.Event()
-
-    def wait() -> None:
-        port.turn(30)
-        woken.set()
-
-    owner = threading.Thread(target=wait)
-    owner.start()
-    port.post(b"nobody", Counted("a", 1))
-    assert woken.wait(5)
-    owner.join()
-
-
 def test_bad_frames_are_dropped_and_counted(port: RouterPort, endpoint: str) -> None:
     async def talk() -> None:
         with zmq.Context.instance().socket(zmq.DEALER) as stranger:
@@ -208,12 +193,6 @@ def test_a_run_directory_that_others_can_change_is_refused(
         monkeypatch.setattr(os, "getuid", lambda: 4_711)
     with pytest.raises(StartError, match=r"other users .* can change"):
         own_run_directory(tmp_path, 4000)
-
-
-def test_a_file_where_the_directory_should_be_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "run").write_text("")
-    with pytest.raises(StartError, match="Remove it or set RUN_DIR"):
-        private_directory(tmp_path / "run")
 
 
 def test_a_directory_of_all_users_is_never_closed_to_them(tmp_path: Path) -> None:

@@ -1,12 +1,8 @@
 """The command `hearth bench` runs whole on two real servers: plan, rounds, files, and going on."""
 
-import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
-import psutil
 import pytest
 
 from hearth.commands.bench.results import Results
@@ -73,41 +69,3 @@ def test_what_is_there_is_not_measured_again(
     assert bench(place) == 0
     assert "0 of 2 visits are left to be played." in capsys.readouterr().out
     assert Results.load(place / "a.json").cells == made.cells
-
-
-def test_a_file_of_another_version_is_left_alone(
-    place: Path, made: Results, capsys: pytest.CaptureFixture[str]
-) -> None:
-    told = json.loads((place / "a.json").read_text()) | {"version": "0.0.1"}
-    (place / "old.json").write_text(json.dumps(told))
-    before = (place / "old.json").read_bytes()
-    assert bench(place, "--json", str(place / "old.json")) == command.CANNOT_BEGIN
-    assert "version was 0.0.1" in capsys.readouterr().err
-    assert (place / "old.json").read_bytes() == before
-
-
-def test_the_page_is_made_anew_from_its_json(place: Path, made: Results) -> None:
-    first = (place / "a.html").read_text()
-    (place / "a.html").unlink()
-    assert command.main(["--page", str(place / "a.json")]) == 0
-    assert (place / "a.html").read_text() == first
-
-
-def test_a_run_beside_itself_moved_nowhere(
-    place: Path, made: Results, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert command.main(["--compare", str(place / "a.json"), str(place / "a.json")]) == 0
-    assert capsys.readouterr().out.startswith("0 of ")
-
-
-def test_a_run_that_is_told_to_end_ends_its_server(place: Path, made: Results) -> None:
-    words = ["-m", "hearth.commands.main", "bench", "--servers", "hearth", "--rounds", "1"]
-    words += ["--model", str(fixture_dir("qwen3", tiny=True)), "--json", str(place / "ended.json")]
-    running = subprocess.Popen([sys.executable, *words], stderr=subprocess.PIPE, text=True)
-    assert running.stderr is not None and "linear, round 1 of 1" in running.stderr.readline()
-    started = psutil.Process(running.pid).children(recursive=True)
-    assert started
-    running.terminate()
-    assert "The same command goes on where it was." in running.communicate(timeout=90)[1]
-    assert running.returncode == command.INTERRUPTED
-    assert psutil.wait_procs(started, timeout=10)[1] == []

@@ -32,13 +32,6 @@ def test_the_sentence_tells_hearth_and_the_best_other_from_the_best_to_the_worst
     assert "**11.1 to 11.4 %** of the last prompt again" in text
 
 
-def test_models_that_people_work_with_are_no_stand_ins() -> None:
-    results = headline_results()
-    real = {name: replace(each, bytes=15_000_000_000) for name, each in results.models.items()}
-    results.models |= real
-    assert told(results).startswith("On four models, in sessions")
-
-
 def test_a_server_whose_requests_failed_is_not_the_best() -> None:
     assert "read 2.00 to 2.03 times" in told(changed(headline_results(), "other-0", failed=1.0))
 

@@ -1,9 +1,6 @@
 """The page shows what was measured, where Hearth is behind and why, and runs nothing."""
 
-import pytest
-
-from hearth.commands.bench.measures import Unit
-from hearth.commands.bench.page import bench_page, parsed_causes, shown
+from hearth.commands.bench.page import bench_page, parsed_causes
 from hearth.commands.bench.results import Results
 from tests.helpers.bench.flat_results import flat_results
 
@@ -38,17 +35,6 @@ def test_what_is_behind_stands_there_with_its_cause() -> None:
     assert "<td class=w>2,500" in page and "<td class=b>1 s" in page
 
 
-@pytest.mark.parametrize(("servers", "rounds"), [(1, 5), (2, 3)])
-def test_few_rounds_and_a_server_alone_compare_nothing(servers: int, rounds: int) -> None:
-    results = compared()
-    results.rounds = rounds
-    if servers == 1:
-        del results.servers["other"], results.cells["m"]["other"]
-    page = bench_page(results)
-    assert "Nothing is compared here" in page and "Where Hearth is behind" not in page
-    assert "All that was measured" in page
-
-
 def test_what_a_stranger_writes_is_text() -> None:
     results = flat_results({(EVIL, EVIL, EVIL): [{"cpu_s": 1.0}]})
     results.machine = results.command = results.version = EVIL
@@ -56,33 +42,3 @@ def test_what_a_stranger_writes_is_text() -> None:
     page = bench_page(results, {(EVIL, "cpu_s"): EVIL}, {EVIL: EVIL})
     assert "<script" not in page and "&lt;script&gt;" in page
     assert "default-src &#39;none&#39;" in page or "default-src 'none'" in page
-
-
-def test_what_failed_is_told_with_how_often() -> None:
-    results = compared()
-    for number in range(3):
-        results.put(("m", "other", "linear"), number, {"failed": 2.0}, errors=["500 no kernel"])
-    assert "other, linear: 500 no kernel (3 times)" in bench_page(results)
-
-
-@pytest.mark.parametrize("heading", ["## linear", "## linear / nonsense", "## / /"])
-def test_a_section_of_no_line_is_refused(heading: str) -> None:
-    with pytest.raises(ValueError, match="names no measure"):
-        parsed_causes(f"{heading}\nText.\n")
-
-
-@pytest.mark.parametrize(
-    ("value", "unit", "text"),
-    [
-        (8_263.0, Unit.TOKENS, "8,263"),
-        (2.5, Unit.TOKENS, "2.5"),
-        (0.0123, Unit.SECONDS, "12.3 ms"),
-        (1_234.0, Unit.SECONDS, "1,234 s"),
-        (0.755, Unit.SHARE, "76 %"),
-        (1.5e9, Unit.BYTES, "1,500 MB"),
-        (1.0, Unit.TIMES, "1.00"),
-        (12.34, Unit.PER_SECOND, "12.3"),
-    ],
-)
-def test_a_value_has_the_digits_that_mean_anything(value: float, unit: Unit, text: str) -> None:
-    assert shown(value, unit) == text

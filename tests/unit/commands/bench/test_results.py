@@ -1,10 +1,8 @@
 """The results file keeps what was measured, through interruptions."""
 
-import json
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import pytest
 from hypothesis import given, strategies as st
 
 from hearth.commands.bench.measures import MEASURES
@@ -43,35 +41,3 @@ def test_what_is_put_is_there_the_last_of_each_round_and_comes_back_from_the_fil
         results.save(Path(directory, "a.json"))
         assert Results.load(Path(directory, "a.json")) == results
         assert [path.name for path in Path(directory).iterdir()] == ["a.json"]
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["", "[]", "{}", '{"format": 1, "samples": []}', '{"format": 2}', '{"format": 2, "models": 3}'],
-)
-def test_a_file_of_something_else_is_refused(text: str, tmp_path: Path) -> None:
-    (tmp_path / "a.json").write_text(text)
-    with pytest.raises(ValueError, match=r"a\.json is no file of `hearth bench`"):
-        Results.load(tmp_path / "a.json")
-
-
-def test_a_file_of_another_format_is_told_so(tmp_path: Path) -> None:
-    (tmp_path / "a.json").write_text(json.dumps({"format": 1}))
-    with pytest.raises(ValueError, match="it has format 1, this version reads 2"):
-        Results.load(tmp_path / "a.json")
-
-
-def test_a_full_disk_leaves_the_earlier_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    results = empty_results()
-    results.save(tmp_path / "a.json")
-    before = (tmp_path / "a.json").read_bytes()
-
-    def full(path: Path, text: str) -> int:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(Path, "write_text", full)
-    with pytest.raises(OSError, match="No space left"):
-        results.save(tmp_path / "a.json")
-    assert (tmp_path / "a.json").read_bytes() == before

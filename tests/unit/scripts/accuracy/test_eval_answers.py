@@ -109,21 +109,6 @@ def test_changed_answers_are_named_with_what_that_means(
     assert ["q1", "1", "B", "Bee"] in [line.split() for line in out.splitlines()]
 
 
-def test_what_was_not_kept_counts_as_not_checked(
-    file: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert status_of(Miniature(forgets="two"), str(file)) == 0
-    out = capsys.readouterr().out
-    assert "verdict: good: none of 2 answers changed; 1 not checked: nothing was kept" in out
-
-
-def test_log_probabilities_that_differ_are_told_and_are_no_change(
-    file: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert status_of(Miniature(warm_logprob=-0.625), str(file)) == 0
-    assert "differ by 0.125 at most (q1, token 1 'B')" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize(
     ("miniature", "said"),
     [
@@ -146,16 +131,6 @@ def test_without_a_cold_and_a_warm_answer_to_each_there_is_no_verdict(
     assert said in shown.out + shown.err and "verdict: none: " in shown.out + shown.err
 
 
-def test_a_refused_question_is_an_error_and_the_others_are_asked(
-    file: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    miniature = Miniature(refusals={"two": 500})
-    assert status_of(miniature, str(file)) == 2
-    out = capsys.readouterr().out
-    assert "q2, cold: POST /v1/chat/completions is answered with 500: not so" in out
-    assert miniature.times == {"one": 2, "three": 2}
-
-
 def test_each_question_is_asked_greedily_apart_from_the_cache_and_then_twice_with_it(
     tmp_path: Path,
 ) -> None:
@@ -173,74 +148,3 @@ def test_each_question_is_asked_greedily_apart_from_the_cache_and_then_twice_wit
     second = same | {"max_tokens": 32, "enable_thinking": False, "repetition_penalty": 1.1}
     assert miniature.asked == [first, second] * 3
     assert len(set(miniature.sessions)) == 1, "one line of the lists that a user reads"
-
-
-def test_thinking_and_the_answers_length_are_the_users_to_set(file: Path) -> None:
-    miniature = Miniature()
-    assert status_of(miniature, str(file), "--thinking", "--max-tokens", "900") == 0
-    assert {body["max_tokens"] for body in miniature.asked} == {900}
-    assert not any("enable_thinking" in body for body in miniature.asked)
-
-
-def test_a_saved_run_is_compared_with(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    saved = file.with_name("saved.json")
-    assert status_of(Miniature(), str(file), "--count", "2", "--save", str(saved)) == 0
-    assert "two" not in saved.read_text(), "no text of a question"
-    assert status_of(Miniature(), str(file), "--compare", str(saved)) == 0
-    assert "good: none of 3 answers changed, nor since the saved run" in capsys.readouterr().out
-    other = Miniature()
-    other.times.update({"one": 1, "two": 1, "three": 1})
-    other.warm_answer = "C"
-    assert status_of(other, str(file), "--compare", str(saved)) == 1
-    out = capsys.readouterr().out
-    assert "saved cold and cold: 0 of 2" in out and "saved first and first: 2 of 2" in out
-    assert ["cold", "1", "of", "2", "(50.0%)"] in [line.split() for line in out.splitlines()]
-
-
-def test_what_differs_between_runs_alone_is_put_down_to_their_settings(
-    file: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    saved = file.with_name("saved.json")
-    assert status_of(Miniature(), str(file), "--save", str(saved)) == 0
-    rows = json.loads(saved.read_text())
-    for replies in rows["passes"].values():
-        replies["q1"]["content"] = "A"
-    saved.write_text(json.dumps(rows))
-    assert status_of(Miniature(), str(file), "--compare", str(saved)) == 1
-    assert "answers: q1. The cache changed none of them" in capsys.readouterr().out
-
-
-def test_a_run_of_other_requests_is_not_compared_with(
-    file: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    saved = file.with_name("saved.json")
-    assert status_of(Miniature(), str(file), "--save", str(saved)) == 0
-    compared = status_of(Miniature(), str(file), "--compare", str(saved), "--max-tokens", "9")
-    assert (compared, "none of the 3 questions was asked so" in capsys.readouterr().err) == (
-        2,
-        True,
-    )
-
-
-def test_json_has_what_the_tables_have(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert status_of(Miniature(warm_answer="C"), str(file), "--json") == 1
-    told = json.loads(capsys.readouterr().out)
-    assert (told["status"], told["changed"]) == (1, ["q1", "q2", "line 3"])
-    warm = told["passes"][-1]
-    assert (warm["right"], warm["graded"], warm["cached_share"]) == (1, 2, 0.96)
-    change = {"question": "q1", "at": 0, "before": "B", "after": "C"}
-    assert told["compared"][1]["changes"][0] == change
-
-
-@pytest.mark.parametrize(
-    "arguments", [["--count", "0"], ["--max-tokens", "x"], ["--grade", "fuzzy"]]
-)
-def test_wrong_options_end_with_2(arguments: list[str]) -> None:
-    with pytest.raises(SystemExit) as end:
-        eval_answers.options_of(arguments)
-    assert end.value.code == 2
-
-
-def test_without_a_server_there_is_no_verdict(capsys: pytest.CaptureFixture[str]) -> None:
-    assert eval_answers.main(["--base-url", "http://127.0.0.1:9"]) == 2
-    assert "does not answer" in capsys.readouterr().err

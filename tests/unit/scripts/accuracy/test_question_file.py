@@ -32,16 +32,6 @@ def test_every_shape_gives_the_same_question(row: dict[str, Any]) -> None:
     assert question_of(row, "line 1") == Question("q", {"messages": ASKED}, ("4",))
 
 
-def test_a_batch_request_keeps_its_own_fields() -> None:
-    body = {"model": "gpt", "messages": ASKED, "max_tokens": 5, "tools": []}
-    assert question_of({"custom_id": "q", "body": body}, "line 1").body == body
-
-
-def test_a_question_without_an_answer_or_an_id_is_asked_all_the_same() -> None:
-    assert question_of({"input": ASKED}, "line 7") == Question("line 7", {"messages": ASKED}, ())
-    assert question_of({"input": ASKED, "id": 12}, "line 7").id == "12"
-
-
 @pytest.mark.parametrize(
     ("line", "said"),
     [
@@ -76,38 +66,6 @@ def test_a_wrong_line_is_told_with_its_number_and_its_value(
     with pytest.raises(ProbeError) as caught:
         read_questions(path, 100)
     assert str(caught.value).startswith(f"{path}, line 3: ") and said in str(caught.value)
-
-
-def test_only_as_many_lines_are_read_as_questions_are_asked(tmp_path: Path) -> None:
-    path = tmp_path / "questions.jsonl"
-    path.write_text('{"input": "x"}\n\n{"input": "y"}\nno question\n')
-    assert [each.id for each in read_questions(path, 2)] == ["line 1", "line 3"]
-
-
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [
-        (b"", "has no question"),
-        (b'{"input": "\xff"}', "is not UTF-8"),
-        (b'{"id": "q", "input": "x"}\n{"id": "q", "input": "y"}', "line 2: its id 'q' is another"),
-    ],
-)
-def test_a_file_that_is_none_is_told(content: bytes, said: str, tmp_path: Path) -> None:
-    path = tmp_path / "questions.jsonl"
-    path.write_bytes(content)
-    with pytest.raises(ProbeError, match=said):
-        read_questions(path, 100)
-    with pytest.raises(ProbeError, match="cannot be read: Is a directory"):
-        read_questions(tmp_path, 100)
-
-
-def test_the_questions_that_come_with_hearth_share_trunks_and_grow_histories() -> None:
-    questions = read_questions(SHIPPED, 1000)
-    assert len(questions) == 43 and SHIPPED.stat().st_size < 30_000
-    messages = [each.body["messages"] for each in questions]
-    assert len(set(map(str, messages))) == 43
-    assert len({str(each[:7]) for each in messages}) == 4, "system and three examples"
-    assert {len(each) for each in messages} == {8, 10, 12, 14}, "turns of a history"
 
 
 def test_the_answer_to_each_question_that_comes_with_hearth_stands_in_it() -> None:

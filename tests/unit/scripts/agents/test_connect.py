@@ -123,14 +123,6 @@ def test_a_file_that_is_there_is_merged_with_a_remark(home: Home) -> None:
     assert f"Merge into {file}:" in said and '"enabled_providers"' in said
 
 
-def test_codex_reads_the_lines_above_its_users_tables(home: Home) -> None:
-    own = "[model_providers.other]\nname = 'Other'\n"
-    (text,) = texts_in(home.connect("codex")).values()
-    providers = tomllib.loads(text + own)["model_providers"]
-    assert set(providers) == {"hearth", "other"}
-    assert providers["hearth"]["base_url"] == "http://127.0.0.1:4000/v1"
-
-
 # ---------------------------------------------------------------- what an earlier version wrote
 
 
@@ -148,53 +140,9 @@ def test_what_an_earlier_version_wrote_and_still_stands_is_to_be_taken_out(home:
     assert f"{file}: model" not in home.connect("codex")
 
 
-def test_what_an_earlier_version_wrote_is_told_where_the_file_cannot_be_read(home: Home) -> None:
-    home.write_record()
-    file = home.write(".codex/config.toml", "model = [\n")
-    assert f"{file}: model_providers.hearth\n" in home.connect("codex")
-
-
-def test_an_element_of_a_list_is_found_and_no_key_is_shown(home: Home) -> None:
-    file = home.write(
-        ".qwen/settings.json", '{"a": {"b": [{"id": 1}, {"id": 2}]}, "env": {"K": "sk-1"}}'
-    )
-    entries = [
-        {"keys": ["a", "b", 0], "value": {"id": 2}, "before": None},
-        {"keys": ["a", "c", 0], "value": {"id": 2}, "before": None},
-        {"keys": ["env", "K"], "value": "sk-1", "before": None},
-    ]
-    record = {"files": [{"path": str(file), "entries": entries}]}
-    home.write(".hearth/connect/qwen/record.json", json.dumps(record))
-    said = home.connect("qwen")
-    assert f"{file}: a.b.0\n" in said and f"{file}: env.K\n" in said
-    assert "a.c" not in said and "sk-1" not in said
-
-
-def test_nothing_is_to_be_taken_out_where_nothing_was_written(home: Home) -> None:
-    assert "earlier version" not in home.connect("codex")
-
-
-@pytest.mark.parametrize("text", ["{", "[]", '{"files": [0]}', '{"files": [{"path": "x"}]}'])
-def test_a_damaged_record_is_named(text: str, home: Home) -> None:
-    record = home.write(".hearth/connect/codex/record.json", text)
-    assert f"{record} cannot be read" in home.connect("codex", status=2)
-
-
 # ---------------------------------------------------------------- servers
 
 
 def test_another_programs_port_is_told(home: Home) -> None:
     home.port = 4_001  # where a server was started, as 4000 is taken
     assert "Another program has port 4000" in home.connect("claude", status=2)
-
-
-def test_a_server_that_ends_with_the_command_is_not_enough(home: Home) -> None:
-    assert "hearth service install" not in home.connect("pi")
-    home.is_ours = True
-    assert "hearth service install" in home.connect("pi")
-
-
-def test_the_earlier_versions_options_are_refused(home: Home) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        connect.main(["codex", "--undo"])
-    assert "there is no --undo: connect edits no file" in home.capsys.readouterr().err

@@ -4,9 +4,8 @@ import asyncio
 import io
 
 from rich.console import Console
-from rich.text import Text
 
-from hearth.commands.chat.answer_markdown import AnswerMarkdown, Tail
+from hearth.commands.chat.answer_markdown import AnswerMarkdown
 from hearth.commands.chat.answer_stream import Turn
 from hearth.commands.chat.answer_view import DRAWN_EVERY_S, AnswerView
 
@@ -58,11 +57,6 @@ def test_a_link_shows_where_it_leads() -> None:
     assert drawn(AnswerMarkdown("[here](http://example.org/x)")) == ["here (http://example.org/x)"]
 
 
-def test_of_what_is_higher_than_the_terminal_the_end_is_drawn_anew() -> None:
-    lines = "\n".join(map(str, range(30)))
-    assert drawn(Tail(Text(lines), 3)) == ["27", "28", "29"]
-
-
 def test_the_prefill_has_a_bar_once_the_server_tells_of_it() -> None:
     progress = {"prefill": {"done_tokens": 2048, "prompt_tokens": 30_000}, "choices": []}
     screen = shown_of(Turn(), progress, chunk(content="Yes."))
@@ -87,8 +81,3 @@ def test_each_block_stands_above_the_cursor_once_and_in_order() -> None:
     assert "Last" in last and "code" not in last
     places = [screen.rindex(text) for text in ("First one.", "Second one.", "code", "Last")]
     assert places == sorted(places)
-
-
-def test_a_turn_without_a_word_leaves_nothing() -> None:
-    screen = shown_of(Turn(), {"choices": []})
-    assert screen.split("\x1b[?25h", 1)[1].strip("\r\n\x1b[1A2K") == ""

@@ -1,6 +1,5 @@
 """The chat of hearth run is checked here without a server: lines, commands, what is sent."""
 
-import asyncio
 import io
 import os
 from collections.abc import Callable, Iterator
@@ -10,13 +9,12 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from hearth.commands.chat import chat_loop, one_answer
+from hearth.commands.chat import chat_loop
 from hearth.commands.chat.answer_stream import Turn, error_text
 from hearth.commands.chat.chat_loop import Chat, command_of
 from hearth.commands.chat.conversation import (
     Conversation,
     ImageError,
-    ImageFile,
     image_paths,
     read_image,
 )
@@ -95,24 +93,12 @@ def test_a_line_is_a_command_where_its_first_word_is_one(
     assert command_of(line) == (command, rest)
 
 
-def test_every_command_of_the_help_is_known_and_no_other(talk: Talk) -> None:
-    lines = [name.split()[0] for name in chat_loop.HELP if not name.startswith(("/model", "/bye"))]
-    shown = talk("hello", *lines, "/nothing")
-    assert shown.count("is no command") == 1 and "/nothing is no command" in shown
-    assert "hearth why chat-" in shown and "a thought" in shown
-
-
 def test_what_was_said_is_sent_again_with_its_thinking(talk: Talk) -> None:
     talk("one", '"""two', 'lines"""', "", "   ", "^C", "/clear", "three")
     bodies = talk.bodies  # type: ignore[attr-defined]
     assert [message["content"] for message in bodies[1]] == ["one", "answer 1", "two\nlines"]
     assert bodies[1][1]["reasoning_content"] == "a thought"
     assert [message["content"] for message in bodies[2]] == ["three"]
-
-
-@pytest.mark.parametrize("end", ["/bye", "/exit", "/quit"])
-def test_a_word_ends_it_too(talk: Talk, end: str) -> None:
-    assert "is no command" not in talk(end, "/nothing")
 
 
 def test_a_stopped_answer_is_kept_as_far_as_it_came_and_none_forgets_its_question() -> None:
@@ -123,12 +109,6 @@ def test_a_stopped_answer_is_kept_as_far_as_it_came_and_none_forgets_its_questio
     talk.question("second", [])
     assert talk.answered(turn)
     assert [message["content"] for message in talk.messages] == ["second", "half an ans"]
-
-
-def test_bytes_that_are_no_utf8_are_sent_as_a_question_mark() -> None:
-    talk = Conversation()
-    talk.question("caf\udce9", [ImageFile("x.png", "data:,")])
-    assert talk.messages[0]["content"][-1] == {"type": "text", "text": "caf?"}
 
 
 def test_models_are_listed_and_changed(talk: Talk, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,18 +123,6 @@ def test_models_are_listed_and_changed(talk: Talk, monkeypatch: pytest.MonkeyPat
     assert "* local\n  other[2J\n" in shown
     assert "It serves local, other, not that." in shown
     assert shown.endswith("other\nother takes no images.\n\n")
-
-
-def test_ctrl_c_while_a_model_loads_stays_with_the_one_before(
-    talk: Talk, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupted(server: RunningServer, name: str) -> RunningServer:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(chat_loop, "with_model", interrupted)
-    shown = talk("/model other", "still there?")
-    assert "local goes on\n" in shown
-    assert [body[0]["content"] for body in talk.bodies] == ["still there?"]  # type: ignore[attr-defined]
 
 
 # ---------------------------------------------------------------- images
@@ -179,25 +147,6 @@ def test_a_model_that_takes_no_images_is_asked_with_the_words(talk: Talk, tmp_pa
     shown = talk(f"rename {path}", server=blind)
     assert "local takes no images." in shown
     assert talk.bodies[0][0]["content"] == f"rename {path}"  # type: ignore[attr-defined]
-
-
-def test_a_question_once_with_an_image_that_cannot_be_sent_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "x.png").write_bytes(b"no image")
-    sent: list[Any] = []
-
-    async def ask(server: RunningServer, body: Any, session: str, turn: Turn, _: Any) -> None:
-        sent.append(body["messages"][0]["content"])
-
-    monkeypatch.setattr(one_answer, "ask", ask)
-    blind = RunningServer("http://127.0.0.1:4000", "", "local", None, False, False)
-    question = f"what is {tmp_path}/x.png?"
-    assert asyncio.run(one_answer.answer_once(blind, question, io.StringIO())) == 0
-    assert "local takes no images: only the words are sent." in capsys.readouterr().err
-    assert sent == [question]
-    assert asyncio.run(one_answer.answer_once(SERVER, question, io.StringIO())) == 1
-    assert "x.png is no PNG" in capsys.readouterr().err
 
 
 def test_only_files_that_are_there_and_end_like_an_image_are_taken(tmp_path: Path) -> None:
@@ -240,13 +189,6 @@ def test_a_turn_says_what_it_cost() -> None:
         "lost     nothing",
         "more     hearth why chat-1 --base-url http://127.0.0.1:4000",
     ]
-
-
-def test_a_loss_is_told_with_its_cause_and_what_helps() -> None:
-    loss = {"cause": "eviction", "lost": 1_300, "remedy": "More memory."}
-    lines = why_lines(answered(kv_cache={"divergence": loss}), "s", "u")
-    assert "lost     1,300 tokens that were kept had to be read again: eviction" in lines
-    assert "helps    More memory." in lines
 
 
 def test_few_tokens_have_no_speed_and_a_turn_without_usage_says_so() -> None:

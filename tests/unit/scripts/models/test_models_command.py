@@ -15,10 +15,10 @@ from hearth.commands.models.pull_model import git_digest, hub_id_of
 from hearth.commands.server.fetch_missing import fetch_missing
 from hearth.shared.models import builtin_models
 from hearth.shared.models.builtin_models import MINILM, MODELS_DIR_VARIABLE, BuiltinModel
-from hearth.shared.models.local_models import HUB, OMLX, FoundModel
+from hearth.shared.models.local_models import OMLX, FoundModel
 from hearth.shared.models.model_path import named_model
 from hearth.shared.settings_from_env import load_settings
-from hearth.worker.verdict.memory_verdict import MemoryVerdict, memory_verdict
+from hearth.worker.verdict.memory_verdict import MemoryVerdict
 from scripts.fixtures.embedding_checkpoints import embedding_checkpoint
 from scripts.fixtures.fixture_cache import fixture_dir
 
@@ -71,20 +71,6 @@ def test_a_models_files_or_else_its_name_tell_that_it_embeds_or_ranks(tmp_path: 
     assert encoder_kind(tmp_path, "nothing") is None
 
 
-def test_a_model_that_embeds_is_listed_with_its_setting_and_no_context(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    found = FoundModel("org/it", embedding_checkpoint("bert"), HUB)
-    monkeypatch.setattr(list_models, "local_models", lambda: [found])
-    monkeypatch.setenv("RUN_DIR", str(tmp_path))
-    assert list_models.main(["--memory"]) == 0
-    told = capsys.readouterr().out
-    (row,) = (line for line in told.splitlines() if line.startswith("org/it "))
-    assert row.split()[-3:] == ["none", "embeddings,", "EMBEDDING_MODEL"]
-    assert "It embeds texts and writes none: set EMBEDDING_MODEL=org/it." in told
-    assert "context of" not in told
-
-
 def test_builtin_models_are_listed_whether_they_are_here_or_not(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -121,12 +107,6 @@ def test_a_builtin_model_that_is_not_here_is_pulled_before_a_server_starts(
     assert pulled == ["smollm2", "minilm"]
 
 
-def test_the_sums_of_a_model_of_text_tell_what_is_left_for_those_that_embed() -> None:
-    told = "\n".join(memory_lines(verdict(context_tokens=9000, encoders_bytes=3 * GB)))
-    assert "embeds and ranks        3.00 at most" in told
-    assert "embeds and ranks" not in "\n".join(memory_lines(verdict(context_tokens=9000)))
-
-
 def verdict(**more: object) -> MemoryVerdict:
     sums: dict[str, object] = {
         **{"machine_bytes": 16 * GB, "limit": 10 * GB, "weight_bytes": 6 * GB},
@@ -160,29 +140,10 @@ def test_a_sentence_says_whether_a_model_fits(more: dict[str, object], told: str
     assert told in sentence(verdict(**more))
 
 
-def test_what_a_config_says_cannot_move_the_cursor() -> None:
-    assert "\x1b" not in sentence(verdict(unknown="Model type \x1b[2J not supported."))
-
-
-def test_files_that_nobody_can_read_tell_nothing_and_are_told_as_that(tmp_path: Path) -> None:
-    for name in ("config.json", "tokenizer_config.json", "model.safetensors.index.json"):
-        (tmp_path / name).write_text('{"a":' * 100_000)
-    (tmp_path / "model.safetensors").write_bytes(bytes(10))
-    assert capabilities(tmp_path) == ()
-    settings = load_settings({}, None)
-    assert "recursion" in memory_verdict(tmp_path, settings, 10).unknown
-    assert FoundModel("owner/name", tmp_path, OMLX).is_whole
-
-
 @pytest.mark.parametrize("name", ["no-such-alias", "/a/b", "~/a", "./a", "a/b/c", "", "https://x"])
 def test_what_is_no_hub_id_is_not_asked_for(name: str) -> None:
     with pytest.raises(ModelError, match="neither an alias nor a hub id"):
         hub_id_of(name)
-
-
-def test_a_file_is_for_a_builtin_model_alone(capsys: pytest.CaptureFixture[str]) -> None:
-    assert pull_model.main(["owner/name", "--from", __file__]) == 1
-    assert "--from is for builtin models" in capsys.readouterr().err
 
 
 def test_a_hub_id_may_end_as_ollama_ends_names() -> None:

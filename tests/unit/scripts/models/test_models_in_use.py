@@ -1,6 +1,5 @@
 """Checks by what a server's model is known: its source, whatever clients call it."""
 
-import json
 import os
 from pathlib import Path
 
@@ -104,20 +103,6 @@ def test_a_builtin_model_is_removed_unless_a_server_has_it(
     assert remove(name, settings, is_sure=True) == 0 and not directory.exists()
     with pytest.raises(ModelError, match=f"builtin:smollm2 is not in {tmp_path}/models"):
         remove(cached_id("smollm2"), settings, is_sure=True)
-
-
-@pytest.mark.parametrize("told", [{}, {"models": None}, {"models": [1, {}]}, [], "text"])
-def test_a_pid_file_that_names_no_models_names_none(tmp_path: Path, told: object) -> None:
-    pid_file = serving(tmp_path)
-    row = json.loads(pid_file.path.read_text())
-    assert sources_in_use(tmp_path) == ["builtin:smollm2"]
-    del row["models"]
-    text = json.dumps(row | told if isinstance(told, dict) else told)
-    pid_file.path.write_text(text)
-    assert sources_in_use(tmp_path) == []
-    row["supervisor"]["started"] += 1  # that server has ended, and another has its pid
-    pid_file.path.write_text(json.dumps(row | {"models": ["builtin:smollm2"]}))
-    assert sources_in_use(tmp_path) == []
 
 
 @pytest.mark.parametrize("left", ["blobs", "snapshots/abc/model.safetensors", "refs/main"])

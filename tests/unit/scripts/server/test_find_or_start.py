@@ -154,22 +154,6 @@ def test_a_check_sees_the_context_before_a_start_and_what_a_server_tells(
     assert seen == [("local", 4_096), (tmp_path.name, 2_048), (tmp_path.name, 1_024)]
 
 
-def test_a_builtin_model_is_checked_before_it_is_fetched(
-    told: tuple[ToldServer, Settings], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def check(model: str, context_tokens: int | None) -> None:
-        raise StartError(f"{model} takes {context_tokens}")
-
-    monkeypatch.setenv("HEARTH_MODELS_DIR", str(tmp_path))
-    monkeypatch.setattr(module, "fetch_missing", None)
-    nobody = dataclasses.replace(told[1], proxy_port=1, run_dir=tmp_path)
-    with (
-        pytest.raises(StartError, match="smollm2 takes 8192"),
-        find_or_start(nobody, "smollm2", Console(file=io.StringIO()), check),
-    ):
-        raise AssertionError("it is refused before")
-
-
 def test_what_is_not_served_is_refused_with_what_is(told: tuple[ToldServer, Settings]) -> None:
     _, settings = told
     with pytest.raises(StartError, match="serves far, local, other, not 'none'") as error:
@@ -190,23 +174,6 @@ def test_a_server_whose_worker_dies_again_and_again_is_not_waited_for(
     server, settings = told
     server.worker = {"state": "restarting", "restarts": 3}
     with pytest.raises(StartError, match=r"no worker that is ready \(restarts: 3\)"):
-        found(settings)
-
-
-def test_a_server_that_loads_is_waited_for(told: tuple[ToldServer, Settings]) -> None:
-    server, settings = told
-    server.worker = {"state": "loading", "restarts": 0}
-    ready = threading.Timer(0.5, lambda: server.worker.update(state="ready"))
-    ready.start()
-    assert found(settings).model == "local"
-    ready.join()
-    assert [path for path, _ in server.asked].count("/health") >= 3
-
-
-def test_what_answers_with_something_else_is_told(told: tuple[ToldServer, Settings]) -> None:
-    server, settings = told
-    server.rows = {}
-    with pytest.raises(StartError, match="does not answer as a Hearth does: IndexError"):
         found(settings)
 
 

@@ -5,27 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.services.service_desk import Desk, desk_of
+from tests.helpers.services.service_home import ServiceHome
 
 
 @pytest.fixture(params=["darwin", "linux"])
-def desk(
+def home(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Desk]:
-    made = desk_of(request.param, tmp_path, monkeypatch)
+) -> Iterator[ServiceHome]:
+    made = ServiceHome(tmp_path, request.param, monkeypatch)
     yield made
-    made.uninstall_all()
-
-
-@pytest.fixture
-def mac(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Desk]:
-    made = desk_of("darwin", tmp_path, monkeypatch)
-    yield made
-    made.uninstall_all()
-
-
-@pytest.fixture
-def linux(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Desk]:
-    made = desk_of("linux", tmp_path, monkeypatch)
-    yield made
-    made.uninstall_all()
+    if made.manager.process is not None:
+        made.manager.process.kill()
+        made.manager.process.wait()

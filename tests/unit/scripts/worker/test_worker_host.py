@@ -23,16 +23,6 @@ def test_every_address_with_a_port_is_read_and_a_proxy_takes_it_too(
     check_endpoints([text])
 
 
-@given(st.from_regex(r"(tcp|ipc|)(://)?[a-z0-9.*:\[\]@ ]{0,14}:?[0-9-]{0,7}", fullmatch=True))
-def test_what_is_read_is_said_as_it_was(text: str) -> None:
-    try:
-        found = listen_endpoint(text)
-    except StartError as error:
-        assert "allowed is tcp://ADDRESS:PORT" in str(error)
-        return
-    assert str(found) == text
-
-
 @pytest.mark.parametrize(
     "text",
     [

@@ -5,13 +5,10 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, strategies as st
 
-from hearth.commands.bench.measures import MEASURES
 from hearth.commands.bench.workloads.decode_cost import Asking, Decoded, decode_values
 from hearth.commands.bench.workloads.streams import (
-    COUNTS,
     TRIES_MAX,
     measured_of,
-    questions,
     short_count,
 )
 from hearth.commands.bench.workloads.timed_stream import TimedAnswer
@@ -53,15 +50,6 @@ def test_of_too_few_tokens_nothing_is_said() -> None:
     assert unmetered == {"tokens_s": 63.0}
 
 
-def test_all_values_are_measures() -> None:
-    found = Decoded(asking(4, 1, 1, 4), asking(4, 1, 0.5, 4), asking(4, TOKENS, 1.5, 67))
-    values = found.values()
-    assert set(values) <= set(MEASURES)
-    assert (values["failed"], values["requests"], values["wall_s"]) == (0, 12, 1.5)
-    assert values["ttft_p50_s"] == 0.5 and values["gap_p99_s"] == pytest.approx(0.01)
-    assert values["cpu_s"] == 1.0 and found.errors() == ()
-
-
 def test_a_failure_leaves_no_figures_of_decoding() -> None:
     whole = asking(2, TOKENS, 1.5, 67)
     broken = replace(whole, answers=[whole.answers[0], replace(whole.answers[1], error="500 no")])
@@ -79,11 +67,3 @@ def test_short_answers_are_not_compared_and_told() -> None:
     assert found.errors == (f"1 of 4 answers ended early, in {TRIES_MAX} tries",)
     assert not {"tokens_s", "gap_p99_s", "forwards_per_token", "cpu_s"} & set(found.values)
     assert found.values["ttft_p50_s"] == 0.5
-
-
-def test_no_question_is_asked_twice_and_none_is_the_beginning_of_another() -> None:
-    for count in COUNTS:
-        asked = [each for attempt in range(TRIES_MAX) for each in questions("s", count, attempt)]
-        fronts = {each.partition("]")[0] for each in asked}
-        assert len(fronts) == count * TRIES_MAX
-    assert questions("s", 4, 1) == questions("s", 4, 1), "the same in each round"

@@ -2,7 +2,6 @@
 
 import copy
 import json
-from typing import Any
 
 import pytest
 from hypothesis import given, strategies as st
@@ -13,13 +12,9 @@ from hearth.commands.bench.servers.started_server import StartedServer
 from hearth.commands.bench.workload import SCALES, Scale, Visit
 from hearth.commands.bench.workloads.counted_tokens.captured_sessions import (
     CHAT,
-    FAN_OUT,
-    FORK,
-    MESSAGES,
 )
 from hearth.commands.bench.workloads.counted_tokens.forks_and_edits import forks_and_edits
 from hearth.commands.bench.workloads.counted_tokens.shared_trunk import AGENTS, TURNS, agents
-from hearth.commands.bench.workloads.filler import filler
 from hearth.commands.bench.workloads.sessions import (
     SESSIONS_DIR,
     cut,
@@ -55,12 +50,6 @@ def first_text(row: Captured) -> str:
 # ---------------------------------------------------------------- shipped
 
 
-def test_five_clients_sessions_are_shipped() -> None:
-    assert len(NAMES) >= 5 and {"chat", "messages", "responses"} == {
-        row.dialect for name in NAMES for row in loaded(name)
-    }
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_a_session_is_the_same_each_time_and_nobody_elses(name: str) -> None:
     before = copy.deepcopy(loaded(name)[0].body)
@@ -82,38 +71,6 @@ def test_a_salt_changes_nothing_but_where_it_stands(name: str) -> None:
         tools = row.body.get("tools") or ()
         assert told.count("GRAIN ") == 1 + bool(tools)
         assert told.replace("GRAIN ", "") == json.dumps(row.body)
-
-
-def test_a_salt_stands_behind_claude_codes_header_which_servers_look_for_in_front() -> None:
-    for row in session(MESSAGES, visit(), "some"):
-        header, second, *_ = row.body["system"]
-        assert header["text"].startswith("x-anthropic-billing-header:")
-        assert second["text"].startswith(salt(visit(), "some"))
-
-
-def test_a_server_by_url_gets_prompts_of_this_visit_which_was_not_restarted() -> None:
-    one, other = visit("http://127.0.0.1:9"), visit("http://127.0.0.1:9")
-    assert session(CHAT, one, "x") == session(CHAT, one, "x")
-    assert salt(one, "x") != salt(other, "x") != salt(one, "y")
-    assert salt(one, "x") != salt(one, "y")
-
-
-@pytest.mark.parametrize("scale", SCALES.values(), ids=lambda scale: scale.name)
-def test_a_scale_bounds_requests_and_texts(scale: Scale) -> None:
-    rows = cut(loaded(CHAT), scale)
-    assert len(rows) == (scale.requests_max or len(loaded(CHAT)))
-    longest = max(len(each["content"]) for row in rows for each in row.body["messages"])
-    if scale.text_chars_max:
-        assert longest <= scale.text_chars_max + len("\n[...]\n")
-    else:
-        assert [row.body for row in rows] == [row.body for row in loaded(CHAT)]
-
-
-@pytest.mark.parametrize("scale", SCALES.values(), ids=lambda scale: scale.name)
-@pytest.mark.parametrize("name", [FAN_OUT, FORK])
-def test_sub_agents_overlap_at_every_scale(name: str, scale: Scale) -> None:
-    waits = waits_for(session(name, visit(scale=scale), "some"), is_serial=False)
-    assert any(len(each) < number for number, each in enumerate(waits)), "one waits for all"
 
 
 # ---------------------------------------------------------------- made
@@ -154,15 +111,3 @@ def test_eight_agents_share_the_trunk_and_no_task(tokens: int, grain: str) -> No
     for rows in made:
         assert waits_for(rows, is_serial=False) == [[], [0]]
         assert shared(texts(rows[0]), texts(rows[1])) == len(texts(rows[0]))
-
-
-@given(st.integers(1, 5_000), st.text(max_size=5))
-def test_filler_has_as_many_words_and_stops_as_tokens_were_asked(tokens: int, seed: str) -> None:
-    text = filler(tokens, seed)
-    told = len(text.replace(".", " .").split())
-    assert text == filler(tokens, seed) and abs(told - tokens) <= max(12, 0.01 * tokens)
-
-
-def test_fillers_of_two_seeds_differ_early() -> None:
-    told: list[Any] = [filler(100, seed)[:40] for seed in ("one", "two", "three")]
-    assert len(set(told)) == 3

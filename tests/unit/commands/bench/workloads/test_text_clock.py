@@ -15,7 +15,6 @@ from hearth.commands.bench.workloads.timed_stream import (
     TOGETHER_S,
     TimedAnswer,
     TimedClient,
-    errors_of_answers,
     has_text,
 )
 from hearth.commands.stream_client import Outcome, Reading, read_chat, tokens_of
@@ -73,37 +72,11 @@ def test_two_events_at_once_are_one_arrival() -> None:
     assert answer.gaps_s == [pytest.approx(0.04)], "as of one event with two tokens"
 
 
-@pytest.mark.parametrize(
-    "delta",
-    [
-        {"content": "a"},
-        {"reasoning_content": "a"},
-        {"reasoning": "a"},
-        {"refusal": "a"},
-        {"tool_calls": [{"index": 0, "function": {"arguments": "{"}}]},
-    ],
-)
-def test_each_kind_of_text_is_text(delta: dict[str, Any]) -> None:
-    assert has_text(json.loads(chunk(delta)))
-
-
 @pytest.mark.parametrize("delta", [{}, {"role": "assistant"}, {"content": ""}, {"content": None}])
 def test_what_a_server_says_to_keep_a_client_is_no_text(delta: dict[str, Any]) -> None:
     assert not has_text(json.loads(chunk(delta)))
     answer = made([(1.0, chunk(delta)), (3.0, chunk({}, "length")), (3.0, usage(1, 1))])
     assert answer.arrivals_s == () and answer.ttft_s == pytest.approx(3.0), "its end then"
-
-
-def test_one_token_may_have_no_text_but_is_an_answer() -> None:
-    answer = made([(1.0, chunk({}, "length")), (1.0, usage(9, 1)), (1.0, "[DONE]")])
-    assert answer.error == "" and answer.ttft_s == pytest.approx(1.0)
-
-
-def test_what_a_server_does_wrong_is_an_error() -> None:
-    """What `send` tells of broken streams is its own tests' subject."""
-    unended = [(1.0, chunk({"content": "a"}, "stop"))]
-    for answer, error in ((made(unended), "the stream told no usage"), (made([], "503"), "503")):
-        assert (answer.error, answer.ttft_s, answer.is_full(0)) == (error, None, False)
 
 
 @pytest.mark.parametrize(("asked", "is_full"), [(64, True), (70, True), (72, False), (128, False)])
@@ -112,23 +85,3 @@ def test_an_answer_is_full_also_where_a_server_counts_a_token_less(
 ) -> None:
     answer = made([(1.0, chunk({"content": "a"}, "length")), (1.0, usage(1, 64))])
     assert answer.is_full(asked) is is_full
-
-
-def test_an_error_is_told_once() -> None:
-    good = made([(1.0, chunk({"content": "a"}, "stop")), (1.0, usage(1, 1))])
-    bad = made([], "500 no")
-    assert errors_of_answers([good, bad, bad]) == ("500 no",)
-
-
-@pytest.mark.parametrize("data", ["5", "[]", '{"choices": [1]}', "[" * 100_000, "no json"])
-def test_what_is_no_chunk_is_no_arrival(data: str) -> None:
-    clock = timed_stream.TextClock(lambda now_s: None)
-    clock.take(data, 1.0)
-    assert clock.arrivals_s == [] and clock.last_s is None
-
-
-@pytest.mark.parametrize("told", [10**400, 1e300, -1, "many", [1], 0.5, {"a": 1}])
-def test_a_usage_that_counts_nothing_is_none(told: object) -> None:
-    data = json.dumps({"choices": [], "usage": {"prompt_tokens": told, "completion_tokens": 1}})
-    answer = made([(1.0, chunk({"content": "a"}, "stop")), (2.0, data)])
-    assert (answer.error, answer.prompt) == ("the stream told no usage", 0)
