@@ -2,7 +2,6 @@
 
 import json
 import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -47,9 +46,7 @@ def test_what_is_no_listing_of_a_hub_is_told_and_nothing_is_written_outside_of_t
     precious = user.home / PRECIOUS
     precious.write_text("precious")
     user.repository.lies = LIES[lie]
-    status, said = user.pull()
-    assert status == 1 and "what is no listing of a hub" in said, said
-    assert "HF_ENDPOINT" in said and "Traceback" not in said
+    assert "Traceback" not in user.must_refuse("what is no listing of a hub", "HF_ENDPOINT")
     assert precious.read_text() == "precious"
     assert {path.name for path in user.home.iterdir()} <= {PRECIOUS, "hf"}
 
@@ -57,21 +54,11 @@ def test_what_is_no_listing_of_a_hub_is_told_and_nothing_is_written_outside_of_t
 def test_weights_that_the_index_names_and_the_hub_lacks_are_told_before_any_are_fetched(
     user: PullHome,
 ) -> None:
-    index = {
-        "weight_map": {"a": SHARDS[0], "b": SHARDS[1], "c": "model-00003-of-00003.safetensors"}
-    }
+    missing = "model-00003-of-00003.safetensors"
+    index = {"weight_map": {"a": SHARDS[0], "b": SHARDS[1], "c": missing}}
     user.repository.files["model.safetensors.index.json"] = json.dumps(index).encode()
-    status, said = user.pull()
-    assert status == 1 and "is not whole on the hub" in said
-    assert "(1, as 'model-00003-of-00003.safetensors')" in said
+    user.must_refuse("is not whole on the hub", f"(1, as '{missing}')")
     assert not any(user.hub.served[name] for name in SHARDS)
-
-
-def test_the_password_of_a_mirror_is_not_shown(user: PullHome) -> None:
-    user.environment["HF_ENDPOINT"] = "http://me:secret@127.0.0.1:9/mirror"
-    status, said = user.pull()
-    assert status == 1 and "http://127.0.0.1:9/mirror cannot be reached" in said
-    assert "secret" not in said
 
 
 def test_control_c_ends_a_pull_whose_hub_hangs_and_one_that_waits_for_another(
@@ -85,11 +72,8 @@ def test_control_c_ends_a_pull_whose_hub_hangs_and_one_that_waits_for_another(
     while "waiting for it" not in second.stdout.readline():
         assert second.poll() is None
     for pull in (second, first):
-        began = time.monotonic()
         pull.send_signal(signal.SIGINT)
-        said = "".join(pull.communicate(timeout=PULL_S_MAX))
-        assert time.monotonic() - began < INTERRUPTED_S_MAX
+        said = "".join(pull.communicate(timeout=INTERRUPTED_S_MAX))
         assert pull.returncode == 130 and "Traceback" not in said, said
     user.repository.hold_at = 0
-    status, said = user.pull()
-    assert status == 0 and user.is_whole(), said
+    user.must_pull()

@@ -111,17 +111,3 @@ def test_without_its_default_model_a_server_tells_the_remedy_and_loads_it_once_i
 
 def chat(tokens_max: int) -> dict[str, Any]:
     return {"messages": HELLO, "max_tokens": tokens_max}
-
-
-def test_a_check_of_a_start_without_the_default_model_tells_it_and_succeeds(tmp_path: Path) -> None:
-    server = Server(
-        MODEL_PATH="builtin:smollm2",
-        HF_HOME=str(tmp_path),
-        **{MODELS_DIR_VARIABLE: str(tmp_path)},
-    )
-    status, text = command(server, "check")
-    assert status == 0, text
-    assert f"Model     {SMOLLM2.source} is not on this disk" in text
-    assert TOLD in text
-    status, text = command(server, "doctor")
-    assert (status, TOLD in text) == (2, True), "no server runs, and nothing can be checked"

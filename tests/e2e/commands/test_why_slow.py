@@ -65,22 +65,6 @@ def test_the_guide_has_a_command_for_each_thing_that_it_shows() -> None:
     assert [known for known in SHOWS if not any(known in command for command in COMMANDS)] == []
 
 
-def requests_counted(server: Server) -> int:
-    counted: int = server.get("/v1/cache")["totals"]["requests"]
-    return counted
-
-
-def test_what_is_not_to_be_kept_finds_nothing_and_is_in_no_session(lossy: Server) -> None:
-    before = requests_counted(lossy)
-    told = ask(lossy, "not-kept", HEAD, QUESTION, use_kv_cache=False)
-    assert (told["prefix_length"], told["source"]) == (0, "none")
-    listing = lossy.get("/v1/sessions")
-    names = [row["session"] for row in listing["sessions"]]
-    assert "my-session" in names and "not-kept" not in names
-    assert requests_counted(lossy) == before + 1, "its tokens are in the sums all the same"
-    assert listing["recent"][0]["session"] == "not-kept", "and it is among the last ones"
-
-
 def test_a_start_tells_the_seconds_of_its_steps(lossy: Server) -> None:
     (ready,) = re.findall(r"ready model=local .*", lossy.log.read_text())
     for step in ("start", "files", "weights", "images", "cache", "sessions", "prompts"):

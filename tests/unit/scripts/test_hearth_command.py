@@ -1,7 +1,6 @@
 """The command `hearth` is checked here: what it lists, what it imports, what it ends with."""
 
 import importlib
-import json
 import os
 from pathlib import Path
 from typing import NoReturn
@@ -63,14 +62,6 @@ def test_a_commands_status_is_the_commands(monkeypatch: pytest.MonkeyPatch) -> N
     assert given == [["--port", "1"]]
 
 
-def test_an_interrupt_ends_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(arguments: list[str]) -> NoReturn:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(check, "main", interrupted)
-    assert hearth.main(["check"]) == 130
-
-
 class Served(Exception):
     """Stands for the server that this process became."""
 
@@ -128,30 +119,3 @@ def test_check_says_what_it_found(started: Path, capsys: pytest.CaptureFixture[s
     model = f"{started / 'small'}, workers 3"
     for expected in (f"Hearth    {VERSION}", model, "4321 is free", "Images"):
         assert expected in shown
-
-
-def test_check_reads_the_litellm_config(
-    started: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = started / "litellm.yaml"
-    entry = {"model_name": "far", "litellm_params": {"model": "openai/x", "api_key": "sk-12345678"}}
-    config.write_text(json.dumps({"model_list": [entry]}))
-    config.chmod(0o600)
-    monkeypatch.setenv("LITELLM_CONFIG", str(config))
-    assert check.main(["--port", "4321"]) == 0
-    assert f"Gateway   {config}: far, small" in capsys.readouterr().out
-    config.write_text(json.dumps({"model_list": [{"model_name": "far"}]}))
-    assert check.main(["--port", "4321"]) == 78
-    assert "litellm_params.model" in capsys.readouterr().err
-
-
-def test_check_tells_of_a_setting_that_is_not_read(
-    started: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("MLX_PORT", "8080")
-    monkeypatch.setattr(check, "env_file", lambda: started / ".env")
-    (started / ".env").write_text("LIVE_SLOT_MAX=2\n")
-    assert check.main(["--model", "small", "--workers", "1", "--port", "4321"]) == 0
-    shown = [row for row in capsys.readouterr().out.splitlines() if row.startswith("Warning")]
-    assert len(shown) == 2
-    assert "MLX_PORT is set" in shown[0] and "LIVE_SLOTS_MAX meant?" in shown[1]

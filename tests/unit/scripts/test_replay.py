@@ -1,6 +1,5 @@
 """The replay's figures are right: the ideal, the three usage shapes, what is sent and when."""
 
-import json
 from collections.abc import Callable
 from typing import Any
 
@@ -10,10 +9,7 @@ from hypothesis import given, strategies as st
 from hearth.commands.replay.ideal_cache import ideal_cached
 from hearth.commands.replay.player import Row
 from hearth.commands.replay.traces import (
-    Spoken,
-    answer_key,
     waits_for,
-    with_live,
 )
 from hearth.commands.stream_client import READERS, Outcome, Reading, SseReader, Tokens, tokens_of
 from scripts.replay.__main__ import excesses, summary, summary_lines
@@ -111,19 +107,6 @@ def test_each_dialect_tells_text_and_tokens(dialect: str) -> None:
     assert tokens_of(dialect, reading) == TOLD
 
 
-@pytest.mark.parametrize("dialect", STREAMS)
-def test_a_stream_that_breaks_off_is_not_complete(dialect: str) -> None:
-    reading, _ = read(dialect, STREAMS[dialect]()[:3])
-    assert not reading.is_complete
-
-
-def test_errors_in_a_stream_are_seen() -> None:
-    assert "boom" in read("chat", [{"error": {"message": "boom"}}])[0].error
-    assert "boom" in read("messages", [{"type": "error", "error": {"message": "boom"}}])[0].error
-    failed = {"type": "response.failed", "response": {"error": {"message": "boom"}}}
-    assert "boom" in read("responses", [failed])[0].error
-
-
 def test_who_does_not_tell_what_was_prefilled_prefilled_the_rest() -> None:
     usage = {"prompt_tokens": 100, "completion_tokens": 8}
     expected = Tokens(prompt=100, cached=0, prefilled=100, completion=8, source="")
@@ -198,60 +181,3 @@ def test_what_overlapped_overlaps_and_what_had_ended_is_waited_for() -> None:
     ]
     assert waits_for(rows, is_serial=False) == [[], [], [1], [0, 1, 2], [0, 1, 2, 3]]
     assert waits_for(rows, is_serial=True) == [[], [0], [0, 1], [0, 1, 2], [0, 1, 2, 3]]
-
-
-CONVERSATIONS: dict[str, tuple[list[Any], list[Any]]] = {
-    "chat": (
-        [{"role": "assistant", "content": "theirs", "reasoning_content": "t"}],
-        [{"role": "assistant", "content": "ours", "reasoning_content": "hm"}],
-    ),
-    "messages": (
-        [
-            {
-                "role": "assistant",
-                "content": [
-                    {"type": "thinking", "thinking": "t", "signature": "s"},
-                    {"type": "text", "text": "theirs"},
-                    {"type": "tool_use", "id": "c"},
-                ],
-            }
-        ],
-        [
-            {
-                "role": "assistant",
-                "content": [
-                    {"type": "thinking", "thinking": "hm", "signature": ""},
-                    {"type": "text", "text": "ours"},
-                    {"type": "tool_use", "id": "c"},
-                ],
-            }
-        ],
-    ),
-    "responses": (
-        [
-            {"type": "reasoning", "encrypted_content": "x"},
-            {"role": "assistant", "content": [{"type": "output_text", "text": "theirs"}]},
-        ],
-        [
-            {
-                "type": "reasoning",
-                "summary": [],
-                "content": [{"type": "reasoning_text", "text": "hm"}],
-            },
-            {"role": "assistant", "content": [{"type": "output_text", "text": "ours"}]},
-        ],
-    ),
-}
-
-
-@pytest.mark.parametrize("dialect", CONVERSATIONS)
-def test_live_puts_our_answer_where_theirs_was_and_only_there(dialect: str) -> None:
-    name = "input" if dialect == "responses" else "messages"
-    theirs, ours = CONVERSATIONS[dialect]
-    user = {"role": "user", "content": "hi"}
-    asked = captured(dialect, {name: [user]}, said="theirs")
-    place = answer_key(asked)
-    assert place == ("theirs", 0)
-    again = json.loads(json.dumps([user, *theirs, user, *theirs]))
-    body = with_live(dialect, {name: again}, {place: Spoken("ours", "hm")})
-    assert body[name] == [user, *ours, user, *theirs]

@@ -28,7 +28,6 @@ from hearth.shared.zmq_transport import (
     DealerLink,
     RouterPort,
     curve_keys,
-    ipc_endpoint,
 )
 from tests.helpers.servers.server import free_port
 
@@ -150,26 +149,6 @@ def test_a_connection_that_shows_no_key_in_time_is_dropped_however_it_dawdles(
                 slow.sendall(bytes([octet]))
                 time.sleep(0.02)
         assert time.monotonic() < dropped_at
-    test_the_proxy_with_its_keys_is_heard_and_answered(port, endpoint, keys_dir)
-    port.close()
-
-
-def test_what_is_asked_of_the_network_is_not_asked_of_the_supervisor_and_neither_is_let_in_there(
-    endpoint: str, keys_dir: Path, tmp_path: Path
-) -> None:
-    """One socket has both ends: ipc:// without keys, and tcp:// with them alone."""
-    port = RouterPort(own := ipc_endpoint(tmp_path / "w.sock"))
-    port.listen(endpoint, curve_keys(keys_dir, WORKER_NAME, PROXY_NAME))
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    for where in (own, endpoint):
-        dealer = context.socket(zmq.DEALER)
-        dealer.setsockopt(zmq.LINGER, 0)
-        dealer.connect(where)
-        dealer.send(encode(Hello(PROTOCOL_VERSION)))
-        heard = [each for _ in range(int(WAIT_S / 0.05)) for each in port.turn(0.05)]
-        assert [message for _, message in heard] == [Hello(PROTOCOL_VERSION)] * (where == own)
-        dealer.close()
-    context.term()
     test_the_proxy_with_its_keys_is_heard_and_answered(port, endpoint, keys_dir)
     port.close()
 

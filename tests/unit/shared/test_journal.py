@@ -3,7 +3,7 @@
 import os
 import stat
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +11,14 @@ import pytest
 
 from hearth.shared import durable_journal as journals, durable_journal_writer as writer_module
 from hearth.shared.durable_journal import SECRET_NAME, STALE_S, Journal, remove_stale
-from hearth.shared.durable_journal_writer import NullJournalWriter
+from hearth.shared.durable_journal_writer import JournalWriter, NullJournalWriter
 from tests.helpers.records.journal_records import SCHEMA, WAIT_S, Notes, held, opened, wrote
+
+
+def put(scribe: JournalWriter[Any], item: Any, *, renews: bool = False) -> None:
+    """Put an item and wait until it is written."""
+    scribe.put(item, 1, renews=renews)
+    assert scribe.flush(WAIT_S)
 
 
 @pytest.fixture
@@ -100,8 +106,7 @@ def test_a_torn_secret_is_made_anew_and_what_it_covered_is_a_counted_loss(home: 
     notes = Notes()
     scribe, notes.kept = opened(home, notes)
     notes.kept.append("b")
-    scribe.put("b", 1)
-    assert scribe.flush(WAIT_S)
+    put(scribe, "b")
     scribe.close()
     assert scribe.report() == {"damaged": 1, "written": 1, "rewritten": 1}
     assert held(home) == ["b"]
@@ -140,8 +145,7 @@ def test_a_record_of_another_schema_is_counted(
 
 def test_each_living_writer_has_its_own_file_and_reads_all(home: Path) -> None:
     one, _ = opened(home)
-    one.put("a", 1)
-    assert one.flush(WAIT_S)
+    put(one, "a")
     two, records = opened(home)
     assert records == ["a"]
     two.put("b", 1)
@@ -165,8 +169,7 @@ def test_the_files_of_the_dead_become_one_once_something_is_put(home: Path) -> N
     assert sorted(notes.kept) == [0, 1, 2]
     assert len(list(home.glob("*.journal"))) == 3, "reading alone writes nothing"
     notes.kept.append("new")
-    scribe.put("new", 1)
-    assert scribe.flush(WAIT_S)
+    put(scribe, "new")
     scribe.close()
     assert len(list(home.glob("*.journal"))) == 1
     assert held(home) == notes.kept
@@ -190,23 +193,6 @@ def test_a_writer_amid_a_record_is_not_damaged(home: Path) -> None:
     heir.close()
 
 
-def test_what_a_dead_writer_left_half_made_goes_and_a_living_ones_stays(home: Path) -> None:
-    living = Journal(home, SCHEMA)
-    left = home / ".writing-dead"
-    left.write_bytes(b"half")
-    seen: list[list[str]] = []
-
-    def frames() -> Iterator[bytes]:
-        yield living.packed("a")
-        Journal(home, SCHEMA).close()
-        seen.append([path.name for path in home.glob(".writing-*")])
-
-    living.rewrite(frames())
-    living.close()
-    assert len(seen[0]) == 1 and not left.exists()
-    assert held(home) == ["a"]
-
-
 # ---------------------------------------------------------------- made anew
 
 
@@ -217,8 +203,7 @@ def test_a_file_never_grows_far_beyond_twice_what_is_alive(home: Path) -> None:
     sizes = []
     for number in range(400):
         notes.kept = [*notes.kept[-9:], number]
-        scribe.put(number, 1)
-        assert scribe.flush(WAIT_S)
+        put(scribe, number)
         sizes.append(sum(path.stat().st_size for path in home.glob("*.journal")))
     scribe.close()
     frame = 35
@@ -243,8 +228,7 @@ def test_what_is_put_while_all_is_written_anew_is_in_both_files(home: Path) -> N
         during.append(b"meanwhile" in path.read_bytes())
 
     notes.everything = everything
-    scribe.put("x" * 500, 1, renews=True)
-    assert scribe.flush(WAIT_S)
+    put(scribe, "x" * 500, renews=True)
     notes.everything = Notes().everything
     scribe.close()
     assert during == [True]
@@ -254,11 +238,9 @@ def test_what_is_put_while_all_is_written_anew_is_in_both_files(home: Path) -> N
 def test_what_is_taken_back_leaves_the_disk(home: Path) -> None:
     notes = Notes()
     scribe, _ = opened(home, notes)
-    scribe.put("a secret", 1)
-    assert scribe.flush(WAIT_S)
+    put(scribe, "a secret")
     assert b"a secret" in next(home.glob("*.journal")).read_bytes()
-    scribe.put("it is gone", 1, renews=True)
-    assert scribe.flush(WAIT_S)
+    put(scribe, "it is gone", renews=True)
     assert b"a secret" not in next(home.glob("*.journal")).read_bytes()
     scribe.close()
 

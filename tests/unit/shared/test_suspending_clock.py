@@ -1,6 +1,6 @@
 """Checks that the clock of waits leaves sleep out, whichever clocks of the system go on in it."""
 
-from hearth.shared.suspending_clock import STEP_S_MAX, SuspendingClock
+from hearth.shared.suspending_clock import SuspendingClock
 
 NIGHT_S = 8 * 3600.0
 
@@ -19,16 +19,6 @@ def read_every_second(clock: Clock, awake: SuspendingClock, seconds: int) -> Non
     for _ in range(seconds):
         clock.now += 1.0
         awake.now()
-
-
-def test_seconds_in_which_it_is_read_count() -> None:
-    clock = Clock()
-    awake = SuspendingClock(clock)
-    assert awake.now() == 100.0, "it begins where the system's clock is"
-    read_every_second(clock, awake, 600)
-    assert awake.now() == 700.0
-    clock.now += STEP_S_MAX
-    assert awake.now() == 700.0 + STEP_S_MAX, "a busy second or two are no sleep"
 
 
 def test_a_sleep_in_which_the_clock_goes_on_is_left_out() -> None:

@@ -171,12 +171,6 @@ def test_a_path_too_long_for_a_socket_is_reached_by_a_link(links: Path, tmp_path
     assert not (directory / "w.sock").exists()
 
 
-def test_a_link_is_made_in_no_place_of_others(links: Path, tmp_path: Path) -> None:
-    links.touch()
-    with pytest.raises(StartError, match="set RUN_DIR"):
-        ipc_endpoint(tmp_path / ("x" * 120))
-
-
 def test_a_run_directory_that_others_can_change_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

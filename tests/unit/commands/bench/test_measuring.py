@@ -67,13 +67,6 @@ def test_a_server_whose_chunks_take_seconds_rests_later() -> None:
     assert slow.is_at_rest(now=14.8 + 1.5 * 5.9, ended=9.1)
 
 
-def test_a_wait_of_the_workload_itself_is_no_chunk_of_the_server() -> None:
-    waited = activity(1.0, 1.5)
-    waited.forget()  # it slept for five seconds
-    waited.look(6.5, Meter(9, 9))
-    assert waited.is_at_rest(now=6.5 + 1.5 * 0.5, ended=6.6)
-
-
 @given(st.lists(st.floats(0, 100), min_size=1, max_size=9), st.floats(0, 100), st.floats(0, 100))
 def test_rest_begins_once_and_within_bounds(moves: list[float], ended: float, more: float) -> None:
     made = activity(*sorted(moves))

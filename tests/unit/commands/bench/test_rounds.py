@@ -95,15 +95,6 @@ def test_every_server_has_one_visit_in_each_round(servers: int, rounds: int) -> 
     assert [number for _, number in visits] == sorted(number for _, number in visits)
 
 
-def test_a_visit_whose_samples_are_there_is_not_played_again(played: Played) -> None:
-    for name, number in (("one", 0), ("two", 0), ("one", 1)):
-        played.results.put(("tiny", "hearth", name), number, {"read_tokens": 99})
-    workloads = [played.workload("one"), played.workload("two")]
-    played.play(course_of(workloads, "hearth", rounds=2))
-    assert [event for event in played.events if event[:3] in ("one", "two")] == ["one 1", "two 1"]
-    assert played.results.cell("tiny", "hearth", "one").values["read_tokens"] == [99, 1]
-
-
 def test_a_server_that_does_not_start_has_rounds_that_say_so_without_paths(
     played: Played,
 ) -> None:

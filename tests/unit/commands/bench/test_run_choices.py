@@ -46,12 +46,3 @@ def test_a_file_of_another_run_is_not_gone_on_with(tmp_path: Path, name: str) ->
     replace(begun(path), **{name: "another"}).save(path)  # type: ignore[arg-type]
     with pytest.raises(StartError, match=f"of another run: {name} was another"):
         begun(path)
-
-
-def test_another_model_or_server_of_the_same_name_is_told(tmp_path: Path) -> None:
-    path, found = tmp_path / "a.json", begun(tmp_path / "none.json")
-    found.models["tiny"] = replace(FACTS, bytes=7)
-    found.servers["hearth"] = replace(found.servers["hearth"], version="0.1")
-    found.save(path)
-    with pytest.raises(StartError, match=r"tiny was ModelFacts\(.*; hearth was 0\.1"):
-        begun(path)

@@ -5,7 +5,7 @@ import math
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from hearth.commands.bench.measures import MEASURES
 from hearth.commands.bench.results import Results
@@ -50,7 +50,6 @@ def by_all_partitions(one: Sequence[float], other: Sequence[float]) -> float:
     return sum(each >= far for each in distances) / len(distances)
 
 
-@settings(max_examples=60)
 @given(SMALL, SMALL)
 def test_the_probability_is_that_over_all_ways_to_part_the_values(
     one: list[float], other: list[float]

@@ -7,20 +7,11 @@ from hearth.commands.accuracy.answer_changes import Reply
 from hearth.commands.accuracy.saved_answers import (
     SavedRun,
     check_writable,
-    load,
     save,
 )
 
 REPLY = Reply("B é", "hm", ('read {"path": "a"}',), ((" B", -0.25), ("é", -3e-7)), 90, 80, "ssd")
 RUN = SavedRun({"q": "abc"}, {"cold": {"q": REPLY}, "warm": {}})
-
-
-def test_a_saved_run_comes_back_whole(tmp_path: Path) -> None:
-    path = tmp_path / "run.json"
-    check_writable(path)
-    save(path, RUN)
-    assert load(path) == RUN
-    assert [each.name for each in tmp_path.iterdir()] == ["run.json"]
 
 
 def test_a_saved_run_is_the_owners_alone_also_over_an_open_file(tmp_path: Path) -> None:

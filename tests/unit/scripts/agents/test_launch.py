@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -49,17 +48,6 @@ sys.exit(launch.main(["codex"]))
 """
 
 
-def found_with(context_tokens: int) -> Any:
-    """Return a `find_or_start` that finds a server of the first model with such a context."""
-
-    @contextmanager
-    def found(*_: Any, check: Any) -> Iterator[RunningServer]:
-        check("smollm2", context_tokens)
-        yield RunningServer("http://127.0.0.1:4000", KEY, "smollm2", context_tokens, False, False)
-
-    return found
-
-
 def make_agent(directory: Path, name: str, text: str) -> None:
     file = directory / name
     file.write_text(text.format(python=sys.executable))
@@ -101,21 +89,6 @@ def test_an_agent_gets_its_users_arguments_and_the_key_in_no_argument(
     assert not any(Path(path).exists() for path in row["files"])
 
 
-def test_an_http_proxy_of_the_user_is_not_asked_for_this_machine(
-    told: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("NO_PROXY", "no_proxy", "https_proxy", "HTTP_PROXY"):
-        monkeypatch.delenv(name, raising=False)
-    assert launch.main(["pi"]) == 0
-    assert "NO_PROXY" not in json.loads(told.read_text())["environment"]
-    monkeypatch.setenv("https_proxy", "http://proxy.example:3128")
-    monkeypatch.setenv("no_proxy", ".corp")
-    assert launch.main(["pi"]) == 0
-    environment = json.loads(told.read_text())["environment"]
-    assert environment["NO_PROXY"] == environment["no_proxy"] == ".corp,127.0.0.1"
-    assert environment["https_proxy"] == "http://proxy.example:3128"
-
-
 def test_no_other_provider_of_claude_code_is_left_on(
     told: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -126,36 +99,6 @@ def test_no_other_provider_of_claude_code_is_left_on(
     ((settings, _),) = row["files"].values()
     assert not [name for name in row["environment"] if name.startswith("CLAUDE_CODE_USE_")]
     assert json.loads(settings)["env"]["CLAUDE_CODE_USE_ANTHROPIC_AWS"] == ""
-
-
-def test_what_a_killed_command_left_is_removed_by_the_next(
-    told: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(told.parent))
-    ended = subprocess.Popen([sys.executable, "-c", ""])
-    ended.wait()
-    left, held = (told.parent / f"hearth-launch-{pid}-x" for pid in (ended.pid, os.getpid()))
-    for directory in (left, held):
-        directory.mkdir()
-        (directory / "settings.json").write_text(KEY)
-    assert launch.main(["claude"]) == 0
-    assert not left.exists() and held.exists()
-    assert [path for path in told.parent.glob("hearth-launch-*")] == [held]
-
-
-@pytest.mark.parametrize("name", AGENTS)
-def test_only_an_agent_whose_first_prompt_fits_starts_with_the_first_model(
-    name: str, told: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(launch, "find_or_start", found_with(8_192))
-    monkeypatch.setattr(launch, "bytes_for_models", lambda: 16 << 30)
-    assert launch.main([name]) == (0 if name == "pi" else 2)
-    assert told.exists() == (name == "pi")
-    if name == "claude":
-        assert capsys.readouterr().err == (
-            "Claude Code's first prompt is 11,400 tokens or more, and smollm2 takes 8,192, of "
-            "which an answer may be 2,048: hearth launch claude --model qwen3.5-9b\n"
-        )
 
 
 def test_a_first_prompt_fits_exactly_beside_an_answer_and_an_untold_context_refuses_none() -> None:
@@ -173,16 +116,6 @@ def test_settings_that_a_user_passes_by_the_same_variable_are_kept(tmp_path: Pat
     content = json.loads(setup.environment["OPENCODE_CONFIG_CONTENT"])
     assert content["theme"] == "dark" and set(content["provider"]) == {"mine", "hearth"}
     assert content["model"] == "hearth/m/x"
-
-
-def test_settings_of_the_system_stay_beside_ours_for_qwen_code(tmp_path: Path) -> None:
-    system = tmp_path / "system.json"
-    system.write_text('{"tools": {"exclude": ["run_shell_command"]}, "model": {"a": 1}}')
-    environ = {"QWEN_CODE_SYSTEM_SETTINGS_PATH": str(system)}
-    setup = AGENTS["qwen"].launch(ENDPOINT, Surroundings(tmp_path, environ, tmp_path))
-    settings = json.loads(setup.files["settings.json"])
-    assert settings["tools"] == {"exclude": ["run_shell_command"]}
-    assert settings["model"] == {"a": 1, "name": "m/x"}
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

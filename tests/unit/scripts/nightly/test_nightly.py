@@ -3,73 +3,21 @@
 import os
 import shutil
 import subprocess
-import sys
-import tarfile
 from pathlib import Path
 from xml.sax.saxutils import quoteattr
 
 import pytest
 from hypothesis import given, strategies as st
 
-from scripts.nightly import __main__ as nightly, sources
-from scripts.nightly.suites import Suite
+from scripts.nightly import __main__ as nightly
 
 pytestmark = pytest.mark.process
 
 CI_DIR = Path(__file__).parents[4] / ".ci"
-URL = "http://127.0.0.1:4321"
 RULES = [{"suites": "s|t", "tests": r".*::test_known|t\d", "text": "404", "why": "No such."}]
 NAMES = st.from_regex(r"[a-z0-9_]{1,12}", fullmatch=True)
 TEXTS = st.text(st.characters(min_codepoint=32, max_codepoint=0x2FFF), max_size=80)
 KINDS = st.sampled_from(("", "failure", "error", "skipped"))
-TESTS = """
-import os
-def test_passes():
-    assert os.environ["URL"] == "http://127.0.0.1:4321/v1"
-    assert "HEARTH_TEST_KEY" not in os.environ
-def test_known():
-    raise RuntimeError("Error code: 404")
-def test_unknown():
-    raise RuntimeError("Error code: 400")
-"""
-HANGS = """
-import subprocess, sys, time
-child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-open("pid", "w").write(str(child.pid))
-time.sleep(600)
-"""
-
-
-@pytest.fixture
-def work_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return where a suite runs whose source is an archive and whose environment is this one."""
-    monkeypatch.setenv("HEARTH_TEST_KEY", "secret")
-    monkeypatch.setattr(sources, "CACHE_DIR", tmp_path / "cache")
-    monkeypatch.setattr(nightly, "python_of", lambda packages: Path(sys.executable))
-    monkeypatch.setattr(nightly, "SUITE_S_MAX", 20)
-    theirs = tmp_path / "their-1"
-    theirs.mkdir()
-    (theirs / "test_theirs.py").write_text(TESTS)
-    (theirs / "hangs.py").write_text(HANGS)
-    (tmp_path / "cache").mkdir()
-    with tarfile.open(tmp_path / "cache" / "their-1.tar.gz", "w:gz") as tar:
-        tar.add(theirs, "their-1")
-    (tmp_path / "work").mkdir()
-    return tmp_path / "work"
-
-
-SUITE = Suite("s", "their==1", ("test_theirs.py",), environment={"URL": "{url}/v1"})
-
-
-def test_a_suite_is_unpacked_run_and_judged(
-    work_dir: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert not nightly.is_good(SUITE, URL, work_dir, RULES)
-    told = capsys.readouterr().out
-    assert told.startswith("s: 1 passed, 1 known, 1 unknown\n  test_theirs::test_unknown\n")
-    shutil.rmtree(work_dir / "s")
-    every = [{"suites": "s", "tests": ".*", "text": "Error", "why": "all"}]
-    assert nightly.is_good(SUITE, URL, work_dir, every)
 
 
 # ---------------------------------------------------------------- what is told

@@ -118,42 +118,6 @@ def test_a_model_that_is_not_loaded_is_loaded_to_tell_its_context(
     assert with_model(found(settings), "far").context_tokens is None
 
 
-def test_a_path_is_found_by_the_name_that_a_server_gives_it(
-    told: tuple[ToldServer, Settings], tmp_path: Any
-) -> None:
-    _, settings = told
-    (tmp_path / "local").mkdir()
-    assert found(settings, str(tmp_path / "local")).model == "local"
-    named = dataclasses.replace(settings, model_path="owner/x", proxy_model_id="other")
-    assert found(named, "owner/x").model == "other"
-
-
-def test_a_check_sees_the_context_before_a_start_and_what_a_server_tells(
-    told: tuple[ToldServer, Settings], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen: list[tuple[str, int | None]] = []
-
-    def check(model: str, context_tokens: int | None) -> None:
-        seen.append((model, context_tokens))
-        raise StartError("too small")
-
-    def enter(settings: Settings, model: str = "") -> None:
-        with (
-            pytest.raises(StartError, match="too small"),
-            find_or_start(settings, model, Console(file=io.StringIO()), check),
-        ):
-            raise AssertionError("it is refused before")
-
-    _, settings = told
-    enter(settings)
-    (tmp_path / "config.json").write_text('{"max_position_embeddings": 2048}')
-    monkeypatch.setattr(module, "ChildServer", None)  # none may be started
-    nobody = dataclasses.replace(settings, proxy_port=1, model_path=str(tmp_path), run_dir=tmp_path)
-    enter(nobody)
-    enter(dataclasses.replace(nobody, max_kv_size=1_024), str(tmp_path))
-    assert seen == [("local", 4_096), (tmp_path.name, 2_048), (tmp_path.name, 1_024)]
-
-
 def test_what_is_not_served_is_refused_with_what_is(told: tuple[ToldServer, Settings]) -> None:
     _, settings = told
     with pytest.raises(StartError, match="serves far, local, other, not 'none'") as error:
@@ -208,32 +172,6 @@ def test_a_program_that_is_no_hearth_is_taken_for_none(answer: bytes) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         threading.Thread(target=serve, daemon=True).start()
         assert _Asker(f"http://127.0.0.1:{listening.getsockname()[1]}", "").workers() is None
-
-
-def test_one_that_has_lost_the_port_waits_for_the_other_which_names_itself_later(
-    told: tuple[ToldServer, Settings], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Between the port and the pid file of the one that was faster lies a moment."""
-    _, settings = told
-    answers = iter([None, None, *([[{"state": "ready", "restarts": 0}]] * 9)])
-
-    class Ended:
-        port, exit_status, directory = settings.proxy_port, 78, settings.instance_dir
-
-        def __init__(self, *_: object) -> None: ...
-
-        def end(self) -> None: ...
-
-        def failure(self) -> StartError:
-            return StartError("it did not start")
-
-    monkeypatch.setattr(module, "fetch_missing", lambda *_: None)
-    monkeypatch.setattr(module, "ChildServer", Ended)
-    monkeypatch.setattr(module, "fetch_missing", lambda *_: None)
-    monkeypatch.setattr(module, "take_port", lambda *_, **__: "")
-    monkeypatch.setattr(module._Asker, "workers", lambda _: next(answers))
-    with find_or_start(settings, console=Console(file=io.StringIO())) as found:
-        assert not found.is_ours
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,6 @@ import os
 import stat
 from pathlib import Path
 
-import pytest
-
-from hearth.commands.service import foreground
 from hearth.commands.service.foreground import bound, old_log, open_log
 
 LINE = b"12:00:00 worker-0 I request id=%05d ended=stop\n"
@@ -43,19 +40,3 @@ def test_both_files_are_this_users_alone_whoever_made_them(tmp_path: Path) -> No
     modes = [stat.S_IMODE(each.stat().st_mode) for each in (path, old_log(path))]
     assert modes == [0o600, 0o600]
     assert (path.stat().st_size, old_log(path).stat().st_size) == (0, 500)
-
-
-def test_a_file_stays_as_it_was_where_there_is_no_room_for_the_new_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "hearth.service"
-    foreground.write_private(path, b"old")
-
-    def full(descriptor: int, mode: str) -> None:
-        os.close(descriptor)
-        raise OSError("no space left on device")
-
-    with monkeypatch.context() as patched, pytest.raises(OSError, match="no space left"):
-        patched.setattr(os, "fdopen", full)
-        foreground.write_private(path, b"new")
-    assert path.read_bytes() == b"old" and [*tmp_path.iterdir()] == [path]

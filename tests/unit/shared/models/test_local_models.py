@@ -15,7 +15,6 @@ from hearth.shared.models.local_models import (
     LM_STUDIO,
     OMLX,
     FoundModel,
-    hub_models,
     local_models,
     matching,
 )
@@ -79,32 +78,6 @@ def test_what_is_no_model_for_mlx_is_not_listed(home: Path) -> None:
     (home / ".omlx/models").mkdir(parents=True)
     (home / ".omlx/models/note.txt").write_text("hello")
     assert names(home) == []
-
-
-def test_a_folder_that_is_closed_to_this_user_hides_no_other(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    checkpoint(home / ".lmstudio/models/owner/closed")
-    checkpoint(home / ".lmstudio/models/owner/open")
-    cached(home, "owner/closed")
-    cached(home, "owner/open")
-    (home / ".lmstudio-home-pointer").write_text("/no/pa\0th")
-    is_file = Path.is_file
-
-    def is_file_for_this_user(path: Path) -> bool:
-        if "closed" in str(path.parent).removeprefix(str(home)):
-            raise PermissionError(13, "Permission denied", str(path))
-        return is_file(path)
-
-    monkeypatch.setattr(Path, "is_file", is_file_for_this_user)
-    assert names(home) == [("owner/open", HUB), ("owner/open", LM_STUDIO)]
-    assert model_path.named_model("qwen3.5-9b") == "mlx-community/Qwen3.5-9B-MLX-4bit"
-
-
-def test_of_several_revisions_the_main_one_counts(home: Path) -> None:
-    cached(home, "owner/model", "old", is_main=False)
-    new = cached(home, "owner/model", "new")
-    assert [model.directory for model in hub_models(home / "hub")] == [new]
 
 
 def test_a_model_lacks_what_its_index_names_or_links_to_nothing(home: Path) -> None:

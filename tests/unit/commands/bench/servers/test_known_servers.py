@@ -13,8 +13,6 @@ from hearth.commands.bench.servers.server_environment import (
     placeholders,
 )
 from hearth.shared.errors import StartError
-from hearth.shared.settings import Settings
-from hearth.shared.settings_from_env import load_settings
 
 STARTED = [name for name, each in SERVERS.items() if not each.url]
 USERS = {
@@ -47,21 +45,6 @@ def test_nothing_of_the_users_settings_and_keys_comes_to_a_server(
     assert (Path(meter) / "sitecustomize.py").exists()
     assert others == (["/mine"] if name == HEARTH else [])
     assert made.get("APC_ENABLED") == ("1" if name == "mlx_vlm" else None)
-
-
-def test_hearth_is_measured_with_its_defaults_whatever_its_env_file_says(tmp_path: Path) -> None:
-    env_file = tmp_path / ".env"
-    env_file.write_text("CACHE_EXACT=true\nWORKERS=4\nMODEL_PATH=/mine\nOTHER=1\n")
-    made = environment_of(SERVERS[HEARTH], Memory.DEFAULT, given(tmp_path), USERS, env_file)
-    settings = load_settings(made, env_file)
-    plain = load_settings({"MODEL_PATH": str(tmp_path / "qwen")}, None)
-    assert isinstance(settings, Settings)
-    changed = {
-        name for name in Settings.__slots__ if getattr(settings, name) != getattr(plain, name)
-    }
-    assert (settings.cache_exact, settings.workers) == ("auto", 1)
-    expected = {"proxy_port", "api_keys", "log_prompts", "run_dir", "log_root", "kv_cache_dir"}
-    assert {name for name in changed if "key" not in name} <= expected, changed
 
 
 # ---------------------------------------------------------------- which are measured

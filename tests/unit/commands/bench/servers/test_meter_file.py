@@ -72,12 +72,6 @@ def test_the_tower_of_a_vision_model_is_no_part_of_the_text_that_is_read() -> No
     assert found is not None and (found.read_tokens, found.forwards) == (1000, 6)
 
 
-def test_a_server_that_reads_a_prompt_twice_is_charged_for_it_where_the_layers_are_known() -> None:
-    after = {TEXT: AttentionCount(2 * 4 * 300, 16)}
-    found = meter_of(after, layers_of_prompt({}, after, 300, 4))
-    assert found is not None and found.read_tokens == 600
-
-
 def test_layers_of_two_shapes_are_one_forward() -> None:
     full, window = (8, 1, 512), (8, 4, 256)
     after = {full: AttentionCount(1 * 299, 1), window: AttentionCount(5 * 299, 5)}

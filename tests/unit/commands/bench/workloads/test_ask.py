@@ -74,11 +74,6 @@ def test_a_prompt_whose_stream_broke_off_is_known_to_the_next_one() -> None:
     assert (values["ideal_tokens"], values["requests"]) == (1, 1)
 
 
-def test_without_all_ids_there_is_no_ideal() -> None:
-    assert "ideal_tokens" not in request_values([row([1, 2]), row(None)])
-    assert "ideal_tokens" not in request_values([])
-
-
 def test_without_a_meter_what_was_read_is_what_the_server_says() -> None:
     rows = [row([1, 2], prefilled=2)]
     assert measured(rows, {"wall_s": 1.0}).values["read_tokens"] == 2

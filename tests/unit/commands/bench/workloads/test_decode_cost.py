@@ -6,11 +6,6 @@ import pytest
 from hypothesis import given, strategies as st
 
 from hearth.commands.bench.workloads.decode_cost import Asking, Decoded, decode_values
-from hearth.commands.bench.workloads.streams import (
-    TRIES_MAX,
-    measured_of,
-    short_count,
-)
 from hearth.commands.bench.workloads.timed_stream import TimedAnswer
 
 TOKENS = 64
@@ -57,13 +52,3 @@ def test_a_failure_leaves_no_figures_of_decoding() -> None:
     values = found.values()
     assert (values["failed"], values["requests"]) == (1, 5) and found.errors() == ("500 no",)
     assert not {"tokens_s", "gap_p50_s", "forwards_per_token"} & set(values)
-
-
-def test_short_answers_are_not_compared_and_told() -> None:
-    whole = asking(4, TOKENS, 1.5, 67)
-    cut = replace(whole, answers=[*whole.answers[:3], answer(20)])
-    assert short_count(whole.answers, TOKENS) == 0 and short_count(cut.answers, TOKENS) == 1
-    found = measured_of(Decoded(asking(4, 1, 1, 4), asking(4, 1, 0.5, 4), cut), 1)
-    assert found.errors == (f"1 of 4 answers ended early, in {TRIES_MAX} tries",)
-    assert not {"tokens_s", "gap_p99_s", "forwards_per_token", "cpu_s"} & set(found.values)
-    assert found.values["ttft_p50_s"] == 0.5

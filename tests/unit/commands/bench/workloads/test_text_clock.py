@@ -77,11 +77,3 @@ def test_what_a_server_says_to_keep_a_client_is_no_text(delta: dict[str, Any]) -
     assert not has_text(json.loads(chunk(delta)))
     answer = made([(1.0, chunk(delta)), (3.0, chunk({}, "length")), (3.0, usage(1, 1))])
     assert answer.arrivals_s == () and answer.ttft_s == pytest.approx(3.0), "its end then"
-
-
-@pytest.mark.parametrize(("asked", "is_full"), [(64, True), (70, True), (72, False), (128, False)])
-def test_an_answer_is_full_also_where_a_server_counts_a_token_less(
-    asked: int, is_full: bool
-) -> None:
-    answer = made([(1.0, chunk({"content": "a"}, "length")), (1.0, usage(1, 64))])
-    assert answer.is_full(asked) is is_full
