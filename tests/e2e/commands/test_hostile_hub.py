@@ -39,7 +39,10 @@ def user(tmp_path: Path) -> Iterator[PullHome]:
         yield home
 
 
-@pytest.mark.parametrize("lie", LIES)
+@pytest.mark.parametrize(
+    "lie",
+    [pytest.param(each, marks=[pytest.mark.night] * ("leads out" not in each)) for each in LIES],
+)
 def test_what_is_no_listing_of_a_hub_is_told_and_nothing_is_written_outside_of_the_cache(
     user: PullHome, lie: str
 ) -> None:
@@ -51,6 +54,7 @@ def test_what_is_no_listing_of_a_hub_is_told_and_nothing_is_written_outside_of_t
     assert {path.name for path in user.home.iterdir()} <= {PRECIOUS, "hf"}
 
 
+@pytest.mark.night
 def test_weights_that_the_index_names_and_the_hub_lacks_are_told_before_any_are_fetched(
     user: PullHome,
 ) -> None:
@@ -61,6 +65,7 @@ def test_weights_that_the_index_names_and_the_hub_lacks_are_told_before_any_are_
     assert not any(user.hub.served[name] for name in SHARDS)
 
 
+@pytest.mark.night
 def test_control_c_ends_a_pull_whose_hub_hangs_and_one_that_waits_for_another(
     user: PullHome,
 ) -> None:

@@ -69,18 +69,17 @@ def test_answers_that_break_off_are_asked_for_again_from_there(user: PullHome) -
 
 
 def test_an_altered_file_is_refused_and_not_kept(user: PullHome) -> None:
+    config = user.repository.files["config.json"]
+    user.repository.sent = {"config.json": config.replace(b"2", b"3", 1)}
+    user.must_refuse(f"config.json of {HUB_ID} came altered")
+    assert not (user.snapshot / "config.json").exists()
     whole = user.repository.files[SHARDS[1]]
     digest = large_digest(whole)
-    user.repository.sent[SHARDS[1]] = whole[:-1] + bytes([whole[-1] ^ 1])
+    user.repository.sent = {SHARDS[1]: whole[:-1] + bytes([whole[-1] ^ 1])}
     user.must_refuse(f"{SHARDS[1]} of {HUB_ID} came altered", digest)
     assert not (user.folder / "blobs" / digest).exists() and digest not in user.partial_bytes()
     user.repository.sent = {SHARDS[1]: whole + bytes(1000)}
     user.must_refuse("is longer than the 4,000,000")
-    config = user.repository.files["config.json"]
-    user.repository.sent = {"config.json": config.replace(b"2", b"3", 1)}
-    (user.snapshot / "config.json").unlink()
-    user.must_refuse(f"config.json of {HUB_ID} came altered")
-    assert not (user.snapshot / "config.json").exists()
     user.repository.sent.clear()
     user.must_pull()
 
@@ -103,6 +102,7 @@ def test_a_private_model_is_refused_with_the_remedy_and_pulled_with_a_token(user
     assert set(user.hub.tokens_of_store) == {""}, "another host is not told the token"
 
 
+@pytest.mark.night
 def test_what_is_not_there_is_told(user: PullHome) -> None:
     status, said = user.run("pull", "owner/no-such-model")
     assert status == 1 and "knows no owner/no-such-model" in said
@@ -140,6 +140,7 @@ def test_a_model_that_does_not_fit_is_not_fetched_unless_asked(user: PullHome) -
     user.must_pull("--anyway")
 
 
+@pytest.mark.night
 def test_what_is_pulled_is_listed_and_removed(user: PullHome) -> None:
     user.must_pull()
     status, said = user.run("models", "--memory")
@@ -151,6 +152,7 @@ def test_what_is_pulled_is_listed_and_removed(user: PullHome) -> None:
     assert not user.folder.exists()
 
 
+@pytest.mark.night
 def test_a_builtin_model_that_no_index_gives_comes_from_the_hub(user: PullHome) -> None:
     user.environment |= {"PIP_CONFIG_FILE": os.devnull, "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": ""}
     user.environment[MODELS_DIR_VARIABLE] = str(user.home / "models")

@@ -1,6 +1,5 @@
 """The guide's commands, each as it stands there, on a session that lost something."""
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -63,12 +62,6 @@ def test_a_command_of_the_guide_shows_what_it_says(
 
 def test_the_guide_has_a_command_for_each_thing_that_it_shows() -> None:
     assert [known for known in SHOWS if not any(known in command for command in COMMANDS)] == []
-
-
-def test_a_start_tells_the_seconds_of_its_steps(lossy: Server) -> None:
-    (ready,) = re.findall(r"ready model=local .*", lossy.log.read_text())
-    for step in ("start", "files", "weights", "images", "cache", "sessions", "prompts"):
-        assert re.search(rf" {step}_s=\d+\.\d\b", ready), ready
 
 
 def test_what_the_terminal_and_the_guide_read_is_told_in_the_routes(lossy: Server) -> None:

@@ -55,13 +55,6 @@ def test_a_command_that_went_is_told_with_what_stands_in_its_place(
     assert hearth.DROPPED[name] in capsys.readouterr().err
 
 
-def test_a_commands_status_is_the_commands(monkeypatch: pytest.MonkeyPatch) -> None:
-    given = []
-    monkeypatch.setattr(check, "main", lambda arguments: given.append(arguments) or 78)
-    assert hearth.main(["check", "--port", "1"]) == 78
-    assert given == [["--port", "1"]]
-
-
 class Served(Exception):
     """Stands for the server that this process became."""
 

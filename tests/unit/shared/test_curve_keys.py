@@ -19,7 +19,7 @@ from hearth.commands.make_keys import make_keys
 from hearth.shared import zmq_transport
 from hearth.shared.errors import EXIT_CANNOT_START, StartError
 from hearth.shared.settings_from_env import PROJECT_DIR
-from hearth.shared.wire_messages import PROTOCOL_VERSION, Cancel, Counted, Hello, decode, encode
+from hearth.shared.wire_messages import PROTOCOL_VERSION, Cancel, Hello, encode
 from hearth.shared.zmq_transport import (
     PROXY_NAME,
     RANK_NAME,
@@ -30,6 +30,7 @@ from hearth.shared.zmq_transport import (
     curve_keys,
 )
 from tests.helpers.servers.server import free_port
+from tests.helpers.services.zmq_exchange import exchange
 
 pytestmark = pytest.mark.process
 
@@ -60,25 +61,9 @@ def strangers_keys(server_key: bytes) -> CurveKeys:
     return CurveKeys(public, secret, server_key)
 
 
-def test_the_proxy_with_its_keys_is_heard_and_answered(
-    port: RouterPort, endpoint: str, keys_dir: Path
-) -> None:
-    async def talk() -> None:
-        came: asyncio.Queue[bytes] = asyncio.Queue()
-        keys = curve_keys(keys_dir, PROXY_NAME, WORKER_NAME)
-        link = DealerLink(endpoint, came.put_nowait, keys)
-        link.send(Hello(PROTOCOL_VERSION))
-        for _ in range(1200):
-            if received := await asyncio.to_thread(port.turn, 0.05):
-                break
-        ((peer, message),) = received
-        assert message == Hello(PROTOCOL_VERSION)
-        port.post(peer, Counted("a", 3))
-        await asyncio.to_thread(port.turn, 0.1)
-        assert decode(await asyncio.wait_for(came.get(), 60)) == Counted("a", 3)
-        link.close()
-
-    asyncio.run(talk())
+def talk(port: RouterPort, endpoint: str, keys_dir: Path) -> None:
+    """Have the proxy, with its keys, be heard and answered."""
+    asyncio.run(exchange(port, endpoint, curve_keys(keys_dir, PROXY_NAME, WORKER_NAME)))
 
 
 @pytest.mark.parametrize("attack", ["no key", "another's key", "another server's key"])
@@ -129,7 +114,7 @@ def test_garbage_on_a_workers_port_reaches_nobody_and_ends_nothing(
             stranger.sendall(garbage)
     for _ in range(4):
         assert port.turn(0.05) == []
-    test_the_proxy_with_its_keys_is_heard_and_answered(port, endpoint, keys_dir)
+    talk(port, endpoint, keys_dir)
     for stranger in strangers:
         stranger.close()
     assert port.bad_frame_count == 0
@@ -149,7 +134,7 @@ def test_a_connection_that_shows_no_key_in_time_is_dropped_however_it_dawdles(
                 slow.sendall(bytes([octet]))
                 time.sleep(0.02)
         assert time.monotonic() < dropped_at
-    test_the_proxy_with_its_keys_is_heard_and_answered(port, endpoint, keys_dir)
+    talk(port, endpoint, keys_dir)
     port.close()
 
 

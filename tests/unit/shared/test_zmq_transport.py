@@ -20,8 +20,6 @@ from hearth.shared.wire_messages import (
     Counted,
     Delta,
     Hello,
-    Message,
-    decode,
 )
 from hearth.shared.zmq_transport import (
     DealerLink,
@@ -30,6 +28,7 @@ from hearth.shared.zmq_transport import (
     own_run_directory,
     private_directory,
 )
+from tests.helpers.services.zmq_exchange import exchange, until_received
 
 
 @pytest.fixture
@@ -44,27 +43,8 @@ def port(endpoint: str) -> Iterator[RouterPort]:
     port.close()
 
 
-def until_received(port: RouterPort) -> list[tuple[bytes, Message]]:
-    for _ in range(1200):
-        if received := port.turn(0.05):
-            return received
-    raise AssertionError("nothing came")
-
-
 def ignore(_frame: bytes) -> None:
     """Take a frame that the test does not ask about."""
-
-
-async def exchange(port: RouterPort, endpoint: str) -> None:
-    came: asyncio.Queue[bytes] = asyncio.Queue()
-    link = DealerLink(endpoint, came.put_nowait)
-    link.send(Hello(PROTOCOL_VERSION))
-    received = await asyncio.to_thread(until_received, port)
-    assert [message for _, message in received] == [Hello(PROTOCOL_VERSION)]
-    port.post(received[0][0], Counted("a", 3))
-    await asyncio.to_thread(port.turn, 0.1)
-    assert decode(await asyncio.wait_for(came.get(), 60)) == Counted("a", 3)
-    link.close()
 
 
 def test_a_message_goes_there_and_back(port: RouterPort, endpoint: str) -> None:

@@ -11,6 +11,8 @@ from hearth.commands.bench.statistics import read_over
 from hearth.commands.bench.workload import Scale
 from scripts.fixtures.fixture_cache import fixture_dir
 
+pytestmark = pytest.mark.night
+
 SCALES = {"smallest": Scale("smallest", 40, 2, 60, 200, 60, 8, 1)}
 WORKLOADS = "linear,answers-cold,restart,kill"
 # What the command plays for them: what is asked again was read before.

@@ -16,6 +16,8 @@ from hearth.commands.bench.servers.meter_file import (
 )
 from scripts.fixtures.fixture_cache import fixture_dir
 
+pytestmark = pytest.mark.night
+
 # Reads 100 tokens in two chunks and one more alone, then decodes 5: eight forwards.
 BY_HAND = """
 import sys

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from hearth.commands.models import list_models, pull_model
 from hearth.commands.models.hub_repository import ModelError
-from hearth.commands.models.memory_lines import memory_lines, sentence
+from hearth.commands.models.memory_lines import sentence
 from hearth.commands.models.model_capabilities import capabilities, encoder_kind
 from hearth.commands.models.pull_model import hub_id_of
 from hearth.commands.server.fetch_missing import fetch_missing
@@ -84,15 +84,6 @@ def verdict(**more: object) -> MemoryVerdict:
         **{"kv_bytes": lambda tokens: tokens * 65_536, "forward_bytes": lambda _tokens: GB // 4},
     }
     return MemoryVerdict(**{**sums, **more})  # type: ignore[arg-type]
-
-
-def test_a_verdict_tells_what_fits_and_the_sums_behind_it() -> None:
-    told = "\n".join(memory_lines(verdict(context_tokens=45_000, context_by="memory")))
-    assert "It fits with a context of 45,000 tokens, of 131,072." in told
-    assert "KV at  32,768           2.00 + 0.25 to read it; fits" in told
-    assert "KV at 131,072           8.00 + 0.25 to read it; does not fit" in told
-    short = "\n".join(memory_lines(verdict(model_tokens=40_960, context_tokens=40_960)))
-    assert "KV at 131,072" not in short
 
 
 @pytest.mark.parametrize(

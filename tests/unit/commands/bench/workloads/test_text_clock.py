@@ -15,7 +15,6 @@ from hearth.commands.bench.workloads.timed_stream import (
     TOGETHER_S,
     TimedAnswer,
     TimedClient,
-    has_text,
 )
 from hearth.commands.stream_client import Outcome, Reading, read_chat, tokens_of
 
@@ -70,10 +69,3 @@ def test_two_events_at_once_are_one_arrival() -> None:
     events = [(after, chunk({"content": "a"})) for after in times]
     answer = made([*events, (2.0, chunk({}, "stop")), (2.0, usage(1, 4))])
     assert answer.gaps_s == [pytest.approx(0.04)], "as of one event with two tokens"
-
-
-@pytest.mark.parametrize("delta", [{}, {"role": "assistant"}, {"content": ""}, {"content": None}])
-def test_what_a_server_says_to_keep_a_client_is_no_text(delta: dict[str, Any]) -> None:
-    assert not has_text(json.loads(chunk(delta)))
-    answer = made([(1.0, chunk(delta)), (3.0, chunk({}, "length")), (3.0, usage(1, 1))])
-    assert answer.arrivals_s == () and answer.ttft_s == pytest.approx(3.0), "its end then"
