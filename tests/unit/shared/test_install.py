@@ -26,11 +26,6 @@ def old_python(version: str) -> Path:
     return found[-1]
 
 
-def bare_environment(home: Path, *path: Path) -> dict[str, str]:
-    """An environment in which no Python is found but those on `path`."""
-    return {"HOME": str(home), "PATH": os.pathsep.join(map(str, path))}
-
-
 def executable(path: Path, text: str) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
@@ -80,21 +75,6 @@ def test_an_old_python_compiles_the_command_and_shows_its_help(version: str) -> 
     done = subprocess.run(command, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
     assert "--workers N" in done.stdout
-
-
-def test_an_old_python_goes_on_in_a_supported_one_with_the_same_arguments(tmp_path: Path) -> None:
-    link = tmp_path / "bin" / f"python{VERSION}"
-    link.parent.mkdir()
-    link.symlink_to(BASE_PYTHON)
-    shutil.copy(PROJECT / "install_and_run.py", tmp_path)
-    shutil.copy(PROJECT / "pyproject.toml", tmp_path)
-    (tmp_path / ".venv" / "lib" / "python3.1").mkdir(parents=True)
-    command = [old_python("3.8"), tmp_path / "install_and_run.py", "--check"]
-    environ = {**bare_environment(tmp_path, link.parent), "PIP_NO_INDEX": "1"}
-    done = subprocess.run(command, env=environ, capture_output=True, text=True)
-    assert done.returncode == 1
-    assert "can't run Hearth; going on with" in done.stderr
-    assert "lib/python3.1 is not of Python " + VERSION in done.stderr
 
 
 def test_shims_that_fail_and_pythons_that_lie_about_their_version_are_passed_over(

@@ -1,26 +1,21 @@
 """The chat of hearth run is checked here without a server: lines, commands, what is sent."""
 
-import io
 import os
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from hearth.commands.chat.answer_stream import Turn, error_text
-from hearth.commands.chat.chat_loop import Chat, command_of
+from hearth.commands.chat.chat_loop import command_of
 from hearth.commands.chat.conversation import (
     Conversation,
     ImageError,
     read_image,
 )
 from hearth.commands.chat.turn_figures import footer, why_lines
-from hearth.commands.server.find_or_start import RunningServer
 
 PNG = b"\x89PNG\r\n\x1a\n"
-SERVER = RunningServer("http://127.0.0.1:4000", "", "local", 131_072, True, False)
 USAGE = {
     "prompt_tokens": 1_500,
     "completion_tokens": 101,
@@ -36,41 +31,6 @@ def answered(text: str = "Yes.", thinking: str = "", **usage: Any) -> Turn:
     turn.take({"choices": [{"delta": {"content": text, "reasoning_content": thinking}}]})
     turn.take({"choices": [{"delta": {}, "finish_reason": "stop"}], "usage": USAGE | usage})
     return turn
-
-
-Talk = Callable[..., str]
-
-
-@pytest.fixture
-def talk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Talk]:
-    """Leads a chat of typed lines, in which each question is answered; returns what was shown."""
-    bodies: list[list[dict[str, Any]]] = []
-
-    async def answer(self: Chat, turn: Turn) -> None:
-        bodies.append([dict(message) for message in self.conversation.messages])
-        whole = answered(f"answer {len(bodies)}", "a thought")
-        turn.reading, turn.first_s, turn.total_s = whole.reading, 1.0, 3.0
-
-    monkeypatch.setattr(Chat, "answer", answer)
-
-    def run(*lines: str, server: RunningServer = SERVER) -> str:
-        typed = iter(lines)
-
-        def read_line(prompt: str) -> str:
-            try:
-                line = next(typed)
-            except StopIteration:
-                raise EOFError from None
-            if line == "^C":
-                raise KeyboardInterrupt
-            return line
-
-        out = io.StringIO()
-        Chat(server, Console(file=out, width=200), read_line).run()
-        return out.getvalue()
-
-    run.bodies = bodies  # type: ignore[attr-defined]
-    yield run
 
 
 @pytest.mark.parametrize(
@@ -90,14 +50,6 @@ def test_a_line_is_a_command_where_its_first_word_is_one(
     assert command_of(line) == (command, rest)
 
 
-def test_what_was_said_is_sent_again_with_its_thinking(talk: Talk) -> None:
-    talk("one", '"""two', 'lines"""', "", "   ", "^C", "/clear", "three")
-    bodies = talk.bodies  # type: ignore[attr-defined]
-    assert [message["content"] for message in bodies[1]] == ["one", "answer 1", "two\nlines"]
-    assert bodies[1][1]["reasoning_content"] == "a thought"
-    assert [message["content"] for message in bodies[2]] == ["three"]
-
-
 def test_a_stopped_answer_is_kept_as_far_as_it_came_and_none_forgets_its_question() -> None:
     talk, turn = Conversation(), Turn()
     talk.question("first", [])
@@ -109,18 +61,6 @@ def test_a_stopped_answer_is_kept_as_far_as_it_came_and_none_forgets_its_questio
 
 
 # ---------------------------------------------------------------- images
-
-
-def test_an_image_is_found_by_its_path_and_sent_with_its_name(talk: Talk, tmp_path: Path) -> None:
-    path = tmp_path / "my cat.PNG"
-    path.write_bytes(PNG + b"rest")
-    shown = talk(f"what is in '{path}'?", f"/image {path}", "and here?")
-    assert shown.count("With the message: my cat.PNG") == 2
-    first, second = talk.bodies  # type: ignore[attr-defined]
-    image, words = first[0]["content"]
-    assert image["image_url"]["url"] == "data:image/png;base64,iVBORw0KGgpyZXN0"
-    assert words == {"type": "text", "text": "what is in my cat.PNG?"}
-    assert [part["type"] for part in second[-1]["content"]] == ["image_url", "text"]
 
 
 def test_a_file_that_is_no_image_says_why(tmp_path: Path) -> None:

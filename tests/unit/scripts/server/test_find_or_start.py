@@ -43,6 +43,7 @@ class ToldServer:
     def __init__(self) -> None:
         self.worker: dict[str, Any] = {"state": "ready", "restarts": 0}
         self.rows = {row["id"]: dict(row) for row in (CLOUD, LOADED, UNLOADED)}
+        self.settings: Settings  # by which it is found
         self.asked: list[tuple[str, str]] = []  # paths with the keys that came with them
 
     def answer(self, path: str, key: str) -> tuple[int, dict[str, Any]]:
@@ -61,7 +62,7 @@ class ToldServer:
 
 
 @pytest.fixture
-def told() -> Iterator[tuple[ToldServer, Settings]]:
+def told() -> Iterator[ToldServer]:
     """A server, and the settings by which it is found."""
     server = ToldServer()
 
@@ -84,7 +85,8 @@ def told() -> Iterator[tuple[ToldServer, Settings]]:
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as listening:
         threading.Thread(target=listening.serve_forever, daemon=True).start()
         settings = load_settings({"PROXY_API_KEY": KEY}, None)
-        yield server, dataclasses.replace(settings, proxy_port=listening.server_address[1])
+        server.settings = dataclasses.replace(settings, proxy_port=listening.server_address[1])
+        yield server
         listening.shutdown()
 
 
@@ -94,51 +96,45 @@ def found(settings: Settings, model: str = "") -> RunningServer:
 
 
 def test_the_default_is_the_first_local_model_and_its_facts_are_told(
-    told: tuple[ToldServer, Settings],
+    told: ToldServer,
 ) -> None:
-    _, settings = told
-    url = f"http://127.0.0.1:{settings.proxy_port}"
-    assert found(settings) == RunningServer(url, KEY, "local", 4_096, True, False)
-    assert names_served(found(settings)) == ["far", "local", "other"]
+    url = f"http://127.0.0.1:{told.settings.proxy_port}"
+    assert found(told.settings) == RunningServer(url, KEY, "local", 4_096, True, False)
+    assert names_served(found(told.settings)) == ["far", "local", "other"]
 
 
-def test_the_key_is_sent_to_none_that_may_be_anybody(told: tuple[ToldServer, Settings]) -> None:
-    server, settings = told
-    found(settings)
-    keys = {path: key for path, key in server.asked}
+def test_the_key_is_sent_to_none_that_may_be_anybody(told: ToldServer) -> None:
+    found(told.settings)
+    keys = {path: key for path, key in told.asked}
     assert keys["/health"] == "" and keys["/v1/models"] == f"Bearer {KEY}"
 
 
 def test_a_model_that_is_not_loaded_is_loaded_to_tell_its_context(
-    told: tuple[ToldServer, Settings],
+    told: ToldServer,
 ) -> None:
-    server, settings = told
-    assert found(settings, "other").context_tokens == 2_048
-    assert [path for path, _ in server.asked].count("/v1/messages/count_tokens") == 1
-    assert with_model(found(settings), "far").context_tokens is None
+    assert found(told.settings, "other").context_tokens == 2_048
+    assert [path for path, _ in told.asked].count("/v1/messages/count_tokens") == 1
+    assert with_model(found(told.settings), "far").context_tokens is None
 
 
-def test_what_is_not_served_is_refused_with_what_is(told: tuple[ToldServer, Settings]) -> None:
-    _, settings = told
+def test_what_is_not_served_is_refused_with_what_is(told: ToldServer) -> None:
     with pytest.raises(StartError, match="serves far, local, other, not 'none'") as error:
-        found(settings, "none")
-    assert f"PROXY_PORT={settings.proxy_port + 1} " in str(error.value)
+        found(told.settings, "none")
+    assert f"PROXY_PORT={told.settings.proxy_port + 1} " in str(error.value)
 
 
-def test_another_key_is_asked_for(told: tuple[ToldServer, Settings]) -> None:
-    _, settings = told
+def test_another_key_is_asked_for(told: ToldServer) -> None:
     for key in ("", "sk-other"):
         with pytest.raises(StartError, match="answers with 401: it wants another key"):
-            found(dataclasses.replace(settings, proxy_api_key=key))
+            found(dataclasses.replace(told.settings, proxy_api_key=key))
 
 
 def test_a_server_whose_worker_dies_again_and_again_is_not_waited_for(
-    told: tuple[ToldServer, Settings],
+    told: ToldServer,
 ) -> None:
-    server, settings = told
-    server.worker = {"state": "restarting", "restarts": 3}
+    told.worker = {"state": "restarting", "restarts": 3}
     with pytest.raises(StartError, match=r"no worker that is ready \(restarts: 3\)"):
-        found(settings)
+        found(told.settings)
 
 
 @pytest.mark.parametrize(
@@ -179,9 +175,9 @@ def test_a_program_that_is_no_hearth_is_taken_for_none(answer: bytes) -> None:
     [("", ""), ("smollm2", ""), ("Pocket", ""), ("mine:latest", ""), ("a/other", "a/other")],
 )
 def test_the_default_model_is_started_as_the_settings_name_it(
-    asked: str, source: str, told: tuple[ToldServer, Settings], monkeypatch: pytest.MonkeyPatch
+    asked: str, source: str, told: ToldServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = dataclasses.replace(told[1], model_aliases=("mine",))
+    settings = dataclasses.replace(told.settings, model_aliases=("mine",))
 
     def start(_port: int, started: str, _directory: Path) -> None:
         raise StartError(f"source={started}")

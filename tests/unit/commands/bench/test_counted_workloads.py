@@ -1,10 +1,21 @@
-"""Tells what requests were worth by right sums, and errors without a trace of a machine."""
+"""What the counted workloads ask and count: the ideal, what failed, salts, digests of answers."""
 
+import json
+
+import pytest
 from hypothesis import example, given, strategies as st
 
 from hearth.commands.bench.measures import MEASURES
+from hearth.commands.bench.workload import SCALES
 from hearth.commands.bench.workloads.ask import request_values
 from hearth.commands.bench.workloads.counted_tokens.counted import measured
+from hearth.commands.bench.workloads.server_lives import answers
+from hearth.commands.bench.workloads.sessions import (
+    SESSIONS_DIR,
+    cut,
+    loaded,
+    salted,
+)
 from hearth.commands.replay.player import Row
 from hearth.commands.stream_client import Outcome, Reading, Tokens
 
@@ -80,3 +91,48 @@ def test_without_a_meter_what_was_read_is_what_the_server_says() -> None:
     assert measured(rows, {"read_tokens": 7.0}).values["read_tokens"] == 7
     assert measured(rows, {}, before=rows).values["ideal_tokens"] == 1
     assert measured(rows, {}, errors=("late",)).errors == ("late",)
+
+
+NAMES = sorted(path.name.removesuffix(".jsonl.xz") for path in SESSIONS_DIR.glob("*.xz"))
+QUICK, WHOLE = SCALES["quick"], SCALES["whole"]
+
+
+# ---------------------------------------------------------------- shipped
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_salt_changes_nothing_but_where_it_stands(name: str) -> None:
+    rows = cut(loaded(name), QUICK)
+    for row, with_salt in zip(rows, salted(rows, "GRAIN "), strict=True):
+        told = json.dumps(with_salt.body)
+        tools = row.body.get("tools") or ()
+        assert told.count("GRAIN ") == 1 + bool(tools)
+        assert told.replace("GRAIN ", "") == json.dumps(row.body)
+
+
+def answered(text: str = "", thought: str = "") -> Row:
+    """Return how an answered request of 100 tokens went, of which none was kept."""
+    reading = Reading(text=[text], reasoning=[thought], is_complete=True)
+    outcome = Outcome(200, Tokens(100, 0, 100, 1, ""), 0.1, 0.2, "", reading)
+    return Row(0, "t", "chat", outcome, (1, 2, 3, 4))
+
+
+def test_no_answer_is_cold_where_the_meter_saw_less_than_the_prompts() -> None:
+    rows = [answered("a"), answered("b")]
+    assert all(answers.cold_digests(rows, 197))
+    assert not any(answers.cold_digests(rows, 190))
+    assert all(answers.cold_digests(rows, None)), "not metered: the server is believed"
+
+
+def test_a_failed_request_has_no_digest_but_its_place() -> None:
+    refused = Row(0, "t", "chat", Outcome.refused(503, "full"), None)
+    first, second = answers.cold_digests([refused, answered()], None)
+    assert first == answers.NO_DIGEST != second
+
+
+@given(st.text(), st.text())
+def test_digests_tell_answers_apart_and_nothing_of_them(one: str, other: str) -> None:
+    told = answers.digest(answered(one)), answers.digest(answered(other))
+    assert (told[0] == told[1]) == (one == other)
+    assert all(len(each) == answers.DIGEST_CHARS for each in told)
+    assert answers.digest(answered("b", "a")) != answers.digest(answered("ab")), "it was thought"

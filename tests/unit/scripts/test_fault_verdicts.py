@@ -1,13 +1,25 @@
-"""The judge of replies: what is one well-formed end of a request, and what is not."""
+"""The verdicts of chaos and soak runs: whole replies, ends in calm and amid a fault, growth."""
 
 import json
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given, strategies as st
 
 from hearth.proxy.api import server_sent_events as sse
-from scripts.faults.judge_replies import judge
+from scripts.faults.judge_replies import End, judge
+from scripts.faults.load import (
+    AMID_A_FAULT,
+    CALM,
+    Asked,
+    Ledger,
+)
+from scripts.faults.own_server import MB, Held
+from scripts.faults.soak import Round, misses
+
+pytestmark = pytest.mark.process
 
 CHAT_ROWS: list[dict[str, Any]] = [
     {"choices": [{"index": 0, "delta": {"role": "assistant", "content": "Hel"}}]},
@@ -107,3 +119,66 @@ def test_an_error_counts_in_the_dialect_of_its_caller_only(dialect: str) -> None
     assert judge(dialect, True, reply(400, {"detail": "no"})).kind == "malformed"
     assert judge(dialect, True, reply(400, {"error": {"message": ""}})).kind == "malformed"
     assert judge("messages", True, reply(400, {"error": ERROR})).kind == "malformed"
+
+
+def entered(stage: str, kind: str, later: str = "") -> Ledger:
+    """Enter one end of a request that began in `stage` and ends in `later`."""
+    ledger = Ledger()
+    ledger.stage = later or stage
+    ledger.note(stage, Asked("page", "chat", b""), End(kind), 0.0)  # type: ignore[arg-type]
+    return ledger
+
+
+def test_in_calm_an_answer_is_the_only_good_end() -> None:
+    assert not entered(CALM, "answered").misses
+    for kind in ("busy", "failed", "refused", "cut", "hung", "bug", "malformed", "wrong"):
+        assert entered(CALM, kind).misses, kind
+
+
+def test_amid_a_fault_an_error_is_a_good_end_and_a_wrong_answer_never() -> None:
+    for kind in ("answered", *AMID_A_FAULT):
+        assert not entered("flood", kind).misses
+        assert not entered(CALM, kind, later="flood").misses
+    for kind in ("refused", "cut", "hung", "bug", "malformed", "wrong"):
+        assert entered(CALM, kind, later="flood").misses, kind
+        assert entered("flood", kind).misses, kind
+
+
+def rounds(
+    rss: Sequence[float], files: Sequence[int] = (), threads: Sequence[int] = ()
+) -> list[Round]:
+    return [
+        Round(
+            250 * (number + 1),
+            [
+                Held(
+                    "proxy",
+                    int(each * MB),
+                    files[number] if files else 20,
+                    threads[number] if threads else 10,
+                )
+            ],
+            *(5, 10, 7, 20),
+        )
+        for number, each in enumerate(rss)
+    ]
+
+
+@pytest.mark.parametrize("rise", [2, 2 / 3])
+def test_memory_that_rises_by_more_than_one_percent_is_a_miss(rise: float) -> None:
+    found = list(misses(rounds([50] * 3 + [100] * 2 + [100 + rise * at / 4 for at in range(5)])))
+    assert [text for text in found if "rss grew" in text] == found
+    assert len(found) == (rise > 1)
+
+
+def test_kv_above_its_budget_is_a_miss_at_once() -> None:
+    seen = rounds([1] * 10)
+    assert not list(misses([*seen[:9], replace(seen[9], kv=10, disk=20)]))
+    assert "above its budget" in next(misses([*seen[:9], replace(seen[9], kv=11)]))
+    assert "above its budget" in next(misses([*seen[:9], replace(seen[9], disk=21)]))
+
+
+def test_a_process_that_is_not_there_all_the_time_is_a_miss() -> None:
+    seen = rounds([1] * 10)
+    found = list(misses([*seen[:9], replace(seen[9], held=[])]))
+    assert found == ["a process was not there all the time"]
