@@ -1,4 +1,4 @@
-"""What a unit file has launchd run is a real server, which keeps to its home and ends as told."""
+"""A server that launchd runs by our unit file is a real one, keeps to its home and ends as told."""
 
 import plistlib
 import shutil

@@ -1,4 +1,4 @@
-"""What hearth eval compares: questions from their files, answers, and what a saved run holds."""
+"""Questions, answers and saved runs of hearth eval are read and compared rightly."""
 
 import stat
 from pathlib import Path

@@ -13,6 +13,7 @@ from scripts.fixtures.fixture_cache import (
     fixture_dir,
 )
 
+pytestmark = pytest.mark.night  # a test that uses a fixture fails where it is of no use
 PROMPT = "def parse(self, text):\n    return"
 
 

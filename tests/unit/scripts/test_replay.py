@@ -21,35 +21,6 @@ TOLD = Tokens(prompt=100, cached=90, prefilled=12, completion=8, source="ram")
 # ---------------------------------------------------------------- the ideal
 
 
-def naive_ideal(prompts: list[list[int] | None]) -> list[int | None]:
-    """Compare token by token with each earlier prompt."""
-    cached: list[int | None] = []
-    for number, prompt in enumerate(prompts):
-        if prompt is None:
-            cached.append(None)
-            continue
-        longest = 0
-        for earlier in prompts[:number]:
-            shared = 0
-            for mine, theirs in zip(prompt, earlier or (), strict=False):
-                if mine != theirs:
-                    break
-                shared += 1
-            longest = max(longest, shared)
-        cached.append(min(longest, len(prompt) - 1))
-    return cached
-
-
-PROMPT = st.lists(st.integers(0, 1), min_size=1, max_size=12)
-
-
-@given(st.lists(st.none() | PROMPT, max_size=12))
-def test_the_ideal_is_the_longest_prefix_of_any_earlier_prompt(
-    prompts: list[list[int] | None],
-) -> None:
-    assert ideal_cached(prompts) == naive_ideal(prompts)
-
-
 def test_a_refused_prompt_is_nobodys_prefix() -> None:
     assert ideal_cached([None, [1, 2], None, [1, 2, 3]]) == [None, 0, None, 2]
 

@@ -1,4 +1,4 @@
-"""What the counted workloads ask and count: the ideal, what failed, salts, digests of answers."""
+"""Counted workloads count right: the ideal, what failed; salts and digests keep things apart."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""What the timed workloads measure: arrivals, gaps beside a long prompt, decoding, validity."""
+"""Timed workloads measure right: arrivals, gaps beside a long prompt, decoding, validity."""
 
 import asyncio
 import json

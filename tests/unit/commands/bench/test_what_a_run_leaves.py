@@ -1,4 +1,4 @@
-"""What a run leaves: its file, which it goes on with, its page, and the sentence in the README."""
+"""A run of the bench leaves a file to go on with, a page, and the sentence in the README."""
 
 from dataclasses import replace
 from pathlib import Path

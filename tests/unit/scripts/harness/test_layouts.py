@@ -53,6 +53,7 @@ def test_what_a_model_keeps_is_what_its_config_says(name: str) -> None:
     assert found == EXPECTED[name]
 
 
+@pytest.mark.night
 def test_a_counted_run_writes_and_reads_what_a_run_with_arrays_does(
     session: SessionScript,
 ) -> None:

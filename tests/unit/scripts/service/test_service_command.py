@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,17 @@ from tests.helpers.services.service_home import ServiceHome
 
 pytestmark = pytest.mark.process
 on_mac = pytest.mark.parametrize("home", ["darwin"], indirect=True)
+
+
+@pytest.fixture(params=["darwin", "linux"])
+def home(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[ServiceHome]:
+    made = ServiceHome(tmp_path, request.param, monkeypatch)
+    yield made
+    if made.manager.process is not None:
+        made.manager.process.kill()
+        made.manager.process.wait()
 
 
 def test_a_whole_life_leaves_nothing(
