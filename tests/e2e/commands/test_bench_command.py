@@ -1,4 +1,4 @@
-"""The command hearth bench runs whole on two real servers, and its meter counts forwards made by hand."""
+"""The command hearth bench runs whole on two real servers; its meter counts all forwards."""
 
 import os
 import re

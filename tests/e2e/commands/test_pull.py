@@ -88,7 +88,12 @@ def test_an_altered_file_is_refused_and_not_kept(user: PullHome) -> None:
     assert not (user.folder / "blobs" / digest).exists() and digest not in user.partial_bytes()
     user.repository.sent = {SHARDS[1]: whole + bytes(1000)}
     user.must_refuse("is longer than the 4,000,000")
+    user.repository.sent = {SHARDS[1]: whole[:-1000]}
+    user.must_refuse("stays short: 3,999,000 of 4,000,000")
     user.repository.sent.clear()
+    (user.folder / "blobs" / f"{digest}.incomplete").write_bytes(bytes(SHARD_BYTES + 1))
+    user.must_pull()
+    (user.folder / "blobs" / digest).write_bytes(bytes(SHARD_BYTES))  # altered on this disk
     user.must_pull()
 
 

@@ -130,10 +130,11 @@ def test_a_damaged_pid_file_names_nobody(text: str, tmp_path: Path) -> None:
 
 def port_told(case: dict[str, Any], directory: Path, listen: Callable[..., Listener]) -> str:
     """Take the port of `case`; return what is said of it, checked for what was left."""
-    dead, holder = listen(), listen()
+    dead, holder, orphan = listen(), listen(), listen()
     dead.end()
     before = IdentifiedProcess(holder.process.pid, holder.identity.started - 1)
-    who = {"dead": dead.identity, "holder": holder.identity, "another": before}
+    who = {"dead": dead.identity, "holder": holder.identity}
+    who |= {"another": before, "orphan": orphan.identity}
     rows = [{"pid": who[each].pid, "started": who[each].started} for each in case["file"]]
     name = psutil.Process(holder.process.pid).name()
     words: dict[str, object] = {
@@ -157,10 +158,11 @@ def port_told(case: dict[str, Any], directory: Path, listen: Callable[..., Liste
         said = f"refused: {error}"
     assert case["told"].format(**words) in said
     assert sorted(path.name for path in directory.iterdir()) == case["left"]
-    if case.get("ends"):
-        assert holder.process.wait(1) == -15
-    elif not case.get("is_free"):
-        assert holder.process.poll() is None
+    for name, each in (("holder", holder), ("orphan", orphan)):
+        if case.get("ends") == name:
+            assert each.process.wait(1) == -15
+        elif each is orphan or not case.get("is_free"):
+            assert each.process.poll() is None
     return said
 
 
@@ -218,3 +220,10 @@ def test_the_command_becomes_hearth_or_the_suite_with_what_it_needs_installed(
     assert words == case["becomes"].split()
     assert directory == (PROJECT if case["given"].startswith("test") else tmp_path)
     assert asked == case["asked"]
+
+
+def test_a_child_that_ended_before_it_was_written_down_hides_nobody_else(tmp_path: Path) -> None:
+    gone, good = {"pid": 8, "started": None}, {"pid": 7, "started": 1}
+    path = tmp_path / "hearth.json"
+    path.write_text(json.dumps({"supervisor": good, "children": [gone, good]}))
+    assert read_pid_file(path) == (IdentifiedProcess(7, 1.0), [IdentifiedProcess(7, 1.0)])

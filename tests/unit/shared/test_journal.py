@@ -3,7 +3,7 @@
 import os
 import stat
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -261,3 +261,20 @@ def test_journals_that_nobody_wrote_to_for_a_month_go_and_nothing_else(tmp_path:
     assert left == {"notes-ours", "notes-new", "notes-mixed", "others-old"}
     assert [path.name for path in (tmp_path / "notes-mixed").iterdir()] == ["mine"]
     assert held(tmp_path / "notes-ours") == ["a"]
+
+
+def test_what_a_dead_writer_left_half_made_goes_and_a_living_ones_stays(home: Path) -> None:
+    living = Journal(home, SCHEMA)
+    left = home / ".writing-dead"
+    left.write_bytes(b"half")
+    seen: list[list[str]] = []
+
+    def frames() -> Iterator[bytes]:
+        yield living.packed("a")
+        Journal(home, SCHEMA).close()
+        seen.append([path.name for path in home.glob(".writing-*")])
+
+    living.rewrite(frames())
+    living.close()
+    assert len(seen[0]) == 1 and not left.exists()
+    assert held(home) == ["a"]

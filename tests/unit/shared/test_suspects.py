@@ -1,6 +1,7 @@
 """Suspects are kept for a day or until an upgrade, and what a killed worker left is read."""
 
 import dataclasses
+import logging
 import os
 from pathlib import Path
 
@@ -156,3 +157,14 @@ def test_what_a_worker_left_half_written_names_nobody(tmp_path: Path, garbage: b
     running_path(socket_path).write_bytes(orjson.dumps({"r": POISON}) + b"\n" + garbage)
     assert take_running(socket_path) == {"r": POISON}
     assert take_running(socket_path) == {}, "once a process"
+
+
+def test_a_directory_of_no_use_is_told_and_suspects_nobody(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "suspects").write_text("a file")
+    with caplog.at_level(logging.WARNING):
+        store = store_in(tmp_path)
+        assert store.note_death({"p": alone(POISON)}, "SIGSEGV")["p"].is_refused
+    assert not store.all() and "cannot be remembered" in caplog.text
+    assert "cannot be kept" in caplog.text

@@ -6,6 +6,7 @@ import os
 import socket
 import stat
 import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -178,3 +179,17 @@ def test_a_directory_of_all_users_is_never_closed_to_them(tmp_path: Path) -> Non
         with pytest.raises(StartError, match=r"KV_CACHE_DIR: .* is for all users"):
             private_directory(path, "KV_CACHE_DIR")
         assert path.stat().st_mode == mode
+
+
+def test_posting_wakes_the_owner_at_once(port: RouterPort) -> None:
+    woken = threading.Event()
+
+    def wait() -> None:
+        port.turn(30)
+        woken.set()
+
+    owner = threading.Thread(target=wait)
+    owner.start()
+    port.post(b"nobody", Counted("a", 1))
+    assert woken.wait(5)
+    owner.join()

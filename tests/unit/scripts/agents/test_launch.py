@@ -21,6 +21,7 @@ from hearth.shared.errors import StartError
 
 pytestmark = pytest.mark.process
 KEY = "sk-secret-0123456789"
+CONTEXT_TOKENS = 65_536
 ENDPOINT = Endpoint("http://127.0.0.1:4000", KEY, "m/x", 65_536)
 # An agent that tells what it was started with, and ends with the status in its last argument.
 TELLS = """#!{python}
@@ -59,8 +60,9 @@ def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Have all agents on PATH, in a home of their own, and a server with a key; what one tells."""
 
     @contextmanager
-    def found(*_: Any, **__: Any) -> Iterator[RunningServer]:
-        yield RunningServer("http://127.0.0.1:4000", KEY, "m/x", 65_536, False, False)
+    def found(*_: Any, check: Any) -> Iterator[RunningServer]:
+        check("m/x", CONTEXT_TOKENS)
+        yield RunningServer("http://127.0.0.1:4000", KEY, "m/x", CONTEXT_TOKENS, False, False)
 
     monkeypatch.setattr(launch, "find_or_start", found)
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -99,6 +101,14 @@ def test_no_other_provider_of_claude_code_is_left_on(
     ((settings, _),) = row["files"].values()
     assert not [name for name in row["environment"] if name.startswith("CLAUDE_CODE_USE_")]
     assert json.loads(settings)["env"]["CLAUDE_CODE_USE_ANTHROPIC_AWS"] == ""
+
+
+def test_only_an_agent_whose_first_prompt_fits_is_started(
+    told: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.modules[__name__], "CONTEXT_TOKENS", 8_192)
+    assert (launch.main(["claude"]), told.exists()) == (2, False)
+    assert (launch.main(["pi"]), told.exists()) == (0, True)
 
 
 def test_a_first_prompt_fits_exactly_beside_an_answer_and_an_untold_context_refuses_none() -> None:

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -191,3 +192,31 @@ def test_the_default_model_is_started_as_the_settings_name_it(
         find_or_start(settings, asked, Console(file=io.StringIO())),
     ):
         pass
+
+
+def test_a_path_is_found_by_the_name_that_a_server_gives_it(
+    told: ToldServer, tmp_path: Path
+) -> None:
+    (tmp_path / "local").mkdir()
+    assert found(told.settings, str(tmp_path / "local")).model == "local"
+    named = dataclasses.replace(told.settings, model_path="owner/x", proxy_model_id="other")
+    assert found(named, "owner/x").model == "other"
+
+
+def test_one_that_has_lost_the_port_waits_for_the_other_which_names_itself_later(
+    told: ToldServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the port and the pid file of the one that was faster lies a moment."""
+    answers = iter([None, None, *([[{"state": "ready", "restarts": 0}]] * 9)])
+    ended = SimpleNamespace(
+        port=told.settings.proxy_port,
+        exit_status=78,
+        directory=told.settings.instance_dir,
+        end=lambda: None,
+        failure=lambda: StartError("it did not start"),
+    )
+    monkeypatch.setattr(module, "ChildServer", lambda *_: ended)
+    monkeypatch.setattr(module, "fetch_missing", lambda *_: None)
+    monkeypatch.setattr(module, "take_port", lambda *_, **__: "")
+    monkeypatch.setattr(module._Asker, "workers", lambda _: next(answers))
+    assert not found(told.settings).is_ours

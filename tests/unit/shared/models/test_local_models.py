@@ -15,6 +15,7 @@ from hearth.shared.models.local_models import (
     LM_STUDIO,
     OMLX,
     FoundModel,
+    hub_models,
     local_models,
     matching,
 )
@@ -141,3 +142,9 @@ def test_the_catalogue_is_sorted_unique_and_fits_where_it_says() -> None:
         assert model.weight_bytes <= (limit - working_bytes(limit)) * 0.9, model.alias
         assert model in fitting(model.memory_gb * GB)
         assert model not in fitting((model.memory_gb - 2) * GB)
+
+
+def test_of_several_revisions_the_main_one_counts(home: Path) -> None:
+    cached(home, "owner/model", "old", is_main=False)
+    new = cached(home, "owner/model", "new")
+    assert [model.directory for model in hub_models(home / "hub")] == [new]
