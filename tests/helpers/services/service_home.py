@@ -79,6 +79,8 @@ class FakeManager:
             unit = Path.home() / ".config/systemd/user/hearth.service"
             lines = unit.read_text().splitlines()
             rows = dict(line.split("=", 1) for line in lines if "=" in line)
+            plain = rows["ExecStart"].replace("$$", "").replace("%%", "")
+            assert not {"$", "%"} & set(plain), "systemd would put something in its place"
             words = shlex.split(rows["ExecStart"].replace("%%", "%").replace("$$", "$"))
             self._start(words, rows["WorkingDirectory"].replace("%%", "%"))
         elif verb in ("stop", "disable"):
