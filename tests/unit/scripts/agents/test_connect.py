@@ -71,25 +71,6 @@ def test_a_file_that_is_there_is_merged_with_a_remark(connected: Connect, tmp_pa
     assert f"Merge into {file}:" in said and '"enabled_providers"' in said
 
 
-def test_what_an_earlier_version_wrote_is_to_be_taken_out_and_no_key_is_shown(
-    connected: Connect, tmp_path: Path
-) -> None:
-    file = tmp_path / ".qwen/settings.json"
-    record = tmp_path / ".hearth/connect/qwen/record.json"
-    for path in (file, record):
-        path.parent.mkdir(parents=True)
-    file.write_text('{"a": {"b": [{"id": 1}, {"id": 2}]}, "env": {"K": "sk-1"}}')
-    entries = [
-        {"keys": ["a", "b", 0], "value": {"id": 2}, "before": None},
-        {"keys": ["a", "c", 0], "value": {"id": 2}, "before": None},
-        {"keys": ["env", "K"], "value": "sk-1", "before": None},
-    ]
-    record.write_text(json.dumps({"files": [{"path": str(file), "entries": entries}]}))
-    said = connected("qwen")
-    assert f"{file}: a.b.0\n" in said and f"{file}: env.K\n" in said
-    assert "a.c" not in said and "sk-1" not in said
-
-
 def test_another_programs_port_is_told(connected: Connect) -> None:
     # A server is started at 4001 where 4000 is taken.
     assert "Another program has port 4000" in connected("claude", 2, port=4_001)
