@@ -7,12 +7,10 @@ import pytest
 from hypothesis import given, strategies as st
 
 from hearth.commands.replay.ideal_cache import ideal_cached
-from hearth.commands.replay.player import Row
 from hearth.commands.replay.traces import (
     waits_for,
 )
 from hearth.commands.stream_client import READERS, Reading, SseReader, Tokens, tokens_of
-from scripts.replay.__main__ import summary
 from tests.helpers.clients.captured_events import KV, captured, chat_events
 
 TOLD = Tokens(prompt=100, cached=90, prefilled=12, completion=8, source="ram")
@@ -98,13 +96,6 @@ def test_events_are_read_however_the_bytes_are_cut(sizes: list[int], newline: st
         start += size
     found += [*reader.feed(raw[start:]), *reader.close()]
     assert found == ['{"x": "é"}', "one\ntwo", "open end"]
-
-
-# ---------------------------------------------------------------- the sums
-
-
-def sums(rows: list[Row]) -> Any:
-    return summary(rows, wall_s=2.0)
 
 
 # ---------------------------------------------------------------- what is sent, and when
