@@ -77,23 +77,31 @@ def test_answers_that_break_off_are_asked_for_again_from_there(user: PullHome) -
 
 
 def test_an_altered_file_is_refused_and_not_kept(user: PullHome) -> None:
-    config = user.repository.files["config.json"]
-    user.repository.sent = {"config.json": config.replace(b"2", b"3", 1)}
-    user.must_refuse(f"config.json of {HUB_ID} came altered")
-    assert not (user.snapshot / "config.json").exists()
     whole = user.repository.files[SHARDS[1]]
     digest = large_digest(whole)
     user.repository.sent = {SHARDS[1]: whole[:-1] + bytes([whole[-1] ^ 1])}
     user.must_refuse(f"{SHARDS[1]} of {HUB_ID} came altered", digest)
     assert not (user.folder / "blobs" / digest).exists() and digest not in user.partial_bytes()
+    user.repository.sent.clear()
+    user.must_pull()
+
+
+@pytest.mark.night
+def test_a_file_that_is_wrong_in_another_way_is_refused_or_fetched_again(user: PullHome) -> None:
+    config = user.repository.files["config.json"]
+    user.repository.sent = {"config.json": config.replace(b"2", b"3", 1)}
+    user.must_refuse(f"config.json of {HUB_ID} came altered")
+    assert not (user.snapshot / "config.json").exists()
+    whole = user.repository.files[SHARDS[1]]
+    blob = user.folder / "blobs" / large_digest(whole)
     user.repository.sent = {SHARDS[1]: whole + bytes(1000)}
     user.must_refuse("is longer than the 4,000,000")
     user.repository.sent = {SHARDS[1]: whole[:-1000]}
     user.must_refuse("stays short: 3,999,000 of 4,000,000")
     user.repository.sent.clear()
-    (user.folder / "blobs" / f"{digest}.incomplete").write_bytes(bytes(SHARD_BYTES + 1))
+    blob.with_name(f"{blob.name}.incomplete").write_bytes(bytes(SHARD_BYTES + 1))
     user.must_pull()
-    (user.folder / "blobs" / digest).write_bytes(bytes(SHARD_BYTES))  # altered on this disk
+    blob.write_bytes(bytes(SHARD_BYTES))  # altered on this disk
     user.must_pull()
 
 
